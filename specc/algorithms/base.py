@@ -1,0 +1,85 @@
+"""What an algorithm is, and what it may ask of the configuration while it writes its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from specc.config import Config, LoadedConfig, ModelConfig
+from specc.ir.builder import Builder
+from specc.ir.core import Carry, Module, Value
+from specc.ir.types import Dim, StateType, TensorType
+from specc.support.location import Location
+
+DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+"""Names of the configuration's dtypes in the IR."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A speculative decoding algorithm.
+
+    Attributes:
+        name: its name in the configuration, upper case.
+        summary: one line for people.
+        build: writes the ops of every phase through a `Scope`.
+    """
+
+    name: str
+    summary: str
+    build: Callable[[Scope], None]
+
+
+class Scope:
+    """The module under construction, with its standard dimensions and inputs, and the configuration."""
+
+    def __init__(self, module: Module, loaded: LoadedConfig) -> None:
+        self.module = module
+        self.loaded = loaded
+        self.b = Builder(module, self.at("algorithm"))
+        _declare_dims(module, loaded.config)
+        self.rows = module.add_input("req_pool_indices", TensorType("i64", ("B",)))
+        self.seq_lens = module.add_input("seq_lens", TensorType("i64", ("B",)))
+        self.req_to_token = module.add_input("req_to_token", TensorType("i32", ("P", "C")))
+        self.kv_target = module.add_input("kv_target", StateType("target"))
+        self.kv_draft = module.add_input("kv_draft", StateType("draft"))
+
+    @property
+    def config(self) -> Config:
+        """The configuration."""
+        return self.loaded.config
+
+    def at(self, *key: str) -> Location:
+        """Where a key of the configuration was written; for a model's size, ``model:`` if that gave it."""
+        if len(key) == 2 and not self.loaded.locations.written(*key):
+            return self.loaded.location(key[0], "model")
+        return self.loaded.location(*key)
+
+    def carry(self, name: str, dtype: str, *shape: str | int, at: tuple[str, ...] = ("algorithm",)) -> None:
+        """Declare a value every request carries from step to step; ``shape`` follows the axis B."""
+        self.module.carries[name] = Carry(name, TensorType(dtype, ("B", *shape)), self.at(*at))
+
+    def output(self, name: str, value: Value) -> None:
+        """Hand a value back to the engine at the end of a step."""
+        self.module.outputs[name] = value
+
+
+def dtype_of(model: ModelConfig) -> str:
+    """The IR dtype of a model's activations and logits."""
+    return DTYPES[model.dtype]
+
+
+def _declare_dims(module: Module, config: Config) -> None:
+    dims = (
+        Dim("B", "request", config.max_batch, dynamic=True),
+        Dim("K", "branch", config.topk),
+        Dim("D", "forward", config.num_steps - 1),
+        Dim("N", "node", config.num_nodes),
+        Dim("A", "path", config.path_slots),
+        Dim("V", "vocab", config.target.vocab_size),
+        Dim("Vd", "draft_vocab", config.draft.vocab_size),
+        Dim("P", "pool", config.pool_rows),
+        Dim("C", "context", None),
+        Dim("T", "token", None),
+    )
+    module.dims.update({dim.name: dim for dim in dims})

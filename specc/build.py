@@ -1,0 +1,117 @@
+"""One configuration through the whole compiler: passes, kernels, plan, machine code."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from specc.codegen.kernels import Generated, generate_kernels
+from specc.codegen.plan import build_plan
+from specc.codegen.render import lib_sources
+from specc.config import LoadedConfig
+from specc.driver import compile_module
+from specc.ir.core import Module
+from specc.ir.plan import Resources
+from specc.passes.base import Context
+from specc.passes.check_resources import CheckResources
+from specc.passes.instruments import CheckEach
+from specc.passes.manager import Instrument, run_passes
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+
+if TYPE_CHECKING:
+    from specc.codegen.aot import Artifact, CompileError
+    from specc.codegen.cache import Cache
+
+
+@dataclass
+class Build:
+    """Everything a build made.
+
+    Attributes:
+        loaded: the configuration.
+        module: the final module.
+        ctx: remarks and warnings of the passes.
+        generated: rendered kernels.
+        lib: shared device code, path -> text.
+        plan: content of plan.json.
+        artifacts: machine code by (kernel, arch); empty if it was not asked for.
+        seconds: wall time of every stage.
+    """
+
+    loaded: LoadedConfig
+    module: Module
+    ctx: Context
+    generated: Generated
+    lib: Mapping[str, str]
+    plan: dict[str, object]
+    artifacts: Mapping[tuple[str, str], Artifact] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add the time inside to a stage."""
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def build_program(loaded: LoadedConfig, instruments: Sequence[Instrument] = ()) -> Build:
+    """Passes, kernels and plan; no machine code.
+
+    Raises:
+        DiagnosticError: the configuration cannot be built.
+    """
+    start = time.perf_counter()
+    module, ctx = compile_module(loaded, instruments)
+    passes = time.perf_counter()
+    generated = generate_kernels(module, loaded.file)
+    plan = build_plan(module, generated, loaded.config)
+    build = Build(loaded, module, ctx, generated, lib_sources(), plan)
+    build.seconds = {"passes": passes - start, "render": time.perf_counter() - passes}
+    return build
+
+
+def compile_machine_code(
+    build: Build,
+    archs: Sequence[str],
+    *,
+    cache: Cache,
+    workers: int | None = None,
+    on_done: Callable[[str, str], None] | None = None,
+) -> None:
+    """Compile every kernel for every arch, then check what the machine code takes.
+
+    Args:
+        build: a build of `build_program`; its ``artifacts`` and module are completed.
+        archs: names such as ``sm_90``.
+        cache: where compiled kernels are kept.
+        workers: compiler processes; None for one per core.
+        on_done: called with (kernel, arch) as each is there.
+
+    Raises:
+        DiagnosticError: ``aot/compile-failed``, ``aot/no-compiler`` or ``kernel/resources``.
+    """
+    from specc.codegen.aot import CompileError, compile_kernels
+
+    with build.stage("compile"):
+        try:
+            build.artifacts = compile_kernels(
+                build.generated.sources, archs, lib=dict(build.lib), cache=cache, workers=workers, on_done=on_done
+            )
+        except CompileError as error:
+            raise DiagnosticError(_compile_failed(build, error)) from error
+    build.ctx.resources = {
+        key: Resources(f"{key[0]}.{key[1]}", key[0], key[1], a.registers, a.spills, a.shared)
+        for key, a in build.artifacts.items()
+    }
+    run_passes(build.module, [CheckResources()], build.ctx, [CheckEach()])
+
+
+def _compile_failed(build: Build, error: CompileError) -> Diagnostic:
+    """Triton's message under the YAML line of the kernel's first op."""
+    ops = [op for op in build.module.ops() if op.attrs.get("kernel") == error.kernel]
+    where = ops[0].location if ops else None
+    return Diagnostic("aot/compile-failed", f"{error.kernel} for {error.arch}: {error.message}", where)

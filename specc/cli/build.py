@@ -1,0 +1,125 @@
+"""`specc build`: one configuration into a wheel, or into any of the texts on the way to it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specc.cli.reporting import reporting
+
+if TYPE_CHECKING:
+    from specc.build import Build
+    from specc.config import LoadedConfig
+
+
+class Emit(StrEnum):
+    """What to write."""
+
+    wheel = "wheel"
+    plan = "plan"
+    specir = "specir"
+    kernels = "kernels"
+    cubins = "cubins"
+
+
+def build(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write.")] = Path("dist"),
+    arch: Annotated[
+        str | None,
+        typer.Option(metavar="ARCH,...", help="Architectures instead of the configuration's, e.g. sm_80,sm_90."),
+    ] = None,
+    emit: Annotated[list[Emit] | None, typer.Option(help="What to write; may be repeated. Default: wheel.")] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Compiler processes. Default: cores.")] = None,
+    cache: Annotated[bool, typer.Option(help="Keep and reuse compiled kernels.")] = True,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only what was written.")] = False,
+) -> None:
+    """Compile a configuration into specialised kernels, a plan and an installable wheel."""
+    wanted = emit or [Emit.wheel]
+    with reporting() as report:
+        from specc.algorithms import names
+        from specc.build import build_program
+        from specc.config import load_config
+
+        loaded = load_config(config, names())
+        report.know(loaded.sources, loaded.paths)
+        report.show(loaded.warnings)
+        archs = _archs(loaded, arch)
+        result = build_program(loaded)
+        report.show(result.ctx.warnings)
+        if {Emit.wheel, Emit.cubins} & set(wanted):
+            _compile(result, archs, jobs, cache, quiet)
+        files = _write(result, wanted, output)
+        _finish(result, files, quiet)
+
+
+def _archs(loaded: LoadedConfig, chosen: str | None) -> Sequence[str]:
+    """The architectures to compile for; a typo is a usage error."""
+    from specc.config import ARCHS
+
+    if chosen is None:
+        return loaded.config.archs
+    archs = [name.strip() for name in chosen.split(",") if name.strip()]
+    unknown = [name for name in archs if name not in ARCHS]
+    if unknown or not archs:
+        known = ", ".join(ARCHS)
+        raise typer.BadParameter(f"unknown architecture {', '.join(unknown)!r}; known: {known}", param_hint="--arch")
+    return archs
+
+
+def _compile(result: Build, archs: Sequence[str], jobs: int | None, cached: bool, quiet: bool) -> None:
+    from specc.build import compile_machine_code
+    from specc.codegen.cache import Cache
+
+    cache = Cache.default() if cached else Cache.disabled()
+    with _progress(len(result.generated.sources) * len(archs), quiet) as on_done:
+        compile_machine_code(result, archs, cache=cache, workers=jobs, on_done=on_done)
+
+
+@contextmanager
+def _progress(total: int, quiet: bool) -> Iterator[Callable[[str, str], None] | None]:
+    """A progress bar on a terminal, nothing elsewhere."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("compiling", total=total)
+
+        def advance(kernel: str, arch: str) -> None:
+            bar.update(task, advance=1, description=f"compiled {kernel} for {arch}")
+
+        yield advance
+
+
+def _write(result: Build, wanted: Sequence[Emit], output: Path) -> list[Path]:
+    from specc.emit.files import EMITTERS
+    from specc.emit.program import emit_wheel
+
+    with result.stage("emit"):
+        files: list[Path] = []
+        for name in dict.fromkeys(wanted):
+            emitter = emit_wheel if name is Emit.wheel else EMITTERS[name]
+            files += emitter(result, output)
+    return files
+
+
+def _finish(result: Build, files: Sequence[Path], quiet: bool) -> None:
+    if quiet:
+        for path in files:
+            typer.echo(path)
+        return
+    from rich.console import Console
+
+    from specc.emit.report import print_summary
+
+    width = None if sys.stdout.isatty() else 160
+    print_summary(result, Console(width=width, highlight=False), files)

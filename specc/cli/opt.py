@@ -1,0 +1,123 @@
+"""`specc-opt`: run passes by hand over a configuration or a `.specir` file, and look at what they do."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specc.cli.reporting import Report, reporting
+
+if TYPE_CHECKING:
+    from specc.ir.core import Module
+    from specc.passes.base import Context
+    from specc.passes.instruments import TimePasses
+    from specc.passes.manager import Instrument
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.command()
+def opt(
+    source: Annotated[str, typer.Argument(metavar="INPUT", help="A .yaml or .specir file, or - for .specir.")],
+    passes: Annotated[
+        str | None,
+        typer.Option(
+            "-p", "--passes", metavar="PASS,...",
+            help="Passes to run, in order, as name or name{option=value}. Default: all of a build for .yaml,"
+            " none for .specir.",
+        ),
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", help="Where to write the module. Default: stdout.")] = None,
+    print_ir_after_each: Annotated[bool, typer.Option(help="Print the module after each pass.")] = False,
+    print_ir_diff: Annotated[bool, typer.Option(help="Print what each pass changed.")] = False,
+    time_passes: Annotated[bool, typer.Option(help="Print the time each pass took.")] = False,
+    remarks: Annotated[bool, typer.Option(help="Print the decisions passes took.")] = False,
+    check_each: Annotated[bool, typer.Option(help="Run the checker after each pass.")] = True,
+    list_passes: Annotated[bool, typer.Option(help="List all passes and leave.", is_eager=True)] = False,
+) -> None:
+    """Read a module, run passes over it, print it."""
+    with reporting() as report:
+        from specc.passes.base import Context
+        from specc.passes.instruments import CheckEach, PrintIr, Reproducer, TimePasses
+        from specc.passes.manager import run_passes
+        from specc.passes.pipeline import PASSES, default_passes, parse_pipeline
+
+        if list_passes:
+            typer.echo("\n".join(PASSES))
+            return
+        module, ctx = _read(source, report)
+        is_yaml = ctx.loaded is not None
+        try:
+            steps = parse_pipeline(passes) if passes is not None else default_passes() if is_yaml else []
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="-p") from None
+        clock = TimePasses()
+        instruments: list[Instrument] = [Reproducer(Path())]
+        instruments += [CheckEach()] if check_each else []
+        instruments += [clock] if time_passes else []
+        printing = print_ir_after_each or print_ir_diff
+        instruments += [PrintIr(_echo, diff=print_ir_diff)] if printing else []
+        run_passes(module, steps, ctx, instruments)
+        _finish(module, ctx, output, quiet=printing, remarks=remarks, clock=clock)
+
+
+def _read(source: str, report: Report) -> tuple[Module, Context]:
+    """The module and context of a file.
+
+    Raises:
+        DiagnosticError: it cannot be read, or it is wrong.
+    """
+    from specc.ir.parser import parse_module
+    from specc.passes.base import Context
+    from specc.support.diagnostics import Diagnostic, DiagnosticError
+
+    if source.endswith((".yaml", ".yml")):
+        from specc.algorithms import names
+        from specc.config import load_config
+        from specc.driver import start_module
+
+        loaded = load_config(Path(source), names())
+        report.know(loaded.sources, loaded.paths)
+        return start_module(loaded), Context(loaded)
+    try:
+        text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DiagnosticError(Diagnostic("config/unreadable", f"cannot read '{source}': {error}")) from error
+    name = Path(source).name
+    report.know({name: text}, {name: source})
+    return parse_module(text, name), Context()
+
+
+def _echo(text: str) -> None:
+    typer.echo(text, nl=False)
+
+
+def _finish(
+    module: Module, ctx: Context, output: Path | None, *, quiet: bool, remarks: bool, clock: TimePasses
+) -> None:
+    from specc.ir.printer import print_module
+
+    if output is not None:
+        output.write_text(print_module(module), encoding="utf-8")
+    elif not quiet:
+        _echo(print_module(module))
+    if remarks:
+        for remark in ctx.remarks:
+            where = f"{remark.location}: " if remark.location else ""
+            typer.echo(f"{where}remark[{remark.pass_name}]: {remark.message}", err=True)
+            for alternative in remark.alternatives:
+                typer.echo(f"  instead of {alternative}", err=True)
+    for name, seconds in clock.seconds.items():
+        typer.echo(f"{seconds * 1e3:8.2f} ms  {name}", err=True)
+
+
+def main() -> None:
+    """Run the command line; exit codes as `specc`'s."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

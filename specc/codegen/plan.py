@@ -1,0 +1,209 @@
+"""The plan: a planned module as plan.json (docs/plan.md). A pure function of (configuration, specc version)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specc.codegen.kernels import Generated, aligned_arguments, cluster_of
+from specc.codegen.totals import totals
+from specc.config import Config, ModelConfig
+from specc.ir.core import Module, Op, Value, entry_of, is_state, tensor_type
+from specc.ir.nodes import is_external, node_of
+from specc.ir.ops import OPS
+from specc.ir.plan import Buffer, Grid, KvLayout, Layout, Node, Options
+from specc.kernels.base import Argument
+from specc.version import __version__
+
+Json = dict[str, Any]
+
+
+def build_plan(module: Module, generated: Generated, config: Config) -> Json:
+    """The content of plan.json.
+
+    Args:
+        module: a module all planning passes have run on.
+        generated: its kernels.
+        config: the configuration it was built from.
+    """
+    (options,) = module.decls_of(Options)
+    return {
+        "format": 1,
+        "name": module.name,
+        "algorithm": config.algorithm,
+        "specc": __version__,
+        "dims": _dims(module, config),
+        "kv": _kv(module),
+        "models": {"target": _model(config.target), "draft": _model(config.draft)},
+        "inputs": [_input(module, value) for value in module.inputs.values() if not is_state(value)],
+        "carry": [
+            {"name": c.name, "dtype": c.type.dtype, "axes": list(c.type.shape)} for c in module.carries.values()
+        ],
+        "outputs": [_output(name, value) for name, value in module.outputs.items()],
+        "values": _values(module),
+        "buffers": [_buffer(buffer) for buffer in module.decls_of(Buffer)],
+        "kernels": {source.name: _kernel(module, generated, source.name) for source in generated.sources},
+        "phases": _phases(module, generated),
+        "captures": _captures(module),
+        "buckets": list(options.buckets),
+        "totals": {str(bucket): totals(module, bucket) for bucket in options.buckets},
+    }
+
+
+def _dims(module: Module, config: Config) -> Json:
+    fixed = {"K": config.topk, "S": config.num_steps, "D": config.num_steps - 1, "N": config.num_nodes}
+    fixed |= {"A": config.path_slots, "P": config.pool_rows}
+    return fixed | {dim.name: dim.size for dim in module.dims.values() if dim.size is not None}
+
+
+def _kv(module: Module) -> Json:
+    (kv,) = module.decls_of(KvLayout)
+    return {
+        "page_size": kv.page_size,
+        "verify_window": kv.verify_window,
+        "window": kv.window,
+        "reserve": kv.reserve,
+        "first_draft_position": kv.first_draft_position,
+        "draft_positions": "true" if kv.first_draft_position else "shifted",
+    }
+
+
+def _model(model: ModelConfig) -> Json:
+    return {
+        "hidden_size": model.hidden_size,
+        "spec_width": model.spec_width,
+        "num_layers": model.num_layers,
+        "num_kv_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "kv_layout": model.kv_layout,
+        "vocab_size": model.vocab_size,
+        "dtype": model.dtype,
+    }
+
+
+def _input(module: Module, value: Value) -> Json:
+    type_ = tensor_type(value)
+    owner = "engine" if "C" in type_.shape else "arena"
+    return {"name": value.name, "dtype": type_.dtype, "axes": list(type_.shape), "owner": owner}
+
+
+def _output(name: str, value: Value) -> Json:
+    """Outputs of the prefill entry are named ``prefill.<name>`` in the module."""
+    entry, _, bare = name.rpartition(".")
+    return {"name": bare, "value": value.name, "entry": entry or "step"}
+
+
+def _values(module: Module) -> Json:
+    layouts = {layout.name: layout for layout in module.decls_of(Layout) if layout.owner != "input"}
+    return {
+        value.name: {
+            "buffer": layouts[value.name].buffer,
+            "dtype": tensor_type(value).dtype,
+            "axes": list(tensor_type(value).shape),
+        }
+        for value in module.values()
+        if value.name in layouts
+    }
+
+
+def _buffer(buffer: Buffer) -> Json:
+    return {
+        "name": buffer.name,
+        "dtype": buffer.dtype,
+        "axes": list(buffer.axes),
+        "shape": list(buffer.shape),
+        "strides": list(buffer.strides),
+        "owner": buffer.owner,
+        "offset": None if buffer.offset < 0 else buffer.offset,
+        "bytes": buffer.bytes,
+        "lifetime": [buffer.first, buffer.last],
+        "init": buffer.init,
+        "alignment": buffer.alignment,
+    }
+
+
+def _kernel(module: Module, generated: Generated, name: str) -> Json:
+    source, spec = generated.source(name), generated.specs[name]
+    return {
+        "family": spec.family,
+        "function": source.function,
+        "source": f"kernels/{name}.py",
+        "flags": dict(spec.flags),
+        "constants": dict(source.constants),
+        "arguments": [list(argument) for argument in source.arguments],
+        "aligned": sorted(aligned_arguments(module, spec)),
+        "num_warps": source.num_warps,
+        "num_stages": source.num_stages,
+    }
+
+
+def _phases(module: Module, generated: Generated) -> list[Json]:
+    phases: dict[str, list[Json]] = {}
+    for node in module.decls_of(Node):
+        make = _launch if node.node == "launch" else _external
+        phases.setdefault(node.phase, []).append(make(module, generated, node.name))
+    return [{"name": name, "entry": entry_of(name), "nodes": nodes} for name, nodes in phases.items()]
+
+
+def _launch(module: Module, generated: Generated, name: str) -> Json:
+    grids = [grid for grid in module.decls_of(Grid) if grid.kernel == name]
+    return {
+        "name": name,
+        "kind": "launch",
+        "kernel": generated.kernel_of[name],
+        "ops": [_op(op) for op in cluster_of(module, name)],
+        "args": [_argument(arg) for arg in generated.specs[name].arguments],
+        "grid": {str(grid.bucket): list(grid.grid) for grid in grids},
+    }
+
+
+def _argument(arg: Argument) -> Json:
+    if arg.value is not None:
+        return {"name": arg.name, "value": arg.value.name}
+    if arg.buffer:
+        return {"name": arg.name, "buffer": arg.buffer}
+    if arg.input:
+        return {"name": arg.name, "input": arg.input}
+    if arg.stride:
+        return {"name": arg.name, "stride": arg.stride, "axis": 0}
+    return {"name": arg.name, "literal": arg.literal}
+
+
+def _external(module: Module, generated: Generated, name: str) -> Json:
+    del generated
+    (op,) = [op for op in module.ops() if is_external(op) and node_of(op) == name]
+    operands = zip(OPS[op.opcode].operand_names(len(op.operands)), op.operands, strict=True)
+    results = zip(OPS[op.opcode].results, op.results, strict=False)
+    return {
+        "name": name,
+        "kind": "external",
+        "callback": op.opcode.removeprefix("model."),
+        "step": op.attrs.get("step"),
+        "capture": op.attrs["capture"],
+        "operands": {key: value.name for key, value in operands if not is_state(value)},
+        "results": {slot.name: value.name for slot, value in results if not is_state(value)},
+        "ops": [_op(op)],
+    }
+
+
+def _op(op: Op) -> Json:
+    return {
+        "op": op.opcode,
+        "operands": [value.name for value in op.operands if not is_state(value)],
+        "results": [value.name for value in op.results if not is_state(value)],
+        "attrs": {key: value for key, value in sorted(op.attrs.items()) if key != "kernel"},
+    }
+
+
+def _captures(module: Module) -> list[Json]:
+    captures: dict[str, list[Node]] = {}
+    for node in module.decls_of(Node):
+        if node.capture:
+            captures.setdefault(node.capture, []).append(node)
+    return [_capture(name, nodes) for name, nodes in captures.items()]
+
+
+def _capture(name: str, nodes: list[Node]) -> Json:
+    names = [node.name for node in nodes]
+    edges = [[before, node.name] for node in nodes for before in node.after if before in names]
+    phases = list(dict.fromkeys(node.phase for node in nodes))
+    return {"name": name, "entry": entry_of(phases[0]), "phases": phases, "nodes": names, "edges": edges}

@@ -1,0 +1,70 @@
+"""What one decode step costs, counted from the planned module."""
+
+from __future__ import annotations
+
+from specc.ir.core import Module, Value, entry_of
+from specc.ir.liveness import hidden_result
+from specc.ir.nodes import is_external
+from specc.ir.ops import OPS
+from specc.ir.plan import Buffer, Layout, Node
+from specc.ir.types import DTYPES, TensorType
+
+
+def totals(module: Module, bucket: int) -> dict[str, int]:
+    """Launches, host syncs and bytes of one decode step at a bucket; keys as in docs/plan.md."""
+    nodes = [node for node in module.decls_of(Node) if entry_of(node.phase) == "step"]
+    launches = [node for node in nodes if node.node == "launch"]
+    arena = [buffer for buffer in module.decls_of(Buffer) if buffer.owner == "arena"]
+    return {
+        "launches_in_graph": sum(bool(node.capture) for node in launches),
+        "launches_outside_graph": sum(not node.capture for node in launches),
+        "host_syncs": sum(OPS[op.opcode].effect == "sync" for op in module.ops("step")),
+        "vocab_bytes_read": _vocab_bytes(module, bucket),
+        "hidden_state_bytes": hidden_state_bytes(module, bucket),
+        "arena_bytes": max((buffer.offset + buffer.bytes for buffer in arena), default=0),
+    }
+
+
+def _vocab_bytes(module: Module, bucket: int) -> int:
+    ops = [op for op in module.ops("step") if op.opcode in ("vocab.argmax", "vocab.topk")]
+    return sum(_bytes(module, op.operands[0].type, bucket) for op in ops)
+
+
+def hidden_state_bytes(module: Module, bucket: int) -> int:
+    """Bytes of all buffers that hold hidden states in a step, whoever owns them; pool rows included."""
+    values, fields = _hidden(module)
+    layouts = {layout.name: layout for layout in module.decls_of(Layout)}
+    holders = {layouts[value.name].buffer for value in values if value.name in layouts}
+    holders |= {f"relay.{field}" for field in fields}
+    total = 0
+    for buffer in module.decls_of(Buffer):
+        if buffer.name in holders:
+            batch = module.dims["B"].size or 1
+            total += buffer.bytes * bucket // batch if buffer.owner == "engine" else buffer.bytes
+    return total
+
+
+def _hidden(module: Module) -> tuple[set[Value], set[str]]:
+    """Values and carried fields that hidden states flow into: a fixpoint from the forwards' hidden results."""
+    values = {v for op in module.ops() if is_external(op) and (v := hidden_result(op)) is not None}
+    fields: set[str] = set()
+    size = -1
+    while size != len(values) + len(fields):
+        size = len(values) + len(fields)
+        for op in module.ops():
+            if OPS[op.opcode].effect == "carry" and op.operands[1] in values:
+                fields.add(str(op.attrs["field"]))
+            elif op.opcode == "carry.load" and op.attrs["field"] in fields:
+                values.add(op.result)
+            elif op.opcode.startswith(("tree.", "commit.")) and op.operands[0] in values:
+                values |= set(op.results)
+    return values, fields
+
+
+def _bytes(module: Module, type_: object, bucket: int) -> int:
+    assert isinstance(type_, TensorType)
+    total = DTYPES[type_.dtype]
+    for entry in type_.shape:
+        size = bucket if entry == "B" else entry if isinstance(entry, int) else module.dims[entry].size
+        total *= size or 0
+    return total

@@ -1,0 +1,65 @@
+"""The summary a build ends with: phases, launches, bytes, buffers, time per stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from specc.build import Build
+
+
+def print_summary(build: Build, console: Console, files: Iterable[object]) -> None:
+    """Print the summary of a finished build."""
+    plan: Any = build.plan
+    console.print(Group(_phases(plan), _totals(plan), *_resources(build)))
+    for path in files:
+        console.print(Text(f"wrote {path}"))
+    stages = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in build.seconds.items())
+    console.print(Text(f"time: {stages}"))
+
+
+def _phases(plan: Any) -> Table:
+    table = Table(title=f"{plan['name']}: {plan['algorithm']}", title_justify="left", box=None)
+    table.add_column("phase")
+    table.add_column("node")
+    table.add_column("what")
+    table.add_column("captures")
+    for phase in plan["phases"]:
+        for node in phase["nodes"]:
+            table.add_row(phase["name"], node["name"], _what(node), node.get("capture", ""))
+    return table
+
+
+def _what(node: Any) -> str:
+    if node["kind"] != "launch":
+        return f"the engine's {node['callback']} forward"
+    counted: dict[str, int] = {}
+    for op in node["ops"]:
+        counted[op["op"]] = counted.get(op["op"], 0) + 1
+    return ", ".join(op if n == 1 else f"{op} x{n}" for op, n in counted.items())
+
+
+def _totals(plan: Any) -> Table:
+    table = Table(title="per decode step, by bucket", title_justify="left", box=None)
+    keys = list(next(iter(plan["totals"].values())))
+    table.add_column("bucket", justify="right")
+    for key in keys:
+        table.add_column(key.replace("_", " "), justify="right")
+    for bucket, totals in plan["totals"].items():
+        table.add_row(bucket, *[f"{totals[key]:,}" for key in keys])
+    return table
+
+
+def _resources(build: Build) -> list[Table]:
+    if not build.artifacts:
+        return []
+    table = Table(title="machine code", title_justify="left", box=None)
+    for name in ("kernel", "arch", "bytes", "registers", "spills", "shared"):
+        table.add_column(name, justify="left" if name in ("kernel", "arch") else "right")
+    for (kernel, arch), a in build.artifacts.items():
+        table.add_row(kernel, arch, f"{len(a.binary):,}", str(a.registers), str(a.spills), str(a.shared))
+    return [table]

@@ -1,0 +1,101 @@
+"""The checker: what every module must satisfy, whatever pass has run. (`verify` is a phase; this is not it.)"""
+
+from __future__ import annotations
+
+import networkx as nx
+
+from specc.ir.core import Module, Op, Value, entry_of, is_state
+from specc.ir.infer import explain, infer_op
+from specc.ir.opdef import TypeMismatch
+from specc.ir.ops import OPS
+from specc.ir.printer import print_op
+from specc.support.diagnostics import Diagnostic
+
+
+def check_module(module: Module) -> list[Diagnostic]:
+    """Every violation found: unknown ops and attributes, order, linearity, types, stage."""
+    found: list[Diagnostic] = []
+    order = module.order()
+    for op in order:
+        problems = _check_op(module, op, order)
+        found += [_report(module, op, problem) for problem in problems]
+    if not nx.is_directed_acyclic_graph(module.graph):
+        found.append(Diagnostic("ir/invalid", "the def-use graph has a cycle"))
+    if "typed" in module.established and not found:
+        found += check_types(module)
+    return found
+
+
+def check_types(module: Module) -> list[Diagnostic]:
+    """Mismatches between each op's signature and the types of its operands and results."""
+    found: list[Diagnostic] = []
+    for op in module.ops():
+        try:
+            types = infer_op(module, op)
+        except TypeMismatch as mismatch:
+            found.append(explain(op, mismatch))
+            continue
+        for value, type_ in zip(op.results, types, strict=True):
+            if value.type != type_:
+                found.append(_report(module, op, f"%{value.name} is {value.type}, should be {type_}"))
+    return found
+
+
+def _check_op(module: Module, op: Op, order: dict[Op, int]) -> list[str]:
+    definition = OPS.get(op.opcode)
+    if definition is None:
+        return [f"unknown op {op.opcode}"]
+    problems: list[str] = []
+    if definition.until and definition.until in module.established:
+        problems.append(f"{op.opcode} is not legal once the module is {definition.until}")
+    for name, kind in (definition.attrs or {}).items():
+        if not isinstance(op.attrs.get(name), kind):
+            problems.append(f"attribute {name} must be {kind.__name__}, got {op.attrs.get(name)!r}")
+    optional = sum(slot.optional for slot in definition.results)
+    if not len(definition.results) - optional <= len(op.results) <= len(definition.results):
+        problems.append(f"{op.opcode} has {len(definition.results)} results, not {len(op.results)}")
+    for value in op.operands:
+        problems += _check_operand(op, value, order)
+    if definition.inplace:
+        problems += _check_inplace(module, op, order)
+    return problems
+
+
+def _check_operand(op: Op, value: Value, order: dict[Op, int]) -> list[str]:
+    source = value.source
+    if source is None:
+        return []
+    if order.get(source, len(order)) >= order[op]:
+        return [f"%{value.name} is read before it is defined"]
+    if entry_of(source.phase) != entry_of(op.phase):
+        return [f"%{value.name} belongs to the {entry_of(source.phase)} entry"]
+    return []
+
+
+def _check_inplace(module: Module, op: Op, order: dict[Op, int]) -> list[str]:
+    """Nothing may read the operand after it has been overwritten."""
+    victim = op.operands[0]
+    late = [user for user in module.users(victim) if order[user] > order[op]]
+    late += [] if victim not in module.outputs.values() else [op]
+    return [f"%{victim.name} is read after {op.opcode} overwrote it" for _ in late[:1]]
+
+
+def check_linear(module: Module) -> list[Diagnostic]:
+    """States are read by exactly one op each (per entry): otherwise order is not dataflow."""
+    found: list[Diagnostic] = []
+    for value in module.values():
+        if not is_state(value):
+            continue
+        entries = [entry_of(user.phase) for user in module.users(value)]
+        if len(entries) != len(set(entries)):
+            found.append(Diagnostic("ir/invalid", f"state %{value.name} is read twice"))
+    return found
+
+
+def _report(module: Module, op: Op, message: str) -> Diagnostic:
+    """A diagnostic that shows the op among its neighbours."""
+    ops = module.phases[op.phase]
+    at = ops.index(op)
+    around = ops[max(0, at - 2) : at + 3]
+    text = "\n".join(f"{'>' if o is op else ' '} {print_op(o, locations=False)}" for o in around)
+    return Diagnostic("ir/invalid", f"{message}\nin phase {op.phase}:\n{text}", op.location)

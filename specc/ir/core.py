@@ -1,0 +1,236 @@
+"""Module, Op and Value: one SSA graph over all phases of a decode step.
+
+Def-use edges live in one place, ``Module.graph`` (a networkx MultiDiGraph whose nodes are ops and inputs, whose
+edge keys are operand indices). ``Op.operands`` and ``Module.users`` are views of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import networkx as nx
+
+from specc.ir.plan import Decl
+from specc.ir.types import Dim, StateType, TensorType, Type
+from specc.support.location import Location
+
+D = TypeVar("D", bound=Decl)
+Attr = str | int | bool | tuple[int, ...] | tuple[str, ...]
+
+PHASES: tuple[str, ...] = ("prefill", "prepare", "draft", "tree", "verify", "commit", "extend")
+"""Phases in execution order. ``prefill`` is an entry of its own, the others make up one decode step."""
+
+
+def entry_of(phase: str) -> str:
+    """Which entry point a phase belongs to: ``prefill`` or ``step``."""
+    return "prefill" if phase == "prefill" else "step"
+
+
+@dataclass(eq=False)
+class Value:
+    """An SSA value. ``source`` is the op that defines it, or None for an input of the module."""
+
+    name: str
+    type: Type | None
+    source: Op | None = None
+
+    def __repr__(self) -> str:
+        return f"%{self.name}"
+
+
+@dataclass(eq=False)
+class Op:
+    """One operation; its operands are edges of the module's graph."""
+
+    opcode: str
+    attrs: dict[str, Attr]
+    results: tuple[Value, ...]
+    phase: str
+    graph: nx.MultiDiGraph = field(repr=False)
+    location: Location | None = None
+
+    @property
+    def operands(self) -> tuple[Value, ...]:
+        """Operands in order."""
+        edges = {key: value for _, _, key, value in self.graph.in_edges(self, keys=True, data="value")}
+        return tuple(edges[key] for key in sorted(edges))
+
+    @property
+    def result(self) -> Value:
+        """The only result."""
+        (value,) = self.results
+        return value
+
+
+@dataclass(frozen=True)
+class Carry:
+    """A value every request carries from step to step; ``type`` starts with axis ``B``."""
+
+    name: str
+    type: TensorType
+    location: Location | None = None
+
+
+class Module:
+    """One program: dimensions, inputs, carried values, ops by phase, outputs and planning declarations."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.dims: dict[str, Dim] = {}
+        self.inputs: dict[str, Value] = {}
+        self.carries: dict[str, Carry] = {}
+        self.phases: dict[str, list[Op]] = {phase: [] for phase in PHASES}
+        self.outputs: dict[str, Value] = {}
+        self.established: set[str] = set()
+        self.decls: list[Decl] = []
+        self.graph = nx.MultiDiGraph()
+        self._names: set[str] = set()
+
+    # --- reading -----------------------------------------------------------------------------------------
+
+    def ops(self, entry: str | None = None) -> Iterator[Op]:
+        """All ops in execution order, optionally of one entry (``prefill`` or ``step``)."""
+        for phase, ops in self.phases.items():
+            if entry is None or entry_of(phase) == entry:
+                yield from ops
+
+    def find(self, *opcodes: str) -> list[Op]:
+        """All ops with one of these opcodes, in execution order."""
+        return [op for op in self.ops() if op.opcode in opcodes]
+
+    def values(self) -> Iterator[Value]:
+        """Inputs first, then results in execution order."""
+        yield from self.inputs.values()
+        for op in self.ops():
+            yield from op.results
+
+    def users(self, value: Value) -> list[Op]:
+        """Ops that read ``value``, in execution order."""
+        source = value.source or value
+        readers = {op for _, op, v in self.graph.out_edges(source, data="value") if v is value}
+        return [op for op in self.ops() if op in readers]
+
+    def order(self) -> dict[Op, int]:
+        """Position of every op in execution order."""
+        return {op: index for index, op in enumerate(self.ops())}
+
+    def decls_of(self, kind: type[D]) -> list[D]:
+        """Declarations of one dataclass, in order."""
+        return [decl for decl in self.decls if isinstance(decl, kind)]
+
+    # --- building ----------------------------------------------------------------------------------------
+
+    def fresh(self, hint: str) -> str:
+        """A value name not yet used, ``hint`` itself if it is free."""
+        name, n = hint, 0
+        while name in self._names:
+            n += 1
+            name = f"{hint}_{n}"
+        return name
+
+    def add_input(self, name: str, type_: Type) -> Value:
+        """Declare an input of the module."""
+        value = self._name(Value(name, type_))
+        self.inputs[name] = value
+        self.graph.add_node(value)
+        return value
+
+    def add_op(
+        self,
+        phase: str,
+        opcode: str,
+        operands: Sequence[Value],
+        results: Iterable[tuple[str, Type | None]],
+        attrs: Mapping[str, Attr],
+        location: Location | None,
+        index: int | None = None,
+    ) -> Op:
+        """Insert an op at ``index`` of ``phase`` (at its end by default). Result names are made unique."""
+        op = Op(opcode, dict(attrs), (), phase, self.graph, location)
+        op.results = tuple(self._name(Value(self.fresh(name), type_, op)) for name, type_ in results)
+        self.graph.add_node(op)
+        self.set_operands(op, operands)
+        ops = self.phases[phase]
+        ops.insert(len(ops) if index is None else index, op)
+        return op
+
+    def set_operands(self, op: Op, operands: Sequence[Value]) -> None:
+        """Replace all operands of ``op``."""
+        self.graph.remove_edges_from(list(self.graph.in_edges(op, keys=True)))
+        for index, value in enumerate(operands):
+            self.graph.add_edge(value.source or value, op, key=index, value=value)
+
+    def replace_uses(self, old: Value, new: Value) -> None:
+        """Make every reader of ``old``, ops and outputs, read ``new``."""
+        for op in self.users(old):
+            self.set_operands(op, [new if v is old else v for v in op.operands])
+        self.outputs = {name: new if v is old else v for name, v in self.outputs.items()}
+
+    def drop_results(self, op: Op, keep: Sequence[Value]) -> None:
+        """Remove the results of ``op`` that are not in ``keep``; nothing may read them."""
+        for value in op.results:
+            if value not in keep:
+                self._names.discard(value.name)
+        op.results = tuple(value for value in op.results if value in keep)
+
+    def rename(self, value: Value, name: str) -> None:
+        """Give ``value`` another name, which must be free.
+
+        Raises:
+            ValueError: the name is taken.
+        """
+        if name in self._names - {value.name}:
+            raise ValueError(f"value %{name} is defined twice")
+        self._names.discard(value.name)
+        self._names.add(name)
+        value.name = name
+
+    def move(self, op: Op, phase: str) -> None:
+        """Move ``op`` to the end of another phase."""
+        self.phases[op.phase].remove(op)
+        self.phases[phase].append(op)
+        op.phase = phase
+
+    def erase(self, op: Op) -> None:
+        """Remove an op whose results nothing reads.
+
+        Raises:
+            ValueError: a result is still read.
+        """
+        readers = [user.opcode for value in op.results for user in self.users(value)]
+        readers += [f"output {name}" for name, value in self.outputs.items() if value in op.results]
+        if readers:
+            raise ValueError(f"{op.opcode} is still read by {', '.join(readers)}")
+        self.graph.remove_node(op)
+        self.phases[op.phase].remove(op)
+        self._names -= {value.name for value in op.results}
+
+    def erase_input(self, name: str) -> None:
+        """Remove an input that nothing reads."""
+        value = self.inputs.pop(name)
+        self.graph.remove_node(value)
+        self._names.discard(name)
+
+    def _name(self, value: Value) -> Value:
+        if value.name in self._names:
+            raise ValueError(f"value %{value.name} is defined twice")
+        self._names.add(value.name)
+        return value
+
+
+def is_state(value: Value) -> bool:
+    """Whether a value is a linear state, not a tensor."""
+    return isinstance(value.type, StateType)
+
+
+def tensor_type(value: Value) -> TensorType:
+    """The tensor type of a value.
+
+    Raises:
+        TypeError: the value is a state or has no type yet.
+    """
+    if not isinstance(value.type, TensorType):
+        raise TypeError(f"%{value.name} has type {value.type}, not a tensor type")
+    return value.type

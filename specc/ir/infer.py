@@ -1,0 +1,82 @@
+"""Type inference of one op, and the diagnostic of a mismatch: both origins, both YAML lines."""
+
+from __future__ import annotations
+
+from specc.ir.core import Module, Op, Value
+from specc.ir.opdef import OpDef, TypeMismatch
+from specc.ir.ops import OPS
+from specc.ir.types import StateType, TensorType, Type
+from specc.support.diagnostics import Diagnostic, Note
+
+_VIEWS = frozenset({"commit.path", "tree.repeat", "tree.gather"})
+"""Ops that hand a value through; a mismatch is the fault of whoever produced it."""
+
+
+def infer_op(module: Module, op: Op) -> tuple[Type, ...]:
+    """Types of the results ``op`` has (optional ones only if it has them), from its operands' types.
+
+    Raises:
+        TypeMismatch: an operand does not fit the op's signature.
+    """
+    definition = OPS[op.opcode]
+    types = [operand.type for operand in op.operands]
+    if any(type_ is None for type_ in types):
+        raise TypeMismatch(-1, "an operand has no type yet")
+    results = definition.result_types(module, [t for t in types if t is not None], op.attrs)
+    if op.opcode in ("carry.store", "relay.publish"):
+        _check_field(module, op)
+    present = [
+        t for slot, t in zip(definition.results, results, strict=True) if not slot.optional or _has(op, definition)
+    ]
+    return tuple(present)
+
+
+def _has(op: Op, definition: OpDef) -> bool:
+    return len(op.results) == len(definition.results)
+
+
+def _check_field(module: Module, op: Op) -> None:
+    carry = module.carries.get(str(op.attrs["field"]))
+    if carry is None:
+        raise TypeMismatch(-1, f"nothing named {op.attrs['field']} is carried")
+    value = op.operands[1].type
+    if value != carry.type and isinstance(value, TensorType):
+        axis = next((i for i, (a, b) in enumerate(zip(value.shape, carry.type.shape, strict=False)) if a != b), None)
+        raise TypeMismatch(1, f"{carry.name} is carried as {carry.type}, got {value}", axis)
+
+
+def explain(op: Op, mismatch: TypeMismatch) -> Diagnostic:
+    """The diagnostic of a mismatch: at the consumer, with a note at the producer."""
+    if mismatch.index < 0:
+        return Diagnostic("type/axis-mismatch", f"{op.opcode}: {mismatch}", op.location)
+    operand = op.operands[mismatch.index]
+    origin = _origin(operand)
+    note = Note(f"{operand.type} comes from {origin.opcode}", origin.location) if origin is not None else None
+    return Diagnostic(
+        _code(operand, mismatch),
+        f"{op.opcode}: {mismatch}",
+        op.location,
+        hint=_hint(operand, mismatch),
+        notes=(note,) if note is not None else (),
+    )
+
+
+def _origin(value: Value) -> Op | None:
+    source = value.source
+    while source is not None and source.opcode in _VIEWS:
+        source = source.operands[0].source
+    return source
+
+
+def _code(operand: Value, mismatch: TypeMismatch) -> str:
+    if isinstance(operand.type, StateType) or mismatch.axis is None:
+        return "type/dtype-mismatch" if " must be " in str(mismatch) else "type/axis-mismatch"
+    return "type/width-mismatch" if isinstance(operand.type.shape[mismatch.axis], int) else "type/axis-mismatch"
+
+
+def _hint(operand: Value, mismatch: TypeMismatch) -> str | None:
+    if _code(operand, mismatch) == "type/width-mismatch":
+        return "the target must hand over rows of the width the draft reads: check hidden_size, hc_mult and hidden_source"
+    if _code(operand, mismatch) == "type/dtype-mismatch":
+        return "target and draft must agree on the dtype of the hidden states that pass between them"
+    return None

@@ -1,0 +1,75 @@
+"""Execution nodes: the launches and forwards a program consists of, once its ops are clustered into kernels."""
+
+from __future__ import annotations
+
+import networkx as nx
+
+from specc.ir.core import Module, Op, Value, entry_of, is_state
+from specc.ir.ops import OPS
+
+
+def node_of(op: Op) -> str:
+    """Name of the node that executes an op: its kernel, or for a forward its phase and step."""
+    if "kernel" in op.attrs:
+        return str(op.attrs["kernel"])
+    forward = op.opcode.removeprefix("model.")
+    return f"{forward}_{op.attrs['step']}" if "step" in op.attrs else forward
+
+
+def is_external(op: Op) -> bool:
+    """Whether an op is one of the engine's forwards."""
+    return OPS[op.opcode].effect == "external"
+
+
+def quotient(module: Module) -> nx.DiGraph:
+    """The graph of nodes (kernels and forwards): dataflow, readers before whoever overwrites, loads before stores."""
+    graph = nx.DiGraph()
+    for op in module.ops():
+        graph.add_node(node_of(op))
+        edges = [(value.source, op) for value in op.operands if value.source is not None]
+        if OPS[op.opcode].inplace:
+            edges += [(user, op) for user in module.users(op.operands[0]) if user is not op]
+        for before, after in edges:
+            if node_of(before) != node_of(after):
+                graph.add_edge(node_of(before), node_of(after))
+    graph.add_edges_from(_carried(module))
+    return graph
+
+
+def node_order(module: Module) -> list[str]:
+    """Nodes in execution order: dataflow first, then the order in which their first ops stand.
+
+    Raises:
+        networkx.NetworkXUnfeasible: nodes wait for each other in a circle.
+    """
+    rank: dict[str, int] = {}
+    for op in module.ops():
+        rank.setdefault(node_of(op), len(rank))
+    return list(nx.lexicographical_topological_sort(quotient(module), key=rank.__getitem__))
+
+
+def _carried(module: Module) -> list[tuple[str, str]]:
+    """Within a step a carried value is loaded before it is stored; what is published comes before extend."""
+    edges: list[tuple[str, str]] = []
+    for load in module.find("carry.load"):
+        for store in module.find("carry.store", "relay.publish"):
+            if load.attrs["field"] == store.attrs["field"] and entry_of(store.phase) == "step":
+                edges.append((node_of(load), node_of(store)))
+    for publish in module.find("relay.publish"):
+        edges += [(node_of(publish), node_of(extend)) for extend in module.find("model.extend")]
+    return [edge for edge in edges if edge[0] != edge[1]]
+
+
+def crossing(module: Module) -> list[Value]:
+    """Values that live in memory: read by another node than the one that makes them, or handed to the engine."""
+    outputs = set(module.outputs.values())
+    found: list[Value] = []
+    for value in module.values():
+        if is_state(value):
+            continue
+        readers = {node_of(user) for user in module.users(value)}
+        home = node_of(value.source) if value.source is not None else ""
+        external = value.source is not None and is_external(value.source)
+        if value in outputs or external or readers - {home}:
+            found.append(value)
+    return found

@@ -1,0 +1,181 @@
+"""How an op is declared: one signature line, from which types are inferred and checked.
+
+A signature reads like its documentation::
+
+    logits: T[B, *x, V], rows: i64[B] -> index: $dtype[B, *x], bad: i1[B, *x]
+
+An upper-case dtype (``T``) and ``?name`` / ``*name`` axes are variables, ``$name`` takes an attribute's value,
+other axes must match by name; an attribute that is ``""`` stands for no axis. ``name?:`` marks an optional last operand or result, ``name*:`` a variadic one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from specc.ir.types import DTYPES, StateType, TensorType, Type
+
+if TYPE_CHECKING:
+    from specc.ir.core import Module
+
+Bindings = dict[str, object]
+
+
+class TypeMismatch(Exception):
+    """An operand's type does not fit an op's signature. ``index`` is the operand's position (-1: the count)."""
+
+    def __init__(self, index: int, message: str, axis: int | None = None) -> None:
+        super().__init__(message)
+        self.index = index
+        self.axis = axis
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One operand or result of a signature."""
+
+    name: str
+    pattern: str
+    optional: bool
+    variadic: bool
+
+
+def _slots(text: str) -> tuple[Slot, ...]:
+    found = re.findall(r"(\w+)([?*]?): ([^,\[]+(?:\[[^\]]*\])?)", text)
+    return tuple(Slot(name, pattern.strip(), mark == "?", mark == "*") for name, mark, pattern in found)
+
+
+def _split(pattern: str) -> tuple[str, list[str]]:
+    dtype, _, rest = pattern.partition("[")
+    entries = [entry.strip() for entry in rest.rstrip("]").split(",")]
+    return dtype, [entry for entry in entries if entry]
+
+
+@dataclass(frozen=True)
+class OpDef:
+    """The declaration of an op.
+
+    Attributes:
+        name: ``dialect.op``.
+        signature: operands ``->`` results, see the module's docstring.
+        doc: meaning, with units and the source of the semantics.
+        attrs: required attributes and their types.
+        until: invariant after which the op is illegal; empty if it is legal to the end.
+        effect: ``carry`` for ops that write carried state, ``external`` for the engine's forwards, else empty.
+        inplace: whether result 0 replaces operand 0 in memory.
+        infer: result types which a signature cannot say, from the module and the op's attributes.
+    """
+
+    name: str
+    signature: str
+    doc: str
+    attrs: Mapping[str, type] | None = None
+    until: str = ""
+    effect: str = ""
+    inplace: bool = False
+    infer: Callable[[Module, Mapping[str, object]], Sequence[Type]] | None = None
+
+    @cached_property
+    def operands(self) -> tuple[Slot, ...]:
+        """Operand slots in order."""
+        return _slots(self.signature.partition("->")[0])
+
+    @cached_property
+    def results(self) -> tuple[Slot, ...]:
+        """Result slots in order."""
+        return _slots(self.signature.partition("->")[2])
+
+    def result_types(
+        self, module: Module, operands: Sequence[Type], attrs: Mapping[str, object]
+    ) -> tuple[Type, ...]:
+        """Types of all results, the optional ones included.
+
+        Raises:
+            TypeMismatch: an operand does not fit.
+        """
+        bound = self._bind(operands, attrs)
+        if self.infer is not None:
+            return tuple(self.infer(module, attrs))
+        return tuple(_build(slot.pattern, bound, attrs) for slot in self.results)
+
+    def operand_names(self, count: int) -> tuple[str, ...]:
+        """Name of each of ``count`` operands; variadic ones are numbered."""
+        names: list[str] = []
+        for slot in self.operands:
+            if slot.variadic:
+                names += [f"{slot.name}{i}" for i in range(count - len(names))]
+            elif len(names) < count:
+                names.append(slot.name)
+        return tuple(names)
+
+    def _bind(self, operands: Sequence[Type], attrs: Mapping[str, object]) -> Bindings:
+        required = sum(not (slot.optional or slot.variadic) for slot in self.operands)
+        variadic = any(slot.variadic for slot in self.operands)
+        if len(operands) < required or (len(operands) > len(self.operands) and not variadic):
+            raise TypeMismatch(-1, f"takes {required} operands, got {len(operands)}")
+        bound: Bindings = {}
+        for index, (slot, type_) in enumerate(zip(self.operands, operands, strict=False)):
+            if not slot.variadic:
+                _match(index, slot, type_, bound, attrs)
+        return bound
+
+
+def _match(index: int, slot: Slot, type_: Type, bound: Bindings, attrs: Mapping[str, object]) -> None:
+    if slot.pattern.startswith("!") or isinstance(type_, StateType):
+        if str(type_) != slot.pattern:
+            raise TypeMismatch(index, f"{slot.name} must be {slot.pattern}, got {type_}")
+        return
+    dtype, entries = _split(slot.pattern)
+    want = str(attrs[dtype[1:]]) if dtype.startswith("$") else dtype
+    if dtype.isupper() and dtype not in DTYPES:
+        want = str(bound.setdefault(dtype, type_.dtype))
+    if want != type_.dtype:
+        raise TypeMismatch(index, f"{slot.name} must be {want}, got {type_.dtype} in {type_}")
+    _match_shape(index, slot, type_, entries, bound, attrs)
+
+
+def _match_shape(
+    index: int, slot: Slot, type_: TensorType, entries: list[str], bound: Bindings, attrs: Mapping[str, object]
+) -> None:
+    shape = list(type_.shape)
+    for position, entry in enumerate(entries):
+        if entry.startswith("*"):
+            tail = len(entries) - position - 1
+            rest = tuple(shape[position : len(shape) - tail])
+            if bound.setdefault(entry, rest) != rest:
+                raise TypeMismatch(index, f"{slot.name} is {type_}, which does not fit {slot.pattern}")
+            shape[position : len(shape) - tail] = [entry]
+            continue
+        if position >= len(shape):
+            raise TypeMismatch(index, f"{slot.name} must be {slot.pattern}, got {type_}")
+        want: object = entry
+        if entry.startswith("?"):
+            want = bound.setdefault(entry, shape[position])
+        elif entry.startswith("$"):
+            want = attrs[entry[1:]]
+        if shape[position] != want:
+            message = f"{slot.name} must have {want} at axis {position}, got {shape[position]} in {type_}"
+            raise TypeMismatch(index, message, position)
+    if len(shape) != len(entries):
+        raise TypeMismatch(index, f"{slot.name} must be {slot.pattern}, got {type_}")
+
+
+def _build(pattern: str, bound: Bindings, attrs: Mapping[str, object]) -> Type:
+    if pattern.startswith("!"):
+        return StateType(pattern[len("!kv<") : -1])
+    dtype, entries = _split(pattern)
+    dtype = str(attrs[dtype[1:]]) if dtype.startswith("$") else str(bound.get(dtype, dtype))
+    shape: list[str | int] = []
+    for entry in entries:
+        if entry.startswith("*"):
+            shape += bound[entry]  # type: ignore[operator]
+        elif entry.startswith("?"):
+            shape.append(bound[entry])  # type: ignore[arg-type]
+        elif entry.startswith("$"):
+            shape += [attrs[entry[1:]]] if attrs[entry[1:]] != "" else []  # type: ignore[list-item]
+        else:
+            shape.append(entry)
+    return TensorType(dtype, tuple(shape))

@@ -1,0 +1,44 @@
+"""The `carry` and `relay` dialects: what a request carries from step to step.
+
+Every field is stored in a pool buffer of P rows, one per request pool row, so that the scheduler can build the next
+step before this one's results reach the host (SGLang's FutureMap). Row 0 is the padding row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from specc.ir.opdef import OpDef, TypeMismatch
+from specc.ir.types import Type
+
+if TYPE_CHECKING:
+    from specc.ir.core import Module
+
+
+def _field_type(module: Module, attrs: Mapping[str, object]) -> Sequence[Type]:
+    carry = module.carries.get(str(attrs["field"]))
+    if carry is None:
+        raise TypeMismatch(-1, f"nothing named {attrs['field']} is carried")
+    return [carry.type]
+
+
+_STORE = "rows: i64[B], value: T[B, *x] ->"
+
+OPS = (
+    OpDef(
+        "carry.load",
+        "rows: i64[B] -> value: ?",
+        "The request's carried value; padding rows: 0.",
+        {"field": str},
+        infer=_field_type,
+    ),
+    OpDef("carry.store", _STORE, "Carry ``value``; padding rows store nothing.", {"field": str}, effect="carry"),
+    OpDef(
+        "relay.publish",
+        _STORE,
+        "A carry.store the scheduler waits for: after verify, before extend.",
+        {"field": str},
+        effect="carry",
+    ),
+)

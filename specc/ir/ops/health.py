@@ -1,0 +1,19 @@
+"""The `health` dialect: one word of bits per request that says what went wrong in a step without stopping it."""
+
+from __future__ import annotations
+
+from specc.ir.opdef import OpDef
+
+DRAFT_BIT, TARGET_BIT, EXTEND_BIT, PREFILL_BIT = range(4)
+"""Bit numbers: a row of only NaN and -inf in the draft's, target's, extend's or prefill's logits."""
+
+OPS = (
+    OpDef("health.clear", "rows: i64[B] -> health: i32[B]", "No bits set."),
+    OpDef(
+        "health.raise",
+        "health: i32[B], bad: i1[B, *x] -> health: i32[B]",
+        "Set bit ``bit`` of every request with any ``bad``.",
+        {"bit": int},
+        inplace=True,
+    ),
+)

@@ -1,0 +1,58 @@
+"""The `kv` dialect: positions, and the KV slots that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from specc.ir.opdef import OpDef
+from specc.ir.types import TensorType, Type
+
+if TYPE_CHECKING:
+    from specc.ir.core import Module
+
+_TABLE = "req_to_token: i32[P, C], rows: i64[B], seq_lens: i64[B]"
+
+
+def _slots(_: Module, attrs: Mapping[str, object]) -> Sequence[Type]:
+    axis = str(attrs["axis"])
+    return [TensorType("i64", ("D", "B", "K") if axis == "D" else ("B", axis))]
+
+
+OPS = (
+    OpDef(
+        "kv.positions",
+        "seq_lens: i64[B] -> positions: i64[B, $axis]",
+        "seq_lens[b] + offset + stride * i, i along ``axis``; stride 0 puts all branches at one position.",
+        {"axis": str, "offset": int, "stride": int},
+    ),
+    OpDef("kv.advance", "positions: i64[B, K] -> positions: i64[B, K]", "One further.", inplace=True),
+    OpDef(
+        "kv.draft_slots",
+        f"{_TABLE} -> slots: i64[D, B, K]",
+        "Slots which the D draft forwards write, from position seq_len + offset on.",
+        {"axis": str, "offset": int},
+        until="kv-bound",
+    ),
+    OpDef(
+        "kv.verify_slots",
+        f"{_TABLE} -> slots: i64[B, $axis]",
+        "Slots of the verify window.",
+        {"axis": str, "offset": int},
+        until="kv-bound",
+    ),
+    OpDef(
+        "kv.extend_slots",
+        f"{_TABLE} -> slots: i64[B, $axis]",
+        "Slots of the extend rows.",
+        {"axis": str, "offset": int},
+        until="kv-bound",
+    ),
+    OpDef(
+        "kv.slots",
+        f"{_TABLE} -> slots: ?",
+        "req_to_token[row, seq_len + offset + i], i along ``axis``; padding rows: slot 0.",
+        {"axis": str, "offset": int},
+        infer=_slots,
+    ),
+)

@@ -1,0 +1,59 @@
+"""The `model` dialect: the engine's forwards. External calls; specc gives them static inputs and reads what they return.
+
+``capture`` says which hidden rows a forward hands over: ``null`` none, ``last`` one per request or branch, ``full`` all.
+``hidden`` is the last operand and the last result; both are absent when nothing needs them. The width of a hidden operand
+is declared by the forward that consumes it (attributes ``input_dtype``, ``input_width``).
+"""
+
+from __future__ import annotations
+
+from specc.ir.opdef import OpDef
+
+_WINDOW = "rows: i64[B], seq_lens: i64[B]"
+_OUT = {"capture": str, "dtype": str, "width": int}
+_IN_OUT = {**_OUT, "input_dtype": str, "input_width": int}
+
+OPS = (
+    OpDef(
+        "model.draft",
+        "tokens: i64[B, K], positions: i64[B, K], slots: i64[D, B, K], rows: i64[B], seq_lens: i64[B],"
+        " kv: !kv<draft>, hidden?: $input_dtype[B, K, $input_width]"
+        " -> logits: $dtype[B, K, Vd], kv: !kv<draft>, hidden?: $dtype[B, K, $width]",
+        "One draft forward over the frontier; writes slots[step].",
+        {**_IN_OUT, "step": int},
+        effect="external",
+    ),
+    OpDef(
+        "model.target",
+        f"tokens: i64[B, ?n], positions: i64[B, ?n], slots: i64[B, ?n], {_WINDOW}, kv: !kv<target>"
+        " -> logits: $dtype[B, ?n, V], kv: !kv<target>, hidden?: $dtype[B, ?n, $width]",
+        "The target over all nodes.",
+        _OUT,
+        effect="external",
+    ),
+    OpDef(
+        "model.extend",
+        f"tokens: i64[B, A], positions: i64[B, A], slots: i64[B, A], select: i64[B], {_WINDOW},"
+        " kv: !kv<draft>, hidden?: $input_dtype[B, A, $input_width]"
+        " -> logits: $dtype[B, Vd], kv: !kv<draft>, hidden?: $dtype[B, $width]",
+        "The draft over the accepted tokens; logits and hidden of the selected rows only.",
+        _IN_OUT,
+        effect="external",
+    ),
+    OpDef(
+        "model.prefill_target",
+        f"{_WINDOW}, kv: !kv<target>"
+        " -> logits: $dtype[B, V], kv: !kv<target>, hidden?: $dtype[T, $width]",
+        "The target over ragged prompts; logits of every prompt's last row.",
+        _OUT,
+        effect="external",
+    ),
+    OpDef(
+        "model.prefill_draft",
+        f"first: i32[B], {_WINDOW}, kv: !kv<draft>, hidden?: $input_dtype[T, $input_width]"
+        " -> logits: $dtype[B, Vd], kv: !kv<draft>, hidden?: $dtype[B, $width]",
+        "The draft over ragged prompts and the first sampled token; logits of the last rows.",
+        _IN_OUT,
+        effect="external",
+    ),
+)

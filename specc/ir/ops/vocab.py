@@ -1,0 +1,24 @@
+"""The `vocab` dialect: reductions over a vocabulary.
+
+The argmax rule is pinned, engines differ: the largest value, lowest index on ties, NaN as -inf, -0.0 == 0.0; a row of
+only NaN and -inf gives index 0 and is ``bad``.
+"""
+
+from __future__ import annotations
+
+from specc.ir.opdef import OpDef
+
+OPS = (
+    OpDef(
+        "vocab.argmax",
+        "logits: T[B, *x, ?v], rows: i64[B] -> index: $dtype[B, *x, $keep], bad: i1[B, *x]",
+        "Index of the largest logit of every row; padding rows: 0. ``keep`` names an axis of length 1 that stands for"
+        " the vocabulary, or is empty.",
+        {"dtype": str, "keep": str},
+    ),
+    OpDef(
+        "vocab.topk",
+        "logits: T[B, *x, ?v], rows: i64[B] -> p: f32[B, *x, K], index: i64[B, *x, K], bad: i1[B, *x]",
+        "The K most probable tokens of every row, softmax in f32 over the whole vocabulary.",
+    ),
+)

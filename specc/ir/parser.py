@@ -1,0 +1,236 @@
+"""Text -> module: a line-oriented parser of the form that printer.py writes.
+
+Every line is one declaration, so the parser is a table from a line's first word to a function; a line that does not
+fit is an ``ir/parse`` diagnostic at its place, and parsing goes on with the next line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import fields
+
+from specc.ir.core import PHASES, Attr, Carry, Module, Value
+from specc.ir.plan import DECLS
+from specc.ir.types import AXES, DTYPES, Dim, StateType, TensorType, Type
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.support.location import Location
+
+_NAME = r"[A-Za-z_][\w.\-]*"
+_LOC = r'(?: loc\((?P<file>"(?:[^"\\]|\\.)*"):(?P<line>\d+):(?P<column>\d+)\))?'
+_ATTRS = r'(?: (?P<attrs>\{(?:[^"{}]|"(?:[^"\\]|\\.)*")*\}))?'
+_OP = re.compile(
+    rf"(?:(?P<results>%{_NAME}(?:, %{_NAME})*) = )?(?P<opcode>{_NAME})\((?P<operands>[^)]*)\){_ATTRS}"
+    rf"(?: : (?P<types>.*?))?{_LOC}"
+)
+_DIM = re.compile(rf"dim (?P<name>{_NAME}) : (?P<axis>\w+)(?: (?P<rel><=|=) (?P<size>\d+))?")
+_INPUT = re.compile(rf"input %(?P<name>{_NAME}) : (?P<type>.+)")
+_CARRY = re.compile(rf"carry @(?P<name>{_NAME}) : (?P<type>.+?){_LOC}")
+_OUTPUT = re.compile(rf"output (?P<name>{_NAME}) = %(?P<value>{_NAME})")
+_DECL = re.compile(rf"(?P<kind>\w+) @(?P<name>\S+){_ATTRS}")
+_TYPE = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[^\]]*)\]")
+_STATE = re.compile(r"!kv<(?P<owner>\w+)>")
+_ATTR = re.compile(r"\s*(?P<key>\w+) = ")
+
+
+class _Failure(Exception):
+    pass
+
+
+def parse_type(text: str) -> Type:
+    """A type from its text.
+
+    Raises:
+        ValueError: not a type.
+    """
+    if state := _STATE.fullmatch(text):
+        return StateType(state["owner"])
+    tensor = _TYPE.fullmatch(text)
+    if tensor is None or tensor["dtype"] not in DTYPES:
+        raise ValueError(f"{text!r} is not a type")
+    entries = [entry.strip() for entry in tensor["shape"].split(",") if entry.strip()]
+    return TensorType(tensor["dtype"], tuple(int(e) if e.isdigit() else e for e in entries))
+
+
+def parse_module(text: str, file: str = "<specir>") -> Module:
+    """The module which ``text`` spells.
+
+    Raises:
+        DiagnosticError: ``ir/parse``, one diagnostic for every line that is wrong.
+    """
+    parser = _Parser(file)
+    for number, line in enumerate(text.splitlines(), start=1):
+        parser.line(number, line)
+    parser.end()
+    if parser.found:
+        raise DiagnosticError(parser.found, sources={file: text})
+    assert parser.module is not None
+    return parser.module
+
+
+class _Parser:
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.module: Module | None = None
+        self.phase: str | None = None
+        self.closed = False
+        self.found: list[Diagnostic] = []
+        self.values: dict[str, Value] = {}
+        self.pending: list[tuple[int, str, str]] = []
+
+    def line(self, number: int, raw: str) -> None:
+        text = _strip_comment(raw).strip()
+        if not text:
+            return
+        try:
+            self._statement(text, number)
+        except (_Failure, ValueError, KeyError, TypeError) as problem:
+            self._fail(number, len(raw) - len(raw.lstrip()) + 1, str(problem))
+
+    def end(self) -> None:
+        if self.module is None or not self.closed:
+            self._fail(1, 1, "expected `module @name { ... }`")
+            return
+        for number, name, value in self.pending:
+            if value not in self.values:
+                self._fail(number, 1, f"output {name} reads %{value}, which nothing defines")
+            else:
+                self.module.outputs[name] = self.values[value]
+
+    def _fail(self, line: int, column: int, message: str) -> None:
+        self.found.append(Diagnostic("ir/parse", message, Location(self.file, line, column)))
+
+    def _statement(self, text: str, number: int) -> None:
+        if self.module is None:
+            head = re.fullmatch(rf"module @(?P<name>{_NAME}) \{{", text)
+            if head is None:
+                raise _Failure("expected `module @name {`")
+            self.module = Module(head["name"])
+            return
+        if self.closed:
+            raise _Failure("text after the module's end")
+        if text == "}":
+            self.closed, self.phase = self.phase is None, None
+        elif self.phase is not None:
+            self._op(self.module, text)
+        else:
+            word = text.split(maxsplit=1)[0]
+            handler = self._handlers().get(word, self._decl)
+            handler(self.module, text, number)
+
+    def _handlers(self) -> dict[str, Callable[[Module, str, int], None]]:
+        return {
+            "established": self._established,
+            "dim": self._dim,
+            "input": self._input,
+            "carry": self._carry,
+            "phase": self._phase,
+            "output": self._output,
+        }
+
+    def _established(self, module: Module, text: str, _: int) -> None:
+        module.established = {word.strip() for word in text.removeprefix("established").split(",")}
+
+    def _dim(self, module: Module, text: str, _: int) -> None:
+        found = _full(_DIM, text)
+        if found["axis"] not in AXES:
+            raise _Failure(f"unknown axis {found['axis']!r}")
+        size = None if found["size"] is None else int(found["size"])
+        module.dims[found["name"]] = Dim(found["name"], found["axis"], size, found["rel"] == "<=")
+
+    def _input(self, module: Module, text: str, _: int) -> None:
+        found = _full(_INPUT, text)
+        self.values[found["name"]] = module.add_input(found["name"], parse_type(found["type"]))
+
+    def _carry(self, module: Module, text: str, _: int) -> None:
+        found = _full(_CARRY, text)
+        type_ = parse_type(found["type"])
+        if not isinstance(type_, TensorType):
+            raise _Failure("only tensors are carried")
+        module.carries[found["name"]] = Carry(found["name"], type_, _location(found))
+
+    def _phase(self, module: Module, text: str, _: int) -> None:
+        found = _full(re.compile(r"phase (?P<name>\w+) \{"), text)
+        if found["name"] not in PHASES:
+            raise _Failure(f"unknown phase {found['name']!r}")
+        self.phase = found["name"]
+
+    def _output(self, module: Module, text: str, number: int) -> None:
+        found = _full(_OUTPUT, text)
+        self.pending.append((number, found["name"], found["value"]))
+
+    def _decl(self, module: Module, text: str, _: int) -> None:
+        found = _full(_DECL, text)
+        decl = DECLS.get(found["kind"])
+        if decl is None:
+            raise _Failure(f"unknown declaration {found['kind']!r}")
+        attrs = _attrs(found["attrs"])
+        expected = {f.name for f in fields(decl)} - {"name"}
+        if set(attrs) != expected:
+            raise _Failure(f"{found['kind']} has the fields {', '.join(sorted(expected))}")
+        module.decls.append(decl(name=found["name"], **attrs))  # type: ignore[arg-type]
+
+    def _op(self, module: Module, text: str) -> None:
+        assert self.phase is not None
+        found = _full(_OP, text)
+        names = [name.strip().removeprefix("%") for name in (found["results"] or "").split(",") if name]
+        types = _types(found["types"], len(names))
+        operands = [self._value(name) for name in found["operands"].split(",") if name.strip()]
+        for name in names:
+            if name in self.values:
+                raise _Failure(f"%{name} is defined twice")
+        op = module.add_op(
+            self.phase, found["opcode"], operands, zip(names, types, strict=True), _attrs(found["attrs"]), _location(found)
+        )
+        self.values.update({value.name: value for value in op.results})
+
+    def _value(self, text: str) -> Value:
+        name = text.strip().removeprefix("%")
+        if name not in self.values:
+            raise _Failure(f"%{name} is read before it is defined")
+        return self.values[name]
+
+
+def _full(pattern: re.Pattern[str], text: str) -> re.Match[str]:
+    found = pattern.fullmatch(text)
+    if found is None:
+        raise _Failure(f"cannot read {text!r}")
+    return found
+
+
+def _strip_comment(line: str) -> str:
+    quoted = False
+    for index, char in enumerate(line):
+        if char == '"' and line[index - 1 : index] != "\\":
+            quoted = not quoted
+        if not quoted and line.startswith("//", index):
+            return line[:index]
+    return line
+
+
+def _types(text: str | None, count: int) -> list[Type | None]:
+    parts = re.findall(r"\?|!kv<\w+>|\w+\[[^\]]*\]", text or "")
+    if len(parts) != count or ", ".join(parts) != (text or ""):
+        raise _Failure(f"{count} results need {count} types")
+    return [None if part == "?" else parse_type(part) for part in parts]
+
+
+def _attrs(text: str | None) -> dict[str, Attr]:
+    attrs: dict[str, Attr] = {}
+    rest = (text or "{}")[1:-1]
+    decoder = json.JSONDecoder()
+    while rest.strip():
+        key = _ATTR.match(rest)
+        if key is None:
+            raise _Failure(f"cannot read the attributes at {rest!r}")
+        value, end = decoder.raw_decode(rest[key.end() :])
+        attrs[key["key"]] = tuple(value) if isinstance(value, list) else value
+        rest = rest[key.end() + end :].lstrip().removeprefix(",")
+    return attrs
+
+
+def _location(found: re.Match[str]) -> Location | None:
+    if found["file"] is None:
+        return None
+    return Location(json.loads(found["file"]), int(found["line"]), int(found["column"]))

@@ -1,0 +1,166 @@
+"""Declarations which the planning passes add to a module: what runs where, and where everything lives.
+
+Each is printed as ``kind @name {field = value, ...}``; its fields are the dataclass fields.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True)
+class Decl:
+    """A named planning fact."""
+
+    kind: ClassVar[str] = "decl"
+    name: str
+
+
+@dataclass(frozen=True)
+class Options(Decl):
+    """What the configuration asks for beyond dimensions; set when the module is made.
+
+    Attributes:
+        buckets: batch sizes to capture, ascending.
+        page_size: tokens per KV page.
+        verify: verification mode.
+        archs: architectures to compile for.
+    """
+
+    kind: ClassVar[str] = "options"
+    buckets: tuple[int, ...]
+    page_size: int
+    verify: str
+    archs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class KvLayout(Decl):
+    """KV slots of a step, in tokens.
+
+    Attributes:
+        page_size: tokens per page.
+        first_draft_position: 0 if the draft's stream is shifted, 1 if it sees tokens at their true positions.
+        verify_window: slots the target writes per request, from seq_len on.
+        window: slots target and draft together may write per request, from seq_len on.
+        reserve: slots to reserve per request before a step is scheduled.
+    """
+
+    kind: ClassVar[str] = "kv"
+    page_size: int
+    first_draft_position: int
+    verify_window: int
+    window: int
+    reserve: int
+
+
+@dataclass(frozen=True)
+class Kernel(Decl):
+    """A cluster of ops (those whose ``kernel`` attribute names it) that one launch computes.
+
+    Attributes:
+        family: kernel family that covers it.
+        phase: phase in which it is launched, that of its first op.
+        bytes: device memory it moves at the largest bucket, by the cost model.
+    """
+
+    kind: ClassVar[str] = "kernel"
+    family: str
+    phase: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Layout(Decl):
+    """Where a value of this name is kept: strides in elements, and how its buffer is aligned in bytes.
+
+    Attributes:
+        buffer: buffer that holds it (in-place ops share one).
+        owner: ``arena`` (specc allocates it), ``engine`` (a forward returns it) or ``input``.
+        strides: elements between neighbours along each axis at the largest bucket.
+        alignment: bytes that divide the address of every row.
+    """
+
+    kind: ClassVar[str] = "layout"
+    buffer: str
+    owner: str
+    strides: tuple[int, ...]
+    alignment: int
+
+
+@dataclass(frozen=True)
+class Grid(Decl):
+    """The launch grid of kernel ``kernel`` in bucket ``bucket``; ``grid[0]`` is the number of batch rows."""
+
+    kind: ClassVar[str] = "grid"
+    kernel: str
+    bucket: int
+    grid: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Buffer(Decl):
+    """A buffer, allocated once at the largest bucket.
+
+    Attributes:
+        dtype: element type.
+        axes: dimension names or element counts, outermost first, each as text.
+        shape: elements along each axis at the largest bucket.
+        strides: elements.
+        owner: ``arena`` or ``engine``.
+        offset: bytes from the start of the arena, -1 for an engine buffer.
+        bytes: size.
+        first: execution index of the first node that touches it; 0 if it lives across steps.
+        last: execution index of the last node that touches it.
+        init: ``zero`` if it must be zero when the program is loaded, else ``none``.
+        alignment: bytes that divide its address.
+    """
+
+    kind: ClassVar[str] = "buffer"
+    dtype: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    owner: str
+    offset: int
+    bytes: int
+    first: int
+    last: int
+    init: str
+    alignment: int
+
+
+@dataclass(frozen=True)
+class Node(Decl):
+    """One step of execution, in order: a kernel launch or an external call.
+
+    Attributes:
+        phase: phase it belongs to.
+        node: ``launch`` or ``external``.
+        after: nodes it must follow, transitively reduced.
+        capture: name of the graph it is captured in, empty if it is never captured.
+    """
+
+    kind: ClassVar[str] = "node"
+    phase: str
+    node: str
+    after: tuple[str, ...]
+    capture: str
+
+
+@dataclass(frozen=True)
+class Resources(Decl):
+    """What a compiled kernel takes on one architecture, as the machine code says."""
+
+    kind: ClassVar[str] = "resources"
+    kernel: str
+    arch: str
+    registers: int
+    spills: int
+    shared: int
+
+
+DECLS: dict[str, type[Decl]] = {
+    decl.kind: decl for decl in (Options, KvLayout, Kernel, Layout, Grid, Buffer, Node, Resources)
+}

@@ -1,0 +1,76 @@
+"""Types of the IR: tensors over named axes, and state.
+
+An axis has *identity*: ``i64[B, N]`` and ``i64[B, A]`` differ even where N == A, so that a node-wide value can
+never be read with the stride of a path (the stride bug of tree verification in serving engines).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DTYPES: dict[str, int] = {"i1": 1, "i32": 4, "i64": 8, "f16": 2, "bf16": 2, "f32": 4}
+"""Bytes of one element of every dtype of the IR."""
+
+AXES: frozenset[str] = frozenset(
+    {"request", "branch", "node", "path", "forward", "vocab", "draft_vocab", "pool", "context", "token"}
+)
+"""The kinds of axes: what a dimension counts."""
+
+
+@dataclass(frozen=True)
+class Dim:
+    """A symbolic dimension: ``dim B : request <= 8``, ``dim N : node = 4`` or ``dim C : context``.
+
+    Attributes:
+        name: symbol used in types.
+        axis: what it counts, one of ``AXES``.
+        size: number of elements; the upper bound when ``dynamic``; ``None`` when the engine decides.
+        dynamic: whether the size varies from step to step.
+    """
+
+    name: str
+    axis: str
+    size: int | None
+    dynamic: bool = False
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """``dtype[shape]``; shape entries are dimension names or plain element counts (widths)."""
+
+    dtype: str
+    shape: tuple[str | int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(str(d) for d in self.shape)}]"
+
+    def sizes(self, dims: dict[str, Dim]) -> tuple[int, ...]:
+        """Concrete shape at the bounds of all dimensions.
+
+        Raises:
+            ValueError: a dimension's size is the engine's business (``size`` is None).
+        """
+        sizes: list[int] = []
+        for entry in self.shape:
+            size = entry if isinstance(entry, int) else dims[entry].size
+            if size is None:
+                raise ValueError(f"dimension {entry} of {self} has no bound")
+            sizes.append(size)
+        return tuple(sizes)
+
+    def renamed(self, old: str, new: str) -> TensorType:
+        """The same type with dimension ``old`` called ``new``."""
+        return TensorType(self.dtype, tuple(new if d == old else d for d in self.shape))
+
+
+@dataclass(frozen=True)
+class StateType:
+    """A linear state value, ``!kv<target>`` or ``!kv<draft>``: threading it makes order dataflow."""
+
+    owner: str
+
+    def __str__(self) -> str:
+        return f"!kv<{self.owner}>"
+
+
+Type = TensorType | StateType

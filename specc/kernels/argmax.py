@@ -1,0 +1,90 @@
+"""What every family that reduces over a vocabulary shares: arguments, scratch, tiles and splits."""
+
+from __future__ import annotations
+
+from specc.ir.core import Module, Op, tensor_type
+from specc.ir.types import DTYPES
+from specc.kernels.base import MAX_SPLITS, TARGET_PROGRAMS, Arguments, Cluster, Scratch, only
+
+
+def block(module: Module, argmax: Op) -> int:
+    """Elements of one tile of a logits row: 4 KB, so that 128 threads have two or more 16-byte loads in flight each."""
+    vocab = vocabulary(module, argmax)
+    size = 4096 // DTYPES[tensor_type(argmax.operands[0]).dtype]
+    while size > 256 and size // 2 >= vocab:
+        size //= 2
+    return size
+
+
+def vocabulary(module: Module, argmax: Op) -> int:
+    """Entries of the vocabulary a row ranges over."""
+    entry = tensor_type(argmax.operands[0]).shape[-1]
+    size = entry if isinstance(entry, int) else module.dims[entry].size
+    assert size is not None
+    return size
+
+
+def splits(module: Module, argmax: Op, rows: int) -> int:
+    """Programs per row: enough to fill the device, at most one per tile; a power of two.
+
+    Args:
+        module: module of the op.
+        argmax: the ``vocab.argmax`` op.
+        rows: logits rows of the launch.
+    """
+    tiles = -(-vocabulary(module, argmax) // block(module, argmax))
+    wanted = min(MAX_SPLITS, tiles, max(1, TARGET_PROGRAMS // rows))
+    return 1 << (wanted.bit_length() - 1)
+
+
+def head(module: Module, cluster: Cluster, name: str) -> Arguments:
+    """The arguments all argmax families start with."""
+    argmax = only(cluster, "vocab.argmax")
+    arguments = Arguments()
+    arguments.value("rows_ptr", argmax.operands[1])
+    arguments.value("logits_ptr", argmax.operands[0])
+    arguments.buffer("partial_value_ptr", "f32", f"{name}.partial_value")
+    arguments.buffer("partial_index_ptr", "i32", f"{name}.partial_index")
+    arguments.buffer("arrivals_ptr", "i32", f"{name}.arrivals")
+    health = only(cluster, "health.raise")
+    arguments.value("health_ptr", health.result)
+    return arguments
+
+
+def scratch(module: Module, cluster: Cluster, name: str) -> tuple[Scratch, ...]:
+    """Partial results per row and split, and one arrival counter per request."""
+    shape = tensor_type(only(cluster, "vocab.argmax").operands[0]).shape[:-1]
+    sizes = tuple(entry if isinstance(entry, int) else module.dims[entry].size or 1 for entry in shape)
+    return (
+        Scratch(f"{name}.partial_value", "f32", (*sizes, MAX_SPLITS)),
+        Scratch(f"{name}.partial_index", "i32", (*sizes, MAX_SPLITS)),
+        Scratch(f"{name}.arrivals", "i32", sizes[:1], zero=True),
+    )
+
+
+def constants(module: Module, cluster: Cluster) -> tuple[tuple[str, int], ...]:
+    """V, STRIDE, SPLITS, BLOCK and HEALTH_BIT; a logits row is contiguous, rows follow each other."""
+    argmax = only(cluster, "vocab.argmax")
+    vocab = vocabulary(module, argmax)
+    bit = 1 << int(only(cluster, "health.raise").attrs["bit"])
+    return (
+        ("V", vocab),
+        ("STRIDE", vocab),
+        ("SPLITS", MAX_SPLITS),
+        ("BLOCK", block(module, argmax)),
+        ("HEALTH_BIT", bit),
+    )
+
+
+def tiles(module: Module, cluster: Cluster) -> str:
+    """Why the tile is what it is."""
+    argmax = only(cluster, "vocab.argmax")
+    size = block(module, argmax)
+    width = DTYPES[tensor_type(argmax.operands[0]).dtype]
+    bits = 8 * min(16, (vocabulary(module, argmax) * width) & -(vocabulary(module, argmax) * width))
+    return f"BLOCK {size} = {size * width} bytes a tile; rows allow {bits}-bit loads"
+
+
+def raises(module: Module, argmax: Op) -> list[Op]:
+    """The health.raise of an argmax."""
+    return [user for user in module.users(argmax.results[1]) if user.opcode == "health.raise"]

@@ -1,0 +1,182 @@
+"""What a kernel family declares: the op patterns it covers, and everything one launch of it needs.
+
+``form-kernels`` asks every family for candidate clusters and picks the cheapest cover; nothing else decides which kernel
+computes what. A family never looks at an algorithm, only at ops and types.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from specc.ir.core import Module, Op, Value, tensor_type
+from specc.ir.ops import OPS
+from specc.ir.types import DTYPES, TensorType
+
+Cluster = tuple[Op, ...]
+
+POINTERS = {"i1": "*i1", "i32": "*i32", "i64": "*i64", "f16": "*fp16", "bf16": "*bf16", "f32": "*fp32"}
+"""Triton's pointer type of every dtype."""
+
+MAX_SPLITS = 64
+"""Most programs that share one vocabulary row. A power of two; 64 chunks of V = 128256 are 4 KB each in bf16."""
+
+TARGET_PROGRAMS = 264
+"""Programs that fill a large GPU (two per multiprocessor on 132): more splits than that only add combining."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One kernel argument and what is passed for it; exactly one of the bindings is set.
+
+    Attributes:
+        name: parameter of the kernel.
+        type: Triton type, ``*i64`` or ``i32``.
+        value: SSA value whose memory is passed.
+        buffer: named buffer (pool rows ``relay.<field>``, or scratch) that is passed.
+        input: input of the module that the engine owns.
+        stride: input whose row stride, in elements, is passed.
+        literal: an integer.
+    """
+
+    name: str
+    type: str
+    value: Value | None = None
+    buffer: str = ""
+    input: str = ""
+    stride: str = ""
+    literal: int | None = None
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Memory only launches of one kernel use. ``zero`` memory is zero before the first launch and after each one."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    zero: bool = False
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Everything about one cluster's kernel except its batch size.
+
+    Attributes:
+        family: template stem.
+        flags: structure, for Jinja.
+        constants: constexpr arguments in order.
+        arguments: run-time arguments in order.
+        scratch: memory it needs for itself.
+        num_warps: warps of 32 threads per program.
+        num_stages: software pipelining depth.
+        tiles: the tile sizes chosen and why, for the header of the generated file.
+    """
+
+    family: str
+    flags: Mapping[str, bool]
+    constants: tuple[tuple[str, int], ...]
+    arguments: tuple[Argument, ...]
+    scratch: tuple[Scratch, ...] = ()
+    num_warps: int = 4
+    num_stages: int = 3
+    tiles: str = ""
+
+
+class Family(ABC):
+    """A kernel family."""
+
+    stem: ClassVar[str]
+
+    @abstractmethod
+    def candidates(self, module: Module) -> Iterable[Cluster]:
+        """Sets of ops that one launch could compute, in execution order."""
+
+    @abstractmethod
+    def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
+        """The kernel of a cluster that ``candidates`` offered; ``name`` prefixes its scratch."""
+
+    @abstractmethod
+    def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
+        """Programs for ``batch`` rows; the first entry is ``batch``."""
+
+
+@dataclass
+class Arguments:
+    """Collects a kernel's arguments in order."""
+
+    found: list[Argument] = field(default_factory=list)
+
+    def value(self, name: str, value: Value) -> None:
+        """Pass the memory of an SSA value."""
+        self.found.append(Argument(name, POINTERS[tensor_type(value).dtype], value=value))
+
+    def buffer(self, name: str, dtype: str, buffer: str) -> None:
+        """Pass a named buffer."""
+        self.found.append(Argument(name, POINTERS[dtype], buffer=buffer))
+
+    def relay(self, module: Module, field_name: str) -> None:
+        """Pass the pool rows of a carried value."""
+        dtype = module.carries[field_name].type.dtype
+        self.buffer(f"relay_{field_name}_ptr", dtype, f"relay.{field_name}")
+
+    def input(self, name: str, value: Value) -> None:
+        """Pass a tensor the engine owns."""
+        self.found.append(Argument(name, POINTERS[tensor_type(value).dtype], input=value.name))
+
+    def stride(self, name: str, value: Value) -> None:
+        """Pass the row stride of a tensor the engine owns."""
+        self.found.append(Argument(name, "i64", stride=value.name))
+
+    def literal(self, name: str, number: int) -> None:
+        """Pass an integer."""
+        self.found.append(Argument(name, "i32", literal=number))
+
+
+def only(cluster: Iterable[Op], opcode: str) -> Op:
+    """The op of this opcode in a cluster which has exactly one."""
+    (op,) = [op for op in cluster if op.opcode == opcode]
+    return op
+
+
+def maybe(cluster: Iterable[Op], opcode: str) -> Op | None:
+    """The op of this opcode in a cluster, or None."""
+    found = [op for op in cluster if op.opcode == opcode]
+    return found[0] if found else None
+
+
+def in_order(module: Module, ops: Iterable[Op]) -> Cluster:
+    """Ops without duplicates, in execution order."""
+    order = module.order()
+    return tuple(sorted(set(ops), key=order.__getitem__))
+
+
+def readers_outside(module: Module, value: Value, cluster: Sequence[Op]) -> list[Op]:
+    """Ops outside a cluster that read a value."""
+    return [user for user in module.users(value) if user not in cluster]
+
+
+def traffic(module: Module, cluster: Cluster) -> int:
+    """Bytes a cluster reads and writes at the largest batch, each value once; of carried fields one row per request."""
+    inside = {value for op in cluster for value in op.results}
+    reads = {value for op in cluster for value in op.operands} - inside
+    writes = {v for v in inside if readers_outside(module, v, cluster) or v in module.outputs.values()}
+    types = [tensor_type(value) for value in reads | writes if value.name != "req_to_token"]
+    types += [module.carries[str(op.attrs["field"])].type for op in cluster if "field" in op.attrs]
+    return sum(nbytes(module, type_) for type_ in types)
+
+
+def nbytes(module: Module, type_: TensorType) -> int:
+    """Bytes of a value at the largest batch; 0 when the engine decides its size."""
+    total = DTYPES[type_.dtype]
+    for entry in type_.shape:
+        size = entry if isinstance(entry, int) else module.dims[entry].size
+        total *= size or 0
+    return total
+
+
+def is_forward(op: Op | None) -> bool:
+    """Whether an op is one of the engine's forwards."""
+    return op is not None and OPS[op.opcode].effect == "external"

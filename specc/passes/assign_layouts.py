@@ -1,0 +1,79 @@
+"""assign-layouts: where every value in memory is kept, its strides, and how its rows are aligned.
+
+The alignment of a logits row decides whether its loads are 128 bits wide. It becomes a divisibility attribute of the
+kernel, and the runtime asserts it of what the engine's forwards return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specc.ir.core import Module, Value, tensor_type
+from specc.ir.nodes import crossing, is_external
+from specc.ir.ops import OPS
+from specc.ir.plan import Layout
+from specc.ir.types import DTYPES
+from specc.passes.base import Context, Pass
+
+VECTOR_BYTES = 16
+"""Bytes of the widest load; buffers of the arena start at a multiple of 256."""
+
+
+@dataclass(frozen=True)
+class AssignLayouts(Pass):
+    """Row-major layouts at the largest bucket; in-place results share the buffer of what they replace."""
+
+    name = "assign-layouts"
+    requires = frozenset({"typed", "clustered"})
+    establishes = frozenset({"laid-out"})
+
+    def run(self, module: Module, ctx: Context) -> None:
+        """See the class."""
+        stored = crossing(module)
+        for value in stored:
+            layout = _layout(module, value, buffer_root(value, stored))
+            module.decls.append(layout)
+            if layout.alignment < VECTOR_BYTES and _is_logits(module, value):
+                size = tensor_type(value).shape[-1]
+                self.remark(
+                    ctx,
+                    f"rows of %{value.name} are aligned to {layout.alignment} bytes only: loads are narrower than 128 bits;"
+                    f" a vocabulary padded to a multiple of 8 instead of {module.dims[str(size)].size} would widen them",
+                    value.source.location if value.source else None,
+                )
+
+
+def _layout(module: Module, value: Value, root: Value) -> Layout:
+    type_ = tensor_type(value)
+    owner = "arena"
+    if value.source is not None and is_external(value.source):
+        owner = "engine"
+    elif value.source is None and any(entry == "C" for entry in type_.shape):
+        owner = "input"
+    sizes = [entry if isinstance(entry, int) else module.dims[entry].size or 0 for entry in type_.shape]
+    strides = tuple(_product(sizes[axis + 1 :]) for axis in range(len(sizes)))
+    row = sizes[-1] * DTYPES[type_.dtype] if len(sizes) > 1 else VECTOR_BYTES
+    alignment = min(VECTOR_BYTES, row & -row) if row else VECTOR_BYTES
+    return Layout(value.name, root.name, owner, strides, alignment)
+
+
+def buffer_root(value: Value, stored: Sequence[Value]) -> Value:
+    """The value whose buffer a value shares: back through in-place ops to the first that is in memory at all."""
+    while value.source is not None and OPS[value.source.opcode].inplace and value is value.source.results[0]:
+        before = value.source.operands[0]
+        if before not in stored:
+            return value
+        value = before
+    return value
+
+
+def _product(sizes: list[int]) -> int:
+    product = 1
+    for size in sizes:
+        product *= size
+    return product
+
+
+def _is_logits(module: Module, value: Value) -> bool:
+    return any(user.opcode in ("vocab.argmax", "vocab.topk") for user in module.users(value))

@@ -1,0 +1,69 @@
+"""What a pass is. Its dataclass fields are its options, spelled the same on the command line and in tests."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from specc.config import LoadedConfig
+from specc.ir.core import Module
+from specc.ir.plan import Resources
+from specc.support.diagnostics import Diagnostic
+from specc.support.location import Location
+
+ALL = frozenset({"*"})
+"""For ``preserves``: every invariant survives."""
+
+
+@dataclass(frozen=True)
+class Remark:
+    """A decision a pass took: what, why, and what else it could have done at which cost."""
+
+    pass_name: str
+    message: str
+    location: Location | None = None
+    alternatives: tuple[str, ...] = ()
+
+
+@dataclass
+class Context:
+    """What passes share besides the module.
+
+    Attributes:
+        loaded: the configuration; None when a module was read from ``.specir``.
+        resources: figures of compiled kernels, by (kernel, arch); empty before AOT compilation.
+        remarks: decisions taken so far, in order.
+        warnings: diagnostics that do not stop the build.
+    """
+
+    loaded: LoadedConfig | None = None
+    resources: Mapping[tuple[str, str], Resources] = field(default_factory=dict)
+    remarks: list[Remark] = field(default_factory=list)
+    warnings: list[Diagnostic] = field(default_factory=list)
+
+
+class Pass(ABC):
+    """One transformation of a module.
+
+    The checker holds before and after; in between the module may be broken. ``requires`` must be established when it
+    starts; afterwards what it ``preserves`` and ``establishes`` is.
+    """
+
+    name: ClassVar[str]
+    requires: ClassVar[frozenset[str]] = frozenset()
+    establishes: ClassVar[frozenset[str]] = frozenset()
+    preserves: ClassVar[frozenset[str]] = ALL
+
+    @abstractmethod
+    def run(self, module: Module, ctx: Context) -> None:
+        """Transform ``module`` in place.
+
+        Raises:
+            DiagnosticError: the program cannot be built.
+        """
+
+    def remark(self, ctx: Context, message: str, location: Location | None = None, *alternatives: str) -> None:
+        """Record a decision."""
+        ctx.remarks.append(Remark(self.name, message, location, alternatives))

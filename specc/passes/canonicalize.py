@@ -1,0 +1,39 @@
+"""canonicalize: remove what earlier passes left dead, to a fixpoint, and the dimensions nothing mentions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specc.ir.core import Module
+from specc.ir.liveness import sweep
+from specc.ir.types import TensorType
+from specc.passes.base import Context, Pass
+
+
+@dataclass(frozen=True)
+class Canonicalize(Pass):
+    """Sweep dead code and unused dimensions."""
+
+    name = "canonicalize"
+    requires = frozenset({"typed"})
+    establishes = frozenset({"live"})
+
+    def run(self, module: Module, ctx: Context) -> None:
+        """See the class."""
+        for removed in sweep(module):
+            self.remark(ctx, f"nothing reads {removed} any more: removed")
+        types = [value.type for value in module.values()] + [carry.type for carry in module.carries.values()]
+        used = {entry for type_ in types if isinstance(type_, TensorType) for entry in type_.shape} | {"P"}
+        for name in [name for name in module.dims if name not in used]:
+            del module.dims[name]
+        _tidy_names(module)
+
+
+def _tidy_names(module: Module) -> None:
+    """Give a value back the name it had before a twin that is gone now took it: ``tokens_1`` -> ``tokens``."""
+    taken = {value.name for value in module.values()}
+    for value in module.values():
+        base, _, number = value.name.rpartition("_")
+        if base and number.isdigit() and base not in taken:
+            taken = taken - {value.name} | {base}
+            module.rename(value, base)

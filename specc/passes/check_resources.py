@@ -1,0 +1,47 @@
+"""check-resources: registers, shared memory and spills of the machine code, within what the target allows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specc.ir.core import Module
+from specc.passes.base import Context, Pass
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+
+
+@dataclass(frozen=True)
+class CheckResources(Pass):
+    """Refuse kernels that spill or ask for more shared memory than a block can get.
+
+    Attributes:
+        max_spills: bytes of spills per thread that are accepted.
+        max_shared: bytes of shared memory per block that are accepted; 48 KB needs no opt-in on any target.
+    """
+
+    max_spills: int = 0
+    max_shared: int = 49152
+
+    name = "check-resources"
+    requires = frozenset({"clustered"})
+    establishes = frozenset({"resources-checked"})
+
+    def run(self, module: Module, ctx: Context) -> None:
+        """See the class."""
+        found: list[Diagnostic] = []
+        if not ctx.resources:
+            self.remark(ctx, "no machine code: nothing to check")
+        for (kernel, arch), used in sorted(ctx.resources.items()):
+            if used.spills > self.max_spills:
+                found.append(
+                    Diagnostic("kernel/resources", f"{kernel} on {arch} spills {used.spills} bytes per thread")
+                )
+            if used.shared > self.max_shared:
+                found.append(
+                    Diagnostic("kernel/resources", f"{kernel} on {arch} needs {used.shared} bytes of shared memory")
+                )
+            self.remark(
+                ctx, f"{kernel} on {arch}: {used.registers} registers, {used.spills} B spilled, {used.shared} B shared"
+            )
+        if found:
+            raise DiagnosticError(found)
+        module.decls += [ctx.resources[key] for key in sorted(ctx.resources)]

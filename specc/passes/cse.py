@@ -1,0 +1,46 @@
+"""cse: two pure ops that compute the same value from the same operands become one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specc.ir.core import Module, Op, entry_of
+from specc.ir.ops import OPS
+from specc.passes.base import Context, Pass
+
+
+@dataclass(frozen=True)
+class Cse(Pass):
+    """Merge equal pure ops of one entry; a value that is overwritten in place stays its own."""
+
+    name = "cse"
+    requires = frozenset({"typed"})
+
+    def run(self, module: Module, ctx: Context) -> None:
+        """See the class."""
+        changed = True
+        while changed:
+            changed = self._round(module, ctx)
+
+    def _round(self, module: Module, ctx: Context) -> bool:
+        seen: dict[tuple[object, ...], Op] = {}
+        for op in list(module.ops()):
+            if not _mergeable(module, op):
+                continue
+            key = (entry_of(op.phase), op.opcode, op.operands, tuple(sorted(op.attrs.items())))
+            first = seen.setdefault(key, op)
+            if first is not op:
+                self.remark(ctx, f"%{op.results[0].name} is %{first.results[0].name}: computed once", op.location)
+                for old, new in zip(op.results, first.results, strict=True):
+                    module.replace_uses(old, new)
+                module.erase(op)
+                return True
+        return False
+
+
+def _mergeable(module: Module, op: Op) -> bool:
+    definition = OPS[op.opcode]
+    if definition.effect or definition.inplace:
+        return False
+    users = [(user, value) for value in op.results for user in module.users(value)]
+    return not any(OPS[user.opcode].inplace and user.operands[0] is value for user, value in users)

@@ -1,0 +1,32 @@
+"""expand-algorithm: the algorithm writes its graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specc.algorithms import algorithm
+from specc.algorithms.base import Scope
+from specc.ir.core import Module
+from specc.passes.base import Context, Pass
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+
+
+@dataclass(frozen=True)
+class ExpandAlgorithm(Pass):
+    """Replace ``spec.step`` by the phases of its algorithm."""
+
+    name = "expand-algorithm"
+    establishes = frozenset({"expanded"})
+
+    def run(self, module: Module, ctx: Context) -> None:
+        """See the class."""
+        for op in module.find("spec.step"):
+            if ctx.loaded is None:
+                raise DiagnosticError(
+                    Diagnostic("ir/invalid", "expand-algorithm needs the configuration, not only its .specir", op.location)
+                )
+            module.erase(op)
+            chosen = algorithm(str(op.attrs["algorithm"]))
+            chosen.build(Scope(module, ctx.loaded))
+            counts = [f"{len(ops)} in {phase}" for phase, ops in module.phases.items() if ops]
+            self.remark(ctx, f"{chosen.name}: {chosen.summary}; ops: {', '.join(counts)}", op.location)

@@ -1,0 +1,125 @@
+"""form-kernels: instruction selection. The cheapest legal cover of all ops by kernel families.
+
+Families offer clusters; each costs one launch plus its bytes over the memory bandwidth. The search is exact (branch and
+bound over the first uncovered op), and a cover is legal only if kernels and forwards do not wait for each other in a circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import networkx as nx
+
+from specc.ir.core import Module, Op
+from specc.ir.nodes import is_external, quotient
+from specc.ir.plan import Kernel
+from specc.kernels import FAMILIES
+from specc.kernels.base import Cluster, traffic
+from specc.passes.base import Context, Pass
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+
+LAUNCH_US = 2.5
+"""Cost of one launch inside a CUDA graph, microseconds; a round figure for recent data-centre GPUs."""
+
+BYTES_PER_US = 4.0e6
+"""Copy bandwidth, bytes per microsecond (an H200's measured 4.3 TB/s, rounded down)."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A cluster a family offers, and what it costs."""
+
+    family: str
+    cluster: Cluster
+    bytes: int
+
+    @property
+    def cost(self) -> float:
+        """Microseconds at the largest batch."""
+        return LAUNCH_US + self.bytes / BYTES_PER_US
+
+
+@dataclass(frozen=True)
+class FormKernels(Pass):
+    """Put every op that is not a forward into exactly one kernel."""
+
+    name = "form-kernels"
+    requires = frozenset({"typed", "live", "tree-form", "verify-selected", "compacted", "kv-bound"})
+    establishes = frozenset({"clustered"})
+
+    def run(self, module: Module, ctx: Context) -> None:
+        """See the class."""
+        candidates = [
+            Candidate(family.stem, cluster, traffic(module, cluster))
+            for family in FAMILIES.values()
+            for cluster in family.candidates(module)
+        ]
+        cover = _cover(module, [op for op in module.ops() if not is_external(op)], candidates)
+        for name, chosen in _named(module, cover):
+            for op in chosen.cluster:
+                op.attrs["kernel"] = name
+            phase = chosen.cluster[0].phase
+            module.decls.append(Kernel(name, chosen.family, phase, chosen.bytes))
+            self._explain(ctx, name, chosen, candidates)
+        if not nx.is_directed_acyclic_graph(quotient(module)):
+            raise DiagnosticError(Diagnostic("kernel/no-cover", "the chosen kernels wait for each other in a circle"))
+
+    def _explain(self, ctx: Context, name: str, chosen: Candidate, candidates: list[Candidate]) -> None:
+        ops = sorted({op.opcode for op in chosen.cluster})
+        others = [
+            f"{other.family} over {len(other.cluster)} ops: {other.cost:.2f} us and the rest elsewhere"
+            for other in candidates
+            if other is not chosen and set(other.cluster) & set(chosen.cluster)
+        ]
+        message = f"{name}: {chosen.family} covers {', '.join(ops)}: {chosen.bytes} bytes, {chosen.cost:.2f} us"
+        self.remark(ctx, message, chosen.cluster[0].location, *others)
+
+
+def _cover(module: Module, ops: Sequence[Op], candidates: list[Candidate]) -> list[Candidate]:
+    """The cheapest set of disjoint candidates that holds every op.
+
+    Raises:
+        DiagnosticError: ``kernel/no-cover``, naming the ops nobody covers.
+    """
+    offered = {op for candidate in candidates for op in candidate.cluster}
+    missing = [op for op in ops if op not in offered]
+    if missing:
+        raise DiagnosticError([_uncovered(op) for op in missing])
+    best: tuple[float, list[Candidate]] = (float("inf"), [])
+
+    def search(left: frozenset[Op], chosen: list[Candidate], cost: float) -> None:
+        nonlocal best
+        if cost >= best[0]:
+            return
+        if not left:
+            best = (cost, list(chosen))
+            return
+        first = next(op for op in ops if op in left)
+        for candidate in candidates:
+            if first in candidate.cluster and set(candidate.cluster) <= left:
+                search(left - set(candidate.cluster), [*chosen, candidate], cost + candidate.cost)
+
+    search(frozenset(ops), [], 0.0)
+    if not best[1]:
+        raise DiagnosticError([_uncovered(op) for op in ops])
+    return best[1]
+
+
+def _uncovered(op: Op) -> Diagnostic:
+    names = ", ".join(f"%{value.name}" for value in op.results) or op.opcode
+    return Diagnostic("kernel/no-cover", f"no kernel family covers {op.opcode} ({names}) in {op.phase}", op.location)
+
+
+def _named(module: Module, cover: list[Candidate]) -> list[tuple[str, Candidate]]:
+    """Names in execution order: the family's stem, numbered where a phase launches it more than once."""
+    order = module.order()
+    cover = sorted(cover, key=lambda candidate: order[candidate.cluster[0]])
+    named: list[tuple[str, Candidate]] = []
+    for candidate in cover:
+        phase = candidate.cluster[0].phase
+        twins = [c for c in cover if c.family == candidate.family and c.cluster[0].phase == phase]
+        prefix = "prefill_" if phase == "prefill" else ""
+        suffix = f"_{twins.index(candidate)}" if len(twins) > 1 else ""
+        named.append((f"{prefix}{candidate.family}{suffix}", candidate))
+    return named

@@ -1,0 +1,38 @@
+"""infer-types: every value gets a type; what a consumer reads must be what its producer hands over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specc.ir.core import Module, Op
+from specc.ir.infer import explain, infer_op
+from specc.ir.opdef import TypeMismatch
+from specc.passes.base import Context, Pass
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+
+
+@dataclass(frozen=True)
+class InferTypes(Pass):
+    """Infer all types in execution order; report every mismatch with both origins."""
+
+    name = "infer-types"
+    requires = frozenset({"expanded"})
+    establishes = frozenset({"typed"})
+
+    def run(self, module: Module, ctx: Context) -> None:
+        """See the class."""
+        found: list[Diagnostic] = []
+        for op in module.ops():
+            if any(operand.type is None for operand in op.operands):
+                continue  # its producer is already reported
+            try:
+                _assign(module, op)
+            except TypeMismatch as mismatch:
+                found.append(explain(op, mismatch))
+        if found:
+            raise DiagnosticError(found)
+
+
+def _assign(module: Module, op: Op) -> None:
+    for value, type_ in zip(op.results, infer_op(module, op), strict=True):
+        value.type = type_

@@ -1,0 +1,101 @@
+"""Instruments: check-each, print-ir, print-ir-diff, time-passes and the crash reproducer."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from specc.ir.checker import check_linear, check_module
+from specc.ir.core import Module
+from specc.ir.printer import print_module
+from specc.passes.base import Pass
+from specc.passes.invariants import check_invariants
+from specc.passes.manager import BaseInstrument
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+
+
+class CheckEach(BaseInstrument):
+    """Run the checker, and the predicate of every established invariant, after each pass."""
+
+    def after(self, module: Module, step: Pass) -> None:
+        """See the class.
+
+        Raises:
+            DiagnosticError: ``ir/invalid``, naming the pass.
+        """
+        found = check_module(module) + check_linear(module) + check_invariants(module)
+        if found:
+            blame = Diagnostic("ir/invalid", f"{step.name} left a module that does not hold")
+            raise DiagnosticError([*found, blame])
+
+
+@dataclass
+class PrintIr(BaseInstrument):
+    """Print the module after each pass, whole or as a unified diff to what it was before."""
+
+    write: Callable[[str], None]
+    diff: bool = False
+    _before: str = ""
+
+    def before(self, module: Module, step: Pass) -> None:
+        """Remember the text."""
+        self._before = print_module(module) if self.diff else ""
+
+    def after(self, module: Module, step: Pass) -> None:
+        """Print."""
+        text = print_module(module)
+        if not self.diff:
+            self.write(f"// ---- after {step.name} ----\n{text}")
+            return
+        lines = list(difflib.unified_diff(self._before.splitlines(), text.splitlines(), n=1, lineterm=""))[2:]
+        self.write(f"// ---- {step.name} ----\n" + "\n".join(lines or ["// no change"]) + "\n")
+
+
+@dataclass
+class TimePasses(BaseInstrument):
+    """Wall time of every pass, in seconds, instruments included."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    _start: float = 0.0
+
+    def before(self, module: Module, step: Pass) -> None:
+        """Start the clock."""
+        self._start = time.perf_counter()
+
+    def after(self, module: Module, step: Pass) -> None:
+        """Stop it."""
+        self.seconds[step.name] = self.seconds.get(step.name, 0.0) + time.perf_counter() - self._start
+
+
+@dataclass
+class Reproducer(BaseInstrument):
+    """When a pass crashes, write the module it was given; the first line of the file is the command that repeats it."""
+
+    directory: Path
+    _before: str = ""
+
+    def before(self, module: Module, step: Pass) -> None:
+        """Remember the text."""
+        self._before = print_module(module)
+
+    def failed(self, module: Module, step: Pass, error: Exception) -> None:
+        """Write the file, unless the failure is the user's input being wrong."""
+        user_error = isinstance(error, DiagnosticError) and all(
+            not diagnostic.code.startswith("ir/") for diagnostic in error.diagnostics
+        )
+        if user_error:
+            return
+        path = self.directory / f"{module.name}.{step.name}.repro.specir"
+        command = f"// RUN: specc-opt -p {spell(step)} {path.name}\n"
+        path.write_text(f"{command}// {type(error).__name__}: {str(error).splitlines()[0]}\n{self._before}")
+        error.add_note(f"reproducer: {path}")
+
+
+def spell(step: Pass) -> str:
+    """A pass and its options as ``-p`` takes them: ``name{option=value,...}``."""
+    options = {name: getattr(step, name) for name in getattr(step, "__dataclass_fields__", {})}
+    inner = ",".join(f"{name.replace('_', '-')}={value}" for name, value in options.items())
+    return f"{step.name}{{{inner}}}" if inner else step.name

@@ -1,0 +1,63 @@
+"""Runs a list of passes. Everything else (checking, printing, timing, reproducing) is an instrument that hangs on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from specc.ir.core import Module
+from specc.passes.base import ALL, Context, Pass
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+
+
+class Instrument(Protocol):
+    """Observes a pipeline. All methods may raise to stop it."""
+
+    def before(self, module: Module, step: Pass) -> None:
+        """Called before a pass runs."""
+
+    def after(self, module: Module, step: Pass) -> None:
+        """Called after a pass ran and its invariants were recorded."""
+
+    def failed(self, module: Module, step: Pass, error: Exception) -> None:
+        """Called when a pass, or an instrument after it, raised."""
+
+
+class BaseInstrument:
+    """An instrument that observes nothing."""
+
+    def before(self, module: Module, step: Pass) -> None:
+        """Observe nothing."""
+
+    def after(self, module: Module, step: Pass) -> None:
+        """Observe nothing."""
+
+    def failed(self, module: Module, step: Pass, error: Exception) -> None:
+        """Observe nothing."""
+
+
+def run_passes(
+    module: Module, passes: Sequence[Pass], ctx: Context, instruments: Sequence[Instrument] = ()
+) -> None:
+    """Run ``passes`` over ``module`` in order.
+
+    Raises:
+        DiagnosticError: the program cannot be built, or a pass needs what is not established.
+    """
+    for step in passes:
+        missing = step.requires - module.established
+        if missing:
+            message = f"{step.name} needs a module that is {', '.join(sorted(missing))}"
+            raise DiagnosticError(Diagnostic("ir/invalid", message))
+        for instrument in instruments:
+            instrument.before(module, step)
+        try:
+            step.run(module, ctx)
+            kept = module.established if step.preserves == ALL else module.established & step.preserves
+            module.established = kept | step.establishes
+            for instrument in instruments:
+                instrument.after(module, step)
+        except Exception as error:
+            for instrument in instruments:
+                instrument.failed(module, step, error)
+            raise

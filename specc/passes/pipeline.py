@@ -1,0 +1,88 @@
+"""THE list: every pass, in the order a build runs them."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from itertools import chain
+
+from specc.passes.base import Pass
+from specc.passes.bind_kv_layout import BindKvLayout
+from specc.passes.canonicalize import Canonicalize
+from specc.passes.check_resources import CheckResources
+from specc.passes.cse import Cse
+from specc.passes.expand_algorithm import ExpandAlgorithm
+from specc.passes.form_kernels import FormKernels
+from specc.passes.assign_layouts import AssignLayouts
+from specc.passes.infer_types import InferTypes
+from specc.passes.plan_graphs import PlanGraphs
+from specc.passes.plan_memory import PlanMemory
+from specc.passes.prune_dead_dataflow import PruneDeadDataflow
+from specc.passes.select_compaction import SelectCompaction
+from specc.passes.select_tree_form import SelectTreeForm
+from specc.passes.select_verify import SelectVerify
+from specc.passes.specialize_buckets import SpecializeBuckets
+
+FRONT: tuple[type[Pass], ...] = (
+    ExpandAlgorithm,
+    InferTypes,
+    PruneDeadDataflow,
+    SelectTreeForm,
+    SelectVerify,
+    SelectCompaction,
+    BindKvLayout,
+    Cse,
+    Canonicalize,
+)
+"""From a configuration to the smallest program that computes it."""
+
+PLANNING: tuple[type[Pass], ...] = (FormKernels, AssignLayouts, SpecializeBuckets, PlanMemory, PlanGraphs)
+"""From a program to launches, addresses and graphs."""
+
+BACK: tuple[type[Pass], ...] = (CheckResources,)
+"""After ahead-of-time compilation."""
+
+PASSES: dict[str, type[Pass]] = {step.name: step for step in chain(FRONT, PLANNING, BACK)}
+"""Every pass by name."""
+
+
+def default_passes() -> list[Pass]:
+    """What runs before kernels are compiled."""
+    return [step() for step in (*FRONT, *PLANNING)]
+
+
+def parse_pipeline(text: str) -> list[Pass]:
+    """Passes from ``name,name{option=value,...}`` (``-p``).
+
+    Raises:
+        ValueError: an unknown pass or option, or a value that does not fit.
+    """
+    passes: list[Pass] = []
+    for item in _split(text):
+        name, _, rest = item.partition("{")
+        if name not in PASSES:
+            raise ValueError(f"no pass named {name!r}; there are {', '.join(PASSES)}")
+        passes.append(_make(PASSES[name], rest.rstrip("}")))
+    return passes
+
+
+def _split(text: str) -> list[str]:
+    items, depth = [""], 0
+    for char in text:
+        depth += (char == "{") - (char == "}")
+        if char == "," and depth == 0:
+            items.append("")
+        else:
+            items[-1] += char
+    return [item.strip() for item in items if item.strip()]
+
+
+def _make(step: type[Pass], options: str) -> Pass:
+    known = {f.name.replace("_", "-"): f for f in fields(step)}  # type: ignore[arg-type]
+    values: dict[str, object] = {}
+    for pair in filter(None, (part.strip() for part in options.split(","))):
+        key, _, value = pair.partition("=")
+        if key not in known:
+            raise ValueError(f"{step.name} has no option {key!r}")
+        kind = type(known[key].default)
+        values[known[key].name] = value == "True" if kind is bool else kind(value)
+    return step(**values)

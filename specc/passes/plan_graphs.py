@@ -1,0 +1,79 @@
+"""plan-graphs: launch order, minimal dependencies, and what is captured together.
+
+A step is one graph when the engine's forwards can be captured. Nothing inside waits for the host: every value the step
+needs is on the device, lengths included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import networkx as nx
+
+from specc.ir.core import Module, Op, entry_of
+from specc.ir.nodes import is_external, node_of, node_order, quotient
+from specc.ir.plan import Buffer, Layout, Node
+from specc.passes.base import Context, Pass
+
+
+@dataclass(frozen=True)
+class PlanGraphs(Pass):
+    """One `Node` per launch and forward, in execution order."""
+
+    name = "plan-graphs"
+    requires = frozenset({"clustered", "memory-planned"})
+    establishes = frozenset({"graph-planned"})
+
+    def run(self, module: Module, ctx: Context) -> None:
+        """See the class."""
+        order = node_order(module)
+        first: dict[str, Op] = {}
+        for op in module.ops():
+            first.setdefault(node_of(op), op)
+        graph = _dependencies(module, order)
+        reduced = nx.transitive_reduction(graph)
+        for name in order:
+            op = first[name]
+            after = tuple(sorted(reduced.predecessors(name), key=order.index))
+            kind = "external" if is_external(op) else "launch"
+            capture = "step" if entry_of(op.phase) == "step" else ""
+            module.decls.append(Node(name, op.phase, kind, after, capture))
+        launches = sum(not is_external(op) for op in first.values() if entry_of(op.phase) == "step")
+        critical = nx.dag_longest_path(graph)
+        self.remark(ctx, f"one graph per step: {launches} launches, no host sync, {len(critical)} nodes on the longest path")
+
+
+def _dependencies(module: Module, order: list[str]) -> nx.DiGraph:
+    """What order must respect, and reuse of memory: who overwrites waits for who read."""
+    graph = nx.DiGraph()
+    graph.add_nodes_from(order)
+    graph.add_edges_from(quotient(module).edges)
+    entry = {node_of(op): entry_of(op.phase) for op in module.ops()}
+    for earlier, later in _reuse(module):
+        if entry[earlier] == entry[later]:
+            graph.add_edge(earlier, later)
+    return graph
+
+
+def _reuse(module: Module) -> list[tuple[str, str]]:
+    """For buffers that share bytes: everyone who touches the first comes before everyone who touches the second."""
+    touch = _touches(module)
+    buffers = [b for b in module.decls_of(Buffer) if b.owner == "arena" and b.name in touch]
+    edges: list[tuple[str, str]] = []
+    for a in buffers:
+        for b in buffers:
+            shares = a.offset < b.offset + b.bytes and b.offset < a.offset + a.bytes
+            if a is not b and shares and a.last < b.first:
+                edges += [(x, y) for x in touch[a.name] for y in touch[b.name] if x != y]
+    return edges
+
+
+def _touches(module: Module) -> dict[str, set[str]]:
+    """Nodes that read or write each buffer."""
+    layouts = {layout.name: layout for layout in module.decls_of(Layout)}
+    touch: dict[str, set[str]] = {}
+    for op in module.ops():
+        for value in (*op.operands, *op.results):
+            if value.name in layouts:
+                touch.setdefault(layouts[value.name].buffer, set()).add(node_of(op))
+    return touch

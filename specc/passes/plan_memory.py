@@ -1,0 +1,159 @@
+"""plan-memory: offsets in one arena. Buffers that are never live together may share bytes.
+
+Live ranges are intervals of execution positions (prefill first, then the step); interference is a graph, and buffers are
+placed largest first at the lowest offset that is free among their neighbours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import networkx as nx
+
+from specc.ir.core import Module, entry_of, tensor_type
+from specc.ir.nodes import node_of, node_order
+from specc.ir.plan import Buffer, Kernel, Layout
+from specc.ir.types import DTYPES, TensorType
+from specc.kernels import FAMILIES
+from specc.kernels.base import Scratch, in_order
+from specc.passes.base import Context, Pass
+
+ALIGNMENT = 256
+"""Bytes every arena buffer is aligned to, as CUDA's own allocations are."""
+
+FOREVER = 1 << 30
+"""``last`` of a buffer that lives across steps."""
+
+
+@dataclass(frozen=True)
+class PlanMemory(Pass):
+    """Place every buffer."""
+
+    name = "plan-memory"
+    requires = frozenset({"clustered", "laid-out"})
+    establishes = frozenset({"memory-planned"})
+
+    def run(self, module: Module, ctx: Context) -> None:
+        """See the class."""
+        wanted = _buffers(module)
+        placed = _place([buffer for buffer in wanted if buffer.owner == "arena"])
+        module.decls += [placed.get(buffer.name, buffer) for buffer in wanted]
+        used = max((b.offset + b.bytes for b in placed.values()), default=0)
+        total = sum(_round(b.bytes) for b in placed.values())
+        self.remark(ctx, f"{len(placed)} buffers in an arena of {used} bytes; without sharing {total}")
+
+
+def _buffers(module: Module) -> list[Buffer]:
+    positions = _positions(module)
+    end = {"prefill": _entry_end(module, positions, "prefill"), "step": _entry_end(module, positions, "step")}
+    ranges: dict[str, tuple[int, int]] = {}
+    layouts = {layout.name: layout for layout in module.decls_of(Layout)}
+    for value in module.values():
+        layout = layouts.get(value.name)
+        if layout is None or layout.owner == "input":
+            continue
+        touched = [positions[node_of(op)] for op in module.users(value)]
+        touched += [positions[node_of(value.source)]] if value.source else [0, FOREVER]
+        if value in module.outputs.values() and value.source is not None:
+            touched.append(end[entry_of(value.source.phase)])
+        first, last = ranges.get(layout.buffer, (FOREVER, 0))
+        ranges[layout.buffer] = (min(first, *touched), max(last, *touched))
+    return _value_buffers(module, layouts, ranges) + _relay_buffers(module) + _scratch_buffers(module)
+
+
+def _positions(module: Module) -> dict[str, int]:
+    return {name: index for index, name in enumerate(node_order(module), start=1)}
+
+
+def _entry_end(module: Module, positions: dict[str, int], entry: str) -> int:
+    return max((positions[node_of(op)] for op in module.ops(entry)), default=0)
+
+
+def _value_buffers(
+    module: Module, layouts: dict[str, Layout], ranges: dict[str, tuple[int, int]]
+) -> list[Buffer]:
+    buffers = []
+    for value in module.values():
+        layout = layouts.get(value.name)
+        if layout is None or layout.buffer != value.name or layout.owner == "input":
+            continue
+        first, last = ranges[value.name]
+        init = "zero" if value.source is None else "none"
+        buffers.append(_buffer(module, value.name, tensor_type(value), layout, first, last, init))
+    return buffers
+
+
+def _buffer(
+    module: Module, name: str, type_: TensorType, layout: Layout, first: int, last: int, init: str
+) -> Buffer:
+    shape = tuple(entry if isinstance(entry, int) else module.dims[entry].size or 0 for entry in type_.shape)
+    size = DTYPES[type_.dtype]
+    for entry in shape:
+        size *= entry
+    axes = tuple(str(entry) for entry in type_.shape)
+    alignment = ALIGNMENT if layout.owner == "arena" else layout.alignment
+    return Buffer(
+        name, type_.dtype, axes, shape, layout.strides, layout.owner, -1, size, first, last, init, alignment
+    )
+
+
+def _relay_buffers(module: Module) -> list[Buffer]:
+    buffers = []
+    for carry in module.carries.values():
+        type_ = TensorType(carry.type.dtype, ("P", *carry.type.shape[1:]))
+        buffers.append(_owned(module, f"relay.{carry.name}", type_, (1, FOREVER), "zero"))
+    return buffers
+
+
+def _scratch_buffers(module: Module) -> list[Buffer]:
+    buffers = []
+    positions = _positions(module)
+    for kernel in module.decls_of(Kernel):
+        cluster = in_order(module, [op for op in module.ops() if op.attrs.get("kernel") == kernel.name])
+        at = positions[kernel.name]
+        for scratch in FAMILIES[kernel.family].spec(module, kernel.name, cluster).scratch:
+            buffers.append(_scratch(module, scratch, at))
+    return buffers
+
+
+def _scratch(module: Module, scratch: Scratch, at: int) -> Buffer:
+    live = (1, FOREVER) if scratch.zero else (at, at)
+    return _owned(module, scratch.name, TensorType(scratch.dtype, scratch.shape), live, "zero" if scratch.zero else "none")
+
+
+def _owned(module: Module, name: str, type_: TensorType, live: tuple[int, int], init: str) -> Buffer:
+    shape = [entry if isinstance(entry, int) else module.dims[entry].size or 0 for entry in type_.shape]
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.insert(0, step)
+        step *= size
+    return _buffer(module, name, type_, Layout(name, name, "arena", tuple(strides), ALIGNMENT), *live, init)
+
+
+def _place(buffers: list[Buffer]) -> dict[str, Buffer]:
+    """First fit, largest first; ties by name, so that the plan does not depend on any order."""
+    interference: nx.Graph = nx.Graph()
+    interference.add_nodes_from(buffers)
+    interference.add_edges_from((a, b) for a, b in combinations(buffers, 2) if a.first <= b.last and b.first <= a.last)
+    placed: dict[str, Buffer] = {}
+    for buffer in sorted(buffers, key=lambda b: (-b.bytes, b.name)):
+        neighbours = sorted(
+            (placed[other.name] for other in interference[buffer] if other.name in placed), key=lambda b: b.offset
+        )
+        offset = 0
+        for other in neighbours:
+            if offset + buffer.bytes <= other.offset:
+                break
+            offset = max(offset, _round(other.offset + other.bytes))
+        placed[buffer.name] = _at(buffer, offset)
+    return placed
+
+
+def _at(buffer: Buffer, offset: int) -> Buffer:
+    fields = {**buffer.__dict__, "offset": offset}
+    return Buffer(**fields)
+
+
+def _round(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

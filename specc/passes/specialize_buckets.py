@@ -1,0 +1,36 @@
+"""specialize-buckets: the launch grid of every kernel in every captured batch size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specc.ir.core import Module
+from specc.ir.plan import Grid, Kernel, Options
+from specc.kernels import FAMILIES
+from specc.kernels.base import in_order
+from specc.passes.base import Context, Pass
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+
+
+@dataclass(frozen=True)
+class SpecializeBuckets(Pass):
+    """One machine code serves all buckets; the grid is what differs."""
+
+    name = "specialize-buckets"
+    requires = frozenset({"clustered"})
+    establishes = frozenset({"bucketed"})
+
+    def run(self, module: Module, ctx: Context) -> None:
+        """See the class."""
+        (options,) = module.decls_of(Options)
+        bound = module.dims["B"].size
+        if options.buckets[-1] != bound:
+            message = f"the largest bucket is {options.buckets[-1]}, but batches have up to {bound} rows"
+            raise DiagnosticError(Diagnostic("config/buckets", message))
+        for kernel in module.decls_of(Kernel):
+            cluster = in_order(module, [op for op in module.ops() if op.attrs.get("kernel") == kernel.name])
+            for bucket in options.buckets:
+                grid = FAMILIES[kernel.family].grid(module, cluster, bucket)
+                module.decls.append(Grid(f"{kernel.name}.{bucket}", kernel.name, bucket, grid))
+            grids = [grid.grid for grid in module.decls_of(Grid) if grid.kernel == kernel.name]
+            self.remark(ctx, f"{kernel.name}: programs per bucket {[g[0] * g[1] * g[2] for g in grids]}")
