@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from specc.build import Build
+from specc.emit.wheel import plan_text
 from specc.ir.printer import print_module
 from specc.support.diagnostics import Diagnostic, DiagnosticError
-
-
-def plan_text(plan: Mapping[str, object]) -> str:
-    """plan.json: sorted keys, two spaces, a final newline."""
-    return json.dumps(plan, indent=2, sort_keys=True, ensure_ascii=True) + "\n"
 
 
 def kernel_files(build: Build) -> dict[str, str]:
