@@ -39,6 +39,7 @@ class Build:
         plan: content of plan.json.
         artifacts: machine code by (kernel, arch); empty if it was not asked for.
         seconds: wall time of every stage.
+
     """
 
     loaded: LoadedConfig
@@ -63,6 +64,7 @@ def build_program(loaded: LoadedConfig, instruments: Sequence[Instrument] = ()) 
 
     Raises:
         DiagnosticError: the configuration cannot be built.
+
     """
     start = time.perf_counter()
     module, ctx = compile_module(loaded, instruments)
@@ -93,6 +95,7 @@ def compile_machine_code(
 
     Raises:
         DiagnosticError: ``aot/compile-failed``, ``aot/no-compiler`` or ``kernel/resources``.
+
     """
     from specc.codegen.aot import CompileError, compile_kernels
 

@@ -28,6 +28,7 @@ def compile_module(loaded: LoadedConfig, instruments: Sequence[Instrument] = ())
 
     Raises:
         DiagnosticError: the configuration cannot be built, with sources and paths filled in by whoever prints.
+
     """
     module, ctx = start_module(loaded), Context(loaded)
     run_passes(module, default_passes(), ctx, [CheckEach(), *instruments])

@@ -28,6 +28,7 @@ def algorithm(name: str) -> Algorithm:
     Raises:
         KeyError: no such algorithm is installed.
         TypeError: a plugin's entry point is not an `Algorithm`.
+
     """
     if name in _BUILT_IN:
         return _BUILT_IN[name]

@@ -23,6 +23,7 @@ class Algorithm:
         name: its name in the configuration, upper case.
         summary: one line for people.
         build: writes the ops of every phase through a `Scope`.
+
     """
 
     name: str

@@ -42,6 +42,7 @@ def build_recurrent(scope: Scope, *, reads_hidden: bool) -> None:
         scope: module under construction.
         reads_hidden: whether the draft's forwards read hidden states. If so its stream is shifted: the pair at draft
             position p is (token p + 1, hidden p); if not it sees tokens at their true positions.
+
     """
     config = scope.config
     scope.carry("bonus", "i32")
@@ -68,9 +69,7 @@ def _prefill(scope: Scope, reads_hidden: bool) -> None:
                 names=("prefill_target_logits", "prefill_kv_target", "prefill_target_hidden"),
                 capture="full", dtype=dtype_of(target), width=target.spec_width,
             )  # fmt: skip
-        first, bad = b.many(
-            "vocab.argmax", logits, scope.rows, names=("first", "first_bad"), dtype="i32", keep=""
-        )
+        first, bad = b.many("vocab.argmax", logits, scope.rows, names=("first", "first_bad"), dtype="i32", keep="")
         health = b("health.raise", health, bad, names=("prefill_health_target",), bit=TARGET_BIT)
         inputs = [first, scope.rows, scope.seq_lens, scope.kv_draft] + ([hidden] if reads_hidden else [])
         with b.at(scope.at("draft", "hidden_size")):
@@ -105,9 +104,7 @@ def _prepare(scope: Scope, first: int) -> tuple[_State, _Frontier]:
             hidden = b("carry.load", scope.rows, names=("carried_hidden",), field="hidden")
             hidden = b("tree.repeat", hidden, names=("frontier_hidden",))
         with b.at(scope.at("page_size")):
-            positions = b(
-                "kv.positions", seq_lens, names=("draft_positions",), axis="K", offset=first, stride=0
-            )
+            positions = b("kv.positions", seq_lens, names=("draft_positions",), axis="K", offset=first, stride=0)
             slots = b(
                 "kv.draft_slots", scope.req_to_token, scope.rows, seq_lens,
                 names=("draft_slots",), axis="D", offset=first,
@@ -226,9 +223,7 @@ def _extend(scope: Scope, state: _State, accepted: _Accepted, reads_hidden: bool
                 names=("extend_logits", "kv_draft_out", "extend_hidden"),
                 capture="last", **_draft_io(scope, reads_hidden),
             )  # fmt: skip
-        p, index, bad = b.many(
-            "vocab.topk", logits, scope.rows, names=("next_topk_p", "next_topk_index", "extend_bad")
-        )
+        p, index, bad = b.many("vocab.topk", logits, scope.rows, names=("next_topk_p", "next_topk_index", "extend_bad"))
         state.health = b("health.raise", state.health, bad, names=("health_out",), bit=EXTEND_BIT)
         _store(scope, {"bonus": state.bonus, "topk_p": p, "topk_index": index, "hidden": hidden})
     scope.output("health", state.health)

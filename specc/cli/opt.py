@@ -25,7 +25,9 @@ def opt(
     passes: Annotated[
         str | None,
         typer.Option(
-            "-p", "--passes", metavar="PASS,...",
+            "-p",
+            "--passes",
+            metavar="PASS,...",
             help="Passes to run, in order, as name or name{option=value}. Default: all of a build for .yaml,"
             " none for .specir.",
         ),
@@ -40,7 +42,6 @@ def opt(
 ) -> None:
     """Read a module, run passes over it, print it."""
     with reporting() as report:
-        from specc.passes.base import Context
         from specc.passes.instruments import CheckEach, PrintIr, Reproducer, TimePasses
         from specc.passes.manager import run_passes
         from specc.passes.pipeline import PASSES, default_passes, parse_pipeline
@@ -69,6 +70,7 @@ def _read(source: str, report: Report) -> tuple[Module, Context]:
 
     Raises:
         DiagnosticError: it cannot be read, or it is wrong.
+
     """
     from specc.ir.parser import parse_module
     from specc.passes.base import Context

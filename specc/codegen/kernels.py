@@ -23,6 +23,7 @@ class Generated:
         sources: one per distinct kernel.
         specs: the spec of every launch, by node name.
         kernel_of: kernel name of every launch, by node name.
+
     """
 
     sources: tuple[KernelSource, ...]
@@ -40,6 +41,7 @@ def generate_kernels(module: Module, config_file: str) -> Generated:
     Args:
         module: a module with ``Kernel`` and ``Layout`` declarations.
         config_file: file name of the configuration, for the headers.
+
     """
     specs: dict[str, Spec] = {}
     kernel_of: dict[str, str] = {}
@@ -105,7 +107,7 @@ def _header(module: Module, kernel: Kernel, cluster: Cluster, spec: Spec, config
         f"template {spec.family}.py.jinja sha256 {template_digest(spec.family)[:16]}",
         f"constants {', '.join(f'{name}={value}' for name, value in spec.constants)}",
         f"tiles: {spec.tiles}; {spec.num_warps} warps, {spec.num_stages} stages",
-        f"at the largest bucket {kernel.bytes} bytes" + (f", one comparison per logit ({vocab} a row)" if vocab else ""),
+        f"at the largest bucket {kernel.bytes} bytes" + (f", one comparison per logit, {vocab} a row" if vocab else ""),
         "ops:",
         *[f"  {print_op(op, locations=False)}" for op in cluster],
     ]

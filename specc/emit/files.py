@@ -44,6 +44,7 @@ def write_files(directory: Path, files: Mapping[str, str | bytes]) -> list[Path]
 
     Raises:
         DiagnosticError: ``emit/io``.
+
     """
     written: list[Path] = []
     for name, content in files.items():

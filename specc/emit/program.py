@@ -17,6 +17,7 @@ def emit_wheel(build: Build, directory: Path) -> list[Path]:
 
     Raises:
         DiagnosticError: ``emit/io``.
+
     """
     config = build.loaded.config
     shape = f"chain of {config.num_steps}" if config.chain else f"tree of {config.num_nodes} nodes"

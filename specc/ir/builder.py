@@ -45,7 +45,5 @@ class Builder:
         """Build an op; return all its results."""
         slots = OPS[opcode].results
         chosen = names or tuple(slot.name for slot in slots)
-        op = self.module.add_op(
-            self._phase, opcode, operands, [(name, None) for name in chosen], attrs, self.location
-        )
+        op = self.module.add_op(self._phase, opcode, operands, [(name, None) for name in chosen], attrs, self.location)
         return op.results

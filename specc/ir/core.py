@@ -17,7 +17,7 @@ from specc.ir.types import Dim, StateType, TensorType, Type
 from specc.support.location import Location
 
 D = TypeVar("D", bound=Decl)
-Attr = str | int | bool | tuple[int, ...] | tuple[str, ...]
+Attr = str | int | bool
 
 PHASES: tuple[str, ...] = ("prefill", "prepare", "draft", "tree", "verify", "commit", "extend")
 """Phases in execution order. ``prefill`` is an entry of its own, the others make up one decode step."""
@@ -180,6 +180,7 @@ class Module:
 
         Raises:
             ValueError: the name is taken.
+
         """
         if name in self._names - {value.name}:
             raise ValueError(f"value %{name} is defined twice")
@@ -198,6 +199,7 @@ class Module:
 
         Raises:
             ValueError: a result is still read.
+
         """
         readers = [user.opcode for value in op.results for user in self.users(value)]
         readers += [f"output {name}" for name, value in self.outputs.items() if value in op.results]
@@ -230,6 +232,7 @@ def tensor_type(value: Value) -> TensorType:
 
     Raises:
         TypeError: the value is a state or has no type yet.
+
     """
     if not isinstance(value.type, TensorType):
         raise TypeError(f"%{value.name} has type {value.type}, not a tensor type")

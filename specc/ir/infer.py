@@ -5,7 +5,7 @@ from __future__ import annotations
 from specc.ir.core import Module, Op, Value
 from specc.ir.opdef import OpDef, TypeMismatch
 from specc.ir.ops import OPS
-from specc.ir.types import StateType, TensorType, Type
+from specc.ir.types import TensorType, Type
 from specc.support.diagnostics import Diagnostic, Note
 
 _VIEWS = frozenset({"commit.path", "tree.repeat", "tree.gather"})
@@ -17,6 +17,7 @@ def infer_op(module: Module, op: Op) -> tuple[Type, ...]:
 
     Raises:
         TypeMismatch: an operand does not fit the op's signature.
+
     """
     definition = OPS[op.opcode]
     types = [operand.type for operand in op.operands]
@@ -69,14 +70,14 @@ def _origin(value: Value) -> Op | None:
 
 
 def _code(operand: Value, mismatch: TypeMismatch) -> str:
-    if isinstance(operand.type, StateType) or mismatch.axis is None:
+    if not isinstance(operand.type, TensorType) or mismatch.axis is None:
         return "type/dtype-mismatch" if " must be " in str(mismatch) else "type/axis-mismatch"
     return "type/width-mismatch" if isinstance(operand.type.shape[mismatch.axis], int) else "type/axis-mismatch"
 
 
 def _hint(operand: Value, mismatch: TypeMismatch) -> str | None:
     if _code(operand, mismatch) == "type/width-mismatch":
-        return "the target must hand over rows of the width the draft reads: check hidden_size, hc_mult and hidden_source"
+        return "the target must hand over rows as wide as the draft reads: check hidden_size, hc_mult and hidden_source"
     if _code(operand, mismatch) == "type/dtype-mismatch":
         return "target and draft must agree on the dtype of the hidden states that pass between them"
     return None

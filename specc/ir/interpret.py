@@ -1,7 +1,7 @@
 """Running a module on tensors: every op by its reference semantics, forwards by functions of the caller.
 
-The oracle for passes: a pass preserves semantics iff the module before and after it gives the same outputs, carried values
-and calls of forwards. torch is imported when a module is run, not before.
+The oracle for passes: a pass preserves semantics iff the module before and after it gives the same outputs, carried
+values and calls of forwards. torch is imported when a module is run, not before.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ def interpret(
 
     Returns:
         Every value the entry computed, by SSA name.
+
     """
     from specc.runtime.reference import evaluate
 

@@ -22,6 +22,7 @@ class Liveness:
         values: live values (states apart).
         fields: names of live carried values.
         states: owners of live state.
+
     """
 
     ops: set[Op] = field(default_factory=set)

@@ -41,6 +41,7 @@ def node_order(module: Module) -> list[str]:
 
     Raises:
         networkx.NetworkXUnfeasible: nodes wait for each other in a circle.
+
     """
     rank: dict[str, int] = {}
     for op in module.ops():

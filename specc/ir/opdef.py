@@ -5,7 +5,8 @@ A signature reads like its documentation::
     logits: T[B, *x, V], rows: i64[B] -> index: $dtype[B, *x], bad: i1[B, *x]
 
 An upper-case dtype (``T``) and ``?name`` / ``*name`` axes are variables, ``$name`` takes an attribute's value,
-other axes must match by name; an attribute that is ``""`` stands for no axis. ``name?:`` marks an optional last operand or result, ``name*:`` a variadic one.
+other axes must match by name; an attribute that is ``""`` stands for no axis. ``name?:`` marks an optional last
+operand or result, ``name*:`` a variadic one.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class OpDef:
         effect: ``carry`` for ops that write carried state, ``external`` for the engine's forwards, else empty.
         inplace: whether result 0 replaces operand 0 in memory.
         infer: result types which a signature cannot say, from the module and the op's attributes.
+
     """
 
     name: str
@@ -88,13 +90,12 @@ class OpDef:
         """Result slots in order."""
         return _slots(self.signature.partition("->")[2])
 
-    def result_types(
-        self, module: Module, operands: Sequence[Type], attrs: Mapping[str, object]
-    ) -> tuple[Type, ...]:
+    def result_types(self, module: Module, operands: Sequence[Type], attrs: Mapping[str, object]) -> tuple[Type, ...]:
         """Types of all results, the optional ones included.
 
         Raises:
             TypeMismatch: an operand does not fit.
+
         """
         bound = self._bind(operands, attrs)
         if self.infer is not None:

@@ -10,8 +10,9 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import fields
+from typing import Any
 
-from specc.ir.core import PHASES, Attr, Carry, Module, Value
+from specc.ir.core import PHASES, Carry, Module, Value
 from specc.ir.plan import DECLS
 from specc.ir.types import AXES, DTYPES, Dim, StateType, TensorType, Type
 from specc.support.diagnostics import Diagnostic, DiagnosticError
@@ -43,6 +44,7 @@ def parse_type(text: str) -> Type:
 
     Raises:
         ValueError: not a type.
+
     """
     if state := _STATE.fullmatch(text):
         return StateType(state["owner"])
@@ -58,6 +60,7 @@ def parse_module(text: str, file: str = "<specir>") -> Module:
 
     Raises:
         DiagnosticError: ``ir/parse``, one diagnostic for every line that is wrong.
+
     """
     parser = _Parser(file)
     for number, line in enumerate(text.splitlines(), start=1):
@@ -181,7 +184,12 @@ class _Parser:
             if name in self.values:
                 raise _Failure(f"%{name} is defined twice")
         op = module.add_op(
-            self.phase, found["opcode"], operands, zip(names, types, strict=True), _attrs(found["attrs"]), _location(found)
+            self.phase,
+            found["opcode"],
+            operands,
+            zip(names, types, strict=True),
+            _attrs(found["attrs"]),
+            _location(found),
         )
         self.values.update({value.name: value for value in op.results})
 
@@ -216,8 +224,8 @@ def _types(text: str | None, count: int) -> list[Type | None]:
     return [None if part == "?" else parse_type(part) for part in parts]
 
 
-def _attrs(text: str | None) -> dict[str, Attr]:
-    attrs: dict[str, Attr] = {}
+def _attrs(text: str | None) -> dict[str, Any]:
+    attrs: dict[str, Any] = {}
     rest = (text or "{}")[1:-1]
     decoder = json.JSONDecoder()
     while rest.strip():

@@ -26,6 +26,7 @@ class Options(Decl):
         page_size: tokens per KV page.
         verify: verification mode.
         archs: architectures to compile for.
+
     """
 
     kind: ClassVar[str] = "options"
@@ -45,6 +46,7 @@ class KvLayout(Decl):
         verify_window: slots the target writes per request, from seq_len on.
         window: slots target and draft together may write per request, from seq_len on.
         reserve: slots to reserve per request before a step is scheduled.
+
     """
 
     kind: ClassVar[str] = "kv"
@@ -63,6 +65,7 @@ class Kernel(Decl):
         family: kernel family that covers it.
         phase: phase in which it is launched, that of its first op.
         bytes: device memory it moves at the largest bucket, by the cost model.
+
     """
 
     kind: ClassVar[str] = "kernel"
@@ -80,6 +83,7 @@ class Layout(Decl):
         owner: ``arena`` (specc allocates it), ``engine`` (a forward returns it) or ``input``.
         strides: elements between neighbours along each axis at the largest bucket.
         alignment: bytes that divide the address of every row.
+
     """
 
     kind: ClassVar[str] = "layout"
@@ -115,6 +119,7 @@ class Buffer(Decl):
         last: execution index of the last node that touches it.
         init: ``zero`` if it must be zero when the program is loaded, else ``none``.
         alignment: bytes that divide its address.
+
     """
 
     kind: ClassVar[str] = "buffer"
@@ -140,6 +145,7 @@ class Node(Decl):
         node: ``launch`` or ``external``.
         after: nodes it must follow, transitively reduced.
         capture: name of the graph it is captured in, empty if it is never captured.
+
     """
 
     kind: ClassVar[str] = "node"

@@ -26,6 +26,7 @@ class Dim:
         axis: what it counts, one of ``AXES``.
         size: number of elements; the upper bound when ``dynamic``; ``None`` when the engine decides.
         dynamic: whether the size varies from step to step.
+
     """
 
     name: str
@@ -49,6 +50,7 @@ class TensorType:
 
         Raises:
             ValueError: a dimension's size is the engine's business (``size`` is None).
+
         """
         sizes: list[int] = []
         for entry in self.shape:

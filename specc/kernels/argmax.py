@@ -31,6 +31,7 @@ def splits(module: Module, argmax: Op, rows: int) -> int:
         module: module of the op.
         argmax: the ``vocab.argmax`` op.
         rows: logits rows of the launch.
+
     """
     tiles = -(-vocabulary(module, argmax) // block(module, argmax))
     wanted = min(MAX_SPLITS, tiles, max(1, TARGET_PROGRAMS // rows))

@@ -1,7 +1,7 @@
 """What a kernel family declares: the op patterns it covers, and everything one launch of it needs.
 
-``form-kernels`` asks every family for candidate clusters and picks the cheapest cover; nothing else decides which kernel
-computes what. A family never looks at an algorithm, only at ops and types.
+``form-kernels`` asks every family for candidate clusters and picks the cheapest cover; nothing else decides which
+kernel computes what. A family never looks at an algorithm, only at ops and types.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Argument:
         input: input of the module that the engine owns.
         stride: input whose row stride, in elements, is passed.
         literal: an integer.
+
     """
 
     name: str
@@ -73,6 +74,7 @@ class Spec:
         num_warps: warps of 32 threads per program.
         num_stages: software pipelining depth.
         tiles: the tile sizes chosen and why, for the header of the generated file.
+
     """
 
     family: str

@@ -42,7 +42,11 @@ class Prepare(Family):
             "draft": shape.draft_slots is not None,
             "extend_window": shape.extend_slots is not None,
         }
-        tiles = f"one program per request; hidden rows in chunks of {_BLOCK_W}" if shape.hidden else "one program per request"
+        tiles = (
+            f"one program per request; hidden rows in chunks of {_BLOCK_W}"
+            if shape.hidden
+            else "one program per request"
+        )
         return Spec(self.stem, flags, tuple(constants), tuple(_arguments(module, shape).found), (), 1, 1, tiles)
 
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
@@ -64,8 +68,14 @@ class _Shape:
         slots = [op for op in cluster if op.opcode == "kv.slots"]
         self.draft_positions = _first(positions, axis="K")
         self.draft_slots = _first(slots, axis="D")
-        self.verify_positions, self.verify_slots = _first(positions, axis="A", offset=0), _first(slots, axis="A", offset=0)
-        self.extend_positions, self.extend_slots = _first(positions, axis="A", offset=1), _first(slots, axis="A", offset=1)
+        self.verify_positions, self.verify_slots = (
+            _first(positions, axis="A", offset=0),
+            _first(slots, axis="A", offset=0),
+        )
+        self.extend_positions, self.extend_slots = (
+            _first(positions, axis="A", offset=1),
+            _first(slots, axis="A", offset=1),
+        )
         self.first_token = loads["topk_index"].result
         self.nodes = module.dims["A"].size or 0
         self.width = int(tensor_type(self.hidden.result).shape[-1]) if self.hidden else 0
@@ -82,7 +92,8 @@ def _first(ops: list[Op], **attrs: str | int) -> Op | None:
 
 
 def _arguments(module: Module, shape: _Shape) -> Arguments:
-    assert shape.verify_slots is not None and shape.verify_positions is not None
+    assert shape.verify_slots is not None
+    assert shape.verify_positions is not None
     table, rows, _ = shape.verify_slots.operands
     arguments = Arguments()
     arguments.value("rows_ptr", rows)

@@ -38,8 +38,8 @@ class AssignLayouts(Pass):
                 size = tensor_type(value).shape[-1]
                 self.remark(
                     ctx,
-                    f"rows of %{value.name} are aligned to {layout.alignment} bytes only: loads are narrower than 128 bits;"
-                    f" a vocabulary padded to a multiple of 8 instead of {module.dims[str(size)].size} would widen them",
+                    f"rows of %{value.name} are aligned to {layout.alignment} bytes: loads are narrower than 128 bits;"
+                    f" a vocabulary padded from {module.dims[str(size)].size} to a multiple of 8 would widen them",
                     value.source.location if value.source else None,
                 )
 

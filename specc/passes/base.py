@@ -36,6 +36,7 @@ class Context:
         resources: figures of compiled kernels, by (kernel, arch); empty before AOT compilation.
         remarks: decisions taken so far, in order.
         warnings: diagnostics that do not stop the build.
+
     """
 
     loaded: LoadedConfig | None = None
@@ -62,6 +63,7 @@ class Pass(ABC):
 
         Raises:
             DiagnosticError: the program cannot be built.
+
         """
 
     def remark(self, ctx: Context, message: str, location: Location | None = None, *alternatives: str) -> None:

@@ -16,6 +16,7 @@ class CheckResources(Pass):
     Attributes:
         max_spills: bytes of spills per thread that are accepted.
         max_shared: bytes of shared memory per block that are accepted; 48 KB needs no opt-in on any target.
+
     """
 
     max_spills: int = 0

@@ -23,7 +23,9 @@ class ExpandAlgorithm(Pass):
         for op in module.find("spec.step"):
             if ctx.loaded is None:
                 raise DiagnosticError(
-                    Diagnostic("ir/invalid", "expand-algorithm needs the configuration, not only its .specir", op.location)
+                    Diagnostic(
+                        "ir/invalid", "expand-algorithm needs the configuration, not only its .specir", op.location
+                    )
                 )
             module.erase(op)
             chosen = algorithm(str(op.attrs["algorithm"]))

@@ -1,7 +1,8 @@
 """form-kernels: instruction selection. The cheapest legal cover of all ops by kernel families.
 
-Families offer clusters; each costs one launch plus its bytes over the memory bandwidth. The search is exact (branch and
-bound over the first uncovered op), and a cover is legal only if kernels and forwards do not wait for each other in a circle.
+Families offer clusters; each costs one launch plus its bytes over the memory bandwidth. The search is exact (branch
+and bound over the first uncovered op), and a cover is legal only if kernels and forwards do not wait for each other
+in a circle.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ def _cover(module: Module, ops: Sequence[Op], candidates: list[Candidate]) -> li
 
     Raises:
         DiagnosticError: ``kernel/no-cover``, naming the ops nobody covers.
+
     """
     offered = {op for candidate in candidates for op in candidate.cluster}
     missing = [op for op in ops if op not in offered]

@@ -25,6 +25,7 @@ class CheckEach(BaseInstrument):
 
         Raises:
             DiagnosticError: ``ir/invalid``, naming the pass.
+
         """
         found = check_module(module) + check_linear(module) + check_invariants(module)
         if found:

@@ -1,4 +1,4 @@
-"""Runs a list of passes. Everything else (checking, printing, timing, reproducing) is an instrument that hangs on it."""
+"""Runs a list of passes. All else (checking, printing, timing, reproducing) is an instrument that hangs on it."""
 
 from __future__ import annotations
 
@@ -36,13 +36,12 @@ class BaseInstrument:
         """Observe nothing."""
 
 
-def run_passes(
-    module: Module, passes: Sequence[Pass], ctx: Context, instruments: Sequence[Instrument] = ()
-) -> None:
+def run_passes(module: Module, passes: Sequence[Pass], ctx: Context, instruments: Sequence[Instrument] = ()) -> None:
     """Run ``passes`` over ``module`` in order.
 
     Raises:
         DiagnosticError: the program cannot be built, or a pass needs what is not established.
+
     """
     for step in passes:
         missing = step.requires - module.established

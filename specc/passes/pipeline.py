@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from itertools import chain
 
+from specc.passes.assign_layouts import AssignLayouts
 from specc.passes.base import Pass
 from specc.passes.bind_kv_layout import BindKvLayout
 from specc.passes.canonicalize import Canonicalize
@@ -12,7 +13,6 @@ from specc.passes.check_resources import CheckResources
 from specc.passes.cse import Cse
 from specc.passes.expand_algorithm import ExpandAlgorithm
 from specc.passes.form_kernels import FormKernels
-from specc.passes.assign_layouts import AssignLayouts
 from specc.passes.infer_types import InferTypes
 from specc.passes.plan_graphs import PlanGraphs
 from specc.passes.plan_memory import PlanMemory
@@ -55,6 +55,7 @@ def parse_pipeline(text: str) -> list[Pass]:
 
     Raises:
         ValueError: an unknown pass or option, or a value that does not fit.
+
     """
     passes: list[Pass] = []
     for item in _split(text):

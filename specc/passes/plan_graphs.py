@@ -40,7 +40,9 @@ class PlanGraphs(Pass):
             module.decls.append(Node(name, op.phase, kind, after, capture))
         launches = sum(not is_external(op) for op in first.values() if entry_of(op.phase) == "step")
         critical = nx.dag_longest_path(graph)
-        self.remark(ctx, f"one graph per step: {launches} launches, no host sync, {len(critical)} nodes on the longest path")
+        self.remark(
+            ctx, f"one graph per step: {launches} launches, no host sync, {len(critical)} nodes on the longest path"
+        )
 
 
 def _dependencies(module: Module, order: list[str]) -> nx.DiGraph:

@@ -1,7 +1,7 @@
 """plan-memory: offsets in one arena. Buffers that are never live together may share bytes.
 
-Live ranges are intervals of execution positions (prefill first, then the step); interference is a graph, and buffers are
-placed largest first at the lowest offset that is free among their neighbours.
+Live ranges are intervals of execution positions (prefill first, then the step); interference is a graph, and buffers
+are placed largest first at the lowest offset that is free among their neighbours.
 """
 
 from __future__ import annotations
@@ -70,9 +70,7 @@ def _entry_end(module: Module, positions: dict[str, int], entry: str) -> int:
     return max((positions[node_of(op)] for op in module.ops(entry)), default=0)
 
 
-def _value_buffers(
-    module: Module, layouts: dict[str, Layout], ranges: dict[str, tuple[int, int]]
-) -> list[Buffer]:
+def _value_buffers(module: Module, layouts: dict[str, Layout], ranges: dict[str, tuple[int, int]]) -> list[Buffer]:
     buffers = []
     for value in module.values():
         layout = layouts.get(value.name)
@@ -84,18 +82,14 @@ def _value_buffers(
     return buffers
 
 
-def _buffer(
-    module: Module, name: str, type_: TensorType, layout: Layout, first: int, last: int, init: str
-) -> Buffer:
+def _buffer(module: Module, name: str, type_: TensorType, layout: Layout, first: int, last: int, init: str) -> Buffer:
     shape = tuple(entry if isinstance(entry, int) else module.dims[entry].size or 0 for entry in type_.shape)
     size = DTYPES[type_.dtype]
     for entry in shape:
         size *= entry
     axes = tuple(str(entry) for entry in type_.shape)
     alignment = ALIGNMENT if layout.owner == "arena" else layout.alignment
-    return Buffer(
-        name, type_.dtype, axes, shape, layout.strides, layout.owner, -1, size, first, last, init, alignment
-    )
+    return Buffer(name, type_.dtype, axes, shape, layout.strides, layout.owner, -1, size, first, last, init, alignment)
 
 
 def _relay_buffers(module: Module) -> list[Buffer]:
@@ -119,7 +113,9 @@ def _scratch_buffers(module: Module) -> list[Buffer]:
 
 def _scratch(module: Module, scratch: Scratch, at: int) -> Buffer:
     live = (1, FOREVER) if scratch.zero else (at, at)
-    return _owned(module, scratch.name, TensorType(scratch.dtype, scratch.shape), live, "zero" if scratch.zero else "none")
+    return _owned(
+        module, scratch.name, TensorType(scratch.dtype, scratch.shape), live, "zero" if scratch.zero else "none"
+    )
 
 
 def _owned(module: Module, name: str, type_: TensorType, live: tuple[int, int], init: str) -> Buffer:

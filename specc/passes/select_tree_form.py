@@ -1,8 +1,8 @@
 """select-tree-form: one branch is a chain, and a chain's tree is a constant.
 
-With one branch nothing is ranked, so scores, links, depths and the mask fold away: the next token is an argmax, columns are
-filled as tokens are drafted, positions depend on lengths alone. Every node list is a path, so the node axis *is* the path
-axis, and from here on types say so.
+With one branch nothing is ranked, so scores, links, depths and the mask fold away: the next token is an argmax,
+columns are filled as tokens are drafted, positions depend on lengths alone. Every node list is a path, so the node
+axis *is* the path axis, and from here on types say so.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ class SelectTreeForm(Pass):
 def _fold_grow(module: Module, grow: Op) -> None:
     """Of one candidate the best one is it: its token is the argmax, its parent the only row."""
     tokens, _, kept, _ = grow.results
-    name = tokens.name
     topk = grow.operands[1].source
     assert topk is not None
     argmax = _insert(module, topk, "vocab.argmax", topk.operands, ("draft_token", "draft_bad"), dtype="i64", keep="")
@@ -102,9 +101,7 @@ def _insert(
 ) -> Op:
     """A typed op right after another one."""
     index = module.phases[after.phase].index(after) + 1
-    op = module.add_op(
-        after.phase, opcode, operands, [(name, None) for name in names], attrs, after.location, index
-    )
+    op = module.add_op(after.phase, opcode, operands, [(name, None) for name in names], attrs, after.location, index)
     for value in op.results:
         _infer(module, value)
     return op

@@ -28,7 +28,7 @@ class SelectVerify(Pass):
             _lower_greedy(module, accept)
             self.remark(
                 ctx,
-                "greedy: one argmax of every node's row, then a walk; no temperature, penalties or random numbers exist",
+                "greedy: one argmax of every node's row, then a walk; no temperature, penalties or randomness",
                 accept.location,
             )
 

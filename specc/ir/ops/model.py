@@ -1,8 +1,8 @@
-"""The `model` dialect: the engine's forwards. External calls; specc gives them static inputs and reads what they return.
+"""The `model` dialect: the engine's forwards. External calls, which get static inputs and return what specc reads.
 
-``capture`` says which hidden rows a forward hands over: ``null`` none, ``last`` one per request or branch, ``full`` all.
-``hidden`` is the last operand and the last result; both are absent when nothing needs them. The width of a hidden operand
-is declared by the forward that consumes it (attributes ``input_dtype``, ``input_width``).
+``capture`` says which hidden rows a forward hands over: ``null`` none, ``last`` one per request or branch, ``full``
+all. ``hidden`` is the last operand and the last result; both are absent when nothing needs them. The width of a
+hidden operand is declared by the forward that consumes it (attributes ``input_dtype``, ``input_width``).
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ OPS = (
     ),
     OpDef(
         "model.prefill_target",
-        f"{_WINDOW}, kv: !kv<target>"
-        " -> logits: $dtype[B, V], kv: !kv<target>, hidden?: $dtype[T, $width]",
+        f"{_WINDOW}, kv: !kv<target> -> logits: $dtype[B, V], kv: !kv<target>, hidden?: $dtype[T, $width]",
         "The target over ragged prompts; logits of every prompt's last row.",
         _OUT,
         effect="external",

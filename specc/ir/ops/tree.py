@@ -21,12 +21,9 @@ OPS = (
     ),
     OpDef(
         "tree.select",
-        "bonus: i32[B], parts*: ?"
-        " -> tokens: i64[B, N], next: i64[B, N], sibling: i64[B, N], depth: i64[B, N]",
+        "bonus: i32[B], parts*: ? -> tokens: i64[B, N], next: i64[B, N], sibling: i64[B, N], depth: i64[B, N]",
         "From S score, S token and S-1 kept operands: the N-1 best candidates in ascending id, linked to a tree.",
         {"steps": int},
     ),
-    OpDef(
-        "tree.positions", "seq_lens: i64[B], depth: i64[B, N] -> positions: i64[B, N]", "seq_len + depth."
-    ),
+    OpDef("tree.positions", "seq_lens: i64[B], depth: i64[B, N] -> positions: i64[B, N]", "seq_len + depth."),
 )

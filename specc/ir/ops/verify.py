@@ -17,9 +17,8 @@ OPS = (
     ),
     OpDef(
         "verify.greedy",
-        f"tokens: i64[B, ?n], argmax: i32[B, ?n], rows: i64[B], next?: i64[B, ?n], sibling?: i64[B, ?n]"
-        f" -> {_ACCEPT}",
-        "Walk from the root: accept the first child, in ascending column, whose token is the argmax of its parent's row."
+        f"tokens: i64[B, ?n], argmax: i32[B, ?n], rows: i64[B], next?: i64[B, ?n], sibling?: i64[B, ?n] -> {_ACCEPT}",
+        "Walk from the root: accept the first child, in ascending column, whose token is its parent row's argmax."
         " ``predict`` is the token after each accepted node, 0 elsewhere; padding rows: 0, -1, 0.",
     ),
 )

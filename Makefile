@@ -1,0 +1,60 @@
+# make demo   set up, build two wheels, install them, generate text and compare it with transformers' own
+# make test   set up, run every test that needs no GPU
+# make check  what CI runs: lint, types, tests
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+MODELS := examples/models
+
+.PHONY: setup demo test lint types check golden conformance gpu bench clean
+
+setup: $(VENV)/.ready
+
+# torch comes first and pinned: an unpinned torch would bring gigabytes of CUDA packages that nothing here needs.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[engine,cuda,dev]'
+	touch $@
+
+demo: setup
+	$(BIN)/specc build examples/standalone-chain.yaml -o build/wheels
+	$(BIN)/specc build examples/eagle-chain.yaml -o build/wheels
+	$(BIN)/python examples/random_models.py build/random-qwen3
+	$(BIN)/specc build examples/random-qwen3-chain.yaml -o build/wheels --quiet
+	$(BIN)/pip install --quiet --no-deps --force-reinstall build/wheels/*.whl
+	$(BIN)/specc run specc_standalone_chain --target $(MODELS)/target --draft $(MODELS)/standalone \
+	    --prompts examples/prompts.json --check
+	$(BIN)/specc run specc_eagle_chain --target $(MODELS)/target --draft $(MODELS)/eagle \
+	    --prompts examples/prompts.json --check
+	$(BIN)/specc run specc_random_qwen3_chain --target build/random-qwen3/target --draft build/random-qwen3/draft \
+	    --prompts examples/prompts.json --check --max-new-tokens 24
+
+test: setup
+	$(BIN)/python -m pytest -n 2 -W error
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/pyright
+
+check: lint types test
+
+golden: setup
+	$(BIN)/python -m pytest tests/golden --update-golden
+
+conformance: setup
+	$(PYTHON) tests/conformance/make_oracle.py
+	$(BIN)/python -m pytest tests/conformance -m conformance
+
+gpu: setup
+	$(BIN)/python -m pytest tests/gpu -m gpu
+
+bench: setup
+	$(BIN)/python bench/chain.py
+
+clean:
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis

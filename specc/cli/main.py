@@ -1,0 +1,67 @@
+"""The entry point `specc`: which commands there are.
+
+A command is a function in a module of its own that imports nothing heavy at its top, so that `specc --help`
+stays quick although it lists them all.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from specc.cli.reporting import reported
+from specc.version import __version__
+
+COMMANDS: tuple[str, ...] = ("check", "build", "run", "schema", "doctor")
+"""Commands in the order of `specc --help`: ``specc.cli.<name>`` has a function ``<name>``."""
+
+app = typer.Typer(
+    name="specc",
+    help="Compile one YAML configuration of speculative decoding into specialised kernels and a plan.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(wanted: bool) -> None:
+    """Print the version and leave."""
+    if wanted:
+        typer.echo(f"specc {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Take the options that belong to no command."""
+
+
+def _register(name: str) -> None:
+    """Add one command, if its module is part of this installation."""
+    module = f"specc.cli.{name}"
+    if importlib.util.find_spec(module) is None:
+        return
+    command: Callable[..., None] = getattr(importlib.import_module(module), name)
+    app.command(name)(reported(command))
+
+
+for _name in COMMANDS:
+    _register(_name)
+
+
+def main() -> None:
+    """Run the command line; exits with 0, 1 (input), 2 (usage) or 70 (a failure of specc itself)."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

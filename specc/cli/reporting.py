@@ -1,0 +1,113 @@
+"""The one place where commands end: findings become text and exit codes.
+
+Exit codes: 0 done; 1 the input is wrong; 2 wrong usage (typer's own); 70 specc itself failed.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import ParamSpec, TextIO, TypeVar
+
+import typer
+
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.support.render import render, to_json
+
+EXIT_INPUT = 1
+EXIT_INTERNAL = 70
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class Format(StrEnum):
+    """How findings are printed: text for people (stderr), or one JSON list (stdout)."""
+
+    text = "text"
+    json = "json"
+
+
+class Report:
+    """Prints findings; knows the texts they point into."""
+
+    def __init__(self, format: Format = Format.text) -> None:
+        """Start with no sources."""
+        self.format = format
+        self._sources: dict[str, str] = {}
+        self._paths: dict[str, str] = {}
+
+    def know(self, sources: Mapping[str, str], paths: Mapping[str, str] | None = None) -> None:
+        """Take the text, and the path to show, of files that locations may name."""
+        self._sources.update(sources)
+        self._paths.update(paths or {})
+
+    def show(self, diagnostics: Iterable[Diagnostic]) -> None:
+        """Print findings: as one JSON list (even an empty one), or as text and nothing for none."""
+        found = tuple(diagnostics)
+        if self.format is Format.json:
+            typer.echo(json.dumps(to_json(found, self._paths), indent=2))
+            return
+        color = wants_color(sys.stderr)
+        for diagnostic in found:
+            typer.echo(render(diagnostic, self._sources, color, self._paths), err=True, color=color)
+
+
+def wants_color(stream: TextIO) -> bool:
+    """Whether to write colours: on a terminal, unless NO_COLOR is set to anything (no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+@contextmanager
+def reporting(format: Format = Format.text) -> Generator[Report]:
+    """Run a command's body; turn a DiagnosticError into exit code 1 and any other failure into 70.
+
+    Usage errors and deliberate exits pass through. A traceback is printed only with ``SPECC_DEBUG=1``.
+    """
+    report = Report(format)
+    try:
+        yield report
+    except DiagnosticError as error:
+        report.know(error.sources, error.paths)
+        report.show(error.diagnostics)
+        raise typer.Exit(EXIT_INPUT) from None
+    except Exception as error:
+        if _passes_through(error):
+            raise
+        report.show([_crash(error)])
+        raise typer.Exit(EXIT_INTERNAL) from None
+
+
+def reported(command: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Wrap a command that does not open `reporting` itself; its signature stays as it is."""
+
+    @functools.wraps(command)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with reporting():
+            return command(*args, **kwargs)
+
+    return run
+
+
+def _passes_through(error: Exception) -> bool:
+    """Whether an exception is the command line's own: an exit, a usage error, or a closed pipe."""
+    module = type(error).__module__.partition(".")[0]
+    return module in ("click", "typer") or isinstance(error, BrokenPipeError)
+
+
+def _crash(error: Exception) -> Diagnostic:
+    """Return the finding for a failure of specc itself, after the traceback if that is wanted."""
+    if os.environ.get("SPECC_DEBUG") == "1":
+        traceback.print_exception(error)
+    summary = (str(error).strip().splitlines() or [""])[0][:300]
+    return Diagnostic(
+        "internal/crash",
+        f"specc failed: {type(error).__name__}: {summary}".rstrip(": "),
+        hint="this is a bug in specc; please report it with the output of SPECC_DEBUG=1",
+    )

@@ -1,0 +1,262 @@
+"""`specc run`: generate text with a compiled program and real models.
+
+Nothing heavy is imported before the command runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from specc.cli.reporting import Format, reporting
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+
+if TYPE_CHECKING:
+    from specc.engine.engine import Engine
+    from specc.engine.request import Completion, StopConditions, TokenEvent
+
+
+class Device(str, Enum):
+    """Where models and program run."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One completion next to transformers' own: where they first differ, and the two tokens there."""
+
+    identical: bool
+    position: int | None = None
+    found: int | None = None
+    expected: int | None = None
+
+    def __str__(self) -> str:
+        """Return the line that is printed under a completion."""
+        if self.identical:
+            return "identical to generate: yes"
+        return (
+            f"identical to generate: no, first at new token {self.position}: "
+            f"{_token(self.found)} instead of {_token(self.expected)}"
+        )
+
+
+def run(
+    program: Annotated[
+        str, typer.Argument(metavar="WHEEL_OR_PACKAGE", help="A .whl file or installed package.")
+    ],
+    target: Annotated[Path, typer.Option(help="Directory of the target model.")],
+    draft: Annotated[Path, typer.Option(help="Directory of the draft model.")],
+    prompt: Annotated[list[str] | None, typer.Option(help="A prompt; may be repeated.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="A file of prompts: one per line, or a JSON list.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens per prompt.")] = 64,
+    device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
+    stop: Annotated[list[str] | None, typer.Option(help="End a completion here; may be repeated.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare with the target's own greedy text.")
+    ] = False,
+    stream: Annotated[bool | None, typer.Option(help="Print tokens as they come (one prompt only).")] = None,
+    max_context: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of prompt and completion.")
+    ] = None,
+    format: Annotated[Format, typer.Option(help="How to print results.")] = Format.text,
+) -> None:
+    """Generate text with a compiled program.
+
+    With --check, exit code 1 means that some text differs from what transformers' generate writes.
+    """
+    with reporting(format):
+        texts = _prompts(prompt or [], prompts)
+        if not texts:
+            raise typer.BadParameter("give at least one --prompt, or --prompts FILE")
+        if "" in (stop or ()):
+            raise typer.BadParameter("a stop string must not be empty", param_hint="--stop")
+        console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
+        wants_stream = console.is_terminal if stream is None else stream
+        printer = _Printer(console, texts, format, stream=wants_stream and len(texts) == 1)
+        with _wheel_package(program) as module:
+            engine = _make_engine(module, target, draft, device.value, max_context, printer)
+            conditions = _conditions(engine, max_new_tokens, stop or ())
+            completions = _generate(engine, texts, conditions, printer)
+            verdicts = _check(engine, completions, max_new_tokens) if check else []
+        printer.finish(completions, verdicts, engine)
+    if not all(verdict.identical for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+class _Printer:
+    """Prints completions as they finish, or one of them token by token; JSON only at the end."""
+
+    def __init__(self, console: Console, texts: Sequence[str], format: Format, *, stream: bool) -> None:
+        self.console, self.texts = console, texts
+        self.is_text = format is Format.text
+        self.stream = stream and self.is_text
+        self._begun = False
+
+    def token(self, event: TokenEvent) -> None:
+        """Show what a token adds, when streaming."""
+        if not self.stream:
+            return
+        if not self._begun:
+            self._head(0)
+        self._begun = True
+        self.console.out(event.text, end="" if event.finish_reason is None else "\n", highlight=False)
+
+    def completion(self, completion: Completion) -> None:
+        """Show a finished completion, unless it was streamed."""
+        if self.is_text and not self.stream:
+            self._head(completion.request_id)
+            self.console.out(completion.text or "", highlight=False)
+
+    def finish(self, completions: Sequence[Completion], verdicts: Sequence[Verdict], engine: Engine) -> None:
+        """Show the verdicts and the table of counts, or everything as one JSON record."""
+        if not self.is_text:
+            typer.echo(json.dumps(_record(self.texts, completions, verdicts, engine), indent=2))
+            return
+        for completion, verdict in zip(completions, verdicts, strict=False):
+            label = f"[{completion.request_id}] " if len(completions) > 1 else ""
+            self.console.print(f"{label}{verdict}", style="green" if verdict.identical else "red")
+        stats, table = engine.stats, Table(show_edge=False)
+        for name in ("prompts", "tokens", "steps", "mean accepted length", "tokens/s"):
+            table.add_column(name, justify="right")
+        counts = (str(stats.requests), str(stats.tokens), str(stats.steps))
+        table.add_row(*counts, f"{stats.mean_accept_len:.2f}", f"{stats.tokens_per_second:.1f}")
+        self.console.print(table)
+
+    def _head(self, index: int) -> None:
+        label = f"[{index}] " if len(self.texts) > 1 else ""
+        self.console.print(f"{label}{self.texts[index]}", style="bold", end="" if self.stream else "\n")
+
+
+def _prompts(given: Sequence[str], file: Path | None) -> list[str]:
+    """Return all prompts: those of the command line, then those of the file."""
+    if file is None:
+        return list(given)
+    try:
+        text = file.read_text(encoding="utf-8")
+        if file.suffix != ".json":
+            return [*given, *(line for line in text.splitlines() if line.strip())]
+        listed = json.loads(text)
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        message = f"cannot read the prompts in {str(file)!r}: {error}"
+        raise DiagnosticError(Diagnostic("config/unreadable", message)) from error
+    if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
+        message = f"{str(file)!r} is not a JSON list of strings"
+        raise DiagnosticError(Diagnostic("config/wrong-type", message))
+    return [*given, *listed]
+
+
+def _wheel_package(name_or_path: str) -> Any:
+    """Return a context that holds the generated package; DiagnosticError without the engine's libraries."""
+    try:
+        import transformers
+
+        from specc.engine.wheel import package
+    except ImportError as error:
+        message = f"the engine needs a library that is not installed: {error.name}"
+        diagnostic = Diagnostic("run/model-unreadable", message, hint="pip install 'specc[engine]'")
+        raise DiagnosticError(diagnostic) from error
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return package(name_or_path)
+
+
+def _make_engine(
+    module: Any, target: Path, draft: Path, device: str, max_context: int | None, printer: _Printer
+) -> Engine:
+    """Load program and models and bind them."""
+    import torch
+
+    from specc.engine.engine import Engine
+    from specc.engine.errors import EngineError
+    from specc.engine.loading import load_draft, load_target
+    from specc.engine.plan_facts import PlanFacts
+    from specc.engine.wheel import load_program
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise typer.BadParameter("this machine has no CUDA device", param_hint="--device")
+    loaded = load_program(module, device)
+    facts = PlanFacts.read(loaded.plan)
+    model = load_target(target, facts, device)
+    helper = load_draft(draft, facts, model, device)
+    if model.tokenizer is None:
+        message = f"the target model {str(target)!r} has no tokenizer"
+        raise DiagnosticError(Diagnostic("run/model-unreadable", message, hint="add its tokenizer.json"))
+    try:
+        return Engine(loaded, model, helper, max_context=max_context, on_token=printer.token)
+    except EngineError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _conditions(engine: Engine, max_new_tokens: int, stop: Sequence[str]) -> StopConditions:
+    """Return when to stop: the model's own EOS tokens, and what was asked for."""
+    from specc.engine.request import StopConditions
+
+    return StopConditions(max_new_tokens, engine.target.eos_token_ids, tuple(stop))
+
+
+def _generate(
+    engine: Engine, texts: Sequence[str], conditions: StopConditions, printer: _Printer
+) -> list[Completion]:
+    """Run all prompts, printing each completion when it finishes; results in the order of the prompts."""
+    from specc.engine.errors import RequestTooLongError
+
+    try:
+        for text in texts:
+            engine.add(text, conditions)
+    except RequestTooLongError as error:
+        raise typer.BadParameter(str(error)) from error
+    done: list[Completion] = []
+    while engine.has_work:
+        finished = engine.step()
+        done += finished
+        for completion in finished:
+            printer.completion(completion)
+    return sorted(done, key=lambda completion: completion.request_id)
+
+
+def _check(engine: Engine, completions: Sequence[Completion], max_new_tokens: int) -> list[Verdict]:
+    """Run the target alone on every prompt and compare token by token."""
+    from specc.engine.reference import first_difference, greedy
+
+    verdicts: list[Verdict] = []
+    for completion in completions:
+        expected = greedy(engine.target, completion.prompt_ids, max_new_tokens, engine.target.eos_token_ids)
+        at = first_difference(completion, expected)
+        verdicts.append(
+            Verdict(True)
+            if at is None
+            else Verdict(False, at, _at(completion.token_ids, at), _at(expected, at))
+        )
+    return verdicts
+
+
+def _record(
+    texts: Sequence[str], completions: Sequence[Completion], verdicts: Sequence[Verdict], engine: Engine
+) -> dict[str, object]:
+    """Return everything as one JSON-ready record."""
+    records = [{"prompt": text, **asdict(item)} for text, item in zip(texts, completions, strict=True)]
+    for record, verdict in zip(records, verdicts, strict=False):
+        record["check"] = asdict(verdict)
+    return {"completions": records, "stats": engine.stats.as_dict()}
+
+
+def _at(tokens: Sequence[int], index: int) -> int | None:
+    """Return a token, None past the end."""
+    return tokens[index] if index < len(tokens) else None
+
+
+def _token(token: int | None) -> str:
+    """Return a token as shown to people."""
+    return "the end" if token is None else str(token)

@@ -1,0 +1,18 @@
+"""`specc schema`: print the JSON Schema of configuration files."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+from specc.cli.reporting import reporting
+
+
+def schema() -> None:
+    """Print the JSON Schema of configuration files, for editors and other tools."""
+    with reporting():
+        from specc.cli.check import known_algorithms
+        from specc.config import json_schema
+
+        typer.echo(json.dumps(json_schema(known_algorithms()), indent=2))

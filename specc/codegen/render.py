@@ -1,0 +1,120 @@
+"""Render kernel templates: flags decide which arguments and statements exist, nothing else varies.
+
+Pure functions of their arguments and of the template files: no time, no environment, no set order.
+"""
+
+import functools
+import hashlib
+import importlib.resources
+import keyword
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import jinja2
+import jinja2.meta
+
+LIB_FILES = ("lib/__init__.py", "lib/argmax.py")
+"""The device code that rendered kernels import, relative to the folder that holds them."""
+
+
+class _Directory(Protocol):
+    """What is needed of a folder, on disk or inside an installed package."""
+
+    def joinpath(self, *descendants: str) -> "_Directory": ...
+    def is_file(self) -> bool: ...
+    def is_dir(self) -> bool: ...
+    def read_text(self, encoding: str | None = None) -> str: ...
+
+
+@functools.cache
+def _root() -> _Directory:
+    """The templates folder: `specc/_templates` when installed, `templates` beside `specc` in a checkout."""
+    package = importlib.resources.files("specc")
+    installed = package.joinpath("_templates")
+    if installed.is_dir():
+        return installed
+    checkout = Path(__file__).resolve().parents[2] / "templates"
+    if checkout.is_dir():
+        return checkout
+    raise FileNotFoundError(f"no kernel templates in {installed} or {checkout}")
+
+
+@functools.cache
+def _read(name: str) -> str:
+    """The text of the file `name` of the templates folder. Raises FileNotFoundError with its name."""
+    file = _root().joinpath(*name.split("/"))
+    if not file.is_file():
+        raise FileNotFoundError(f"no template {name!r} in {_root()}")
+    return file.read_text(encoding="utf-8")
+
+
+def _template_name(stem: str) -> str:
+    if not stem.isidentifier() or keyword.iskeyword(stem):
+        raise ValueError(f"not the stem of a kernel template: {stem!r}")
+    return f"kernels/{stem}.py.jinja"
+
+
+def _load(name: str) -> str | None:
+    try:
+        return _read(name)
+    except FileNotFoundError:
+        return None
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    """The one Jinja environment of the project. An unknown name is an error, not an empty string."""
+    return jinja2.Environment(
+        loader=jinja2.FunctionLoader(_load),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+        line_statement_prefix="#%",
+        line_comment_prefix="##",
+    )
+
+
+@functools.cache
+def template_flags(stem: str) -> frozenset[str]:
+    """The names of the flags of a template: the variables it reads and does not set.
+
+    Raises FileNotFoundError if there is no template of that stem, ValueError if `stem` is no identifier.
+    """
+    return frozenset(jinja2.meta.find_undeclared_variables(_environment().parse(_read(_template_name(stem)))))
+
+
+def template_digest(stem: str) -> str:
+    """The sha256 (hex) of a template's text, before rendering. Raises as `template_flags`."""
+    return hashlib.sha256(_read(_template_name(stem)).encode()).hexdigest()
+
+
+def lib_sources() -> dict[str, str]:
+    """The shared device code: path relative to the folder of the rendered kernels -> text, in path order.
+
+    Write these beside the kernels: a rendered kernel imports `.lib.<module>`.
+    """
+    return {name: _read(name) for name in LIB_FILES}
+
+
+def render_kernel(stem: str, flags: Mapping[str, bool], header: Sequence[str]) -> str:
+    """The Python source of one kernel; the kernel function is called `stem`.
+
+    `flags` gives every flag of the template a bool, and names nothing else. `header` is put on top, one
+    comment line per entry. Raises ValueError when the flags do not match the template or a header line is not
+    one printable ASCII line, FileNotFoundError when there is no template of that stem.
+    """
+    wanted = template_flags(stem)
+    missing, unknown = sorted(wanted - flags.keys()), sorted(flags.keys() - wanted)
+    if missing or unknown:
+        raise ValueError(f"{stem}: missing flags {missing}, unknown flags {unknown}")
+    not_bool = sorted(name for name, value in flags.items() if not isinstance(value, bool))
+    if not_bool:
+        raise ValueError(f"{stem}: not a bool: {not_bool}")
+    for line in header:
+        if not line.isascii() or (line and not line.isprintable()):
+            raise ValueError(f"{stem}: not a printable ASCII line: {line!r}")
+    top = "".join(f"# {line}".rstrip() + "\n" for line in header)
+    return top + _environment().get_template(_template_name(stem)).render(flags)

@@ -1,0 +1,1 @@
+"""What `specc build --emit` can write, one module per format."""

@@ -1,0 +1,307 @@
+"""Emit a wheel: the program, its runtime and its machine code as an ordinary Python distribution.
+
+The bytes depend on the arguments and on specc alone: entries are sorted and stored uncompressed (zlib's output
+differs between its versions), timestamps and permissions are fixed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.resources
+import json
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from email.message import Message
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Protocol
+from zipfile import ZIP_STORED, ZipInfo
+
+import jinja2
+from packaging.metadata import Metadata
+from packaging.tags import Tag
+from packaging.utils import canonicalize_name
+from wheel.wheelfile import WheelFile
+
+from specc.runtime.manifest import MANIFEST, PLAN, Artifact
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+EPOCH = (1980, 1, 1, 0, 0, 0)
+MODE = 0o644
+TAG = Tag("py3", "none", "any")
+RUNTIME = "_runtime"
+TORCH_MINIMUM = "2.11"
+PYTHON = ">=3.11"
+CUDA_REQUIRES = ("cuda-core>=0.3", "cuda-bindings>=12")
+ENTRY_POINTS = "specc.programs"
+
+
+class WheelArtifact(Protocol):
+    """Machine code of one kernel for one arch, as `codegen.aot` makes it."""
+
+    @property
+    def kernel(self) -> str:
+        """Key of the plan's kernels."""
+        ...
+
+    @property
+    def arch(self) -> str:
+        """As `sm_90`."""
+        ...
+
+    @property
+    def kind(self) -> str:
+        """`cubin`, or what another backend calls it."""
+        ...
+
+    @property
+    def binary(self) -> bytes:
+        """The machine code."""
+        ...
+
+    @property
+    def entry(self) -> str:
+        """Symbol to launch."""
+        ...
+
+    @property
+    def num_warps(self) -> int:
+        """Warps per block."""
+        ...
+
+    @property
+    def shared(self) -> int:
+        """Dynamic shared memory in bytes."""
+        ...
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Types of all parameters, hidden trailing ones included."""
+        ...
+
+    @property
+    def registers(self) -> int:
+        """Registers per thread."""
+        ...
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names of a generated distribution: `specc-eagle-chain` holds the package `specc_eagle_chain`."""
+
+    config: str
+    distribution: str
+    package: str
+    version: str
+
+    @property
+    def stem(self) -> str:
+        """What the wheel's file name and its dist-info folder begin with."""
+        return f"{self.package}-{self.version}"
+
+
+def wheel_names(name: str, version: str) -> Names:
+    """Names of the wheel of the configuration `name`. ValueError when they would not be importable."""
+    distribution = canonicalize_name(f"specc-{name}")
+    package = distribution.replace("-", "_")
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name) or not package.isidentifier():
+        raise ValueError(f"a program cannot be called {name!r}: letters, digits, '_' and '-', a letter first")
+    return Names(name, distribution, package, version)
+
+
+def write_wheel(
+    out_dir: Path,
+    *,
+    name: str,
+    version: str,
+    plan: Mapping[str, Any],
+    sources: Mapping[str, str],
+    specir: str,
+    config_text: str,
+    artifacts: Sequence[WheelArtifact],
+    summary: str,
+    requires: Sequence[str] = (),
+    torch_minimum: str = TORCH_MINIMUM,
+) -> Path:
+    """Write the wheel of one program into `out_dir`, in place of an older one of its name; returns its path.
+
+    Args:
+        out_dir: folder, made if it is missing.
+        name: the configuration's name.
+        version: specc's version, which is also the wheel's.
+        plan: content of `plan.json`.
+        sources: Triton sources, path inside the package (`kernels/prepare.py`) to text.
+        specir: the lowered module as text.
+        config_text: the configuration as written.
+        artifacts: machine code; none makes a wheel for the CPU backend alone.
+        summary: one line for people.
+        requires: further requirements of the wheel.
+        torch_minimum: the oldest torch the program runs on.
+
+    Raises ValueError on a name that cannot be imported, a path outside the package, two files of one path, a plan
+    whose kernel has no source, or metadata that is not valid.
+
+    """
+    names = wheel_names(name, version)
+    _check_sources(plan, sources)
+    files = _Files()
+    files.add(PLAN, plan_text(plan))
+    files.add("module.specir", specir)
+    files.add("config.yaml", config_text)
+    files.add("py.typed", "")
+    files.add("__init__.py", _template("package.py"))
+    for path, text in {**sources, **_runtime_sources()}.items():
+        files.add(path, text)
+    listed = [_add_artifact(files, artifact) for artifact in artifacts]
+    files.add(MANIFEST, _manifest(names, plan, listed, files, torch_minimum))
+    archs = sorted({artifact.arch for artifact in listed})
+    info = {
+        "METADATA": _metadata(names, summary, archs, [f"torch>={torch_minimum}", *requires]),
+        "WHEEL": _wheel_file(version),
+        "entry_points.txt": f"[{ENTRY_POINTS}]\n{name} = {names.package}\n".encode(),
+    }
+    return _write(out_dir, names, files.content, info)
+
+
+def plan_text(plan: Mapping[str, Any]) -> str:
+    """The canonical text of a plan: keys sorted, two blanks per level, a final newline."""
+    return json.dumps(plan, sort_keys=True, indent=2, allow_nan=False) + "\n"
+
+
+class _Files:
+    """Content by path inside the package."""
+
+    def __init__(self) -> None:
+        self.content: dict[str, bytes] = {}
+
+    def add(self, path: str, content: str | bytes) -> None:
+        pure = PurePosixPath(path)
+        if pure.is_absolute() or ".." in pure.parts or str(pure) != path or "\\" in path:
+            raise ValueError(f"not a path inside the package: {path!r}")
+        if path in self.content:
+            raise ValueError(f"two files of the path {path!r}")
+        self.content[path] = content.encode() if isinstance(content, str) else content
+
+
+def _check_sources(plan: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    missing = sorted({kernel["source"] for kernel in plan["kernels"].values()} - sources.keys())
+    if missing:
+        raise ValueError(f"the plan names sources that are not there: {', '.join(missing)}")
+
+
+def _template(name: str) -> str:
+    """A file of `templates/wheel`: inside an installed specc, or beside the package in a checkout."""
+    installed = importlib.resources.files("specc").joinpath("_templates", "wheel", name)
+    if installed.is_file():
+        return installed.read_text(encoding="utf-8")
+    return (Path(__file__).resolve().parents[2] / "templates" / "wheel" / name).read_text(encoding="utf-8")
+
+
+def _runtime_sources() -> dict[str, str]:
+    """The runtime's files, byte for byte, by path inside the generated package."""
+    root = Path(__file__).resolve().parents[1] / "runtime"
+    paths = sorted(root.rglob("*.py"))
+    return {f"{RUNTIME}/{path.relative_to(root).as_posix()}": path.read_text(encoding="utf-8") for path in paths}
+
+
+def _add_artifact(files: _Files, artifact: WheelArtifact) -> Artifact:
+    file = f"machine_code/{artifact.arch}/{artifact.kernel}.{artifact.kind}"
+    files.add(file, artifact.binary)
+    return Artifact(
+        kernel=artifact.kernel,
+        arch=artifact.arch,
+        kind=artifact.kind,
+        file=file,
+        entry=artifact.entry,
+        num_warps=artifact.num_warps,
+        shared=artifact.shared,
+        parameters=tuple(artifact.parameters),
+        registers=artifact.registers,
+    )
+
+
+def _manifest(
+    names: Names, plan: Mapping[str, Any], artifacts: Sequence[Artifact], files: _Files, torch_minimum: str
+) -> str:
+    ordered = sorted(artifacts, key=lambda artifact: (artifact.arch, artifact.kernel))
+    manifest = {
+        "name": names.config,
+        "version": names.version,
+        "specc": plan["specc"],
+        "plan_format": plan["format"],
+        "torch": torch_minimum,
+        "archs": sorted({artifact.arch for artifact in artifacts}),
+        "artifacts": [asdict(artifact) for artifact in ordered],
+        "files": {path: hashlib.sha256(content).hexdigest() for path, content in files.content.items()},
+    }
+    return json.dumps(manifest, sort_keys=True, indent=2) + "\n"
+
+
+def _metadata(names: Names, summary: str, archs: Sequence[str], requires: Sequence[str]) -> bytes:
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
+    template = environment.from_string(_template("README.md.jinja"))
+    fields = {"distribution": names.distribution, "package": names.package, "version": names.version}
+    message = Message()
+    for header, value in (
+        ("Metadata-Version", "2.1"),
+        ("Name", names.distribution),
+        ("Version", names.version),
+        ("Summary", summary),
+        ("Requires-Python", PYTHON),
+        *(("Requires-Dist", requirement) for requirement in requires),
+        ("Provides-Extra", "cuda"),
+        *(("Requires-Dist", f'{requirement}; extra == "cuda"') for requirement in CUDA_REQUIRES),
+        ("Description-Content-Type", "text/markdown"),
+    ):
+        if "\n" in value or "\r" in value:
+            raise ValueError(f"{header} of a wheel must be one line: {value!r}")
+        message[header] = value
+    body = template.render(summary=summary, archs=archs, **fields)
+    content = _headers(message) + body.encode()
+    Metadata.from_email(content, validate=True)
+    return content
+
+
+def _wheel_file(version: str) -> bytes:
+    message = Message()
+    message["Wheel-Version"] = "1.0"
+    message["Generator"] = f"specc {version}"
+    message["Root-Is-Purelib"] = "true"
+    message["Tag"] = str(TAG)
+    return _headers(message)
+
+
+def _headers(message: Message) -> bytes:
+    """Headers as UTF-8, one line each, and the blank line that ends them."""
+    return "".join(f"{name}: {value}\n" for name, value in message.items()).encode() + b"\n"
+
+
+class _ReproducibleWheel(WheelFile):
+    """A wheel whose every entry, RECORD included, has the same date and permissions."""
+
+    def writestr(self, zinfo_or_arcname: str | ZipInfo, data: Buffer | str, compress_type: int | None = None) -> None:
+        name = zinfo_or_arcname if isinstance(zinfo_or_arcname, str) else zinfo_or_arcname.filename
+        entry = ZipInfo(name, date_time=EPOCH)
+        entry.external_attr = (stat.S_IFREG | MODE) << 16
+        entry.create_system = 3  # unix, wherever specc runs
+        entry.compress_type = ZIP_STORED
+        super().writestr(entry, data)
+
+
+def _write(out_dir: Path, names: Names, files: Mapping[str, bytes], info: Mapping[str, bytes]) -> Path:
+    out_dir.mkdir(parents=True, exist_ok=True)
+    wheel = out_dir / f"{names.stem}-{TAG}.whl"
+    with tempfile.TemporaryDirectory(dir=out_dir, prefix=".wheel-") as scratch:
+        unfinished = Path(scratch) / wheel.name
+        with _ReproducibleWheel(unfinished, "w", compression=ZIP_STORED) as archive:
+            for path in sorted(files):
+                archive.writestr(f"{names.package}/{path}", files[path])
+            for path in sorted(info):
+                archive.writestr(f"{archive.dist_info_path}/{path}", info[path])
+        os.replace(unfinished, wheel)
+    return wheel

@@ -1,0 +1,98 @@
+"""A decode step of speculative decoding, compiled by specc: `load` it, `bind` an engine's forwards, `decode`.
+
+The README of this distribution shows how. Importing the package is cheap: torch is imported by `load`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from ._runtime import (
+        Batch,
+        BatchError,
+        BindError,
+        Carry,
+        CarryError,
+        DamagedWheelError,
+        Forward,
+        ForwardContractError,
+        HostResult,
+        Manifest,
+        Plan,
+        PlanError,
+        Program,
+        SpeccError,
+        Step,
+        StepResult,
+        UnsupportedDeviceError,
+        UnsupportedTorchError,
+    )
+
+    __version__: str
+    plan: Plan
+    manifest: Manifest
+
+__all__ = [
+    "Batch",
+    "BatchError",
+    "BindError",
+    "Carry",
+    "CarryError",
+    "DamagedWheelError",
+    "Forward",
+    "ForwardContractError",
+    "HostResult",
+    "Manifest",
+    "Plan",
+    "PlanError",
+    "Program",
+    "SpeccError",
+    "Step",
+    "StepResult",
+    "UnsupportedDeviceError",
+    "UnsupportedTorchError",
+    "__version__",
+    "load",
+    "manifest",
+    "plan",
+]
+
+_ROOT = Path(__file__).parent
+
+
+def load(device: str | torch.device = "cuda", *, verify: bool = True) -> Program:
+    """Load the program onto a device; compiles nothing.
+
+    Args:
+        device: `cuda`, `cuda:1`, ... or `cpu` for the torch reference backend.
+        verify: compare every file with its digest first.
+
+    Raises DamagedWheelError, UnsupportedTorchError or UnsupportedDeviceError.
+    """
+    from ._runtime.program import load as load_program
+
+    return load_program(_ROOT, device, verify=verify)
+
+
+def __getattr__(name: str) -> Any:
+    """Resolve the public names when they are first used: the plan, the manifest, and the runtime's classes."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "plan":
+        from ._runtime.plan_json import load_plan
+
+        value: Any = load_plan(_ROOT)
+    elif name in ("manifest", "__version__"):
+        from ._runtime.manifest import Manifest
+
+        found = Manifest.read(_ROOT)
+        value = found if name == "manifest" else found.version
+    else:
+        value = getattr(importlib.import_module("._runtime", __name__), name)
+    globals()[name] = value
+    return value
