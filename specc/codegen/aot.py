@@ -160,8 +160,9 @@ def compile_options(source: KernelSource, target: Target) -> dict[str, Any]:
         "num_stages": source.num_stages,
     }
     if target.backend == "cuda":
-        # Left alone, ptxas at times takes so few registers, for the sake of occupancy, that it spills one. Given
-        # a ceiling it takes what it needs. 128 leaves room for 16 warps per multiprocessor of 65536 registers.
+        # Left alone, ptxas at times takes so few registers, for the sake of occupancy, that it spills one.
+        # Given a ceiling it takes what it needs. 128 leaves room for 16 warps per multiprocessor of 65536
+        # registers.
         own["maxnreg"] = min(128, 65536 // (32 * source.num_warps))
     return own | dict(COMMON_OPTIONS) | dict(BACKEND_OPTIONS[target.backend])
 

@@ -29,7 +29,7 @@ from wheel.wheelfile import WheelFile
 from specc.runtime.manifest import MANIFEST, PLAN, Artifact
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
+    from _typeshed import SizedBuffer
 
 EPOCH = (1980, 1, 1, 0, 0, 0)
 MODE = 0o644
@@ -89,6 +89,16 @@ class WheelArtifact(Protocol):
         """Registers per thread."""
         ...
 
+    @property
+    def global_scratch(self) -> int:
+        """Bytes of device memory per program that a launch would have to bring; must be 0."""
+        ...
+
+    @property
+    def profile_scratch(self) -> int:
+        """The same for profiling; must be 0."""
+        ...
+
 
 @dataclass(frozen=True)
 class Names:
@@ -144,7 +154,7 @@ def write_wheel(
         torch_minimum: the oldest torch the program runs on.
 
     Raises ValueError on a name that cannot be imported, a path outside the package, two files of one path, a plan
-    whose kernel has no source, or metadata that is not valid.
+    whose kernel has no source, machine code that needs scratch memory, or metadata that is not valid.
 
     """
     names = wheel_names(name, version)
@@ -210,6 +220,8 @@ def _runtime_sources() -> dict[str, str]:
 
 
 def _add_artifact(files: _Files, artifact: WheelArtifact) -> Artifact:
+    if artifact.global_scratch or artifact.profile_scratch:
+        raise ValueError(f"{artifact.kernel} for {artifact.arch} needs scratch memory, which no launch gives it")
     file = f"machine_code/{artifact.arch}/{artifact.kernel}.{artifact.kind}"
     files.add(file, artifact.binary)
     return Artifact(
@@ -284,7 +296,9 @@ def _headers(message: Message) -> bytes:
 class _ReproducibleWheel(WheelFile):
     """A wheel whose every entry, RECORD included, has the same date and permissions."""
 
-    def writestr(self, zinfo_or_arcname: str | ZipInfo, data: Buffer | str, compress_type: int | None = None) -> None:
+    def writestr(
+        self, zinfo_or_arcname: str | ZipInfo, data: SizedBuffer | str, compress_type: int | None = None
+    ) -> None:
         name = zinfo_or_arcname if isinstance(zinfo_or_arcname, str) else zinfo_or_arcname.filename
         entry = ZipInfo(name, date_time=EPOCH)
         entry.external_attr = (stat.S_IFREG | MODE) << 16

@@ -6,7 +6,7 @@ are placed largest first at the lowest offset that is free among their neighbour
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import networkx as nx
@@ -37,7 +37,7 @@ class PlanMemory(Pass):
     def run(self, module: Module, ctx: Context) -> None:
         """See the class."""
         wanted = _buffers(module)
-        placed = _place([buffer for buffer in wanted if buffer.owner == "arena"])
+        placed = _place(_blocks(module, [buffer for buffer in wanted if buffer.owner == "arena"]))
         module.decls += [placed.get(buffer.name, buffer) for buffer in wanted]
         used = max((b.offset + b.bytes for b in placed.values()), default=0)
         total = sum(_round(b.bytes) for b in placed.values())
@@ -127,28 +127,63 @@ def _owned(module: Module, name: str, type_: TensorType, live: tuple[int, int], 
     return _buffer(module, name, type_, Layout(name, name, "arena", tuple(strides), ALIGNMENT), *live, init)
 
 
-def _place(buffers: list[Buffer]) -> dict[str, Buffer]:
+@dataclass(frozen=True)
+class _Block:
+    """Buffers that are placed as one: those the host exchanges with, or a single buffer."""
+
+    name: str
+    buffers: tuple[Buffer, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(_round(buffer.bytes) for buffer in self.buffers)
+
+    @property
+    def first(self) -> int:
+        return min(buffer.first for buffer in self.buffers)
+
+    @property
+    def last(self) -> int:
+        return max(buffer.last for buffer in self.buffers)
+
+    def at(self, offset: int) -> dict[str, Buffer]:
+        """Its buffers one after the other from ``offset`` on."""
+        placed: dict[str, Buffer] = {}
+        for buffer in self.buffers:
+            placed[buffer.name] = replace(buffer, offset=offset)
+            offset += _round(buffer.bytes)
+        return placed
+
+
+def _blocks(module: Module, buffers: list[Buffer]) -> list[_Block]:
+    """Inputs are neighbours, and so are the outputs of an entry: one copy to the device, one back."""
+    layouts = {layout.name: layout for layout in module.decls_of(Layout)}
+    group = {layouts[name].buffer: "inputs" for name in module.inputs if name in layouts}
+    for value in module.outputs.values():
+        if value.source is not None and value.name in layouts:
+            group.setdefault(layouts[value.name].buffer, f"outputs of {entry_of(value.source.phase)}")
+    members: dict[str, list[Buffer]] = {}
+    for buffer in buffers:
+        members.setdefault(group.get(buffer.name, buffer.name), []).append(buffer)
+    return [_Block(name, tuple(found)) for name, found in members.items()]
+
+
+def _place(blocks: list[_Block]) -> dict[str, Buffer]:
     """First fit, largest first; ties by name, so that the plan does not depend on any order."""
     interference: nx.Graph = nx.Graph()
-    interference.add_nodes_from(buffers)
-    interference.add_edges_from((a, b) for a, b in combinations(buffers, 2) if a.first <= b.last and b.first <= a.last)
+    interference.add_nodes_from(blocks)
+    interference.add_edges_from((a, b) for a, b in combinations(blocks, 2) if a.first <= b.last and b.first <= a.last)
+    offsets: dict[_Block, int] = {}
     placed: dict[str, Buffer] = {}
-    for buffer in sorted(buffers, key=lambda b: (-b.bytes, b.name)):
-        neighbours = sorted(
-            (placed[other.name] for other in interference[buffer] if other.name in placed), key=lambda b: b.offset
-        )
+    for block in sorted(blocks, key=lambda b: (-b.bytes, b.name)):
         offset = 0
-        for other in neighbours:
-            if offset + buffer.bytes <= other.offset:
+        for other in sorted((b for b in interference[block] if b in offsets), key=offsets.__getitem__):
+            if offset + block.bytes <= offsets[other]:
                 break
-            offset = max(offset, _round(other.offset + other.bytes))
-        placed[buffer.name] = _at(buffer, offset)
+            offset = max(offset, offsets[other] + other.bytes)
+        offsets[block] = offset
+        placed |= block.at(offset)
     return placed
-
-
-def _at(buffer: Buffer, offset: int) -> Buffer:
-    fields = {**buffer.__dict__, "offset": offset}
-    return Buffer(**fields)
 
 
 def _round(size: int) -> int:

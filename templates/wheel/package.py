@@ -74,9 +74,13 @@ def load(device: str | torch.device = "cuda", *, verify: bool = True) -> Program
 
     Raises DamagedWheelError, UnsupportedTorchError or UnsupportedDeviceError.
     """
+    from ._runtime.manifest import Manifest
+
+    if verify:  # before anything else is imported: a damaged runtime must not show as some other error
+        Manifest.read(_ROOT).verify(_ROOT)
     from ._runtime.program import load as load_program
 
-    return load_program(_ROOT, device, verify=verify)
+    return load_program(_ROOT, device, verify=False)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,84 @@
+"""The runtime of a generated program: load it, bind an engine's forwards to it, step.
+
+This folder is copied as it is into every generated wheel. It imports the standard library, torch and, on CUDA,
+`cuda.core`. Importing it alone imports none of them: names are resolved when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .batch import Batch
+    from .carry import Carry
+    from .errors import (
+        BatchError,
+        BindError,
+        CarryError,
+        DamagedWheelError,
+        ForwardContractError,
+        PlanError,
+        SpeccError,
+        UnsupportedDeviceError,
+        UnsupportedTorchError,
+    )
+    from .external import Forward
+    from .manifest import Manifest
+    from .plan import Plan
+    from .program import Program, load
+    from .result import HostCopy, HostResult, StepResult
+    from .step import Step
+
+_HOMES = {
+    "batch": ("Batch",),
+    "carry": ("Carry",),
+    "errors": (
+        "BatchError",
+        "BindError",
+        "CarryError",
+        "DamagedWheelError",
+        "ForwardContractError",
+        "PlanError",
+        "SpeccError",
+        "UnsupportedDeviceError",
+        "UnsupportedTorchError",
+    ),
+    "external": ("Forward",),
+    "manifest": ("Manifest",),
+    "plan": ("Plan",),
+    "program": ("Program", "load"),
+    "result": ("HostCopy", "HostResult", "StepResult"),
+    "step": ("Step",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Batch",
+    "BatchError",
+    "BindError",
+    "Carry",
+    "CarryError",
+    "DamagedWheelError",
+    "Forward",
+    "ForwardContractError",
+    "HostCopy",
+    "HostResult",
+    "Manifest",
+    "Plan",
+    "PlanError",
+    "Program",
+    "SpeccError",
+    "Step",
+    "StepResult",
+    "UnsupportedDeviceError",
+    "UnsupportedTorchError",
+    "load",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the module that defines `name`."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOME_OF[name]}", __name__), name)

@@ -1,0 +1,35 @@
+"""The CPU backend: every op through its reference semantics, every value through the memory the plan gives it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..errors import PlanError
+from ..frame import Frame
+from ..plan import Launch, OpCall
+from ..reference import OPS, evaluate
+
+
+class ReferenceBackend:
+    """Runs the ops of a node in order. A value with a buffer is written there and read back from there."""
+
+    def launch(self, node: Launch, frame: Frame) -> None:
+        """Run one node. PlanError when an op is unknown or its result does not fit its buffer."""
+        local: dict[str, Tensor] = {}
+        for call in node.ops:
+            if call.op not in OPS:
+                raise PlanError(f"node {node.name!r} has the unknown op {call.op!r}")
+            operands = tuple(local[name] if name in local else frame.read(name) for name in call.operands)
+            results = evaluate(call.op, operands, call.attrs, frame.dims, frame.pools)
+            self._store(node, call, results, frame, local)
+
+    def _store(
+        self, node: Launch, call: OpCall, results: tuple[Tensor, ...], frame: Frame, local: dict[str, Tensor]
+    ) -> None:
+        if len(results) != len(call.results):
+            raise PlanError(f"{call.op} in {node.name!r} gives {len(results)} results, not {len(call.results)}")
+        for name, tensor in zip(call.results, results, strict=True):
+            if frame.holds(name):
+                frame.write(name, tensor)
+            else:
+                local[name] = tensor

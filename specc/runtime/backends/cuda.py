@@ -1,0 +1,150 @@
+"""The CUDA backend: machine code of the wheel, loaded and launched through `cuda.core`."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import BindError, DamagedWheelError, UnsupportedDeviceError
+from ..frame import Frame
+from ..manifest import Artifact, Manifest
+from ..plan import Argument, Kernel, Launch, Plan
+
+WARP = 32
+DEFAULT_SHARED = 48 * 1024
+"""Dynamic shared memory in bytes from which on a kernel must be allowed to use it."""
+ALIGNMENT = 16
+LEGACY_STREAM = 1
+"""The driver's own name for the default stream, which torch calls 0."""
+
+SCALARS: dict[str, Callable[[int], Any]] = {"i32": ctypes.c_int32, "i64": ctypes.c_int64}
+
+
+class CurrentStream:
+    """torch's current stream, in the protocol that `cuda.core` accepts."""
+
+    def __init__(self, device: torch.device) -> None:
+        """The stream that is current now."""
+        self._handle = int(torch.cuda.current_stream(device).cuda_stream) or LEGACY_STREAM
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Protocol version, stream handle."""
+        return 0, self._handle
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A kernel on the device. `scratch` counts the hidden trailing parameters, which get null pointers."""
+
+    kernel: Any
+    plan: Kernel
+    block: int
+    shared: int
+    scratch: int
+
+
+class CudaBackend:
+    """Launches the kernels of a plan. Everything is loaded when it is made; nothing is compiled.
+
+    Raises UnsupportedDeviceError when the wheel has no machine code for the device or `cuda.core` is missing.
+    """
+
+    def __init__(self, plan: Plan, manifest: Manifest, root: Path, device: torch.device) -> None:
+        """Load the machine code in the package folder `root` onto `device`."""
+        self._device = device
+        self._core = import_cuda_core()
+        self._configs: dict[tuple[str, int, int], Any] = {}
+        arch = device_arch(device)
+        artifacts = manifest.artifacts_for(arch)
+        with torch.cuda.device(device):
+            torch.cuda.init()
+            self._core.Device(device.index).set_current()
+            self._kernels = {
+                name: self._load(kernel, artifacts.get(name), root, arch) for name, kernel in plan.kernels.items()
+            }
+
+    def _load(self, kernel: Kernel, artifact: Artifact | None, root: Path, arch: str) -> Loaded:
+        if artifact is None:
+            raise DamagedWheelError(f"the wheel has no machine code of kernel {kernel.name!r} for {arch}")
+        scratch = len(artifact.parameters) - len(kernel.arguments)
+        if scratch < 0:
+            count = len(artifact.parameters)
+            raise DamagedWheelError(f"{artifact.file} takes {count} parameters, not {len(kernel.arguments)}")
+        code = self._core.ObjectCode.from_cubin((root / artifact.file).read_bytes())
+        loaded = code.get_kernel(artifact.entry)
+        if artifact.shared >= DEFAULT_SHARED:
+            allow_shared(loaded, artifact.shared, self._device.index)
+        return Loaded(loaded, kernel, artifact.num_warps * WARP, artifact.shared, scratch)
+
+    def launch(self, node: Launch, frame: Frame) -> None:
+        """Queue one kernel on torch's current stream. BindError when a pointer lacks a promised alignment."""
+        loaded = self._kernels[node.kernel]
+        types = dict(loaded.plan.arguments)
+        values = [_value(argument, types[argument.name], frame, loaded.plan) for argument in node.args]
+        config = self._config(node, loaded, frame)
+        stream = CurrentStream(self._device)
+        self._core.launch(stream, config, loaded.kernel, *values, *([0] * loaded.scratch))
+
+    def _config(self, node: Launch, loaded: Loaded, frame: Frame) -> Any:
+        bucket = frame.plan.bucket(frame.rows)
+        key = (node.name, bucket, frame.rows)
+        if key not in self._configs:
+            _, y, z = node.grid[bucket]
+            grid, block = (frame.rows, y, z), (loaded.block, 1, 1)
+            self._configs[key] = self._core.LaunchConfig(grid=grid, block=block, shmem_size=loaded.shared)
+        return self._configs[key]
+
+
+def _value(argument: Argument, kind: str, frame: Frame, kernel: Kernel) -> Any:
+    """The value to pass: an int is a pointer to `cuda.core`, a ctypes scalar a number of that width."""
+    value = _number(argument, frame)
+    if argument.name in kernel.aligned and value % ALIGNMENT:
+        name = f"{argument.name} of kernel {kernel.name!r}"
+        raise BindError(f"{name} is {value:#x}, promised to be a multiple of {ALIGNMENT}")
+    return value if kind.startswith("*") else SCALARS[kind](value)
+
+
+def _number(argument: Argument, frame: Frame) -> int:
+    if argument.kind == "literal":
+        return argument.target
+    if argument.kind == "buffer":
+        return frame.buffer(argument.target).data_ptr()
+    tensor = frame.read(argument.target)
+    return tensor.stride(argument.axis) if argument.kind == "stride" else tensor.data_ptr()
+
+
+def device_arch(device: torch.device) -> str:
+    """The arch that machine code for this device must have been built for, as `sm_90`."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+def import_cuda_core() -> Any:
+    """`cuda.core`, or the experimental module of its early versions. UnsupportedDeviceError when there is neither."""
+    reasons: list[str] = []
+    for name in ("cuda.core", "cuda.core.experimental"):
+        try:
+            module = importlib.import_module(name)
+        except ImportError as error:
+            reasons.append(f"{name}: {error}")
+            continue
+        if hasattr(module, "ObjectCode"):
+            return module
+        reasons.append(f"{name}: no ObjectCode")
+    raise UnsupportedDeviceError(f"CUDA needs cuda-core and cuda-bindings ({'; '.join(reasons)})")
+
+
+def allow_shared(kernel: Any, size: int, device: int) -> None:
+    """Let a kernel use `size` bytes of dynamic shared memory on device number `device`."""
+    driver = importlib.import_module("cuda.bindings.driver")
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    handle = getattr(kernel, "handle", None) or kernel._handle
+    (error,) = driver.cuKernelSetAttribute(attribute, size, handle, driver.CUdevice(device))
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise UnsupportedDeviceError(f"the device refuses {size} bytes of shared memory: {error}")

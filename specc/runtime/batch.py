@@ -1,0 +1,56 @@
+"""What the engine hands to a step, and its checks. Imports the standard library only."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .errors import BatchError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The requests of one step.
+
+    Attributes:
+        req_pool_indices: pool row of every request: distinct, 1..P-1 (row 0 is the padding row).
+        seq_lens: committed length of every request in tokens: those with target KV. A decode step of a program that
+            relays lengths does not read it; prefill always does.
+
+    """
+
+    req_pool_indices: Sequence[int]
+    seq_lens: Sequence[int] | None = None
+
+
+def check_rows(rows: Sequence[int], pool_rows: int) -> list[int]:
+    """`rows` as plain integers; BatchError unless they are distinct and in 1..pool_rows-1."""
+    checked = _integers(rows, "req_pool_indices")
+    for row in checked:
+        if not 1 <= row < pool_rows:
+            raise BatchError(f"pool row {row} is not in 1..{pool_rows - 1}")
+    if len(set(checked)) != len(checked):
+        repeated = next(row for row in checked if checked.count(row) > 1)
+        raise BatchError(f"pool row {repeated} is in the batch more than once")
+    return checked
+
+
+def check_lengths(lengths: Sequence[int], rows: list[int], room: int) -> list[int]:
+    """`lengths` as plain integers; BatchError unless there is one per row, all in 1..room."""
+    checked = _integers(lengths, "seq_lens")
+    if len(checked) != len(rows):
+        raise BatchError(f"{len(checked)} lengths for {len(rows)} pool rows")
+    for row, length in zip(rows, checked, strict=True):
+        if length < 1:
+            raise BatchError(f"pool row {row} has length {length}; the least is 1")
+        if length > room:
+            raise BatchError(f"pool row {row} has length {length}; req_to_token leaves room for {room}")
+    return checked
+
+
+def _integers(values: Sequence[int], what: str) -> list[int]:
+    try:
+        return [operator.index(value) for value in values]
+    except TypeError as error:
+        raise BatchError(f"{what} must be integers: {error}") from error

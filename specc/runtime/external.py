@@ -1,0 +1,79 @@
+"""Calls into the engine's forwards, and the checks of what they return."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from .errors import BindError, ForwardContractError
+from .frame import Frame
+from .plan import External, Plan
+from .semantics import DTYPES
+
+STEP_AXIS = "D"
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What a callback returns: logits, and hidden states unless `capture` was `null`.
+
+    Contiguous tensors on the program's device, in the shape and dtype of the plan; read in place, so they must stay
+    valid until the end of the step.
+    """
+
+    logits: Tensor
+    hidden: Tensor | None = None
+
+
+def check_callbacks(plan: Plan, callbacks: object) -> None:
+    """BindError, naming all that are missing, unless `callbacks` has every method that the plan calls."""
+    missing = [name for name in plan.callbacks() if not callable(getattr(callbacks, name, None))]
+    if missing:
+        raise BindError(f"callbacks lack the method(s) {', '.join(missing)}")
+
+
+def call(node: External, frame: Frame, callbacks: object) -> None:
+    """Run one forward and let its results stand for the node's values. ForwardContractError on a breach."""
+    arguments: dict[str, Any] = {name: _operand(node, frame, value) for name, value in node.operands.items()}
+    if node.step is not None:
+        arguments["step"] = node.step
+    returned = getattr(callbacks, node.callback)(**arguments, capture=node.capture)
+    for result, value in node.results.items():
+        frame.adopt(value, _checked(node, frame, result, value, getattr(returned, result, None)))
+
+
+def _operand(node: External, frame: Frame, name: str) -> Tensor:
+    """A static view; a value with an axis of draft forwards is cut to the node's forward."""
+    tensor = frame.read(name)
+    value = frame.plan.values.get(name)
+    if node.step is not None and value is not None and value.axes[0] == STEP_AXIS:
+        return tensor[node.step]
+    return tensor
+
+
+def _checked(node: External, frame: Frame, result: str, name: str, tensor: object) -> Tensor:
+    where = f"{node.callback} returned {result}"
+    value = frame.plan.values[name]
+    if not isinstance(tensor, Tensor):
+        raise ForwardContractError(f"{where} {tensor!r}, expected {_spell(value.dtype, value.axes)}")
+    shape, dtype = frame.shape(name), DTYPES[value.dtype]
+    if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+        got = f"{tensor.dtype}{list(tensor.shape)}"
+        expected = f"{dtype}{list(shape)} ({_spell(value.dtype, value.axes)})"
+        raise ForwardContractError(f"{where} as {got}, expected {expected}")
+    if tensor.device != frame.table.device:
+        raise ForwardContractError(f"{where} on {tensor.device}, expected {frame.table.device}")
+    if not tensor.is_contiguous():
+        raise ForwardContractError(f"{where} with strides {list(tensor.stride())}, expected it contiguous")
+    alignment = frame.plan.buffers[value.buffer].alignment
+    if tensor.data_ptr() % alignment:
+        address = f"address {tensor.data_ptr():#x}"
+        raise ForwardContractError(f"{where} at {address}, expected alignment to {alignment} bytes")
+    return tensor
+
+
+def _spell(dtype: str, axes: Sequence[str]) -> str:
+    return f"{dtype}[{', '.join(axes)}]"

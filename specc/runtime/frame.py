@@ -1,0 +1,82 @@
+"""The memory of one run of an entry: names of the plan to tensors, for a batch of a given number of rows."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .arena import Arena
+from .errors import PlanError
+from .plan import BATCH_AXIS, RAGGED_AXIS, Plan
+from .relay import RelayPools
+from .semantics import DTYPES
+
+
+class Frame:
+    """Resolves values, inputs and buffers for `rows` batch rows.
+
+    Attributes:
+        rows: batch rows of this run: the raw batch, or the bucket when padded.
+        dims: size of every axis, `B` being `rows` and `T` the prompt tokens of a prefill.
+        pools: the relay pools, by field.
+        table: the engine's `req_to_token` i32[P, C].
+
+    """
+
+    def __init__(self, plan: Plan, arena: Arena, pools: RelayPools, table: Tensor, rows: int, ragged: int = 0) -> None:
+        """A frame without any engine result yet."""
+        self.plan = plan
+        self.rows = rows
+        self.dims = {**plan.dims, BATCH_AXIS: rows, RAGGED_AXIS: ragged}
+        self.pools = pools
+        self.table = table
+        self._arena = arena
+        self._engine: dict[str, Tensor] = {}
+
+    def holds(self, name: str) -> bool:
+        """Whether the SSA name lives in memory (else it lives inside its node only)."""
+        return name in self.plan.values
+
+    def read(self, name: str) -> Tensor:
+        """The value or input `name`. PlanError when it is an engine value that no forward has returned yet."""
+        home = self.plan.home(name)
+        if home is None:
+            if name not in self.plan.inputs:
+                raise PlanError(f"{name!r} is neither a value in memory nor an input")
+            return self.table
+        if home.owner == "arena":
+            return self._arena.view(name, self.rows)
+        if home.name not in self._engine:
+            raise PlanError(f"{name!r} is read before a forward returned it")
+        return self._engine[home.name]
+
+    def buffer(self, name: str) -> Tensor:
+        """The whole arena buffer `name`, or the engine tensor that stands for it."""
+        return self._engine[name] if name in self._engine else self._arena.buffer(name)
+
+    def write(self, name: str, tensor: Tensor) -> None:
+        """Copy into the memory of a value. PlanError when shape or dtype differ, or a forward owns it."""
+        value = self.plan.values[name]
+        if self.plan.buffers[value.buffer].owner != "arena":
+            raise PlanError(f"{name!r} belongs to the engine, an op cannot write it")
+        view = self._arena.view(name, self.rows)
+        if tensor.shape != view.shape or tensor.dtype != view.dtype:
+            got = f"{tensor.dtype}{tuple(tensor.shape)}"
+            raise PlanError(f"{name!r} is {view.dtype}{tuple(view.shape)}, its op gives {got}")
+        view.copy_(tensor)
+
+    def adopt(self, name: str, tensor: Tensor) -> None:
+        """Let a checked forward result stand for the engine value `name` until the end of the run."""
+        self._engine[self.plan.values[name].buffer] = tensor
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a value in this run. PlanError when an axis has no size."""
+        axes = self.plan.values[name].axes
+        return tuple(self.dims[axis] if axis in self.dims else self.plan.size(axis) for axis in axes)
+
+    def output(self, name: str, rows: int) -> Tensor:
+        """The first `rows` rows of the value `name`; empty when `rows` is 0 and nothing has run."""
+        value = self.plan.values.get(name)
+        if rows == 0 and value is not None and self.plan.buffers[value.buffer].owner != "arena":
+            shape = [0 if axis == BATCH_AXIS else self.plan.size(axis) for axis in value.axes]
+            return self.table.new_empty(shape, dtype=DTYPES[value.dtype])
+        return self.read(name)[:rows]

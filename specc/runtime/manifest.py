@@ -1,0 +1,117 @@
+"""`manifest.json`: what a wheel holds. Digests of every file, machine code per arch, versions. Imports no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import DamagedWheelError, UnsupportedDeviceError, UnsupportedTorchError
+
+MANIFEST = "manifest.json"
+PLAN = "plan.json"
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """Machine code of one kernel for one arch.
+
+    Attributes:
+        kernel: key of the plan's kernels.
+        arch: as `sm_90`.
+        kind: `cubin`.
+        file: path inside the package.
+        entry: symbol to launch.
+        num_warps: warps per block.
+        shared: dynamic shared memory in bytes.
+        parameters: types of all parameters of the entry, hidden trailing ones included; pointers start with `*`.
+        registers: per thread, None when not known.
+
+    """
+
+    kernel: str
+    arch: str
+    kind: str
+    file: str
+    entry: str
+    num_warps: int
+    shared: int
+    parameters: tuple[str, ...]
+    registers: int | None = None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The parsed manifest. `files` maps every other file of the package to its sha256 in hex."""
+
+    name: str
+    version: str
+    specc: str
+    plan_format: int
+    torch: str
+    archs: tuple[str, ...]
+    files: Mapping[str, str]
+    artifacts: tuple[Artifact, ...]
+
+    @staticmethod
+    def read(root: Path) -> Manifest:
+        """The manifest of the package folder `root`. DamagedWheelError when it is missing or unreadable."""
+        try:
+            return Manifest.from_json(json.loads((root / MANIFEST).read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DamagedWheelError(f"{MANIFEST}: {type(error).__name__}: {error}") from error
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Manifest:
+        """From parsed JSON; KeyError or TypeError when it is malformed."""
+        artifacts = (Artifact(**{**a, "parameters": tuple(a["parameters"])}) for a in data["artifacts"])
+        return Manifest(
+            name=data["name"],
+            version=data["version"],
+            specc=data["specc"],
+            plan_format=int(data["plan_format"]),
+            torch=data["torch"],
+            archs=tuple(data["archs"]),
+            files=dict(data["files"]),
+            artifacts=tuple(artifacts),
+        )
+
+    def verify(self, root: Path) -> None:
+        """Compare every file with its digest. DamagedWheelError names the first that is missing or differs."""
+        for file, digest in sorted(self.files.items()):
+            try:
+                content = (root / file).read_bytes()
+            except OSError as error:
+                raise DamagedWheelError(f"{file} is missing: {error}") from error
+            if hashlib.sha256(content).hexdigest() != digest:
+                raise DamagedWheelError(f"{file} differs from its digest in {MANIFEST}")
+
+    def check_torch(self, version: str) -> None:
+        """UnsupportedTorchError when torch `version` (as `2.13.0+cpu`) is older than the program needs."""
+        if _release(version) < _release(self.torch):
+            raise UnsupportedTorchError(f"torch {version} is installed, the program needs {self.torch} or later")
+
+    def artifacts_for(self, arch: str) -> dict[str, Artifact]:
+        """Machine code by kernel for exactly `arch` (as `sm_90`): it does not run on any other.
+
+        UnsupportedDeviceError, listing the archs in the wheel, when there is none.
+        """
+        if arch not in {plain_arch(held) for held in self.archs}:
+            held = ", ".join(self.archs) or "none"
+            hint = f"rebuild the wheel with --arch {arch}"
+            raise UnsupportedDeviceError(f"no machine code for {arch}; the wheel has {held}; {hint}")
+        return {a.kernel: a for a in self.artifacts if plain_arch(a.arch) == arch}
+
+
+def plain_arch(arch: str) -> str:
+    """`sm_90a` as `sm_90`: the suffix names a feature set, not another device."""
+    return re.sub(r"^(sm_\d+)[af]$", r"\1", arch)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    numbers = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in numbers.group().split(".")[:2]) if numbers else (0,)

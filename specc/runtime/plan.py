@@ -1,0 +1,214 @@
+"""The plan (`plan.json`) as frozen dataclasses: everything the runtime knows about a program.
+
+Sizes are in bytes, shapes and strides in elements. This module imports the standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from .errors import PlanError
+
+FORMAT = 1
+BATCH_AXIS = "B"
+RAGGED_AXIS = "T"
+"""The axis of all prompt tokens of a prefill: the sum of the batch's lengths, known only at run time."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """An SSA value that lives in memory: a view of `buffer` with its own names for the axes."""
+
+    buffer: str
+    dtype: str
+    axes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory of one or more values. `offset` is None for an engine buffer: the tensor a forward returned."""
+
+    name: str
+    dtype: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    owner: str
+    offset: int | None
+    bytes: int
+    init: str
+    alignment: int
+
+
+@dataclass(frozen=True)
+class Field:
+    """A named typed array: an input of the program, or a carried value (axes start with `B`)."""
+
+    name: str
+    dtype: str
+    axes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Output:
+    """A value that an entry (`step` or `prefill`) hands back under `name`."""
+
+    name: str
+    value: str
+    entry: str
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A rendered kernel: `arguments` are (name, type) of the run-time arguments in order, pointers start with `*`."""
+
+    name: str
+    family: str
+    function: str
+    source: str
+    flags: Mapping[str, Any]
+    constants: Mapping[str, Any]
+    arguments: tuple[tuple[str, str], ...]
+    aligned: tuple[str, ...]
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True)
+class OpCall:
+    """One op of a node, in an order that respects dataflow. Operands are SSA or input names."""
+
+    op: str
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+    attrs: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A kernel argument. `kind` is `value`, `buffer`, `input`, `stride` (of `target` along `axis`) or `literal`."""
+
+    name: str
+    kind: str
+    target: Any
+    axis: int = 0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A node that launches `kernel`; `grid` maps a bucket to (x, y, z), x being the number of batch rows."""
+
+    name: str
+    kernel: str
+    ops: tuple[OpCall, ...]
+    args: tuple[Argument, ...]
+    grid: Mapping[int, tuple[int, int, int]]
+
+
+@dataclass(frozen=True)
+class External:
+    """A node that calls the engine: `operands` and `results` map parameter and result names to values."""
+
+    name: str
+    callback: str
+    step: int | None
+    capture: str
+    operands: Mapping[str, str]
+    results: Mapping[str, str]
+
+
+Node: TypeAlias = Launch | External
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Nodes in execution order. `entry` is `prefill` or `step`."""
+
+    name: str
+    entry: str
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Capture:
+    """Nodes that are captured as one graph when the forwards can be captured, and their minimal dependencies."""
+
+    name: str
+    entry: str
+    phases: tuple[str, ...]
+    nodes: tuple[str, ...]
+    edges: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One compiled program. Build it with `Plan.from_json`."""
+
+    name: str
+    algorithm: str
+    specc: str
+    dims: Mapping[str, int]
+    kv: Mapping[str, Any]
+    models: Mapping[str, Any]
+    inputs: Mapping[str, Field]
+    carry: Mapping[str, Field]
+    outputs: tuple[Output, ...]
+    values: Mapping[str, Value]
+    buffers: Mapping[str, Buffer]
+    kernels: Mapping[str, Kernel]
+    phases: tuple[Phase, ...]
+    captures: tuple[Capture, ...]
+    buckets: tuple[int, ...]
+    totals: Mapping[str, Any]
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Plan:
+        """Read a parsed `plan.json`. Raises PlanError on another format or a malformed plan."""
+        from .plan_json import read_plan
+
+        return read_plan(data)
+
+    def nodes(self, entry: str) -> tuple[Node, ...]:
+        """The nodes of `prefill` or `step`, in execution order."""
+        return tuple(node for phase in self.phases if phase.entry == entry for node in phase.nodes)
+
+    def bucket(self, rows: int) -> int:
+        """The smallest bucket that holds `rows` rows; PlanError when none does (check the batch first)."""
+        for bucket in self.buckets:
+            if rows <= bucket:
+                return bucket
+        raise PlanError(f"no bucket holds {rows} rows; the largest is {self.buckets[-1]}")
+
+    def size(self, axis: str) -> int:
+        """Elements along an axis: a name of `dims`, or a count as text. PlanError if it is neither."""
+        if axis.isdecimal():
+            return int(axis)
+        if axis not in self.dims:
+            raise PlanError(f"axis {axis!r} has no size; known: {', '.join(sorted(self.dims))}")
+        return self.dims[axis]
+
+    def home(self, name: str) -> Buffer | None:
+        """The buffer of a value or input, by default the one of its own name; None when the engine brings it."""
+        return self.buffers.get(self.values[name].buffer if name in self.values else name)
+
+    def written_inputs(self, entry: str) -> list[str]:
+        """Inputs that `entry` reads and the runtime writes: they have a buffer. Sorted."""
+        return sorted(name for name in self.reads(entry) if self.home(name) is not None)
+
+    def reads(self, entry: str) -> frozenset[str]:
+        """Names of the inputs that any node of `entry` reads."""
+        names: set[str] = set()
+        for node in self.nodes(entry):
+            if isinstance(node, External):
+                names.update(node.operands.values())
+            else:
+                names.update(name for call in node.ops for name in call.operands)
+                names.update(str(a.target) for a in node.args if a.kind != "literal")
+        return frozenset(names & set(self.inputs))
+
+    def callbacks(self) -> tuple[str, ...]:
+        """Callback methods that the program calls, sorted."""
+        nodes = [node for phase in self.phases for node in phase.nodes]
+        return tuple(sorted({node.callback for node in nodes if isinstance(node, External)}))

@@ -1,0 +1,176 @@
+"""Reading `plan.json`: from parsed JSON to the dataclasses of `plan.py`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .errors import DamagedWheelError, PlanError
+from .manifest import PLAN
+from .plan import (
+    FORMAT,
+    Argument,
+    Buffer,
+    Capture,
+    External,
+    Field,
+    Kernel,
+    Launch,
+    Node,
+    OpCall,
+    Output,
+    Phase,
+    Plan,
+    Value,
+)
+
+Json = Mapping[str, Any]
+
+
+def load_plan(root: Path) -> Plan:
+    """The plan in the package folder `root`. DamagedWheelError when it is missing or not JSON, PlanError as below."""
+    try:
+        data = json.loads((root / PLAN).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DamagedWheelError(f"{PLAN}: {error}") from error
+    return read_plan(data)
+
+
+def read_plan(data: Json) -> Plan:
+    """The plan in `data`. Raises PlanError on another format, a missing key or a dangling name."""
+    if data.get("format") != FORMAT:
+        raise PlanError(f"plan format {data.get('format')!r}, this runtime reads format {FORMAT}")
+    try:
+        plan = _plan(data)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise PlanError(f"malformed plan: {type(error).__name__}: {error}") from error
+    _check(plan)
+    return plan
+
+
+def _plan(data: Json) -> Plan:
+    return Plan(
+        name=data["name"],
+        algorithm=data["algorithm"],
+        specc=data["specc"],
+        dims={axis: int(size) for axis, size in data["dims"].items() if size is not None},
+        kv=dict(data["kv"]),
+        models=dict(data["models"]),
+        inputs={item["name"]: _field(item) for item in data["inputs"]},
+        carry={item["name"]: _field(item) for item in data["carry"]},
+        outputs=tuple(Output(item["name"], item["value"], item["entry"]) for item in data["outputs"]),
+        values={name: Value(v["buffer"], v["dtype"], _axes(v)) for name, v in data["values"].items()},
+        buffers={item["name"]: _buffer(item) for item in data["buffers"]},
+        kernels={name: _kernel(name, item) for name, item in data["kernels"].items()},
+        phases=tuple(Phase(p["name"], p["entry"], tuple(map(_node, p["nodes"]))) for p in data["phases"]),
+        captures=tuple(_capture(item) for item in data["captures"]),
+        buckets=tuple(sorted(data["buckets"])),
+        totals=dict(data["totals"]),
+    )
+
+
+def _axes(item: Json) -> tuple[str, ...]:
+    return tuple(str(axis) for axis in item["axes"])
+
+
+def _field(item: Json) -> Field:
+    return Field(item["name"], item["dtype"], _axes(item))
+
+
+def _buffer(item: Json) -> Buffer:
+    arena = item["owner"] == "arena"
+    return Buffer(
+        name=item["name"],
+        dtype=item["dtype"],
+        axes=_axes(item),
+        shape=tuple(item["shape"]),
+        strides=tuple(item["strides"]),
+        owner=item["owner"],
+        offset=int(item["offset"]) if arena else None,
+        bytes=int(item["bytes"]),
+        init=item["init"],
+        alignment=int(item.get("alignment", 16)),
+    )
+
+
+def _kernel(name: str, item: Json) -> Kernel:
+    return Kernel(
+        name=name,
+        family=item["family"],
+        function=item["function"],
+        source=item["source"],
+        flags=dict(item["flags"]),
+        constants=dict(item["constants"]),
+        arguments=tuple((argument, kind) for argument, kind in item["arguments"]),
+        aligned=tuple(item["aligned"]),
+        num_warps=int(item["num_warps"]),
+        num_stages=int(item["num_stages"]),
+    )
+
+
+def _ops(item: Json) -> tuple[OpCall, ...]:
+    return tuple(
+        OpCall(op["op"], tuple(op["operands"]), tuple(op["results"]), dict(op["attrs"])) for op in item.get("ops", ())
+    )
+
+
+def _argument(item: Json) -> Argument:
+    for kind in ("value", "buffer", "input", "stride", "literal"):
+        if kind in item:
+            return Argument(item["name"], kind, item[kind], int(item.get("axis", 0)))
+    raise PlanError(f"argument {item['name']!r} says neither value, buffer, input, stride nor literal")
+
+
+def _node(item: Json) -> Node:
+    if item["kind"] == "launch":
+        grid = {int(bucket): (int(g[0]), int(g[1]), int(g[2])) for bucket, g in item["grid"].items()}
+        return Launch(item["name"], item["kernel"], _ops(item), tuple(_argument(a) for a in item["args"]), grid)
+    if item["kind"] == "external":
+        operands, results = dict(item["operands"]), dict(item["results"])
+        return External(item["name"], item["callback"], item["step"], item["capture"], operands, results)
+    raise PlanError(f"node {item['name']!r} is of unknown kind {item['kind']!r}")
+
+
+def _capture(item: Json) -> Capture:
+    edges = tuple((str(first), str(second)) for first, second in item["edges"])
+    return Capture(item["name"], item["entry"], tuple(item["phases"]), tuple(item["nodes"]), edges)
+
+
+def _check(plan: Plan) -> None:
+    """Names must resolve; sizes and offsets are checked where memory is allocated."""
+    if not plan.buckets or plan.buckets[0] < 1:
+        raise PlanError(f"buckets must be positive, got {list(plan.buckets)}")
+    if plan.buckets[-1] != plan.dims.get("B"):
+        raise PlanError(f"the largest bucket is {plan.buckets[-1]}, axis B has {plan.dims.get('B')}")
+    for name, value in plan.values.items():
+        if value.buffer not in plan.buffers and name not in plan.inputs:
+            raise PlanError(f"value {name!r} is in the unknown buffer {value.buffer!r}")
+    for field in plan.carry:
+        if f"relay.{field}" not in plan.buffers:
+            raise PlanError(f"carried field {field!r} has no buffer relay.{field}")
+    for output in plan.outputs:
+        if output.value not in plan.values and output.value not in plan.inputs:
+            raise PlanError(f"output {output.name!r} is the unknown value {output.value!r}")
+    for phase in plan.phases:
+        for node in phase.nodes:
+            _check_node(plan, node)
+
+
+def _check_node(plan: Plan, node: Node) -> None:
+    if isinstance(node, External):
+        named = [*node.operands.values(), *node.results.values()]
+        unknown = [name for name in named if name not in plan.values and name not in plan.inputs]
+        if unknown:
+            raise PlanError(f"node {node.name!r} names unknown values: {', '.join(unknown)}")
+        return
+    if node.kernel not in plan.kernels:
+        raise PlanError(f"node {node.name!r} launches the unknown kernel {node.kernel!r}")
+    wanted = [name for name, _ in plan.kernels[node.kernel].arguments]
+    given = [argument.name for argument in node.args]
+    if wanted != given:
+        raise PlanError(f"node {node.name!r} passes {given}, kernel {node.kernel!r} takes {wanted}")
+    missing = [bucket for bucket in plan.buckets if bucket not in node.grid]
+    if missing:
+        raise PlanError(f"node {node.name!r} has no grid for bucket {missing[0]}")

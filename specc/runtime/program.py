@@ -1,0 +1,90 @@
+"""Loading a program from its package folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .backends import Backend
+from .backends.cpu import ReferenceBackend
+from .carry import Carry
+from .errors import BindError, UnsupportedDeviceError
+from .manifest import Manifest
+from .plan import Plan
+from .plan_json import load_plan
+from .step import Step
+
+
+class Program:
+    """A loaded program. It owns no request state: every `bind` allocates its own.
+
+    Attributes:
+        manifest: what the wheel holds.
+        plan: the program itself.
+        device: where it runs.
+
+    """
+
+    def __init__(self, plan: Plan, manifest: Manifest, device: torch.device, backend: Backend) -> None:
+        """Use `load` instead."""
+        self.plan = plan
+        self.manifest = manifest
+        self.device = device
+        self._backend = backend
+
+    def idle_carry(self) -> Carry:
+        """The carry of no requests."""
+        return Carry.idle(self.plan, self.device)
+
+    def bind(self, callbacks: object, req_to_token: Tensor, *, capture: bool | None = None) -> Step:
+        """Bind the engine's forwards and its request table i32[P, C]; allocates the program's memory.
+
+        `capture=None`: capture on CUDA when `callbacks.capturable` is true. Captures run the forwards on padding rows.
+        Raises BindError when a callback is missing, the table does not fit, or capture is asked of a CPU program.
+        """
+        cuda = self.device.type == "cuda"
+        if capture and not cuda:
+            raise BindError("only a program on CUDA can be captured")
+        wanted = bool(getattr(callbacks, "capturable", False)) and cuda if capture is None else capture
+        return Step(self.plan, self._backend, self.device, callbacks, req_to_token, capture=wanted)
+
+
+def load(root: Path, device: str | torch.device = "cuda", *, verify: bool = True) -> Program:
+    """Load the program in the package folder `root`; compiles nothing.
+
+    Args:
+        root: the folder of the generated package.
+        device: `cuda`, `cuda:1`, ... or `cpu` for the torch reference backend.
+        verify: compare every file with its digest first.
+
+    Raises DamagedWheelError, UnsupportedTorchError, UnsupportedDeviceError or PlanError.
+
+    """
+    manifest = Manifest.read(root)
+    if verify:
+        manifest.verify(root)
+    manifest.check_torch(torch.__version__)
+    plan = load_plan(root)
+    resolved = _resolve(torch.device(device))
+    return Program(plan, manifest, resolved, _backend(plan, manifest, root, resolved))
+
+
+def _resolve(device: torch.device) -> torch.device:
+    """The device with its number. UnsupportedDeviceError when torch cannot reach it."""
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type != "cuda":
+        raise UnsupportedDeviceError(f"device {device} is neither cpu nor cuda")
+    if not torch.cuda.is_available():
+        raise UnsupportedDeviceError(f"device {device}: torch {torch.__version__} finds no CUDA device")
+    return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+
+
+def _backend(plan: Plan, manifest: Manifest, root: Path, device: torch.device) -> Backend:
+    if device.type == "cpu":
+        return ReferenceBackend()
+    from .backends.cuda import CudaBackend
+
+    return CudaBackend(plan, manifest, root, device)

@@ -1,0 +1,285 @@
+"""What every op means, in plain torch: the oracle of the tests and the CPU backend of every generated program.
+
+`OPS[name](operands, attrs, dims) -> results`: `operands` and `results` are tuples of tensors in the order of the op
+table, `attrs` the op's attributes, `dims` the size of every axis with `B` the rows of this batch. Every function is
+functional: it changes no operand, and no result shares memory with one. In-place ops return the new value.
+
+State is explicit. `carry.load`, `carry.store` and `relay.publish` take the pool of their field, T[P, ...], as an extra
+last operand, and the stores return the new pool. `evaluate` supplies it: give it `pools`, any mutable mapping from
+field to pool (a dict will do), and it reads and replaces the entry, so that callers treat all ops alike.
+
+Conventions: b counts requests, `rows[b] == 0` is a padding row. `model.*` and `spec.*` have no entry: they are
+external calls and unexpanded programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from .reference_tree import TREE_OPS
+from .semantics import DTYPES, Attrs, Dims, Semantics, Tensors, comparable, ranking, zero_rows
+from .semantics import register as _register
+
+Pools: TypeAlias = MutableMapping[str, Tensor]
+
+OPS: dict[str, Semantics] = dict(TREE_OPS)
+STATE_OPS = frozenset({"carry.load", "carry.store", "relay.publish"})
+
+
+def evaluate(op: str, operands: Tensors, attrs: Attrs, dims: Dims, pools: Pools) -> Tensors:
+    """Run one op with state: pools of `pools` are read and replaced, and do not show in operands or results.
+
+    Raises KeyError for an op that has no reference semantics or a field that has no pool.
+    """
+    if op not in STATE_OPS:
+        return OPS[op](operands, attrs, dims)
+    field = attrs["field"]
+    results = OPS[op]((*operands, pools[field]), attrs, dims)
+    if op == "carry.load":
+        return results
+    (pools[field],) = results
+    return ()
+
+
+# --- health -----------------------------------------------------------------------------------------------------------
+
+
+@_register(OPS, "health.clear")
+def health_clear(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Rows i64[B] -> health i32[B], all zero."""
+    (rows,) = operands
+    return (torch.zeros_like(rows, dtype=torch.int32),)
+
+
+@_register(OPS, "health.raise")
+def health_raise(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Health i32[B], bad i1[B, ...] -> health with bit `bit` set where any bad[b]."""
+    health, bad = operands
+    raised = bad.reshape(bad.shape[0], -1).any(dim=1).to(torch.int32) << int(attrs["bit"])
+    return (health | raised,)
+
+
+# --- state between steps ----------------------------------------------------------------------------------------------
+
+
+@_register(OPS, "carry.load")
+def carry_load(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Rows i64[B], pool T[P, ...] -> T[B, ...]: the rows of the pool; padding rows: 0."""
+    rows, pool = operands
+    return (zero_rows(pool[rows], rows == 0),)
+
+
+@_register(OPS, "relay.publish")
+@_register(OPS, "carry.store")
+def carry_store(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Rows i64[B], value T[B, ...], pool T[P, ...] -> the pool with the rows replaced; padding rows store nothing.
+
+    A value that only lacks or has extra axes of size 1 is reshaped to the pool's row.
+    """
+    rows, value, pool = operands
+    active = rows != 0
+    updated = pool.clone()
+    updated[rows[active]] = value.reshape(rows.shape[0], *pool.shape[1:])[active]
+    return (updated,)
+
+
+# --- positions and slots ----------------------------------------------------------------------------------------------
+
+
+@_register(OPS, "kv.positions")
+def kv_positions(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Lengths i64[B] -> i64[B, X]: seq_lens[b] + offset + stride * i."""
+    (seq_lens,) = operands
+    steps = torch.arange(dims[attrs["axis"]], device=seq_lens.device, dtype=torch.int64)
+    return (seq_lens[:, None] + int(attrs["offset"]) + int(attrs["stride"]) * steps,)
+
+
+@_register(OPS, "kv.advance")
+def kv_advance(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Positions i64[...] -> positions + 1."""
+    (positions,) = operands
+    return (positions + 1,)
+
+
+@_register(OPS, "kv.draft_slots")
+@_register(OPS, "kv.verify_slots")
+@_register(OPS, "kv.extend_slots")
+@_register(OPS, "kv.slots")
+def kv_slots(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """req_to_token i32[P, C], rows i64[B], seq_lens i64[B] -> slots i64[B, X], or i64[D, B, K] along axis D.
+
+    Entry i is the slot of position seq_lens[b] + offset + i; padding rows: slot 0. Along D, branch k follows branch
+    k - 1: forward i of branch k has position seq_lens[b] + offset + k * D + i. IndexError beyond column C.
+    """
+    table, rows, seq_lens = operands
+    axis = attrs["axis"]
+    branches = dims["K"] if axis == "D" else 1
+    steps = torch.arange(branches * dims[axis], device=rows.device)
+    positions = seq_lens[:, None] + int(attrs["offset"]) + steps
+    padding = rows == 0
+    slots = table[rows[:, None], torch.where(padding[:, None], 0, positions)].to(torch.int64)
+    slots = zero_rows(slots, padding)
+    if axis != "D":
+        return (slots,)
+    return (slots.view(rows.shape[0], branches, dims["D"]).permute(2, 0, 1).contiguous(),)
+
+
+# --- vocabulary -------------------------------------------------------------------------------------------------------
+
+
+@_register(OPS, "vocab.argmax")
+def vocab_argmax(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Logits T[B, ..., V], rows i64[B] -> index `dtype`[B, ...], bad i1[B, ...]; padding rows: 0, False.
+
+    The largest value, lowest index on ties, NaN as -inf, -0.0 == 0.0; a row of only NaN and -inf: index 0 and bad.
+    With `keep` the index has a last axis of length 1 in place of the vocabulary.
+    """
+    logits, rows = operands
+    scores = comparable(logits)
+    best = scores.amax(dim=-1, keepdim=True)
+    columns = torch.arange(scores.shape[-1], device=scores.device)
+    index = torch.where(scores == best, columns, scores.shape[-1]).amin(dim=-1)
+    bad = best.squeeze(-1) == -torch.inf
+    padding = rows == 0
+    index = zero_rows(index, padding).to(DTYPES[attrs["dtype"]])
+    return index[..., None] if attrs.get("keep") else index, zero_rows(bad, padding)
+
+
+@_register(OPS, "vocab.topk")
+def vocab_topk(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Logits T[B, ..., V][, rows i64[B]] -> p f32[B, ..., K], index i64[B, ..., K], bad i1[B, ...].
+
+    The K most probable tokens in descending order, lowest index on ties; p is the f32 softmax over the whole
+    vocabulary. NaN counts as -inf; a bad row has p 0 and the indices 0..K-1. Padding rows: 0, 0, False.
+    """
+    logits, *rest = operands
+    scores = comparable(logits)
+    best = scores.amax(dim=-1, keepdim=True)
+    weights = torch.where(scores == best, 1.0, torch.exp(scores - best))
+    bad = best.squeeze(-1) == -torch.inf
+    p = torch.where(bad[..., None], 0.0, weights / weights.sum(dim=-1, keepdim=True))
+    index = ranking(scores)[..., : dims["K"]]
+    padding = rest[0] == 0 if rest else torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
+    results = p.gather(-1, index), index, bad
+    return tuple(zero_rows(result, padding).contiguous() for result in results)
+
+
+# --- chains -----------------------------------------------------------------------------------------------------------
+
+
+@_register(OPS, "chain.start")
+def chain_start(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Bonus i32[B], token i64[B, 1] -> tokens i64[B, A]: column 0 the bonus, column 1 the token, else 0."""
+    bonus, token = operands
+    tokens = torch.zeros(bonus.shape[0], dims["A"], dtype=torch.int64, device=bonus.device)
+    tokens[:, 0] = bonus
+    tokens[:, 1] = token.reshape(-1)
+    return (tokens,)
+
+
+@_register(OPS, "chain.append")
+def chain_append(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Tokens i64[B, A], token i64[B, 1] -> tokens with column `column` replaced."""
+    tokens, token = operands
+    appended = tokens.clone()
+    appended[:, int(attrs["column"])] = token.reshape(-1)
+    return (appended,)
+
+
+# --- verification -----------------------------------------------------------------------------------------------------
+
+
+@_register(OPS, "verify.greedy")
+def verify_greedy(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Accept a path of the target's own tokens; at most A - 1 drafts.
+
+    tokens i64[B, N], argmax i32[B, N], rows i64[B][, next i64[B, N], sibling i64[B, N]]
+    -> predict i32[B, N], accept_index i32[B, A], accept_lens i32[B]. Without links node c + 1 is the child of node c.
+    """
+    tokens, argmax, rows, *links = operands
+    count, nodes = tokens.shape
+    following, sibling = links if links else _chain_links(count, nodes)
+    predict = torch.zeros(count, nodes, dtype=torch.int32)
+    accept_index = torch.full((count, dims["A"]), -1, dtype=torch.int32)
+    accept_lens = torch.zeros(count, dtype=torch.int32)
+    node_tokens, wanted, children, siblings = (t.tolist() for t in (tokens, argmax, following, sibling))
+    for b, row in enumerate(rows.tolist()):
+        if row == 0:
+            continue
+        path = _walk(node_tokens[b], wanted[b], children[b], siblings[b], dims["A"])
+        for i, node in enumerate(path):
+            predict[b, node] = wanted[b][node]
+            accept_index[b, i] = b * nodes + node
+        accept_lens[b] = len(path)
+    return tuple(result.to(tokens.device) for result in (predict, accept_index, accept_lens))
+
+
+def _walk(tokens: list[int], argmax: list[int], following: list[int], sibling: list[int], limit: int) -> list[int]:
+    """Columns of the accepted path, root first. Bounded by `limit` levels and N siblings, whatever the links say."""
+    path = [0]
+    while len(path) < limit:
+        child, seen = following[path[-1]], 0
+        while child >= 0 and tokens[child] != argmax[path[-1]] and seen < len(tokens):
+            child, seen = sibling[child], seen + 1
+        if child < 0 or tokens[child] != argmax[path[-1]]:
+            break
+        path.append(child)
+    return path
+
+
+def _chain_links(count: int, nodes: int) -> tuple[Tensor, Tensor]:
+    following = torch.arange(1, nodes + 1).expand(count, nodes).clone()
+    following[:, -1] = -1
+    return following, torch.full((count, nodes), -1)
+
+
+@_register(OPS, "verify.accept")
+def verify_accept(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Greedy verification from logits T[B, N, V]: argmax, then `verify.greedy` -> its results and bad i1[B, N]."""
+    tokens, logits, rows, *links = operands
+    argmax, bad = vocab_argmax((logits, rows), {"dtype": "i32"}, dims)
+    return (*verify_greedy((tokens, argmax, rows, *links), attrs, dims), bad)
+
+
+# --- commit -----------------------------------------------------------------------------------------------------------
+
+
+@_register(OPS, "commit.path")
+def commit_path(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Values T[B, N, ...], accept_index i32[B, A] of global node ids -> T[B, A, ...]: those on the path, else 0."""
+    x, accept_index = operands
+    flat = x.reshape(-1, *x.shape[2:])
+    index = accept_index.to(torch.int64)
+    path = flat[index.clamp(min=0)]
+    return (path.masked_fill((index < 0).view(*index.shape, *([1] * (x.dim() - 2))), 0),)
+
+
+@_register(OPS, "commit.lengths")
+def commit_lengths(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Lengths i64[B], accept_lens i32[B], predict i32[B, A] -> new_seq_lens i64[B], bonus i32[B]; padding: 0, 0."""
+    seq_lens, accept_lens, predict = operands
+    active = accept_lens > 0
+    last = (accept_lens.to(torch.int64) - 1).clamp(min=0)
+    bonus = predict.gather(1, last[:, None]).squeeze(1)
+    new_seq_lens = seq_lens + accept_lens.to(torch.int64)
+    return torch.where(active, new_seq_lens, 0), torch.where(active, bonus, 0).to(torch.int32)
+
+
+@_register(OPS, "commit.extend_ids")
+def commit_extend_ids(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Predict i32[B, A], accept_lens i32[B] -> i64[B, A]: the token after accepted node i, 0 past accept_len."""
+    predict, accept_lens = operands
+    columns = torch.arange(predict.shape[1], device=predict.device)
+    return (torch.where(columns < accept_lens[:, None], predict.to(torch.int64), 0),)
+
+
+@_register(OPS, "commit.select")
+def commit_select(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """accept_lens i32[B] -> i64[B]: the flat extend row b * A + max(accept_len - 1, 0)."""
+    (accept_lens,) = operands
+    first = torch.arange(accept_lens.shape[0], device=accept_lens.device) * dims["A"]
+    return (first + (accept_lens.to(torch.int64) - 1).clamp(min=0),)

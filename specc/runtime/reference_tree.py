@@ -1,0 +1,108 @@
+"""Reference semantics of the `tree.*` ops; `reference.py` explains the calling convention.
+
+Candidates are numbered over all steps: step 0 gives 0..K-1, step i >= 1 gives K + K*K*(i-1) + c, where c // K is the
+parent's place in the frontier of that step and c % K the rank among its children.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .semantics import Attrs, Dims, Semantics, Tensors, comparable, ranking, register
+
+TREE_OPS: dict[str, Semantics] = {}
+
+
+@register(TREE_OPS, "tree.repeat")
+def tree_repeat(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Values T[B, W] -> T[B, K, W]: one copy per branch."""
+    (x,) = operands
+    return (x[:, None].repeat(1, dims["K"], *([1] * (x.dim() - 1))),)
+
+
+@register(TREE_OPS, "tree.grow")
+def tree_grow(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Extend K paths by K tokens each and keep the best K: lowest candidate on ties, NaN as -inf.
+
+    scores f32[B, K], p f32[B, K, K], index i64[B, K, K] -> tokens i64[B, K], scores f32[B, K], kept i64[B, K] (local
+    candidate c in 0..K*K-1, by descending score), candidates f32[B, K, K] (every path score).
+    """
+    scores, p, index = operands
+    count = scores.shape[0]
+    candidates = scores[:, :, None] * p
+    flat = candidates.reshape(count, -1)
+    kept = ranking(comparable(flat))[:, : dims["K"]].contiguous()
+    tokens = index.reshape(count, -1).gather(1, kept)
+    return tokens, flat.gather(1, kept), kept, candidates
+
+
+@register(TREE_OPS, "tree.gather")
+def tree_gather(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Values T[B, K, ...], kept i64[B, K] -> T[B, K, ...]: the row of every kept candidate's parent."""
+    x, kept = operands
+    requests = torch.arange(x.shape[0], device=x.device)[:, None]
+    return (x[requests, kept // dims["K"]],)
+
+
+@register(TREE_OPS, "tree.positions")
+def tree_positions(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Lengths i64[B], depth i64[B, N] -> i64[B, N]: seq_len + depth."""
+    seq_lens, depth = operands
+    return (seq_lens[:, None] + depth,)
+
+
+@register(TREE_OPS, "tree.select")
+def tree_select(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Keep the N - 1 best candidates of all steps and link them under the root.
+
+    Operands, with S = `steps`: bonus i32[B]; S scores (f32[B, K], then f32[B, K, K]); S tokens (i64[B, K], then
+    i64[B, K, K]); S - 1 kept i64[B, K], of which the last is not needed.
+    Results, all i64[B, N]: tokens, next (first child's column, -1 if none), sibling (next one's column, -1), depth.
+    Columns follow ascending candidate id. A kept candidate whose parent was not kept is linked to nobody.
+    """
+    steps = int(attrs["steps"])
+    bonus, *parts = operands
+    count = bonus.shape[0]
+    scores = torch.cat([part.reshape(count, -1) for part in parts[:steps]], dim=1)
+    tokens = torch.cat([part.reshape(count, -1) for part in parts[steps : 2 * steps]], dim=1)
+    kept = [part.tolist() for part in parts[2 * steps :]]
+    best = ranking(comparable(scores))[:, : dims["N"] - 1].sort(dim=1).values
+    linked = []
+    for b, chosen in enumerate(best.tolist()):
+        parents = _parents(dims["K"], [step[b] for step in kept])
+        linked.append(_link(chosen, parents, dims["K"]))
+    root = bonus.to(torch.int64)[:, None]
+    links = torch.tensor(linked, dtype=torch.int64, device=bonus.device).reshape(count, 3, dims["N"])
+    following, sibling, depth = (part.contiguous() for part in links.unbind(1))
+    return torch.cat([root, tokens.gather(1, best)], dim=1), following, sibling, depth
+
+
+def _parents(branches: int, kept: list[list[int]]) -> list[int]:
+    """`parent_list`: entry s // K is the candidate that candidate s grew from, -1 for the root."""
+    parents = [-1, *range(branches)]
+    for step, candidates in enumerate(kept):
+        base = branches + branches * branches * step
+        parents.extend(base + candidate for candidate in candidates)
+    return parents
+
+
+def _link(chosen: list[int], parents: list[int], branches: int) -> list[list[int]]:
+    """Next, sibling and depth of the root and the chosen candidates (ascending ids)."""
+    columns = {-1: 0} | {candidate: column for column, candidate in enumerate(chosen, start=1)}
+    following, sibling = [-1] * len(columns), [-1] * len(columns)
+    last_child: dict[int, int] = {}
+    for column, candidate in enumerate(chosen, start=1):
+        parent = columns.get(parents[candidate // branches])
+        if parent is None:
+            continue
+        if parent in last_child:
+            sibling[last_child[parent]] = column
+        else:
+            following[parent] = column
+        last_child[parent] = column
+    return [following, sibling, [0, *(_depth(candidate, branches) for candidate in chosen)]]
+
+
+def _depth(candidate: int, branches: int) -> int:
+    """Levels below the root: the step that grew the candidate, plus one."""
+    return 1 if candidate < branches else 2 + (candidate - branches) // (branches * branches)

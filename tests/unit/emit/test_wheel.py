@@ -1,0 +1,169 @@
+"""What a generated wheel holds, and that its bytes depend on nothing else."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.metadata import Metadata
+from packaging.utils import parse_wheel_filename
+from toy_plan import chain_plan
+from toy_wheel import ToyArtifact, toy_wheel
+from wheel.wheelfile import WheelFile
+
+import specc.runtime
+from specc.emit import wheel as module
+from specc.emit.wheel import plan_text, wheel_names
+
+PACKAGE = "specc_toy_chain"
+INFO = "specc_toy_chain-0.1.0.dist-info"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+def read(wheel: Path) -> dict[str, bytes]:
+    """All files of a wheel, each compared with RECORD by the reader."""
+    with WheelFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_names(built: Path) -> None:
+    assert built.name == "specc_toy_chain-0.1.0-py3-none-any.whl"
+    name, version, build, tags = parse_wheel_filename(built.name)
+    assert (name, str(version), build) == ("specc-toy-chain", "0.1.0", ())
+    assert {str(tag) for tag in tags} == {"py3-none-any"}
+    names = wheel_names("Big-Chain_2", "1.2")
+    assert (names.distribution, names.package) == ("specc-big-chain-2", "specc_big_chain_2")
+
+
+def test_files(built: Path) -> None:
+    files = read(built)
+    kernels = list(chain_plan()["kernels"])
+    expected = {f"{PACKAGE}/{name}" for name in ("__init__.py", "py.typed", "plan.json", "manifest.json")}
+    expected |= {f"{PACKAGE}/module.specir", f"{PACKAGE}/config.yaml"}
+    expected |= {f"{PACKAGE}/kernels/{name}.py" for name in kernels}
+    for arch in ("sm_90", "sm_100"):
+        expected |= {f"{PACKAGE}/machine_code/{arch}/{name}.cubin" for name in kernels}
+    expected |= {f"{INFO}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")}
+    assert {name for name in files if "/_runtime/" not in name} == expected
+    own = sorted(name for name in files if INFO not in name)
+    info = sorted(name for name in files if INFO in name and "RECORD" not in name)
+    assert list(files) == [*own, *info, f"{INFO}/RECORD"]
+    assert json.loads(files[f"{PACKAGE}/plan.json"]) == chain_plan()
+    assert files[f"{PACKAGE}/plan.json"].decode() == plan_text(chain_plan())
+
+
+def test_the_runtime_is_copied_byte_for_byte(built: Path) -> None:
+    root = Path(specc.runtime.__file__).parent
+    sources = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*.py")}
+    prefix = f"{PACKAGE}/_runtime/"
+    copied = {name.removeprefix(prefix): data for name, data in read(built).items() if name.startswith(prefix)}
+    assert copied == sources
+
+
+def test_metadata(built: Path) -> None:
+    files = read(built)
+    metadata = Metadata.from_email(files[f"{INFO}/METADATA"])
+    assert metadata.name == "specc-toy-chain"
+    assert str(metadata.version) == "0.1.0"
+    assert metadata.summary == "A toy chain: Größe 3"
+    assert str(metadata.requires_python) == ">=3.11"
+    assert [str(r) for r in metadata.requires_dist or ()] == [
+        "torch>=2.11",
+        'cuda-core>=0.3; extra == "cuda"',
+        'cuda-bindings>=12; extra == "cuda"',
+    ]
+    assert metadata.provides_extra == ["cuda"]
+    assert "import specc_toy_chain as k" in (metadata.description or "")
+    assert "for sm_100, sm_90" in (metadata.description or "")
+    assert files[f"{INFO}/entry_points.txt"].decode() == "[specc.programs]\ntoy_chain = specc_toy_chain\n"
+    assert b"Tag: py3-none-any\n" in files[f"{INFO}/WHEEL"]
+
+
+def test_manifest(built: Path) -> None:
+    files = read(built)
+    manifest = json.loads(files[f"{PACKAGE}/manifest.json"])
+    assert manifest["archs"] == ["sm_100", "sm_90"]
+    assert (manifest["torch"], manifest["plan_format"], manifest["version"]) == ("2.11", 1, "0.1.0")
+    own = {name.removeprefix(f"{PACKAGE}/") for name in files if name.startswith(PACKAGE + "/")}
+    assert manifest["files"].keys() == own - {"manifest.json"}
+    assert manifest["artifacts"][0] == {
+        "arch": "sm_100",
+        "entry": "entry",
+        "file": "machine_code/sm_100/draft_step.cubin",
+        "kernel": "draft_step",
+        "kind": "cubin",
+        "num_warps": 4,
+        "parameters": ["*i64", "i64", "*i8", "*i8"],
+        "registers": 40,
+        "shared": 512,
+    }
+
+
+def test_bytes_depend_on_the_arguments_alone(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    monkeypatch.setattr("time.time", lambda: 1.8e9)
+    plan = dict(reversed(chain_plan().items()))
+    sources = {kernel["source"]: f"# {name}\n" for name, kernel in reversed(plan["kernels"].items())}
+    archs = ("sm_100", "sm_90")
+    artifacts = [ToyArtifact(name, arch) for name in reversed(plan["kernels"]) for arch in archs]
+    again = toy_wheel(tmp_path / "new" / "folder", plan=plan, sources=sources, artifacts=artifacts)
+    assert again.read_bytes() == built.read_bytes()
+    assert list(again.parent.iterdir()) == [again]
+    with zipfile.ZipFile(again) as archive:
+        for entry in archive.infolist():
+            assert entry.date_time == (1980, 1, 1, 0, 0, 0)
+            assert entry.external_attr >> 16 == 0o100644
+            assert (entry.compress_type, entry.create_system) == (zipfile.ZIP_STORED, 3)
+
+
+def test_a_wheel_replaces_an_older_one(tmp_path: Path) -> None:
+    first = toy_wheel(tmp_path).read_bytes()
+    second = toy_wheel(tmp_path, artifacts=[])
+    assert second.read_bytes() != first
+    assert json.loads(read(second)[f"{PACKAGE}/manifest.json"])["archs"] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "1x"}, "a program cannot be called '1x'"),
+        ({"name": "a.b"}, "a program cannot be called"),
+        ({"name": "a b"}, "a program cannot be called"),
+        ({"sources": {}}, "sources that are not there: kernels/draft_step.py"),
+        ({"summary": "two\nlines"}, "Summary of a wheel must be one line"),
+        ({"artifacts": [ToyArtifact("a")] * 2}, "two files of the path 'machine_code/sm_90/a.cubin'"),
+        ({"artifacts": [ToyArtifact("../a")]}, "not a path inside the package"),
+        ({"artifacts": [ToyArtifact("a", global_scratch=128)]}, "a for sm_90 needs scratch memory"),
+        ({"artifacts": [ToyArtifact("a", profile_scratch=8)]}, "a for sm_90 needs scratch memory"),
+        ({"requires": ["a b c"]}, "requires-dist|a b c"),
+    ],
+)
+def test_what_cannot_be_a_wheel(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, ExceptionGroup)) as caught:
+        toy_wheel(tmp_path, **changes)
+    error = caught.value
+    text = str(error) + "".join(map(str, getattr(error, "exceptions", ())))
+    assert any(part in text for part in message.split("|"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_in_a_source_path_leaves_the_package(tmp_path: Path) -> None:
+    sources = {kernel["source"]: "" for kernel in chain_plan()["kernels"].values()}
+    for path in ("/etc/x", "../x", "a/../x", "a\\x", "a//x", "plan.json"):
+        with pytest.raises(ValueError, match="path"):
+            toy_wheel(tmp_path, sources=sources | {path: ""})
+
+
+def test_templates_are_found_in_an_installed_specc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "_templates" / "wheel").mkdir(parents=True)
+    (tmp_path / "_templates" / "wheel" / "package.py").write_text("installed")
+    monkeypatch.setattr(module.importlib.resources, "files", lambda name: tmp_path)
+    assert module._template("package.py") == "installed"
+    assert "specc" in module._template("README.md.jinja")

@@ -1,0 +1,223 @@
+"""What bind checks, what callbacks are held to, and how a captured step behaves around its graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from toy_engine import ToyEngine, batch_of, make_engine, start
+from toy_plan import chain_plan
+
+from specc.runtime import step as step_module
+from specc.runtime.backends.cpu import ReferenceBackend
+from specc.runtime.batch import Batch
+from specc.runtime.capture import TableGuard, check_capturable
+from specc.runtime.errors import BindError, ForwardContractError
+from specc.runtime.external import Forward
+from specc.runtime.frame import Frame
+from specc.runtime.plan import Plan
+from specc.runtime.program import Program
+from specc.runtime.step import Step
+
+CPU = torch.device("cpu")
+
+
+def make_step(plan: dict[str, Any], engine: object, table: Tensor, **how: bool) -> Step:
+    return Step(Plan.from_json(plan), ReferenceBackend(), CPU, engine, table, **how)
+
+
+def test_callbacks_must_have_every_method_the_plan_calls() -> None:
+    plan = chain_plan()
+    callbacks = SimpleNamespace(draft=print, target=print, extend=3)
+    with pytest.raises(BindError, match=r"lack the method\(s\) extend, prefill_draft, prefill_target"):
+        make_step(plan, callbacks, make_engine(plan).table)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.long(), "must be int32"),
+        (lambda t: t[0], "must be int32"),
+        (lambda t: t.T.contiguous().T, "adjacent columns"),
+        (lambda t: t[:-1], "7 rows, the program has 8 pool rows"),
+        (lambda t: t.to("meta"), "is on meta, the program on cpu"),
+    ],
+)
+def test_tables_that_do_not_fit(change: Callable[[Tensor], Tensor], message: str) -> None:
+    plan = chain_plan()
+    engine = make_engine(plan)
+    with pytest.raises(BindError, match=message):
+        make_step(plan, engine, change(engine.table))
+
+
+def test_a_table_may_be_a_slice_of_wider_rows() -> None:
+    plan = chain_plan()
+    engine = make_engine(plan)
+    wide = torch.zeros(8, 200, dtype=torch.int32)
+    wide[:, :96] = engine.table
+    engine.prompts[3] = [1, 2]
+    step = make_step(plan, engine, wide[:, :96])
+    step.prefill(Batch([3], [2]))
+    assert step.decode(Batch([3], [2])).to_host().accept_lens[0] >= 1
+
+
+Broken = Callable[[Forward], object]
+
+
+@pytest.mark.parametrize(
+    ("where", "change", "message"),
+    [
+        ("target", lambda f: None, r"target returned logits None, expected f32\[B, N, V\]"),
+        ("target", lambda f: Forward(f.logits), r"target returned hidden None, expected f32\[B, N, W\]"),
+        (
+            "target",
+            lambda f: Forward(f.logits[:, 1:], f.hidden),
+            r"logits as torch.float32\[2, 3, 32\], expected torch.float32\[2, 4, 32\] \(f32\[B, N, V\]",
+        ),
+        (
+            "draft",
+            lambda f: Forward(f.logits.half(), f.hidden),
+            r"draft returned logits as torch.float16\[2, 1, 32\]",
+        ),
+        (
+            "draft",
+            lambda f: Forward(f.logits, f.hidden[..., :3]),
+            r"draft returned hidden as torch.float32\[2, 1, 3\]",
+        ),
+        (
+            "extend",
+            lambda f: Forward(f.logits.T.contiguous().T, f.hidden),
+            r"strides \[1, 2\], expected it contiguous",
+        ),
+        ("extend", lambda f: Forward(misaligned(f.logits), f.hidden), r"expected alignment to 16 bytes"),
+        (
+            "extend",
+            lambda f: Forward(f.logits.to("meta"), f.hidden),
+            r"extend returned logits on meta, expected cpu",
+        ),
+        (
+            "prefill_target",
+            lambda f: Forward(f.logits, f.hidden[1:]),
+            r"hidden as .*\[3, 4\], expected .*\[4, 4\]",
+        ),
+        (
+            "prefill_draft",
+            lambda f: Forward(f.logits[0], f.hidden),
+            r"prefill_draft returned logits as .*\[32\]",
+        ),
+    ],
+)
+def test_breaches_of_the_forward_contract(where: str, change: Broken, message: str) -> None:
+    plan = chain_plan(hidden=True)
+    engine = make_engine(plan)
+    step = make_step(plan, engine, engine.table)
+    engine.prompts |= {1: [3, 1], 4: [2, 6]}
+    real = getattr(engine, where)
+    setattr(engine, where, lambda **arguments: change(real(**arguments)))
+    batch = Batch([1, 4], [2, 2])
+    if not where.startswith("prefill"):
+        step.prefill(batch)
+    with pytest.raises(ForwardContractError, match=message):
+        step.prefill(batch) if where.startswith("prefill") else step.decode(batch)
+
+
+def misaligned(tensor: Tensor) -> Tensor:
+    spare = torch.empty(tensor.numel() + 1, dtype=tensor.dtype)
+    return spare[1:].view(tensor.shape).copy_(tensor)
+
+
+def test_callbacks_see_the_same_addresses_on_every_call() -> None:
+    plan = chain_plan(hidden=True)
+    engine = make_engine(plan)
+    seen: list[dict[str, int]] = []
+    real = engine.target
+
+    def target(**arguments: Any) -> Forward:
+        seen.append({name: t.data_ptr() for name, t in arguments.items() if isinstance(t, Tensor)})
+        return real(**arguments)
+
+    engine.target = target  # type: ignore[method-assign]
+    step = make_step(plan, engine, engine.table)
+    engine.prompts |= {1: [3, 1], 4: [2, 6], 5: [1, 1]}
+    step.prefill(Batch([1, 4, 5], [2, 2, 2]))
+    for rows in ([1, 4, 5], [5, 1], [4]):
+        step.decode(Batch(rows, [2] * len(rows)), padded=True)
+    assert seen[0] == seen[1] == seen[2]
+
+
+class EagerGraphs:
+    """Stands in for captured graphs: warms up as they do, then runs eagerly."""
+
+    def __init__(self, plan: Plan, device: torch.device, run: Callable[[int], Frame], idle: Callable[[], None]) -> None:
+        check_capturable(plan)
+        idle()
+        for bucket in plan.buckets:
+            run(bucket)
+        self.run = run
+        self.replayed: list[int] = []
+
+    def replay(self, bucket: int) -> Frame:
+        self.replayed.append(bucket)
+        return self.run(bucket)
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> tuple[Step, ToyEngine]:
+    monkeypatch.setattr(step_module, "Graphs", EagerGraphs)
+    plan = chain_plan(hidden=True)
+    engine = make_engine(plan)
+    return make_step(plan, engine, engine.table, capture=True), engine
+
+
+def test_a_captured_step_replays_the_bucket(captured: tuple[Step, ToyEngine]) -> None:
+    step, engine = captured
+    assert [rows for name, rows in engine.calls if name == "target"] == [1, 2, 4]
+    oracles = start(step, engine, {1: [3, 1], 4: [2, 6], 5: [1]}, 3)
+    result = step.decode(batch_of(oracles, [4, 5, 1])).to_host()
+    assert [result.tokens(i) for i in range(3)] == [oracles[row].step() for row in (4, 5, 1)]
+    step.decode(batch_of(oracles, [4]))
+    step.decode(Batch([], []))
+    step.decode(Batch([], []), run_idle=True)
+    assert step._graphs.replayed == [4, 1, 1]  # type: ignore[union-attr]
+
+
+def test_a_captured_step_notices_that_the_table_moved(captured: tuple[Step, ToyEngine]) -> None:
+    step, engine = captured
+    engine.prompts[1] = [3]
+    step.prefill(Batch([1], [1]))
+    step.decode(Batch([1], [1]))
+    engine.table.set_(torch.zeros(8, 96, dtype=torch.int32))
+    with pytest.raises(BindError, match="req_to_token has moved"):
+        step.decode(Batch([1], [1]))
+
+
+def test_the_guard_sees_strides() -> None:
+    wide = torch.zeros(8, 200, dtype=torch.int32)
+    table = wide[:, :96]
+    guard = TableGuard(table)
+    guard.check()
+    table.as_strided_((8, 96), (100, 1))
+    with pytest.raises(BindError, match="layout"):
+        guard.check()
+
+
+def test_a_plan_without_the_whole_capture_cannot_be_captured() -> None:
+    plan = chain_plan()
+    plan["captures"][0]["nodes"].pop()
+    with pytest.raises(BindError, match="capture=False"):
+        check_capturable(Plan.from_json(plan))
+
+
+def test_capture_is_for_cuda() -> None:
+    plan = Plan.from_json(chain_plan())
+    engine = make_engine(chain_plan())
+    program = Program(plan, None, CPU, ReferenceBackend())  # type: ignore[arg-type]
+    with pytest.raises(BindError, match="only a program on CUDA"):
+        program.bind(engine, engine.table, capture=True)
+    engine.capturable = True
+    assert program.bind(engine, engine.table)._graphs is None
+    assert len(program.idle_carry()) == 0

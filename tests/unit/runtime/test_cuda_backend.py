@@ -1,0 +1,206 @@
+"""The CUDA backend on a driver that only writes down what it is told."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from toy_engine import make_engine
+from toy_plan import chain_plan
+
+from specc.runtime.arena import Arena
+from specc.runtime.backends import cuda
+from specc.runtime.errors import BindError, DamagedWheelError, UnsupportedDeviceError
+from specc.runtime.external import Forward
+from specc.runtime.frame import Frame
+from specc.runtime.manifest import Artifact, Manifest
+from specc.runtime.plan import Launch, Plan
+from specc.runtime.relay import RelayPools
+
+DEVICE = torch.device("cuda", 1)
+
+
+@dataclass
+class FakeKernel:
+    code: bytes
+    entry: str
+    handle: str = "handle"
+
+
+@dataclass
+class Driver:
+    """Records launches and attributes."""
+
+    launches: list[tuple[Any, Any, FakeKernel, tuple[Any, ...]]] = field(default_factory=list)
+    shared: list[tuple[Any, ...]] = field(default_factory=list)
+    configs: int = 0
+
+    def launch(self, stream: Any, config: Any, kernel: FakeKernel, *arguments: Any) -> None:
+        self.launches.append((stream.__cuda_stream__(), config, kernel, arguments))
+
+    def config(self, **fields: Any) -> SimpleNamespace:
+        self.configs += 1
+        return SimpleNamespace(**fields)
+
+    def module(self, name: str) -> ModuleType:
+        module = ModuleType(name)
+        code = SimpleNamespace(
+            from_cubin=lambda code: SimpleNamespace(get_kernel=lambda entry: FakeKernel(code, entry))
+        )
+        module.__dict__.update(ObjectCode=code, LaunchConfig=self.config, launch=self.launch)
+        module.__dict__["Device"] = lambda index: SimpleNamespace(set_current=lambda: None)
+        return module
+
+    def bindings(self) -> ModuleType:
+        driver = SimpleNamespace(
+            CUfunction_attribute=SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="max"),
+            CUresult=SimpleNamespace(CUDA_SUCCESS=0),
+            CUdevice=lambda index: ("device", index),
+            cuKernelSetAttribute=lambda *arguments: (self.shared.append(arguments), (0,))[1],
+        )
+        module = ModuleType("cuda.bindings.driver")
+        module.__dict__.update(vars(driver))
+        return module
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    fake = Driver()
+    monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
+    monkeypatch.setitem(sys.modules, "cuda.core", fake.module("cuda.core"))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", ModuleType("cuda.bindings"))
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", fake.bindings())
+    monkeypatch.setattr(torch.cuda, "device", lambda device: torch.no_grad())
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=77))
+    return fake
+
+
+def artifacts(plan: Plan, root: Path, arch: str = "sm_90", shared: int = 0, hidden: int = 2) -> Manifest:
+    """Files of invented machine code, and the manifest that lists them."""
+    listed = []
+    for name, kernel in plan.kernels.items():
+        (root / f"{name}.cubin").write_bytes(name.encode())
+        types = (*(kind for _, kind in kernel.arguments), *(["*i8"] * hidden))
+        listed.append(Artifact(name, arch, "cubin", f"{name}.cubin", f"entry_{name}", 8, shared, types))
+    return Manifest("toy", "0", "0", 1, "2.11", (arch,), {}, tuple(listed))
+
+
+def frame_of(plan: Plan, rows: int) -> tuple[Frame, Arena, torch.Tensor]:
+    arena = Arena(plan, torch.device("cpu"))
+    table = make_engine(chain_plan()).table
+    return Frame(plan, arena, RelayPools(plan, arena), table, rows), arena, table
+
+
+def node(plan: Plan, name: str) -> Launch:
+    found = next(n for n in plan.nodes("step") if n.name == name)
+    assert isinstance(found, Launch)
+    return found
+
+
+def test_arguments_grid_and_stream(driver: Driver, tmp_path: Path) -> None:
+    plan = Plan.from_json(chain_plan())
+    backend = cuda.CudaBackend(plan, artifacts(plan, tmp_path, shared=1024), tmp_path, DEVICE)
+    frame, arena, table = frame_of(plan, 3)
+    backend.launch(node(plan, "prepare"), frame)
+    stream, config, kernel, arguments = driver.launches[0]
+    assert stream == (0, 77)
+    assert (config.grid, config.block, config.shmem_size) == ((3, 2, 1), (256, 1, 1), 1024)
+    assert (kernel.code, kernel.entry) == (b"prepare", "entry_prepare")
+    rows, pointer, stride, relay, tokens, *scratch = arguments
+    assert rows == arena.buffer("req_pool_indices").data_ptr()
+    assert pointer == table.data_ptr()
+    assert isinstance(stride, ctypes.c_int64)
+    assert stride.value == table.stride(0)
+    assert relay == arena.buffer("relay.bonus").data_ptr()
+    assert tokens == arena.buffer("tokens").data_ptr()
+    assert scratch == [0, 0]
+    assert driver.shared == []
+
+
+def test_engine_values_and_literals(driver: Driver, tmp_path: Path) -> None:
+    plan = Plan.from_json(chain_plan())
+    backend = cuda.CudaBackend(plan, artifacts(plan, tmp_path, hidden=0), tmp_path, DEVICE)
+    frame, _, _ = frame_of(plan, 2)
+    for step in (0, 1):
+        forward = Forward(torch.zeros(2, 1, 32))
+        frame.adopt(f"dlogits{step}", forward.logits)
+        backend.launch(node(plan, f"draft_step{step}"), frame)
+        (pointer, column) = driver.launches[-1][3]
+        assert pointer == forward.logits.data_ptr()
+        assert isinstance(column, ctypes.c_int32)
+        assert column.value == 2 + step
+
+
+def test_launch_configurations_are_made_once(driver: Driver, tmp_path: Path) -> None:
+    plan = Plan.from_json(chain_plan())
+    backend = cuda.CudaBackend(plan, artifacts(plan, tmp_path), tmp_path, DEVICE)
+    for rows in (3, 3, 4, 3):
+        backend.launch(node(plan, "prepare"), frame_of(plan, rows)[0])
+    assert driver.configs == 2
+    assert [config.grid[0] for _, config, _, _ in driver.launches] == [3, 3, 4, 3]
+
+
+def test_the_default_stream_has_a_name(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))
+    assert cuda.CurrentStream(DEVICE).__cuda_stream__() == (0, 1)
+
+
+@pytest.mark.parametrize(("shared", "asks"), [(48 * 1024 - 1, False), (48 * 1024, True), (100_000, True)])
+def test_much_shared_memory_is_asked_for(driver: Driver, tmp_path: Path, shared: int, asks: bool) -> None:
+    plan = Plan.from_json(chain_plan())
+    cuda.CudaBackend(plan, artifacts(plan, tmp_path, shared=shared), tmp_path, DEVICE)
+    assert driver.shared == [("max", shared, "handle", ("device", 1))] * len(plan.kernels) * asks
+
+
+def test_promised_alignment_is_checked(driver: Driver, tmp_path: Path) -> None:
+    data = chain_plan()
+    data["kernels"]["prepare"]["aligned"] = ["rows_ptr", "req_to_token_stride"]
+    plan = Plan.from_json(data)
+    backend = cuda.CudaBackend(plan, artifacts(plan, tmp_path), tmp_path, DEVICE)
+    frame, _, _ = frame_of(plan, 2)
+    backend.launch(node(plan, "prepare"), frame)
+    frame.table = torch.zeros(8, 90, dtype=torch.int32)
+    with pytest.raises(BindError, match="req_to_token_stride of kernel 'prepare' is 0x5a"):
+        backend.launch(node(plan, "prepare"), frame)
+
+
+@pytest.mark.parametrize(("held", "fits"), [("sm_90", True), ("sm_90a", True), ("sm_80", False), ("sm_100", False)])
+def test_machine_code_is_for_one_arch(driver: Driver, tmp_path: Path, held: str, fits: bool) -> None:
+    plan = Plan.from_json(chain_plan())
+    manifest = artifacts(plan, tmp_path, arch=held)
+    if fits:
+        cuda.CudaBackend(plan, manifest, tmp_path, DEVICE)
+        return
+    with pytest.raises(UnsupportedDeviceError, match=f"for sm_90; the wheel has {held}; rebuild .* --arch sm_90"):
+        cuda.CudaBackend(plan, manifest, tmp_path, DEVICE)
+
+
+def test_machine_code_that_does_not_fit_the_plan(driver: Driver, tmp_path: Path) -> None:
+    plan = Plan.from_json(chain_plan())
+    whole = artifacts(plan, tmp_path)
+    some = Manifest("toy", "0", "0", 1, "2.11", ("sm_90",), {}, whole.artifacts[1:])
+    with pytest.raises(DamagedWheelError, match="no machine code of kernel 'prepare' for sm_90"):
+        cuda.CudaBackend(plan, some, tmp_path, DEVICE)
+    data = chain_plan()
+    data["kernels"]["prepare"]["arguments"].extend([["x", "i32"]] * 3)
+    data["phases"][0]["nodes"][0]["args"].extend([{"name": "x", "literal": 1}] * 3)
+    with pytest.raises(DamagedWheelError, match="takes 7 parameters, not 8"):
+        cuda.CudaBackend(Plan.from_json(data), whole, tmp_path, DEVICE)
+
+
+def test_early_versions_of_cuda_core(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.core", ModuleType("cuda.core"))
+    experimental = driver.module("cuda.core.experimental")
+    monkeypatch.setitem(sys.modules, "cuda.core.experimental", experimental)
+    assert cuda.import_cuda_core() is experimental
+    monkeypatch.setitem(sys.modules, "cuda.core.experimental", None)
+    with pytest.raises(UnsupportedDeviceError, match=r"CUDA needs cuda-core .*no ObjectCode"):
+        cuda.import_cuda_core()

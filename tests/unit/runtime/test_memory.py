@@ -1,0 +1,184 @@
+"""The arena, the plan's checks, the staging of inputs and the way of outputs to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from toy_plan import chain_plan
+
+from specc.runtime.arena import ALIGNMENT, Arena
+from specc.runtime.errors import PlanError
+from specc.runtime.frame import Frame
+from specc.runtime.plan import Plan
+from specc.runtime.relay import RelayPools
+from specc.runtime.result import SPAN_LIMIT, StepResult
+from specc.runtime.staging import Staging
+
+CPU = torch.device("cpu")
+Json = dict[str, Any]
+
+
+def buffer(plan: Json, name: str) -> Json:
+    return next(b for b in plan["buffers"] if b["name"] == name)
+
+
+def test_buffers_are_aligned_views_of_one_allocation() -> None:
+    plan = Plan.from_json(chain_plan(hidden=True))
+    arena = Arena(plan, CPU, poison=0xFF)
+    base = arena.bytes.data_ptr()
+    assert base % ALIGNMENT == 0
+    for name, b in arena.buffers.items():
+        whole = arena.buffer(name)
+        assert whole.data_ptr() == base + (b.offset or 0)
+        assert (tuple(whole.shape), whole.stride()) == (b.shape, b.strides)
+        assert bool((whole == 0).all()) == (b.init == "zero")
+
+
+def test_views_are_prefixes_and_always_the_same() -> None:
+    plan = Plan.from_json(chain_plan(steps=3))
+    arena = Arena(plan, CPU)
+    for rows in (0, 1, 3, 4):
+        slots = arena.view("dslots", rows)
+        assert slots.shape == (2, rows, 1)
+        assert slots.stride() == arena.buffer("buf.dslots").stride()
+        assert slots is arena.view("dslots", rows)
+        assert arena.view("seq_lens", rows).shape == (rows,)
+    assert arena.view("predict", 3).data_ptr() == arena.buffer("buf.predict").data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("health", {"offset": 8}, "not at a multiple of 256"),
+        ("health", {"offset": None}, "malformed plan"),
+        ("tokens", {"bytes": 64}, "has 64 bytes, its shape needs 128"),
+        ("tokens", {"strides": [64, 1]}, "its shape needs"),
+        ("tokens", {"bytes": 129}, "has 129 bytes"),
+        ("relay.bonus", {"offset": 0}, "overlaps .*keep its content"),
+    ],
+)
+def test_impossible_buffers(name: str, change: Json, message: str) -> None:
+    data = chain_plan()
+    buffer(data, name).update(change)
+    with pytest.raises(PlanError, match=message):
+        Arena(Plan.from_json(data), CPU)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.update(format=2), "plan format 2, this runtime reads format 1"),
+        (lambda d: d.pop("values"), "malformed plan: KeyError: 'values'"),
+        (lambda d: d["values"]["predict"].update(buffer="gone"), "unknown buffer 'gone'"),
+        (lambda d: d["values"]["predict"].update(axes=["B", "Q"]), "axis 'Q' has no size"),
+        (lambda d: d["values"]["predict"].update(dtype="i64"), "'predict' is i64"),
+        (lambda d: d["values"]["predict"].update(axes=["B", "V"]), "does not fit its buffer"),
+        (
+            lambda d: d["outputs"].append({"name": "x", "value": "gone", "entry": "step"}),
+            "output 'x' is the unknown value 'gone'",
+        ),
+        (lambda d: d["carry"].append({"name": "x", "dtype": "i32", "axes": ["B"]}), "no buffer relay.x"),
+        (lambda d: d.update(buckets=[1, 2]), "the largest bucket is 2, axis B has 4"),
+        (lambda d: d.update(buckets=[]), "buckets must be positive"),
+        (lambda d: d["phases"][0]["nodes"][0]["args"].pop(), "kernel 'prepare' takes"),
+        (lambda d: d["phases"][0]["nodes"][0]["args"][0].pop("value"), "neither value, buffer, input"),
+        (lambda d: d["phases"][0]["nodes"][0].update(kernel="gone"), "unknown kernel 'gone'"),
+        (lambda d: d["phases"][0]["nodes"][0].update(kind="copy"), "unknown kind 'copy'"),
+        (lambda d: d["phases"][0]["nodes"][0]["grid"].pop("2"), "no grid for bucket 2"),
+        (lambda d: d["phases"][1]["nodes"][0]["operands"].update(tokens="gone"), "unknown values: gone"),
+    ],
+)
+def test_plans_that_contradict_themselves(change: Callable[[Json], object], message: str) -> None:
+    data = chain_plan()
+    change(data)
+    with pytest.raises(PlanError, match=message):
+        Arena(Plan.from_json(data), CPU).view("predict", 4)
+
+
+def test_what_entries_read() -> None:
+    for overlap in (False, True):
+        plan = Plan.from_json(chain_plan(overlap=overlap))
+        lengths = [] if overlap else ["seq_lens"]
+        assert plan.written_inputs("step") == ["req_pool_indices", *lengths]
+        assert plan.written_inputs("prefill") == ["req_pool_indices", "seq_lens"]
+        assert plan.reads("step") == {"req_pool_indices", "req_to_token", *lengths}
+    assert plan.callbacks() == ("draft", "extend", "prefill_draft", "prefill_target", "target")
+    assert [plan.bucket(rows) for rows in (1, 2, 3, 4)] == [1, 2, 4, 4]
+    with pytest.raises(PlanError):
+        plan.bucket(5)
+
+
+def test_frames_refuse_what_the_plan_does_not_say() -> None:
+    plan = Plan.from_json(chain_plan())
+    arena = Arena(plan, CPU)
+    frame = Frame(plan, arena, RelayPools(plan, arena), torch.zeros(8, 9, dtype=torch.int32), 2)
+    with pytest.raises(PlanError, match="before a forward returned it"):
+        frame.read("tlogits")
+    with pytest.raises(PlanError, match="neither a value in memory nor an input"):
+        frame.read("am")
+    with pytest.raises(PlanError, match=r"torch.int32\(2, 4\), its op gives torch.int32\(2, 3\)"):
+        frame.write("predict", torch.zeros(2, 3, dtype=torch.int32))
+    with pytest.raises(PlanError, match="belongs to the engine"):
+        frame.write("tlogits", torch.zeros(2, 4, 32))
+
+
+def staged(plan: Json) -> tuple[Arena, Staging]:
+    parsed = Plan.from_json(plan)
+    arena = Arena(parsed, CPU, poison=0xFF)
+    return arena, Staging(parsed, arena, ["req_pool_indices", "seq_lens"])
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_inputs_go_in_one_copy_when_they_are_neighbours(apart: bool) -> None:
+    plan = chain_plan()
+    if apart:
+        first, second = buffer(plan, "seq_lens"), buffer(plan, "health")
+        first["offset"], second["offset"] = second["offset"], first["offset"]
+    arena, staging = staged(plan)
+    assert len(staging._regions) == 1 + apart
+    before = arena.bytes.clone()
+    for rows, lens in (([3, 1, 2], [7, 8, 9]), ([5], [6])):
+        staging.send({"req_pool_indices": rows, "seq_lens": lens})
+        padding = [0] * (4 - len(rows))
+        assert arena.buffer("req_pool_indices").tolist() == rows + padding
+        assert arena.buffer("seq_lens").tolist() == lens + padding
+    if apart:
+        names = {"req_pool_indices", "seq_lens"}
+        for name, b in arena.buffers.items():
+            if name not in names:
+                low = b.offset or 0
+                assert torch.equal(arena.bytes[low : low + b.bytes], before[low : low + b.bytes])
+
+
+def test_a_step_without_inputs_sends_nothing() -> None:
+    plan = Plan.from_json(chain_plan())
+    Staging(plan, Arena(plan, CPU), []).send({})
+
+
+@pytest.mark.parametrize("distance", [64, SPAN_LIMIT + 64])
+def test_outputs_come_to_the_host(distance: int) -> None:
+    memory = torch.zeros(distance + 4096, dtype=torch.uint8)
+    first = memory[64:128].view(torch.int32).as_strided((2, 3), (8, 1))
+    second = memory[distance + 128 :][:64].view(torch.int64)[:2]
+    first.copy_(torch.tensor([[1, 2, 3], [4, 5, 6]]))
+    second.copy_(torch.tensor([7, 8]))
+    lens = torch.tensor([2, 1], dtype=torch.int32)
+    for outputs in ({"predict": first, "new_seq_lens": second}, {"predict": first, "accept_lens": lens}):
+        pending = StepResult(outputs).start_copy()
+        first_row = first[0].clone()
+        first[0] = 0
+        host = pending.wait()
+        first[0] = first_row
+        assert host.predict == [[1, 2, 3], [4, 5, 6]]
+        if "accept_lens" in outputs:
+            assert [host.tokens(0), host.tokens(1)] == [[1, 2], [4]]
+        else:
+            assert host.new_seq_lens == [7, 8]
+
+
+def test_outputs_of_no_requests() -> None:
+    host = StepResult({"bonus": torch.zeros(0, dtype=torch.int32), "predict": torch.zeros(0, 4)}).to_host()
+    assert (host.bonus, host.predict) == ([], [])

@@ -1,0 +1,158 @@
+"""Tree ops against a tree built node by node."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from specc.runtime.reference import OPS
+
+
+def test_repeat_and_gather() -> None:
+    x = torch.arange(4.0).view(2, 2)
+    (repeated,) = OPS["tree.repeat"]((x,), {}, {"K": 3})
+    assert repeated.tolist() == [[[0.0, 1.0]] * 3, [[2.0, 3.0]] * 3]
+    rows = torch.arange(8).view(2, 2, 2)
+    (gathered,) = OPS["tree.gather"]((rows, torch.tensor([[3, 0], [1, 2]])), {}, {"K": 2})
+    assert gathered.tolist() == [[[2, 3], [0, 1]], [[4, 5], [6, 7]]]
+
+
+def test_positions() -> None:
+    (positions,) = OPS["tree.positions"]((torch.tensor([5, 3]), torch.tensor([[0, 1, 1], [0, 1, 2]])), {}, {})
+    assert positions.tolist() == [[5, 6, 6], [3, 4, 5]]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_grow(seed: int) -> None:
+    rng = random.Random(seed)
+    count, k = 2, rng.randint(1, 4)
+    values = [0.0, 0.25, 0.5, 1.0, math.nan]
+    scores = torch.tensor([[rng.choice(values) for _ in range(k)] for _ in range(count)])
+    p = torch.tensor([[[rng.choice(values) for _ in range(k)] for _ in range(k)] for _ in range(count)])
+    index = torch.randint(0, 99, (count, k, k))
+    tokens, kept_scores, kept, candidates = OPS["tree.grow"]((scores, p, index), {}, {"K": k})
+    for b in range(count):
+        paths = [float(scores[b, c // k] * p[b, c // k, c % k]) for c in range(k * k)]
+        order = sorted(range(k * k), key=lambda c: (math.isnan(paths[c]), -paths[c] if paths[c] == paths[c] else 0, c))
+        assert kept[b].tolist() == order[:k]
+        assert tokens[b].tolist() == [int(index[b, c // k, c % k]) for c in order[:k]]
+        assert kept_scores[b].tolist() == pytest.approx([paths[c] for c in order[:k]], nan_ok=True)
+        assert candidates[b].reshape(-1).tolist() == pytest.approx(paths, nan_ok=True)
+
+
+class Node:
+    """A candidate of a tree grown in the obvious way."""
+
+    def __init__(self, parent: Node | None, token: int, score: float, number: int) -> None:
+        self.parent = parent
+        self.token = token
+        self.score = score
+        self.number = number
+        self.depth: int = parent.depth + 1 if parent else 1
+
+
+def grow_tree(rng: random.Random, k: int, steps: int, nan: float) -> tuple[list[Node], dict[str, list[Tensor]]]:
+    """All candidates of one request, and the operands that describe them."""
+
+    def score() -> float:
+        return math.nan if rng.random() < nan else rng.choice([0.0, 0.25, 0.5, 0.75, 1.0])
+
+    frontier = [Node(None, rng.randrange(99), score(), i) for i in range(k)]
+    everything = list(frontier)
+    operands: dict[str, list[Tensor]] = {"scores": [], "tokens": [], "kept": []}
+    operands["scores"].append(torch.tensor([[node.score for node in frontier]]))
+    operands["tokens"].append(torch.tensor([[node.token for node in frontier]]))
+    for _ in range(1, steps):
+        p = torch.tensor([[[score() for _ in range(k)] for _ in range(k)]])
+        index = torch.randint(0, 99, (1, k, k))
+        current = torch.tensor([[node.score for node in frontier]])
+        _, _, kept, candidates = OPS["tree.grow"]((current, p, index), {}, {"K": k})
+        first = len(everything)
+        for c, value in enumerate(candidates.reshape(-1).tolist()):
+            token = int(index[0, c // k, c % k])
+            everything.append(Node(frontier[c // k], token, value, first + c))
+        frontier = [everything[first + c] for c in kept[0].tolist()]
+        operands["scores"].append(candidates)
+        operands["tokens"].append(index)
+        operands["kept"].append(kept)
+    return everything, operands
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_select(seed: int) -> None:
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    k, steps = rng.randint(1, 3), rng.randint(1, 4)
+    everything, operands = grow_tree(rng, k, steps, rng.choice([0.0, 0.3]))
+    nodes = rng.randint(2, len(everything) + 1)
+    bonus = torch.tensor([7], dtype=torch.int32)
+    parts = (*operands["scores"], *operands["tokens"], *operands["kept"])
+    results = OPS["tree.select"]((bonus, *parts), {"steps": steps}, {"K": k, "N": nodes, "B": 1})
+    tokens, following, sibling, depth = (result[0].tolist() for result in results)
+
+    def rank(node: Node) -> tuple[float, int]:
+        return (math.inf if math.isnan(node.score) else -node.score, node.number)
+
+    chosen = sorted(sorted(everything, key=rank)[: nodes - 1], key=lambda node: node.number)
+    assert tokens == [7, *(node.token for node in chosen)]
+    assert depth == [0, *(node.depth for node in chosen)]
+    columns: dict[Node | None, int] = {None: 0} | {node: i for i, node in enumerate(chosen, start=1)}
+    children: dict[int, list[int]] = {}
+    for node in chosen:
+        if node.parent in columns:
+            children.setdefault(columns[node.parent], []).append(columns[node])
+    linked: dict[int, list[int]] = {}
+    for column in range(nodes):
+        child = following[column]
+        while child >= 0:
+            linked.setdefault(column, []).append(child)
+            child = sibling[child]
+    assert linked == children
+    assert {tuple(result.shape) for result in results} == {(1, nodes)}
+    assert {result.dtype for result in results} == {torch.int64}
+
+
+def test_select_handles_each_request_by_itself() -> None:
+    first = [grow_tree(random.Random(seed), 2, 3, 0.0)[1] for seed in (1, 2)]
+    joined = tuple(
+        torch.cat([a, b])
+        for kind in ("scores", "tokens", "kept")
+        for a, b in zip(first[0][kind], first[1][kind], strict=True)
+    )
+    dims = {"K": 2, "N": 5, "B": 2}
+    together = OPS["tree.select"]((torch.tensor([3, 4], dtype=torch.int32), *joined), {"steps": 3}, dims)
+    for b in range(2):
+        parts = tuple(t for kind in ("scores", "tokens", "kept") for t in first[b][kind])
+        alone = OPS["tree.select"]((torch.tensor([3 + b], dtype=torch.int32), *parts), {"steps": 3}, dims)
+        for one, other in zip(together, alone, strict=True):
+            assert torch.equal(one[b], other[0])
+
+
+def test_the_tree_of_the_worked_trace() -> None:
+    """K = 2, S = 3, N = 6: both first tokens, one child of the first, both children of the second."""
+    scores = (torch.tensor([[0.6, 0.4]]), torch.tensor([[[0.5, 0.1], [0.39, 0.38]]]), torch.zeros(1, 2, 2))
+    tokens = (torch.tensor([[1, 2]]), torch.tensor([[[3, 4], [5, 6]]]), torch.tensor([[[7, 8], [9, 10]]]))
+    kept = (torch.tensor([[0, 2]]), torch.tensor([[0, 1]]))
+    operands = (torch.tensor([50], dtype=torch.int32), *scores, *tokens, *kept)
+    ids, following, sibling, depth = OPS["tree.select"](operands, {"steps": 3}, {"K": 2, "N": 6})
+    assert ids.tolist() == [[50, 1, 2, 3, 5, 6]]
+    assert following.tolist() == [[1, 3, 4, -1, -1, -1]]
+    assert sibling.tolist() == [[-1, 2, -1, -1, 5, -1]]
+    (positions,) = OPS["tree.positions"]((torch.tensor([5]), depth), {}, {})
+    assert positions.tolist() == [[5, 6, 6, 7, 7, 7]]
+
+
+def test_chains_are_trees_of_one_branch() -> None:
+    drafted = [torch.tensor([[4]]), torch.tensor([[[5]]]), torch.tensor([[[6]]])]
+    scores = [torch.tensor([[0.5]]), torch.tensor([[[0.0]]]), torch.tensor([[[math.nan]]])]
+    kept = [torch.tensor([[0]])] * 2
+    operands = (torch.tensor([3], dtype=torch.int32), *scores, *drafted, *kept)
+    ids, following, sibling, depth = OPS["tree.select"](operands, {"steps": 3}, {"K": 1, "N": 4})
+    assert ids.tolist() == [[3, 4, 5, 6]]
+    assert following.tolist() == [[1, 2, 3, -1]]
+    assert sibling.tolist() == [[-1] * 4]
+    assert depth.tolist() == [[0, 1, 2, 3]]
