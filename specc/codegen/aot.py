@@ -270,8 +270,7 @@ def _compile_all(
         code = "from specc.codegen.aot import worker_main; worker_main()"
         children = [Worker(code, folder, variables, root / f"worker-{number}.log") for number in range(count)]
         questions = [
-            asdict(source) | {"text": "", "aligned": sorted(source.aligned), "arch": arch}
-            for source, arch in jobs
+            asdict(source) | {"text": "", "aligned": sorted(source.aligned), "arch": arch} for source, arch in jobs
         ]
         with contextlib.closing(ask_all(children, questions)) as answers:
             for position, answer in answers:
@@ -296,9 +295,7 @@ def _write_package(root: Path, sources: Sequence[KernelSource], lib: Mapping[str
 
 
 def worker_main() -> None:
-    """Answer jobs on stdin until it closes. The first argument is the folder that holds the package of
-    sources.
-    """
+    """Answer jobs on stdin until it closes. The first argument is the folder with the package of sources."""
     sys.path.insert(0, sys.argv[1])
     serve_stdin(_answer)
 

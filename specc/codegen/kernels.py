@@ -107,8 +107,7 @@ def _header(module: Module, kernel: Kernel, cluster: Cluster, spec: Spec, config
         f"template {spec.family}.py.jinja sha256 {template_digest(spec.family)[:16]}",
         f"constants {', '.join(f'{name}={value}' for name, value in spec.constants)}",
         f"tiles: {spec.tiles}; {spec.num_warps} warps, {spec.num_stages} stages",
-        f"at the largest bucket {kernel.bytes} bytes"
-        + (f", one comparison per logit, {vocab} a row" if vocab else ""),
+        f"at the largest bucket {kernel.bytes} bytes" + (f", one comparison per logit, {vocab} a row" if vocab else ""),
         "ops:",
         *[f"  {print_op(op, locations=False)}" for op in cluster],
     ]

@@ -36,10 +36,7 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Json:
         "kv": _kv(module),
         "models": {"target": _model(config.target), "draft": _model(config.draft)},
         "inputs": [_input(module, value) for value in module.inputs.values() if not is_state(value)],
-        "carry": [
-            {"name": c.name, "dtype": c.type.dtype, "axes": list(c.type.shape)}
-            for c in module.carries.values()
-        ],
+        "carry": [{"name": c.name, "dtype": c.type.dtype, "axes": list(c.type.shape)} for c in module.carries.values()],
         "outputs": [_output(name, value) for name, value in module.outputs.items()],
         "values": _values(module),
         "buffers": [_buffer(buffer) for buffer in module.decls_of(Buffer)],

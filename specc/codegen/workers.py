@@ -51,7 +51,8 @@ class Worker:
                     env=self._environment,
                 )
         process = self._process
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
             process.stdin.write(json.dumps(question) + "\n")
             process.stdin.flush()

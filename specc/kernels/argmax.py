@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from specc.ir.core import Module, Op, tensor_type
 from specc.ir.types import DTYPES
-from specc.kernels.base import MAX_SPLITS, TARGET_PROGRAMS, Arguments, Cluster, Scratch, only
+from specc.kernels.base import CAPACITY, MAX_SPLITS, Arguments, Cluster, Scratch, only
+
+
+_BLOCK = 2048
+_TAIL_TILES = 2
 
 
 def block(module: Module, argmax: Op) -> int:
-    """Elements of one tile of a logits row: 4 KB, so that 128 threads have two or more 16-byte loads in flight each."""
-    vocab = vocabulary(module, argmax)
-    size = 4096 // DTYPES[tensor_type(argmax.operands[0]).dtype]
-    while size > 256 and size // 2 >= vocab:
-        size //= 2
-    return size
+    """Elements of one tile of a logits row.
+
+    2048 gives each of 128 threads two (16-bit) or four (f32) independent 16-byte loads without spilling; 4096 takes over
+    100 registers and has no more bytes in flight. Small vocabularies take the next power of two.
+    """
+    return max(256, min(_BLOCK, 1 << (vocabulary(module, argmax) - 1).bit_length()))
 
 
 def vocabulary(module: Module, argmax: Op) -> int:
@@ -25,17 +29,22 @@ def vocabulary(module: Module, argmax: Op) -> int:
 
 
 def splits(module: Module, argmax: Op, rows: int) -> int:
-    """Programs per row: enough to fill the device, at most one per tile; a power of two.
+    """Programs per row: as few waves over the device as possible, then as short as possible, then as few as possible.
+
+    A program costs its tiles and about two more for arriving and combining.
 
     Args:
         module: module of the op.
         argmax: the ``vocab.argmax`` op.
         rows: logits rows of the launch.
-
     """
     tiles = -(-vocabulary(module, argmax) // block(module, argmax))
-    wanted = min(MAX_SPLITS, tiles, max(1, TARGET_PROGRAMS // rows))
-    return 1 << (wanted.bit_length() - 1)
+
+    def cost(count: int) -> tuple[int, int]:
+        waves = -(-rows * count // CAPACITY)
+        return waves * (-(-tiles // count) + _TAIL_TILES), count
+
+    return min(range(1, min(MAX_SPLITS, tiles) + 1), key=cost)
 
 
 def head(module: Module, cluster: Cluster, name: str) -> Arguments:

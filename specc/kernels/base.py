@@ -21,10 +21,10 @@ POINTERS = {"i1": "*i1", "i32": "*i32", "i64": "*i64", "f16": "*fp16", "bf16": "
 """Triton's pointer type of every dtype."""
 
 MAX_SPLITS = 64
-"""Most programs that share one vocabulary row. A power of two; 64 chunks of V = 128256 are 4 KB each in bf16."""
+"""Most programs that share one vocabulary row; a power of two, because one block of lanes combines them."""
 
-TARGET_PROGRAMS = 264
-"""Programs that fill a large GPU (two per multiprocessor on 132): more splits than that only add combining."""
+CAPACITY = 132 * 7
+"""Programs of 128 threads and about 70 registers that a large GPU runs at once: 7 on each of 132 multiprocessors."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Spec:
         arguments: run-time arguments in order.
         scratch: memory it needs for itself.
         num_warps: warps of 32 threads per program.
-        num_stages: software pipelining depth.
+        num_stages: software pipelining depth; without matrix products there is nothing to pipeline.
         tiles: the tile sizes chosen and why, for the header of the generated file.
 
     """
@@ -83,7 +83,7 @@ class Spec:
     arguments: tuple[Argument, ...]
     scratch: tuple[Scratch, ...] = ()
     num_warps: int = 4
-    num_stages: int = 3
+    num_stages: int = 1
     tiles: str = ""
 
 

@@ -62,12 +62,12 @@ def scan_chunk(row_ptr, chunk, chunks, V: tl.constexpr, BLOCK: tl.constexpr):
 def arrive(value_ptr, index_ptr, slot, value, index, arrivals_ptr, expected):
     """Store a partial result and count the arrival; true in the last of `expected` programs, which resets it.
 
-    Memory order. The partials are scalars, so one thread stores them; the barrier orders them before the
-    atomic even if the compiler gives the atomic to another thread of the program. The atomic is a release,
-    cumulative over what it has observed, and an acquire: the program that sees `expected - 1` earlier
-    arrivals has all of their partials before it. The value goes to the other threads of the program through a
-    barrier, so the order holds for their loads too. They must use cache_modifier ".cg" (`gather`), which does
-    not look into the L1 cache.
+    Memory order. The partials and the counter are scalars, which triton gives to one and the same thread; the
+    atomic's release covers that thread's stores. The barrier is for a compiler that would use two threads: an
+    NVIDIA release covers what a barrier has ordered before it. The atomic is an acquire too: the program that
+    sees `expected - 1` earlier arrivals has all of their partials before it. The value goes to the other
+    threads of the program through a barrier, so the order holds for their loads. They must use cache_modifier
+    ".cg" (`gather`), which does not look into the L1 cache.
 
     Resetting needs no atomic: every program of this launch has arrived, and the next launch waits for this
     one.

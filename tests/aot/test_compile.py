@@ -1,0 +1,266 @@
+"""The contract of compile_kernels: cache, determinism, errors, isolation, triton's interface."""
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from aot_sources import all_off, source
+
+from specc.codegen import aot, cache, render
+from specc.codegen.aot import Artifact, CompileError, KernelSource, cache_key, compile_kernels, parse_arch
+from specc.codegen.cache import Cache
+
+ROOT = Path(aot.__file__).parents[2]
+LIB = render.lib_sources()
+SMALL = source("draft_step", all_off("draft_step"), vocab=4096)
+
+
+def build(store: Cache, *sources: KernelSource, done: list[str] | None = None) -> dict[tuple[str, str], Artifact]:
+    """Compile for sm_90 in one process."""
+    note = None if done is None else (lambda name, arch: done.append(f"{name} {arch}"))
+    return compile_kernels(sources, ["sm_90"], lib=LIB, cache=store, workers=1, on_done=note)
+
+
+def entries(folder: Path) -> list[Path]:
+    """The files of a cache."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def altered(**changes: object) -> KernelSource:
+    """SMALL with other fields."""
+    return KernelSource(**{**vars(SMALL), **changes})
+
+
+def test_second_build_comes_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    first = build(Cache(tmp_path), SMALL, done=done)
+    assert len(entries(tmp_path)) == 1
+    monkeypatch.setattr(aot, "Worker", None)  # nothing may be started
+    assert build(Cache(tmp_path), SMALL, done=done) == first
+    assert done == [f"{SMALL.name} sm_90"] * 2
+    # The name is not part of the key: another name finds the same machine code.
+    (renamed,) = build(Cache(tmp_path), altered(name="other")).values()
+    assert (renamed.kernel, renamed.sha256) == ("other", first[SMALL.name, "sm_90"].sha256)
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "unreadable"])
+def test_damaged_entries_are_compiled_again(tmp_path: Path, damage: str) -> None:
+    first = build(Cache(tmp_path), SMALL)
+    (entry,) = entries(tmp_path)
+    raw = entry.read_bytes()
+    if damage == "flip":
+        entry.write_bytes(raw[:-9] + bytes([raw[-9] ^ 1]) + raw[-8:])
+    elif damage == "truncate":
+        entry.write_bytes(raw[: len(raw) // 2])
+    elif damage == "empty":
+        entry.write_bytes(b"")
+    else:
+        entry.unlink()
+        entry.mkdir()
+    key = cache_key(SMALL, "sm_90", LIB)
+    assert Cache(tmp_path).load(key) is None
+    if damage != "unreadable":
+        assert not entry.exists()
+        assert build(Cache(tmp_path), SMALL) == first
+        assert entry.read_bytes() == raw
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    Cache(blocked).store("ab" * 32, {}, b"binary")
+    assert Cache(blocked).load("ab" * 32) is None
+    disabled = Cache.disabled()
+    disabled.store("ab" * 32, {}, b"binary")
+    assert disabled.load("ab" * 32) is None
+    with pytest.raises(ValueError, match="disabled"):
+        disabled.path("ab" * 32)
+
+
+def test_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECC_CACHE_DIR", "/one")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/two")
+    monkeypatch.setenv("HOME", "/three")
+    assert Cache.default() == Cache(Path("/one"))
+    monkeypatch.setenv("SPECC_CACHE_DIR", "")
+    assert cache.default_directory() == Path("/two/specc")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache.default_directory() == Path("/three/.cache/specc")
+
+
+def test_the_key_sees_everything_that_decides_the_bytes() -> None:
+    variants = [
+        SMALL,
+        altered(text=SMALL.text + "\n"),
+        altered(function="other"),
+        altered(constants=tuple((n, v + (n == "V")) for n, v in SMALL.constants)),
+        altered(arguments=tuple((n, kind.replace("bf16", "fp16")) for n, kind in SMALL.arguments)),
+        altered(aligned=SMALL.aligned - {"rows_ptr"}),
+        altered(num_warps=8),
+        altered(num_stages=2),
+    ]
+    keys = {cache_key(variant, arch, LIB) for variant in variants for arch in aot.KNOWN_ARCHS}
+    keys.add(cache_key(SMALL, "sm_90", {**LIB, "lib/argmax.py": "changed"}))
+    assert len(keys) == len(variants) * len(aot.KNOWN_ARCHS) + 1
+    assert cache_key(SMALL, "sm_90", LIB) == cache_key(altered(name="other"), "sm_90", dict(reversed(LIB.items())))
+
+
+def test_equal_sources_are_compiled_once(tmp_path: Path) -> None:
+    done: list[str] = []
+    both = build(Cache(tmp_path), SMALL, altered(name="twin"), done=done)
+    assert len(entries(tmp_path)) == 1
+    assert len(done) == 2
+    assert len({artifact.sha256 for artifact in both.values()}) == 1
+
+
+PROGRAM = """
+import json, sys, pathlib
+sys.path[:0] = [{root!r}, {tests!r} + "/aot", {tests!r} + "/kernels"]
+from aot_sources import all_on, source
+from specc.codegen import aot, cache, render
+sources = [source(stem, all_on(stem), vocab=4096) for stem in ("draft_step", "prepare")]
+artifacts = aot.compile_kernels(
+    sources,
+    ["sm_90", "gfx942"],
+    lib=render.lib_sources(),
+    cache=cache.Cache.disabled(),
+    workers=2,
+    on_done=None,
+)
+assert "triton" not in sys.modules
+print(json.dumps({{"/".join(key): artifact.sha256 for key, artifact in artifacts.items()}}))
+"""
+
+
+def test_bytes_do_not_depend_on_folder_seed_or_environment(tmp_path: Path) -> None:
+    outputs = []
+    for number, extra in enumerate(
+        [
+            {"PYTHONHASHSEED": "1"},
+            {
+                "PYTHONHASHSEED": "2",
+                "TRITON_INTERPRET": "1",
+                "TRITON_DEFAULT_FP_FUSION": "1",
+                "TRITON_DEBUG": "1",
+            },
+        ]
+    ):
+        folder = tmp_path / ("x" * (1 + 40 * number))
+        folder.mkdir()
+        # A file of this name in the working directory must not be taken for the compiler.
+        (folder / "triton.py").write_text("raise RuntimeError('not the compiler')")
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", PROGRAM.format(root=str(ROOT), tests=str(ROOT / "tests"))],
+            env={**os.environ, "TMPDIR": str(folder), "HOME": str(folder), **extra},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        outputs.append(json.loads(done.stdout))
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0]) == 4
+
+
+def test_nothing_of_the_folder_is_in_the_binary(tmp_path: Path) -> None:
+    (artifact,) = build(Cache(tmp_path), SMALL).values()
+    for word in (b"specc", b"/tmp", str(Path.home()).encode() + b"/", b".py", SMALL.name.encode()):
+        assert word not in artifact.binary, word
+
+
+def test_a_crash_is_an_error_message() -> None:
+    crash = "import os\nimport sys\nsys.stderr.write('last words')\nsys.stderr.flush()\nos._exit(3)\n"
+    with pytest.raises(CompileError, match=r"(?s)crashed.*status 3.*last words"):
+        build(Cache.disabled(), altered(text=crash))
+
+
+def test_what_a_source_prints_does_not_get_between() -> None:
+    noisy = altered(text=SMALL.text + "\nprint('noise')\nimport os\nos.write(1, b'more noise')\n")
+    (artifact,) = build(Cache.disabled(), noisy).values()
+    assert artifact.entry == "draft_step"
+
+
+def test_contradictions_are_refused() -> None:
+    none = Cache.disabled()
+    with pytest.raises(ValueError, match="not unique"):
+        build(none, SMALL, SMALL)
+    with pytest.raises(ValueError, match="not identifiers"):
+        build(none, altered(name="a-b"))
+    with pytest.raises(ValueError, match="library"):
+        build(none, altered(name="lib"))
+    with pytest.raises(ValueError, match="aligned, but not arguments"):
+        build(none, altered(aligned=frozenset({"nobody"})))
+    with pytest.raises(ValueError, match="not argument types"):
+        build(none, altered(arguments=(("rows_ptr", "int"),), aligned=frozenset()))
+    with pytest.raises(ValueError, match=r"unknown architecture 'sm_91'; known are sm_80, sm_90"):
+        parse_arch("sm_91")
+    swapped = (SMALL.arguments[1], SMALL.arguments[0], *SMALL.arguments[2:])
+    with pytest.raises(CompileError, match="declared order"):
+        build(none, altered(arguments=swapped))
+    with pytest.raises(CompileError, match="declared arguments"):
+        build(none, altered(constants=SMALL.constants[1:]))
+
+
+INTERFACE = """
+import dataclasses, inspect, json
+import triton
+from triton.backends.amd.compiler import HIPOptions
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDAOptions
+from triton.compiler import ASTSource
+print(json.dumps({
+    "ASTSource": list(inspect.signature(ASTSource.__init__).parameters),
+    "compile": list(inspect.signature(triton.compile).parameters),
+    "GPUTarget": list(inspect.signature(GPUTarget.__init__).parameters),
+    "cuda": [field.name for field in dataclasses.fields(CUDAOptions)],
+    "hip": [field.name for field in dataclasses.fields(HIPOptions)],
+}))
+"""
+
+
+def test_tritons_interface_is_the_one_we_know() -> None:
+    """If this fails after an upgrade, read triton's compiler.py and then codegen/aot.py again."""
+    done = subprocess.run([sys.executable, "-c", INTERFACE], capture_output=True, text=True, check=True)
+    known = json.loads(done.stdout)
+    assert known["ASTSource"] == ["self", "fn", "signature", "constexprs", "attrs"]
+    assert known["compile"] == ["src", "target", "options", "_env_vars"]
+    assert known["GPUTarget"] == ["self", "backend", "arch", "warp_size"]
+    decided_by_target = {
+        "arch",
+        "backend_name",
+        "warp_size",
+        "extern_libs",
+        "ptx_version",
+        "supported_fp8_dtypes",
+        "deprecated_fp8_dot_operand_dtypes",
+        "allowed_dot_input_precisions",
+    }
+    for arch in ("sm_90", "gfx942"):
+        target = parse_arch(arch)
+        pinned = set(aot.compile_options(SMALL, target))
+        assert pinned | decided_by_target >= set(known[target.backend])
+        assert pinned <= set(known[target.backend])
+
+
+def test_artifact_and_source_are_values() -> None:
+    assert list(inspect.signature(Artifact).parameters) == [
+        "kernel",
+        "arch",
+        "kind",
+        "binary",
+        "entry",
+        "num_warps",
+        "shared",
+        "registers",
+        "spills",
+        "global_scratch",
+        "profile_scratch",
+        "parameters",
+        "sha256",
+    ]
+    assert hash(SMALL) == hash(altered())

@@ -1,0 +1,150 @@
+"""Inputs, poisoned outputs and the comparison that the kernel tests share."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from hypothesis import Phase, settings
+from kernel_launcher import Launcher
+
+POISON = -77
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+# Fixed examples: a failure is the same on every machine. The interpreter takes milliseconds per program.
+# No shrinking, which would take minutes; the seed in the failing example is enough.
+phases = [Phase.explicit, Phase.generate]
+quick = settings(derandomize=True, deadline=None, max_examples=12, database=None, phases=phases)
+quicker = settings(quick, max_examples=8)
+
+
+def argmax(row: torch.Tensor) -> tuple[int, bool]:
+    """(index, degenerate) of one row by the pinned rule: a plain scan over Python floats."""
+    best, index = -math.inf, 0
+    for position, value in enumerate(row.float().tolist()):
+        if value > best:  # false for NaN and for ties, -0.0 == 0.0
+            best, index = value, position
+    return index, best == -math.inf
+
+
+def affordable(shape: Mapping[str, int]) -> int:
+    """The block size of a case, raised where the interpreter would loop for seconds."""
+    return shape["block"] if shape["vocab"] <= 512 else max(shape["block"], 256)
+
+
+def poison(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """A buffer in which a value that nobody wrote shows."""
+    return torch.full(shape, POISON, dtype=dtype)
+
+
+def random_row(source: torch.Generator, length: int, dtype: torch.dtype) -> torch.Tensor:
+    """One row of logits of a random kind: plain, with ties, with NaN, infinite, signed zeros, tiny,
+    degenerate.
+    """
+    kind = int(torch.randint(0, 9, (), generator=source))
+    row = torch.randn(length, generator=source)
+    some = torch.rand(length, generator=source) < 0.3
+    if kind == 1:  # few values, so many ties
+        row = torch.randint(-2, 3, (length,), generator=source).float()
+    elif kind == 2:
+        row[some] = math.nan
+    elif kind == 3:
+        row[some] = math.inf
+    elif kind == 4:  # the largest value is a zero of either sign
+        row = torch.where(some, torch.copysign(torch.zeros(length), row), -row.abs() - 1)
+    elif kind == 5:  # subnormal
+        row = row * torch.finfo(dtype).tiny / 8
+        if dtype == torch.bfloat16:  # which the interpreter converts wrongly: test_gpu_only.py has them
+            row = torch.copysign((row.abs() + 1) * torch.finfo(dtype).tiny, row)
+    elif kind == 6:
+        row = torch.full((length,), -math.inf)
+    elif kind == 7:
+        row = torch.where(some, math.nan, -math.inf)
+    elif kind == 8:  # one survivor among NaN and -inf
+        row = torch.where(some, math.nan, -math.inf)
+        row[int(torch.randint(0, length, (), generator=source))] = -3.0
+    return row.to(dtype)
+
+
+def random_logits(source: torch.Generator, rows: int, length: int, stride: int, dtype: torch.dtype) -> torch.Tensor:
+    """T[rows, stride]; columns from `length` on are +inf, so that reading past a row is seen."""
+    logits = torch.full((rows, stride), math.inf, dtype=dtype)
+    for row in range(rows):
+        logits[row, :length] = random_row(source, length, dtype)
+    return logits
+
+
+def random_rows(source: torch.Generator, count: int, pool: int) -> torch.Tensor:
+    """i64[count]: distinct pool rows, about a third of them padding (0)."""
+    rows = torch.randperm(pool - 1, generator=source)[:count] + 1
+    rows[torch.rand(count, generator=source) < 0.3] = 0
+    return rows
+
+
+def scratch(max_b: int, *partials: int) -> dict[str, torch.Tensor]:
+    """The scratch buffers of an argmax family: partials poisoned, counters zero."""
+    return {
+        "partial_value_ptr": poison(max_b, *partials, dtype=torch.float32),
+        "partial_index_ptr": poison(max_b, *partials, dtype=torch.int32),
+        "arrivals_ptr": torch.zeros(max_b, dtype=torch.int32),
+    }
+
+
+def check(
+    launcher: Launcher,
+    stem: str,
+    flags: Mapping[str, bool],
+    grid: tuple[int, int],
+    inputs: Mapping[str, torch.Tensor | int],
+    scratches: Mapping[str, torch.Tensor],
+    outputs: Mapping[str, torch.Tensor],
+    expected: Mapping[str, torch.Tensor],
+    constants: Mapping[str, int],
+) -> None:
+    """Launch twice; every output buffer must equal `expected` whole, every input stay as it was.
+
+    `outputs` is what is in the buffers before. The scratch is not renewed for the second launch.
+    """
+    kept = {name: value.to(launcher.device) for name, value in scratches.items()}
+    for attempt in ("first launch", "second launch"):
+        given: dict[str, Any] = {
+            name: value.clone().to(launcher.device) if isinstance(value, torch.Tensor) else value
+            for name, value in {**inputs, **outputs}.items()
+        }
+        launcher.launch(stem, flags, grid, {**given, **kept}, constants)
+        for name, want in {**inputs, **expected}.items():
+            if isinstance(want, torch.Tensor):
+                assert_same(given[name].cpu(), want, f"{name}, {attempt}")
+        if "arrivals_ptr" in kept:
+            assert not kept["arrivals_ptr"].any(), f"counters, {attempt}"
+    untouched_beyond(kept, grid)
+
+
+def untouched_beyond(kept: Mapping[str, torch.Tensor], grid: tuple[int, int]) -> None:
+    """Partials of rows beyond the grid and of splits beyond the grid's stay poisoned."""
+    for name in ("partial_value_ptr", "partial_index_ptr"):
+        if name in kept:
+            partial = kept[name]
+            splits = grid[1] // math.prod(partial.shape[1:-1])
+            assert (partial[grid[0] :] == POISON).all(), name
+            assert (partial[..., splits:] == POISON).all(), name
+
+
+def assert_same(actual: torch.Tensor, want: torch.Tensor, what: str) -> None:
+    """Bit for bit, NaN equal to NaN."""
+    assert actual.dtype == want.dtype, what
+    torch.testing.assert_close(actual, want, rtol=0, atol=0, equal_nan=True, msg=lambda text: f"{what}: {text}")
+
+
+def generator(seed: int) -> torch.Generator:
+    """A seeded source of randomness."""
+    return torch.Generator().manual_seed(seed)
+
+
+def flag_id(flags: Mapping[str, bool]) -> str:
+    """A short name of a combination of flags."""
+    return "+".join(name for name in flags if flags[name]) or "none"
+
+
+def ids(combinations: Sequence[Mapping[str, bool]]) -> list[str]:
+    """Test ids of combinations."""
+    return [flag_id(flags) for flags in combinations]

@@ -1,0 +1,64 @@
+"""Render, import and launch kernels: in triton's interpreter on the CPU, or on a GPU with SPECC_TEST_GPU=1.
+
+Triton decides between interpreting and compiling when it is imported, for the whole process. So one run does
+one of the two: by default the interpreter; with SPECC_TEST_GPU=1 the cases marked `gpu`, the same cases.
+"""
+
+import importlib
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ON_GPU = os.environ.get("SPECC_TEST_GPU") == "1"
+if not ON_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from kernel_families import FAMILIES  # noqa: E402
+
+from specc.codegen import render  # noqa: E402
+
+PACKAGE = "specc_test_kernels"
+INTERPRETED = not isinstance(tl.max, triton.JITFunction)
+
+
+@dataclass
+class Launcher:
+    """Renders, imports and launches kernels on one device; arguments come by name and go by position."""
+
+    device: str
+    folder: Path
+    kernels: dict[str, Callable[..., Any]] = field(default_factory=dict)
+
+    def kernel(self, stem: str, flags: Mapping[str, bool]) -> Any:
+        """The kernel `stem` under `flags`, imported from a file as a wheel would."""
+        name = "_".join([stem, *(flag for flag in sorted(flags) if flags[flag])])
+        if name not in self.kernels:
+            (self.folder / f"{name}.py").write_text(render.render_kernel(stem, flags, [name]))
+            importlib.invalidate_caches()
+            self.kernels[name] = getattr(importlib.import_module(f"{PACKAGE}.{name}"), stem)
+        return self.kernels[name]
+
+    def launch(
+        self,
+        stem: str,
+        flags: Mapping[str, bool],
+        grid: tuple[int, int],
+        arguments: Mapping[str, Any],
+        constants: Mapping[str, int],
+    ) -> None:
+        """Launch; `arguments` and `constants` must name exactly what docs/kernels.md lists under `flags`."""
+        family = FAMILIES[stem]
+        names = family.names(flags)
+        assert sorted(names) == sorted(arguments)
+        assert sorted(family.constant_names(flags)) == sorted(constants)
+        kernel = self.kernel(stem, flags)
+        with warnings.catch_warnings():
+            # The interpreter of triton 3.6 does this in `range` over its tensors; numpy < 2.4 still allows
+            # it.
+            warnings.filterwarnings("ignore", "Conversion of an array", DeprecationWarning)
+            kernel[grid](*(arguments[name] for name in names), **constants)
