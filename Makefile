@@ -15,7 +15,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[engine,cuda,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cuda,dev]'
 	touch $@
 
 demo: setup

@@ -30,11 +30,11 @@ def doctor() -> None:
     with reporting():
         from rich.console import Console
         from rich.table import Table
+        from rich.text import Text
 
-        table = Table("what", "found", show_lines=False)
+        table = Table("what", "found")
         for row in rows():
-            style = {True: "green", False: "yellow", None: ""}[row.good]
-            table.add_row(row.what, f"[{style}]{row.value}[/]" if style else row.value)
+            table.add_row(row.what, Text(row.value, {True: "green", False: "yellow", None: ""}[row.good]))
         Console(highlight=False).print(table)
 
 

@@ -42,7 +42,7 @@ def opt(
 ) -> None:
     """Read a module, run passes over it, print it."""
     with reporting() as report:
-        from specc.passes.instruments import CheckEach, PrintIr, Reproducer, TimePasses
+        from specc.passes.instruments import CheckEach, PrintIr, Reproducer, TimePasses, check_now
         from specc.passes.manager import run_passes
         from specc.passes.pipeline import PASSES, default_passes, parse_pipeline
 
@@ -55,6 +55,8 @@ def opt(
             steps = parse_pipeline(passes) if passes is not None else default_passes() if is_yaml else []
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="-p") from None
+        if check_each:
+            check_now(module)
         clock = TimePasses()
         instruments: list[Instrument] = [Reproducer(Path())]
         instruments += [CheckEach()] if check_each else []

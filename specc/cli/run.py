@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,13 +18,14 @@ from rich.table import Table
 
 from specc.cli.reporting import Format, reporting
 from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.support.render import printable
 
 if TYPE_CHECKING:
     from specc.engine.engine import Engine
     from specc.engine.request import Completion, StopConditions, TokenEvent
 
 
-class Device(str, Enum):
+class Device(StrEnum):
     """Where models and program run."""
 
     cpu = "cpu"
@@ -51,25 +52,17 @@ class Verdict:
 
 
 def run(
-    program: Annotated[
-        str, typer.Argument(metavar="WHEEL_OR_PACKAGE", help="A .whl file or installed package.")
-    ],
+    program: Annotated[str, typer.Argument(metavar="WHEEL_OR_PACKAGE", help="A .whl file or installed package.")],
     target: Annotated[Path, typer.Option(help="Directory of the target model.")],
     draft: Annotated[Path, typer.Option(help="Directory of the draft model.")],
     prompt: Annotated[list[str] | None, typer.Option(help="A prompt; may be repeated.")] = None,
-    prompts: Annotated[
-        Path | None, typer.Option(help="A file of prompts: one per line, or a JSON list.")
-    ] = None,
+    prompts: Annotated[Path | None, typer.Option(help="A file of prompts: one per line, or a JSON list.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens per prompt.")] = 64,
     device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
     stop: Annotated[list[str] | None, typer.Option(help="End a completion here; may be repeated.")] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Compare with the target's own greedy text.")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Compare with the target's own greedy text.")] = False,
     stream: Annotated[bool | None, typer.Option(help="Print tokens as they come (one prompt only).")] = None,
-    max_context: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of prompt and completion.")
-    ] = None,
+    max_context: Annotated[int | None, typer.Option(min=1, help="Most tokens of prompt and completion.")] = None,
     format: Annotated[Format, typer.Option(help="How to print results.")] = Format.text,
 ) -> None:
     """Generate text with a compiled program.
@@ -111,13 +104,13 @@ class _Printer:
         if not self._begun:
             self._head(0)
         self._begun = True
-        self.console.out(event.text, end="" if event.finish_reason is None else "\n", highlight=False)
+        self.console.out(self._safe(event.text), end="" if event.finish_reason is None else "\n", highlight=False)
 
     def completion(self, completion: Completion) -> None:
         """Show a finished completion, unless it was streamed."""
         if self.is_text and not self.stream:
             self._head(completion.request_id)
-            self.console.out(completion.text or "", highlight=False)
+            self.console.out(self._safe(completion.text or ""), highlight=False)
 
     def finish(self, completions: Sequence[Completion], verdicts: Sequence[Verdict], engine: Engine) -> None:
         """Show the verdicts and the table of counts, or everything as one JSON record."""
@@ -134,9 +127,13 @@ class _Printer:
         table.add_row(*counts, f"{stats.mean_accept_len:.2f}", f"{stats.tokens_per_second:.1f}")
         self.console.print(table)
 
+    def _safe(self, text: str) -> str:
+        """Return text that cannot steer a terminal; unchanged where the output is none."""
+        return printable(text.replace("\t", "    ")) if self.console.is_terminal else text
+
     def _head(self, index: int) -> None:
         label = f"[{index}] " if len(self.texts) > 1 else ""
-        self.console.print(f"{label}{self.texts[index]}", style="bold", end="" if self.stream else "\n")
+        self.console.print(f"{label}{self._safe(self.texts[index])}", style="bold", end="" if self.stream else "\n")
 
 
 def _prompts(given: Sequence[str], file: Path | None) -> list[str]:
@@ -206,9 +203,7 @@ def _conditions(engine: Engine, max_new_tokens: int, stop: Sequence[str]) -> Sto
     return StopConditions(max_new_tokens, engine.target.eos_token_ids, tuple(stop))
 
 
-def _generate(
-    engine: Engine, texts: Sequence[str], conditions: StopConditions, printer: _Printer
-) -> list[Completion]:
+def _generate(engine: Engine, texts: Sequence[str], conditions: StopConditions, printer: _Printer) -> list[Completion]:
     """Run all prompts, printing each completion when it finishes; results in the order of the prompts."""
     from specc.engine.errors import RequestTooLongError
 
@@ -235,9 +230,7 @@ def _check(engine: Engine, completions: Sequence[Completion], max_new_tokens: in
         expected = greedy(engine.target, completion.prompt_ids, max_new_tokens, engine.target.eos_token_ids)
         at = first_difference(completion, expected)
         verdicts.append(
-            Verdict(True)
-            if at is None
-            else Verdict(False, at, _at(completion.token_ids, at), _at(expected, at))
+            Verdict(True) if at is None else Verdict(False, at, _at(completion.token_ids, at), _at(expected, at))
         )
     return verdicts
 

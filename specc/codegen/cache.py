@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specc.support.cachedir import default_directory
+
 FORMAT = 1
 """Part of every key. Raise it when the meaning of an entry changes."""
 
@@ -24,15 +26,6 @@ def digest(parts: dict[str, Any]) -> str:
     """The key of an entry: sha256 (hex) over `parts` (JSON values), whatever the order of its keys."""
     text = json.dumps({"format": FORMAT, "parts": parts}, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def default_directory() -> Path:
-    """SPECC_CACHE_DIR, else XDG_CACHE_HOME/specc, else ~/.cache/specc. An empty variable is not set."""
-    if own := os.environ.get("SPECC_CACHE_DIR"):
-        return Path(own)
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared) / "specc"
-    return Path.home() / ".cache" / "specc"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,21 @@
+"""The configuration: keys and types, loading with places, completion from model directories, legality."""
+
+from __future__ import annotations
+
+from specc.config.load import LoadedConfig, load_config, load_text
+from specc.config.locations import Locations
+from specc.config.resolved import Config, ModelConfig
+from specc.config.schema import ALGORITHMS, ARCHS, OUTPUTS, json_schema
+
+__all__ = [
+    "ALGORITHMS",
+    "ARCHS",
+    "OUTPUTS",
+    "Config",
+    "LoadedConfig",
+    "Locations",
+    "ModelConfig",
+    "json_schema",
+    "load_config",
+    "load_text",
+]

@@ -1,0 +1,186 @@
+"""Rules about values, alone or together, that types cannot express.
+
+Every rule reads the file as validated, keeps quiet about values that were reported already, and points at the
+value to change with a note at the one it clashes with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from specc.config.locations import Locations
+from specc.config.resolved import ModelConfig
+from specc.config.schema import REQUIRED, ConfigFile
+from specc.support.diagnostics import Diagnostics, Note
+from specc.support.location import Location
+
+MAX_BATCH = 65536
+"""Largest batch size, in requests, that a bucket may name."""
+
+MAX_KV_ROW = 65536
+"""Largest num_kv_heads * head_dim, in elements."""
+
+SHARED_VOCABULARY = frozenset({"STANDALONE", "EAGLE"})
+"""Algorithms whose draft proposes token ids of the target's own vocabulary."""
+
+_IMPLEMENTED_OUTPUTS = ("accept_index", "hidden_states")
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a rule works with: the values, their places, and where findings go."""
+
+    file: ConfigFile
+    places: Locations
+    found: Diagnostics
+
+    def sound(self, *keys: str) -> bool:
+        """Whether no error was reported yet at any of the top-level keys."""
+        return not any(self.places.broken(key) for key in keys)
+
+
+def check_file(checked: Checked) -> None:
+    """Apply every rule that needs no model."""
+    _required(checked)
+    _buckets(checked)
+    _pool(checked)
+    _no_repeats(checked, "archs", checked.file.archs)
+    _no_repeats(checked, "outputs", checked.file.outputs)
+    _width(checked)
+    _not_yet(checked)
+
+
+def _required(checked: Checked) -> None:
+    """Report the keys that every file writes and this one does not."""
+    for key in REQUIRED:
+        if not checked.places.written(key) and checked.sound(key):
+            message = f"key '{key}' is missing"
+            checked.found.error("config/missing-key", message, checked.places.key(), hint=f"add '{key}:'")
+
+
+def _buckets(checked: Checked) -> None:
+    """Check that buckets ascend strictly from at least 1."""
+    buckets, at, found = checked.file.buckets, checked.places, checked.found
+    if not checked.sound("buckets"):
+        return
+    if not buckets:
+        found.error("config/buckets", "there must be at least one bucket", at.value("buckets"))
+    for index, size in enumerate(buckets):
+        if not 1 <= size <= MAX_BATCH:
+            message = f"a bucket is a batch size from 1 to {MAX_BATCH}, and this is {str(size)[:40]}"
+            found.error("config/buckets", message, at.value("buckets", index))
+        elif index and size <= buckets[index - 1]:
+            note = Note("it follows this one", at.value("buckets", index - 1))
+            hint = f"write {sorted(set(buckets))}" if min(buckets) > 0 else None
+            message = f"buckets must ascend, and {size} follows {buckets[index - 1]}"
+            found.error("config/buckets", message, at.value("buckets", index), hint=hint, notes=[note])
+
+
+def _pool(checked: Checked) -> None:
+    """Check that the largest bucket fits the request pool."""
+    buckets, limit, at = checked.file.buckets, checked.file.max_requests, checked.places
+    if not checked.sound("max_requests", "buckets") or limit is None or not buckets or buckets[-1] <= limit:
+        return
+    message = f"the largest bucket is {buckets[-1]}, and max_requests is {limit}"
+    if at.written("buckets"):
+        notes = [Note("the request pool is bounded here", at.value("max_requests"))]
+        checked.found.error("config/buckets", message, at.value("buckets", len(buckets) - 1), notes=notes)
+    else:
+        hint = f"write buckets, which are {buckets} by default, up to {limit}"
+        checked.found.error("config/buckets", message, at.value("max_requests"), hint=hint)
+
+
+def _no_repeats(checked: Checked, key: str, entries: Iterable[str]) -> None:
+    """Check that a list of words names each word once."""
+    first: dict[str, int] = {}
+    for index, entry in enumerate(entries if checked.sound(key) else ()):
+        if entry in first:
+            note = Note("first written here", checked.places.value(key, first[entry]))
+            at = checked.places.value(key, index)
+            checked.found.error("config/out-of-range", f"'{entry}' is listed twice", at, notes=[note])
+        first.setdefault(entry, index)
+
+
+def _width(checked: Checked) -> None:
+    """Check N: S + 1 for a chain; for a tree from 2 up to all it can draft and the root."""
+    file, at = checked.file, checked.places
+    nodes, depth, width = file.num_draft_tokens, file.num_steps, file.topk
+    if nodes is None or not checked.sound("num_draft_tokens", "num_steps", "topk"):
+        return
+    where = at.value("num_draft_tokens")
+    if width == 1 and nodes != depth + 1:
+        message = f"a chain of {depth} steps verifies {depth + 1} tokens, and num_draft_tokens is {nodes}"
+        notes = [_origin(checked, "num_steps", depth)]
+        hint = f"write num_draft_tokens: {depth + 1}, or leave the key out"
+        checked.found.error("legal/chain-width", message, where, hint=hint, notes=notes)
+    largest = max_tree(width, depth)
+    if width > 1 and not 2 <= nodes <= largest:
+        message = f"a tree with topk {width} and num_steps {depth} has 2 to {largest} nodes, and not {nodes}"
+        notes = [_origin(checked, "topk", width), _origin(checked, "num_steps", depth)]
+        checked.found.error("legal/tree-size", message, where, notes=notes)
+
+
+def _origin(checked: Checked, key: str, value: int) -> Note:
+    """Return a note that says what a key is and where that was written."""
+    if not checked.places.written(key):
+        return Note(f"{key} is {value} by default")
+    return Note(f"{key} is {value}", checked.places.value(key))
+
+
+def max_tree(topk: int, num_steps: int) -> int:
+    """Return the most nodes a tree can have, root included: 1 + K + (S - 1) * K^2."""
+    return 1 + topk + (num_steps - 1) * topk * topk
+
+
+def _not_yet(checked: Checked) -> None:
+    """Report what is legal and not implemented in this version."""
+    file = checked.file
+    _refuse(checked, file.topk > 1, "trees (topk above 1)", ("topk",), "write topk: 1")
+    verify = f"verify: {file.verify}"
+    _refuse(checked, file.verify != "greedy", verify, ("verify",), "write verify: greedy")
+    _refuse(checked, file.disaggregation, "disaggregation", ("disaggregation",), "write disaggregation: false")
+    for index, output in enumerate(file.outputs):
+        _refuse(checked, output not in _IMPLEMENTED_OUTPUTS, f"the output '{output}'", ("outputs", index), None)
+    for side, block in (("target", file.target), ("draft", file.draft)):
+        aux = block is not None and block.hidden_source == "aux"
+        _refuse(checked, aux, "hidden_source: aux", (side, "hidden_source"), None)
+
+
+def _refuse(checked: Checked, wanted: bool, what: str, path: tuple[str | int, ...], hint: str | None) -> None:
+    """Report one thing that is not implemented, if the file wants it."""
+    if wanted:
+        message = f"{what} is not implemented in this version"
+        checked.found.error("config/not-yet", message, checked.places.value(*path), hint=hint)
+
+
+def check_models(
+    checked: Checked, algorithm: str | None, target: ModelConfig | None, draft: ModelConfig | None
+) -> None:
+    """Apply the rules about the two models; a model that could not be settled is None."""
+    for side, model in (("target", target), ("draft", draft)):
+        if model is not None:
+            _key_value_row(checked, side, model)
+    if target is None or draft is None or algorithm not in SHARED_VOCABULARY:
+        return
+    if target.vocab_size != draft.vocab_size:
+        message = f"{algorithm} needs one vocabulary: the draft has {draft.vocab_size} tokens"
+        note = Note(f"the target has {target.vocab_size}", _settled_at(checked, "target", "vocab_size"))
+        checked.found.error("legal/vocab-mismatch", message, _settled_at(checked, "draft", "vocab_size"), notes=[note])
+
+
+def _settled_at(checked: Checked, side: str, key: str) -> Location:
+    """Return where a model's value was settled: written out, or read from its `model:`."""
+    return checked.places.value(side, key if checked.places.written(side, key) else "model")
+
+
+def _key_value_row(checked: Checked, side: str, model: ModelConfig) -> None:
+    """Check that a KV row has a sane length and a latent layout one head."""
+    if model.kv_layout == "mla" and model.num_kv_heads != 1:
+        message = f"mla keeps one latent row per token, so num_kv_heads is 1, and not {model.num_kv_heads}"
+        hint = "write num_kv_heads: 1, and head_dim: the length of the latent row"
+        checked.found.error("config/out-of-range", message, _settled_at(checked, side, "num_kv_heads"), hint=hint)
+    row = model.num_kv_heads * model.head_dim
+    if row > MAX_KV_ROW:
+        message = f"num_kv_heads * head_dim is {row}, and at most {MAX_KV_ROW} elements are supported"
+        checked.found.error("config/out-of-range", message, _settled_at(checked, side, "head_dim"))

@@ -1,0 +1,115 @@
+"""A configuration file on disk -> `LoadedConfig`, or one DiagnosticError with everything that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specc.config.legality import Checked
+from specc.config.locations import Locations
+from specc.config.resolve import resolve
+from specc.config.resolved import Config
+from specc.config.schema import ALGORITHMS
+from specc.config.validate import validate
+from specc.config.yaml_tree import read_tree
+from specc.support.diagnostics import Diagnostic, DiagnosticError, Diagnostics
+from specc.support.location import Location
+
+MAX_BYTES = 1 << 17
+"""Largest file that is read, in bytes."""
+
+
+@dataclass(frozen=True)
+class LoadedConfig:
+    """A configuration, the text it came from, and the place of every value in it.
+
+    ``file`` is the bare file name used in locations and generated text; ``path`` leads to the file.
+    """
+
+    config: Config
+    source: str
+    file: str
+    path: Path
+    locations: Locations
+    warnings: tuple[Diagnostic, ...] = ()
+
+    def location(self, *key_path: str | int) -> Location:
+        """Return where a value was written; else its key, the block around it, or the first key.
+
+        ``location("target", "hidden_size")``, ``location("buckets", 2)``.
+        """
+        return self.locations.value(*key_path)
+
+    def model_dir(self, side: str) -> Path | None:
+        """Return the directory of the ``target`` or ``draft`` model; None when its values are written out."""
+        model = (self.config.target if side == "target" else self.config.draft).model
+        return None if model is None else self.path.parent / Path(model).expanduser()
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """File name -> text, as the renderer of diagnostics takes it."""
+        return {self.file: self.source}
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """File name -> path to show to people."""
+        return {self.file: str(self.path)}
+
+
+def load_config(path: Path, algorithms: Sequence[str] = ALGORITHMS) -> LoadedConfig:
+    """Load, check and complete the configuration at ``path``; ``algorithms`` are the names that exist.
+
+    Raises DiagnosticError with every error of the file.
+    """
+    path = Path(path)
+    file = path.name or str(path)
+    text = _read(path, file)
+    return _load(text, path, file, algorithms)
+
+
+def load_text(text: str, path: Path, algorithms: Sequence[str] = ALGORITHMS) -> LoadedConfig:
+    """Like `load_config`, for a text that would stand at ``path`` (which need not exist)."""
+    return _load(text, path, path.name or str(path), algorithms)
+
+
+def _load(text: str, path: Path, file: str, algorithms: Sequence[str]) -> LoadedConfig:
+    """Run the stages; each one reports what it can before the first that cannot go on."""
+    found = Diagnostics()
+    tree = read_tree(text, file, found)
+    config = None
+    if tree is not None:
+        places = Locations(file, tree)
+        checked = Checked(validate(places, found), places, found)
+        config = resolve(checked, path.parent, algorithms)
+        if config is not None:
+            return LoadedConfig(config, text, file, path, places, found.warnings)
+    found.raise_if_errors({file: text}, {file: str(path)})
+    raise AssertionError("a configuration that does not resolve has an error")
+
+
+def _read(path: Path, file: str) -> str:
+    """Return the text of the file; raises DiagnosticError when there is none to read."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise DiagnosticError(Diagnostic("config/unreadable", f"cannot read '{path}': {reason}")) from error
+    if len(data) > MAX_BYTES:
+        message = f"'{path}' is larger than {MAX_BYTES} bytes, which no configuration needs"
+        raise DiagnosticError(Diagnostic("config/unreadable", message))
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _encoding_error(error, data, path, file) from error
+
+
+def _encoding_error(error: UnicodeDecodeError, data: bytes, path: Path, file: str) -> DiagnosticError:
+    """Return the error that points at the first byte that is not UTF-8."""
+    before = data[: error.start].decode("utf-8", errors="replace")
+    at = Location(file, before.count("\n") + 1, len(before) - before.rfind("\n"), 1)
+    message = f"byte 0x{data[error.start]:02x} is not UTF-8 text"
+    hint = "save the file as UTF-8"
+    diagnostic = Diagnostic("config/encoding", message, at, hint)
+    return DiagnosticError(diagnostic, {file: data.decode("utf-8", errors="replace")}, {file: str(path)})

@@ -1,0 +1,66 @@
+"""What transformers said about a config.json, remembered: importing it takes longer than all the rest of a build.
+
+The key is the file's content and the installed transformers, so an entry is never stale. A memory never fails: what
+cannot be read back is asked again, what cannot be written is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from specc.support.cachedir import default_directory
+
+FORMAT = 1
+"""Part of every key. Raise it when other facts are read from a model."""
+
+Facts = dict[str, list[str | int]]
+
+
+def remembered(config_json: bytes, ask: Callable[[], tuple[str, Facts]]) -> tuple[str, Facts]:
+    """Return (model_type, facts) of a config.json; ``ask`` is called when they are not known yet.
+
+    Raises what ``ask`` raises.
+    """
+    path = default_directory() / "models" / f"{_key(config_json)}.json"
+    found = _load(path)
+    if found is None:
+        found = ask()
+        _store(path, found)
+    return found
+
+
+def _key(config_json: bytes) -> str:
+    try:
+        reader = version("transformers")
+    except PackageNotFoundError:
+        reader = "none"
+    return hashlib.sha256(f"{FORMAT} {reader} ".encode() + config_json).hexdigest()
+
+
+def _load(path: Path) -> tuple[str, Facts] | None:
+    """Return an entry, or None when there is none or it is not what `_store` writes."""
+    try:
+        entry = json.loads(path.read_text(encoding="utf-8"))
+        facts = {str(key): [value, str(origin)] for key, (value, origin) in entry["facts"].items()}
+        well_formed = all(isinstance(value, (int, str)) for value, _ in facts.values())
+        return (str(entry["model_type"]), facts) if well_formed else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _store(path: Path, found: tuple[str, Facts]) -> None:
+    """Write an entry in one step; failures are ignored."""
+    text = json.dumps({"model_type": found[0], "facts": found[1]}, sort_keys=True)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(name).replace(path)

@@ -1,0 +1,90 @@
+"""The configuration after loading: every value present, checked, and plain.
+
+Symbols follow the decode step: B requests, K = topk, S = num_steps, N = nodes verified per request
+(root included), A = slots of an accepted path, P = rows of the request pool, W = width of a
+handed-over hidden state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+HiddenSource = Literal["collapsed", "hc_residual", "aux"]
+KvLayout = Literal["mha", "mla"]
+Dtype = Literal["bfloat16", "float16", "float32"]
+Verify = Literal["greedy", "target_only", "rejection", "block"]
+DraftPositions = Literal["true", "shifted", "auto"]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One of the two models: sizes in elements, as the engine's forward and KV pool have them.
+
+    ``model`` is the path as written in the file, or None when the values were written out. With
+    ``kv_layout == "mla"`` a layer keeps one latent row per token: ``num_kv_heads`` is 1 and ``head_dim`` its
+    length.
+    """
+
+    model: str | None
+    hidden_size: int
+    hc_mult: int
+    hidden_source: HiddenSource
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    kv_layout: KvLayout
+    vocab_size: int
+    dtype: Dtype
+
+    @property
+    def spec_width(self) -> int:
+        """W: elements per token of the hidden state that this model hands over."""
+        return self.hidden_size * self.hc_mult if self.hidden_source == "hc_residual" else self.hidden_size
+
+
+@dataclass(frozen=True)
+class Config:
+    """One configuration of speculative decoding, complete and legal."""
+
+    name: str
+    algorithm: str
+    topk: int
+    num_steps: int
+    num_draft_tokens: int
+    page_size: int
+    max_requests: int
+    buckets: tuple[int, ...]
+    verify: Verify
+    outputs: tuple[str, ...]
+    overlap: bool
+    disaggregation: bool
+    archs: tuple[str, ...]
+    draft_positions: DraftPositions
+    target: ModelConfig
+    draft: ModelConfig
+
+    @property
+    def chain(self) -> bool:
+        """Whether one token is drafted per step, so that there is no tree."""
+        return self.topk == 1
+
+    @property
+    def num_nodes(self) -> int:
+        """N: nodes given to the target per request, root included."""
+        return self.num_draft_tokens
+
+    @property
+    def path_slots(self) -> int:
+        """A = S + 1: slots of an accepted path, the root and up to S drafts."""
+        return self.num_steps + 1
+
+    @property
+    def pool_rows(self) -> int:
+        """P: rows of the request pool; row 0 is the padding row."""
+        return self.max_requests + 1
+
+    @property
+    def max_batch(self) -> int:
+        """The largest B: the largest bucket."""
+        return self.buckets[-1]

@@ -1,0 +1,184 @@
+"""The configuration file as written: its keys, their types, ranges, defaults and meaning.
+
+This is the only list of keys. `json_schema` publishes it, `docs/config.md` repeats it (a test compares), and
+`specc.config.resolve` turns an instance into a `specc.config.resolved.Config`.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, cast, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from specc.config.resolved import Dtype, HiddenSource, KvLayout, Verify
+
+ALGORITHMS: tuple[str, ...] = ("STANDALONE", "EAGLE")
+"""The algorithms known when the caller names none."""
+
+Arch = Literal["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "gfx90a", "gfx942", "gfx950"]
+Output = Literal["accept_index", "hidden_states", "logprobs", "routed_experts", "indexer_topk"]
+
+ARCHS: tuple[str, ...] = get_args(Arch)
+OUTPUTS: tuple[str, ...] = get_args(Output)
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}\Z")
+
+
+def _check_name(value: object) -> object:
+    """Let only names through that can name a Python package."""
+    if isinstance(value, str) and (not _NAME.match(value) or keyword.iskeyword(value)):
+        what = "does not match [a-z][a-z0-9_]{0,62}"
+        if keyword.iskeyword(value):
+            what = "is a Python keyword"
+        raise PydanticCustomError("bad_name", "'{name}' {what}", {"name": value[:80], "what": what})
+    return value
+
+
+def _check_page(value: object) -> object:
+    """Let only powers of two through; the range is the field's business."""
+    if type(value) is int and value > 0 and value & (value - 1):
+        raise PydanticCustomError("not_allowed", "must be a power of two, and {value} is not", {"value": value})
+    return value
+
+
+def _word(value: object) -> object:
+    """YAML reads the word ``true`` as a boolean: give the word back."""
+    return "true" if value is True else value
+
+
+Count = Annotated[int, Field(strict=True, ge=1)]
+Flag = Annotated[bool, Field(strict=True)]
+Text = Annotated[str, Field(strict=True, min_length=1)]
+
+
+class _Block(BaseModel):
+    """What both kinds of block share: no key but the listed ones, no coercion, no change afterwards."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+class ModelBlock(_Block):
+    """A model: `model:` alone, or its sizes written out, or both where they agree."""
+
+    model: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    """Directory of a Hugging Face model, relative to this file; its config.json gives the keys below."""
+    hidden_size: Annotated[Count, Field(le=1 << 20)] | None = None
+    """Elements per token of the hidden state that the layers work on."""
+    hc_mult: Annotated[Count, Field(le=64)] | None = None
+    """Residual streams of a model with hyper-connections; 1 without."""
+    hidden_source: HiddenSource | None = None
+    """Hidden state that the model hands over: collapsed (hidden_size wide), hc_residual
+    (hidden_size * hc_mult wide), or aux (of several layers; not implemented yet). Default: collapsed
+    when hc_mult is 1, otherwise what the architecture is known to do, otherwise hc_residual with a
+    warning."""
+    num_layers: Annotated[Count, Field(le=4096)] | None = None
+    """Layers that keep keys and values."""
+    num_kv_heads: Annotated[Count, Field(le=4096)] | None = None
+    """Key/value heads per layer; 1 for mla."""
+    head_dim: Annotated[Count, Field(le=8192)] | None = None
+    """Elements of one key/value head; for mla the length of the latent row, rotary part included."""
+    kv_layout: KvLayout | None = None
+    """Buffers of a layer: mha (keys and values, also for grouped heads; the default) or mla (one latent
+    buffer)."""
+    vocab_size: Annotated[Count, Field(le=1 << 24)] | None = None
+    """Columns of the logits."""
+    dtype: Dtype | None = None
+    """Element type of logits, hidden states, keys and values."""
+
+
+class ConfigFile(_Block):
+    """One configuration of speculative decoding, as written.
+
+    `name`, `algorithm`, `target` and `draft` must be written; they are optional here only so that one run can
+    report their absence together with everything else.
+    """
+
+    name: Annotated[str, Field(pattern="^[a-z][a-z0-9_]{0,62}$"), BeforeValidator(_check_name)] | None = None
+    """Name of the configuration and of the Python package built from it: lower-case letters, digits,
+    underscores."""
+    algorithm: Text | None = None
+    """Speculative decoding algorithm, in any case."""
+    topk: Annotated[Count, Field(le=64)] = 1
+    """K: children kept per draft step. 1 drafts a chain, more a tree (trees are not implemented yet)."""
+    num_steps: Annotated[Count, Field(le=16)] = 3
+    """S: draft steps."""
+    num_draft_tokens: Annotated[Count, Field(le=65536)] | None = None
+    """N: tokens the target verifies per request, root included. A chain has num_steps + 1, the
+    default."""
+    page_size: Annotated[int, Field(strict=True, ge=1, le=1024), BeforeValidator(_check_page)] = 1
+    """Tokens per page of the KV pool, a power of two."""
+    max_requests: Annotated[Count, Field(le=1 << 20)] | None = None
+    """Requests the engine keeps at once; the request pool has one row more, row 0 being padding. Default: the
+    largest bucket."""
+    buckets: Annotated[list[Annotated[int, Field(strict=True)]], Field(max_length=64)] = [1, 2, 4, 8]
+    """Batch sizes to compile for, strictly ascending; a batch runs padded to the next one. The largest
+    is the largest batch."""
+    verify: Verify = "greedy"
+    """How drafts are accepted. Only greedy is implemented yet."""
+    outputs: Annotated[list[Output], Field(max_length=16)] = []
+    """Results the engine wants besides tokens and lengths. Only accept_index and hidden_states are
+    implemented yet."""
+    overlap: Flag = True
+    """Whether the scheduler prepares a step before the previous one's results reach the host."""
+    disaggregation: Flag = False
+    """Whether prefill and decode run on different machines (not implemented yet)."""
+    archs: Annotated[list[Arch], Field(min_length=1, max_length=16)] = ["sm_90"]
+    """GPU architectures to compile for."""
+    draft_positions: Annotated[Literal["true", "shifted", "auto"], BeforeValidator(_word)] = "auto"
+    """Positions the draft sees: true (those of the text), shifted (one earlier, as drafts that read
+    hidden states are trained), or auto (shifted exactly when the draft reads hidden states)."""
+    target: ModelBlock | None = None
+    """The model whose output is wanted."""
+    draft: ModelBlock | None = None
+    """The model that proposes tokens."""
+
+
+REQUIRED: tuple[str, ...] = ("name", "algorithm", "target", "draft")
+"""Keys that every configuration writes."""
+
+REQUIRED_SIZES: tuple[str, ...] = (
+    "hidden_size",
+    "num_layers",
+    "num_kv_heads",
+    "head_dim",
+    "vocab_size",
+    "dtype",
+)
+"""Keys that a model block without `model:` writes."""
+
+
+def json_schema(algorithms: Sequence[str] = ALGORITHMS) -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of a configuration file, for editors and other tools."""
+    schema = cast("dict[str, Any]", _without_null(ConfigFile.model_json_schema()))
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "specc configuration"
+    schema["description"] = "One configuration of speculative decoding."
+    schema["required"] = list(REQUIRED)
+    schema["properties"]["algorithm"]["examples"] = list(algorithms)
+    # YAML reads the bare word `true` as a boolean; both spellings mean the same.
+    schema["properties"]["draft_positions"]["enum"] = [True, "true", "shifted", "auto"]
+    schema["properties"]["draft_positions"].pop("type", None)
+    schema["$defs"]["ModelBlock"]["anyOf"] = [{"required": ["model"]}, {"required": list(REQUIRED_SIZES)}]
+    return schema
+
+
+def _without_null(node: object) -> object:
+    """Drop the null alternatives and null defaults: an absent key is left out, not written as null."""
+    if isinstance(node, list):
+        return [_without_null(item) for item in cast("list[Any]", node)]
+    if not isinstance(node, dict):
+        return node
+    plain: dict[str, Any] = {key: _without_null(value) for key, value in cast("dict[str, Any]", node).items()}
+    if "default" in plain and plain["default"] is None:
+        del plain["default"]
+    if isinstance(plain.get("description"), str):
+        plain["description"] = " ".join(plain["description"].split())
+    options = [option for option in plain.get("anyOf", []) if option != {"type": "null"}]
+    if "anyOf" in plain and len(options) == 1:
+        del plain["anyOf"]
+        plain = {**options[0], **plain}
+    return plain

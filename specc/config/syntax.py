@@ -1,0 +1,106 @@
+"""YAML text -> nodes with marks, through ruamel.yaml's parser; its errors become diagnostics."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Protocol
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from specc.support.diagnostics import Diagnostics, Note
+from specc.support.location import Location
+
+_PARSER_FAILURES = (
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    AssertionError,
+    NotImplementedError,
+)
+
+
+class Mark(Protocol):
+    """The part of a ruamel.yaml mark that is used: 0-based line and column, offset in the text."""
+
+    line: int
+    column: int
+    index: int
+
+
+class Node(Protocol):
+    """The part of a ruamel.yaml node that is used."""
+
+    tag: str
+    value: Any
+    start_mark: Mark
+    end_mark: Mark
+
+
+def compose(text: str, file: str, found: Diagnostics) -> Node | None:
+    """Return the root node of the only document, or None after reporting."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as a name that anchors twice: harmless
+            root: Node | None = YAML(typ="rt", pure=True).compose(text)  # pyright: ignore[reportUnknownMemberType]
+    except YAMLError as error:
+        _report_syntax(error, text, file, found)
+    except RecursionError:
+        found.error("config/not-yaml", "the text is nested too deeply", Location(file, 1, 1))
+    except _PARSER_FAILURES as error:
+        # The parser gives up on some malformed texts (odd directives, broken escapes) in its own words.
+        found.error("config/not-yaml", f"the YAML parser gave up: {error}", Location(file, 1, 1))
+    else:
+        if root is None:
+            found.error(
+                "config/not-a-mapping",
+                "the file is empty",
+                Location(file, 1, 1),
+                hint="start with a line like 'name: my_config'",
+            )
+        return root
+    return None
+
+
+def _report_syntax(error: Exception, text: str, file: str, found: Diagnostics) -> None:
+    """Report a parser error at its mark, with the context mark as a note."""
+    problem = str(getattr(error, "problem", None) or getattr(error, "reason", None) or "not YAML")
+    mark = getattr(error, "problem_mark", None)
+    location = _located(mark, text, file) if mark is not None else _at_offset(error, text, file)
+    notes: list[Note] = []
+    context, context_mark = getattr(error, "context", None), getattr(error, "context_mark", None)
+    if context and context_mark is not None:
+        place = _located(context_mark, text, file)
+        if place != location:
+            notes.append(Note(str(context), place))
+    found.error("config/not-yaml", problem, location, hint=_syntax_hint(problem), notes=notes)
+
+
+def _located(mark: Mark, text: str, file: str) -> Location:
+    """Return the place of a mark; a mark past the last line moves to the end of the text."""
+    lines = text.splitlines() or [""]
+    if mark.line >= len(lines):
+        return Location(file, len(lines), len(lines[-1]) + 1, 1)
+    return Location(file, mark.line + 1, mark.column + 1, 1)
+
+
+def _at_offset(error: Exception, text: str, file: str) -> Location:
+    """Return the place of an error that only knows its offset in the text (unprintable characters)."""
+    offset = getattr(error, "position", 0)
+    before = text[: offset if isinstance(offset, int) else 0]
+    return Location(file, before.count("\n") + 1, len(before) - before.rfind("\n"), 1)
+
+
+def _syntax_hint(problem: str) -> str | None:
+    """Return advice for the parser messages that beginners meet most."""
+    if "'\\t'" in problem or "\\t" in problem or "tab" in problem:
+        return "indent with blanks; YAML does not allow tabs there"
+    if "another document" in problem:
+        return "one file holds one configuration; remove the '---' line and what follows"
+    if "undefined alias" in problem:
+        return "an alias '*name' needs an anchor '&name' above it"
+    if "mapping values are not allowed" in problem:
+        return "look for a missing line break or a ': ' inside an unquoted value"
+    return None

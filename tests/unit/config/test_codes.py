@@ -1,0 +1,197 @@
+"""Every code of the areas `config` and `legal` is provoked, at the right line and column."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specc.config import load_config
+from specc.support.diagnostics import CODES, Diagnostic, DiagnosticError
+
+from .conftest import VALID, Find
+
+
+def edit(old: str, new: str) -> str:
+    """Return the valid configuration with the first ``old`` replaced."""
+    assert old in VALID
+    return VALID.replace(old, new, 1)
+
+
+CASES: list[tuple[str, str | bytes, int, int]] = [
+    # code, text, line, column
+    ("config/not-yaml", edit("[1, 8, 64]", "[1, 8"), 9, 7),
+    ("config/not-yaml", edit("  hidden_size", "\thidden_size"), 13, 1),
+    ("config/not-yaml", "a: 1\n---\nb: 2\n", 2, 1),
+    ("config/not-yaml", "a: *nowhere\n", 1, 4),
+    ("config/not-yaml", "name: 'abc\n", 1, 11),
+    ("config/not-yaml", "name: a\x07b\n", 1, 8),
+    ("config/not-yaml", "a: " + "[" * 3000, 1, 1),
+    ("config/not-yaml", "a: &x [*x]\n", 1, 4),
+    ("config/encoding", b"name: caf\xe9\n", 1, 10),
+    ("config/encoding", b"name: ok\ntopk: \xff\xfe\n", 2, 7),
+    ("config/not-a-mapping", "", 1, 1),
+    ("config/not-a-mapping", "# nothing but a comment\n", 1, 1),
+    ("config/not-a-mapping", "- 1\n", 1, 1),
+    ("config/not-a-mapping", "just words\n", 1, 1),
+    ("config/not-a-mapping", VALID[: VALID.index("draft:")] + "draft: small\n", 19, 8),
+    ("config/duplicate-key", edit("topk: 1", "topk: 1\ntopk: 1"), 4, 1),
+    ("config/unknown-key", edit("page_size", "pagesize"), 6, 1),
+    ("config/unknown-key", edit("  num_layers", "  topk: 1\n  num_layers"), 14, 3),
+    ("config/missing-key", edit("name: my_config", "# no name"), 2, 1),
+    ("config/missing-key", edit("  vocab_size: 32000\n", ""), 12, 1),
+    ("config/wrong-type", edit("topk: 1", "topk: true"), 3, 7),
+    ("config/wrong-type", edit("topk: 1", "topk: 1.0"), 3, 7),
+    ("config/wrong-type", edit("topk: 1", "topk: .nan"), 3, 7),
+    ("config/wrong-type", edit("topk: 1", "topk: '1'"), 3, 7),
+    ("config/wrong-type", edit("topk: 1", "topk:"), 3, 1),
+    ("config/wrong-type", edit("topk: 1", "topk: null"), 3, 7),
+    ("config/wrong-type", edit("topk: 1", "topk: !mine 1"), 3, 7),
+    ("config/wrong-type", edit("topk: 1", "topk: !!int one"), 3, 7),
+    ("config/wrong-type", edit("topk: 1", "topk: {a: 1}"), 3, 7),
+    ("config/wrong-type", edit("topk: 1", f"topk: {'9' * 50}"), 3, 7),
+    ("config/wrong-type", edit("topk: 1", "? [a, b]\n: 1"), 3, 3),
+    ("config/wrong-type", edit("my_config", "12"), 1, 7),
+    ("config/wrong-type", edit("[1, 8, 64]", "8"), 8, 10),
+    ("config/wrong-type", edit("[1, 8, 64]", "[1, x, 64]"), 8, 14),
+    ("config/wrong-type", edit("verify: greedy", "overlap: yes"), 9, 10),
+    ("config/wrong-type", edit("topk: 1", "<<: 7"), 3, 5),
+    ("config/wrong-type", edit("topk: 1", '"\\ud800": 1'), 3, 1),
+    ("config/wrong-type", edit("my_config", '"\\ud800"'), 1, 7),
+    ("config/out-of-range", edit("num_steps: 3", "num_steps: 17"), 4, 12),
+    ("config/out-of-range", edit("topk: 1", "topk: -1"), 3, 7),
+    ("config/out-of-range", edit("page_size: 16", "page_size: 24"), 6, 12),
+    ("config/out-of-range", edit("verify: greedy", "verify: greedily"), 9, 9),
+    ("config/out-of-range", edit("bfloat16", "bf16"), 18, 10),
+    ("config/out-of-range", edit("[sm_90, sm_100]", "[]"), 11, 8),
+    ("config/out-of-range", edit("sm_100", "sm_90"), 11, 16),
+    ("config/out-of-range", edit("head_dim: 128", "head_dim: 8192\n  kv_layout: mla"), 15, 17),
+    ("config/out-of-range", edit("num_kv_heads: 8", "num_kv_heads: 4096"), 16, 13),
+    ("config/out-of-range", edit("verify: greedy", "draft_positions: no"), 9, 18),
+    ("config/wrong-type", edit("verify: greedy", "draft_positions: false"), 9, 18),
+    ("config/bad-name", edit("my_config", "my-config"), 1, 7),
+    ("config/bad-name", edit("my_config", "class"), 1, 7),
+    ("config/bad-name", edit("my_config", "../../etc"), 1, 7),
+    ("config/bad-name", edit("my_config", '"ok\\n"'), 1, 7),
+    ("config/bad-name", edit("my_config", "a" * 64), 1, 7),
+    ("config/unknown-algorithm", edit("EAGLE", "EAGEL"), 2, 12),
+    ("config/unknown-arch", edit("sm_100", "sm_91"), 11, 16),
+    ("config/unknown-output", edit("accept_index", "accept"), 10, 11),
+    ("config/buckets", edit("[1, 8, 64]", "[]"), 8, 10),
+    ("config/buckets", edit("[1, 8, 64]", "[1, 8, 8]"), 8, 17),
+    ("config/buckets", edit("[1, 8, 64]", "[0, 8]"), 8, 11),
+    ("config/buckets", edit("[1, 8, 64]", "[1, 65]"), 8, 14),
+    ("config/buckets", edit("64\nbuckets: [1, 8, 64]", "4"), 7, 15),
+    (
+        "config/model-unreadable",
+        edit("topk: 1", "topk: 1").replace("  hidden_size: 4096", "  model: nowhere", 1),
+        13,
+        10,
+    ),
+    ("config/hc-mult-default", edit("  num_layers", "  hc_mult: 4\n  num_layers"), 14, 12),
+    ("config/not-yet", edit("topk: 1", "topk: 2"), 3, 7),
+    ("config/not-yet", edit("verify: greedy", "verify: rejection"), 9, 9),
+    ("config/not-yet", edit("verify: greedy", "disaggregation: true"), 9, 17),
+    ("config/not-yet", edit("accept_index", "accept_index, logprobs"), 10, 25),
+    ("config/not-yet", edit("  num_layers", "  hidden_source: aux\n  num_layers"), 14, 18),
+    ("legal/chain-width", edit("num_draft_tokens: 4", "num_draft_tokens: 5"), 5, 19),
+    ("legal/tree-size", edit("topk: 1", "topk: 2").replace("tokens: 4", "tokens: 12"), 5, 19),
+    ("legal/tree-size", edit("topk: 1", "topk: 2").replace("tokens: 4", "tokens: 1"), 5, 19),
+    ("legal/vocab-mismatch", VALID[::-1].replace("00023", "10023", 1)[::-1], 24, 15),
+]
+
+ELSEWHERE = {"config/unreadable", "config/model-contradiction"}
+"""Codes with tests of their own: below, and in test_models.py."""
+
+
+@pytest.mark.parametrize(("code", "text", "line", "column"), CASES)
+def test_code_and_place(find: Find, code: str, text: str | bytes, line: int, column: int) -> None:
+    found = [(d.code, d.location.line, d.location.column) for d in find(text) if d.location]
+    assert (code, line, column) in found
+
+
+def test_every_code_has_a_case() -> None:
+    owned = {code for code in CODES if code.startswith(("config/", "legal/"))}
+    assert owned == {case[0] for case in CASES} | ELSEWHERE
+
+
+@pytest.mark.parametrize("name", ["missing.yaml", ".", "nul\0byte.yaml", "big.yaml"])
+def test_unreadable(tmp_path: Path, name: str) -> None:
+    (tmp_path / "big.yaml").write_bytes(b"#" * (1 << 17) + b"\n")
+    with pytest.raises(DiagnosticError) as raised:
+        load_config(tmp_path / name)
+    assert [d.code for d in raised.value.diagnostics] == ["config/unreadable"]
+
+
+def test_one_mistake_is_one_finding(find: Find) -> None:
+    """A wrong value does not bring rules about it, or its absence, along."""
+    for old, new in [
+        ("topk: 1", "topk: x"),
+        ("num_steps: 3", "num_steps: null"),
+        ("[1, 8, 64]", "[1, x]"),
+        ("  vocab_size: 32000", "  vocab_size: x"),
+        ("name: my_config", "name: null"),
+    ]:
+        assert [d.code for d in find(edit(old, new))] == ["config/wrong-type"], new
+
+
+def test_all_errors_in_one_run(find: Find) -> None:
+    text = (
+        edit("my_config", "my-config")
+        .replace("page_size", "pagesize")
+        .replace("topk: 1", "topk: 1.5")
+        .replace("[1, 8, 64]", "[8, 1]")
+        .replace("sm_90", "sm_9")
+        .replace("dtype: bfloat16\ndraft", "dtype: bfloat\ndraft")
+    )
+    found = [(d.code, d.location.line if d.location else 0) for d in find(text)]
+    assert found == [
+        ("config/bad-name", 1),
+        ("config/wrong-type", 3),
+        ("config/unknown-key", 6),
+        ("config/buckets", 8),
+        ("config/unknown-arch", 11),
+        ("config/out-of-range", 18),
+    ]
+
+
+def only(found: tuple[Diagnostic, ...]) -> Diagnostic:
+    """Return the one finding."""
+    assert len(found) == 1, found
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "hint"),
+    [
+        ("page_size", "pagesize", "did you mean 'page_size'?"),
+        ("page_size: 16", "hidden_size: 16", "'hidden_size' belongs inside target: or draft:"),
+        ("  num_layers", "  topk: 1\n  num_layers", "'topk' belongs at the top level"),
+        ("my_config", "My-Config", "write 'my_config'"),
+        ("EAGLE", "standalon", "did you mean 'STANDALONE'?"),
+        ("bfloat16", "bf16", "did you mean 'bfloat16'?"),
+        ("topk: 1", "topk: 1.0", "write 1"),
+        ("topk: 1", "topk: '1'", "write 1 without quotes"),
+        ("[1, 8, 64]", "8", "write [8]"),
+        ("verify: greedy", "overlap: no", "YAML 1.2 spells it false"),
+        ("num_draft_tokens: 4", "num_draft_tokens: 5", "write num_draft_tokens: 4, or leave the key out"),
+        ("[1, 8, 64]", "[8, 1, 8]", "write [1, 8]"),
+        ("  hidden_size", "\thidden_size", "indent with blanks; YAML does not allow tabs there"),
+    ],
+)
+def test_hints(find: Find, old: str, new: str, hint: str) -> None:
+    assert find(edit(old, new))[0].hint == hint
+
+
+def test_notes_show_the_other_place(find: Find) -> None:
+    chain = only(find(edit("num_draft_tokens: 4", "num_draft_tokens: 5")))
+    assert [str(note.location) for note in chain.notes] == ["c.yaml:4:12"]
+    vocabulary = only(find(edit("vocab_size: 32000", "vocab_size: 32001")))
+    assert [str(note.location) for note in vocabulary.notes] == ["c.yaml:17:15"]
+    twice = only(find(edit("topk: 1", "topk: 1\ntopk: 2")))
+    assert [str(note.location) for note in twice.notes] == ["c.yaml:3:1"]
+
+
+def test_missing_keys_of_a_block_are_one_finding(find: Find) -> None:
+    found = only(find(edit("  num_layers: 32\n  num_kv_heads: 8\n", "")))
+    assert found.message == "'target' lacks num_layers, num_kv_heads"

@@ -1,0 +1,143 @@
+"""Loading: defaults, derived values, places, YAML's own features, examples."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from specc.config import load_config
+from specc.config.load import load_text
+
+from .conftest import VALID, Load
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
+
+SHORT = """\
+name: short
+algorithm: standalone
+target: &sizes
+  hidden_size: 256
+  num_layers: 4
+  num_kv_heads: 2
+  head_dim: 64
+  vocab_size: 2048
+  dtype: float32
+draft:
+  <<: *sizes
+  hidden_size: 128
+"""
+
+
+def test_defaults(load: Load) -> None:
+    config = load(SHORT).config
+    assert (config.topk, config.num_steps, config.num_draft_tokens, config.page_size) == (1, 3, 4, 1)
+    assert (config.buckets, config.max_requests, config.verify, config.outputs) == ((1, 2, 4, 8), 8, "greedy", ())
+    assert (config.overlap, config.disaggregation, config.archs) == (True, False, ("sm_90",))
+    assert (config.draft_positions, config.target.kv_layout, config.target.hc_mult) == ("auto", "mha", 1)
+    assert (config.target.hidden_source, config.target.model) == ("collapsed", None)
+
+
+def test_derived(load: Load) -> None:
+    config = load(SHORT).config
+    assert (config.algorithm, config.chain, config.num_nodes, config.path_slots) == ("STANDALONE", True, 4, 4)
+    assert (config.pool_rows, config.max_batch) == (9, 8)
+    assert (config.target.spec_width, config.draft.spec_width) == (256, 128)
+
+
+@pytest.mark.parametrize(("source", "width"), [("hc_residual", 1024), ("collapsed", 256)])
+def test_spec_width(load: Load, source: str, width: int) -> None:
+    text = SHORT.replace("hidden_size: 256", f"hidden_size: 256\n  hc_mult: 4\n  hidden_source: {source}")
+    loaded = load(text)
+    assert loaded.config.target.spec_width == width
+    assert not loaded.warnings
+
+
+def test_unknown_hyper_connections_warn(load: Load) -> None:
+    loaded = load(SHORT.replace("num_layers", "hc_mult: 2\n  num_layers"))
+    assert loaded.config.target.spec_width == 512
+    assert {d.code for d in loaded.warnings} == {"config/hc-mult-default"}
+    assert {d.severity for d in loaded.warnings} == {"warning"}
+
+
+def test_merge_keys(load: Load) -> None:
+    loaded = load(SHORT)
+    assert (loaded.config.draft.hidden_size, loaded.config.draft.num_layers) == (128, 4)
+    assert str(loaded.location("draft", "num_layers")) == "c.yaml:5:15"
+    assert str(loaded.location("draft", "hidden_size")) == "c.yaml:12:16"
+
+
+@pytest.mark.parametrize(("word", "value"), [("true", "true"), ("'true'", "true"), ("shifted", "shifted")])
+def test_draft_positions(load: Load, word: str, value: str) -> None:
+    assert load(f"{SHORT}draft_positions: {word}\n").config.draft_positions == value
+
+
+def test_numbers_in_other_bases(load: Load) -> None:
+    assert load(f"{SHORT}max_requests: 0x10\nnum_steps: 0o2\npage_size: 1_6\n").config.max_requests == 16
+
+
+def test_places(load: Load) -> None:
+    loaded = load(VALID)
+    assert str(loaded.location("topk")) == "c.yaml:3:7"
+    assert str(loaded.location("buckets")) == "c.yaml:8:10"
+    assert str(loaded.location("buckets", 2)) == "c.yaml:8:17"
+    assert loaded.location("buckets", 2).length == 2
+    assert str(loaded.location("target", "dtype")) == "c.yaml:18:10"
+    assert str(loaded.location("target", "hc_mult")) == "c.yaml:12:1"  # the block
+    assert str(loaded.location("overlap")) == "c.yaml:1:1"  # the file
+    assert str(loaded.locations.key("target", "dtype")) == "c.yaml:18:3"
+
+
+def test_locations_do_not_show_directories(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(VALID)
+    loaded = load_config(path)
+    assert loaded.file == "c.yaml"
+    assert loaded.paths == {"c.yaml": str(path)}
+    assert loaded.sources == {"c.yaml": VALID}
+
+
+def test_same_text_same_config(load: Load, tmp_path: Path) -> None:
+    assert load(VALID).config == load_text(VALID, tmp_path / "elsewhere.yaml").config
+
+
+def test_config_is_frozen(load: Load) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        load(VALID).config.topk = 2  # type: ignore[misc]
+
+
+def test_byte_order_mark_and_windows_lines(load: Load) -> None:
+    loaded = load(b"\xef\xbb\xbf" + VALID.replace("\n", "\r\n").encode())
+    assert str(loaded.location("buckets", 1)) == "c.yaml:8:14"
+
+
+def test_injected_algorithms(tmp_path: Path) -> None:
+    loaded = load_text(VALID.replace("EAGLE", "mine"), tmp_path / "c.yaml", ("EAGLE", "Mine"))
+    assert loaded.config.algorithm == "Mine"
+
+
+def test_alias_bomb_is_stopped(load: Load) -> None:
+    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
+    with pytest.raises(Exception, match="more than 1024 values"):
+        load("\n".join(lines))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_load(path: Path) -> None:
+    for directory in re.findall(r"^ +model: (\S+)", path.read_text(), re.MULTILINE):
+        pytest.importorskip("transformers")
+        if not (path.parent / directory).exists():
+            pytest.skip(f"{directory} is not made yet")
+    loaded = load_config(path)
+    assert not loaded.warnings
+    assert loaded.config.name == path.stem.replace("-", "_")
+
+
+def test_model_dir(load: Load, tmp_path: Path) -> None:
+    assert load(VALID).model_dir("target") is None
+    pytest.importorskip("transformers")
+    example = next(path for path in EXAMPLES if path.stem == "eagle-chain")
+    assert load_config(example).model_dir("draft") == example.parent / "models/eagle"
