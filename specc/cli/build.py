@@ -46,12 +46,13 @@ def build(
         from specc.algorithms import names
         from specc.build import build_program
         from specc.config import load_config
+        from specc.passes.instruments import Reproducer
 
         loaded = load_config(config, names())
         report.know(loaded.sources, loaded.paths)
         report.show(loaded.warnings)
         archs = _archs(loaded, arch)
-        result = build_program(loaded)
+        result = build_program(loaded, [Reproducer(Path())])
         report.show(result.ctx.warnings)
         if {Emit.wheel, Emit.cubins} & set(wanted):
             _compile(result, archs, jobs, cache, quiet)

@@ -17,7 +17,7 @@ from typing import ParamSpec, TextIO, TypeVar
 
 import typer
 
-from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.support.diagnostics import Diagnostic, DiagnosticError, Note
 from specc.support.render import render, to_json
 
 EXIT_INPUT = 1
@@ -110,4 +110,5 @@ def _crash(error: Exception) -> Diagnostic:
         "internal/crash",
         f"specc failed: {type(error).__name__}: {summary}".rstrip(": "),
         hint="this is a bug in specc; please report it with the output of SPECC_DEBUG=1",
+        notes=tuple(Note(note) for note in getattr(error, "__notes__", ())),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from specc.algorithms.base import DTYPES
 from specc.codegen.kernels import Generated, aligned_arguments, cluster_of
 from specc.codegen.totals import totals
 from specc.config import Config, ModelConfig
@@ -75,7 +76,7 @@ def _model(model: ModelConfig) -> Json:
         "head_dim": model.head_dim,
         "kv_layout": model.kv_layout,
         "vocab_size": model.vocab_size,
-        "dtype": model.dtype,
+        "dtype": DTYPES[model.dtype],
     }
 
 

@@ -34,7 +34,8 @@ def hidden_state_bytes(module: Module, bucket: int) -> int:
     """Bytes of all buffers that hold hidden states in a step, whoever owns them; pool rows included."""
     values, fields = _hidden(module)
     layouts = {layout.name: layout for layout in module.decls_of(Layout)}
-    holders = {layouts[value.name].buffer for value in values if value.name in layouts}
+    in_step = {value for op in module.ops("step") for value in op.results}
+    holders = {layouts[value.name].buffer for value in values & in_step if value.name in layouts}
     holders |= {f"relay.{field}" for field in fields}
     total = 0
     for buffer in module.decls_of(Buffer):

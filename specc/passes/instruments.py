@@ -14,7 +14,24 @@ from specc.ir.printer import print_module
 from specc.passes.base import Pass
 from specc.passes.invariants import check_invariants
 from specc.passes.manager import BaseInstrument
-from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.support.diagnostics import DiagnosticError
+
+
+def check_now(module: Module) -> None:
+    """Run the checker, and the predicate of every invariant the module claims.
+
+    Raises:
+        DiagnosticError: ``ir/invalid`` or a mismatch of types.
+
+    """
+    found = check_module(module)
+    found += check_linear(module) + check_invariants(module) if not found else []
+    if found:
+        raise DiagnosticError(found)
+
+
+class BrokenModuleError(Exception):
+    """A pass left a module that breaks a rule of the IR: a bug in specc, never the user's doing."""
 
 
 class CheckEach(BaseInstrument):
@@ -24,13 +41,13 @@ class CheckEach(BaseInstrument):
         """See the class.
 
         Raises:
-            DiagnosticError: ``ir/invalid``, naming the pass.
+            BrokenModuleError: naming the pass and everything that does not hold.
 
         """
-        found = check_module(module) + check_linear(module) + check_invariants(module)
-        if found:
-            blame = Diagnostic("ir/invalid", f"{step.name} left a module that does not hold")
-            raise DiagnosticError([*found, blame])
+        try:
+            check_now(module)
+        except DiagnosticError as error:
+            raise BrokenModuleError(f"{step.name} left a module that does not hold: {error}") from None
 
 
 @dataclass
@@ -83,11 +100,8 @@ class Reproducer(BaseInstrument):
         self._before = print_module(module)
 
     def failed(self, module: Module, step: Pass, error: Exception) -> None:
-        """Write the file, unless the failure is the user's input being wrong."""
-        user_error = isinstance(error, DiagnosticError) and all(
-            not diagnostic.code.startswith("ir/") for diagnostic in error.diagnostics
-        )
-        if user_error:
+        """Write the file, unless the failure is the input being wrong."""
+        if isinstance(error, DiagnosticError):
             return
         path = self.directory / f"{module.name}.{step.name}.repro.specir"
         command = f"// RUN: specc-opt -p {spell(step)} {path.name}\n"

@@ -39,6 +39,8 @@ CODES: dict[str, str] = {
     "aot/no-compiler": "No compiler for a requested architecture is installed.",
     "emit/io": "An output file or directory could not be written.",
     "run/wheel-missing": "The compiled program for a configuration is not installed or not found.",
+    "run/wheel-unusable": "The compiled program cannot run here: another device, another torch, or damaged files.",
+    "run/model-mismatch": "A model is not the one that the program was built for.",
     "run/model-unreadable": "A model's weights or tokenizer could not be loaded.",
     "internal/crash": "specc itself failed; the input may be fine.",
 }

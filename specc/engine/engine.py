@@ -1,0 +1,197 @@
+"""The engine: continuous batching of greedy requests over one compiled program."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from specc.engine.callbacks import EngineCallbacks
+from specc.engine.errors import ContractError, EngineError
+from specc.engine.kv_pool import KVPool, PageAllocator, ReqToToken
+from specc.engine.models import DraftModel, TargetModel
+from specc.engine.plan_facts import PlanFacts
+from specc.engine.request import Completion, Request, StopConditions, TokenEvent
+from specc.engine.scheduler import Scheduler
+from specc.engine.stats import Stats
+from specc.engine.text import Detokenizer, StopText
+from specc.engine.wheel import batch_type
+
+DEFAULT_CONTEXT = 1024
+WIDTH_STEP = 64
+
+
+class Engine:
+    """Serves prompts with a target, a draft and a program; one thread, one device.
+
+    The program decides rows, page size, batch size and reserve (`facts`); the engine owns both KV pools, the
+    request table and the queue. `stats` counts what it did.
+    """
+
+    def __init__(
+        self,
+        program: Any,
+        target: TargetModel,
+        draft: DraftModel,
+        *,
+        max_context: int | None = None,
+        num_pages: int | None = None,
+        tokenizer: Any = None,
+        capture: bool | None = None,
+        on_token: Callable[[TokenEvent], None] | None = None,
+    ) -> None:
+        """Allocate pools and bind the program.
+
+        program: what a generated package's `load` returned, on the device of the models.
+        max_context: most tokens, prompt and completion, of one request; by default what the models can
+        do, at most 1024. num_pages: pages of the KV pools, page 0 included; by default enough for a full
+        batch of longest requests. tokenizer: by default the target's. capture: see docs/runtime.md.
+        on_token: called for every emitted token, in order. Raises DiagnosticError when a model does not fit.
+        """
+        self.facts = facts = PlanFacts.read(program.plan)
+        target.facts.check("target", facts.models["target"])
+        draft.facts.check("draft", facts.models["draft"])
+        self.target, self.draft = target, draft
+        self.tokenizer = tokenizer if tokenizer is not None else target.tokenizer
+        self.on_token = on_token
+        self.stats = Stats()
+        self._make_memory(_context(max_context, target, draft), num_pages)
+        self._texts: dict[int, Sequence[int]] = {}
+        self.callbacks = EngineCallbacks(
+            target,
+            draft,
+            self.target_pool,
+            self.draft_pool,
+            self.table.tensor,
+            self._texts,
+            shifted=facts.shifted,
+        )
+        self._batch = batch_type(program)
+        self._fixed_width = target.device.type == "cuda" and capture is not False
+        self._step = program.bind(self.callbacks, self.table.tensor, capture=capture)
+        self._next_id = 0
+
+    def _make_memory(self, max_context: int, num_pages: int | None) -> None:
+        """Make the table, the pages and both pools."""
+        facts, device = self.facts, self.target.device
+        columns = -(-(max_context + facts.reserve) // facts.page_size) * facts.page_size
+        max_batch = min(facts.max_batch, facts.rows - 1)
+        self.table = ReqToToken(facts.rows, columns, device)
+        self.allocator = PageAllocator(num_pages or max_batch * columns // facts.page_size + 1, facts.page_size)
+        slots = self.allocator.num_pages * facts.page_size
+        self.target_pool = KVPool(self.target.facts.pool, slots, device)
+        self.draft_pool = KVPool(self.draft.facts.pool, slots, device)
+        self.scheduler = Scheduler(
+            self.table, self.allocator, max_batch=max_batch, max_context=max_context, reserve=facts.reserve
+        )
+
+    @property
+    def has_work(self) -> bool:
+        """Whether some request waits or runs."""
+        return bool(self.scheduler.waiting or self.scheduler.running)
+
+    def add(self, prompt: str | Sequence[int], conditions: StopConditions | None = None) -> int:
+        """Queue a prompt, text or token ids, and return its request id.
+
+        Without conditions: 64 tokens, or the target's EOS. Raises RequestTooLongError when it can never fit.
+        """
+        ids = tuple(self.encode(prompt) if isinstance(prompt, str) else (int(token) for token in prompt))
+        conditions = conditions or StopConditions(eos_token_ids=self.target.eos_token_ids)
+        if conditions.stop and self.tokenizer is None:
+            raise EngineError("stop strings need a tokenizer")
+        text = StopText(Detokenizer(self.tokenizer, ids), conditions.stop) if self.tokenizer is not None else None
+        request = Request(self._next_id, ids, conditions, text)
+        self.scheduler.add(request)
+        self._next_id += 1
+        return request.request_id
+
+    def encode(self, text: str) -> list[int]:
+        """Tokenise a prompt; raises EngineError without a tokenizer."""
+        if self.tokenizer is None:
+            raise EngineError("a prompt in text needs a tokenizer; give token ids or a tokenizer")
+        return list(self.tokenizer(text)["input_ids"])
+
+    def step(self) -> list[Completion]:
+        """Prefill what can be admitted, then run one decode step of everything; returns what finished."""
+        finished: list[Completion] = []
+        admitted = self.scheduler.admit()
+        if admitted:
+            finished += self._prefill(admitted)
+        if self.scheduler.running:
+            finished += self._decode()
+        return finished
+
+    def generate(
+        self, prompts: Iterable[str | Sequence[int]], conditions: StopConditions | None = None
+    ) -> list[Completion]:
+        """Complete all prompts, batched as they fit; results in the order of the prompts."""
+        order = [self.add(prompt, conditions) for prompt in prompts]
+        done: dict[int, Completion] = {}
+        while self.has_work:
+            done.update({completion.request_id: completion for completion in self.step()})
+        return [done[request_id] for request_id in order]
+
+    def _prefill(self, requests: list[Request]) -> list[Completion]:
+        """Prefill the tokens of newly admitted requests; each emits its first new token."""
+        started = time.perf_counter()
+        rows = [request.row or 0 for request in requests]
+        self._texts.clear()
+        self._texts.update({row: tuple(request.ids) for row, request in zip(rows, requests, strict=True)})
+        lengths = [len(request.ids) for request in requests]
+        result = self._step.prefill(self._batch(rows, lengths)).to_host()
+        self.stats.prefill_seconds += time.perf_counter() - started
+        self.stats.prefills += 1
+        self.stats.unhealthy += sum(map(bool, result.health))
+        return self._emit(requests, [[token] for token in result.bonus])
+
+    def _decode(self) -> list[Completion]:
+        """One decode step of all running requests."""
+        started = time.perf_counter()
+        self.stats.retractions += len(self.scheduler.reserve_step())
+        requests = list(self.scheduler.running)
+        rows = [request.row or 0 for request in requests]
+        lengths = [request.committed for request in requests]
+        if not self._fixed_width:
+            needed = max(lengths) + self.facts.reserve
+            self.callbacks.width = min(-(-needed // WIDTH_STEP) * WIDTH_STEP, self.table.columns)
+        result = self._step.decode(self._batch(rows, lengths)).to_host()
+        self.stats.decode_seconds += time.perf_counter() - started
+        self.stats.steps += 1
+        self._count(requests, result)
+        return self._emit(requests, [result.tokens(index) for index in range(len(requests))])
+
+    def _count(self, requests: list[Request], result: Any) -> None:
+        """Record accepted lengths and health; raises ContractError when the program lost count."""
+        self.stats.unhealthy += sum(map(bool, result.health))
+        for index, request in enumerate(requests):
+            accepted, length = int(result.accept_lens[index]), int(result.new_seq_lens[index])
+            if length != request.committed + accepted or accepted < 1:
+                counts = f"had {request.committed} tokens, accepted {accepted}, has {length}"
+                raise ContractError(f"request {request.request_id} {counts}")
+            request.accept_lens.append(accepted)
+            self.stats.accept_lens[accepted] += 1
+
+    def _emit(self, requests: list[Request], tokens: list[list[int]]) -> list[Completion]:
+        """Hand tokens to their requests and stream them; returns the completions of those that finished."""
+        finished: list[Completion] = []
+        for request, new in zip(requests, tokens, strict=True):
+            for event in request.accept(new):
+                self.stats.tokens += 1
+                if self.on_token is not None:
+                    self.on_token(event)
+            if request.finish_reason is not None:
+                self.scheduler.release(request)
+                self.stats.requests += 1
+                finished.append(request.completion())
+        return finished
+
+
+def _context(wanted: int | None, target: TargetModel, draft: DraftModel) -> int:
+    """Return the context length to serve; raises EngineError when a model was not made for the wanted one."""
+    known = [model.facts.max_context for model in (target, draft) if model.facts.max_context]
+    limit = min(known, default=None)
+    if wanted is None:
+        return min(DEFAULT_CONTEXT, limit or DEFAULT_CONTEXT)
+    if wanted < 1 or (limit is not None and wanted > limit):
+        raise EngineError(f"max_context must be between 1 and {limit}, the models' own, not {wanted}")
+    return wanted

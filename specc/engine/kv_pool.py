@@ -1,0 +1,149 @@
+"""Paged KV memory: the K and V tensors of a model, the pages they are cut into, and who holds which.
+
+A *slot* holds K and V of one token in every layer. A *page* is `page_size` consecutive slots and the unit
+of allocation. Slot 0 is the sink that padding rows write to, so page 0 is never handed out. One request
+table maps (pool row, position) to slots; all pools of an engine are addressed through the same table.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specc.engine.errors import OutOfPagesError, OutOfRowsError
+
+
+@dataclass(frozen=True)
+class PoolShape:
+    """What one model keeps per token: `layers` times K and V of [kv_heads, head_dim], in `dtype`."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Memory of one slot over all layers, in bytes."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class KVPool:
+    """K and V, zero at first: `keys` and `values` hold T[slots, kv_heads, head_dim] per layer."""
+
+    def __init__(self, shape: PoolShape, slots: int, device: torch.device | str = "cpu") -> None:
+        """Allocate `slots` slots, the sink included."""
+        self.shape = shape
+        size = (slots, shape.kv_heads, shape.head_dim)
+        self.keys = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
+        self.values = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
+
+    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
+        """Store key and value T[n, kv_heads, head_dim] at slots i64[n]; several rows may write to slot 0."""
+        self.keys[layer].index_put_((slots,), key)
+        self.values[layer].index_put_((slots,), value)
+
+    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values at slots i64[b, L]: two tensors T[b, L, kv_heads, head_dim], copies."""
+        return self.keys[layer][slots], self.values[layer][slots]
+
+
+class PageAllocator:
+    """Hands out pages 1..num_pages-1 to owners, which are any hashable names of requests."""
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        """Start with every page but page 0 free; raises ValueError when there is none."""
+        if page_size < 1 or num_pages < 2:
+            raise ValueError(f"a pool needs 2 pages of at least 1 token, not {num_pages} of {page_size}")
+        self.page_size = page_size
+        self.num_pages = num_pages
+        self._free = list(range(num_pages - 1, 0, -1))
+        self._pages: dict[object, list[int]] = {}
+
+    @property
+    def free_pages(self) -> int:
+        """How many pages nobody holds."""
+        return len(self._free)
+
+    @property
+    def capacity(self) -> int:
+        """How many pages exist for requests, in use or not."""
+        return self.num_pages - 1
+
+    def pages_for(self, tokens: int) -> int:
+        """How many pages hold `tokens` tokens."""
+        return -(-tokens // self.page_size)
+
+    def pages_of(self, owner: object) -> tuple[int, ...]:
+        """The pages an owner holds, in order of position."""
+        return tuple(self._pages.get(owner, ()))
+
+    def missing(self, owner: object, tokens: int) -> int:
+        """How many more pages the owner needs to hold `tokens` tokens."""
+        return max(0, self.pages_for(tokens) - len(self._pages.get(owner, ())))
+
+    def grow(self, owner: object, tokens: int) -> list[int]:
+        """Let the owner hold at least `tokens` tokens; returns the slots that are new, in order of position.
+
+        Raises OutOfPagesError, and then nothing has changed.
+        """
+        needed = self.missing(owner, tokens)
+        if needed > len(self._free):
+            raise OutOfPagesError(needed, len(self._free))
+        new = [self._free.pop() for _ in range(needed)]
+        self._pages.setdefault(owner, []).extend(new)
+        return [page * self.page_size + offset for page in new for offset in range(self.page_size)]
+
+    def free(self, owner: object) -> int:
+        """Take back all pages of an owner; returns how many there were."""
+        pages = self._pages.pop(owner, [])
+        self._free.extend(reversed(pages))
+        return len(pages)
+
+
+class ReqToToken:
+    """The request table `tensor` i32[P, C]: the slot of every position of every pool row.
+
+    Row 0 is the padding row; it and every free row are all slot 0, the sink.
+    """
+
+    def __init__(self, rows: int, columns: int, device: torch.device | str = "cpu") -> None:
+        """Allocate a table of `rows` pool rows (P) by `columns` positions (C)."""
+        self.tensor = torch.zeros((rows, columns), dtype=torch.int32, device=device)
+        self._free = list(range(1, rows))
+
+    @property
+    def columns(self) -> int:
+        """C: how many positions a row has."""
+        return self.tensor.shape[1]
+
+    @property
+    def free_rows(self) -> int:
+        """How many rows are free."""
+        return len(self._free)
+
+    def claim(self) -> int:
+        """Take the lowest free row; raises OutOfRowsError."""
+        if not self._free:
+            raise OutOfRowsError(f"all {self.tensor.shape[0] - 1} rows of the request table are taken")
+        return heapq.heappop(self._free)
+
+    def release(self, row: int) -> None:
+        """Give a row back and point all of it at the sink."""
+        self.tensor[row].zero_()
+        heapq.heappush(self._free, row)
+
+    def write(self, updates: Iterable[tuple[int, int, Sequence[int]]]) -> None:
+        """Write (row, first position, slots) runs in one launch; slots past the last column are dropped."""
+        entries = [
+            (row, start + index, slot)
+            for row, start, slots in updates
+            for index, slot in enumerate(slots[: max(0, self.columns - start)])
+        ]
+        if entries:
+            rows, positions, slots = torch.tensor(entries).to(self.tensor.device).unbind(1)
+            self.tensor.index_put_((rows, positions), slots.to(torch.int32))

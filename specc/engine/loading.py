@@ -1,0 +1,110 @@
+"""Models from directories. Whatever is wrong with one is a DiagnosticError with code run/model-unreadable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from specc.engine.attention import NAME, PagedContext, plain_attention
+from specc.engine.eagle_head import EagleHead
+from specc.engine.errors import UnsupportedModelError
+from specc.engine.kv_pool import KVPool
+from specc.engine.models import CausalModel, DraftModel, EagleDraft, StandaloneDraft, TargetModel
+from specc.engine.plan_facts import DTYPES, PlanFacts
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+
+TOLERANCE = {"f32": 1e-3, "f16": 5e-2, "bf16": 2e-1}
+"""How far the paged forward may be from transformers' own, relative to the largest score."""
+
+
+def load_target(path: str | Path, facts: PlanFacts, device: torch.device | str = "cpu") -> TargetModel:
+    """Load a target and its tokenizer, in the dtype that the program was built for; check that they fit."""
+    with _readable("target", path):
+        plan = facts.models["target"]
+        model = TargetModel(_weights(path, plan["dtype"], device), _tokenizer(path))
+        compare_with_plain(model)
+    model.facts.check("target", plan)
+    return model
+
+
+def load_draft(
+    path: str | Path, facts: PlanFacts, target: TargetModel, device: torch.device | str = "cpu"
+) -> DraftModel:
+    """Load the draft that the program's draft forwards ask for, and check that it fits."""
+    draft: DraftModel
+    with _readable("draft", path):
+        if facts.reads_hidden:
+            draft = EagleDraft(EagleHead.from_directory(path, target.model))
+        else:
+            draft = standalone = StandaloneDraft(_weights(path, facts.models["draft"]["dtype"], device))
+            compare_with_plain(standalone)
+    draft.facts.check("draft", facts.models["draft"])
+    return draft
+
+
+@torch.no_grad()
+def compare_with_plain(model: CausalModel) -> None:
+    """Run a few tokens through the paged attention and through transformers' own.
+
+    Raises UnsupportedModelError when they differ: the model does something that the engine does not see.
+    """
+    count = 5
+    tokens = torch.arange(1, count + 1, device=model.device)[None] % model.facts.vocab_size
+    positions = torch.arange(count, device=model.device)[None]
+    table = positions.to(torch.int32) + 1
+    pool = KVPool(model.facts.pool, count + 1, model.device)
+    paged = PagedContext(pool, table, torch.zeros_like(tokens[:, 0]), positions, positions + 1, count)
+    found = model.logits(model.forward(tokens, positions, paged)).float()
+    with plain_attention(model.model):
+        expected = model.model(input_ids=tokens, use_cache=False).logits.float()
+    error = (found - expected).abs().max().item()
+    if not error <= TOLERANCE[model.facts.dtype] * (1 + expected.abs().max().item()):
+        raise UnsupportedModelError(f"its scores through paged attention differ from transformers' by {error:.3g}")
+
+
+@contextmanager
+def _readable(role: str, path: str | Path) -> Iterator[None]:
+    """Turn what transformers raises for a bad directory into a diagnostic."""
+    if not Path(path).is_dir():
+        raise _unreadable(role, path, "there is no such directory")
+    try:
+        yield
+    except DiagnosticError:
+        raise
+    except Exception as error:  # transformers and safetensors raise many types here
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise _unreadable(role, path, reason) from error
+
+
+def _unreadable(role: str, path: str | Path, reason: str) -> DiagnosticError:
+    hint = "give a directory with config.json and model.safetensors"
+    message = f"cannot load the {role} model {str(path)!r}: {reason}"
+    return DiagnosticError(Diagnostic("run/model-unreadable", message, hint=hint))
+
+
+def _weights(path: str | Path, dtype: str, device: torch.device | str) -> PreTrainedModel:
+    """Load a causal language model; raises ValueError when the checkpoint lacks weights."""
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        path,
+        dtype=DTYPES[dtype],
+        attn_implementation=NAME,
+        local_files_only=True,
+        output_loading_info=True,
+    )
+    model, info = loaded
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ValueError(f"the checkpoint has no weights for {', '.join(missing[:3])}")
+    return model.to(device)
+
+
+def _tokenizer(path: str | Path) -> Any:
+    """Load the tokenizer of a directory, None if it has none."""
+    names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+    has_one = any((Path(path) / name).exists() for name in names)
+    return AutoTokenizer.from_pretrained(path, local_files_only=True) if has_one else None

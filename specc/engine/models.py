@@ -1,0 +1,186 @@
+"""The models an engine runs: a target and one of two kinds of draft, all of them transformers' own code.
+
+A draft is chosen by what the program's draft forwards read: one that reads hidden states is an `EagleDraft`,
+one that does not is a `StandaloneDraft`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from specc.engine.attention import NAME, PagedContext
+from specc.engine.eagle_head import EagleHead
+from specc.engine.errors import UnsupportedModelError
+from specc.engine.kv_pool import PoolShape
+from specc.engine.plan_facts import DTYPES
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+
+ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
+DYNAMIC_ROPE = {"dynamic", "longrope"}
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a program is built for, in the names of plan.json's `models`; dtype is a plan dtype."""
+
+    hidden_size: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    dtype: str
+    max_context: int | None
+
+    @classmethod
+    def of(cls, config: PretrainedConfig, dtype: torch.dtype) -> ModelFacts:
+        """Read a transformers config; raises UnsupportedModelError for layers that are not attention."""
+        text = config.get_text_config()
+        unknown = set(getattr(text, "layer_types", None) or ()) - ATTENTION_LAYERS
+        if unknown:
+            raise UnsupportedModelError(f"layers of type {', '.join(sorted(unknown))} are not implemented")
+        heads = text.num_attention_heads
+        return cls(
+            hidden_size=text.hidden_size,
+            num_layers=text.num_hidden_layers,
+            num_kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+            head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+            vocab_size=text.vocab_size,
+            dtype={known: name for name, known in DTYPES.items()}[dtype],
+            max_context=getattr(text, "max_position_embeddings", None),
+        )
+
+    @property
+    def pool(self) -> PoolShape:
+        """The KV pool that the model needs."""
+        return PoolShape(self.num_layers, self.num_kv_heads, self.head_dim, DTYPES[self.dtype])
+
+    def check(self, role: str, plan: Mapping[str, Any]) -> None:
+        """Refuse a model that the program was not built for: a DiagnosticError with every difference."""
+        names = ("hidden_size", "num_layers", "num_kv_heads", "head_dim", "vocab_size", "dtype")
+        wrong = [
+            f"{name} is {getattr(self, name)}, the program was built for {plan[name]}"
+            for name in names
+            if plan.get(name) is not None and plan[name] != getattr(self, name)
+        ]
+        if wrong:
+            hint = f"give the model that the config's `{role}.model` named, or rebuild for this one"
+            message = f"the {role} model does not fit the program: {'; '.join(wrong)}"
+            raise DiagnosticError(Diagnostic("run/model-mismatch", message, hint=hint))
+
+
+class DraftModel(Protocol):
+    """What the callbacks need of a draft (and, without `hidden`, of a target)."""
+
+    facts: ModelFacts
+    reads_hidden: bool
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a forward can be captured as a CUDA graph."""
+        ...
+
+    def forward(self, tokens: Tensor, positions: Tensor, paged: PagedContext, hidden: Tensor | None = None) -> Tensor:
+        """Run tokens i64[b, n] at positions i64[b, n] through the layers: last hidden states T[b, n, H]."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the scores T[..., V] of the token after each hidden state T[..., H]."""
+        ...
+
+
+class CausalModel:
+    """A causal language model of transformers, run over the paged pool.
+
+    Its hidden states are those after the final norm, which is what its lm_head reads.
+    """
+
+    reads_hidden = False
+
+    def __init__(self, model: PreTrainedModel, tokenizer: Any = None) -> None:
+        """Take over a loaded model, whose attention is switched, and its tokenizer."""
+        self.facts = ModelFacts.of(model.config, model.dtype)
+        lm_head = model.get_output_embeddings()
+        if lm_head is None:
+            raise UnsupportedModelError(f"{type(model).__name__} has no lm_head")
+        self.model, self._lm_head = model.eval(), lm_head
+        self.tokenizer = tokenizer
+        self.model.set_attn_implementation(NAME)
+        self._softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.device
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a forward can be captured: rotary embeddings that grow with the text read lengths back."""
+        return _rope_types(self.model.config).isdisjoint(DYNAMIC_ROPE)
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The tokens that end a text, as transformers' `generate` would take them."""
+        found = self.model.generation_config.eos_token_id if self.model.generation_config else None
+        if found is None:
+            return frozenset()
+        return frozenset((found,) if isinstance(found, int) else found)
+
+    def forward(self, tokens: Tensor, positions: Tensor, paged: PagedContext, hidden: Tensor | None = None) -> Tensor:
+        """Run tokens i64[b, n] at positions i64[b, n]: hidden states T[b, n, H]. Takes no `hidden`."""
+        if hidden is not None:
+            raise UnsupportedModelError("the program hands hidden states to a model that reads none")
+        out = self.model.base_model(input_ids=tokens, position_ids=positions, use_cache=False, paged=paged)
+        return out.last_hidden_state
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The scores T[..., V] of the token after each hidden state T[..., H]."""
+        scores = self._lm_head(hidden)
+        return scores if self._softcap is None else torch.tanh(scores / self._softcap) * self._softcap
+
+
+class TargetModel(CausalModel):
+    """The model whose greedy text the engine produces."""
+
+
+class StandaloneDraft(CausalModel):
+    """An ordinary, smaller language model as draft."""
+
+
+class EagleDraft:
+    """An EAGLE head (arXiv 2401.15077): reads hidden states, embeds and scores with the target's modules."""
+
+    reads_hidden = True
+
+    def __init__(self, head: EagleHead) -> None:
+        """Take over a head that already shares its target's modules."""
+        head.config._attn_implementation = NAME
+        self.head = head.eval()
+        self.facts = ModelFacts.of(head.config, head.fc.weight.dtype)
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a forward can be captured."""
+        return _rope_types(self.head.config).isdisjoint(DYNAMIC_ROPE)
+
+    def forward(self, tokens: Tensor, positions: Tensor, paged: PagedContext, hidden: Tensor | None = None) -> Tensor:
+        """Run the pairs (tokens i64[b, n], hidden T[b, n, H]) at positions i64[b, n]: hidden T[b, n, H]."""
+        if hidden is None:
+            raise UnsupportedModelError("the draft reads hidden states, and the program hands it none")
+        return self.head(tokens, hidden, positions, paged=paged)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The target's scores T[..., V] of each hidden state T[..., H]."""
+        return self.head.logits(hidden)
+
+
+def _rope_types(config: PretrainedConfig) -> set[str]:
+    """Return the kinds of rotary embedding that a config asks for, over all its layer types."""
+    parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    return {str(record.get("rope_type", "default")) for record in (parameters, *nested)}

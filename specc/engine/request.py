@@ -1,0 +1,120 @@
+"""One request: its tokens, when it stops, and what is handed back at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from specc.engine.text import StopText
+
+LENGTH, EOS, STOP = "length", "eos", "stop"
+"""Why a request finished: max_new_tokens reached, an EOS token, a stop string."""
+
+
+@dataclass(frozen=True)
+class StopConditions:
+    """When a request ends, whichever comes first.
+
+    The EOS token, and the token that completes a stop string, are the last tokens kept. The text ends before
+    the stop string.
+    """
+
+    max_new_tokens: int = 64
+    eos_token_ids: frozenset[int] = frozenset()
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Reject what can never be met; raises ValueError."""
+        if self.max_new_tokens < 1:
+            raise ValueError("max_new_tokens must be at least 1")
+        if "" in self.stop:
+            raise ValueError("a stop string must not be empty")
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """One emitted token, as streamed. `text` is what it adds to the text, often "" while a word is open."""
+
+    request_id: int
+    token: int
+    text: str
+    finish_reason: str | None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The result of a request. `text` is None without tokenizer; accept_lens are per decode step."""
+
+    request_id: int
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    text: str | None
+    finish_reason: str
+    accept_lens: tuple[int, ...] = ()
+    retractions: int = 0
+
+
+@dataclass(eq=False)
+class Request:
+    """A request inside the engine. `ids`: prompt and everything emitted; `row` is set while it runs."""
+
+    request_id: int
+    prompt_ids: tuple[int, ...]
+    conditions: StopConditions
+    text: StopText | None = None
+    ids: list[int] = field(default_factory=list)
+    row: int | None = None
+    finish_reason: str | None = None
+    accept_lens: list[int] = field(default_factory=list)
+    retractions: int = 0
+
+    def __post_init__(self) -> None:
+        """Start with the prompt."""
+        self.ids = list(self.prompt_ids)
+
+    @property
+    def generated(self) -> Sequence[int]:
+        """The emitted tokens."""
+        return self.ids[len(self.prompt_ids) :]
+
+    @property
+    def committed(self) -> int:
+        """Tokens with target KV while the request runs: all but the last emitted, the next step's root."""
+        return len(self.ids) - 1
+
+    def accept(self, tokens: Iterable[int]) -> list[TokenEvent]:
+        """Take the tokens of one step up to where the request stops; the surplus is dropped."""
+        events: list[TokenEvent] = []
+        for token in tokens:
+            if self.finish_reason is not None:
+                break
+            events.append(self._take(int(token)))
+        return events
+
+    def _take(self, token: int) -> TokenEvent:
+        """Append one token and decide whether it is the last."""
+        self.ids.append(token)
+        is_eos = token in self.conditions.eos_token_ids
+        is_last = len(self.ids) - len(self.prompt_ids) >= self.conditions.max_new_tokens
+        added = self.text.push(token) if self.text is not None else ""
+        if is_eos:
+            self.finish_reason = EOS
+        elif self.text is not None and self.text.stopped:
+            self.finish_reason = STOP
+        elif is_last:
+            self.finish_reason = LENGTH
+        if self.finish_reason is not None and self.text is not None:
+            added += self.text.close()
+        return TokenEvent(self.request_id, token, added, self.finish_reason)
+
+    def completion(self) -> Completion:
+        """Return the result of a finished request."""
+        return Completion(
+            request_id=self.request_id,
+            prompt_ids=self.prompt_ids,
+            token_ids=tuple(self.generated),
+            text=self.text.text if self.text is not None else None,
+            finish_reason=self.finish_reason or LENGTH,
+            accept_lens=tuple(self.accept_lens),
+            retractions=self.retractions,
+        )

@@ -1,0 +1,105 @@
+"""Finding and loading a compiled program: an importable package, or a wheel file put on the path.
+
+Whatever is wrong is a DiagnosticError: run/wheel-missing or, when it does not load, run/wheel-unusable.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any
+
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+from specc.engine.errors import EngineError
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+
+HINT = "`specc build CONFIG --emit wheel` makes one; install it with pip or give the path of the .whl file"
+
+
+@contextmanager
+def package(name_or_path: str) -> Iterator[ModuleType]:
+    """Import a generated package for the length of the block, from a .whl file or from what is installed."""
+    if not name_or_path.endswith(".whl"):
+        yield _imported(name_or_path)
+        return
+    with TemporaryDirectory(prefix="specc-wheel-") as directory:
+        name = _unpack(Path(name_or_path), Path(directory))
+        sys.path.insert(0, directory)
+        _forget(name)
+        try:
+            yield _imported(name)
+        finally:
+            sys.path.remove(directory)
+            _forget(name)
+
+
+def load_program(module: ModuleType, device: str) -> Any:
+    """Load the program of a generated package on a device ("cpu", "cuda", "cuda:1")."""
+    try:
+        return module.load("cuda:0" if device == "cuda" else device)
+    except Exception as error:
+        if not _is_of_wheel(error):
+            raise
+        diagnostic = Diagnostic("run/wheel-unusable", f"cannot load {module.__name__}: {error}")
+        raise DiagnosticError(diagnostic) from error
+
+
+def batch_type(program: Any) -> Any:
+    """Return the `Batch` class of the package a program came from; raises EngineError if it has none."""
+    module = type(program).__module__
+    for name in (module.partition("._runtime")[0], module):
+        found = getattr(sys.modules.get(name), "Batch", None)
+        if found is not None:
+            return found
+    raise EngineError(f"{module} is not a generated package: it has no Batch")
+
+
+def _imported(name: str) -> ModuleType:
+    """Import a package and make sure that it is a generated one."""
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not name.startswith(error.name):
+            raise
+        raise _missing(f"there is no package {name!r}", HINT) from error
+    except (ImportError, ValueError, TypeError) as error:
+        raise _missing(f"cannot import {name!r}: {error}", HINT) from error
+    if not callable(getattr(module, "load", None)) or not hasattr(module, "Batch"):
+        raise _missing(f"{name!r} is not a package that specc generated", HINT)
+    return module
+
+
+def _unpack(wheel: Path, directory: Path) -> str:
+    """Unpack a wheel file; returns the name of its package."""
+    try:
+        distribution = parse_wheel_filename(wheel.name)[0]
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(directory)
+    except FileNotFoundError as error:
+        raise _missing(f"there is no wheel {str(wheel)!r}", HINT) from error
+    except (InvalidWheelFilename, zipfile.BadZipFile, OSError) as error:
+        raise _missing(f"cannot read the wheel {str(wheel)!r}: {error}", HINT) from error
+    return distribution.replace("-", "_")
+
+
+def _forget(name: str) -> None:
+    """Drop a package from the import caches, so that another copy of it can be imported."""
+    for module in [key for key in sys.modules if key == name or key.startswith(f"{name}.")]:
+        del sys.modules[module]
+    importlib.invalidate_caches()
+
+
+def _is_of_wheel(error: Exception) -> bool:
+    """Whether an error is one that the wheel's runtime raises on purpose (docs/runtime.md, "Errors")."""
+    return any(base.__name__ == "SpeccError" for base in type(error).__mro__)
+
+
+def _missing(message: str, hint: str | None) -> DiagnosticError:
+    return DiagnosticError(Diagnostic("run/wheel-missing", message, hint=hint))

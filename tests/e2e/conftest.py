@@ -1,0 +1,182 @@
+"""Programs built from configurations with the real command line, and models to run them with."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
+
+from specc.engine.eagle_head import EagleHead
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples" / "models"
+VOCAB = 2048
+PROMPTS = (
+    "def main():\n",
+    "import os\nimport sys\n\n",
+    "class Node:\n    def __init__(self, value):\n        self.",
+    "x",
+    "for index in range(",
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration to build: which models, and the keys that vary."""
+
+    algorithm: str
+    models: str
+    steps: int = 3
+    page_size: int = 1
+    overlap: bool = True
+    draft_positions: str = "auto"
+
+    @property
+    def name(self) -> str:
+        """Return the configuration's name, which is the package's too."""
+        flags = f"p{self.page_size}_s{self.steps}_{'o' if self.overlap else 'n'}_{self.draft_positions}"
+        return f"{self.algorithm.lower()}_{self.models}_{flags}"
+
+
+@dataclass(frozen=True)
+class Models:
+    """Directories of a target and of the draft for each algorithm."""
+
+    target: Path
+    drafts: dict[str, Path]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Keep sums in one order and leave the other cores alone."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Models]:
+    """Return the trained models of the examples, and random ones of another architecture."""
+    trained = Models(EXAMPLES / "target", {"STANDALONE": EXAMPLES / "standalone", "EAGLE": EXAMPLES / "eagle"})
+    return {"trained": trained, "random": _random_models(tmp_path_factory.mktemp("random"))}
+
+
+def _random_models(root: Path) -> Models:
+    """Write a random Qwen3 target, a standalone draft of another width, and an EAGLE head."""
+    torch.manual_seed(0)
+    target = AutoModelForCausalLM.from_config(_qwen3(hidden=64, layers=2, heads=4, kv_heads=2))
+    target.save_pretrained(root / "target")
+    AutoTokenizer.from_pretrained(EXAMPLES / "target").save_pretrained(root / "target")
+    draft = AutoModelForCausalLM.from_config(_qwen3(hidden=32, layers=1, heads=2, kv_heads=1))
+    draft.save_pretrained(root / "standalone")
+    EagleHead(_qwen3(hidden=64, layers=1, heads=4, kv_heads=2)).save(root / "eagle")
+    return Models(root / "target", {"STANDALONE": root / "standalone", "EAGLE": root / "eagle"})
+
+
+def _qwen3(*, hidden: int, layers: int, heads: int, kv_heads: int) -> Qwen3Config:
+    """Return a small Qwen3 configuration in f32 whose random weights prefer some tokens clearly."""
+    return Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=16,
+        max_position_embeddings=512,
+        initializer_range=0.2,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=None,
+        dtype="float32",
+    )
+
+
+@pytest.fixture(scope="session")
+def build(
+    tmp_path_factory: pytest.TempPathFactory, models: dict[str, Models]
+) -> Iterator[Callable[[Case], ModuleType]]:
+    """Return a function that builds a case, installs its wheel and imports it; each case once."""
+    site = tmp_path_factory.mktemp("site")
+    sys.path.insert(0, str(site))
+    built: dict[Case, ModuleType] = {}
+
+    def make(case: Case) -> ModuleType:
+        if case not in built:
+            wheel = build_wheel(case, models[case.models], tmp_path_factory.mktemp(case.name))
+            install(wheel, site)
+            importlib.invalidate_caches()
+            built[case] = importlib.import_module(f"specc_{case.name}")
+        return built[case]
+
+    yield make
+    sys.path.remove(str(site))
+
+
+def config_text(case: Case, models: Models) -> str:
+    """Return the configuration of a case as YAML."""
+    return "\n".join(
+        (
+            f"name: {case.name}",
+            f"algorithm: {case.algorithm}",
+            f"num_steps: {case.steps}",
+            f"page_size: {case.page_size}",
+            f"overlap: {str(case.overlap).lower()}",
+            f"draft_positions: {case.draft_positions!r}",
+            "buckets: [1, 2, 4]",
+            "max_requests: 6",
+            f"target: {{model: {str(models.target)!r}}}",
+            f"draft: {{model: {str(models.drafts[case.algorithm])!r}}}",
+            "",
+        )
+    )
+
+
+def build_wheel(case: Case, models: Models, directory: Path) -> Path:
+    """Run `specc build` on a case; returns the wheel."""
+    config = directory / f"{case.name}.yaml"
+    config.write_text(config_text(case, models), encoding="utf-8")
+    out = directory / "out"
+    run_command("specc.cli.main", "build", str(config), "-o", str(out), "--emit", "wheel")
+    (wheel,) = out.rglob("*.whl")
+    return wheel
+
+
+def install(wheel: Path, site: Path) -> None:
+    """Install a wheel, without its dependencies, into a directory."""
+    run_command("pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site), str(wheel))
+
+
+def run_command(module: str, *arguments: str) -> str:
+    """Run a Python module as a program and return its output; fails the test with its messages."""
+    command = [sys.executable, "-m", module, *arguments]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if result.returncode:
+        pytest.fail(f"{module} {' '.join(arguments)} exited with {result.returncode}\n{result.stdout}{result.stderr}")
+    return result.stdout
+
+
+@pytest.fixture
+def make_engine(build: Callable[[Case], ModuleType], models: dict[str, Models]) -> Callable[..., Any]:
+    """Return a function that builds a case and makes an engine for it."""
+    from specc.engine.engine import Engine
+    from specc.engine.loading import load_draft, load_target
+    from specc.engine.plan_facts import PlanFacts
+
+    def make(case: Case, **options: Any) -> Engine:
+        program = build(case).load("cpu")
+        facts = PlanFacts.read(program.plan)
+        directories = models[case.models]
+        target = load_target(directories.target, facts)
+        draft = load_draft(directories.drafts[case.algorithm], facts, target)
+        return Engine(program, target, draft, **{"max_context": 256, **options})
+
+    return make

@@ -1,0 +1,123 @@
+"""From a configuration to text: built, installed, run with real models, compared with transformers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from specc.engine.engine import Engine
+from specc.engine.reference import accepted_lengths, greedy
+from specc.engine.request import StopConditions
+
+from .conftest import PROMPTS, ROOT, Case, Models, build_wheel
+
+NEW = 40
+CASES = [
+    *(
+        Case(algorithm, models, page_size=page_size, overlap=overlap)
+        for algorithm in ("STANDALONE", "EAGLE")
+        for models in ("trained", "random")
+        for page_size, overlap in ((1, True), (16, False))
+    ),
+    *(
+        Case(algorithm, "random", steps=steps, page_size=page_size, overlap=overlap)
+        for algorithm in ("STANDALONE", "EAGLE")
+        for steps, page_size, overlap in ((1, 16, True), (1, 1, False), (5, 1, False), (5, 16, True))
+    ),
+    Case("STANDALONE", "random", draft_positions="shifted"),
+]
+TRAINED = [case for case in CASES if case.models == "trained" and case.overlap]
+
+
+def expect_greedy(engine: Engine, conditions: StopConditions) -> None:
+    """Complete all prompts at once and compare each, token for token, with `generate`."""
+    for completion in engine.generate(PROMPTS, conditions):
+        expected = greedy(engine.target, completion.prompt_ids, conditions.max_new_tokens, conditions.eos_token_ids)
+        assert completion.token_ids == expected
+        assert completion.text == engine.tokenizer.decode(expected, skip_special_tokens=True)
+    assert engine.allocator.free_pages == engine.allocator.capacity
+    assert engine.stats.unhealthy == 0
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_text_equals_generate(case: Case, make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(case)
+    assert engine.facts.page_size == case.page_size
+    assert engine.facts.reads_hidden is (case.algorithm == "EAGLE")
+    assert engine.facts.shifted is (case.algorithm == "EAGLE" or case.draft_positions == "shifted")
+    expect_greedy(engine, StopConditions(NEW, engine.target.eos_token_ids))
+
+
+@pytest.mark.parametrize("case", TRAINED, ids=lambda case: case.name)
+def test_trained_drafts_save_steps(case: Case, make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(case)
+    engine.generate(PROMPTS, StopConditions(NEW))
+    assert engine.stats.mean_accept_len > 1.5
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.models == "trained"], ids=lambda case: case.name)
+def test_steps_accept_what_a_draft_without_kv_memory_would_get_right(
+    case: Case, make_engine: Callable[..., Engine]
+) -> None:
+    engine = make_engine(case)
+    for completion in engine.generate(PROMPTS, StopConditions(NEW)):
+        prompt = completion.prompt_ids
+        text = (*prompt, *greedy(engine.target, prompt, NEW + case.steps))
+        expected = accepted_lengths(
+            engine.target, engine.draft, text, len(prompt), case.steps, shifted=engine.facts.shifted
+        )
+        assert completion.accept_lens == expected[: len(completion.accept_lens)]
+
+
+@pytest.mark.parametrize("case", TRAINED, ids=lambda case: case.name)
+def test_retraction_keeps_the_text(case: Case, make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(case, num_pages=150, max_context=128)
+    expect_greedy(engine, StopConditions(NEW))
+    assert engine.stats.retractions > 0
+
+
+@pytest.mark.parametrize("case", TRAINED, ids=lambda case: case.name)
+def test_eos_within_a_step(case: Case, make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(case)
+    prompt = engine.encode(PROMPTS[0])
+    free = greedy(engine.target, prompt, NEW)
+    for token in sorted(set(free))[:6]:
+        (completion,) = engine.generate([prompt], StopConditions(NEW, frozenset({token})))
+        assert completion.token_ids == free[: free.index(token) + 1]
+
+
+@pytest.mark.parametrize("case", TRAINED, ids=lambda case: case.name)
+def test_requests_join_and_leave(case: Case, make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(case)
+    done = []
+    for count, prompt in enumerate(PROMPTS):
+        engine.add(prompt, StopConditions(8 + 7 * count))
+        done += engine.step()
+    while engine.has_work:
+        done += engine.step()
+    for completion in done:
+        new = 8 + 7 * completion.request_id
+        assert completion.token_ids == greedy(engine.target, completion.prompt_ids, new)
+    assert len(done) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("case", TRAINED, ids=lambda case: case.name)
+def test_the_command_line(
+    case: Case, build: Callable[[Case], ModuleType], models: dict[str, Models], tmp_path: Path
+) -> None:
+    directories = models[case.models]
+    wheel = build_wheel(case, directories, tmp_path)
+    command = [sys.executable, "-m", "specc.cli.main", "run", str(wheel), "--check", "--format", "json"]
+    command += ["--target", str(directories.target), "--draft", str(directories.drafts[case.algorithm])]
+    command += ["--max-new-tokens", "16", *(word for prompt in PROMPTS for word in ("--prompt", prompt))]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    record = json.loads(result.stdout)
+    assert [item["check"]["identical"] for item in record["completions"]] == [True] * len(PROMPTS)
+    assert record["stats"]["requests"] == len(PROMPTS)

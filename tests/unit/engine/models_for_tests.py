@@ -1,0 +1,76 @@
+"""Tiny random models, f32, made in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedModel,
+    Qwen3Config,
+)
+
+from specc.engine.eagle_head import EagleHead
+from specc.engine.models import EagleDraft, StandaloneDraft, TargetModel
+
+VOCAB = 97
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.3,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": None,
+}
+CONFIGS = {
+    "llama": LlamaConfig,
+    "qwen3": Qwen3Config,
+    "mistral": MistralConfig,
+    "gemma2": Gemma2Config,
+    "gemma3": Gemma3TextConfig,
+}
+
+
+def make_model(
+    family: str = "llama", *, seed: int = 0, hidden: int = 32, layers: int = 2, kv_heads: int = 2, **more: Any
+) -> PreTrainedModel:
+    """Return a random causal language model of a family."""
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "num_key_value_heads": kv_heads}
+    config = CONFIGS[family](**{**COMMON, **sizes, **more})
+    return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+
+
+def make_target(family: str = "llama", **more: Any) -> TargetModel:
+    """Return a random target without tokenizer."""
+    return TargetModel(make_model(family, **more))
+
+
+def make_drafts(target: TargetModel, family: str = "llama") -> dict[str, Any]:
+    """Return the drafts to try.
+
+    A stranger of another width; the target's own weights, and those with noise; and a random EAGLE head.
+    """
+    torch.manual_seed(7)
+    config = type(target.model.config)(**{**target.model.config.to_dict(), "num_hidden_layers": 1, "layer_types": None})
+    head = EagleHead(config).eval().share_with(target.model)
+    twin = type(target.model)(target.model.config)
+    twin.load_state_dict(target.model.state_dict())
+    noisy = type(target.model)(target.model.config)
+    noise = {name: value + 0.01 * torch.randn(value.shape) for name, value in target.model.state_dict().items()}
+    noisy.load_state_dict(noise)
+    return {
+        "stranger": StandaloneDraft(make_model(family, seed=5, hidden=16, layers=1, kv_heads=1)),
+        "twin": StandaloneDraft(twin),
+        "noisy": StandaloneDraft(noisy),
+        "head": EagleDraft(head),
+    }

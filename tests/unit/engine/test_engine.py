@@ -1,0 +1,191 @@
+"""The engine over a fake program: its text is the target's own greedy text, whatever happens on the way."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specc.engine.engine import Engine
+from specc.engine.errors import EngineError, RequestTooLongError
+from specc.engine.models import TargetModel
+from specc.engine.reference import accepted_lengths, first_difference, greedy
+from specc.engine.request import StopConditions, TokenEvent
+from specc.support.diagnostics import DiagnosticError
+
+from .fake_program import FakeProgram, make_plan
+from .models_for_tests import VOCAB, make_drafts, make_target
+
+torch.set_num_threads(1)
+NEW = 24
+
+
+def make_prompts(count: int, seed: int = 3) -> list[list[int]]:
+    """Return random prompts of different lengths, the shortest of one token."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = [1, 2, 17, 9, 33, 5, 12, 3][:count]
+    return [torch.randint(2, VOCAB, (length,), generator=generator).tolist() for length in lengths]
+
+
+@pytest.fixture(scope="module")
+def target() -> TargetModel:
+    """Return one target for the tests that only read it."""
+    return make_target()
+
+
+def assert_greedy(engine: Engine, prompts: list[list[int]], conditions: StopConditions) -> None:
+    """Run all prompts at once and compare each with `generate`."""
+    for prompt, completion in zip(prompts, engine.generate(prompts, conditions), strict=True):
+        expected = greedy(engine.target, prompt, conditions.max_new_tokens, conditions.eos_token_ids)
+        assert completion.token_ids == expected
+        assert first_difference(completion, expected) is None
+    assert not engine.has_work
+    assert engine.allocator.free_pages == engine.allocator.capacity
+    assert engine.table.free_rows == engine.facts.rows - 1
+    assert not engine.table.tensor.any()
+
+
+@pytest.mark.parametrize("steps", [1, 3, 5])
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("kind", ["stranger", "twin", "head"])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_text_equals_generate(family: str, kind: str, page_size: int, steps: int) -> None:
+    target = make_target(family)
+    draft = make_drafts(target, family)[kind]
+    program = FakeProgram(make_plan(target, draft, steps=steps, page_size=page_size))
+    engine = Engine(program, target, draft, max_context=96)
+    assert_greedy(engine, make_prompts(7), StopConditions(max_new_tokens=NEW))
+    assert max(program.batches) == 4
+    assert program.padded > 0
+    if kind == "twin":
+        assert engine.stats.mean_accept_len > steps
+    assert sum(engine.stats.accept_lens.values()) == sum(program.batches)
+    assert engine.stats.tokens == 7 * NEW
+    assert engine.stats.requests == 7
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+def test_a_standalone_draft_works_in_both_conventions(target: TargetModel, shifted: bool) -> None:
+    draft = make_drafts(target)["twin"]
+    program = FakeProgram(make_plan(target, draft, shifted=shifted))
+    assert_greedy(Engine(program, target, draft), make_prompts(3), StopConditions(max_new_tokens=NEW))
+
+
+def test_a_draft_that_knows_everything_is_always_right(target: TargetModel) -> None:
+    draft = make_drafts(target)["twin"]
+    engine = Engine(FakeProgram(make_plan(target, draft, steps=3)), target, draft)
+    engine.generate(make_prompts(4), StopConditions(max_new_tokens=1 + 4 * 5))
+    assert engine.stats.accept_lens == {4: 4 * 5}
+    assert engine.stats.mean_accept_len == 4.0
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("kind", ["stranger", "noisy", "head"])
+def test_steps_accept_what_a_draft_without_kv_memory_would_get_right(
+    target: TargetModel, kind: str, shifted: bool, steps: int
+) -> None:
+    if kind == "head" and not shifted:
+        pytest.skip("a head is trained on the shifted stream")
+    draft = make_drafts(target)[kind]
+    engine = Engine(FakeProgram(make_plan(target, draft, steps=steps, shifted=shifted)), target, draft)
+    for completion in engine.generate(make_prompts(5), StopConditions(max_new_tokens=40)):
+        new = sum(completion.accept_lens) + 1  # with what the last step wrote too much
+        text = (*completion.prompt_ids, *greedy(target, completion.prompt_ids, new))
+        expected = accepted_lengths(target, draft, text, len(completion.prompt_ids), steps, shifted=shifted)
+        assert completion.accept_lens == expected
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("kind", ["twin", "head"])
+def test_retraction_keeps_the_text(target: TargetModel, kind: str, page_size: int) -> None:
+    draft = make_drafts(target)[kind]
+    plan = make_plan(target, draft, page_size=page_size)
+    engine = Engine(FakeProgram(plan), target, draft, max_context=64, num_pages=96 // page_size + 1)
+    assert_greedy(engine, make_prompts(6), StopConditions(max_new_tokens=NEW))
+    assert engine.stats.retractions > 0
+
+
+def test_the_youngest_is_retracted_and_says_so(target: TargetModel) -> None:
+    draft = make_drafts(target)["twin"]
+    plan = make_plan(target, draft, buckets=(1, 2))
+    engine = Engine(FakeProgram(plan), target, draft, max_context=64, num_pages=45)
+    old, young = engine.generate(make_prompts(2), StopConditions(max_new_tokens=30))
+    assert old.retractions == 0
+    assert young.retractions == engine.stats.retractions > 0
+
+
+@pytest.mark.parametrize("cut", range(1, 9))
+def test_max_new_tokens_is_exact(target: TargetModel, cut: int) -> None:
+    draft = make_drafts(target)["twin"]
+    engine = Engine(FakeProgram(make_plan(target, draft, steps=5)), target, draft)
+    (completion,) = engine.generate([[5, 6, 7]], StopConditions(max_new_tokens=cut))
+    assert len(completion.token_ids) == cut == engine.stats.tokens
+    assert completion.finish_reason == "length"
+
+
+@pytest.mark.parametrize("place", range(12))
+def test_eos_is_the_last_token_wherever_it_falls_in_a_step(target: TargetModel, place: int) -> None:
+    draft = make_drafts(target)["twin"]
+    prompt = [5, 6, 7]
+    free = greedy(target, prompt, 20)
+    eos = frozenset({free[place]})
+    engine = Engine(FakeProgram(make_plan(target, draft, steps=5)), target, draft)
+    (completion,) = engine.generate([prompt], StopConditions(max_new_tokens=20, eos_token_ids=eos))
+    assert completion.token_ids == greedy(target, prompt, 20, eos)
+    assert completion.token_ids[-1] in eos
+    assert completion.finish_reason == "eos"
+
+
+def test_requests_of_different_lengths_come_and_go(target: TargetModel) -> None:
+    draft = make_drafts(target)["head"]
+    engine = Engine(FakeProgram(make_plan(target, draft, steps=3)), target, draft)
+    prompts = make_prompts(8)
+    wanted = {engine.add(prompt, StopConditions(max_new_tokens=3 + 5 * i)): i for i, prompt in enumerate(prompts)}
+    order = []
+    while engine.has_work:
+        for done in engine.step():
+            order.append(done.request_id)
+            index = wanted[done.request_id]
+            assert done.token_ids == greedy(target, prompts[index], 3 + 5 * index)
+    assert sorted(order) == list(range(8))
+    assert engine.stats.prefills > 1
+
+
+def test_streaming_hands_over_every_token_once(target: TargetModel) -> None:
+    draft = make_drafts(target)["twin"]
+    events: list[TokenEvent] = []
+    engine = Engine(FakeProgram(make_plan(target, draft)), target, draft, on_token=events.append)
+    completions = engine.generate(make_prompts(3), StopConditions(max_new_tokens=7))
+    for completion in completions:
+        mine = [event for event in events if event.request_id == completion.request_id]
+        assert tuple(event.token for event in mine) == completion.token_ids
+        assert [event.finish_reason for event in mine] == [None] * 6 + ["length"]
+
+
+def test_impossible_requests_are_refused_at_once(target: TargetModel) -> None:
+    draft = make_drafts(target)["twin"]
+    engine = Engine(FakeProgram(make_plan(target, draft)), target, draft, max_context=32, num_pages=21)
+    with pytest.raises(RequestTooLongError, match="context holds 32"):
+        engine.add([2] * 20, StopConditions(max_new_tokens=13))
+    with pytest.raises(RequestTooLongError, match="the pool has 20"):
+        engine.add([2] * 10, StopConditions(max_new_tokens=10))
+    with pytest.raises(RequestTooLongError, match="at least one token"):
+        engine.add([])
+    with pytest.raises(EngineError, match="tokenizer"):
+        engine.add("text")
+    with pytest.raises(EngineError, match="tokenizer"):
+        engine.add([2], StopConditions(stop=("x",)))
+    with pytest.raises(EngineError, match="max_context"):
+        Engine(FakeProgram(make_plan(target, draft)), target, draft, max_context=10_000)
+
+
+def test_models_that_the_program_was_not_built_for_are_refused(target: TargetModel) -> None:
+    draft = make_drafts(target)["twin"]
+    plan = make_plan(target, draft)
+    plan["models"]["target"]["hidden_size"] = 64
+    plan["models"]["target"]["dtype"] = "bf16"
+    with pytest.raises(DiagnosticError) as caught:
+        Engine(FakeProgram(plan), target, draft)
+    assert caught.value.diagnostics[0].code == "run/model-mismatch"
+    assert "hidden_size is 32, the program was built for 64" in str(caught.value)
+    assert "dtype is f32, the program was built for bf16" in str(caught.value)

@@ -1,0 +1,123 @@
+"""Models from directories: what fits is loaded, what does not is a diagnostic."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from specc.engine.errors import UnsupportedModelError
+from specc.engine.loading import load_draft, load_target
+from specc.engine.models import EagleDraft, ModelFacts, StandaloneDraft
+from specc.engine.plan_facts import PlanFacts
+from specc.support.diagnostics import DiagnosticError
+
+from .fake_program import make_plan
+from .models_for_tests import CONFIGS, make_drafts, make_target
+
+
+def plan_for(draft: str) -> dict[str, Any]:
+    """Return the plan of a program for the test models with one of the drafts."""
+    target = make_target()
+    return make_plan(target, make_drafts(target)[draft])
+
+
+def refused(
+    role: str, path: Path, plan: dict[str, Any], model_dirs: dict[str, Path], code: str = "run/model-unreadable"
+) -> str:
+    """Return the message of the diagnostic that loading a directory raises."""
+    facts = PlanFacts.read(plan)
+    target = load_target(model_dirs["target"], facts) if role == "draft" else None
+    with pytest.raises(DiagnosticError) as caught:
+        load_draft(path, facts, target) if target is not None else load_target(path, facts)
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.code == code
+    assert diagnostic.hint
+    return diagnostic.message
+
+
+@pytest.mark.parametrize(
+    ("draft", "kind"), [("twin", StandaloneDraft), ("stranger", StandaloneDraft), ("head", EagleDraft)]
+)
+def test_the_plan_decides_what_the_draft_is(draft: str, kind: type, model_dirs: dict[str, Path]) -> None:
+    facts = PlanFacts.read(plan_for(draft))
+    target = load_target(model_dirs["target"], facts)
+    assert isinstance(load_draft(model_dirs[draft], facts, target), kind)
+    assert target.tokenizer is not None
+    assert target.eos_token_ids == {1}
+    assert target.capturable
+    assert target.device == torch.device("cpu")
+
+
+def test_the_program_decides_the_dtype(model_dirs: dict[str, Path]) -> None:
+    plan = plan_for("twin")
+    for record in plan["models"].values():
+        record["dtype"] = "bf16"
+    facts = PlanFacts.read(plan)
+    target = load_target(model_dirs["target"], facts)
+    assert target.model.dtype == torch.bfloat16
+    assert load_draft(model_dirs["twin"], facts, target).facts.dtype == "bf16"
+
+
+def test_every_difference_is_named(model_dirs: dict[str, Path]) -> None:
+    plan = plan_for("twin")
+    plan["models"]["draft"].update(hidden_size=64, num_layers=9)
+    message = refused("draft", model_dirs["twin"], plan, model_dirs, "run/model-mismatch")
+    assert "hidden_size is 32, the program was built for 64" in message
+    assert "num_layers is 2, the program was built for 9" in message
+    plan["models"]["target"]["vocab_size"] = 5
+    message = refused("target", model_dirs["target"], plan, model_dirs, "run/model-mismatch")
+    assert "the target model does not fit" in message
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_no_such_directory(role: str, model_dirs: dict[str, Path]) -> None:
+    message = refused(role, Path("does/not/exist"), plan_for("twin"), model_dirs)
+    assert message == f"cannot load the {role} model 'does/not/exist': there is no such directory"
+
+
+@pytest.mark.parametrize("damage", ["no config", "bad config", "no weights", "cut weights"])
+@pytest.mark.parametrize("draft", ["twin", "head"])
+def test_damaged_directories(draft: str, damage: str, model_dirs: dict[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    shutil.copytree(model_dirs[draft], path)
+    weights = path / "model.safetensors"
+    if damage == "no config":
+        (path / "config.json").unlink()
+    elif damage == "bad config":
+        (path / "config.json").write_text("{")
+    elif damage == "no weights":
+        weights.unlink()
+    else:
+        weights.write_bytes(weights.read_bytes()[:100])
+    assert "cannot load the draft model" in refused("draft", path, plan_for(draft), model_dirs)
+
+
+def test_weights_that_are_missing_are_not_made_up(model_dirs: dict[str, Path]) -> None:
+    message = refused("target", model_dirs["head"], plan_for("head"), model_dirs)
+    assert "the checkpoint has no weights for" in message
+
+
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_facts_of_a_config(family: str) -> None:
+    target = make_target(family)
+    facts = target.facts
+    assert (facts.hidden_size, facts.num_layers, facts.num_kv_heads, facts.head_dim) == (32, 2, 2, 16)
+    assert facts.pool.dtype == torch.float32
+    assert facts.max_context == 256
+
+
+def test_layers_that_are_no_attention_are_refused() -> None:
+    config = AutoConfig.for_model("qwen3_next", num_hidden_layers=4)
+    with pytest.raises(UnsupportedModelError, match="linear_attention"):
+        ModelFacts.of(config, torch.float32)
+
+
+def test_rotary_embeddings_that_read_lengths_back_are_not_captured() -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    assert not make_target(rope_parameters=rope).capturable
+    assert make_target().capturable

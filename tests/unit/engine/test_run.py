@@ -1,0 +1,133 @@
+"""`specc run` over the fake program."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from specc.cli.run import run
+from specc.engine import reference
+
+from .conftest import NAME
+
+PROMPTS = ["hello", "a longer prompt, of words", "x"]
+
+
+@pytest.fixture
+def invoke(fake_package: Callable[..., ModuleType], model_dirs: dict[str, Path]) -> Callable[..., Result]:
+    """Return a function that runs the command on the fake package."""
+    app = typer.Typer()
+    app.command()(run)
+
+    def call(*arguments: str, draft: str = "twin", package: str = NAME) -> Result:
+        fake_package(draft)
+        options = ["--target", str(model_dirs["target"]), "--draft", str(model_dirs[draft])]
+        return CliRunner().invoke(app, [package, *options, *arguments])
+
+    return call
+
+
+def with_prompts(texts: list[str]) -> list[str]:
+    """Return the options for prompts."""
+    return [word for text in texts for word in ("--prompt", text)]
+
+
+@pytest.mark.parametrize("draft", ["twin", "stranger", "head"])
+def test_several_prompts_are_identical_to_generate(invoke: Callable[..., Result], draft: str) -> None:
+    result = invoke(*with_prompts(PROMPTS), "--max-new-tokens", "12", "--check", draft=draft)
+    assert result.exit_code == 0, result.output
+    assert result.output.count("identical to generate: yes") == 3
+    assert all(text in result.output for text in PROMPTS)
+    assert "mean accepted length" in result.output
+    assert "tokens/s" in result.output
+
+
+def test_json(invoke: Callable[..., Result]) -> None:
+    result = invoke(*with_prompts(PROMPTS), "--format", "json", "--check", "--max-new-tokens", "9")
+    record = json.loads(result.output)
+    assert [item["prompt"] for item in record["completions"]] == PROMPTS
+    assert all(item["check"]["identical"] and item["finish_reason"] for item in record["completions"])
+    assert record["stats"]["requests"] == 3
+
+
+@pytest.mark.parametrize("stream", ["--stream", "--no-stream"])
+def test_one_prompt_streams_the_same_text(invoke: Callable[..., Result], stream: str) -> None:
+    plain = json.loads(invoke("--prompt", "speculate", "--format", "json").output)["completions"][0]["text"]
+    result = invoke("--prompt", "speculate", stream)
+    assert plain in result.output
+    assert len(plain) > 10
+
+
+def test_a_stop_string_cuts_the_text(invoke: Callable[..., Result]) -> None:
+    free = json.loads(invoke("--prompt", "speculate", "--format", "json").output)["completions"][0]["text"]
+    stop = free[6:8]
+    result = invoke("--prompt", "speculate", "--format", "json", "--stop", stop, "--check")
+    completion = json.loads(result.output)["completions"][0]
+    assert completion["text"] == free[: free.index(stop)]
+    assert completion["finish_reason"] == "stop"
+    assert completion["check"]["identical"]
+    assert result.exit_code == 0
+
+
+def test_prompts_from_files(invoke: Callable[..., Result], tmp_path: Path) -> None:
+    lines, listed = tmp_path / "p.txt", tmp_path / "p.json"
+    lines.write_text("one\n\ntwo\n")
+    listed.write_text(json.dumps(["three\nlines"]))
+    for file, expected in ((lines, ["zero", "one", "two"]), (listed, ["zero", "three\nlines"])):
+        result = invoke("--prompt", "zero", "--prompts", str(file), "--format", "json", "--max-new-tokens", "2")
+        assert [item["prompt"] for item in json.loads(result.output)["completions"]] == expected
+
+
+def test_a_difference_is_shown_and_exits_with_1(invoke: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    right = reference.greedy
+
+    def wrong(*arguments: object) -> tuple[int, ...]:
+        tokens = right(*arguments)
+        return (*tokens[:3], tokens[3] ^ 1, *tokens[4:])
+
+    monkeypatch.setattr(reference, "greedy", wrong)
+    result = invoke("--prompt", "hello", "--check")
+    assert result.exit_code == 1
+    assert "identical to generate: no, first at new token 3: " in result.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--prompt", "x", "--max-new-tokens", "0"],
+        ["--prompt", "x", "--stop", ""],
+        ["--prompt", "x", "--max-context", "100000"],
+        ["--prompt", "x", "--max-new-tokens", "5000"],
+        ["--prompt", ""],
+    ],
+)
+def test_usage_errors(invoke: Callable[..., Result], arguments: list[str]) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 2, result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_inputs_that_are_wrong_are_diagnostics(invoke: Callable[..., Result], tmp_path: Path, as_json: bool) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text("{}")
+    format = ["--format", "json"] if as_json else []
+    for result, code in (
+        (invoke("--prompt", "x", *format, package="specc_no_such"), "run/wheel-missing"),
+        (invoke("--prompts", str(tmp_path / "none"), *format), "config/unreadable"),
+        (invoke("--prompts", str(bad), *format), "config/wrong-type"),
+        (invoke("--prompt", "x", "--target", str(tmp_path), *format), "run/model-unreadable"),
+    ):
+        assert result.exit_code == 1
+        if as_json:
+            assert json.loads(result.stdout)[0]["code"] == code
+        else:
+            assert f"error[{code}]: " in result.stderr
+            assert not result.stdout

@@ -1,0 +1,88 @@
+"""Streaming text: the pieces add up to what the tokenizer says, and stop strings never leak."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specc.engine.request import Request, StopConditions
+from specc.engine.text import Detokenizer, StopText
+
+
+class ByteTokenizer:
+    """Every token is one byte of UTF-8."""
+
+    def decode(self, ids: Sequence[int], **_: object) -> str:
+        """Return the bytes as text, broken characters replaced."""
+        return bytes(ids).decode("utf-8", errors="replace")
+
+
+def make_request(stop: Sequence[str] = (), **more: object) -> Request:
+    """Return a request over the byte tokenizer, with a prompt that ends in the middle of nothing."""
+    conditions = StopConditions(stop=tuple(stop), **{"max_new_tokens": 1000, **more})
+    prompt = tuple(b"prompt ")
+    return Request(0, prompt, conditions, StopText(Detokenizer(ByteTokenizer(), prompt), conditions.stop))
+
+
+@given(text=st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd"), max_size=30))
+def test_pieces_add_up(text: str) -> None:
+    detokenizer = Detokenizer(ByteTokenizer(), tuple(b"before"))
+    pieces = [detokenizer.push(token) for token in text.encode()]
+    assert "".join(pieces) + detokenizer.close() == text
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_a_broken_end_is_handed_out_at_the_end_only() -> None:
+    detokenizer = Detokenizer(ByteTokenizer())
+    assert [detokenizer.push(token) for token in "é".encode()[:1]] == [""]
+    assert detokenizer.close() == "\ufffd"
+    assert detokenizer.close() == ""
+
+
+@given(text=st.text("ab", max_size=40), stops=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
+def test_stop_strings(text: str, stops: list[str]) -> None:
+    request = make_request(stops)
+    events = request.accept(text.encode())
+    ends = [text.index(stop) + len(stop) for stop in stops if stop in text]
+    streamed = "".join(event.text for event in events)
+    if ends:
+        assert request.finish_reason == "stop"
+        assert len(request.generated) == min(ends)
+        seen = text[: min(ends)]
+        assert request.completion().text == seen[: min(seen.index(s) for s in stops if s in seen)]
+    else:
+        assert request.finish_reason is None
+        assert request.completion().text == text
+        streamed += request.text.close() if request.text else ""
+    assert streamed == request.completion().text
+
+
+def test_a_possible_beginning_is_held_back_until_it_is_decided() -> None:
+    request = make_request(["END"])
+    texts = [event.text for event in request.accept(b"xENyEND!")]
+    assert texts == ["x", "", "", "ENy", "", "", ""]
+    assert request.finish_reason == "stop"
+
+
+def test_held_text_comes_out_when_the_length_is_reached() -> None:
+    request = make_request(["END"], max_new_tokens=3)
+    events = request.accept(b"xENd")
+    assert [event.text for event in events] == ["x", "", "EN"]
+    assert request.finish_reason == "length"
+    assert events[-1].finish_reason == "length"
+
+
+def test_eos_wins_over_length_and_drops_the_surplus() -> None:
+    request = make_request(max_new_tokens=2, eos_token_ids=frozenset({ord(".")}))
+    assert [event.token for event in request.accept(b"a.bc")] == [ord("a"), ord(".")]
+    assert request.finish_reason == "eos"
+    assert request.accept(b"more") == []
+
+
+@pytest.mark.parametrize("bad", [{"max_new_tokens": 0}, {"stop": ("",)}])
+def test_conditions_that_can_never_be_met(bad: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="must"):
+        StopConditions(**bad)
