@@ -6,7 +6,6 @@ from specc.ir.core import Module, Op, tensor_type
 from specc.ir.types import DTYPES
 from specc.kernels.base import CAPACITY, MAX_SPLITS, Arguments, Cluster, Scratch, only
 
-
 _BLOCK = 2048
 _TAIL_TILES = 2
 
@@ -14,8 +13,8 @@ _TAIL_TILES = 2
 def block(module: Module, argmax: Op) -> int:
     """Elements of one tile of a logits row.
 
-    2048 gives each of 128 threads two (16-bit) or four (f32) independent 16-byte loads without spilling; 4096 takes over
-    100 registers and has no more bytes in flight. Small vocabularies take the next power of two.
+    2048 gives each of 128 threads two (16-bit) or four (f32) independent 16-byte loads without spilling; 4096 takes
+    over 100 registers and has no more bytes in flight. Small vocabularies take the next power of two.
     """
     return max(256, min(_BLOCK, 1 << (vocabulary(module, argmax) - 1).bit_length()))
 

@@ -12,7 +12,7 @@ import networkx as nx
 
 from specc.ir.core import Module, Op, entry_of
 from specc.ir.nodes import is_external, node_of, node_order, quotient
-from specc.ir.plan import Buffer, Layout, Node
+from specc.ir.plan import Buffer, Kernel, Layout, Node
 from specc.passes.base import Context, Pass
 
 
@@ -71,11 +71,16 @@ def _reuse(module: Module) -> list[tuple[str, str]]:
 
 
 def _touches(module: Module) -> dict[str, set[str]]:
-    """Nodes that read or write each buffer."""
+    """Nodes that read or write each buffer; scratch, named ``<kernel>.<name>``, belongs to its kernel."""
     layouts = {layout.name: layout for layout in module.decls_of(Layout)}
     touch: dict[str, set[str]] = {}
     for op in module.ops():
         for value in (*op.operands, *op.results):
             if value.name in layouts:
                 touch.setdefault(layouts[value.name].buffer, set()).add(node_of(op))
+    kernels = {kernel.name for kernel in module.decls_of(Kernel)}
+    for buffer in module.decls_of(Buffer):
+        kernel = buffer.name.rpartition(".")[0]
+        if kernel in kernels:
+            touch.setdefault(buffer.name, set()).add(kernel)
     return touch
