@@ -51,7 +51,7 @@ conformance: setup
 	$(BIN)/python -m pytest tests/conformance -m conformance
 
 gpu: setup
-	$(BIN)/python -m pytest tests/gpu -m gpu
+	SPECC_TEST_GPU=1 $(BIN)/python -m pytest tests/kernels tests/gpu -m gpu
 
 bench: setup
 	$(BIN)/python bench/chain.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -100,6 +101,7 @@ def compile_machine_code(
     from specc.codegen.aot import CompileError, compile_kernels
 
     with build.stage("compile"):
+        _require_compiler(build)
         try:
             build.artifacts = compile_kernels(
                 build.generated.sources, archs, lib=dict(build.lib), cache=cache, workers=workers, on_done=on_done
@@ -111,6 +113,21 @@ def compile_machine_code(
         for key, a in build.artifacts.items()
     }
     run_passes(build.module, [CheckResources()], build.ctx, [CheckEach()])
+
+
+def _require_compiler(build: Build) -> None:
+    """Triton is needed even when every kernel is cached: its version is part of what machine code is.
+
+    Raises:
+        DiagnosticError: ``aot/no-compiler``.
+    """
+    try:
+        importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError as error:
+        where = build.loaded.location("archs")
+        message = "triton, which compiles kernels, is not installed"
+        hint = "pip install triton, or use --emit plan, specir or kernels, which need no compiler"
+        raise DiagnosticError(Diagnostic("aot/no-compiler", message, where, hint)) from error
 
 
 def _compile_failed(build: Build, error: CompileError) -> Diagnostic:

@@ -19,6 +19,15 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
+def _list_passes(wanted: bool) -> None:
+    """Print the names of all passes and leave."""
+    if wanted:
+        from specc.passes.pipeline import PASSES
+
+        typer.echo("\n".join(PASSES))
+        raise typer.Exit
+
+
 @app.command()
 def opt(
     source: Annotated[str, typer.Argument(metavar="INPUT", help="A .yaml or .specir file, or - for .specir.")],
@@ -38,17 +47,16 @@ def opt(
     time_passes: Annotated[bool, typer.Option(help="Print the time each pass took.")] = False,
     remarks: Annotated[bool, typer.Option(help="Print the decisions passes took.")] = False,
     check_each: Annotated[bool, typer.Option(help="Run the checker after each pass.")] = True,
-    list_passes: Annotated[bool, typer.Option(help="List all passes and leave.", is_eager=True)] = False,
+    list_passes: Annotated[
+        bool, typer.Option("--list-passes", callback=_list_passes, is_eager=True, help="List all passes and leave.")
+    ] = False,
 ) -> None:
     """Read a module, run passes over it, print it."""
     with reporting() as report:
         from specc.passes.instruments import CheckEach, PrintIr, Reproducer, TimePasses, check_now
         from specc.passes.manager import run_passes
-        from specc.passes.pipeline import PASSES, default_passes, parse_pipeline
+        from specc.passes.pipeline import default_passes, parse_pipeline
 
-        if list_passes:
-            typer.echo("\n".join(PASSES))
-            return
         module, ctx = _read(source, report)
         is_yaml = ctx.loaded is not None
         try:
@@ -99,13 +107,22 @@ def _echo(text: str) -> None:
     typer.echo(text, nl=False)
 
 
+def _write(path: Path, text: str) -> None:
+    from specc.support.diagnostics import Diagnostic, DiagnosticError
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise DiagnosticError(Diagnostic("emit/io", f"cannot write '{path}': {error.strerror}")) from error
+
+
 def _finish(
     module: Module, ctx: Context, output: Path | None, *, quiet: bool, remarks: bool, clock: TimePasses
 ) -> None:
     from specc.ir.printer import print_module
 
     if output is not None:
-        output.write_text(print_module(module), encoding="utf-8")
+        _write(output, print_module(module))
     elif not quiet:
         _echo(print_module(module))
     if remarks:

@@ -44,11 +44,10 @@ class Target:
 
 
 KNOWN_ARCHS: Mapping[str, Target] = {
-    "sm_80": Target("sm_80", "cuda", 80, 32, "cubin"),
-    "sm_90": Target("sm_90", "cuda", 90, 32, "cubin"),
-    "sm_100": Target("sm_100", "cuda", 100, 32, "cubin"),
-    "gfx942": Target("gfx942", "hip", "gfx942", 64, "hsaco"),
+    **{f"sm_{n}": Target(f"sm_{n}", "cuda", n, 32, "cubin") for n in (80, 86, 89, 90, 100, 103, 120)},
+    **{name: Target(name, "hip", name, 64, "hsaco") for name in ("gfx90a", "gfx942", "gfx950")},
 }
+"""Everything a configuration may name (`specc.config.ARCHS`; a test compares the two)."""
 
 # Every option that triton's backends take, except those a target decides by itself (its name, its list of fp8
 # types, the libraries of the wheel, the PTX version of the wheel's ptxas). A test holds this against the

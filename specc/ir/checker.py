@@ -6,15 +6,16 @@ import networkx as nx
 
 from specc.ir.core import Module, Op, Value, entry_of, is_state
 from specc.ir.infer import explain, infer_op
-from specc.ir.opdef import TypeMismatch
+from specc.ir.opdef import OpDef, TypeMismatch
 from specc.ir.ops import OPS
 from specc.ir.printer import print_op
+from specc.ir.types import TensorType
 from specc.support.diagnostics import Diagnostic
 
 
 def check_module(module: Module) -> list[Diagnostic]:
-    """Every violation found: unknown ops and attributes, order, linearity, types, stage."""
-    found: list[Diagnostic] = []
+    """Every violation found: undeclared dimensions, unknown ops and attributes, order, types, stage."""
+    found = _check_dims(module)
     order = module.order()
     for op in order:
         problems = _check_op(module, op, order)
@@ -24,6 +25,13 @@ def check_module(module: Module) -> list[Diagnostic]:
     if "typed" in module.established and not found:
         found += check_types(module)
     return found
+
+
+def _check_dims(module: Module) -> list[Diagnostic]:
+    types = [value.type for value in module.values()] + [carry.type for carry in module.carries.values()]
+    entries = {entry for type_ in types if isinstance(type_, TensorType) for entry in type_.shape}
+    unknown = sorted(entry for entry in entries if isinstance(entry, str) and entry not in module.dims)
+    return [Diagnostic("ir/invalid", f"dimension {name} is not declared") for name in unknown]
 
 
 def check_types(module: Module) -> list[Diagnostic]:
@@ -48,17 +56,26 @@ def _check_op(module: Module, op: Op, order: dict[Op, int]) -> list[str]:
     problems: list[str] = []
     if definition.until and definition.until in module.established:
         problems.append(f"{op.opcode} is not legal once the module is {definition.until}")
-    for name, kind in (definition.attrs or {}).items():
-        if not isinstance(op.attrs.get(name), kind):
-            problems.append(f"attribute {name} must be {kind.__name__}, got {op.attrs.get(name)!r}")
+    problems += _check_attrs(op, definition)
     optional = sum(slot.optional for slot in definition.results)
     if not len(definition.results) - optional <= len(op.results) <= len(definition.results):
         problems.append(f"{op.opcode} has {len(definition.results)} results, not {len(op.results)}")
     for value in op.operands:
         problems += _check_operand(op, value, order)
-    if definition.inplace:
+    if definition.inplace and op.operands:
         problems += _check_inplace(module, op, order)
     return problems
+
+
+def _check_attrs(op: Op, definition: OpDef) -> list[str]:
+    wanted = definition.attrs or {}
+    problems = [
+        f"attribute {name} must be {kind.__name__}, got {op.attrs.get(name)!r}"
+        for name, kind in wanted.items()
+        if type(op.attrs.get(name)) is not kind
+    ]
+    unknown = sorted(set(op.attrs) - set(wanted) - {"kernel"})
+    return problems + [f"{op.opcode} has no attribute {name}" for name in unknown]
 
 
 def _check_operand(op: Op, value: Value, order: dict[Op, int]) -> list[str]:

@@ -25,6 +25,7 @@ _OP = re.compile(
     rf"(?:(?P<results>%{_NAME}(?:, %{_NAME})*) = )?(?P<opcode>{_NAME})\((?P<operands>[^)]*)\){_ATTRS}"
     rf"(?: : (?P<types>.*?))?{_LOC}"
 )
+_ESTABLISHED = re.compile(r"established (?P<names>[\w-]+(?:, [\w-]+)*)")
 _DIM = re.compile(rf"dim (?P<name>{_NAME}) : (?P<axis>\w+)(?: (?P<rel><=|=) (?P<size>\d+))?")
 _INPUT = re.compile(rf"input %(?P<name>{_NAME}) : (?P<type>.+)")
 _CARRY = re.compile(rf"carry @(?P<name>{_NAME}) : (?P<type>.+?){_LOC}")
@@ -133,7 +134,8 @@ class _Parser:
         }
 
     def _established(self, module: Module, text: str, _: int) -> None:
-        module.established = {word.strip() for word in text.removeprefix("established").split(",")}
+        found = _full(_ESTABLISHED, text)
+        module.established = {word.strip() for word in found["names"].split(",")}
 
     def _dim(self, module: Module, text: str, _: int) -> None:
         found = _full(_DIM, text)
@@ -172,6 +174,9 @@ class _Parser:
         expected = {f.name for f in fields(decl)} - {"name"}
         if set(attrs) != expected:
             raise _Failure(f"{found['kind']} has the fields {', '.join(sorted(expected))}")
+        for field in fields(decl):
+            if field.name != "name" and not _fits(attrs[field.name], str(field.type)):
+                raise _Failure(f"{field.name} of {found['kind']} must be {field.type}")
         module.decls.append(decl(name=found["name"], **attrs))  # type: ignore[arg-type]
 
     def _op(self, module: Module, text: str) -> None:
@@ -180,8 +185,8 @@ class _Parser:
         names = [name.strip().removeprefix("%") for name in (found["results"] or "").split(",") if name]
         types = _types(found["types"], len(names))
         operands = [self._value(name) for name in found["operands"].split(",") if name.strip()]
-        for name in names:
-            if name in self.values:
+        for index, name in enumerate(names):
+            if name in self.values or name in names[:index]:
                 raise _Failure(f"%{name} is defined twice")
         op = module.add_op(
             self.phase,
@@ -208,11 +213,15 @@ def _full(pattern: re.Pattern[str], text: str) -> re.Match[str]:
 
 
 def _strip_comment(line: str) -> str:
-    quoted = False
+    quoted = escaped = False
     for index, char in enumerate(line):
-        if char == '"' and line[index - 1 : index] != "\\":
+        if escaped:
+            escaped = False
+        elif quoted and char == "\\":
+            escaped = True
+        elif char == '"':
             quoted = not quoted
-        if not quoted and line.startswith("//", index):
+        elif not quoted and line.startswith("//", index):
             return line[:index]
     return line
 
@@ -233,9 +242,29 @@ def _attrs(text: str | None) -> dict[str, Any]:
         if key is None:
             raise _Failure(f"cannot read the attributes at {rest!r}")
         value, end = decoder.raw_decode(rest[key.end() :])
-        attrs[key["key"]] = tuple(value) if isinstance(value, list) else value
+        attrs[key["key"]] = _attr_value(value)
         rest = rest[key.end() + end :].lstrip().removeprefix(",")
     return attrs
+
+
+def _attr_value(value: Any) -> Any:
+    """A word, a number, a truth value, or a tuple of words or of numbers."""
+    if isinstance(value, list) and {type(item) for item in value} in (set(), {int}, {str}):
+        return tuple(value)
+    if type(value) not in (str, int, bool):
+        raise _Failure(f"{json.dumps(value)} is not an attribute's value")
+    return value
+
+
+_ITEMS = {"str": str, "int": int, "tuple[str, ...]": str, "tuple[int, ...]": int}
+
+
+def _fits(value: Any, wanted: str) -> bool:
+    """Whether a value has the type that a field of a declaration is annotated with."""
+    items = value if isinstance(value, tuple) else (value,)
+    return isinstance(value, tuple) == wanted.startswith("tuple") and all(
+        type(item) is _ITEMS[wanted] for item in items
+    )
 
 
 def _location(found: re.Match[str]) -> Location | None:

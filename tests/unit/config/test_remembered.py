@@ -36,7 +36,9 @@ def test_asks_once_per_content() -> None:
     assert len(entries()) == 2
 
 
-@pytest.mark.parametrize("damage", ["", "[]", "{", '{"model_type": "x"}', '{"model_type": "x", "facts": {"a": [[], 1]}}'])
+@pytest.mark.parametrize(
+    "damage", ["", "[]", "{", '{"model_type": "x"}', '{"model_type": "x", "facts": {"a": [[], 1]}}']
+)
 def test_a_damaged_entry_is_asked_again(damage: str) -> None:
     oracle = Oracle()
     remembered(b"{}", oracle)

@@ -1,0 +1,60 @@
+"""``kernels_generated/`` is exactly what a build writes today: nothing changed, nothing missing, nothing stale.
+
+``pytest tests/golden --update-golden`` rewrites it; the difference is then reviewed like any other.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from specc.algorithms import names
+from specc.build import build_program
+from specc.config import load_config
+from specc.emit.files import EMITTERS
+
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "kernels_generated"
+CONFIGS = ("standalone-chain", "eagle-chain", "llama-8b-eagle", "qwen3-standalone")
+FORMATS = ("specir", "plan", "kernels")
+
+
+def generate(config: str, directory: Path) -> None:
+    """Write everything of one configuration but machine code."""
+    build = build_program(load_config(ROOT / "examples" / f"{config}.yaml", names()))
+    for name in FORMATS:
+        EMITTERS[name](build, directory)
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Every file below a directory."""
+    files = [path for path in directory.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_generated_files(config: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    generate(config, tmp_path)
+    wanted = GOLDEN / config
+    if request.config.getoption("--update-golden"):
+        shutil.rmtree(wanted, ignore_errors=True)
+        shutil.copytree(tmp_path, wanted)
+    new, old = contents(tmp_path), contents(wanted)
+    hint = "run pytest tests/golden --update-golden and review the difference"
+    assert sorted(new) == sorted(old), hint
+    assert [name for name in new if new[name] != old[name]] == [], hint
+
+
+def test_nothing_else_is_there() -> None:
+    assert {path.parts[0] for path in map(Path, contents(GOLDEN))} == set(CONFIGS)
+
+
+def test_no_machine_code_and_no_machine() -> None:
+    """Only text, the same on every machine."""
+    for name, content in contents(GOLDEN).items():
+        assert Path(name).suffix in (".py", ".json", ".specir"), name
+        text = content.decode()
+        assert str(ROOT) not in text, name
+        assert "\r" not in text, name

@@ -1,0 +1,57 @@
+"""What a pass, a kernel family or a diagnostic must come with."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from specc.passes.pipeline import PASSES
+from specc.support.codes import CODES
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = ROOT / "tests"
+THIS = Path(__file__).resolve()
+
+
+def test_every_pass_is_one_file() -> None:
+    machinery = {"__init__", "base", "instruments", "invariants", "manager", "pipeline"}
+    stems = {path.stem for path in (ROOT / "specc" / "passes").glob("*.py")} - machinery
+    assert stems == {name.replace("-", "_") for name in PASSES}
+    for name, step in PASSES.items():
+        assert Path(inspect.getfile(step)).stem == name.replace("-", "_")
+        assert (inspect.getmodule(step).__doc__ or "").startswith(f"{name}: ")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_every_pass_has_cases(name: str) -> None:
+    cases = [path for path in (TESTS / "filecheck" / name).iterdir() if path.suffix in (".yaml", ".specir")]
+    assert len(cases) >= 2
+
+
+def sources(kinds: tuple[str, ...]) -> str:
+    """The text of all tests but this one."""
+    files = [path for path in TESTS.rglob("*") if path.suffix in kinds and path.resolve() != THIS]
+    return "\n".join(path.read_text(errors="replace") for path in files)
+
+
+def test_every_diagnostic_is_hit() -> None:
+    """Every code occurs in some test or case."""
+    text = sources((".py", ".yaml", ".specir"))
+    assert sorted(code for code in CODES if code not in text) == []
+
+
+def test_every_diagnostic_is_raised_somewhere() -> None:
+    """No code outlives its reason; and the code uses no other."""
+    files = [path for path in (ROOT / "specc").rglob("*.py") if path.name != "codes.py"]
+    used = set(re.findall(r'"([a-z]+/[a-z-]+)"', "\n".join(path.read_text() for path in files)))
+    assert {code for code in CODES if code not in used} == set()
+
+
+def test_tests_name_no_machine() -> None:
+    """Tests depend on no place and no time."""
+    for path in TESTS.rglob("*.py"):
+        if path.resolve() != THIS:
+            assert not re.search(r"/(home|root|Users)/\w", path.read_text()), path

@@ -1,0 +1,69 @@
+"""Small programs for tests: configurations without model directories, and modules after any pass."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from specc.algorithms import names
+from specc.config import LoadedConfig
+from specc.config.load import load_text
+from specc.driver import start_module
+from specc.ir.core import Module
+from specc.ir.parser import parse_module
+from specc.passes.base import Context, Pass
+from specc.passes.instruments import CheckEach
+from specc.passes.manager import run_passes
+from specc.passes.pipeline import PASSES
+
+MODEL: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_layers": 2,
+    "num_kv_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 96,
+    "dtype": "float32",
+}
+"""A model of either side, small enough for the reference semantics to be quick."""
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / "examples"
+
+
+def config_text(
+    algorithm: str = "EAGLE",
+    *,
+    target: dict[str, Any] | None = None,
+    draft: dict[str, Any] | None = None,
+    **keys: Any,
+) -> str:
+    """The YAML of a small configuration; ``keys`` and the model blocks replace the defaults."""
+    top: dict[str, Any] = {"name": "small", "algorithm": algorithm, "num_steps": 3, "buckets": [1, 2, 4]} | keys
+    top |= {"target": MODEL | (target or {}), "draft": MODEL | (draft or {})}
+    return "".join(f"{key}: {json.dumps(value)}\n" for key, value in top.items())
+
+
+def load(algorithm: str = "EAGLE", **keys: Any) -> LoadedConfig:
+    """The configuration of `config_text`, loaded."""
+    return load_text(config_text(algorithm, **keys), Path("small.yaml"), names())
+
+
+def passes_to(last: str) -> list[Pass]:
+    """Passes of a build up to and including one."""
+    order = list(PASSES)
+    return [PASSES[name]() for name in order[: order.index(last) + 1]]
+
+
+def compile_to(last: str, loaded: LoadedConfig) -> Module:
+    """The module after the pass ``last``, checked after each pass."""
+    module = start_module(loaded)
+    run_passes(module, passes_to(last), Context(loaded), [CheckEach()])
+    return module
+
+
+def run_on(text: str, *steps: Pass) -> tuple[Module, Context]:
+    """A module from its text after some passes, checked after each."""
+    module, ctx = parse_module(text, "test.specir"), Context()
+    run_passes(module, steps, ctx, [CheckEach()])
+    return module, ctx

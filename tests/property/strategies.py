@@ -1,0 +1,157 @@
+"""Random configurations, valid and not, and random modules that mean nothing but can be written down."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from hypothesis import strategies as st
+from programs import MODEL
+
+from specc.ir.core import PHASES, Carry, Module
+from specc.ir.ops import OPS
+from specc.ir.plan import DECLS, Decl
+from specc.ir.types import AXES, DTYPES, Dim, StateType, TensorType, Type
+from specc.support.location import Location
+
+# --- configurations -------------------------------------------------------------------------------------------------
+
+DTYPE_NAMES = ["float32", "bfloat16", "float16"]
+
+
+@st.composite
+def models(draw: st.DrawFn, vocab: int) -> dict[str, Any]:
+    """One tiny model."""
+    return MODEL | {
+        "hidden_size": draw(st.integers(1, 9)),
+        "hc_mult": draw(st.sampled_from([1, 1, 2])),
+        "hidden_source": draw(st.sampled_from(["collapsed", "hc_residual"])),
+        "vocab_size": vocab,
+        "dtype": draw(st.sampled_from(DTYPE_NAMES)),
+    }
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> dict[str, Any]:
+    """A configuration that this version can build."""
+    vocab = draw(st.integers(1, 40))
+    target, draft = draw(models(vocab)), draw(models(vocab))
+    algorithm = draw(st.sampled_from(["STANDALONE", "EAGLE"]))
+    if algorithm == "EAGLE":
+        draft = draft | {key: target[key] for key in ("hidden_size", "hc_mult", "hidden_source", "dtype")}
+    buckets = sorted(draw(st.sets(st.integers(1, 5), min_size=1, max_size=3)))
+    return {
+        "name": "random",
+        "algorithm": algorithm,
+        "num_steps": draw(st.integers(1, 5)),
+        "page_size": draw(st.sampled_from([1, 16])),
+        "max_requests": buckets[-1] + draw(st.integers(0, 2)),
+        "buckets": buckets,
+        "outputs": draw(st.sampled_from([[], ["accept_index"], ["hidden_states"], ["hidden_states", "accept_index"]])),
+        "overlap": draw(st.booleans()),
+        "draft_positions": draw(st.sampled_from(["auto", "true", "shifted"])),
+        "target": target,
+        "draft": draft,
+    }
+
+
+def to_yaml(keys: dict[str, Any]) -> str:
+    """The text of a configuration: JSON values are YAML."""
+    return "".join(f"{key}: {json.dumps(value)}\n" for key, value in keys.items())
+
+
+WRONG = [
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2,
+    3,
+    7,
+    17,
+    65,
+    1 << 21,
+    1.5,
+    "",
+    "x",
+    "EAGLE",
+    "greedy",
+    "sm_90",
+    [],
+    [0],
+    [2, 1],
+    [[1]],
+    {},
+]
+
+
+@st.composite
+def changed_configs(draw: st.DrawFn) -> dict[str, Any]:
+    """A configuration with a few values replaced by anything at all, or left out: most are wrong."""
+    keys = draw(configs())
+    for _ in range(draw(st.integers(1, 3))):
+        block = draw(st.sampled_from([keys, keys["target"], keys["draft"]]))
+        block = block if isinstance(block, dict) else keys
+        name = draw(st.sampled_from([*sorted(set(block) - {"target", "draft"}), "topk", "num_draft_tokens", "verify"]))
+        if draw(st.booleans()):
+            block[name] = draw(st.sampled_from(WRONG))
+        else:
+            block.pop(name, None)
+    return keys
+
+
+# --- modules --------------------------------------------------------------------------------------------------------
+
+NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.\-]{0,8}", fullmatch=True)
+ATTRS = st.dictionaries(
+    st.from_regex(r"[a-z_]{1,8}", fullmatch=True), st.text(max_size=8) | st.integers() | st.booleans(), max_size=3
+)
+LOCATIONS = st.none() | st.builds(Location, st.text(max_size=8), st.integers(1, 999), st.integers(1, 99))
+TENSORS = st.builds(
+    TensorType,
+    st.sampled_from(sorted(DTYPES)),
+    st.lists(st.sampled_from(["B", "K", "N", "A"]) | st.integers(0, 4096), max_size=3).map(tuple),
+)
+TYPES: st.SearchStrategy[Type] = TENSORS | st.builds(StateType, st.sampled_from(["target", "draft"]))
+FIELD_VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "int": st.integers(),
+    "str": st.text(max_size=6),
+    "tuple[int, ...]": st.lists(st.integers(), max_size=3).map(tuple),
+    "tuple[str, ...]": st.lists(st.text(max_size=4), max_size=3).map(tuple),
+}
+
+
+@st.composite
+def decls(draw: st.DrawFn) -> Decl:
+    """A declaration with fields of the right types and any values."""
+    kind = draw(st.sampled_from(sorted(DECLS.values(), key=lambda decl: decl.kind)))
+    rest = [field for field in dataclasses.fields(kind) if field.name != "name"]
+    return kind(draw(NAMES), *[draw(FIELD_VALUES[str(field.type)]) for field in rest])
+
+
+@st.composite
+def modules(draw: st.DrawFn) -> Module:
+    """A module that can be written down; it need not satisfy the checker."""
+    module = Module(draw(NAMES))
+    module.established = set(draw(st.lists(st.sampled_from(["typed", "kv-bound", "live"]), max_size=3)))
+    for name in draw(st.lists(NAMES, max_size=3, unique=True)):
+        size = draw(st.none() | st.integers(0, 1 << 20))
+        dynamic = size is not None and draw(st.booleans())
+        module.dims[name] = Dim(name, draw(st.sampled_from(sorted(AXES))), size, dynamic)
+    for name in draw(st.lists(NAMES, max_size=3, unique=True)):
+        module.add_input(name, draw(TYPES))
+    for name in draw(st.lists(NAMES, max_size=2, unique=True)):
+        module.carries[name] = Carry(name, draw(TENSORS), draw(LOCATIONS))
+    for phase in draw(st.lists(st.sampled_from(PHASES), max_size=6).map(lambda found: sorted(found, key=PHASES.index))):
+        values = list(module.values())
+        operands = draw(st.lists(st.sampled_from(values), max_size=3)) if values else []
+        results = draw(st.lists(st.tuples(NAMES, st.none() | TYPES), max_size=2))
+        opcode = draw(st.sampled_from(sorted(OPS)) | NAMES)
+        module.add_op(phase, opcode, operands, results, draw(ATTRS), draw(LOCATIONS))
+    for name in draw(st.lists(NAMES, max_size=2, unique=True)):
+        if values := list(module.values()):
+            module.outputs[name] = draw(st.sampled_from(values))
+    module.decls = draw(st.lists(decls(), max_size=2))
+    return module

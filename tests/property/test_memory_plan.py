@@ -1,0 +1,157 @@
+"""The memory plan: nothing live at the same time overlaps, and what memory held before a program ran never matters."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import pytest
+import torch
+from fake_engine import FakeEngine
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from programs import load
+from session import Script, Trace, assert_same, defined, defined_call, interpret_script, script
+from strategies import configs, to_yaml
+
+from specc.build import Build, build_program
+from specc.config.load import load_text
+from specc.emit.wheel import plan_text
+from specc.ir.printer import print_module
+from specc.runtime.backends.cpu import ReferenceBackend
+from specc.runtime.batch import Batch
+from specc.runtime.plan import Plan
+from specc.runtime.step import Step
+
+CPU = torch.device("cpu")
+
+
+def build(keys: dict[str, Any]) -> Build:
+    """Build a configuration, short of machine code."""
+    return build_program(load_text(to_yaml(keys), Path("random.yaml")))
+
+
+def uses(plan: Any) -> dict[str, tuple[int, int]]:
+    """First and last node, counted over both entries, that names each buffer: straight from the plan's nodes."""
+    home = {name: value["buffer"] for name, value in plan["values"].items()}
+    found: dict[str, list[int]] = {}
+    nodes = [node for phase in plan["phases"] for node in phase["nodes"]]
+    for position, node in enumerate(nodes, start=1):
+        names = {home.get(ssa, ssa) for op in node["ops"] for ssa in (*op["operands"], *op["results"])}
+        names |= {argument["buffer"] for argument in node.get("args", []) if "buffer" in argument}
+        for name in names:
+            found.setdefault(name, []).append(position)
+    return {name: (min(positions), max(positions)) for name, positions in found.items()}
+
+
+@settings(max_examples=25)
+@given(configs())
+def test_live_buffers_never_overlap(keys: dict[str, Any]) -> None:
+    plan: Any = build(keys).plan
+    arena = {b["name"]: b for b in plan["buffers"] if b["owner"] == "arena"}
+    size = plan["totals"][str(plan["buckets"][-1])]["arena_bytes"]
+    touched = uses(plan)
+    for buffer in arena.values():
+        assert buffer["offset"] % 256 == 0
+        assert 0 <= buffer["offset"] <= buffer["offset"] + buffer["bytes"] <= size
+        first, last = buffer["lifetime"]
+        if buffer["name"] in touched:
+            assert first <= touched[buffer["name"]][0], f"{buffer['name']} is used before it lives"
+            assert touched[buffer["name"]][1] <= last, f"{buffer['name']} is used after it has died"
+    for one, other in combinations(arena.values(), 2):
+        apart = one["offset"] + one["bytes"] <= other["offset"] or other["offset"] + other["bytes"] <= one["offset"]
+        together = one["lifetime"][0] <= other["lifetime"][1] and other["lifetime"][0] <= one["lifetime"][1]
+        assert apart or not together, f"{one['name']} and {other['name']}"
+
+
+def accesses(plan: Any, node: Any) -> tuple[set[str], set[str]]:
+    """Buffers that a node reads, and those it writes; scratch counts as written."""
+    home = {name: value["buffer"] for name, value in plan["values"].items()}
+    reads, writes = set[str](), set[str]()
+    for op in node["ops"]:
+        reads |= {home[name] for name in op["operands"] if name in home}
+        writes |= {home[name] for name in op["results"] if name in home}
+        if "field" in op["attrs"]:
+            (reads if op["op"] == "carry.load" else writes).add(f"relay.{op['attrs']['field']}")
+    named = {argument["buffer"] for argument in node.get("args", []) if "buffer" in argument}
+    return reads, writes | {name for name in named if not name.startswith("relay.")}
+
+
+@settings(max_examples=15)
+@given(configs())
+def test_edges_order_every_conflict(keys: dict[str, Any]) -> None:
+    """Of two nodes of the graph one waits for the other, if one writes bytes that the other touches."""
+    plan: Any = build(keys).plan
+    (capture,) = plan["captures"]
+    buffers = {buffer["name"]: buffer for buffer in plan["buffers"]}
+    nodes = {node["name"]: accesses(plan, node) for phase in plan["phases"] for node in phase["nodes"]}
+    order = nx.transitive_closure(nx.DiGraph(map(tuple, capture["edges"])))
+    for one, other in combinations(capture["nodes"], 2):
+        mine, theirs = nodes[one], nodes[other]
+        pairs = [(w, t) for w in mine[1] for t in theirs[0] | theirs[1]] + [(r, w) for r in mine[0] for w in theirs[1]]
+        if any(share(buffers[x], buffers[y]) for x, y in pairs):
+            assert order.has_edge(one, other), f"{one} and {other}"
+
+
+def share(one: Any, other: Any) -> bool:
+    """Whether two buffers have a byte in common."""
+    if one["name"] == other["name"]:
+        return True
+    if one["owner"] != "arena" or other["owner"] != "arena":
+        return False
+    return one["offset"] < other["offset"] + other["bytes"] and other["offset"] < one["offset"] + one["bytes"]
+
+
+@settings(max_examples=10)
+@given(configs())
+def test_planning_is_deterministic(keys: dict[str, Any]) -> None:
+    first, second = build(keys), build(keys)
+    assert print_module(first.module) == print_module(second.module)
+    assert plan_text(first.plan) == plan_text(second.plan)
+    assert first.generated.sources == second.generated.sources
+
+
+@pytest.mark.parametrize("key", ["bonus", "health", "predict", "accept_lens", "new_seq_lens"])
+def test_outputs_live_to_the_end_of_their_entry(key: str) -> None:
+    plan: Any = build_program(load()).plan
+    (output,) = [o for o in plan["outputs"] if o["name"] == key and o["entry"] == "step"]
+    buffer = plan["values"][output["value"]]["buffer"]
+    (found,) = [b for b in plan["buffers"] if b["name"] == buffer]
+    assert found["lifetime"][1] >= sum(len(phase["nodes"]) for phase in plan["phases"])
+
+
+def run_plan(built: Build, todo: Script, poison: int) -> Trace:
+    """Run a plan through the runtime's reference backend, in memory that starts as garbage."""
+    config = built.loaded.config
+    engine, trace = FakeEngine(config), Trace()
+    step = Step(Plan.from_json(built.plan), ReferenceBackend(), CPU, engine, todo.table, poison=poison)
+    lengths = dict(todo.prompts)
+    for index, batch in enumerate([list(todo.prompts), *todo.batches]):
+        rows = [row for row in batch if row]
+        request = Batch(rows, [lengths[row] for row in rows])
+        result = step.decode(request, padded=True) if index else step.prefill(request)
+        outputs = {name: tensor.clone() for name, tensor in result.outputs.items()}
+        if index:
+            lengths |= dict(zip(rows, outputs["new_seq_lens"].tolist(), strict=True))
+        trace.outputs.append(defined(outputs, rows))
+        trace.pools.append(dict(step.read_carry(range(1, config.pool_rows)).fields))
+    trace.calls = [defined_call(call) for call in engine.calls]
+    return trace
+
+
+@settings(max_examples=20)
+@given(configs(), st.integers(0, 1 << 16))
+def test_poisoned_memory_changes_nothing(keys: dict[str, Any], seed: int) -> None:
+    """The runtime on the plan's memory, whatever it held, does what the interpreter does without memory."""
+    torch.set_num_threads(1)
+    built = build(keys)
+    todo = script(built.loaded.config, seed)
+    wanted = interpret_script(built.module, built.loaded.config, todo)
+    for outputs, batch in zip(wanted.outputs[1:], todo.batches, strict=True):
+        count = sum(row != 0 for row in batch)
+        outputs |= {name: tensor[:count] for name, tensor in outputs.items()}
+    wanted.pools = [{name: pool[1:] for name, pool in pools.items()} for pools in wanted.pools]
+    for poison in (0xFF, 0x5A):
+        assert_same(wanted, run_plan(built, todo, poison), f"poison {poison:#x}")

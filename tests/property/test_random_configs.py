@@ -1,0 +1,56 @@
+"""Whatever the configuration: it builds, or it is a DiagnosticError; never anything else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from strategies import changed_configs, configs, to_yaml
+
+from specc.algorithms import names
+from specc.build import build_program
+from specc.config.load import load_text
+from specc.emit.wheel import plan_text
+from specc.ir.parser import parse_module
+from specc.ir.printer import print_module
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.support.render import render
+
+
+@settings(max_examples=40)
+@given(configs())
+def test_valid_configurations_build(keys: dict[str, Any]) -> None:
+    built = build_program(load_text(to_yaml(keys), Path("random.yaml"), names()))
+    plan: Any = json.loads(plan_text(built.plan))
+    steps, width = keys["num_steps"], keys["target"]["hidden_size"]
+    assert width > 0
+    for bucket, totals in plan["totals"].items():
+        assert int(bucket) in keys["buckets"]
+        assert totals["launches_in_graph"] == steps + 2
+        assert (totals["host_syncs"], totals["launches_outside_graph"]) == (0, 0)
+        assert (totals["hidden_state_bytes"] > 0) == (
+            keys["algorithm"] == "EAGLE" or "hidden_states" in keys["outputs"]
+        )
+    for source in built.generated.sources:
+        compile(source.text, source.name, "exec")
+    parse_module(print_module(built.module))
+
+
+@settings(max_examples=120)
+@given(changed_configs())
+def test_wrong_configurations_are_diagnosed(keys: dict[str, Any]) -> None:
+    for diagnostic in findings(to_yaml(keys)):
+        assert not diagnostic.code.startswith(("ir/", "internal/", "kernel/")), diagnostic
+        assert diagnostic.location is not None, diagnostic
+        assert render(diagnostic, {"random.yaml": to_yaml(keys)})
+
+
+def findings(text: str) -> tuple[Diagnostic, ...]:
+    """What is wrong with a configuration; nothing if it builds."""
+    try:
+        build_program(load_text(text, Path("random.yaml"), names()))
+    except DiagnosticError as error:
+        return error.diagnostics
+    return ()

@@ -1,0 +1,168 @@
+"""`specc-opt`: reading, printing, remarks, and how it ends."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from programs import compile_to, config_text, load
+from typer.testing import CliRunner, Result
+
+from specc.cli.opt import app
+from specc.ir.parser import parse_module
+from specc.ir.printer import print_module
+from specc.passes.pipeline import PASSES
+
+MODULE = "module @m {\n  established typed\n  dim B : request <= 4\n  input %rows : i64[B]\n}\n"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run in a folder of its own, with a configuration and a module."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SPECC_DEBUG", raising=False)
+    Path("c.yaml").write_text(config_text())
+    Path("m.specir").write_text(MODULE)
+
+
+def opt(*words: str, stdin: str | None = None) -> Result:
+    """Run ``specc-opt``."""
+    return CliRunner().invoke(app, list(words), input=stdin)
+
+
+def test_a_configuration_runs_the_whole_build() -> None:
+    result = opt("c.yaml")
+    assert result.exit_code == 0, result.output
+    wanted = print_module(compile_to("plan-graphs", load()))
+    assert result.stdout == wanted.replace("small.yaml", "c.yaml")
+
+
+def test_a_module_runs_nothing() -> None:
+    assert opt("m.specir").stdout == MODULE
+    assert opt("-", stdin=MODULE).stdout == MODULE
+
+
+def test_a_build_can_be_continued_from_text() -> None:
+    """Half of the passes from YAML, half from .specir: the same module."""
+    order = [name for name in PASSES if name != "check-resources"]
+    half = opt("c.yaml", "-p", ",".join(order[:6])).stdout
+    Path("half.specir").write_text(half)
+    assert opt("half.specir", "-p", ",".join(order[6:])).stdout == opt("c.yaml").stdout
+
+
+def test_output_to_a_file() -> None:
+    result = opt("c.yaml", "-p", "expand-algorithm", "-o", "out.specir")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert parse_module(Path("out.specir").read_text()).established == {"expanded"}
+
+
+def test_output_that_cannot_be_written() -> None:
+    result = opt("m.specir", "-o", "missing/out.specir")
+    assert result.exit_code == 1
+    assert "error[emit/io]: cannot write 'missing/out.specir'" in result.stderr
+
+
+def test_the_passes_are_listed() -> None:
+    """Without any input."""
+    result = opt("--list-passes")
+    assert (result.exit_code, result.stdout.splitlines()) == (0, list(PASSES))
+
+
+def test_remarks_and_times_go_to_stderr() -> None:
+    result = opt("c.yaml", "--remarks", "--time-passes")
+    assert result.exit_code == 0
+    assert parse_module(result.stdout)
+    assert "c.yaml:" in result.stderr
+    assert "remark[form-kernels]: prepare: " in result.stderr
+    assert "  instead of row_argmax over 2 ops" in result.stderr
+    for name in PASSES:
+        assert (f" ms  {name}\n" in result.stderr) == (name != "check-resources")
+
+
+def test_printing_between_passes() -> None:
+    after = opt("c.yaml", "-p", "expand-algorithm,infer-types", "--print-ir-after-each").stdout
+    assert after.count("module @small {") == 2
+    assert after.startswith("// ---- after expand-algorithm ----\n")
+    diff = opt("c.yaml", "-p", "expand-algorithm,infer-types,cse,cse", "--print-ir-diff").stdout
+    assert "-  established expanded\n+  established expanded, typed\n" in diff
+    assert diff.endswith("// ---- cse ----\n// no change\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["c.yaml", "-p", "csee"], "no pass named 'csee'"),
+        (["m.specir", "-p", "cse{x=1}"], "no option 'x'"),
+        (["m.specir", "-p", "check-resources{max-spills=many}"], "many"),
+        ([], "INPUT"),
+        (["m.specir", "--what"], "--what"),
+    ],
+)
+def test_usage_errors(words: list[str], message: str) -> None:
+    result = opt(*words)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "code"),
+    [
+        ("x.yaml", "name: [", "config/not-yaml"),
+        ("x.yaml", config_text(topk=2), "config/not-yet"),
+        ("x.specir", "module @m {\n  what\n}\n", "ir/parse"),
+        (
+            "x.specir",
+            MODULE.replace("typed", "typed, clustered").replace("}\n", "phase draft {\nx.y()\n}\n}\n"),
+            "ir/invalid",
+        ),
+        ("x.specir", b"\xff\xfe", "config/unreadable"),
+    ],
+)
+def test_wrong_input(name: str, text: str | bytes, code: str) -> None:
+    Path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    result = opt(name, "-p", "cse")
+    assert result.exit_code == 1
+    assert f"error[{code}]" in result.stderr
+    assert "Traceback" not in result.output
+    assert list(Path().glob("*.repro.specir")) == []
+
+
+def test_a_missing_file() -> None:
+    result = opt("missing.specir")
+    assert result.exit_code == 1
+    assert "error[config/unreadable]: cannot read 'missing.specir'" in result.stderr
+
+
+def test_parse_errors_point_into_the_file() -> None:
+    Path("x.specir").write_text("module @m {\n  what is this\n}\n")
+    assert "--> x.specir:2:3" in opt("x.specir").stderr
+    assert "2 |   what is this" in opt("x.specir").stderr
+
+
+def test_a_crash_leaves_a_reproducer_that_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first line of the file is the command; running it fails the same way."""
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("oh no")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("specc.passes.cse.Cse.run", fail)
+        result = opt("c.yaml")
+        assert result.exit_code == 70
+        assert "error[internal/crash]: specc failed: ZeroDivisionError: oh no" in result.stderr
+        assert "Traceback" not in result.output
+        (path,) = Path().glob("*.repro.specir")
+        assert path.name == "small.cse.repro.specir"
+        program, *words = shlex.split(path.read_text().splitlines()[0].removeprefix("// RUN: "))
+        assert program == "specc-opt"
+        again = opt(*words)
+        assert (again.exit_code, again.stderr) == (70, result.stderr)
+    assert opt(*words).exit_code == 0
+
+
+def test_the_checker_can_be_switched_off() -> None:
+    broken = MODULE.replace("}\n", "  phase draft {\n    %h = health.clear(%rows) : f32[B]\n  }\n  output h = %h\n}\n")
+    Path("x.specir").write_text(broken)
+    assert opt("x.specir", "-p", "cse").exit_code == 1
+    assert opt("x.specir", "-p", "cse", "--no-check-each").stdout == broken

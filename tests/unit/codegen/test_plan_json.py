@@ -1,0 +1,149 @@
+"""plan.json says what docs/plan.md says it does, and everything it names exists."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+import pytest
+from programs import ROOT, load
+
+from specc.build import Build, build_program
+from specc.emit.wheel import plan_text
+from specc.ir.printer import print_module
+from specc.runtime.plan import Plan
+
+DOC = (ROOT / "docs" / "plan.md").read_text()
+SIZES = {"i1": 1, "i32": 4, "i64": 8, "f16": 2, "bf16": 2, "f32": 4}
+
+
+@pytest.fixture(scope="module", params=["STANDALONE", "EAGLE"])
+def build(request: pytest.FixtureRequest) -> Build:
+    """One program per algorithm."""
+    return build_program(load(request.param, outputs=["accept_index"], overlap=request.param == "EAGLE"))
+
+
+@pytest.fixture(scope="module")
+def plan(build: Build) -> Any:
+    """The plan, as a reader of the file sees it."""
+    return json.loads(plan_text(build.plan))
+
+
+def nodes_of(plan: Any) -> list[Any]:
+    """All nodes in order."""
+    return [node for phase in plan["phases"] for node in phase["nodes"]]
+
+
+def test_top_level_keys_are_documented(plan: Any) -> None:
+    table = DOC[DOC.index("## Top level") : DOC.index("## Nodes")]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert {key for row in rows for key in re.findall(r"`(\w+)`", row)} == set(plan)
+
+
+def test_the_figures_are_documented(plan: Any) -> None:
+    for figures in plan["totals"].values():
+        for key in figures:
+            assert key in DOC
+    assert list(plan["totals"]) == [str(bucket) for bucket in plan["buckets"]]
+
+
+def test_no_place_or_time_gets_in(plan: Any) -> None:
+    text = plan_text(plan)
+    assert str(ROOT) not in text
+    assert not re.search(r"20\d\d-\d\d-\d\d", text)
+    assert text == json.dumps(plan, sort_keys=True, indent=2) + "\n"
+
+
+def test_names_lead_somewhere(plan: Any) -> None:
+    buffers = {buffer["name"]: buffer for buffer in plan["buffers"]}
+    inputs = {value["name"] for value in plan["inputs"]}
+    values = plan["values"]
+    for name, value in values.items():
+        buffer = buffers[value["buffer"]]
+        assert buffer["dtype"] == value["dtype"], name
+        assert len(buffer["axes"]) == len(value["axes"]), name
+        assert all(axis in plan["dims"] or isinstance(axis, int) or axis == "T" for axis in value["axes"]), name
+    for output in plan["outputs"]:
+        assert output["value"] in values
+    for field in plan["carry"]:
+        assert buffers[f"relay.{field['name']}"]["axes"] == ["P", *[str(axis) for axis in field["axes"][1:]]]
+    for node in nodes_of(plan):
+        for argument in node.get("args", []):
+            kinds = {"value": values, "buffer": buffers, "input": inputs, "stride": inputs}
+            for kind, known in kinds.items():
+                assert argument.get(kind, next(iter(known))) in known, argument
+        for name in [*node.get("operands", {}).values(), *node.get("results", {}).values()]:
+            assert name in values or name in inputs, name
+
+
+def test_buffers_hold_their_shapes(plan: Any) -> None:
+    for buffer in plan["buffers"]:
+        assert buffer["bytes"] == math.prod(buffer["shape"]) * SIZES[buffer["dtype"]]
+        assert (buffer["offset"] is None) == (buffer["owner"] == "engine")
+        expected = [math.prod(buffer["shape"][axis + 1 :]) for axis in range(len(buffer["shape"]))]
+        assert buffer["strides"] == expected, buffer["name"]
+
+
+def test_launches(plan: Any) -> None:
+    for node in nodes_of(plan):
+        if node["kind"] != "launch":
+            continue
+        kernel = plan["kernels"][node["kernel"]]
+        assert [argument["name"] for argument in node["args"]] == [name for name, _ in kernel["arguments"]]
+        assert set(node["grid"]) == {str(bucket) for bucket in plan["buckets"]}
+        assert all(grid[0] == int(bucket) for bucket, grid in node["grid"].items())
+        assert set(kernel["aligned"]) <= {name for name, kind in kernel["arguments"] if kind.startswith("*")}
+        assert kernel["source"] == f"kernels/{node['kernel']}.py"
+
+
+def test_ops_follow_dataflow(plan: Any) -> None:
+    """Every op reads inputs, or what an op before it, of either entry, has made."""
+    known = {value["name"] for value in plan["inputs"]}
+    for node in nodes_of(plan):
+        for op in node["ops"]:
+            assert set(op["operands"]) <= known, op
+            known |= set(op["results"])
+            assert "kernel" not in op["attrs"]
+
+
+def test_captures_name_their_nodes(plan: Any) -> None:
+    (capture,) = plan["captures"]
+    step = [n["name"] for phase in plan["phases"] if phase["entry"] == "step" for n in phase["nodes"]]
+    assert capture["nodes"] == step
+    assert all(step.index(before) < step.index(after) for before, after in capture["edges"])
+    assert capture["entry"] == "step"
+
+
+def test_the_runtime_reads_it(plan: Any) -> None:
+    read = Plan.from_json(plan)
+    assert read.buckets == tuple(plan["buckets"])
+    assert [node.name for node in read.nodes("step")] == plan["captures"][0]["nodes"]
+
+
+def test_equal_launches_share_their_kernel() -> None:
+    """Of four draft steps only the last differs: it does not advance."""
+    build = build_program(load("STANDALONE", num_steps=5))
+    assert [name for name in build.generated.kernel_of if name.startswith("draft_step")] == [
+        f"draft_step_{step}" for step in range(4)
+    ]
+    kernels = {name: build.generated.kernel_of[name] for name in build.generated.kernel_of}
+    assert kernels["draft_step_0"] == kernels["draft_step_1"] == kernels["draft_step_2"] == "draft_step_0"
+    assert kernels["draft_step_3"] == "draft_step_3"
+    assert build.generated.source("draft_step_0").name == "draft_step_0"
+
+
+def test_headers_say_where_a_kernel_comes_from(build: Build) -> None:
+    for source in build.generated.sources:
+        head = source.text[: source.text.index("import")]
+        assert source.name in head
+        assert "small.yaml" in head
+        assert "vocab.argmax" in head or source.name == "prepare"
+        assert str(ROOT) not in source.text
+
+
+def test_figures_are_those_of_the_module(build: Build, plan: Any) -> None:
+    assert plan["name"] == build.module.name
+    assert f"module @{plan['name']} {{" in print_module(build.module)
+    assert plan["dims"]["N"] == plan["dims"]["A"] == plan["dims"]["S"] + 1 == plan["dims"]["D"] + 2

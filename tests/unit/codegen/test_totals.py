@@ -1,0 +1,134 @@
+"""The figures of a decode step, against counts made by hand; and that they move when the graph does."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from typing import Any
+
+import pytest
+from programs import load
+
+from specc.build import Build, build_program
+from specc.ir.printer import print_module
+
+
+@functools.cache
+def built(**keys: Any) -> Build:
+    """A small program; built once per variant."""
+    return build_program(load(**keys))
+
+
+def totals(bucket: int = 4, **keys: Any) -> dict[str, int]:
+    """Figures at a bucket."""
+    plan: Any = built(**keys).plan
+    return plan["totals"][str(bucket)]
+
+
+def forwards(build: Build) -> list[Any]:
+    """External nodes of the plan."""
+    plan: Any = build.plan
+    return [node for phase in plan["phases"] for node in phase["nodes"] if node["kind"] == "external"]
+
+
+@pytest.mark.parametrize("steps", [1, 3, 5])
+def test_standalone_has_no_hidden_states(steps: int) -> None:
+    """Not one byte, value, carry, argument or capture; the word occurs in attributes of no kind."""
+    build = built(algorithm="STANDALONE", num_steps=steps)
+    plan: Any = build.plan
+    assert {figures["hidden_state_bytes"] for figures in plan["totals"].values()} == {0}
+    assert "hidden" not in print_module(build.module)
+    assert {node["capture"] for node in forwards(build)} == {"null"}
+    assert all("hidden" not in node["operands"] and "hidden" not in node["results"] for node in forwards(build))
+    sizes = json.dumps(plan["models"])
+    assert "hidden_size" in sizes
+    rest = json.dumps({key: value for key, value in plan.items() if key not in ("models", "kernels", "totals")})
+    assert "hidden" not in rest
+    for kernel in plan["kernels"].values():
+        assert not kernel["flags"].get("hidden", False)
+        assert not [name for name, _ in kernel["arguments"] if "hidden" in name]
+
+
+def test_standalone_sources_do_not_mention_hidden_states() -> None:
+    for source in built(algorithm="STANDALONE").generated.sources:
+        code = re.sub(r"^\s*#.*$", "", source.text, flags=re.MULTILINE)
+        assert not re.search(r"\w*hidden\w*_ptr", code), source.name
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
+@pytest.mark.parametrize("steps", range(1, 9))
+def test_launches(algorithm: str, steps: int) -> None:
+    """At most S + 3 launches a step, all of them in one graph, and the host is never waited for."""
+    plan: Any = built(algorithm=algorithm, num_steps=steps).plan
+    for figures in plan["totals"].values():
+        assert figures["launches_in_graph"] <= steps + 3
+        assert figures["launches_in_graph"] == steps + 2
+        assert figures["launches_outside_graph"] == 0
+        assert figures["host_syncs"] == 0
+    (capture,) = plan["captures"]
+    launches = [name for name in capture["nodes"] if name in plan["kernels"] or name.startswith("draft_step")]
+    assert len(launches) == steps + 2
+
+
+@pytest.mark.parametrize("bucket", [1, 2, 4])
+def test_hidden_bytes_of_eagle(bucket: int) -> None:
+    """P = 5 pool rows, 4 rows at most, S = 3, W = 64 f32: counted by hand."""
+    row = 64 * 4
+    pool = 5 * row
+    draft_input = 4 * row  # static, at the largest bucket
+    draft_output = bucket * row  # of the first of the two draft forwards; nothing reads the second's
+    target_output = bucket * 4 * row  # S + 1 rows per request
+    extend_output = bucket * row
+    assert totals(bucket, num_steps=3)["hidden_state_bytes"] == (
+        pool + draft_input + draft_output + target_output + extend_output
+    )
+
+
+def test_hidden_bytes_follow_the_graph() -> None:
+    base = totals(num_steps=3)["hidden_state_bytes"]
+    row = 64 * 4
+    assert totals(num_steps=4)["hidden_state_bytes"] - base == 2 * 4 * row  # one draft output, one more node
+    assert totals(num_steps=3, max_requests=9)["hidden_state_bytes"] - base == 5 * row  # pool rows
+    half = {"dtype": "bfloat16"}
+    assert totals(num_steps=3, target=json_key(half), draft=json_key(half))["hidden_state_bytes"] * 2 == base
+    one = totals(num_steps=1)["hidden_state_bytes"]
+    assert one == 4 * 2 * row  # without draft forwards only extend reads any: nothing is carried
+
+
+def test_outputs_raise_hidden_bytes() -> None:
+    """What the engine asks for is captured again, even where no op reads it."""
+    asked = totals(algorithm="STANDALONE", outputs=("hidden_states",))
+    assert asked["hidden_state_bytes"] == 4 * 4 * 64 * 4
+    build = built(algorithm="STANDALONE", outputs=("hidden_states",))
+    assert {n["callback"]: n["capture"] for n in forwards(build)} == {
+        "prefill_target": "null",
+        "prefill_draft": "null",
+        "draft": "null",
+        "target": "full",
+        "extend": "null",
+    }
+    assert totals(outputs=("hidden_states",))["hidden_state_bytes"] == totals()["hidden_state_bytes"]
+
+
+def test_vocabulary_bytes() -> None:
+    """S - 1 draft rows, N target rows and one extend row per request, each read once."""
+    for bucket in (1, 4):
+        for steps in (1, 3):
+            found = totals(bucket, num_steps=steps)["vocab_bytes_read"]
+            assert found == bucket * (steps - 1 + steps + 1 + 1) * 96 * 4
+
+
+def test_the_arena_is_one_size_for_all_buckets() -> None:
+    plan: Any = built().plan
+    sizes = {figures["arena_bytes"] for figures in plan["totals"].values()}
+    ends = [b["offset"] + b["bytes"] for b in plan["buffers"] if b["owner"] == "arena"]
+    assert sizes == {max(ends)}
+    assert max(ends) < sum(-(-b["bytes"] // 256) * 256 for b in plan["buffers"] if b["owner"] == "arena")
+
+
+class json_key(dict[str, Any]):
+    """A dict that can be a cache key."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(json.dumps(self))

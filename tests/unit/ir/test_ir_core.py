@@ -1,0 +1,179 @@
+"""Modules: one graph of def-use edges, of which everything else is a view."""
+
+from __future__ import annotations
+
+import pytest
+
+from specc.ir.builder import Builder
+from specc.ir.core import PHASES, Module, Value, entry_of, is_state, tensor_type
+from specc.ir.plan import Kernel, Options
+from specc.ir.types import Dim, StateType, TensorType
+from specc.support.location import Location
+
+I64 = TensorType("i64", ("B",))
+
+
+def sample() -> tuple[Module, Builder, Value]:
+    """An empty module with one input."""
+    module = Module("m")
+    return module, Builder(module), module.add_input("rows", I64)
+
+
+def test_operands_keep_their_order_and_may_repeat() -> None:
+    module, b, rows = sample()
+    health = b("health.clear", rows)
+    b.many("carry.store", rows, rows, field="a")
+    b.many("carry.store", rows, health, field="b")
+    assert [op.operands for op in module.ops()] == [(rows,), (rows, rows), (rows, health)]
+
+
+def test_users_are_distinct_and_in_execution_order() -> None:
+    module, b, rows = sample()
+    with b.phase("extend"):
+        late = b("health.clear", rows)
+    early = b("health.clear", rows)
+    b.many("carry.store", rows, rows, field="a")
+    assert [op.phase for op in module.users(rows)] == ["prepare", "prepare", "extend"]
+    assert module.users(late) == module.users(early) == []
+
+
+def test_users_of_one_result_of_several() -> None:
+    module, b, rows = sample()
+    index, bad = b.many("vocab.argmax", rows, rows, dtype="i32", keep="")
+    health = b("health.raise", b("health.clear", rows), bad, bit=1)
+    assert module.users(index) == []
+    assert [op.results for op in module.users(bad)] == [(health,)]
+
+
+def test_set_operands_replaces_all_edges() -> None:
+    module, b, rows = sample()
+    other = module.add_input("other", I64)
+    (op,) = (b("health.clear", rows).source,)
+    assert op is not None
+    module.set_operands(op, [other])
+    assert op.operands == (other,)
+    assert module.users(rows) == []
+    assert module.users(other) == [op]
+
+
+def test_replace_uses_reaches_ops_and_outputs() -> None:
+    module, b, rows = sample()
+    old, new = b("health.clear", rows, names=("old",)), b("health.clear", rows, names=("new",))
+    b.many("carry.store", rows, old, field="a")
+    module.outputs = {"x": old, "y": new}
+    module.replace_uses(old, new)
+    assert module.users(old) == []
+    assert module.find("carry.store")[0].operands == (rows, new)
+    assert module.outputs == {"x": new, "y": new}
+
+
+def test_replacing_a_value_by_one_of_its_own_op() -> None:
+    module, b, rows = sample()
+    index, bad = b.many("vocab.argmax", rows, rows, dtype="i32", keep="")
+    b.many("carry.store", rows, index, field="a")
+    module.replace_uses(index, bad)
+    assert module.find("carry.store")[0].operands == (rows, bad)
+
+
+def test_an_op_that_is_read_cannot_be_erased() -> None:
+    module, b, rows = sample()
+    health = b("health.clear", rows)
+    b.many("carry.store", rows, health, field="a")
+    module.outputs["health"] = health
+    assert health.source is not None
+    with pytest.raises(ValueError, match=r"health\.clear is still read by carry\.store, output health"):
+        module.erase(health.source)
+    module.erase(module.find("carry.store")[0])
+    with pytest.raises(ValueError, match="output health"):
+        module.erase(health.source)
+    module.outputs.clear()
+    module.erase(health.source)
+    assert list(module.ops()) == []
+    assert module.users(rows) == []
+    assert module.fresh("health") == "health"
+
+
+def test_names_are_unique() -> None:
+    module, b, rows = sample()
+    first, second = b("health.clear", rows), b("health.clear", rows)
+    assert (first.name, second.name) == ("health", "health_1")
+    with pytest.raises(ValueError, match="%rows is defined twice"):
+        module.add_input("rows", I64)
+    with pytest.raises(ValueError, match="%health is defined twice"):
+        module.rename(second, "health")
+    module.rename(second, "health_1")
+    module.rename(first, "gone")
+    module.rename(second, "health")
+    assert module.fresh("health_1") == "health_1"
+
+
+def test_inputs_can_be_erased() -> None:
+    module, _, _ = sample()
+    module.erase_input("rows")
+    assert module.inputs == {}
+    assert module.add_input("rows", I64).name == "rows"
+
+
+def test_ops_can_be_inserted_moved_and_found() -> None:
+    module, b, rows = sample()
+    b("health.clear", rows, names=("b",))
+    first = module.add_op("prepare", "health.clear", [rows], [("a", None)], {}, None, index=0)
+    assert [op.result.name for op in module.ops()] == ["a", "b"]
+    module.move(first, "extend")
+    assert [op.result.name for op in module.ops()] == ["b", "a"]
+    assert first.phase == "extend"
+    assert module.find("health.clear", "health.raise") == list(module.ops())
+    assert module.order()[first] == 1
+
+
+def test_results_can_be_dropped() -> None:
+    module, b, rows = sample()
+    index, bad = b.many("vocab.argmax", rows, rows, dtype="i32", keep="")
+    (op,) = module.ops()
+    module.drop_results(op, [index])
+    assert op.results == (index,)
+    assert module.fresh(bad.name) == bad.name
+
+
+def test_entries() -> None:
+    assert [entry_of(phase) for phase in PHASES] == ["prefill"] + ["step"] * 6
+    module, b, rows = sample()
+    with b.phase("prefill"):
+        p = b("health.clear", rows).source
+    s = b("health.clear", rows).source
+    assert list(module.ops("prefill")) == [p]
+    assert list(module.ops("step")) == [s]
+
+
+def test_the_builder_knows_where_ops_come_from() -> None:
+    module, b, rows = sample()
+    with b.at(Location("x.yaml", 3, 4)):
+        b("health.clear", rows)
+    b("health.clear", rows)
+    assert [op.location for op in module.ops()] == [Location("x.yaml", 3, 4), None]
+
+
+def test_kinds_of_values() -> None:
+    state, untyped = Value("kv", StateType("draft")), Value("x", None)
+    assert is_state(state)
+    assert not is_state(untyped)
+    for value in (state, untyped):
+        with pytest.raises(TypeError, match="not a tensor type"):
+            tensor_type(value)
+    assert tensor_type(Value("y", I64)) is I64
+    assert repr(untyped) == "%x"
+
+
+def test_sizes_of_types() -> None:
+    dims = {"B": Dim("B", "request", 8, dynamic=True), "T": Dim("T", "token", None)}
+    assert TensorType("f32", ("B", 64)).sizes(dims) == (8, 64)
+    with pytest.raises(ValueError, match="dimension T"):
+        TensorType("f32", ("T", 64)).sizes(dims)
+    assert TensorType("f32", ("N", "B", "N")).renamed("N", "A") == TensorType("f32", ("A", "B", "A"))
+
+
+def test_declarations_by_class() -> None:
+    module, _, _ = sample()
+    kernel = Kernel("k", "prepare", "prepare", 1)
+    module.decls = [Options("o", (1,), 1, "greedy", ()), kernel]
+    assert module.decls_of(Kernel) == [kernel]

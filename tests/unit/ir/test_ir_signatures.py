@@ -1,0 +1,140 @@
+"""The op table: signatures parse, docs/ir.md lists exactly these ops, and each has reference semantics."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from programs import ROOT
+
+from specc.ir.core import Module
+from specc.ir.opdef import OpDef, TypeMismatch
+from specc.ir.ops import OPS
+from specc.ir.parser import parse_type
+from specc.ir.types import DTYPES, TensorType
+from specc.runtime.reference import OPS as REFERENCE
+
+DOC = (ROOT / "docs" / "ir.md").read_text()
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
+def test_signatures(op: OpDef) -> None:
+    """Every word of a signature is understood: a dtype, a state, a variable or an attribute."""
+    before, _, after = op.signature.partition("->")
+    assert len(op.operands) == before.count(":")
+    assert len(op.results) == after.count(":")
+    for slot in (*op.operands, *op.results):
+        assert re.fullmatch(r"\?|!kv<\w+>|(T|\$\w+|\w+)\[[^\[\]]*\]", slot.pattern), slot
+        dtype = slot.pattern.partition("[")[0]
+        if "[" in slot.pattern and not dtype.startswith("$"):
+            assert dtype == "T" or dtype in DTYPES, slot
+        for attribute in re.findall(r"\$(\w+)", slot.pattern):
+            assert attribute in (op.attrs or {}), f"{op.name} uses ${attribute}"
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
+def test_results_are_bound_by_operands(op: OpDef) -> None:
+    """A result's variables occur in an operand that is always there."""
+    given = " ".join(slot.pattern for slot in op.operands if not slot.optional)
+    for slot in op.results:
+        for variable in re.findall(r"[?*]\w+", slot.pattern):
+            assert variable in given, f"{op.name}: nothing binds {variable} of {slot.name}"
+        if slot.pattern.startswith("T["):
+            assert "T[" in given, f"{op.name}: nothing binds T of {slot.name}"
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
+def test_slots_are_ordered(op: OpDef) -> None:
+    """Optional and variadic slots come last; an in-place op replaces its first operand by its first result."""
+    for slots in (op.operands, op.results):
+        marks = [slot.optional or slot.variadic for slot in slots]
+        assert marks == sorted(marks)
+    assert sum(slot.optional for slot in op.results) <= 1
+    if op.inplace:
+        assert op.operands[0].pattern == op.results[0].pattern
+    assert op.doc.endswith(".")
+
+
+def documented_ops() -> set[str]:
+    """Names in the first column of the op table."""
+    rows = [line.split("|")[1] for line in DOC.splitlines() if line.startswith("| `")]
+    return {name for row in rows for name in re.findall(r"`([\w.]+)`", row)}
+
+
+def test_the_document_lists_exactly_these_ops() -> None:
+    assert documented_ops() == set(OPS)
+
+
+def documented_attributes() -> dict[str, set[str]]:
+    """Attributes column by op."""
+    table: dict[str, set[str]] = {}
+    for line in DOC.splitlines():
+        cells = line.split("|")
+        if line.startswith("| `") and len(cells) >= 5:
+            for name in re.findall(r"`([\w.]+)`", cells[1]):
+                table[name] = set(re.findall(r"`(\w+)`", cells[3]))
+    return table
+
+
+def test_the_document_names_the_attributes() -> None:
+    """Types of forwards (dtype, width, ...) are the algorithm's business and not in the table."""
+    implied = {"dtype", "width", "input_dtype", "input_width"}
+    for name, attributes in documented_attributes().items():
+        wanted = set(OPS[name].attrs or {})
+        wanted -= implied if name.startswith("model.") else set()
+        assert attributes == wanted, name
+
+
+def test_every_op_but_forwards_has_reference_semantics() -> None:
+    wanted = {name for name in OPS if not name.startswith(("model.", "spec."))}
+    assert wanted == set(REFERENCE)
+
+
+def infer(signature: str, *operands: str, **attrs: object) -> list[str]:
+    """Result types of a made-up op."""
+    types = [parse_type(text) for text in operands]
+    return [str(type_) for type_ in OpDef("x.y", signature, "").result_types(Module("m"), types, attrs)]
+
+
+def test_variables_are_bound_and_built() -> None:
+    assert infer("x: T[B, ?n, *x] -> y: T[B, *x, ?n]", "f16[B, N, K, 64]") == ["f16[B, K, 64, N]"]
+    assert infer("x: T[B, *x, ?v] -> y: i32[B, *x]", "f16[B, V]") == ["i32[B]"]
+    assert infer("x: T[*x] -> y: T[*x]", "f16[]") == ["f16[]"]
+    assert infer("-> y: $dtype[B, $keep]", dtype="i64", keep="K") == ["i64[B, K]"]
+    assert infer("-> y: $dtype[B, $keep]", dtype="i64", keep="") == ["i64[B]"]
+    assert infer("-> y: $dtype[B, $width]", dtype="f32", width=64) == ["f32[B, 64]"]
+    assert infer("s: !kv<draft> -> s: !kv<draft>", "!kv<draft>") == ["!kv<draft>"]
+
+
+@pytest.mark.parametrize(
+    ("signature", "operands", "message"),
+    [
+        ("x: i64[B] ->", ["i32[B]"], "x must be i64, got i32"),
+        ("x: i64[B] ->", ["i64[N]"], "x must have B at axis 0, got N"),
+        ("x: i64[B] ->", ["i64[B, K]"], r"x must be i64\[B\], got i64\[B, K\]"),
+        ("x: i64[B, K] ->", ["i64[B]"], r"x must be i64\[B, K\], got i64\[B\]"),
+        ("x: i64[B] ->", ["!kv<draft>"], r"x must be i64\[B\], got !kv<draft>"),
+        ("x: !kv<draft> ->", ["!kv<target>"], "x must be !kv<draft>, got !kv<target>"),
+        ("x: !kv<draft> ->", ["i64[B]"], "x must be !kv<draft>"),
+        ("x: T[B], y: T[B] ->", ["f32[B]", "f16[B]"], "y must be f32, got f16"),
+        ("x: i64[?n], y: i64[?n] ->", ["i64[N]", "i64[A]"], "y must have N at axis 0, got A"),
+        ("x: i64[B, *x], y: i64[B, *x] ->", ["i64[B, N]", "i64[B, A]"], "does not fit"),
+        ("x: i64[B] ->", [], "takes 1 operands, got 0"),
+        ("x: i64[B] ->", ["i64[B]", "i64[B]"], "takes 1 operands, got 2"),
+        ("x: i64[B, 64] ->", ["i64[B, 32]"], "x must have 64 at axis 1, got 32"),
+    ],
+)
+def test_mismatches(signature: str, operands: list[str], message: str) -> None:
+    with pytest.raises(TypeMismatch, match=message):
+        infer(signature, *operands)
+
+
+def test_operand_names() -> None:
+    select = OPS["tree.select"]
+    assert select.operand_names(4) == ("bonus", "parts0", "parts1", "parts2")
+    assert OPS["verify.greedy"].operand_names(3) == ("tokens", "argmax", "rows")
+    assert OPS["model.draft"].operand_names(7)[-1] == "hidden"
+
+
+def test_equal_sizes_are_not_equal_axes() -> None:
+    assert TensorType("i64", ("B", "N")) != TensorType("i64", ("B", "A"))
