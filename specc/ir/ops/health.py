@@ -5,7 +5,7 @@ from __future__ import annotations
 from specc.ir.opdef import OpDef
 
 DRAFT_BIT, TARGET_BIT, EXTEND_BIT, PREFILL_BIT = range(4)
-"""Bit numbers: a row of only NaN and -inf in the draft's, target's, extend's or prefill's logits."""
+"""Bit numbers: a row of only NaN and -inf in the logits of a draft forward, the target, extend, the draft's prefill."""
 
 OPS = (
     OpDef("health.clear", "rows: i64[B] -> health: i32[B]", "No bits set."),

@@ -1,0 +1,64 @@
+"""The baseline with SGLang's own kernels. Importing this fails where SGLang 0.5.23 is not installed."""
+
+from __future__ import annotations
+
+import torch
+from baseline import TorchSequence
+from sglang.kernels.ops.speculative import cache_locs, eagle, spec_tree, topk1
+from sglang.kernels.ops.speculative.gather_spec_extras import gather_spec_extras
+from torch import Tensor
+from work import Work
+
+
+class SglangKernels(TorchSequence):
+    """SGLang's Triton and CUDA kernels, and torch ops where SGLang has those."""
+
+    name = "SGLang 0.5.23's own kernels"
+
+    def __init__(self, work: Work) -> None:
+        super().__init__(work)
+        shape = work.shape
+        self.mask = torch.empty(shape.batch * shape.nodes**2, dtype=torch.bool, device=work.device)
+
+    def gather(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        fields = (self.pools[name] for name in ("topk_index", "bonus", "hidden"))
+        return gather_spec_extras(self.rows, self.topk_p, *fields)
+
+    def draft_window(self) -> tuple[Tensor, Tensor]:
+        batch, nodes = self.shape.batch, self.shape.nodes
+        window, positions = torch.empty(batch * nodes, dtype=torch.int64, device=self.rows.device), None
+        positions = torch.empty_like(self.seq_lens)
+        cache_locs.assign_draft_cache_locs_contiguous_func(
+            self.rows, self.work.table, self.seq_lens, window, 1, nodes, positions=positions
+        )
+        return window.view(batch, nodes), positions
+
+    def draft_step(self, i: int) -> None:
+        topk1.draft_topk1_postprocess(self.work.draft_logits[i][:, 0], self.positions, self.draft_tokens, i + 1)
+
+    def build_chain(self) -> tuple[Tensor, Tensor]:
+        built = eagle.build_chain_tree(self.bonus, self.draft_tokens, self.seq_lens, self.mask)
+        self.links = built[2:5]
+        shape = (self.shape.batch, self.shape.nodes)
+        return built[5].view(shape), built[1].view(shape)
+
+    def walk(self, target: Tensor) -> Tensor:
+        correct = torch.empty(self.shape.batch, dtype=torch.int32, device=target.device)
+        # On a GPU the CUDA kernel that SGLang uses there; its Triton one in the interpreter.
+        verify = spec_tree.verify_tree_greedy_func if target.is_cuda else spec_tree.verify_tree_greedy_triton
+        verify(self.predict, self.accept_index, correct, self.verify_static[0], *self.links, target)
+        return correct
+
+    def commit(self) -> None:
+        outputs = eagle.prepare_verify_commit_outputs(
+            self.predict, self.accept_index, self.accept_lens, self.seq_lens, num_draft_tokens=self.shape.nodes
+        )
+        self.new_seq_lens, self.new_bonus, _, (_, self.select, self.extend_ids) = outputs
+
+    def extend_inputs(self) -> None:
+        nodes = self.shape.nodes
+        layout = eagle.prepare_draft_extend_layout(self.seq_lens, nodes, False)
+        positions = layout[3][0].view(-1, nodes)
+        sources = [self.extend_ids.view(-1, nodes), positions, self.window, layout[2], self.select]
+        torch._foreach_copy_(self.extend_static, sources)
+        self.extend_hidden.copy_(self.work.target_hidden)

@@ -1,0 +1,133 @@
+"""Times on a GPU, only ever of two things side by side; nothing here is used without CUDA."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from specc.codegen.aot import KernelSource, compile_kernels
+from specc.codegen.cache import Cache
+from specc.runtime.backends.cuda import CurrentStream, device_arch, import_cuda_core
+
+Run = Callable[[], None]
+COPIES, SAMPLES, WARM_UPS = 10, 40, 3
+"""Repetitions of the work in one captured graph; pairs of samples; untimed runs before."""
+
+EMPTY = """\
+import triton
+
+
+@triton.jit
+def empty(x_ptr):
+    pass
+"""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times longer one side took than the other: median over pairs of samples, and the middle half of them."""
+
+    median: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(numerators: list[float], denominators: list[float]) -> Ratio:
+        """From samples taken in pairs."""
+        ratios = [first / second for first, second in zip(numerators, denominators, strict=True)]
+        low, median, high = statistics.quantiles(ratios, n=4)
+        return Ratio(median, low, high)
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f}..{self.high:.2f})"
+
+
+def capture(run: Run, copies: int) -> torch.cuda.CUDAGraph:
+    """A graph of `copies` repetitions of the work."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UPS):
+            run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(copies):
+            run()
+    return graph
+
+
+def elapsed(run: Run, before: Run) -> float:
+    """Milliseconds of device time from before the first to after the last launch of `run`; `before` is not in it."""
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    before()
+    torch.cuda.synchronize()
+    start.record()
+    run()
+    stop.record()
+    stop.synchronize()
+    return start.elapsed_time(stop)
+
+
+def nothing() -> None:
+    """No preparation."""
+
+
+def pairs(first: Run, second: Run, before: tuple[Run, Run] = (nothing, nothing)) -> tuple[list[float], list[float]]:
+    """Times of both, taken in turn, so that a slow moment of the machine meets both."""
+    for _ in range(WARM_UPS):
+        elapsed(first, before[0])
+        elapsed(second, before[1])
+    taken = [(elapsed(first, before[0]), elapsed(second, before[1])) for _ in range(SAMPLES)]
+    return [one for one, _ in taken], [two for _, two in taken]
+
+
+class Floors:
+    """What no kernel can beat: one launch, and a copy that moves as many bytes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._launch = empty_kernel(device)
+        self._device = device
+
+    def run(self, byte_counts: Sequence[int]) -> Run:
+        """One launch or one copy for each count of bytes, whichever takes longer."""
+        parts = [self._slower(count) for count in byte_counts]
+
+        def run() -> None:
+            for part in parts:
+                part()
+
+        return run
+
+    def _slower(self, count: int) -> Run:
+        source = torch.zeros(max(count // 2, 1), dtype=torch.uint8, device=self._device)
+        target = torch.empty_like(source)
+
+        def copy() -> None:
+            target.copy_(source)
+
+        launch, copied = (capture(part, COPIES) for part in (self._launch, copy))
+        launches, copies = pairs(launch.replay, copied.replay)
+        return self._launch if statistics.median(launches) > statistics.median(copies) else copy
+
+
+@functools.cache
+def empty_kernel(device: torch.device) -> Run:
+    """A launch of a kernel that does nothing, by the same path as specc's own."""
+    arch = device_arch(device)
+    source = KernelSource("empty_kernel", "empty", EMPTY, (("x_ptr", "*i32"),), (), frozenset(), 1, 1)
+    with tempfile.TemporaryDirectory() as folder:
+        cache = Cache(Path(folder))
+        compiled = compile_kernels([source], [arch], lib={}, cache=cache, workers=1, on_done=None)
+    core, artifact = import_cuda_core(), compiled["empty_kernel", arch]
+    core.Device(device.index).set_current()
+    kernel = core.ObjectCode.from_cubin(artifact.binary).get_kernel(artifact.entry)
+    config = core.LaunchConfig(grid=(1, 1, 1), block=(32, 1, 1), shmem_size=0)
+    nulls = [0] * len(artifact.parameters)
+    return lambda: core.launch(CurrentStream(device), config, kernel, *nulls)

@@ -1,0 +1,1 @@
+"""SGLang's own Triton kernels as an oracle for specc's."""

@@ -1,0 +1,187 @@
+"""Seeded inputs that both sides get. Plain tensors and numbers, so that they travel in a file."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Case = dict[str, Any]
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+CHAINS, NAN_CHAINS, ARGMAXES, TREES = 60, 10, 70, 60
+
+
+def all_cases() -> dict[str, list[Case]]:
+    """Every case, by kind."""
+    chains = [chain_case(seed) for seed in range(CHAINS)]
+    chains += [chain_case(1000 + seed, target_nan=True) for seed in range(NAN_CHAINS)]
+    trees = [worked_trace(), *(tree_case(seed) for seed in range(TREES))]
+    return {"chain": chains, "argmax": [argmax_case(seed) for seed in range(ARGMAXES)], "tree": trees}
+
+
+def chain_case(seed: int, *, target_nan: bool = False) -> Case:
+    """One or two decode steps of a batch of chains, with what the forwards return in each.
+
+    `draft_offset` 0 is the shifted stream of drafts that read hidden states; 1 the true positions of an ordinary model.
+    `padding`, `splits` and `block` are specc's alone: rows of padding behind the batch, and how it cuts a vocabulary.
+    """
+    pick, source = random.Random(seed), torch.Generator().manual_seed(seed)
+    count, steps, pool = pick.randint(1, 4), pick.randint(1, 5), pick.randint(6, 12)
+    vocab, width, dtype = pick.choice((2, 30, 64, 257, 700)), pick.randint(1, 40), pick.choice(DTYPES)
+    context = 40 + 3 * (steps + 2)
+    case: Case = {
+        "rows": torch.randperm(pool - 1, generator=source)[:count] + 1,
+        "steps": steps,
+        "draft_offset": pick.randint(0, 1),
+        "table": torch.randperm(pool * context, generator=source).to(torch.int32).view(pool, context) + 1,
+        "seq_lens": torch.randint(1, 40, (pool,), generator=source),
+        "bonus": torch.randint(0, vocab, (pool,), generator=source, dtype=torch.int32),
+        "topk_index": torch.randint(0, vocab, (pool, 1), generator=source),
+        "padding": pick.randint(0, 2),
+        "splits": pick.choice((1, 1, 2, 3)),
+        "block": pick.choice((256, 1024)),
+        "target_nan": target_nan,
+    }
+    if pick.random() < 0.6:
+        case["hidden"] = torch.randn(pool, width, generator=source).to(dtype)
+    first, rounds = case["topk_index"][case["rows"], 0], []
+    for _ in range(1 if target_nan else 2):
+        rounds.append(forwards(pick, source, case, first, vocab, dtype))
+        first = plain_argmax(rounds[-1]["extend_logits"])
+    case["rounds"] = rounds
+    return case
+
+
+def forwards(
+    pick: random.Random, source: torch.Generator, case: Case, first: Tensor, vocab: int, dtype: torch.dtype
+) -> Case:
+    """What draft, target and extend return in one step. The target agrees with most drafts.
+
+    Target and extend rows hold no NaN unless the case is about that; draft rows may, beside larger values.
+    """
+    count, steps = len(case["rows"]), case["steps"]
+    draft = [logits_rows(pick, source, count, vocab, dtype, DRAFT_KINDS) for _ in range(steps - 1)]
+    target = torch.stack([logits_rows(pick, source, count, vocab, dtype, CLEAN_KINDS) for _ in range(steps + 1)], 1)
+    drafts = torch.stack([first, *(plain_argmax(logits) for logits in draft)], 1)
+    for b in range(count):
+        for c in range(steps):
+            if pick.random() < 0.75:
+                target[b, c, drafts[b, c]] = math.inf  # the lowest of several infinities wins, so not always
+    if case["target_nan"]:
+        for b in range(count):
+            target[b, pick.randrange(steps + 1), pick.randrange(vocab)] = math.nan if pick.random() < 0.5 else -1.0
+    given: Case = {
+        "draft_logits": draft,
+        "target_logits": target,
+        "extend_logits": logits_rows(pick, source, count, vocab, dtype, CLEAN_KINDS),
+    }
+    if "hidden" in case:
+        given["extend_hidden"] = torch.randn(count, case["hidden"].shape[1], generator=source).to(dtype)
+    return given
+
+
+def argmax_case(seed: int) -> Case:
+    """Rows of every kind for one argmax; some vocabularies are wider than SGLang's block of 8192."""
+    pick, source = random.Random(seed), torch.Generator().manual_seed(seed)
+    count, columns = pick.randint(1, 6), pick.randint(2, 6)
+    vocab = pick.choice((1, 2, 50, 333, 1024, 8193, 9000))
+    return {
+        "logits": logits_rows(pick, source, count, vocab, pick.choice(DTYPES), ALL_KINDS),
+        "positions": torch.randint(0, 2**40, (count,), generator=source),
+        "tokens": torch.randint(0, vocab, (count, columns), generator=source),
+        "column": pick.randrange(columns),
+        "splits": pick.choice((1, 2, 3, 8)),
+        "block": pick.choice((1024, 2048)),
+    }
+
+
+CLEAN_KINDS = ("plain", "ties", "infinities", "zeros")
+DRAFT_KINDS = (*CLEAN_KINDS, "some nan")
+ALL_KINDS = (*DRAFT_KINDS, "all -inf", "all nan", "nan and -inf", "nan and lowest", "one survivor")
+
+
+def logits_rows(
+    pick: random.Random,
+    source: torch.Generator,
+    count: int,
+    vocab: int,
+    dtype: torch.dtype,
+    kinds: tuple[str, ...],
+) -> Tensor:
+    """T[count, vocab], each row of a random kind."""
+    return torch.stack([logits_row(pick.choice(kinds), source, vocab) for _ in range(count)]).to(dtype)
+
+
+def logits_row(kind: str, source: torch.Generator, vocab: int) -> Tensor:
+    """One row f32[vocab]."""
+    row = torch.randn(vocab, generator=source)
+    some = torch.rand(vocab, generator=source) < 0.3
+    some[int(torch.randint(vocab, (), generator=source))] = True
+    if kind == "ties":
+        return torch.randint(-2, 3, (vocab,), generator=source).float()
+    if kind == "infinities":
+        return row.masked_fill(some, math.inf)
+    if kind == "zeros":  # the largest value is a zero of either sign
+        return torch.where(some, torch.copysign(torch.zeros(vocab), row), -row.abs() - 1)
+    if kind == "some nan":
+        row = row.masked_fill(some, math.nan)
+        row[int(torch.randint(vocab, (), generator=source))] = 5.0
+    if kind.startswith("all"):
+        return torch.full((vocab,), -math.inf if kind == "all -inf" else math.nan)
+    if kind in ("nan and -inf", "nan and lowest", "one survivor"):
+        row = torch.where(some, math.nan, -math.inf if kind != "nan and lowest" else -2e30)
+    if kind == "one survivor":
+        row[int(torch.randint(vocab, (), generator=source))] = -3.0
+    return row
+
+
+def plain_argmax(logits: Tensor) -> Tensor:
+    """i64[B]: the lowest index of the largest value, NaN ignored."""
+    return torch.argmax(torch.nan_to_num(logits.float(), nan=-math.inf, posinf=math.inf, neginf=-math.inf), dim=-1)
+
+
+def tree_case(seed: int) -> Case:
+    """A draft tree of random probabilities without ties, and target tokens that are often children of their node."""
+    pick, source = random.Random(seed), torch.Generator().manual_seed(seed)
+    count, branches, steps = pick.randint(1, 4), pick.randint(2, 4), pick.randint(1, 4)
+    candidates = branches + (steps - 1) * branches * branches
+    nodes = pick.randint(2, min(candidates + 1, 16))
+    vocab = pick.choice((6, 12, 40))
+    shapes = [(count, branches), *[(count, branches, branches)] * (steps - 1)]
+    case: Case = {
+        "branches": branches,
+        "steps": steps,
+        "nodes": nodes,
+        "p": [torch.rand(shape, generator=source).sort(dim=-1, descending=True).values for shape in shapes],
+        "index": [torch.rand(*shape, vocab, generator=source).argmax(-1) for shape in shapes],
+        "seq_lens": torch.randint(1, 100, (count,), generator=source),
+        "bonus": torch.randint(0, vocab, (count,), generator=source, dtype=torch.int32),
+        "target": torch.randint(0, vocab, (count, nodes), generator=source),
+    }
+    # Tokens that the tree holds make acceptance likely.
+    drawn = torch.randint(0, branches, (count, nodes), generator=source)
+    likely = case["index"][0].gather(1, drawn)
+    case["target"] = torch.where(torch.rand(count, nodes, generator=source) < 0.5, likely, case["target"])
+    return case
+
+
+def worked_trace() -> Case:
+    """A tree by hand: K = 2, S = 3, N = 6, lengths 5 and 3; request 0 accepts node 1, request 1 nothing."""
+    steps = [
+        [0.6, 0.4],
+        [[0.5, 0.1], [0.6, 0.5]],
+        [[0.2, 0.1], [0.2, 0.1]],
+    ]
+    tokens = [[11, 12], [[21, 22], [23, 24]], [[31, 32], [33, 34]]]
+    case: Case = {"branches": 2, "steps": 3, "nodes": 6}
+    case["p"] = [torch.tensor([step, step]) for step in steps]
+    case["index"] = [torch.tensor([step, step]) for step in tokens]
+    target = [[11, 90, 0, 0, 0, 0], [91, 0, 0, 0, 0, 0]]
+    return case | {
+        "seq_lens": torch.tensor([5, 3]),
+        "bonus": torch.tensor([1, 2], dtype=torch.int32),
+        "target": torch.tensor(target),
+    }

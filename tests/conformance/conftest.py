@@ -1,0 +1,92 @@
+"""Both sides' answers, each computed once per run in a process of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from . import cases as cases_module
+from . import oracle_files, reference
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Cases by kind; SGLang's answers to them; specc's, by side: `kernels` and `reference`."""
+
+    cases: Mapping[str, list[Any]]
+    oracle: Mapping[str, list[Any]]
+    specc: Mapping[str, Mapping[str, list[Any]]]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark everything in this folder."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.conformance)
+
+
+@pytest.fixture(scope="session")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """Run SGLang's kernels and specc's side by side, and specc's reference ops here."""
+    if not oracle_files.READY.exists():
+        pytest.skip("the oracle is not installed: run `make conformance`")
+    folder = tmp_path_factory.mktemp("conformance")
+    given, ours = folder / "cases.pt", folder / "ours.pt"
+    all_cases = cases_module.all_cases()
+    torch.save(all_cases, given)
+    kept = known_answers()
+    running = [start([sys.executable, str(HERE / "ours.py"), str(given), str(ours)], {"PYTHONPATH": str(ROOT)})]
+    theirs = folder / "oracle.pt"
+    if kept.exists():
+        theirs = kept
+    else:
+        command = [str(oracle_files.PYTHON), "-E", str(HERE / "oracle.py"), str(given), str(theirs)]
+        running.append(start(command, {}))
+    kinds = {"chain": reference.chain, "argmax": reference.argmax, "tree": reference.tree}
+    referred = {name: [kinds[name](case) for case in group] for name, group in all_cases.items()}
+    for process in running:
+        output, _ = process.communicate()
+        if process.returncode:
+            pytest.fail(f"{process.args} exited with {process.returncode}\n{output}")
+    oracle = torch.load(theirs, weights_only=True)
+    keep(theirs, kept)
+    kernels = torch.load(ours, weights_only=True)
+    return Answers(all_cases, oracle, {"kernels": kernels, "reference": referred})
+
+
+def known_answers() -> Path:
+    """Where SGLang's answers are kept: they depend on the cases, on the oracle and on nothing of specc."""
+    parts = [(HERE / name).read_bytes() for name in ("cases.py", "oracle.py")]
+    parts += [oracle_files.READY.read_bytes(), torch.__version__.encode()]
+    digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    return oracle_files.ORACLE / f"answers-{digest}.pt"
+
+
+def keep(found: Path, kept: Path) -> None:
+    """Keep new answers, in one step, in place of older ones."""
+    if found == kept:
+        return
+    for old in kept.parent.glob("answers-*.pt"):
+        old.unlink(missing_ok=True)
+    unfinished = kept.with_suffix(f".{os.getpid()}")
+    unfinished.write_bytes(found.read_bytes())
+    unfinished.replace(kept)
+
+
+def start(command: list[str], more: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Start a program in which Triton interprets."""
+    environment = {name: value for name, value in os.environ.items() if name != "SPECC_TEST_GPU"}
+    environment |= {"TRITON_INTERPRET": "1", **more}
+    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

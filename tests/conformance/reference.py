@@ -1,0 +1,121 @@
+"""specc's reference ops (the CPU backend of every generated wheel) on the cases of `cases.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specc.runtime.reference import evaluate
+
+Case = dict[str, Any]
+Answer = dict[str, Tensor]
+
+
+class Chain:
+    """The state of one chain case: pools by field, and the sizes of the axes."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.rows, self.nodes = case, case["rows"], case["steps"] + 1
+        self.pools = {
+            name: case[name].clone() for name in ("bonus", "topk_index", "seq_lens", "hidden") if name in case
+        }
+        steps, count = case["steps"], len(self.rows)
+        self.dims = {"B": count, "K": 1, "S": steps, "D": steps - 1, "N": self.nodes, "A": self.nodes}
+
+    def op(self, name: str, *operands: Tensor, **attrs: object) -> tuple[Tensor, ...]:
+        """The results of one op."""
+        return evaluate(name, operands, attrs, self.dims, self.pools)
+
+    def one(self, name: str, *operands: Tensor, **attrs: object) -> Tensor:
+        """The result of an op that has one."""
+        (result,) = self.op(name, *operands, **attrs)
+        return result
+
+    def round(self, given: Case) -> Answer:
+        """One decode step."""
+        rows, offset, table = self.rows, self.case["draft_offset"], self.case["table"]
+        lens = self.one("carry.load", rows, field="seq_lens")
+        bonus, token = (self.one("carry.load", rows, field=field) for field in ("bonus", "topk_index"))
+        answer: Answer = {"seq_lens": lens, "root": bonus.to(torch.int64), "draft_token": token}
+        if "hidden" in self.case:
+            answer["draft_hidden"] = self.one("carry.load", rows, field="hidden")
+        for name, axis, at in (("verify", "N", 0), ("extend", "A", offset)):
+            answer[f"{name}_positions"] = self.one("kv.positions", lens, axis=axis, offset=at, stride=1).flatten()
+            answer[f"{name}_slots"] = self.one("kv.slots", table, rows, lens, axis=axis, offset=at).flatten()
+        tokens = self.draft(given, self.one("chain.start", bonus, token), lens, answer)
+        answer["tokens"] = tokens.flatten()
+        answer |= self.verify(given, tokens, lens)
+        self.op("relay.publish", rows, answer["new_seq_lens"], field="seq_lens")
+        index, _ = self.op("vocab.argmax", given["extend_logits"], rows, dtype="i64", keep="K")
+        answer["next_topk_index"] = index
+        self.op("carry.store", rows, answer["bonus"], field="bonus")
+        self.op("carry.store", rows, index, field="topk_index")
+        if "hidden" in self.case:
+            self.op("carry.store", rows, given["extend_hidden"], field="hidden")
+        return answer
+
+    def draft(self, given: Case, tokens: Tensor, lens: Tensor, answer: Answer) -> Tensor:
+        """The draft loop; tokens i64[B, N]."""
+        if not given["draft_logits"]:
+            return tokens
+        rows, offset, table = self.rows, self.case["draft_offset"], self.case["table"]
+        answer["draft_slots"] = self.one("kv.slots", table, rows, lens, axis="D", offset=offset)
+        positions, seen = self.one("kv.positions", lens, axis="K", offset=offset, stride=0), []
+        for i, logits in enumerate(given["draft_logits"]):
+            seen.append(positions[:, 0])
+            token, _ = self.op("vocab.argmax", logits[:, None], rows, dtype="i64")
+            tokens = self.one("chain.append", tokens, token, column=i + 2)
+            positions = self.one("kv.advance", positions)
+        answer["draft_positions"] = torch.stack(seen)
+        return tokens
+
+    def verify(self, given: Case, tokens: Tensor, lens: Tensor) -> Answer:
+        """Argmax, walk and commit."""
+        argmax, _ = self.op("vocab.argmax", given["target_logits"], self.rows, dtype="i32")
+        predict, accept_index, accept_lens = self.op("verify.greedy", tokens, argmax, self.rows)
+        answer = {"predict": predict.flatten(), "accept_index": accept_index, "accept_lens": accept_lens}
+        answer["new_seq_lens"], answer["bonus"] = self.op("commit.lengths", lens, accept_lens, predict)
+        answer["extend_ids"] = self.one("commit.extend_ids", predict, accept_lens).flatten()
+        answer["select"] = self.one("commit.select", accept_lens)
+        return answer
+
+
+def chain(case: Case) -> list[Answer]:
+    """Every round of a chain case."""
+    state = Chain(case)
+    return [state.round(given) for given in case["rounds"]]
+
+
+def argmax(case: Case) -> Answer:
+    """One argmax, with its token column and positions."""
+    rows, tokens = torch.arange(1, len(case["logits"]) + 1), case["tokens"]
+    index, bad = evaluate("vocab.argmax", (case["logits"], rows), {"dtype": "i64", "keep": "K"}, {}, {})
+    (tokens,) = evaluate("chain.append", (tokens, index), {"column": case["column"]}, {}, {})
+    (positions,) = evaluate("kv.advance", (case["positions"],), {}, {}, {})
+    return {"index": index, "positions": positions, "tokens": tokens, "health": bad.to(torch.int32)}
+
+
+def tree(case: Case) -> Answer:
+    """A draft tree: grown, selected, linked, verified, committed."""
+    steps, nodes, seq_lens = case["steps"], case["nodes"], case["seq_lens"]
+    rows = torch.arange(1, len(seq_lens) + 1)
+    dims = {"B": len(rows), "K": case["branches"], "S": steps, "N": nodes, "A": steps + 1}
+    scores = case["p"][0]
+    parts, tokens, kept = [scores], [case["index"][0]], []
+    for p, index in zip(case["p"][1:], case["index"][1:], strict=True):
+        _, scores, best, candidates = evaluate("tree.grow", (scores, p, index), {}, dims, {})
+        parts.append(candidates)
+        tokens.append(index)
+        kept.append(best)
+    selected = evaluate("tree.select", (case["bonus"], *parts, *tokens, *kept), {"steps": steps}, dims, {})
+    tree_tokens, following, sibling, depth = selected
+    (positions,) = evaluate("tree.positions", (seq_lens, depth), {}, dims, {})
+    answer = {"tokens": tree_tokens, "positions": positions.flatten(), "next": following, "sibling": sibling}
+    target = case["target"].to(torch.int32)
+    verified = evaluate("verify.greedy", (tree_tokens, target, rows, following, sibling), {}, dims, {})
+    answer["predict"], answer["accept_index"], answer["accept_lens"] = verified[0].flatten(), *verified[1:]
+    (path,) = evaluate("commit.path", (verified[0], verified[1]), {}, dims, {})
+    answer["new_seq_lens"], answer["bonus"] = evaluate("commit.lengths", (seq_lens, verified[2], path), {}, dims, {})
+    return answer

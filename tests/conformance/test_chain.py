@@ -1,0 +1,103 @@
+"""Whole decode steps of chains: everything between the forwards, against SGLang's kernels in the same order.
+
+Each case runs two steps, the second on what the first left in the relay, with one to four requests, one to five
+drafts, with and without hidden states, on shifted and on true draft positions, with rows of padding behind the batch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from specc.runtime.reference import evaluate
+
+from .compare import SIDES, rounds, same
+from .conftest import Answers
+
+GATHERED = ("seq_lens", "root", "draft_token", "draft_hidden")
+DRAFT = ("draft_positions", "draft_slots")
+CHAIN = ("tokens", "verify_positions", "verify_slots")
+COMMIT = ("predict", "accept_index", "accept_lens", "new_seq_lens", "bonus", "extend_ids", "select")
+EXTEND = ("extend_positions", "extend_slots", "next_topk_index")
+LINKS = ("retrieve_index", "retrieve_next", "retrieve_sibling")
+
+
+@pytest.mark.parametrize("field", [*GATHERED, *DRAFT, *CHAIN, *COMMIT, *EXTEND])
+@pytest.mark.parametrize("side", SIDES)
+def test_every_value_of_a_step(answers: Answers, side: str, field: str) -> None:
+    compared = 0
+    for label, case, _, ours, theirs in rounds(answers, side):
+        if field in DRAFT and case["steps"] == 1:
+            continue  # no draft forward, so specc writes nothing for one
+        if field == "draft_hidden" and "hidden" not in case:
+            assert field not in ours
+            assert field not in theirs
+            continue
+        assert same(ours[field], theirs[field]), f"{label}: {ours[field]} is not SGLang's {theirs[field]}"
+        compared += 1
+    assert compared > 40
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_nothing_else_is_answered(answers: Answers, side: str) -> None:
+    """Every value of SGLang's step has its counterpart: none is compared by nobody."""
+    for _, _, _, ours, theirs in rounds(answers, side):
+        assert {*theirs} - {*ours} <= {*LINKS, *DRAFT}
+        assert {*ours} - {*theirs} <= {"health"}
+
+
+def test_links_of_a_chain_are_constants(answers: Answers) -> None:
+    """SGLang writes them every step; in specc they exist nowhere."""
+    for label, case, _, _, theirs in rounds(answers, "reference"):
+        count, nodes = len(case["rows"]), case["steps"] + 1
+        following = [*range(1, nodes), -1]
+        assert theirs["retrieve_index"].tolist() == torch.arange(count * nodes).view(count, nodes).tolist(), label
+        assert theirs["retrieve_next"].tolist() == [following] * count, label
+        assert theirs["retrieve_sibling"].tolist() == [[-1] * nodes] * count, label
+
+
+def test_verification_by_links_and_without(answers: Answers) -> None:
+    """The reference's chain form of `verify.greedy` is its tree form on SGLang's links."""
+    for label, case, given, ours, theirs in rounds(answers, "reference"):
+        nodes = case["steps"] + 1
+        argmax = given["target_logits"].argmax(-1).to(torch.int32)
+        operands = (ours["tokens"].view(-1, nodes), argmax, case["rows"])
+        links = (theirs["retrieve_next"], theirs["retrieve_sibling"])
+        plain = evaluate("verify.greedy", operands, {}, {"A": nodes}, {})
+        linked = evaluate("verify.greedy", (*operands, *links), {}, {"A": nodes}, {})
+        assert all(map(same, plain, linked)), label
+
+
+def test_the_cases_cover_what_they_should(answers: Answers) -> None:
+    lengths, shapes = Counter[int](), Counter[tuple[int, bool, bool]]()
+    for _, case, _, _, theirs in rounds(answers, "reference"):
+        lengths.update(theirs["accept_lens"].tolist())
+        shapes[case["draft_offset"], "hidden" in case, case["padding"] > 0] += 1
+    assert min(lengths[accepted] for accepted in range(1, 6)) >= 5
+    assert len(shapes) == 8
+
+
+def test_healthy_rows_raise_nothing(answers: Answers) -> None:
+    for label, _, _, ours, _ in rounds(answers, "kernels"):
+        assert not ours["health"].any(), label
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_nan_in_target_rows_differs_by_design(answers: Answers, side: str) -> None:
+    """SGLang takes torch.argmax of the target's rows, where NaN wins; specc pins NaN = -inf.
+
+    So a request with NaN in one of its target rows is excluded, and the others of its batch must not notice it.
+    """
+    clean, different = 0, 0
+    for label, case, given, ours, theirs in rounds(answers, side, target_nan=True):
+        count = len(case["rows"])
+        has_nan = given["target_logits"].isnan().flatten(1).any(1)
+        for field in COMMIT:
+            mine, other = (answer[field].reshape(count, -1) for answer in (ours, theirs))
+            assert same(mine[~has_nan], other[~has_nan]), f"{label}: {field}"
+            different += not same(mine[has_nan], other[has_nan])
+        clean += int((~has_nan).sum())
+    assert clean > 3
+    assert different > 3

@@ -1,0 +1,27 @@
+"""What can be said of the programs' kernels without a GPU: in Triton's interpreter, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from .conftest import HERE, ROOT
+
+
+def test_every_launch_of_the_examples() -> None:
+    run(str(HERE / "interpreted.py"), "standalone-chain", "eagle-chain")
+
+
+def test_the_benchmark_agrees_with_its_baseline() -> None:
+    assert run(str(ROOT / "bench" / "chain.py"), "--check-only").count("same results") > 2
+
+
+def run(*command: str) -> str:
+    """The output of a Python program; its messages when it fails."""
+    path = os.pathsep.join(str(ROOT / folder) for folder in ("", "bench", "tests"))
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
+    words = [sys.executable, *command]
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
