@@ -113,7 +113,7 @@ def test_a_step_without_specc(site: Path) -> None:
 def test_the_entry_point_names_the_package(site: Path) -> None:
     script = """
 from importlib.metadata import entry_points
-print(*[(point.name, point.value) for point in entry_points(group="specc.programs")])
+print(*[(point.name, point.value) for point in entry_points(group="specc.programs", name="toy_chain")])
 """
     assert child(site, script) == "('toy_chain', 'specc_toy_chain')"
 
