@@ -204,3 +204,24 @@ def test_early_versions_of_cuda_core(driver: Driver, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "cuda.core.experimental", None)
     with pytest.raises(UnsupportedDeviceError, match=r"CUDA needs cuda-core .*no ObjectCode"):
         cuda.import_cuda_core()
+
+
+def test_the_real_cuda_core_packs_pointers_and_numbers() -> None:
+    """What `_value` passes comes out as kernels read it: ints as 64-bit pointers, ctypes scalars in their width."""
+    pytest.importorskip("cuda.bindings")
+    handler = pytest.importorskip("cuda.core._kernel_arg_handler")
+    pointer, number, stride = 0x7F00_1234_5600, 2**31 - 1, 2**40 + 3
+    packed = handler.ParamHolder((pointer, ctypes.c_int32(number), ctypes.c_int64(stride), 0))
+    places = (ctypes.c_void_p * 4).from_address(packed.ptr)
+    assert ctypes.c_uint64.from_address(places[0]).value == pointer
+    assert ctypes.c_int32.from_address(places[1]).value == number
+    assert ctypes.c_int64.from_address(places[2]).value == stride
+    assert ctypes.c_uint64.from_address(places[3]).value == 0
+
+
+def test_the_real_cuda_core_takes_our_launch_configuration() -> None:
+    pytest.importorskip("cuda.bindings")
+    core = pytest.importorskip("cuda.core")
+    config = core.LaunchConfig(grid=(4, 63, 1), block=(128, 1, 1), shmem_size=16)
+    assert (tuple(config.grid), tuple(config.block), config.shmem_size) == ((4, 63, 1), (128, 1, 1), 16)
+    assert {"ObjectCode", "launch", "Device"} <= set(dir(core))
