@@ -9,6 +9,7 @@ from specc.config import Config, LoadedConfig, ModelConfig
 from specc.ir.builder import Builder
 from specc.ir.core import Carry, Module, Value
 from specc.ir.types import Dim, StateType, TensorType
+from specc.support.diagnostics import Diagnostic, DiagnosticError, Note
 from specc.support.location import Location
 
 DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
@@ -59,6 +60,19 @@ class Scope:
     def carry(self, name: str, dtype: str, *shape: str | int, at: tuple[str, ...] = ("algorithm",)) -> None:
         """Declare a value every request carries from step to step; ``shape`` follows the axis B."""
         self.module.carries[name] = Carry(name, TensorType(dtype, ("B", *shape)), self.at(*at))
+
+    def require_one_vocabulary(self) -> None:
+        """Refuse models of two vocabularies, for drafts whose token ids are the target's own.
+
+        Raises:
+            DiagnosticError: ``legal/vocab-mismatch``.
+        """
+        target, draft = self.config.target.vocab_size, self.config.draft.vocab_size
+        if target != draft:
+            message = f"{self.config.algorithm} needs one vocabulary: the draft has {draft} tokens"
+            note = Note(f"the target has {target}", self.at("target", "vocab_size"))
+            where = self.at("draft", "vocab_size")
+            raise DiagnosticError(Diagnostic("legal/vocab-mismatch", message, where, notes=(note,)))
 
     def output(self, name: str, value: Value) -> None:
         """Hand a value back to the engine at the end of a step."""

@@ -44,6 +44,7 @@ def build_recurrent(scope: Scope, *, reads_hidden: bool) -> None:
             position p is (token p + 1, hidden p); if not it sees tokens at their true positions.
 
     """
+    scope.require_one_vocabulary()
     config = scope.config
     scope.carry("bonus", "i32")
     scope.carry("topk_p", "f32", "K", at=("topk",))

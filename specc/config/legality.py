@@ -21,9 +21,6 @@ MAX_BATCH = 65536
 MAX_KV_ROW = 65536
 """Largest num_kv_heads * head_dim, in elements."""
 
-SHARED_VOCABULARY = frozenset({"STANDALONE", "EAGLE"})
-"""Algorithms whose draft proposes token ids of the target's own vocabulary."""
-
 _IMPLEMENTED_OUTPUTS = ("accept_index", "hidden_states")
 
 
@@ -154,19 +151,11 @@ def _refuse(checked: Checked, wanted: bool, what: str, path: tuple[str | int, ..
         checked.found.error("config/not-yet", message, checked.places.value(*path), hint=hint)
 
 
-def check_models(
-    checked: Checked, algorithm: str | None, target: ModelConfig | None, draft: ModelConfig | None
-) -> None:
+def check_models(checked: Checked, target: ModelConfig | None, draft: ModelConfig | None) -> None:
     """Apply the rules about the two models; a model that could not be settled is None."""
     for side, model in (("target", target), ("draft", draft)):
         if model is not None:
             _key_value_row(checked, side, model)
-    if target is None or draft is None or algorithm not in SHARED_VOCABULARY:
-        return
-    if target.vocab_size != draft.vocab_size:
-        message = f"{algorithm} needs one vocabulary: the draft has {draft.vocab_size} tokens"
-        note = Note(f"the target has {target.vocab_size}", _settled_at(checked, "target", "vocab_size"))
-        checked.found.error("legal/vocab-mismatch", message, _settled_at(checked, "draft", "vocab_size"), notes=[note])
 
 
 def _settled_at(checked: Checked, side: str, key: str) -> Location:

@@ -27,7 +27,7 @@ def resolve(checked: Checked, directory: Path, algorithms: Sequence[str]) -> Con
     algorithm = _algorithm(checked, algorithms)
     target = _model(checked, "target", checked.file.target, directory)
     draft = _model(checked, "draft", checked.file.draft, directory)
-    check_models(checked, algorithm, target, draft)
+    check_models(checked, target, draft)
     if checked.found.errors or algorithm is None or target is None or draft is None:
         return None
     return _config(checked, algorithm, target, draft)

@@ -117,13 +117,6 @@ def test_what_the_model_leaves_open_must_be_written(find: Find, load: Load, mode
     assert load(text).config.target.dtype == "float16"
 
 
-def test_vocabularies_of_two_models(find: Find, model: Model) -> None:
-    model(**LLAMA)
-    model("other", **{**LLAMA, "vocab_size": 99})
-    (found,) = find(TEXT.replace("draft:\n  model: m", "draft:\n  model: other"))
-    assert (found.code, str(found.location)) == ("legal/vocab-mismatch", "c.yaml:6:10")
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
