@@ -27,7 +27,7 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Json:
         config: the configuration it was built from.
 
     """
-    (options,) = module.decls_of(Options)
+    options = module.decl(Options)
     return {
         "format": 1,
         "name": module.name,
@@ -56,7 +56,7 @@ def _dims(module: Module, config: Config) -> Json:
 
 
 def _kv(module: Module) -> Json:
-    (kv,) = module.decls_of(KvLayout)
+    kv = module.decl(KvLayout)
     return {
         "page_size": kv.page_size,
         "verify_window": kv.verify_window,

@@ -14,6 +14,7 @@ import networkx as nx
 
 from specc.ir.plan import Decl
 from specc.ir.types import Dim, StateType, TensorType, Type
+from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.location import Location
 
 D = TypeVar("D", bound=Decl)
@@ -119,6 +120,18 @@ class Module:
     def decls_of(self, kind: type[D]) -> list[D]:
         """Declarations of one dataclass, in order."""
         return [decl for decl in self.decls if isinstance(decl, kind)]
+
+    def decl(self, kind: type[D]) -> D:
+        """The only declaration of one dataclass.
+
+        Raises:
+            DiagnosticError: ``ir/invalid``, there is none or more than one (only in edited text).
+        """
+        found = self.decls_of(kind)
+        if len(found) != 1:
+            message = f"@{self.name} needs exactly one {kind.kind} declaration, has {len(found)}"
+            raise DiagnosticError(Diagnostic("ir/invalid", message))
+        return found[0]
 
     # --- building ----------------------------------------------------------------------------------------
 

@@ -5,8 +5,8 @@ A signature reads like its documentation::
     logits: T[B, *x, V], rows: i64[B] -> index: $dtype[B, *x], bad: i1[B, *x]
 
 An upper-case dtype (``T``) and ``?name`` / ``*name`` axes are variables, ``$name`` takes an attribute's value,
-other axes must match by name; an attribute that is ``""`` stands for no axis. ``name?:`` marks an optional last
-operand or result, ``name*:`` a variadic one.
+other axes must match by name; an attribute that is ``""`` stands for no axis. ``name?:`` marks optional last
+operands (all or none) or an optional last result, ``name*:`` a variadic one.
 """
 
 from __future__ import annotations
@@ -117,6 +117,9 @@ class OpDef:
         variadic = any(slot.variadic for slot in self.operands)
         if len(operands) < required or (len(operands) > len(self.operands) and not variadic):
             raise TypeMismatch(-1, f"takes {required} operands, got {len(operands)}")
+        optional = sum(slot.optional for slot in self.operands)
+        if optional and not variadic and len(operands) not in (required, required + optional):
+            raise TypeMismatch(-1, f"takes {required} or {required + optional} operands, got {len(operands)}")
         bound: Bindings = {}
         for index, (slot, type_) in enumerate(zip(self.operands, operands, strict=False)):
             if not slot.variadic:

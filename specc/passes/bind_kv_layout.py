@@ -50,7 +50,7 @@ def _lower(module: Module, op: Op) -> None:
 
 def _layout(module: Module, extra: int) -> KvLayout:
     """decode-step 2.6 and 2.8: 2 * max(K * S, N), one more slot per step when the draft sees true positions."""
-    (options,) = module.decls_of(Options)
+    options = module.decl(Options)
     nodes = module.dims["A"].size
     assert nodes is not None
     window = nodes + extra

@@ -59,7 +59,7 @@ def _laid_out(module: Module) -> list[str]:
 
 
 def _bucketed(module: Module) -> list[str]:
-    (options,) = module.decls_of(Options)
+    options = module.decl(Options)
     grids = {(grid.kernel, grid.bucket) for grid in module.decls_of(Grid)}
     wanted = {(kernel.name, bucket) for kernel in module.decls_of(Kernel) for bucket in options.buckets}
     return [f"kernel {kernel} has no grid for bucket {bucket}" for kernel, bucket in sorted(wanted - grids)]

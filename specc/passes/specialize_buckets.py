@@ -22,7 +22,7 @@ class SpecializeBuckets(Pass):
 
     def run(self, module: Module, ctx: Context) -> None:
         """See the class."""
-        (options,) = module.decls_of(Options)
+        options = module.decl(Options)
         bound = module.dims["B"].size
         if options.buckets[-1] != bound:
             message = f"the largest bucket is {options.buckets[-1]}, but batches have up to {bound} rows"

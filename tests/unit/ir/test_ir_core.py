@@ -8,6 +8,7 @@ from specc.ir.builder import Builder
 from specc.ir.core import PHASES, Module, Value, entry_of, is_state, tensor_type
 from specc.ir.plan import Kernel, Options
 from specc.ir.types import Dim, StateType, TensorType
+from specc.support.diagnostics import DiagnosticError
 from specc.support.location import Location
 
 I64 = TensorType("i64", ("B",))
@@ -177,3 +178,15 @@ def test_declarations_by_class() -> None:
     kernel = Kernel("k", "prepare", "prepare", 1)
     module.decls = [Options("o", (1,), 1, "greedy", ()), kernel]
     assert module.decls_of(Kernel) == [kernel]
+
+
+def test_the_only_declaration_of_a_kind() -> None:
+    """Text that was edited may lack one, or have two: the user's mistake, not a crash."""
+    module = Module("m")
+    with pytest.raises(DiagnosticError, match="@m needs exactly one options declaration, has 0"):
+        module.decl(Options)
+    module.decls.append(Options("config", (1,), 1, "greedy", ("sm_90",)))
+    assert module.decl(Options).buckets == (1,)
+    module.decls.append(module.decl(Options))
+    with pytest.raises(DiagnosticError, match="has 2"):
+        module.decl(Options)

@@ -138,3 +138,15 @@ def test_operand_names() -> None:
 
 def test_equal_sizes_are_not_equal_axes() -> None:
     assert TensorType("i64", ("B", "N")) != TensorType("i64", ("B", "A"))
+
+
+def test_optional_operands_come_together() -> None:
+    """Links are two operands or none: a next without a sibling is a count that does not fit."""
+    greedy = OPS["verify.greedy"]
+    tokens, rows = TensorType("i64", ("B", "A")), TensorType("i64", ("B",))
+    operands = [tokens, TensorType("i32", ("B", "A")), rows]
+    module = Module("m")
+    assert len(greedy.result_types(module, operands, {})) == 3
+    assert len(greedy.result_types(module, [*operands, tokens, tokens], {})) == 3
+    with pytest.raises(TypeMismatch, match="takes 3 or 5 operands, got 4"):
+        greedy.result_types(module, [*operands, tokens], {})
