@@ -162,7 +162,7 @@ def _wheel_package(name_or_path: str) -> Any:
         from specc.engine.wheel import package
     except ImportError as error:
         message = f"the engine needs a library that is not installed: {error.name}"
-        diagnostic = Diagnostic("run/model-unreadable", message, hint="pip install 'specc[engine]'")
+        diagnostic = Diagnostic("run/model-unreadable", message, hint=f"pip install {error.name}")
         raise DiagnosticError(diagnostic) from error
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
