@@ -1,7 +1,7 @@
 """The graph shared by drafts that run S-1 forwards of their own per step and one extend over what was accepted.
 
 It is written for any topk, always produces hidden states and always carries scores: what a configuration does not need
-is removed by the passes, by dataflow alone. Semantics: decode-step sections 2.1 to 2.8; SGLang's eagle_worker_v2.
+is removed by the passes, by dataflow alone. Semantics: docs/semantics.md; SGLang's eagle_worker_v2.
 """
 
 from __future__ import annotations

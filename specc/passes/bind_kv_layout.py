@@ -49,7 +49,7 @@ def _lower(module: Module, op: Op) -> None:
 
 
 def _layout(module: Module, extra: int) -> KvLayout:
-    """decode-step 2.6 and 2.8: 2 * max(K * S, N), one more slot per step when the draft sees true positions."""
+    """One slot per node, one more when the draft sees true positions; twice that, for a step scheduled ahead."""
     options = module.decl(Options)
     nodes = module.dims["A"].size
     assert nodes is not None
