@@ -26,10 +26,10 @@ if not ON_GPU:
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from baseline import TorchSequence  # noqa: E402
-from measure import COPIES, WARM_UPS, Floors, Ratio, Run, capture, nothing, pairs  # noqa: E402
-from ours import Ours, TritonBackend, compile_chain, cuda_backend, plan_of  # noqa: E402
-from work import Shape, Work, differences  # noqa: E402
+from baseline import TorchSequence
+from measure import COPIES, WARM_UPS, Floors, Ratio, Run, capture, nothing, pairs
+from ours import Ours, TritonBackend, compile_chain, cuda_backend, plan_of
+from work import Shape, Work, differences
 
 VOCABULARIES, BATCHES, STEPS, WIDTH, POOL = (32000, 128256), (1, 8, 64), 3, 4096, 65
 TINY_VOCABULARIES, TINY_BATCHES, TINY_WIDTH = (300, 2049), (1, 3), 40

@@ -15,14 +15,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specc.ir.types import DTYPES, StateType, TensorType, Type
 
 if TYPE_CHECKING:
     from specc.ir.core import Module
 
-Bindings = dict[str, object]
+Bindings = dict[str, Any]
 
 
 class TypeMismatch(Exception):
@@ -78,7 +78,7 @@ class OpDef:
     until: str = ""
     effect: str = ""
     inplace: bool = False
-    infer: Callable[[Module, Mapping[str, object]], Sequence[Type]] | None = None
+    infer: Callable[[Module, Mapping[str, Any]], Sequence[Type]] | None = None
 
     @cached_property
     def operands(self) -> tuple[Slot, ...]:
@@ -90,7 +90,7 @@ class OpDef:
         """Result slots in order."""
         return _slots(self.signature.partition("->")[2])
 
-    def result_types(self, module: Module, operands: Sequence[Type], attrs: Mapping[str, object]) -> tuple[Type, ...]:
+    def result_types(self, module: Module, operands: Sequence[Type], attrs: Mapping[str, Any]) -> tuple[Type, ...]:
         """Types of all results, the optional ones included.
 
         Raises:
@@ -112,7 +112,7 @@ class OpDef:
                 names.append(slot.name)
         return tuple(names)
 
-    def _bind(self, operands: Sequence[Type], attrs: Mapping[str, object]) -> Bindings:
+    def _bind(self, operands: Sequence[Type], attrs: Mapping[str, Any]) -> Bindings:
         required = sum(not (slot.optional or slot.variadic) for slot in self.operands)
         variadic = any(slot.variadic for slot in self.operands)
         if len(operands) < required or (len(operands) > len(self.operands) and not variadic):
@@ -127,7 +127,7 @@ class OpDef:
         return bound
 
 
-def _match(index: int, slot: Slot, type_: Type, bound: Bindings, attrs: Mapping[str, object]) -> None:
+def _match(index: int, slot: Slot, type_: Type, bound: Bindings, attrs: Mapping[str, Any]) -> None:
     if slot.pattern.startswith("!") or isinstance(type_, StateType):
         if str(type_) != slot.pattern:
             raise TypeMismatch(index, f"{slot.name} must be {slot.pattern}, got {type_}")
@@ -142,7 +142,7 @@ def _match(index: int, slot: Slot, type_: Type, bound: Bindings, attrs: Mapping[
 
 
 def _match_shape(
-    index: int, slot: Slot, type_: TensorType, entries: list[str], bound: Bindings, attrs: Mapping[str, object]
+    index: int, slot: Slot, type_: TensorType, entries: list[str], bound: Bindings, attrs: Mapping[str, Any]
 ) -> None:
     shape = list(type_.shape)
     for position, entry in enumerate(entries):
@@ -167,7 +167,7 @@ def _match_shape(
         raise TypeMismatch(index, f"{slot.name} must be {slot.pattern}, got {type_}")
 
 
-def _build(pattern: str, bound: Bindings, attrs: Mapping[str, object]) -> Type:
+def _build(pattern: str, bound: Bindings, attrs: Mapping[str, Any]) -> Type:
     if pattern.startswith("!"):
         return StateType(pattern[len("!kv<") : -1])
     dtype, entries = _split(pattern)
@@ -175,11 +175,11 @@ def _build(pattern: str, bound: Bindings, attrs: Mapping[str, object]) -> Type:
     shape: list[str | int] = []
     for entry in entries:
         if entry.startswith("*"):
-            shape += bound[entry]  # type: ignore[operator]
+            shape += bound[entry]
         elif entry.startswith("?"):
-            shape.append(bound[entry])  # type: ignore[arg-type]
+            shape.append(bound[entry])
         elif entry.startswith("$"):
-            shape += [attrs[entry[1:]]] if attrs[entry[1:]] != "" else []  # type: ignore[list-item]
+            shape += [attrs[entry[1:]]] if attrs[entry[1:]] != "" else []
         else:
             shape.append(entry)
     return TensorType(dtype, tuple(shape))

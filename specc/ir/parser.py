@@ -177,7 +177,7 @@ class _Parser:
         for field in fields(decl):
             if field.name != "name" and not _fits(attrs[field.name], str(field.type)):
                 raise _Failure(f"{field.name} of {found['kind']} must be {field.type}")
-        module.decls.append(decl(name=found["name"], **attrs))  # type: ignore[arg-type]
+        module.decls.append(decl(name=found["name"], **attrs))
 
     def _op(self, module: Module, text: str) -> None:
         assert self.phase is not None

@@ -45,6 +45,7 @@ class Context:
     warnings: list[Diagnostic] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
 class Pass(ABC):
     """One transformation of a module.
 

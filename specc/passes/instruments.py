@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from specc.ir.checker import check_linear, check_module
@@ -111,6 +111,6 @@ class Reproducer(BaseInstrument):
 
 def spell(step: Pass) -> str:
     """A pass and its options as ``-p`` takes them: ``name{option=value,...}``."""
-    options = {name: getattr(step, name) for name in getattr(step, "__dataclass_fields__", {})}
+    options = {option.name: getattr(step, option.name) for option in fields(step)}
     inner = ",".join(f"{name.replace('_', '-')}={value}" for name, value in options.items())
     return f"{step.name}{{{inner}}}" if inner else step.name

@@ -78,7 +78,7 @@ def _split(text: str) -> list[str]:
 
 
 def _make(step: type[Pass], options: str) -> Pass:
-    known = {f.name.replace("_", "-"): f for f in fields(step)}  # type: ignore[arg-type]
+    known = {f.name.replace("_", "-"): f for f in fields(step)}
     values: dict[str, object] = {}
     for pair in filter(None, (part.strip() for part in options.split(","))):
         key, _, value = pair.partition("=")

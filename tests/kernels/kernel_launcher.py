@@ -16,11 +16,11 @@ ON_GPU = os.environ.get("SPECC_TEST_GPU") == "1"
 if not ON_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 
-import triton  # noqa: E402
-import triton.language as tl  # noqa: E402
-from kernel_families import FAMILIES  # noqa: E402
+import triton
+import triton.language as tl
+from kernel_families import FAMILIES
 
-from specc.codegen import render  # noqa: E402
+from specc.codegen import render
 
 PACKAGE = "specc_test_kernels"
 INTERPRETED = not isinstance(tl.max, triton.JITFunction)

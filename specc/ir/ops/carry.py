@@ -7,7 +7,7 @@ step before this one's results reach the host (SGLang's FutureMap). Row 0 is the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specc.ir.opdef import OpDef, TypeMismatch
 from specc.ir.types import Type
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from specc.ir.core import Module
 
 
-def _field_type(module: Module, attrs: Mapping[str, object]) -> Sequence[Type]:
+def _field_type(module: Module, attrs: Mapping[str, Any]) -> Sequence[Type]:
     carry = module.carries.get(str(attrs["field"]))
     if carry is None:
         raise TypeMismatch(-1, f"nothing named {attrs['field']} is carried")

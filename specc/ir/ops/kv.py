@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specc.ir.opdef import OpDef
 from specc.ir.types import TensorType, Type
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _TABLE = "req_to_token: i32[P, C], rows: i64[B], seq_lens: i64[B]"
 
 
-def _slots(_: Module, attrs: Mapping[str, object]) -> Sequence[Type]:
+def _slots(_: Module, attrs: Mapping[str, Any]) -> Sequence[Type]:
     axis = str(attrs["axis"])
     return [TensorType("i64", ("D", "B", "K") if axis == "D" else ("B", axis))]
 

@@ -48,7 +48,7 @@ def scan_chunk(row_ptr, chunk, chunks, V: tl.constexpr, BLOCK: tl.constexpr):
         best = tl.where(better, x, best)
         best_block = tl.where(better, block, best_block)
     # Two conditions, not one: the first is decided while compiling, and takes this code away when V is whole.
-    if WHOLE < BLOCKS:  # noqa: SIM102
+    if WHOLE < BLOCKS:
         if (first <= WHOLE) & (stop > WHOLE):
             offset = WHOLE * BLOCK + lane
             x = tl.load(row_ptr + offset, mask=offset < V, other=float("-inf")).to(tl.float32)
