@@ -122,5 +122,7 @@ def _finish(result: Build, files: Sequence[Path], quiet: bool) -> None:
 
     from specc.emit.report import print_summary
 
-    width = None if sys.stdout.isatty() else 160
-    print_summary(result, Console(width=width, highlight=False), files)
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    with console.capture() as captured:
+        print_summary(result, console, files)
+    typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
