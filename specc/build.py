@@ -16,6 +16,7 @@ from specc.config import LoadedConfig
 from specc.driver import compile_module
 from specc.ir.core import Module
 from specc.ir.plan import Resources
+from specc.kernels.base import cluster_of
 from specc.passes.base import Context
 from specc.passes.check_resources import CheckResources
 from specc.passes.instruments import CheckEach
@@ -34,7 +35,7 @@ class Build:
     Attributes:
         loaded: the configuration.
         module: the final module.
-        ctx: remarks and warnings of the passes.
+        ctx: remarks of the passes.
         generated: rendered kernels.
         lib: shared device code, path -> text.
         plan: content of plan.json.
@@ -132,6 +133,6 @@ def _require_compiler(build: Build) -> None:
 
 def _compile_failed(build: Build, error: CompileError) -> Diagnostic:
     """Triton's message under the YAML line of the kernel's first op."""
-    ops = [op for op in build.module.ops() if op.attrs.get("kernel") == error.kernel]
+    ops = cluster_of(build.module, error.kernel)
     where = ops[0].location if ops else None
     return Diagnostic("aot/compile-failed", f"{error.kernel} for {error.arch}: {error.message}", where)

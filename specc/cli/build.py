@@ -53,7 +53,6 @@ def build(
         report.show(loaded.warnings)
         archs = _archs(loaded, arch)
         result = build_program(loaded, [Reproducer(Path())])
-        report.show(result.ctx.warnings)
         if {Emit.wheel, Emit.cubins} & set(wanted):
             _compile(result, archs, jobs, cache, quiet)
         files = _write(result, wanted, output)

@@ -11,7 +11,7 @@ from specc.ir.core import Module
 from specc.ir.plan import Kernel, Layout
 from specc.ir.printer import print_op
 from specc.kernels import FAMILIES
-from specc.kernels.base import Argument, Cluster, Spec, in_order
+from specc.kernels.base import Argument, Cluster, Spec, cluster_of
 from specc.version import __version__
 
 
@@ -56,11 +56,6 @@ def generate_kernels(module: Module, config_file: str) -> Generated:
         if name == kernel.name:
             sources.append(_source(module, kernel, cluster, spec, config_file))
     return Generated(tuple(sources), specs, kernel_of)
-
-
-def cluster_of(module: Module, kernel: str) -> Cluster:
-    """The ops of a kernel, in execution order."""
-    return in_order(module, [op for op in module.ops() if op.attrs.get("kernel") == kernel])
 
 
 def aligned_arguments(module: Module, spec: Spec) -> frozenset[str]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from specc.algorithms.base import DTYPES
-from specc.codegen.kernels import Generated, aligned_arguments, cluster_of
+from specc.codegen.kernels import Generated, aligned_arguments
 from specc.codegen.totals import totals
 from specc.config import Config, ModelConfig
 from specc.ir.core import Module, Op, Value, entry_of, is_state, tensor_type
 from specc.ir.nodes import is_external, node_of
 from specc.ir.ops import OPS
 from specc.ir.plan import Buffer, Grid, KvLayout, Layout, Node, Options
-from specc.kernels.base import Argument
+from specc.kernels.base import Argument, cluster_of
 from specc.version import __version__
 
 Json = dict[str, Any]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from specc.ir.core import Module, Value, entry_of
+from specc.ir.core import Module, Value, entry_of, tensor_type
 from specc.ir.liveness import hidden_result
 from specc.ir.nodes import is_external
 from specc.ir.ops import OPS
 from specc.ir.plan import Buffer, Layout, Node
-from specc.ir.types import DTYPES, TensorType
+from specc.kernels.base import nbytes
 
 
 def totals(module: Module, bucket: int) -> dict[str, int]:
@@ -27,7 +27,7 @@ def totals(module: Module, bucket: int) -> dict[str, int]:
 
 def _vocab_bytes(module: Module, bucket: int) -> int:
     ops = [op for op in module.ops("step") if op.opcode in ("vocab.argmax", "vocab.topk")]
-    return sum(_bytes(module, op.operands[0].type, bucket) for op in ops)
+    return sum(nbytes(module, tensor_type(op.operands[0]), bucket) for op in ops)
 
 
 def hidden_state_bytes(module: Module, bucket: int) -> int:
@@ -40,8 +40,7 @@ def hidden_state_bytes(module: Module, bucket: int) -> int:
     total = 0
     for buffer in module.decls_of(Buffer):
         if buffer.name in holders:
-            batch = module.dims["B"].size or 1
-            total += buffer.bytes * bucket // batch if buffer.owner == "engine" else buffer.bytes
+            total += buffer.bytes * bucket // module.size("B") if buffer.owner == "engine" else buffer.bytes
     return total
 
 
@@ -60,12 +59,3 @@ def _hidden(module: Module) -> tuple[set[Value], set[str]]:
             elif op.opcode.startswith(("tree.", "commit.")) and op.operands[0] in values:
                 values |= set(op.results)
     return values, fields
-
-
-def _bytes(module: Module, type_: object, bucket: int) -> int:
-    assert isinstance(type_, TensorType)
-    total = DTYPES[type_.dtype]
-    for entry in type_.shape:
-        size = bucket if entry == "B" else entry if isinstance(entry, int) else module.dims[entry].size
-        total *= size or 0
-    return total

@@ -121,6 +121,15 @@ class Module:
         """Declarations of one dataclass, in order."""
         return [decl for decl in self.decls if isinstance(decl, kind)]
 
+    def size(self, dim: str) -> int:
+        """Elements along a dimension, at its bound.
+
+        Raises:
+            ValueError: the engine decides it.
+        """
+        (size,) = TensorType("i1", (dim,)).sizes(self.dims)
+        return size
+
     def decl(self, kind: type[D]) -> D:
         """The only declaration of one dataclass.
 

@@ -32,6 +32,16 @@ def infer_op(module: Module, op: Op) -> tuple[Type, ...]:
     return tuple(present)
 
 
+def assign_types(module: Module, op: Op) -> None:
+    """Give the results of ``op`` the types that follow from its operands.
+
+    Raises:
+        TypeMismatch: an operand does not fit the op's signature.
+    """
+    for value, type_ in zip(op.results, infer_op(module, op), strict=True):
+        value.type = type_
+
+
 def _has(op: Op, definition: OpDef) -> bool:
     return len(op.results) == len(definition.results)
 

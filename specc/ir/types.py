@@ -6,7 +6,9 @@ never be read with the stride of a path (the stride bug of tree verification in 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 DTYPES: dict[str, int] = {"i1": 1, "i32": 4, "i64": 8, "f16": 2, "bf16": 2, "f32": 4}
 """Bytes of one element of every dtype of the IR."""
@@ -45,8 +47,8 @@ class TensorType:
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(str(d) for d in self.shape)}]"
 
-    def sizes(self, dims: dict[str, Dim]) -> tuple[int, ...]:
-        """Concrete shape at the bounds of all dimensions.
+    def sizes(self, dims: Mapping[str, Dim], *, unbounded: int | None = None) -> tuple[int, ...]:
+        """Concrete shape at the bounds of all dimensions; ``unbounded`` stands for those that have none.
 
         Raises:
             ValueError: a dimension's size is the engine's business (``size`` is None).
@@ -54,7 +56,8 @@ class TensorType:
         """
         sizes: list[int] = []
         for entry in self.shape:
-            size = entry if isinstance(entry, int) else dims[entry].size
+            bound = entry if isinstance(entry, int) else dims[entry].size
+            size = unbounded if bound is None else bound
             if size is None:
                 raise ValueError(f"dimension {entry} of {self} has no bound")
             sizes.append(size)
@@ -76,3 +79,8 @@ class StateType:
 
 
 Type = TensorType | StateType
+
+
+def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Strides, in elements, of a contiguous array of this shape."""
+    return tuple(prod(sizes[axis + 1 :]) for axis in range(len(sizes)))

@@ -21,10 +21,7 @@ def block(module: Module, argmax: Op) -> int:
 
 def vocabulary(module: Module, argmax: Op) -> int:
     """Entries of the vocabulary a row ranges over."""
-    entry = tensor_type(argmax.operands[0]).shape[-1]
-    size = entry if isinstance(entry, int) else module.dims[entry].size
-    assert size is not None
-    return size
+    return tensor_type(argmax.operands[0]).sizes(module.dims)[-1]
 
 
 def splits(module: Module, argmax: Op, rows: int) -> int:
@@ -62,12 +59,11 @@ def head(module: Module, cluster: Cluster, name: str) -> Arguments:
 
 def scratch(module: Module, cluster: Cluster, name: str) -> tuple[Scratch, ...]:
     """Partial results per row and split, and one arrival counter per request."""
-    shape = tensor_type(only(cluster, "vocab.argmax").operands[0]).shape[:-1]
-    sizes = tuple(entry if isinstance(entry, int) else module.dims[entry].size or 1 for entry in shape)
+    *sizes, _ = tensor_type(only(cluster, "vocab.argmax").operands[0]).sizes(module.dims)
     return (
         Scratch(f"{name}.partial_value", "f32", (*sizes, MAX_SPLITS)),
         Scratch(f"{name}.partial_index", "i32", (*sizes, MAX_SPLITS)),
-        Scratch(f"{name}.arrivals", "i32", sizes[:1], zero=True),
+        Scratch(f"{name}.arrivals", "i32", (sizes[0],), zero=True),
     )
 
 

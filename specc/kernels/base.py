@@ -9,10 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import ClassVar
 
 from specc.ir.core import Module, Op, Value, tensor_type
-from specc.ir.ops import OPS
 from specc.ir.types import DTYPES, TensorType
 
 Cluster = tuple[Op, ...]
@@ -155,6 +155,11 @@ def in_order(module: Module, ops: Iterable[Op]) -> Cluster:
     return tuple(sorted(set(ops), key=order.__getitem__))
 
 
+def cluster_of(module: Module, kernel: str) -> Cluster:
+    """The ops of a kernel that ``form-kernels`` formed, in execution order."""
+    return tuple(op for op in module.ops() if op.attrs.get("kernel") == kernel)
+
+
 def readers_outside(module: Module, value: Value, cluster: Sequence[Op]) -> list[Op]:
     """Ops outside a cluster that read a value."""
     return [user for user in module.users(value) if user not in cluster]
@@ -170,15 +175,9 @@ def traffic(module: Module, cluster: Cluster) -> int:
     return sum(nbytes(module, type_) for type_ in types)
 
 
-def nbytes(module: Module, type_: TensorType) -> int:
-    """Bytes of a value at the largest batch; 0 when the engine decides its size."""
-    total = DTYPES[type_.dtype]
-    for entry in type_.shape:
-        size = entry if isinstance(entry, int) else module.dims[entry].size
-        total *= size or 0
-    return total
-
-
-def is_forward(op: Op | None) -> bool:
-    """Whether an op is one of the engine's forwards."""
-    return op is not None and OPS[op.opcode].effect == "external"
+def nbytes(module: Module, type_: TensorType, batch: int | None = None) -> int:
+    """Bytes of a value for ``batch`` rows, by default the largest batch; 0 when the engine decides its size."""
+    sizes = type_.sizes(module.dims, unbounded=0)
+    if batch is not None:
+        sizes = tuple(batch if entry == "B" else size for entry, size in zip(type_.shape, sizes, strict=True))
+    return DTYPES[type_.dtype] * prod(sizes)

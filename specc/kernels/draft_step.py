@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from specc.ir.core import Module, Op
+from specc.ir.nodes import is_external
 from specc.kernels import argmax as shared
-from specc.kernels.base import Cluster, Family, Spec, in_order, is_forward, maybe, only
+from specc.kernels.base import Cluster, Family, Spec, in_order, maybe, only
 
 
 class DraftStep(Family):
@@ -17,7 +18,8 @@ class DraftStep(Family):
     def candidates(self, module: Module) -> Iterable[Cluster]:
         """An argmax whose token is appended to the chain, with everything that hangs on the same forward."""
         for argmax in module.phases["draft"]:
-            if argmax.opcode != "vocab.argmax" or not is_forward(argmax.operands[0].source):
+            forward = argmax.operands[0].source if argmax.opcode == "vocab.argmax" else None
+            if forward is None or not is_external(forward):
                 continue
             appends = [user for user in module.users(argmax.results[0]) if user.opcode == "chain.append"]
             raises = shared.raises(module, argmax)
@@ -34,7 +36,7 @@ class DraftStep(Family):
             arguments.value("draft_tokens_ptr", only(cluster, "vocab.argmax").results[0])
             arguments.value("draft_positions_ptr", advance.result)
         constants = list(shared.constants(module, cluster))
-        constants.insert(2, ("N", module.dims["A"].size or 0))
+        constants.insert(2, ("N", module.size("A")))
         return Spec(
             self.stem,
             {"advance": advance is not None},

@@ -30,11 +30,11 @@ class Prepare(Family):
         constants = [("N", shape.nodes)]
         constants += [("A", shape.nodes)] if shape.extend_slots else []
         if shape.draft_slots:
-            forwards, offset = module.dims["D"].size or 0, int(shape.draft_slots.attrs["offset"])
+            forwards, offset = module.size("D"), int(shape.draft_slots.attrs["offset"])
             constants += [("FORWARDS", forwards), ("DRAFT_OFFSET", offset)]
         if shape.extend_slots:
             constants.append(("EXTEND_OFFSET", int(shape.extend_slots.attrs["offset"])))
-        constants += [("MAX_B", module.dims["B"].size or 0)] if shape.draft_slots else []
+        constants += [("MAX_B", module.size("B"))] if shape.draft_slots else []
         constants += [("W", shape.width), ("BLOCK_W", _BLOCK_W)] if shape.hidden else []
         flags = {
             "relay_seq_lens": shape.seq_lens_load is not None,
@@ -77,7 +77,7 @@ class _Shape:
             _first(slots, axis="A", offset=1),
         )
         self.first_token = loads["topk_index"].result
-        self.nodes = module.dims["A"].size or 0
+        self.nodes = module.size("A")
         self.width = int(tensor_type(self.hidden.result).shape[-1]) if self.hidden else 0
 
     def lens(self) -> Value:

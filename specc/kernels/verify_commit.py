@@ -47,7 +47,7 @@ class VerifyCommit(Family):
         arguments.value("select_ptr", only(cluster, "commit.select").result)
         if publish is not None:
             arguments.relay(module, str(publish.attrs["field"]))
-        constants = (("N", module.dims["A"].size or 0), *shared.constants(module, cluster))
+        constants = (("N", module.size("A")), *shared.constants(module, cluster))
         return Spec(
             self.stem,
             {"accept_index": index_read, "publish": publish is not None},
@@ -59,7 +59,7 @@ class VerifyCommit(Family):
 
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
         """One program per request, node and chunk of its row."""
-        nodes = module.dims["A"].size or 1
+        nodes = module.size("A")
         return batch, nodes * shared.splits(module, only(cluster, "vocab.argmax"), batch * nodes), 1
 
 

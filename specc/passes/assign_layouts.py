@@ -13,7 +13,7 @@ from specc.ir.core import Module, Value, tensor_type
 from specc.ir.nodes import crossing, is_external
 from specc.ir.ops import OPS
 from specc.ir.plan import Layout
-from specc.ir.types import DTYPES
+from specc.ir.types import DTYPES, row_major
 from specc.passes.base import Context, Pass
 
 VECTOR_BYTES = 16
@@ -51,11 +51,10 @@ def _layout(module: Module, value: Value, root: Value) -> Layout:
         owner = "engine"
     elif value.source is None and any(entry == "C" for entry in type_.shape):
         owner = "input"
-    sizes = [entry if isinstance(entry, int) else module.dims[entry].size or 0 for entry in type_.shape]
-    strides = tuple(_product(sizes[axis + 1 :]) for axis in range(len(sizes)))
+    sizes = type_.sizes(module.dims, unbounded=0)
     row = sizes[-1] * DTYPES[type_.dtype] if len(sizes) > 1 else VECTOR_BYTES
     alignment = min(VECTOR_BYTES, row & -row) if row else VECTOR_BYTES
-    return Layout(value.name, root.name, owner, strides, alignment)
+    return Layout(value.name, root.name, owner, row_major(sizes), alignment)
 
 
 def buffer_root(value: Value, stored: Sequence[Value]) -> Value:
@@ -66,13 +65,6 @@ def buffer_root(value: Value, stored: Sequence[Value]) -> Value:
             return value
         value = before
     return value
-
-
-def _product(sizes: list[int]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product
 
 
 def _is_logits(module: Module, value: Value) -> bool:

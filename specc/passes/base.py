@@ -10,7 +10,6 @@ from typing import ClassVar
 from specc.config import LoadedConfig
 from specc.ir.core import Module
 from specc.ir.plan import Resources
-from specc.support.diagnostics import Diagnostic
 from specc.support.location import Location
 
 ALL = frozenset({"*"})
@@ -35,14 +34,12 @@ class Context:
         loaded: the configuration; None when a module was read from ``.specir``.
         resources: figures of compiled kernels, by (kernel, arch); empty before AOT compilation.
         remarks: decisions taken so far, in order.
-        warnings: diagnostics that do not stop the build.
 
     """
 
     loaded: LoadedConfig | None = None
     resources: Mapping[tuple[str, str], Resources] = field(default_factory=dict)
     remarks: list[Remark] = field(default_factory=list)
-    warnings: list[Diagnostic] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specc.ir.core import Module, Op
-from specc.ir.infer import infer_op
+from specc.ir.core import Module
 from specc.ir.plan import KvLayout, Options
 from specc.passes.base import Context, Pass
 
@@ -24,7 +23,7 @@ class BindKvLayout(Pass):
         """See the class."""
         extra = max((int(op.attrs["offset"]) for op in module.find("kv.extend_slots")), default=0)
         for op in module.find(*_ABSTRACT):
-            _lower(module, op)
+            op.opcode = "kv.slots"  # same operands, attributes and type: only the choice has been made
         for op in module.find("kv.slots", "kv.positions"):
             if op.phase not in ("prefill", "prepare"):
                 self.remark(ctx, f"%{op.result.name} depends on lengths alone: computed in prepare", op.location)
@@ -38,20 +37,9 @@ class BindKvLayout(Pass):
         )
 
 
-def _lower(module: Module, op: Op) -> None:
-    at = module.phases[op.phase].index(op)
-    name = op.result.name
-    slots = module.add_op(op.phase, "kv.slots", op.operands, [(name, None)], op.attrs, op.location, at)
-    (slots.result.type,) = infer_op(module, slots)
-    module.replace_uses(op.result, slots.result)
-    module.erase(op)
-    module.rename(slots.result, name)
-
-
 def _layout(module: Module, extra: int) -> KvLayout:
     """One slot per node, one more when the draft sees true positions; twice that, for a step scheduled ahead."""
     options = module.decl(Options)
-    nodes = module.dims["A"].size
-    assert nodes is not None
+    nodes = module.size("A")
     window = nodes + extra
     return KvLayout("chain", options.page_size, extra, nodes, window, 2 * window)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specc.ir.core import Module, Op
-from specc.ir.infer import explain, infer_op
+from specc.ir.core import Module
+from specc.ir.infer import assign_types, explain
 from specc.ir.opdef import TypeMismatch
 from specc.passes.base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
@@ -26,13 +26,8 @@ class InferTypes(Pass):
             if any(operand.type is None for operand in op.operands):
                 continue  # its producer is already reported
             try:
-                _assign(module, op)
+                assign_types(module, op)
             except TypeMismatch as mismatch:
                 found.append(explain(op, mismatch))
         if found:
             raise DiagnosticError(found)
-
-
-def _assign(module: Module, op: Op) -> None:
-    for value, type_ in zip(op.results, infer_op(module, op), strict=True):
-        value.type = type_

@@ -9,8 +9,7 @@ import networkx as nx
 
 from specc.ir.core import Module
 from specc.ir.liveness import hidden_result, liveness
-from specc.ir.nodes import crossing, node_of, quotient
-from specc.ir.ops import OPS
+from specc.ir.nodes import crossing, is_external, node_of, quotient
 from specc.ir.plan import Buffer, Grid, Kernel, Layout, Node, Options
 from specc.support.diagnostics import Diagnostic
 
@@ -29,7 +28,7 @@ def _live(module: Module) -> list[str]:
     bad = [f"{op.opcode} in {op.phase} is dead" for op in module.ops() if op not in live.ops]
     bad += [f"carry @{name} is dead" for name in module.carries if name not in live.fields]
     for op in module.ops():
-        if OPS[op.opcode].effect == "external" and (op.attrs["capture"] == "null") != (hidden_result(op) is None):
+        if is_external(op) and (op.attrs["capture"] == "null") != (hidden_result(op) is None):
             bad.append(f"{op.opcode} captures {op.attrs['capture']}, which does not fit its results")
     return bad
 
@@ -45,8 +44,7 @@ def _clustered(module: Module) -> list[str]:
     kernels = {kernel.name for kernel in module.decls_of(Kernel)}
     bad: list[str] = []
     for op in module.ops():
-        external = OPS[op.opcode].effect == "external"
-        if not external and op.attrs.get("kernel") not in kernels:
+        if not is_external(op) and op.attrs.get("kernel") not in kernels:
             bad.append(f"{op.opcode} in {op.phase} is in no kernel")
     if not nx.is_directed_acyclic_graph(quotient(module)):
         bad.append("kernels depend on each other in a circle")

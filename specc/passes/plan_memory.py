@@ -14,9 +14,9 @@ import networkx as nx
 from specc.ir.core import Module, entry_of, tensor_type
 from specc.ir.nodes import node_of, node_order
 from specc.ir.plan import Buffer, Kernel, Layout
-from specc.ir.types import DTYPES, TensorType
+from specc.ir.types import TensorType, row_major
 from specc.kernels import FAMILIES
-from specc.kernels.base import Scratch, in_order
+from specc.kernels.base import Scratch, cluster_of, nbytes
 from specc.passes.base import Context, Pass
 
 ALIGNMENT = 256
@@ -45,7 +45,7 @@ class PlanMemory(Pass):
 
 
 def _buffers(module: Module) -> list[Buffer]:
-    positions = _positions(module)
+    positions = {name: index for index, name in enumerate(node_order(module), start=1)}
     end = {"prefill": _entry_end(module, positions, "prefill"), "step": _entry_end(module, positions, "step")}
     ranges: dict[str, tuple[int, int]] = {}
     layouts = {layout.name: layout for layout in module.decls_of(Layout)}
@@ -59,11 +59,7 @@ def _buffers(module: Module) -> list[Buffer]:
             touched.append(end[entry_of(value.source.phase)])
         first, last = ranges.get(layout.buffer, (FOREVER, 0))
         ranges[layout.buffer] = (min(first, *touched), max(last, *touched))
-    return _value_buffers(module, layouts, ranges) + _relay_buffers(module) + _scratch_buffers(module)
-
-
-def _positions(module: Module) -> dict[str, int]:
-    return {name: index for index, name in enumerate(node_order(module), start=1)}
+    return _value_buffers(module, layouts, ranges) + _relay_buffers(module) + _scratch_buffers(module, positions)
 
 
 def _entry_end(module: Module, positions: dict[str, int], entry: str) -> int:
@@ -83,10 +79,7 @@ def _value_buffers(module: Module, layouts: dict[str, Layout], ranges: dict[str,
 
 
 def _buffer(module: Module, name: str, type_: TensorType, layout: Layout, first: int, last: int, init: str) -> Buffer:
-    shape = tuple(entry if isinstance(entry, int) else module.dims[entry].size or 0 for entry in type_.shape)
-    size = DTYPES[type_.dtype]
-    for entry in shape:
-        size *= entry
+    shape, size = type_.sizes(module.dims, unbounded=0), nbytes(module, type_)
     axes = tuple(str(entry) for entry in type_.shape)
     alignment = ALIGNMENT if layout.owner == "arena" else layout.alignment
     return Buffer(name, type_.dtype, axes, shape, layout.strides, layout.owner, -1, size, first, last, init, alignment)
@@ -100,12 +93,10 @@ def _relay_buffers(module: Module) -> list[Buffer]:
     return buffers
 
 
-def _scratch_buffers(module: Module) -> list[Buffer]:
+def _scratch_buffers(module: Module, positions: dict[str, int]) -> list[Buffer]:
     buffers = []
-    positions = _positions(module)
     for kernel in module.decls_of(Kernel):
-        cluster = in_order(module, [op for op in module.ops() if op.attrs.get("kernel") == kernel.name])
-        at = positions[kernel.name]
+        cluster, at = cluster_of(module, kernel.name), positions[kernel.name]
         for scratch in FAMILIES[kernel.family].spec(module, kernel.name, cluster).scratch:
             buffers.append(_scratch(module, scratch, at))
     return buffers
@@ -119,12 +110,8 @@ def _scratch(module: Module, scratch: Scratch, at: int) -> Buffer:
 
 
 def _owned(module: Module, name: str, type_: TensorType, live: tuple[int, int], init: str) -> Buffer:
-    shape = [entry if isinstance(entry, int) else module.dims[entry].size or 0 for entry in type_.shape]
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.insert(0, step)
-        step *= size
-    return _buffer(module, name, type_, Layout(name, name, "arena", tuple(strides), ALIGNMENT), *live, init)
+    layout = Layout(name, name, "arena", row_major(type_.sizes(module.dims)), ALIGNMENT)
+    return _buffer(module, name, type_, layout, *live, init)
 
 
 @dataclass(frozen=True)

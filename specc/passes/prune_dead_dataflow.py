@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from specc.ir.core import Module
 from specc.ir.liveness import hidden_result, sweep
-from specc.ir.ops import OPS
+from specc.ir.nodes import is_external
 from specc.passes.base import Context, Pass
 
 
@@ -27,8 +27,10 @@ class PruneDeadDataflow(Pass):
         for removed in sweep(module):
             self.remark(ctx, f"nothing reads {removed}: removed")
         for op in module.ops():
-            if OPS[op.opcode].effect == "external" and hidden_result(op) is None:
+            if not is_external(op):
+                continue
+            if hidden_result(op) is None:
                 op.attrs |= {"capture": "null", "width": 0}
                 self.remark(ctx, f"{op.opcode} in {op.phase} captures nothing", op.location)
-            elif OPS[op.opcode].effect == "external":
+            else:
                 self.remark(ctx, f"{op.opcode} in {op.phase} captures {op.attrs['capture']}", op.location)

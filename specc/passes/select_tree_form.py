@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from specc.ir.builder import Builder
 from specc.ir.core import Module, Op, Value
-from specc.ir.infer import infer_op
+from specc.ir.infer import assign_types
 from specc.ir.liveness import sweep
 from specc.ir.types import TensorType
 from specc.passes.base import Context, Pass
@@ -67,7 +67,8 @@ def _fold_select(module: Module, select: Op) -> None:
     b = Builder(module, select.location)
     with b.phase("prepare"):
         tokens = b("chain.start", bonus, first, names=("tokens",))
-    _infer(module, tokens)
+    assert tokens.source is not None
+    assign_types(module, tokens.source)
     drafted = [op.results[0] for op in module.phases["draft"] if op.opcode == "vocab.argmax"]
     for column, token in enumerate(drafted, start=2):
         assert token.source is not None
@@ -102,15 +103,8 @@ def _insert(
     """A typed op right after another one."""
     index = module.phases[after.phase].index(after) + 1
     op = module.add_op(after.phase, opcode, operands, [(name, None) for name in names], attrs, after.location, index)
-    for value in op.results:
-        _infer(module, value)
+    assign_types(module, op)
     return op
-
-
-def _infer(module: Module, value: Value) -> None:
-    assert value.source is not None
-    for result, type_ in zip(value.source.results, infer_op(module, value.source), strict=True):
-        result.type = type_
 
 
 def _rename_axis(module: Module, old: str, new: str) -> None:

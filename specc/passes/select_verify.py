@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specc.ir.core import Module, Op
-from specc.ir.infer import infer_op
+from specc.ir.infer import assign_types
 from specc.passes.base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
@@ -55,9 +55,8 @@ def _lower_greedy(module: Module, accept: Op) -> None:
         accept.location,
         at + 1,
     )
-    for op in (argmax, greedy):
-        for value, type_ in zip(op.results, infer_op(module, op), strict=True):
-            value.type = type_
+    assign_types(module, argmax)
+    assign_types(module, greedy)
     for old, new in zip(accept.results, (*greedy.results, argmax.results[1]), strict=True):
         module.replace_uses(old, new)
     names = [value.name for value in accept.results]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from specc.ir.core import Module
 from specc.ir.plan import Grid, Kernel, Options
 from specc.kernels import FAMILIES
-from specc.kernels.base import in_order
+from specc.kernels.base import cluster_of
 from specc.passes.base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
@@ -28,7 +28,7 @@ class SpecializeBuckets(Pass):
             message = f"the largest bucket is {options.buckets[-1]}, but batches have up to {bound} rows"
             raise DiagnosticError(Diagnostic("config/buckets", message))
         for kernel in module.decls_of(Kernel):
-            cluster = in_order(module, [op for op in module.ops() if op.attrs.get("kernel") == kernel.name])
+            cluster = cluster_of(module, kernel.name)
             for bucket in options.buckets:
                 grid = FAMILIES[kernel.family].grid(module, cluster, bucket)
                 module.decls.append(Grid(f"{kernel.name}.{bucket}", kernel.name, bucket, grid))

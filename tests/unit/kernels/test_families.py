@@ -10,14 +10,13 @@ import pytest
 from programs import ROOT, compile_to, load
 
 from specc.build import build_program
-from specc.codegen.kernels import cluster_of
 from specc.ir.core import Module, is_state
 from specc.ir.nodes import is_external
 from specc.ir.plan import Kernel
 from specc.ir.types import TensorType
 from specc.kernels import FAMILIES
 from specc.kernels.argmax import block, splits
-from specc.kernels.base import MAX_SPLITS, nbytes, traffic
+from specc.kernels.base import MAX_SPLITS, cluster_of, nbytes, traffic
 
 VARIANTS: list[dict[str, Any]] = [
     {"algorithm": "STANDALONE"},
