@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specc.cli.configuration import load
 from specc.cli.reporting import reporting
 
 if TYPE_CHECKING:
@@ -43,13 +44,10 @@ def build(
     """Compile a configuration into specialised kernels, a plan and an installable wheel."""
     wanted = emit or [Emit.wheel]
     with reporting() as report:
-        from specc.algorithms import names
         from specc.build import build_program
-        from specc.config import load_config
         from specc.passes.instruments import Reproducer
 
-        loaded = load_config(config, names())
-        report.know(loaded.sources, loaded.paths)
+        loaded = load(config, report)
         report.show(loaded.warnings)
         archs = _archs(loaded, arch)
         result = build_program(loaded, [Reproducer(Path())])

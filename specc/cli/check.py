@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specc.cli.configuration import load
 from specc.cli.reporting import Format, reporting
 
 if TYPE_CHECKING:
-    from specc.config import Config, LoadedConfig
+    from specc.config import Config
 
 
 def check(
@@ -20,33 +20,13 @@ def check(
 ) -> None:
     """Check a configuration, without compiling anything."""
     with reporting(format) as report:
-        from specc.config import load_config
+        from specc.driver import check_config
 
-        loaded = load_config(config, known_algorithms())
-        report.know(loaded.sources, loaded.paths)
-        compile_front(loaded)
+        loaded = load(config, report)
+        check_config(loaded)
         report.show(loaded.warnings)
         if format is Format.text:
             typer.echo(f"ok: {summary(loaded.config)}")
-
-
-def known_algorithms() -> tuple[str, ...]:
-    """Return the names of the installed algorithms; without the compiler, those that the schema knows."""
-    if importlib.util.find_spec("specc.algorithms") is None:
-        from specc.config import ALGORITHMS
-
-        return ALGORITHMS
-    from specc.algorithms import names
-
-    return names()
-
-
-def compile_front(loaded: LoadedConfig) -> None:
-    """Run every pass before code generation, where the compiler is installed; raises DiagnosticError."""
-    if importlib.util.find_spec("specc.driver") is not None:
-        from specc.driver import check_config
-
-        check_config(loaded)
 
 
 def summary(config: Config) -> str:

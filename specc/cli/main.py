@@ -7,7 +7,6 @@ stays quick although it lists them all.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable
 from typing import Annotated
 
@@ -46,11 +45,8 @@ def _options(
 
 
 def _register(name: str) -> None:
-    """Add one command, if its module is part of this installation."""
-    module = f"specc.cli.{name}"
-    if importlib.util.find_spec(module) is None:
-        return
-    command: Callable[..., None] = getattr(importlib.import_module(module), name)
+    """Add one command."""
+    command: Callable[..., None] = getattr(importlib.import_module(f"specc.cli.{name}"), name)
     app.command(name)(reported(command))
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specc.cli.configuration import load
 from specc.cli.reporting import Report, reporting
 
 if TYPE_CHECKING:
@@ -87,12 +88,9 @@ def _read(source: str, report: Report) -> tuple[Module, Context]:
     from specc.support.diagnostics import Diagnostic, DiagnosticError
 
     if source.endswith((".yaml", ".yml")):
-        from specc.algorithms import names
-        from specc.config import load_config
         from specc.driver import start_module
 
-        loaded = load_config(Path(source), names())
-        report.know(loaded.sources, loaded.paths)
+        loaded = load(Path(source), report)
         return start_module(loaded), Context(loaded)
     try:
         text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")

@@ -16,6 +16,7 @@ from specc.cli import check as check_module
 from specc.cli import doctor as doctor_module
 from specc.cli.main import app
 from specc.cli.reporting import reported, reporting
+from specc.config import LoadedConfig
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.version import __version__
 
@@ -27,7 +28,7 @@ HEAVY = ("torch", "triton", "transformers", "networkx")
 @pytest.fixture
 def front(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the compiler out: these tests are about the command."""
-    monkeypatch.setattr(check_module, "compile_front", lambda loaded: None)
+    monkeypatch.setattr("specc.driver.check_config", lambda loaded: None)
 
 
 def changed(tmp_path: Path, old: str, new: str) -> Path:
@@ -83,10 +84,10 @@ class TestCheck:
 
 
 def test_findings_of_the_compiler_have_snippets(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(loaded: check_module.LoadedConfig) -> None:
+    def fail(loaded: LoadedConfig) -> None:
         raise DiagnosticError(Diagnostic("type/width-mismatch", "wide", loaded.location("target", "hidden_size")))
 
-    monkeypatch.setattr(check_module, "compile_front", fail)
+    monkeypatch.setattr("specc.driver.check_config", fail)
     result = CliRunner().invoke(app, ["check", str(EXAMPLE)])
     assert result.exit_code == 1
     assert "hidden_size: 4096" in result.stderr
@@ -107,7 +108,7 @@ def test_a_crash_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(loaded: object) -> None:
         raise KeyError("oops")
 
-    monkeypatch.setattr(check_module, "compile_front", crash)
+    monkeypatch.setattr("specc.driver.check_config", crash)
     monkeypatch.delenv("SPECC_DEBUG", raising=False)
     result = CliRunner().invoke(app, ["check", str(EXAMPLE)])
     assert (result.exit_code, result.stdout) == (70, "")
