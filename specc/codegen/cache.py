@@ -8,13 +8,11 @@ digest does not match, is dropped and compiled again; one that cannot be written
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specc.support.cachedir import default_directory
+from specc.support.cachedir import default_directory, keep
 
 FORMAT = 1
 """Part of every key. Raise it when the meaning of an entry changes."""
@@ -73,15 +71,4 @@ class Cache:
             return
         body = json.dumps(metadata, sort_keys=True, ensure_ascii=True).encode() + b"\n" + binary
         raw = hashlib.sha256(body).hexdigest().encode() + body
-        path = self.path(key)
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-            temporary = Path(name)
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(raw)
-                temporary.replace(path)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
+        keep(self.path(key), raw)

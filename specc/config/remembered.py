@@ -6,16 +6,13 @@ cannot be read back is asked again, what cannot be written is not.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from specc.support.cachedir import default_directory
+from specc.support.cachedir import default_directory, keep
 
 FORMAT = 1
 """Part of every key. Raise it when other facts are read from a model."""
@@ -32,7 +29,7 @@ def remembered(config_json: bytes, ask: Callable[[], tuple[str, Facts]]) -> tupl
     found = _load(path)
     if found is None:
         found = ask()
-        _store(path, found)
+        keep(path, json.dumps({"model_type": found[0], "facts": found[1]}, sort_keys=True).encode())
     return found
 
 
@@ -45,7 +42,7 @@ def _key(config_json: bytes) -> str:
 
 
 def _load(path: Path) -> tuple[str, Facts] | None:
-    """Return an entry, or None when there is none or it is not what `_store` writes."""
+    """Return an entry, or None when there is none or it is not what `remembered` keeps."""
     try:
         entry = json.loads(path.read_text(encoding="utf-8"))
         facts = {str(key): [value, str(origin)] for key, (value, origin) in entry["facts"].items()}
@@ -53,14 +50,3 @@ def _load(path: Path) -> tuple[str, Facts] | None:
         return (str(entry["model_type"]), facts) if well_formed else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _store(path: Path, found: tuple[str, Facts]) -> None:
-    """Write an entry in one step; failures are ignored."""
-    text = json.dumps({"model_type": found[0], "facts": found[1]}, sort_keys=True)
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(name).replace(path)
