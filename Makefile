@@ -1,10 +1,12 @@
-# make demo   set up, build two wheels, install them, generate text and compare it with transformers' own
+# make demo   set up, build wheels, install them, generate text and compare it with transformers' own
 # make test   set up, run every test that needs no GPU
 # make check  what CI runs: lint, types, tests
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 MODELS := examples/models
+# Their names start with that of their draft.
+DEMOS  := standalone-chain eagle-chain standalone-tree eagle-tree eagle-tree-wide
 
 .PHONY: setup demo test lint types check golden conformance gpu bench clean
 
@@ -19,15 +21,15 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 demo: setup
-	$(BIN)/specc build examples/standalone-chain.yaml -o build/wheels
-	$(BIN)/specc build examples/eagle-chain.yaml -o build/wheels
+	for demo in $(DEMOS); do $(BIN)/specc build examples/$$demo.yaml -o build/wheels || exit 1; done
 	$(BIN)/python examples/random_models.py build/random-qwen3
 	$(BIN)/specc build examples/random-qwen3-chain.yaml -o build/wheels --quiet
 	$(BIN)/pip install --quiet --no-deps --force-reinstall build/wheels/*.whl
-	$(BIN)/specc run specc_standalone_chain --target $(MODELS)/target --draft $(MODELS)/standalone \
-	    --prompts examples/prompts.json --check
-	$(BIN)/specc run specc_eagle_chain --target $(MODELS)/target --draft $(MODELS)/eagle \
-	    --prompts examples/prompts.json --check
+	for demo in $(DEMOS); do \
+	    echo "== $$demo"; \
+	    $(BIN)/specc run specc_$$(echo $$demo | tr - _) --target $(MODELS)/target --draft $(MODELS)/$${demo%%-*} \
+	        --prompts examples/prompts.json --check || exit 1; \
+	done
 	$(BIN)/specc run specc_random_qwen3_chain --target build/random-qwen3/target --draft build/random-qwen3/draft \
 	    --prompts examples/prompts.json --check --max-new-tokens 24
 
@@ -55,6 +57,7 @@ gpu: setup
 
 bench: setup
 	$(BIN)/python bench/chain.py
+	$(BIN)/python bench/tree.py
 
 clean:
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis

@@ -21,8 +21,8 @@ class SglangKernels(TorchSequence):
         self.mask = torch.empty(shape.batch * shape.nodes**2, dtype=torch.bool, device=work.device)
 
     def gather(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        fields = (self.pools[name] for name in ("topk_index", "bonus", "hidden"))
-        return gather_spec_extras(self.rows, self.topk_p, *fields)
+        fields = (self.pools[name] for name in ("topk_p", "topk_index", "bonus", "hidden"))
+        return gather_spec_extras(self.rows, *fields)
 
     def draft_window(self) -> tuple[Tensor, Tensor]:
         batch, nodes = self.shape.batch, self.shape.nodes
@@ -34,7 +34,7 @@ class SglangKernels(TorchSequence):
         return window.view(batch, nodes), positions
 
     def draft_step(self, i: int) -> None:
-        topk1.draft_topk1_postprocess(self.work.draft_logits[i][:, 0], self.positions, self.draft_tokens, i + 1)
+        topk1.draft_topk1_postprocess(self.work.draft_logits[i][:, 0], self.draft_positions, self.draft_tokens, i + 1)
 
     def build_chain(self) -> tuple[Tensor, Tensor]:
         built = eagle.build_chain_tree(self.bonus, self.draft_tokens, self.seq_lens, self.mask)
@@ -56,9 +56,6 @@ class SglangKernels(TorchSequence):
         self.new_seq_lens, self.new_bonus, _, (_, self.select, self.extend_ids) = outputs
 
     def extend_inputs(self) -> None:
-        nodes = self.shape.nodes
-        layout = eagle.prepare_draft_extend_layout(self.seq_lens, nodes, False)
-        positions = layout[3][0].view(-1, nodes)
-        sources = [self.extend_ids.view(-1, nodes), positions, self.window, layout[2], self.select]
-        torch._foreach_copy_(self.extend_static, sources)
-        self.extend_hidden.copy_(self.work.target_hidden)
+        layout = eagle.prepare_draft_extend_layout(self.seq_lens, self.shape.nodes, False)
+        positions, lens = layout[3][0], layout[2]
+        self.copy_extend_inputs(self.extend_ids, positions, lens, self.select, self.work.target_hidden)

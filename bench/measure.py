@@ -8,16 +8,17 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from specc.codegen.aot import KernelSource, compile_kernels
 from specc.codegen.cache import Cache
-from specc.runtime.backends.cuda import CurrentStream, device_arch, import_cuda_core
+from specc.runtime.backends.cuda import LEGACY_STREAM, adopt_stream, device_arch, import_cuda_core
 
 Run = Callable[[], None]
-COPIES, SAMPLES, WARM_UPS = 10, 40, 3
-"""Repetitions of the work in one captured graph; pairs of samples; untimed runs before."""
+WARM_UPS = 3
+"""Untimed runs before."""
 
 EMPTY = """\
 import triton
@@ -27,6 +28,14 @@ import triton
 def empty(x_ptr):
     pass
 """
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Repetitions of the work in one captured graph, and pairs of samples."""
+
+    copies: int
+    samples: int
 
 
 @dataclass(frozen=True)
@@ -79,29 +88,31 @@ def nothing() -> None:
     """No preparation."""
 
 
-def pairs(first: Run, second: Run, before: tuple[Run, Run] = (nothing, nothing)) -> tuple[list[float], list[float]]:
+def pairs(
+    first: Run, second: Run, samples: int, before: tuple[Run, Run] = (nothing, nothing)
+) -> tuple[list[float], list[float]]:
     """Times of both, taken in turn, so that a slow moment of the machine meets both."""
     for _ in range(WARM_UPS):
         elapsed(first, before[0])
         elapsed(second, before[1])
-    taken = [(elapsed(first, before[0]), elapsed(second, before[1])) for _ in range(SAMPLES)]
+    taken = [(elapsed(first, before[0]), elapsed(second, before[1])) for _ in range(samples)]
     return [one for one, _ in taken], [two for _, two in taken]
 
 
 class Floors:
     """What no kernel can beat: one launch, and a copy that moves as many bytes."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, effort: Effort) -> None:
         self._launch = empty_kernel(device)
-        self._device = device
+        self._device, self._effort = device, effort
 
     def run(self, byte_counts: Sequence[int]) -> Run:
         """One launch or one copy for each count of bytes, whichever takes longer."""
-        parts = [self._slower(count) for count in byte_counts]
+        slower = {count: self._slower(count) for count in set(byte_counts)}
 
         def run() -> None:
-            for part in parts:
-                part()
+            for count in byte_counts:
+                slower[count]()
 
         return run
 
@@ -112,8 +123,8 @@ class Floors:
         def copy() -> None:
             target.copy_(source)
 
-        launch, copied = (capture(part, COPIES) for part in (self._launch, copy))
-        launches, copies = pairs(launch.replay, copied.replay)
+        launch, copied = (capture(part, self._effort.copies) for part in (self._launch, copy))
+        launches, copies = pairs(launch.replay, copied.replay, self._effort.samples)
         return self._launch if statistics.median(launches) > statistics.median(copies) else copy
 
 
@@ -130,4 +141,12 @@ def empty_kernel(device: torch.device) -> Run:
     kernel = core.ObjectCode.from_cubin(artifact.binary).get_kernel(artifact.entry)
     config = core.LaunchConfig(grid=(1, 1, 1), block=(32, 1, 1), shmem_size=0)
     nulls = [0] * len(artifact.parameters)
-    return lambda: core.launch(CurrentStream(device), config, kernel, *nulls)
+    streams: dict[int, Any] = {}
+
+    def launch() -> None:
+        handle = int(torch.cuda.current_stream(device).cuda_stream) or LEGACY_STREAM
+        if handle not in streams:
+            streams[handle] = adopt_stream(core, device.index, handle)
+        core.launch(streams[handle], config, kernel, *nulls)
+
+    return launch

@@ -6,14 +6,15 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
 import torch
 from torch import Tensor
-from work import Shape, Work
+from work import Shape, Work, observed
 
 from specc.algorithms import names
 from specc.build import Build, build_program, compile_machine_code
@@ -26,34 +27,36 @@ from specc.runtime.arena import Arena
 from specc.runtime.backends import Backend
 from specc.runtime.backends.cuda import CudaBackend, device_arch
 from specc.runtime.frame import Frame
+from specc.runtime.kv_pools import KvPools
 from specc.runtime.manifest import Manifest
 from specc.runtime.plan import External, Launch, Plan
 from specc.runtime.plan_json import read_plan
 from specc.runtime.relay import RelayPools
 from specc.version import __version__
 
-LAYERS = (
-    "{hidden_size: %(width)d, num_layers: 1, num_kv_heads: 8, head_dim: 128, vocab_size: %(vocab)d, dtype: bfloat16}"
-)
 CONFIG = """\
-name: bench_chain
+name: bench_{kind}
 algorithm: EAGLE
-topk: 1
-num_steps: %(steps)d
-buckets: %(buckets)s
-max_requests: %(requests)d
+topk: {topk}
+num_steps: {steps}
+num_draft_tokens: {nodes}
+page_size: {page}
+buckets: {buckets}
+max_requests: {requests}
 overlap: true
-archs: %(archs)s
-target: {layers}
-draft: {layers}
-""".replace("{layers}", LAYERS)
+archs: [{archs}]
+target: {{{sizes}, num_layers: {layers}}}
+draft: {{{sizes}, num_layers: 1}}
+"""
+SIZES = "hidden_size: {width}, num_kv_heads: {heads}, head_dim: {head_dim}, vocab_size: {vocab}, dtype: bfloat16"
 
 
-def compile_chain(shape: Shape, buckets: Sequence[int], archs: Sequence[str] = ("sm_90",)) -> Build:
-    """Passes, kernels and plan of an EAGLE chain that holds the shape; no machine code."""
-    sizes = {"steps": shape.steps, "width": shape.width, "vocab": shape.vocab, "requests": shape.pool - 1}
-    text = CONFIG % {**sizes, "buckets": list(buckets), "archs": f"[{', '.join(archs)}]"}
-    return build_program(load_text(text, Path("bench_chain.yaml"), names()))
+def compile_shape(shape: Shape, buckets: Sequence[int], archs: Sequence[str] = ("sm_90",)) -> Build:
+    """Passes, kernels and plan of an EAGLE chain or tree that holds the shape; no machine code."""
+    kind, sizes = "tree" if shape.topk > 1 else "chain", asdict(shape)
+    sizes |= {"buckets": list(buckets), "requests": shape.pool - 1, "archs": ", ".join(archs)}
+    text = CONFIG.format(kind=kind, sizes=SIZES.format(**sizes), **sizes)
+    return build_program(load_text(text, Path(f"bench_{kind}.yaml"), names()))
 
 
 def plan_of(build: Build) -> Plan:
@@ -71,11 +74,8 @@ def cuda_backend(build: Build, folder: Path, device: torch.device) -> Backend:
     return CudaBackend(plan_of(build), Manifest.read(package), package, device)
 
 
-OBSERVED = {
-    "prepare": ("draft_slots", "verify_positions", "verify_slots"),
-    "verify_commit": ("tokens", "predict", "accept_lens", "new_seq_lens", "bonus", "extend_ids", "select"),
-}
-"""Values that are compared, by the kernel family that completes them."""
+READ = ("tokens", "positions", "slots", "mask", "select", "hidden")
+"""What forwards read, of all that is compared; the rest is which requests they are for."""
 
 
 class TritonBackend:
@@ -113,6 +113,9 @@ def argument_value(argument: Any, frame: Frame) -> Tensor | int:
         return int(argument.target)
     if argument.kind == "buffer":
         return frame.buffer(argument.target)
+    if argument.kind == "slot_stride":
+        buffer = frame.kv[argument.target][0]
+        return buffer.stride(0) * buffer.element_size()
     tensor = frame.read(argument.target)
     return tensor.stride(argument.axis) if argument.kind == "stride" else tensor
 
@@ -123,8 +126,11 @@ class Ours:
     def __init__(self, work: Work, plan: Plan, backend: Backend) -> None:
         self.work, self.plan, self.backend = work, plan, backend
         self.arena = Arena(plan, work.device)
+        bound = [owner for owner, pool in plan.kv_pools.items() if pool.bound]
+        self.kv = KvPools(plan, work.device, {owner: [kept.clone() for kept in work.kv[owner]] for owner in bound})
+        self.kv.write_pointers(self.arena)
         pools = RelayPools(plan, self.arena)
-        self.frame = Frame(plan, self.arena, pools, work.table, work.shape.batch)
+        self.frame = Frame(plan, self.arena, pools, work.table, work.shape.batch, kv=self.kv.buffers)
         self.arena.view("req_pool_indices", work.shape.batch).copy_(work.rows)
         self.launches = [node for node in plan.nodes("step") if isinstance(node, Launch)]
         self._adopt()
@@ -148,11 +154,12 @@ class Ours:
     def reset(self) -> None:
         """Back to the state that the work starts from."""
         for name, pool in self.work.pools.items():
-            self.arena.buffer(f"relay.{name}").copy_(pool)
+            self.pool(name).copy_(pool)
 
-    def launch(self, family: str) -> None:
-        """The first launch of a kernel family."""
-        self.backend.launch(self.node(family), self.frame)
+    def launch(self, *families: str) -> None:
+        """The first launch of each kernel family."""
+        for family in families:
+            self.backend.launch(self.node(family), self.frame)
 
     def node(self, family: str) -> Launch:
         """The first launch node of a kernel family in a step."""
@@ -163,21 +170,22 @@ class Ours:
         for node in self.launches:
             self.backend.launch(node, self.frame)
 
-    def value(self, family: str, argument: str) -> Tensor:
-        """The tensor that a launch gets for a pointer."""
-        found = next(arg for arg in self.node(family).args if arg.name == argument)
-        return self.frame.read(found.target)
+    def pool(self, name: str) -> Tensor:
+        """The P pool rows of a carried value."""
+        return self.arena.buffer(f"relay.{name}")
 
     def observed_step(self) -> dict[str, Tensor]:
-        """Run a step; what it decided, by the names that both sides use.
+        """Run a step; what it decided, by the names that both sides use."""
+        return observed(self._watched())
 
-        Every value is copied as soon as it is complete: the plan lets later ones have its memory.
-        """
-        seen: dict[str, Tensor] = {}
-        for node in self.launches:
-            self.backend.launch(node, self.frame)
-            family = self.plan.kernels[node.kernel].family
-            seen |= {name: self.value(family, f"{name}_ptr").clone() for name in OBSERVED.get(family, ())}
-        seen["draft_slots"] = seen["draft_slots"][:, :, 0]
-        pools = {f"relay.{name}": self.arena.buffer(f"relay.{name}")[self.work.rows] for name in self.work.pools}
-        return seen | pools
+    def _watched(self) -> Iterator[tuple[str, Tensor]]:
+        """What each forward would read when its turn comes, the results, and what is carried on."""
+        for node in self.plan.nodes("step"):
+            if isinstance(node, Launch):
+                self.backend.launch(node, self.frame)
+            else:
+                operands = [(name, value) for name, value in node.operands.items() if name in READ]
+                yield from ((f"{node.name}.{name}", self.frame.read(value)) for name, value in operands)
+        results = [output for output in self.plan.outputs if output.entry == "step" and output.name != "health"]
+        yield from ((output.name, self.frame.read(output.value)) for output in results)
+        yield from ((f"relay.{name}", self.pool(name)[self.work.rows]) for name in self.work.pools)

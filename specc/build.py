@@ -73,7 +73,7 @@ def build_program(loaded: LoadedConfig, instruments: Sequence[Instrument] = ()) 
     passes = time.perf_counter()
     generated = generate_kernels(module, loaded.file)
     plan = build_plan(module, generated, loaded.config)
-    build = Build(loaded, module, ctx, generated, lib_sources(), plan)
+    build = Build(loaded, module, ctx, generated, lib_sources(source.text for source in generated.sources), plan)
     build.seconds = {"passes": passes - start, "render": time.perf_counter() - passes}
     return build
 

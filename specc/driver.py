@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specc.config import LoadedConfig
+from specc.config import LoadedConfig, ModelConfig
 from specc.ir.core import Module
-from specc.ir.plan import Options
+from specc.ir.plan import KvPool, Options
 from specc.passes.base import Context
 from specc.passes.instruments import CheckEach
 from specc.passes.manager import Instrument, run_passes
@@ -18,9 +18,15 @@ def start_module(loaded: LoadedConfig) -> Module:
     config = loaded.config
     module = Module(config.name)
     module.decls.append(Options("config", config.buckets, config.page_size, config.verify, config.archs))
+    module.decls += [_kv_pool("target", config.target), _kv_pool("draft", config.draft)]
     attrs = {"algorithm": config.algorithm}
     module.add_op("prepare", "spec.step", (), (), attrs, loaded.location("algorithm"))
     return module
+
+
+def _kv_pool(owner: str, model: ModelConfig) -> KvPool:
+    buffers = 1 if model.kv_layout == "mla" else 2
+    return KvPool(owner, model.num_layers, buffers, model.kv_row_bytes, model.kv_dtype)
 
 
 def compile_module(loaded: LoadedConfig, instruments: Sequence[Instrument] = ()) -> tuple[Module, Context]:

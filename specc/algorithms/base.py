@@ -61,6 +61,13 @@ class Scope:
         """Declare a value every request carries from step to step; ``shape`` follows the axis B."""
         self.module.carries[name] = Carry(name, TensorType(dtype, ("B", *shape)), self.at(*at))
 
+    def target_extras(self) -> dict[str, str]:
+        """Outputs that the target's forward hands over besides logits and hidden states, and their types per node."""
+        target = self.config.target
+        offered = {"routed_experts": target.experts_per_token, "indexer_topk": target.index_topk}
+        wanted = {name: count for name, count in offered.items() if name in self.config.outputs}
+        return {name: f"i32[B, ?n, {target.num_layers}, {count}]" for name, count in wanted.items()}
+
     def require_one_vocabulary(self) -> None:
         """Refuse models of two vocabularies, for drafts whose token ids are the target's own.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from specc.algorithms.base import Scope, dtype_of
 from specc.ir.core import Value
-from specc.ir.ops.health import DRAFT_BIT, EXTEND_BIT, PREFILL_BIT, TARGET_BIT
+from specc.ir.ops.health import DRAFT_BIT, EXTEND_BIT, PREFILL_BIT, TARGET_BIT, TREE_BIT
 
 
 @dataclass
@@ -56,7 +56,7 @@ def build_recurrent(scope: Scope, *, reads_hidden: bool) -> None:
     _prefill(scope, reads_hidden)
     state, frontier = _prepare(scope, first=0 if shifted else 1)
     parts = _draft(scope, state, frontier, reads_hidden)
-    accepted = _verify(scope, state, parts)
+    accepted = _verify(scope, state, _tree(scope, state, parts))
     _extend(scope, state, accepted, reads_hidden, offset=0 if shifted else 1)
 
 
@@ -108,15 +108,15 @@ def _prepare(scope: Scope, first: int) -> tuple[_State, _Frontier]:
             positions = b("kv.positions", seq_lens, names=("draft_positions",), axis="K", offset=first, stride=0)
             slots = b(
                 "kv.draft_slots", scope.req_to_token, scope.rows, seq_lens,
-                names=("draft_slots",), axis="D", offset=first,
+                names=("draft_slots",), offset=first, page=scope.config.page_size, room=scope.config.num_steps,
             )  # fmt: skip
     state = _State(health, seq_lens, bonus, scope.kv_draft, scope.kv_target)
     return state, _Frontier(tokens, scores, hidden, positions, slots)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Parts:
-    """Candidates of all draft steps, from which the tree is selected."""
+    """Candidates of all draft steps, from which the tree is selected; ``kept`` says what later ones grew from."""
 
     scores: list[Value]
     tokens: list[Value]
@@ -149,6 +149,7 @@ def _draft(scope: Scope, state: _State, frontier: _Frontier, reads_hidden: bool)
             parts.scores.append(candidates)
             parts.tokens.append(index)
             parts.kept.append(kept)
+    parts.kept = parts.kept[:-1]  # what would grow from the last candidates is never drafted
     return parts
 
 
@@ -161,32 +162,59 @@ class _Accepted:
     hidden: Value
 
 
-def _verify(scope: Scope, state: _State, parts: _Parts) -> _Accepted:
-    b, target = scope.b, scope.config.target
-    with b.phase("tree"), b.at(scope.at("num_steps")):
-        tokens, next_, sibling, depth = b.many(
-            "tree.select", state.bonus, *parts.scores, *parts.tokens, *parts.kept,
-            names=("tokens", "next", "sibling", "depth"), steps=scope.config.num_steps,
+@dataclass(frozen=True)
+class _Tree:
+    """What the target verifies: tokens, positions, slots and parents [B, N], and the mask if it reads one."""
+
+    tokens: Value
+    positions: Value
+    slots: Value
+    parent: Value
+    mask: tuple[Value, ...]
+
+
+def _tree(scope: Scope, state: _State, parts: _Parts) -> _Tree:
+    b = scope.b
+    with b.phase("tree"), b.at(scope.at("num_draft_tokens")):
+        tokens, parent, depth, orphan = b.many(
+            "tree.select", scope.rows, state.bonus, *parts.scores, *parts.tokens, *parts.kept,
+            names=("tokens", "parent", "depth", "orphan"), steps=scope.config.num_steps,
         )  # fmt: skip
+        state.health = b("health.raise", state.health, orphan, names=("health_tree",), bit=TREE_BIT)
         positions = b("tree.positions", state.seq_lens, depth, names=("verify_positions",))
+        with b.at(scope.at("mask")):
+            mode, width = scope.config.mask, scope.config.mask_width
+            mask = () if mode == "none" else b.many("tree.mask", state.seq_lens, parent, mode=mode, width=width)
         with b.at(scope.at("page_size")):
             slots = b(
                 "kv.verify_slots", scope.req_to_token, scope.rows, state.seq_lens,
                 names=("verify_slots",), axis="N", offset=0,
             )  # fmt: skip
+    return _Tree(tokens, positions, slots, parent, mask)
+
+
+def _verify(scope: Scope, state: _State, tree: _Tree) -> _Accepted:
+    b, target = scope.b, scope.config.target
+    outputs: dict[str, Value] = {}
     with b.phase("verify"):
         with b.at(scope.at("target", "hidden_size")):
-            logits, _, hidden = b.many(
-                "model.target", tokens, positions, slots, scope.rows, state.seq_lens, state.kv_target,
-                names=("target_logits", "kv_target1", "target_hidden"),
+            extras = scope.target_extras()
+            logits, _, hidden, *extra_values = b.many(
+                "model.target", tree.tokens, tree.positions, tree.slots, scope.rows, state.seq_lens, state.kv_target,
+                *tree.mask, names=("target_logits", "kv_target1", "target_hidden", *extras),
                 capture="full", dtype=dtype_of(target), width=target.spec_width,
+                extras=", ".join(f"{name}: {type_}" for name, type_ in extras.items()),
             )  # fmt: skip
         with b.at(scope.at("verify")):
             predict, accept_index, accept_lens, bad = b.many(
-                "verify.accept", tokens, logits, scope.rows, next_, sibling,
+                "verify.accept", tree.tokens, logits, scope.rows, tree.parent,
                 names=("node_predict", "accept_index", "accept_lens", "target_bad"), mode=scope.config.verify,
             )  # fmt: skip
             state.health = b("health.raise", state.health, bad, names=("health_target",), bit=TARGET_BIT)
+            logprobs = b("vocab.logprob", logits, scope.rows, predict, names=("node_logprobs",))
+        offered = {"accept_index": accept_index, "hidden_states": hidden, "logprobs": logprobs}
+        offered |= dict(zip(extras, extra_values, strict=True))
+        outputs = {name: value for name, value in offered.items() if name in scope.config.outputs}
     with b.phase("commit"):
         predict = b("commit.path", predict, accept_index, names=("predict",))
         path_hidden = b("commit.path", hidden, accept_index, names=("path_hidden",))
@@ -198,10 +226,8 @@ def _verify(scope: Scope, state: _State, parts: _Parts) -> _Accepted:
                 b.many("relay.publish", scope.rows, new_lens, field="seq_lens")
         ids = b("commit.extend_ids", predict, accept_lens, names=("extend_tokens",))
         select = b("commit.select", accept_lens, names=("select",))
-    outputs = {"predict": predict, "accept_lens": accept_lens, "new_seq_lens": new_lens, "bonus": state.bonus}
-    outputs |= {"accept_index": accept_index} if "accept_index" in scope.config.outputs else {}
-    outputs |= {"hidden_states": path_hidden} if "hidden_states" in scope.config.outputs else {}
-    for name, value in outputs.items():
+    always = {"predict": predict, "accept_lens": accept_lens, "new_seq_lens": new_lens, "bonus": state.bonus}
+    for name, value in (always | outputs).items():
         scope.output(name, value)
     return _Accepted(ids, select, path_hidden)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specc.cli.configuration import load
-from specc.cli.reporting import reporting
+from specc.cli.reporting import printing, reporting
 
 if TYPE_CHECKING:
     from specc.build import Build
@@ -115,11 +115,7 @@ def _finish(result: Build, files: Sequence[Path], quiet: bool) -> None:
         for path in files:
             typer.echo(path)
         return
-    from rich.console import Console
-
     from specc.emit.report import print_summary
 
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    with console.capture() as captured:
+    with printing() as console:
         print_summary(result, console, files)
-    typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))

@@ -13,12 +13,15 @@ import traceback
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import ParamSpec, TextIO, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TextIO, TypeVar
 
 import typer
 
 from specc.support.diagnostics import Diagnostic, DiagnosticError, Note
 from specc.support.render import render, to_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 EXIT_INPUT = 1
 EXIT_INTERNAL = 70
@@ -82,6 +85,17 @@ def reporting(format: Format = Format.text) -> Generator[Report]:
             raise
         report.show([_crash(error)])
         raise typer.Exit(EXIT_INTERNAL) from None
+
+
+@contextmanager
+def printing() -> Generator[Console]:
+    """A console for tables, whose lines go to stdout without trailing blanks; 160 columns where it is no terminal."""
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    with console.capture() as captured:
+        yield console
+    typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def reported(command: Callable[_P, _R]) -> Callable[_P, _R]:

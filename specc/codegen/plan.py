@@ -11,8 +11,8 @@ from specc.config import Config, ModelConfig
 from specc.ir.core import Module, Op, Value, entry_of, is_state, tensor_type
 from specc.ir.nodes import is_external, node_of
 from specc.ir.ops import OPS
-from specc.ir.plan import Buffer, Grid, KvLayout, Layout, Node, Options
-from specc.kernels.base import Argument, cluster_of
+from specc.ir.plan import Buffer, Grid, KvLayout, KvPool, Layout, Node, Options
+from specc.kernels.base import Argument, cluster_of, kv_pointers
 from specc.version import __version__
 
 Json = dict[str, Any]
@@ -29,12 +29,13 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Json:
     """
     options = module.decl(Options)
     return {
-        "format": 1,
+        "format": 2,
         "name": module.name,
         "algorithm": config.algorithm,
         "specc": __version__,
         "dims": _dims(module, config),
         "kv": _kv(module),
+        "kv_pools": _kv_pools(module),
         "models": {"target": _model(config.target), "draft": _model(config.draft)},
         "inputs": [_input(module, value) for value in module.inputs.values() if not is_state(value)],
         "carry": [{"name": c.name, "dtype": c.type.dtype, "axes": list(c.type.shape)} for c in module.carries.values()],
@@ -57,13 +58,32 @@ def _dims(module: Module, config: Config) -> Json:
 
 def _kv(module: Module) -> Json:
     kv = module.decl(KvLayout)
+    masks = [op for op in module.find("tree.mask") if op.attrs["mode"] == "full"]
+    longest = min((int(op.attrs["width"]) // module.size("N") - module.size("N") for op in masks), default=None)
     return {
         "page_size": kv.page_size,
         "verify_window": kv.verify_window,
+        "branch_room": kv.branch_room,
         "window": kv.window,
         "reserve": kv.reserve,
+        "longest": longest,
         "first_draft_position": kv.first_draft_position,
         "draft_positions": "true" if kv.first_draft_position else "shifted",
+    }
+
+
+def _kv_pools(module: Module) -> Json:
+    """The engine's KV buffers; ``bound`` are those that kernels touch, so that the runtime needs their addresses."""
+    tables = {buffer.name for buffer in module.decls_of(Buffer)}
+    return {
+        pool.name: {
+            "layers": pool.layers,
+            "buffers": pool.buffers,
+            "row_bytes": pool.row_bytes,
+            "dtype": pool.dtype,
+            "bound": kv_pointers(pool.name) in tables,
+        }
+        for pool in module.decls_of(KvPool)
     }
 
 
@@ -165,6 +185,8 @@ def _argument(arg: Argument) -> Json:
         return {"name": arg.name, "input": arg.input}
     if arg.stride:
         return {"name": arg.name, "stride": arg.stride, "axis": 0}
+    if arg.slot_stride:
+        return {"name": arg.name, "slot_stride": arg.slot_stride}
     return {"name": arg.name, "literal": arg.literal}
 
 
@@ -172,7 +194,7 @@ def _external(module: Module, generated: Generated, name: str) -> Json:
     del generated
     (op,) = [op for op in module.ops() if is_external(op) and node_of(op) == name]
     operands = zip(OPS[op.opcode].operand_names(len(op.operands)), op.operands, strict=True)
-    results = zip(OPS[op.opcode].results, op.results, strict=False)
+    results = zip(OPS[op.opcode].result_slots(len(op.results), op.attrs), op.results, strict=True)
     return {
         "name": name,
         "kind": "external",

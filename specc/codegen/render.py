@@ -7,15 +7,23 @@ import functools
 import hashlib
 import importlib.resources
 import keyword
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import jinja2
 import jinja2.meta
 
-LIB_FILES = ("lib/__init__.py", "lib/argmax.py")
+LIB_FILES = tuple(
+    f"lib/{name}.py" for name in ("__init__", "argmax", "copying", "frontier", "logprob", "topk", "tree", "walk")
+)
 """The device code that rendered kernels import, relative to the folder that holds them."""
+
+_LIB_IMPORT = re.compile(r"^from \.(?:lib\.)?(\w+) import", re.MULTILINE)
+
+COUNTS = frozenset({"steps"})
+"""The flags that are not bools: how often a loop of a template writes its lines."""
 
 
 class _Directory(Protocol):
@@ -79,11 +87,13 @@ def _environment() -> jinja2.Environment:
 
 @functools.cache
 def template_flags(stem: str) -> frozenset[str]:
-    """The names of the flags of a template: the variables it reads and does not set.
+    """The names of the flags of a template: the variables it reads and does not set, `range` aside.
 
     Raises FileNotFoundError if there is no template of that stem, ValueError if `stem` is no identifier.
     """
-    return frozenset(jinja2.meta.find_undeclared_variables(_environment().parse(_read(_template_name(stem)))))
+    environment = _environment()
+    read = jinja2.meta.find_undeclared_variables(environment.parse(_read(_template_name(stem))))
+    return frozenset(read - environment.globals.keys())
 
 
 def template_digest(stem: str) -> str:
@@ -91,28 +101,38 @@ def template_digest(stem: str) -> str:
     return hashlib.sha256(_read(_template_name(stem)).encode()).hexdigest()
 
 
-def lib_sources() -> dict[str, str]:
+def lib_sources(kernels: Iterable[str] | None = None) -> dict[str, str]:
     """The shared device code: path relative to the folder of the rendered kernels -> text, in path order.
 
-    Write these beside the kernels: a rendered kernel imports `.lib.<module>`.
+    Write these beside the kernels: a rendered kernel imports `.lib.<module>`. With the texts of `kernels`, only what
+    these import, directly or not.
     """
-    return {name: _read(name) for name in LIB_FILES}
+    if kernels is None:
+        return {name: _read(name) for name in LIB_FILES}
+    found = {"lib/__init__.py"}
+    waiting = [f"lib/{module}.py" for text in kernels for module in _LIB_IMPORT.findall(text)]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += [f"lib/{module}.py" for module in _LIB_IMPORT.findall(_read(name))]
+    return {name: _read(name) for name in LIB_FILES if name in found}
 
 
-def render_kernel(stem: str, flags: Mapping[str, bool], header: Sequence[str]) -> str:
+def render_kernel(stem: str, flags: Mapping[str, int], header: Sequence[str]) -> str:
     """The Python source of one kernel; the kernel function is called `stem`.
 
-    `flags` gives every flag of the template a bool, and names nothing else. `header` is put on top, one
-    comment line per entry. Raises ValueError when the flags do not match the template or a header line is not
-    one printable ASCII line, FileNotFoundError when there is no template of that stem.
+    `flags` gives every flag of the template a bool, those in COUNTS a number, and names nothing else. `header`
+    is put on top, one comment line per entry. Raises ValueError when the flags do not match the template or a
+    header line is not one printable ASCII line, FileNotFoundError when there is no template of that stem.
     """
     wanted = template_flags(stem)
     missing, unknown = sorted(wanted - flags.keys()), sorted(flags.keys() - wanted)
     if missing or unknown:
         raise ValueError(f"{stem}: missing flags {missing}, unknown flags {unknown}")
-    not_bool = sorted(name for name, value in flags.items() if not isinstance(value, bool))
-    if not_bool:
-        raise ValueError(f"{stem}: not a bool: {not_bool}")
+    for kind, words, names in ((bool, "a bool", flags.keys() - COUNTS), (int, "a count", flags.keys() & COUNTS)):
+        if wrong := sorted(name for name in names if type(flags[name]) is not kind or flags[name] < 0):
+            raise ValueError(f"{stem}: not {words}: {wrong}")
     for line in header:
         if not line.isascii() or (line and not line.isprintable()):
             raise ValueError(f"{stem}: not a printable ASCII line: {line!r}")

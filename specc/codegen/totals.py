@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specc.ir.core import Module, Value, entry_of, tensor_type
 from specc.ir.liveness import hidden_result
-from specc.ir.nodes import is_external
+from specc.ir.nodes import is_external, node_of
 from specc.ir.ops import OPS
 from specc.ir.plan import Buffer, Layout, Node
 from specc.kernels.base import nbytes
@@ -26,8 +26,10 @@ def totals(module: Module, bucket: int) -> dict[str, int]:
 
 
 def _vocab_bytes(module: Module, bucket: int) -> int:
-    ops = [op for op in module.ops("step") if op.opcode in ("vocab.argmax", "vocab.topk")]
-    return sum(nbytes(module, tensor_type(op.operands[0]), bucket) for op in ops)
+    """A kernel reads every logits row once, whatever it computes of it."""
+    ops = [op for op in module.ops("step") if op.opcode.startswith("vocab.")]
+    reads = dict.fromkeys((node_of(op), op.operands[0]) for op in ops)
+    return sum(nbytes(module, tensor_type(logits), bucket) for _, logits in reads)
 
 
 def hidden_state_bytes(module: Module, bucket: int) -> int:

@@ -21,7 +21,14 @@ MAX_BATCH = 65536
 MAX_KV_ROW = 65536
 """Largest num_kv_heads * head_dim, in elements."""
 
-_IMPLEMENTED_OUTPUTS = ("accept_index", "hidden_states")
+MAX_PACKED_NODES = 64
+"""Most nodes whose mask fits the one word that `bitpacked` has per node."""
+
+MAX_MASK_BYTES = 1 << 31
+"""Most bytes that the mask of the largest batch may take."""
+
+TARGET_OUTPUTS = {"routed_experts": "experts_per_token", "indexer_topk": "index_topk"}
+"""Outputs that the target's forward hands over, and the key that says how many numbers they have per layer."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,7 @@ def check_file(checked: Checked) -> None:
     _no_repeats(checked, "archs", checked.file.archs)
     _no_repeats(checked, "outputs", checked.file.outputs)
     _width(checked)
+    _mask(checked)
     _not_yet(checked)
 
 
@@ -103,7 +111,13 @@ def _width(checked: Checked) -> None:
     """Check N: S + 1 for a chain; for a tree from 2 up to all it can draft and the root."""
     file, at = checked.file, checked.places
     nodes, depth, width = file.num_draft_tokens, file.num_steps, file.topk
-    if nodes is None or not checked.sound("num_draft_tokens", "num_steps", "topk"):
+    if not checked.sound("num_draft_tokens", "num_steps", "topk"):
+        return
+    if nodes is None:
+        if width > 1:
+            hint = f"write num_draft_tokens: a number from 2 to {max_tree(width, depth)}"
+            message = "a tree needs num_draft_tokens, the tokens the target verifies"
+            checked.found.error("config/missing-key", message, at.value("topk"), hint=hint)
         return
     where = at.value("num_draft_tokens")
     if width == 1 and nodes != depth + 1:
@@ -130,15 +144,34 @@ def max_tree(topk: int, num_steps: int) -> int:
     return 1 + topk + (num_steps - 1) * topk * topk
 
 
+def _mask(checked: Checked) -> None:
+    """Check that the mask's mode fits the tree, and has what it needs."""
+    file, at = checked.file, checked.places
+    nodes = file.num_draft_tokens
+    if file.topk == 1 or nodes is None or not checked.sound("mask", "num_draft_tokens", "topk", "context_length"):
+        return
+    if file.mask == "bitpacked" and nodes > MAX_PACKED_NODES:
+        message = f"a bitpacked mask holds at most {MAX_PACKED_NODES} nodes, and num_draft_tokens is {nodes}"
+        notes = [_origin(checked, "num_draft_tokens", nodes)]
+        checked.found.error("legal/mask", message, at.value("mask"), hint="write mask: qlen", notes=notes)
+    if file.mask == "full" and file.context_length is None:
+        message = "mask: full covers the whole text, and context_length does not say how long one may be"
+        checked.found.error("config/missing-key", message, at.value("mask"), hint="add 'context_length:'")
+    elif file.mask == "full" and file.context_length is not None and checked.sound("buckets") and file.buckets:
+        size = file.buckets[-1] * nodes * (file.context_length + nodes)
+        if size > MAX_MASK_BYTES:
+            message = (
+                f"the mask would take {size} bytes at the largest bucket, and at most {MAX_MASK_BYTES} are supported"
+            )
+            checked.found.error("legal/mask", message, at.value("context_length"), hint="write mask: qlen")
+
+
 def _not_yet(checked: Checked) -> None:
     """Report what is legal and not implemented in this version."""
     file = checked.file
-    _refuse(checked, file.topk > 1, "trees (topk above 1)", ("topk",), "write topk: 1")
     verify = f"verify: {file.verify}"
     _refuse(checked, file.verify != "greedy", verify, ("verify",), "write verify: greedy")
     _refuse(checked, file.disaggregation, "disaggregation", ("disaggregation",), "write disaggregation: false")
-    for index, output in enumerate(file.outputs):
-        _refuse(checked, output not in _IMPLEMENTED_OUTPUTS, f"the output '{output}'", ("outputs", index), None)
     for side, block in (("target", file.target), ("draft", file.draft)):
         aux = block is not None and block.hidden_source == "aux"
         _refuse(checked, aux, "hidden_source: aux", (side, "hidden_source"), None)
@@ -156,6 +189,21 @@ def check_models(checked: Checked, target: ModelConfig | None, draft: ModelConfi
     for side, model in (("target", target), ("draft", draft)):
         if model is not None:
             _key_value_row(checked, side, model)
+    if target is not None:
+        _target_outputs(checked, target)
+    if draft is not None and checked.file.topk > draft.vocab_size and checked.sound("topk"):
+        message = f"topk is {checked.file.topk}, and the draft has {draft.vocab_size} tokens"
+        checked.found.error("legal/tree-size", message, checked.places.value("topk"))
+
+
+def _target_outputs(checked: Checked, target: ModelConfig) -> None:
+    """Check that the target has what the outputs hand over."""
+    for index, output in enumerate(checked.file.outputs if checked.sound("outputs") else ()):
+        key = TARGET_OUTPUTS.get(output)
+        if key is not None and getattr(target, key) is None:
+            message = f"the output '{output}' needs target.{key}, and nothing says it"
+            at = checked.places.value("outputs", index)
+            checked.found.error("config/missing-key", message, at, hint=f"add '{key}:' inside target:")
 
 
 def _settled_at(checked: Checked, side: str, key: str) -> Location:

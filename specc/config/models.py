@@ -124,6 +124,8 @@ def _facts(config: object, text: object) -> dict[str, Fact]:
         "vocab_size": _attribute(text, ("vocab_size",)),
         "hc_mult": _attribute(text, _HC_MULT),
         "dtype": _dtype(text) or _dtype(config),
+        "experts_per_token": _attribute(text, ("num_experts_per_tok", "num_experts_per_token")),
+        "index_topk": _attribute(text, ("index_topk",)),
         **_key_value_facts(text),
     }
     return {key: fact for key, fact in facts.items() if fact is not None}

@@ -15,7 +15,7 @@ from specc.support.suggest import did_you_mean
 
 Value = int | str
 
-_KEYS = (*REQUIRED_SIZES, "hc_mult", "kv_layout")
+_KEYS = (*REQUIRED_SIZES, "hc_mult", "kv_layout", "experts_per_token", "index_topk")
 
 
 def resolve(checked: Checked, directory: Path, algorithms: Sequence[str]) -> Config | None:
@@ -47,6 +47,8 @@ def _config(checked: Checked, algorithm: str, target: ModelConfig, draft: ModelC
         buckets=tuple(file.buckets),
         verify=file.verify,
         outputs=tuple(file.outputs),
+        mask=file.mask,
+        context_length=file.context_length,
         overlap=file.overlap,
         disaggregation=file.disaggregation,
         archs=tuple(file.archs),
@@ -87,7 +89,8 @@ def _model(checked: Checked, side: str, block: ModelBlock | None, directory: Pat
         return None
     source = block.hidden_source or _hidden_source(checked, side, hc_mult, facts)
     rest: dict[str, Any] = {**values, "hc_mult": hc_mult, "kv_layout": values["kv_layout"] or "mha"}
-    return ModelConfig(model=block.model, hidden_source=source, **rest)
+    kv_dtype = block.kv_dtype or values["dtype"]
+    return ModelConfig(model=block.model, hidden_source=source, kv_dtype=kv_dtype, **rest)
 
 
 def _facts(checked: Checked, side: str, written: str, directory: Path) -> ModelFacts | None:

@@ -13,8 +13,14 @@ from typing import Literal
 HiddenSource = Literal["collapsed", "hc_residual", "aux"]
 KvLayout = Literal["mha", "mla"]
 Dtype = Literal["bfloat16", "float16", "float32"]
+KvDtype = Literal["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2"]
+MaskMode = Literal["none", "full", "qlen", "bitpacked"]
 Verify = Literal["greedy", "target_only", "rejection", "block"]
 DraftPositions = Literal["true", "shifted", "auto"]
+
+
+KV_BYTES: dict[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4, "float8_e4m3fn": 1, "float8_e5m2": 1}
+"""Bytes of one element of every dtype a KV pool may have."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +29,7 @@ class ModelConfig:
 
     ``model`` is the path as written in the file, or None when the values were written out. With
     ``kv_layout == "mla"`` a layer keeps one latent row per token: ``num_kv_heads`` is 1 and ``head_dim`` its
-    length.
+    length. ``experts_per_token`` and ``index_topk`` are None where the model has no experts, or no sparse attention.
     """
 
     model: str | None
@@ -36,6 +42,14 @@ class ModelConfig:
     kv_layout: KvLayout
     vocab_size: int
     dtype: Dtype
+    kv_dtype: KvDtype
+    experts_per_token: int | None
+    index_topk: int | None
+
+    @property
+    def kv_row_bytes(self) -> int:
+        """Bytes of one token in one buffer (keys, values, or latent rows) of one layer."""
+        return self.num_kv_heads * self.head_dim * KV_BYTES[self.kv_dtype]
 
     @property
     def spec_width(self) -> int:
@@ -57,6 +71,8 @@ class Config:
     buckets: tuple[int, ...]
     verify: Verify
     outputs: tuple[str, ...]
+    mask: MaskMode
+    context_length: int | None
     overlap: bool
     disaggregation: bool
     archs: tuple[str, ...]
@@ -73,6 +89,13 @@ class Config:
     def num_nodes(self) -> int:
         """N: nodes given to the target per request, root included."""
         return self.num_draft_tokens
+
+    @property
+    def mask_width(self) -> int:
+        """Elements per request (``full``) or bytes per node (``bitpacked``) of the tree mask; 0 for other modes."""
+        if self.mask == "full" and self.context_length is not None:
+            return self.num_nodes * (self.context_length + self.num_nodes)
+        return next(size for size in (1, 2, 4, 8) if 8 * size >= self.num_nodes) if self.mask == "bitpacked" else 0
 
     @property
     def path_slots(self) -> int:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from specc.config.resolved import Dtype, HiddenSource, KvLayout, Verify
+from specc.config.resolved import Dtype, HiddenSource, KvDtype, KvLayout, MaskMode, Verify
 
 ALGORITHMS: tuple[str, ...] = ("STANDALONE", "EAGLE")
 """The algorithms known when the caller names none."""
@@ -87,7 +87,13 @@ class ModelBlock(_Block):
     vocab_size: Annotated[Count, Field(le=1 << 24)] | None = None
     """Columns of the logits."""
     dtype: Dtype | None = None
-    """Element type of logits, hidden states, keys and values."""
+    """Element type of logits and hidden states."""
+    kv_dtype: KvDtype | None = None
+    """Element type of keys and values in the KV pool. Default: dtype."""
+    experts_per_token: Annotated[Count, Field(le=1024)] | None = None
+    """Experts a token is routed to in every layer; needed for the output routed_experts."""
+    index_topk: Annotated[Count, Field(le=1 << 20)] | None = None
+    """Positions that the indexer of sparse attention picks per token and layer; needed for the output indexer_topk."""
 
 
 class ConfigFile(_Block):
@@ -102,13 +108,13 @@ class ConfigFile(_Block):
     underscores."""
     algorithm: Text | None = None
     """Speculative decoding algorithm, in any case."""
-    topk: Annotated[Count, Field(le=64)] = 1
-    """K: children kept per draft step. 1 drafts a chain, more a tree (trees are not implemented yet)."""
+    topk: Annotated[Count, Field(le=16)] = 1
+    """K: children kept per draft step. 1 drafts a chain, more a tree."""
     num_steps: Annotated[Count, Field(le=16)] = 3
     """S: draft steps."""
-    num_draft_tokens: Annotated[Count, Field(le=65536)] | None = None
-    """N: tokens the target verifies per request, root included. A chain has num_steps + 1, the
-    default."""
+    num_draft_tokens: Annotated[Count, Field(le=512)] | None = None
+    """N: tokens the target verifies per request, root included: num_steps + 1 for a chain, the default; for a tree
+    from 2 to 1 + topk + (num_steps - 1) * topk^2."""
     page_size: Annotated[int, Field(strict=True, ge=1, le=1024), BeforeValidator(_check_page)] = 1
     """Tokens per page of the KV pool, a power of two."""
     max_requests: Annotated[Count, Field(le=1 << 20)] | None = None
@@ -120,8 +126,14 @@ class ConfigFile(_Block):
     verify: Verify = "greedy"
     """How drafts are accepted. Only greedy is implemented yet."""
     outputs: Annotated[list[Output], Field(max_length=16)] = []
-    """Results the engine wants besides tokens and lengths. Only accept_index and hidden_states are
-    implemented yet."""
+    """Results the engine wants besides tokens and lengths, of the accepted path: accept_index (its nodes),
+    hidden_states, logprobs (of the emitted tokens, under the target), routed_experts and indexer_topk (as the target's
+    forward hands them over)."""
+    mask: MaskMode = "qlen"
+    """Tree mask that the target's attention reads: qlen (nodes by nodes), bitpacked (the same as bits; at most 64
+    nodes), full (with the prefix, flat; needs context_length), or none. A chain is causal and has none."""
+    context_length: Annotated[Count, Field(le=1 << 26)] | None = None
+    """Longest text of a request, in tokens; sizes the mask of mode full."""
     overlap: Flag = True
     """Whether the scheduler prepares a step before the previous one's results reach the host."""
     disaggregation: Flag = False

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from specc.build import Build
+if TYPE_CHECKING:
+    from specc.build import Build
 
 
 def print_summary(build: Build, console: Console, files: Iterable[object]) -> None:
     """Print the summary of a finished build."""
     plan: Any = build.plan
-    console.print(Group(_phases(plan), _totals(plan), *_resources(build)))
+    console.print(Group(_phases(plan), totals_table(plan["totals"]), *_resources(build)))
     for path in files:
         console.print(Text(f"wrote {path}"))
     stages = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in build.seconds.items())
@@ -37,20 +39,23 @@ def _phases(plan: Any) -> Table:
 def _what(node: Any) -> str:
     if node["kind"] != "launch":
         return f"the engine's {node['callback']} forward"
-    counted: dict[str, int] = {}
-    for op in node["ops"]:
-        counted[op["op"]] = counted.get(op["op"], 0) + 1
-    return ", ".join(op if n == 1 else f"{op} x{n}" for op, n in counted.items())
+    return counted(op["op"] for op in node["ops"])
 
 
-def _totals(plan: Any) -> Table:
+def counted(words: Iterable[str]) -> str:
+    """Words in order, each once: ``a x2, b``."""
+    return ", ".join(word if n == 1 else f"{word} x{n}" for word, n in Counter(words).items())
+
+
+def totals_table(totals: Mapping[str, Mapping[str, int]]) -> Table:
+    """What a decode step costs in every bucket, as ``totals`` of a plan has it."""
     table = Table(title="per decode step, by bucket", title_justify="left", box=None)
-    keys = list(next(iter(plan["totals"].values())))
+    keys = list(next(iter(totals.values())))
     table.add_column("bucket", justify="right")
     for key in keys:
         table.add_column(key.replace("_", " "), justify="right")
-    for bucket, totals in plan["totals"].items():
-        table.add_row(bucket, *[f"{totals[key]:,}" for key in keys])
+    for bucket, figures in totals.items():
+        table.add_row(bucket, *[f"{figures[key]:,}" for key in keys])
     return table
 
 

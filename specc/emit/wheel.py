@@ -171,7 +171,7 @@ def write_wheel(
     files.add(MANIFEST, _manifest(names, plan, listed, files, torch_minimum))
     archs = sorted({artifact.arch for artifact in listed})
     info = {
-        "METADATA": _metadata(names, summary, archs, [f"torch>={torch_minimum}", *requires]),
+        "METADATA": _metadata(names, summary, archs, [f"torch>={torch_minimum}", *requires], _moved(plan)),
         "WHEEL": _wheel_file(version),
         "entry_points.txt": f"[{ENTRY_POINTS}]\n{name} = {names.package}\n".encode(),
     }
@@ -254,7 +254,12 @@ def _manifest(
     return json.dumps(manifest, sort_keys=True, indent=2) + "\n"
 
 
-def _metadata(names: Names, summary: str, archs: Sequence[str], requires: Sequence[str]) -> bytes:
+def _moved(plan: Mapping[str, Any]) -> list[str]:
+    """The models whose KV buffers the program changes."""
+    return sorted(owner for owner, pool in plan["kv_pools"].items() if pool["bound"])
+
+
+def _metadata(names: Names, summary: str, archs: Sequence[str], requires: Sequence[str], moved: Sequence[str]) -> bytes:
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
     template = environment.from_string(_template("README.md.jinja"))
     fields = {"distribution": names.distribution, "package": names.package, "version": names.version}
@@ -273,7 +278,7 @@ def _metadata(names: Names, summary: str, archs: Sequence[str], requires: Sequen
         if "\n" in value or "\r" in value:
             raise ValueError(f"{header} of a wheel must be one line: {value!r}")
         message[header] = value
-    body = template.render(summary=summary, archs=archs, **fields)
+    body = template.render(summary=summary, archs=archs, moved=moved, **fields)
     content = _headers(message) + body.encode()
     Metadata.from_email(content, validate=True)
     return content

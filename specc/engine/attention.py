@@ -42,18 +42,23 @@ class PagedContext:
         self.positions = positions
         self.write_slots = slots.reshape(-1)
         self.read_slots = req_to_token[rows, :width].long()
+        self.key_positions = torch.arange(width, device=positions.device).expand(len(rows), -1)
         self._masks: dict[int | None, Tensor] = {}
 
-    def mask(self, window: int | None) -> Tensor:
-        """Which keys each token attends to, bool[b, 1, n, width]: those at its own position and before it.
+    def visible(self) -> Tensor:
+        """Which keys each token attends to, bool[b, n, width], if no window slides: its own and those before it."""
+        return self.key_positions[:, None] <= self.positions[..., None]
 
-        With a sliding `window`, only the last `window` of them, its own included.
+    def mask(self, window: int | None) -> Tensor:
+        """Which keys each token attends to, bool[b, 1, n, width].
+
+        With a sliding `window`, only those at the last `window` positions, its own included.
         """
         if window not in self._masks:
-            keys = torch.arange(self.read_slots.shape[1], device=self.positions.device)
-            queries = self.positions[:, None, :, None]
-            mask = keys <= queries
-            self._masks[window] = mask if window is None else mask & (keys > queries - window)
+            mask = self.visible()
+            if window is not None:
+                mask = mask & (self.key_positions[:, None] > self.positions[..., None] - window)
+            self._masks[window] = mask[:, None]
         return self._masks[window]
 
 

@@ -12,6 +12,8 @@ from specc.engine.attention import PagedContext
 from specc.engine.errors import ContractError
 from specc.engine.kv_pool import KVPool
 from specc.engine.models import DraftModel, TargetModel
+from specc.engine.plan_facts import PlanFacts
+from specc.engine.tree_attention import BranchContext, Branches, TreeContext, visible_keys
 
 
 class Forward(NamedTuple):
@@ -19,6 +21,13 @@ class Forward(NamedTuple):
 
     logits: Tensor
     hidden: Tensor | None = None
+
+
+class Prompt(NamedTuple):
+    """What to prefill: all tokens of a text, of which the first `shared` have keys and values in both pools."""
+
+    tokens: Sequence[int]
+    shared: int = 0
 
 
 class EngineCallbacks:
@@ -35,15 +44,15 @@ class EngineCallbacks:
         target_pool: KVPool,
         draft_pool: KVPool,
         req_to_token: Tensor,
-        texts: Mapping[int, Sequence[int]],
-        *,
-        shifted: bool,
+        prompts: Mapping[int, Prompt],
+        facts: PlanFacts,
     ) -> None:
-        """Bind models and pools to the table i32[P, C]; `texts`: the tokens to prefill, by pool row."""
+        """Bind models and pools to the table i32[P, C]; `prompts`: what to prefill, by pool row."""
         self.target_model, self.draft_model = target, draft
         self.target_pool, self.draft_pool = target_pool, draft_pool
-        self.req_to_token, self.texts = req_to_token, texts
-        self.shifted = shifted
+        self.req_to_token, self.prompts = req_to_token, prompts
+        self.shifted, self.mask_mode = facts.shifted, facts.mask_mode
+        self.branches = Branches(int(not facts.shifted), facts.page_size, facts.branch_room)
         self.width = req_to_token.shape[1]
 
     @property
@@ -64,9 +73,16 @@ class EngineCallbacks:
         capture: str,
         hidden: Tensor | None = None,
     ) -> Forward:
-        """One draft forward of tokens, positions, slots i64[b, K]: logits T[b, K, Vd], hidden T[b, K, W]."""
-        paged = PagedContext(self.draft_pool, self.req_to_token, rows, positions, slots, self.width)
-        states = self.draft_model.forward(tokens, positions, paged, hidden)
+        """One draft forward of tokens, positions, slots i64[b, K]: logits T[b, K, Vd], hidden T[b, K, W].
+
+        The K branches of a request do not see each other: each is a row of the model's batch.
+        """
+        paged = BranchContext(
+            self.draft_pool, self.req_to_token, rows, seq_lens, positions, slots, self.width, self.branches
+        )
+        ones = (tokens.reshape(-1, 1), positions.reshape(-1, 1))
+        states = self.draft_model.forward(*ones, paged, None if hidden is None else hidden.flatten(0, 1)[:, None])
+        states = states.view(*tokens.shape, -1)
         return _forward(self.draft_model.logits(states), states, capture)
 
     @torch.no_grad()
@@ -79,9 +95,18 @@ class EngineCallbacks:
         rows: Tensor,
         seq_lens: Tensor,
         capture: str,
+        mask: Tensor | None = None,
     ) -> Forward:
-        """The target on the verify window i64[b, N]: logits T[b, N, V], hidden T[b, N, W]."""
-        paged = PagedContext(self.target_pool, self.req_to_token, rows, positions, slots, self.width)
+        """The target on the verify window i64[b, N]: logits T[b, N, V], hidden T[b, N, W].
+
+        mask: the tree, as `visible_keys` reads it; without one the window is a chain, and causal.
+        """
+        memory = (self.target_pool, self.req_to_token, rows)
+        if mask is None or self.mask_mode is None:
+            paged = PagedContext(*memory, positions, slots, self.width)
+        else:
+            visible = visible_keys(mask, self.mask_mode, seq_lens, tokens.shape[1], self.width)
+            paged = TreeContext(*memory, seq_lens, positions, slots, self.width, visible)
         states = self.target_model.forward(tokens, positions, paged)
         return _forward(self.target_model.logits(states), states, capture)
 
@@ -106,7 +131,11 @@ class EngineCallbacks:
 
     @torch.no_grad()
     def prefill_target(self, *, rows: Tensor, seq_lens: Tensor, capture: str) -> Forward:
-        """Prefill prompt by prompt: logits T[b, V] of each last token, hidden T[sum of lengths, W]."""
+        """Prefill prompt by prompt: logits T[b, V] of each last token, hidden T[sum of lengths, W].
+
+        Shared tokens are not run again. Their hidden states are zeros, which nobody reads: the draft, too, has
+        keys and values of everything shared.
+        """
         keep = 1 if capture in (None, "null") else None
         states = [self._prompt(row, length, keep) for row, length in _pairs(rows, seq_lens)]
         last = torch.stack([state[-1] if len(state) else state.new_zeros(state.shape[-1]) for state in states])
@@ -130,36 +159,40 @@ class EngineCallbacks:
 
     def _prompt(self, row: int, length: int, keep: int | None) -> Tensor:
         """Run one request's tokens through the target: hidden T[length, W], or only the last `keep` rows."""
-        tokens = self._tokens(row, length)
+        tokens, shared = self._tokens(row, length)
         if not length:
             width = self.target_model.facts.hidden_size
             return torch.zeros((0, width), dtype=self.target_pool.shape.dtype, device=tokens.device)
-        positions, paged = self._whole(self.target_pool, row, length)
-        states = self.target_model.forward(tokens[None], positions, paged)[0]
-        return states if keep is None else states[-keep:].clone()
+        positions, paged = self._rest(self.target_pool, row, shared, length)
+        states = self.target_model.forward(tokens[None, shared:], positions, paged)[0]
+        if keep is not None:
+            return states[-keep:].clone()
+        return torch.cat((states.new_zeros(shared, states.shape[1]), states))
 
     def _draft_prompt(self, row: int, length: int, first: Tensor, hidden: Tensor | None) -> Tensor:
         """Run one request's draft prefill; the last hidden row T[W]."""
         if not length:
             width = self.draft_model.facts.hidden_size
             return torch.zeros(width, dtype=self.draft_pool.shape.dtype, device=first.device)
-        tokens = torch.cat((self._tokens(row, length)[int(self.shifted) :], first.long()[None]))
-        positions, paged = self._whole(self.draft_pool, row, len(tokens))
-        return self.draft_model.forward(tokens[None], positions, paged, None if hidden is None else hidden[None])[0, -1]
+        tokens, shared = self._tokens(row, length)
+        tokens = torch.cat((tokens[int(self.shifted) :], first.long()[None]))
+        positions, paged = self._rest(self.draft_pool, row, shared, len(tokens))
+        rest = None if hidden is None else hidden[None, shared:]
+        return self.draft_model.forward(tokens[None, shared:], positions, paged, rest)[0, -1]
 
-    def _tokens(self, row: int, length: int) -> Tensor:
-        """Return the tokens i64[length] of a pool row; raises ContractError when it holds another number."""
-        tokens = self.texts.get(row, ()) if row else ()
+    def _tokens(self, row: int, length: int) -> tuple[Tensor, int]:
+        """Return the tokens i64[length] of a pool row and how many are shared; ContractError on another length."""
+        tokens, shared = self.prompts.get(row, Prompt(())) if row else Prompt(())
         if len(tokens) != length:
             raise ContractError(f"pool row {row} has {len(tokens)} tokens to prefill, the program asks for {length}")
-        return torch.tensor(tokens, dtype=torch.int64, device=self.req_to_token.device)
+        return torch.tensor(tokens, dtype=torch.int64, device=self.req_to_token.device), shared
 
-    def _whole(self, pool: KVPool, row: int, length: int) -> tuple[Tensor, PagedContext]:
-        """Return positions i64[1, length] from 0 and the context of a forward of one row over all of them."""
-        positions = torch.arange(length, device=self.req_to_token.device)[None]
+    def _rest(self, pool: KVPool, row: int, start: int, end: int) -> tuple[Tensor, PagedContext]:
+        """Return positions i64[1, end - start] and the context of a forward of one row over them."""
+        positions = torch.arange(start, end, device=self.req_to_token.device)[None]
         rows = torch.tensor([row], device=positions.device)
-        slots = self.req_to_token[rows, :length].long()
-        return positions, PagedContext(pool, self.req_to_token, rows, positions, slots, length)
+        slots = self.req_to_token[rows, start:end].long()
+        return positions, PagedContext(pool, self.req_to_token, rows, positions, slots, end)
 
 
 def _forward(logits: Tensor, hidden: Tensor, capture: str | None) -> Forward:

@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from specc.engine.callbacks import EngineCallbacks
-from specc.engine.errors import ContractError, EngineError
+from specc.engine.callbacks import EngineCallbacks, Prompt
+from specc.engine.errors import ContractError, EngineError, UnsupportedModelError
 from specc.engine.kv_pool import KVPool, PageAllocator, ReqToToken
 from specc.engine.models import DraftModel, TargetModel
 from specc.engine.plan_facts import PlanFacts
-from specc.engine.request import Completion, Request, StopConditions, TokenEvent
+from specc.engine.prefix_cache import PrefixCache
+from specc.engine.request import ABORT, Completion, Request, StopConditions, TokenEvent
 from specc.engine.scheduler import Scheduler
 from specc.engine.stats import Stats
 from specc.engine.text import Detokenizer, StopText
@@ -38,6 +39,7 @@ class Engine:
         num_pages: int | None = None,
         tokenizer: Any = None,
         capture: bool | None = None,
+        share_prefixes: bool = True,
         on_token: Callable[[TokenEvent], None] | None = None,
     ) -> None:
         """Allocate pools and bind the program.
@@ -46,32 +48,36 @@ class Engine:
         max_context: most tokens, prompt and completion, of one request; by default what the models can
         do, at most 1024. num_pages: pages of the KV pools, page 0 included; by default enough for a full
         batch of longest requests. tokenizer: by default the target's. capture: see docs/runtime.md.
-        on_token: called for every emitted token, in order. Raises DiagnosticError when a model does not fit.
+        share_prefixes: keep the pages of earlier texts, until they are needed, for requests that begin like them.
+        on_token: called for every emitted token, in order. Raises DiagnosticError when a model does not fit,
+        UnsupportedModelError when the program wants what no model here can give.
         """
         self.facts = facts = PlanFacts.read(program.plan)
+        _check_program(facts)
         target.facts.check("target", facts.models["target"])
         draft.facts.check("draft", facts.models["draft"])
         self.target, self.draft = target, draft
         self.tokenizer = tokenizer if tokenizer is not None else target.tokenizer
         self.on_token = on_token
         self.stats = Stats()
-        self._make_memory(_context(max_context, target, draft), num_pages)
-        self._texts: dict[int, Sequence[int]] = {}
+        self._make_memory(_context(max_context, target, draft, facts), num_pages, share_prefixes)
+        self._prompts: dict[int, Prompt] = {}
         self.callbacks = EngineCallbacks(
             target,
             draft,
             self.target_pool,
             self.draft_pool,
             self.table.tensor,
-            self._texts,
-            shifted=facts.shifted,
+            self._prompts,
+            facts,
         )
         self._batch = batch_type(program)
         self._fixed_width = target.device.type == "cuda" and capture is not False
-        self._step = program.bind(self.callbacks, self.table.tensor, capture=capture)
+        pools = {"target": self.target_pool.buffers, "draft": self.draft_pool.buffers}
+        self._step = program.bind(self.callbacks, self.table.tensor, kv_pools=pools, capture=capture)
         self._next_id = 0
 
-    def _make_memory(self, max_context: int, num_pages: int | None) -> None:
+    def _make_memory(self, max_context: int, num_pages: int | None, share_prefixes: bool) -> None:
         """Make the table, the pages and both pools."""
         facts, device = self.facts, self.target.device
         columns = -(-(max_context + facts.reserve) // facts.page_size) * facts.page_size
@@ -81,8 +87,14 @@ class Engine:
         slots = self.allocator.num_pages * facts.page_size
         self.target_pool = KVPool(self.target.facts.pool, slots, device)
         self.draft_pool = KVPool(self.draft.facts.pool, slots, device)
+        self.prefixes = PrefixCache(self.allocator, int(facts.shifted), enabled=share_prefixes)
         self.scheduler = Scheduler(
-            self.table, self.allocator, max_batch=max_batch, max_context=max_context, reserve=facts.reserve
+            self.table,
+            self.allocator,
+            self.prefixes,
+            max_batch=max_batch,
+            max_context=max_context,
+            reserve=facts.reserve,
         )
 
     @property
@@ -104,6 +116,15 @@ class Engine:
         self.scheduler.add(request)
         self._next_id += 1
         return request.request_id
+
+    def abort(self, request_id: int) -> Completion | None:
+        """Give a request up, between two steps; returns what it has so far, None if it is not there any more."""
+        for request in (*self.scheduler.waiting, *self.scheduler.running):
+            if request.request_id == request_id:
+                self.scheduler.discard(request)
+                request.finish_reason = ABORT
+                return request.completion()
+        return None
 
     def encode(self, text: str) -> list[int]:
         """Tokenise a prompt; raises EngineError without a tokenizer."""
@@ -135,14 +156,15 @@ class Engine:
         """Prefill the tokens of newly admitted requests; each emits its first new token."""
         started = time.perf_counter()
         rows = [request.row or 0 for request in requests]
-        self._texts.clear()
-        self._texts.update({row: tuple(request.ids) for row, request in zip(rows, requests, strict=True)})
+        self._prompts.clear()
+        self._prompts.update({row: Prompt(tuple(r.ids), r.shared) for row, r in zip(rows, requests, strict=True)})
         lengths = [len(request.ids) for request in requests]
         result = self._step.prefill(self._batch(rows, lengths)).to_host()
         self.stats.prefill_seconds += time.perf_counter() - started
         self.stats.prefills += 1
+        self.stats.shared_tokens += sum(request.shared for request in requests)
         self.stats.unhealthy += sum(map(bool, result.health))
-        return self._emit(requests, [[token] for token in result.bonus])
+        return self._emit(requests, [[token] for token in result.bonus], remember=True)
 
     def _decode(self) -> list[Completion]:
         """One decode step of all running requests."""
@@ -152,7 +174,7 @@ class Engine:
         rows = [request.row or 0 for request in requests]
         lengths = [request.committed for request in requests]
         if not self._fixed_width:
-            needed = max(lengths) + self.facts.reserve
+            needed = max(lengths) + self.facts.reach
             self.callbacks.width = min(-(-needed // WIDTH_STEP) * WIDTH_STEP, self.table.columns)
         result = self._step.decode(self._batch(rows, lengths)).to_host()
         self.stats.decode_seconds += time.perf_counter() - started
@@ -171,14 +193,19 @@ class Engine:
             request.accept_lens.append(accepted)
             self.stats.accept_lens[accepted] += 1
 
-    def _emit(self, requests: list[Request], tokens: list[list[int]]) -> list[Completion]:
-        """Hand tokens to their requests and stream them; returns the completions of those that finished."""
+    def _emit(self, requests: list[Request], tokens: list[list[int]], remember: bool = False) -> list[Completion]:
+        """Hand tokens to their requests and stream them; returns the completions of those that finished.
+
+        remember: offer their committed tokens to requests to come at once, not only when they leave.
+        """
         finished: list[Completion] = []
         for request, new in zip(requests, tokens, strict=True):
             for event in request.accept(new):
                 self.stats.tokens += 1
                 if self.on_token is not None:
                     self.on_token(event)
+            if remember:
+                self.scheduler.remember(request)
             if request.finish_reason is not None:
                 self.scheduler.release(request)
                 self.stats.requests += 1
@@ -186,12 +213,21 @@ class Engine:
         return finished
 
 
-def _context(wanted: int | None, target: TargetModel, draft: DraftModel) -> int:
-    """Return the context length to serve; raises EngineError when a model was not made for the wanted one."""
-    known = [model.facts.max_context for model in (target, draft) if model.facts.max_context]
+def _check_program(facts: PlanFacts) -> None:
+    """Raise UnsupportedModelError for what a program asks of the target and no model here can give."""
+    if facts.extras:
+        wanted = ", ".join(facts.extras)
+        raise UnsupportedModelError(f"the program hands out {wanted}, which the engine's models do not give")
+    if facts.branches > 1 and facts.mask_mode is None:
+        raise UnsupportedModelError("the program gives the target no tree mask (`mask: none`), this engine needs one")
+
+
+def _context(wanted: int | None, target: TargetModel, draft: DraftModel, facts: PlanFacts) -> int:
+    """Return the context length to serve; raises EngineError when it is more than models or program were made for."""
+    known = [limit for limit in (target.facts.max_context, draft.facts.max_context, facts.mask_context) if limit]
     limit = min(known, default=None)
     if wanted is None:
         return min(DEFAULT_CONTEXT, limit or DEFAULT_CONTEXT)
     if wanted < 1 or (limit is not None and wanted > limit):
-        raise EngineError(f"max_context must be between 1 and {limit}, the models' own, not {wanted}")
+        raise EngineError(f"max_context must be between 1 and {limit}, what models and program allow, not {wanted}")
     return wanted

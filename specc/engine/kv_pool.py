@@ -2,12 +2,14 @@
 
 A *slot* holds K and V of one token in every layer. A *page* is `page_size` consecutive slots and the unit
 of allocation. Slot 0 is the sink that padding rows write to, so page 0 is never handed out. One request
-table maps (pool row, position) to slots; all pools of an engine are addressed through the same table.
+table maps (pool row, position) to slots; all pools of an engine are addressed through the same table. A page
+may have several holders, requests with the same beginning: then nobody writes to it any more.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -42,6 +44,11 @@ class KVPool:
         self.keys = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
         self.values = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
 
+    @property
+    def buffers(self) -> list[Tensor]:
+        """All tensors in the order in which a program binds them: K and V of layer 0, K and V of layer 1, ..."""
+        return [buffer for pair in zip(self.keys, self.values, strict=True) for buffer in pair]
+
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store key and value T[n, kv_heads, head_dim] at slots i64[n]; several rows may write to slot 0."""
         self.keys[layer].index_put_((slots,), key)
@@ -53,7 +60,11 @@ class KVPool:
 
 
 class PageAllocator:
-    """Hands out pages 1..num_pages-1 to owners, which are any hashable names of requests."""
+    """Hands out pages 1..num_pages-1 to owners, which are any hashable names of requests.
+
+    Every page counts its holders: the owners it was handed to or shared with, and whoever keeps it beyond them
+    (`keep`). It is free again when the last of them lets go.
+    """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         """Start with every page but page 0 free; raises ValueError when there is none."""
@@ -63,6 +74,7 @@ class PageAllocator:
         self.num_pages = num_pages
         self._free = list(range(num_pages - 1, 0, -1))
         self._pages: dict[object, list[int]] = {}
+        self._holders: Counter[int] = Counter()
 
     @property
     def free_pages(self) -> int:
@@ -82,6 +94,14 @@ class PageAllocator:
         """The pages an owner holds, in order of position."""
         return tuple(self._pages.get(owner, ()))
 
+    def slots_of(self, pages: Iterable[int]) -> list[int]:
+        """The slots of pages, in order."""
+        return [page * self.page_size + offset for page in pages for offset in range(self.page_size)]
+
+    def holders(self, page: int) -> int:
+        """How many hold a page; 0 if it is free."""
+        return self._holders[page]
+
     def missing(self, owner: object, tokens: int) -> int:
         """How many more pages the owner needs to hold `tokens` tokens."""
         return max(0, self.pages_for(tokens) - len(self._pages.get(owner, ())))
@@ -95,14 +115,39 @@ class PageAllocator:
         if needed > len(self._free):
             raise OutOfPagesError(needed, len(self._free))
         new = [self._free.pop() for _ in range(needed)]
+        self._holders.update(new)
         self._pages.setdefault(owner, []).extend(new)
-        return [page * self.page_size + offset for page in new for offset in range(self.page_size)]
+        return self.slots_of(new)
+
+    def share(self, owner: object, pages: Sequence[int]) -> None:
+        """Let the owner, who has no pages yet, hold pages of others as its first ones."""
+        if self._pages.get(owner):
+            raise ValueError("an owner shares pages before it takes any of its own")
+        for page in pages:
+            self.keep(page)
+        self._pages[owner] = list(pages)
 
     def free(self, owner: object) -> int:
-        """Take back all pages of an owner; returns how many there were."""
-        pages = self._pages.pop(owner, [])
-        self._free.extend(reversed(pages))
-        return len(pages)
+        """Take back all pages of an owner; returns how many nobody else holds, which are free now."""
+        before = len(self._free)
+        for page in reversed(self._pages.pop(owner, [])):
+            self.drop(page)
+        return len(self._free) - before
+
+    def keep(self, page: int) -> None:
+        """Hold a page that somebody holds already; raises ValueError when it is free."""
+        if not self._holders[page]:
+            raise ValueError(f"page {page} is free")
+        self._holders[page] += 1
+
+    def drop(self, page: int) -> None:
+        """Let go of a page; raises ValueError when nobody holds it."""
+        if not self._holders[page]:
+            raise ValueError(f"page {page} is free")
+        self._holders[page] -= 1
+        if not self._holders[page]:
+            del self._holders[page]
+            self._free.append(page)
 
 
 class ReqToToken:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from specc.engine.text import StopText
 
-LENGTH, EOS, STOP = "length", "eos", "stop"
-"""Why a request finished: max_new_tokens reached, an EOS token, a stop string."""
+LENGTH, EOS, STOP, ABORT = "length", "eos", "stop", "abort"
+"""Why a request finished: max_new_tokens reached, an EOS token, a stop string, or the caller gave it up."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,11 @@ class Completion:
 
 @dataclass(eq=False)
 class Request:
-    """A request inside the engine. `ids`: prompt and everything emitted; `row` is set while it runs."""
+    """A request inside the engine.
+
+    `ids`: prompt and everything emitted. `row` is set while it runs. `shared`: how many tokens at the beginning
+    had their keys and values in the pools already when it was last admitted.
+    """
 
     request_id: int
     prompt_ids: tuple[int, ...]
@@ -64,6 +68,7 @@ class Request:
     text: StopText | None = None
     ids: list[int] = field(default_factory=list)
     row: int | None = None
+    shared: int = 0
     finish_reason: str | None = None
     accept_lens: list[int] = field(default_factory=list)
     retractions: int = 0

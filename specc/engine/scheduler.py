@@ -6,6 +6,7 @@ from collections import deque
 
 from specc.engine.errors import RequestTooLongError
 from specc.engine.kv_pool import PageAllocator, ReqToToken
+from specc.engine.prefix_cache import PrefixCache
 from specc.engine.request import Request
 
 
@@ -13,15 +14,23 @@ class Scheduler:
     """Requests wait in order of arrival, run while they hold a pool row and pages, and leave when finished.
 
     Every running request holds pages for its committed tokens and `reserve` more, which is what a step may
-    write to. When pages run out, the request admitted last is retracted: it gives everything back and waits
-    at the front, with its prompt and all it has emitted, to be prefilled again.
+    write to. When pages run out, those that only the prefix cache holds are freed first; then the request
+    admitted last is retracted: it gives everything back and waits at the front, with its prompt and all it has
+    emitted, to be prefilled again.
     """
 
     def __init__(
-        self, table: ReqToToken, allocator: PageAllocator, *, max_batch: int, max_context: int, reserve: int
+        self,
+        table: ReqToToken,
+        allocator: PageAllocator,
+        prefixes: PrefixCache,
+        *,
+        max_batch: int,
+        max_context: int,
+        reserve: int,
     ) -> None:
         """max_batch: requests that may run at once; max_context: prompt and emitted tokens of one request."""
-        self.table, self.allocator = table, allocator
+        self.table, self.allocator, self.prefixes = table, allocator, prefixes
         self.max_batch, self.max_context, self.reserve = max_batch, max_context, reserve
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -43,15 +52,17 @@ class Scheduler:
     def admit(self) -> list[Request]:
         """Move waiting requests to running, in order, while rows and pages last; returns those moved."""
         admitted: list[Request] = []
+        updates: list[tuple[int, int, list[int]]] = []
         while self.waiting and len(self.running) < self.max_batch and self.table.free_rows:
             request = self.waiting[0]
-            if self.allocator.missing(request, len(request.ids) + self.reserve) > self.allocator.free_pages:
+            if not self._enter(request):
                 break
             self.waiting.popleft()
             request.row = self.table.claim()
             self.running.append(request)
             admitted.append(request)
-            self.table.write([self._grow(request, len(request.ids))])
+            updates.append((request.row, 0, self.allocator.slots_of(self.allocator.pages_of(request))))
+        self.table.write(updates)
         return admitted
 
     def reserve_step(self) -> list[Request]:
@@ -59,35 +70,54 @@ class Scheduler:
         retracted: list[Request] = []
         updates: list[tuple[int, int, list[int]]] = []
         for request in list(self.running):
-            while request.row is not None and self._short(request):
-                retracted.append(self._retract())
+            while request.row is not None and not self._room(request, request.committed):
+                retracted.append(self.running[-1])
+                self.retract(self.running[-1])
             if request.row is not None:
-                updates.append(self._grow(request, request.committed))
+                start = len(self.allocator.pages_of(request)) * self.allocator.page_size
+                updates.append((request.row, start, self.allocator.grow(request, request.committed + self.reserve)))
         self.table.write(updates)
         return retracted
 
+    def remember(self, request: Request) -> None:
+        """Offer the committed tokens of a prefilled request to those that come later."""
+        known = request.committed + self.prefixes.lookahead
+        self.prefixes.insert(request.ids[:known], self.allocator.pages_of(request))
+
     def release(self, request: Request) -> None:
-        """Take row and pages back from a running request."""
+        """Take row and pages back from a running request; the prefix cache may keep some of them."""
+        self.remember(request)
         self.running.remove(request)
         self.allocator.free(request)
         if request.row is not None:
             self.table.release(request.row)
             request.row = None
 
-    def _short(self, request: Request) -> bool:
-        """Whether the pages of a request's next step are not there."""
-        return self.allocator.missing(request, request.committed + self.reserve) > self.allocator.free_pages
-
-    def _grow(self, request: Request, committed: int) -> tuple[int, int, list[int]]:
-        """Take the pages for `committed` tokens and a step; returns the run to write to the table."""
-        assert request.row is not None
-        start = len(self.allocator.pages_of(request)) * self.allocator.page_size
-        return request.row, start, self.allocator.grow(request, committed + self.reserve)
-
-    def _retract(self) -> Request:
-        """Throw the request admitted last out, to the front of the queue."""
-        request = self.running[-1]
+    def retract(self, request: Request) -> None:
+        """Throw a running request out, to the front of the queue."""
         self.release(request)
         request.retractions += 1
         self.waiting.appendleft(request)
-        return request
+
+    def discard(self, request: Request) -> None:
+        """Forget a request, whether it waits or runs."""
+        if request.row is None:
+            self.waiting.remove(request)
+        else:
+            self.release(request)
+
+    def _enter(self, request: Request) -> bool:
+        """Take the pages of a waiting request, shared ones first; False, and nothing has changed, if they lack."""
+        shared = self.prefixes.match(request.ids)
+        self.allocator.share(request, shared)
+        if not self._room(request, len(request.ids)):
+            self.allocator.free(request)
+            return False
+        self.allocator.grow(request, len(request.ids) + self.reserve)
+        request.shared = len(shared) * self.allocator.page_size
+        return True
+
+    def _room(self, request: Request, committed: int) -> bool:
+        """Make sure that the pages a request lacks for `committed` tokens and a step are free."""
+        lacking = self.allocator.missing(request, committed + self.reserve) - self.allocator.free_pages
+        return lacking <= 0 or self.prefixes.evict(lacking)

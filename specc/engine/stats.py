@@ -11,15 +11,16 @@ class Stats:
     """Counts since the engine was made.
 
     requests: finished ones. tokens: emitted and kept. prefills: prefill calls. steps: decode steps of the
-    whole batch. accept_lens: how many request-steps committed how many tokens, bonus included. retractions:
-    requests thrown out for lack of pages. unhealthy: request-steps whose health word was not 0.
-    Times in seconds.
+    whole batch. shared_tokens: tokens of prefilled texts whose keys and values were there already. accept_lens:
+    how many request-steps committed how many tokens, bonus included. retractions: requests thrown out for lack
+    of pages. unhealthy: request-steps whose health word was not 0. Times in seconds.
     """
 
     requests: int = 0
     tokens: int = 0
     prefills: int = 0
     steps: int = 0
+    shared_tokens: int = 0
     accept_lens: Counter[int] = field(default_factory=Counter)
     retractions: int = 0
     unhealthy: int = 0
@@ -45,6 +46,7 @@ class Stats:
             "tokens": self.tokens,
             "prefills": self.prefills,
             "steps": self.steps,
+            "shared_tokens": self.shared_tokens,
             "mean_accept_len": round(self.mean_accept_len, 4),
             "accept_lens": {str(length): times for length, times in sorted(self.accept_lens.items())},
             "retractions": self.retractions,

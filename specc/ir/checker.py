@@ -57,9 +57,8 @@ def _check_op(module: Module, op: Op, order: dict[Op, int]) -> list[str]:
     if definition.until and definition.until in module.established:
         problems.append(f"{op.opcode} is not legal once the module is {definition.until}")
     problems += _check_attrs(op, definition)
-    optional = sum(slot.optional for slot in definition.results)
-    if not len(definition.results) - optional <= len(op.results) <= len(definition.results):
-        problems.append(f"{op.opcode} has {len(definition.results)} results, not {len(op.results)}")
+    if not problems and len(slots := definition.result_slots(len(op.results), op.attrs)) != len(op.results):
+        problems.append(f"{op.opcode} has {len(slots)} results, not {len(op.results)}")
     for value in op.operands:
         problems += _check_operand(op, value, order)
     if definition.inplace and op.operands:

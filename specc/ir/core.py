@@ -20,6 +20,9 @@ from specc.support.location import Location
 D = TypeVar("D", bound=Decl)
 Attr = str | int | bool
 
+NODE, PATH = "N", "A"
+"""The dimensions of all verified nodes, and of the accepted path."""
+
 PHASES: tuple[str, ...] = ("prefill", "prepare", "draft", "tree", "verify", "commit", "extend")
 """Phases in execution order. ``prefill`` is an entry of its own, the others make up one decode step."""
 
@@ -242,6 +245,11 @@ class Module:
             raise ValueError(f"value %{value.name} is defined twice")
         self._names.add(value.name)
         return value
+
+
+def on_nodes(value: Value) -> bool:
+    """Whether a value has the node axis."""
+    return isinstance(value.type, TensorType) and NODE in value.type.shape
 
 
 def is_state(value: Value) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specc.ir.core import Module, Op, Value
-from specc.ir.opdef import OpDef, TypeMismatch
+from specc.ir.opdef import TypeMismatch
 from specc.ir.ops import OPS
 from specc.ir.types import TensorType, Type
 from specc.support.diagnostics import Diagnostic, Note
@@ -26,10 +26,10 @@ def infer_op(module: Module, op: Op) -> tuple[Type, ...]:
     results = definition.result_types(module, [t for t in types if t is not None], op.attrs)
     if op.opcode in ("carry.store", "relay.publish"):
         _check_field(module, op)
-    present = [
-        t for slot, t in zip(definition.results, results, strict=True) if not slot.optional or _has(op, definition)
-    ]
-    return tuple(present)
+    if len(results) == len(op.results):
+        return results
+    slots = definition.result_slots(len(results), op.attrs)
+    return tuple(type_ for slot, type_ in zip(slots, results, strict=True) if not slot.optional)
 
 
 def assign_types(module: Module, op: Op) -> None:
@@ -40,10 +40,6 @@ def assign_types(module: Module, op: Op) -> None:
     """
     for value, type_ in zip(op.results, infer_op(module, op), strict=True):
         value.type = type_
-
-
-def _has(op: Op, definition: OpDef) -> bool:
-    return len(op.results) == len(definition.results)
 
 
 def _check_field(module: Module, op: Op) -> None:

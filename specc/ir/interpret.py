@@ -6,7 +6,7 @@ values and calls of forwards. torch is imported when a module is run, not before
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from specc.ir.core import Module, Op, Value, is_state
@@ -32,6 +32,7 @@ def interpret(
     pools: MutableMapping[str, Tensor],
     forwards: Mapping[str, Forward],
     batch: int,
+    kv: Mapping[str, Sequence[Tensor]] | None = None,
 ) -> dict[str, Tensor]:
     """Run one entry of a module.
 
@@ -42,6 +43,7 @@ def interpret(
         pools: carried values as pool rows [P, ...], by field; read and replaced.
         forwards: functions by opcode.
         batch: rows of this batch (the size of axis B).
+        kv: KV buffers by owner, changed in place; left out where they do not matter.
 
     Returns:
         Every value the entry computed, by SSA name.
@@ -56,7 +58,7 @@ def interpret(
         if is_external(op):
             results = _call(op, operands, forwards)
         else:
-            results = evaluate(op.opcode, tuple(operands), op.attrs, dims, pools)
+            results = evaluate(op.opcode, tuple(operands), op.attrs, dims, pools, kv)
         tensors = [value for value in op.results if not is_state(value)]
         values |= dict(zip(tensors, results, strict=True))
     return {value.name: tensor for value, tensor in values.items()}
@@ -66,5 +68,5 @@ def _call(op: Op, operands: list[Tensor], forwards: Mapping[str, Forward]) -> li
     names = OPS[op.opcode].operand_names(len(op.operands))
     tensors = [name for name, value in zip(names, op.operands, strict=True) if not is_state(value)]
     answer = forwards[op.opcode](op.attrs, dict(zip(tensors, operands, strict=True)))
-    wanted = [slot.name for slot, _ in zip(OPS[op.opcode].results, op.results, strict=False) if slot.name != "kv"]
-    return [answer[name] for name in wanted]
+    slots = OPS[op.opcode].result_slots(len(op.results), op.attrs)
+    return [answer[slot.name] for slot in slots if slot.name != "kv"]

@@ -6,11 +6,13 @@ reads or writes it, and then every write to it is. The sets grow to a fixpoint. 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from specc.ir.core import Module, Op, Value, is_state
 from specc.ir.ops import OPS
 from specc.ir.types import StateType
+from specc.support.location import Location
 
 
 @dataclass
@@ -29,6 +31,27 @@ class Liveness:
     values: set[Value] = field(default_factory=set)
     fields: set[str] = field(default_factory=set)
     states: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Removed:
+    """Something dead that `sweep` took out.
+
+    Attributes:
+        what: an op, a result, a carried value or an input, in words.
+        why: what became of whoever read it, if that is more than nothing.
+        location: where the configuration asked for it.
+
+    """
+
+    what: str
+    why: str = ""
+    location: Location | None = None
+
+    @property
+    def verdict(self) -> str:
+        """``removed``, and why."""
+        return f"removed; {self.why}" if self.why else "removed"
 
 
 def liveness(module: Module) -> Liveness:
@@ -68,43 +91,73 @@ def _mark(op: Op, live: Liveness) -> None:
 
 
 def hidden_result(op: Op) -> Value | None:
-    """The optional last result of an op, if it has it."""
-    slots = OPS[op.opcode].results
-    if slots and slots[-1].optional and len(op.results) == len(slots):
-        return op.results[-1]
-    return None
+    """The optional result of a forward, its hidden states, if it has it."""
+    slots = OPS[op.opcode].result_slots(len(op.results), op.attrs)
+    return next((value for slot, value in zip(slots, op.results, strict=False) if slot.optional), None)
 
 
-def sweep(module: Module) -> list[str]:
-    """Remove everything dead; return what was removed, in words.
+def _drop_dead_results(module: Module, op: Op, live: set[Value]) -> list[Value]:
+    """Remove the results that an op may lack and nothing reads: hidden states, and what else is handed over."""
+    definition = OPS[op.opcode]
+    slots = definition.result_slots(len(op.results), op.attrs)
+    fixed = {slot.name for slot in definition.results if not slot.optional}
+    dead = [v for slot, v in zip(slots, op.results, strict=True) if slot.name not in fixed and v not in live]
+    for variadic in (slot.name for slot in definition.results if slot.variadic):
+        kept = [slot for slot, value in zip(slots, op.results, strict=True) if value not in dead]
+        listed = [slot for slot in kept if slot not in definition.results]
+        op.attrs[variadic] = ", ".join(f"{slot.name}: {slot.pattern}" for slot in listed)
+    module.drop_results(op, [value for value in op.results if value not in dead])
+    return dead
+
+
+def sweep(module: Module) -> list[Removed]:
+    """Remove everything dead; return what was removed, and why.
 
     Dead states are short-circuited: readers of the state after a dead op read the state before it.
     """
     live = liveness(module)
-    removed: list[str] = []
+    removed: list[Removed] = []
+    why = {op: _why(module, op.results, live) for op in module.ops() if op not in live.ops}
+    why_value = {value: _why(module, [value], live) for value in module.values()}
     for op in reversed(list(module.ops())):
         if op not in live.ops:
             _bypass_state(module, op)
-            removed.append(_describe(op))
+            removed.append(Removed(_describe(op), why[op] or _unloaded(op), op.location))
             module.erase(op)
             continue
-        hidden = hidden_result(op)
-        if hidden is not None and hidden not in live.values:
-            removed.append(f"%{hidden.name} of {op.opcode}")
-            module.drop_results(op, op.results[:-1])
+        for value in _drop_dead_results(module, op, live.values):
+            removed.append(Removed(f"%{value.name} of {op.opcode}", why_value[value], op.location))
     for name in [name for name in module.carries if name not in live.fields]:
-        del module.carries[name]
-        removed.append(f"carry @{name}")
+        removed.append(Removed(f"carry @{name}", "no live op loads it", module.carries.pop(name).location))
     for name in [n for n, v in module.inputs.items() if not module.users(v)]:
+        removed.append(Removed(f"input %{name}", why_value[module.inputs[name]]))
         module.erase_input(name)
-        removed.append(f"input %{name}")
     return removed
+
+
+def _why(module: Module, values: Iterable[Value], live: Liveness) -> str:
+    """What becomes of the ops that read dead values; empty when there are none."""
+    dead = dict.fromkeys(user for value in values for user in module.users(value) if user not in live.ops)
+    readers = [brief(user) for user in dead]
+    if len(readers) < 2:
+        return f"its only reader, {readers[0]}, is removed too" if readers else ""
+    return f"its readers, {', '.join(readers[:-1])} and {readers[-1]}, are removed too"
+
+
+def _unloaded(op: Op) -> str:
+    """Why a store to a carried value is dead."""
+    return f"no live op loads @{op.attrs['field']}" if OPS[op.opcode].effect == "carry" else ""
 
 
 def _bypass_state(module: Module, op: Op) -> None:
     states_in = [v for v in op.operands if is_state(v)]
     for before, after in zip(states_in, [v for v in op.results if is_state(v)], strict=True):
         module.replace_uses(after, before)
+
+
+def brief(op: Op) -> str:
+    """An op in words: its opcode, and its first result or the field it is about."""
+    return _describe(op).partition(",")[0]
 
 
 def _describe(op: Op) -> str:

@@ -6,7 +6,8 @@ A signature reads like its documentation::
 
 An upper-case dtype (``T``) and ``?name`` / ``*name`` axes are variables, ``$name`` takes an attribute's value,
 other axes must match by name; an attribute that is ``""`` stands for no axis. ``name?:`` marks optional last
-operands (all or none) or an optional last result, ``name*:`` a variadic one.
+operands (all or none) or an optional result, ``name*:`` a variadic one; ``?`` is any type. Variadic results are listed,
+as a signature of their own, by the attribute of their name.
 """
 
 from __future__ import annotations
@@ -100,7 +101,16 @@ class OpDef:
         bound = self._bind(operands, attrs)
         if self.infer is not None:
             return tuple(self.infer(module, attrs))
-        return tuple(_build(slot.pattern, bound, attrs) for slot in self.results)
+        return tuple(_build(slot.pattern, bound, attrs) for slot in self._all_results(attrs))
+
+    def result_slots(self, count: int, attrs: Mapping[str, Any]) -> tuple[Slot, ...]:
+        """The slots of an op that has ``count`` results: with the optional one, or without."""
+        slots = self._all_results(attrs)
+        return slots if len(slots) == count else tuple(slot for slot in slots if not slot.optional)
+
+    def _all_results(self, attrs: Mapping[str, Any]) -> tuple[Slot, ...]:
+        listed = [_slots(str(attrs[slot.name])) if slot.variadic else (slot,) for slot in self.results]
+        return tuple(slot for slots in listed for slot in slots)
 
     def operand_names(self, count: int) -> tuple[str, ...]:
         """Name of each of ``count`` operands; variadic ones are numbered."""
@@ -122,7 +132,7 @@ class OpDef:
             raise TypeMismatch(-1, f"takes {required} or {required + optional} operands, got {len(operands)}")
         bound: Bindings = {}
         for index, (slot, type_) in enumerate(zip(self.operands, operands, strict=False)):
-            if not slot.variadic:
+            if slot.pattern != "?":
                 _match(index, slot, type_, bound, attrs)
         return bound
 
@@ -181,5 +191,5 @@ def _build(pattern: str, bound: Bindings, attrs: Mapping[str, Any]) -> Type:
         elif entry.startswith("$"):
             shape += [attrs[entry[1:]]] if attrs[entry[1:]] != "" else []
         else:
-            shape.append(entry)
+            shape.append(int(entry) if entry.isdecimal() else entry)
     return TensorType(dtype, tuple(shape))

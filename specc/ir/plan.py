@@ -44,6 +44,7 @@ class KvLayout(Decl):
         page_size: tokens per page.
         first_draft_position: 0 if the draft's stream is shifted, 1 if it sees tokens at their true positions.
         verify_window: slots the target writes per request, from seq_len on.
+        branch_room: positions every branch drafts into, on pages of its own; 0 for a chain.
         window: slots target and draft together may write per request, from seq_len on.
         reserve: slots to reserve per request before a step is scheduled.
 
@@ -53,8 +54,28 @@ class KvLayout(Decl):
     page_size: int
     first_draft_position: int
     verify_window: int
+    branch_room: int
     window: int
     reserve: int
+
+
+@dataclass(frozen=True)
+class KvPool(Decl):
+    """The KV buffers of one model, which the engine owns; set when the module is made.
+
+    Attributes:
+        layers: layers that keep keys and values.
+        buffers: buffers per layer: 2 (keys, values), or 1 (latent rows).
+        row_bytes: bytes of one slot in one buffer.
+        dtype: element type, in the configuration's words.
+
+    """
+
+    kind: ClassVar[str] = "kvpool"
+    layers: int
+    buffers: int
+    row_bytes: int
+    dtype: str
 
 
 @dataclass(frozen=True)
@@ -168,5 +189,5 @@ class Resources(Decl):
 
 
 DECLS: dict[str, type[Decl]] = {
-    decl.kind: decl for decl in (Options, KvLayout, Kernel, Layout, Grid, Buffer, Node, Resources)
+    decl.kind: decl for decl in (Options, KvLayout, KvPool, Kernel, Layout, Grid, Buffer, Node, Resources)
 }

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-DTYPES: dict[str, int] = {"i1": 1, "i32": 4, "i64": 8, "f16": 2, "bf16": 2, "f32": 4}
+DTYPES: dict[str, int] = {"i1": 1, "u8": 1, "i32": 4, "i64": 8, "f16": 2, "bf16": 2, "f32": 4}
 """Bytes of one element of every dtype of the IR."""
 
 AXES: frozenset[str] = frozenset(

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from specc.kernels import draft_step, extend_stash, prepare, row_argmax, verify_commit
+from specc.kernels import (
+    compact,
+    draft_step,
+    duplicate_tail,
+    extend_stash,
+    prepare,
+    row_argmax,
+    tree_build,
+    tree_step,
+    verify_commit,
+)
 from specc.kernels.base import Family
 
 FAMILIES: dict[str, Family] = {
     family.stem: family
     for family in (
         prepare.FAMILY,
+        duplicate_tail.FAMILY,
         draft_step.FAMILY,
+        tree_step.FAMILY,
+        tree_build.FAMILY,
         row_argmax.FAMILY,
         verify_commit.FAMILY,
+        compact.FAMILY,
         extend_stash.FAMILY,
     )
 }

@@ -24,7 +24,7 @@ def vocabulary(module: Module, argmax: Op) -> int:
     return tensor_type(argmax.operands[0]).sizes(module.dims)[-1]
 
 
-def splits(module: Module, argmax: Op, rows: int) -> int:
+def splits(module: Module, argmax: Op, rows: int, most: int = MAX_SPLITS) -> int:
     """Programs per row: as few waves over the device as possible, then as short as possible, then as few as possible.
 
     A program costs its tiles and about two more for arriving and combining.
@@ -33,6 +33,7 @@ def splits(module: Module, argmax: Op, rows: int) -> int:
         module: module of the op.
         argmax: the ``vocab.argmax`` op.
         rows: logits rows of the launch.
+        most: limit of the programs per row.
     """
     tiles = -(-vocabulary(module, argmax) // block(module, argmax))
 
@@ -40,7 +41,7 @@ def splits(module: Module, argmax: Op, rows: int) -> int:
         waves = -(-rows * count // CAPACITY)
         return waves * (-(-tiles // count) + _TAIL_TILES), count
 
-    return min(range(1, min(MAX_SPLITS, tiles) + 1), key=cost)
+    return min(range(1, min(most, tiles) + 1), key=cost)
 
 
 def head(module: Module, cluster: Cluster, name: str) -> Arguments:
@@ -57,17 +58,17 @@ def head(module: Module, cluster: Cluster, name: str) -> Arguments:
     return arguments
 
 
-def scratch(module: Module, cluster: Cluster, name: str) -> tuple[Scratch, ...]:
-    """Partial results per row and split, and one arrival counter per request."""
+def scratch(module: Module, cluster: Cluster, name: str, most: int = MAX_SPLITS) -> tuple[Scratch, ...]:
+    """Partial results per row and each of at most ``most`` splits, and one arrival counter per request."""
     *sizes, _ = tensor_type(only(cluster, "vocab.argmax").operands[0]).sizes(module.dims)
     return (
-        Scratch(f"{name}.partial_value", "f32", (*sizes, MAX_SPLITS)),
-        Scratch(f"{name}.partial_index", "i32", (*sizes, MAX_SPLITS)),
+        Scratch(f"{name}.partial_value", "f32", (*sizes, most)),
+        Scratch(f"{name}.partial_index", "i32", (*sizes, most)),
         Scratch(f"{name}.arrivals", "i32", (sizes[0],), zero=True),
     )
 
 
-def constants(module: Module, cluster: Cluster) -> tuple[tuple[str, int], ...]:
+def constants(module: Module, cluster: Cluster, most: int = MAX_SPLITS) -> tuple[tuple[str, int], ...]:
     """V, STRIDE, SPLITS, BLOCK and HEALTH_BIT; a logits row is contiguous, rows follow each other."""
     argmax = only(cluster, "vocab.argmax")
     vocab = vocabulary(module, argmax)
@@ -75,7 +76,7 @@ def constants(module: Module, cluster: Cluster) -> tuple[tuple[str, int], ...]:
     return (
         ("V", vocab),
         ("STRIDE", vocab),
-        ("SPLITS", MAX_SPLITS),
+        ("SPLITS", most),
         ("BLOCK", block(module, argmax)),
         ("HEALTH_BIT", bit),
     )
@@ -83,13 +84,17 @@ def constants(module: Module, cluster: Cluster) -> tuple[tuple[str, int], ...]:
 
 def tiles(module: Module, cluster: Cluster) -> str:
     """Why the tile is what it is."""
-    argmax = only(cluster, "vocab.argmax")
-    size = block(module, argmax)
-    width = DTYPES[tensor_type(argmax.operands[0]).dtype]
-    bits = 8 * min(16, (vocabulary(module, argmax) * width) & -(vocabulary(module, argmax) * width))
+    return tile_of(module, only(cluster, "vocab.argmax"))
+
+
+def tile_of(module: Module, reduction: Op) -> str:
+    """The tile of an op that reduces over a vocabulary, and how wide its rows' alignment lets loads be."""
+    size = block(module, reduction)
+    width = DTYPES[tensor_type(reduction.operands[0]).dtype]
+    bits = 8 * min(16, (vocabulary(module, reduction) * width) & -(vocabulary(module, reduction) * width))
     return f"BLOCK {size} = {size * width} bytes a tile; rows allow {bits}-bit loads"
 
 
-def raises(module: Module, argmax: Op) -> list[Op]:
-    """The health.raise of an argmax."""
-    return [user for user in module.users(argmax.results[1]) if user.opcode == "health.raise"]
+def raises(module: Module, reduction: Op) -> list[Op]:
+    """The health.raise of a vocab.argmax or vocab.topk, whose last result is ``bad``."""
+    return [user for user in module.users(reduction.results[-1]) if user.opcode == "health.raise"]

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import ClassVar
 
-from specc.ir.core import Module, Op, Value, tensor_type
+from specc.ir.core import Module, Op, Value, is_state, tensor_type
+from specc.ir.plan import KvPool
 from specc.ir.types import DTYPES, TensorType
 
 Cluster = tuple[Op, ...]
 
-POINTERS = {"i1": "*i1", "i32": "*i32", "i64": "*i64", "f16": "*fp16", "bf16": "*bf16", "f32": "*fp32"}
+POINTERS = {"i1": "*i1", "u8": "*u8", "i32": "*i32", "i64": "*i64", "f16": "*fp16", "bf16": "*bf16", "f32": "*fp32"}
 """Triton's pointer type of every dtype."""
 
 MAX_SPLITS = 64
@@ -38,6 +39,7 @@ class Argument:
         buffer: named buffer (pool rows ``relay.<field>``, or scratch) that is passed.
         input: input of the module that the engine owns.
         stride: input whose row stride, in elements, is passed.
+        slot_stride: owner of KV buffers; the bytes between two slots are passed.
         literal: an integer.
 
     """
@@ -48,6 +50,7 @@ class Argument:
     buffer: str = ""
     input: str = ""
     stride: str = ""
+    slot_stride: str = ""
     literal: int | None = None
 
 
@@ -67,7 +70,7 @@ class Spec:
 
     Attributes:
         family: template stem.
-        flags: structure, for Jinja.
+        flags: structure, for Jinja: bools, and counts of repeated arguments.
         constants: constexpr arguments in order.
         arguments: run-time arguments in order.
         scratch: memory it needs for itself.
@@ -78,7 +81,7 @@ class Spec:
     """
 
     family: str
-    flags: Mapping[str, bool]
+    flags: Mapping[str, int]
     constants: tuple[tuple[str, int], ...]
     arguments: tuple[Argument, ...]
     scratch: tuple[Scratch, ...] = ()
@@ -132,6 +135,14 @@ class Arguments:
         """Pass the row stride of a tensor the engine owns."""
         self.found.append(Argument(name, "i64", stride=value.name))
 
+    def kv_pointers(self, name: str, owner: str) -> None:
+        """Pass the table i64[layers * buffers] of the addresses of a model's KV buffers, layer by layer."""
+        self.buffer(name, "i64", kv_pointers(owner))
+
+    def slot_stride(self, name: str, owner: str) -> None:
+        """Pass the bytes between two slots of a model's KV buffers, the same for all of them, i64."""
+        self.found.append(Argument(name, "i64", slot_stride=owner))
+
     def literal(self, name: str, number: int) -> None:
         """Pass an integer."""
         self.found.append(Argument(name, "i32", literal=number))
@@ -170,9 +181,30 @@ def traffic(module: Module, cluster: Cluster) -> int:
     inside = {value for op in cluster for value in op.results}
     reads = {value for op in cluster for value in op.operands} - inside
     writes = {v for v in inside if readers_outside(module, v, cluster) or v in module.outputs.values()}
-    types = [tensor_type(value) for value in reads | writes if value.name != "req_to_token"]
+    types = [tensor_type(v) for v in reads | writes if not is_state(v) and v.name != "req_to_token"]
     types += [module.carries[str(op.attrs["field"])].type for op in cluster if "field" in op.attrs]
-    return sum(nbytes(module, type_) for type_ in types)
+    return sum(nbytes(module, type_) for type_ in types) + sum(kv_bytes(module, op) for op in cluster)
+
+
+def kv_pool(module: Module, owner: str) -> KvPool:
+    """The KV buffers of a model, ``target`` or ``draft``."""
+    return next(pool for pool in module.decls_of(KvPool) if pool.name == owner)
+
+
+def kv_pointers(owner: str) -> str:
+    """Name of the arena buffer that holds the addresses of a model's KV buffers."""
+    return f"kv.{owner}.pointers"
+
+
+def kv_bytes(module: Module, op: Op) -> int:
+    """Bytes of keys and values that an op reads and writes at most, at the largest batch."""
+    if op.opcode == "kv.move":
+        pool, tokens = kv_pool(module, "target"), module.size("A") - 1
+    elif op.opcode == "kv.duplicate_tail":
+        pool, tokens = kv_pool(module, "draft"), (module.size("K") - 1) * (int(op.attrs["page"]) - 1)
+    else:
+        return 0
+    return 2 * module.size("B") * tokens * pool.layers * pool.buffers * pool.row_bytes
 
 
 def nbytes(module: Module, type_: TensorType, batch: int | None = None) -> int:

@@ -58,13 +58,16 @@ def _layout(module: Module, value: Value, root: Value) -> Layout:
 
 
 def buffer_root(value: Value, stored: Sequence[Value]) -> Value:
-    """The value whose buffer a value shares: back through in-place ops to the first that is in memory at all."""
+    """The value whose buffer a value shares: back through in-place ops to the first that is in memory at all.
+
+    Values between two in-place ops of one kernel are not in memory; the kernel changes what was there before both.
+    """
+    root = value
     while value.source is not None and OPS[value.source.opcode].inplace and value is value.source.results[0]:
-        before = value.source.operands[0]
-        if before not in stored:
-            return value
-        value = before
-    return value
+        value = value.source.operands[0]
+        if value in stored:
+            root = value
+    return root
 
 
 def _is_logits(module: Module, value: Value) -> bool:

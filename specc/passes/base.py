@@ -41,6 +41,11 @@ class Context:
     resources: Mapping[tuple[str, str], Resources] = field(default_factory=dict)
     remarks: list[Remark] = field(default_factory=list)
 
+    def at(self, *key: str) -> Location | None:
+        """Where a key of the configuration was written; None if it was not, or there is no configuration."""
+        written = self.loaded is not None and self.loaded.locations.written(*key)
+        return self.loaded.location(*key) if self.loaded is not None and written else None
+
 
 @dataclass(frozen=True)
 class Pass(ABC):

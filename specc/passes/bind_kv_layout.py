@@ -1,19 +1,17 @@
-"""bind-kv-layout: KV slots as table look-ups, window and reserve sizes, and work hoisted to where lengths are known."""
+"""bind-kv-layout: KV slots as table look-ups, pages of branches, window and reserve sizes, work hoisted to prepare."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specc.ir.core import Module
+from specc.ir.core import Module, Op, entry_of, is_state
 from specc.ir.plan import KvLayout, Options
 from specc.passes.base import Context, Pass
-
-_ABSTRACT = ("kv.draft_slots", "kv.verify_slots", "kv.extend_slots")
 
 
 @dataclass(frozen=True)
 class BindKvLayout(Pass):
-    """Lower the abstract slot ops for a chain: the slot of a position is ``req_to_token[row, position]``."""
+    """Lower the abstract slot ops: a chain's slots follow the text, a tree's branches have runs of their own."""
 
     name = "bind-kv-layout"
     requires = frozenset({"typed", "tree-form"})
@@ -22,24 +20,69 @@ class BindKvLayout(Pass):
     def run(self, module: Module, ctx: Context) -> None:
         """See the class."""
         extra = max((int(op.attrs["offset"]) for op in module.find("kv.extend_slots")), default=0)
-        for op in module.find(*_ABSTRACT):
+        for op in module.find("kv.verify_slots", "kv.extend_slots"):
             op.opcode = "kv.slots"  # same operands, attributes and type: only the choice has been made
+        for op in module.find("kv.draft_slots"):
+            self._bind_draft(module, op, ctx)
         for op in module.find("kv.slots", "kv.positions"):
             if op.phase not in ("prefill", "prepare"):
                 self.remark(ctx, f"%{op.result.name} depends on lengths alone: computed in prepare", op.location)
                 module.move(op, "prepare")
         layout = _layout(module, extra)
         module.decls.append(layout)
+        what = (
+            f"{module.size('K')} branches draft on pages of their own"
+            if layout.branch_room
+            else "a chain needs no branch pages"
+        )
         self.remark(
             ctx,
-            f"a chain needs no branch pages: one slot window of {layout.window} tokens per request and step at "
-            f"page_size {layout.page_size}, {layout.reserve} reserved; no tail is duplicated",
+            f"{what}: one slot window of {layout.window} tokens per request and step at page_size {layout.page_size}, "
+            f"{layout.reserve} reserved: room for a step scheduled before this one's lengths are known",
+            ctx.at("page_size"),
+        )
+
+    def _bind_draft(self, module: Module, op: Op, ctx: Context) -> None:
+        if module.size("K") == 1:
+            op.opcode, op.attrs = "kv.slots", {"axis": "D", "offset": op.attrs["offset"]}
+            return
+        op.opcode = "kv.branch_slots"
+        if op.attrs["page"] == 1:
+            message = "page_size 1: a branch starts with no partly filled page, no tail is duplicated"
+            self.remark(ctx, message, op.location)
+            return
+        drafts = [user for user in module.users(op.result) if user.opcode == "model.draft"]
+        first = min(drafts, key=module.order().__getitem__)
+        state = next(value for value in first.operands if is_state(value))
+        copy = module.add_op(
+            "prepare", "kv.duplicate_tail", (*op.operands, state), [(f"{state.name}_tail", state.type)],
+            op.attrs, op.location,
+        )  # fmt: skip
+        operands = [copy.result if value is state else value for value in first.operands]
+        module.set_operands(first, operands)
+        assert entry_of(first.phase) == "step"
+        self.remark(
+            ctx,
+            f"page_size {op.attrs['page']}: the partly filled page is duplicated into every other branch by one launch,"
+            " because a branch writes pages of its own and reads the text's last tokens from them",
+            op.location,
         )
 
 
 def _layout(module: Module, extra: int) -> KvLayout:
-    """One slot per node, one more when the draft sees true positions; twice that, for a step scheduled ahead."""
+    """The window of one step, and what to reserve: twice as much, for a step scheduled ahead.
+
+    A tree's branches take K runs of S positions, page-aligned where pages are longer than one token; SGLang reserves
+    by the same rule.
+    """
     options = module.decl(Options)
-    nodes = module.size("A")
-    window = nodes + extra
-    return KvLayout("chain", options.page_size, extra, nodes, window, 2 * window)
+    page, path = options.page_size, module.size("A")
+    if module.size("K") == 1:
+        window = path + extra
+        return KvLayout("chain", page, extra, path, 0, window, 2 * window)
+    branches, nodes, room = module.size("K"), module.size("N"), path - 1
+    runs = [-(-(tail + room) // page) * page for tail in range(page)]
+    drafted = extra + max(branches * run - tail for tail, run in enumerate(runs))
+    window = max(drafted, nodes, path + extra)
+    reserve = 2 * max(max(runs) * branches + extra, window)
+    return KvLayout("tree", page, extra, nodes, room, window, reserve)

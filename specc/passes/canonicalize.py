@@ -21,7 +21,7 @@ class Canonicalize(Pass):
     def run(self, module: Module, ctx: Context) -> None:
         """See the class."""
         for removed in sweep(module):
-            self.remark(ctx, f"nothing reads {removed} any more: removed")
+            self.remark(ctx, f"nothing reads {removed.what} any more: {removed.verdict}", removed.location)
         types = [value.type for value in module.values()] + [carry.type for carry in module.carries.values()]
         used = {entry for type_ in types if isinstance(type_, TensorType) for entry in type_.shape} | {"P"}
         for name in [name for name in module.dims if name not in used]:

@@ -30,7 +30,8 @@ class Cse(Pass):
             key = (entry_of(op.phase), op.opcode, op.operands, tuple(sorted(op.attrs.items())))
             first = seen.setdefault(key, op)
             if first is not op:
-                self.remark(ctx, f"%{op.results[0].name} is %{first.results[0].name}: computed once", op.location)
+                what = f"%{op.results[0].name} is %{first.results[0].name}: computed once"
+                self.remark(ctx, f"{what}, {op.opcode} of the same operands", op.location)
                 for old, new in zip(op.results, first.results, strict=True):
                     module.replace_uses(old, new)
                 module.erase(op)

@@ -56,28 +56,51 @@ class FormKernels(Pass):
             for family in FAMILIES.values()
             for cluster in family.candidates(module)
         ]
-        cover = _cover(module, [op for op in module.ops() if not is_external(op)], candidates)
+        ops = [op for op in module.ops() if not is_external(op)]
+        cover = _cover(ops, candidates)
+        self.remark(
+            ctx,
+            f"the cheapest cover of {len(ops)} ops by kernels: {LAUNCH_US} us per launch and 1 us per"
+            f" {BYTES_PER_US / 1e6:g} MB, at the largest bucket",
+        )
         for name, chosen in _named(module, cover):
             for op in chosen.cluster:
                 op.attrs["kernel"] = name
             phase = chosen.cluster[0].phase
             module.decls.append(Kernel(name, chosen.family, phase, chosen.bytes))
-            self._explain(ctx, name, chosen, candidates)
+            self._explain(ctx, name, chosen, _alternatives(ops, cover, chosen, candidates))
         if not nx.is_directed_acyclic_graph(quotient(module)):
             raise DiagnosticError(Diagnostic("kernel/no-cover", "the chosen kernels wait for each other in a circle"))
 
-    def _explain(self, ctx: Context, name: str, chosen: Candidate, candidates: list[Candidate]) -> None:
-        ops = sorted({op.opcode for op in chosen.cluster})
-        others = [
-            f"{other.family} over {len(other.cluster)} ops: {other.cost:.2f} us and the rest elsewhere"
-            for other in candidates
-            if other is not chosen and set(other.cluster) & set(chosen.cluster)
-        ]
-        message = f"{name}: {chosen.family} covers {', '.join(ops)}: {chosen.bytes} bytes, {chosen.cost:.2f} us"
+    def _explain(self, ctx: Context, name: str, chosen: Candidate, others: list[str]) -> None:
+        message = f"{name}: {chosen.family} covers {_opcodes(chosen)}: {chosen.bytes} bytes, {chosen.cost:.2f} us"
+        if not others:
+            message += "; nothing else is offered for them"
         self.remark(ctx, message, chosen.cluster[0].location, *others)
 
 
-def _cover(module: Module, ops: Sequence[Op], candidates: list[Candidate]) -> list[Candidate]:
+def _opcodes(candidate: Candidate) -> str:
+    return ", ".join(sorted({op.opcode for op in candidate.cluster}))
+
+
+def _alternatives(
+    ops: Sequence[Op], cover: list[Candidate], chosen: Candidate, candidates: list[Candidate]
+) -> list[str]:
+    """Every other offer for ops of a chosen cluster, and what the cheapest program with it would cost in addition."""
+    found: list[str] = []
+    for other in candidates:
+        if other is chosen or not set(other.cluster) & set(chosen.cluster):
+            continue
+        rest = _cheapest([op for op in ops if op not in other.cluster], candidates)
+        verdict = "nothing covers the rest"
+        if rest is not None:
+            more = sum(c.cost for c in (other, *rest)) - sum(c.cost for c in cover)
+            verdict = f"{len(rest) + 1} launches instead of {len(cover)}, {more:.2f} us more in all"
+        found.append(f"{other.family} over {_opcodes(other)}: {verdict}")
+    return found
+
+
+def _cover(ops: Sequence[Op], candidates: list[Candidate]) -> list[Candidate]:
     """The cheapest set of disjoint candidates that holds every op.
 
     Raises:
@@ -88,7 +111,15 @@ def _cover(module: Module, ops: Sequence[Op], candidates: list[Candidate]) -> li
     missing = [op for op in ops if op not in offered]
     if missing:
         raise DiagnosticError([_uncovered(op) for op in missing])
-    best: tuple[float, list[Candidate]] = (float("inf"), [])
+    cover = _cheapest(ops, candidates)
+    if cover is None:
+        raise DiagnosticError([_uncovered(op) for op in ops])
+    return cover
+
+
+def _cheapest(ops: Sequence[Op], candidates: list[Candidate]) -> list[Candidate] | None:
+    """The cheapest set of disjoint candidates that holds every op and nothing else, or None."""
+    best: tuple[float, list[Candidate] | None] = (float("inf"), None)
 
     def search(left: frozenset[Op], chosen: list[Candidate], cost: float) -> None:
         nonlocal best
@@ -103,8 +134,6 @@ def _cover(module: Module, ops: Sequence[Op], candidates: list[Candidate]) -> li
                 search(left - set(candidate.cluster), [*chosen, candidate], cost + candidate.cost)
 
     search(frozenset(ops), [], 0.0)
-    if not best[1]:
-        raise DiagnosticError([_uncovered(op) for op in ops])
     return best[1]
 
 

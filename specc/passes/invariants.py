@@ -7,9 +7,10 @@ from itertools import combinations
 
 import networkx as nx
 
-from specc.ir.core import Module
+from specc.ir.core import Module, on_nodes
 from specc.ir.liveness import hidden_result, liveness
 from specc.ir.nodes import crossing, is_external, node_of, quotient
+from specc.ir.ops import OPS
 from specc.ir.plan import Buffer, Grid, Kernel, Layout, Node, Options
 from specc.support.diagnostics import Diagnostic
 
@@ -38,6 +39,17 @@ def _tree_form(module: Module) -> list[str]:
         return []
     kept = {"tree.repeat"}
     return [f"{op.opcode} in a chain" for op in module.ops() if op.opcode.startswith("tree.") and op.opcode not in kept]
+
+
+def _compacted(module: Module) -> list[str]:
+    """After verification nothing but compaction reads a value with the node axis."""
+    bad = [f"output {name} has the node axis" for name, value in module.outputs.items() if on_nodes(value)]
+    for op in module.ops():
+        if op.phase not in ("commit", "extend") and OPS[op.opcode].effect != "carry":
+            continue
+        if op.opcode not in ("commit.compact", "kv.move"):
+            bad += [f"{op.opcode} in {op.phase} reads %{v.name} along the nodes" for v in op.operands if on_nodes(v)]
+    return bad
 
 
 def _clustered(module: Module) -> list[str]:
@@ -87,13 +99,14 @@ INVARIANTS: dict[str, Callable[[Module], list[str]]] = {
     "typed": _typed,
     "live": _live,
     "tree-form": _tree_form,
+    "compacted": _compacted,
     "clustered": _clustered,
     "laid-out": _laid_out,
     "bucketed": _bucketed,
     "memory-planned": _memory_planned,
     "graph-planned": _graph_planned,
 }
-"""Predicates by name. ``verify-selected``, ``compacted`` and ``kv-bound`` are the checker's: ops declare ``until``."""
+"""Predicates by name. ``verify-selected`` and ``kv-bound`` are the checker's: ops declare ``until``."""
 
 
 def check_invariants(module: Module) -> list[Diagnostic]:

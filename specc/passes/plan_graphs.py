@@ -41,7 +41,9 @@ class PlanGraphs(Pass):
         launches = sum(not is_external(op) for op in first.values() if entry_of(op.phase) == "step")
         critical = nx.dag_longest_path(graph)
         self.remark(
-            ctx, f"one graph per step: {launches} launches, no host sync, {len(critical)} nodes on the longest path"
+            ctx,
+            f"one graph per step: {launches} launches, no host sync, {len(critical)} nodes on the longest path; what"
+            " the step needs, lengths included, is on the device",
         )
 
 

@@ -13,10 +13,10 @@ import networkx as nx
 
 from specc.ir.core import Module, entry_of, tensor_type
 from specc.ir.nodes import node_of, node_order
-from specc.ir.plan import Buffer, Kernel, Layout
+from specc.ir.plan import Buffer, Kernel, KvPool, Layout
 from specc.ir.types import TensorType, row_major
 from specc.kernels import FAMILIES
-from specc.kernels.base import Scratch, cluster_of, nbytes
+from specc.kernels.base import Scratch, Spec, cluster_of, kv_pointers, nbytes
 from specc.passes.base import Context, Pass
 
 ALIGNMENT = 256
@@ -41,7 +41,8 @@ class PlanMemory(Pass):
         module.decls += [placed.get(buffer.name, buffer) for buffer in wanted]
         used = max((b.offset + b.bytes for b in placed.values()), default=0)
         total = sum(_round(b.bytes) for b in placed.values())
-        self.remark(ctx, f"{len(placed)} buffers in an arena of {used} bytes; without sharing {total}")
+        what = f"{len(placed)} buffers in an arena of {used} bytes; without sharing {total}"
+        self.remark(ctx, f"{what}, but buffers that are never live together share theirs", ctx.at("buckets"))
 
 
 def _buffers(module: Module) -> list[Buffer]:
@@ -59,7 +60,12 @@ def _buffers(module: Module) -> list[Buffer]:
             touched.append(end[entry_of(value.source.phase)])
         first, last = ranges.get(layout.buffer, (FOREVER, 0))
         ranges[layout.buffer] = (min(first, *touched), max(last, *touched))
-    return _value_buffers(module, layouts, ranges) + _relay_buffers(module) + _scratch_buffers(module, positions)
+    specs = {
+        kernel.name: FAMILIES[kernel.family].spec(module, kernel.name, cluster_of(module, kernel.name))
+        for kernel in module.decls_of(Kernel)
+    }
+    named = _relay_buffers(module) + _pointer_buffers(module, specs) + _scratch_buffers(module, specs, positions)
+    return _value_buffers(module, layouts, ranges) + named
 
 
 def _entry_end(module: Module, positions: dict[str, int], entry: str) -> int:
@@ -93,13 +99,19 @@ def _relay_buffers(module: Module) -> list[Buffer]:
     return buffers
 
 
-def _scratch_buffers(module: Module, positions: dict[str, int]) -> list[Buffer]:
+def _pointer_buffers(module: Module, specs: dict[str, Spec]) -> list[Buffer]:
+    """One table of addresses for each model whose KV buffers a kernel touches; the runtime fills it once."""
+    passed = {argument.buffer for spec in specs.values() for argument in spec.arguments}
     buffers = []
-    for kernel in module.decls_of(Kernel):
-        cluster, at = cluster_of(module, kernel.name), positions[kernel.name]
-        for scratch in FAMILIES[kernel.family].spec(module, kernel.name, cluster).scratch:
-            buffers.append(_scratch(module, scratch, at))
+    for pool in module.decls_of(KvPool):
+        if kv_pointers(pool.name) in passed:
+            type_ = TensorType("i64", (pool.layers * pool.buffers,))
+            buffers.append(_owned(module, kv_pointers(pool.name), type_, (1, FOREVER), "zero"))
     return buffers
+
+
+def _scratch_buffers(module: Module, specs: dict[str, Spec], positions: dict[str, int]) -> list[Buffer]:
+    return [_scratch(module, scratch, positions[name]) for name, spec in specs.items() for scratch in spec.scratch]
 
 
 def _scratch(module: Module, scratch: Scratch, at: int) -> Buffer:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specc.ir.core import Module
-from specc.ir.liveness import hidden_result, sweep
+from specc.ir.core import Module, Op
+from specc.ir.liveness import brief, hidden_result, sweep
 from specc.ir.nodes import is_external
 from specc.passes.base import Context, Pass
 
@@ -25,12 +25,20 @@ class PruneDeadDataflow(Pass):
     def run(self, module: Module, ctx: Context) -> None:
         """See the class."""
         for removed in sweep(module):
-            self.remark(ctx, f"nothing reads {removed}: removed")
+            self.remark(ctx, f"nothing reads {removed.what}: {removed.verdict}", removed.location)
         for op in module.ops():
-            if not is_external(op):
-                continue
-            if hidden_result(op) is None:
-                op.attrs |= {"capture": "null", "width": 0}
-                self.remark(ctx, f"{op.opcode} in {op.phase} captures nothing", op.location)
-            else:
-                self.remark(ctx, f"{op.opcode} in {op.phase} captures {op.attrs['capture']}", op.location)
+            if is_external(op):
+                self._capture(module, op, ctx)
+
+    def _capture(self, module: Module, op: Op, ctx: Context) -> None:
+        hidden = hidden_result(op)
+        step = f" (step {op.attrs['step']})" if "step" in op.attrs else ""
+        what = f"{op.opcode} in {op.phase}{step} captures"
+        if hidden is None:
+            op.attrs |= {"capture": "null", "width": 0}
+            self.remark(ctx, f"{what} nothing: nothing reads its hidden states", op.location)
+            return
+        readers = [brief(user) for user in module.users(hidden)]
+        readers += [f"output {name}" for name, value in module.outputs.items() if value is hidden]
+        message = f"{what} {op.attrs['capture']}: %{hidden.name} is read by {', '.join(readers)}"
+        self.remark(ctx, message, op.location)

@@ -1,20 +1,26 @@
 """select-compaction: every live value with the node axis is brought to its accepted path once, or not at all.
 
-Which values those are is a question about types. In a chain none has the node axis, so a path is the value itself.
+Which values those are is a question about types. In a chain none has the node axis, so a path is the value itself. In a
+tree all of them are compacted: what later phases ask for along the path, whatever is handed to the engine, and the KV
+slots that a forward has written along the node axis.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specc.ir.core import Module, tensor_type
+from specc.ir.core import NODE, PATH, Module, Op, Value, is_state, on_nodes, tensor_type
+from specc.ir.infer import assign_types
+from specc.ir.nodes import is_external
+from specc.ir.ops import OPS
 from specc.passes.base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.support.location import Location
 
 
 @dataclass(frozen=True)
 class SelectCompaction(Pass):
-    """Drop ``commit.path`` where its operand already lies along the path."""
+    """Lower ``commit.path`` and compact whatever else has the node axis and outlives verification."""
 
     name = "select-compaction"
     requires = frozenset({"typed", "tree-form", "verify-selected"})
@@ -22,12 +28,84 @@ class SelectCompaction(Pass):
 
     def run(self, module: Module, ctx: Context) -> None:
         """See the class."""
-        for op in module.find("commit.path"):
-            value = op.operands[0]
-            if tensor_type(value) != tensor_type(op.result):
-                message = f"%{value.name} has the node axis: compaction of trees is not implemented yet"
-                raise DiagnosticError(Diagnostic("config/not-yet", message, op.location))
-            name = op.result.name
-            module.replace_uses(op.result, value)
-            module.erase(op)
-            self.remark(ctx, f"%{name} already lies along the accepted path: compaction is the identity, no code")
+        for name, value in list(module.outputs.items()):
+            if on_nodes(value):
+                module.outputs[name] = _path_of(module, value)
+        for path in module.find("commit.path"):
+            self._lower(module, path, ctx)
+        for forward in list(module.ops()):
+            if writes_nodes(forward):
+                self._move(module, forward, ctx)
+
+    def _lower(self, module: Module, path: Op, ctx: Context) -> None:
+        value, name = path.operands[0], path.result.name
+        if on_nodes(value):
+            path.opcode = "commit.compact"  # same operands and type: only the choice has been made
+            width, nodes = module.size(PATH), module.size(NODE)
+            message = f"%{value.name} has the node axis: {width} of {nodes} rows are kept, as %{name}"
+            self.remark(ctx, message, _place(value))
+            return
+        if tensor_type(value) != tensor_type(path.result):
+            message = f"%{value.name} is {value.type}: it lies neither along the nodes nor along the path"
+            raise DiagnosticError(Diagnostic("type/axis-mismatch", message, path.location))
+        module.replace_uses(path.result, value)
+        module.erase(path)
+        message = f"%{name} already lies along the accepted path: compaction is the identity, no code"
+        self.remark(ctx, message, _place(value))
+
+    def _move(self, module: Module, forward: Op, ctx: Context) -> None:
+        """Keys and values are values with the node axis too, in slots."""
+        slots = next(value for value in forward.operands if on_nodes(value) and _slot_name(forward, value) == "slots")
+        state = next(value for value in forward.results if is_state(value))
+        readers = module.users(state)
+        greedy = _acceptance(module)
+        move = module.add_op(
+            "commit", "kv.move", (slots, greedy.results[1], greedy.results[2], state),
+            [(f"{state.name}_path", state.type)], {}, forward.location,
+        )  # fmt: skip
+        for reader in readers:
+            module.set_operands(reader, [move.result if value is state else value for value in reader.operands])
+        self.remark(
+            ctx,
+            f"{forward.opcode} writes one KV slot per node: the accepted ones are moved together, so that the committed"
+            " text lies in the slots that follow each other",
+            forward.location,
+        )
+
+
+def writes_nodes(op: Op) -> bool:
+    """Whether an op is a forward that writes KV slots along the node axis."""
+    return is_external(op) and any(on_nodes(v) and _slot_name(op, v) == "slots" for v in op.operands)
+
+
+def _place(value: Value) -> Location | None:
+    return value.source.location if value.source is not None else None
+
+
+def _slot_name(op: Op, value: Value) -> str:
+    return OPS[op.opcode].operand_names(len(op.operands))[op.operands.index(value)]
+
+
+def _acceptance(module: Module) -> Op:
+    """The op that accepts a path.
+
+    Raises:
+        DiagnosticError: ``ir/invalid``, there is none, or more than one.
+    """
+    found = [op for op in module.ops() if op.opcode.startswith("verify.")]
+    if len(found) != 1:
+        raise DiagnosticError(Diagnostic("ir/invalid", f"compaction needs one verify op, the module has {len(found)}"))
+    return found[0]
+
+
+def _path_of(module: Module, value: Value) -> Value:
+    """A value along the accepted path; made once per value."""
+    for user in module.users(value):
+        if user.opcode == "commit.path":
+            return user.result
+    accept_index = _acceptance(module).results[1]
+    location = _place(value)
+    name = value.name.removeprefix("node_")
+    path = module.add_op("commit", "commit.path", (value, accept_index), [(name, None)], {}, location, 0)
+    assign_types(module, path)
+    return path.result

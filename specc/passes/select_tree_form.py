@@ -28,14 +28,16 @@ class SelectTreeForm(Pass):
     def run(self, module: Module, ctx: Context) -> None:
         """See the class."""
         if module.dims["K"].size != 1:
-            self.remark(ctx, "topk > 1: a tree, selected and linked every step")
+            k, n = module.size("K"), module.size("N")
+            message = f"topk = {k}: a tree of {n} nodes, selected and linked every step; its node axis is no path"
+            self.remark(ctx, message, ctx.at("topk"))
             return
         for grow in module.find("tree.grow"):
             _fold_grow(module, grow)
         for select in module.find("tree.select"):
             _fold_select(module, select)
         for removed in sweep(module):
-            self.remark(ctx, f"a chain does not need {removed}: removed")
+            self.remark(ctx, f"a chain does not need {removed.what}: {removed.verdict}", removed.location)
         for topk in module.find("vocab.topk"):
             if not module.users(topk.results[0]):
                 _topk_to_argmax(module, topk, keep="K")
@@ -44,6 +46,7 @@ class SelectTreeForm(Pass):
             ctx,
             "topk = 1: a chain; links and mask are constants, the node axis is the path axis (N = A = "
             f"{module.dims['A'].size}), tokens are argmaxes and carry no scores",
+            ctx.at("topk"),
         )
 
 
@@ -63,7 +66,7 @@ def _fold_grow(module: Module, grow: Op) -> None:
 def _fold_select(module: Module, select: Op) -> None:
     """Column i + 1 of a chain is the token of draft step i."""
     steps = int(select.attrs["steps"])
-    bonus, first = select.operands[0], select.operands[1 + steps]
+    bonus, first = select.operands[1], select.operands[2 + steps]
     b = Builder(module, select.location)
     with b.phase("prepare"):
         tokens = b("chain.start", bonus, first, names=("tokens",))
@@ -78,10 +81,15 @@ def _fold_select(module: Module, select: Op) -> None:
 
 
 def _drop_links(module: Module, select: Op, tokens: Value) -> None:
-    old_tokens, next_, sibling, depth = select.results
+    old_tokens, parent, depth, orphan = select.results
     module.replace_uses(old_tokens, tokens)
-    for user in module.users(next_):
-        module.set_operands(user, [v for v in user.operands if v not in (next_, sibling)])
+    masks = [user.result for user in module.users(parent) if user.opcode == "tree.mask"]
+    for dropped in (parent, *masks):
+        for user in module.users(dropped):
+            if user.opcode != "tree.mask":
+                module.set_operands(user, [value for value in user.operands if value is not dropped])
+    for user in module.users(orphan):
+        module.replace_uses(user.result, user.operands[0])
     for user in module.users(depth):
         positions = _insert(
             module, user, "kv.positions", user.operands[:1], ("verify_positions",), axis="A", offset=0, stride=1

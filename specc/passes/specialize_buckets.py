@@ -33,4 +33,12 @@ class SpecializeBuckets(Pass):
                 grid = FAMILIES[kernel.family].grid(module, cluster, bucket)
                 module.decls.append(Grid(f"{kernel.name}.{bucket}", kernel.name, bucket, grid))
             grids = [grid.grid for grid in module.decls_of(Grid) if grid.kernel == kernel.name]
-            self.remark(ctx, f"{kernel.name}: programs per bucket {[g[0] * g[1] * g[2] for g in grids]}")
+            programs = f"{kernel.name}: programs per bucket {[x * y * z for x, y, z in grids]}"
+            self.remark(ctx, f"{programs}: {_per_request(grids)}", ctx.at("buckets"))
+
+
+def _per_request(grids: list[tuple[int, ...]]) -> str:
+    counts = [y * z for _, y, z in grids]
+    if len(set(counts)) == 1:
+        return f"{counts[0]} per request"
+    return f"{max(counts)} to {min(counts)} per request, fewer where the requests alone occupy the GPU"

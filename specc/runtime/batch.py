@@ -45,7 +45,7 @@ def check_lengths(lengths: Sequence[int], rows: list[int], room: int) -> list[in
         if length < 1:
             raise BatchError(f"pool row {row} has length {length}; the least is 1")
         if length > room:
-            raise BatchError(f"pool row {row} has length {length}; req_to_token leaves room for {room}")
+            raise BatchError(f"pool row {row} has length {length}; there is room for {room}")
     return checked
 
 

@@ -24,7 +24,7 @@ class UnsupportedTorchError(SpeccError):
 
 
 class BindError(SpeccError):
-    """The callbacks or `req_to_token` do not fit the plan."""
+    """The callbacks, `req_to_token` or the KV buffers do not fit the plan."""
 
 
 class BatchError(SpeccError):

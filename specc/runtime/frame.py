@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from torch import Tensor
 
 from .arena import Arena
@@ -19,16 +21,27 @@ class Frame:
         dims: size of every axis, `B` being `rows` and `T` the prompt tokens of a prefill.
         pools: the relay pools, by field.
         table: the engine's `req_to_token` i32[P, C].
+        kv: the engine's KV buffers T[slots, ...] by owner, of those that kernels touch.
 
     """
 
-    def __init__(self, plan: Plan, arena: Arena, pools: RelayPools, table: Tensor, rows: int, ragged: int = 0) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        arena: Arena,
+        pools: RelayPools,
+        table: Tensor,
+        rows: int,
+        ragged: int = 0,
+        kv: Mapping[str, Sequence[Tensor]] | None = None,
+    ) -> None:
         """A frame without any engine result yet."""
         self.plan = plan
         self.rows = rows
         self.dims = {**plan.dims, BATCH_AXIS: rows, RAGGED_AXIS: ragged}
         self.pools = pools
         self.table = table
+        self.kv: Mapping[str, Sequence[Tensor]] = kv or {}
         self._arena = arena
         self._engine: dict[str, Tensor] = {}
 

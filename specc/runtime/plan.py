@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from .errors import PlanError
 
-FORMAT = 1
+FORMAT = 2
 BATCH_AXIS = "B"
 RAGGED_AXIS = "T"
 """The axis of all prompt tokens of a prefill: the sum of the batch's lengths, known only at run time."""
@@ -40,6 +40,26 @@ class Buffer:
     bytes: int
     init: str
     alignment: int
+
+
+@dataclass(frozen=True)
+class KvPool:
+    """The KV buffers of one model, the engine's: `layers` times `buffers` tensors of `row_bytes` per slot.
+
+    `bound` says whether kernels touch them. Their addresses are then in the arena buffer `pointers`.
+    """
+
+    owner: str
+    layers: int
+    buffers: int
+    row_bytes: int
+    dtype: str
+    bound: bool
+
+    @property
+    def pointers(self) -> str:
+        """The arena buffer i64[layers * buffers] of their addresses, layer by layer."""
+        return f"kv.{self.owner}.pointers"
 
 
 @dataclass(frozen=True)
@@ -88,7 +108,11 @@ class OpCall:
 
 @dataclass(frozen=True)
 class Argument:
-    """A kernel argument. `kind` is `value`, `buffer`, `input`, `stride` (of `target` along `axis`) or `literal`."""
+    """A kernel argument.
+
+    `kind` is `value`, `buffer`, `input`, `stride` (of `target` along `axis`), `slot_stride` (bytes between two slots of
+    `target`'s KV buffers) or `literal`.
+    """
 
     name: str
     kind: str
@@ -151,6 +175,7 @@ class Plan:
     specc: str
     dims: Mapping[str, int]
     kv: Mapping[str, Any]
+    kv_pools: Mapping[str, KvPool]
     models: Mapping[str, Any]
     inputs: Mapping[str, Field]
     carry: Mapping[str, Field]
@@ -205,7 +230,7 @@ class Plan:
                 names.update(node.operands.values())
             else:
                 names.update(name for call in node.ops for name in call.operands)
-                names.update(str(a.target) for a in node.args if a.kind != "literal")
+                names.update(str(a.target) for a in node.args if a.kind in ("value", "buffer", "input", "stride"))
         return frozenset(names & set(self.inputs))
 
     def callbacks(self) -> tuple[str, ...]:

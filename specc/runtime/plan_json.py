@@ -17,6 +17,7 @@ from .plan import (
     External,
     Field,
     Kernel,
+    KvPool,
     Launch,
     Node,
     OpCall,
@@ -57,6 +58,7 @@ def _plan(data: Json) -> Plan:
         specc=data["specc"],
         dims={axis: int(size) for axis, size in data["dims"].items() if size is not None},
         kv=dict(data["kv"]),
+        kv_pools={owner: _kv_pool(owner, item) for owner, item in data["kv_pools"].items()},
         models=dict(data["models"]),
         inputs={item["name"]: _field(item) for item in data["inputs"]},
         carry={item["name"]: _field(item) for item in data["carry"]},
@@ -77,6 +79,11 @@ def _axes(item: Json) -> tuple[str, ...]:
 
 def _field(item: Json) -> Field:
     return Field(item["name"], item["dtype"], _axes(item))
+
+
+def _kv_pool(owner: str, item: Json) -> KvPool:
+    sizes = (int(item[key]) for key in ("layers", "buffers", "row_bytes"))
+    return KvPool(owner, *sizes, dtype=item["dtype"], bound=bool(item["bound"]))
 
 
 def _buffer(item: Json) -> Buffer:
@@ -117,10 +124,10 @@ def _ops(item: Json) -> tuple[OpCall, ...]:
 
 
 def _argument(item: Json) -> Argument:
-    for kind in ("value", "buffer", "input", "stride", "literal"):
+    for kind in ("value", "buffer", "input", "stride", "slot_stride", "literal"):
         if kind in item:
             return Argument(item["name"], kind, item[kind], int(item.get("axis", 0)))
-    raise PlanError(f"argument {item['name']!r} says neither value, buffer, input, stride nor literal")
+    raise PlanError(f"argument {item['name']!r} has no binding: value, buffer, input, stride, slot_stride or literal")
 
 
 def _node(item: Json) -> Node:
@@ -150,6 +157,10 @@ def _check(plan: Plan) -> None:
     for field in plan.carry:
         if f"relay.{field}" not in plan.buffers:
             raise PlanError(f"carried field {field!r} has no buffer relay.{field}")
+    for pool in plan.kv_pools.values():
+        table = plan.buffers.get(pool.pointers)
+        if pool.bound and (table is None or table.shape != (pool.layers * pool.buffers,)):
+            raise PlanError(f"the KV buffers of {pool.owner!r} are bound, and {pool.pointers} has no room for them")
     for output in plan.outputs:
         if output.value not in plan.values and output.value not in plan.inputs:
             raise PlanError(f"output {output.name!r} is the unknown value {output.value!r}")
@@ -171,6 +182,9 @@ def _check_node(plan: Plan, node: Node) -> None:
     given = [argument.name for argument in node.args]
     if wanted != given:
         raise PlanError(f"node {node.name!r} passes {given}, kernel {node.kernel!r} takes {wanted}")
+    for owner in [argument.target for argument in node.args if argument.kind == "slot_stride"]:
+        if owner not in plan.kv_pools or not plan.kv_pools[owner].bound:
+            raise PlanError(f"node {node.name!r} reads KV buffers of {owner!r}, which are not bound")
     missing = [bucket for bucket in plan.buckets if bucket not in node.grid]
     if missing:
         raise PlanError(f"node {node.name!r} has no grid for bucket {missing[0]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -38,17 +39,26 @@ class Program:
         """The carry of no requests."""
         return Carry.idle(self.plan, self.device)
 
-    def bind(self, callbacks: object, req_to_token: Tensor, *, capture: bool | None = None) -> Step:
-        """Bind the engine's forwards and its request table i32[P, C]; allocates the program's memory.
+    def bind(
+        self,
+        callbacks: object,
+        req_to_token: Tensor,
+        kv_pools: Mapping[str, Sequence[Tensor]] | None = None,
+        *,
+        capture: bool | None = None,
+    ) -> Step:
+        """Bind the engine's forwards, its request table i32[P, C] and its KV buffers; allocates the program's memory.
 
+        `kv_pools` has the KV buffers T[slots, ...] of `target` and `draft`, layer by layer (keys, then values), needed
+        for those that `plan.kv_pools` calls bound. They must stay where they are as long as the step is used.
         `capture=None`: capture on CUDA when `callbacks.capturable` is true. Captures run the forwards on padding rows.
-        Raises BindError when a callback is missing, the table does not fit, or capture is asked of a CPU program.
+        Raises BindError when a callback is missing, table or buffers do not fit, or capture is asked of a CPU program.
         """
         cuda = self.device.type == "cuda"
         if capture and not cuda:
             raise BindError("only a program on CUDA can be captured")
         wanted = bool(getattr(callbacks, "capturable", False)) and cuda if capture is None else capture
-        return Step(self.plan, self._backend, self.device, callbacks, req_to_token, capture=wanted)
+        return Step(self.plan, self._backend, self.device, callbacks, req_to_token, kv_pools, capture=wanted)
 
 
 def load(root: Path, device: str | torch.device = "cuda", *, verify: bool = True) -> Program:

@@ -14,12 +14,13 @@ external calls and unexpanded programs.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from .reference_kv import KV_OPS
 from .reference_tree import TREE_OPS
 from .semantics import DTYPES, Attrs, Dims, Semantics, Tensors, comparable, ranking, zero_rows
 from .semantics import register as _register
@@ -30,11 +31,19 @@ OPS: dict[str, Semantics] = dict(TREE_OPS)
 STATE_OPS = frozenset({"carry.load", "carry.store", "relay.publish"})
 
 
-def evaluate(op: str, operands: Tensors, attrs: Attrs, dims: Dims, pools: Pools) -> Tensors:
+def evaluate(
+    op: str, operands: Tensors, attrs: Attrs, dims: Dims, pools: Pools, kv: Mapping[str, Sequence[Tensor]] | None = None
+) -> Tensors:
     """Run one op with state: pools of `pools` are read and replaced, and do not show in operands or results.
 
-    Raises KeyError for an op that has no reference semantics or a field that has no pool.
+    `kv` has the KV buffers of each owner, T[slots, ...] each; ops on them change them in place. Without it they do
+    nothing. Raises KeyError for an op that has no reference semantics, or a field or owner that has no pool.
     """
+    if op in KV_OPS:
+        owner, function = KV_OPS[op]
+        if kv is not None:
+            function(operands, attrs, dims, kv[owner])
+        return ()
     if op not in STATE_OPS:
         return OPS[op](operands, attrs, dims)
     field = attrs["field"]
@@ -105,27 +114,49 @@ def kv_advance(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return (positions + 1,)
 
 
-@_register(OPS, "kv.draft_slots")
 @_register(OPS, "kv.verify_slots")
 @_register(OPS, "kv.extend_slots")
 @_register(OPS, "kv.slots")
 def kv_slots(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """req_to_token i32[P, C], rows i64[B], seq_lens i64[B] -> slots i64[B, X], or i64[D, B, K] along axis D.
+    """req_to_token i32[P, C], rows i64[B], seq_lens i64[B] -> slots i64[B, X], or i64[D, B, 1] along axis D.
 
-    Entry i is the slot of position seq_lens[b] + offset + i; padding rows: slot 0. Along D, branch k follows branch
-    k - 1: forward i of branch k has position seq_lens[b] + offset + k * D + i. IndexError beyond column C.
+    Entry i is the slot of position seq_lens[b] + offset + i; padding rows: slot 0. IndexError beyond column C.
     """
     table, rows, seq_lens = operands
     axis = attrs["axis"]
-    branches = dims["K"] if axis == "D" else 1
-    steps = torch.arange(branches * dims[axis], device=rows.device)
-    positions = seq_lens[:, None] + int(attrs["offset"]) + steps
+    positions = seq_lens[:, None] + int(attrs["offset"]) + torch.arange(dims[axis], device=rows.device)
+    slots = _look_up(table, rows, positions)
+    return (slots.t()[..., None].contiguous() if axis == "D" else slots,)
+
+
+@_register(OPS, "kv.draft_slots")
+@_register(OPS, "kv.branch_slots")
+def kv_branch_slots(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """req_to_token i32[P, C], rows i64[B], seq_lens i64[B] -> slots i64[D, B, K].
+
+    With base = seq_len + offset and run = room + base % page, rounded up to pages: forward i of branch k has the slot
+    of position base + k * run + i; padding rows: slot 0. IndexError beyond column C.
+    """
+    table, rows, seq_lens = operands
+    base = (seq_lens + int(attrs["offset"]))[:, None, None]
+    run = branch_run(base, int(attrs["page"]), int(attrs["room"]))
+    forwards = torch.arange(dims["D"], device=rows.device)
+    branches = torch.arange(dims["K"], device=rows.device)[:, None]
+    positions = (base + branches * run + forwards).view(rows.shape[0], -1)
+    slots = _look_up(table, rows, positions).view(rows.shape[0], dims["K"], dims["D"])
+    return (slots.permute(2, 0, 1).contiguous(),)
+
+
+def branch_run(base: Tensor, page: int, room: int) -> Tensor:
+    """Positions from one branch to the next: room and the partly filled page before `base`, in whole pages."""
+    return (base % page + room + page - 1) // page * page
+
+
+def _look_up(table: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+    """Slots i64[B, X] of positions i64[B, X]; padding rows: slot 0."""
     padding = rows == 0
     slots = table[rows[:, None], torch.where(padding[:, None], 0, positions)].to(torch.int64)
-    slots = zero_rows(slots, padding)
-    if axis != "D":
-        return (slots,)
-    return (slots.view(rows.shape[0], branches, dims["D"]).permute(2, 0, 1).contiguous(),)
+    return zero_rows(slots, padding)
 
 
 # --- vocabulary -------------------------------------------------------------------------------------------------------
@@ -135,15 +166,16 @@ def kv_slots(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 def vocab_argmax(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Logits T[B, ..., V], rows i64[B] -> index `dtype`[B, ...], bad i1[B, ...]; padding rows: 0, False.
 
-    The largest value, lowest index on ties, NaN as -inf, -0.0 == 0.0; a row of only NaN and -inf: index 0 and bad.
-    With `keep` the index has a last axis of length 1 in place of the vocabulary.
+    The largest value, lowest index on ties, NaN as -inf, -0.0 == 0.0; a row of only NaN and -inf: index 0. A row is bad
+    if it holds NaN or its largest value is not finite. With `keep` the index has a last axis of length 1 in place of
+    the vocabulary.
     """
     logits, rows = operands
     scores = comparable(logits)
     best = scores.amax(dim=-1, keepdim=True)
     columns = torch.arange(scores.shape[-1], device=scores.device)
     index = torch.where(scores == best, columns, scores.shape[-1]).amin(dim=-1)
-    bad = best.squeeze(-1) == -torch.inf
+    bad = _bad(logits, best)
     padding = rows == 0
     index = zero_rows(index, padding).to(DTYPES[attrs["dtype"]])
     return index[..., None] if attrs.get("keep") else index, zero_rows(bad, padding)
@@ -154,18 +186,39 @@ def vocab_topk(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Logits T[B, ..., V][, rows i64[B]] -> p f32[B, ..., K], index i64[B, ..., K], bad i1[B, ...].
 
     The K most probable tokens in descending order, lowest index on ties; p is the f32 softmax over the whole
-    vocabulary. NaN counts as -inf; a bad row has p 0 and the indices 0..K-1. Padding rows: 0, 0, False.
+    vocabulary. NaN counts as -inf; equal infinities share the probability; a row of only NaN and -inf has p 0 and the
+    indices 0..K-1. A row is bad as in `vocab.argmax`. Padding rows: 0, 0, False.
     """
     logits, *rest = operands
     scores = comparable(logits)
     best = scores.amax(dim=-1, keepdim=True)
     weights = torch.where(scores == best, 1.0, torch.exp(scores - best))
-    bad = best.squeeze(-1) == -torch.inf
-    p = torch.where(bad[..., None], 0.0, weights / weights.sum(dim=-1, keepdim=True))
+    bad = _bad(logits, best)
+    p = torch.where(best == -torch.inf, 0.0, weights / weights.sum(dim=-1, keepdim=True))
     index = ranking(scores)[..., : dims["K"]]
     padding = rest[0] == 0 if rest else torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
     results = p.gather(-1, index), index, bad
     return tuple(zero_rows(result, padding).contiguous() for result in results)
+
+
+@_register(OPS, "vocab.logprob")
+def vocab_logprob(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Logits T[B, ..., V], rows i64[B], index i32[B, ...] -> log p f32[B, ...] of the indexed tokens.
+
+    p is that of `vocab.topk`: the f32 softmax over the whole vocabulary, NaN as -inf; 0 gives -inf. Padding rows: 0.
+    """
+    logits, rows, index = operands
+    scores = comparable(logits)
+    best = scores.amax(dim=-1, keepdim=True)
+    shifted = torch.where(scores == best, 0.0, scores - best)
+    chosen = shifted.gather(-1, index.to(torch.int64)[..., None])
+    logprob = torch.where(best == -torch.inf, -torch.inf, chosen - shifted.exp().sum(dim=-1, keepdim=True).log())
+    return (zero_rows(logprob.squeeze(-1), rows == 0),)
+
+
+def _bad(logits: Tensor, best: Tensor) -> Tensor:
+    """Rows that hold NaN or whose largest value, T[..., 1], is not finite."""
+    return logits.isnan().any(dim=-1) | ~best.squeeze(-1).isfinite()
 
 
 # --- chains -----------------------------------------------------------------------------------------------------------
@@ -197,20 +250,20 @@ def chain_append(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 def verify_greedy(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Accept a path of the target's own tokens; at most A - 1 drafts.
 
-    tokens i64[B, N], argmax i32[B, N], rows i64[B][, next i64[B, N], sibling i64[B, N]]
-    -> predict i32[B, N], accept_index i32[B, A], accept_lens i32[B]. Without links node c + 1 is the child of node c.
+    tokens i64[B, N], argmax i32[B, N], rows i64[B][, parent i64[B, N]]
+    -> predict i32[B, N], accept_index i32[B, A], accept_lens i32[B]. Without parents node c + 1 is the child of node c.
     """
-    tokens, argmax, rows, *links = operands
+    tokens, argmax, rows, *parents = operands
     count, nodes = tokens.shape
-    following, sibling = links if links else _chain_links(count, nodes)
+    (parent,) = parents or (torch.arange(-1, nodes - 1).expand(count, nodes),)
     predict = torch.zeros(count, nodes, dtype=torch.int32)
     accept_index = torch.full((count, dims["A"]), -1, dtype=torch.int32)
     accept_lens = torch.zeros(count, dtype=torch.int32)
-    node_tokens, wanted, children, siblings = (t.tolist() for t in (tokens, argmax, following, sibling))
+    node_tokens, wanted, above = (t.tolist() for t in (tokens, argmax, parent))
     for b, row in enumerate(rows.tolist()):
         if row == 0:
             continue
-        path = _walk(node_tokens[b], wanted[b], children[b], siblings[b], dims["A"])
+        path = _walk(node_tokens[b], wanted[b], above[b], dims["A"])
         for i, node in enumerate(path):
             predict[b, node] = wanted[b][node]
             accept_index[b, i] = b * nodes + node
@@ -218,36 +271,30 @@ def verify_greedy(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return tuple(result.to(tokens.device) for result in (predict, accept_index, accept_lens))
 
 
-def _walk(tokens: list[int], argmax: list[int], following: list[int], sibling: list[int], limit: int) -> list[int]:
-    """Columns of the accepted path, root first. Bounded by `limit` levels and N siblings, whatever the links say."""
+def _walk(tokens: list[int], argmax: list[int], parent: list[int], limit: int) -> list[int]:
+    """Columns of the accepted path, root first: of a node's children, in ascending column, the first that agrees."""
     path = [0]
     while len(path) < limit:
-        child, seen = following[path[-1]], 0
-        while child >= 0 and tokens[child] != argmax[path[-1]] and seen < len(tokens):
-            child, seen = sibling[child], seen + 1
-        if child < 0 or tokens[child] != argmax[path[-1]]:
+        node = path[-1]
+        agreed = [c for c in range(1, len(tokens)) if parent[c] == node and tokens[c] == argmax[node]]
+        if not agreed:
             break
-        path.append(child)
+        path.append(agreed[0])
     return path
-
-
-def _chain_links(count: int, nodes: int) -> tuple[Tensor, Tensor]:
-    following = torch.arange(1, nodes + 1).expand(count, nodes).clone()
-    following[:, -1] = -1
-    return following, torch.full((count, nodes), -1)
 
 
 @_register(OPS, "verify.accept")
 def verify_accept(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Greedy verification from logits T[B, N, V]: argmax, then `verify.greedy` -> its results and bad i1[B, N]."""
-    tokens, logits, rows, *links = operands
+    tokens, logits, rows, *parents = operands
     argmax, bad = vocab_argmax((logits, rows), {"dtype": "i32"}, dims)
-    return (*verify_greedy((tokens, argmax, rows, *links), attrs, dims), bad)
+    return (*verify_greedy((tokens, argmax, rows, *parents), attrs, dims), bad)
 
 
 # --- commit -----------------------------------------------------------------------------------------------------------
 
 
+@_register(OPS, "commit.compact")
 @_register(OPS, "commit.path")
 def commit_path(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Values T[B, N, ...], accept_index i32[B, A] of global node ids -> T[B, A, ...]: those on the path, else 0."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from .semantics import Attrs, Dims, Semantics, Tensors, comparable, ranking, register
+from .semantics import Attrs, Dims, Semantics, Tensors, comparable, ranking, register, zero_rows
 
 TREE_OPS: dict[str, Semantics] = {}
 
@@ -55,13 +55,14 @@ def tree_positions(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 def tree_select(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Keep the N - 1 best candidates of all steps and link them under the root.
 
-    Operands, with S = `steps`: bonus i32[B]; S scores (f32[B, K], then f32[B, K, K]); S tokens (i64[B, K], then
-    i64[B, K, K]); S - 1 kept i64[B, K], of which the last is not needed.
-    Results, all i64[B, N]: tokens, next (first child's column, -1 if none), sibling (next one's column, -1), depth.
-    Columns follow ascending candidate id. A kept candidate whose parent was not kept is linked to nobody.
+    Operands, with S = `steps`: rows i64[B]; bonus i32[B]; S scores (f32[B, K], then f32[B, K, K]); S tokens (i64[B, K],
+    then i64[B, K, K]); S - 2 kept i64[B, K], those of steps 1 to S - 2.
+    Results: tokens, parent and depth i64[B, N], orphan i1[B, N]. Columns follow ascending candidate id; column 0 is the
+    root. `parent` is a column, -1 for the root and for an orphan: a kept candidate whose parent was not kept, which
+    nothing can reach. Padding rows: tokens 0, parent -1, depth 0, no orphan.
     """
     steps = int(attrs["steps"])
-    bonus, *parts = operands
+    rows, bonus, *parts = operands
     count = bonus.shape[0]
     scores = torch.cat([part.reshape(count, -1) for part in parts[:steps]], dim=1)
     tokens = torch.cat([part.reshape(count, -1) for part in parts[steps : 2 * steps]], dim=1)
@@ -72,9 +73,52 @@ def tree_select(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
         parents = _parents(dims["K"], [step[b] for step in kept])
         linked.append(_link(chosen, parents, dims["K"]))
     root = bonus.to(torch.int64)[:, None]
-    links = torch.tensor(linked, dtype=torch.int64, device=bonus.device).reshape(count, 3, dims["N"])
-    following, sibling, depth = (part.contiguous() for part in links.unbind(1))
-    return torch.cat([root, tokens.gather(1, best)], dim=1), following, sibling, depth
+    links = torch.tensor(linked, dtype=torch.int64, device=bonus.device).reshape(count, 2, dims["N"])
+    parent, depth = links.unbind(1)
+    orphan = (parent < 0) & (depth > 0)
+    padding = rows == 0
+    return (
+        zero_rows(torch.cat([root, tokens.gather(1, best)], dim=1), padding),
+        parent.masked_fill(padding[:, None], -1),
+        zero_rows(depth, padding),
+        zero_rows(orphan, padding),
+    )
+
+
+@register(TREE_OPS, "tree.mask")
+def tree_mask(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Lengths i64[B], parent i64[B, N] -> the columns every node attends to: itself, its ancestors, column 0.
+
+    `mode` qlen: i1[B, N, N]. bitpacked: u8[B, N, width], bit j of the little-endian word is column j. full: i1[B,
+    width] read flat: for each request N rows of seq_len + N entries, of which the first seq_len are set, one request
+    after the other; what is left over is unspecified. Walks take N steps at most, whatever the parents say.
+    """
+    seq_lens, parent = operands
+    count, nodes = parent.shape
+    mask = torch.eye(nodes, dtype=torch.bool, device=parent.device).repeat(count, 1, 1)
+    mask[:, :, 0] = True
+    current = parent.clone()
+    for _ in range(nodes):
+        if not bool((current >= 0).any()):
+            break
+        found = torch.nn.functional.one_hot(current.clamp(min=0), nodes).bool()
+        mask |= found & (current >= 0)[..., None]
+        current = torch.where(current >= 0, parent.gather(1, current.clamp(min=0)), -1)
+    if attrs["mode"] == "qlen":
+        return (mask,)
+    if attrs["mode"] == "bitpacked":
+        bits = torch.nn.functional.pad(mask, (0, 8 * int(attrs["width"]) - nodes)).view(count, nodes, -1, 8)
+        return (
+            (bits.to(torch.uint8) << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(-1).to(torch.uint8),
+        )
+    flat = torch.zeros(count * int(attrs["width"]), dtype=torch.bool, device=parent.device)
+    rows = [
+        torch.cat([mask.new_ones(nodes, n), own], dim=1).reshape(-1)
+        for n, own in zip(seq_lens.tolist(), mask, strict=True)
+    ]
+    used = torch.cat([*rows, flat[:0]])
+    flat[: len(used)] = used
+    return (flat.view(count, -1),)
 
 
 def _parents(branches: int, kept: list[list[int]]) -> list[int]:
@@ -87,20 +131,10 @@ def _parents(branches: int, kept: list[list[int]]) -> list[int]:
 
 
 def _link(chosen: list[int], parents: list[int], branches: int) -> list[list[int]]:
-    """Next, sibling and depth of the root and the chosen candidates (ascending ids)."""
+    """Parent and depth of the root and the chosen candidates (ascending ids)."""
     columns = {-1: 0} | {candidate: column for column, candidate in enumerate(chosen, start=1)}
-    following, sibling = [-1] * len(columns), [-1] * len(columns)
-    last_child: dict[int, int] = {}
-    for column, candidate in enumerate(chosen, start=1):
-        parent = columns.get(parents[candidate // branches])
-        if parent is None:
-            continue
-        if parent in last_child:
-            sibling[last_child[parent]] = column
-        else:
-            following[parent] = column
-        last_child[parent] = column
-    return [following, sibling, [0, *(_depth(candidate, branches) for candidate in chosen)]]
+    parent = [-1, *(columns.get(parents[candidate // branches], -1) for candidate in chosen)]
+    return [parent, [0, *(_depth(candidate, branches) for candidate in chosen)]]
 
 
 def _depth(candidate: int, branches: int) -> int:

@@ -15,6 +15,7 @@ Semantics: TypeAlias = Callable[[Tensors, Attrs, Dims], Tensors]
 
 DTYPES: dict[str, torch.dtype] = {
     "i1": torch.bool,
+    "u8": torch.uint8,
     "i32": torch.int32,
     "i64": torch.int64,
     "f16": torch.float16,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from .carry import Carry
 from .errors import BatchError, BindError
 from .external import call, check_callbacks
 from .frame import Frame
+from .kv_pools import KvPools
 from .plan import External, Plan
 from .relay import Relay, RelayPools
 from .result import StepResult
@@ -34,6 +35,7 @@ class Step:
         device: where its memory is.
         callbacks: the engine's forwards.
         req_to_token: i32[P, C], the KV slot of every position of every pool row; the engine's own tensor.
+        kv_pools: the engine's KV buffers by owner, see `KvPools`.
         capture: whether decode replays CUDA graphs; they are captured here.
         poison: see `Arena`.
 
@@ -46,11 +48,12 @@ class Step:
         device: torch.device,
         callbacks: object,
         req_to_token: Tensor,
+        kv_pools: Mapping[str, Sequence[Tensor]] | None = None,
         *,
         capture: bool = False,
         poison: int | None = None,
     ) -> None:
-        """Allocate the arena and, with `capture`, capture. BindError when callbacks or table do not fit."""
+        """Allocate the arena and, with `capture`, capture. BindError when callbacks, table or KV buffers do not fit."""
         check_callbacks(plan, callbacks)
         _check_table(plan, device, req_to_token)
         self._plan = plan
@@ -58,7 +61,9 @@ class Step:
         self._device = device
         self._callbacks = callbacks
         self._table = req_to_token
+        self._kv = KvPools(plan, device, kv_pools or {})
         self._arena = Arena(plan, device, poison)
+        self._kv.write_pointers(self._arena)
         self._pools = RelayPools(plan, self._arena)
         self._relay = Relay(plan, self._pools)
         self._inputs = {entry: plan.written_inputs(entry) for entry in ENTRIES}
@@ -75,7 +80,7 @@ class Step:
             run_idle: run an empty batch as the smallest bucket of padding rows instead of not at all.
 
         Raises BatchError on a batch that cannot run, ForwardContractError when a callback breaks its contract, and
-        BindError when `req_to_token` has moved under a captured step.
+        BindError when `req_to_token` has moved under a captured step, or KV buffers that kernels touch have.
 
         """
         columns = self._columns("step", batch)
@@ -85,6 +90,7 @@ class Step:
         whole = padded or rows == 0 or self._graphs is not None
         size = self._plan.bucket(rows) if whole else rows
         with self._on_device():
+            self._kv.check_place()
             if self._graphs is not None:
                 self._guard.check()
             self._staging["step"].send(columns)
@@ -119,7 +125,9 @@ class Step:
         if len(rows) > self._plan.buckets[-1]:
             raise BatchError(f"{len(rows)} requests, the largest bucket holds {self._plan.buckets[-1]}")
         columns = {ROWS: rows}
-        room = self._table.shape[1] - (int(self._plan.kv["window"]) if entry == "step" else 0)
+        room = self._table.shape[1]
+        if entry == "step":
+            room = min(room - int(self._plan.kv["window"]), self._plan.kv["longest"] or room)
         if batch.seq_lens is not None:
             columns[LENGTHS] = check_lengths(batch.seq_lens, rows, room)
         elif entry == "prefill" or LENGTHS in self._inputs[entry]:
@@ -127,7 +135,7 @@ class Step:
         return columns
 
     def _frame(self, rows: int, ragged: int = 0) -> Frame:
-        return Frame(self._plan, self._arena, self._pools, self._table, rows, ragged)
+        return Frame(self._plan, self._arena, self._pools, self._table, rows, ragged, self._kv.buffers)
 
     def _run(self, entry: str, frame: Frame) -> Frame:
         """Run the nodes of an entry in order, on the current stream."""

@@ -27,6 +27,7 @@ CODES: dict[str, str] = {
     "config/not-yet": "The value is legal, and this version does not implement it.",
     "legal/chain-width": "A chain (topk 1) verifies exactly num_steps + 1 tokens.",
     "legal/tree-size": "A tree cannot have that many nodes with this topk and num_steps.",
+    "legal/mask": "The tree mask's mode does not fit the tree.",
     "legal/vocab-mismatch": "Target and draft must share one vocabulary, and their sizes differ.",
     "type/width-mismatch": "A producer and a consumer of one value disagree about its width.",
     "type/dtype-mismatch": "A producer and a consumer of one value disagree about its element type.",

@@ -1,6 +1,7 @@
 """Kernel sources to compile, and the tile sizes that the tests hold to their promises."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from kernel_families import FAMILIES
 
@@ -18,11 +19,28 @@ NUM_STAGES = 1
 # Hidden rows are copied, no state is kept: 8 elements per thread, one 128-bit load of a 16-bit type.
 BLOCK_W = 1024
 SPLITS = 64
+# Families that copy rows of bytes and look at no logits: 16 units of 8 bytes per thread.
+COPYING = {
+    "compact": {"BLOCK": 512, "ROW0": 8192, "ROW1": 1952, "ROW2": 48, "ROW3": 16384}
+    | {f"UNIT{i}": 8 for i in range(4)},
+    "duplicate_tail": {"BLOCK": 256, "TOKENS": 8, "OFFSET": 0},
+}
+
+# Families and flags with a softmax top-k, here of 8: 8 * 16 partial keys of a row, and all hidden rows in chunks.
+TOPK = {"K": 8, "SPLITS": 16}
+
+# Trees of 64 nodes: 64 * 32 partials are combined at once.
+TREE = {"N": 64, "A": 6, "SPLITS": 32}
+
+
+def picks(stem: str, flags: Mapping[str, bool]) -> bool:
+    """Whether a kernel has a softmax top-k."""
+    return stem == "tree_step" or flags.get("topk", False)
 
 
 def source(
     stem: str,
-    flags: Mapping[str, bool],
+    flags: Mapping[str, int],
     *,
     logits: str = "bf16",
     vocab: int = 128256,
@@ -39,15 +57,26 @@ def source(
         "HEALTH_BIT": 1,
         "N": 4,
         "A": 4,
+        "K": 4 if flags.get("tree", stem in COPYING) else 1,
+        "PAGE": 16,
+        "ROOM": 3,
+        "KV_BUFFERS": 64,
+        "KV_ROW": 2048,
+        "KV_UNIT": 8,
+        "KV_ALIGN": 16,
         "FORWARDS": 2,
         "DRAFT_OFFSET": 0,
         "EXTEND_OFFSET": 1,
         "MAX_B": 64,
         "W": 4096,
         "BLOCK_W": BLOCK_W,
+        **COPYING.get(stem, {}),
+        **(TOPK if picks(stem, flags) else {}),
+        **(TREE if stem == "verify_commit" and flags["tree"] else {}),
+        **(built(flags) if stem == "tree_build" else {}),
     }
     arguments = family.signature(flags, logits, "bf16")
-    on = [flag for flag in family.flags if flags[flag]]
+    on = [flag for flag in family.flags if flags[flag]] + [f"steps{flags['steps']}" for _ in family.steps[:1]]
     return KernelSource(
         name=name or "_".join([stem, logits, str(vocab), *on]),
         function=stem,
@@ -60,11 +89,19 @@ def source(
     )
 
 
-def all_off(stem: str) -> dict[str, bool]:
-    """No flag set."""
-    return dict.fromkeys(FAMILIES[stem].flags, False)
+def built(flags: Mapping[str, int]) -> dict[str, int]:
+    """The constants of a tree of 8 branches, of 64 nodes if it has as many."""
+    steps = flags["steps"] + flags["fused"]
+    tree = {"S": steps, "N": 64 if steps > 1 else 9, "ORPHAN_BIT": 16, "MODE": 0, "WIDTH": 0}
+    return TOPK | tree
 
 
-def all_on(stem: str) -> dict[str, bool]:
-    """Every flag set."""
-    return dict.fromkeys(FAMILIES[stem].flags, True)
+def all_off(stem: str) -> dict[str, Any]:
+    """No flag set, as few steps as there are to try."""
+    return next(FAMILIES[stem].combinations())
+
+
+def all_on(stem: str) -> dict[str, Any]:
+    """Every flag set, as many steps as there are to try."""
+    *_, last = FAMILIES[stem].combinations()
+    return last

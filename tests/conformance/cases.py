@@ -9,17 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .tree_cases import tree_cases
+
 Case = dict[str, Any]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-CHAINS, NAN_CHAINS, ARGMAXES, TREES = 60, 10, 70, 60
+CHAINS, NAN_CHAINS, ARGMAXES = 60, 10, 70
 
 
 def all_cases() -> dict[str, list[Case]]:
     """Every case, by kind."""
     chains = [chain_case(seed) for seed in range(CHAINS)]
     chains += [chain_case(1000 + seed, target_nan=True) for seed in range(NAN_CHAINS)]
-    trees = [worked_trace(), *(tree_case(seed) for seed in range(TREES))]
-    return {"chain": chains, "argmax": [argmax_case(seed) for seed in range(ARGMAXES)], "tree": trees}
+    return {"chain": chains, "argmax": [argmax_case(seed) for seed in range(ARGMAXES)], "tree": tree_cases()}
 
 
 def chain_case(seed: int, *, target_nan: bool = False) -> Case:
@@ -141,47 +142,3 @@ def logits_row(kind: str, source: torch.Generator, vocab: int) -> Tensor:
 def plain_argmax(logits: Tensor) -> Tensor:
     """i64[B]: the lowest index of the largest value, NaN ignored."""
     return torch.argmax(torch.nan_to_num(logits.float(), nan=-math.inf, posinf=math.inf, neginf=-math.inf), dim=-1)
-
-
-def tree_case(seed: int) -> Case:
-    """A draft tree of random probabilities without ties, and target tokens that are often children of their node."""
-    pick, source = random.Random(seed), torch.Generator().manual_seed(seed)
-    count, branches, steps = pick.randint(1, 4), pick.randint(2, 4), pick.randint(1, 4)
-    candidates = branches + (steps - 1) * branches * branches
-    nodes = pick.randint(2, min(candidates + 1, 16))
-    vocab = pick.choice((6, 12, 40))
-    shapes = [(count, branches), *[(count, branches, branches)] * (steps - 1)]
-    case: Case = {
-        "branches": branches,
-        "steps": steps,
-        "nodes": nodes,
-        "p": [torch.rand(shape, generator=source).sort(dim=-1, descending=True).values for shape in shapes],
-        "index": [torch.rand(*shape, vocab, generator=source).argmax(-1) for shape in shapes],
-        "seq_lens": torch.randint(1, 100, (count,), generator=source),
-        "bonus": torch.randint(0, vocab, (count,), generator=source, dtype=torch.int32),
-        "target": torch.randint(0, vocab, (count, nodes), generator=source),
-    }
-    # Tokens that the tree holds make acceptance likely.
-    drawn = torch.randint(0, branches, (count, nodes), generator=source)
-    likely = case["index"][0].gather(1, drawn)
-    case["target"] = torch.where(torch.rand(count, nodes, generator=source) < 0.5, likely, case["target"])
-    return case
-
-
-def worked_trace() -> Case:
-    """A tree by hand: K = 2, S = 3, N = 6, lengths 5 and 3; request 0 accepts node 1, request 1 nothing."""
-    steps = [
-        [0.6, 0.4],
-        [[0.5, 0.1], [0.6, 0.5]],
-        [[0.2, 0.1], [0.2, 0.1]],
-    ]
-    tokens = [[11, 12], [[21, 22], [23, 24]], [[31, 32], [33, 34]]]
-    case: Case = {"branches": 2, "steps": 3, "nodes": 6}
-    case["p"] = [torch.tensor([step, step]) for step in steps]
-    case["index"] = [torch.tensor([step, step]) for step in tokens]
-    target = [[11, 90, 0, 0, 0, 0], [91, 0, 0, 0, 0, 0]]
-    return case | {
-        "seq_lens": torch.tensor([5, 3]),
-        "bonus": torch.tensor([1, 2], dtype=torch.int32),
-        "target": torch.tensor(target),
-    }

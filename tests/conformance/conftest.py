@@ -6,7 +6,8 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,20 +56,31 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
         command = [str(oracle_files.PYTHON), "-E", str(HERE / "oracle.py"), str(given), str(theirs)]
         running.append(start(command, {}))
     kinds = {"chain": reference.chain, "argmax": reference.argmax, "tree": reference.tree}
-    referred = {name: [kinds[name](case) for case in group] for name, group in all_cases.items()}
-    for process in running:
-        output, _ = process.communicate()
+    with one_thread():
+        referred = {name: [kinds[name](case) for case in group] for name, group in all_cases.items()}
+    finished = [(process.communicate()[0], process) for process in running]
+    if theirs.exists():
+        keep(theirs, kept)
+    for output, process in finished:
         if process.returncode:
-            pytest.fail(f"{process.args} exited with {process.returncode}\n{output}")
+            pytest.fail(f"{process.args} exited with {process.returncode}\n{output}", pytrace=False)
     oracle = torch.load(theirs, weights_only=True)
-    keep(theirs, kept)
     kernels = torch.load(ours, weights_only=True)
     return Answers(all_cases, oracle, {"kernels": kernels, "reference": referred})
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """The other programs need the processors; tensors are too small for more than one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def known_answers() -> Path:
     """Where SGLang's answers are kept: they depend on the cases, on the oracle and on nothing of specc."""
-    parts = [(HERE / name).read_bytes() for name in ("cases.py", "oracle.py")]
+    parts = [(HERE / name).read_bytes() for name in ("cases.py", "tree_cases.py", "oracle.py", "plain_triton.py")]
     parts += [oracle_files.READY.read_bytes(), torch.__version__.encode()]
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     return oracle_files.ORACLE / f"answers-{digest}.pt"

@@ -12,9 +12,11 @@ import importlib.metadata
 import json
 import sys
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
+from plain_triton import plain
 from sglang.kernels.ops.speculative import cache_locs, eagle, spec_tree, topk1
 from sglang.kernels.ops.speculative.gather_spec_extras import gather_spec_extras
 from torch import Tensor
@@ -114,12 +116,18 @@ def extend_slots(rows: Tensor, table: Tensor, start: Tensor, width: int) -> Tens
     return slots
 
 
-def verify(tokens: Tensor, links: tuple[Tensor, ...], target: Tensor, path: int) -> Answer:
+def verify(
+    tokens: Tensor,
+    links: tuple[Tensor, ...],
+    target: Tensor,
+    path: int,
+    kernel: Callable[..., None] = spec_tree.verify_tree_greedy_triton,
+) -> Answer:
     """Greedy verification: predict i32[B * N] by node, accept_index i32[B, path], accept_lens i32[B]."""
     predict = torch.zeros(tokens.numel(), dtype=torch.int32)
     accept_index = torch.full((len(tokens), path), -1, dtype=torch.int32)
     correct = torch.empty(len(tokens), dtype=torch.int32)
-    spec_tree.verify_tree_greedy_triton(predict, accept_index, correct, tokens, *links, target)
+    kernel(predict, accept_index, correct, tokens, *links, target)
     return {"predict": predict, "accept_index": accept_index, "accept_lens": correct + 1}
 
 
@@ -137,45 +145,88 @@ def argmax(case: Case) -> Answer:
 # --- trees ------------------------------------------------------------------------------------------------------------
 
 
+class TreeKernels(NamedTuple):
+    """SGLang's tree builder and verifier, in one of two interpreters."""
+
+    build: Callable[..., None]
+    verify: Callable[..., None]
+
+
+INTERPRETED = TreeKernels(spec_tree.sgl_build_tree_kernel_triton, spec_tree.verify_tree_greedy_triton)
+PLAIN = TreeKernels(
+    plain(spec_tree.sgl_build_tree_kernel_triton, "sgl_build_tree_kernel_efficient_triton"),
+    plain(spec_tree.verify_tree_greedy_triton, "verify_tree_greedy_kernel_triton"),
+)
+
+
 def tree(case: Case) -> Answer:
-    """A draft tree: grown, selected, linked, verified, committed."""
-    branches, steps, nodes = case["branches"], case["steps"], case["nodes"]
+    """A draft tree: grown, selected, linked, masked, verified, committed."""
     parents, chosen, drafted = organize(case)
-    seq_lens, count = case["seq_lens"], len(case["seq_lens"])
-    mask = torch.ones(count * nodes * nodes, dtype=torch.bool)
-    links = tuple(torch.full((3, count, nodes), -1, dtype=torch.int64))
-    positions = torch.empty(count * nodes, dtype=torch.int64)
-    mode = spec_tree.TreeMaskMode.QLEN_ONLY
-    spec_tree.sgl_build_tree_kernel_triton(
-        parents, chosen, seq_lens, mask, positions, *links, branches, steps, nodes, mode
-    )
     tokens = torch.cat((case["bonus"].to(torch.int64).unsqueeze(1), drafted), dim=1)
-    answer = {"tokens": tokens, "positions": positions, "next": links[1], "sibling": links[2]}
-    answer |= verify(tokens, links, case["target"], steps + 1)
+    answer = linked(case, parents, chosen, tokens, PLAIN)
+    if case["interpreted"]:
+        again = linked(case, parents, chosen, tokens, INTERPRETED)
+        assert {*answer} == {*again}
+        assert all(torch.equal(answer[name], again[name]) for name in answer), "the two interpreters disagree"
     commit = eagle.prepare_verify_commit_outputs(
-        answer["predict"], answer["accept_index"], answer["accept_lens"], seq_lens
+        answer["predict"], answer["accept_index"], answer["accept_lens"], case["seq_lens"]
     )
     answer["new_seq_lens"], answer["bonus"] = commit
-    return answer
+    return answer | {"tokens": tokens, "chosen": chosen}
+
+
+def linked(case: Case, parents: Tensor, chosen: Tensor, tokens: Tensor, kernels: TreeKernels) -> Answer:
+    """What builder and verifier write."""
+    answer: Answer = {}
+    nodes, count, prefix = case["nodes"], len(case["seq_lens"]), int(case["seq_lens"].sum())
+    modes = {"mask": (spec_tree.TreeMaskMode.QLEN_ONLY, count * nodes * nodes)}
+    if case["full"]:
+        modes["full"] = (spec_tree.TreeMaskMode.FULL_MASK, nodes * prefix + count * nodes * nodes)
+    for name, (mode, size) in modes.items():
+        mask, positions = torch.ones(size, dtype=torch.bool), torch.empty(count * nodes, dtype=torch.int64)
+        links = tuple(torch.full((3, count, nodes), -1, dtype=torch.int64))
+        kernels.build(
+            parents, chosen, case["seq_lens"], mask, positions, *links, case["branches"], case["steps"], nodes, mode
+        )
+        found = {"positions": positions, "index": links[0], "next": links[1], "sibling": links[2]}
+        assert all(torch.equal(answer[key], found[key]) for key in answer.keys() & found.keys())
+        answer |= {**found, name: mask}
+    links = tuple(answer[name] for name in ("index", "next", "sibling"))
+    return answer | verify(tokens, links, case["target"], case["steps"] + 1, kernels.verify)
 
 
 def organize(case: Case) -> tuple[Tensor, Tensor, Tensor]:
-    """`select_top_k_tokens` over all steps, then `organize_draft_results`: parent_list, top_scores_index, tokens."""
-    branches, count = case["branches"], len(case["seq_lens"])
+    """`select_top_k_tokens` over all steps, then `organize_draft_results`: parent_list, top_scores_index, tokens.
+
+    Where the case gives the selection, it is used, after a check that it is one of those torch.topk may give.
+    """
+    branches, count, given = case["branches"], len(case["seq_lens"]), case["given"]
     squared = branches * branches
     scores = case["p"][0]
     score_list, token_list = [scores], [case["index"][0]]
     parents = [torch.arange(-1, branches).expand(count, -1)]
     for i, (p, index) in enumerate(zip(case["p"][1:], case["index"][1:], strict=True), start=1):
         expanded = (scores.unsqueeze(2) * p).flatten(1)
-        scores, kept = torch.topk(expanded, branches, dim=-1)
+        scores, kept = top(expanded, branches, case["kept"][i - 1] if given else None, case["poisoned"])
         score_list.append(expanded)
         token_list.append(index.reshape(count, squared))
         parents.append(kept + (squared * (i - 1) + branches))
-    chosen = torch.topk(torch.cat(score_list, dim=1), case["nodes"] - 1, dim=-1).indices.sort().values
+    pool = torch.cat(score_list, dim=1)
+    _, chosen = top(pool, case["nodes"] - 1, case["chosen"] if given else None, case["poisoned"])
+    chosen = chosen.sort().values
     drafted = torch.gather(torch.cat(token_list, dim=1), 1, chosen)
     kept_parents = parents[:-1] or [torch.empty(count, 0, dtype=torch.int64)]
     return torch.cat(kept_parents, dim=1).contiguous(), chosen, drafted
+
+
+def top(scores: Tensor, count: int, given: Tensor | None, poisoned: bool) -> tuple[Tensor, Tensor]:
+    """torch.topk; or the given places, which must hold the same scores (of poison anything may be kept)."""
+    found = torch.topk(scores, count, dim=-1)
+    if given is None:
+        return found.values, found.indices
+    values = scores.gather(1, given)
+    assert poisoned or torch.equal(values.sort(dim=1).values, found.values.sort(dim=1).values)
+    return values, given
 
 
 def versions() -> dict[str, str]:

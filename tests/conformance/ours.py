@@ -15,6 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
 
+import our_trees
 import torch
 from kernel_cases import POISON, poison, scratch
 from kernel_launcher import PACKAGE, Launcher
@@ -67,6 +68,7 @@ class Chain:
         """Launch `prepare`."""
         case, nodes, steps = self.case, self.nodes, self.case["steps"]
         flags = {"hidden": self.hidden, "relay_seq_lens": True, "draft": steps > 1, "extend_window": True}
+        flags["tree"] = False
         out = {
             "out_seq_lens_ptr": poison(self.max_b, dtype=torch.int64),
             "verify_positions_ptr": poison(self.max_b, nodes, dtype=torch.int64),
@@ -74,13 +76,14 @@ class Chain:
             "extend_positions_ptr": poison(self.max_b, nodes, dtype=torch.int64),
             "extend_slots_ptr": poison(self.max_b, nodes, dtype=torch.int64),
         }
-        constants = {"N": nodes, "A": nodes, "EXTEND_OFFSET": case["draft_offset"]}
+        constants = {"N": nodes, "K": 1, "A": nodes, "EXTEND_OFFSET": case["draft_offset"]}
         if steps > 1:
             self.draft_tokens = poison(self.max_b, 1, dtype=torch.int64)
             self.draft_positions = poison(self.max_b, 1, dtype=torch.int64)
             out |= {"draft_tokens_ptr": self.draft_tokens, "draft_positions_ptr": self.draft_positions}
             out["draft_slots_ptr"] = poison(steps - 1, self.max_b, 1, dtype=torch.int64)
             constants |= {"FORWARDS": steps - 1, "DRAFT_OFFSET": case["draft_offset"], "MAX_B": self.max_b}
+            constants |= {"PAGE": 1, "ROOM": steps}
         columns = 1
         if self.hidden:
             out["draft_hidden_ptr"] = poison(self.max_b, 1, self.width, dtype=case["hidden"].dtype)
@@ -147,9 +150,10 @@ class Chain:
         }
         arguments |= {"tokens_ptr": self.tokens, "seq_lens_ptr": self.seq_lens, **out}
         arguments["relay_seq_lens_ptr"] = self.relay["relay_seq_lens_ptr"]
-        constants |= {"N": nodes, "HEALTH_BIT": TARGET_BIT}
+        constants |= {"N": nodes, "A": nodes, "HEALTH_BIT": TARGET_BIT}
+        flags = {"tree": False, "accept_index": True, "logprobs": False, "publish": True}
         grid = (len(self.rows), nodes * self.case["splits"])
-        self.launcher.launch("verify_commit", {"accept_index": True, "publish": True}, grid, arguments, constants)
+        self.launcher.launch("verify_commit", flags, grid, arguments, constants)
         self.bonus = out["bonus_ptr"]
         answer = {name.removesuffix("_ptr"): value[: self.live] for name, value in out.items()}
         return answer | {name: answer[name].flatten() for name in ("predict", "extend_ids")}
@@ -166,7 +170,7 @@ class Chain:
             padded[: self.live] = hidden
             arguments["hidden_ptr"] = padded
             constants |= {"W": self.width, "BLOCK_W": BLOCK_W}
-        flags = {"hidden": self.hidden, "seq_lens": False}
+        flags = {"topk": False, "hidden": self.hidden, "seq_lens": False}
         self.launcher.launch("extend_stash", flags, (len(self.rows), self.case["splits"]), arguments, constants)
         answer["next_topk_index"] = self.relay["relay_topk_index_ptr"][self.case["rows"]]
 
@@ -192,11 +196,11 @@ def argmax(launcher: Launcher, case: Case) -> Answer:
 
 
 def main() -> None:
-    """Answer the cases of the kinds that have kernels."""
+    """Answer all cases; trees only those that are for kernels."""
     source, target = sys.argv[1:]
     torch.set_num_threads(1)
     cases = torch.load(source, weights_only=True)
-    kinds = {"chain": chain, "argmax": argmax}
+    kinds = {"chain": chain, "argmax": argmax, "tree": our_trees.tree}
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root) / PACKAGE
         for name, text in {"__init__.py": "", **render.lib_sources()}.items():

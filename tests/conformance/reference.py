@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -98,24 +99,47 @@ def argmax(case: Case) -> Answer:
 
 
 def tree(case: Case) -> Answer:
-    """A draft tree: grown, selected, linked, verified, committed."""
-    steps, nodes, seq_lens = case["steps"], case["nodes"], case["seq_lens"]
-    rows = torch.arange(1, len(seq_lens) + 1)
+    """A draft tree: grown, selected, linked, masked, verified, committed; rows of padding behind the batch."""
+    count, nodes, steps = len(case["bonus"]), case["nodes"], case["steps"]
+    rows = torch.cat((torch.arange(1, count + 1), torch.zeros(case["padding"], dtype=torch.int64)))
     dims = {"B": len(rows), "K": case["branches"], "S": steps, "N": nodes, "A": steps + 1}
-    scores = case["p"][0]
-    parts, tokens, kept = [scores], [case["index"][0]], []
+
+    def op(name: str, *operands: Tensor, **attrs: object) -> tuple[Tensor, ...]:
+        return evaluate(name, operands, attrs, dims, {})
+
+    def batch(value: Tensor) -> Tensor:
+        """The value with rows of padding, which repeat the first request: nothing of it may show."""
+        return torch.cat((value, value[:1].expand(case["padding"], *value.shape[1:])))
+
+    seq_lens, bonus = batch(case["seq_lens"]), batch(case["bonus"])
+    tokens, parent, depth, orphan = op("tree.select", rows, bonus, *grow(case, batch, op), steps=steps)
+    answer = {"tokens": tokens, "parent": parent, "orphan": orphan}
+    answer["positions"] = op("tree.positions", seq_lens, depth)[0]
+    answer["mask"] = op("tree.mask", seq_lens, parent, mode="qlen", width=0)[0]
+    if nodes <= 64:
+        width = next(size for size in (1, 2, 4, 8) if 8 * size >= nodes)
+        answer["packed"] = op("tree.mask", seq_lens, parent, mode="bitpacked", width=width)[0]
+    if case["full"]:
+        longest = nodes * (int(seq_lens.max()) + nodes)
+        answer["full"] = op("tree.mask", seq_lens, parent, mode="full", width=longest)[0]
+    argmax = batch(case["target"]).to(torch.int32)
+    predict, accept_index, accept_lens = op("verify.greedy", tokens, argmax, rows, parent)
+    answer |= {"predict": predict, "accept_index": accept_index, "accept_lens": accept_lens}
+    (path,) = op("commit.compact", predict, accept_index)
+    answer["states"] = op("commit.compact", batch(case["states"]), accept_index)[0]
+    answer["new_seq_lens"], answer["bonus"] = op("commit.lengths", seq_lens, accept_lens, path)
+    (answer["extend_ids"],) = op("commit.extend_ids", path, accept_lens)
+    (answer["select"],) = op("commit.select", accept_lens)
+    return {name: value[:count] if name != "full" else value.flatten() for name, value in answer.items()}
+
+
+def grow(case: Case, batch: Callable[[Tensor], Tensor], op: Callable[..., tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """The operands of `tree.select`: scores, tokens, and what all but the first and the last step kept."""
+    scores, kept = batch(case["p"][0]), []
+    parts, tokens = [scores], [batch(case["index"][0])]
     for p, index in zip(case["p"][1:], case["index"][1:], strict=True):
-        _, scores, best, candidates = evaluate("tree.grow", (scores, p, index), {}, dims, {})
+        _, scores, best, candidates = op("tree.grow", scores, batch(p), batch(index))
         parts.append(candidates)
-        tokens.append(index)
+        tokens.append(batch(index))
         kept.append(best)
-    selected = evaluate("tree.select", (case["bonus"], *parts, *tokens, *kept), {"steps": steps}, dims, {})
-    tree_tokens, following, sibling, depth = selected
-    (positions,) = evaluate("tree.positions", (seq_lens, depth), {}, dims, {})
-    answer = {"tokens": tree_tokens, "positions": positions.flatten(), "next": following, "sibling": sibling}
-    target = case["target"].to(torch.int32)
-    verified = evaluate("verify.greedy", (tree_tokens, target, rows, following, sibling), {}, dims, {})
-    answer["predict"], answer["accept_index"], answer["accept_lens"] = verified[0].flatten(), *verified[1:]
-    (path,) = evaluate("commit.path", (verified[0], verified[1]), {}, dims, {})
-    answer["new_seq_lens"], answer["bonus"] = evaluate("commit.lengths", (seq_lens, verified[2], path), {}, dims, {})
-    return answer
+    return (*parts, *tokens, *kept[:-1])

@@ -7,6 +7,7 @@ drafts, with and without hidden states, on shifted and on true draft positions, 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -58,16 +59,26 @@ def test_links_of_a_chain_are_constants(answers: Answers) -> None:
         assert theirs["retrieve_sibling"].tolist() == [[-1] * nodes] * count, label
 
 
-def test_verification_by_links_and_without(answers: Answers) -> None:
-    """The reference's chain form of `verify.greedy` is its tree form on SGLang's links."""
+def test_verification_by_parents_and_without(answers: Answers) -> None:
+    """The reference's chain form of `verify.greedy` is its tree form on the parents that SGLang's links mean."""
     for label, case, given, ours, theirs in rounds(answers, "reference"):
         nodes = case["steps"] + 1
         argmax = given["target_logits"].argmax(-1).to(torch.int32)
         operands = (ours["tokens"].view(-1, nodes), argmax, case["rows"])
-        links = (theirs["retrieve_next"], theirs["retrieve_sibling"])
         plain = evaluate("verify.greedy", operands, {}, {"A": nodes}, {})
-        linked = evaluate("verify.greedy", (*operands, *links), {}, {"A": nodes}, {})
+        linked = evaluate("verify.greedy", (*operands, parents(theirs)), {}, {"A": nodes}, {})
         assert all(map(same, plain, linked)), label
+
+
+def parents(theirs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """i64[B, N]: the node that a walk over first children and next siblings comes from, -1 for the root."""
+    found = torch.full_like(theirs["retrieve_next"], -1)
+    for b, first in enumerate(theirs["retrieve_next"].tolist()):
+        for node, child in enumerate(first):
+            while child >= 0:
+                found[b, child] = node
+                child = int(theirs["retrieve_sibling"][b, child])
+    return found
 
 
 def test_the_cases_cover_what_they_should(answers: Answers) -> None:
@@ -79,9 +90,25 @@ def test_the_cases_cover_what_they_should(answers: Answers) -> None:
     assert len(shapes) == 8
 
 
-def test_healthy_rows_raise_nothing(answers: Answers) -> None:
-    for label, _, _, ours, _ in rounds(answers, "kernels"):
-        assert not ours["health"].any(), label
+def test_health_names_who_gave_bad_rows(answers: Answers) -> None:
+    """Bit 0 the draft, 1 the target, 2 extend; draft rows hold NaN now and then, all of them infinities."""
+    seen = Counter[int]()
+    for label, _, given, ours, _ in rounds(answers, "kernels"):
+        expected = torch.zeros_like(ours["health"])
+        phases = (given["draft_logits"], [given["target_logits"]], [given["extend_logits"]])
+        for bit, batches in enumerate(phases):
+            for logits in batches:
+                expected |= bad(logits).to(torch.int32) << bit
+        assert torch.equal(ours["health"], expected), label
+        seen.update(ours["health"].tolist())
+    assert set(seen) >= {0, 1, 2, 4}
+
+
+def bad(logits: torch.Tensor) -> torch.Tensor:
+    """bool[B]: requests of which a row of T[B, ..., V] holds NaN or has no finite largest value."""
+    rows = logits.float()
+    largest = rows.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).amax(-1)
+    return (rows.isnan().any(-1) | largest.isinf()).reshape(len(rows), -1).any(1)
 
 
 @pytest.mark.parametrize("side", SIDES)

@@ -39,12 +39,16 @@ class Case:
     page_size: int = 1
     overlap: bool = True
     draft_positions: str = "auto"
+    topk: int = 1
+    nodes: int | None = None
+    mask: str = "qlen"
 
     @property
     def name(self) -> str:
         """Return the configuration's name, which is the package's too."""
         flags = f"p{self.page_size}_s{self.steps}_{'o' if self.overlap else 'n'}_{self.draft_positions}"
-        return f"{self.algorithm.lower()}_{self.models}_{flags}"
+        tree = f"_k{self.topk}_n{self.nodes}_{self.mask}" if self.topk > 1 else ""
+        return f"{self.algorithm.lower()}_{self.models}_{flags}{tree}"
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,9 @@ def config_text(case: Case, models: Models) -> str:
             f"page_size: {case.page_size}",
             f"overlap: {str(case.overlap).lower()}",
             f"draft_positions: {case.draft_positions!r}",
+            f"topk: {case.topk}",
+            f"num_draft_tokens: {case.nodes or case.steps + 1}",
+            *([f"mask: {case.mask}", "context_length: 256"] if case.topk > 1 else []),
             "buckets: [1, 2, 4]",
             "max_requests: 6",
             f"target: {{model: {str(models.target)!r}}}",

@@ -32,6 +32,13 @@ CASES = [
     ),
     Case("STANDALONE", "random", draft_positions="shifted"),
 ]
+TREES = [
+    Case("EAGLE", "trained", page_size=16, topk=4, nodes=16),
+    Case("STANDALONE", "trained", page_size=1, topk=4, nodes=16, mask="bitpacked"),
+    Case("EAGLE", "random", steps=1, page_size=64, overlap=False, topk=8, nodes=6, mask="full"),
+    Case("STANDALONE", "random", steps=2, page_size=16, overlap=False, topk=2, nodes=5),
+]
+CHAINS, CASES = CASES, [*CASES, *TREES]
 TRAINED = [case for case in CASES if case.models == "trained" and case.overlap]
 
 
@@ -41,7 +48,8 @@ def expect_greedy(engine: Engine, conditions: StopConditions) -> None:
         expected = greedy(engine.target, completion.prompt_ids, conditions.max_new_tokens, conditions.eos_token_ids)
         assert completion.token_ids == expected
         assert completion.text == engine.tokenizer.decode(expected, skip_special_tokens=True)
-    assert engine.allocator.free_pages == engine.allocator.capacity
+    assert engine.allocator.free_pages + len(engine.prefixes) == engine.allocator.capacity
+    assert engine.prefixes.evictable() == len(engine.prefixes)
     assert engine.stats.unhealthy == 0
 
 
@@ -61,7 +69,7 @@ def test_trained_drafts_save_steps(case: Case, make_engine: Callable[..., Engine
     assert engine.stats.mean_accept_len > 1.5
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.models == "trained"], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case for case in CHAINS if case.models == "trained"], ids=lambda case: case.name)
 def test_steps_accept_what_a_draft_without_kv_memory_would_get_right(
     case: Case, make_engine: Callable[..., Engine]
 ) -> None:
@@ -77,7 +85,11 @@ def test_steps_accept_what_a_draft_without_kv_memory_would_get_right(
 
 @pytest.mark.parametrize("case", TRAINED, ids=lambda case: case.name)
 def test_retraction_keeps_the_text(case: Case, make_engine: Callable[..., Engine]) -> None:
-    engine = make_engine(case, num_pages=150, max_context=128)
+    roomy = make_engine(case, max_context=128)
+    pages = [roomy.allocator.pages_for(len(roomy.encode(prompt)) + roomy.facts.reserve) for prompt in PROMPTS]
+    longest = roomy.allocator.pages_for(128 + roomy.facts.reserve)
+    # room for as many requests as run at once to begin, not for them to go on
+    engine = make_engine(case, num_pages=1 + max(longest, sum(pages[:4])), max_context=128)
     expect_greedy(engine, StopConditions(NEW))
     assert engine.stats.retractions > 0
 

@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
-from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from specc.runtime.plan import Plan
+
 from .toy import ToyModels
 
-CONTEXT = 160
+LONGEST = 120
+"""A request leaves when its text is longer."""
+ON_PATH = ("hidden_states", "logprobs", "routed_experts", "indexer_topk")
+"""Outputs whose rows past the accepted length mean nothing."""
+
+
+class Package(Protocol):
+    """What is used of a generated package."""
+
+    Batch: Any
+
+    def load(self, device: str | torch.device) -> Any:
+        """Load the program onto a device."""
+        ...
 
 
 class Variant:
     """One bound program with models and memory of its own."""
 
-    def __init__(self, package: ModuleType, device: str | torch.device, table: Tensor, **options: Any) -> None:
+    def __init__(self, package: Package, device: str | torch.device, **options: Any) -> None:
         """`options`: `capture` for `bind`, `padded` for every decode."""
         self.padded = bool(options.pop("padded", False))
         program = package.load(device)
         self.batch_type, self.plan = package.Batch, program.plan
-        self.table, self.prompts = table.to(program.device), dict[int, list[int]]()
-        self.models = ToyModels(program.plan, package.Forward, self.table, self.prompts)
-        self.step = program.bind(self.models, self.table, **options)
+        self.table, self.prompts = slot_table(program.plan).to(program.device), dict[int, list[int]]()
+        self.models = ToyModels(program.plan, self.table, self.prompts)
+        self.step = program.bind(self.models, self.table, self.models.kv_pools, **options)
 
     def prefill(self, rows: list[int], prompts: list[list[int]]) -> dict[str, list[Any]]:
         """Admit requests; the outputs."""
@@ -34,11 +49,22 @@ class Variant:
 
     def decode(self, rows: list[int], lengths: list[int]) -> dict[str, list[Any]]:
         """One step; the outputs."""
-        return dict(self.step.decode(self.batch_type(rows, lengths), padded=self.padded).to_host().outputs)
+        outputs = dict(self.step.decode(self.batch_type(rows, lengths), padded=self.padded).to_host().outputs)
+        for name in outputs.keys() & set(ON_PATH):
+            outputs[name] = [row[:count] for row, count in zip(outputs[name], outputs["accept_lens"], strict=True)]
+        return outputs
 
     def carried(self, rows: list[int]) -> dict[str, Tensor]:
         """The state of requests."""
         return {name: values.cpu() for name, values in self.step.read_carry(rows).fields.items()}
+
+    def kept(self, lengths: dict[int, int]) -> list[Tensor]:
+        """The KV rows of the committed text of requests, of both models."""
+        found: list[Tensor] = []
+        for row, length in lengths.items():
+            found += self.models.target_kv.content(row, length)
+            found += self.models.draft_kv.content(row, length + self.models.first)
+        return found
 
 
 class Serving:
@@ -48,22 +74,27 @@ class Serving:
         self.variants, self.pick = variants, random.Random(seed)
         plan = next(iter(variants.values())).plan
         self.largest, self.pool, self.vocab = plan.buckets[-1], plan.size("P"), plan.size("V")
+        self.texts: dict[int, list[int]] = {}
         self.lengths: dict[int, int] = {}
         self.accepted, self.sizes = Counter[int](), Counter[int]()
 
     def run(self, steps: int) -> None:
-        """Serve so many decode steps. AssertionError where a variant differs from the first."""
+        """Serve so many decode steps.
+
+        AssertionError where a variant differs from the first, or that from what the target alone would write.
+        """
         for _ in range(steps):
             self.admit()
             rows = self.pick.sample(sorted(self.lengths), self.pick.randint(1, min(self.largest, len(self.lengths))))
             outputs = self.same("decode", rows, [self.lengths[row] for row in rows])
             assert not any(outputs["health"])
             self.sizes[len(rows)] += 1
-            for row, length, accepted in zip(rows, outputs["new_seq_lens"], outputs["accept_lens"], strict=True):
-                assert length == self.lengths[row] + accepted
+            for row, length, predict in zip(rows, outputs["new_seq_lens"], outputs["predict"], strict=True):
+                accepted = length - self.lengths[row]
+                self.write(row, predict[:accepted])
                 self.lengths[row] = length
                 self.accepted[accepted] += 1
-                if length > CONTEXT - 40:
+                if length > LONGEST:
                     del self.lengths[row]  # a request that leaves needs no call
             self.same_state()
 
@@ -74,29 +105,56 @@ class Serving:
             return
         rows = self.pick.sample(free, self.pick.randint(1, min(self.largest, len(free))))
         prompts = [self.pick.choices(range(self.vocab), k=self.pick.randint(1, 12)) for _ in rows]
-        self.same("prefill", rows, prompts)
+        first = self.same("prefill", rows, prompts)["bonus"]
+        for row, prompt, token in zip(rows, prompts, first, strict=True):
+            self.texts[row] = list(prompt)
+            self.write(row, [token])
         self.lengths |= {row: len(prompt) for row, prompt in zip(rows, prompts, strict=True)}
+
+    def write(self, row: int, tokens: list[int]) -> None:
+        """Append what was emitted, each token the target's own after the two before it."""
+        models, text = next(iter(self.variants.values())).models, self.texts[row]
+        assert tokens
+        for token in tokens:
+            assert token == models.following(text[-1], text[-2] if len(text) > 1 else 0), f"row {row}: {text}"
+            text.append(token)
 
     def same(self, call: str, *arguments: Any) -> dict[str, list[Any]]:
         """Make a call on every variant; all must answer alike."""
         answers = {name: getattr(variant, call)(*arguments) for name, variant in self.variants.items()}
         (first, want), *others = answers.items()
         for name, found in others:
-            assert found == want, f"{call}{arguments}: {name} is not {first}"
+            assert found.keys() == want.keys()
+            for output, values in want.items():
+                what = f"{call}{arguments}: {output} of {name} is not that of {first}"
+                assert alike(output, found[output], values), f"{what}: {found[output]}, {values}"
         return want
 
     def same_state(self) -> None:
-        """What is carried to the next step must be alike too."""
+        """What is carried to the next step must be alike too, and the KV rows of all text."""
         rows = sorted(self.lengths)
         carried = [variant.carried(rows) for variant in self.variants.values()]
         for found in carried[1:]:
             for field, values in carried[0].items():
-                assert torch.equal(found[field], values), field
+                same = torch.allclose(found[field], values) if field == "topk_p" else torch.equal(found[field], values)
+                assert same, field
+        kept = [variant.kept(self.lengths) for variant in self.variants.values()]
+        for found in kept[1:]:
+            assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, kept[0], strict=True))
 
 
-def slot_table(pool: int, seed: int = 5) -> Tensor:
+def alike(output: str, found: list[Any], want: list[Any]) -> bool:
+    """Whether two outputs are equal; log probabilities depend on the order of a sum."""
+    if output != "logprobs":
+        return found == want
+    pairs = [pair for mine, theirs in zip(found, want, strict=True) for pair in zip(mine, theirs, strict=True)]
+    return all(math.isclose(mine, theirs, rel_tol=1e-4, abs_tol=1e-5) for mine, theirs in pairs)
+
+
+def slot_table(plan: Plan, seed: int = 5) -> Tensor:
     """i32[P, C]: every position of every row has a slot of its own; row 0 has none but the sink."""
-    slots = torch.randperm(pool * CONTEXT, generator=torch.Generator().manual_seed(seed)).to(torch.int32) + 1
-    table = slots.view(pool, CONTEXT).clone()
+    pool, columns = plan.size("P"), LONGEST + int(plan.kv["window"])
+    slots = torch.randperm(pool * columns, generator=torch.Generator().manual_seed(seed)).to(torch.int32) + 1
+    table = slots.view(pool, columns).clone()
     table[0] = 0
     return table

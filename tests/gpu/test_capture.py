@@ -8,46 +8,23 @@ import pytest
 import torch
 
 from .conftest import Built
-from .serving import Serving, Variant, slot_table
-
-TOY = """\
-name: {name}
-algorithm: {algorithm}
-num_steps: {steps}
-buckets: [1, 2, 4, 6]
-max_requests: 9
-overlap: {overlap}
-target: {{hidden_size: 24, num_layers: 1, num_kv_heads: 1, head_dim: 8, vocab_size: {vocab}, dtype: {dtype}}}
-draft: {{hidden_size: 24, num_layers: 1, num_kv_heads: 1, head_dim: 8, vocab_size: {vocab}, dtype: {dtype}}}
-"""
-FIELDS = ("name", "algorithm", "steps", "overlap", "vocab", "dtype")
-PROGRAMS = [
-    ("toy_standalone", "STANDALONE", 3, "true", 64, "float32"),
-    ("toy_standalone_plain", "STANDALONE", 1, "false", 51, "bfloat16"),
-    ("toy_eagle", "EAGLE", 3, "true", 64, "bfloat16"),
-    ("toy_eagle_plain", "EAGLE", 4, "false", 51, "float32"),
-]
+from .serving import Serving, Variant
+from .toy_programs import TOYS, TREES
 
 
-def toy_text(program: tuple[object, ...]) -> str:
-    """The configuration of a toy program."""
-    return TOY.format(**dict(zip(FIELDS, program, strict=True)))
-
-
-@pytest.fixture(params=PROGRAMS, ids=lambda program: program[0])
+@pytest.fixture(params=TOYS, ids=lambda program: program.name)
 def toy(request: pytest.FixtureRequest, build: Callable[..., Built], arch: str) -> Built:
     """A toy program for this GPU."""
-    return build(toy_text(request.param), (arch,))
+    return build(request.param.text, (arch,))
 
 
 def variants(toy: Built, device: torch.device) -> dict[str, Variant]:
     """The reference, and the two ways to run on a GPU."""
     package = toy.load_module()
-    table = slot_table(package.plan.size("P"))
     return {
-        "cpu": Variant(package, "cpu", table),
-        "eager": Variant(package, device, table, capture=False),
-        "captured": Variant(package, device, table, capture=True),
+        "cpu": Variant(package, "cpu"),
+        "eager": Variant(package, device, capture=False),
+        "captured": Variant(package, device, capture=True),
     }
 
 
@@ -60,10 +37,9 @@ def test_replay_equals_eager_equals_the_reference(toy: Built, device: torch.devi
 
 def test_a_padded_eager_step_equals_a_replay(toy: Built, device: torch.device) -> None:
     package = toy.load_module()
-    table = slot_table(package.plan.size("P"))
     both = {
-        "captured": Variant(package, device, table, capture=True),
-        "padded": Variant(package, device, table, capture=False, padded=True),
+        "captured": Variant(package, device, capture=True),
+        "padded": Variant(package, device, capture=False, padded=True),
     }
     Serving(both, seed=2).run(20)
 
@@ -79,26 +55,39 @@ def test_a_hundred_replays(toy: Built, device: torch.device) -> None:
 
 def test_capture_is_the_default_for_capturable_forwards(toy: Built, device: torch.device) -> None:
     package = toy.load_module()
-    table = slot_table(package.plan.size("P"))
     both = {
-        "default": Variant(package, device, table),
-        "captured": Variant(package, device, table, capture=True),
+        "default": Variant(package, device),
+        "captured": Variant(package, device, capture=True),
     }
     Serving(both, seed=4).run(5)
 
 
 def test_a_table_that_moves_is_refused(toy: Built, device: torch.device) -> None:
     package = toy.load_module()
-    variant = Variant(package, device, slot_table(package.plan.size("P")), capture=True)
+    variant = Variant(package, device, capture=True)
     variant.prefill([1], [[3, 4]])
     variant.table.set_(variant.table.clone())
     with pytest.raises(package.BindError, match="moved"):
         variant.decode([1], [2])
 
 
+@pytest.mark.parametrize("capture", [True, False])
+def test_kv_buffers_that_move_are_refused(
+    capture: bool, build: Callable[..., Built], arch: str, device: torch.device
+) -> None:
+    package = build(TREES[0].text, (arch,)).load_module()
+    variant = Variant(package, device, capture=capture)
+    variant.prefill([1], [[3, 4]])
+    variant.decode([1], [2])
+    buffer = variant.models.kv_pools["target"][1]
+    buffer.set_(buffer.clone())
+    with pytest.raises(package.BindError, match="moved"):
+        variant.decode([1], [2])
+
+
 def test_an_idle_step_of_padding_rows_changes_nothing(toy: Built, device: torch.device) -> None:
     package = toy.load_module()
-    variant = Variant(package, device, slot_table(package.plan.size("P")), capture=True)
+    variant = Variant(package, device, capture=True)
     variant.prefill([2, 5], [[1, 2, 3], [7]])
     before = variant.carried([2, 5])
     result = variant.step.decode(package.Batch([], []), run_idle=True)

@@ -6,15 +6,23 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from .conftest import HERE, ROOT
+from .toy_programs import TREES
 
 
-def test_every_launch_of_the_examples() -> None:
-    run(str(HERE / "interpreted.py"), "standalone-chain", "eagle-chain")
+@pytest.mark.parametrize("name", ["standalone-chain", "eagle-chain", *(toy.name for toy in TREES)])
+def test_every_launch(name: str) -> None:
+    assert "every launch leaves what its ops say" in run(str(HERE / "interpreted.py"), name)
 
 
 def test_the_benchmark_agrees_with_its_baseline() -> None:
     assert run(str(ROOT / "bench" / "chain.py"), "--check-only").count("same results") > 2
+
+
+def test_the_tree_benchmark_agrees_with_its_baseline() -> None:
+    assert run(str(ROOT / "bench" / "tree.py"), "--check-only").count("same results") == 4
 
 
 def run(*command: str) -> str:

@@ -13,14 +13,25 @@ from specc.runtime.plan_json import load_plan
 
 from .conftest import Built
 from .nodes import Pair, check_program
+from .toy_programs import TOYS, Toy
 
-EXAMPLES = ("standalone-chain", "eagle-chain", "llama-8b-eagle", "qwen3-standalone")
+CHAINS = ("standalone-chain", "eagle-chain", "llama-8b-eagle", "qwen3-standalone")
+TREES = ("standalone-tree", "standalone-tree-paged", "eagle-tree", "eagle-tree-paged", "eagle-tree-wide")
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", [*CHAINS, *TREES])
 def test_every_launch_equals_its_ops(name: str, example: Callable[[str], Built], device: torch.device) -> None:
     """On poisoned memory: full and padded batches of every bucket leave the same bytes, counters of zero among them."""
-    built = example(name)
+    check(example(name), device)
+
+
+@pytest.mark.parametrize("toy", TOYS, ids=lambda toy: toy.name)
+def test_every_launch_of_the_toys(toy: Toy, build: Callable[..., Built], arch: str, device: torch.device) -> None:
+    check(build(toy.text, (arch,)), device)
+
+
+def check(built: Built, device: torch.device) -> None:
+    """Compare every launch of a program, from its machine code, with its ops."""
     root = built.site / built.name
     plan = load_plan(root)
-    check_program(Pair(plan, CudaBackend(plan, Manifest.read(root), root, device), device, seed=len(name)))
+    check_program(Pair(plan, CudaBackend(plan, Manifest.read(root), root, device), device, seed=len(built.name)))

@@ -34,9 +34,10 @@ class Launcher:
     folder: Path
     kernels: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
-    def kernel(self, stem: str, flags: Mapping[str, bool]) -> Any:
+    def kernel(self, stem: str, flags: Mapping[str, int]) -> Any:
         """The kernel `stem` under `flags`, imported from a file as a wheel would."""
-        name = "_".join([stem, *(flag for flag in sorted(flags) if flags[flag])])
+        set_flags = sorted(item for item in flags.items() if item[1])
+        name = "_".join([stem, *(flag if value is True else f"{flag}{value}" for flag, value in set_flags)])
         if name not in self.kernels:
             (self.folder / f"{name}.py").write_text(render.render_kernel(stem, flags, [name]))
             importlib.invalidate_caches()
@@ -46,7 +47,7 @@ class Launcher:
     def launch(
         self,
         stem: str,
-        flags: Mapping[str, bool],
+        flags: Mapping[str, int],
         grid: tuple[int, int],
         arguments: Mapping[str, Any],
         constants: Mapping[str, int],
@@ -61,4 +62,6 @@ class Launcher:
             # The interpreter of triton 3.6 does this in `range` over its tensors; numpy < 2.4 still allows
             # it.
             warnings.filterwarnings("ignore", "Conversion of an array", DeprecationWarning)
+            # What floats do on a GPU without a word.
+            warnings.filterwarnings("ignore", "(overflow|invalid value) encountered in|All-NaN", RuntimeWarning)
             kernel[grid](*(arguments[name] for name in names), **constants)

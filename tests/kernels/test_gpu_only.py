@@ -4,6 +4,9 @@ import pytest
 import torch
 from kernel_cases import DTYPES, argmax, generator, scratch
 from kernel_launcher import Launcher
+from topk_cases import assert_probabilities, reference_topk, topk_scratch
+
+from specc.runtime.reference import OPS
 
 pytestmark = pytest.mark.gpu
 BLOCKS = {"bf16": 2048, "fp16": 2048, "fp32": 2048}
@@ -65,3 +68,48 @@ def test_bf16_subnormals(gpu: Launcher) -> None:
     launch_row_argmax(gpu, torch.tensor([1]).cuda(), logits.cuda(), 1, buffers, 16)
     assert buffers["index_ptr"].item() == 99
     assert buffers["health_ptr"].item() == 0
+
+
+@pytest.mark.parametrize("vocab", [32000, 50257, 128256])
+def test_last_arriver_of_a_tree_under_load(gpu: Launcher, vocab: int) -> None:
+    """As above for tree_step, whose last arriver also moves the hidden rows: tokens, candidates and rows all fit."""
+    batch, k, width, rounds = 8, 8, 4096, 100
+    source = generator(vocab)
+    logits = torch.randn(4, batch, k, vocab, generator=source).to(torch.bfloat16)
+    hidden = torch.randn(batch, k, width, generator=source).to(torch.bfloat16)
+    rows = torch.arange(1, batch + 1)
+    p, index, _ = zip(*(reference_topk(part, rows, k) for part in logits), strict=True)
+    fixed = {"rows_ptr": rows, "parent_scores_ptr": torch.ones(batch, k), "hidden_ptr": hidden}
+    fixed |= {**topk_scratch(batch, k, 16, k), "health_ptr": torch.zeros(batch, dtype=torch.int32)}
+    fixed = {name: value.cuda() for name, value in fixed.items()}
+    on_gpu, outputs = logits.cuda(), []
+    for i in range(rounds):
+        out: dict[str, torch.Tensor] = {
+            "index_ptr": torch.full((batch, k, k), -1).cuda(),
+            "candidates_ptr": torch.zeros(batch, k, k).cuda(),
+            "tokens_ptr": torch.full((batch, k), -1).cuda(),
+            "scores_ptr": torch.zeros(batch, k).cuda(),
+            "kept_ptr": torch.full((batch, k), -1).cuda(),
+            "next_hidden_ptr": torch.zeros_like(hidden).cuda(),
+            "positions_ptr": torch.zeros(batch, k, dtype=torch.int64).cuda(),
+        }
+        constants = {"K": k, "V": vocab, "STRIDE": vocab, "SPLITS": 16, "BLOCK": 2048, "HEALTH_BIT": 1}
+        constants |= {"W": width, "BLOCK_W": 1024}
+        flags = {"frontier": True, "gather": True, "advance": True}
+        grid = (batch, k * (1, 7, 16, 5, 2)[i % 5])
+        gpu.launch("tree_step", flags, grid, {**fixed, "logits_ptr": on_gpu[i % 4], **out}, constants)
+        outputs.append(out)
+    for i, out in enumerate(outputs):
+        got = {name: value.cpu() for name, value in out.items()}
+        assert torch.equal(got["index_ptr"], index[i % 4])
+        assert_probabilities(got["candidates_ptr"], p[i % 4])
+        ones = torch.ones(batch, k)
+        tokens, scores, kept, _ = OPS["tree.grow"]((ones, got["candidates_ptr"], index[i % 4]), {}, {"K": k})
+        assert torch.equal(got["tokens_ptr"], tokens)
+        assert torch.equal(got["scores_ptr"], scores)
+        assert torch.equal(got["kept_ptr"], kept)
+        (gathered,) = OPS["tree.gather"]((hidden, kept), {}, {"K": k})
+        assert torch.equal(got["next_hidden_ptr"], gathered)
+        assert (got["positions_ptr"] == 1).all()
+    assert not fixed["arrivals_ptr"].any()
+    assert not fixed["health_ptr"].any()

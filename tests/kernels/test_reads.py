@@ -6,6 +6,7 @@ import pytest
 import torch
 from kernel_cases import generator, scratch
 from kernel_launcher import ON_GPU, Launcher
+from topk_cases import topk_scratch
 
 if not ON_GPU:
     from triton.runtime.interpreter import InterpreterBuilder
@@ -59,7 +60,9 @@ def test_argmax_reads_every_logit_once(
     assert inside(addresses, arguments["arrivals_ptr"]) == []
 
 
-def test_verify_reads_nothing_of_padding(launcher: Launcher, addresses: list[int]) -> None:
+@pytest.mark.parametrize("tree", [False, True])
+def test_verify_reads_nothing_of_padding(launcher: Launcher, addresses: list[int], tree: bool) -> None:
+    """Logits once, the log-probabilities of the tree included."""
     nodes, vocab = 3, 100
     arguments = {
         "rows_ptr": torch.tensor([0, 5]),
@@ -75,12 +78,18 @@ def test_verify_reads_nothing_of_padding(launcher: Launcher, addresses: list[int
         "select_ptr": torch.zeros(2, dtype=torch.int64),
         **scratch(2, nodes, 4),
     }
-    constants = {"N": nodes, "V": vocab, "STRIDE": vocab, "SPLITS": 4, "BLOCK": 32, "HEALTH_BIT": 2}
-    flags = {"accept_index": False, "publish": False}
+    if tree:
+        arguments["parent_ptr"] = torch.tensor([[-1, 0, 1]] * 2)
+        arguments["logprobs_ptr"] = torch.zeros(2, nodes)
+        arguments["partial_sum_ptr"] = torch.zeros(2, nodes, 4)
+    constants = {"N": nodes, "A": nodes, "V": vocab, "STRIDE": vocab, "SPLITS": 4, "BLOCK": 32, "HEALTH_BIT": 2}
+    flags = {"tree": tree, "accept_index": False, "logprobs": tree, "publish": False}
     launcher.launch("verify_commit", flags, (2, nodes * 2), arguments, constants)
     assert inside(addresses, arguments["logits_ptr"]) == of_rows([3, 4, 5], vocab)
     assert inside(addresses, arguments["tokens_ptr"]) == [4, 5]  # the drafts, not the root
     assert inside(addresses, arguments["seq_lens_ptr"]) == [1]
+    if tree:
+        assert inside(addresses, arguments["parent_ptr"]) == [4, 5]
 
 
 def test_prepare_reads_nothing_of_padding(launcher: Launcher, addresses: list[int]) -> None:
@@ -100,8 +109,8 @@ def test_prepare_reads_nothing_of_padding(launcher: Launcher, addresses: list[in
         "verify_positions_ptr": torch.zeros(2, nodes, dtype=torch.int64),
         "verify_slots_ptr": torch.zeros(2, nodes, dtype=torch.int64),
     }
-    flags = {"hidden": True, "relay_seq_lens": True, "draft": False, "extend_window": False}
-    launcher.launch("prepare", flags, (2, 2), arguments, {"N": nodes, "W": width, "BLOCK_W": 4})
+    flags = {"tree": False, "hidden": True, "relay_seq_lens": True, "draft": False, "extend_window": False}
+    launcher.launch("prepare", flags, (2, 2), arguments, {"N": nodes, "K": 1, "W": width, "BLOCK_W": 4})
     assert inside(addresses, arguments["relay_hidden_ptr"]) == of_rows([2], width)
     assert inside(addresses, arguments["req_to_token_ptr"]) == [2 * context + 3, 2 * context + 4]
     for name in ("relay_seq_lens_ptr", "relay_bonus_ptr", "relay_topk_index_ptr"):
@@ -132,8 +141,68 @@ def test_stash_reads_nothing_of_padding(launcher: Launcher, addresses: list[int]
         "W": width,
         "BLOCK_W": 4,
     }
-    launcher.launch("extend_stash", {"hidden": True, "seq_lens": True}, (3, 2), arguments, constants)
+    launcher.launch("extend_stash", {"topk": False, "hidden": True, "seq_lens": True}, (3, 2), arguments, constants)
     assert inside(addresses, arguments["logits_ptr"]) == of_rows([1], vocab)
     assert inside(addresses, arguments["hidden_ptr"]) == of_rows([1], width)
     assert inside(addresses, arguments["bonus_ptr"]) == [1]
     assert inside(addresses, arguments["seq_lens_ptr"]) == [1]
+
+
+@pytest.mark.parametrize(("vocab", "block", "splits"), [(40, 16, 1), (300, 64, 3), (512, 64, 8), (1000, 256, 2)])
+def test_topk_reads_logits_once_and_the_columns_of_winners_again(
+    launcher: Launcher, addresses: list[int], vocab: int, block: int, splits: int
+) -> None:
+    k, width = 3, 5
+    arguments = {
+        "rows_ptr": torch.tensor([0, 7]),
+        "logits_ptr": torch.randn(2 * k, vocab, generator=generator(3)),
+        "health_ptr": torch.zeros(2, dtype=torch.int32),
+        "parent_scores_ptr": torch.ones(2, k),
+        "index_ptr": torch.zeros(2, k, k, dtype=torch.int64),
+        "candidates_ptr": torch.zeros(2, k, k),
+        "tokens_ptr": torch.zeros(2, k, dtype=torch.int64),
+        "scores_ptr": torch.zeros(2, k),
+        "kept_ptr": torch.zeros(2, k, dtype=torch.int64),
+        "hidden_ptr": torch.ones(2, k, width),
+        "next_hidden_ptr": torch.ones(2, k, width),
+        "positions_ptr": torch.zeros(2, k, dtype=torch.int64),
+        **topk_scratch(2, k, 8, k),
+    }
+    constants = {"K": k, "V": vocab, "STRIDE": vocab, "SPLITS": 8, "BLOCK": block, "HEALTH_BIT": 1}
+    flags = {"frontier": True, "gather": True, "advance": True}
+    launcher.launch("tree_step", flags, (2, k * splits), arguments, {**constants, "W": width, "BLOCK_W": 8})
+    loads = inside(addresses, arguments["logits_ptr"])
+    assert sorted(set(loads)) == of_rows([3, 4, 5], vocab)
+    again = [number for number in set(loads) if loads.count(number) > 1]
+    # Every chunk reads the columns of its winners again, and nothing a third time.
+    blocks, programs = -(-vocab // block), min(splits, -(-vocab // block))
+    assert len(loads) == 3 * vocab + len(again)
+    assert 0 < len(again) <= 3 * k * programs * -(-blocks // splits)
+    assert inside(addresses, arguments["parent_scores_ptr"]) == [3, 4, 5]
+    # What a padding row inherits is the hidden row of its first branch, once per branch.
+    of_padding = [number for number in inside(addresses, arguments["hidden_ptr"]) if number < k * width]
+    assert of_padding == sorted(list(range(width)) * k)
+
+
+def test_tree_build_reads_nothing_of_padding(launcher: Launcher, addresses: list[int]) -> None:
+    k, nodes = 2, 4
+    arguments: dict[str, torch.Tensor] = {
+        "rows_ptr": torch.tensor([0, 5]),
+        "health_ptr": torch.zeros(2, dtype=torch.int32),
+        "bonus_ptr": torch.ones(2, dtype=torch.int32),
+        "seq_lens_ptr": torch.tensor([0, 7]),
+        "scores0_ptr": torch.tensor([[0.5, 0.5], [0.6, 0.4]]),
+        "tokens0_ptr": torch.ones(2, k, dtype=torch.int64),
+        "kept1_ptr": torch.zeros(2, k, dtype=torch.int64),
+        **{f"scores{step}_ptr": torch.full((2, k, k), 0.1 / step) for step in (1, 2)},
+        **{f"tokens{step}_ptr": torch.ones(2, k, k, dtype=torch.int64) for step in (1, 2)},
+        **{name: torch.zeros(2, nodes, dtype=torch.int64) for name in ("tokens_ptr", "parent_ptr", "positions_ptr")},
+    }
+    constants = {"K": k, "S": 3, "N": nodes, "ORPHAN_BIT": 16}
+    launcher.launch("tree_build", {"fused": False, "mask": False, "steps": 3}, (2, 1), arguments, constants)
+    for name in ("scores0_ptr", "tokens0_ptr", "bonus_ptr"):
+        assert inside(addresses, arguments[name]) == of_rows([1], arguments[name][0].numel())
+    for name in ("scores1_ptr", "scores2_ptr", "tokens1_ptr", "tokens2_ptr"):
+        assert inside(addresses, arguments[name]) == of_rows([1], k * k)
+    # The low words of kept, one per candidate of the last step.
+    assert inside(addresses, arguments["kept1_ptr"]) == [2, 2, 3, 3]

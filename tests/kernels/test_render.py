@@ -22,23 +22,23 @@ def test_one_template_per_family() -> None:
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
 def test_template_is_plain_python_of_moderate_size(path: Path) -> None:
     text = path.read_text()
-    ast.parse(text)
+    ast.parse(re.sub(r"\{\{ [a-z0-9+ ]+ \}\}", "0", text))
     assert text.isascii()
     assert len(text.splitlines()) <= 150
     assert "{%" not in text
     assert "{#" not in text
-    # Jinja decides what exists, by a flag and nothing deeper; values are constexpr arguments.
-    assert set(re.findall(r"#%\s*(\w+)", text)) <= {"if", "else", "endif"}
+    # Jinja decides what exists, by a flag or once per step, and nothing deeper; values are constexpr arguments.
+    assert set(re.findall(r"#%\s*(\w+)", text)) <= {"if", "else", "endif", "for", "endfor"}
     depth = 0
     for word in re.findall(r"#%\s*(\w+)", text):
-        depth += {"if": 1, "endif": -1}.get(word, 0)
+        depth += {"if": 1, "for": 1, "endif": -1, "endfor": -1}.get(word, 0)
         assert depth <= 1
 
 
 @pytest.mark.parametrize("stem", sorted(FAMILIES))
 def test_flags_and_arguments_are_those_of_the_document(stem: str) -> None:
     family = FAMILIES[stem]
-    assert render.template_flags(stem) == set(family.flags)
+    assert render.template_flags(stem) == {*family.flags, *(["steps"] if family.steps else [])}
     for flags in family.combinations():
         tree = ast.parse(render.render_kernel(stem, flags, []))
         (kernel,) = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
@@ -64,7 +64,10 @@ def test_wrong_flags_are_refused() -> None:
     with pytest.raises(ValueError, match=r"missing flags \['clear'\], unknown flags \['clean'\]"):
         render.render_kernel("row_argmax", {"clean": True}, [])
     with pytest.raises(ValueError, match="not a bool"):
-        render.render_kernel("row_argmax", {"clear": 1}, [])  # pyright: ignore[reportArgumentType]
+        render.render_kernel("row_argmax", {"clear": 1}, [])
+    for steps in (True, -1):
+        with pytest.raises(ValueError, match="not a count"):
+            render.render_kernel("tree_build", {"fused": False, "mask": False, "steps": steps}, [])
 
 
 @pytest.mark.parametrize("line", ["two\nlines", "tab\t", "caf\u00e9", "\x0c"])
@@ -85,6 +88,12 @@ def test_lib_sources_are_every_file_of_the_library() -> None:
     root = Path(render.__file__).parents[2] / "templates"
     files = {path.relative_to(root).as_posix(): path.read_text() for path in (root / "lib").glob("*.py")}
     assert render.lib_sources() == files
+
+
+def test_kernels_get_what_they_import_and_nothing_else() -> None:
+    found = render.lib_sources(["import triton\nfrom .lib.frontier import places\n"])
+    assert list(found) == ["lib/__init__.py", "lib/argmax.py", "lib/frontier.py", "lib/topk.py"]
+    assert list(render.lib_sources([])) == ["lib/__init__.py"]
 
 
 def test_installed_templates_come_first(tmp_path: Path) -> None:

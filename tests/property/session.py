@@ -7,14 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from fake_engine import TORCH, Call, FakeEngine
+from fake_engine import TORCH, Call, FakeEngine, runs
 from torch import Tensor
 
 from specc.config import Config
-from specc.ir.core import Module, entry_of
+from specc.ir.core import Module, entry_of, on_nodes
 from specc.ir.interpret import interpret
 
-DTYPES = {"i1": torch.bool, "i32": torch.int32, "i64": torch.int64, "f32": torch.float32}
+UNSPECIFIED = ("hidden_states", "logprobs", "routed_experts", "indexer_topk")
+"""Outputs whose rows past the accepted length, and in padding rows, may be anything."""
+
+DTYPES = {"i1": torch.bool, "u8": torch.uint8, "i32": torch.int32, "i64": torch.int64, "f32": torch.float32}
 DTYPES |= {"bf16": TORCH["bfloat16"], "f16": TORCH["float16"]}
 
 
@@ -36,24 +39,38 @@ def script(config: Config, seed: int, steps: int = 3) -> Script:
         chosen = rng.sample(rows, rng.randint(1, len(rows)))
         size = next(bucket for bucket in config.buckets if bucket >= len(chosen))
         batches.append(chosen + [0] * (size - len(chosen)))
-    longest = 6 + (steps + 1) * (config.path_slots + 1)
+    longest = 6 + steps * config.path_slots + room(config)
     slots = rng.sample(range(1, 4 * longest * config.pool_rows), longest * config.pool_rows)
     table = torch.tensor(slots, dtype=torch.int32).view(config.pool_rows, longest)
     return Script({row: rng.randint(1, 5) for row in rows}, batches, table)
 
 
+def room(config: Config) -> int:
+    """No fewer positions than a step may touch after the committed length."""
+    pages = -(-(config.page_size + config.num_steps) // config.page_size)
+    return max(config.topk * pages * config.page_size, config.num_nodes, config.path_slots) + 1
+
+
+Content = dict[tuple[str, int], list[Tensor]]
+"""What the KV buffers hold at the committed positions, by owner and pool row."""
+
+
 @dataclass
 class Trace:
-    """What can be seen from outside: outputs of every run, pools after it, and calls of forwards."""
+    """What can be seen from outside: outputs of every run, pools and KV rows after it, and calls of forwards."""
 
     outputs: list[dict[str, Tensor]] = field(default_factory=list)
     pools: list[dict[str, Tensor]] = field(default_factory=list)
+    kv: list[Content] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
 
 
 def interpret_script(module: Module, config: Config, todo: Script) -> Trace:
-    """Run a module by the reference semantics."""
-    engine, trace = FakeEngine(config), Trace()
+    """Run a module by the reference semantics.
+
+    What a module does not move yet of the KV rows, because its passes have not run, is moved here, in plain loops.
+    """
+    engine, trace = FakeEngine(config, todo.table), Trace()
     pools = {
         name: torch.zeros((config.pool_rows, *carry.type.sizes(module.dims)[1:]), dtype=DTYPES[carry.type.dtype])
         for name, carry in module.carries.items()
@@ -65,14 +82,70 @@ def interpret_script(module: Module, config: Config, todo: Script) -> Trace:
             "seq_lens": torch.tensor([lengths[row] for row in rows]),
             "req_to_token": todo.table,
         }
-        values = interpret(module, entry, inputs, pools, engine.interpreted(), len(rows))
+        if entry == "step" and not module.find("kv.duplicate_tail"):
+            duplicate_tails(engine, {row: lengths[row] for row in rows if row})
+        values = interpret(module, entry, inputs, pools, engine.interpreted(), len(rows), engine.kv)
         outputs = outputs_of(module, entry, values)
         if entry == "step":
+            paths = accepted_nodes(module, values)
+            if not module.find("kv.move"):
+                move_paths(engine, {row: lengths[row] for row in rows}, paths)
+            on_path = {name: value for name, value in outputs.items() if on_nodes(module.outputs[name])}
+            outputs |= {name: along(value, paths, config.path_slots) for name, value in on_path.items()}
             lengths |= dict(zip(rows, outputs["new_seq_lens"].tolist(), strict=True)) | {0: 0}
         trace.outputs.append(defined(outputs, rows))
         trace.pools.append({name: pool.clone() for name, pool in pools.items()})
-    trace.calls = [defined_call(call) for call in engine.calls]
+        trace.kv.append(content(engine, lengths))
+    trace.calls = [defined_call(call, config) for call in engine.calls]
     return trace
+
+
+def duplicate_tails(engine: FakeEngine, lengths: dict[int, int]) -> None:
+    """Copy the partly filled page before every branch but the first, for requests of these lengths."""
+    for row, length in lengths.items():
+        base = length + engine.first
+        run, tail = int(runs(engine.config, torch.tensor(base))), base % engine.config.page_size
+        for buffer in engine.kv["draft"]:
+            for branch in range(1, engine.config.topk):
+                for position in range(base - tail, base):
+                    buffer[engine.table[row, position + branch * run]] = buffer[engine.table[row, position]]
+
+
+def accepted_nodes(module: Module, values: dict[str, Tensor]) -> list[list[int]]:
+    """Columns of every request's accepted path, from the results of the op that accepts."""
+    (accept,) = [op for op in module.ops() if op.opcode.startswith("verify.")]
+    index, lens = (values[result.name].tolist() for result in accept.results[1:3])
+    width = values[accept.operands[0].name].shape[1]
+    return [[node % width for node in path[:count]] for path, count in zip(index, lens, strict=True)]
+
+
+def along(value: Tensor, paths: list[list[int]], slots: int) -> Tensor:
+    """T[B, slots, ...]: the rows of a value T[B, N, ...] that lie on the accepted paths, zeros behind them."""
+    found = value.new_zeros(len(value), slots, *value.shape[2:])
+    for b, path in enumerate(paths):
+        found[b, : len(path)] = value[b, path]
+    return found
+
+
+def move_paths(engine: FakeEngine, lengths: dict[int, int], paths: list[list[int]]) -> None:
+    """Move the accepted nodes' KV rows to the front of the window; one request after another, padding has no path."""
+    for (row, length), path in zip(lengths.items(), paths[: len(lengths)], strict=True):
+        slots = [int(slot) for slot in engine.table[row, length : length + engine.config.num_nodes]]
+        for buffer in engine.kv["target"]:
+            held = [buffer[slots[node]].clone() for node in path]
+            for slot, content in zip(slots, held, strict=False):
+                buffer[slot] = content
+
+
+def content(engine: FakeEngine, lengths: dict[int, int]) -> Content:
+    """The KV rows of all committed positions of all requests."""
+    found: Content = {}
+    for row, length in lengths.items():
+        for owner, more in (("target", 0), ("draft", engine.first)):
+            if row:
+                rows = engine.memory[owner].rows(row, torch.arange(length + more))
+                found[owner, row] = [held.clone() for held in rows]
+    return found
 
 
 def outputs_of(module: Module, entry: str, values: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -84,20 +157,32 @@ def outputs_of(module: Module, entry: str, values: dict[str, Tensor]) -> dict[st
 
 
 def defined(outputs: dict[str, Tensor], rows: Sequence[int]) -> dict[str, Tensor]:
-    """Outputs without what is unspecified: hidden states past the accepted length, and those of padding rows."""
+    """Outputs without what is unspecified: rows past the accepted length, and those of padding rows."""
     outputs = dict(outputs)
-    if "hidden_states" in outputs:
-        hidden = outputs["hidden_states"]
-        columns = torch.arange(hidden.shape[1])
-        kept = columns < outputs["accept_lens"][:, None]
-        outputs["hidden_states"] = torch.where(kept[..., None], hidden, 0)
+    for name in outputs.keys() & set(UNSPECIFIED):
+        value = outputs[name]
+        kept = torch.arange(value.shape[1]) < outputs["accept_lens"][:, None]
+        outputs[name] = value.masked_fill(~kept.view(*kept.shape, *[1] * (value.dim() - 2)), 0)
     assert all(len(tensor) == len(rows) for tensor in outputs.values())
     return outputs
 
 
-def defined_call(call: Call) -> Call:
-    """Operands of a forward without the hidden rows of extend that nobody accepted."""
+def defined_call(call: Call, config: Config) -> Call:
+    """Operands of a forward without hidden rows of extend that nobody accepted, and without the end of a flat mask.
+
+    Without the mask of a chain as well: passes remove it, and the engine's target is then causal. Nor does it matter
+    at which positions the nodes of padding rows are.
+    """
     name, step, operands = call
+    if name == "target":
+        operands = operands | {"positions": operands["positions"].masked_fill((operands["rows"] == 0)[:, None], 0)}
+    if config.chain:
+        operands = {key: value for key, value in operands.items() if key != "mask"}
+    mask = operands.get("mask")
+    if mask is not None and mask.dim() == 2:
+        nodes, flat = operands["tokens"].shape[1], mask.reshape(-1).clone()
+        flat[int((nodes * (operands["seq_lens"] + nodes)).sum()) :] = False
+        operands = operands | {"mask": flat}
     if name == "extend" and "hidden" in operands:
         hidden = operands["hidden"]
         last = operands["select"] % hidden.shape[1]
@@ -116,6 +201,11 @@ def assert_same(one: Trace, other: Trace, what: str) -> None:
     for index, (before, after) in enumerate(zip(one.pools, other.pools, strict=True)):
         for name in before.keys() & after.keys():
             assert torch.equal(before[name], after[name]), f"{what}: pool {name} after run {index}"
+    for index, (before, after) in enumerate(zip(one.kv, other.kv, strict=True)):
+        assert before.keys() == after.keys()
+        for (owner, row), mine in before.items():
+            same = [torch.equal(a, b) for a, b in zip(mine, after[owner, row], strict=True)]
+            assert all(same), f"{what}: KV rows of {owner}, pool row {row}, after run {index}"
     assert [call[:2] for call in one.calls] == [call[:2] for call in other.calls], what
     for (name, step, mine), (_, _, theirs) in zip(one.calls, other.calls, strict=True):
         assert mine.keys() == theirs.keys(), f"{what}: operands of {name}"

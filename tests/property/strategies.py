@@ -20,6 +20,21 @@ from specc.support.location import Location
 DTYPE_NAMES = ["float32", "bfloat16", "float16"]
 
 
+KV_ROWS = st.sampled_from(
+    [
+        {"num_kv_heads": 2, "head_dim": 4},
+        {"num_kv_heads": 1, "head_dim": 3, "kv_dtype": "bfloat16"},
+        {"num_kv_heads": 1, "head_dim": 20, "kv_dtype": "float8_e4m3fn"},
+        {"num_kv_heads": 1, "head_dim": 12, "kv_layout": "mla"},
+    ]
+)
+"""Rows of a KV pool: of several lengths, element sizes and layouts."""
+
+OUTPUTS = ["accept_index", "hidden_states", "logprobs", "routed_experts", "indexer_topk"]
+CONTEXT = 64
+"""Tokens that a mask over the whole text has room for; more than any scenario writes."""
+
+
 @st.composite
 def models(draw: st.DrawFn, vocab: int) -> dict[str, Any]:
     """One tiny model."""
@@ -29,13 +44,16 @@ def models(draw: st.DrawFn, vocab: int) -> dict[str, Any]:
         "hidden_source": draw(st.sampled_from(["collapsed", "hc_residual"])),
         "vocab_size": vocab,
         "dtype": draw(st.sampled_from(DTYPE_NAMES)),
+        "num_layers": draw(st.integers(1, 3)),
+        **draw(KV_ROWS),
     }
 
 
 @st.composite
 def configs(draw: st.DrawFn) -> dict[str, Any]:
-    """A configuration that this version can build."""
+    """A configuration that this version can build: about half are trees."""
     vocab = draw(st.integers(1, 40))
+    steps, topk = draw(st.integers(1, 5)), min(vocab, draw(st.sampled_from([1, 1, 1, 2, 3, 4])))
     target, draft = draw(models(vocab)), draw(models(vocab))
     algorithm = draw(st.sampled_from(["STANDALONE", "EAGLE"]))
     if algorithm == "EAGLE":
@@ -44,16 +62,27 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "name": "random",
         "algorithm": algorithm,
-        "num_steps": draw(st.integers(1, 5)),
+        "num_steps": steps,
+        "topk": topk,
         "page_size": draw(st.sampled_from([1, 16])),
         "max_requests": buckets[-1] + draw(st.integers(0, 2)),
         "buckets": buckets,
-        "outputs": draw(st.sampled_from([[], ["accept_index"], ["hidden_states"], ["hidden_states", "accept_index"]])),
+        "outputs": draw(st.lists(st.sampled_from(OUTPUTS), unique=True, max_size=4)),
         "overlap": draw(st.booleans()),
         "draft_positions": draw(st.sampled_from(["auto", "true", "shifted"])),
-        "target": target,
+        "target": target | {"experts_per_token": draw(st.integers(1, 2)), "index_topk": 3},
         "draft": draft,
+        **(draw(trees(topk, steps)) if topk > 1 else {}),
     }
+
+
+@st.composite
+def trees(draw: st.DrawFn, topk: int, steps: int) -> dict[str, Any]:
+    """What only a tree says: how many nodes, and the mask."""
+    largest = 1 + topk + (steps - 1) * topk * topk
+    mask = draw(st.sampled_from(["none", "qlen", "bitpacked", "full"]))
+    nodes = {"num_draft_tokens": draw(st.integers(2, min(largest, 20))), "mask": mask}
+    return nodes | ({"context_length": CONTEXT} if mask == "full" else {})
 
 
 def to_yaml(keys: dict[str, Any]) -> str:
@@ -87,6 +116,9 @@ WRONG = [
 ]
 
 
+MORE = ["topk", "num_draft_tokens", "verify", "mask", "context_length", "kv_dtype", "kv_layout", "index_topk"]
+
+
 @st.composite
 def changed_configs(draw: st.DrawFn) -> dict[str, Any]:
     """A configuration with a few values replaced by anything at all, or left out: most are wrong."""
@@ -94,7 +126,7 @@ def changed_configs(draw: st.DrawFn) -> dict[str, Any]:
     for _ in range(draw(st.integers(1, 3))):
         block = draw(st.sampled_from([keys, keys["target"], keys["draft"]]))
         block = block if isinstance(block, dict) else keys
-        name = draw(st.sampled_from([*sorted(set(block) - {"target", "draft"}), "topk", "num_draft_tokens", "verify"]))
+        name = draw(st.sampled_from([*sorted(set(block) - {"target", "draft"}), *MORE]))
         if draw(st.booleans()):
             block[name] = draw(st.sampled_from(WRONG))
         else:

@@ -13,7 +13,7 @@ from fake_engine import FakeEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import load
-from session import Script, Trace, assert_same, defined, defined_call, interpret_script, script
+from session import Script, Trace, assert_same, content, defined, defined_call, interpret_script, script
 from strategies import configs, to_yaml
 
 from specc.build import Build, build_program
@@ -66,8 +66,14 @@ def test_live_buffers_never_overlap(keys: dict[str, Any]) -> None:
         assert apart or not together, f"{one['name']} and {other['name']}"
 
 
+KV_WRITERS = {
+    "target": ("model.target", "model.prefill_target", "kv.move"),
+    "draft": ("model.draft", "model.extend", "model.prefill_draft", "kv.duplicate_tail"),
+}
+
+
 def accesses(plan: Any, node: Any) -> tuple[set[str], set[str]]:
-    """Buffers that a node reads, and those it writes; scratch counts as written."""
+    """Buffers that a node reads, and those it writes: scratch too, and KV rows as one buffer per model."""
     home = {name: value["buffer"] for name, value in plan["values"].items()}
     reads, writes = set[str](), set[str]()
     for op in node["ops"]:
@@ -75,8 +81,9 @@ def accesses(plan: Any, node: Any) -> tuple[set[str], set[str]]:
         writes |= {home[name] for name in op["results"] if name in home}
         if "field" in op["attrs"]:
             (reads if op["op"] == "carry.load" else writes).add(f"relay.{op['attrs']['field']}")
+        writes |= {f"rows of {owner}" for owner, ops in KV_WRITERS.items() if op["op"] in ops}
     named = {argument["buffer"] for argument in node.get("args", []) if "buffer" in argument}
-    return reads, writes | {name for name in named if not name.startswith("relay.")}
+    return reads, writes | {name for name in named if not name.startswith(("relay.", "kv."))}
 
 
 @settings(max_examples=15)
@@ -86,6 +93,7 @@ def test_edges_order_every_conflict(keys: dict[str, Any]) -> None:
     plan: Any = build(keys).plan
     (capture,) = plan["captures"]
     buffers = {buffer["name"]: buffer for buffer in plan["buffers"]}
+    buffers |= {f"rows of {owner}": {"name": f"rows of {owner}", "owner": "engine"} for owner in KV_WRITERS}
     nodes = {node["name"]: accesses(plan, node) for phase in plan["phases"] for node in phase["nodes"]}
     order = nx.transitive_closure(nx.DiGraph(map(tuple, capture["edges"])))
     for one, other in combinations(capture["nodes"], 2):
@@ -102,6 +110,27 @@ def share(one: Any, other: Any) -> bool:
     if one["owner"] != "arena" or other["owner"] != "arena":
         return False
     return one["offset"] < other["offset"] + other["bytes"] and other["offset"] < one["offset"] + one["bytes"]
+
+
+@settings(max_examples=25)
+@given(configs())
+def test_addresses_are_kept_of_pools_that_kernels_touch(keys: dict[str, Any]) -> None:
+    """A table for the target of every tree, for its draft where tails are copied, and for nobody else."""
+    plan: Any = build(keys).plan
+    tree, pages = keys["topk"] > 1, keys["page_size"] > 1 and keys["num_steps"] > 1
+    assert {owner: pool["bound"] for owner, pool in plan["kv_pools"].items()} == {
+        "target": tree,
+        "draft": tree and pages,
+    }
+    tables = {b["name"]: b for b in plan["buffers"] if b["name"].startswith("kv.")}
+    assert set(tables) == {f"kv.{owner}.pointers" for owner, pool in plan["kv_pools"].items() if pool["bound"]}
+    for owner, pool in plan["kv_pools"].items():
+        model = keys[owner]
+        halves = 1 if model.get("kv_layout") == "mla" else 2
+        assert (pool["layers"], pool["buffers"]) == (model["num_layers"], halves)
+        if pool["bound"]:
+            table = tables[f"kv.{owner}.pointers"]
+            assert (table["dtype"], table["shape"], table["init"]) == ("i64", [model["num_layers"] * halves], "zero")
 
 
 @settings(max_examples=10)
@@ -125,8 +154,8 @@ def test_outputs_live_to_the_end_of_their_entry(key: str) -> None:
 def run_plan(built: Build, todo: Script, poison: int) -> Trace:
     """Run a plan through the runtime's reference backend, in memory that starts as garbage."""
     config = built.loaded.config
-    engine, trace = FakeEngine(config), Trace()
-    step = Step(Plan.from_json(built.plan), ReferenceBackend(), CPU, engine, todo.table, poison=poison)
+    engine, trace = FakeEngine(config, todo.table), Trace()
+    step = Step(Plan.from_json(built.plan), ReferenceBackend(), CPU, engine, todo.table, engine.kv, poison=poison)
     lengths = dict(todo.prompts)
     for index, batch in enumerate([list(todo.prompts), *todo.batches]):
         rows = [row for row in batch if row]
@@ -136,8 +165,9 @@ def run_plan(built: Build, todo: Script, poison: int) -> Trace:
         if index:
             lengths |= dict(zip(rows, outputs["new_seq_lens"].tolist(), strict=True))
         trace.outputs.append(defined(outputs, rows))
+        trace.kv.append(content(engine, lengths))
         trace.pools.append(dict(step.read_carry(range(1, config.pool_rows)).fields))
-    trace.calls = [defined_call(call) for call in engine.calls]
+    trace.calls = [defined_call(call, config) for call in engine.calls]
     return trace
 
 

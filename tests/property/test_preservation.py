@@ -55,15 +55,20 @@ def test_passes_preserve_the_program(keys: dict[str, Any], seed: int) -> None:
         trace = interpret_script(module, loaded.config, todo)
         assert_same(base, trace, f"after {name}")
     live = set(module.carries)
-    assert {"bonus", "topk_index"} <= live <= {"bonus", "topk_index", "hidden", "seq_lens"}
+    assert {"bonus", "topk_index"} <= live <= {"bonus", "topk_index", "topk_p", "hidden", "seq_lens"}
+    assert ("topk_p" in live) == (not loaded.config.chain)
     draft_forwards = loaded.config.num_steps - 1
     assert ("hidden" in live) == (loaded.config.algorithm == "EAGLE" and draft_forwards > 0)
 
 
+TREE = {"topk": 2, "num_draft_tokens": 6, "page_size": 4, "num_steps": 3, "mask": "qlen"}
+
+
 @pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
-def test_the_scenarios_are_not_trivial(algorithm: str) -> None:
+@pytest.mark.parametrize("shape", [{"num_steps": 4}, TREE], ids=["chain", "tree"])
+def test_the_scenarios_are_not_trivial(algorithm: str, shape: dict[str, Any]) -> None:
     """Drafts are accepted and rejected, padding rows occur, and health bits are raised."""
-    loaded = load(algorithm, num_steps=4, max_requests=6)
+    loaded = load(algorithm, max_requests=6, **shape)
     module = stages(loaded)["canonicalize"]
     lengths, bits, padded = set[int](), set[int](), 0
     for seed in range(12):
@@ -88,10 +93,32 @@ MUTANTS = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new"), MUTANTS)
-def test_a_pass_that_changes_the_program_is_noticed(old: str, new: str) -> None:
+TREE_MUTANTS = [
+    ("offset = 1, page = 4, room = 3} : i64", "offset = 0, page = 4, room = 3} : i64"),
+    ("offset = 1, page = 4, room = 3} : i64", "offset = 1, page = 4, room = 5} : i64"),
+    ("offset = 1, page = 4, room = 3} : !kv", "offset = 0, page = 4, room = 3} : !kv"),
+    ("offset = 1, page = 4, room = 3} : !kv", "offset = 1, page = 1, room = 3} : !kv"),
+    ("kv.move(%verify_slots,", "kv.move(%tokens,"),
+    ("tree.mask(%lens, %parent)", "tree.mask(%lens, %depth)"),
+    ("tree.positions(%lens, %depth)", "tree.positions(%lens, %parent)"),
+    ("tree.grow(%scores1, %p1, %index1)", "tree.grow(%topk_p, %p1, %index1)"),
+    ("%candidates1, %candidates2,", "%candidates2, %candidates1,"),
+    ("%index0, %index1, %kept1", "%index1, %index0, %kept1"),
+    ("%index1, %kept1) {steps", "%index1, %kept2) {steps"),
+    ("verify.greedy(%tokens, %target_argmax, %req_pool_indices, %parent)",
+     "verify.greedy(%tokens, %target_argmax, %req_pool_indices, %depth)"),
+    ("carry.store(%req_pool_indices, %next_topk_p)", "carry.store(%req_pool_indices, %topk_p)"),
+    ("commit.extend_ids(%predict", "commit.extend_ids(%accept_index"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "shape"),
+    [*[(old, new, {}) for old, new in MUTANTS], *[(old, new, TREE) for old, new in TREE_MUTANTS]],
+)
+def test_a_pass_that_changes_the_program_is_noticed(old: str, new: str, shape: dict[str, Any]) -> None:
     """The test itself: a program that is wrong in one place must show."""
-    loaded = load("STANDALONE")
+    loaded = load("STANDALONE", **shape)
     module = stages(loaded)["canonicalize"]
     text = print_module(module)
     assert old in text

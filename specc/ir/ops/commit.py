@@ -8,8 +8,13 @@ OPS = (
     OpDef(
         "commit.path",
         "x: T[B, ?n, *x], accept_index: i32[B, A] -> x: T[B, A, *x]",
-        "The value along the accepted path. Rows past accept_len are unspecified.",
+        "The value along the accepted path; 0 past accept_len.",
         until="compacted",
+    ),
+    OpDef(
+        "commit.compact",
+        "x: T[B, N, *x], accept_index: i32[B, A] -> x: T[B, A, *x]",
+        "``commit.path`` of a tree: row i is that of accepted node i.",
     ),
     OpDef(
         "commit.lengths",

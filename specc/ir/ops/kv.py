@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 _TABLE = "req_to_token: i32[P, C], rows: i64[B], seq_lens: i64[B]"
 
 
+_BRANCHES = {"offset": int, "page": int, "room": int}
+
+
 def _slots(_: Module, attrs: Mapping[str, Any]) -> Sequence[Type]:
     axis = str(attrs["axis"])
     return [TensorType("i64", ("D", "B", "K") if axis == "D" else ("B", axis))]
@@ -30,8 +33,8 @@ OPS = (
     OpDef(
         "kv.draft_slots",
         f"{_TABLE} -> slots: i64[D, B, K]",
-        "Slots which the D draft forwards write, from position seq_len + offset on.",
-        {"axis": str, "offset": int},
+        "Slots which the D draft forwards write, as `kv.branch_slots`.",
+        _BRANCHES,
         until="kv-bound",
     ),
     OpDef(
@@ -54,5 +57,25 @@ OPS = (
         "req_to_token[row, seq_len + offset + i], i along ``axis``; padding rows: slot 0.",
         {"axis": str, "offset": int},
         infer=_slots,
+    ),
+    OpDef(
+        "kv.branch_slots",
+        f"{_TABLE} -> slots: i64[D, B, K]",
+        "Every branch has page-aligned positions of its own. With base = seq_len + offset, tail = base % page and"
+        " run = ``room`` + tail tokens rounded up to pages: forward i of branch k writes the slot of position"
+        " base + k * run + i; padding rows: slot 0.",
+        _BRANCHES,
+    ),
+    OpDef(
+        "kv.duplicate_tail",
+        f"{_TABLE}, kv: !kv<draft> -> kv: !kv<draft>",
+        "The last, partly filled page (tail tokens) is copied from branch 0 to the start of every other branch's run.",
+        _BRANCHES,
+    ),
+    OpDef(
+        "kv.move",
+        "slots: i64[B, N], accept_index: i32[B, A], accept_lens: i32[B], kv: !kv<target> -> kv: !kv<target>",
+        "The accepted path's keys and values go to the first accept_len slots of the window, in all layers, as if all"
+        " sources were read first.",
     ),
 )

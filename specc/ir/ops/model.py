@@ -1,7 +1,8 @@
 """The `model` dialect: the engine's forwards. External calls, which get static inputs and return what specc reads.
 
 ``capture`` says which hidden rows a forward hands over: ``null`` none, ``last`` one per request or branch, ``full``
-all. ``hidden`` is the last operand and the last result; both are absent when nothing needs them. The width of a
+all. ``hidden`` is the last operand and an optional result; both are absent when nothing needs them. ``extras``, a
+signature, lists what else the target hands over per node: experts chosen, indexer picks. The width of a
 hidden operand is declared by the forward that consumes it (attributes ``input_dtype``, ``input_width``).
 """
 
@@ -25,10 +26,10 @@ OPS = (
     ),
     OpDef(
         "model.target",
-        f"tokens: i64[B, ?n], positions: i64[B, ?n], slots: i64[B, ?n], {_WINDOW}, kv: !kv<target>"
-        " -> logits: $dtype[B, ?n, V], kv: !kv<target>, hidden?: $dtype[B, ?n, $width]",
-        "The target over all nodes.",
-        _OUT,
+        f"tokens: i64[B, ?n], positions: i64[B, ?n], slots: i64[B, ?n], {_WINDOW}, kv: !kv<target>, mask?: ?"
+        " -> logits: $dtype[B, ?n, V], kv: !kv<target>, hidden?: $dtype[B, ?n, $width], extras*: ?",
+        "The target over all nodes; without a mask they are causal.",
+        {**_OUT, "extras": str},
         effect="external",
     ),
     OpDef(

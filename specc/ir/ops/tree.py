@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
-from specc.ir.opdef import OpDef
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-_UNTIL = "tree-form"
+from specc.ir.opdef import OpDef
+from specc.ir.types import TensorType, Type
+
+if TYPE_CHECKING:
+    from specc.ir.core import Module
+
+
+def _mask(_: Module, attrs: Mapping[str, Any]) -> Sequence[Type]:
+    width = int(attrs["width"])
+    shapes: dict[str, TensorType] = {
+        "full": TensorType("i1", ("B", width)),
+        "qlen": TensorType("i1", ("B", "N", "N")),
+        "bitpacked": TensorType("u8", ("B", "N", width)),
+    }
+    return [shapes[str(attrs["mode"])]]
+
 
 OPS = (
     OpDef("tree.repeat", "x: T[B, ?w] -> x: T[B, K, ?w]", "One copy per branch."),
@@ -21,9 +37,20 @@ OPS = (
     ),
     OpDef(
         "tree.select",
-        "bonus: i32[B], parts*: ? -> tokens: i64[B, N], next: i64[B, N], sibling: i64[B, N], depth: i64[B, N]",
-        "From S score, S token and S-1 kept operands: the N-1 best candidates in ascending id, linked to a tree.",
+        "rows: i64[B], bonus: i32[B], parts*: ?"
+        " -> tokens: i64[B, N], parent: i64[B, N], depth: i64[B, N], orphan: i1[B, N]",
+        "From S score, S token and S-2 kept operands: the N-1 best candidates in ascending id, linked to a tree."
+        " ``parent`` is a column, -1 for the root and for an ``orphan``, a candidate whose parent was not kept.",
         {"steps": int},
     ),
     OpDef("tree.positions", "seq_lens: i64[B], depth: i64[B, N] -> positions: i64[B, N]", "seq_len + depth."),
+    OpDef(
+        "tree.mask",
+        "seq_lens: i64[B], parent: i64[B, N] -> mask: ?",
+        "Which columns every node attends to: itself, its ancestors and column 0. ``full``: i1[B, width], flat: per"
+        " request N rows of seq_len + N columns, the prefix set; ``qlen``: i1[B, N, N]; ``bitpacked``: u8[B, N, width],"
+        " bit j is column j, little endian.",
+        {"mode": str, "width": int},
+        infer=_mask,
+    ),
 )

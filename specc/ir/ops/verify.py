@@ -9,16 +9,15 @@ _ACCEPT = "predict: i32[B, ?n], accept_index: i32[B, A], accept_lens: i32[B]"
 OPS = (
     OpDef(
         "verify.accept",
-        f"tokens: i64[B, ?n], logits: T[B, ?n, V], rows: i64[B], next?: i64[B, ?n], sibling?: i64[B, ?n]"
-        f" -> {_ACCEPT}, bad: i1[B, ?n]",
-        "Verification in the configured mode; without links the nodes are a chain.",
+        f"tokens: i64[B, ?n], logits: T[B, ?n, V], rows: i64[B], parent?: i64[B, ?n] -> {_ACCEPT}, bad: i1[B, ?n]",
+        "Verification in the configured mode; without parents the nodes are a chain.",
         {"mode": str},
         until="verify-selected",
     ),
     OpDef(
         "verify.greedy",
-        f"tokens: i64[B, ?n], argmax: i32[B, ?n], rows: i64[B], next?: i64[B, ?n], sibling?: i64[B, ?n] -> {_ACCEPT}",
-        "Walk from the root: accept the first child, in ascending column, whose token is its parent row's argmax."
-        " ``predict`` is the token after each accepted node, 0 elsewhere; padding rows: 0, -1, 0.",
+        f"tokens: i64[B, ?n], argmax: i32[B, ?n], rows: i64[B], parent?: i64[B, ?n] -> {_ACCEPT}",
+        "Walk from the root: accept the first child, in ascending column, whose token is its parent row's argmax; at"
+        " most S levels. ``predict`` is the token after each accepted node, 0 elsewhere; padding rows: 0, -1, 0.",
     ),
 )

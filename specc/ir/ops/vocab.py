@@ -1,7 +1,7 @@
 """The `vocab` dialect: reductions over a vocabulary.
 
 The argmax rule is pinned, engines differ: the largest value, lowest index on ties, NaN as -inf, -0.0 == 0.0; a row of
-only NaN and -inf gives index 0 and is ``bad``.
+only NaN and -inf gives index 0. A row is ``bad`` if it holds NaN or its largest value is not finite.
 """
 
 from __future__ import annotations
@@ -20,5 +20,10 @@ OPS = (
         "vocab.topk",
         "logits: T[B, *x, ?v], rows: i64[B] -> p: f32[B, *x, K], index: i64[B, *x, K], bad: i1[B, *x]",
         "The K most probable tokens of every row, softmax in f32 over the whole vocabulary.",
+    ),
+    OpDef(
+        "vocab.logprob",
+        "logits: T[B, *x, ?v], rows: i64[B], index: i32[B, *x] -> logprob: f32[B, *x]",
+        "Log of the softmax, in f32 over the whole vocabulary, at one index per row; padding rows: 0.",
     ),
 )

@@ -8,6 +8,7 @@ from ..errors import PlanError
 from ..frame import Frame
 from ..plan import Launch, OpCall
 from ..reference import OPS, evaluate
+from ..reference_kv import KV_OPS
 
 
 class ReferenceBackend:
@@ -17,10 +18,10 @@ class ReferenceBackend:
         """Run one node. PlanError when an op is unknown or its result does not fit its buffer."""
         local: dict[str, Tensor] = {}
         for call in node.ops:
-            if call.op not in OPS:
+            if call.op not in OPS and call.op not in KV_OPS:
                 raise PlanError(f"node {node.name!r} has the unknown op {call.op!r}")
             operands = tuple(local[name] if name in local else frame.read(name) for name in call.operands)
-            results = evaluate(call.op, operands, call.attrs, frame.dims, frame.pools)
+            results = evaluate(call.op, operands, call.attrs, frame.dims, frame.pools, frame.kv)
             self._store(node, call, results, frame, local)
 
     def _store(

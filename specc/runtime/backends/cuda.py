@@ -26,16 +26,15 @@ LEGACY_STREAM = 1
 SCALARS: dict[str, Callable[[int], Any]] = {"i32": ctypes.c_int32, "i64": ctypes.c_int64}
 
 
-class CurrentStream:
-    """torch's current stream, in the protocol that `cuda.core` accepts."""
+@dataclass(frozen=True)
+class ForeignStream:
+    """A stream that `cuda.core` did not make, in the protocol by which it takes one over."""
 
-    def __init__(self, device: torch.device) -> None:
-        """The stream that is current now."""
-        self._handle = int(torch.cuda.current_stream(device).cuda_stream) or LEGACY_STREAM
+    handle: int
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """Protocol version, stream handle."""
-        return 0, self._handle
+        return 0, self.handle
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,7 @@ class CudaBackend:
         self._device = device
         self._core = import_cuda_core()
         self._configs: dict[tuple[str, int, int], Any] = {}
+        self._streams: dict[int, Any] = {}
         arch = device_arch(device)
         artifacts = manifest.artifacts_for(arch)
         with torch.cuda.device(device):
@@ -88,8 +88,14 @@ class CudaBackend:
         types = dict(loaded.plan.arguments)
         values = [_value(argument, types[argument.name], frame, loaded.plan) for argument in node.args]
         config = self._config(node, loaded, frame)
-        stream = CurrentStream(self._device)
-        self._core.launch(stream, config, loaded.kernel, *values, *([0] * loaded.scratch))
+        self._core.launch(self._stream(), config, loaded.kernel, *values, *([0] * loaded.scratch))
+
+    def _stream(self) -> Any:
+        """The current stream of torch as `cuda.core` has streams; made once per handle."""
+        handle = int(torch.cuda.current_stream(self._device).cuda_stream) or LEGACY_STREAM
+        if handle not in self._streams:
+            self._streams[handle] = adopt_stream(self._core, self._device.index, handle)
+        return self._streams[handle]
 
     def _config(self, node: Launch, loaded: Loaded, frame: Frame) -> Any:
         bucket = frame.plan.bucket(frame.rows)
@@ -115,6 +121,9 @@ def _number(argument: Argument, frame: Frame) -> int:
         return argument.target
     if argument.kind == "buffer":
         return frame.buffer(argument.target).data_ptr()
+    if argument.kind == "slot_stride":
+        buffer = frame.kv[argument.target][0]
+        return buffer.stride(0) * buffer.element_size()
     tensor = frame.read(argument.target)
     return tensor.stride(argument.axis) if argument.kind == "stride" else tensor.data_ptr()
 
@@ -138,6 +147,13 @@ def import_cuda_core() -> Any:
             return module
         reasons.append(f"{name}: no ObjectCode")
     raise UnsupportedDeviceError(f"CUDA needs cuda-core and cuda-bindings ({'; '.join(reasons)})")
+
+
+def adopt_stream(core: Any, device: int, handle: int) -> Any:
+    """A stream of `cuda.core` that stands for the stream `handle` of device number `device`."""
+    if hasattr(core.Stream, "from_handle"):
+        return core.Stream.from_handle(handle)
+    return core.Device(device).create_stream(ForeignStream(handle))
 
 
 def allow_shared(kernel: Any, size: int, device: int) -> None:

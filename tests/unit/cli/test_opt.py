@@ -75,7 +75,7 @@ def test_remarks_and_times_go_to_stderr() -> None:
     assert parse_module(result.stdout)
     assert "c.yaml:" in result.stderr
     assert "remark[form-kernels]: prepare: " in result.stderr
-    assert "  instead of row_argmax over 2 ops" in result.stderr
+    assert "  instead of row_argmax over health.raise, vocab.argmax: " in result.stderr
     for name in PASSES:
         assert (f" ms  {name}\n" in result.stderr) == (name != "check-resources")
 
@@ -109,7 +109,7 @@ def test_usage_errors(words: list[str], message: str) -> None:
     ("name", "text", "code"),
     [
         ("x.yaml", "name: [", "config/not-yaml"),
-        ("x.yaml", config_text(topk=2), "config/not-yet"),
+        ("x.yaml", config_text(verify="block"), "config/not-yet"),
         ("x.specir", "module @m {\n  what\n}\n", "ir/parse"),
         (
             "x.specir",

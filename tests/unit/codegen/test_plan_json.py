@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
 import math
 import re
@@ -13,16 +15,30 @@ from programs import ROOT, load
 from specc.build import Build, build_program
 from specc.emit.wheel import plan_text
 from specc.ir.printer import print_module
-from specc.runtime.plan import Plan
+from specc.runtime.plan import Launch, Plan
 
 DOC = (ROOT / "docs" / "plan.md").read_text()
-SIZES = {"i1": 1, "i32": 4, "i64": 8, "f16": 2, "bf16": 2, "f32": 4}
+SIZES = {"i1": 1, "u8": 1, "i32": 4, "i64": 8, "f16": 2, "bf16": 2, "f32": 4}
 
 
-@pytest.fixture(scope="module", params=["STANDALONE", "EAGLE"])
+TREE: dict[str, Any] = {"topk": 2, "num_draft_tokens": 6, "page_size": 16, "mask": "bitpacked"}
+EXTRAS = {"outputs": ["logprobs", "routed_experts"], "target": {"experts_per_token": 2}}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("STANDALONE", {"outputs": ["accept_index"], "overlap": False}),
+        ("EAGLE", {"outputs": ["accept_index"]}),
+        ("STANDALONE", TREE),
+        ("EAGLE", TREE | EXTRAS | {"page_size": 1, "overlap": False}),
+    ],
+    ids=["standalone", "eagle", "tree", "tree with extras"],
+)
 def build(request: pytest.FixtureRequest) -> Build:
-    """One program per algorithm."""
-    return build_program(load(request.param, outputs=["accept_index"], overlap=request.param == "EAGLE"))
+    """Programs of either algorithm and shape."""
+    algorithm, keys = request.param
+    return build_program(load(algorithm, **keys))
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +88,10 @@ def test_names_lead_somewhere(plan: Any) -> None:
     for node in nodes_of(plan):
         for argument in node.get("args", []):
             kinds = {"value": values, "buffer": buffers, "input": inputs, "stride": inputs}
+            kinds["slot_stride"] = {owner for owner, pool in plan["kv_pools"].items() if pool["bound"]}
+            assert len(set(argument) & {*kinds, "literal"}) == 1, argument
             for kind, known in kinds.items():
-                assert argument.get(kind, next(iter(known))) in known, argument
+                assert kind not in argument or argument[kind] in known, argument
         for name in [*node.get("operands", {}).values(), *node.get("results", {}).values()]:
             assert name in values or name in inputs, name
 
@@ -120,6 +138,52 @@ def test_the_runtime_reads_it(plan: Any) -> None:
     read = Plan.from_json(plan)
     assert read.buckets == tuple(plan["buckets"])
     assert [node.name for node in read.nodes("step")] == plan["captures"][0]["nodes"]
+    for owner, pool in read.kv_pools.items():
+        assert {"owner": owner, **plan["kv_pools"][owner]} == dataclasses.asdict(pool)
+    step = [node for node in nodes_of(plan) if node["name"] in plan["captures"][0]["nodes"]]
+    for node, mine in zip(read.nodes("step"), step, strict=True):
+        if isinstance(node, Launch):
+            assert [(arg.name, arg.target) for arg in node.args] == [
+                (arg["name"], next(arg[kind] for kind in KINDS if kind in arg)) for arg in mine["args"]
+            ]
+        else:
+            assert (node.operands, node.results) == (mine["operands"], mine["results"])
+
+
+KINDS = ("value", "buffer", "input", "stride", "slot_stride", "literal")
+
+
+def test_kv_pools(plan: Any) -> None:
+    """A tree's kernels move rows of the target, and of the draft where pages are longer than a token."""
+    tree, paged = plan["dims"]["K"] > 1, plan["kv"]["page_size"] > 1
+    bound = {owner: pool.pop("bound") for owner, pool in copy.deepcopy(plan["kv_pools"]).items()}
+    assert bound == {"target": tree, "draft": tree and paged}
+    for pool in plan["kv_pools"].values():
+        assert pool | {"bound": 0} == {"layers": 2, "buffers": 2, "row_bytes": 128, "dtype": "float32", "bound": 0}
+    assert plan["kv"]["branch_room"] == (3 if tree else 0)
+    assert plan["kv"]["longest"] is None
+
+
+def test_the_target_hands_over_what_the_outputs_ask_for(plan: Any) -> None:
+    (target,) = [node for node in nodes_of(plan) if node.get("callback") == "target"]
+    outputs = {output["name"]: output["value"] for output in plan["outputs"] if output["entry"] == "step"}
+    assert ("routed_experts" in target["results"]) == ("routed_experts" in outputs)
+    if "routed_experts" in outputs:
+        assert plan["values"][target["results"]["routed_experts"]]["axes"] == ["B", "N", 2, 2]
+        assert plan["values"][outputs["routed_experts"]]["axes"] == ["B", "A", 2, 2]
+        assert plan["values"][outputs["logprobs"]]["axes"] == ["B", "A"]
+    assert ("mask" in target["operands"]) == (plan["dims"]["K"] > 1)
+    if "mask" in target["operands"]:
+        mask = plan["values"][target["operands"]["mask"]]
+        assert (mask["dtype"], mask["axes"]) == ("u8", ["B", "N", 1])
+
+
+def test_a_mask_over_the_text_bounds_its_length() -> None:
+    keys = TREE | {"mask": "full", "context_length": 100}
+    plan: Any = build_program(load("STANDALONE", **keys)).plan
+    assert plan["kv"]["longest"] == 100
+    (target,) = [node for node in nodes_of(plan) if node.get("callback") == "target"]
+    assert plan["values"][target["operands"]["mask"]]["axes"] == ["B", 6 * (100 + 6)]
 
 
 def test_equal_launches_share_their_kernel() -> None:
@@ -139,11 +203,12 @@ def test_headers_say_where_a_kernel_comes_from(build: Build) -> None:
         head = source.text[: source.text.index("import")]
         assert source.name in head
         assert "small.yaml" in head
-        assert "vocab.argmax" in head or source.name == "prepare"
+        assert any(opcode in head for opcode in ("vocab.", "kv.", "tree.", "health.clear"))
         assert str(ROOT) not in source.text
 
 
 def test_figures_are_those_of_the_module(build: Build, plan: Any) -> None:
     assert plan["name"] == build.module.name
     assert f"module @{plan['name']} {{" in print_module(build.module)
-    assert plan["dims"]["N"] == plan["dims"]["A"] == plan["dims"]["S"] + 1 == plan["dims"]["D"] + 2
+    assert plan["dims"]["A"] == plan["dims"]["S"] + 1 == plan["dims"]["D"] + 2
+    assert plan["dims"]["N"] == (plan["dims"]["A"] if plan["dims"]["K"] == 1 else 6)

@@ -119,6 +119,40 @@ def test_vocabulary_bytes() -> None:
             assert found == bucket * (steps - 1 + steps + 1 + 1) * 96 * 4
 
 
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("steps", range(1, 6))
+def test_launches_of_a_tree(steps: int, page: int) -> None:
+    """At most S + 4: prepare, the draft steps, the last with the tree, verification, compaction, the stash; tails."""
+    tails = page > 1 and steps > 1
+    for figures in tree_totals(steps, page_size=page).values():
+        assert figures["launches_in_graph"] == 4 + max(steps - 1, 1) + tails
+        assert figures["launches_in_graph"] <= steps + 4
+        assert (figures["launches_outside_graph"], figures["host_syncs"]) == (0, 0)
+
+
+def tree_totals(steps: int, **keys: Any) -> dict[str, dict[str, int]]:
+    """Figures of a tree of two branches and five nodes at least, by bucket."""
+    plan: Any = built(topk=2, num_steps=steps, num_draft_tokens=3 if steps == 1 else 5, **keys).plan
+    return plan["totals"]
+
+
+@pytest.mark.parametrize("outputs", [(), ("logprobs",)])
+def test_vocabulary_bytes_of_a_tree(outputs: tuple[str, ...]) -> None:
+    """K rows per draft forward, N target rows and one extend row per request, each read once."""
+    for bucket in (1, 4):
+        found = tree_totals(3, outputs=outputs)[str(bucket)]["vocab_bytes_read"]
+        assert found == bucket * (2 * 2 + 5 + 1) * 96 * 4
+
+
+def test_hidden_bytes_of_a_tree() -> None:
+    """P = 5, B = 4, K = 2, N = 5, A = 4, W = 64 f32: the pool, two frontiers, two results of forwards, and the path."""
+    row = 64 * 4
+    frontiers, draft_output = 2 * (4 * 2 * row), 4 * 2 * row  # nothing reads the second draft forward's states
+    target_output, path, extend_output = 4 * 5 * row, 4 * 4 * row, 4 * row
+    wanted = 5 * row + frontiers + draft_output + target_output + path + extend_output
+    assert tree_totals(3)["4"]["hidden_state_bytes"] == wanted
+
+
 def test_the_arena_is_one_size_for_all_buckets() -> None:
     plan: Any = built().plan
     sizes = {figures["arena_bytes"] for figures in plan["totals"].values()}
@@ -132,3 +166,10 @@ class json_key(dict[str, Any]):
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(json.dumps(self))
+
+
+def test_log_probabilities_cost_no_launch_and_no_read() -> None:
+    """Two ops of one kernel look at the target's logits, which are read once."""
+    base, asked = totals(num_steps=3), totals(num_steps=3, outputs=("logprobs",))
+    assert asked["launches_in_graph"] == base["launches_in_graph"]
+    assert asked["vocab_bytes_read"] == base["vocab_bytes_read"]

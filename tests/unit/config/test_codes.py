@@ -18,6 +18,11 @@ def edit(old: str, new: str) -> str:
     return VALID.replace(old, new, 1)
 
 
+def tree(topk: int, nodes: int, more: str) -> str:
+    """Return the valid configuration as a tree, with other keys in place of `verify`."""
+    return edit("topk: 1", f"topk: {topk}").replace("tokens: 4", f"tokens: {nodes}").replace("verify: greedy", more)
+
+
 CASES: list[tuple[str, str | bytes, int, int]] = [
     # code, text, line, column
     ("config/not-yaml", edit("[1, 8, 64]", "[1, 8"), 9, 7),
@@ -89,14 +94,23 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
         10,
     ),
     ("config/hc-mult-default", edit("  num_layers", "  hc_mult: 4\n  num_layers"), 14, 12),
-    ("config/not-yet", edit("topk: 1", "topk: 2"), 3, 7),
     ("config/not-yet", edit("verify: greedy", "verify: rejection"), 9, 9),
     ("config/not-yet", edit("verify: greedy", "disaggregation: true"), 9, 17),
-    ("config/not-yet", edit("accept_index", "accept_index, logprobs"), 10, 25),
     ("config/not-yet", edit("  num_layers", "  hidden_source: aux\n  num_layers"), 14, 18),
     ("legal/chain-width", edit("num_draft_tokens: 4", "num_draft_tokens: 5"), 5, 19),
     ("legal/tree-size", edit("topk: 1", "topk: 2").replace("tokens: 4", "tokens: 12"), 5, 19),
     ("legal/tree-size", edit("topk: 1", "topk: 2").replace("tokens: 4", "tokens: 1"), 5, 19),
+    ("legal/tree-size", edit("topk: 1", "topk: 8").replace("  vocab_size: 32000", "  vocab_size: 7"), 3, 7),
+    ("config/out-of-range", edit("topk: 1", "topk: 17"), 3, 7),
+    ("config/out-of-range", edit("num_draft_tokens: 4", "num_draft_tokens: 513"), 5, 19),
+    ("config/out-of-range", edit("verify: greedy", "mask: triangle"), 9, 7),
+    ("config/out-of-range", edit("  num_layers", "  kv_dtype: int8\n  num_layers"), 14, 13),
+    ("config/missing-key", edit("topk: 1", "topk: 2").replace("num_draft_tokens: 4\n", ""), 3, 7),
+    ("config/missing-key", edit("accept_index", "accept_index, routed_experts"), 10, 25),
+    ("config/missing-key", edit("accept_index", "indexer_topk"), 10, 11),
+    ("config/missing-key", tree(8, 64, "mask: full"), 9, 7),
+    ("legal/mask", tree(8, 65, "mask: bitpacked"), 9, 7),
+    ("legal/mask", tree(8, 64, "mask: full\ncontext_length: 1048576"), 10, 17),
 ]
 
 ELSEWHERE = {"config/unreadable", "config/model-contradiction", "legal/vocab-mismatch"}
@@ -180,6 +194,26 @@ def only(found: tuple[Diagnostic, ...]) -> Diagnostic:
 )
 def test_hints(find: Find, old: str, new: str, hint: str) -> None:
     assert find(edit(old, new))[0].hint == hint
+
+
+def test_trees_of_every_legal_size(find: Find) -> None:
+    """From two nodes to all that can be drafted, with any mask that fits them."""
+    for topk, most in ((2, 11), (4, 37), (8, 137)):
+        for nodes in (2, most):
+            assert find(tree(topk, nodes, "mask: none")) == ()
+        (found,) = find(tree(topk, most + 1, "mask: none"))
+        assert found.message == f"a tree with topk {topk} and num_steps 3 has 2 to {most} nodes, and not {most + 1}"
+    for more in ("mask: qlen", "mask: bitpacked", "mask: full\ncontext_length: 4096"):
+        assert find(tree(8, 64, more)) == ()
+    assert find(edit("verify: greedy", "mask: full")) == (), "a chain has no mask, whatever is written"
+
+
+def test_outputs_that_the_target_hands_over_need_their_size(find: Find) -> None:
+    every = "accept_index, hidden_states, logprobs, routed_experts, indexer_topk"
+    sized = edit("  num_layers", "  experts_per_token: 8\n  index_topk: 64\n  num_layers")
+    assert find(sized.replace("accept_index", every)) == ()
+    found = find(edit("accept_index", every))
+    assert [d.hint for d in found] == [f"add '{key}:' inside target:" for key in ("experts_per_token", "index_topk")]
 
 
 def test_notes_show_the_other_place(find: Find) -> None:

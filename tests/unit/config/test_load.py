@@ -38,6 +38,9 @@ def test_defaults(load: Load) -> None:
     assert (config.overlap, config.disaggregation, config.archs) == (True, False, ("sm_90",))
     assert (config.draft_positions, config.target.kv_layout, config.target.hc_mult) == ("auto", "mha", 1)
     assert (config.target.hidden_source, config.target.model) == ("collapsed", None)
+    assert (config.mask, config.mask_width, config.context_length) == ("qlen", 0, None)
+    target = config.target
+    assert (target.kv_dtype, target.experts_per_token, target.index_topk) == ("float32", None, None)
 
 
 def test_derived(load: Load) -> None:
@@ -45,6 +48,35 @@ def test_derived(load: Load) -> None:
     assert (config.algorithm, config.chain, config.num_nodes, config.path_slots) == ("STANDALONE", True, 4, 4)
     assert (config.pool_rows, config.max_batch) == (9, 8)
     assert (config.target.spec_width, config.draft.spec_width) == (256, 128)
+
+
+@pytest.mark.parametrize(
+    ("mask", "nodes", "width"),
+    [
+        ("qlen", 37, 0),
+        ("none", 37, 0),
+        ("bitpacked", 2, 1),
+        ("bitpacked", 8, 1),
+        ("bitpacked", 9, 2),
+        ("bitpacked", 17, 4),
+        ("bitpacked", 33, 8),
+        ("full\ncontext_length: 1000", 37, 37 * 1037),
+    ],
+)
+def test_masks(load: Load, mask: str, nodes: int, width: int) -> None:
+    """Bytes of a node's word, and entries of a request in the flat mask."""
+    config = load(f"{SHORT}topk: 4\nnum_draft_tokens: {nodes}\nmask: {mask}\n").config
+    assert (config.chain, config.num_nodes, config.path_slots, config.mask_width) == (False, nodes, 4, width)
+
+
+@pytest.mark.parametrize(
+    ("written", "size"),
+    [("", 4), ("kv_dtype: float32", 4), ("kv_dtype: bfloat16", 2), ("kv_dtype: float8_e4m3fn", 1)],
+)
+def test_keys_and_values_may_be_narrower_than_the_model(load: Load, written: str, size: int) -> None:
+    config = load(SHORT.replace("  dtype:", f"  {written}\n  dtype:")).config
+    assert config.target.kv_row_bytes == config.draft.kv_row_bytes == 2 * 64 * size
+    assert config.target.dtype == "float32"
 
 
 @pytest.mark.parametrize(("source", "width"), [("hc_residual", 1024), ("collapsed", 256)])

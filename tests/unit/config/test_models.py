@@ -64,6 +64,16 @@ def test_latent_layout(model: Model) -> None:
     assert (facts["kv_layout"], facts["num_kv_heads"], facts["head_dim"]) == ("mla", 1, 576)
 
 
+def test_experts_and_indexer(load: Load, model: Model) -> None:
+    """What the extra outputs are as wide as comes from the model, and only where it has it."""
+    facts = values(model("moe", model_type="qwen3_moe", num_experts=16, num_experts_per_tok=4))
+    assert facts["experts_per_token"] == 4
+    assert "index_topk" not in facts
+    assert "experts_per_token" not in values(model(**LLAMA))
+    written = TEXT.replace("target:\n  model: m\n", "outputs: [indexer_topk]\ntarget:\n  model: m\n  index_topk: 64\n")
+    assert load(written).config.target.index_topk == 64
+
+
 def test_text_part_of_a_multimodal_model(model: Model) -> None:
     text = {**LLAMA, "model_type": "llama", "vocab_size": 777}
     facts = values(model(model_type="llava", text_config=text, vision_config={"model_type": "clip_vision_model"}))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kv_plan import tree_plan
 from packaging.metadata import Metadata
 from packaging.utils import parse_wheel_filename
 from toy_plan import chain_plan
@@ -86,11 +87,20 @@ def test_metadata(built: Path) -> None:
     assert b"Tag: py3-none-any\n" in files[f"{INFO}/WHEEL"]
 
 
+def test_the_description_says_which_kv_buffers_to_bind(built: Path, tmp_path: Path) -> None:
+    chain = read(built)[f"{INFO}/METADATA"].decode()
+    assert "step = program.bind(callbacks, req_to_token)\n" in chain
+    assert "kv_pools" not in chain
+    tree = read(toy_wheel(tmp_path, plan=tree_plan()))[f"{INFO}/METADATA"].decode()
+    assert "step = program.bind(callbacks, req_to_token, kv_pools)\n" in tree
+    assert 'of the draft and the target. `kv_pools` has the engine\'s buffers, by model: `"draft"`, `"target"`,' in tree
+
+
 def test_manifest(built: Path) -> None:
     files = read(built)
     manifest = json.loads(files[f"{PACKAGE}/manifest.json"])
     assert manifest["archs"] == ["sm_100", "sm_90"]
-    assert (manifest["torch"], manifest["plan_format"], manifest["version"]) == ("2.11", 1, "0.1.0")
+    assert (manifest["torch"], manifest["plan_format"], manifest["version"]) == ("2.11", 2, "0.1.0")
     own = {name.removeprefix(f"{PACKAGE}/") for name in files if name.startswith(PACKAGE + "/")}
     assert manifest["files"].keys() == own - {"manifest.json"}
     assert manifest["artifacts"][0] == {

@@ -6,7 +6,7 @@ obvious way, except that batches are padded to a bucket, as a captured program d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -58,8 +58,9 @@ def make_plan(
     shifted = draft.reads_hidden if shifted is None else shifted
     hidden = {"hidden": "h"} if draft.reads_hidden else {}
     capture = "last" if draft.reads_hidden else "null"
+    full, results = ("full", {"logits": "l", "hidden": "t"}) if hidden else ("null", {"logits": "l"})
     nodes = [
-        {"kind": "external", "callback": "target", "capture": "full" if hidden else "null", "operands": {}},
+        {"kind": "external", "callback": "target", "capture": full, "operands": {}, "results": results},
         {"kind": "external", "callback": "extend", "capture": capture, "operands": hidden},
         {"kind": "launch", "kernel": "prepare"},
     ]
@@ -68,6 +69,7 @@ def make_plan(
         "kv": {
             "page_size": page_size,
             "window": steps + 1 + (not shifted),
+            "branch_room": 0,
             "reserve": 2 * (steps + 1),
             "draft_positions": "shifted" if shifted else "true",
         },
@@ -92,8 +94,19 @@ class FakeProgram:
     padded: int = 0
     batches: list[int] = field(default_factory=list)
 
-    def bind(self, callbacks: Any, req_to_token: Tensor, *, capture: bool | None = None) -> FakeStep:
-        """Return the step functions."""
+    def bind(
+        self,
+        callbacks: Any,
+        req_to_token: Tensor,
+        *,
+        kv_pools: Mapping[str, Sequence[Tensor]],
+        capture: bool | None = None,
+    ) -> FakeStep:
+        """Return the step functions; the pools must be there, though a chain moves nothing in them."""
+        for owner in ("target", "draft"):
+            buffers = kv_pools[owner]
+            assert len(buffers) == 2 * self.plan["models"][owner]["num_layers"]
+            assert all(buffer.is_contiguous() for buffer in buffers)
         return FakeStep(self, callbacks, req_to_token)
 
 

@@ -10,10 +10,13 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 
-from specc.engine.callbacks import EngineCallbacks
+from specc.engine.callbacks import EngineCallbacks, Prompt
 from specc.engine.kv_pool import KVPool
 from specc.engine.models import DraftModel, TargetModel
+from specc.engine.plan_facts import PlanFacts
+from specc.engine.tree_attention import Branches
 
+from .fake_program import make_plan
 from .models_for_tests import CONFIGS, make_drafts, make_target
 
 BATCH, NODES, COLUMNS = 3, 4, 64
@@ -25,7 +28,8 @@ def make_callbacks(target: TargetModel, draft: DraftModel) -> EngineCallbacks:
     """Return callbacks over pools and a table of their own."""
     table = torch.arange(1, 1 + 6 * COLUMNS, dtype=torch.int32).view(6, COLUMNS)
     pools = (KVPool(facts.pool, 6 * COLUMNS + 1, CPU) for facts in (target.facts, draft.facts))
-    return EngineCallbacks(target, draft, *pools, table, {1: [5, 6]}, shifted=draft.reads_hidden)
+    facts = PlanFacts.read(make_plan(target, draft))
+    return EngineCallbacks(target, draft, *pools, table, {1: Prompt([5, 6])}, facts)
 
 
 def window(width: int) -> dict[str, torch.Tensor]:
@@ -56,6 +60,28 @@ def test_no_forward_of_a_step_waits_for_the_device(family: str, kind: str) -> No
         ]
     assert all(isinstance(result.logits, FakeTensor) for result in results)
     assert [tuple(result.logits.shape[:-1]) for result in results] == [(BATCH, 1), (BATCH, NODES), (BATCH,)]
+
+
+@pytest.mark.parametrize("mode", ["qlen", "bitpacked", "full"])
+@pytest.mark.parametrize("kind", ["stranger", "head"])
+def test_no_forward_of_a_tree_waits_either(kind: str, mode: str) -> None:
+    target = make_target()
+    draft = make_drafts(target)[kind]
+    callbacks = make_callbacks(target, draft)
+    callbacks.mask_mode, callbacks.branches = mode, Branches(1, 16, 3)
+    masks = {
+        "qlen": torch.zeros(BATCH, NODES, NODES, dtype=torch.bool),
+        "bitpacked": torch.zeros(BATCH, NODES, 1, dtype=torch.uint8),
+        "full": torch.zeros(BATCH, NODES * (COLUMNS + NODES), dtype=torch.bool),
+    }
+    hidden = {"hidden": torch.zeros(BATCH, 2, target.facts.hidden_size)} if draft.reads_hidden else {}
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        hidden = {name: fake.from_tensor(tensor) for name, tensor in hidden.items()}
+        drafted = callbacks.draft(step=0, **window(2), capture="last", **hidden)
+        verified = callbacks.target(**window(NODES), capture="full", mask=fake.from_tensor(masks[mode]))
+    assert all(isinstance(result.logits, FakeTensor) for result in (drafted, verified))
+    assert tuple(drafted.logits.shape) == (BATCH, 2, draft.facts.vocab_size)
+    assert tuple(drafted.hidden.shape) == (BATCH, 2, draft.facts.hidden_size)
 
 
 def test_a_forward_that_waits_is_noticed() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specc.engine.engine import Engine
-from specc.engine.errors import EngineError, RequestTooLongError
+from specc.engine.errors import EngineError, RequestTooLongError, UnsupportedModelError
 from specc.engine.models import TargetModel
 from specc.engine.reference import accepted_lengths, first_difference, greedy
 from specc.engine.request import StopConditions, TokenEvent
@@ -39,6 +39,8 @@ def assert_greedy(engine: Engine, prompts: list[list[int]], conditions: StopCond
         assert completion.token_ids == expected
         assert first_difference(completion, expected) is None
     assert not engine.has_work
+    assert engine.allocator.free_pages + len(engine.prefixes) == engine.allocator.capacity
+    assert engine.prefixes.evict(len(engine.prefixes))
     assert engine.allocator.free_pages == engine.allocator.capacity
     assert engine.table.free_rows == engine.facts.rows - 1
     assert not engine.table.tensor.any()
@@ -189,3 +191,106 @@ def test_models_that_the_program_was_not_built_for_are_refused(target: TargetMod
     assert caught.value.diagnostics[0].code == "run/model-mismatch"
     assert "hidden_size is 32, the program was built for 64" in str(caught.value)
     assert "dtype is f32, the program was built for bf16" in str(caught.value)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("kind", ["twin", "head"])
+def test_shared_beginnings_are_prefilled_once(target: TargetModel, kind: str, page_size: int) -> None:
+    draft = make_drafts(target)[kind]
+    program = FakeProgram(make_plan(target, draft, page_size=page_size))
+    engine = Engine(program, target, draft, max_context=96)
+    first = make_prompts(5)[4]
+    (whole,) = engine.generate([first], StopConditions(NEW))
+    assert engine.stats.shared_tokens == 0
+    text = [*first, *whole.token_ids]
+    seen = [text]
+    for prompt in (first, text, [*text, 5], text[:20], [*text[:20], 90, 91], [3, *text]):
+        new = min(NEW, 96 - len(prompt))
+        before = engine.stats.shared_tokens
+        (completion,) = engine.generate([prompt], StopConditions(new))
+        assert completion.token_ids == greedy(target, prompt, new)
+        # the last token of a text has no keys and values; a shifted draft's depend on the token after them
+        known = [same_beginning(prompt, other) - 1 if draft.reads_hidden else
+                 min(same_beginning(prompt, other[:-1]), len(prompt) - 1) for other in seen]  # fmt: skip
+        assert engine.stats.shared_tokens - before == max(0, *known) // page_size * page_size
+        seen.append([*prompt, *completion.token_ids])
+
+
+def same_beginning(one: list[int], other: list[int]) -> int:
+    """How many tokens two texts have in common before they differ."""
+    equal = [a == b for a, b in zip(one, other, strict=False)]
+    return (*equal, False).index(False)
+
+
+def test_sharing_can_be_switched_off(target: TargetModel) -> None:
+    draft = make_drafts(target)["twin"]
+    engine = Engine(FakeProgram(make_plan(target, draft)), target, draft, share_prefixes=False)
+    for _ in range(2):
+        assert_greedy(engine, make_prompts(3), StopConditions(max_new_tokens=NEW))
+    assert engine.stats.shared_tokens == 0
+    assert len(engine.prefixes) == 0
+
+
+def test_kept_pages_make_room_for_requests(target: TargetModel) -> None:
+    draft = make_drafts(target)["twin"]
+    engine = Engine(FakeProgram(make_plan(target, draft)), target, draft, max_context=64, num_pages=80)
+    for seed in range(4):
+        assert_greedy_alone(engine, make_prompts(5, seed), StopConditions(max_new_tokens=NEW))
+    assert len(engine.prefixes) > 0
+    assert engine.allocator.free_pages + len(engine.prefixes) == engine.allocator.capacity
+
+
+def assert_greedy_alone(engine: Engine, prompts: list[list[int]], conditions: StopConditions) -> None:
+    """Run prompts one after the other and compare each with `generate`."""
+    for prompt in prompts:
+        (completion,) = engine.generate([prompt], conditions)
+        assert completion.token_ids == greedy(engine.target, prompt, conditions.max_new_tokens)
+
+
+def test_an_aborted_request_leaves_at_once(target: TargetModel) -> None:
+    draft = make_drafts(target)["twin"]
+    engine = Engine(FakeProgram(make_plan(target, draft, buckets=(1, 2))), target, draft)
+    prompts = make_prompts(3)
+    ids = [engine.add(prompt, StopConditions(max_new_tokens=NEW)) for prompt in prompts]
+    engine.step()
+    running, waiting = engine.abort(ids[0]), engine.abort(ids[2])
+    assert running is not None
+    assert waiting is not None
+    assert running.token_ids == greedy(target, prompts[0], NEW)[: len(running.token_ids)]
+    assert len(running.token_ids) > 1
+    assert waiting.token_ids == ()
+    assert {running.finish_reason, waiting.finish_reason} == {"abort"}
+    assert engine.abort(ids[0]) is None
+    (left,) = [done for _ in range(NEW) for done in engine.step()]
+    assert left.request_id == ids[1]
+    assert left.token_ids == greedy(target, prompts[1], NEW)
+    assert engine.abort(ids[1]) is None
+
+
+def launch_with(op: str, **attrs: object) -> dict[str, object]:
+    """Return a launch of one op, as in a plan."""
+    return {"kind": "launch", "kernel": "k", "ops": [{"op": op, "operands": [], "results": [], "attrs": attrs}]}
+
+
+def test_programs_that_want_what_no_model_gives_are_refused(target: TargetModel) -> None:
+    draft = make_drafts(target)["twin"]
+    plan = make_plan(target, draft)
+    plan["phases"][0]["nodes"][0]["results"] |= {"routed_experts": "e"}
+    with pytest.raises(UnsupportedModelError, match="hands out routed_experts"):
+        Engine(FakeProgram(plan), target, draft)
+    plan = make_plan(target, draft)
+    plan["dims"]["K"] = 2
+    with pytest.raises(UnsupportedModelError, match="no tree mask"):
+        Engine(FakeProgram(plan), target, draft)
+
+
+def test_a_full_mask_bounds_the_context(target: TargetModel) -> None:
+    draft = make_drafts(target)["twin"]
+    plan = make_plan(target, draft)
+    nodes = plan["dims"]["N"]
+    plan["phases"][0]["nodes"].append(launch_with("tree.mask", mode="full", width=nodes * (50 + nodes)))
+    engine = Engine(FakeProgram(plan), target, draft)
+    assert (engine.facts.mask_mode, engine.facts.mask_context) == ("full", 50)
+    assert engine.scheduler.max_context == 50
+    with pytest.raises(EngineError, match="between 1 and 50"):
+        Engine(FakeProgram(plan), target, draft, max_context=51)

@@ -53,6 +53,24 @@ def test_pages_are_aligned_runs(page_size: int, tokens: int) -> None:
         assert run == list(range(run[0], run[0] + page_size))
 
 
+def test_a_shared_page_is_free_when_its_last_holder_leaves() -> None:
+    allocator = PageAllocator(6, 2)
+    slots = allocator.grow("a", 4)
+    first, second = allocator.pages_of("a")
+    allocator.share("b", [first])
+    assert allocator.slots_of([first, second]) == slots
+    assert allocator.missing("b", 4) == 1
+    assert allocator.grow("b", 4) == allocator.slots_of(allocator.pages_of("b")[1:])
+    allocator.keep(second)
+    assert [allocator.holders(page) for page in (first, second)] == [2, 2]
+    assert allocator.free("a") == 0
+    assert [allocator.holders(page) for page in (first, second)] == [1, 1]
+    assert allocator.free("b") == 2
+    allocator.drop(second)
+    assert allocator.free_pages == allocator.capacity
+    assert allocator.holders(second) == 0
+
+
 def test_a_pool_without_pages_is_refused() -> None:
     with pytest.raises(ValueError, match="2 pages"):
         PageAllocator(1, 16)
@@ -101,4 +119,7 @@ def test_pool_shapes_and_bytes() -> None:
     assert torch.equal(keys[0, :2], key.flip(0))
     assert torch.equal(values[0, :2], -key.flip(0))
     assert not keys[0, 2].any()
+    order = [pool.keys[0], pool.values[0], pool.keys[1], pool.values[1], pool.keys[2], pool.values[2]]
+    assert all(a is b for a, b in zip(pool.buffers, order, strict=True))
+    assert all(buffer.is_contiguous() and len(buffer) == 5 for buffer in pool.buffers)
     assert not pool.keys[0].any()

@@ -11,8 +11,9 @@ from specc.ir.core import Module
 from specc.ir.opdef import OpDef, TypeMismatch
 from specc.ir.ops import OPS
 from specc.ir.parser import parse_type
-from specc.ir.types import DTYPES, TensorType
+from specc.ir.types import DTYPES, StateType, TensorType
 from specc.runtime.reference import OPS as REFERENCE
+from specc.runtime.reference_kv import KV_OPS
 
 DOC = (ROOT / "docs" / "ir.md").read_text()
 
@@ -87,7 +88,16 @@ def test_the_document_names_the_attributes() -> None:
 
 def test_every_op_but_forwards_has_reference_semantics() -> None:
     wanted = {name for name in OPS if not name.startswith(("model.", "spec."))}
-    assert wanted == set(REFERENCE)
+    assert wanted == set(REFERENCE) | set(KV_OPS)
+    assert not set(REFERENCE) & set(KV_OPS)
+
+
+def test_ops_that_change_kv_buffers_thread_their_owners_state() -> None:
+    """What the reference changes in memory, the IR orders as dataflow."""
+    for name, (owner, _) in KV_OPS.items():
+        for slots in (OPS[name].operands, OPS[name].results):
+            assert [slot.pattern for slot in slots if slot.pattern.startswith("!")] == [f"!kv<{owner}>"], name
+        assert not OPS[name].inplace
 
 
 def infer(signature: str, *operands: str, **attrs: object) -> list[str]:
@@ -131,7 +141,7 @@ def test_mismatches(signature: str, operands: list[str], message: str) -> None:
 
 def test_operand_names() -> None:
     select = OPS["tree.select"]
-    assert select.operand_names(4) == ("bonus", "parts0", "parts1", "parts2")
+    assert select.operand_names(5) == ("rows", "bonus", "parts0", "parts1", "parts2")
     assert OPS["verify.greedy"].operand_names(3) == ("tokens", "argmax", "rows")
     assert OPS["model.draft"].operand_names(7)[-1] == "hidden"
 
@@ -141,12 +151,30 @@ def test_equal_sizes_are_not_equal_axes() -> None:
 
 
 def test_optional_operands_come_together() -> None:
-    """Links are two operands or none: a next without a sibling is a count that does not fit."""
-    greedy = OPS["verify.greedy"]
+    """All of them or none: one of two is a count that does not fit, and so is one too many."""
+    greedy, module = OPS["verify.greedy"], Module("m")
     tokens, rows = TensorType("i64", ("B", "A")), TensorType("i64", ("B",))
     operands = [tokens, TensorType("i32", ("B", "A")), rows]
-    module = Module("m")
     assert len(greedy.result_types(module, operands, {})) == 3
-    assert len(greedy.result_types(module, [*operands, tokens, tokens], {})) == 3
-    with pytest.raises(TypeMismatch, match="takes 3 or 5 operands, got 4"):
-        greedy.result_types(module, [*operands, tokens], {})
+    assert len(greedy.result_types(module, [*operands, tokens], {})) == 3
+    with pytest.raises(TypeMismatch, match="takes 3 operands, got 5"):
+        greedy.result_types(module, [*operands, tokens, tokens], {})
+    pair = OpDef("x.y", "a: i64[B], b?: i64[B], c?: i64[B] ->", "")
+    with pytest.raises(TypeMismatch, match="takes 1 or 3 operands, got 2"):
+        pair.result_types(module, [rows, rows], {})
+
+
+def test_what_a_forward_hands_over_besides_is_listed_by_an_attribute() -> None:
+    """Variadic results are a signature of their own, with the variables of the operands."""
+    target, module = OPS["model.target"], Module("m")
+    nodes = TensorType("i64", ("B", "N"))
+    operands = [nodes, nodes, nodes, *[TensorType("i64", ("B",))] * 2, StateType("target")]
+    attrs = {"capture": "full", "dtype": "bf16", "width": 8, "extras": "picks: i32[B, ?n, 2, 3], more: f32[B]"}
+    types = [str(type_) for type_ in target.result_types(module, operands, attrs)]
+    assert types == ["bf16[B, N, V]", "!kv<target>", "bf16[B, N, 8]", "i32[B, N, 2, 3]", "f32[B]"]
+    slots = target.result_slots(5, attrs)
+    assert [slot.name for slot in slots] == ["logits", "kv", "hidden", "picks", "more"]
+    assert [slot.name for slot in target.result_slots(4, attrs)] == ["logits", "kv", "picks", "more"]
+    assert len(target.result_types(module, operands, attrs | {"extras": ""})) == 3
+    mask = TensorType("i1", ("B", "N", "N"))
+    assert len(target.result_types(module, [*operands, mask], attrs)) == 5

@@ -25,6 +25,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"algorithm": "EAGLE"},
     {"algorithm": "EAGLE", "overlap": False, "outputs": ["accept_index"]},
     {"algorithm": "EAGLE", "num_steps": 1},
+    {"algorithm": "EAGLE", "outputs": ["logprobs"]},
     {"algorithm": "EAGLE", "draft_positions": "true"},
 ]
 IDS = ["-".join(str(value) for value in variant.values()) for variant in VARIANTS]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 from programs import ROOT, compile_to, load
 
 from specc.ir.core import Module
 from specc.ir.nodes import is_external
-from specc.ir.plan import KvLayout
+from specc.ir.plan import Kernel, KvLayout
+
+EVERYTHING = ["accept_index", "hidden_states", "logprobs", "routed_experts", "indexer_topk"]
 
 
 def captures(module: Module) -> dict[str, str]:
@@ -62,3 +67,72 @@ def test_overlap_publishes_lengths_before_extend() -> None:
     assert without.find("relay.publish") == []
     assert without.carries.keys() == {"bonus", "topk_index", "hidden"}
     assert without.inputs.keys() == module.inputs.keys()
+
+
+# --- trees ------------------------------------------------------------------------------------------------------------
+
+
+def tree(algorithm: str = "EAGLE", **keys: Any) -> Module:
+    """The front of a small tree's program; three nodes unless said otherwise."""
+    return compile_to("canonicalize", load(algorithm, **{"topk": 2, "num_draft_tokens": 3, **keys}))
+
+
+@pytest.mark.parametrize("steps", range(1, 6))
+def test_capture_modes_of_a_tree(steps: int) -> None:
+    """As of a chain: what the last forward of the draft hands over besides logits, nobody reads."""
+    eagle = captures(tree(num_steps=steps))
+    drafts = [eagle[f"model.draft{step}"] for step in range(steps - 1)]
+    assert drafts == ["last"] * (steps - 2) + ["null"] * (steps > 1)
+    assert set(captures(tree("STANDALONE", num_steps=steps)).values()) == {"null"}
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
+@pytest.mark.parametrize("page", [1, 16, 64])
+@pytest.mark.parametrize("topk", [2, 8])
+@pytest.mark.parametrize("steps", [1, 3, 16])
+def test_windows_of_a_tree(algorithm: str, page: int, topk: int, steps: int) -> None:
+    """Every slot that any length can make a step write, counted one by one; and SGLang's reserve for shifted drafts."""
+    extra = int(algorithm == "STANDALONE")
+    for nodes in {2, min(64, 1 + topk + (steps - 1) * topk**2)}:
+        module = tree(algorithm, page_size=page, topk=topk, num_steps=steps, num_draft_tokens=nodes)
+        (kv,) = module.decls_of(KvLayout)
+        written = {0}
+        for base in range(page):  # seq_len + extra, as far as pages are concerned
+            run = math.ceil((base % page + steps) / page) * page
+            written |= {extra + branch * run + step for branch in range(topk) for step in range(steps)}
+            written |= {extra + branch * run - base % page for branch in range(1, topk)}
+            written.add(extra + topk * run - base % page - 1)  # whole pages belong to a branch
+        written |= {*range(nodes), *range(extra, extra + steps + 1)}
+        assert kv.window == 1 + max(written)
+        assert (kv.verify_window, kv.branch_room, kv.first_draft_position) == (nodes, steps, extra)
+        branches = topk * steps if page == 1 else math.ceil((page - 1 + steps) / page) * page * topk
+        assert kv.reserve == 2 * max(branches + extra, nodes, steps + 1 + extra)
+        assert kv.reserve >= 2 * kv.window
+
+
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("steps", range(1, 5))
+def test_tails_are_duplicated_once_and_before_drafting(page: int, steps: int) -> None:
+    module = tree(page_size=page, num_steps=steps)
+    copies = module.find("kv.duplicate_tail")
+    assert len(copies) == (page > 1 and steps > 1)
+    assert all(copy.phase == "prepare" for copy in copies)
+    assert all(copy.results[0] in module.find("model.draft")[0].operands for copy in copies)
+    (move,) = module.find("kv.move")
+    (target,) = module.find("model.target")
+    assert move.operands[3] in target.results
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
+@pytest.mark.parametrize("keys", [{}, {"page_size": 16}, {"mask": "none"}, {"overlap": False}, {"outputs": EVERYTHING}])
+@pytest.mark.parametrize("steps", range(1, 6))
+def test_a_tree_is_few_launches(algorithm: str, keys: dict[str, Any], steps: int) -> None:
+    """Prepare, one after every draft forward, of which the last builds the tree (without one it takes a launch of its
+    own), verify, compact, extend; and one to duplicate tails. At most S + 4.
+    """
+    target = {"experts_per_token": 2, "index_topk": 3}
+    shape = {"topk": 2, "num_steps": steps, "num_draft_tokens": 3}
+    module = compile_to("form-kernels", load(algorithm, target=target, **shape, **keys))
+    launches = [kernel.name for kernel in module.decls_of(Kernel) if kernel.phase != "prefill"]
+    duplicates = "page_size" in keys and steps > 1
+    assert len(launches) == max(1, steps - 1) + 4 + duplicates <= steps + 4, launches

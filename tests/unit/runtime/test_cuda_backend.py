@@ -40,13 +40,19 @@ class Driver:
     launches: list[tuple[Any, Any, FakeKernel, tuple[Any, ...]]] = field(default_factory=list)
     shared: list[tuple[Any, ...]] = field(default_factory=list)
     configs: int = 0
+    streams: list[int] = field(default_factory=list)
 
     def launch(self, stream: Any, config: Any, kernel: FakeKernel, *arguments: Any) -> None:
-        self.launches.append((stream.__cuda_stream__(), config, kernel, arguments))
+        self.launches.append((stream, config, kernel, arguments))
 
     def config(self, **fields: Any) -> SimpleNamespace:
         self.configs += 1
         return SimpleNamespace(**fields)
+
+    def adopt(self, handle: int) -> str:
+        """A stream object for a foreign handle."""
+        self.streams.append(handle)
+        return f"stream {handle}"
 
     def module(self, name: str) -> ModuleType:
         module = ModuleType(name)
@@ -55,6 +61,7 @@ class Driver:
         )
         module.__dict__.update(ObjectCode=code, LaunchConfig=self.config, launch=self.launch)
         module.__dict__["Device"] = lambda index: SimpleNamespace(set_current=lambda: None)
+        module.__dict__["Stream"] = SimpleNamespace(from_handle=self.adopt)
         return module
 
     def bindings(self) -> ModuleType:
@@ -111,7 +118,7 @@ def test_arguments_grid_and_stream(driver: Driver, tmp_path: Path) -> None:
     frame, arena, table = frame_of(plan, 3)
     backend.launch(node(plan, "prepare"), frame)
     stream, config, kernel, arguments = driver.launches[0]
-    assert stream == (0, 77)
+    assert stream == "stream 77"
     assert (config.grid, config.block, config.shmem_size) == ((3, 2, 1), (256, 1, 1), 1024)
     assert (kernel.code, kernel.entry) == (b"prepare", "entry_prepare")
     rows, pointer, stride, relay, tokens, *scratch = arguments
@@ -148,9 +155,28 @@ def test_launch_configurations_are_made_once(driver: Driver, tmp_path: Path) -> 
     assert [config.grid[0] for _, config, _, _ in driver.launches] == [3, 3, 4, 3]
 
 
-def test_the_default_stream_has_a_name(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))
-    assert cuda.CurrentStream(DEVICE).__cuda_stream__() == (0, 1)
+def test_streams_are_adopted_once_and_the_default_stream_has_a_name(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plan = Plan.from_json(chain_plan())
+    backend = cuda.CudaBackend(plan, artifacts(plan, tmp_path), tmp_path, DEVICE)
+    for handle in (0, 77, 0, 77, 78):
+        stream = SimpleNamespace(cuda_stream=handle)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device, stream=stream: stream)
+        backend.launch(node(plan, "prepare"), frame_of(plan, 2)[0])
+    assert driver.streams == [1, 77, 78]
+    assert [launch[0] for launch in driver.launches] == [f"stream {handle}" for handle in (1, 77, 1, 77, 78)]
+
+
+def test_versions_of_cuda_core_that_adopt_streams_through_the_device() -> None:
+    asked: list[tuple[int, tuple[int, int]]] = []
+
+    def device(index: int) -> SimpleNamespace:
+        return SimpleNamespace(create_stream=lambda obj: asked.append((index, obj.__cuda_stream__())) or "made")
+
+    core = SimpleNamespace(Stream=SimpleNamespace(), Device=device)
+    assert cuda.adopt_stream(core, 1, 77) == "made"
+    assert asked == [(1, (0, 77))]
 
 
 @pytest.mark.parametrize(("shared", "asks"), [(48 * 1024 - 1, False), (48 * 1024, True), (100_000, True)])
@@ -224,4 +250,5 @@ def test_the_real_cuda_core_takes_our_launch_configuration() -> None:
     core = pytest.importorskip("cuda.core")
     config = core.LaunchConfig(grid=(4, 63, 1), block=(128, 1, 1), shmem_size=16)
     assert (tuple(config.grid), tuple(config.block), config.shmem_size) == ((4, 63, 1), (128, 1, 1), 16)
-    assert {"ObjectCode", "launch", "Device"} <= set(dir(core))
+    assert {"ObjectCode", "launch", "Device", "Stream"} <= set(dir(core))
+    assert hasattr(core.Stream, "from_handle") or hasattr(core.Device, "create_stream")

@@ -24,7 +24,7 @@ def plain_argmax(values: list[float]) -> tuple[int, bool]:
     for i, value in enumerate(values):
         if not math.isnan(value) and value > best:
             best, index = value, i
-    return index, best == -INF
+    return index, any(map(math.isnan, values)) or math.isinf(best)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -58,10 +58,11 @@ def plain_topk(values: list[float], k: int) -> tuple[list[float], list[int], boo
     clean = [-INF if math.isnan(value) else value for value in values]
     order = sorted(range(len(clean)), key=lambda i: (-clean[i], i))[:k]
     best = max(clean)
+    bad = any(map(math.isnan, values)) or math.isinf(best)
     if best == -INF:
-        return [0.0] * k, order, True
+        return [0.0] * k, order, bad
     weights = [1.0 if value == best else math.exp(value - best) for value in clean]
-    return [weights[i] / sum(weights) for i in order], order, False
+    return [weights[i] / sum(weights) for i in order], order, bad
 
 
 @given(rows=st.lists(st.lists(st.sampled_from(SPECIAL[:-1]), min_size=6, max_size=6), min_size=1, max_size=5))
@@ -70,10 +71,10 @@ def test_topk(rows: list[list[float]]) -> None:
     logits = torch.tensor(rows)
     p, index, bad = OPS["vocab.topk"]((logits, torch.ones(len(rows), dtype=torch.int64)), {}, {"K": 3})
     for b, row in enumerate(rows):
-        probabilities, order, degenerate = plain_topk(row, 3)
+        probabilities, order, unusable = plain_topk(row, 3)
         assert index[b].tolist() == order
         assert p[b].tolist() == pytest.approx(probabilities)
-        assert bool(bad[b]) is degenerate
+        assert bool(bad[b]) is unusable
     assert (p.dtype, index.dtype, bad.dtype) == (torch.float32, torch.int64, torch.bool)
 
 
@@ -101,16 +102,44 @@ def test_positions_and_slots() -> None:
         (slots,) = OPS[op]((table, rows, lengths), attrs, dims)
         assert slots.tolist() == [[135, 136, 137], [0, 0, 0], [113, 114, 115]]
         assert slots.dtype == torch.int64
-    for op in ("kv.slots", "kv.draft_slots"):
-        (slots,) = OPS[op]((table, rows, lengths), {"axis": "D", "offset": 1}, dims)
+    for op, attrs in (("kv.slots", {"axis": "D"}), ("kv.branch_slots", {"page": 1, "room": 2})):
+        (slots,) = OPS[op]((table, rows, lengths), {**attrs, "offset": 1}, dims)
         assert slots.tolist() == [[[135], [0], [113]], [[136], [0], [114]]]
 
 
-def test_branches_draft_into_slots_of_their_own() -> None:
-    table = torch.arange(100, 150, dtype=torch.int32).view(5, 10)
-    dims = {"B": 1, "K": 3, "D": 2}
-    (slots,) = OPS["kv.slots"]((table, torch.tensor([2]), torch.tensor([1])), {"axis": "D", "offset": 0}, dims)
-    assert slots.tolist() == [[[121, 123, 125]], [[122, 124, 126]]]
+@pytest.mark.parametrize("op", ["kv.draft_slots", "kv.branch_slots"])
+@pytest.mark.parametrize("seed", range(12))
+def test_branches_draft_into_pages_of_their_own(op: str, seed: int) -> None:
+    """Every branch but the first starts a page with as many tokens as the text has in its last one."""
+    rng = random.Random(seed)
+    branches, forwards, page = rng.randint(1, 4), rng.randint(1, 4), rng.choice([1, 2, 4, 16])
+    offset, room = rng.randint(0, 1), rng.randint(forwards, 6)
+    table = torch.tensor(rng.sample(range(1, 2000), 3 * 250), dtype=torch.int32).view(3, 250)
+    rows, lengths = torch.tensor([2, 0, 1]), torch.tensor([rng.randint(0, 60), 0, rng.randint(0, 60)])
+    attrs = {"offset": offset, "page": page, "room": room}
+    (slots,) = OPS[op]((table, rows, lengths), attrs, {"K": branches, "D": forwards})
+    assert (slots.shape, slots.dtype) == ((forwards, 3, branches), torch.int64)
+    assert not slots[:, 1].any()
+    for b in (0, 2):
+        base = int(lengths[b]) + offset
+        text = list(range(base // page * page))
+        for k in range(branches):
+            mine = [*range(base // page * page, base), *[None] * room]  # from the start of the page of the next token
+            length = math.ceil(len(mine) / page) * page
+            starts = [len(text) + k * length + i for i, known in enumerate(mine) if known is None]
+            assert slots[:, b, k].tolist() == table[rows[b], starts[:forwards]].tolist()
+
+
+def test_logprob() -> None:
+    logits = torch.tensor([[[1.0, 2.0, NAN], [INF, INF, 0.0], [-INF, NAN, -INF]], [[0.0, 0.0, 0.0]] * 3])
+    index = torch.tensor([[1, 0, 2], [0, 1, 2]], dtype=torch.int32)
+    (logprob,) = OPS["vocab.logprob"]((logits, torch.tensor([4, 0]), index), {}, {})
+    assert logprob.dtype == torch.float32
+    assert logprob[0].tolist() == pytest.approx([-math.log1p(math.exp(-1)), math.log(0.5), -INF])
+    assert logprob[1].tolist() == [0.0, 0.0, 0.0]
+    wide = torch.randn(1, 500).half()
+    (logprob,) = OPS["vocab.logprob"]((wide, torch.tensor([1]), torch.tensor([77], dtype=torch.int32)), {}, {})
+    assert logprob.tolist() == pytest.approx([float(wide.double().log_softmax(-1)[0, 77])], abs=1e-5)
 
 
 def test_health() -> None:
@@ -174,19 +203,18 @@ def test_path_of_a_value() -> None:
     assert tokens.tolist() == [[0.0, 6.0, 0.0], [12.0, 15.0, 21.0]]
 
 
-def greedy(tokens: Tensor, argmax: Tensor, rows: Tensor, *links: Tensor, path: int) -> list[list[object]]:
-    results = OPS["verify.greedy"]((tokens, argmax.int(), rows, *links), {}, {"A": path})
+def greedy(tokens: Tensor, argmax: Tensor, rows: Tensor, *parent: Tensor, path: int) -> list[list[object]]:
+    results = OPS["verify.greedy"]((tokens, argmax.int(), rows, *parent), {}, {"A": path})
     assert {result.dtype for result in results} == {torch.int32}
     return [result.tolist() for result in results]
 
 
 def test_the_worked_trace() -> None:
     """Two requests of six nodes: one accepts its first child, the other nothing."""
-    following = torch.tensor([[1, 3, 4, -1, -1, -1]] * 2)
-    sibling = torch.tensor([[-1, 2, -1, -1, 5, -1]] * 2)
+    parent = torch.tensor([[-1, 0, 0, 1, 2, 2]] * 2)
     tokens = torch.tensor([[50, 11, 12, 13, 14, 15], [60, 21, 22, 23, 24, 25]])
     argmax = torch.tensor([[11, 70, 0, 0, 0, 0], [71, 0, 0, 0, 0, 0]])
-    predict, index, lens = greedy(tokens, argmax, torch.tensor([1, 2]), following, sibling, path=4)
+    predict, index, lens = greedy(tokens, argmax, torch.tensor([1, 2]), parent, path=4)
     assert index == [[0, 1, -1, -1], [6, -1, -1, -1]]
     assert lens == [2, 1]
     assert predict == [[11, 70, 0, 0, 0, 0], [71, 0, 0, 0, 0, 0]]
@@ -203,11 +231,10 @@ def test_the_worked_trace() -> None:
 
 
 def test_a_sibling_is_taken_and_then_its_child() -> None:
-    following = torch.tensor([[1, 3, 4, -1, -1, -1]])
-    sibling = torch.tensor([[-1, 2, -1, -1, 5, -1]])
+    parent = torch.tensor([[-1, 0, 0, 1, 2, 2]])
     tokens = torch.tensor([[50, 11, 12, 13, 14, 15]])
     argmax = torch.tensor([[12, 0, 15, 0, 0, 9]])
-    predict, index, lens = greedy(tokens, argmax, torch.tensor([1]), following, sibling, path=4)
+    predict, index, lens = greedy(tokens, argmax, torch.tensor([1]), parent, path=4)
     assert (index, lens) == ([[0, 2, 5, -1]], [3])
     assert predict == [[12, 0, 15, 0, 0, 9]]
 
@@ -231,13 +258,33 @@ def test_greedy_chain(seed: int) -> None:
         assert predict[b] == [int(argmax[b, i]) if i < length else 0 for i in range(nodes)]
 
 
-def test_links_that_loop_end() -> None:
-    tokens = torch.tensor([[5, 6, 7]])
-    loop = torch.tensor([[1, 0, 0]]), torch.tensor([[1, 2, 1]])
-    _, _, lens = greedy(tokens, torch.tensor([[9, 9, 9]]), torch.tensor([1]), *loop, path=3)
+@pytest.mark.parametrize("seed", range(20))
+def test_greedy_tree(seed: int) -> None:
+    """Any parents at all, orphans among them; the root is column 0, and of twins the first is taken."""
+    rng = random.Random(seed)
+    nodes, path = rng.randint(2, 9), rng.randint(2, 5)
+    tokens = [rng.randrange(3) for _ in range(nodes)]
+    argmax = [rng.randrange(3) for _ in range(nodes)]
+    parent = [-1, *(rng.randrange(-1, c) for c in range(1, nodes))]
+    columns = [0]
+    while len(columns) < path:
+        below = (c for c in range(nodes) if parent[c] == columns[-1] and tokens[c] == argmax[columns[-1]])
+        if (found := next(below, None)) is None:
+            break
+        columns.append(found)
+    operands = (torch.tensor([values]) for values in (tokens, argmax))
+    predict, index, lens = greedy(*operands, torch.tensor([1]), torch.tensor([parent]), path=path)
+    assert lens == [len(columns)]
+    assert index == [columns + [-1] * (path - len(columns))]
+    assert predict == [[argmax[c] if c in columns else 0 for c in range(nodes)]]
+
+
+def test_parents_that_loop_end() -> None:
+    tokens, loop = torch.tensor([[5, 6, 7]]), torch.tensor([[1, 0, 1]])
+    _, _, lens = greedy(tokens, torch.tensor([[9, 9, 9]]), torch.tensor([1]), loop, path=3)
     assert lens == [1]
-    _, _, lens = greedy(tokens, torch.tensor([[6, 5, 5]]), torch.tensor([1]), *loop, path=3)
-    assert lens == [3]
+    _, index, lens = greedy(tokens, torch.tensor([[6, 7, 5]]), torch.tensor([1]), loop, path=3)
+    assert (lens, index) == ([3], [[0, 1, 2]])
 
 
 def test_accept_from_logits() -> None:

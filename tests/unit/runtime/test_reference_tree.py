@@ -56,10 +56,13 @@ class Node:
 
 
 def grow_tree(rng: random.Random, k: int, steps: int, nan: float) -> tuple[list[Node], dict[str, list[Tensor]]]:
-    """All candidates of one request, and the operands that describe them."""
+    """All candidates of one request, and the operands that describe them.
+
+    With ``nan`` that share of the numbers is NaN, and some are no probabilities.
+    """
 
     def score() -> float:
-        return math.nan if rng.random() < nan else rng.choice([0.0, 0.25, 0.5, 0.75, 1.0])
+        return math.nan if rng.random() < nan else rng.choice([0.0, 0.25, 0.5, 0.75, 2.0 if nan else 1.0])
 
     frontier = [Node(None, rng.randrange(99), score(), i) for i in range(k)]
     everything = list(frontier)
@@ -89,10 +92,10 @@ def test_select(seed: int) -> None:
     k, steps = rng.randint(1, 3), rng.randint(1, 4)
     everything, operands = grow_tree(rng, k, steps, rng.choice([0.0, 0.3]))
     nodes = rng.randint(2, len(everything) + 1)
-    bonus = torch.tensor([7], dtype=torch.int32)
-    parts = (*operands["scores"], *operands["tokens"], *operands["kept"])
-    results = OPS["tree.select"]((bonus, *parts), {"steps": steps}, {"K": k, "N": nodes, "B": 1})
-    tokens, following, sibling, depth = (result[0].tolist() for result in results)
+    rows, bonus = torch.tensor([4]), torch.tensor([7], dtype=torch.int32)
+    parts = (*operands["scores"], *operands["tokens"], *operands["kept"][: max(steps - 2, 0)])
+    results = OPS["tree.select"]((rows, bonus, *parts), {"steps": steps}, {"K": k, "N": nodes, "B": 1})
+    tokens, parent, depth, orphan = (result[0].tolist() for result in results)
 
     def rank(node: Node) -> tuple[float, int]:
         return (math.inf if math.isnan(node.score) else -node.score, node.number)
@@ -101,47 +104,61 @@ def test_select(seed: int) -> None:
     assert tokens == [7, *(node.token for node in chosen)]
     assert depth == [0, *(node.depth for node in chosen)]
     columns: dict[Node | None, int] = {None: 0} | {node: i for i, node in enumerate(chosen, start=1)}
-    children: dict[int, list[int]] = {}
-    for node in chosen:
-        if node.parent in columns:
-            children.setdefault(columns[node.parent], []).append(columns[node])
-    linked: dict[int, list[int]] = {}
-    for column in range(nodes):
-        child = following[column]
-        while child >= 0:
-            linked.setdefault(column, []).append(child)
-            child = sibling[child]
-    assert linked == children
+    assert parent == [-1, *(columns.get(node.parent, -1) for node in chosen)]
+    assert orphan == [False, *(node.parent not in columns for node in chosen)]
     assert {tuple(result.shape) for result in results} == {(1, nodes)}
-    assert {result.dtype for result in results} == {torch.int64}
+    assert [result.dtype for result in results] == [torch.int64, torch.int64, torch.int64, torch.bool]
+
+
+def test_some_trees_have_orphans_and_no_probabilities_make_any() -> None:
+    """A candidate's parent is no less probable than the candidate, and stands before it."""
+    found = dict.fromkeys((0.0, 0.3), 0)
+    for seed in range(40):
+        for nan in found:
+            torch.manual_seed(seed)
+            everything, operands = grow_tree(random.Random(seed), 3, 4, nan)
+            nodes = random.Random(seed).randint(2, len(everything) + 1)
+            parts = (*operands["scores"], *operands["tokens"], *operands["kept"][:2])
+            operands_ = (torch.tensor([1]), torch.tensor([7], dtype=torch.int32), *parts)
+            found[nan] += int(OPS["tree.select"](operands_, {"steps": 4}, {"K": 3, "N": nodes})[3].sum())
+    assert found[0.0] == 0
+    assert found[0.3] > 0
 
 
 def test_select_handles_each_request_by_itself() -> None:
     first = [grow_tree(random.Random(seed), 2, 3, 0.0)[1] for seed in (1, 2)]
     joined = tuple(
         torch.cat([a, b])
-        for kind in ("scores", "tokens", "kept")
-        for a, b in zip(first[0][kind], first[1][kind], strict=True)
+        for kind, count in PARTS.items()
+        for a, b in zip(first[0][kind][:count], first[1][kind][:count], strict=True)
     )
     dims = {"K": 2, "N": 5, "B": 2}
-    together = OPS["tree.select"]((torch.tensor([3, 4], dtype=torch.int32), *joined), {"steps": 3}, dims)
+    rows, bonus = torch.tensor([2, 5]), torch.tensor([3, 4], dtype=torch.int32)
+    together = OPS["tree.select"]((rows, bonus, *joined), {"steps": 3}, dims)
+    padded = OPS["tree.select"]((torch.tensor([2, 0]), bonus, *joined), {"steps": 3}, dims)
     for b in range(2):
-        parts = tuple(t for kind in ("scores", "tokens", "kept") for t in first[b][kind])
-        alone = OPS["tree.select"]((torch.tensor([3 + b], dtype=torch.int32), *parts), {"steps": 3}, dims)
+        parts = tuple(t for kind, count in PARTS.items() for t in first[b][kind][:count])
+        alone = OPS["tree.select"]((rows[b : b + 1], bonus[b : b + 1], *parts), {"steps": 3}, dims)
         for one, other in zip(together, alone, strict=True):
             assert torch.equal(one[b], other[0])
+    for one, other, sentinel in zip(padded, together, (0, -1, 0, False), strict=True):
+        assert torch.equal(one[0], other[0])
+        assert set(one[1].tolist()) == {sentinel}
+
+
+PARTS = {"scores": 3, "tokens": 3, "kept": 1}
+"""Operands of a selection over three steps, of what each step has grown."""
 
 
 def test_the_tree_of_the_worked_trace() -> None:
     """K = 2, S = 3, N = 6: both first tokens, one child of the first, both children of the second."""
     scores = (torch.tensor([[0.6, 0.4]]), torch.tensor([[[0.5, 0.1], [0.39, 0.38]]]), torch.zeros(1, 2, 2))
     tokens = (torch.tensor([[1, 2]]), torch.tensor([[[3, 4], [5, 6]]]), torch.tensor([[[7, 8], [9, 10]]]))
-    kept = (torch.tensor([[0, 2]]), torch.tensor([[0, 1]]))
-    operands = (torch.tensor([50], dtype=torch.int32), *scores, *tokens, *kept)
-    ids, following, sibling, depth = OPS["tree.select"](operands, {"steps": 3}, {"K": 2, "N": 6})
+    operands = (torch.tensor([3]), torch.tensor([50], dtype=torch.int32), *scores, *tokens, torch.tensor([[0, 2]]))
+    ids, parent, depth, orphan = OPS["tree.select"](operands, {"steps": 3}, {"K": 2, "N": 6})
     assert ids.tolist() == [[50, 1, 2, 3, 5, 6]]
-    assert following.tolist() == [[1, 3, 4, -1, -1, -1]]
-    assert sibling.tolist() == [[-1, 2, -1, -1, 5, -1]]
+    assert parent.tolist() == [[-1, 0, 0, 1, 2, 2]]
+    assert not orphan.any()
     (positions,) = OPS["tree.positions"]((torch.tensor([5]), depth), {}, {})
     assert positions.tolist() == [[5, 6, 6, 7, 7, 7]]
 
@@ -149,10 +166,46 @@ def test_the_tree_of_the_worked_trace() -> None:
 def test_chains_are_trees_of_one_branch() -> None:
     drafted = [torch.tensor([[4]]), torch.tensor([[[5]]]), torch.tensor([[[6]]])]
     scores = [torch.tensor([[0.5]]), torch.tensor([[[0.0]]]), torch.tensor([[[math.nan]]])]
-    kept = [torch.tensor([[0]])] * 2
-    operands = (torch.tensor([3], dtype=torch.int32), *scores, *drafted, *kept)
-    ids, following, sibling, depth = OPS["tree.select"](operands, {"steps": 3}, {"K": 1, "N": 4})
+    operands = (torch.tensor([1]), torch.tensor([3], dtype=torch.int32), *scores, *drafted, torch.tensor([[0]]))
+    ids, parent, depth, orphan = OPS["tree.select"](operands, {"steps": 3}, {"K": 1, "N": 4})
     assert ids.tolist() == [[3, 4, 5, 6]]
-    assert following.tolist() == [[1, 2, 3, -1]]
-    assert sibling.tolist() == [[-1] * 4]
+    assert parent.tolist() == [[-1, 0, 1, 2]]
     assert depth.tolist() == [[0, 1, 2, 3]]
+    assert not orphan.any()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_masks(seed: int) -> None:
+    """Every mode shows the ancestors that one finds by walking up, whatever the parents are."""
+    rng = random.Random(seed)
+    count, nodes, width = rng.randint(1, 3), rng.randint(2, 20), rng.choice([1, 2, 4])
+    width, context = max(width, -(-nodes // 8)), 12
+    parent = [[rng.randrange(-1, nodes) for _ in range(nodes)] for _ in range(count)]
+    lengths = [rng.randint(0, context) for _ in range(count)]
+    seen = [[ancestors(links, node) for node in range(nodes)] for links in parent]
+    operands = torch.tensor(lengths), torch.tensor(parent)
+    (square,) = OPS["tree.mask"](operands, {"mode": "qlen", "width": 0}, {})
+    assert square.dtype == torch.bool
+    assert square.tolist() == [[[c in columns for c in range(nodes)] for columns in rows] for rows in seen]
+    (packed,) = OPS["tree.mask"](operands, {"mode": "bitpacked", "width": width}, {})
+    assert (packed.dtype, packed.shape) == (torch.uint8, (count, nodes, width))
+    words = [[int.from_bytes(bytes(word), "little") for word in rows] for rows in packed.tolist()]
+    assert words == [[sum(1 << c for c in columns) for columns in rows] for rows in seen]
+    (flat,) = OPS["tree.mask"](operands, {"mode": "full", "width": nodes * (context + nodes)}, {})
+    assert (flat.dtype, flat.shape) == (torch.bool, (count, nodes * (context + nodes)))
+    wanted = [
+        flag
+        for length, rows in zip(lengths, seen, strict=True)
+        for columns in rows
+        for flag in [True] * length + [c in columns for c in range(nodes)]
+    ]
+    assert flat.reshape(-1)[: len(wanted)].tolist() == wanted
+
+
+def ancestors(parent: list[int], node: int) -> set[int]:
+    """A node, all it hangs on as far as one gets without going in circles, and the root's column."""
+    found, passed = {0}, set[int]()
+    while node >= 0 and node not in passed:
+        passed.add(node)
+        node = parent[node]
+    return found | passed

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Json = dict[str, Any]
-ITEMSIZE = {"i1": 1, "i32": 4, "i64": 8, "f16": 2, "bf16": 2, "f32": 4}
+ITEMSIZE = {"i1": 1, "u8": 1, "i32": 4, "i64": 8, "f16": 2, "bf16": 2, "f32": 4}
 ALIGN = 256
 
 
@@ -79,7 +79,8 @@ class Builder:
         return name
 
     def launch(self, kernel: str, *ops: Json, name: str | None = None, args: tuple[Json, ...] = ()) -> Json:
-        types = {"value": "*i64", "buffer": "*i64", "input": "*i64", "stride": "i64", "literal": "i32"}
+        types = {"value": "*i64", "buffer": "*i64", "input": "*i64"}
+        types |= {"stride": "i64", "slot_stride": "i64", "literal": "i32"}
         arguments = [[a["name"], next(types[kind] for kind in types if kind in a)] for a in args]
         self.kernels[kernel] = {
             "family": kernel,
@@ -161,7 +162,7 @@ def _assemble(b: Builder, phases: list[Json], hidden: bool) -> Json:
     step = [node["name"] for phase in phases if phase["entry"] == "step" for node in phase["nodes"]]
     names = [phase["name"] for phase in phases if phase["entry"] == "step"]
     plan = {
-        "format": 1,
+        "format": 2,
         "name": "toy_chain",
         "algorithm": "EAGLE" if hidden else "STANDALONE",
         "specc": "0.0.0",
@@ -171,7 +172,9 @@ def _assemble(b: Builder, phases: list[Json], hidden: bool) -> Json:
             "window": b.dims["A"] + 1,
             "verify_window": b.dims["N"],
             "reserve": 2 * b.dims["A"],
+            "longest": None,
         },
+        "kv_pools": {owner: kv_pool(bound=False) for owner in ("target", "draft")},
         "models": {},
         "inputs": [
             {"name": "req_pool_indices", "dtype": "i64", "axes": ["B"], "owner": "arena"},
@@ -193,6 +196,11 @@ def _assemble(b: Builder, phases: list[Json], hidden: bool) -> Json:
         "totals": {},
     }
     return json.loads(json.dumps(plan))
+
+
+def kv_pool(*, bound: bool, layers: int = 1, buffers: int = 2, row_bytes: int = 16, dtype: str = "float32") -> Json:
+    """What the plan says of one model's KV buffers."""
+    return {"layers": layers, "buffers": buffers, "row_bytes": row_bytes, "dtype": dtype, "bound": bound}
 
 
 def _declare(b: Builder, hidden: bool) -> None:

@@ -1,7 +1,11 @@
 """Argmax over a vocabulary that several programs share: scan a chunk, arrive, combine.
 
 The rule: the largest value; the lowest index on ties; NaN counts as -inf; -0.0 == 0.0; a row of only NaN and
--inf gives index 0, and its value -inf is how the caller sees that the row is degenerate.
+-inf gives index 0. A row is bad if it holds NaN or its largest value is not finite.
+
+Whether a chunk held NaN travels to the last arriver in the sign of the chunk's index, a `mark`: the index, or
+its complement after NaN. So one program knows all about a row, and it can set the health bit or overwrite the
+health word; were the bit or-ed in where the NaN is seen, nobody could clear the word in the same launch.
 
 A row of V logits is cut into blocks of BLOCK; chunk c of `chunks` owns the blocks [c * per, (c + 1) * per).
 Bounds are multiples of BLOCK, so the compiler can prove that every load starts on a 16 byte boundary. The
@@ -25,11 +29,34 @@ def first_of_largest(value, index, axis: tl.constexpr):
 
 
 @triton.jit
-def scan_chunk(row_ptr, chunk, chunks, V: tl.constexpr, BLOCK: tl.constexpr):
-    """(value f32, index i32) of the best logit in chunk `chunk` of `chunks` of the row T[V] at `row_ptr`.
+def best_of_chunks(value, mark, axis: tl.constexpr):
+    """Reduce the results of chunks along `axis` to (index i32, bad i1) of their row, by the rule above."""
+    top, index = first_of_largest(value, tl.where(mark < 0, ~mark, mark), axis)
+    return index, (tl.abs(top) == float("inf")) | (tl.min(mark, axis=axis) < 0)
 
-    Every lane keeps its own running best, so an iteration is loads and three operations per element and no
-    reduction. `x > best` is false for NaN and for a tie: NaN is never taken and the earliest index stays.
+
+@triton.jit
+def _larger_of_pairs(x, HALF: tl.constexpr):
+    # Which elements make a pair does not matter, so the compiler may take those that a thread has in registers.
+    first, second = tl.split(tl.reshape(x, [HALF, 2], can_reorder=True))
+    return tl.maximum(first, second, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def nan_of_eight(x, BLOCK: tl.constexpr):
+    """f32[BLOCK] -> f32[BLOCK // 8], NaN where one of eight elements is; BLOCK is at least 8.
+
+    One operation per element, and an eighth of the registers that a flag per element would take.
+    """
+    return _larger_of_pairs(_larger_of_pairs(_larger_of_pairs(x, BLOCK // 2), BLOCK // 4), BLOCK // 8)
+
+
+@triton.jit
+def scan_chunk(row_ptr, chunk, chunks, V: tl.constexpr, BLOCK: tl.constexpr):
+    """(value f32, mark i32) of the best logit in chunk `chunk` of `chunks` of the row T[V] at `row_ptr`.
+
+    Every lane keeps its own running best, so an iteration is loads and four operations per element and no
+    reduction across lanes. `x > best` is false for NaN and for a tie: NaN is never taken and the earliest index stays.
     What is kept is the block number, not the index: it is the same for all lanes, so no index vector is
     computed per block.
     """
@@ -41,9 +68,11 @@ def scan_chunk(row_ptr, chunk, chunks, V: tl.constexpr, BLOCK: tl.constexpr):
     stop = first + per
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     best_block = tl.zeros([BLOCK], tl.int32)
+    nan = tl.zeros([BLOCK // 8], tl.float32)
     # Whole blocks carry no mask; the one partial block, if there is one, is peeled off below.
     for block in range(first, tl.minimum(stop, WHOLE)):
         x = tl.load(row_ptr + (block * BLOCK + lane)).to(tl.float32)
+        nan = tl.maximum(nan, nan_of_eight(x, BLOCK), propagate_nan=tl.PropagateNan.ALL)
         better = x > best
         best = tl.where(better, x, best)
         best_block = tl.where(better, block, best_block)
@@ -52,14 +81,17 @@ def scan_chunk(row_ptr, chunk, chunks, V: tl.constexpr, BLOCK: tl.constexpr):
         if (first <= WHOLE) & (stop > WHOLE):
             offset = WHOLE * BLOCK + lane
             x = tl.load(row_ptr + offset, mask=offset < V, other=float("-inf")).to(tl.float32)
+            nan = tl.maximum(nan, nan_of_eight(x, BLOCK), propagate_nan=tl.PropagateNan.ALL)
             better = x > best
             best = tl.where(better, x, best)
             best_block = tl.where(better, WHOLE, best_block)
-    return first_of_largest(best, best_block * BLOCK + lane, 0)
+    value, index = first_of_largest(best, best_block * BLOCK + lane, 0)
+    held_nan = tl.max((nan != nan).to(tl.int32), axis=0) != 0
+    return value, tl.where(held_nan, ~index, index)
 
 
 @triton.jit
-def arrive(value_ptr, index_ptr, slot, value, index, arrivals_ptr, expected):
+def arrive(value_ptr, mark_ptr, slot, value, mark, arrivals_ptr, expected):
     """Store a partial result and count the arrival; true in the last of `expected` programs, which resets it.
 
     Memory order. The partials and the counter are scalars, which triton gives to one and the same thread; the
@@ -73,7 +105,7 @@ def arrive(value_ptr, index_ptr, slot, value, index, arrivals_ptr, expected):
     one.
     """
     tl.store(value_ptr + slot, value)
-    tl.store(index_ptr + slot, index)
+    tl.store(mark_ptr + slot, mark)
     tl.debug_barrier()
     last = tl.atomic_add(arrivals_ptr, 1, sem="acq_rel", scope="gpu") == expected - 1
     if last:
@@ -82,8 +114,8 @@ def arrive(value_ptr, index_ptr, slot, value, index, arrivals_ptr, expected):
 
 
 @triton.jit
-def gather(value_ptr, index_ptr, slot, present):
+def gather(value_ptr, mark_ptr, slot, present):
     """The partials at `slot` (a block); (-inf, 0) where `present` is false. Only after `arrive` gave true."""
     value = tl.load(value_ptr + slot, mask=present, other=float("-inf"), cache_modifier=".cg")
-    index = tl.load(index_ptr + slot, mask=present, other=0, cache_modifier=".cg")
-    return value, index
+    mark = tl.load(mark_ptr + slot, mask=present, other=0, cache_modifier=".cg")
+    return value, mark

@@ -1,0 +1,118 @@
+"""The glue of a greedy tree step: specc's kernels against the same work as SGLang 0.5.23 does it.
+
+    python bench/tree.py [--json FILE] [--check-only] [--jit]
+
+Both sides run in this process, on the same tensors, and must give the same results before anything is timed. Only
+ratios are reported. Without a GPU the results are compared on a tiny shape, in Triton's interpreter, and nothing is
+timed. docs/benchmarks.md says what each line means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import harness
+import torch
+from baseline_tree import TreeSequence
+from measure import Effort
+from ours import Ours
+from work import Shape
+from work_tree import TreeWork
+
+BATCHES, TINY_BATCHES = (1, 8, 64), (1, 3)
+PAGE, TINY_PAGE = 16, 4
+EFFORT = Effort(copies=5, samples=16)
+
+
+def programs() -> list[Shape]:
+    """One shape per program. Pages matter to `prepare` alone, vocabularies do not, so one has pages."""
+    if not harness.ON_GPU:
+        tiny = Shape(max(TINY_BATCHES), 3, 6, 300, 40, 5, topk=2, layers=2, heads=1, head_dim=8)
+        return [tiny, replace(tiny, page=TINY_PAGE)]
+    small = Shape(max(BATCHES), 3, 16, 32000, 4096, 65, topk=4, layers=32)
+    large = replace(small, topk=8, steps=5, nodes=64)
+    wide = [replace(shape, vocab=128256) for shape in (small, large)]
+    return [small, large, *wide, replace(small, page=PAGE), replace(large, page=PAGE)]
+
+
+def sides(device: torch.device, jit: bool) -> Iterator[harness.Sides]:
+    """Both sides for every shape."""
+    batches = BATCHES if harness.ON_GPU else TINY_BATCHES
+    for program in programs():
+        with harness.compiled(program, batches, device, jit=jit) as (plan, backend):
+            for batch in batches:
+                work = TreeWork(replace(program, batch=batch), device, runs=harness.most_runs(EFFORT))
+                yield Ours(work, plan, backend), TreeSequence(work)
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """What each launch has to move, but for what is small against a row of logits or a hidden state."""
+
+    prepare: int
+    duplicate: int
+    step: int
+    build: int
+    verify: int
+    compact: int
+    extend: int
+
+    @staticmethod
+    def of(theirs: TreeSequence) -> Bytes:
+        """Of the step that it has finished: how much is accepted and moved depends on the work."""
+        shape = theirs.shape
+        row, state = shape.batch * 2 * shape.vocab, shape.batch * 2 * shape.width
+        branches = shape.topk * row
+        places = theirs.accept_index % shape.nodes
+        inside = torch.arange(shape.path, device=places.device) < theirs.accept_lens[:, None]
+        moved = (inside & (places != torch.arange(shape.path, device=places.device))).sum()
+        tails = (theirs.seq_lens % shape.page).sum() * (shape.topk - 1)
+        return Bytes(
+            prepare=state * (1 + shape.topk),
+            duplicate=int(tails) * 2 * shape.row_bytes * 2,
+            step=branches + 2 * shape.topk * state,
+            build=branches + shape.batch * shape.nodes**2,
+            verify=shape.nodes * row,
+            compact=int(theirs.accept_lens.sum()) * 2 * 2 * shape.width
+            + int(moved) * 2 * shape.row_bytes * 2 * shape.layers,
+            extend=row + 2 * state,
+        )
+
+
+def parts(ours: Ours, theirs: TreeSequence) -> list[harness.Part]:
+    """The parts of a step; of programs with pages only the one that pages change."""
+    theirs.step()
+    sizes = Bytes.of(theirs)
+
+    def prepare() -> None:
+        theirs.prepare()
+        theirs.verify_slots()  # which our prepare writes
+
+    def build() -> None:
+        theirs.draft_step(ours.work.shape.steps - 2)
+        theirs.build()
+
+    if ours.work.shape.page > 1:
+        families, launches = ("prepare", "duplicate_tail"), (sizes.prepare, sizes.duplicate)
+        return [harness.Part("prepare + tail duplication", lambda: ours.launch(*families), prepare, launches)]
+    last = (sizes.build, sizes.verify, sizes.compact)
+    whole = (sizes.prepare, *[sizes.step] * (ours.work.shape.steps - 2), *last, sizes.extend)
+    verify = ("verify_commit", "compact")
+    return [
+        harness.Part("draft expansion", lambda: ours.launch("tree_step"), lambda: theirs.draft_step(0), (sizes.step,)),
+        harness.Part("tree build", lambda: ours.launch("tree_build"), build, (sizes.build,)),
+        harness.Part("verify + commit + move", lambda: ours.launch(*verify), theirs.verify_commit, last[1:]),
+        harness.Part("prepare", lambda: ours.launch("prepare"), prepare, (sizes.prepare,)),
+        harness.Part("extend + stash", lambda: ours.launch("extend_stash"), theirs.extend_stash, (sizes.extend,)),
+        harness.Part("whole step", ours.step, theirs.step, whole),
+    ]
+
+
+def case(shape: Shape) -> harness.Case:
+    """What tells the lines of a part apart."""
+    return {"K": shape.topk, "S": shape.steps, "N": shape.nodes, "page": shape.page, "V": shape.vocab, "B": shape.batch}
+
+
+if __name__ == "__main__":
+    harness.main(harness.Benchmark(sides, parts, case, EFFORT), __doc__, TreeSequence.name)

@@ -1,0 +1,159 @@
+"""`specc explain`: the story of a configuration: what it is, what every pass decided and why, what is left to run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specc.cli.configuration import load
+from specc.cli.reporting import Format, printing, reporting
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+
+    from specc.codegen.story import ForwardStory, LaunchStory, PassStory, Setting, Story
+
+
+def explain(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.", show_default=False)],
+    only: Annotated[
+        str | None, typer.Option("--pass", metavar="NAME", help="Tell of the passes only what this one decided.")
+    ] = None,
+    format: Annotated[Format, typer.Option(help="How the story is printed.")] = Format.text,
+) -> None:
+    """Tell what becomes of a configuration and why, without compiling anything."""
+    with reporting(format) as report:
+        from specc.codegen.story import tell
+        from specc.driver import compile_module
+        from specc.support.render import to_json
+
+        _require_pass(only)
+        loaded = load(config, report)
+        story = tell(loaded, *compile_module(loaded))
+        if only is not None:
+            story = replace(story, passes=tuple(told for told in story.passes if told.name == only))
+        if format is Format.json:
+            typer.echo(json.dumps(asdict(story) | {"warnings": to_json(loaded.warnings, loaded.paths)}, indent=2))
+            return
+        report.show(loaded.warnings)
+        with printing() as console:
+            for part in _text(story):
+                console.print(part)
+
+
+def _require_pass(name: str | None) -> None:
+    from specc.passes.pipeline import default_passes
+
+    known = [step.name for step in default_passes()]
+    if name is not None and name not in known:
+        raise typer.BadParameter(f"no pass named {name!r}; there are {', '.join(known)}", param_hint="--pass")
+
+
+def _text(story: Story) -> Iterator[RenderableType]:
+    """The parts in order, each with a heading and a blank line before it but the first."""
+    from rich.text import Text
+
+    from specc.emit.report import totals_table
+
+    yield Text(f"{story.name}: {story.algorithm}, {story.summary}; a {story.form}", "bold")
+    yield _settings("the configuration", story.settings)
+    for model in story.models:
+        yield _settings(f"{model.side}: {model.model or 'all sizes written out'}", model.settings)
+    yield Text("\nwhat the passes decided", "bold")
+    for told in story.passes:
+        yield _pass(told)
+    yield Text("\nwhat is kept", "bold")
+    yield _captures(story)
+    yield _carry(story)
+    yield Text("\nwhat runs", "bold")
+    yield _nodes(story)
+    yield Text("\nwhat it costs", "bold")
+    yield totals_table(story.totals)
+    kv = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in story.kv.items())
+    yield Text(f"kv slots per request, in tokens: {kv}")
+
+
+def _table(title: str, *columns: str, rows: Iterable[Iterable[object]]) -> Group:
+    """A title over a table, all of it plain text: nothing is read as markup."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*columns, box=None)
+    for row in rows:
+        table.add_row(*[Text(_cell(value)) for value in row])
+    return Group(Text(title, "italic"), table)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)
+
+
+def _settings(title: str, settings: Iterable[Setting]) -> Group:
+    rows = [
+        (f"{s.key} ({s.symbol})" if s.symbol else s.key, s.value, s.place if s.origin == "written" else s.origin)
+        for s in settings
+    ]
+    return _table(title, "key", "value", "from", rows=rows)
+
+
+def _pass(told: PassStory) -> Group:
+    rows: list[tuple[str | None, str]] = []
+    for remark in told.remarks:
+        rows.append((remark.place, remark.message))
+        rows += [(None, f"  instead of {alternative}") for alternative in remark.alternatives]
+    return _table(f"{told.name}: {told.summary}", "where", "what", rows=rows)
+
+
+def _captures(story: Story) -> Group:
+    rows = [
+        (c.forward, c.mode, c.dtype, c.width, _bytes(c.bytes, c.mode), ", ".join(c.readers)) for c in story.captures
+    ]
+    columns = ("forward", "captures", "dtype", "width", "bytes", "read by")
+    return _table("hidden states that forwards hand over, at the largest bucket", *columns, rows=rows)
+
+
+def _bytes(count: int | None, mode: str) -> str | None:
+    if count is None:
+        return None if mode == "null" else "by length"
+    return f"{count:,}"
+
+
+def _carry(story: Story) -> Group:
+    rows = [(f.name, f.dtype, f.width, f"{f.bytes:,}", f.place) for f in story.carry]
+    title = f"carried between steps: {story.carry_bytes:,} bytes per request"
+    return _table(title, "field", "dtype", "elements", "bytes", "from", rows=rows)
+
+
+def _nodes(story: Story) -> Group:
+    from specc.codegen.story import LaunchStory
+
+    rows: list[tuple[object, ...]] = []
+    for phase in story.phases:
+        for node in phase.nodes:
+            cells = _launch(node) if isinstance(node, LaunchStory) else _forward(node)
+            rows.append((phase.name, node.name, *cells, node.graph or "none"))
+    columns = ("phase", "node", "kernel", "what", "grid", "bytes", "graph")
+    return _table("launches and forwards in order, grids and bytes at the largest bucket", *columns, rows=rows)
+
+
+def _launch(node: LaunchStory) -> tuple[str, str, str, str]:
+    from specc.emit.report import counted
+
+    return node.family, counted(node.ops), " x ".join(map(str, node.grid)), f"{node.bytes:,}"
+
+
+def _forward(node: ForwardStory) -> tuple[str, str, str, str]:
+    reads = ", ".join(name if name == value else f"{name} = {value}" for name, value in node.operands.items())
+    return "forward", f"reads {reads}; captures {node.capture}", "", ""

@@ -1,0 +1,95 @@
+"""What every family with a softmax top-k over a vocabulary shares: arguments, scratch, tiles and splits."""
+
+from __future__ import annotations
+
+from specc.ir.core import Module, Op, tensor_type
+from specc.kernels import argmax as shared
+from specc.kernels.base import MAX_SPLITS, Arguments, Cluster, Scratch, only
+
+_PARTIAL_KEYS = 128
+_CAPACITY = 132 * 5
+_TAIL_TILES = 8
+
+
+def places(module: Module) -> int:
+    """K rounded up to a power of two."""
+    return 1 << (module.size("K") - 1).bit_length()
+
+
+def max_splits(module: Module) -> int:
+    """Most programs that share a row, a power of two: one block of 128 lanes holds a row's partial keys."""
+    return min(MAX_SPLITS, _PARTIAL_KEYS // places(module))
+
+
+def splits(module: Module, topk: Op, rows: int, capacity: int = _CAPACITY) -> int:
+    """Programs per row: as few waves over the device as possible, then as short as possible, then as few as possible.
+
+    Picking the best of a chunk, arriving and combining takes a program about as long as eight tiles.
+
+    Args:
+        module: module of the op.
+        topk: the ``vocab.topk`` op.
+        rows: logits rows of the launch.
+        capacity: programs of the kernel that a large GPU runs at once.
+    """
+    tiles = -(-shared.vocabulary(module, topk) // shared.block(module, topk))
+
+    def cost(count: int) -> tuple[int, int]:
+        waves = -(-rows * count // capacity)
+        return waves * (-(-tiles // count) + _TAIL_TILES), count
+
+    return min(range(1, min(max_splits(module), tiles) + 1), key=cost)
+
+
+def head(cluster: Cluster, name: str) -> Arguments:
+    """The arguments from rows to health: rows, logits, partial results, arrivals, the health word of the top-k."""
+    topk = only(cluster, "vocab.topk")
+    arguments = Arguments()
+    arguments.value("rows_ptr", topk.operands[1])
+    arguments.value("logits_ptr", topk.operands[0])
+    arguments.buffer("partial_key_ptr", "i64", f"{name}.partial_key")
+    arguments.buffer("partial_max_ptr", "f32", f"{name}.partial_max")
+    arguments.buffer("partial_sum_ptr", "f32", f"{name}.partial_sum")
+    arguments.buffer("arrivals_ptr", "i32", f"{name}.arrivals")
+    # In place: the word after the last of them is the one that leaves the cluster.
+    *_, last = (op for op in cluster if op.opcode == "health.raise")
+    arguments.value("health_ptr", last.result)
+    return arguments
+
+
+def health(cluster: Cluster) -> Op:
+    """The health.raise of the cluster's top-k, which may hold others."""
+    bad = only(cluster, "vocab.topk").results[2]
+    (op,) = [op for op in cluster if op.opcode == "health.raise" and op.operands[1] is bad]
+    return op
+
+
+def scratch(module: Module, cluster: Cluster, name: str) -> tuple[Scratch, ...]:
+    """K keys, largest value and sum per row and split, and one arrival counter per request."""
+    *sizes, _ = tensor_type(only(cluster, "vocab.topk").operands[0]).sizes(module.dims)
+    rows = (*sizes, max_splits(module))
+    return (
+        Scratch(f"{name}.partial_key", "i64", (*rows, module.size("K"))),
+        Scratch(f"{name}.partial_max", "f32", rows),
+        Scratch(f"{name}.partial_sum", "f32", rows),
+        Scratch(f"{name}.arrivals", "i32", (sizes[0],), zero=True),
+    )
+
+
+def constants(module: Module, cluster: Cluster) -> tuple[tuple[str, int], ...]:
+    """K, V, STRIDE, SPLITS, BLOCK and HEALTH_BIT; a logits row is contiguous, rows follow each other."""
+    topk = only(cluster, "vocab.topk")
+    vocab = shared.vocabulary(module, topk)
+    return (
+        ("K", module.size("K")),
+        ("V", vocab),
+        ("STRIDE", vocab),
+        ("SPLITS", max_splits(module)),
+        ("BLOCK", shared.block(module, topk)),
+        ("HEALTH_BIT", 1 << int(health(cluster).attrs["bit"])),
+    )
+
+
+def tiles(module: Module, cluster: Cluster) -> str:
+    """Why the tile is what it is."""
+    return shared.tile_of(module, only(cluster, "vocab.topk"))

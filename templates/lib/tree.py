@@ -1,0 +1,216 @@
+"""The tree of a request: the best candidates of all draft steps, their parents, and the mask of their ancestors.
+
+Candidates are numbered over all steps: step 0 gives 0..K-1, step i >= 1 gives K + K*K*(i-1) + c, where c // K is the
+parent's place in the frontier of that step. One lane stands for one candidate.
+
+Scores order like this: the larger first, lowest candidate on ties; NaN counts as -inf; -0.0 == 0.0.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def step_of(candidate, K: tl.constexpr):
+    """The draft step that made a candidate."""
+    return tl.where(candidate < K, 0, 1 + (candidate - K) // (K * K))
+
+
+@triton.jit
+def base_of(pointer, b, STEP: tl.constexpr, K: tl.constexpr, BYTES: tl.constexpr):
+    """The address, i64, of the results of step STEP for request b, less what its first candidate is offset by.
+
+    So candidate s is at this address plus s * BYTES whichever step it is of, and addresses, unlike loads from S
+    buffers, can be selected per lane: one load and its latency instead of S.
+    """
+    WIDTH: tl.constexpr = K if STEP == 0 else K * K
+    FIRST: tl.constexpr = 0 if STEP == 0 else K + (STEP - 1) * K * K
+    return pointer.to(tl.int64) + (b.to(tl.int64) * WIDTH - FIRST) * BYTES
+
+
+@triton.jit
+def parent_of(candidate, kept, K: tl.constexpr):
+    """The candidate i32 that each grew from, -1 for the root.
+
+    `kept` i32 is, for candidates of step 2 and later, which candidate of the step before (0..K*K-1) is at the
+    parent's place in the frontier. It is clamped: a wrong one gives a wrong parent, not a wrong address.
+    """
+    step = step_of(candidate, K)
+    later = K + (step - 2) * (K * K) + tl.minimum(tl.maximum(kept, 0), K * K - 1)
+    return tl.where(step == 0, -1, tl.where(step == 1, (candidate - K) // K, later))
+
+
+@triton.jit
+def order(score):
+    """Scores f32 -> u32 keys that compare as the scores do by the rule above; none is less than 0x007FFFFF."""
+    score = tl.where(score != score, float("-inf"), score)
+    bits = tl.where(score == 0.0, 0.0, score).to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, ~bits, bits ^ -2147483648).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def threshold(key, NEED: tl.constexpr):
+    """A u32 that at least NEED of the keys reach and fewer than NEED exceed, for fewer than 65536 keys.
+
+    Four bits a round from the top: the sixteen continuations of what is known are counted at once, two of them in a
+    word, over the keys a thread has and then between warps, which is what a round waits for. It ends as soon as
+    exactly NEED keys are left: if the scores differ after three or four rounds, after nine at most. The first round is
+    a guess, that what is sought is a probability above 2e-9 and so known but for 28 bits.
+    """
+    digit = tl.arange(0, 8)
+    found = tl.sum(digit, axis=0).to(tl.uint32) * 0 + 0xB1000000
+    reached = found.to(tl.int32) * 0 - 1
+    shift = 24
+    guess = 1
+    while (shift >= 0) & (reached != NEED):
+        low = found + (digit.to(tl.uint32) << shift)
+        high = low + (tl.full([8], 8, tl.uint32) << shift)
+        pair = (key[None, :] >= low[:, None]).to(tl.int32) + tl.where(key[None, :] >= high[:, None], 65536, 0)
+        pairs = tl.sum(pair, axis=1)
+        lower, upper = pairs & 65535, pairs >> 16
+        # Ever fewer keys reach ever higher edges, so those that enough reach come first.
+        enough = tl.sum((lower >= NEED).to(tl.int32) + (upper >= NEED).to(tl.int32), axis=0)
+        best = tl.minimum(tl.where(lower >= NEED, lower, 65536), tl.where(upper >= NEED, upper, 65536))
+        # A guess is wrong below its first edge and from its last on; later rounds start at an edge that enough reach.
+        wrong = (guess == 1) & ((enough == 0) | (enough == 16))
+        found = tl.where(wrong, 0, found + ((enough - 1).to(tl.uint32) << shift))
+        reached = tl.where(wrong, -1, tl.min(best, axis=0))
+        shift = tl.where(wrong, 28, shift - 4)
+        guess = 0
+    return found
+
+
+@triton.jit
+def columns(key, NEED: tl.constexpr):
+    """The tree columns i32 of candidates: the NEED best get 1..NEED in the order of their lanes, the others -1.
+
+    Exactly NEED are chosen whatever the keys are, as long as lanes that are no candidates have key 0. Fewer than
+    65536 lanes: two counts share a word, so that there is one scan.
+    """
+    edge = threshold(key, NEED)
+    above = (key > edge).to(tl.int32)
+    tied = (key == edge).to(tl.int32)
+    free = NEED - tl.sum(above, axis=0)
+    scan = tl.cumsum(above + (tied << 16), axis=0)
+    ties = scan >> 16
+    chosen = (above != 0) | ((tied != 0) & (ties <= free))
+    return tl.where(chosen, (scan & 65535) + tl.minimum(ties, free), -1)
+
+
+@triton.jit
+def link(
+    b,
+    score,
+    token,
+    origin,
+    bonus,
+    seq_len,
+    tokens_ptr,
+    parent_ptr,
+    positions_ptr,
+    K: tl.constexpr,
+    S: tl.constexpr,
+    N: tl.constexpr,
+):
+    """Choose the N - 1 best candidates and write the tree of request b; gives how many are orphans.
+
+    Lane s is candidate s: its score f32 and token i64, and the candidate i32 it grew from. Column j of tokens, parent
+    and positions, i64[B, N], is the j-th kept candidate by ascending id, column 0 the root. Every candidate has its
+    parent before it is known which are kept, so what is left then is one exchange of columns between lanes.
+    """
+    M: tl.constexpr = K + (S - 1) * K * K
+    s = tl.arange(0, triton.next_power_of_2(M))
+    column = columns(tl.where(s < M, order(score), 0), N - 1)
+    parent = tl.where(origin < 0, 0, tl.gather(column, tl.minimum(tl.maximum(origin, 0), M - 1), 0))
+    chosen = column > 0
+    at = b * N + tl.where(chosen, column, 0)
+    tl.store(tokens_ptr + at, token, mask=chosen)
+    tl.store(parent_ptr + at, parent.to(tl.int64), mask=chosen)
+    tl.store(positions_ptr + at, seq_len + 1 + step_of(s, K), mask=chosen)
+    tl.store(tokens_ptr + b * N, bonus.to(tl.int64))
+    tl.store(parent_ptr + b * N, -1)
+    tl.store(positions_ptr + b * N, seq_len)
+    return tl.sum((chosen & (parent < 0)).to(tl.int32), axis=0)
+
+
+@triton.jit
+def ancestors(parent_ptr, node, N: tl.constexpr, S: tl.constexpr, COLUMNS: tl.constexpr):
+    """i1[nodes, COLUMNS]: the columns that each node of the block `node` sees, itself, its ancestors and column 0.
+
+    The walk takes S - 1 steps whatever the parents say: nodes are at most S below the root.
+    """
+    column = tl.arange(0, COLUMNS)[None, :]
+    seen = (column == node[:, None]) | (column == 0)
+    for _ in range(S - 1):
+        inside = (node >= 0) & (node < N)
+        node = tl.load(parent_ptr + node, mask=inside, other=-1).to(tl.int32)
+        seen = seen | (column == node[:, None])
+    return seen
+
+
+@triton.jit
+def write_mask(
+    mask_ptr,
+    parent_ptr,
+    b,
+    start,
+    seq_len,
+    N: tl.constexpr,
+    S: tl.constexpr,
+    MODE: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Write the tree's own part of the mask of request b, from the parents i64[N] at `parent_ptr`.
+
+    MODE 0, qlen: i1[B, N, N]. 1, bitpacked: u8[B, N, WIDTH]. 2, full: N rows of seq_len + N from element `start` on,
+    of which the first seq_len are left alone. Tiles of 4096 elements at most, 32 per thread.
+    """
+    NODES: tl.constexpr = triton.next_power_of_2(N)
+    COLUMNS: tl.constexpr = 8 * WIDTH if MODE == 1 else NODES
+    ROWS: tl.constexpr = min(NODES, 2048 // COLUMNS)
+    for first in range(0, N, ROWS):
+        node = first + tl.arange(0, ROWS)
+        seen = ancestors(parent_ptr, node, N, S, COLUMNS)
+        if MODE == 1:
+            byte = tl.arange(0, WIDTH)[None, :]
+            bits = tl.reshape(seen.to(tl.int32), [ROWS, WIDTH, 8]) << tl.arange(0, 8)[None, None, :]
+            packed = tl.sum(bits, axis=2).to(tl.uint8)
+            row_ptr = mask_ptr + b.to(tl.int64) * (N * WIDTH) + node[:, None] * WIDTH
+            tl.store(row_ptr + byte, packed, mask=(node < N)[:, None] & (byte < WIDTH))
+        else:
+            column = tl.arange(0, COLUMNS)[None, :]
+            if MODE == 0:
+                row_ptr = mask_ptr + b.to(tl.int64) * (N * N) + node[:, None] * N
+            else:
+                row_ptr = mask_ptr + start + seq_len + node[:, None] * (seq_len + N)
+            tl.store(row_ptr + column, seen, mask=(node < N)[:, None] & (column < N))
+
+
+@triton.jit
+def flat_start(seq_lens_ptr, b, N: tl.constexpr):
+    """First element i64 of request b in a full mask: N rows of seq_len + N for each request before it."""
+    total = tl.zeros([128], tl.int64)
+    for first in range(0, b, 128):
+        earlier = first + tl.arange(0, 128)
+        total += tl.load(seq_lens_ptr + earlier, mask=earlier < b, other=0)
+    return (tl.sum(total, axis=0) + b.to(tl.int64) * N) * N
+
+
+@triton.jit
+def fill_prefix(mask_ptr, start, seq_len, program, programs, N: tl.constexpr):
+    """Set the first seq_len of seq_len + N elements of the rows program, program + programs, ... of a full mask.
+
+    Blocks start at multiples of 2048 elements, so those that lie inside a row take 16 bytes per store.
+    """
+    BLOCK: tl.constexpr = 2048
+    lane = tl.arange(0, BLOCK)
+    for node in range(program, N, programs):
+        begin = start + node * (seq_len + N)
+        end = begin + seq_len
+        for block in range(begin // BLOCK, (end + BLOCK - 1) // BLOCK):
+            element = block * BLOCK + lane
+            if (block * BLOCK >= begin) & ((block + 1) * BLOCK <= end):
+                tl.store(mask_ptr + element, tl.full([BLOCK], 1, tl.int1))
+            else:
+                inside = (element >= begin) & (element < end)
+                tl.store(mask_ptr + element, tl.full([BLOCK], 1, tl.int1), mask=inside)

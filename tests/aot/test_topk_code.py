@@ -1,0 +1,94 @@
+"""Machine code of the kernels with a softmax top-k: no spills, few registers, wide loads, ordered arrival."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from aot_sources import BLOCK, TOPK, all_off, all_on, source
+
+from specc.codegen import machine_code, render
+from specc.codegen.aot import Artifact, KernelSource, compile_kernels
+from specc.codegen.cache import Cache
+
+STASH = {"topk": True, "hidden": False, "seq_lens": False}
+VOCABULARIES = [("bf16", 32000), ("bf16", 128256), ("fp16", 128256), ("fp32", 128256)]
+
+
+def build(sources: list[KernelSource], *archs: str) -> list[Artifact]:
+    """Compile without a cache, in the order of the sources."""
+    lib = render.lib_sources()
+    made = compile_kernels(sources, archs, lib=lib, cache=Cache.disabled(), workers=None, on_done=None)
+    return list(made.values())
+
+
+def opcodes(artifact: Artifact) -> Iterator[str]:
+    """The opcodes of a cubin in order, without predicates."""
+    for line in machine_code.sass(artifact.binary).splitlines():
+        if found := re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", line):
+            yield found[1]
+
+
+@pytest.fixture(scope="module")
+def scans() -> dict[tuple[str, int], Artifact]:
+    """The plainest kernel with a top-k, by dtype and vocabulary."""
+    sources = [source("extend_stash", STASH, logits=dtype, vocab=vocab) for dtype, vocab in VOCABULARIES]
+    return dict(zip(VOCABULARIES, build(sources, "sm_90"), strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_large_trees_on_every_target(dtype: str) -> None:
+    """K = 8, V = 128256, hidden rows of 4096: no spills anywhere, five blocks on a multiprocessor of sm_90."""
+    given = [source("tree_step", all_on("tree_step"), logits=dtype)]
+    given.append(source("extend_stash", all_on("extend_stash"), logits=dtype))
+    for artifact in build(given, "sm_80", "sm_90", "sm_100", "gfx942"):
+        assert artifact.spills == 0, (artifact.kernel, artifact.arch)
+        assert artifact.shared <= 4096
+        if artifact.arch == "sm_90" and dtype == "bf16":
+            assert artifact.registers <= 65536 // (5 * 128) // 8 * 8, artifact.kernel
+
+
+def test_logits_are_scanned_by_128_bit_loads_only(scans: dict[tuple[str, int], Artifact]) -> None:
+    """Narrow loads are the request's row, its bonus, and a column per winner, every lane of which is a sector away."""
+    for (dtype, vocab), artifact in scans.items():
+        loads = Counter(op for op in opcodes(artifact) if op.startswith("LDG") and ".STRONG" not in op)
+        tiles = 1 << (-(-vocab // BLOCK) - 1).bit_length()
+        columns = TOPK["K"] * tiles // artifact.threads
+        narrow = {"LDG.E.64": 1, "LDG.E": 1}
+        narrow |= {"LDG.E": 1 + columns} if dtype == "fp32" else {"LDG.E.U16": columns}
+        wide = loads.pop("LDG.E.128")
+        assert dict(loads) == narrow, artifact.kernel
+        # 2 loads of 8 elements a thread or 4 of 4, before the loop and in it: a block is loaded while one is folded.
+        assert wide >= 2 * (4 if dtype == "fp32" else 2), artifact.kernel
+
+
+def test_one_exponential_per_logit(scans: dict[tuple[str, int], Artifact]) -> None:
+    """The loop over whole blocks: 16 elements a thread, 16 exponentials, fewer than 13 instructions an element."""
+    lines = machine_code.sass(scans["bf16", 128256].binary).splitlines()
+    labels = {line.strip().rstrip(":"): i for i, line in enumerate(lines) if re.match(r"\s*\.L_x_\d+:", line)}
+    loops = []
+    for i, line in enumerate(lines):
+        found = re.search(r"BRA `\((\.L_x_\d+)\)", line)
+        if found and labels[found[1]] < i:
+            loops.append([op for op in lines[labels[found[1]] : i] if re.search(r"/\*[0-9a-f]{4,}\*/\s+[@A-Z]", op)])
+    fast = min((loop for loop in loops if any("MUFU.EX2" in op for op in loop)), key=len)
+    assert sum("MUFU.EX2" in op for op in fast) == 16
+    assert sum("LDG.E.128" in op for op in fast) == 2
+    assert len(fast) < 13 * 16
+
+
+@pytest.mark.parametrize("stem", ["tree_step", "extend_stash"])
+def test_last_arriver_is_ordered(stem: str) -> None:
+    """Keys and sums are stored before a barrier, a fence, the atomic; they are read past the L1 cache."""
+    (artifact,) = build([source(stem, STASH if stem == "extend_stash" else all_off(stem))], "sm_90")
+    code = list(opcodes(artifact))
+    atomic = next(i for i, op in enumerate(code) if op.startswith("ATOMG") and ".STRONG.GPU" in op)
+    fence = max(i for i, op in enumerate(code[:atomic]) if op.startswith("MEMBAR") and op.endswith(".GPU"))
+    barrier = max(i for i, op in enumerate(code[:fence]) if op.startswith("BAR.SYNC"))
+    stores = [i for i, op in enumerate(code[:atomic]) if op.startswith("STG")]
+    assert len(stores) >= 3
+    assert max(stores) < barrier < fence < atomic
+    strong = [i for i, op in enumerate(code) if op.startswith("LDG") and ".STRONG.GPU" in op]
+    assert len(strong) >= 3
+    assert min(strong) > atomic
+    assert any(op.startswith("BAR.SYNC") for op in code[atomic : min(strong)])

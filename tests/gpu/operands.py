@@ -1,0 +1,136 @@
+"""Random operands of launch nodes, such as a program could bring about: what comes from another op obeys its rules."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specc.runtime.arena import Arena
+from specc.runtime.frame import Frame
+from specc.runtime.plan import Launch, Plan
+from specc.runtime.semantics import DTYPES
+
+POISON = 0x5A
+FEW = 4
+"""Tokens are drawn from so few that drafts are accepted often."""
+
+
+class Operands:
+    """Fills the memory that a node reads. ``longest`` bounds committed lengths, ``slots`` the KV slots."""
+
+    def __init__(self, plan: Plan, source: torch.Generator, longest: int, slots: int) -> None:
+        self.plan, self.source, self.longest, self.slots = plan, source, longest, slots
+        calls = [call for node in plan.nodes("step") if isinstance(node, Launch) for call in node.ops]
+        self.makers = {result: (call.op, index) for call in calls for index, result in enumerate(call.results)}
+
+    def poison(self, arena: Arena) -> None:
+        """Poison all memory but what keeps its content from step to step: that is zero, as after loading."""
+        arena.bytes.fill_(POISON)
+        for name, buffer in arena.buffers.items():
+            if buffer.init == "zero":
+                arena.buffer(name).zero_()
+
+    def fill(self, node: Launch, frames: tuple[Frame, Frame], live: int) -> None:
+        """Write everything that the node reads: request rows, pools, operands, results of forwards.
+
+        Arena values are written on the first frame alone. Rows from ``live`` on are padding.
+        """
+        for name, pool in frames[0].pools.items():
+            pool.copy_(self.draw(tuple(pool.shape), pool.dtype, lengths=name == "seq_lens"))
+        made: set[str] = set()
+        for call in node.ops:
+            for name in call.operands:
+                if name not in made and name != "req_to_token":
+                    made.add(name)
+                    self.fill_value(name, frames, live)
+            made.update(call.results)
+        self.fill_paths(node, frames[0], live)
+
+    def fill_value(self, name: str, frames: tuple[Frame, Frame], live: int) -> None:
+        """Write one operand; a forward's result is a tensor of its own on either side."""
+        frame = frames[0]
+        home = self.plan.home(name)
+        assert home is not None
+        if home.owner != "arena":
+            tensor = self.forward_result(frame.shape(name), DTYPES[self.plan.values[name].dtype])
+            frame.adopt(name, tensor)
+            frames[1].adopt(name, tensor.to(frames[1].table.device))
+            return
+        view = frame.read(name)
+        if name == "req_pool_indices":
+            view.zero_()
+            view[:live] = torch.randperm(self.plan.size("P") - 1, generator=self.source)[:live] + 1
+        elif view.dtype == torch.int64 and view.dim() == 1:
+            view.copy_(self.draw(tuple(view.shape), view.dtype, lengths=True))
+            view[live:] = 0  # as the runtime gives them, and prepare relays them
+        else:
+            view.copy_(self.draw_value(name, tuple(view.shape), view.dtype, live))
+
+    def draw_value(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, live: int) -> Tensor:
+        """What the op that makes a value could make."""
+        maker = self.makers.get(name, ("", 0))
+        if maker[0] == "kv.slots":
+            slots = torch.zeros(shape, dtype=dtype)
+            count = slots[:live].numel()
+            slots[:live] = torch.randperm(self.slots - 1, generator=self.source)[:count].view(slots[:live].shape) + 1
+            return slots
+        if maker == ("tree.select", 1):
+            parent = (torch.rand(shape, generator=self.source) * (torch.arange(shape[1]) + 1)).long() - 1
+            parent[:, 0], parent[live:] = -1, -1
+            return parent
+        if maker == ("tree.grow", 2):
+            count = self.plan.size("K") ** 2
+            kept = torch.rand(shape[0], count, generator=self.source).argsort(dim=1)[:, : shape[1]]
+            kept[live:] = torch.arange(shape[1])
+            return kept
+        grown = maker[0] in ("tree.grow", "carry.load") and dtype == torch.float32
+        drawn = self.scores(shape) if grown else self.draw(shape, dtype, lengths=False)
+        if maker[0].startswith(("tree.", "carry.", "vocab.")):
+            drawn[live:] = 0
+        return drawn
+
+    def scores(self, shape: tuple[int, ...]) -> Tensor:
+        """Scores of paths: probabilities, some of them equal, some zero, some NaN."""
+        scores = torch.rand(shape, generator=self.source)
+        kinds = torch.randint(0, 12, shape, generator=self.source)
+        for kind, value in enumerate((0.5, 0.25, 0.0, torch.nan)):
+            scores[kinds == kind] = value
+        return scores
+
+    def fill_paths(self, node: Launch, frame: Frame, live: int) -> None:
+        """Accepted paths, where they were found by an earlier node: columns ascend from the root."""
+        calls = [call for call in node.ops if call.op in ("kv.move", "commit.compact")]
+        results = {result for call in node.ops for result in call.results}
+        if not calls or calls[0].operands[1] in results:
+            return
+        index, nodes = frame.read(calls[0].operands[1]), self.plan.size("N")
+        index.fill_(-1)
+        lens = torch.zeros(len(index), dtype=torch.int32)
+        for b in range(live):
+            lens[b] = int(torch.randint(1, min(nodes, index.shape[1]) + 1, (), generator=self.source))
+            others = torch.randperm(nodes - 1, generator=self.source)[: int(lens[b]) - 1] + 1
+            index[b, : int(lens[b])] = b * nodes + torch.cat([torch.zeros(1).long(), others.sort().values])
+        for call in calls:
+            if call.op == "kv.move":
+                frame.read(call.operands[2]).copy_(lens)
+
+    def draw(self, shape: tuple[int, ...], dtype: torch.dtype, *, lengths: bool) -> Tensor:
+        """Random content: lengths, few tokens, or floats."""
+        if dtype.is_floating_point:
+            return torch.randn(shape, generator=self.source).to(dtype)
+        low, high = (1, self.longest) if lengths else (0, FEW)
+        return torch.randint(low, high, shape, generator=self.source).to(dtype)
+
+    def forward_result(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Logits, hidden states or numbers. High first columns; many ties, near and far; NaN; one row of NaN alone."""
+        if not dtype.is_floating_point:
+            return torch.randint(0, 1 << 20, shape, generator=self.source).to(dtype)
+        tensor = torch.randn(shape, generator=self.source)
+        rows = tensor.view(-1, shape[-1])
+        rows[:, :FEW] = torch.randint(6, 9, (len(rows), FEW), generator=self.source).float()
+        kinds = torch.randint(0, 6, (len(rows),), generator=self.source)
+        rows[kinds == 0, 1] = torch.nan
+        rows[kinds == 2, ::512] = 8.0  # the same lane of several blocks
+        rows[kinds == 1, -1] = torch.inf
+        rows[int(torch.randint(len(rows), (), generator=self.source))] = torch.nan
+        return tensor.to(dtype)

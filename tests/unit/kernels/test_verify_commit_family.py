@@ -1,0 +1,111 @@
+"""What verify_commit covers: chains and trees, with and without log-probabilities; and what makes it decline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from programs import compile_to, load
+
+from specc.ir.core import Module, Op, tensor_type
+from specc.kernels.base import MAX_SPLITS, only
+from specc.kernels.verify_commit import FAMILY
+
+TREE: dict[str, Any] = {"topk": 4, "num_steps": 4, "num_draft_tokens": 9}
+FORMS: list[dict[str, Any]] = [{"num_steps": 4}, TREE]
+
+
+def lowered(**keys: Any) -> Module:
+    """A module in the form that kernels are chosen for."""
+    return compile_to("canonicalize", load("EAGLE", **keys))
+
+
+def op(module: Module, opcode: str) -> Op:
+    """The op of this opcode in verify and commit, which have one."""
+    return only(module.phases["verify"] + module.phases["commit"], opcode)
+
+
+@pytest.mark.parametrize("outputs", [[], ["accept_index"], ["logprobs"], ["hidden_states", "logprobs"]], ids=str)
+@pytest.mark.parametrize("form", FORMS, ids=["chain", "tree"])
+def test_covers_what_follows_from_the_path(form: dict[str, Any], outputs: list[str]) -> None:
+    """Everything of the phases verify and commit but what moves or copies forwards' results."""
+    module = lowered(**form, outputs=outputs)
+    (cluster,) = FAMILY.candidates(module)
+    left = [op for op in module.phases["verify"] + module.phases["commit"] if op not in cluster]
+    tree = "topk" in form
+    assert [op.opcode for op in left] == ["model.target", *(["commit.compact", "kv.move"] if tree else [])]
+    assert all(op.operands[0].source is left[0] for op in left if op.opcode == "commit.compact")
+    flags = FAMILY.spec(module, "verify_commit", cluster).flags
+    wanted = {"accept_index": tree or "accept_index" in outputs, "logprobs": "logprobs" in outputs}
+    assert flags == {"tree": tree, "publish": True, **wanted}
+
+
+def test_log_probabilities_lie_along_the_path() -> None:
+    module = lowered(**TREE, outputs=["logprobs"])
+    (cluster,) = FAMILY.candidates(module)
+    spec = FAMILY.spec(module, "verify_commit", cluster)
+    bound = {argument.name: argument.value for argument in spec.arguments}
+    assert bound["logprobs_ptr"] is module.outputs["logprobs"]
+    assert bound["predict_ptr"] is module.outputs["predict"]
+    for name in ("logprobs_ptr", "predict_ptr", "accept_index_ptr"):
+        value = bound[name]
+        assert value is not None
+        assert tensor_type(value).shape == ("B", "A")
+    assert {scratch.shape for scratch in spec.scratch} == {(4, 9, MAX_SPLITS), (4,)}
+
+
+def hand_out(opcode: str, result: int) -> Callable[[Module], None]:
+    """Make a result of an op an output."""
+
+    def change(module: Module) -> None:
+        module.outputs["more"] = op(module, opcode).results[result]
+
+    return change
+
+
+def other_logits(module: Module) -> None:
+    """Log-probabilities under another model's logits."""
+    logprob = op(module, "vocab.logprob")
+    logits = module.add_input("others", tensor_type(logprob.operands[0]))
+    module.set_operands(logprob, [logits, *logprob.operands[1:]])
+
+
+def other_tokens(module: Module) -> None:
+    """Extend reads tokens of which verification knows nothing."""
+    ids = op(module, "commit.extend_ids")
+    module.set_operands(ids, [module.add_input("others", tensor_type(ids.operands[0])), ids.operands[1]])
+
+
+CHANGES = {
+    "argmax is an output": hand_out("vocab.argmax", 0),
+    "bad is an output": hand_out("vocab.argmax", 1),
+    "tokens of nodes are an output": hand_out("verify.greedy", 0),
+    "log-probabilities of nodes are an output": hand_out("vocab.logprob", 0),
+    "log-probabilities of other logits": other_logits,
+    "extend tokens of others": other_tokens,
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_declines(name: str) -> None:
+    """Nothing of a tree that the kernel does not write may be read, and all must belong to one path."""
+    module = lowered(**TREE, outputs=["logprobs"])
+    assert list(FAMILY.candidates(module))
+    CHANGES[name](module)
+    assert not list(FAMILY.candidates(module))
+
+
+@pytest.mark.parametrize(("nodes", "most"), [(2, 64), (9, 64), (32, 64), (33, 32), (64, 32), (200, 8), (300, 4)])
+def test_splits_shrink_with_the_nodes(nodes: int, most: int) -> None:
+    """One block of the last arriver holds all partial results: of every grid, and in the scratch."""
+    model = {"vocab_size": 128256, "dtype": "bfloat16"}
+    module = lowered(topk=8, num_steps=6, num_draft_tokens=nodes, target=model, draft=model)
+    (cluster,) = FAMILY.candidates(module)
+    spec = FAMILY.spec(module, "verify_commit", cluster)
+    assert dict(spec.constants)["SPLITS"] == spec.scratch[0].shape[-1] == most
+    for batch in (1, 2, 3, 64):
+        rows, programs, _ = FAMILY.grid(module, cluster, batch)
+        assert rows == batch
+        assert programs % nodes == 0
+        assert 1 <= programs // nodes <= most
