@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from specc.config import Config, LoadedConfig, ModelConfig
+from specc.config.resolved import TARGET_OUTPUTS
 from specc.ir.builder import Builder
 from specc.ir.core import Carry, Module, Value
 from specc.ir.types import Dim, StateType, TensorType
@@ -64,9 +65,8 @@ class Scope:
     def target_extras(self) -> dict[str, str]:
         """Outputs that the target's forward hands over besides logits and hidden states, and their types per node."""
         target = self.config.target
-        offered = {"routed_experts": target.experts_per_token, "indexer_topk": target.index_topk}
-        wanted = {name: count for name, count in offered.items() if name in self.config.outputs}
-        return {name: f"i32[B, ?n, {target.num_layers}, {count}]" for name, count in wanted.items()}
+        wanted = {name: key for name, key in TARGET_OUTPUTS.items() if name in self.config.outputs}
+        return {name: f"i32[B, ?n, {target.num_layers}, {getattr(target, key)}]" for name, key in wanted.items()}
 
     def require_one_vocabulary(self) -> None:
         """Refuse models of two vocabularies, for drafts whose token ids are the target's own.

@@ -114,7 +114,7 @@ def _prepare(scope: Scope, first: int) -> tuple[_State, _Frontier]:
     return state, _Frontier(tokens, scores, hidden, positions, slots)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Parts:
     """Candidates of all draft steps, from which the tree is selected; ``kept`` says what later ones grew from."""
 
@@ -149,8 +149,8 @@ def _draft(scope: Scope, state: _State, frontier: _Frontier, reads_hidden: bool)
             parts.scores.append(candidates)
             parts.tokens.append(index)
             parts.kept.append(kept)
-    parts.kept = parts.kept[:-1]  # what would grow from the last candidates is never drafted
-    return parts
+    # What would grow from the last candidates is never drafted.
+    return _Parts(parts.scores, parts.tokens, parts.kept[:-1])
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,6 @@ def _tree(scope: Scope, state: _State, parts: _Parts) -> _Tree:
 
 def _verify(scope: Scope, state: _State, tree: _Tree) -> _Accepted:
     b, target = scope.b, scope.config.target
-    outputs: dict[str, Value] = {}
     with b.phase("verify"):
         with b.at(scope.at("target", "hidden_size")):
             extras = scope.target_extras()

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from specc.config.locations import Locations
-from specc.config.resolved import ModelConfig
+from specc.config.resolved import TARGET_OUTPUTS, ModelConfig
 from specc.config.schema import REQUIRED, ConfigFile
 from specc.support.diagnostics import Diagnostics, Note
 from specc.support.location import Location
@@ -26,9 +26,6 @@ MAX_PACKED_NODES = 64
 
 MAX_MASK_BYTES = 1 << 31
 """Most bytes that the mask of the largest batch may take."""
-
-TARGET_OUTPUTS = {"routed_experts": "experts_per_token", "indexer_topk": "index_topk"}
-"""Outputs that the target's forward hands over, and the key that says how many numbers they have per layer."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,10 @@ KV_BYTES: dict[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4, "float8_e
 """Bytes of one element of every dtype a KV pool may have."""
 
 
+TARGET_OUTPUTS: dict[str, str] = {"routed_experts": "experts_per_token", "indexer_topk": "index_topk"}
+"""Outputs that the target's forward hands over, and the key that says how many numbers they have per layer."""
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """One of the two models: sizes in elements, as the engine's forward and KV pool have them.

@@ -187,10 +187,14 @@ class Module:
         for index, value in enumerate(operands):
             self.graph.add_edge(value.source or value, op, key=index, value=value)
 
+    def replace_operand(self, op: Op, old: Value, new: Value) -> None:
+        """Make one op read ``new`` wherever it reads ``old``."""
+        self.set_operands(op, [new if value is old else value for value in op.operands])
+
     def replace_uses(self, old: Value, new: Value) -> None:
         """Make every reader of ``old``, ops and outputs, read ``new``."""
         for op in self.users(old):
-            self.set_operands(op, [new if v is old else v for v in op.operands])
+            self.replace_operand(op, old, new)
         self.outputs = {name: new if v is old else v for name, v in self.outputs.items()}
 
     def drop_results(self, op: Op, keep: Sequence[Value]) -> None:

@@ -118,7 +118,7 @@ def sweep(module: Module) -> list[Removed]:
     live = liveness(module)
     removed: list[Removed] = []
     why = {op: _why(module, op.results, live) for op in module.ops() if op not in live.ops}
-    why_value = {value: _why(module, [value], live) for value in module.values()}
+    why_value = {value: _why(module, [value], live) for value in module.values() if value not in live.values}
     for op in reversed(list(module.ops())):
         if op not in live.ops:
             _bypass_state(module, op)

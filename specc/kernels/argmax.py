@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from specc.ir.core import Module, Op, tensor_type
+from specc.ir.core import Module, Op, Value, tensor_type
 from specc.ir.types import DTYPES
-from specc.kernels.base import CAPACITY, MAX_SPLITS, Arguments, Cluster, Scratch, only
+from specc.kernels.base import CAPACITY, MAX_SPLITS, Arguments, Cluster, Scratch, alignment, only, power_of_two
 
 _BLOCK = 2048
 _TAIL_TILES = 2
@@ -16,7 +16,7 @@ def block(module: Module, argmax: Op) -> int:
     2048 gives each of 128 threads two (16-bit) or four (f32) independent 16-byte loads without spilling; 4096 takes
     over 100 registers and has no more bytes in flight. Small vocabularies take the next power of two.
     """
-    return max(256, min(_BLOCK, 1 << (vocabulary(module, argmax) - 1).bit_length()))
+    return max(256, min(_BLOCK, power_of_two(vocabulary(module, argmax))))
 
 
 def vocabulary(module: Module, argmax: Op) -> int:
@@ -24,22 +24,30 @@ def vocabulary(module: Module, argmax: Op) -> int:
     return tensor_type(argmax.operands[0]).sizes(module.dims)[-1]
 
 
-def splits(module: Module, argmax: Op, rows: int, most: int = MAX_SPLITS) -> int:
+def splits(
+    module: Module,
+    reduction: Op,
+    rows: int,
+    *,
+    most: int = MAX_SPLITS,
+    capacity: int = CAPACITY,
+    tail: int = _TAIL_TILES,
+) -> int:
     """Programs per row: as few waves over the device as possible, then as short as possible, then as few as possible.
-
-    A program costs its tiles and about two more for arriving and combining.
 
     Args:
         module: module of the op.
-        argmax: the ``vocab.argmax`` op.
+        reduction: the op that reduces over the vocabulary.
         rows: logits rows of the launch.
         most: limit of the programs per row.
+        capacity: programs of the kernel that a large GPU runs at once.
+        tail: what a program takes besides its tiles, in tiles; an argmax two, for arriving and combining.
     """
-    tiles = -(-vocabulary(module, argmax) // block(module, argmax))
+    tiles = -(-vocabulary(module, reduction) // block(module, reduction))
 
     def cost(count: int) -> tuple[int, int]:
-        waves = -(-rows * count // CAPACITY)
-        return waves * (-(-tiles // count) + _TAIL_TILES), count
+        waves = -(-rows * count // capacity)
+        return waves * (-(-tiles // count) + tail), count
 
     return min(range(1, min(most, tiles) + 1), key=cost)
 
@@ -91,8 +99,14 @@ def tile_of(module: Module, reduction: Op) -> str:
     """The tile of an op that reduces over a vocabulary, and how wide its rows' alignment lets loads be."""
     size = block(module, reduction)
     width = DTYPES[tensor_type(reduction.operands[0]).dtype]
-    bits = 8 * min(16, (vocabulary(module, reduction) * width) & -(vocabulary(module, reduction) * width))
+    bits = 8 * alignment(vocabulary(module, reduction) * width)
     return f"BLOCK {size} = {size * width} bytes a tile; rows allow {bits}-bit loads"
+
+
+def raise_of(cluster: Cluster, bad: Value) -> Op:
+    """The health.raise of a value in a cluster, which may hold others."""
+    (op,) = [op for op in cluster if op.opcode == "health.raise" and op.operands[1] is bad]
+    return op
 
 
 def raises(module: Module, reduction: Op) -> list[Op]:

@@ -21,6 +21,9 @@ Cluster = tuple[Op, ...]
 POINTERS = {"i1": "*i1", "u8": "*u8", "i32": "*i32", "i64": "*i64", "f16": "*fp16", "bf16": "*bf16", "f32": "*fp32"}
 """Triton's pointer type of every dtype."""
 
+VECTOR_BYTES = 16
+"""Bytes of the widest access; buffers of the arena start at a multiple of 256."""
+
 MAX_SPLITS = 64
 """Most programs that share one vocabulary row; a power of two, because one block of lanes combines them."""
 
@@ -146,6 +149,16 @@ class Arguments:
     def literal(self, name: str, number: int) -> None:
         """Pass an integer."""
         self.found.append(Argument(name, "i32", literal=number))
+
+
+def power_of_two(size: int) -> int:
+    """The smallest power of two that is no smaller."""
+    return 1 << (size - 1).bit_length()
+
+
+def alignment(row_bytes: int) -> int:
+    """Bytes that divide the start of every row: what rows of this length keep of an aligned start."""
+    return min(VECTOR_BYTES, row_bytes & -row_bytes)
 
 
 def only(cluster: Iterable[Op], opcode: str) -> Op:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from specc.ir.core import Module, Op
 from specc.kernels import copying
-from specc.kernels.base import Arguments, Cluster, Family, Spec, in_order, kv_pool, maybe
+from specc.kernels.base import Arguments, Cluster, Family, Spec, in_order, kv_pool, maybe, power_of_two
 
 VALUES = 4
 """Values of one launch: the template has that many segments. Further values take further launches."""
@@ -36,7 +36,7 @@ class Compact(Family):
         values, move = _values(cluster), maybe(cluster, "kv.move")
         arguments = Arguments()
         arguments.value("accept_index_ptr", (move or values[0]).operands[1])
-        rows, block = copying.power_of_two(module.size("A")), _block(module, cluster)
+        rows, block = power_of_two(module.size("A")), _block(module, cluster)
         constants = [("A", module.size("A")), ("BLOCK", block)]
         if move is not None:
             arguments.value("accept_lens_ptr", move.operands[2])
@@ -79,8 +79,8 @@ def _units(module: Module, cluster: Cluster) -> list[int]:
 
 def _block(module: Module, cluster: Cluster) -> int:
     """Units of a row in one tile: all A rows of a tile fit in the registers of a program."""
-    most = copying.TILE // copying.power_of_two(module.size("A"))
-    return max(1, min(most, copying.power_of_two(max(_units(module, cluster)))))
+    most = copying.TILE // power_of_two(module.size("A"))
+    return max(1, min(most, power_of_two(max(_units(module, cluster)))))
 
 
 def _chunks(module: Module, cluster: Cluster) -> tuple[int, int]:

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from specc.ir.core import Module, Value, tensor_type
+from specc.ir.plan import KvPool
 from specc.ir.types import DTYPES
-from specc.kernels.base import CAPACITY, KvPool, nbytes
-
-VECTOR_BYTES = 16
-"""Bytes of the widest access."""
+from specc.kernels.base import CAPACITY, alignment, nbytes
 
 TILE = 2048
 """Units of one tile: of 8 bytes that is 16 per thread, eight 16-byte loads in flight, in 32 registers."""
 
 _MAX_UNIT = 8
 _RESIDENT = 2 * CAPACITY
-
-
-def power_of_two(size: int) -> int:
-    """The smallest power of two that is no smaller."""
-    return 1 << (size - 1).bit_length()
-
-
-def alignment(row_bytes: int) -> int:
-    """Bytes that divide the start of every row: what rows of this length keep of an aligned start."""
-    return min(VECTOR_BYTES, row_bytes & -row_bytes)
 
 
 def row_bytes(module: Module, value: Value) -> int:

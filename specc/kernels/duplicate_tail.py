@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from specc.ir.core import Module
 from specc.kernels import copying
-from specc.kernels.base import Arguments, Cluster, Family, Spec, kv_pool, only
+from specc.kernels.base import Arguments, Cluster, Family, Spec, kv_pool, only, power_of_two
 
 _TOKENS = 8
 
@@ -56,8 +56,8 @@ class DuplicateTail(Family):
 def _tile(module: Module, cluster: Cluster) -> tuple[int, int]:
     """Tokens and units of one tile, powers of two."""
     pool, page = kv_pool(module, "draft"), int(only(cluster, "kv.duplicate_tail").attrs["page"])
-    tokens = min(_TOKENS, copying.power_of_two(max(page - 1, 1)))
-    units = copying.power_of_two(pool.row_bytes // copying.kv_unit(pool))
+    tokens = min(_TOKENS, power_of_two(max(page - 1, 1)))
+    units = power_of_two(pool.row_bytes // copying.kv_unit(pool))
     return tokens, min(units, copying.TILE // tokens)
 
 

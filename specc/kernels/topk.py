@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specc.ir.core import Module, Op, tensor_type
 from specc.kernels import argmax as shared
-from specc.kernels.base import MAX_SPLITS, Arguments, Cluster, Scratch, only
+from specc.kernels.base import MAX_SPLITS, Arguments, Cluster, Scratch, only, power_of_two
 
 _PARTIAL_KEYS = 128
 _CAPACITY = 132 * 5
@@ -13,7 +13,7 @@ _TAIL_TILES = 8
 
 def places(module: Module) -> int:
     """K rounded up to a power of two."""
-    return 1 << (module.size("K") - 1).bit_length()
+    return power_of_two(module.size("K"))
 
 
 def max_splits(module: Module) -> int:
@@ -22,23 +22,9 @@ def max_splits(module: Module) -> int:
 
 
 def splits(module: Module, topk: Op, rows: int, capacity: int = _CAPACITY) -> int:
-    """Programs per row: as few waves over the device as possible, then as short as possible, then as few as possible.
-
-    Picking the best of a chunk, arriving and combining takes a program about as long as eight tiles.
-
-    Args:
-        module: module of the op.
-        topk: the ``vocab.topk`` op.
-        rows: logits rows of the launch.
-        capacity: programs of the kernel that a large GPU runs at once.
-    """
-    tiles = -(-shared.vocabulary(module, topk) // shared.block(module, topk))
-
-    def cost(count: int) -> tuple[int, int]:
-        waves = -(-rows * count // capacity)
-        return waves * (-(-tiles // count) + _TAIL_TILES), count
-
-    return min(range(1, min(max_splits(module), tiles) + 1), key=cost)
+    """Programs per row, as `argmax.splits`: picking the best, arriving and combining take as long as eight tiles."""
+    most = max_splits(module)
+    return shared.splits(module, topk, rows, most=most, capacity=capacity, tail=_TAIL_TILES)
 
 
 def head(cluster: Cluster, name: str) -> Arguments:
@@ -55,13 +41,6 @@ def head(cluster: Cluster, name: str) -> Arguments:
     *_, last = (op for op in cluster if op.opcode == "health.raise")
     arguments.value("health_ptr", last.result)
     return arguments
-
-
-def health(cluster: Cluster) -> Op:
-    """The health.raise of the cluster's top-k, which may hold others."""
-    bad = only(cluster, "vocab.topk").results[2]
-    (op,) = [op for op in cluster if op.opcode == "health.raise" and op.operands[1] is bad]
-    return op
 
 
 def scratch(module: Module, cluster: Cluster, name: str) -> tuple[Scratch, ...]:
@@ -86,7 +65,7 @@ def constants(module: Module, cluster: Cluster) -> tuple[tuple[str, int], ...]:
         ("STRIDE", vocab),
         ("SPLITS", max_splits(module)),
         ("BLOCK", shared.block(module, topk)),
-        ("HEALTH_BIT", 1 << int(health(cluster).attrs["bit"])),
+        ("HEALTH_BIT", 1 << int(shared.raise_of(cluster, topk.results[2]).attrs["bit"])),
     )
 
 

@@ -137,9 +137,7 @@ def _scratch(module: Module, name: str, cluster: Cluster) -> tuple[Scratch, ...]
 
 def _orphans(cluster: Cluster) -> Op:
     """The health.raise of the selection."""
-    orphan = only(cluster, "tree.select").results[3]
-    (op,) = [op for op in cluster if op.opcode == "health.raise" and op.operands[1] is orphan]
-    return op
+    return argmax.raise_of(cluster, only(cluster, "tree.select").results[3])
 
 
 def _last_step(module: Module, select: Op) -> list[Op]:

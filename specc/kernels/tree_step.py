@@ -8,7 +8,7 @@ from specc.ir.core import Module, tensor_type
 from specc.ir.nodes import is_external
 from specc.kernels import argmax as rows
 from specc.kernels import topk as shared
-from specc.kernels.base import Cluster, Family, Spec, in_order, maybe, only, readers_outside
+from specc.kernels.base import Cluster, Family, Spec, in_order, maybe, only, power_of_two, readers_outside
 
 _COPIED = 8192
 """Elements of hidden rows that a program loads before it stores them: 64 per thread, eight 16-byte loads of bf16."""
@@ -54,7 +54,7 @@ class TreeStep(Family):
             arguments.value("hidden_ptr", gather.operands[0])
             arguments.value("next_hidden_ptr", gather.result)
             width = int(tensor_type(gather.result).shape[-1])
-            chunk = min(_COPIED // shared.places(module), 1 << (width - 1).bit_length())
+            chunk = min(_COPIED // shared.places(module), power_of_two(width))
             constants += (("W", width), ("BLOCK_W", chunk))
             tiles += f"; the {module.size('K')} hidden rows of a request in chunks of {chunk}"
         if advance is not None:

@@ -16,6 +16,7 @@ from specc.kernels.base import (
     in_order,
     maybe,
     only,
+    power_of_two,
     readers_outside,
 )
 
@@ -69,7 +70,7 @@ class VerifyCommit(Family):
         """One program per request, node and chunk of its row."""
         greedy, argmax = only(cluster, "verify.greedy"), only(cluster, "vocab.argmax")
         nodes = _nodes(module, greedy)
-        return batch, nodes * shared.splits(module, argmax, batch * nodes, _most_splits(module, greedy)), 1
+        return batch, nodes * shared.splits(module, argmax, batch * nodes, most=_most_splits(module, greedy)), 1
 
 
 def _arguments(module: Module, name: str, cluster: Cluster, flags: dict[str, bool]) -> Arguments:
@@ -107,7 +108,7 @@ def _nodes(module: Module, greedy: Op) -> int:
 
 def _most_splits(module: Module, greedy: Op) -> int:
     """Most programs per row: as for one row, but all partial results of a request are combined by one program."""
-    nodes = 1 << (_nodes(module, greedy) - 1).bit_length()
+    nodes = power_of_two(_nodes(module, greedy))
     return max(1, min(MAX_SPLITS, _PARTIALS // nodes))
 
 

@@ -14,10 +14,8 @@ from specc.ir.nodes import crossing, is_external
 from specc.ir.ops import OPS
 from specc.ir.plan import Layout
 from specc.ir.types import DTYPES, row_major
+from specc.kernels.base import VECTOR_BYTES, alignment
 from specc.passes.base import Context, Pass
-
-VECTOR_BYTES = 16
-"""Bytes of the widest load; buffers of the arena start at a multiple of 256."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,8 @@ def _layout(module: Module, value: Value, root: Value) -> Layout:
         owner = "input"
     sizes = type_.sizes(module.dims, unbounded=0)
     row = sizes[-1] * DTYPES[type_.dtype] if len(sizes) > 1 else VECTOR_BYTES
-    alignment = min(VECTOR_BYTES, row & -row) if row else VECTOR_BYTES
-    return Layout(value.name, root.name, owner, row_major(sizes), alignment)
+    aligned = alignment(row) if row else VECTOR_BYTES
+    return Layout(value.name, root.name, owner, row_major(sizes), aligned)
 
 
 def buffer_root(value: Value, stored: Sequence[Value]) -> Value:

@@ -58,8 +58,7 @@ class BindKvLayout(Pass):
             "prepare", "kv.duplicate_tail", (*op.operands, state), [(f"{state.name}_tail", state.type)],
             op.attrs, op.location,
         )  # fmt: skip
-        operands = [copy.result if value is state else value for value in first.operands]
-        module.set_operands(first, operands)
+        module.replace_operand(first, state, copy.result)
         assert entry_of(first.phase) == "step"
         self.remark(
             ctx,

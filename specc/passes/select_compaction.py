@@ -34,8 +34,9 @@ class SelectCompaction(Pass):
         for path in module.find("commit.path"):
             self._lower(module, path, ctx)
         for forward in list(module.ops()):
-            if writes_nodes(forward):
-                self._move(module, forward, ctx)
+            slots = _written_nodes(forward)
+            if slots is not None:
+                self._move(module, forward, slots, ctx)
 
     def _lower(self, module: Module, path: Op, ctx: Context) -> None:
         value, name = path.operands[0], path.result.name
@@ -53,9 +54,8 @@ class SelectCompaction(Pass):
         message = f"%{name} already lies along the accepted path: compaction is the identity, no code"
         self.remark(ctx, message, _place(value))
 
-    def _move(self, module: Module, forward: Op, ctx: Context) -> None:
+    def _move(self, module: Module, forward: Op, slots: Value, ctx: Context) -> None:
         """Keys and values are values with the node axis too, in slots."""
-        slots = next(value for value in forward.operands if on_nodes(value) and _slot_name(forward, value) == "slots")
         state = next(value for value in forward.results if is_state(value))
         readers = module.users(state)
         greedy = _acceptance(module)
@@ -64,7 +64,7 @@ class SelectCompaction(Pass):
             [(f"{state.name}_path", state.type)], {}, forward.location,
         )  # fmt: skip
         for reader in readers:
-            module.set_operands(reader, [move.result if value is state else value for value in reader.operands])
+            module.replace_operand(reader, state, move.result)
         self.remark(
             ctx,
             f"{forward.opcode} writes one KV slot per node: the accepted ones are moved together, so that the committed"
@@ -73,17 +73,14 @@ class SelectCompaction(Pass):
         )
 
 
-def writes_nodes(op: Op) -> bool:
-    """Whether an op is a forward that writes KV slots along the node axis."""
-    return is_external(op) and any(on_nodes(v) and _slot_name(op, v) == "slots" for v in op.operands)
+def _written_nodes(op: Op) -> Value | None:
+    """The KV slots that an op writes along the node axis, if it is a forward that does."""
+    names = OPS[op.opcode].operand_names(len(op.operands)) if is_external(op) else ()
+    return next((v for name, v in zip(names, op.operands, strict=False) if name == "slots" and on_nodes(v)), None)
 
 
 def _place(value: Value) -> Location | None:
     return value.source.location if value.source is not None else None
-
-
-def _slot_name(op: Op, value: Value) -> str:
-    return OPS[op.opcode].operand_names(len(op.operands))[op.operands.index(value)]
 
 
 def _acceptance(module: Module) -> Op:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from toy_engine import ToyEngine, batch_of, make_engine, start
-from toy_plan import chain_plan
+from toy_plan import chain_plan, program_of
 
 from specc.runtime import step as step_module
 from specc.runtime.backends.cpu import ReferenceBackend
@@ -20,7 +20,6 @@ from specc.runtime.errors import BindError, ForwardContractError
 from specc.runtime.external import Forward
 from specc.runtime.frame import Frame
 from specc.runtime.plan import Plan
-from specc.runtime.program import Program
 from specc.runtime.step import Step
 
 CPU = torch.device("cpu")
@@ -215,7 +214,7 @@ def test_a_plan_without_the_whole_capture_cannot_be_captured() -> None:
 def test_capture_is_for_cuda() -> None:
     plan = Plan.from_json(chain_plan())
     engine = make_engine(chain_plan())
-    program = Program(plan, None, CPU, ReferenceBackend())  # type: ignore[arg-type]
+    program = program_of(plan)
     with pytest.raises(BindError, match="only a program on CUDA"):
         program.bind(engine, engine.table, capture=True)
     engine.capturable = True

@@ -11,15 +11,13 @@ import pytest
 import torch
 from kv_plan import PAGE, ROOM, tree_plan
 from torch import Tensor
-from toy_plan import chain_plan
+from toy_plan import chain_plan, program_of
 
-from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.backends.cuda import _number
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BatchError, BindError, ForwardContractError, PlanError
 from specc.runtime.frame import Frame
 from specc.runtime.plan import Launch, Plan
-from specc.runtime.program import Program
 from specc.runtime.step import Step
 
 CPU = torch.device("cpu")
@@ -59,7 +57,7 @@ class Target:
 
 
 def bind(pools: Any, plan: dict[str, Any] | None = None, engine: object = None, table: Tensor | None = None) -> Step:
-    program = Program(Plan.from_json(plan or tree_plan()), None, CPU, ReferenceBackend())  # type: ignore[arg-type]
+    program = program_of(Plan.from_json(plan or tree_plan()))
     return program.bind(engine or Target(torch.zeros(2, 5)), make_table() if table is None else table, pools)
 
 

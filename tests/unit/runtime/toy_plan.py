@@ -10,6 +10,13 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
+from specc.runtime.backends.cpu import ReferenceBackend
+from specc.runtime.manifest import Manifest
+from specc.runtime.plan import Plan
+from specc.runtime.program import Program
+
 Json = dict[str, Any]
 ITEMSIZE = {"i1": 1, "u8": 1, "i32": 4, "i64": 8, "f16": 2, "bf16": 2, "f32": 4}
 ALIGN = 256
@@ -371,3 +378,9 @@ def _prefill(b: Builder, hidden: bool) -> list[Json]:
         external("prefill_draft", "prefill_draft", last, drafted, first="first", **where, **extra),
         b.launch("prefill_stash", *ops),
     ]
+
+
+def program_of(plan: Plan) -> Program:
+    """A program on the reference backend, of a wheel without any file."""
+    manifest = Manifest(plan.name, "0", plan.specc, 2, torch.__version__, (), {}, ())
+    return Program(plan, manifest, torch.device("cpu"), ReferenceBackend())
