@@ -5,8 +5,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 MODELS := examples/models
-# Their names start with that of their draft.
-DEMOS  := standalone-chain eagle-chain standalone-tree eagle-tree eagle-tree-wide
+# Their names start with that of their draft, if they have one.
+DEMOS  := standalone-chain eagle-chain eagle3-chain frozen-kv-chain mtp-chain dflash-chain ngram-chain \
+          standalone-tree eagle-tree eagle-tree-wide eagle3-tree frozen-kv-tree ngram-tree
 
 .PHONY: setup demo test lint types check golden conformance gpu bench clean
 
@@ -27,7 +28,9 @@ demo: setup
 	$(BIN)/pip install --quiet --no-deps --force-reinstall build/wheels/*.whl
 	for demo in $(DEMOS); do \
 	    echo "== $$demo"; \
-	    $(BIN)/specc run specc_$$(echo $$demo | tr - _) --target $(MODELS)/target --draft $(MODELS)/$${demo%%-*} \
+	    draft=$(MODELS)/$$(echo $$demo | sed 's/-chain.*//; s/-tree.*//' | tr - _); \
+	    test -d $$draft && draft="--draft $$draft" || draft=; \
+	    $(BIN)/specc run specc_$$(echo $$demo | tr - _) --target $(MODELS)/target $$draft \
 	        --prompts examples/prompts.json --check || exit 1; \
 	done
 	$(BIN)/specc run specc_random_qwen3_chain --target build/random-qwen3/target --draft build/random-qwen3/draft \

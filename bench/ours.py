@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from work import Shape, Work, observed
 
-from specc.algorithms import names
+from specc.algorithms import names, needs
 from specc.build import Build, build_program, compile_machine_code
 from specc.codegen.cache import Cache
 from specc.config import load_text
@@ -56,7 +56,7 @@ def compile_shape(shape: Shape, buckets: Sequence[int], archs: Sequence[str] = (
     kind, sizes = "tree" if shape.topk > 1 else "chain", asdict(shape)
     sizes |= {"buckets": list(buckets), "requests": shape.pool - 1, "archs": ", ".join(archs)}
     text = CONFIG.format(kind=kind, sizes=SIZES.format(**sizes), **sizes)
-    return build_program(load_text(text, Path(f"bench_{kind}.yaml"), names()))
+    return build_program(load_text(text, Path(f"bench_{kind}.yaml"), names(), needs))
 
 
 def plan_of(build: Build) -> Plan:
@@ -117,6 +117,8 @@ def argument_value(argument: Any, frame: Frame) -> Tensor | int:
         buffer = frame.kv[argument.target][0]
         return buffer.stride(0) * buffer.element_size()
     tensor = frame.read(argument.target)
+    if argument.kind == "size":
+        return tensor.shape[argument.axis]
     return tensor.stride(argument.axis) if argument.kind == "stride" else tensor
 
 

@@ -18,7 +18,7 @@ def start_module(loaded: LoadedConfig) -> Module:
     config = loaded.config
     module = Module(config.name)
     module.decls.append(Options("config", config.buckets, config.page_size, config.verify, config.archs))
-    module.decls += [_kv_pool("target", config.target), _kv_pool("draft", config.draft)]
+    module.decls += [_kv_pool(owner, model) for owner, model in config.models.items()]
     attrs = {"algorithm": config.algorithm}
     module.add_op("prepare", "spec.step", (), (), attrs, loaded.location("algorithm"))
     return module

@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from specc.algorithms import names
-from specc.config import LoadedConfig
-from specc.config.load import load_text
+from specc.algorithms import names, needs
+from specc.config import LoadedConfig, load_text
 from specc.driver import start_module
 from specc.ir.core import Module
 from specc.ir.parser import parse_module
@@ -27,6 +26,14 @@ MODEL: dict[str, Any] = {
 }
 """A model of either side, small enough for the reference semantics to be quick."""
 
+_AUX = ({"aux_layers": [1, 2]}, {"num_aux_layers": 2})
+BESIDES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "EAGLE3": _AUX,
+    "DFLASH": _AUX,
+    "MULTI_LAYER_EAGLE": ({}, {"num_layers": 16}),
+}
+"""What target and draft say besides: rows of several of the target's layers, or a module for every step."""
+
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 
@@ -38,15 +45,22 @@ def config_text(
     draft: dict[str, Any] | None = None,
     **keys: Any,
 ) -> str:
-    """The YAML of a small configuration; ``keys`` and the model blocks replace the defaults."""
+    """The YAML of a small configuration; ``keys`` and the model blocks replace the defaults, None leaves a key out."""
+    more = BESIDES.get(algorithm, ({}, {}))
     top: dict[str, Any] = {"name": "small", "algorithm": algorithm, "num_steps": 3, "buckets": [1, 2, 4]} | keys
-    top |= {"target": MODEL | (target or {}), "draft": MODEL | (draft or {})}
+    top["target"] = _said(MODEL | more[0] | (target or {}))
+    if algorithm not in names() or needs(algorithm).draft:
+        top["draft"] = _said(MODEL | more[1] | (draft or {}))
     return "".join(f"{key}: {json.dumps(value)}\n" for key, value in top.items())
+
+
+def _said(block: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in block.items() if value is not None}
 
 
 def load(algorithm: str = "EAGLE", **keys: Any) -> LoadedConfig:
     """The configuration of `config_text`, loaded."""
-    return load_text(config_text(algorithm, **keys), Path("small.yaml"), names())
+    return load_text(config_text(algorithm, **keys), Path("small.yaml"), names(), needs)
 
 
 def passes_to(last: str) -> list[Pass]:

@@ -1,9 +1,9 @@
-"""Train the example models: a small target, a standalone draft and an EAGLE head.
+"""Train the example models: a small target, a standalone draft, and draft heads of five kinds.
 
-All of them learn the source text of the Python standard library. The draft and the head are
+All of them learn the source text of the Python standard library. The draft and the heads are
 distilled from the target as it is on disk, weights rounded to bfloat16.
 
-    python examples/models/train.py [--only tokenizer|target|standalone|eagle|evaluate] [--out DIR]
+    python examples/models/train.py [--only STAGE] [--out DIR] [--text DIR] [--device cpu|cuda]
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,26 +26,45 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch import Tensor, nn
 from transformers import (
     AutoTokenizer,
-    DynamicCache,
     GenerationConfig,
-    LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
 )
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from specc.engine.eagle_head import EagleHead
+from heads import DEPTH, HEADS, VOCAB, Drafts, Reader, Reading, accepted_length, drafts_of, greedy, llama_config
 
-STAGES = ("tokenizer", "target", "standalone", "eagle", "evaluate")
-STEPS = {"target": 2200, "standalone": 1000, "eagle": 450}
-LEARNING_RATE = {"target": 2e-3, "standalone": 3e-3, "eagle": 2e-3}
+
+class Schedule(NamedTuple):
+    """How long to train on what: optimiser steps, the highest learning rate, tokens in a step.
+
+    written: how many windows of text the target is made to write; every other step learns from those.
+    """
+
+    steps: int
+    rate: float
+    tokens: int = 2048
+    written: int = 0
+
+    def scaled(self, factor: float) -> Schedule:
+        """As many times shorter, down to one step."""
+        return self._replace(steps=max(1, int(self.steps * factor)), written=math.ceil(self.written * factor))
+
+
+SCHEDULES = {
+    "target": Schedule(2200, 2e-3),
+    "standalone": Schedule(1000, 3e-3),
+    "eagle": Schedule(450, 2e-3),
+    "eagle3": Schedule(4500, 2e-3, tokens=16384, written=16384),
+    "mtp": Schedule(3500, 2e-3, tokens=16384, written=16384),
+    "frozen_kv": Schedule(3500, 2e-3, tokens=16384, written=16384),
+    "dflash": Schedule(6000, 2e-3, tokens=8192, written=16384),
+}
+STAGES = ("tokenizer", "target", "standalone", *HEADS, "evaluate")
 SEED = 0
-VOCAB = 2048
 BOS, EOS = "<|bos|>", "<|eos|>"
-TOKENS_PER_STEP = 2048
 LENGTHS = (256, 256, 256, 1024)  # window lengths, in turn: mostly short, some long
-UNROLL = 3  # drafts that the head is trained to make from its own predictions
-DEPTH = 3  # drafts per step in the evaluation
+PROMPT = 48  # tokens of a held-out text, or of a text that the target continues in training
 SKIPPED = {"encodings", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "turtledemo"}
 SKIPPED |= {"site-packages", "test", "tests"}
 
@@ -56,9 +77,8 @@ def is_held_out(name: str) -> bool:
     return hashlib.sha256(name.encode()).digest()[0] < 13
 
 
-def read_texts() -> tuple[list[str], list[str]]:
-    """The standard library's source files, in order of name: (training, held-out)."""
-    root = Path(sysconfig.get_path("stdlib"))
+def read_texts(root: Path) -> tuple[list[str], list[str]]:
+    """The Python files below a directory, in order of name: (training, held-out)."""
     splits: tuple[list[str], list[str]] = ([], [])
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root)
@@ -98,9 +118,10 @@ def train_tokenizer(out: Path, texts: list[str]) -> None:
 class Corpus:
     """Token streams of both splits; every window drawn from them starts with BOS."""
 
-    def __init__(self, directory: Path, training: list[str], held_out: list[str]) -> None:
-        """Encode both splits with the tokenizer of directory."""
+    def __init__(self, directory: Path, training: list[str], held_out: list[str], device: torch.device) -> None:
+        """Encode both splits with the tokenizer of directory; windows are on device."""
         self.tokenizer = AutoTokenizer.from_pretrained(directory)
+        self.device = device
         self.training = self._stream(training)
         self.held_out = self._stream(held_out)
 
@@ -114,14 +135,14 @@ class Corpus:
         """Random windows [rows, length]: BOS, then length - 1 consecutive tokens."""
         starts = torch.randint(len(stream) - length, (rows, 1), generator=seed)
         body = stream[starts + torch.arange(length - 1)]
-        return F.pad(body, (1, 0), value=self.tokenizer.bos_token_id)
+        return F.pad(body, (1, 0), value=self.tokenizer.bos_token_id).to(self.device)
 
-    def batches(self, steps: int, seed: int) -> Iterator[Tensor]:
-        """Training windows of TOKENS_PER_STEP tokens a step."""
+    def batches(self, schedule: Schedule, seed: int) -> Iterator[Tensor]:
+        """Training windows for every step."""
         generator = torch.Generator().manual_seed(seed)
-        for step in range(steps):
+        for step in range(schedule.steps):
             length = LENGTHS[step % len(LENGTHS)]
-            yield self.windows(self.training, TOKENS_PER_STEP // length, length, generator)
+            yield self.windows(self.training, schedule.tokens // length, length, generator)
 
     def held_out_batches(self, count: int = 16) -> list[Tensor]:
         """The same few held-out windows every time."""
@@ -130,24 +151,6 @@ class Corpus:
 
 
 # --- models ---------------------------------------------------------------------------------
-
-
-def llama_config(hidden: int, layers: int, kv_heads: int) -> LlamaConfig:
-    """A small Llama: heads of 64, an MLP three times as wide as the model, tied embeddings."""
-    return LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=hidden // 64,
-        num_key_value_heads=kv_heads,
-        head_dim=64,
-        intermediate_size=3 * hidden,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=1,
-        dtype="float32",
-    )
 
 
 def save_model(model: LlamaForCausalLM, directory: Path) -> None:
@@ -163,40 +166,52 @@ def save_model(model: LlamaForCausalLM, directory: Path) -> None:
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
 
 
-def load_model(directory: Path) -> LlamaForCausalLM:
+def load_model(directory: Path, device: torch.device) -> LlamaForCausalLM:
     """A saved model in float32, frozen."""
-    return LlamaForCausalLM.from_pretrained(directory).eval().requires_grad_(False)
+    model: Any = LlamaForCausalLM.from_pretrained(directory)
+    return model.to(device).eval().requires_grad_(False)
 
 
 # --- training -------------------------------------------------------------------------------
 
 
-def optimise(name: str, model: nn.Module, corpus: Corpus, loss_of: Callable[[Tensor], Tensor], scale: float) -> None:
+class Job(NamedTuple):
+    """What a training stage is given: where models lie, what to read, for how long, and where to compute."""
+
+    out: Path
+    corpus: Corpus
+    schedule: Schedule
+    device: torch.device
+
+
+def optimise(
+    name: str, model: nn.Module, schedule: Schedule, batches: Iterator[Tensor], loss_of: Callable[[Tensor], Tensor]
+) -> None:
     """AdamW with a linear warmup and a cosine decay to a twentieth; prints loss and throughput."""
-    steps = max(1, int(STEPS[name] * scale))
+    steps = schedule.steps
     warmup = max(1, steps // 20)
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-    optimiser = torch.optim.AdamW(groups, lr=LEARNING_RATE[name], betas=(0.9, 0.95))
+    optimiser = torch.optim.AdamW(groups, lr=schedule.rate, betas=(0.9, 0.95))
 
     def rate(step: int) -> float:
         cosine = 0.5 + 0.5 * math.cos(math.pi * step / steps)
         return min((step + 1) / warmup, 0.05 + 0.95 * cosine)
 
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, rate)
+    decay = torch.optim.lr_scheduler.LambdaLR(optimiser, rate)
     model.train()
-    start, running = time.monotonic(), 0.0
-    for step, tokens in enumerate(corpus.batches(steps, seed=SEED + 1), start=1):
+    start, running = time.monotonic(), None
+    for step, tokens in enumerate(batches, start=1):
         loss = loss_of(tokens)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
-        schedule.step()
-        running = loss.item() if step == 1 else 0.95 * running + 0.05 * loss.item()
+        decay.step()
+        running = loss.detach() if running is None else torch.lerp(running, loss.detach(), 0.05)
         if step % 50 == 0 or step == steps:
-            speed = step * TOKENS_PER_STEP / (time.monotonic() - start)
+            speed = step * schedule.tokens / (time.monotonic() - start)
             print(f"{name} {step}/{steps}  loss {running:.3f}  {speed:.0f} tokens/s", flush=True)
     model.eval()
 
@@ -211,160 +226,116 @@ def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
     return F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def train_target(out: Path, corpus: Corpus, scale: float) -> None:
+def train_target(job: Job) -> None:
     """Plain language modelling."""
     torch.manual_seed(SEED)
-    model = LlamaForCausalLM(llama_config(hidden=256, layers=4, kv_heads=2))
-    optimise("target", model, corpus, lambda x: next_token_loss(model(x).logits, x), scale)
-    save_model(model, out / "target")
+    model: Any = LlamaForCausalLM(llama_config(hidden=256, layers=4, kv_heads=2))
+    model.to(job.device)
+    batches = job.corpus.batches(job.schedule, SEED + 1)
+    optimise("target", model, job.schedule, batches, lambda x: next_token_loss(model(x).logits, x))
+    save_model(model, job.out / "target")
 
 
-def train_standalone(out: Path, corpus: Corpus, scale: float) -> None:
+def train_standalone(job: Job) -> None:
     """Distillation: match the target's distribution at every position of the text."""
     torch.manual_seed(SEED)
-    target = load_model(out / "target")
-    model = LlamaForCausalLM(llama_config(hidden=128, layers=2, kv_heads=1))
+    target = load_model(job.out / "target", job.device)
+    model: Any = LlamaForCausalLM(llama_config(hidden=128, layers=2, kv_heads=1))
+    model.to(job.device)
 
     def loss_of(tokens: Tensor) -> Tensor:
         with torch.no_grad():
             teacher = target(tokens).logits
         return soft_cross_entropy(model(tokens).logits, teacher)
 
-    optimise("standalone", model, corpus, loss_of, scale)
-    save_model(model, out / "standalone")
+    optimise("standalone", model, job.schedule, job.corpus.batches(job.schedule, SEED + 1), loss_of)
+    save_model(model, job.out / "standalone")
 
 
-def unroll_mask(n: int, step: int) -> Tensor:
-    """Which pairs a pair may read at an unrolled step: bool [1, 1, n, (step + 1) * n].
-
-    Block 0 of the keys holds the pairs made of true hidden states, block j those whose hidden
-    state is j predictions deep. As in drafting, the pair at q reads true pairs up to q - step,
-    then one pair of each depth, up to itself.
-    """
-    query, key = torch.arange(n)[:, None], torch.arange(n)[None, :]
-    blocks = [key <= query - step]
-    blocks += [key == query - (step - depth) for depth in range(1, step + 1)]
-    return torch.cat(blocks, dim=1)[None, None]
+def written_by(target: LlamaForCausalLM, corpus: Corpus, count: int) -> Tensor:
+    """Text of the target: count beginnings of training windows, continued greedily; [count, LENGTHS[0]]."""
+    generator = torch.Generator().manual_seed(SEED + 2)
+    prompts = corpus.windows(corpus.training, count, PROMPT, generator)
+    return torch.cat([greedy(target, chunk, LENGTHS[0] - PROMPT) for chunk in prompts.split(4096)])
 
 
-def unrolled(head: EagleHead, tokens: Tensor, hidden: Tensor) -> Iterator[Tensor]:
-    """Yield the head's predictions [B, n - 1, H] after one, two, ... UNROLL steps.
-
-    tokens [B, n] i64 and hidden [B, n, H] are the target's. Index p of a prediction is for the
-    hidden state at p + 1; after k steps it is meaningful from p = k - 1 on.
-    """
-    positions = torch.arange(tokens.shape[1] - 1).expand(tokens.shape[0], -1)
-    cache = DynamicCache()
-    inputs = hidden[:, :-1]
-    for step in range(UNROLL):
-        mask = unroll_mask(inputs.shape[1], step)
-        predicted = head(tokens[:, 1:], inputs, positions, attention_mask=mask, past_key_values=cache)
-        yield predicted
-        inputs = torch.cat((hidden[:, :1], predicted[:, :-1]), dim=1)
+def with_written(batches: Iterator[Tensor], written: Tensor, tokens: int) -> Iterator[Tensor]:
+    """Every other batch, beginning with the first, of rows of `written` [N, length] in its place."""
+    generator = torch.Generator().manual_seed(SEED + 3)
+    for step, batch in enumerate(batches):
+        rows = torch.randint(len(written), (tokens // written.shape[1],), generator=generator)
+        yield batch if step % 2 else written[rows.to(written.device)]
 
 
-def train_eagle(out: Path, corpus: Corpus, scale: float) -> None:
-    """Match the target's distribution and hidden states, over UNROLL chained predictions."""
+def train_head(name: str, job: Job) -> None:
+    """Match the target's distribution at every draft of the head's chain."""
     torch.manual_seed(SEED)
-    target = load_model(out / "target")
-    head = EagleHead(llama_config(hidden=256, layers=1, kv_heads=2)).share_with(target)
+    kind, reader = HEADS[name], Reader(load_model(job.out / "target", job.device))
+    head = kind.head(kind.config()).to(job.device).share_with(reader.target)
     for parameter in head.parameters():
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.02)
 
     def loss_of(tokens: Tensor) -> Tensor:
-        with torch.no_grad():
-            hidden = target.model(tokens).last_hidden_state
-            teacher = target.lm_head(hidden)
-        loss = torch.zeros(())
-        for step, predicted in enumerate(unrolled(head, tokens, hidden)):
-            guess = predicted[:, step:]
-            loss = loss + soft_cross_entropy(head.logits(guess), teacher[:, step + 1 :])
-            loss = loss + 0.2 * F.smooth_l1_loss(guess, hidden[:, step + 1 :])
-        return loss / UNROLL
+        reading = reader(tokens)
+        loss = torch.zeros((), device=job.device)
+        for draft, rows in enumerate(kind.chain(head, reading, tokens), start=1):
+            loss = loss + soft_cross_entropy(head.logits(rows), reading.logits[:, draft:])
+            if kind.pull:
+                loss = loss + kind.pull * F.smooth_l1_loss(rows, reading.hidden[:, draft:])
+        return loss / DEPTH
 
-    optimise("eagle", head, corpus, loss_of, scale)
-    head.save(out / "eagle", storage_dtype=torch.bfloat16)
+    batches = job.corpus.batches(job.schedule, SEED + 1)
+    if job.schedule.written:
+        written = written_by(reader.target, job.corpus, job.schedule.written)
+        batches = with_written(batches, written, job.schedule.tokens)
+    optimise(name, head, job.schedule, batches, loss_of)
+    head.save(job.out / name, storage_dtype=torch.bfloat16)
+
+
+TRAININGS: dict[str, Callable[[Job], None]] = {
+    "target": train_target,
+    "standalone": train_standalone,
+    **{name: partial(train_head, name) for name in HEADS},
+}
 
 
 # --- evaluation -----------------------------------------------------------------------------
 
-Draft = Callable[[Tensor], Tensor]  # tokens [1, n] -> tokens [1, n + DEPTH]
 
-
-def greedy(model: LlamaForCausalLM, tokens: Tensor, count: int) -> Tensor:
-    """Append the model's count most likely next tokens: [1, n] -> [1, n + count]."""
-    for _ in range(count):
-        following = model(tokens, use_cache=False).logits[:, -1:].argmax(-1)
-        tokens = torch.cat((tokens, following), dim=1)
-    return tokens
-
-
-def eagle_draft(head: EagleHead, target: LlamaForCausalLM, tokens: Tensor) -> Tensor:
-    """Append DEPTH drafts of the head to tokens [1, n], whose last one the target has not read."""
-    hidden = target.model(tokens[:, :-1], use_cache=False).last_hidden_state
-    for _ in range(DEPTH):
-        positions = torch.arange(hidden.shape[1])[None]
-        predicted = head(tokens[:, 1:], hidden, positions)[:, -1:]
-        tokens = torch.cat((tokens, head.logits(predicted).argmax(-1)), dim=1)
-        hidden = torch.cat((hidden, predicted), dim=1)
-    return tokens
-
-
-def accepted_length(draft: Draft, reference: Tensor, prompt: int, count: int) -> tuple[int, int]:
-    """Speculate along reference [1, m], the target's greedy text: (tokens made, steps taken).
-
-    Greedy verification keeps the drafts that agree with the target's own choices, then adds the
-    next such choice, so the text produced is the reference whatever the drafts are.
-    """
-    position, steps = prompt, 0
-    while position < prompt + count:
-        drafted = draft(reference[:, :position])[0, position:]
-        agree = drafted == reference[0, position : position + DEPTH]
-        position += int(agree.long().cumprod(0).sum()) + 1
-        steps += 1
-    return position - prompt, steps
-
-
-def mean_accepted(corpus: Corpus, target: LlamaForCausalLM, drafts: dict[str, Draft]) -> None:
-    """Print the mean number of tokens per target step on held-out prompts, for every draft."""
-    prompt, count = 48, 64
-    generator = torch.Generator().manual_seed(SEED)
-    prompts = corpus.windows(corpus.held_out, 20, prompt, generator)
-    references = [greedy(target, row[None], count + DEPTH) for row in prompts]
-    for name, draft in drafts.items():
-        pairs = [accepted_length(draft, row, prompt, count) for row in references]
-        tokens, steps = (sum(column) for column in zip(*pairs, strict=True))
-        print(f"{name}: mean accepted length {tokens / steps:.2f} (depth {DEPTH}, greedy)")
+def agreement(drafts: Drafts, readings: list[tuple[Reading, Tensor]]) -> Tensor:
+    """The share of positions where each draft is the target's choice after the same text, [DEPTH]."""
+    shares = [
+        [
+            (scores.argmax(-1) == reading.logits[:, draft:].argmax(-1)).float().mean()
+            for draft, scores in enumerate(drafts(reading, tokens), start=1)
+        ]
+        for reading, tokens in readings
+    ]
+    return torch.tensor(shares).mean(0)
 
 
 @torch.no_grad()
-def evaluate(out: Path, corpus: Corpus) -> None:
-    """Held-out losses, agreement with the target, and accepted lengths."""
-    target, standalone = load_model(out / "target"), load_model(out / "standalone")
-    head = EagleHead.from_directory(out / "eagle", target)
-    names = ["standalone", *(f"eagle draft {step + 1}" for step in range(UNROLL))]
-    losses: dict[str, list[Tensor]] = {name: [] for name in ("target", "standalone")}
-    agreement: dict[str, list[Tensor]] = {name: [] for name in names}
-    for tokens in corpus.held_out_batches():
-        hidden = target.model(tokens).last_hidden_state
-        teacher, student = target.lm_head(hidden), standalone(tokens).logits
-        choice = teacher.argmax(-1)
-        losses["target"].append(next_token_loss(teacher, tokens))
-        losses["standalone"].append(next_token_loss(student, tokens))
-        agreement["standalone"].append((student.argmax(-1) == choice).float().mean())
-        for step, predicted in enumerate(unrolled(head, tokens, hidden)):
-            same = head.logits(predicted[:, step:]).argmax(-1) == choice[:, step + 1 :]
-            agreement[f"eagle draft {step + 1}"].append(same.float().mean())
-    for name, values in losses.items():
-        print(f"{name}: held-out loss {torch.stack(values).mean():.3f} nats per token")
-    for name, values in agreement.items():
-        print(f"{name}: picks the target's token at {torch.stack(values).mean():.1%} of positions")
-    drafts: dict[str, Draft] = {
-        "standalone": lambda tokens: greedy(standalone, tokens, DEPTH),
-        "eagle": lambda tokens: eagle_draft(head, target, tokens),
-    }
-    mean_accepted(corpus, target, drafts)
+def evaluate(out: Path, corpus: Corpus, device: torch.device) -> None:
+    """Print held-out losses, and agreement with the target and accepted length of every draft."""
+    target, standalone = (load_model(out / name, device) for name in ("target", "standalone"))
+
+    def alone(reading: Reading, tokens: Tensor) -> Iterator[Tensor]:
+        scores = standalone(tokens).logits
+        return (scores[:, draft:] for draft in range(1, DEPTH + 1))
+
+    heads = {name: drafts_of(kind, kind.head.from_directory(out / name, target)) for name, kind in HEADS.items()}
+    reader = Reader(target)
+    readings = [(reader(tokens), tokens) for tokens in corpus.held_out_batches()]
+    for name, model in (("target", target), ("standalone", standalone)):
+        losses = [next_token_loss(model(tokens).logits, tokens) for _, tokens in readings]
+        print(f"{name}: held-out loss {torch.stack(losses).mean():.3f} nats per token")
+    prompts = corpus.windows(corpus.held_out, 20, PROMPT, torch.Generator().manual_seed(SEED))
+    texts = greedy(target, prompts, 64 + DEPTH)
+    for name, drafts in {"standalone": alone, **heads}.items():
+        shares = ", ".join(f"{share:.1%}" for share in agreement(drafts, readings))
+        mean = accepted_length(drafts, reader(texts), texts, PROMPT)
+        print(f"{name}: drafts that are the target's choice {shares}; accepted length {mean:.2f} (greedy)")
 
 
 def main() -> None:
@@ -372,23 +343,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=STAGES, help="run this stage alone")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
-    parser.add_argument("--scale", type=float, default=1.0, help="factor on the training steps")
+    parser.add_argument("--text", type=Path, default=Path(sysconfig.get_path("stdlib")), help="what to learn")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the length of the training")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    if args.device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
     stages = (args.only,) if args.only else STAGES
-    training, held_out = read_texts()
+    training, held_out = read_texts(args.text)
     print(f"{len(training)} training files, {len(held_out)} held out")
     if "tokenizer" in stages:
         train_tokenizer(args.out, training)
-    corpus = Corpus(args.out / "target", training, held_out)
+    corpus = Corpus(args.out / "target", training, held_out, args.device)
     print(f"{len(corpus.training)} training tokens, {len(corpus.held_out)} held out", flush=True)
-    trainings = {"target": train_target, "standalone": train_standalone, "eagle": train_eagle}
     for name in stages:
-        if name in trainings:
-            trainings[name](args.out, corpus, args.scale)
+        if name in TRAININGS:
+            TRAININGS[name](Job(args.out, corpus, SCHEDULES[name].scaled(args.scale), args.device))
     if "evaluate" in stages:
-        evaluate(args.out, corpus)
+        evaluate(args.out, corpus, args.device)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeVar
 
-from specc.config import Config, LoadedConfig, ModelConfig
+from specc.config import Config, LoadedConfig, ModelConfig, Needs
+from specc.config.block import Block
 from specc.config.resolved import TARGET_OUTPUTS
 from specc.ir.builder import Builder
 from specc.ir.core import Carry, Module, Value
+from specc.ir.opdef import OpDef
 from specc.ir.types import Dim, StateType, TensorType
 from specc.support.diagnostics import Diagnostic, DiagnosticError, Note
 from specc.support.location import Location
+
+OptionsT = TypeVar("OptionsT", bound=Block)
 
 DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 """Names of the configuration's dtypes in the IR."""
@@ -25,12 +30,16 @@ class Algorithm:
         name: its name in the configuration, upper case.
         summary: one line for people.
         build: writes the ops of every phase through a `Scope`.
+        needs: what it asks of a configuration.
+        forwards: forwards of the engine that it calls and specc does not know: external ops of the dialect ``model``.
 
     """
 
     name: str
     summary: str
     build: Callable[[Scope], None]
+    needs: Needs = field(default_factory=Needs)
+    forwards: tuple[OpDef, ...] = ()
 
 
 class Scope:
@@ -51,6 +60,23 @@ class Scope:
     def config(self) -> Config:
         """The configuration."""
         return self.loaded.config
+
+    @property
+    def draft(self) -> ModelConfig:
+        """The draft model, of an algorithm that has one."""
+        if self.config.draft is None:
+            raise TypeError(f"{self.config.algorithm} has no draft model")
+        return self.config.draft
+
+    def options(self, kind: type[OptionsT]) -> OptionsT:
+        """The keys of the algorithm's own, as the block that its `Needs` name."""
+        if not isinstance(self.config.options, kind):
+            raise TypeError(f"the options are {type(self.config.options).__name__}, not {kind.__name__}")
+        return self.config.options
+
+    def table(self, name: str, dtype: str, *shape: str) -> Value:
+        """Declare a tensor that the engine brings once, when it binds the program."""
+        return self.module.add_input(name, TensorType(dtype, shape))
 
     def at(self, *key: str) -> Location:
         """Where a key of the configuration was written; for a model's size, ``model:`` if that gave it."""
@@ -74,12 +100,19 @@ class Scope:
         Raises:
             DiagnosticError: ``legal/vocab-mismatch``.
         """
-        target, draft = self.config.target.vocab_size, self.config.draft.vocab_size
+        target, draft = self.config.target.vocab_size, self.draft.vocab_size
         if target != draft:
             message = f"{self.config.algorithm} needs one vocabulary: the draft has {draft} tokens"
             note = Note(f"the target has {target}", self.at("target", "vocab_size"))
-            where = self.at("draft", "vocab_size")
-            raise DiagnosticError(Diagnostic("legal/vocab-mismatch", message, where, notes=(note,)))
+            self.refuse("legal/vocab-mismatch", message, ("draft", "vocab_size"), note)
+
+    def refuse(self, code: str, message: str, key: tuple[str, ...], *notes: Note, hint: str | None = None) -> None:
+        """Refuse the configuration for what stands at a key.
+
+        Raises:
+            DiagnosticError: always, with the diagnostic's code.
+        """
+        raise DiagnosticError(Diagnostic(code, message, self.at(*key), hint, notes))
 
     def output(self, name: str, value: Value) -> None:
         """Hand a value back to the engine at the end of a step."""
@@ -92,16 +125,19 @@ def dtype_of(model: ModelConfig) -> str:
 
 
 def _declare_dims(module: Module, config: Config) -> None:
+    drafts = (Dim("Vd", "draft_vocab", config.draft.vocab_size),) if config.draft is not None else ()
     dims = (
         Dim("B", "request", config.max_batch, dynamic=True),
         Dim("K", "branch", config.topk),
+        Dim("S", "step", config.num_steps),
         Dim("D", "forward", config.num_steps - 1),
         Dim("N", "node", config.num_nodes),
         Dim("A", "path", config.path_slots),
         Dim("V", "vocab", config.target.vocab_size),
-        Dim("Vd", "draft_vocab", config.draft.vocab_size),
+        *drafts,
         Dim("P", "pool", config.pool_rows),
         Dim("C", "context", None),
         Dim("T", "token", None),
+        Dim("M", "corpus", None),
     )
     module.dims.update({dim.name: dim for dim in dims})

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 def load(path: Path, report: Report) -> LoadedConfig:
     """Load the configuration at ``path`` and let ``report`` know its text; raises DiagnosticError."""
-    from specc.algorithms import names
+    from specc.algorithms import names, needs
     from specc.config import load_config
 
-    loaded = load_config(path, names())
+    loaded = load_config(path, names(), needs)
     report.know(loaded.sources, loaded.paths)
     return loaded

@@ -22,6 +22,7 @@ from specc.support.render import printable
 
 if TYPE_CHECKING:
     from specc.engine.engine import Engine
+    from specc.engine.plan_facts import PlanFacts
     from specc.engine.request import Completion, StopConditions, TokenEvent
 
 
@@ -54,7 +55,8 @@ class Verdict:
 def run(
     program: Annotated[str, typer.Argument(metavar="WHEEL_OR_PACKAGE", help="A .whl file or installed package.")],
     target: Annotated[Path, typer.Option(help="Directory of the target model.")],
-    draft: Annotated[Path, typer.Option(help="Directory of the draft model.")],
+    draft: Annotated[Path | None, typer.Option(help="Directory of the draft model, if the program has one.")] = None,
+    corpus: Annotated[Path | None, typer.Option(help="A text file that the program looks drafts up in.")] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="A prompt; may be repeated.")] = None,
     prompts: Annotated[Path | None, typer.Option(help="A file of prompts: one per line, or a JSON list.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens per prompt.")] = 64,
@@ -79,13 +81,31 @@ def run(
         wants_stream = console.is_terminal if stream is None else stream
         printer = _Printer(console, texts, format, stream=wants_stream and len(texts) == 1)
         with _wheel_package(program) as module:
-            engine = _make_engine(module, target, draft, device.value, max_context, printer)
+            engine = _make_engine(module, _Files(target, draft, corpus), device.value, max_context, printer)
             conditions = _conditions(engine, max_new_tokens, stop or ())
             completions = _generate(engine, texts, conditions, printer)
             verdicts = _check(engine, completions, max_new_tokens) if check else []
         printer.finish(completions, verdicts, engine)
     if not all(verdict.identical for verdict in verdicts):
         raise typer.Exit(1)
+
+
+@dataclass(frozen=True)
+class _Files:
+    """What a program runs on, as given on the command line."""
+
+    target: Path
+    draft: Path | None
+    corpus: Path | None
+
+    def check(self, facts: PlanFacts) -> None:
+        """Raise BadParameter unless there is exactly what the program needs."""
+        needs = {"--draft": ("draft" in facts.models, self.draft), "--corpus": ("corpus" in facts.tables, self.corpus)}
+        for option, (needed, given) in needs.items():
+            if needed != (given is not None):
+                raise typer.BadParameter(
+                    f"the program {'needs' if needed else 'has no use for'} one", param_hint=option
+                )
 
 
 class _Printer:
@@ -169,15 +189,13 @@ def _wheel_package(name_or_path: str) -> Any:
     return package(name_or_path)
 
 
-def _make_engine(
-    module: Any, target: Path, draft: Path, device: str, max_context: int | None, printer: _Printer
-) -> Engine:
-    """Load program and models and bind them."""
+def _make_engine(module: Any, files: _Files, device: str, max_context: int | None, printer: _Printer) -> Engine:
+    """Load program, models and corpus and bind them."""
     import torch
 
     from specc.engine.engine import Engine
     from specc.engine.errors import EngineError
-    from specc.engine.loading import load_draft, load_target
+    from specc.engine.loading import load_corpus, load_draft, load_target
     from specc.engine.plan_facts import PlanFacts
     from specc.engine.wheel import load_program
 
@@ -185,13 +203,15 @@ def _make_engine(
         raise typer.BadParameter("this machine has no CUDA device", param_hint="--device")
     loaded = load_program(module, device)
     facts = PlanFacts.read(loaded.plan)
-    model = load_target(target, facts, device)
-    helper = load_draft(draft, facts, model, device)
-    if model.tokenizer is None:
-        message = f"the target model {str(target)!r} has no tokenizer"
+    files.check(facts)
+    target = load_target(files.target, facts, device)
+    if target.tokenizer is None:
+        message = f"the target model {str(files.target)!r} has no tokenizer"
         raise DiagnosticError(Diagnostic("run/model-unreadable", message, hint="add its tokenizer.json"))
+    draft = None if files.draft is None else load_draft(files.draft, facts, target, device)
+    tables = {} if files.corpus is None else {"corpus": load_corpus(files.corpus, target)}
     try:
-        return Engine(loaded, model, helper, max_context=max_context, on_token=printer.token)
+        return Engine(loaded, target, draft, tables=tables, max_context=max_context, on_token=printer.token)
     except EngineError as error:
         raise typer.BadParameter(str(error)) from error
 

@@ -12,6 +12,7 @@ from specc.ir.core import Module, Op, Value, entry_of, is_state, tensor_type
 from specc.ir.nodes import is_external, node_of
 from specc.ir.ops import OPS
 from specc.ir.plan import Buffer, Grid, KvLayout, KvPool, Layout, Node, Options
+from specc.ir.types import per_request
 from specc.kernels.base import Argument, cluster_of, kv_pointers
 from specc.version import __version__
 
@@ -36,8 +37,9 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Json:
         "dims": _dims(module, config),
         "kv": _kv(module),
         "kv_pools": _kv_pools(module),
-        "models": {"target": _model(config.target), "draft": _model(config.draft)},
-        "inputs": [_input(module, value) for value in module.inputs.values() if not is_state(value)],
+        "models": {role: _model(model) for role, model in config.models.items()},
+        "options": config.options.model_dump(mode="json"),
+        "inputs": [_input(value) for value in module.inputs.values() if not is_state(value)],
         "carry": [{"name": c.name, "dtype": c.type.dtype, "axes": list(c.type.shape)} for c in module.carries.values()],
         "outputs": [_output(name, value) for name, value in module.outputs.items()],
         "values": _values(module),
@@ -88,6 +90,7 @@ def _kv_pools(module: Module) -> Json:
 
 
 def _model(model: ModelConfig) -> Json:
+    aux = {"aux_layers": list(model.aux_layers or ())} if model.hidden_source == "aux" else {}
     return {
         "hidden_size": model.hidden_size,
         "spec_width": model.spec_width,
@@ -97,12 +100,13 @@ def _model(model: ModelConfig) -> Json:
         "kv_layout": model.kv_layout,
         "vocab_size": model.vocab_size,
         "dtype": DTYPES[model.dtype],
+        **aux,
     }
 
 
-def _input(module: Module, value: Value) -> Json:
+def _input(value: Value) -> Json:
     type_ = tensor_type(value)
-    owner = "engine" if "C" in type_.shape else "arena"
+    owner = "arena" if per_request(type_) else "engine"
     return {"name": value.name, "dtype": type_.dtype, "axes": list(type_.shape), "owner": owner}
 
 
@@ -185,6 +189,8 @@ def _argument(arg: Argument) -> Json:
         return {"name": arg.name, "input": arg.input}
     if arg.stride:
         return {"name": arg.name, "stride": arg.stride, "axis": 0}
+    if arg.size:
+        return {"name": arg.name, "size": arg.size, "axis": 0}
     if arg.slot_stride:
         return {"name": arg.name, "slot_stride": arg.slot_stride}
     return {"name": arg.name, "literal": arg.literal}

@@ -14,16 +14,21 @@ from typing import Protocol
 
 import jinja2
 import jinja2.meta
+import jinja2.nodes
 
 LIB_FILES = tuple(
-    f"lib/{name}.py" for name in ("__init__", "argmax", "copying", "frontier", "logprob", "topk", "tree", "walk")
+    f"lib/{name}.py"
+    for name in (
+        *("__init__", "argmax", "copying", "frontier", "logprob", "lookup"),
+        *("rows", "slots", "topk", "tree", "walk"),
+    )
 )
 """The device code that rendered kernels import, relative to the folder that holds them."""
 
 _LIB_IMPORT = re.compile(r"^from \.(?:lib\.)?(\w+) import", re.MULTILINE)
 
 COUNTS = frozenset({"steps"})
-"""The flags that are not bools: how often a loop of a template writes its lines."""
+"""The flags that are numbers: how often a loop of a template writes its lines."""
 
 
 class _Directory(Protocol):
@@ -91,9 +96,15 @@ def template_flags(stem: str) -> frozenset[str]:
 
     Raises FileNotFoundError if there is no template of that stem, ValueError if `stem` is no identifier.
     """
-    environment = _environment()
-    read = jinja2.meta.find_undeclared_variables(environment.parse(_read(_template_name(stem))))
-    return frozenset(read - environment.globals.keys())
+    return frozenset(jinja2.meta.find_undeclared_variables(_parse(stem)) - _environment().globals.keys())
+
+
+@functools.cache
+def looped_flags(stem: str) -> frozenset[str]:
+    """The flags of a template that are tuples of names: its loops run over them, alone or added up."""
+    loops = [loop.iter for loop in _parse(stem).find_all(jinja2.nodes.For)]
+    tuples = jinja2.nodes.List([loop for loop in loops if not isinstance(loop, jinja2.nodes.Call)])  # `range` is called
+    return frozenset(name.name for name in tuples.find_all(jinja2.nodes.Name))
 
 
 def template_digest(stem: str) -> str:
@@ -119,22 +130,45 @@ def lib_sources(kernels: Iterable[str] | None = None) -> dict[str, str]:
     return {name: _read(name) for name in LIB_FILES if name in found}
 
 
-def render_kernel(stem: str, flags: Mapping[str, int], header: Sequence[str]) -> str:
+def _parse(stem: str) -> jinja2.nodes.Template:
+    return _environment().parse(_read(_template_name(stem)))
+
+
+def render_kernel(stem: str, flags: Mapping[str, int | tuple[str, ...]], header: Sequence[str]) -> str:
     """The Python source of one kernel; the kernel function is called `stem`.
 
-    `flags` gives every flag of the template a bool, those in COUNTS a number, and names nothing else. `header`
-    is put on top, one comment line per entry. Raises ValueError when the flags do not match the template or a
-    header line is not one printable ASCII line, FileNotFoundError when there is no template of that stem.
+    `flags` gives every flag of the template a bool, those in COUNTS a number, those of `looped_flags` different
+    identifiers, and names nothing else. `header` is put on top, one comment line per entry. Raises ValueError when the
+    flags do not match the template or a header line is not one printable ASCII line, FileNotFoundError when there is no
+    template of that stem.
     """
     wanted = template_flags(stem)
     missing, unknown = sorted(wanted - flags.keys()), sorted(flags.keys() - wanted)
     if missing or unknown:
         raise ValueError(f"{stem}: missing flags {missing}, unknown flags {unknown}")
-    for kind, words, names in ((bool, "a bool", flags.keys() - COUNTS), (int, "a count", flags.keys() & COUNTS)):
-        if wrong := sorted(name for name in names if type(flags[name]) is not kind or flags[name] < 0):
+    for words, fits, names in (
+        ("a bool", _is_bool, flags.keys() - COUNTS - looped_flags(stem)),
+        ("a count", _is_count, flags.keys() & COUNTS),
+        ("different identifiers", _are_identifiers, looped_flags(stem)),
+    ):
+        if wrong := sorted(name for name in names if not fits(flags[name])):
             raise ValueError(f"{stem}: not {words}: {wrong}")
     for line in header:
         if not line.isascii() or (line and not line.isprintable()):
             raise ValueError(f"{stem}: not a printable ASCII line: {line!r}")
     top = "".join(f"# {line}".rstrip() + "\n" for line in header)
     return top + _environment().get_template(_template_name(stem)).render(flags)
+
+
+def _is_bool(flag: object) -> bool:
+    return type(flag) is bool
+
+
+def _is_count(flag: object) -> bool:
+    return type(flag) is int and flag >= 0
+
+
+def _are_identifiers(flag: object) -> bool:
+    if type(flag) is not tuple or len(set(flag)) < len(flag):
+        return False
+    return all(isinstance(name, str) and name.isascii() and name.isidentifier() for name in flag)

@@ -33,7 +33,12 @@ FORMAT = 1
 
 _SYMBOLS = {"topk": "K", "num_steps": "S", "num_draft_tokens": "N"}
 
-_FOLLOWS = {"num_draft_tokens": "num_steps + 1", "max_requests": "the largest bucket", "kv_dtype": "dtype"}
+_FOLLOWS = {
+    "num_draft_tokens": "num_steps + 1",
+    "max_requests": "the largest bucket",
+    "kv_dtype": "dtype",
+    "aux_layers": "what the draft was trained on, or 2, L // 2 and L - 3",
+}
 """What the default of a key is taken from."""
 
 
@@ -175,7 +180,7 @@ def tell(loaded: LoadedConfig, module: Module, ctx: Context) -> Story:
         summary=algorithm(config.algorithm).summary,
         form="chain" if config.chain else "tree",
         settings=_settings(loaded),
-        models=(_model(loaded, "target", config.target), _model(loaded, "draft", config.draft)),
+        models=tuple(_model(loaded, side, model) for side, model in config.models.items()),
         passes=_passes(loaded, ctx),
         captures=tuple(_capture(module, op) for op in module.ops() if is_external(op)),
         carry=carry,
@@ -192,11 +197,12 @@ def _place(loaded: LoadedConfig, location: Location | None) -> str | None:
 
 
 def _settings(loaded: LoadedConfig) -> tuple[Setting, ...]:
-    """All keys but the models, and the name, which is told first."""
+    """All keys but the models, and the name, which is told first; the algorithm's own ones last."""
     config = loaded.config
-    keys = [field.name for field in fields(config) if field.name not in ("name", "target", "draft")]
-    found = [(key, getattr(config, key)) for key in keys]
-    return tuple(_setting(loaded, (key,), value) for key, value in found if value is not None)
+    keys = [field.name for field in fields(config) if field.name not in ("name", "target", "draft", "options")]
+    found = {(key,): getattr(config, key) for key in keys}
+    found |= {("options", key): value for key, value in config.options.model_dump(mode="json").items()}
+    return tuple(_setting(loaded, path, value) for path, value in found.items() if value is not None)
 
 
 def _setting(loaded: LoadedConfig, path: tuple[str, ...], value: Value) -> Setting:
@@ -223,8 +229,9 @@ def _model(loaded: LoadedConfig, side: str, model: ModelConfig) -> ModelStory:
             settings.append(Setting(key, None, value, origin, _place(loaded, place)))
         elif value is not None:
             settings.append(_setting(loaded, (side, key), value))
-    streams = model.spec_width != model.hidden_size
-    origin = f"hidden_size{' * hc_mult' if streams else ''}, because hidden_source is {model.hidden_source}"
+    factor = " * hc_mult" if model.spec_width != model.hidden_size else ""
+    factor = " * number of aux_layers" if model.hidden_source == "aux" else factor
+    origin = f"hidden_size{factor}, because hidden_source is {model.hidden_source}"
     place = next(setting.place for setting in settings if setting.key == "hidden_size")
     return ModelStory(side, model.model, (*settings, Setting("spec_width", "W", model.spec_width, origin, place)))
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from specc.config.load import LoadedConfig, load_config, load_text
 from specc.config.locations import Locations
+from specc.config.needs import Needs
 from specc.config.resolved import Config, ModelConfig
-from specc.config.schema import ALGORITHMS, ARCHS, OUTPUTS, json_schema
+from specc.config.schema import ARCHS, OUTPUTS, json_schema
 
 __all__ = [
-    "ALGORITHMS",
     "ARCHS",
     "OUTPUTS",
     "Config",
     "LoadedConfig",
     "Locations",
     "ModelConfig",
+    "Needs",
     "json_schema",
     "load_config",
     "load_text",

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from specc.config.locations import Locations
+from specc.config.needs import Needs
 from specc.config.resolved import TARGET_OUTPUTS, ModelConfig
 from specc.config.schema import REQUIRED, ConfigFile
 from specc.support.diagnostics import Diagnostics, Note
@@ -41,15 +42,17 @@ class Checked:
         return not any(self.places.broken(key) for key in keys)
 
 
-def check_file(checked: Checked) -> None:
-    """Apply every rule that needs no model."""
+def check_file(checked: Checked, algorithm: str | None, needs: Needs) -> None:
+    """Apply every rule that needs no model; ``needs`` is what the algorithm of this name asks for."""
     _required(checked)
+    _algorithm(checked, algorithm, needs)
     _buckets(checked)
     _pool(checked)
     _no_repeats(checked, "archs", checked.file.archs)
     _no_repeats(checked, "outputs", checked.file.outputs)
-    _width(checked)
-    _mask(checked)
+    _width(checked, needs)
+    _mask(checked, needs)
+    _one_sided(checked)
     _not_yet(checked)
 
 
@@ -59,6 +62,22 @@ def _required(checked: Checked) -> None:
         if not checked.places.written(key) and checked.sound(key):
             message = f"key '{key}' is missing"
             checked.found.error("config/missing-key", message, checked.places.key(), hint=f"add '{key}:'")
+
+
+def _algorithm(checked: Checked, algorithm: str | None, needs: Needs) -> None:
+    """Check that there is a draft exactly where one is used, and no tree where only chains are drafted."""
+    at, found = checked.places, checked.found
+    if algorithm is None:
+        return
+    if needs.draft and not at.written("draft") and checked.sound("draft"):
+        found.error("config/missing-key", "key 'draft' is missing", at.key(), hint="add 'draft:'")
+    note = Note(f"the algorithm is {algorithm}", at.value("algorithm"))
+    if not needs.draft and at.written("draft"):
+        message = "there is no draft model to describe"
+        found.error("legal/no-draft", message, at.key("draft"), hint="leave 'draft:' out", notes=[note])
+    if not needs.trees and checked.file.topk > 1 and checked.sound("topk"):
+        message = f"topk is {checked.file.topk}, and only chains are drafted"
+        found.error("legal/chain-only", message, at.value("topk"), hint="write topk: 1", notes=[note])
 
 
 def _buckets(checked: Checked) -> None:
@@ -104,15 +123,15 @@ def _no_repeats(checked: Checked, key: str, entries: Iterable[str]) -> None:
         first.setdefault(entry, index)
 
 
-def _width(checked: Checked) -> None:
+def _width(checked: Checked, needs: Needs) -> None:
     """Check N: S + 1 for a chain; for a tree from 2 up to all it can draft and the root."""
     file, at = checked.file, checked.places
     nodes, depth, width = file.num_draft_tokens, file.num_steps, file.topk
-    if not checked.sound("num_draft_tokens", "num_steps", "topk"):
+    if not checked.sound("num_draft_tokens", "num_steps", "topk") or (width > 1 and not needs.trees):
         return
     if nodes is None:
         if width > 1:
-            hint = f"write num_draft_tokens: a number from 2 to {max_tree(width, depth)}"
+            hint = f"write num_draft_tokens: a number from 2 to {needs.most_nodes(width, depth)}"
             message = "a tree needs num_draft_tokens, the tokens the target verifies"
             checked.found.error("config/missing-key", message, at.value("topk"), hint=hint)
         return
@@ -122,7 +141,7 @@ def _width(checked: Checked) -> None:
         notes = [_origin(checked, "num_steps", depth)]
         hint = f"write num_draft_tokens: {depth + 1}, or leave the key out"
         checked.found.error("legal/chain-width", message, where, hint=hint, notes=notes)
-    largest = max_tree(width, depth)
+    largest = needs.most_nodes(width, depth)
     if width > 1 and not 2 <= nodes <= largest:
         message = f"a tree with topk {width} and num_steps {depth} has 2 to {largest} nodes, and not {nodes}"
         notes = [_origin(checked, "topk", width), _origin(checked, "num_steps", depth)]
@@ -136,16 +155,13 @@ def _origin(checked: Checked, key: str, value: int) -> Note:
     return Note(f"{key} is {value}", checked.places.value(key))
 
 
-def max_tree(topk: int, num_steps: int) -> int:
-    """Return the most nodes a tree can have, root included: 1 + K + (S - 1) * K^2."""
-    return 1 + topk + (num_steps - 1) * topk * topk
-
-
-def _mask(checked: Checked) -> None:
+def _mask(checked: Checked, needs: Needs) -> None:
     """Check that the mask's mode fits the tree, and has what it needs."""
     file, at = checked.file, checked.places
     nodes = file.num_draft_tokens
-    if file.topk == 1 or nodes is None or not checked.sound("mask", "num_draft_tokens", "topk", "context_length"):
+    if file.topk == 1 or nodes is None or not needs.trees:
+        return
+    if not checked.sound("mask", "num_draft_tokens", "topk", "context_length"):
         return
     if file.mask == "bitpacked" and nodes > MAX_PACKED_NODES:
         message = f"a bitpacked mask holds at most {MAX_PACKED_NODES} nodes, and num_draft_tokens is {nodes}"
@@ -163,15 +179,27 @@ def _mask(checked: Checked) -> None:
             checked.found.error("legal/mask", message, at.value("context_length"), hint="write mask: qlen")
 
 
+def _one_sided(checked: Checked) -> None:
+    """Report keys that say something about one of the models and stand at the other."""
+    places = checked.places
+    sides = {"aux_layers": "target", "target_hidden_size": "draft", "num_aux_layers": "draft"}
+    for key, side in sides.items():
+        other = "draft" if side == "target" else "target"
+        if places.written(other, key) and not places.broken(other, key):
+            hint = f"'{key}' belongs inside {side}:"
+            checked.found.error(
+                "config/unknown-key", f"'{key}' says nothing about the {other}", places.key(other, key), hint=hint
+            )
+
+
 def _not_yet(checked: Checked) -> None:
     """Report what is legal and not implemented in this version."""
     file = checked.file
     verify = f"verify: {file.verify}"
     _refuse(checked, file.verify != "greedy", verify, ("verify",), "write verify: greedy")
     _refuse(checked, file.disaggregation, "disaggregation", ("disaggregation",), "write disaggregation: false")
-    for side, block in (("target", file.target), ("draft", file.draft)):
-        aux = block is not None and block.hidden_source == "aux"
-        _refuse(checked, aux, "hidden_source: aux", (side, "hidden_source"), None)
+    aux = file.draft is not None and file.draft.hidden_source == "aux"
+    _refuse(checked, aux, "hidden_source: aux of a draft", ("draft", "hidden_source"), None)
 
 
 def _refuse(checked: Checked, wanted: bool, what: str, path: tuple[str | int, ...], hint: str | None) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from specc.config.legality import Checked
 from specc.config.locations import Locations
+from specc.config.needs import Needs
 from specc.config.resolve import resolve
 from specc.config.resolved import Config
-from specc.config.schema import ALGORITHMS
 from specc.config.validate import validate
 from specc.config.yaml_tree import read_tree
 from specc.support.diagnostics import Diagnostic, DiagnosticError, Diagnostics
@@ -42,9 +42,9 @@ class LoadedConfig:
         return self.locations.value(*key_path)
 
     def model_dir(self, side: str) -> Path | None:
-        """Return the directory of the ``target`` or ``draft`` model; None when its values are written out."""
-        model = (self.config.target if side == "target" else self.config.draft).model
-        return None if model is None else self.path.parent / Path(model).expanduser()
+        """Return the directory of the ``target`` or ``draft`` model; None when it has none."""
+        model = self.config.target if side == "target" else self.config.draft
+        return None if model is None or model.model is None else self.path.parent / Path(model.model).expanduser()
 
     @property
     def sources(self) -> dict[str, str]:
@@ -57,23 +57,25 @@ class LoadedConfig:
         return {self.file: str(self.path)}
 
 
-def load_config(path: Path, algorithms: Sequence[str] = ALGORITHMS) -> LoadedConfig:
-    """Load, check and complete the configuration at ``path``; ``algorithms`` are the names that exist.
+def load_config(path: Path, algorithms: Sequence[str], needs: Callable[[str], Needs]) -> LoadedConfig:
+    """Load, check and complete the configuration at ``path``.
+
+    ``algorithms`` are the names that exist; ``needs`` says what the one of a name asks for.
 
     Raises DiagnosticError with every error of the file.
     """
     path = Path(path)
     file = path.name or str(path)
     text = _read(path, file)
-    return _load(text, path, file, algorithms)
+    return _load(text, path, file, algorithms, needs)
 
 
-def load_text(text: str, path: Path, algorithms: Sequence[str] = ALGORITHMS) -> LoadedConfig:
+def load_text(text: str, path: Path, algorithms: Sequence[str], needs: Callable[[str], Needs]) -> LoadedConfig:
     """Like `load_config`, for a text that would stand at ``path`` (which need not exist)."""
-    return _load(text, path, path.name or str(path), algorithms)
+    return _load(text, path, path.name or str(path), algorithms, needs)
 
 
-def _load(text: str, path: Path, file: str, algorithms: Sequence[str]) -> LoadedConfig:
+def _load(text: str, path: Path, file: str, algorithms: Sequence[str], needs: Callable[[str], Needs]) -> LoadedConfig:
     """Run the stages; each one reports what it can before the first that cannot go on."""
     found = Diagnostics()
     tree = read_tree(text, file, found)
@@ -81,7 +83,7 @@ def _load(text: str, path: Path, file: str, algorithms: Sequence[str]) -> Loaded
     if tree is not None:
         places = Locations(file, tree)
         checked = Checked(validate(places, found), places, found)
-        config = resolve(checked, path.parent, algorithms)
+        config = resolve(checked, path.parent, algorithms, needs)
         if config is not None:
             return LoadedConfig(config, text, file, path, places, found.warnings)
     found.raise_if_errors({file: text}, {file: str(path)})

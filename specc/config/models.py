@@ -1,7 +1,8 @@
 """`model:` -> sizes: what a Hugging Face directory says about its model, read through transformers.
 
 transformers is imported only when a configuration has a `model:` key. Its own configuration classes know the
-defaults that a config.json leaves out, so they are asked instead of the file.
+defaults that a config.json leaves out, so they are asked instead of the file. The file itself is read where
+transformers has no class for the model; then nothing stands for what it leaves out.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast, get_args
+from types import SimpleNamespace
+from typing import Any, Protocol, cast, get_args
 
-from specc.config.remembered import Facts, remembered
+from specc.config.remembered import Answer, remembered
 from specc.config.resolved import Dtype, HiddenSource
 
 HANDS_OVER: dict[str, HiddenSource] = {
@@ -24,6 +26,8 @@ HANDS_OVER: dict[str, HiddenSource] = {
 """What a model with hyper-connections hands to its draft, by ``model_type``."""
 
 _HC_MULT = ("hc_mult", "hc_count")
+_AUX_LAYER_IDS = (("eagle_config", "eagle_aux_hidden_state_layer_ids"), ("dflash_config", "target_layer_ids"))
+_TARGET_WIDTH = ("target_hidden_size", "backbone_hidden_size")
 _DTYPE = ("dtype", "torch_dtype")
 
 
@@ -33,6 +37,15 @@ class _Pretrained(Protocol):
     def get_text_config(self) -> object:
         """Return the language model's part; the whole where there is only that."""
         ...
+
+
+class _Bare(SimpleNamespace):
+    """A config.json without a class of its own: what it says, by attribute."""
+
+    def get_text_config(self) -> object:
+        """As `_Pretrained`."""
+        text = getattr(self, "text_config", None)
+        return _Bare(**cast("dict[str, Any]", text)) if isinstance(text, dict) else self
 
 
 @dataclass(frozen=True)
@@ -45,9 +58,13 @@ class Fact:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What one model directory says, by configuration key; a key that it does not settle is absent."""
+    """What one model directory says, by configuration key; a key that it does not settle is absent.
+
+    ``known``: whether transformers has a class for the architecture.
+    """
 
     model_type: str
+    known: bool
     facts: Mapping[str, Fact]
 
     @property
@@ -70,24 +87,26 @@ def read_model(directory: Path, written: str) -> ModelFacts:
 
     Raises ModelUnreadableError. Nothing is downloaded and no code from the directory is run.
     """
-    content = _check_directory(directory, written)
+    raw, content = _check_directory(directory, written)
 
-    def ask() -> tuple[str, Facts]:
+    def ask() -> Answer:
         try:
-            config = _auto_config(directory)
+            config = _auto_config(directory) if _known(content["model_type"]) else _Bare(**content)
             text = config.get_text_config()
         except Exception as error:  # transformers and the code it calls raise anything on odd files
             message = f"transformers cannot read '{written}/config.json': {_first_line(error)}"
             raise ModelUnreadableError(message) from error
         model_type = str(getattr(text, "model_type", "") or getattr(config, "model_type", ""))
-        return model_type, {key: [fact.value, fact.origin] for key, fact in _facts(config, text).items()}
+        facts = {key: [fact.value, fact.origin] for key, fact in _facts(config, text).items()}
+        return Answer(model_type, not isinstance(config, _Bare), facts)
 
-    model_type, facts = remembered(content, ask)
-    return ModelFacts(model_type, {key: Fact(value, str(origin)) for key, (value, origin) in facts.items()})
+    answer = remembered(raw, ask)
+    facts = {key: Fact(value, str(origin)) for key, (value, origin) in answer.facts.items()}
+    return ModelFacts(answer.model_type, answer.known, facts)
 
 
-def _check_directory(directory: Path, written: str) -> bytes:
-    """Return the config.json of the directory; raises ModelUnreadableError unless it is a JSON object."""
+def _check_directory(directory: Path, written: str) -> tuple[bytes, dict[str, Any]]:
+    """Return the config.json of the directory and what it says; raises ModelUnreadableError unless it is of a model."""
     advice = "write the path of a local directory, relative to this file; a model of the Hub is downloaded first"
     try:
         if not directory.is_dir():
@@ -103,9 +122,16 @@ def _check_directory(directory: Path, written: str) -> bytes:
         raise ModelUnreadableError(f"'{written}/config.json' is not JSON: {_first_line(error)}") from error
     if not isinstance(content, dict):
         raise ModelUnreadableError(f"'{written}/config.json' is not a JSON object")
-    if "model_type" not in content:
+    if not isinstance(content.get("model_type"), str):
         raise ModelUnreadableError(f"'{written}/config.json' has no model_type")
-    return raw
+    return raw, cast("dict[str, Any]", content)
+
+
+def _known(model_type: str) -> bool:
+    """Whether transformers has a class for configurations of this type."""
+    from transformers import CONFIG_MAPPING
+
+    return model_type in CONFIG_MAPPING
 
 
 def _auto_config(directory: Path) -> _Pretrained:
@@ -126,9 +152,38 @@ def _facts(config: object, text: object) -> dict[str, Fact]:
         "dtype": _dtype(text) or _dtype(config),
         "experts_per_token": _attribute(text, ("num_experts_per_tok", "num_experts_per_token")),
         "index_topk": _attribute(text, ("index_topk",)),
+        "draft_vocab_size": _attribute(text, ("draft_vocab_size",)),
+        **_aux_facts(config, text),
         **_key_value_facts(text),
     }
     return {key: fact for key, fact in facts.items() if fact is not None}
+
+
+def _aux_facts(config: object, text: object) -> dict[str, Fact | None]:
+    """Return what a draft says of the rows of its target that it reads; ``aux_layers`` is text, counted from 1.
+
+    Drafts say it beside their language model's part or in it.
+    """
+    key, layers = _aux_layer_ids(text)
+    said: dict[str, Fact | None] = {
+        "target_hidden_size": _attribute(text, _TARGET_WIDTH) or _attribute(config, _TARGET_WIDTH),
+        "num_aux_layers": _attribute(text, ("num_aux_hidden_states",)),
+    }
+    if isinstance(layers, list) and layers and all(type(layer) is int for layer in layers):
+        counted = [int(layer) + 1 for layer in layers]
+        said["aux_layers"] = Fact(" ".join(map(str, counted)), f"{key}, which counts from 0")
+        said["num_aux_layers"] = said["num_aux_layers"] or Fact(len(counted), f"entries of {key}")
+    return said
+
+
+def _aux_layer_ids(text: object) -> tuple[str, object]:
+    """Return the first key that lists layers of the target, and its value; the keys count from 0."""
+    for holder, key in _AUX_LAYER_IDS:
+        nested = getattr(text, holder, None)
+        layers = nested.get(key) if isinstance(nested, dict) else getattr(text, key, None)
+        if layers is not None:
+            return key, layers
+    return "", None
 
 
 def _key_value_facts(text: object) -> dict[str, Fact | None]:
@@ -144,19 +199,37 @@ def _key_value_facts(text: object) -> dict[str, Fact | None]:
         }
     queries = _attribute(text, ("num_attention_heads",))
     hidden = _attribute(text, ("hidden_size",))
-    head_dim = _attribute(text, ("head_dim",))
-    if head_dim is None and queries and hidden:
+    head_dim, heads = _attribute(text, ("head_dim",)), _attribute(text, ("num_key_value_heads",))
+    if _goes_without(text, "head_dim") and queries and hidden:
         head_dim = Fact(int(hidden.value) // int(queries.value), "hidden_size / num_attention_heads")
-    return {"num_kv_heads": _attribute(text, ("num_key_value_heads",)) or queries, "head_dim": head_dim}
+    if _goes_without(text, "num_key_value_heads"):
+        heads = queries
+    return {"num_kv_heads": heads, "head_dim": head_dim}
+
+
+def _goes_without(text: object, name: str) -> bool:
+    """Whether an architecture does not have this size, so that the usual rule holds; a bare file may leave it out."""
+    return not isinstance(text, _Bare) and _value(text, name) is None
 
 
 def _attribute(config: object, names: Iterable[str]) -> Fact | None:
     """Return the first of the attributes that is a positive integer."""
     for name in names:
-        value = getattr(config, name, None)
+        value = _value(config, name)
         if type(value) is int and value > 0:
             return Fact(value, name)
     return None
+
+
+_VARIES = "another in every layer"
+
+
+def _value(config: object, name: str) -> object:
+    """Return an attribute; None if there is none, `_VARIES` if transformers gives it by layer only (Gemma 4)."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:
+        return _VARIES
 
 
 def _dtype(config: object) -> Fact | None:

@@ -9,19 +9,29 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from specc.support.cachedir import default_directory, keep
 
-FORMAT = 2
+FORMAT = 4
 """Part of every key. Raise it when other facts are read from a model."""
 
 Facts = dict[str, list[str | int]]
 
 
-def remembered(config_json: bytes, ask: Callable[[], tuple[str, Facts]]) -> tuple[str, Facts]:
-    """Return (model_type, facts) of a config.json; ``ask`` is called when they are not known yet.
+@dataclass(frozen=True)
+class Answer:
+    """What was said: the model's type, whether transformers has a class for it, and facts with their origins."""
+
+    model_type: str
+    known: bool
+    facts: Facts
+
+
+def remembered(config_json: bytes, ask: Callable[[], Answer]) -> Answer:
+    """Return the answer to a config.json; ``ask`` is called when there is none yet.
 
     Raises what ``ask`` raises.
     """
@@ -29,7 +39,7 @@ def remembered(config_json: bytes, ask: Callable[[], tuple[str, Facts]]) -> tupl
     found = _load(path)
     if found is None:
         found = ask()
-        keep(path, json.dumps({"model_type": found[0], "facts": found[1]}, sort_keys=True).encode())
+        keep(path, json.dumps(asdict(found), sort_keys=True).encode())
     return found
 
 
@@ -41,12 +51,12 @@ def _key(config_json: bytes) -> str:
     return hashlib.sha256(f"{FORMAT} {reader} ".encode() + config_json).hexdigest()
 
 
-def _load(path: Path) -> tuple[str, Facts] | None:
+def _load(path: Path) -> Answer | None:
     """Return an entry, or None when there is none or it is not what `remembered` keeps."""
     try:
         entry = json.loads(path.read_text(encoding="utf-8"))
         facts = {str(key): [value, str(origin)] for key, (value, origin) in entry["facts"].items()}
         well_formed = all(isinstance(value, (int, str)) for value, _ in facts.values())
-        return (str(entry["model_type"]), facts) if well_formed else None
+        return Answer(str(entry["model_type"]), bool(entry["known"]), facts) if well_formed else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

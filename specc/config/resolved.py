@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from specc.config.block import Block
+
 HiddenSource = Literal["collapsed", "hc_residual", "aux"]
 KvLayout = Literal["mha", "mla"]
 Dtype = Literal["bfloat16", "float16", "float32"]
@@ -18,6 +20,8 @@ MaskMode = Literal["none", "full", "qlen", "bitpacked"]
 Verify = Literal["greedy", "target_only", "rejection", "block"]
 DraftPositions = Literal["true", "shifted", "auto"]
 
+DEFAULT_AUX_LAYERS = 3
+"""Layers of the target that a draft reads if nothing says how many."""
 
 KV_BYTES: dict[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4, "float8_e4m3fn": 1, "float8_e5m2": 1}
 """Bytes of one element of every dtype a KV pool may have."""
@@ -33,7 +37,9 @@ class ModelConfig:
 
     ``model`` is the path as written in the file, or None when the values were written out. With
     ``kv_layout == "mla"`` a layer keeps one latent row per token: ``num_kv_heads`` is 1 and ``head_dim`` its
-    length. ``experts_per_token`` and ``index_topk`` are None where the model has no experts, or no sparse attention.
+    length. ``aux_layers`` counts from 1: of a target what it hands over, of a draft what it was trained on, None where
+    nothing says so; ``target_hidden_size`` and ``num_aux_layers`` are what a draft says of rows of several layers.
+    ``experts_per_token`` and ``index_topk`` are None where the model has no experts, or no sparse attention.
     """
 
     model: str | None
@@ -49,6 +55,9 @@ class ModelConfig:
     kv_dtype: KvDtype
     experts_per_token: int | None
     index_topk: int | None
+    aux_layers: tuple[int, ...] | None = None
+    target_hidden_size: int | None = None
+    num_aux_layers: int | None = None
 
     @property
     def kv_row_bytes(self) -> int:
@@ -58,15 +67,26 @@ class ModelConfig:
     @property
     def spec_width(self) -> int:
         """W: elements per token of the hidden state that this model hands over."""
+        if self.hidden_source == "aux":
+            return self.hidden_size * len(self.aux_layers or ())
         return self.hidden_size * self.hc_mult if self.hidden_source == "hc_residual" else self.hidden_size
+
+    @property
+    def aux_width(self) -> int:
+        """Elements per token that this draft reads where it reads outputs of several layers of its target."""
+        return (self.num_aux_layers or DEFAULT_AUX_LAYERS) * (self.target_hidden_size or self.hidden_size)
 
 
 @dataclass(frozen=True)
 class Config:
-    """One configuration of speculative decoding, complete and legal."""
+    """One configuration of speculative decoding, complete and legal.
+
+    ``options`` are the keys of the algorithm's own; ``draft`` is None for an algorithm without a draft model.
+    """
 
     name: str
     algorithm: str
+    options: Block
     topk: int
     num_steps: int
     num_draft_tokens: int
@@ -82,7 +102,12 @@ class Config:
     archs: tuple[str, ...]
     draft_positions: DraftPositions
     target: ModelConfig
-    draft: ModelConfig
+    draft: ModelConfig | None
+
+    @property
+    def models(self) -> dict[str, ModelConfig]:
+        """The models by role: the target, and the draft if there is one."""
+        return {"target": self.target} | ({"draft": self.draft} if self.draft is not None else {})
 
     @property
     def chain(self) -> bool:

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Annotated, Any, Literal, cast, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from specc.config.block import Block
 from specc.config.resolved import Dtype, HiddenSource, KvDtype, KvLayout, MaskMode, Verify
-
-ALGORITHMS: tuple[str, ...] = ("STANDALONE", "EAGLE")
-"""The algorithms known when the caller names none."""
 
 Arch = Literal["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "gfx90a", "gfx942", "gfx950"]
 Output = Literal["accept_index", "hidden_states", "logprobs", "routed_experts", "indexer_topk"]
@@ -55,13 +53,7 @@ Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(strict=True, min_length=1)]
 
 
-class _Block(BaseModel):
-    """What both kinds of block share: no key but the listed ones, no coercion, no change afterwards."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
-
-
-class ModelBlock(_Block):
+class ModelBlock(Block):
     """A model: `model:` alone, or its sizes written out, or both where they agree."""
 
     model: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
@@ -72,9 +64,16 @@ class ModelBlock(_Block):
     """Residual streams of a model with hyper-connections; 1 without."""
     hidden_source: HiddenSource | None = None
     """Hidden state that the model hands over: collapsed (hidden_size wide), hc_residual
-    (hidden_size * hc_mult wide), or aux (of several layers; not implemented yet). Default: collapsed
-    when hc_mult is 1, otherwise what the architecture is known to do, otherwise hc_residual with a
-    warning."""
+    (hidden_size * hc_mult wide), or aux (the outputs of aux_layers side by side; the target only). Default: for a
+    target whose algorithm wants a certain one, or with aux_layers, that; otherwise collapsed when hc_mult is 1,
+    otherwise what the architecture is known to do, otherwise hc_residual with a warning."""
+    aux_layers: Annotated[list[Annotated[int, Field(strict=True)]], Field(min_length=1, max_length=64)] | None = None
+    """Of a target with hidden_source aux: the layers, counted from 1, whose outputs are handed over, strictly
+    ascending. Default: those that the draft's model was trained on, otherwise 2, L // 2 and L - 3 of L layers."""
+    target_hidden_size: Annotated[Count, Field(le=1 << 20)] | None = None
+    """Of a draft that reads rows of its target: elements per token, and per layer of aux rows. Default: hidden_size."""
+    num_aux_layers: Annotated[Count, Field(le=64)] | None = None
+    """Of a draft that reads aux rows: layers side by side in one. Default: 3."""
     num_layers: Annotated[Count, Field(le=4096)] | None = None
     """Layers that keep keys and values."""
     num_kv_heads: Annotated[Count, Field(le=4096)] | None = None
@@ -96,11 +95,11 @@ class ModelBlock(_Block):
     """Positions that the indexer of sparse attention picks per token and layer; needed for the output indexer_topk."""
 
 
-class ConfigFile(_Block):
+class ConfigFile(Block):
     """One configuration of speculative decoding, as written.
 
-    `name`, `algorithm`, `target` and `draft` must be written; they are optional here only so that one run can
-    report their absence together with everything else.
+    `name`, `algorithm` and `target` must be written; they are optional here only so that one run can report their
+    absence together with everything else.
     """
 
     name: Annotated[str, Field(pattern="^[a-z][a-z0-9_]{0,62}$"), BeforeValidator(_check_name)] | None = None
@@ -114,7 +113,7 @@ class ConfigFile(_Block):
     """S: draft steps."""
     num_draft_tokens: Annotated[Count, Field(le=512)] | None = None
     """N: tokens the target verifies per request, root included: num_steps + 1 for a chain, the default; for a tree
-    from 2 to 1 + topk + (num_steps - 1) * topk^2."""
+    from 2 to as many as the algorithm can draft, which is 1 + topk + (num_steps - 1) * topk^2 for one that grows it."""
     page_size: Annotated[int, Field(strict=True, ge=1, le=1024), BeforeValidator(_check_page)] = 1
     """Tokens per page of the KV pool, a power of two."""
     max_requests: Annotated[Count, Field(le=1 << 20)] | None = None
@@ -146,10 +145,12 @@ class ConfigFile(_Block):
     target: ModelBlock | None = None
     """The model whose output is wanted."""
     draft: ModelBlock | None = None
-    """The model that proposes tokens."""
+    """The model that proposes tokens; written exactly where the algorithm has one."""
+    options: dict[str, Any] = {}
+    """Keys of the algorithm's own; docs/algorithms.md lists them."""
 
 
-REQUIRED: tuple[str, ...] = ("name", "algorithm", "target", "draft")
+REQUIRED: tuple[str, ...] = ("name", "algorithm", "target")
 """Keys that every configuration writes."""
 
 REQUIRED_SIZES: tuple[str, ...] = (
@@ -163,7 +164,7 @@ REQUIRED_SIZES: tuple[str, ...] = (
 """Keys that a model block without `model:` writes."""
 
 
-def json_schema(algorithms: Sequence[str] = ALGORITHMS) -> dict[str, Any]:
+def json_schema(algorithms: Collection[str]) -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a configuration file, for editors and other tools."""
     schema = cast("dict[str, Any]", _without_null(ConfigFile.model_json_schema()))
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"

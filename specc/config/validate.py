@@ -12,6 +12,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from specc.config.block import Block
 from specc.config.locations import Locations
 from specc.config.scalars import spell
 from specc.config.schema import ARCHS, OUTPUTS, ConfigFile, ModelBlock
@@ -48,6 +49,19 @@ def validate(places: Locations, found: Diagnostics) -> ConfigFile:
             values = _without(values, broken)
 
 
+def validate_options(
+    kind: type[Block], values: Mapping[str, Any], places: Locations, found: Diagnostics
+) -> Block | None:
+    """Return the keys of ``options:`` as the algorithm's own block, or None after reporting what is wrong."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        for details in error.errors(include_url=False):
+            path: Path = ("options", *details["loc"])
+            _report(details, path, places, found, tuple(kind.model_fields))
+    return None
+
+
 def _without(values: dict[str, Any], broken: set[Path]) -> dict[str, Any]:
     """Return a copy without the keys at the broken paths; an element takes its whole list along."""
     around = {path[:length] for path in broken for length in range(1, len(path) + 1)}
@@ -66,12 +80,16 @@ def _kept(values: dict[str, Any], broken: set[Path], around: set[Path], above: P
     return kept
 
 
-def _report(details: ErrorDetails, path: Path, places: Locations, found: Diagnostics) -> None:
-    """Report one pydantic error under the code it has for users."""
+def _report(
+    details: ErrorDetails, path: Path, places: Locations, found: Diagnostics, known: tuple[str, ...] | None = None
+) -> None:
+    """Report one pydantic error under the code it has for users; ``known`` are the keys of the block, if not ours."""
     kind, value = details["type"], details["input"]
     context: Mapping[str, Any] = details.get("ctx", {})
     if kind == "extra_forbidden":
-        found.error("config/unknown-key", f"unknown key {_quote(path[-1])}", places.key(*path), hint=_key_hint(path))
+        found.error(
+            "config/unknown-key", f"unknown key {_quote(path[-1])}", places.key(*path), hint=_key_hint(path, known)
+        )
     elif kind in ("model_type", "model_attributes_type", "dict_type"):
         message = f"{spell(path)} is a block of keys, and this is {say(value)}"
         hint = "write its keys on lines of their own, indented"
@@ -131,15 +149,19 @@ def _quote(value: object) -> str:
     return f"'{text[:60]}...'" if len(text) > 60 else f"'{text}'"
 
 
-def _key_hint(path: Path) -> str | None:
+def _key_hint(path: Path, known: tuple[str, ...] | None) -> str | None:
     """Return what was probably meant: a close key here, or the block that has this very key."""
     top, inner = tuple(ConfigFile.model_fields), tuple(ModelBlock.model_fields)
     in_block = len(path) > 1
     here, elsewhere = (inner, top) if in_block else (top, inner)
+    if known is not None:
+        here, elsewhere = known, ()
     key = str(path[-1])
     if key in elsewhere:
         return f"'{key}' belongs {'at the top level' if in_block else 'inside target: or draft:'}"
     best = closest(key, here)
+    if not here:
+        return "the algorithm has no options"
     return f"did you mean '{best}'?" if best else f"keys here: {', '.join(here)}"
 
 

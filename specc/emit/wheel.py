@@ -27,6 +27,7 @@ from packaging.utils import canonicalize_name
 from wheel.wheelfile import WheelFile
 
 from specc.runtime.manifest import MANIFEST, PLAN, Artifact
+from specc.runtime.plan import PROMPT, TABLE
 
 if TYPE_CHECKING:
     from _typeshed import SizedBuffer
@@ -171,7 +172,7 @@ def write_wheel(
     files.add(MANIFEST, _manifest(names, plan, listed, files, torch_minimum))
     archs = sorted({artifact.arch for artifact in listed})
     info = {
-        "METADATA": _metadata(names, summary, archs, [f"torch>={torch_minimum}", *requires], _moved(plan)),
+        "METADATA": _metadata(names, summary, archs, [f"torch>={torch_minimum}", *requires], _wanted(plan)),
         "WHEEL": _wheel_file(version),
         "entry_points.txt": f"[{ENTRY_POINTS}]\n{name} = {names.package}\n".encode(),
     }
@@ -254,12 +255,19 @@ def _manifest(
     return json.dumps(manifest, sort_keys=True, indent=2) + "\n"
 
 
-def _moved(plan: Mapping[str, Any]) -> list[str]:
-    """The models whose KV buffers the program changes."""
-    return sorted(owner for owner, pool in plan["kv_pools"].items() if pool["bound"])
+def _wanted(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """What the README says of the engine's side: models whose KV buffers are changed, tables, and whether prompts."""
+    brought = [item["name"] for item in plan["inputs"] if item["owner"] == "engine"]
+    return {
+        "moved": sorted(owner for owner, pool in plan["kv_pools"].items() if pool["bound"]),
+        "tables": [name for name in brought if name not in (TABLE, PROMPT)],
+        "prompts": PROMPT in brought,
+    }
 
 
-def _metadata(names: Names, summary: str, archs: Sequence[str], requires: Sequence[str], moved: Sequence[str]) -> bytes:
+def _metadata(
+    names: Names, summary: str, archs: Sequence[str], requires: Sequence[str], wanted: Mapping[str, Any]
+) -> bytes:
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
     template = environment.from_string(_template("README.md.jinja"))
     fields = {"distribution": names.distribution, "package": names.package, "version": names.version}
@@ -278,7 +286,7 @@ def _metadata(names: Names, summary: str, archs: Sequence[str], requires: Sequen
         if "\n" in value or "\r" in value:
             raise ValueError(f"{header} of a wheel must be one line: {value!r}")
         message[header] = value
-    body = template.render(summary=summary, archs=archs, moved=moved, **fields)
+    body = template.render(summary=summary, archs=archs, **wanted, **fields)
     content = _headers(message) + body.encode()
     Metadata.from_email(content, validate=True)
     return content

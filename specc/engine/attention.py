@@ -36,7 +36,8 @@ class PagedContext:
         """Describe a forward of [b, n] tokens.
 
         req_to_token i32[P, C]; rows i64[b] pool row of every batch row; positions and slots i64[b, n] of
-        every token; width: how many positions are looked at, above every position that counts.
+        every token, no slots where nothing is written; width: how many positions are looked at, above every
+        position that counts.
         """
         self.pool = pool
         self.positions = positions
@@ -62,6 +63,15 @@ class PagedContext:
         return self._masks[window]
 
 
+class BlockContext(PagedContext):
+    """A block of tokens at positions one after the other: each sees the whole block, and the text before it."""
+
+    def visible(self) -> Tensor:
+        """Which keys each token attends to, bool[b, n, width]: those up to the block's last position."""
+        seen = self.key_positions[:, None] <= self.positions[:, -1:, None]
+        return seen.expand(-1, self.positions.shape[1], -1)
+
+
 def paged_attention(
     module: nn.Module,
     query: Tensor,
@@ -85,6 +95,19 @@ def paged_attention(
         raise UnsupportedModelError("the model does not hand the argument `paged` down to its attention")
     _refuse(module, kwargs)
     layer = _store(module, paged, key, value)
+    return attend(paged, layer, query, scaling=scaling, sliding_window=sliding_window, softcap=softcap), None
+
+
+def attend(
+    paged: PagedContext,
+    layer: int,
+    query: Tensor,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Attention of query T[b, heads, n, d] over what the pool has of a layer: T[b, n, heads, d]."""
     keys, values = (kept.transpose(1, 2) for kept in paged.pool.read(layer, paged.read_slots))
     groups = query.shape[1] // keys.shape[1]
     keys, values = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (keys, values))
@@ -93,7 +116,7 @@ def paged_attention(
         out = scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling)
     else:
         out = _soft_capped(query, keys, values, mask, scaling, softcap)
-    return out.transpose(1, 2).contiguous(), None
+    return out.transpose(1, 2).contiguous()
 
 
 def _refuse(module: nn.Module, kwargs: dict[str, object]) -> None:

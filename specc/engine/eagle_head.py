@@ -13,14 +13,27 @@ V for the vocabulary.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
-from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RotaryEmbedding
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaDecoderLayer,
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+    rotate_half,
+)
+from transformers.models.qwen3.modeling_qwen3 import (
+    Qwen3Attention,
+    Qwen3DecoderLayer,
+    Qwen3MLP,
+    Qwen3RMSNorm,
+    Qwen3RotaryEmbedding,
+)
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -30,53 +43,113 @@ class Family(NamedTuple):
 
     layer: type[nn.Module]
     rotary: type[nn.Module]
+    attention: type[nn.Module]
+    mlp: type[nn.Module]
+    norm: type[nn.Module]
 
 
 FAMILIES: dict[str, Family] = {
-    "llama": Family(LlamaDecoderLayer, LlamaRotaryEmbedding),
-    "qwen3": Family(Qwen3DecoderLayer, Qwen3RotaryEmbedding),
+    "llama": Family(LlamaDecoderLayer, LlamaRotaryEmbedding, LlamaAttention, LlamaMLP, LlamaRMSNorm),
+    "qwen3": Family(Qwen3DecoderLayer, Qwen3RotaryEmbedding, Qwen3Attention, Qwen3MLP, Qwen3RMSNorm),
 }
 
 
-class EagleHead(nn.Module):
-    """``fc`` over (token embedding, hidden state), then one decoder layer of the target's family.
+def rotate(states: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn queries or keys T[B, heads, n, d] by the cosines and sines T[B, n, d] of a rotary embedding."""
+    cos, sin = (part[:, None] for part in rotation)
+    return states * cos + rotate_half(states) * sin
+
+
+def check_one_layer(config: PretrainedConfig) -> None:
+    """Raise ValueError for a config of more layers than an EAGLE head has."""
+    if config.num_hidden_layers != 1:
+        raise ValueError(f"an EAGLE head has one layer, the config says {config.num_hidden_layers}")
+
+
+class SharingHead(nn.Module):
+    """What heads have in common: layers in the shapes of a config, modules of the target, a directory.
 
     The embedding and ``lm_head`` belong to the target: ``share_with`` keeps references to them
     that are not submodules, so they are neither parameters nor part of the state dict.
     """
 
     def __init__(self, config: PretrainedConfig) -> None:
-        """Random weights in the shapes of ``config``, which describes a one-layer decoder."""
+        """Check that ``config`` is of a known family."""
         super().__init__()
         if config.model_type not in FAMILIES:
             known = ", ".join(sorted(FAMILIES))
-            raise ValueError(f"no EAGLE head for model type {config.model_type!r}; known: {known}")
-        if config.num_hidden_layers != 1:
-            raise ValueError(f"the head has one layer, the config says {config.num_hidden_layers}")
+            raise ValueError(f"no draft head for model type {config.model_type!r}; known: {known}")
         if config._attn_implementation is None:
             config._attn_implementation = "sdpa"
-        family = FAMILIES[config.model_type]
         self.config = config
-        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
-        self.layer = family.layer(config, layer_idx=0)
-        self.rotary = family.rotary(config=config)
         self._shared: tuple[nn.Module, nn.Module] | None = None
 
-    def share_with(self, target: PreTrainedModel) -> EagleHead:
+    @property
+    def target_width(self) -> int:
+        """The hidden size that the head expects of its target."""
+        return self.config.hidden_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        return next(self.parameters()).dtype
+
+    def share_with(self, target: PreTrainedModel) -> Self:
         """Use the embedding and ``lm_head`` of ``target``; returns the head itself."""
-        width = target.config.hidden_size
-        if width != self.config.hidden_size:
-            raise ValueError(f"head has hidden size {self.config.hidden_size}, target has {width}")
+        width = target.config.get_text_config().hidden_size
+        if width != self.target_width:
+            raise ValueError(f"head has hidden size {self.target_width}, target has {width}")
         lm_head = target.get_output_embeddings()
         if lm_head is None:
             raise ValueError("the target has no lm_head")
         self._shared = (target.get_input_embeddings(), lm_head)
         return self
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The target's ``lm_head`` on hidden states: [..., H] -> [..., V]."""
+        _, lm_head = self._modules_of_target()
+        return lm_head(hidden)
+
     def _modules_of_target(self) -> tuple[nn.Module, nn.Module]:
         if self._shared is None:
             raise RuntimeError("call share_with(target) before running the head")
         return self._shared
+
+    @classmethod
+    def from_directory(cls, path: str | Path, target: PreTrainedModel, dtype: torch.dtype | None = None) -> Self:
+        """Load a saved head in ``dtype`` or the target's and on its device, sharing its modules."""
+        config = AutoConfig.from_pretrained(path)
+        head = cls(config)
+        head.load_state_dict(load_file(Path(path) / WEIGHTS_FILE))
+        return head.to(device=target.device, dtype=dtype or target.dtype).eval().share_with(target)
+
+    def save(self, path: str | Path, storage_dtype: torch.dtype | None = None) -> None:
+        """Write config and weights to the directory ``path``.
+
+        The weights are stored as ``storage_dtype`` if given. The config names the dtype to run
+        in, which is the one the weights have now.
+        """
+        self.config.architectures = [type(self).__name__]
+        self.config.dtype = self.dtype
+        self.config.save_pretrained(path)
+        weights = {
+            name: value.detach().to(storage_dtype or value.dtype).contiguous()
+            for name, value in self.state_dict().items()
+        }
+        save_file(weights, Path(path) / WEIGHTS_FILE, metadata={"format": "pt"})
+
+
+class EagleHead(SharingHead):
+    """``fc`` over (token embedding, hidden state), then one decoder layer of the target's family."""
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        """Random weights in the shapes of ``config``, which describes a one-layer decoder."""
+        super().__init__(config)
+        check_one_layer(config)
+        family = FAMILIES[config.model_type]
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        self.layer = family.layer(config, layer_idx=0)
+        self.rotary = family.rotary(config=config)
 
     def forward(self, input_ids: Tensor, hidden: Tensor, position_ids: Tensor, **attention_kwargs: Any) -> Tensor:
         """Predict the next hidden state of each pair.
@@ -98,31 +171,3 @@ class EagleHead(nn.Module):
             position_embeddings=self.rotary(pairs, position_ids),
             **attention_kwargs,
         )
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The target's ``lm_head`` on hidden states: [..., H] -> [..., V]."""
-        _, lm_head = self._modules_of_target()
-        return lm_head(hidden)
-
-    @classmethod
-    def from_directory(cls, path: str | Path, target: PreTrainedModel) -> EagleHead:
-        """Load a saved head in the target's dtype and on its device, sharing its modules."""
-        config = AutoConfig.from_pretrained(path)
-        head = cls(config)
-        head.load_state_dict(load_file(Path(path) / WEIGHTS_FILE))
-        return head.to(device=target.device, dtype=target.dtype).eval().share_with(target)
-
-    def save(self, path: str | Path, storage_dtype: torch.dtype | None = None) -> None:
-        """Write config and weights (``fc`` and the layer) to the directory ``path``.
-
-        The weights are stored as ``storage_dtype`` if given. The config names the dtype to run
-        in, which is the one the weights have now.
-        """
-        self.config.architectures = [type(self).__name__]
-        self.config.dtype = self.fc.weight.dtype
-        self.config.save_pretrained(path)
-        weights = {
-            name: value.detach().to(storage_dtype or value.dtype).contiguous()
-            for name, value in self.state_dict().items()
-        }
-        save_file(weights, Path(path) / WEIGHTS_FILE, metadata={"format": "pt"})

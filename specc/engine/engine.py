@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from specc.engine.callbacks import EngineCallbacks, Prompt
+from torch import Tensor
+
+from specc.engine.callbacks import Memory, Prompt
+from specc.engine.draft_callbacks import make_callbacks
+from specc.engine.drafts import Draft
 from specc.engine.errors import ContractError, EngineError, UnsupportedModelError
 from specc.engine.kv_pool import KVPool, PageAllocator, ReqToToken
-from specc.engine.models import DraftModel, TargetModel
+from specc.engine.models import TargetModel
 from specc.engine.plan_facts import PlanFacts
 from specc.engine.prefix_cache import PrefixCache
 from specc.engine.request import ABORT, Completion, Request, StopConditions, TokenEvent
@@ -23,9 +27,9 @@ WIDTH_STEP = 64
 
 
 class Engine:
-    """Serves prompts with a target, a draft and a program; one thread, one device.
+    """Serves prompts with a target, a draft if there is one, and a program; one thread, one device.
 
-    The program decides rows, page size, batch size and reserve (`facts`); the engine owns both KV pools, the
+    The program decides rows, page size, batch size and reserve (`facts`); the engine owns the KV pools, the
     request table and the queue. `stats` counts what it did.
     """
 
@@ -33,8 +37,9 @@ class Engine:
         self,
         program: Any,
         target: TargetModel,
-        draft: DraftModel,
+        draft: Draft | None = None,
         *,
+        tables: Mapping[str, Tensor] | None = None,
         max_context: int | None = None,
         num_pages: int | None = None,
         tokenizer: Any = None,
@@ -44,7 +49,8 @@ class Engine:
     ) -> None:
         """Allocate pools and bind the program.
 
-        program: what a generated package's `load` returned, on the device of the models.
+        program: what a generated package's `load` returned, on the device of the models. draft: None for a program
+        that drafts without a model. tables: what else the program reads, by the names in `facts.tables`.
         max_context: most tokens, prompt and completion, of one request; by default what the models can
         do, at most 1024. num_pages: pages of the KV pools, page 0 included; by default enough for a full
         batch of longest requests. tokenizer: by default the target's. capture: see docs/runtime.md.
@@ -53,41 +59,34 @@ class Engine:
         UnsupportedModelError when the program wants what no model here can give.
         """
         self.facts = facts = PlanFacts.read(program.plan)
-        _check_program(facts)
-        target.facts.check("target", facts.models["target"])
-        draft.facts.check("draft", facts.models["draft"])
+        self.models = {"target": target, **({} if draft is None else {"draft": draft})}
+        _check_program(facts, self.models)
         self.target, self.draft = target, draft
         self.tokenizer = tokenizer if tokenizer is not None else target.tokenizer
         self.on_token = on_token
         self.stats = Stats()
-        self._make_memory(_context(max_context, target, draft, facts), num_pages, share_prefixes)
+        self._make_memory(_context(max_context, self.models, facts), num_pages, share_prefixes)
         self._prompts: dict[int, Prompt] = {}
-        self.callbacks = EngineCallbacks(
-            target,
-            draft,
-            self.target_pool,
-            self.draft_pool,
-            self.table.tensor,
-            self._prompts,
-            facts,
-        )
+        self.memory = Memory(self.pools, self.table.tensor, self._prompts)
+        self.callbacks = make_callbacks(target, draft, self.memory, facts)
+        _check_callbacks(facts, self.callbacks)
         self._batch = batch_type(program)
         self._fixed_width = target.device.type == "cuda" and capture is not False
-        pools = {"target": self.target_pool.buffers, "draft": self.draft_pool.buffers}
-        self._step = program.bind(self.callbacks, self.table.tensor, kv_pools=pools, capture=capture)
+        buffers = {owner: pool.buffers for owner, pool in self.pools.items()}
+        brought = _tables(facts, tables or {})
+        self._step = program.bind(self.callbacks, self.table.tensor, kv_pools=buffers, tables=brought, capture=capture)
         self._next_id = 0
 
     def _make_memory(self, max_context: int, num_pages: int | None, share_prefixes: bool) -> None:
-        """Make the table, the pages and both pools."""
+        """Make the table, the pages and a pool for every model that has one."""
         facts, device = self.facts, self.target.device
         columns = -(-(max_context + facts.reserve) // facts.page_size) * facts.page_size
         max_batch = min(facts.max_batch, facts.rows - 1)
         self.table = ReqToToken(facts.rows, columns, device)
         self.allocator = PageAllocator(num_pages or max_batch * columns // facts.page_size + 1, facts.page_size)
         slots = self.allocator.num_pages * facts.page_size
-        self.target_pool = KVPool(self.target.facts.pool, slots, device)
-        self.draft_pool = KVPool(self.draft.facts.pool, slots, device)
-        self.prefixes = PrefixCache(self.allocator, int(facts.shifted), enabled=share_prefixes)
+        self.pools = {owner: KVPool(self.models[owner].facts.pool, slots, device) for owner in facts.pools}
+        self.prefixes = PrefixCache(self.allocator, facts.lookahead, enabled=share_prefixes)
         self.scheduler = Scheduler(
             self.table,
             self.allocator,
@@ -95,6 +94,7 @@ class Engine:
             max_batch=max_batch,
             max_context=max_context,
             reserve=facts.reserve,
+            settled=facts.settled,
         )
 
     @property
@@ -159,7 +159,8 @@ class Engine:
         self._prompts.clear()
         self._prompts.update({row: Prompt(tuple(r.ids), r.shared) for row, r in zip(rows, requests, strict=True)})
         lengths = [len(request.ids) for request in requests]
-        result = self._step.prefill(self._batch(rows, lengths)).to_host()
+        prompts = [token for request in requests for token in request.ids] if self.facts.reads_prompts else None
+        result = self._step.prefill(self._batch(rows, lengths, prompts)).to_host()
         self.stats.prefill_seconds += time.perf_counter() - started
         self.stats.prefills += 1
         self.stats.shared_tokens += sum(request.shared for request in requests)
@@ -175,7 +176,7 @@ class Engine:
         lengths = [request.committed for request in requests]
         if not self._fixed_width:
             needed = max(lengths) + self.facts.reach
-            self.callbacks.width = min(-(-needed // WIDTH_STEP) * WIDTH_STEP, self.table.columns)
+            self.memory.width = min(-(-needed // WIDTH_STEP) * WIDTH_STEP, self.table.columns)
         result = self._step.decode(self._batch(rows, lengths)).to_host()
         self.stats.decode_seconds += time.perf_counter() - started
         self.stats.steps += 1
@@ -213,8 +214,15 @@ class Engine:
         return finished
 
 
-def _check_program(facts: PlanFacts) -> None:
-    """Raise UnsupportedModelError for what a program asks of the target and no model here can give."""
+def _check_program(facts: PlanFacts, models: Mapping[str, TargetModel | Draft]) -> None:
+    """Raise EngineError or DiagnosticError for models that are not those of the program.
+
+    UnsupportedModelError for what it asks of them and no model here can give.
+    """
+    for role in sorted(facts.models.keys() ^ models.keys()):
+        raise EngineError(f"the program has {'a' if role in facts.models else 'no'} {role} model")
+    for role, model in models.items():
+        model.facts.check(role, facts.models[role])
     if facts.extras:
         wanted = ", ".join(facts.extras)
         raise UnsupportedModelError(f"the program hands out {wanted}, which the engine's models do not give")
@@ -222,10 +230,24 @@ def _check_program(facts: PlanFacts) -> None:
         raise UnsupportedModelError("the program gives the target no tree mask (`mask: none`), this engine needs one")
 
 
-def _context(wanted: int | None, target: TargetModel, draft: DraftModel, facts: PlanFacts) -> int:
+def _check_callbacks(facts: PlanFacts, callbacks: object) -> None:
+    """Raise UnsupportedModelError for forwards that the program calls and the models do not have."""
+    missing = sorted(name for name in facts.calls if not callable(getattr(callbacks, name, None)))
+    if missing:
+        raise UnsupportedModelError(f"the program calls {', '.join(missing)}, which the engine's models do not have")
+
+
+def _tables(facts: PlanFacts, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tables of the program; raises EngineError when they are not those that it reads."""
+    for name in sorted(set(facts.tables) ^ given.keys()):
+        raise EngineError(f"the program reads {'a' if name in facts.tables else 'no'} table {name!r}")
+    return dict(given)
+
+
+def _context(wanted: int | None, models: Mapping[str, TargetModel | Draft], facts: PlanFacts) -> int:
     """Return the context length to serve; raises EngineError when it is more than models or program were made for."""
-    known = [limit for limit in (target.facts.max_context, draft.facts.max_context, facts.mask_context) if limit]
-    limit = min(known, default=None)
+    known = [model.facts.max_context for model in models.values()]
+    limit = min((length for length in (*known, facts.mask_context) if length), default=None)
     if wanted is None:
         return min(DEFAULT_CONTEXT, limit or DEFAULT_CONTEXT)
     if wanted < 1 or (limit is not None and wanted > limit):

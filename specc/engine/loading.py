@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from specc.engine.attention import NAME, PagedContext, plain_attention
-from specc.engine.eagle_head import EagleHead
+from specc.engine.dflash_head import DflashHead
+from specc.engine.drafts import DflashDraft, Draft, Eagle3Draft, EagleDraft, FrozenKvDraft, MtpDraft, StandaloneDraft
+from specc.engine.eagle3_head import Eagle3Head
+from specc.engine.eagle_head import EagleHead, SharingHead
 from specc.engine.errors import UnsupportedModelError
+from specc.engine.frozen_kv_head import FrozenKvHead
 from specc.engine.kv_pool import KVPool
-from specc.engine.models import CausalModel, DraftModel, EagleDraft, StandaloneDraft, TargetModel
+from specc.engine.models import CausalModel, TargetModel
+from specc.engine.mtp_heads import MtpHeads
 from specc.engine.plan_facts import DTYPES, PlanFacts
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
@@ -26,25 +31,62 @@ def load_target(path: str | Path, facts: PlanFacts, device: torch.device | str =
     """Load a target and its tokenizer, in the dtype that the program was built for; check that they fit."""
     with _readable("target", path):
         plan = facts.models["target"]
-        model = TargetModel(_weights(path, plan["dtype"], device), _tokenizer(path))
+        model = TargetModel(_weights(path, plan["dtype"], device), _tokenizer(path), facts.aux_layers)
         compare_with_plain(model)
     model.facts.check("target", plan)
     return model
 
 
-def load_draft(
-    path: str | Path, facts: PlanFacts, target: TargetModel, device: torch.device | str = "cpu"
-) -> DraftModel:
-    """Load the draft that the program's draft forwards ask for, and check that it fits."""
-    draft: DraftModel
+def load_draft(path: str | Path, facts: PlanFacts, target: TargetModel, device: torch.device | str = "cpu") -> Draft:
+    """Load the draft that the program's forwards ask for, and check that it fits."""
+    plan = facts.models["draft"]
     with _readable("draft", path):
-        if facts.reads_hidden:
-            draft = EagleDraft(EagleHead.from_directory(path, target.model))
-        else:
-            draft = standalone = StandaloneDraft(_weights(path, facts.models["draft"]["dtype"], device))
+        found = _head_of(facts)
+        if found is None:
+            draft = standalone = StandaloneDraft(_weights(path, plan["dtype"], device))
             compare_with_plain(standalone)
-    draft.facts.check("draft", facts.models["draft"])
+        else:
+            kind, wrap = found
+            head = kind.from_directory(path, target.model, DTYPES[plan["dtype"]])
+            if isinstance(head, Eagle3Head | DflashHead):
+                _check_aux(head, facts.aux_layers)
+            draft = wrap(head)
+    draft.facts.check("draft", plan)
     return draft
+
+
+def load_corpus(path: str | Path, target: TargetModel) -> torch.Tensor:
+    """The tokens i32[M] of a text file, for programs that look drafts up there as well."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"cannot read the corpus {str(path)!r}: {error}"
+        raise DiagnosticError(Diagnostic("config/unreadable", message)) from error
+    tokens = target.tokenizer(text, add_special_tokens=False)["input_ids"]
+    return torch.tensor(tokens, dtype=torch.int32, device=target.device)
+
+
+def _head_of(facts: PlanFacts) -> tuple[type[SharingHead], Callable[[Any], Draft]] | None:
+    """Return the head that the forwards need and the draft it becomes; None for a language model of its own."""
+    if "assist" in facts.calls:
+        return FrozenKvHead, FrozenKvDraft
+    if "extend_module" in facts.calls:
+        return MtpHeads, MtpDraft
+    if "block" in facts.calls:
+        return DflashHead, DflashDraft
+    if not facts.reads_hidden:
+        return None
+    return (Eagle3Head, Eagle3Draft) if facts.aux_layers else (EagleHead, EagleDraft)
+
+
+def _check_aux(head: Eagle3Head | DflashHead, layers: tuple[int, ...]) -> None:
+    """Refuse a head that was trained on other layers than the target hands over."""
+    trained, count = head.aux_layers, head.fc.in_features // head.target_width
+    if len(layers) != count or trained not in (None, layers):
+        reads = f"layers {', '.join(map(str, trained))}" if trained else f"{count} layers"
+        message = f"the draft reads {reads}, the target hands over layers {', '.join(map(str, layers))}"
+        hint = "give the draft that the config's `draft.model` named, or rebuild for this one"
+        raise DiagnosticError(Diagnostic("run/model-mismatch", message, hint=hint))
 
 
 @torch.no_grad()

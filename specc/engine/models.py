@@ -1,21 +1,17 @@
-"""The models an engine runs: a target and one of two kinds of draft, all of them transformers' own code.
-
-A draft is chosen by what the program's draft forwards read: one that reads hidden states is an `EagleDraft`,
-one that does not is a `StandaloneDraft`.
-"""
+"""Language models as an engine runs them: transformers' own code over paged pools, and what is known of their sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from specc.engine.attention import NAME, PagedContext
-from specc.engine.eagle_head import EagleHead
+from specc.engine.aux_states import AuxStates
 from specc.engine.errors import UnsupportedModelError
 from specc.engine.kv_pool import PoolShape
 from specc.engine.plan_facts import DTYPES
@@ -74,33 +70,11 @@ class ModelFacts:
             raise DiagnosticError(Diagnostic("run/model-mismatch", message, hint=hint))
 
 
-class DraftModel(Protocol):
-    """What the callbacks need of a draft (and, without `hidden`, of a target)."""
-
-    facts: ModelFacts
-    reads_hidden: bool
-
-    @property
-    def capturable(self) -> bool:
-        """Whether a forward can be captured as a CUDA graph."""
-        ...
-
-    def forward(self, tokens: Tensor, positions: Tensor, paged: PagedContext, hidden: Tensor | None = None) -> Tensor:
-        """Run tokens i64[b, n] at positions i64[b, n] through the layers: last hidden states T[b, n, H]."""
-        ...
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return the scores T[..., V] of the token after each hidden state T[..., H]."""
-        ...
-
-
 class CausalModel:
     """A causal language model of transformers, run over the paged pool.
 
     Its hidden states are those after the final norm, which is what its lm_head reads.
     """
-
-    reads_hidden = False
 
     def __init__(self, model: PreTrainedModel, tokenizer: Any = None) -> None:
         """Take over a loaded model, whose attention is switched, and its tokenizer."""
@@ -121,7 +95,7 @@ class CausalModel:
     @property
     def capturable(self) -> bool:
         """Whether a forward can be captured: rotary embeddings that grow with the text read lengths back."""
-        return _rope_types(self.model.config).isdisjoint(DYNAMIC_ROPE)
+        return has_static_rope(self.model.config)
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -131,10 +105,8 @@ class CausalModel:
             return frozenset()
         return frozenset((found,) if isinstance(found, int) else found)
 
-    def forward(self, tokens: Tensor, positions: Tensor, paged: PagedContext, hidden: Tensor | None = None) -> Tensor:
-        """Run tokens i64[b, n] at positions i64[b, n]: hidden states T[b, n, H]. Takes no `hidden`."""
-        if hidden is not None:
-            raise UnsupportedModelError("the program hands hidden states to a model that reads none")
+    def forward(self, tokens: Tensor, positions: Tensor, paged: PagedContext) -> Tensor:
+        """Run tokens i64[b, n] at positions i64[b, n]: hidden states T[b, n, H]."""
         out = self.model.base_model(input_ids=tokens, position_ids=positions, use_cache=False, paged=paged)
         return out.last_hidden_state
 
@@ -145,42 +117,40 @@ class CausalModel:
 
 
 class TargetModel(CausalModel):
-    """The model whose greedy text the engine produces."""
+    """The model whose greedy text the engine produces.
 
+    It hands over its hidden states, or, given `aux_layers` (counted from 1), the outputs of those layers side by side.
+    """
 
-class StandaloneDraft(CausalModel):
-    """An ordinary, smaller language model as draft."""
-
-
-class EagleDraft:
-    """An EAGLE head (arXiv 2401.15077): reads hidden states, embeds and scores with the target's modules."""
-
-    reads_hidden = True
-
-    def __init__(self, head: EagleHead) -> None:
-        """Take over a head that already shares its target's modules."""
-        head.config._attn_implementation = NAME
-        self.head = head.eval()
-        self.facts = ModelFacts.of(head.config, head.fc.weight.dtype)
+    def __init__(self, model: PreTrainedModel, tokenizer: Any = None, aux_layers: Sequence[int] = ()) -> None:
+        """Take over a loaded model and its tokenizer."""
+        super().__init__(model, tokenizer)
+        self._aux = AuxStates(model, aux_layers) if aux_layers else None
 
     @property
-    def capturable(self) -> bool:
-        """Whether a forward can be captured."""
-        return _rope_types(self.head.config).isdisjoint(DYNAMIC_ROPE)
+    def aux_layers(self) -> tuple[int, ...]:
+        """The layers whose outputs are handed over; none where it is the hidden states."""
+        return self._aux.layers if self._aux else ()
 
-    def forward(self, tokens: Tensor, positions: Tensor, paged: PagedContext, hidden: Tensor | None = None) -> Tensor:
-        """Run the pairs (tokens i64[b, n], hidden T[b, n, H]) at positions i64[b, n]: hidden T[b, n, H]."""
-        if hidden is None:
-            raise UnsupportedModelError("the draft reads hidden states, and the program hands it none")
-        return self.head(tokens, hidden, positions, paged=paged)
+    @property
+    def handed_width(self) -> int:
+        """Elements of a row that is handed over."""
+        return self.facts.hidden_size * max(1, len(self.aux_layers))
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The target's scores T[..., V] of each hidden state T[..., H]."""
-        return self.head.logits(hidden)
+    def sliding_window(self, layer: int) -> int | None:
+        """Positions that a layer, counted from 0, attends to, its own included; None for all."""
+        config = self.model.config.get_text_config()
+        kinds = getattr(config, "layer_types", None)
+        slides = kinds is None or kinds[layer] == "sliding_attention"
+        return getattr(config, "sliding_window", None) if slides else None
+
+    def handed_over(self, hidden: Tensor) -> Tensor:
+        """What the program gets, T[b, n, W], of the forward that just returned the hidden states T[b, n, H]."""
+        return self._aux.take() if self._aux else hidden
 
 
-def _rope_types(config: PretrainedConfig) -> set[str]:
-    """Return the kinds of rotary embedding that a config asks for, over all its layer types."""
+def has_static_rope(config: PretrainedConfig) -> bool:
+    """Whether no rotary embedding that a config asks for, over all its layer types, depends on the length read."""
     parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
     nested = [value for value in parameters.values() if isinstance(value, dict)]
-    return {str(record.get("rope_type", "default")) for record in (parameters, *nested)}
+    return DYNAMIC_ROPE.isdisjoint(str(record.get("rope_type", "default")) for record in (parameters, *nested))

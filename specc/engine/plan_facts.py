@@ -11,10 +11,14 @@ import torch
 DTYPES: dict[str, torch.dtype] = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 """The plan's names of the dtypes that a model can have."""
 
-DRAFT_CALLBACKS = ("draft", "extend", "prefill_draft")
-
+RECURRENT = ("draft", "extend", "prefill_draft")
+MODULE = "extend_module"
+"""Forwards of drafts that may see at a position a token after it: the next one, or one as far on as their number."""
 
 FORWARD_RESULTS = {"logits", "hidden"}
+
+TABLE, PROMPT = "req_to_token", "prompt_tokens"
+"""Inputs that have no size of their own and are no tables: the request table, and what comes with a prefill."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +28,14 @@ class PlanFacts:
     rows: P, rows of the request table, the padding row included. max_batch: the largest bucket. branches: K,
     drafted side by side; 1 for a chain. branch_room: positions that a branch may write. reach: positions beyond a
     request's committed tokens that its forwards may be at. reserve: slots to hold there, never fewer than that.
-    shifted: the draft sees token p+1 at position p. reads_hidden: some draft forward reads hidden states.
+    pools: owners of KV memory. calls: the forwards, by the names of callbacks. shifted: the draft sees token p+1 at
+    position p. reads_hidden: some forward of a recurrent draft reads hidden states. lookahead: tokens after a position
+    that the draft's keys and values there depend on. settled: those of committed tokens never come from tokens that
+    were only drafted. reads_prompts: prefill reads the tokens of prompts. tables: inputs that the engine brings.
     mask_mode: how the target is told the tree, None if it is not. mask_context: the most committed tokens that
     such a mask has room for, None without limit. extras: what the program wants of the target besides logits and
-    hidden states. models: the plan's record of each role.
+    hidden states. models: the plan's record of each role, no draft where there is none. aux_layers: layers of the
+    target, counted from 1, whose outputs it hands over; none where it hands over its hidden states.
     """
 
     rows: int
@@ -37,12 +45,19 @@ class PlanFacts:
     branch_room: int
     reach: int
     reserve: int
+    pools: tuple[str, ...]
+    calls: frozenset[str]
     shifted: bool
     reads_hidden: bool
+    lookahead: int
+    settled: bool
+    reads_prompts: bool
+    tables: tuple[str, ...]
     mask_mode: str | None
     mask_context: int | None
     extras: tuple[str, ...]
     models: Mapping[str, Mapping[str, Any]]
+    aux_layers: tuple[int, ...] = ()
 
     @classmethod
     def read(cls, plan: object) -> PlanFacts:
@@ -51,6 +66,9 @@ class PlanFacts:
         shifted = get(kv, "draft_positions") == "shifted"
         mask = _attrs(plan, "tree.mask")
         nodes = int(dims["N"])
+        calls = frozenset(get(node, "callback") for node in _calls(plan))
+        modules = len(list(_calls(plan, MODULE)))
+        inputs = _unsized_inputs(plan)
         return cls(
             rows=int(dims["P"]),
             max_batch=max(int(bucket) for bucket in get(plan, "buckets")),
@@ -59,14 +77,21 @@ class PlanFacts:
             branch_room=int(get(kv, "branch_room")),
             reach=max(nodes, int(dims["A"]) + (not shifted)),
             reserve=max(int(get(kv, "reserve")), int(get(kv, "window"))),
+            pools=tuple(get(plan, "kv_pools")),
+            calls=calls,
             shifted=shifted,
-            reads_hidden=any("hidden" in get(node, "operands") for node in _calls(plan, *DRAFT_CALLBACKS)),
+            reads_hidden=any("hidden" in get(node, "operands") for node in _calls(plan, *RECURRENT)),
+            lookahead=modules or int(shifted and not calls.isdisjoint(RECURRENT)),
+            settled=not modules,
+            reads_prompts=PROMPT in inputs,
+            tables=tuple(name for name in inputs if name not in (TABLE, PROMPT)),
             mask_mode=str(mask["mode"]) if mask else None,
             mask_context=int(mask["width"]) // nodes - nodes if mask.get("mode") == "full" else None,
             extras=tuple(
                 sorted({name for node in _calls(plan, "target") for name in get(node, "results")} - FORWARD_RESULTS)
             ),
-            models={role: get(get(plan, "models"), role) for role in ("target", "draft")},
+            models=dict(get(plan, "models")),
+            aux_layers=tuple(get(get(plan, "models"), "target").get("aux_layers", ())),
         )
 
 
@@ -82,11 +107,22 @@ def _nodes(plan: object) -> Iterator[Any]:
 
 
 def _calls(plan: object, *callbacks: str) -> Iterator[Any]:
-    """Yield every node that calls one of these forwards."""
+    """Yield every node that calls one of these forwards, by default any."""
     for node in _nodes(plan):
         fields = node if isinstance(node, Mapping) else vars(node)
-        if fields.get("callback") in callbacks:
+        if "callback" in fields and (not callbacks or fields["callback"] in callbacks):
             yield node
+
+
+def _unsized_inputs(plan: object) -> list[str]:
+    """Return the names of inputs that have an axis without size: those that the engine brings."""
+    inputs, sized = get(plan, "inputs"), get(plan, "dims")
+    fields = inputs.values() if isinstance(inputs, Mapping) else inputs
+    return [
+        get(field, "name")
+        for field in fields
+        if any(sized.get(axis) is None and not axis.isdecimal() for axis in map(str, get(field, "axes")))
+    ]
 
 
 def _attrs(plan: object, opcode: str) -> Mapping[str, Any]:

@@ -26,9 +26,9 @@ class PrefixCache:
     The cache is one more holder of its pages. It lets go of those that no request holds, the longest unused
     first and never a page that others continue, when somebody needs the memory.
 
-    Target and draft share page numbers, so a page counts only if both models have filled it. A draft whose
-    stream is shifted keeps at position p what depends on token p + 1 as well: `lookahead` 1 makes the token after
-    a page part of what the page is found by.
+    Target and draft share page numbers, so a page counts only if all models have filled it. Where the draft's keys
+    and values at position p depend on the `lookahead` tokens after p as well, as many tokens after a page are part of
+    what the page is found by.
     """
 
     def __init__(self, allocator: PageAllocator, lookahead: int, *, enabled: bool = True) -> None:
@@ -58,7 +58,7 @@ class PrefixCache:
     def insert(self, tokens: Sequence[int], pages: Sequence[int]) -> None:
         """Keep the full pages of a text.
 
-        tokens: those with keys and values in both pools, and `lookahead` more; pages: where they are, in order.
+        tokens: those with keys and values in all pools, and `lookahead` more; pages: where they are, in order.
         A beginning that is known already keeps the pages it has.
         """
         if not self.enabled:

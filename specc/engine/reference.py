@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import GenerationConfig
 
 from specc.engine.attention import plain_attention
-from specc.engine.eagle_head import EagleHead
-from specc.engine.models import DraftModel, EagleDraft, StandaloneDraft, TargetModel
+from specc.engine.drafts import Draft
+from specc.engine.memoryless import memoryless
+from specc.engine.models import TargetModel
 from specc.engine.request import STOP, Completion
 
 
@@ -52,53 +51,20 @@ def first_difference(completion: Completion, expected: Sequence[int]) -> int | N
 
 @torch.no_grad()
 def accepted_lengths(
-    target: TargetModel, draft: DraftModel, text: Sequence[int], prompt_len: int, steps: int, *, shifted: bool
+    target: TargetModel, draft: Draft, text: Sequence[int], prompt_len: int, steps: int, *, shifted: bool
 ) -> tuple[int, ...]:
     """How many tokens each decode step of a chain of `steps` drafts commits while it writes `text`.
 
-    `text` is the prompt and the target's greedy continuation. Everything is computed from scratch at every
-    draft, without KV memory: slow, and right by construction. It tells whether a low accepted length is the
-    draft's fault or the engine's.
+    `text` is the prompt and the target's greedy continuation. What the draft gets right is computed without KV memory,
+    see `memoryless`. It tells whether a low accepted length is the draft's fault or the engine's.
     """
-    tokens = torch.tensor(list(text), device=target.device)
-    with plain_attention(target.model):
-        hidden = target.model.base_model(input_ids=tokens[None], use_cache=False).last_hidden_state[0]
+    drafts = memoryless(target, draft, text, shifted=shifted)
     lengths: list[int] = []
     at = prompt_len + 1  # tokens known: the prompt and the prefill's token
     while at < len(text):
-        drafts = _drafts(draft, tokens[:at], hidden[: at - 1], steps, shifted)
         wanted = text[at : at + steps]
-        correct = next((i for i, pair in enumerate(zip(drafts, wanted, strict=False)) if pair[0] != pair[1]), None)
-        lengths.append(1 + (len(wanted) if correct is None else correct))
+        pairs = enumerate(zip(drafts.chain(at, steps), wanted, strict=False))
+        wrong = next((index for index, (token, right) in pairs if token != right), len(wanted))
+        lengths.append(1 + wrong)
         at += lengths[-1]
     return tuple(lengths)
-
-
-def _drafts(draft: DraftModel, tokens: Tensor, hidden: Tensor, steps: int, shifted: bool) -> list[int]:
-    """Return the chain drafted after tokens i64[n], the target's hidden states T[n - 1, H] being known."""
-    drafts: list[int] = []
-    for _ in range(steps):
-        ids = tokens[int(shifted) :][None]
-        if isinstance(draft, EagleDraft):
-            positions = torch.arange(ids.shape[1], device=ids.device)[None]
-            with plain_head(draft.head):
-                states = draft.head(ids, hidden[None], positions)[0]
-            hidden = torch.cat((hidden, states[-1:]))
-        elif isinstance(draft, StandaloneDraft):
-            with plain_attention(draft.model):
-                states = draft.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
-        else:
-            raise TypeError(f"no reference for a draft of type {type(draft).__name__}")
-        drafts.append(int(draft.logits(states[-1]).argmax()))
-        tokens = torch.cat((tokens, tokens.new_tensor(drafts[-1:])))
-    return drafts
-
-
-@contextmanager
-def plain_head(head: EagleHead) -> Iterator[None]:
-    """Run a head with transformers' own attention inside the block."""
-    before, head.config._attn_implementation = head.config._attn_implementation, "sdpa"
-    try:
-        yield
-    finally:
-        head.config._attn_implementation = before

@@ -28,8 +28,13 @@ class Scheduler:
         max_batch: int,
         max_context: int,
         reserve: int,
+        settled: bool = True,
     ) -> None:
-        """max_batch: requests that may run at once; max_context: prompt and emitted tokens of one request."""
+        """max_batch: requests that may run at once; max_context: prompt and emitted tokens of one request.
+
+        settled: whether other requests may read what steps have written; if not, only what prefills have.
+        """
+        self.settled = settled
         self.table, self.allocator, self.prefixes = table, allocator, prefixes
         self.max_batch, self.max_context, self.reserve = max_batch, max_context, reserve
         self.waiting: deque[Request] = deque()
@@ -86,7 +91,8 @@ class Scheduler:
 
     def release(self, request: Request) -> None:
         """Take row and pages back from a running request; the prefix cache may keep some of them."""
-        self.remember(request)
+        if self.settled:
+            self.remember(request)
         self.running.remove(request)
         self.allocator.free(request)
         if request.row is not None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from specc.ir.core import Module, Op, Value
-from specc.ir.opdef import TypeMismatch
+from specc.ir.opdef import OpDef, TypeMismatch
 from specc.ir.ops import OPS
 from specc.ir.types import TensorType, Type
 from specc.support.diagnostics import Diagnostic, Note
 
-_VIEWS = frozenset({"commit.path", "tree.repeat", "tree.gather"})
+_VIEWS = frozenset({"commit.path", "commit.last", "tree.repeat", "tree.gather"})
 """Ops that hand a value through; a mismatch is the fault of whoever produced it."""
 
 
@@ -24,8 +24,8 @@ def infer_op(module: Module, op: Op) -> tuple[Type, ...]:
     if any(type_ is None for type_ in types):
         raise TypeMismatch(-1, "an operand has no type yet")
     results = definition.result_types(module, [t for t in types if t is not None], op.attrs)
-    if op.opcode in ("carry.store", "relay.publish"):
-        _check_field(module, op)
+    if definition.effect == "carry":
+        _check_field(module, op, definition)
     if len(results) == len(op.results):
         return results
     slots = definition.result_slots(len(results), op.attrs)
@@ -42,14 +42,21 @@ def assign_types(module: Module, op: Op) -> None:
         value.type = type_
 
 
-def _check_field(module: Module, op: Op) -> None:
+def _check_field(module: Module, op: Op, definition: OpDef) -> None:
+    """What is carried has the field's type; what is appended to a ring has its element type."""
     carry = module.carries.get(str(op.attrs["field"]))
     if carry is None:
         raise TypeMismatch(-1, f"nothing named {op.attrs['field']} is carried")
-    value = op.operands[1].type
-    if value != carry.type and isinstance(value, TensorType):
+    names = definition.operand_names(len(op.operands))
+    index = names.index("value" if "value" in names else "values")
+    value = op.operands[index].type
+    if not isinstance(value, TensorType):
+        raise TypeMismatch(index, f"{carry.name} must be {carry.type}, got {value}")
+    if value.dtype != carry.type.dtype:
+        raise TypeMismatch(index, f"{carry.name} must be {carry.type.dtype}, got {value.dtype} in {value}")
+    if value.shape != carry.type.shape and names[index] == "value":
         axis = next((i for i, (a, b) in enumerate(zip(value.shape, carry.type.shape, strict=False)) if a != b), None)
-        raise TypeMismatch(1, f"{carry.name} is carried as {carry.type}, got {value}", axis)
+        raise TypeMismatch(index, f"{carry.name} is carried as {carry.type}, got {value}", axis)
 
 
 def explain(op: Op, mismatch: TypeMismatch) -> Diagnostic:
@@ -83,7 +90,10 @@ def _code(operand: Value, mismatch: TypeMismatch) -> str:
 
 def _hint(operand: Value, mismatch: TypeMismatch) -> str | None:
     if _code(operand, mismatch) == "type/width-mismatch":
-        return "the target must hand over rows as wide as the draft reads: check hidden_size, hc_mult and hidden_source"
+        return (
+            "the target must hand over rows as wide as the draft reads: check hidden_size, hc_mult and hidden_source,"
+            " and, for rows of several layers, aux_layers, num_aux_layers and target_hidden_size"
+        )
     if _code(operand, mismatch) == "type/dtype-mismatch":
         return "target and draft must agree on the dtype of the hidden states that pass between them"
     return None

@@ -151,7 +151,8 @@ def _unloaded(op: Op) -> str:
 
 def _bypass_state(module: Module, op: Op) -> None:
     states_in = [v for v in op.operands if is_state(v)]
-    for before, after in zip(states_in, [v for v in op.results if is_state(v)], strict=True):
+    states_out = [v for v in op.results if is_state(v)]
+    for before, after in zip(states_in if states_out else (), states_out, strict=True):
         module.replace_uses(after, before)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import networkx as nx
 
-from specc.ir.core import Module, Op, Value, entry_of, is_state
+from specc.ir.core import Module, Op, Value, is_state
 from specc.ir.ops import OPS
 
 
@@ -53,11 +53,12 @@ def _carried(module: Module) -> list[tuple[str, str]]:
     """Within a step a carried value is loaded before it is stored; what is published comes before extend."""
     edges: list[tuple[str, str]] = []
     for load in module.find("carry.load"):
-        for store in module.find("carry.store", "relay.publish"):
-            if load.attrs["field"] == store.attrs["field"] and entry_of(store.phase) == "step":
+        for store in (op for op in module.ops("step") if OPS[op.opcode].effect == "carry"):
+            if load.attrs["field"] == store.attrs["field"]:
                 edges.append((node_of(load), node_of(store)))
+    extends = [op for op in module.phases["extend"] if is_external(op)]
     for publish in module.find("relay.publish"):
-        edges += [(node_of(publish), node_of(extend)) for extend in module.find("model.extend")]
+        edges += [(node_of(publish), node_of(extend)) for extend in extends]
     return [edge for edge in edges if edge[0] != edge[1]]
 
 

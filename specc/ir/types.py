@@ -14,7 +14,8 @@ DTYPES: dict[str, int] = {"i1": 1, "u8": 1, "i32": 4, "i64": 8, "f16": 2, "bf16"
 """Bytes of one element of every dtype of the IR."""
 
 AXES: frozenset[str] = frozenset(
-    {"request", "branch", "node", "path", "forward", "vocab", "draft_vocab", "pool", "context", "token"}
+    {"request", "branch", "step", "node", "path", "forward", "vocab", "draft_vocab"}
+    | {"pool", "context", "token", "corpus"}
 )
 """The kinds of axes: what a dimension counts."""
 
@@ -84,3 +85,8 @@ Type = TensorType | StateType
 def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
     """Strides, in elements, of a contiguous array of this shape."""
     return tuple(prod(sizes[axis + 1 :]) for axis in range(len(sizes)))
+
+
+def per_request(type_: TensorType) -> bool:
+    """Whether a value has a row per request; an input that has none is a tensor the engine keeps."""
+    return "B" in type_.shape

@@ -7,8 +7,12 @@ from specc.kernels import (
     draft_step,
     duplicate_tail,
     extend_stash,
+    ngram_propose,
+    ngram_start,
     prepare,
     row_argmax,
+    row_topk,
+    stash,
     tree_build,
     tree_step,
     verify_commit,
@@ -24,9 +28,13 @@ FAMILIES: dict[str, Family] = {
         tree_step.FAMILY,
         tree_build.FAMILY,
         row_argmax.FAMILY,
+        row_topk.FAMILY,
         verify_commit.FAMILY,
         compact.FAMILY,
         extend_stash.FAMILY,
+        ngram_start.FAMILY,
+        ngram_propose.FAMILY,
+        stash.FAMILY,
     )
 }
 """Every family by stem."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from specc.ir.core import Module, Op, Value, tensor_type
+from math import prod
+
+from specc.ir.core import Module, Op, tensor_type
+from specc.ir.nodes import is_external
 from specc.ir.types import DTYPES
 from specc.kernels.base import CAPACITY, MAX_SPLITS, Arguments, Cluster, Scratch, alignment, only, power_of_two
 
 _BLOCK = 2048
 _TAIL_TILES = 2
+_PARTIALS = 2048
+"""Partial results that the last arriver combines at once: 16 a thread, as many as it has logits in a tile."""
 
 
 def block(module: Module, argmax: Op) -> int:
@@ -22,6 +27,16 @@ def block(module: Module, argmax: Op) -> int:
 def vocabulary(module: Module, argmax: Op) -> int:
     """Entries of the vocabulary a row ranges over."""
     return tensor_type(argmax.operands[0]).sizes(module.dims)[-1]
+
+
+def rows_of(module: Module, reduction: Op) -> int:
+    """Logits rows of one request."""
+    return prod(tensor_type(reduction.operands[0]).sizes(module.dims)[1:-1])
+
+
+def most_splits(rows: int) -> int:
+    """Most programs that share a row, a power of two, where one program combines the partials of so many rows."""
+    return max(1, min(MAX_SPLITS, _PARTIALS // power_of_two(rows)))
 
 
 def splits(
@@ -61,9 +76,15 @@ def head(module: Module, cluster: Cluster, name: str) -> Arguments:
     arguments.buffer("partial_value_ptr", "f32", f"{name}.partial_value")
     arguments.buffer("partial_index_ptr", "i32", f"{name}.partial_index")
     arguments.buffer("arrivals_ptr", "i32", f"{name}.arrivals")
-    health = only(cluster, "health.raise")
-    arguments.value("health_ptr", health.result)
+    health(arguments, cluster)
     return arguments
+
+
+def health(arguments: Arguments, cluster: Cluster) -> None:
+    """Pass the health word, if the cluster raises it: in place, so the word after the last raise."""
+    raised = [op for op in cluster if op.opcode == "health.raise"]
+    if raised:
+        arguments.value("health_ptr", raised[-1].result)
 
 
 def scratch(module: Module, cluster: Cluster, name: str, most: int = MAX_SPLITS) -> tuple[Scratch, ...]:
@@ -77,17 +98,11 @@ def scratch(module: Module, cluster: Cluster, name: str, most: int = MAX_SPLITS)
 
 
 def constants(module: Module, cluster: Cluster, most: int = MAX_SPLITS) -> tuple[tuple[str, int], ...]:
-    """V, STRIDE, SPLITS, BLOCK and HEALTH_BIT; a logits row is contiguous, rows follow each other."""
+    """V, STRIDE, SPLITS, BLOCK, and HEALTH_BIT of a raise; a logits row is contiguous, rows follow each other."""
     argmax = only(cluster, "vocab.argmax")
     vocab = vocabulary(module, argmax)
-    bit = 1 << int(only(cluster, "health.raise").attrs["bit"])
-    return (
-        ("V", vocab),
-        ("STRIDE", vocab),
-        ("SPLITS", most),
-        ("BLOCK", block(module, argmax)),
-        ("HEALTH_BIT", bit),
-    )
+    sizes = (("V", vocab), ("STRIDE", vocab), ("SPLITS", most), ("BLOCK", block(module, argmax)))
+    return sizes + health_bit(cluster, argmax)
 
 
 def tiles(module: Module, cluster: Cluster) -> str:
@@ -103,12 +118,35 @@ def tile_of(module: Module, reduction: Op) -> str:
     return f"BLOCK {size} = {size * width} bytes a tile; rows allow {bits}-bit loads"
 
 
-def raise_of(cluster: Cluster, bad: Value) -> Op:
-    """The health.raise of a value in a cluster, which may hold others."""
-    (op,) = [op for op in cluster if op.opcode == "health.raise" and op.operands[1] is bad]
-    return op
+def health_bit(cluster: Cluster, reduction: Op) -> tuple[tuple[str, int], ...]:
+    """The constant HEALTH_BIT of a reduction whose ``bad`` is raised in the cluster."""
+    found = [op for op in cluster if op.opcode == "health.raise" and op.operands[1] is reduction.results[-1]]
+    return tuple(("HEALTH_BIT", 1 << int(op.attrs["bit"])) for op in found)
 
 
 def raises(module: Module, reduction: Op) -> list[Op]:
-    """The health.raise of a vocab.argmax or vocab.topk, whose last result is ``bad``."""
+    """The health.raise of an op's last result: of ``bad`` rows of a reduction, of the ``orphan`` nodes of a tree."""
     return [user for user in module.users(reduction.results[-1]) if user.opcode == "health.raise"]
+
+
+def clears(module: Module, raised: list[Op]) -> list[Op]:
+    """The health.clear of a word that a raise is the only one to read: the raise may write the word instead."""
+    before = [op.operands[0].source for op in raised]
+    return [op for op in before if op and op.opcode == "health.clear" and module.users(op.result) == raised]
+
+
+def advances(module: Module, reduction: Op) -> list[Op]:
+    """The kv.advance of positions that no forward reads after the one behind a reduction."""
+    forward = reduction.operands[0].source
+    if forward is None or not is_external(forward):
+        return []
+    users = [module.users(value) for value in forward.operands]
+    last = [readers for readers in users if [op for op in readers if is_external(op)][-1] is forward]
+    return [op for readers in last for op in readers if op.opcode == "kv.advance"]
+
+
+def repeats(module: Module, reduction: Op) -> list[Op]:
+    """The tree.repeat of rows that the forward behind a reduction hands over."""
+    forward = reduction.operands[0].source
+    results = forward.results if forward is not None else ()
+    return [user for value in results for user in module.users(value) if user.opcode == "tree.repeat"]

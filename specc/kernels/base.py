@@ -12,11 +12,16 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import ClassVar
 
+import networkx as nx
+
 from specc.ir.core import Module, Op, Value, is_state, tensor_type
+from specc.ir.ops import OPS
 from specc.ir.plan import KvPool
 from specc.ir.types import DTYPES, TensorType
 
 Cluster = tuple[Op, ...]
+Flag = int | tuple[str, ...]
+"""A bool, a count, or the names of fields or values that a template loops over."""
 
 POINTERS = {"i1": "*i1", "u8": "*u8", "i32": "*i32", "i64": "*i64", "f16": "*fp16", "bf16": "*bf16", "f32": "*fp32"}
 """Triton's pointer type of every dtype."""
@@ -24,11 +29,26 @@ POINTERS = {"i1": "*i1", "u8": "*u8", "i32": "*i32", "i64": "*i64", "f16": "*fp1
 VECTOR_BYTES = 16
 """Bytes of the widest access; buffers of the arena start at a multiple of 256."""
 
+STORES = frozenset({"carry.store", "relay.publish"})
+"""Ops that replace the row of a carried field."""
+
 MAX_SPLITS = 64
 """Most programs that share one vocabulary row; a power of two, because one block of lanes combines them."""
 
+NARROW = 128
+"""Most elements of a carried row that one program handles besides other things; longer rows are cut into chunks."""
+
+ROW_BLOCK = 1024
+"""Elements of a hidden row that a program copies at a time: eight a thread, one 16-byte load of bf16."""
+
 CAPACITY = 132 * 7
 """Programs of 128 threads and about 70 registers that a large GPU runs at once: 7 on each of 132 multiprocessors."""
+
+MASK_MODES = {"qlen": 0, "bitpacked": 1, "full": 2}
+"""The constexpr MODE of the kernels that write a mask."""
+
+IN_PLACE = {"ngram.propose": "text"}
+"""Operands, by opcode, that kernels read where they are carried: in the rows of the pool."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +62,7 @@ class Argument:
         buffer: named buffer (pool rows ``relay.<field>``, or scratch) that is passed.
         input: input of the module that the engine owns.
         stride: input whose row stride, in elements, is passed.
+        size: input whose length along its first axis is passed.
         slot_stride: owner of KV buffers; the bytes between two slots are passed.
         literal: an integer.
 
@@ -53,6 +74,7 @@ class Argument:
     buffer: str = ""
     input: str = ""
     stride: str = ""
+    size: str = ""
     slot_stride: str = ""
     literal: int | None = None
 
@@ -73,7 +95,7 @@ class Spec:
 
     Attributes:
         family: template stem.
-        flags: structure, for Jinja: bools, and counts of repeated arguments.
+        flags: structure, for Jinja.
         constants: constexpr arguments in order.
         arguments: run-time arguments in order.
         scratch: memory it needs for itself.
@@ -84,7 +106,7 @@ class Spec:
     """
 
     family: str
-    flags: Mapping[str, int]
+    flags: Mapping[str, Flag]
     constants: tuple[tuple[str, int], ...]
     arguments: tuple[Argument, ...]
     scratch: tuple[Scratch, ...] = ()
@@ -138,6 +160,10 @@ class Arguments:
         """Pass the row stride of a tensor the engine owns."""
         self.found.append(Argument(name, "i64", stride=value.name))
 
+    def size(self, name: str, value: Value) -> None:
+        """Pass the length of a tensor the engine owns, along its first axis."""
+        self.found.append(Argument(name, "i64", size=value.name))
+
     def kv_pointers(self, name: str, owner: str) -> None:
         """Pass the table i64[layers * buffers] of the addresses of a model's KV buffers, layer by layer."""
         self.buffer(name, "i64", kv_pointers(owner))
@@ -149,6 +175,16 @@ class Arguments:
     def literal(self, name: str, number: int) -> None:
         """Pass an integer."""
         self.found.append(Argument(name, "i32", literal=number))
+
+
+def row_elements(module: Module, field_name: str) -> int:
+    """Elements that are carried of a field per request."""
+    return prod(module.carries[field_name].type.sizes(module.dims)[1:])
+
+
+def is_narrow(module: Module, field_name: str) -> bool:
+    """Whether the row of a carried field is no more than an access or two of one program."""
+    return row_elements(module, field_name) <= NARROW
 
 
 def power_of_two(size: int) -> int:
@@ -189,14 +225,44 @@ def readers_outside(module: Module, value: Value, cluster: Sequence[Op]) -> list
     return [user for user in module.users(value) if user not in cluster]
 
 
+def read_in_place(module: Module, op: Op) -> bool:
+    """Whether an op is a carry.load that is left to the kernel of its only reader, see `IN_PLACE`."""
+    if op.opcode != "carry.load" or op.result in module.outputs.values():
+        return False
+    readers = module.users(op.result)
+    return len(readers) == 1 and _in_place(readers[0]) is op.result
+
+
+def _in_place(op: Op) -> Value | None:
+    operands = dict(zip(OPS[op.opcode].operand_names(len(op.operands)), op.operands, strict=True))
+    return operands.get(IN_PLACE.get(op.opcode, ""))
+
+
+def leaves(module: Module, value: Value, cluster: Sequence[Op]) -> bool:
+    """Whether a value of a cluster is read outside of it, by other ops or by the engine."""
+    return bool(readers_outside(module, value, cluster)) or value in module.outputs.values()
+
+
+def convex(module: Module, cluster: Cluster) -> bool:
+    """Whether nothing that reads a cluster's results, directly or not, makes what the cluster reads."""
+    after = {op for source in cluster for op in nx.descendants(module.graph, source)} - set(cluster)
+    return not any(reader in cluster for op in after for reader in module.graph.successors(op))
+
+
 def traffic(module: Module, cluster: Cluster) -> int:
-    """Bytes a cluster reads and writes at the largest batch, each value once; of carried fields one row per request."""
+    """Bytes a cluster reads and writes at the largest batch, each value once; of carried fields what is touched."""
     inside = {value for op in cluster for value in op.results}
     reads = {value for op in cluster for value in op.operands} - inside
-    writes = {v for v in inside if readers_outside(module, v, cluster) or v in module.outputs.values()}
-    types = [tensor_type(v) for v in reads | writes if not is_state(v) and v.name != "req_to_token"]
-    types += [module.carries[str(op.attrs["field"])].type for op in cluster if "field" in op.attrs]
+    writes = {value for value in inside if leaves(module, value, cluster)}
+    one = {op.operands[0]: op.result for op in cluster if op.opcode == "commit.last"}  # row of all that are there
+    types = [tensor_type(one.get(v, v)) for v in reads | writes if not is_state(v) and v.name != "req_to_token"]
+    types += [_carried_type(module, op) for op in cluster if "field" in op.attrs]
     return sum(nbytes(module, type_) for type_ in types) + sum(kv_bytes(module, op) for op in cluster)
+
+
+def _carried_type(module: Module, op: Op) -> TensorType:
+    """What an op reads or writes of a carried field: a row per request, or the values it appends to a ring."""
+    return tensor_type(op.operands[2]) if op.opcode == "carry.append" else module.carries[str(op.attrs["field"])].type
 
 
 def kv_pool(module: Module, owner: str) -> KvPool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from specc.ir.core import Module, Op
+from specc.ir.core import Module, Op, tensor_type
 from specc.kernels import copying
 from specc.kernels.base import Arguments, Cluster, Family, Spec, in_order, kv_pool, maybe, power_of_two
 
@@ -45,11 +45,10 @@ class Compact(Family):
             arguments.slot_stride("kv_stride", "target")
             constants += [("N", module.size("N")), *copying.kv_constants(kv_pool(module, "target"))]
         for number, op in enumerate(values):
-            source = op.operands[0]
-            arguments.value(f"value{number}_ptr", source)
+            arguments.value(f"value{number}_ptr", op.operands[0])
             arguments.value(f"path{number}_ptr", op.result)
-            constants.append((f"ROW{number}", copying.row_bytes(module, source)))
-            constants.append((f"UNIT{number}", copying.value_unit(module, source)))
+            row, unit = _row(module, op)
+            constants += [(f"ROW{number}", row), (f"UNIT{number}", unit)]
         flags = {"move": move is not None} | {f"value{number}": number < len(values) for number in range(VALUES)}
         tiles = f"{rows} rows of {block} units, {copying.TILE} units at most"
         return Spec(self.stem, flags, tuple(constants), tuple(arguments.found), tiles=tiles)
@@ -69,10 +68,14 @@ def _values(cluster: Cluster) -> list[Op]:
     return [op for op in cluster if op.opcode == "commit.compact"]
 
 
+def _row(module: Module, op: Op) -> tuple[int, int]:
+    """Bytes of one node's row, and of the units it is copied in."""
+    return copying.row(module, tensor_type(op.operands[0]), axes=2)
+
+
 def _units(module: Module, cluster: Cluster) -> list[int]:
     """Units of one row of every value, then of a KV buffer if those are moved."""
-    sources = [op.operands[0] for op in _values(cluster)]
-    units = [copying.row_bytes(module, source) // copying.value_unit(module, source) for source in sources]
+    units = [row // unit for row, unit in (_row(module, op) for op in _values(cluster))]
     pool = kv_pool(module, "target")
     return units + ([pool.row_bytes // copying.kv_unit(pool)] if maybe(cluster, "kv.move") else [])
 

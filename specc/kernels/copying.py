@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from specc.ir.core import Module, Value, tensor_type
+from math import prod
+
+from specc.ir.core import Module
 from specc.ir.plan import KvPool
-from specc.ir.types import DTYPES
-from specc.kernels.base import CAPACITY, alignment, nbytes
+from specc.ir.types import DTYPES, TensorType
+from specc.kernels.base import CAPACITY, alignment
 
 TILE = 2048
 """Units of one tile: of 8 bytes that is 16 per thread, eight 16-byte loads in flight, in 32 registers."""
@@ -14,21 +16,15 @@ _MAX_UNIT = 8
 _RESIDENT = 2 * CAPACITY
 
 
-def row_bytes(module: Module, value: Value) -> int:
-    """Bytes of one node's row of a value T[B, N, *x]."""
-    rows = module.size("B") * module.size(str(tensor_type(value).shape[1]))
-    return nbytes(module, tensor_type(value)) // rows
+def row(module: Module, type_: TensorType, axes: int) -> tuple[int, int]:
+    """Bytes of one row T[*x] of a value with ``axes`` axes before it, and of the widest unit that copies it.
 
-
-def value_unit(module: Module, value: Value) -> int:
-    """Bytes of the widest unit for rows T[*x] of T[B, N, *x], which a forward may have returned.
-
-    Its rows along the last axis are aligned as far as their length allows; of T[B, N] only the elements are.
+    A forward may have returned the value: its rows along the last axis are aligned as far as their length allows; of
+    rows that are single elements only these are.
     """
-    type_ = tensor_type(value)
-    element = DTYPES[type_.dtype]
-    last = type_.sizes(module.dims)[-1] * element if len(type_.shape) > 2 else element
-    return min(_MAX_UNIT, alignment(last))
+    sizes, element = type_.sizes(module.dims), DTYPES[type_.dtype]
+    last = sizes[-1] if len(sizes) > axes else 1
+    return prod(sizes[axes:]) * element, min(_MAX_UNIT, alignment(last * element))
 
 
 def kv_constants(pool: KvPool) -> tuple[tuple[str, int], ...]:

@@ -1,57 +1,65 @@
-"""extend_stash: argmax or softmax top-k of the extend row, and the scatter of the carry into its pool row."""
+"""extend_stash: argmax or softmax top-k of a row per request, and the scatter of a phase's carry into its pool row."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from specc.ir.core import Module, Op, tensor_type
+from specc.ir.core import Module, Op, Value
 from specc.kernels import argmax as chains
 from specc.kernels import topk as trees
-from specc.kernels.base import Cluster, Family, Spec, in_order, maybe, only
-
-_FIELDS = ("bonus", "topk_index", "topk_p", "hidden", "seq_lens")
-_BLOCK_W = 1024
+from specc.kernels.base import (
+    ROW_BLOCK,
+    STORES,
+    Cluster,
+    Family,
+    Spec,
+    convex,
+    in_order,
+    is_narrow,
+    leaves,
+    maybe,
+    row_elements,
+)
 
 
 class ExtendStash(Family):
-    """The stores of one phase, with the argmax or the top-k whose results they store."""
+    """All stores of one phase, with the argmax or the top-k whose results some of them store."""
 
     stem = "extend_stash"
 
     def candidates(self, module: Module) -> Iterable[Cluster]:
-        """Per phase: its carry.stores and the reduction behind ``topk_index``, and ``topk_p`` where there is one."""
-        for phase in module.phases.values():
-            stores = {str(op.attrs["field"]): op for op in phase if op.opcode == "carry.store"}
-            if not {"bonus", "topk_index"} <= set(stores) <= set(_FIELDS):
-                continue
-            reduction = stores["topk_index"].operands[1].source
-            stored = {"topk_index"} | {"topk_p"} & set(stores)
-            if reduction is None or reduction.opcode != ("vocab.topk" if "topk_p" in stored else "vocab.argmax"):
-                continue
-            raises = chains.raises(module, reduction)
-            if len(raises) == 1 and all(stores[field].operands[1].source is reduction for field in stored):
-                yield in_order(module, [reduction, *raises, *stores.values()])
+        """Per phase: its stores and a reduction of one row per request whose results go nowhere else."""
+        for ops in module.phases.values():
+            stores = [op for op in ops if op.opcode in STORES]
+            stored = dict.fromkeys(op.operands[1].source for op in stores)
+            for reduction in (op for op in stored if op is not None and op.opcode in ("vocab.argmax", "vocab.topk")):
+                raises = chains.raises(module, reduction)
+                cluster = in_order(module, [reduction, *raises, *stores])
+                inside = not any(leaves(module, value, cluster) for value in reduction.results)
+                if len(raises) == 1 and chains.rows_of(module, reduction) == 1 and inside and convex(module, cluster):
+                    yield cluster
 
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
         """See docs/kernels.md for the order of arguments."""
-        stores, topk = _stores(cluster), maybe(cluster, "vocab.topk") is not None
-        flags = {"topk": topk, "hidden": "hidden" in stores, "seq_lens": "seq_lens" in stores}
+        reduction = _reduction(cluster)
+        topk = reduction.opcode == "vocab.topk"
+        stores = {str(op.attrs["field"]): op.operands[1] for op in cluster if op.opcode in STORES}
+        index, p = _fields(stores, reduction.results[-2]), _fields(stores, reduction.results[0]) if topk else ()
+        others = [field for field in stores if field not in index + p]
+        narrow = tuple(field for field in others if is_narrow(module, field))
+        wide = tuple(field for field in others if not is_narrow(module, field))
         arguments = trees.head(cluster, name) if topk else chains.head(module, cluster, name)
-        arguments.value("bonus_ptr", stores["bonus"].operands[1])
-        for field in ("hidden", "seq_lens"):
-            if flags[field]:
-                arguments.value(f"{field}_ptr", stores[field].operands[1])
-        for field in _FIELDS:
-            if field in stores:
-                arguments.relay(module, field)
+        for field in narrow + wide:
+            arguments.value(f"new_{field}_ptr", stores[field])
+        for field in narrow + index + p + wide:
+            arguments.relay(module, field)
         shared = trees if topk else chains
         constants = shared.constants(module, cluster)
-        if flags["hidden"]:
-            width = int(tensor_type(stores["hidden"].operands[1]).shape[-1])
-            constants += (("W", width), ("BLOCK_W", _BLOCK_W))
+        constants += tuple((f"W_{field}", row_elements(module, field)) for field in narrow + wide)
+        constants += (("BLOCK_W", ROW_BLOCK),) if wide else ()
         return Spec(
             self.stem,
-            flags,
+            {"topk": topk, "index": index, "p": p, "narrow": narrow, "wide": wide},
             constants,
             tuple(arguments.found),
             shared.scratch(module, cluster, name),
@@ -60,14 +68,19 @@ class ExtendStash(Family):
 
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
         """One program per request and chunk of its row."""
-        topk = maybe(cluster, "vocab.topk")
-        if topk is not None:
-            return batch, trees.splits(module, topk, batch), 1
-        return batch, chains.splits(module, only(cluster, "vocab.argmax"), batch), 1
+        reduction = _reduction(cluster)
+        shared = trees if reduction.opcode == "vocab.topk" else chains
+        return batch, shared.splits(module, reduction, batch), 1
 
 
-def _stores(cluster: Cluster) -> dict[str, Op]:
-    return {str(op.attrs["field"]): op for op in cluster if op.opcode == "carry.store"}
+def _reduction(cluster: Cluster) -> Op:
+    (found,) = [op for op in (maybe(cluster, "vocab.argmax"), maybe(cluster, "vocab.topk")) if op is not None]
+    return found
+
+
+def _fields(stores: dict[str, Value], value: Value) -> tuple[str, ...]:
+    """The fields that store a value."""
+    return tuple(field for field, stored in stores.items() if stored is value)
 
 
 FAMILY = ExtendStash()

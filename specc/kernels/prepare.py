@@ -1,18 +1,34 @@
-"""prepare: relay gather, slots, positions, the verify inputs known before drafting, and sentinels of padding rows."""
+"""prepare: what a step begins with, in one launch: the carry, positions and slots, what is known before drafting."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 
-from specc.ir.core import Module, Op, tensor_type
-from specc.kernels.base import Arguments, Cluster, Family, Spec, in_order, maybe, only
-
-_COVERS = frozenset(
-    {"health.clear", "carry.load", "kv.positions", "kv.slots", "kv.branch_slots", "tree.repeat", "chain.start"}
+from specc.ir.core import Module, Op, Value, tensor_type
+from specc.kernels.base import (
+    ROW_BLOCK,
+    Arguments,
+    Cluster,
+    Family,
+    Flag,
+    Spec,
+    in_order,
+    is_narrow,
+    leaves,
+    maybe,
+    read_in_place,
+    row_elements,
 )
-_ELSEWHERE = frozenset({"kv.duplicate_tail"})
-_FIELDS = frozenset({"bonus", "topk_p", "topk_index", "hidden", "seq_lens"})
-_BLOCK_W = 1024
+
+_LENGTHS = {"kv.positions": 0, "kv.slots": 2, "kv.branch_slots": 2}
+"""The ops that depend on the committed lengths, and which operand these are."""
+
+_ROWS = {"carry.load": 0, "health.clear": 0, "kv.slots": 1, "kv.branch_slots": 1}
+"""The ops that know which rows are padding, and which operand says so."""
+
+_CHAINS = ("chain.start", "chain.join")
+_OF_LOADS = ("tree.repeat", "tree.root")
 
 
 class Prepare(Family):
@@ -21,115 +37,117 @@ class Prepare(Family):
     stem = "prepare"
 
     def candidates(self, module: Module) -> Iterable[Cluster]:
-        """The whole phase, if it holds what a chain's or a tree's does."""
-        ops = in_order(module, [op for op in module.phases["prepare"] if op.opcode not in _ELSEWHERE])
-        fields = {op.attrs["field"] for op in ops if op.opcode == "carry.load"}
-        known = all(op.opcode in _COVERS for op in ops) and {"bonus", "topk_index"} <= fields <= _FIELDS
-        # A chain starts the verify inputs and has no probabilities; a tree selects its nodes after drafting.
-        if known and bool(maybe(ops, "chain.start")) != ("topk_p" in fields):
-            yield ops
+        """What the phase makes of the carry, of the committed lengths and of the slot table."""
+        ops = module.phases["prepare"]
+        loads = [op for op in ops if op.opcode == "carry.load" and not read_in_place(module, op)]
+        loaded = {load.result for load in loads}
+        placed = [op for op in ops if op.opcode in _LENGTHS and (_lens(op) in loaded or _lens(op).source not in ops)]
+        made = [op for op in ops if op.opcode in (*_OF_LOADS, *_CHAINS) and loaded.issuperset(op.operands)]
+        cluster = [*loads, *(op for op in placed if _lens(op) is _lens(placed[0]))]
+        cluster += [op for op in made if op.opcode in _OF_LOADS] + [op for op in made if op.opcode in _CHAINS][:1]
+        cluster += [op for op in ops if op.opcode == "health.clear"][:1]
+        if any(op.opcode in _ROWS for op in cluster):
+            yield in_order(module, cluster)
 
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
         """See docs/kernels.md for the order of arguments."""
         shape = _Shape(module, cluster)
-        constants = [("N", shape.nodes), ("K", module.size("K"))]
-        if shape.draft_slots:
-            attrs = shape.draft_slots.attrs
-            constants += [("FORWARDS", module.size("D")), ("DRAFT_OFFSET", int(attrs["offset"]))]
-            # A chain's only branch starts at the offset, wherever that is in its page.
-            constants += [("PAGE", int(attrs.get("page", 1))), ("ROOM", int(attrs.get("room", 0)))]
-            constants.append(("MAX_B", module.size("B")))
-        if shape.extend_slots:
-            constants += [("A", module.size("A")), ("EXTEND_OFFSET", int(shape.extend_slots.attrs["offset"]))]
-        constants += [("W", shape.width), ("BLOCK_W", _BLOCK_W)] if shape.hidden else []
-        flags = {
-            "tree": shape.start is None,
-            "relay_seq_lens": shape.seq_lens_load is not None,
-            "hidden": shape.hidden is not None,
-            "draft": shape.draft_slots is not None,
-            "extend_window": shape.extend_slots is not None,
-        }
         tiles = "one program per request"
-        tiles += f"; hidden rows in chunks of {_BLOCK_W}" if shape.hidden else ""
-        return Spec(self.stem, flags, tuple(constants), tuple(_arguments(module, shape).found), (), 1, 1, tiles)
+        tiles += f"; long rows in chunks of {ROW_BLOCK}" if shape.wide else ""
+        arguments = _arguments(module, shape, cluster)
+        return Spec(self.stem, shape.flags(), _constants(module, shape), tuple(arguments.found), (), 1, 1, tiles)
 
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
-        """One program per request and chunk of its hidden row."""
+        """One program per request, and one per chunk of every long row that it writes."""
         shape = _Shape(module, cluster)
-        return batch, -(-shape.width // _BLOCK_W) if shape.hidden else 1, 1
+        rows = [row_elements(module, field) for field in (*shape.kept(shape.wide), *shape.repeats)]
+        return batch, 1 + sum(-(-row // ROW_BLOCK) for row in rows), 1
 
 
 class _Shape:
-    """The roles that the ops of a cluster play; a chain has its nodes along the path, and no more than one branch."""
+    """The roles that the ops of a cluster play: ops by the field they read or, of slots and positions, by result."""
 
     def __init__(self, module: Module, cluster: Cluster) -> None:
         self.loads = {str(op.attrs["field"]): op for op in cluster if op.opcode == "carry.load"}
-        self.health = only(cluster, "health.clear")
-        self.start = maybe(cluster, "chain.start")
-        self.seq_lens_load = self.loads.get("seq_lens")
-        self.hidden = maybe(cluster, "tree.repeat")
-        positions = [op for op in cluster if op.opcode == "kv.positions"]
-        slots = [op for op in cluster if op.opcode == "kv.slots"]
-        self.draft_positions = _first(positions, axis="K")
-        self.draft_slots = maybe(cluster, "kv.branch_slots") or _first(slots, axis="D")
-        nodes = "N" if self.start is None else "A"
-        verify, self.verify_slots = _first(positions, axis=nodes, offset=0), _first(slots, axis=nodes, offset=0)
-        self.verify_positions = verify
-        # In a chain rows to extend at offset 0 are the verify window.
-        extends = [
-            op for op in (*positions, *slots) if op.attrs["axis"] == "A" and op not in (verify, self.verify_slots)
-        ]
-        self.extend_positions = maybe(extends, "kv.positions")
-        self.extend_slots = maybe(extends, "kv.slots")
-        self.nodes = module.size(nodes)
-        self.width = int(tensor_type(self.hidden.result).shape[-1]) if self.hidden else 0
+        fields = {load.result: field for field, load in self.loads.items()}
+        self.health = maybe(cluster, "health.clear")
+        self.repeats = {fields[op.operands[0]]: op for op in cluster if op.opcode == "tree.repeat"}
+        self.roots = {fields[op.operands[0]]: op for op in cluster if op.opcode == "tree.root"}
+        self.chain = next((op for op in cluster if op.opcode in _CHAINS), None)
+        self.chain_fields = [fields[value] for value in self.chain.operands] if self.chain is not None else []
+        self.places = {op.result.name: op for op in cluster if op.opcode == "kv.positions"}
+        slots = {op.result.name: op for op in cluster if op.opcode in ("kv.slots", "kv.branch_slots")}
+        self.windows = {name: op for name, op in slots.items() if op.attrs.get("axis", "D") != "D"}
+        self.runs = {name: op for name, op in slots.items() if name not in self.windows}
+        lens = next((_lens(op) for op in (*self.places.values(), *slots.values())), None)
+        self.length = [fields[lens]] if lens in fields else []
+        self.given = lens if lens not in fields else None
+        self.scalars = [field for field in self.loads if len(module.carries[field].type.shape) == 1]
+        rows = [field for field in self.loads if field not in self.scalars]
+        short = {field for field in rows if is_narrow(module, field) and field not in self.repeats}
+        self.vectors = [field for field in rows if field in short.union(self.chain_fields)]
+        self.wide = [field for field in rows if field not in self.vectors]
+        self.stored = {field for field, load in self.loads.items() if leaves(module, load.result, cluster)}
+
+    def kept(self, fields: list[str]) -> list[str]:
+        """Those of fields whose values are in memory for others."""
+        return [field for field in fields if field in self.stored]
+
+    def flags(self) -> dict[str, Flag]:
+        """What the template asks for."""
+        names = {"scalars": self.scalars, "vectors": self.vectors, "wide": self.wide}
+        names |= {f"kept_{kind}": self.kept(fields) for kind, fields in names.items()}
+        names |= {"length": self.length, "chain_root": self.chain_fields[:1], "chain_drafts": self.chain_fields[1:]}
+        names |= {"repeated": list(self.repeats), "roots": list(self.roots)}
+        names |= {"places": list(self.places), "windows": list(self.windows), "runs": list(self.runs)}
+        flags: dict[str, Flag] = {name: tuple(found) for name, found in names.items()}
+        return flags | {"health": self.health is not None, "given": self.given is not None}
 
 
-def _first(ops: list[Op], **attrs: str | int) -> Op | None:
-    found = [op for op in ops if all(op.attrs.get(key) == value for key, value in attrs.items())]
-    return found[0] if found else None
+def _lens(op: Op) -> Value:
+    return op.operands[_LENGTHS[op.opcode]]
 
 
-def _arguments(module: Module, shape: _Shape) -> Arguments:
-    assert shape.verify_slots is not None
-    table, rows, lens = shape.verify_slots.operands
+def _arguments(module: Module, shape: _Shape, cluster: Cluster) -> Arguments:
     arguments = Arguments()
-    arguments.value("rows_ptr", rows)
-    if shape.seq_lens_load is not None:
-        arguments.relay(module, "seq_lens")
-    else:
-        arguments.value("seq_lens_ptr", lens)
-    arguments.input("req_to_token_ptr", table)
-    arguments.stride("req_to_token_stride", table)
-    for field in ("bonus", "topk_index", "topk_p", "hidden"):
-        if field in shape.loads:
-            arguments.relay(module, field)
-    if shape.seq_lens_load is not None:
-        arguments.value("out_seq_lens_ptr", lens)
-    arguments.value("health_ptr", shape.health.result)
-    if shape.start is not None:
-        arguments.value("tokens_ptr", shape.start.result)
-    else:
-        for field in ("bonus", "topk_p", "topk_index"):
-            arguments.value(f"{field}_ptr", shape.loads[field].result)
-    _draft_arguments(arguments, shape)
-    if shape.verify_positions is not None:
-        arguments.value("verify_positions_ptr", shape.verify_positions.result)
-    arguments.value("verify_slots_ptr", shape.verify_slots.result)
-    if shape.extend_slots is not None and shape.extend_positions is not None:
-        arguments.value("extend_positions_ptr", shape.extend_positions.result)
-        arguments.value("extend_slots_ptr", shape.extend_slots.result)
+    slots = [*shape.windows.values(), *shape.runs.values()]
+    arguments.value("rows_ptr", next(op.operands[_ROWS[op.opcode]] for op in cluster if op.opcode in _ROWS))
+    if shape.given is not None:
+        arguments.value("seq_lens_ptr", shape.given)
+    for table in (op.operands[0] for op in slots[:1]):
+        arguments.input("req_to_token_ptr", table)
+        arguments.stride("req_to_token_stride", table)
+    for field in (*shape.scalars, *shape.vectors, *shape.wide):
+        arguments.relay(module, field)
+    if shape.health is not None:
+        arguments.value("health_ptr", shape.health.result)
+    for field in (*shape.kept(shape.scalars), *shape.kept(shape.vectors), *shape.kept(shape.wide)):
+        arguments.value(f"out_{field}_ptr", shape.loads[field].result)
+    for field, op in shape.roots.items():
+        arguments.value(f"root_{field}_ptr", op.result)
+    if shape.chain is not None:
+        arguments.value("tokens_ptr", shape.chain.result)
+    for name, op in (shape.places | shape.windows | shape.runs).items():
+        arguments.value(f"kv_{name}_ptr", op.result)
+    for field, op in shape.repeats.items():
+        arguments.value(f"copies_{field}_ptr", op.result)
     return arguments
 
 
-def _draft_arguments(arguments: Arguments, shape: _Shape) -> None:
-    if shape.draft_slots is not None and shape.draft_positions is not None:
-        if shape.start is not None:
-            arguments.value("draft_tokens_ptr", shape.loads["topk_index"].result)
-        arguments.value("draft_positions_ptr", shape.draft_positions.result)
-        arguments.value("draft_slots_ptr", shape.draft_slots.result)
-    if shape.hidden is not None:
-        arguments.value("draft_hidden_ptr", shape.hidden.result)
+def _constants(module: Module, shape: _Shape) -> tuple[tuple[str, int], ...]:
+    found = [("A", module.size("A"))] if shape.chain is not None else []
+    found += [("K", module.size("K"))] if shape.runs or shape.repeats else []
+    found += [("FORWARDS", module.size("D")), ("MAX_B", module.size("B"))] if shape.runs else []
+    for name, op in (shape.places | shape.windows).items():
+        found.append((f"OFFSET_{name}", int(op.attrs["offset"])))
+        found += [(f"STRIDE_{name}", int(op.attrs["stride"]))] if name in shape.places else []
+        found.append((f"SIZE_{name}", prod(tensor_type(op.result).sizes(module.dims)[1:])))
+    for name, op in shape.runs.items():
+        found.append((f"OFFSET_{name}", int(op.attrs["offset"])))
+        # A chain's only branch starts at the offset, wherever that is in its page.
+        found += [(f"PAGE_{name}", int(op.attrs.get("page", 1))), (f"ROOM_{name}", int(op.attrs.get("room", 0)))]
+    found += [(f"W_{field}", row_elements(module, field)) for field in (*shape.vectors, *shape.wide)]
+    return (*found, *((("BLOCK_W", ROW_BLOCK),) if shape.wide else ()))
 
 
 FAMILY = Prepare()

@@ -28,7 +28,7 @@ def splits(module: Module, topk: Op, rows: int, capacity: int = _CAPACITY) -> in
 
 
 def head(cluster: Cluster, name: str) -> Arguments:
-    """The arguments from rows to health: rows, logits, partial results, arrivals, the health word of the top-k."""
+    """The arguments all families with a top-k start with."""
     topk = only(cluster, "vocab.topk")
     arguments = Arguments()
     arguments.value("rows_ptr", topk.operands[1])
@@ -37,9 +37,7 @@ def head(cluster: Cluster, name: str) -> Arguments:
     arguments.buffer("partial_max_ptr", "f32", f"{name}.partial_max")
     arguments.buffer("partial_sum_ptr", "f32", f"{name}.partial_sum")
     arguments.buffer("arrivals_ptr", "i32", f"{name}.arrivals")
-    # In place: the word after the last of them is the one that leaves the cluster.
-    *_, last = (op for op in cluster if op.opcode == "health.raise")
-    arguments.value("health_ptr", last.result)
+    shared.health(arguments, cluster)
     return arguments
 
 
@@ -56,17 +54,12 @@ def scratch(module: Module, cluster: Cluster, name: str) -> tuple[Scratch, ...]:
 
 
 def constants(module: Module, cluster: Cluster) -> tuple[tuple[str, int], ...]:
-    """K, V, STRIDE, SPLITS, BLOCK and HEALTH_BIT; a logits row is contiguous, rows follow each other."""
+    """K, V, STRIDE, SPLITS, BLOCK, and HEALTH_BIT of a raise; a logits row is contiguous, rows follow each other."""
     topk = only(cluster, "vocab.topk")
     vocab = shared.vocabulary(module, topk)
-    return (
-        ("K", module.size("K")),
-        ("V", vocab),
-        ("STRIDE", vocab),
-        ("SPLITS", max_splits(module)),
-        ("BLOCK", shared.block(module, topk)),
-        ("HEALTH_BIT", 1 << int(shared.raise_of(cluster, topk.results[2]).attrs["bit"])),
-    )
+    sizes = (("K", module.size("K")), ("V", vocab), ("STRIDE", vocab))
+    tile = (("SPLITS", max_splits(module)), ("BLOCK", shared.block(module, topk)))
+    return sizes + tile + shared.health_bit(cluster, topk)
 
 
 def tiles(module: Module, cluster: Cluster) -> str:

@@ -16,18 +16,18 @@ from specc.kernels import argmax
 from specc.kernels import topk as shared
 from specc.kernels.base import (
     CAPACITY,
+    MASK_MODES,
     Arguments,
     Cluster,
     Family,
     Scratch,
     Spec,
     in_order,
+    leaves,
     maybe,
     only,
-    readers_outside,
 )
 
-_MODES = {"qlen": 0, "bitpacked": 1, "full": 2}
 _RESIDENT_WARPS = 132 * 16
 """Warps with about 120 registers per thread that a large GPU runs at once: 16 on each of 132 multiprocessors."""
 
@@ -40,17 +40,17 @@ class TreeBuild(Family):
     def candidates(self, module: Module) -> Iterable[Cluster]:
         """A selection with its positions, mask and orphans; and once more with what drafted its last operands."""
         for select in module.find("tree.select"):
-            _, parent, depth, orphan = select.results
+            _, parent, depth, _ = select.results
             masks = [user for user in module.users(parent) if user.opcode == "tree.mask"]
             positions = [user for user in module.users(depth) if user.opcode == "tree.positions"]
-            raises = [user for user in module.users(orphan) if user.opcode == "health.raise"]
+            raises = argmax.raises(module, select)
             cluster = in_order(module, [select, *masks, *positions, *raises])
             if len(masks) > 1 or len(positions) != 1 or len(raises) != 1 or not _stores_what_is_read(module, cluster):
                 continue
             yield cluster
             drafted = _last_step(module, select)
             fused = in_order(module, [*drafted, *cluster])
-            if drafted and not any(_read_outside(module, op, fused) for op in drafted):
+            if drafted and not any(leaves(module, value, fused) for op in drafted for value in op.results):
                 yield fused
 
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
@@ -59,9 +59,9 @@ class TreeBuild(Family):
         mask = maybe(cluster, "tree.mask")
         operands = _operands(only(cluster, "tree.select"), fused)
         constants = [("K", module.size("K")), ("S", operands.steps), ("N", module.size("N"))]
-        constants.append(("ORPHAN_BIT", 1 << int(_orphans(cluster).attrs["bit"])))
+        constants.append(("ORPHAN_BIT", 1 << int(_orphans(module, cluster).attrs["bit"])))
         if mask is not None:
-            constants += [("MODE", _MODES[str(mask.attrs["mode"])]), ("WIDTH", int(mask.attrs["width"]))]
+            constants += [("MODE", MASK_MODES[str(mask.attrs["mode"])]), ("WIDTH", int(mask.attrs["width"]))]
         constants += shared.constants(module, cluster)[1:] if fused else ()
         flags = {"fused": fused, "mask": mask is not None, "steps": len(operands.scores)}
         tiles = f"a lane for each of {_candidates(module, operands.steps)} candidates, at most eight per thread"
@@ -111,7 +111,7 @@ def _arguments(module: Module, name: str, cluster: Cluster, operands: _Operands)
     else:
         arguments = Arguments()
         arguments.value("rows_ptr", select.operands[0])
-        arguments.value("health_ptr", _orphans(cluster).result)
+        arguments.value("health_ptr", _orphans(module, cluster).result)
     arguments.value("bonus_ptr", select.operands[1])
     arguments.value("seq_lens_ptr", positions.operands[0])
     for step, value in enumerate(operands.scores):
@@ -135,9 +135,10 @@ def _scratch(module: Module, name: str, cluster: Cluster) -> tuple[Scratch, ...]
     return shared.scratch(module, cluster, name) if maybe(cluster, "vocab.topk") is not None else ()
 
 
-def _orphans(cluster: Cluster) -> Op:
+def _orphans(module: Module, cluster: Cluster) -> Op:
     """The health.raise of the selection."""
-    return argmax.raise_of(cluster, only(cluster, "tree.select").results[3])
+    (op,) = argmax.raises(module, only(cluster, "tree.select"))
+    return op
 
 
 def _last_step(module: Module, select: Op) -> list[Op]:
@@ -154,16 +155,10 @@ def _last_step(module: Module, select: Op) -> list[Op]:
     return [topk, *raises, grow]
 
 
-def _read_outside(module: Module, op: Op, cluster: Cluster) -> bool:
-    return any(readers_outside(module, value, cluster) or value in module.outputs.values() for value in op.results)
-
-
 def _stores_what_is_read(module: Module, cluster: Cluster) -> bool:
     """Whether the results of a selection that are read elsewhere are those that the kernel stores, and all of them."""
     select = only(cluster, "tree.select")
-    tokens, parent, depth, orphan = (
-        bool(readers_outside(module, value, cluster)) or value in module.outputs.values() for value in select.results
-    )
+    tokens, parent, depth, orphan = (leaves(module, value, cluster) for value in select.results)
     masks = [op for op in cluster if op.opcode == "tree.mask"]
     lengths = {op.operands[0] for op in [*masks, only(cluster, "tree.positions")]}
     return tokens and parent and not depth and not orphan and len(lengths) == 1

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from specc.ir.core import Module, tensor_type
-from specc.ir.nodes import is_external
 from specc.kernels import argmax as rows
 from specc.kernels import topk as shared
-from specc.kernels.base import Cluster, Family, Spec, in_order, maybe, only, power_of_two, readers_outside
+from specc.kernels.base import Cluster, Family, Spec, in_order, leaves, maybe, only, power_of_two
 
 _COPIED = 8192
 """Elements of hidden rows that a program loads before it stores them: 64 per thread, eight 16-byte loads of bf16."""
@@ -21,17 +20,13 @@ class TreeStep(Family):
 
     def candidates(self, module: Module) -> Iterable[Cluster]:
         """A top-k that grows the tree, with everything that hangs on the same forward."""
-        for topk in module.phases["draft"]:
-            forward = topk.operands[0].source if topk.opcode == "vocab.topk" else None
-            if forward is None or not is_external(forward):
-                continue
+        for topk in module.find("vocab.topk"):
             grows = [user for user in module.users(topk.results[0]) if user.opcode == "tree.grow"]
             raises = rows.raises(module, topk)
             if len(grows) != 1 or len(raises) != 1:
                 continue
             gathers = [user for user in module.users(grows[0].results[2]) if user.opcode == "tree.gather"]
-            advances = [user for user in module.users(forward.operands[1]) if user.opcode == "kv.advance"]
-            cluster = in_order(module, [topk, *raises, *grows, *gathers, *advances])
+            cluster = in_order(module, [topk, *raises, *grows, *gathers, *rows.advances(module, topk)])
             if len(gathers) <= 1 and _stores_what_is_read(module, cluster):
                 yield cluster
 
@@ -39,7 +34,7 @@ class TreeStep(Family):
         """See docs/kernels.md for the order of arguments."""
         grow, gather, advance = only(cluster, "tree.grow"), maybe(cluster, "tree.gather"), maybe(cluster, "kv.advance")
         tokens, scores, kept, candidates = grow.results
-        frontier = bool(readers_outside(module, tokens, cluster))
+        frontier = leaves(module, tokens, cluster)
         arguments = shared.head(cluster, name)
         arguments.value("parent_scores_ptr", grow.operands[0])
         arguments.value("index_ptr", only(cluster, "vocab.topk").results[1])
@@ -81,9 +76,9 @@ def _stores_what_is_read(module: Module, cluster: Cluster) -> bool:
     """
     topk, grow = only(cluster, "vocab.topk"), only(cluster, "tree.grow")
     p, index, bad = topk.results
-    *frontier, candidates = (bool(readers_outside(module, value, cluster)) for value in grow.results)
-    unread = not readers_outside(module, p, cluster) and not readers_outside(module, bad, cluster)
-    return unread and bool(readers_outside(module, index, cluster)) and candidates and len(set(frontier)) == 1
+    *frontier, candidates = (leaves(module, value, cluster) for value in grow.results)
+    unread = not leaves(module, p, cluster) and not leaves(module, bad, cluster)
+    return unread and leaves(module, index, cluster) and candidates and len(set(frontier)) == 1
 
 
 FAMILY = TreeStep()

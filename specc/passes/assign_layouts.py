@@ -13,7 +13,7 @@ from specc.ir.core import Module, Value, tensor_type
 from specc.ir.nodes import crossing, is_external
 from specc.ir.ops import OPS
 from specc.ir.plan import Layout
-from specc.ir.types import DTYPES, row_major
+from specc.ir.types import DTYPES, per_request, row_major
 from specc.kernels.base import VECTOR_BYTES, alignment
 from specc.passes.base import Context, Pass
 
@@ -47,7 +47,7 @@ def _layout(module: Module, value: Value, root: Value) -> Layout:
     owner = "arena"
     if value.source is not None and is_external(value.source):
         owner = "engine"
-    elif value.source is None and any(entry == "C" for entry in type_.shape):
+    elif value.source is None and not per_request(type_):
         owner = "input"
     sizes = type_.sizes(module.dims, unbounded=0)
     row = sizes[-1] * DTYPES[type_.dtype] if len(sizes) > 1 else VECTOR_BYTES

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specc.ir.core import Module, Op, entry_of, is_state
+from specc.ir.nodes import is_external
 from specc.ir.plan import KvLayout, Options
 from specc.passes.base import Context, Pass
 
@@ -33,7 +34,7 @@ class BindKvLayout(Pass):
         what = (
             f"{module.size('K')} branches draft on pages of their own"
             if layout.branch_room
-            else "a chain needs no branch pages"
+            else "nothing drafts on pages of its own"
         )
         self.remark(
             ctx,
@@ -51,7 +52,7 @@ class BindKvLayout(Pass):
             message = "page_size 1: a branch starts with no partly filled page, no tail is duplicated"
             self.remark(ctx, message, op.location)
             return
-        drafts = [user for user in module.users(op.result) if user.opcode == "model.draft"]
+        drafts = [user for user in module.users(op.result) if is_external(user)]
         first = min(drafts, key=module.order().__getitem__)
         state = next(value for value in first.operands if is_state(value))
         copy = module.add_op(
@@ -71,8 +72,8 @@ class BindKvLayout(Pass):
 def _layout(module: Module, extra: int) -> KvLayout:
     """The window of one step, and what to reserve: twice as much, for a step scheduled ahead.
 
-    A tree's branches take K runs of S positions, page-aligned where pages are longer than one token; SGLang reserves
-    by the same rule.
+    Branches that write keys and values while they are drafted take K runs of S positions, page-aligned where pages are
+    longer than one token; SGLang reserves by the same rule.
     """
     options = module.decl(Options)
     page, path = options.page_size, module.size("A")
@@ -80,6 +81,9 @@ def _layout(module: Module, extra: int) -> KvLayout:
         window = path + extra
         return KvLayout("chain", page, extra, path, 0, window, 2 * window)
     branches, nodes, room = module.size("K"), module.size("N"), path - 1
+    if not module.find("kv.branch_slots"):
+        window = max(nodes, path + extra)
+        return KvLayout("tree", page, extra, nodes, 0, window, 2 * window)
     runs = [-(-(tail + room) // page) * page for tail in range(page)]
     drafted = extra + max(branches * run - tail for tail, run in enumerate(runs))
     window = max(drafted, nodes, path + extra)

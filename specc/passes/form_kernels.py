@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import networkx as nx
 
-from specc.ir.core import Module, Op
+from specc.ir.core import Module, Op, entry_of
 from specc.ir.nodes import is_external, quotient
 from specc.ir.plan import Kernel
 from specc.kernels import FAMILIES
@@ -143,14 +143,14 @@ def _uncovered(op: Op) -> Diagnostic:
 
 
 def _named(module: Module, cover: list[Candidate]) -> list[tuple[str, Candidate]]:
-    """Names in execution order: the family's stem, numbered where a phase launches it more than once."""
+    """Names in execution order: the family's stem, numbered where an entry launches it more than once."""
     order = module.order()
     cover = sorted(cover, key=lambda candidate: order[candidate.cluster[0]])
     named: list[tuple[str, Candidate]] = []
     for candidate in cover:
-        phase = candidate.cluster[0].phase
-        twins = [c for c in cover if c.family == candidate.family and c.cluster[0].phase == phase]
-        prefix = "prefill_" if phase == "prefill" else ""
+        entry = entry_of(candidate.cluster[0].phase)
+        twins = [c for c in cover if c.family == candidate.family and entry_of(c.cluster[0].phase) == entry]
+        prefix = "prefill_" if entry == "prefill" else ""
         suffix = f"_{twins.index(candidate)}" if len(twins) > 1 else ""
         named.append((f"{prefix}{candidate.family}{suffix}", candidate))
     return named

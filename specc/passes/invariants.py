@@ -37,7 +37,7 @@ def _live(module: Module) -> list[str]:
 def _tree_form(module: Module) -> list[str]:
     if module.dims.get("K") is not None and module.dims["K"].size != 1:
         return []
-    kept = {"tree.repeat"}
+    kept = {"tree.repeat", "tree.root"}
     return [f"{op.opcode} in a chain" for op in module.ops() if op.opcode.startswith("tree.") and op.opcode not in kept]
 
 
@@ -47,7 +47,7 @@ def _compacted(module: Module) -> list[str]:
     for op in module.ops():
         if op.phase not in ("commit", "extend") and OPS[op.opcode].effect != "carry":
             continue
-        if op.opcode not in ("commit.compact", "kv.move"):
+        if op.opcode not in ("commit.compact", "commit.last", "kv.move"):
             bad += [f"{op.opcode} in {op.phase} reads %{v.name} along the nodes" for v in op.operands if on_nodes(v)]
     return bad
 

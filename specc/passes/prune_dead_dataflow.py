@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from specc.ir.core import Module, Op
 from specc.ir.liveness import brief, hidden_result, sweep
 from specc.ir.nodes import is_external
+from specc.ir.plan import KvPool
+from specc.ir.types import StateType
 from specc.passes.base import Context, Pass
 
 
@@ -26,15 +28,25 @@ class PruneDeadDataflow(Pass):
         """See the class."""
         for removed in sweep(module):
             self.remark(ctx, f"nothing reads {removed.what}: {removed.verdict}", removed.location)
+        self._drop_pools(module, ctx)
         for op in module.ops():
             if is_external(op):
                 self._capture(module, op, ctx)
+
+    def _drop_pools(self, module: Module, ctx: Context) -> None:
+        """A model whose keys and values nothing reads or writes has no pool."""
+        owners = {value.type.owner for value in module.inputs.values() if isinstance(value.type, StateType)}
+        for pool in [pool for pool in module.decls_of(KvPool) if pool.name not in owners]:
+            module.decls.remove(pool)
+            self.remark(ctx, f"no forward writes keys and values of the {pool.name}: it has no KV pool", None)
 
     def _capture(self, module: Module, op: Op, ctx: Context) -> None:
         hidden = hidden_result(op)
         step = f" (step {op.attrs['step']})" if "step" in op.attrs else ""
         what = f"{op.opcode} in {op.phase}{step} captures"
         if hidden is None:
+            if "width" not in op.attrs:
+                return  # a forward that hands over nothing but logits
             op.attrs |= {"capture": "null", "width": 0}
             self.remark(ctx, f"{what} nothing: nothing reads its hidden states", op.location)
             return

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specc.ir.builder import Builder
 from specc.ir.core import Module, Op, Value
 from specc.ir.infer import assign_types
 from specc.ir.liveness import sweep
@@ -29,13 +28,16 @@ class SelectTreeForm(Pass):
         """See the class."""
         if module.dims["K"].size != 1:
             k, n = module.size("K"), module.size("N")
-            message = f"topk = {k}: a tree of {n} nodes, selected and linked every step; its node axis is no path"
+            links = "selected and linked every step" if module.find("tree.select") else "with constant links"
+            message = f"topk = {k}: a tree of {n} nodes, {links}; its node axis is no path"
             self.remark(ctx, message, ctx.at("topk"))
             return
         for grow in module.find("tree.grow"):
             _fold_grow(module, grow)
         for select in module.find("tree.select"):
             _fold_select(module, select)
+        for comb in module.find("tree.comb"):
+            _drop_links(module, *comb.results)
         for removed in sweep(module):
             self.remark(ctx, f"a chain does not need {removed.what}: {removed.verdict}", removed.location)
         for topk in module.find("vocab.topk"):
@@ -67,29 +69,28 @@ def _fold_select(module: Module, select: Op) -> None:
     """Column i + 1 of a chain is the token of draft step i."""
     steps = int(select.attrs["steps"])
     bonus, first = select.operands[1], select.operands[2 + steps]
-    b = Builder(module, select.location)
-    with b.phase("prepare"):
-        tokens = b("chain.start", bonus, first, names=("tokens",))
-    assert tokens.source is not None
-    assign_types(module, tokens.source)
+    assert first.source is not None
+    start = _insert(module, first.source, "chain.start", (bonus, first), ("tokens",))
+    tokens = start.result
     drafted = [op.results[0] for op in module.phases["draft"] if op.opcode == "vocab.argmax"]
     for column, token in enumerate(drafted, start=2):
         assert token.source is not None
         append = _insert(module, token.source, "chain.append", (tokens, token), ("tokens",), column=column)
         tokens = append.result
-    _drop_links(module, select, tokens)
-
-
-def _drop_links(module: Module, select: Op, tokens: Value) -> None:
     old_tokens, parent, depth, orphan = select.results
     module.replace_uses(old_tokens, tokens)
+    for user in module.users(orphan):
+        module.replace_uses(user.result, user.operands[0])
+    _drop_links(module, parent, depth)
+
+
+def _drop_links(module: Module, parent: Value, depth: Value) -> None:
+    """Without links the nodes are a chain: nobody reads parents or a mask, and positions follow each other."""
     masks = [user.result for user in module.users(parent) if user.opcode == "tree.mask"]
     for dropped in (parent, *masks):
         for user in module.users(dropped):
             if user.opcode != "tree.mask":
                 module.set_operands(user, [value for value in user.operands if value is not dropped])
-    for user in module.users(orphan):
-        module.replace_uses(user.result, user.operands[0])
     for user in module.users(depth):
         positions = _insert(
             module, user, "kv.positions", user.operands[:1], ("verify_positions",), axis="A", offset=0, stride=1

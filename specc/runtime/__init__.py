@@ -17,18 +17,24 @@ if TYPE_CHECKING:
         BindError,
         CarryError,
         DamagedWheelError,
+        FieldError,
         ForwardContractError,
+        MissingFieldError,
         PlanError,
+        RecordError,
+        SchemaMismatchError,
         SpeccError,
         UnsupportedDeviceError,
         UnsupportedTorchError,
     )
     from .external import Forward
     from .manifest import Manifest
+    from .peer import check_peer, schema, schema_digest
     from .plan import Plan
     from .program import Program, load
     from .result import HostCopy, HostResult, StepResult
     from .step import Step
+    from .transfer import RecordField, RecordLayout
 
 _HOMES = {
     "batch": ("Batch",),
@@ -38,18 +44,24 @@ _HOMES = {
         "BindError",
         "CarryError",
         "DamagedWheelError",
+        "FieldError",
         "ForwardContractError",
+        "MissingFieldError",
         "PlanError",
+        "RecordError",
+        "SchemaMismatchError",
         "SpeccError",
         "UnsupportedDeviceError",
         "UnsupportedTorchError",
     ),
     "external": ("Forward",),
     "manifest": ("Manifest",),
+    "peer": ("check_peer", "schema", "schema_digest"),
     "plan": ("Plan",),
     "program": ("Program", "load"),
     "result": ("HostCopy", "HostResult", "StepResult"),
     "step": ("Step",),
+    "transfer": ("RecordField", "RecordLayout"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -60,20 +72,29 @@ __all__ = [
     "Carry",
     "CarryError",
     "DamagedWheelError",
+    "FieldError",
     "Forward",
     "ForwardContractError",
     "HostCopy",
     "HostResult",
     "Manifest",
+    "MissingFieldError",
     "Plan",
     "PlanError",
     "Program",
+    "RecordError",
+    "RecordField",
+    "RecordLayout",
+    "SchemaMismatchError",
     "SpeccError",
     "Step",
     "StepResult",
     "UnsupportedDeviceError",
     "UnsupportedTorchError",
+    "check_peer",
     "load",
+    "schema",
+    "schema_digest",
 ]
 
 

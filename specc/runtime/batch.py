@@ -5,8 +5,12 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .errors import BatchError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -17,16 +21,19 @@ class Batch:
         req_pool_indices: pool row of every request: distinct, 1..P-1 (row 0 is the padding row).
         seq_lens: committed length of every request in tokens: those with target KV. A decode step of a program that
             relays lengths does not read it; prefill always does.
+        prompt_tokens: tokens of the prompts, one after the other, as integers or i64[T] on the program's device; T is
+            the sum of `seq_lens`. Given to a prefill exactly where the program reads them there.
 
     """
 
     req_pool_indices: Sequence[int]
     seq_lens: Sequence[int] | None = None
+    prompt_tokens: Sequence[int] | Tensor | None = None
 
 
 def check_rows(rows: Sequence[int], pool_rows: int) -> list[int]:
     """`rows` as plain integers; BatchError unless they are distinct and in 1..pool_rows-1."""
-    checked = _integers(rows, "req_pool_indices")
+    checked = integers(rows, "req_pool_indices")
     for row in checked:
         if not 1 <= row < pool_rows:
             raise BatchError(f"pool row {row} is not in 1..{pool_rows - 1}")
@@ -38,7 +45,7 @@ def check_rows(rows: Sequence[int], pool_rows: int) -> list[int]:
 
 def check_lengths(lengths: Sequence[int], rows: list[int], room: int) -> list[int]:
     """`lengths` as plain integers; BatchError unless there is one per row, all in 1..room."""
-    checked = _integers(lengths, "seq_lens")
+    checked = integers(lengths, "seq_lens")
     if len(checked) != len(rows):
         raise BatchError(f"{len(checked)} lengths for {len(rows)} pool rows")
     for row, length in zip(rows, checked, strict=True):
@@ -49,7 +56,8 @@ def check_lengths(lengths: Sequence[int], rows: list[int], room: int) -> list[in
     return checked
 
 
-def _integers(values: Sequence[int], what: str) -> list[int]:
+def integers(values: Sequence[int], what: str) -> list[int]:
+    """`values` as plain integers; BatchError, which calls them `what`, unless they are."""
     try:
         return [operator.index(value) for value in values]
     except TypeError as error:

@@ -5,30 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
 
 from .errors import BindError
 from .frame import Frame
 from .plan import Plan
 
 WARM_UPS = 2
-
-
-class TableGuard:
-    """Remembers where `req_to_token` is: captured kernels hold its address and row stride."""
-
-    def __init__(self, table: Tensor) -> None:
-        """Remember `table` as it is now."""
-        self._table = table
-        self._seen = self._place()
-
-    def check(self) -> None:
-        """BindError when the tensor has moved or changed its layout since."""
-        if self._place() != self._seen:
-            raise BindError("req_to_token has moved or changed its layout since bind; bind the step again")
-
-    def _place(self) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-        return self._table.data_ptr(), tuple(self._table.shape), self._table.stride()
 
 
 class Graphs:

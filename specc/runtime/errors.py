@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 
 class SpeccError(Exception):
     """Base of every error raised by a generated program."""
@@ -37,3 +39,51 @@ class ForwardContractError(SpeccError):
 
 class CarryError(SpeccError):
     """Carries whose fields, widths, dtypes or row counts do not fit together."""
+
+
+class FieldError(CarryError):
+    """A carried field of one request that the program does not know, or that has another dtype or shape.
+
+    Attributes:
+        request: its id.
+        field: name of the field.
+        problem: what is wrong with it.
+
+    """
+
+    def __init__(self, request: Hashable, field: str, problem: str) -> None:
+        """`problem` continues a sentence that the field starts."""
+        super().__init__(request, field, problem)
+        self.request = request
+        self.field = field
+        self.problem = problem
+
+    def __str__(self) -> str:
+        """The sentence."""
+        return f"request {self.request!r}: field {self.field!r} {self.problem}"
+
+
+class MissingFieldError(FieldError):
+    """A request without one of the fields that the program carries."""
+
+
+class RecordError(SpeccError):
+    """Bytes that are not a record of the program, or a damaged one.
+
+    Attributes:
+        request: id of the request, or number of the record; None when it is about all of them.
+
+    """
+
+    def __init__(self, message: str, request: Hashable = None) -> None:
+        """Say `message`."""
+        super().__init__(message, request)
+        self.request = request
+
+    def __str__(self) -> str:
+        """The message alone."""
+        return str(self.args[0])
+
+
+class SchemaMismatchError(SpeccError):
+    """The programs of two machines do not agree on what moves from one to the other."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .arena import Arena
 from .errors import PlanError
-from .plan import BATCH_AXIS, RAGGED_AXIS, Plan
+from .plan import BATCH_AXIS, RAGGED_AXIS, TABLE, Plan
 from .relay import RelayPools
 from .semantics import DTYPES
 
@@ -22,6 +22,7 @@ class Frame:
         pools: the relay pools, by field.
         table: the engine's `req_to_token` i32[P, C].
         kv: the engine's KV buffers T[slots, ...] by owner, of those that kernels touch.
+        inputs: what else the engine brings, by input name.
 
     """
 
@@ -34,6 +35,7 @@ class Frame:
         rows: int,
         ragged: int = 0,
         kv: Mapping[str, Sequence[Tensor]] | None = None,
+        inputs: Mapping[str, Tensor] | None = None,
     ) -> None:
         """A frame without any engine result yet."""
         self.plan = plan
@@ -42,6 +44,7 @@ class Frame:
         self.pools = pools
         self.table = table
         self.kv: Mapping[str, Sequence[Tensor]] = kv or {}
+        self.inputs: Mapping[str, Tensor] = inputs or {}
         self._arena = arena
         self._engine: dict[str, Tensor] = {}
 
@@ -53,14 +56,19 @@ class Frame:
         """The value or input `name`. PlanError when it is an engine value that no forward has returned yet."""
         home = self.plan.home(name)
         if home is None:
-            if name not in self.plan.inputs:
-                raise PlanError(f"{name!r} is neither a value in memory nor an input")
-            return self.table
+            return self._brought(name)
         if home.owner == "arena":
             return self._arena.view(name, self.rows)
         if home.name not in self._engine:
             raise PlanError(f"{name!r} is read before a forward returned it")
         return self._engine[home.name]
+
+    def _brought(self, name: str) -> Tensor:
+        if name == TABLE:
+            return self.table
+        if name not in self.inputs:
+            raise PlanError(f"{name!r} is neither a value in memory nor an input that is there")
+        return self.inputs[name]
 
     def buffer(self, name: str) -> Tensor:
         """The whole arena buffer `name`, or the engine tensor that stands for it."""

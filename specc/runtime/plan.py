@@ -15,6 +15,12 @@ FORMAT = 2
 BATCH_AXIS = "B"
 RAGGED_AXIS = "T"
 """The axis of all prompt tokens of a prefill: the sum of the batch's lengths, known only at run time."""
+TABLE = "req_to_token"
+PROMPT = "prompt_tokens"
+"""The inputs that are the engine's request table, and the tokens of a prefill's prompts."""
+OF_TENSORS = ("value", "buffer", "input", "stride", "size")
+KINDS = (*OF_TENSORS, "slot_stride", "literal")
+"""The kinds of kernel arguments; `target` of the first few names a value, an input or a buffer."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +116,8 @@ class OpCall:
 class Argument:
     """A kernel argument.
 
-    `kind` is `value`, `buffer`, `input`, `stride` (of `target` along `axis`), `slot_stride` (bytes between two slots of
-    `target`'s KV buffers) or `literal`.
+    `kind` is `value`, `buffer`, `input`, `stride` or `size` (of `target` along `axis`), `slot_stride` (bytes between
+    two slots of `target`'s KV buffers) or `literal`.
     """
 
     name: str
@@ -177,6 +183,7 @@ class Plan:
     kv: Mapping[str, Any]
     kv_pools: Mapping[str, KvPool]
     models: Mapping[str, Any]
+    options: Mapping[str, Any]
     inputs: Mapping[str, Field]
     carry: Mapping[str, Field]
     outputs: tuple[Output, ...]
@@ -218,6 +225,13 @@ class Plan:
         """The buffer of a value or input, by default the one of its own name; None when the engine brings it."""
         return self.buffers.get(self.values[name].buffer if name in self.values else name)
 
+    def tables(self) -> tuple[Field, ...]:
+        """Inputs that the engine brings once, when it binds the program: all that have no buffer, but two.
+
+        Those are the request table, and the prompt tokens that come with each prefill.
+        """
+        return tuple(f for f in self.inputs.values() if self.home(f.name) is None and f.name not in (TABLE, PROMPT))
+
     def written_inputs(self, entry: str) -> list[str]:
         """Inputs that `entry` reads and the runtime writes: they have a buffer. Sorted."""
         return sorted(name for name in self.reads(entry) if self.home(name) is not None)
@@ -230,7 +244,7 @@ class Plan:
                 names.update(node.operands.values())
             else:
                 names.update(name for call in node.ops for name in call.operands)
-                names.update(str(a.target) for a in node.args if a.kind in ("value", "buffer", "input", "stride"))
+                names.update(str(a.target) for a in node.args if a.kind in OF_TENSORS)
         return frozenset(names & set(self.inputs))
 
     def callbacks(self) -> tuple[str, ...]:

@@ -11,6 +11,9 @@ from .errors import DamagedWheelError, PlanError
 from .manifest import PLAN
 from .plan import (
     FORMAT,
+    KINDS,
+    PROMPT,
+    RAGGED_AXIS,
     Argument,
     Buffer,
     Capture,
@@ -60,6 +63,7 @@ def _plan(data: Json) -> Plan:
         kv=dict(data["kv"]),
         kv_pools={owner: _kv_pool(owner, item) for owner, item in data["kv_pools"].items()},
         models=dict(data["models"]),
+        options=dict(data["options"]),
         inputs={item["name"]: _field(item) for item in data["inputs"]},
         carry={item["name"]: _field(item) for item in data["carry"]},
         outputs=tuple(Output(item["name"], item["value"], item["entry"]) for item in data["outputs"]),
@@ -124,10 +128,10 @@ def _ops(item: Json) -> tuple[OpCall, ...]:
 
 
 def _argument(item: Json) -> Argument:
-    for kind in ("value", "buffer", "input", "stride", "slot_stride", "literal"):
+    for kind in KINDS:
         if kind in item:
             return Argument(item["name"], kind, item[kind], int(item.get("axis", 0)))
-    raise PlanError(f"argument {item['name']!r} has no binding: value, buffer, input, stride, slot_stride or literal")
+    raise PlanError(f"argument {item['name']!r} has no binding: {', '.join(KINDS[:-1])} or {KINDS[-1]}")
 
 
 def _node(item: Json) -> Node:
@@ -161,6 +165,9 @@ def _check(plan: Plan) -> None:
         table = plan.buffers.get(pool.pointers)
         if pool.bound and (table is None or table.shape != (pool.layers * pool.buffers,)):
             raise PlanError(f"the KV buffers of {pool.owner!r} are bound, and {pool.pointers} has no room for them")
+    for table in plan.tables():
+        if RAGGED_AXIS in table.axes:
+            raise PlanError(f"table {table.name!r} has the axis of a prefill's tokens, which only {PROMPT} has")
     for output in plan.outputs:
         if output.value not in plan.values and output.value not in plan.inputs:
             raise PlanError(f"output {output.name!r} is the unknown value {output.value!r}")

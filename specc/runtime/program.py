@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,9 +14,11 @@ from .backends.cpu import ReferenceBackend
 from .carry import Carry
 from .errors import BindError, UnsupportedDeviceError
 from .manifest import Manifest
+from .peer import schema, schema_digest
 from .plan import Plan
 from .plan_json import load_plan
 from .step import Step
+from .transfer import RecordLayout, Requests
 
 
 class Program:
@@ -25,6 +28,7 @@ class Program:
         manifest: what the wheel holds.
         plan: the program itself.
         device: where it runs.
+        record_layout: of the records in which requests move to another machine.
 
     """
 
@@ -33,11 +37,29 @@ class Program:
         self.plan = plan
         self.manifest = manifest
         self.device = device
+        self.record_layout = RecordLayout.of(plan)
         self._backend = backend
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """What a peer's program must agree on, see `peer.schema`; for `check_peer`."""
+        return schema(self.plan)
+
+    @property
+    def schema_digest(self) -> str:
+        """The sha256 of the schema, in hex."""
+        return schema_digest(self.plan)
 
     def idle_carry(self) -> Carry:
         """The carry of no requests."""
         return Carry.idle(self.plan, self.device)
+
+    def build_draft_input(self, requests: Requests) -> Carry:
+        """The carry of requests that another machine prefilled, for `Step.write_carry`.
+
+        `requests` has by id a record, or every carried field by name; see `RecordLayout.build_draft_input`.
+        """
+        return self.record_layout.build_draft_input(requests, self.device)
 
     def bind(
         self,
@@ -45,20 +67,22 @@ class Program:
         req_to_token: Tensor,
         kv_pools: Mapping[str, Sequence[Tensor]] | None = None,
         *,
+        tables: Mapping[str, Tensor] | None = None,
         capture: bool | None = None,
     ) -> Step:
         """Bind the engine's forwards, its request table i32[P, C] and its KV buffers; allocates the program's memory.
 
         `kv_pools` has the KV buffers T[slots, ...] of `target` and `draft`, layer by layer (keys, then values), needed
-        for those that `plan.kv_pools` calls bound. They must stay where they are as long as the step is used.
+        for those that `plan.kv_pools` calls bound; `tables` the tensors of `plan.tables()`, by name. All of them must
+        stay where they are as long as the step is used.
         `capture=None`: capture on CUDA when `callbacks.capturable` is true. Captures run the forwards on padding rows.
-        Raises BindError when a callback is missing, table or buffers do not fit, or capture is asked of a CPU program.
+        Raises BindError when a callback is missing, tables or buffers do not fit, or capture is asked of a CPU program.
         """
         cuda = self.device.type == "cuda"
         if capture and not cuda:
             raise BindError("only a program on CUDA can be captured")
         wanted = bool(getattr(callbacks, "capturable", False)) and cuda if capture is None else capture
-        return Step(self.plan, self._backend, self.device, callbacks, req_to_token, kv_pools, capture=wanted)
+        return Step(self.plan, self._backend, self.device, callbacks, req_to_token, kv_pools, tables, capture=wanted)
 
 
 def load(root: Path, device: str | torch.device = "cuda", *, verify: bool = True) -> Program:

@@ -4,9 +4,10 @@
 table, `attrs` the op's attributes, `dims` the size of every axis with `B` the rows of this batch. Every function is
 functional: it changes no operand, and no result shares memory with one. In-place ops return the new value.
 
-State is explicit. `carry.load`, `carry.store` and `relay.publish` take the pool of their field, T[P, ...], as an extra
-last operand, and the stores return the new pool. `evaluate` supplies it: give it `pools`, any mutable mapping from
-field to pool (a dict will do), and it reads and replaces the entry, so that callers treat all ops alike.
+State is explicit. `carry.load`, `carry.store`, `carry.append` and `relay.publish` take the pool of their field,
+T[P, ...], as an extra last operand, and the stores return the new pool. `evaluate` supplies it: give it `pools`, any
+mutable mapping from field to pool (a dict will do), and it reads and replaces the entry, so that callers treat all ops
+alike.
 
 Conventions: b counts requests, `rows[b] == 0` is a padding row. `model.*` and `spec.*` have no entry: they are
 external calls and unexpanded programs.
@@ -21,14 +22,15 @@ import torch
 from torch import Tensor
 
 from .reference_kv import KV_OPS
+from .reference_ngram import NGRAM_OPS
 from .reference_tree import TREE_OPS
 from .semantics import DTYPES, Attrs, Dims, Semantics, Tensors, comparable, ranking, zero_rows
 from .semantics import register as _register
 
 Pools: TypeAlias = MutableMapping[str, Tensor]
 
-OPS: dict[str, Semantics] = dict(TREE_OPS)
-STATE_OPS = frozenset({"carry.load", "carry.store", "relay.publish"})
+OPS: dict[str, Semantics] = {**TREE_OPS, **NGRAM_OPS}
+STATE_OPS = frozenset({"carry.load", "carry.store", "carry.append", "relay.publish"})
 
 
 def evaluate(
@@ -68,7 +70,7 @@ def health_clear(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 def health_raise(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Health i32[B], bad i1[B, ...] -> health with bit `bit` set where any bad[b]."""
     health, bad = operands
-    raised = bad.reshape(bad.shape[0], -1).any(dim=1).to(torch.int32) << int(attrs["bit"])
+    raised = bad.unsqueeze(-1).flatten(1).any(dim=1).to(torch.int32) << int(attrs["bit"])
     return (health | raised,)
 
 
@@ -96,15 +98,32 @@ def carry_store(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return (updated,)
 
 
+@_register(OPS, "carry.append")
+def carry_append(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Rows i64[B], seq_lens i64[B], values T[B, A], count i32[B], pool T[P, L] -> the pool with values appended.
+
+    values[b, i], i < count[b], replaces entry (seq_lens[b] + 1 + i) % L of its row; padding rows store nothing.
+    """
+    rows, seq_lens, values, count, pool = operands
+    columns = torch.arange(values.shape[1], device=rows.device)
+    kept = (columns < count[:, None]) & (rows != 0)[:, None]
+    entries = (seq_lens[:, None] + 1 + columns) % pool.shape[1]
+    updated = pool.clone()
+    updated[rows[:, None].expand_as(entries)[kept], entries[kept]] = values[kept]
+    return (updated,)
+
+
 # --- positions and slots ----------------------------------------------------------------------------------------------
 
 
 @_register(OPS, "kv.positions")
 def kv_positions(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Lengths i64[B] -> i64[B, X]: seq_lens[b] + offset + stride * i."""
+    """Lengths i64[B] -> i64[B, X]: max(0, seq_lens[b] + offset + stride * i); i64[B] without an axis."""
     (seq_lens,) = operands
+    if not attrs["axis"]:
+        return ((seq_lens + int(attrs["offset"])).clamp(min=0),)
     steps = torch.arange(dims[attrs["axis"]], device=seq_lens.device, dtype=torch.int64)
-    return (seq_lens[:, None] + int(attrs["offset"]) + int(attrs["stride"]) * steps,)
+    return ((seq_lens[:, None] + int(attrs["offset"]) + int(attrs["stride"]) * steps).clamp(min=0),)
 
 
 @_register(OPS, "kv.advance")
@@ -142,7 +161,7 @@ def kv_branch_slots(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     run = branch_run(base, int(attrs["page"]), int(attrs["room"]))
     forwards = torch.arange(dims["D"], device=rows.device)
     branches = torch.arange(dims["K"], device=rows.device)[:, None]
-    positions = (base + branches * run + forwards).view(rows.shape[0], -1)
+    positions = (base + branches * run + forwards).flatten(1)
     slots = _look_up(table, rows, positions).view(rows.shape[0], dims["K"], dims["D"])
     return (slots.permute(2, 0, 1).contiguous(),)
 
@@ -234,9 +253,38 @@ def chain_start(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return (tokens,)
 
 
+@_register(OPS, "chain.first")
+def chain_first(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Token i64[B, 1] -> drafts i64[B, S]: column 0 the token, else 0."""
+    (token,) = operands
+    drafts = torch.zeros(token.shape[0], dims["S"], dtype=torch.int64, device=token.device)
+    drafts[:, :1] = token.reshape(-1, 1)
+    return (drafts,)
+
+
+@_register(OPS, "chain.join")
+def chain_join(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Bonus i32[B], drafts i64[B, S] -> tokens i64[B, A]: the bonus, then the drafts."""
+    bonus, drafts = operands
+    return (torch.cat((bonus.to(torch.int64)[:, None], drafts), dim=1),)
+
+
+@_register(OPS, "chain.shift")
+def chain_shift(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Tokens i64[B, A], accept_lens i32[B], token i64[B, 1] -> tokens one further in the text, then the token.
+
+    Entry i < accept_len - 1 is entry i + 1, entry accept_len - 1 the token; the others stay.
+    """
+    tokens, accept_lens, token = operands
+    columns = torch.arange(tokens.shape[1], device=tokens.device)
+    last = accept_lens.to(torch.int64)[:, None] - 1
+    shifted = torch.where(columns < last, tokens.roll(-1, dims=1), tokens)
+    return (torch.where(columns == last, token.reshape(-1, 1), shifted),)
+
+
 @_register(OPS, "chain.append")
 def chain_append(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Tokens i64[B, A], token i64[B, 1] -> tokens with column `column` replaced."""
+    """Tokens i64[B, A or S], token i64[B, 1] -> tokens with column `column` replaced."""
     tokens, token = operands
     appended = tokens.clone()
     appended[:, int(attrs["column"])] = token.reshape(-1)
@@ -303,6 +351,18 @@ def commit_path(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     index = accept_index.to(torch.int64)
     path = flat[index.clamp(min=0)]
     return (path.masked_fill((index < 0).view(*index.shape, *([1] * (x.dim() - 2))), 0),)
+
+
+@_register(OPS, "commit.last")
+def commit_last(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Values T[B, N, ...], accept_index i32[B, A], accept_lens i32[B] -> T[B, ...]: that of the last accepted node.
+
+    Padding rows: 0.
+    """
+    x, accept_index, accept_lens = operands
+    last = (accept_lens.to(torch.int64) - 1).clamp(min=0)
+    node = accept_index.to(torch.int64).gather(1, last[:, None]).squeeze(1)
+    return (zero_rows(x.reshape(-1, *x.shape[2:])[node.clamp(min=0)], accept_lens == 0),)
 
 
 @_register(OPS, "commit.lengths")

@@ -20,6 +20,25 @@ def tree_repeat(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return (x[:, None].repeat(1, dims["K"], *([1] * (x.dim() - 1))),)
 
 
+@register(TREE_OPS, "tree.root")
+def tree_root(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Bonus i32[B] -> i64[B]."""
+    (bonus,) = operands
+    return (bonus.to(torch.int64),)
+
+
+@register(TREE_OPS, "tree.comb")
+def tree_comb(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Rows i64[B] -> parent i64[B, N], depth i64[B, N] of K branches of `steps` nodes; padding rows: -1, 0."""
+    (rows,) = operands
+    place = torch.arange(-1, dims["N"] - 1, device=rows.device)
+    depth = place % int(attrs["steps"]) + 1
+    parent = torch.where(depth == 1, 0, place)
+    depth[0], parent[0] = 0, -1
+    active = (rows != 0)[:, None]
+    return torch.where(active, parent, -1), torch.where(active, depth, 0)
+
+
 @register(TREE_OPS, "tree.grow")
 def tree_grow(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Extend K paths by K tokens each and keep the best K: lowest candidate on ties, NaN as -inf.
@@ -28,11 +47,10 @@ def tree_grow(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     candidate c in 0..K*K-1, by descending score), candidates f32[B, K, K] (every path score).
     """
     scores, p, index = operands
-    count = scores.shape[0]
     candidates = scores[:, :, None] * p
-    flat = candidates.reshape(count, -1)
+    flat = candidates.flatten(1)
     kept = ranking(comparable(flat))[:, : dims["K"]].contiguous()
-    tokens = index.reshape(count, -1).gather(1, kept)
+    tokens = index.flatten(1).gather(1, kept)
     return tokens, flat.gather(1, kept), kept, candidates
 
 
@@ -64,8 +82,8 @@ def tree_select(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     steps = int(attrs["steps"])
     rows, bonus, *parts = operands
     count = bonus.shape[0]
-    scores = torch.cat([part.reshape(count, -1) for part in parts[:steps]], dim=1)
-    tokens = torch.cat([part.reshape(count, -1) for part in parts[steps : 2 * steps]], dim=1)
+    scores = torch.cat([part.flatten(1) for part in parts[:steps]], dim=1)
+    tokens = torch.cat([part.flatten(1) for part in parts[steps : 2 * steps]], dim=1)
     kept = [part.tolist() for part in parts[2 * steps :]]
     best = ranking(comparable(scores))[:, : dims["N"] - 1].sort(dim=1).values
     linked = []

@@ -11,16 +11,18 @@ from torch import Tensor
 from .arena import Arena
 from .backends import Backend
 from .batch import Batch, check_lengths, check_rows
-from .capture import Graphs, TableGuard
+from .capture import Graphs
 from .carry import Carry
-from .errors import BatchError, BindError
+from .errors import BatchError
 from .external import call, check_callbacks
 from .frame import Frame
 from .kv_pools import KvPools
-from .plan import External, Plan
+from .plan import PROMPT, TABLE, External, Plan
 from .relay import Relay, RelayPools
 from .result import StepResult
 from .staging import Staging
+from .tables import TableGuard, check_request_table, check_tables, prompt_tokens
+from .transfer import Record, RecordLayout, Requests
 
 ROWS, LENGTHS = "req_pool_indices", "seq_lens"
 ENTRIES = ("prefill", "step")
@@ -36,6 +38,7 @@ class Step:
         callbacks: the engine's forwards.
         req_to_token: i32[P, C], the KV slot of every position of every pool row; the engine's own tensor.
         kv_pools: the engine's KV buffers by owner, see `KvPools`.
+        tables: what else the program reads of the engine's, see `Plan.tables`.
         capture: whether decode replays CUDA graphs; they are captured here.
         poison: see `Arena`.
 
@@ -49,26 +52,32 @@ class Step:
         callbacks: object,
         req_to_token: Tensor,
         kv_pools: Mapping[str, Sequence[Tensor]] | None = None,
+        tables: Mapping[str, Tensor] | None = None,
         *,
         capture: bool = False,
         poison: int | None = None,
     ) -> None:
-        """Allocate the arena and, with `capture`, capture. BindError when callbacks, table or KV buffers do not fit."""
+        """Allocate the arena and, with `capture`, capture.
+
+        BindError when callbacks, tables or KV buffers do not fit.
+        """
         check_callbacks(plan, callbacks)
-        _check_table(plan, device, req_to_token)
+        check_request_table(plan, device, req_to_token)
+        self._table, self._tables = req_to_token, check_tables(plan, device, tables or {})
         self._plan = plan
         self._backend = backend
         self._device = device
         self._callbacks = callbacks
-        self._table = req_to_token
         self._kv = KvPools(plan, device, kv_pools or {})
         self._arena = Arena(plan, device, poison)
         self._kv.write_pointers(self._arena)
         self._pools = RelayPools(plan, self._arena)
         self._relay = Relay(plan, self._pools)
+        self._layout = RecordLayout.of(plan)
         self._inputs = {entry: plan.written_inputs(entry) for entry in ENTRIES}
+        self._reads_prompt = {entry: PROMPT in plan.reads(entry) for entry in ENTRIES}
         self._staging = {entry: Staging(plan, self._arena, self._inputs[entry]) for entry in ENTRIES}
-        self._guard = TableGuard(req_to_token)
+        self._guard = TableGuard({TABLE: req_to_token, **self._tables})
         self._graphs = self._capture() if capture else None
 
     def decode(self, batch: Batch, *, padded: bool = False, run_idle: bool = False) -> StepResult:
@@ -80,7 +89,7 @@ class Step:
             run_idle: run an empty batch as the smallest bucket of padding rows instead of not at all.
 
         Raises BatchError on a batch that cannot run, ForwardContractError when a callback breaks its contract, and
-        BindError when `req_to_token` has moved under a captured step, or KV buffers that kernels touch have.
+        BindError when `req_to_token` or a table has moved under a captured step, or KV buffers that kernels touch have.
 
         """
         columns = self._columns("step", batch)
@@ -103,12 +112,14 @@ class Step:
         `batch.seq_lens` are the prompt lengths. Raises BatchError and ForwardContractError as `decode`.
         """
         columns = self._columns("prefill", batch)
-        rows = len(columns[ROWS])
+        rows, tokens = len(columns[ROWS]), sum(columns[LENGTHS])
         if rows == 0:
             return self._result("prefill", self._frame(0), 0)
         with self._on_device():
+            given = batch.prompt_tokens
+            prompt = {} if given is None else {PROMPT: prompt_tokens(given, tokens, self._device)}
             self._staging["prefill"].send(columns)
-            frame = self._run("prefill", self._frame(rows, ragged=sum(columns[LENGTHS])))
+            frame = self._run("prefill", self._frame(rows, tokens, prompt))
         return self._result("prefill", frame, rows)
 
     def read_carry(self, rows: Sequence[int]) -> Carry:
@@ -118,6 +129,18 @@ class Step:
     def write_carry(self, rows: Sequence[int], carry: Carry) -> None:
         """Put row i of `carry` into pool row `rows[i]`. CarryError or BatchError, and no change, if it cannot."""
         self._relay.write(rows, carry)
+
+    def pack(self, rows: Sequence[int]) -> Tensor:
+        """The state of pool rows `rows` as records u8[n, record_bytes] on the device. BatchError as `read_carry`."""
+        return self._layout.pack(self.read_carry(rows))
+
+    def unpack(self, records: Record) -> Carry:
+        """The carry of records that `pack` made, anywhere. RecordError, see `RecordLayout.unpack`."""
+        return self._layout.unpack(records, self._device)
+
+    def build_draft_input(self, requests: Requests) -> Carry:
+        """As `Program.build_draft_input`."""
+        return self._layout.build_draft_input(requests, self._device)
 
     def _columns(self, entry: str, batch: Batch) -> dict[str, list[int]]:
         """The batch as checked lists of integers, by input name."""
@@ -132,10 +155,14 @@ class Step:
             columns[LENGTHS] = check_lengths(batch.seq_lens, rows, room)
         elif entry == "prefill" or LENGTHS in self._inputs[entry]:
             raise BatchError(f"{entry} needs the batch's seq_lens")
+        if (batch.prompt_tokens is not None) != self._reads_prompt[entry]:
+            needed = "needs the batch's" if self._reads_prompt[entry] else "does not read"
+            raise BatchError(f"{entry} {needed} {PROMPT}")
         return columns
 
-    def _frame(self, rows: int, ragged: int = 0) -> Frame:
-        return Frame(self._plan, self._arena, self._pools, self._table, rows, ragged, self._kv.buffers)
+    def _frame(self, rows: int, ragged: int = 0, prompt: Mapping[str, Tensor] | None = None) -> Frame:
+        inputs = {**self._tables, **(prompt or {})}
+        return Frame(self._plan, self._arena, self._pools, self._table, rows, ragged, self._kv.buffers, inputs)
 
     def _run(self, entry: str, frame: Frame) -> Frame:
         """Run the nodes of an entry in order, on the current stream."""
@@ -165,13 +192,3 @@ class Step:
         guard = torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext()
         with guard, torch.no_grad():
             yield
-
-
-def _check_table(plan: Plan, device: torch.device, table: Tensor) -> None:
-    if table.dtype != torch.int32 or table.dim() != 2 or table.stride(1) != 1:
-        layout = f"{table.dtype}{list(table.shape)} with strides {list(table.stride())}"
-        raise BindError(f"req_to_token must be int32 [P, C] with adjacent columns, got {layout}")
-    if table.shape[0] != plan.size("P"):
-        raise BindError(f"req_to_token has {table.shape[0]} rows, the program has {plan.size('P')} pool rows")
-    if table.device != device:
-        raise BindError(f"req_to_token is on {table.device}, the program on {device}")

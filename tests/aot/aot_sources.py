@@ -24,7 +24,26 @@ COPYING = {
     "compact": {"BLOCK": 512, "ROW0": 8192, "ROW1": 1952, "ROW2": 48, "ROW3": 16384}
     | {f"UNIT{i}": 8 for i in range(4)},
     "duplicate_tail": {"BLOCK": 256, "TOKENS": 8, "OFFSET": 0},
+    "stash": {"BLOCK": 256},
 }
+
+# Families that read no logits but tokens: a text of 4096, looked up by eight programs for a tree of 4 branches.
+TEXTS = {
+    "ngram_start": {"WINDOW": 4096, "BLOCK": 1024},
+    "ngram_propose": {"WINDOW": 4096, "LONGEST": 8, "SHORTEST": 1, "K": 4, "S": 5, "N": 21, "BLOCK": 512, "SPLITS": 8}
+    | {"LINKS": 1, "MODE": 0, "WIDTH": 0},
+}
+
+# What an engine brings may start anywhere.
+BROUGHT = ("prompt_ptr", "corpus_ptr")
+
+# What begins a step or ends one copies and looks at no logits: one warp for a request's own, one for every chunk.
+WARPS = {"prepare": 1, "stash": 1}
+
+# Constants of carried fields, and of positions and slots: by name, or for all whose names begin so.
+NAMED = {"W_hidden": 4096, "W_states": 8192, "W_": 1, "SIZE_": 4, "OFFSET_": 1, "STRIDE_": 1, "PAGE_": 16, "ROOM_": 3}
+NAMED |= {"L_": 4096, "ROW_hidden": 8192, "ROW_": 8, "UNIT_": 8, "KEPT_ROW_": 8192, "KEPT_UNIT_": 8}
+NAMED |= {"ROW_bonus": 4, "UNIT_bonus": 4}
 
 # Families and flags with a softmax top-k, here of 8: 8 * 16 partial keys of a row, and all hidden rows in chunks.
 TOPK = {"K": 8, "SPLITS": 16}
@@ -35,7 +54,7 @@ TREE = {"N": 64, "A": 6, "SPLITS": 32}
 
 def picks(stem: str, flags: Mapping[str, bool]) -> bool:
     """Whether a kernel has a softmax top-k."""
-    return stem == "tree_step" or flags.get("topk", False)
+    return stem in ("tree_step", "row_topk") or flags.get("topk", False)
 
 
 def source(
@@ -47,7 +66,7 @@ def source(
     header: str = "a test",
     name: str | None = None,
 ) -> KernelSource:
-    """One kernel as a compiler would describe it: contiguous logits, every buffer aligned."""
+    """One kernel as a compiler would describe it: contiguous logits, every buffer of the arena aligned."""
     family = FAMILIES[stem]
     values = {
         "V": vocab,
@@ -57,6 +76,7 @@ def source(
         "HEALTH_BIT": 1,
         "N": 4,
         "A": 4,
+        "ROWS": 4 if flags.get("join") else 1,
         "K": 4 if flags.get("tree", stem in COPYING) else 1,
         "PAGE": 16,
         "ROOM": 3,
@@ -65,28 +85,35 @@ def source(
         "KV_UNIT": 8,
         "KV_ALIGN": 16,
         "FORWARDS": 2,
-        "DRAFT_OFFSET": 0,
-        "EXTEND_OFFSET": 1,
         "MAX_B": 64,
         "W": 4096,
         "BLOCK_W": BLOCK_W,
         **COPYING.get(stem, {}),
+        **TEXTS.get(stem, {}),
         **(TOPK if picks(stem, flags) else {}),
         **(TREE if stem == "verify_commit" and flags["tree"] else {}),
         **(built(flags) if stem == "tree_build" else {}),
     }
     arguments = family.signature(flags, logits, "bf16")
     on = [flag for flag in family.flags if flags[flag]] + [f"steps{flags['steps']}" for _ in family.steps[:1]]
+    on += [name for name in family.lists[0] if flags[name]]
     return KernelSource(
         name=name or "_".join([stem, logits, str(vocab), *on]),
         function=stem,
         text=render.render_kernel(stem, flags, [header]),
         arguments=arguments,
-        constants=tuple((constant, values[constant]) for constant in family.constant_names(flags)),
-        aligned=frozenset(argument for argument, kind in arguments if kind.startswith("*")),
-        num_warps=NUM_WARPS,
+        constants=tuple((constant, value_of(constant, values)) for constant in family.constant_names(flags)),
+        aligned=frozenset(name for name, kind in arguments if kind.startswith("*") and name not in BROUGHT),
+        num_warps=WARPS.get(stem, NUM_WARPS),
         num_stages=NUM_STAGES,
     )
+
+
+def value_of(constant: str, values: Mapping[str, int]) -> int:
+    """The constant's own value, or that of all whose names begin alike."""
+    if constant in values:
+        return values[constant]
+    return next(value for key, value in NAMED.items() if constant.startswith(key))
 
 
 def built(flags: Mapping[str, int]) -> dict[str, int]:

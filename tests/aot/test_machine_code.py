@@ -4,25 +4,21 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from aot_sources import COPYING, all_off, all_on, source
+from aot_sources import COPYING, NUM_WARPS, WARPS, all_off, all_on, source
+from compiled import ARCHS, compiled
 from kernel_families import FAMILIES
 
-from specc.codegen import machine_code, render
-from specc.codegen.aot import KNOWN_ARCHS, Artifact, CompileError, KernelSource, compile_kernels
-from specc.codegen.cache import Cache
+from specc.codegen import machine_code
+from specc.codegen.aot import KNOWN_ARCHS, Artifact, CompileError, KernelSource
 
-SCANNING = [stem for stem in FAMILIES if stem not in ("prepare", "tree_step", "tree_build", *COPYING)]
-
-
-def build(sources: list[KernelSource], *archs: str) -> dict[tuple[str, str], Artifact]:
-    """Compile without a cache."""
-    return compile_kernels(sources, archs, lib=render.lib_sources(), cache=Cache.disabled(), workers=None, on_done=None)
+SCANNING = [stem for stem, family in FAMILIES.items() if "logits_ptr" in family.names(all_off(stem))]
+SCANNING = [stem for stem in SCANNING if stem not in ("row_topk", "tree_step")]
 
 
 @pytest.fixture(scope="module")
 def sm_90() -> dict[tuple[str, str], Artifact]:
     """Every family under every combination of flags."""
-    return build([source(s, flags) for s in FAMILIES for flags in FAMILIES[s].combinations()], "sm_90")
+    return compiled([source(s, flags) for s in FAMILIES for flags in FAMILIES[s].combinations()], "sm_90")
 
 
 def test_every_combination_compiles_without_spills(sm_90: dict[tuple[str, str], Artifact]) -> None:
@@ -30,12 +26,15 @@ def test_every_combination_compiles_without_spills(sm_90: dict[tuple[str, str], 
     for artifact in sm_90.values():
         assert artifact.spills == 0, artifact.kernel
         # Copying holds a tile in registers, and where its rows go; a top-k has the state of a softmax in every lane,
-        # log-probabilities in every eighth.
-        heavy = artifact.entry in (*COPYING, "tree_step") or "topk" in artifact.kernel or "logprobs" in artifact.kernel
+        # log-probabilities in every eighth; a look-up has two tiles in flight, and where their tokens are.
+        heavy = artifact.entry in (*COPYING, "ngram_propose", "tree_step")
+        heavy |= "topk" in artifact.kernel or "logprobs" in artifact.kernel
+        # Storing all that a path gives, which no program does, takes a few more than half of it.
+        heavy |= "tree" in artifact.kernel and "rings" in artifact.kernel
         # A tree's candidates wait in registers while the last top-k is combined.
         most = 128 if "tree_build" in artifact.kernel and "fused" in artifact.kernel else 96 if heavy else 72
         assert artifact.registers <= most, artifact.kernel
-        assert (artifact.kind, artifact.threads) == ("cubin", 128)
+        assert (artifact.kind, artifact.threads) == ("cubin", 32 * WARPS.get(artifact.entry, NUM_WARPS))
         assert artifact.entry in FAMILIES
         assert artifact.shared <= 4096
         assert not artifact.global_scratch
@@ -47,21 +46,6 @@ def test_parameters_are_the_arguments_and_two_hidden_pointers(sm_90: dict[tuple[
         given = source(stem, all_on(stem))
         artifact = sm_90[given.name, "sm_90"]
         assert artifact.parameters == (*(kind for _, kind in given.arguments), "*i8", "*i8")
-
-
-@pytest.fixture(scope="module")
-def others() -> dict[tuple[str, str], Artifact]:
-    """The largest variant of every family on the other targets."""
-    return build([source(stem, all_on(stem)) for stem in FAMILIES], "sm_80", "sm_100", "gfx942")
-
-
-def test_other_targets(others: dict[tuple[str, str], Artifact]) -> None:
-    for (_, arch), artifact in others.items():
-        assert artifact.spills == 0, artifact
-        assert artifact.kind == KNOWN_ARCHS[arch].kind
-        # Warps of 64 lanes: half as many, the same threads.
-        assert (artifact.num_warps, artifact.threads) == ((2, 128) if arch == "gfx942" else (4, 128))
-        assert artifact.binary.startswith(b"\x7fELF")
 
 
 def instructions(sass: str) -> Iterator[str]:
@@ -95,7 +79,7 @@ SCALAR_LOADS = {
 @pytest.fixture(scope="module")
 def vocabularies() -> dict[tuple[str, str], Artifact]:
     """Families by dtype and by two vocabularies, one of them no multiple of the block."""
-    return build(
+    return compiled(
         [
             source(stem, all_off(stem), logits=dtype, vocab=vocab)
             for stem in SCANNING
@@ -129,7 +113,7 @@ def test_logits_of_trees_are_read_by_128_bit_loads_only(dtype: str) -> None:
         source("verify_commit", {**all_off("verify_commit"), "tree": True, "logprobs": logprobs}, logits=dtype)
         for logprobs in (False, True)
     ]
-    for artifact in build(sources, "sm_90").values():
+    for artifact in compiled(sources, "sm_90").values():
         widths = loads_by_width(machine_code.sass(artifact.binary))
         assert widths.pop(128) >= (4 if dtype == "fp32" else 2), artifact.kernel
         assert widths == {64: 10}, artifact.kernel
@@ -140,7 +124,7 @@ def test_the_criterion_sees_narrow_loads() -> None:
     """The same kernel without the alignment facts reads logits 16 bits at a time."""
     given = source("row_argmax", all_off("row_argmax"))
     narrow = KernelSource(**{**vars(given), "aligned": frozenset()})
-    (artifact,) = build([narrow], "sm_90").values()
+    (artifact,) = compiled([narrow], "sm_90").values()
     widths = loads_by_width(machine_code.sass(artifact.binary))
     assert 128 not in widths
     assert sum(widths.values()) > 16
@@ -148,7 +132,7 @@ def test_the_criterion_sees_narrow_loads() -> None:
 
 def test_last_arriver_is_ordered(sm_90: dict[tuple[str, str], Artifact]) -> None:
     """Partials are stored before a barrier, a fence, the atomic; they are read past the L1 cache."""
-    for stem in SCANNING:
+    for stem in (*SCANNING, "ngram_propose"):
         code = list(instructions(machine_code.sass(sm_90[source(stem, all_off(stem)).name, "sm_90"].binary)))
         opcodes = [instruction.split()[0] for instruction in code]
         atomic = next(i for i, op in enumerate(opcodes) if op.startswith("ATOMG") and ".STRONG.GPU" in op)
@@ -164,7 +148,7 @@ def test_last_arriver_is_ordered(sm_90: dict[tuple[str, str], Artifact]) -> None
 
 
 def test_hidden_rows_are_copied_by_128_bits(sm_90: dict[tuple[str, str], Artifact]) -> None:
-    for stem in ("prepare", "extend_stash"):
+    for stem in ("prepare", "extend_stash", "stash"):
         sass = machine_code.sass(sm_90[source(stem, all_on(stem)).name, "sm_90"].binary)
         opcodes = [instruction.split()[0] for instruction in instructions(sass)]
         stores = [op for op in opcodes if op.startswith("STG")]
@@ -188,18 +172,17 @@ def test_tools_refuse_what_is_no_cubin() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
-def test_every_dtype_on_every_target(dtype: str) -> None:
-    sources = [source(stem, all_on(stem), logits=dtype, vocab=50257) for stem in SCANNING]
-    for artifact in build(sources, *KNOWN_ARCHS).values():
-        assert artifact.spills == 0, artifact.kernel
+def test_no_spills_on_the_other_targets() -> None:
+    given = [source(stem, all_on(stem)) for stem in SCANNING]
+    for artifact in compiled(given, *(KNOWN_ARCHS.keys() - set(ARCHS))).values():
+        assert artifact.spills == 0, (artifact.kernel, artifact.arch)
 
 
 def test_compile_errors_are_tritons_words() -> None:
     given = source("row_argmax", all_off("row_argmax"))
-    wrong = given.text.replace("V: tl.constexpr", "V").replace("lane < splits", "lane < undefined_name")
+    wrong = given.text.replace("V: tl.constexpr", "V").replace("r < ROWS", "r < undefined_name")
     broken = KernelSource(**{**vars(given), "text": wrong})
     with pytest.raises(CompileError, match=r"(?s)row_argmax.*sm_90.*undefined_name") as caught:
-        build([broken], "sm_90")
+        compiled([broken], "sm_90")
     assert (caught.value.kernel, caught.value.arch) == (given.name, "sm_90")
     assert "undefined_name" in caught.value.message

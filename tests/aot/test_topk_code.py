@@ -2,38 +2,24 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 from aot_sources import BLOCK, TOPK, all_off, all_on, source
+from compiled import ARCHS, compiled, opcodes
+from kernel_families import FAMILIES
 
-from specc.codegen import machine_code, render
-from specc.codegen.aot import Artifact, KernelSource, compile_kernels
-from specc.codegen.cache import Cache
+from specc.codegen import machine_code
+from specc.codegen.aot import Artifact
 
-STASH = {"topk": True, "hidden": False, "seq_lens": False}
+STASH = next(flags for flags in FAMILIES["extend_stash"].combinations() if flags["topk"])
 VOCABULARIES = [("bf16", 32000), ("bf16", 128256), ("fp16", 128256), ("fp32", 128256)]
-
-
-def build(sources: list[KernelSource], *archs: str) -> list[Artifact]:
-    """Compile without a cache, in the order of the sources."""
-    lib = render.lib_sources()
-    made = compile_kernels(sources, archs, lib=lib, cache=Cache.disabled(), workers=None, on_done=None)
-    return list(made.values())
-
-
-def opcodes(artifact: Artifact) -> Iterator[str]:
-    """The opcodes of a cubin in order, without predicates."""
-    for line in machine_code.sass(artifact.binary).splitlines():
-        if found := re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", line):
-            yield found[1]
 
 
 @pytest.fixture(scope="module")
 def scans() -> dict[tuple[str, int], Artifact]:
     """The plainest kernel with a top-k, by dtype and vocabulary."""
     sources = [source("extend_stash", STASH, logits=dtype, vocab=vocab) for dtype, vocab in VOCABULARIES]
-    return dict(zip(VOCABULARIES, build(sources, "sm_90"), strict=True))
+    return dict(zip(VOCABULARIES, compiled(sources, "sm_90").values(), strict=True))
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
@@ -41,7 +27,7 @@ def test_large_trees_on_every_target(dtype: str) -> None:
     """K = 8, V = 128256, hidden rows of 4096: no spills anywhere, five blocks on a multiprocessor of sm_90."""
     given = [source("tree_step", all_on("tree_step"), logits=dtype)]
     given.append(source("extend_stash", all_on("extend_stash"), logits=dtype))
-    for artifact in build(given, "sm_80", "sm_90", "sm_100", "gfx942"):
+    for artifact in compiled(given, *ARCHS).values():
         assert artifact.spills == 0, (artifact.kernel, artifact.arch)
         assert artifact.shared <= 4096
         if artifact.arch == "sm_90" and dtype == "bf16":
@@ -80,8 +66,8 @@ def test_one_exponential_per_logit(scans: dict[tuple[str, int], Artifact]) -> No
 @pytest.mark.parametrize("stem", ["tree_step", "extend_stash"])
 def test_last_arriver_is_ordered(stem: str) -> None:
     """Keys and sums are stored before a barrier, a fence, the atomic; they are read past the L1 cache."""
-    (artifact,) = build([source(stem, STASH if stem == "extend_stash" else all_off(stem))], "sm_90")
-    code = list(opcodes(artifact))
+    (artifact,) = compiled([source(stem, STASH if stem == "extend_stash" else all_off(stem))], "sm_90").values()
+    code = opcodes(artifact)
     atomic = next(i for i, op in enumerate(code) if op.startswith("ATOMG") and ".STRONG.GPU" in op)
     fence = max(i for i, op in enumerate(code[:atomic]) if op.startswith("MEMBAR") and op.endswith(".GPU"))
     barrier = max(i for i, op in enumerate(code[:fence]) if op.startswith("BAR.SYNC"))

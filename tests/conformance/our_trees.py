@@ -85,7 +85,8 @@ def verify(
     arguments = {"rows_ptr": rows, "logits_ptr": logits.view(-1, vocab), "health_ptr": health}
     arguments |= {"tokens_ptr": built["tokens"], "parent_ptr": built["parent"], "seq_lens_ptr": seq_lens}
     constants = {"N": nodes, "A": width, "V": vocab, "STRIDE": vocab, "SPLITS": SPLITS, "BLOCK": BLOCK}
-    flags = {"tree": True, "accept_index": True, "logprobs": False, "publish": False}
+    flags = {"tree": True, "accept_index": True, "logprobs": False, "extend_ids": True, "select": True}
+    flags |= {"lengths": (), "bonuses": (), "rings": ()}
     launcher.launch(
         "verify_commit", flags, (len(rows), nodes * case["splits"]),
         {**arguments, **out, **scratch(max_b, nodes, SPLITS)}, {**constants, "HEALTH_BIT": TARGET_BIT},

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
 import our_trees
 import torch
 from kernel_cases import POISON, poison, scratch
+from kernel_families import FAMILIES, PREPARED
 from kernel_launcher import PACKAGE, Launcher
 from torch import Tensor
 
@@ -67,28 +68,40 @@ class Chain:
     def prepare(self) -> Answer:
         """Launch `prepare`."""
         case, nodes, steps = self.case, self.nodes, self.case["steps"]
-        flags = {"hidden": self.hidden, "relay_seq_lens": True, "draft": steps > 1, "extend_window": True}
-        flags["tree"] = False
+        at, drafts = case["draft_offset"], steps > 1
+        flags: dict[str, Any] = {name: () if isinstance(value, tuple) else False for name, value in PREPARED[0].items()}
+        flags |= {"health": True, "length": ("seq_lens",), "scalars": ("seq_lens", "bonus")}
+        flags |= {"kept_scalars": ("seq_lens",), "chain_root": ("bonus",), "chain_drafts": ("topk_index",)}
+        flags |= {"vectors": ("topk_index",), "places": ("verify_positions", "extend_positions")}
+        flags |= {"windows": ("verify_slots", "extend_slots")}
+        constants = {"A": nodes, "W_topk_index": 1}
+        for window, offset in (("verify", 0), ("extend", at)):
+            constants |= {f"OFFSET_{window}_positions": offset, f"STRIDE_{window}_positions": 1}
+            constants |= {f"SIZE_{window}_positions": nodes, f"SIZE_{window}_slots": nodes}
+            constants[f"OFFSET_{window}_slots"] = offset
         out = {
             "out_seq_lens_ptr": poison(self.max_b, dtype=torch.int64),
-            "verify_positions_ptr": poison(self.max_b, nodes, dtype=torch.int64),
-            "verify_slots_ptr": poison(self.max_b, nodes, dtype=torch.int64),
-            "extend_positions_ptr": poison(self.max_b, nodes, dtype=torch.int64),
-            "extend_slots_ptr": poison(self.max_b, nodes, dtype=torch.int64),
+            "kv_verify_positions_ptr": poison(self.max_b, nodes, dtype=torch.int64),
+            "kv_verify_slots_ptr": poison(self.max_b, nodes, dtype=torch.int64),
+            "kv_extend_positions_ptr": poison(self.max_b, nodes, dtype=torch.int64),
+            "kv_extend_slots_ptr": poison(self.max_b, nodes, dtype=torch.int64),
         }
-        constants = {"N": nodes, "K": 1, "A": nodes, "EXTEND_OFFSET": case["draft_offset"]}
-        if steps > 1:
+        if drafts:
             self.draft_tokens = poison(self.max_b, 1, dtype=torch.int64)
             self.draft_positions = poison(self.max_b, 1, dtype=torch.int64)
-            out |= {"draft_tokens_ptr": self.draft_tokens, "draft_positions_ptr": self.draft_positions}
-            out["draft_slots_ptr"] = poison(steps - 1, self.max_b, 1, dtype=torch.int64)
-            constants |= {"FORWARDS": steps - 1, "DRAFT_OFFSET": case["draft_offset"], "MAX_B": self.max_b}
-            constants |= {"PAGE": 1, "ROOM": steps}
+            out |= {"out_topk_index_ptr": self.draft_tokens, "kv_draft_positions_ptr": self.draft_positions}
+            out["kv_draft_slots_ptr"] = poison(steps - 1, self.max_b, 1, dtype=torch.int64)
+            flags |= {"kept_vectors": ("topk_index",), "runs": ("draft_slots",)}
+            flags["places"] = ("draft_positions", *flags["places"])
+            constants |= {"OFFSET_draft_positions": at, "STRIDE_draft_positions": 0, "SIZE_draft_positions": 1}
+            constants |= {"OFFSET_draft_slots": at, "PAGE_draft_slots": 1, "ROOM_draft_slots": 0}
+            constants |= {"K": 1, "FORWARDS": steps - 1, "MAX_B": self.max_b}
         columns = 1
         if self.hidden:
-            out["draft_hidden_ptr"] = poison(self.max_b, 1, self.width, dtype=case["hidden"].dtype)
-            constants |= {"W": self.width, "BLOCK_W": BLOCK_W}
-            columns = -(-self.width // BLOCK_W)
+            out["copies_hidden_ptr"] = poison(self.max_b, 1, self.width, dtype=case["hidden"].dtype)
+            flags |= {"wide": ("hidden",), "repeated": ("hidden",)}
+            constants |= {"K": 1, "W_hidden": self.width, "BLOCK_W": BLOCK_W}
+            columns += -(-self.width // BLOCK_W)
         table = {"req_to_token_ptr": case["table"], "req_to_token_stride": case["table"].stride(0)}
         arguments = {"rows_ptr": self.rows, "health_ptr": self.health, "tokens_ptr": self.tokens, **out, **table}
         grid = (len(self.rows), columns)
@@ -102,12 +115,12 @@ class Chain:
         answer = {"seq_lens": self.seq_lens[:live].clone(), "root": self.tokens[:live, 0].clone()}
         answer["draft_token"] = self.tokens[:live, 1:2].clone()
         for name in ("verify_positions", "verify_slots", "extend_positions", "extend_slots"):
-            answer[name] = out[f"{name}_ptr"][:live].flatten()
-        if "draft_slots_ptr" in out:
-            answer["draft_slots"] = out["draft_slots_ptr"][:, :live]
+            answer[name] = out[f"kv_{name}_ptr"][:live].flatten()
+        if "kv_draft_slots_ptr" in out:
+            answer["draft_slots"] = out["kv_draft_slots_ptr"][:, :live]
             assert torch.equal(self.draft_tokens[:live], answer["draft_token"])
-        if "draft_hidden_ptr" in out:
-            answer["draft_hidden"] = out["draft_hidden_ptr"][:live, 0]
+        if "copies_hidden_ptr" in out:
+            answer["draft_hidden"] = out["copies_hidden_ptr"][:live, 0]
         return answer
 
     def argmax_inputs(self, logits: Tensor, *partials: int) -> tuple[dict[str, Tensor], dict[str, int]]:
@@ -132,7 +145,8 @@ class Chain:
                 arguments["draft_positions_ptr"] = self.draft_positions
             constants |= {"N": self.nodes, "HEALTH_BIT": DRAFT_BIT}
             grid = (len(self.rows), self.case["splits"])
-            self.launcher.launch("draft_step", {"advance": advance}, grid, arguments, constants)
+            flags = FAMILIES["draft_step"].flagged(*(["token", "advance"] if advance else []))
+            self.launcher.launch("draft_step", flags, grid, arguments, constants)
         return torch.stack(seen)
 
     def verify(self, given: Case) -> Answer:
@@ -151,7 +165,8 @@ class Chain:
         arguments |= {"tokens_ptr": self.tokens, "seq_lens_ptr": self.seq_lens, **out}
         arguments["relay_seq_lens_ptr"] = self.relay["relay_seq_lens_ptr"]
         constants |= {"N": nodes, "A": nodes, "HEALTH_BIT": TARGET_BIT}
-        flags = {"tree": False, "accept_index": True, "logprobs": False, "publish": True}
+        flags = {"tree": False, "accept_index": True, "logprobs": False, "extend_ids": True, "select": True}
+        flags |= {"lengths": ("seq_lens",), "bonuses": (), "rings": ()}
         grid = (len(self.rows), nodes * self.case["splits"])
         self.launcher.launch("verify_commit", flags, grid, arguments, constants)
         self.bonus = out["bonus_ptr"]
@@ -161,16 +176,17 @@ class Chain:
     def stash(self, given: Case, answer: Answer) -> None:
         """Launch `extend_stash`; the next round's relay is what it leaves."""
         arguments, constants = self.argmax_inputs(given["extend_logits"])
-        arguments |= {"bonus_ptr": self.bonus, **self.relay}
+        arguments |= {"new_bonus_ptr": self.bonus, **self.relay}
         del arguments["relay_seq_lens_ptr"]  # published by verify_commit already
-        constants["HEALTH_BIT"] = EXTEND_BIT
+        constants |= {"HEALTH_BIT": EXTEND_BIT, "W_bonus": 1}
         if self.hidden:
             hidden = given["extend_hidden"]
             padded = torch.full((len(self.rows), self.width), POISON, dtype=hidden.dtype)
             padded[: self.live] = hidden
-            arguments["hidden_ptr"] = padded
-            constants |= {"W": self.width, "BLOCK_W": BLOCK_W}
-        flags = {"topk": False, "hidden": self.hidden, "seq_lens": False}
+            arguments["new_hidden_ptr"] = padded
+            constants |= {"W_hidden": self.width, "BLOCK_W": BLOCK_W}
+        flags = {"topk": False, "index": ("topk_index",), "p": (), "narrow": ("bonus",)}
+        flags["wide"] = ("hidden",) if self.hidden else ()
         self.launcher.launch("extend_stash", flags, (len(self.rows), self.case["splits"]), arguments, constants)
         answer["next_topk_index"] = self.relay["relay_topk_index_ptr"][self.case["rows"]]
 
@@ -191,7 +207,8 @@ def argmax(launcher: Launcher, case: Case) -> Answer:
     arguments |= {"draft_positions_ptr": positions, **scratch(count, SPLITS)}
     constants = {"V": vocab, "STRIDE": vocab, "N": tokens.shape[1], "SPLITS": SPLITS, "BLOCK": case["block"]}
     constants["HEALTH_BIT"] = DRAFT_BIT
-    launcher.launch("draft_step", {"advance": True}, (count, case["splits"]), arguments, constants)
+    flags = FAMILIES["draft_step"].flagged("token", "advance")
+    launcher.launch("draft_step", flags, (count, case["splits"]), arguments, constants)
     return {"index": index, "positions": positions, "tokens": tokens, "health": health}
 
 

@@ -15,11 +15,24 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
 
+from specc.engine.dflash_head import DflashHead
+from specc.engine.eagle3_head import Eagle3Head
 from specc.engine.eagle_head import EagleHead
+from specc.engine.frozen_kv_head import FrozenKvHead
+from specc.engine.mtp_heads import MtpHeads
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "models"
 VOCAB = 2048
+DRAFTS = {
+    "STANDALONE": "standalone",
+    "EAGLE": "eagle",
+    "EAGLE3": "eagle3",
+    "FROZEN_KV_MTP": "frozen_kv",
+    "MULTI_LAYER_EAGLE": "mtp",
+    "DFLASH": "dflash",
+}
+"""The directory of each algorithm's draft; NGRAM has none."""
 PROMPTS = (
     "def main():\n",
     "import os\nimport sys\n\n",
@@ -42,21 +55,24 @@ class Case:
     topk: int = 1
     nodes: int | None = None
     mask: str = "qlen"
+    corpus: bool = False
 
     @property
     def name(self) -> str:
         """Return the configuration's name, which is the package's too."""
         flags = f"p{self.page_size}_s{self.steps}_{'o' if self.overlap else 'n'}_{self.draft_positions}"
         tree = f"_k{self.topk}_n{self.nodes}_{self.mask}" if self.topk > 1 else ""
-        return f"{self.algorithm.lower()}_{self.models}_{flags}{tree}"
+        corpus = "_corpus" if self.corpus else ""
+        return f"{self.algorithm.lower()}_{self.models}_{flags}{tree}{corpus}"
 
 
 @dataclass(frozen=True)
 class Models:
-    """Directories of a target and of the draft for each algorithm."""
+    """Directories of a target and of the draft for each algorithm, and a text to look drafts up in."""
 
     target: Path
     drafts: dict[str, Path]
+    corpus: Path
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -68,12 +84,15 @@ def one_thread() -> None:
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Models]:
     """Return the trained models of the examples, and random ones of another architecture."""
-    trained = Models(EXAMPLES / "target", {"STANDALONE": EXAMPLES / "standalone", "EAGLE": EXAMPLES / "eagle"})
-    return {"trained": trained, "random": _random_models(tmp_path_factory.mktemp("random"))}
+    trained = {name: EXAMPLES / directory for name, directory in DRAFTS.items()}
+    return {
+        "trained": Models(EXAMPLES / "target", trained, EXAMPLES / "heads.py"),
+        "random": _random_models(tmp_path_factory.mktemp("random")),
+    }
 
 
 def _random_models(root: Path) -> Models:
-    """Write a random Qwen3 target, a standalone draft of another width, and an EAGLE head."""
+    """Write a random Qwen3 target, a standalone draft of another width, and heads."""
     torch.manual_seed(0)
     target = AutoModelForCausalLM.from_config(_qwen3(hidden=64, layers=2, heads=4, kv_heads=2))
     target.save_pretrained(root / "target")
@@ -81,7 +100,17 @@ def _random_models(root: Path) -> Models:
     draft = AutoModelForCausalLM.from_config(_qwen3(hidden=32, layers=1, heads=2, kv_heads=1))
     draft.save_pretrained(root / "standalone")
     EagleHead(_qwen3(hidden=64, layers=1, heads=4, kv_heads=2)).save(root / "eagle")
-    return Models(root / "target", {"STANDALONE": root / "standalone", "EAGLE": root / "eagle"})
+    narrower = _qwen3(hidden=32, layers=1, heads=2, kv_heads=1)
+    narrower.target_hidden_size, narrower.eagle_config = 64, {"eagle_aux_hidden_state_layer_ids": [0, 1]}
+    Eagle3Head(narrower).save(root / "eagle3")
+    frozen = _qwen3(hidden=32, layers=2, heads=2, kv_heads=2)
+    frozen.backbone_hidden_size, frozen.kv_layers = 64, [1, 0]
+    FrozenKvHead(frozen).save(root / "frozen_kv")
+    MtpHeads(_qwen3(hidden=64, layers=5, heads=4, kv_heads=1)).save(root / "mtp")
+    block = _qwen3(hidden=64, layers=2, heads=4, kv_heads=1)
+    block.dflash_config = {"target_layer_ids": [0, 1], "block_size": 4}
+    DflashHead(block).save(root / "dflash")
+    return Models(root / "target", {name: root / directory for name, directory in DRAFTS.items()}, ROOT / "Makefile")
 
 
 def _qwen3(*, hidden: int, layers: int, heads: int, kv_heads: int) -> Qwen3Config:
@@ -141,7 +170,8 @@ def config_text(case: Case, models: Models) -> str:
             "buckets: [1, 2, 4]",
             "max_requests: 6",
             f"target: {{model: {str(models.target)!r}}}",
-            f"draft: {{model: {str(models.drafts[case.algorithm])!r}}}",
+            *([f"draft: {{model: {str(models.drafts[case.algorithm])!r}}}"] if case.algorithm in DRAFTS else []),
+            *(["options: {corpus: corpus.txt}"] if case.corpus else []),
             "",
         )
     )
@@ -175,7 +205,7 @@ def run_command(module: str, *arguments: str) -> str:
 def make_engine(build: Callable[[Case], ModuleType], models: dict[str, Models]) -> Callable[..., Any]:
     """Return a function that builds a case and makes an engine for it."""
     from specc.engine.engine import Engine
-    from specc.engine.loading import load_draft, load_target
+    from specc.engine.loading import load_corpus, load_draft, load_target
     from specc.engine.plan_facts import PlanFacts
 
     def make(case: Case, **options: Any) -> Engine:
@@ -183,7 +213,8 @@ def make_engine(build: Callable[[Case], ModuleType], models: dict[str, Models]) 
         facts = PlanFacts.read(program.plan)
         directories = models[case.models]
         target = load_target(directories.target, facts)
-        draft = load_draft(directories.drafts[case.algorithm], facts, target)
-        return Engine(program, target, draft, **{"max_context": 256, **options})
+        draft = load_draft(directories.drafts[case.algorithm], facts, target) if case.algorithm in DRAFTS else None
+        tables = {"corpus": load_corpus(directories.corpus, target)} if case.corpus else {}
+        return Engine(program, target, draft, tables=tables, **{"max_context": 256, **options})
 
     return make

@@ -15,7 +15,7 @@ from specc.engine.engine import Engine
 from specc.engine.reference import accepted_lengths, greedy
 from specc.engine.request import StopConditions
 
-from .conftest import PROMPTS, ROOT, Case, Models, build_wheel
+from .conftest import DRAFTS, PROMPTS, ROOT, Case, Models, build_wheel
 
 NEW = 40
 CASES = [
@@ -31,15 +31,42 @@ CASES = [
         for steps, page_size, overlap in ((1, 16, True), (1, 1, False), (5, 1, False), (5, 16, True))
     ),
     Case("STANDALONE", "random", draft_positions="shifted"),
+    Case("EAGLE3", "trained"),
+    Case("EAGLE3", "trained", page_size=16, overlap=False),
+    Case("EAGLE3", "random", steps=5, page_size=16),
+    Case("EAGLE3", "random", steps=1, overlap=False),
+    Case("FROZEN_KV_MTP", "trained"),
+    Case("FROZEN_KV_MTP", "random", steps=5, page_size=16, overlap=False),
+    Case("FROZEN_KV_MTP", "random", steps=1),
+    Case("MULTI_LAYER_EAGLE", "trained"),
+    Case("MULTI_LAYER_EAGLE", "random", steps=5, page_size=16, overlap=False),
+    Case("MULTI_LAYER_EAGLE", "random", steps=1, overlap=False),
+    Case("DFLASH", "trained"),
+    Case("DFLASH", "random", steps=5, page_size=16, overlap=False),
+    Case("DFLASH", "random", steps=1, page_size=16),
+    Case("NGRAM", "trained"),
+    Case("NGRAM", "random", steps=5, page_size=16, overlap=False),
+    Case("NGRAM", "random", steps=1, page_size=16),
 ]
+LOOKED_UP = Case("NGRAM", "trained", page_size=16, topk=4, nodes=13, corpus=True)
 TREES = [
     Case("EAGLE", "trained", page_size=16, topk=4, nodes=16),
     Case("STANDALONE", "trained", page_size=1, topk=4, nodes=16, mask="bitpacked"),
     Case("EAGLE", "random", steps=1, page_size=64, overlap=False, topk=8, nodes=6, mask="full"),
     Case("STANDALONE", "random", steps=2, page_size=16, overlap=False, topk=2, nodes=5),
+    Case("EAGLE3", "trained", topk=4, nodes=16, mask="bitpacked"),
+    Case("EAGLE3", "trained", page_size=16, topk=4, nodes=16),
+    Case("EAGLE3", "random", steps=2, page_size=16, overlap=False, topk=2, nodes=5),
+    Case("FROZEN_KV_MTP", "trained", page_size=16, topk=4, nodes=16),
+    Case("FROZEN_KV_MTP", "random", steps=2, overlap=False, topk=2, nodes=5, mask="bitpacked"),
+    Case("FROZEN_KV_MTP", "random", steps=1, page_size=16, topk=3, nodes=4, mask="full"),
+    LOOKED_UP,
+    Case("NGRAM", "random", steps=2, overlap=False, topk=2, nodes=4, mask="full"),
 ]
 CHAINS, CASES = CASES, [*CASES, *TREES]
 TRAINED = [case for case in CASES if case.models == "trained" and case.overlap]
+TRAINED_CHAINS = [case for case in CHAINS if case.models == "trained" and case.algorithm in DRAFTS]
+COMMANDS = [Case("STANDALONE", "trained"), TREES[0], Case("DFLASH", "trained"), LOOKED_UP]
 
 
 def expect_greedy(engine: Engine, conditions: StopConditions) -> None:
@@ -57,8 +84,8 @@ def expect_greedy(engine: Engine, conditions: StopConditions) -> None:
 def test_text_equals_generate(case: Case, make_engine: Callable[..., Engine]) -> None:
     engine = make_engine(case)
     assert engine.facts.page_size == case.page_size
-    assert engine.facts.reads_hidden is (case.algorithm == "EAGLE")
-    assert engine.facts.shifted is (case.algorithm == "EAGLE" or case.draft_positions == "shifted")
+    assert engine.facts.shifted is (case.algorithm != "STANDALONE" or case.draft_positions == "shifted")
+    assert (engine.draft is None) is (case.algorithm == "NGRAM")
     expect_greedy(engine, StopConditions(NEW, engine.target.eos_token_ids))
 
 
@@ -69,7 +96,11 @@ def test_trained_drafts_save_steps(case: Case, make_engine: Callable[..., Engine
     assert engine.stats.mean_accept_len > 1.5
 
 
-@pytest.mark.parametrize("case", [case for case in CHAINS if case.models == "trained"], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CHAINS if case.models == "trained" and case.algorithm in DRAFTS],
+    ids=lambda case: case.name,
+)
 def test_steps_accept_what_a_draft_without_kv_memory_would_get_right(
     case: Case, make_engine: Callable[..., Engine]
 ) -> None:
@@ -119,14 +150,16 @@ def test_requests_join_and_leave(case: Case, make_engine: Callable[..., Engine])
     assert len(done) == len(PROMPTS)
 
 
-@pytest.mark.parametrize("case", TRAINED, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", COMMANDS, ids=lambda case: case.name)
 def test_the_command_line(
     case: Case, build: Callable[[Case], ModuleType], models: dict[str, Models], tmp_path: Path
 ) -> None:
     directories = models[case.models]
     wheel = build_wheel(case, directories, tmp_path)
     command = [sys.executable, "-m", "specc.cli.main", "run", str(wheel), "--check", "--format", "json"]
-    command += ["--target", str(directories.target), "--draft", str(directories.drafts[case.algorithm])]
+    command += ["--target", str(directories.target)]
+    command += ["--draft", str(directories.drafts[case.algorithm])] if case.algorithm in DRAFTS else []
+    command += ["--corpus", str(directories.corpus)] if case.corpus else []
     command += ["--max-new-tokens", "16", *(word for prompt in PROMPTS for word in ("--prompt", prompt))]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -1,4 +1,4 @@
-"""How much a tree accepts: what a draft without any KV memory would get right, wherever its pages lie.
+"""How much is accepted: what a draft without any KV memory would get right, wherever its pages lie.
 
 Texts alone would not show a draft that reads wrong slots: the target corrects it.
 """
@@ -12,15 +12,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from specc.engine.attention import plain_attention
-from specc.engine.models import CausalModel, DraftModel, EagleDraft
-from specc.engine.reference import plain_head
+from specc.engine.memoryless import Growing, memoryless
 from specc.engine.request import Completion, StopConditions
 
-from .tree_engine import Config, base_texts, expected, make_engine, models
+from .tree_engine import LOOKUP, Config, base_texts, corpus, draft_of, expected, make_engine, target_of
 
 NEW = 24
 PROMPTS = [(*text[:cut], *end) for text, cut, end in zip(base_texts(), (33, 12, 1), ((), (9,), ()), strict=True)]
+CHAINS = [
+    Config("EAGLE", 1, 3, 4, 1),
+    Config("EAGLE3", 1, 3, 4, 16),
+    Config("FROZEN_KV_MTP", 1, 3, 4, 16),
+    Config("FROZEN_KV_MTP", 1, 1, 2, 1),
+    Config("MULTI_LAYER_EAGLE", 1, 3, 4, 1),
+    Config("MULTI_LAYER_EAGLE", 1, 5, 6, 16),
+    Config("DFLASH", 1, 3, 4, 1),
+    Config("DFLASH", 1, 5, 6, 16),
+    Config("NGRAM", 1, 3, 4, 16),
+    Config("NGRAM", 1, 5, 6, 1),
+]
 SHAPES = [
     Config("STANDALONE", 2, 4, 7, 1),
     Config("STANDALONE", 4, 3, 16, 1),
@@ -29,6 +39,12 @@ SHAPES = [
     Config("EAGLE", 4, 3, 5, 1),
     Config("EAGLE", 8, 3, 30, 1),
     Config("EAGLE", 4, 1, 4, 1),
+    Config("EAGLE3", 2, 3, 6, 1),
+    Config("FROZEN_KV_MTP", 2, 4, 9, 1),
+    Config("FROZEN_KV_MTP", 4, 3, 12, 1),
+    Config("FROZEN_KV_MTP", 8, 1, 5, 1),
+    Config("NGRAM", 2, 4, 9, 1),
+    Config("NGRAM", 4, 3, 8, 1),
 ]
 OTHERS: list[dict[str, Any]] = [
     {"page_size": 16, "mask": "bitpacked"},
@@ -45,38 +61,21 @@ class Candidate(NamedTuple):
     parent: int
 
 
-class Memoryless:
-    """A draft that runs every branch from scratch: the known text, then what the branch was given before."""
+def candidates_of(draft: Growing[Any], known: int, topk: int, steps: int) -> list[Candidate]:
+    """All that a step drafts after `known` tokens; a branch that changes its parent keeps what it was given before."""
 
-    def __init__(self, draft: DraftModel, known: tuple[int, ...], hidden: Tensor) -> None:
-        """known: committed text and bonus; hidden T[len(known) - 1, H]: the target's, of all but the bonus."""
-        self.draft, self.shifted = draft, isinstance(draft, EagleDraft)
-        self.tokens, self.hidden = list(known[int(self.shifted) :]), hidden
+    def run(path: list[tuple[int, Tensor]]) -> tuple[Tensor, Tensor]:
+        scores, state = draft.run(known, path)
+        return scores.softmax(-1), state
 
-    def run(self, path: list[tuple[int, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Probabilities f32[V] and hidden state after the known text and a branch's inputs."""
-        ids = torch.tensor([self.tokens + [token for token, _ in path]])
-        if isinstance(self.draft, EagleDraft):
-            hidden = torch.cat((self.hidden, *(state[None] for _, state in path)))
-            with plain_head(self.draft.head):
-                states = self.draft.head(ids, hidden[None], torch.arange(ids.shape[1])[None])[0]
-        else:
-            assert isinstance(self.draft, CausalModel)
-            with plain_attention(self.draft.model):
-                states = self.draft.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
-        return self.draft.logits(states[-1]).softmax(-1), states[-1]
-
-
-def candidates_of(draft: Memoryless, topk: int, steps: int) -> list[Candidate]:
-    """All that a step drafts; a branch that changes its parent keeps what it was given before."""
-    p, state = draft.run([])
+    p, state = run([])
     best = p.topk(topk)
     frontier = [Candidate(k, float(best.values[k]), int(best.indices[k]), -1) for k in range(topk)]
     states, paths, found = [state] * topk, [[] for _ in range(topk)], list(frontier)
     for step in range(1, steps):
         for k, path in enumerate(paths):
             path.append((frontier[k].token, states[k]))
-        outputs = [draft.run(path) for path in paths]
+        outputs = [run(path) for path in paths]
         first = topk + topk * topk * (step - 1)
         grown = []
         for k, (p, _) in enumerate(outputs):
@@ -103,18 +102,47 @@ def accepted(found: list[Candidate], nodes: int, text: tuple[int, ...]) -> int:
 
 
 @torch.no_grad()
-def accepted_lengths(config: Config, prompt: tuple[int, ...]) -> list[int]:
+def lengths_of(config: Config, prompt: tuple[int, ...]) -> list[int]:
     """What every step commits while the target's own text is written, at least NEW tokens."""
-    target, drafts = models()
-    text = (*prompt, *expected(prompt))
-    with plain_attention(target.model):
-        hidden = target.model.base_model(input_ids=torch.tensor([text]), use_cache=False).last_hidden_state[0]
-    lengths, at = [], len(prompt) + 1
+    text, at = (*prompt, *expected(prompt)), len(prompt) + 1
+    draft, lengths = draft_of(config.algorithm), list[int]()
+    if draft is not None:
+        alone = memoryless(target_of(config.algorithm), draft, text, shifted=config.algorithm != "STANDALONE")
     while at < len(prompt) + NEW:
-        draft = Memoryless(drafts[config.algorithm], text[:at], hidden[: at - 1])
-        lengths.append(accepted(candidates_of(draft, config.topk, config.steps), config.nodes, text[at:]))
+        if draft is None:
+            branches = looked_up(text[:at], config.topk, config.steps)
+            found = comb([token for branch in branches for token in branch][: config.nodes - 1], config.steps)
+        elif config.topk == 1:
+            found = comb(alone.chain(at, config.steps), config.steps)
+        else:
+            found = candidates_of(alone, at, config.topk, config.steps)
+        lengths.append(accepted(found, config.nodes, text[at:]))
         at += lengths[-1]
     return lengths
+
+
+def comb(tokens: list[int], steps: int) -> list[Candidate]:
+    """Branches of `steps` tokens each, one after the other."""
+    return [Candidate(index, -index, token, index - 1 if index % steps else -1) for index, token in enumerate(tokens)]
+
+
+def looked_up(text: tuple[int, ...], topk: int, steps: int) -> list[list[int]]:
+    """What followed the places in text and corpus that end like the text does, the most alike first."""
+    own, found = list(text[-LOOKUP["window"] :]), []
+    for rank, source in ((1, own), (0, list(corpus()))):
+        for end in range(len(source) - 1):
+            alike = [n for n in range(1, LOOKUP["longest"] + 1) if own[-n:] == source[max(0, end + 1 - n) : end + 1]]
+            if alike:
+                found.append((max(alike), rank, end, source))
+    branches: dict[int, list[int]] = {}
+    for _, rank, end, source in sorted(found, key=lambda place: place[:3], reverse=True):
+        if source[end + 1] not in branches and len(branches) < topk:
+            branch: list[int] = []
+            while len(branch) < steps:
+                at, whole = end + 1 + len(branch), source + branch if rank else source
+                branch.append(whole[at] if at < len(whole) else 0)
+            branches[source[end + 1]] = [max(token, 0) for token in branch]
+    return [*branches.values(), *[[0] * steps] * (topk - len(branches))]
 
 
 def run(config: Config, rounds: int = 1, **options: Any) -> list[list[Completion]]:
@@ -127,7 +155,7 @@ def run(config: Config, rounds: int = 1, **options: Any) -> list[list[Completion
 
 @pytest.mark.parametrize("config", SHAPES, ids=lambda c: f"{c.algorithm.lower()}-k{c.topk}-s{c.steps}-n{c.nodes}")
 def test_a_tree_accepts_what_a_draft_without_kv_memory_gets_right(config: Config) -> None:
-    wanted = [accepted_lengths(config, prompt) for prompt in PROMPTS]
+    wanted = [lengths_of(config, prompt) for prompt in PROMPTS]
     assert max(max(lengths) for lengths in wanted) > 1
     for other in ({}, *OTHERS):
         (completions,) = run(replace(config, **other), padded=bool(other))
@@ -136,7 +164,21 @@ def test_a_tree_accepts_what_a_draft_without_kv_memory_gets_right(config: Config
             assert list(completion.accept_lens) == lengths
 
 
-@pytest.mark.parametrize("config", [SHAPES[1], SHAPES[3]], ids=lambda c: c.algorithm.lower())
+@pytest.mark.parametrize("config", CHAINS, ids=lambda c: f"{c.algorithm.lower()}-s{c.steps}")
+def test_a_chain_accepts_what_a_draft_without_kv_memory_gets_right(config: Config) -> None:
+    wanted = [lengths_of(config, prompt) for prompt in PROMPTS]
+    assert max(max(lengths) for lengths in wanted) > 1
+    for overlap in (False, True):
+        (completions,) = run(replace(config, overlap=overlap), padded=overlap)
+        for prompt, lengths, completion in zip(PROMPTS, wanted, completions, strict=True):
+            assert completion.token_ids == expected(prompt)[:NEW]
+            assert list(completion.accept_lens) == lengths
+
+
+SHARED = [SHAPES[1], SHAPES[3], *CHAINS[2:10:2]]
+
+
+@pytest.mark.parametrize("config", SHARED, ids=lambda c: c.algorithm.lower())
 def test_shared_pages_are_as_good_as_own_ones(config: Config) -> None:
     first, second = run(config, rounds=2)
     for prompt, own, shared in zip(PROMPTS, first, second, strict=True):

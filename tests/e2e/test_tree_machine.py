@@ -1,8 +1,9 @@
 """Requests come, go, are thrown out and share their beginnings, in any order: every text is the target's own.
 
-A machine drives an engine over a tree program on the reference backend; after every action the pages, the rows and the
+A machine drives an engine over a program on the reference backend; after every action the pages, the rows and the
 request table are compared with what the requests should hold. A state machine of hypothesis decides what happens, and a
-seeded driver makes sure that every shape of tree is among it. With `SPECC_LONG=1` both run for hours.
+seeded driver makes sure that every algorithm is among it, as a chain and in several shapes of tree. With `SPECC_LONG=1`
+both run for hours.
 """
 
 from __future__ import annotations
@@ -18,16 +19,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from torch import Tensor
 
-from specc.config.legality import max_tree
+from specc.algorithms import names, needs
 from specc.engine.engine import Engine
 from specc.engine.request import ABORT, Completion, Request, StopConditions
 
-from .tree_engine import CONTEXT, CUTS, Config, base_texts, expected, make_engine
+from .tree_engine import CONTEXT, CUTS, Config, base_texts, expected, kv_buffers, make_engine
 
 LONG = os.environ.get("SPECC_LONG") == "1"
 SEEDS = range(300 if LONG else 1)
 ACTIONS = 40
 TAILS = ((), (), (9,), (7, 30, 11))
+TREES = tuple(name for name in names() if needs(name).trees)
+SHAPES = [
+    *((algorithm, topk, page_size) for algorithm in TREES for topk, page_size in ((2, 1), (4, 64), (8, 16))),
+    *((algorithm, 1, 1 if index % 2 else 16) for index, algorithm in enumerate(names())),
+]
+"""Algorithm, topk and page size."""
 
 
 class Machine:
@@ -113,7 +120,7 @@ class Machine:
     def check_kept(self) -> None:
         """What the prefix cache has kept since the last action has not been written to."""
         page_size = self.engine.facts.page_size
-        buffers = self.engine.target_pool.buffers + self.engine.draft_pool.buffers
+        buffers = kv_buffers(self.engine)
         now: dict[int, tuple[object, Tensor]] = {}
         for page, node in self.engine.prefixes._nodes.items():
             slots = slice(page * page_size, (page + 1) * page_size)
@@ -145,29 +152,28 @@ class Machine:
         for _ in range(2):
             self.requests[self.engine.add(prompt, StopConditions(5))] = (prompt, StopConditions(5))
             self.drain_requests()
-        page_size = self.engine.facts.page_size
-        assert self.engine.stats.shared_tokens - before == (len(prompt) - 1) // page_size * page_size > 0
+        page_size, settled = self.engine.facts.page_size, len(prompt) - max(1, self.engine.facts.lookahead)
+        assert self.engine.stats.shared_tokens - before == settled // page_size * page_size > 0
 
 
 def draw_config(random: Random, algorithm: str, topk: int, page_size: int) -> Config:
     """Draw the rest of a configuration."""
     steps = random.randint(1, 5)
+    is_chain = topk == 1
     return Config(
         algorithm,
         topk,
         steps,
-        random.randint(2, min(24, max_tree(topk, steps))),
+        steps + 1 if is_chain else random.randint(2, min(24, needs(algorithm).most_nodes(topk, steps))),
         page_size,
-        random.choice(("qlen", "bitpacked", "full")),
+        "qlen" if is_chain else random.choice(("qlen", "bitpacked", "full")),
         random.random() < 0.5,
         random.choice(((1, 2, 4, 8), (1, 3, 5), (8,))),
     )
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("page_size", [1, 16, 64])
-@pytest.mark.parametrize("topk", [2, 4, 8])
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
+@pytest.mark.parametrize(("algorithm", "topk", "page_size"), SHAPES)
 def test_whatever_happens_the_text_is_the_targets(algorithm: str, topk: int, page_size: int, seed: int) -> None:
     random = Random(f"{algorithm} {topk} {page_size} {seed}")
     config = draw_config(random, algorithm, topk, page_size)
@@ -181,14 +187,14 @@ def test_whatever_happens_the_text_is_the_targets(algorithm: str, topk: int, pag
     assert max(engine.stats.accept_lens) > 1
 
 
-class TreeMachine(RuleBasedStateMachine):
+class AnyMachine(RuleBasedStateMachine):
     """The same machine, with hypothesis to decide what happens; `steps` counts over all examples."""
 
     steps = 0
 
     @initialize(
-        algorithm=st.sampled_from(["STANDALONE", "EAGLE"]),
-        topk=st.sampled_from([2, 4, 8]),
+        algorithm=st.sampled_from(names()),
+        topk=st.sampled_from([2, 1, 4, 8]),
         page_size=st.sampled_from([1, 16, 64]),
         padded=st.booleans(),
         memory=st.sampled_from([1.0, 1.3, 2.2, 8.0]),
@@ -196,7 +202,8 @@ class TreeMachine(RuleBasedStateMachine):
     )
     def start(self, algorithm: str, topk: int, page_size: int, padded: bool, memory: float, seed: int) -> None:
         random = Random(seed)
-        engine = make_engine(draw_config(random, algorithm, topk, page_size), padded=padded, memory=memory)
+        config = draw_config(random, algorithm, topk if algorithm in TREES else 1, page_size)
+        engine = make_engine(config, padded=padded, memory=memory)
         self.machine = Machine(engine, random)
         self.machine.admit()
 
@@ -209,7 +216,7 @@ class TreeMachine(RuleBasedStateMachine):
     def step(self, count: int) -> None:
         for _ in range(count):
             self.machine.step()
-        TreeMachine.steps += count
+        AnyMachine.steps += count
 
     @rule(seed=st.integers(0, 1 << 16))
     def retract(self, seed: int) -> None:
@@ -230,14 +237,14 @@ class TreeMachine(RuleBasedStateMachine):
         if hasattr(self, "machine"):
             before = self.machine.engine.stats.steps
             self.machine.drain()
-            TreeMachine.steps += self.machine.engine.stats.steps - before
+            AnyMachine.steps += self.machine.engine.stats.steps - before
 
 
 def test_a_state_machine() -> None:
     """Thousands of steps, whatever hypothesis thinks of."""
-    TreeMachine.steps = 0
+    AnyMachine.steps = 0
     run_state_machine_as_test(
-        TreeMachine,
+        AnyMachine,
         settings=settings(
             max_examples=5000 if LONG else 30,
             stateful_step_count=40,
@@ -247,4 +254,4 @@ def test_a_state_machine() -> None:
             suppress_health_check=list(HealthCheck),
         ),
     )
-    assert TreeMachine.steps > 2000
+    assert AnyMachine.steps > 2000

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import programs
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from specc.build import build_program
 from specc.engine.attention import plain_attention
+from specc.engine.dflash_head import DflashHead
+from specc.engine.drafts import DflashDraft, Draft, Eagle3Draft, EagleDraft, FrozenKvDraft, MtpDraft, StandaloneDraft
+from specc.engine.eagle3_head import Eagle3Head
 from specc.engine.eagle_head import EagleHead
 from specc.engine.engine import Engine
-from specc.engine.models import DraftModel, EagleDraft, StandaloneDraft, TargetModel
+from specc.engine.frozen_kv_head import FrozenKvHead
+from specc.engine.memoryless import plain_head
+from specc.engine.models import TargetModel
+from specc.engine.mtp_heads import MtpHeads
 from specc.engine.plan_facts import PlanFacts
-from specc.engine.reference import greedy, plain_head
+from specc.engine.reference import greedy
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.plan import Plan
@@ -28,9 +38,17 @@ VOCAB = 64
 CONTEXT = 96
 ROWS = 9
 EOS = 1
+MODULES = 5
 SIZES: dict[str, Any] = {"hidden_size": 32, "num_layers": 2, "num_kv_heads": 2, "head_dim": 8, "vocab_size": VOCAB}
+LAYERS = {"EAGLE": 1, "EAGLE3": 1, "MULTI_LAYER_EAGLE": MODULES}
+"""Layers of drafts that do not have two."""
+AUX_LAYERS = (1, 2)
+AUX = ("EAGLE3", "DFLASH")
+"""Algorithms whose drafts read outputs of several of the target's layers: these, counted from 1."""
+LOOKUP = {"window": 64, "longest": 4, "corpus": "words.txt"}
+"""Options of NGRAM: the text does not fit into the window."""
 CUTS = (1, 12, 17, 33, 66)
-"""Where prompts cut the base texts off, so that their continuations are known to the head."""
+"""Where prompts cut the base texts off, so that their continuations are known to the heads."""
 
 CPU = torch.device("cpu")
 
@@ -39,7 +57,7 @@ __all__ = ["Batch"]  # where an engine looks for it: in the module of the progra
 
 @dataclass(frozen=True)
 class Config:
-    """One configuration of a tree."""
+    """One configuration, of a chain if topk is 1."""
 
     algorithm: str
     topk: int
@@ -63,14 +81,15 @@ class Config:
             "buckets": list(self.buckets),
             "max_requests": ROWS - 1,
             "context_length": CONTEXT,
+            **({"options": LOOKUP} if self.algorithm == "NGRAM" else {}),
         }
 
 
 @cache
 def plan_of(config: Config) -> Plan:
     """Compile a configuration for the models below, short of machine code."""
-    sizes = [SIZES, SIZES | {"num_layers": 1 if config.algorithm == "EAGLE" else 2}]
-    loaded = programs.load(config.algorithm, target=sizes[0], draft=sizes[1], **config.keys)
+    draft = SIZES | {"num_layers": LAYERS.get(config.algorithm, SIZES["num_layers"])}
+    loaded = programs.load(config.algorithm, target=SIZES, draft=draft, **config.keys)
     return Plan.from_json(build_program(loaded).plan)
 
 
@@ -81,10 +100,12 @@ class MemoryProgram:
         """padded: run the bucket that holds the batch, as a captured step does."""
         self.plan, self.padded = plan, padded
 
-    def bind(self, callbacks: object, table: Tensor, kv_pools: Any, *, capture: bool | None = None) -> MemoryStep:
+    def bind(
+        self, callbacks: object, table: Tensor, kv_pools: Any, *, tables: Any, capture: bool | None = None
+    ) -> MemoryStep:
         """Bind as a loaded program does."""
         assert not capture
-        step = Step(self.plan, ReferenceBackend(), CPU, callbacks, table, kv_pools, poison=0xFF)
+        step = Step(self.plan, ReferenceBackend(), CPU, callbacks, table, kv_pools, tables, poison=0xFF)
         return MemoryStep(step, self.padded)
 
 
@@ -106,25 +127,57 @@ def make_engine(config: Config, *, padded: bool = False, memory: float = ROWS, *
 
     memory: how many requests of the longest kind there are pages for.
     """
-    target, drafts = models()
     program = MemoryProgram(plan_of(config), padded=padded)
     longest = -(-(CONTEXT - 1 + PlanFacts.read(program.plan).reserve) // config.page_size)
     pages = 1 + int(longest * memory)
-    engine = Engine(program, target, drafts[config.algorithm], max_context=CONTEXT, num_pages=pages, **options)
+    draft = draft_of(config.algorithm)
+    tables = {} if draft is not None else {"corpus": torch.tensor(corpus(), dtype=torch.int32)}
+    target = target_of(config.algorithm)
+    engine = Engine(program, target, draft, tables=tables, max_context=CONTEXT, num_pages=pages, **options)
     generator = torch.Generator().manual_seed(1)
-    for buffer in engine.target_pool.buffers + engine.draft_pool.buffers:
+    for buffer in kv_buffers(engine):
         buffer.copy_(30 * torch.randn(buffer.shape, generator=generator))
     return engine
 
 
+def kv_buffers(engine: Engine) -> list[Tensor]:
+    """All KV buffers of an engine."""
+    return [buffer for pool in engine.pools.values() for buffer in pool.buffers]
+
+
 @cache
-def models() -> tuple[TargetModel, dict[str, DraftModel]]:
-    """A random target; as drafts its own weights with noise, and a head that learned some of its texts."""
+def target_of(algorithm: str = "EAGLE") -> TargetModel:
+    """A random target, the same for all algorithms but for what it hands over."""
+    if algorithm in AUX:
+        return TargetModel(target_of().model, aux_layers=AUX_LAYERS)
     torch.manual_seed(0)
-    target = TargetModel(LlamaForCausalLM(_config(2)))
-    noisy = LlamaForCausalLM(_config(2))
-    noisy.load_state_dict({k: v + 0.02 * torch.randn(v.shape) for k, v in target.model.state_dict().items()})
-    return target, {"STANDALONE": StandaloneDraft(noisy), "EAGLE": _fitted_head(target)}
+    return TargetModel(LlamaForCausalLM(_config(2)))
+
+
+@cache
+def draft_of(algorithm: str) -> Draft | None:
+    """The target's own weights with noise, or a head that learned some of its texts; None for NGRAM."""
+    torch.manual_seed(2)
+    if algorithm == "NGRAM":
+        return None
+    if algorithm == "STANDALONE":
+        noisy = LlamaForCausalLM(_config(2))
+        weights = target_of().model.state_dict()
+        noisy.load_state_dict({name: value + 0.02 * torch.randn(value.shape) for name, value in weights.items()})
+        return StandaloneDraft(noisy)
+    heads, said = _example_heads(), _config(LAYERS.get(algorithm, 2))
+    said.eagle_config = {"eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in AUX_LAYERS]}
+    said.dflash_config = {"target_layer_ids": [layer - 1 for layer in AUX_LAYERS], "block_size": 4}
+    said.backbone_hidden_size, said.kv_layers = 32, [1, 0]
+    kinds: dict[str, tuple[Any, Any, Any]] = {
+        "EAGLE": (EagleHead, heads.eagle_chain, EagleDraft),
+        "EAGLE3": (Eagle3Head, heads.eagle3_chain, Eagle3Draft),
+        "FROZEN_KV_MTP": (FrozenKvHead, heads.frozen_chain, FrozenKvDraft),
+        "MULTI_LAYER_EAGLE": (MtpHeads, heads.mtp_chain, MtpDraft),
+        "DFLASH": (DflashHead, heads.dflash_chain, DflashDraft),
+    }
+    kind, chain, wrap = kinds[algorithm]
+    return wrap(_fitted(kind(said).share_with(target_of().model), chain))
 
 
 @cache
@@ -135,9 +188,15 @@ def base_texts() -> tuple[tuple[int, ...], ...]:
 
 
 @cache
+def corpus() -> tuple[int, ...]:
+    """A text of the target's, between words that no text has."""
+    return (-1, *expected(base_texts()[0][:33]), -1, 5, 6, -1)
+
+
+@cache
 def expected(prompt: tuple[int, ...]) -> tuple[int, ...]:
     """The target's own greedy text up to the end of the context; a shorter one is its beginning."""
-    return greedy(models()[0], prompt, CONTEXT - len(prompt))
+    return greedy(target_of(), prompt, CONTEXT - len(prompt))
 
 
 def _config(layers: int) -> LlamaConfig:
@@ -157,21 +216,36 @@ def _config(layers: int) -> LlamaConfig:
     )
 
 
-def _fitted_head(target: TargetModel) -> EagleDraft:
+@cache
+def _example_heads() -> Any:
+    """The script of the examples that says how heads are unrolled over a text; it is no part of the package."""
+    path = Path(__file__).parents[2] / "examples" / "models" / "heads.py"
+    spec = importlib.util.spec_from_file_location("example_heads", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _fitted(head: Any, chain: Callable[..., Any]) -> Any:
     """Train a head for a moment on the target's own continuations of the base texts."""
-    head = EagleHead(_config(1)).share_with(target.model)
-    prompts = [text[:cut] for text in base_texts() for cut in CUTS]
-    ids = torch.tensor([[*prompt, *greedy(target, prompt, CONTEXT - len(prompt))] for prompt in prompts])
+    target, prompts = target_of("DFLASH"), [text[:cut] for text in base_texts() for cut in CUTS]
+    ids, kept = torch.tensor([[*prompt, *expected(prompt)] for prompt in prompts]), DynamicCache()
     with torch.no_grad(), plain_attention(target.model):
-        hidden = target.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        labels = target.logits(hidden).argmax(-1)
-    positions = torch.arange(ids.shape[1] - 1).expand(len(ids), -1)
+        hidden = target.model.base_model(ids, past_key_values=kept).last_hidden_state
+        scores = target.logits(hidden)
+        reading = _example_heads().Reading(hidden, target.handed_over(hidden), kept, scores)
+    labels = scores.argmax(-1)
     optimizer = torch.optim.Adam(head.parameters(), lr=5e-3)
     with plain_head(head), torch.enable_grad():
-        for _ in range(150):
-            scores = head.logits(head(ids[:, 1:], hidden[:, :-1], positions))
-            loss = cross_entropy(scores.flatten(0, 1), labels[:, 1:].flatten())
+        for _ in range(40):
+            losses = [
+                cross_entropy(head.logits(rows).flatten(0, 1), labels[:, depth : depth + rows.shape[1]].flatten())
+                for depth, rows in enumerate(chain(head, reading, ids), start=1)
+            ]
             optimizer.zero_grad()
-            torch.autograd.backward(loss, inputs=list(head.parameters()))
+            torch.autograd.backward(sum(losses), inputs=list(head.parameters()))
             optimizer.step()
-    return EagleDraft(head.requires_grad_(False))
+    return head.requires_grad_(False)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specc.algorithms import names
+from specc.algorithms import names, needs
 from specc.build import build_program
 from specc.config import load_config
 from specc.emit.files import EMITTERS
@@ -24,7 +24,7 @@ FORMATS = ("specir", "plan", "kernels")
 
 def generate(config: str, directory: Path) -> None:
     """Write everything of one configuration but machine code."""
-    build = build_program(load_config(ROOT / "examples" / f"{config}.yaml", names()))
+    build = build_program(load_config(ROOT / "examples" / f"{config}.yaml", names(), needs))
     for name in FORMATS:
         EMITTERS[name](build, directory)
 

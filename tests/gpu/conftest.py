@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,10 @@ import torch
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 EXAMPLES = ROOT / "examples"
+RUNNABLE = {"standalone-chain": "standalone", "standalone-tree": "standalone"}
+RUNNABLE |= {"eagle-chain": "eagle", "eagle-tree": "eagle", "eagle-tree-paged": "eagle", "eagle3-tree": "eagle3"}
+RUNNABLE |= {"mtp-chain": "mtp", "dflash-chain": "dflash", "frozen-kv-tree": "frozen_kv", "ngram-tree": ""}
+"""Examples with models of their own, and the folder of the draft, of those that have one."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -78,14 +83,15 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Bu
 
 def build_wheel(text: str, archs: tuple[str, ...], path: Path, out: Path, site: Path) -> Built:
     """Compile a configuration that would stand at `path`, write its wheel, unpack it into `site`."""
-    from specc.algorithms import names
+    from specc.algorithms import names, needs
     from specc.build import build_program, compile_machine_code
     from specc.codegen.cache import Cache
     from specc.config import load_text
     from specc.emit.program import emit_wheel
 
-    result = build_program(load_text(text, path, names()))
-    compile_machine_code(result, archs, cache=Cache.default())
+    result = build_program(load_text(text, path, names(), needs))
+    beside = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    compile_machine_code(result, archs, cache=Cache.default(), workers=max(1, (os.cpu_count() or 1) // beside))
     (wheel,) = emit_wheel(result, out)
     with ZipFile(wheel) as archive:
         archive.extractall(site)

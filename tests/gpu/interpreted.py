@@ -21,7 +21,7 @@ from ours import TritonBackend, plan_of
 from gpu.nodes import Pair, check_program
 from gpu.serving import Serving, Variant
 from gpu.toy_programs import TOYS
-from specc.algorithms import names
+from specc.algorithms import names, needs
 from specc.build import build_program
 from specc.config import load_config, load_text
 from specc.runtime.backends import Backend
@@ -41,7 +41,7 @@ def main() -> None:
     toys = {toy.name: toy.text for toy in TOYS}
     for name in sys.argv[1:]:
         path = ROOT / "examples" / f"{name}.yaml"
-        loaded = load_text(toys[name], path, names()) if name in toys else load_config(path, names())
+        loaded = load_text(toys[name], path, names(), needs) if name in toys else load_config(path, names(), needs)
         build = build_program(loaded)
         with tempfile.TemporaryDirectory() as folder:
             backend = TritonBackend(build, Path(folder))

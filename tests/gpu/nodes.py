@@ -1,7 +1,7 @@
 """One launch node on two backends: same memory before, same memory after.
 
 Both arenas have the plan's own layout, so they are compared byte for byte, and so are the KV buffers that kernels move
-rows of. What may differ: scratch, addresses, the columns of `tokens` that `prepare` leaves to `draft_step` while the
+rows of. What may differ: scratch, addresses, the columns of a chain that its start leaves to later kernels while the
 reference writes zeros there, and what docs/semantics.md leaves unspecified. Sums of exponentials depend on their order:
 what is computed from them is compared to a few units in the last place.
 """
@@ -25,6 +25,8 @@ from .operands import POISON, Operands
 
 LONGEST = 40
 """Committed lengths are below this."""
+SET_COLUMNS = {"chain.start": 2, "chain.first": 1}
+"""How many columns an op sets, of those that leave the others to later ones; the reference writes zeros there."""
 CLOSE = {"rtol": 2e-5, "atol": 2e-6, "equal_nan": True}
 """How near f32 numbers must be that come from a sum over a vocabulary."""
 
@@ -129,10 +131,10 @@ class Pair:
                 live, view = specified(node, frame, name), frame.read(name)
                 columns = self.bytes_of(mask, home)[: view.numel() * view.element_size()].view(*live.shape, -1)
                 columns[~live] = True
-        if call := next((call for call in node.ops if call.op == "chain.start"), None):
+        if call := next((call for call in node.ops if call.op in SET_COLUMNS), None):
             home = self.plan.home(call.results[0])
             assert home is not None
-            self.bytes_of(mask, home).view(-1, home.shape[1], 8)[:, 2:] = True
+            self.bytes_of(mask, home).view(-1, home.shape[1], 8)[:, SET_COLUMNS[call.op] :] = True
         return mask
 
     def bytes_of(self, mask: Tensor, buffer: Buffer) -> Tensor:

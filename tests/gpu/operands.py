@@ -7,12 +7,14 @@ from torch import Tensor
 
 from specc.runtime.arena import Arena
 from specc.runtime.frame import Frame
-from specc.runtime.plan import Launch, Plan
+from specc.runtime.plan import PROMPT, TABLE, Launch, Plan
 from specc.runtime.semantics import DTYPES
 
 POISON = 0x5A
 FEW = 4
 """Tokens are drawn from so few that drafts are accepted often."""
+BROUGHT = 50
+"""Elements of a tensor that the engine brings."""
 
 
 class Operands:
@@ -37,20 +39,24 @@ class Operands:
         """
         for name, pool in frames[0].pools.items():
             pool.copy_(self.draw(tuple(pool.shape), pool.dtype, lengths=name == "seq_lens"))
-        made: set[str] = set()
+        read, made = set[str](), {TABLE}
         for call in node.ops:
             for name in call.operands:
-                if name not in made and name != "req_to_token":
-                    made.add(name)
+                if name not in read | made:
+                    read.add(name)
                     self.fill_value(name, frames, live)
             made.update(call.results)
-        self.fill_paths(node, frames[0], live)
+        self.fill_paths(read, frames[0], live)
 
     def fill_value(self, name: str, frames: tuple[Frame, Frame], live: int) -> None:
         """Write one operand; a forward's result is a tensor of its own on either side."""
         frame = frames[0]
         home = self.plan.home(name)
-        assert home is not None
+        if home is None:
+            tensor = self.brought(name, frame)
+            for side in frames:
+                side.inputs = {**side.inputs, name: tensor.to(side.table.device)}
+            return
         if home.owner != "arena":
             tensor = self.forward_result(frame.shape(name), DTYPES[self.plan.values[name].dtype])
             frame.adopt(name, tensor)
@@ -65,6 +71,13 @@ class Operands:
             view[live:] = 0  # as the runtime gives them, and prepare relays them
         else:
             view.copy_(self.draw_value(name, tuple(view.shape), view.dtype, live))
+
+    def brought(self, name: str, frame: Frame) -> Tensor:
+        """Tokens that the engine brings: the prompts of lengths that are drawn already, or any, some negative."""
+        if name == PROMPT:
+            return self.draw((int(frame.read("seq_lens").sum()),), torch.int64, lengths=False)
+        tokens = self.draw((BROUGHT,), DTYPES[self.plan.inputs[name].dtype], lengths=False)
+        return torch.where(torch.rand(len(tokens), generator=self.source) < 0.1, -1, tokens)
 
     def draw_value(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, live: int) -> Tensor:
         """What the op that makes a value could make."""
@@ -97,22 +110,27 @@ class Operands:
             scores[kinds == kind] = value
         return scores
 
-    def fill_paths(self, node: Launch, frame: Frame, live: int) -> None:
-        """Accepted paths, where they were found by an earlier node: columns ascend from the root."""
-        calls = [call for call in node.ops if call.op in ("kv.move", "commit.compact")]
-        results = {result for call in node.ops for result in call.results}
-        if not calls or calls[0].operands[1] in results:
-            return
-        index, nodes = frame.read(calls[0].operands[1]), self.plan.size("N")
-        index.fill_(-1)
-        lens = torch.zeros(len(index), dtype=torch.int32)
+    def fill_paths(self, read: set[str], frame: Frame, live: int) -> None:
+        """Accepted paths and their lengths, of those that are read: flat node ids and -1, none in padding rows."""
+        chain, slots = self.plan.size("K") == 1, self.plan.size("A")
+        nodes = slots if chain else self.plan.size("N")
+        index = torch.full((frame.rows, slots), -1, dtype=torch.int32)
         for b in range(live):
-            lens[b] = int(torch.randint(1, min(nodes, index.shape[1]) + 1, (), generator=self.source))
-            others = torch.randperm(nodes - 1, generator=self.source)[: int(lens[b]) - 1] + 1
-            index[b, : int(lens[b])] = b * nodes + torch.cat([torch.zeros(1).long(), others.sort().values])
-        for call in calls:
-            if call.op == "kv.move":
-                frame.read(call.operands[2]).copy_(lens)
+            path = torch.arange(nodes) if chain else self.tree_path(nodes, moves=b == 0)
+            count = int(torch.randint(1, slots + 1, (), generator=self.source)) if chain else min(slots, len(path))
+            index[b, :count] = b * nodes + path[:count]
+        for name in read:
+            op, result = self.makers.get(name, ("", 0))
+            if op.startswith("verify.") and result in (1, 2):
+                frame.read(name).copy_(index if result == 1 else (index >= 0).sum(1))
+
+    def tree_path(self, nodes: int, *, moves: bool) -> Tensor:
+        """Ascending columns from the root on; with ``moves`` the second is not column 1, so that rows have to move."""
+        chosen = torch.rand(nodes, generator=self.source) < torch.rand((), generator=self.source)
+        chosen[0] = True
+        if moves:
+            chosen[1], chosen[-1] = False, True
+        return chosen.nonzero().squeeze(1)
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, *, lengths: bool) -> Tensor:
         """Random content: lengths, few tokens, or floats."""

@@ -10,12 +10,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from specc.runtime.plan import Plan
+from specc.runtime.plan import PROMPT, Plan
+from specc.runtime.semantics import DTYPES
 
-from .toy import ToyModels
+from .toy_drafts import ToyModels
 
 LONGEST = 120
 """A request leaves when its text is longer."""
+WORDS = 60
+"""Tokens of a text that drafts may be looked up in besides."""
 ON_PATH = ("hidden_states", "logprobs", "routed_experts", "indexer_topk")
 """Outputs whose rows past the accepted length mean nothing."""
 
@@ -40,12 +43,20 @@ class Variant:
         self.batch_type, self.plan = package.Batch, program.plan
         self.table, self.prompts = slot_table(program.plan).to(program.device), dict[int, list[int]]()
         self.models = ToyModels(program.plan, self.table, self.prompts)
-        self.step = program.bind(self.models, self.table, self.models.kv_pools, **options)
+        words = self.models.text(WORDS)
+        tables = {
+            field.name: torch.tensor(words, dtype=DTYPES[field.dtype], device=program.device)
+            for field in self.plan.tables()
+        }
+        self.step = program.bind(self.models, self.table, self.models.kv_pools, tables=tables, **options)
 
     def prefill(self, rows: list[int], prompts: list[list[int]]) -> dict[str, list[Any]]:
         """Admit requests; the outputs."""
         self.prompts.update(zip(rows, prompts, strict=True))
-        return dict(self.step.prefill(self.batch_type(rows, [len(prompt) for prompt in prompts])).to_host().outputs)
+        read = PROMPT in self.plan.reads("prefill")
+        tokens = [token for prompt in prompts for token in prompt] if read else None
+        batch = self.batch_type(rows, [len(prompt) for prompt in prompts], tokens)
+        return dict(self.step.prefill(batch).to_host().outputs)
 
     def decode(self, rows: list[int], lengths: list[int]) -> dict[str, list[Any]]:
         """One step; the outputs."""
@@ -59,11 +70,11 @@ class Variant:
         return {name: values.cpu() for name, values in self.step.read_carry(rows).fields.items()}
 
     def kept(self, lengths: dict[int, int]) -> list[Tensor]:
-        """The KV rows of the committed text of requests, of both models."""
+        """The KV rows of the committed text of requests, of every model that has some."""
         found: list[Tensor] = []
         for row, length in lengths.items():
-            found += self.models.target_kv.content(row, length)
-            found += self.models.draft_kv.content(row, length + self.models.first)
+            for owner, pool in self.models.kv.items():
+                found += pool.content(row, length + (self.models.first if owner == "draft" else 0))
         return found
 
 

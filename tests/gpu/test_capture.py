@@ -31,7 +31,7 @@ def variants(toy: Built, device: torch.device) -> dict[str, Variant]:
 def test_replay_equals_eager_equals_the_reference(toy: Built, device: torch.device) -> None:
     serving = Serving(variants(toy, device), seed=1)
     serving.run(40)
-    assert len(serving.accepted) > 1
+    assert sum(count * times for count, times in serving.accepted.items()) > 1.5 * serving.accepted.total()
     assert len(serving.sizes) > 3
 
 

@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from .conftest import HERE, ROOT
-from .toy_programs import TREES
+from .toy_programs import TOYS
 
 
-@pytest.mark.parametrize("name", ["standalone-chain", "eagle-chain", *(toy.name for toy in TREES)])
+@pytest.mark.parametrize("name", [toy.name for toy in TOYS])
 def test_every_launch(name: str) -> None:
     assert "every launch leaves what its ops say" in run(str(HERE / "interpreted.py"), name)
 

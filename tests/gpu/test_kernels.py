@@ -11,15 +11,14 @@ from specc.runtime.backends.cuda import CudaBackend
 from specc.runtime.manifest import Manifest
 from specc.runtime.plan_json import load_plan
 
-from .conftest import Built
+from .conftest import RUNNABLE, Built
 from .nodes import Pair, check_program
 from .toy_programs import TOYS, Toy
 
-CHAINS = ("standalone-chain", "eagle-chain", "llama-8b-eagle", "qwen3-standalone")
-TREES = ("standalone-tree", "standalone-tree-paged", "eagle-tree", "eagle-tree-paged", "eagle-tree-wide")
+NAMES = (*RUNNABLE, "llama-8b-eagle", "qwen3-standalone", "standalone-tree-paged", "eagle-tree-wide")
 
 
-@pytest.mark.parametrize("name", [*CHAINS, *TREES])
+@pytest.mark.parametrize("name", NAMES)
 def test_every_launch_equals_its_ops(name: str, example: Callable[[str], Built], device: torch.device) -> None:
     """On poisoned memory: full and padded batches of every bucket leave the same bytes, counters of zero among them."""
     check(example(name), device)

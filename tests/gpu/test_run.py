@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 
-from .conftest import EXAMPLES, ROOT, Built
+from .conftest import EXAMPLES, ROOT, RUNNABLE, Built
 
 PROMPTS = ("def main():\n", "import os\nimport sys\n\n", "class Node:\n", "x", "for index in range(")
-DRAFTS = {"standalone-chain": "standalone", "eagle-chain": "eagle"}
-DRAFTS |= {"standalone-tree": "standalone", "eagle-tree": "eagle", "eagle-tree-paged": "eagle"}
 
 
-@pytest.mark.parametrize("name", sorted(DRAFTS))
+@pytest.mark.parametrize("name", sorted(RUNNABLE))
 def test_text_equals_generate(name: str, example: Callable[[str], Built]) -> None:
     """And drafts are accepted as often as on the CPU: a draft that computes on garbage changes no text."""
     pytest.importorskip("transformers")
@@ -33,7 +31,8 @@ def run(name: str, built: Built, device: str) -> dict[str, Any]:
     """What `specc run` reports of an example."""
     models = EXAMPLES / "models"
     command = [sys.executable, "-m", "specc.cli.main", "run", str(built.wheel), "--device", device]
-    command += ["--target", str(models / "target"), "--draft", str(models / DRAFTS[name])]
+    command += ["--target", str(models / "target")]
+    command += ["--draft", str(models / RUNNABLE[name])] if RUNNABLE[name] else []
     command += ["--check", "--format", "json", "--max-new-tokens", "48"]
     command += [word for prompt in PROMPTS for word in ("--prompt", prompt)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Configurations of the toy programs: chains and trees, of every mask, page size, KV layout and kind of output."""
+"""Configurations of the toy programs: chains and trees of all algorithms; every mask, page size, KV layout, output."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ buckets: [1, 2, 4, 6]
 max_requests: 9
 overlap: {overlap}
 target: {{hidden_size: 24, num_layers: 2, vocab_size: {vocab}, dtype: {dtype}, {target}}}
-draft: {{hidden_size: 24, num_layers: 1, num_kv_heads: 1, head_dim: 8, vocab_size: {vocab}, dtype: {dtype}}}
 """
+DRAFT = "draft: {{vocab_size: {vocab}, dtype: {dtype}, {draft}}}\n"
 ROW = "num_kv_heads: 1, head_dim: 8"
+SAME = f"hidden_size: 24, num_layers: 1, {ROW}"
 
 
 @dataclass(frozen=True)
 class Toy:
-    """One toy program; ``more`` has the top-level keys that only some have, ``target`` the KV rows of the target."""
+    """One toy program; ``more`` has the top-level keys that only some have, ``target`` the KV rows of the target.
+
+    ``draft`` is the draft model, empty where there is none.
+    """
 
     name: str
     algorithm: str
@@ -28,14 +32,18 @@ class Toy:
     vocab: int
     dtype: str
     target: str = ROW
+    draft: str = SAME
     more: dict[str, object] = field(default_factory=dict, hash=False)
 
     @property
     def text(self) -> str:
         """The configuration as YAML."""
-        top = {key: getattr(self, key) for key in ("name", "algorithm", "steps", "vocab", "dtype", "target")}
+        text = TOY + (DRAFT if self.draft else "")
+        keys = ("name", "algorithm", "steps", "vocab", "dtype", "target", "draft")
         lines = [f"{key}: {value}\n" for key, value in self.more.items()]
-        return TOY.format(**top, overlap=str(self.overlap).lower()) + "".join(lines)
+        return text.format(**{key: getattr(self, key) for key in keys}, overlap=str(self.overlap).lower()) + "".join(
+            lines
+        )
 
 
 def tree(topk: int, nodes: int, page: int, mask: str, **more: object) -> dict[str, object]:
@@ -43,11 +51,18 @@ def tree(topk: int, nodes: int, page: int, mask: str, **more: object) -> dict[st
     return {"topk": topk, "num_draft_tokens": nodes, "page_size": page, "mask": mask, **more}
 
 
+AUX = f"aux_layers: [1, 2], {ROW}"
+HEAD = f"hidden_size: 16, num_layers: 1, num_aux_layers: 2, target_hidden_size: 24, {ROW}"
 CHAINS = (
     Toy("toy_standalone", "STANDALONE", 3, True, 64, "float32"),
     Toy("toy_standalone_plain", "STANDALONE", 1, False, 51, "bfloat16"),
     Toy("toy_eagle", "EAGLE", 3, True, 64, "bfloat16"),
     Toy("toy_eagle_plain", "EAGLE", 4, False, 51, "float32"),
+    Toy("toy_eagle3", "EAGLE3", 3, True, 64, "bfloat16", AUX, HEAD),
+    Toy("toy_frozen_kv", "FROZEN_KV_MTP", 3, True, 51, "bfloat16"),
+    Toy("toy_modules", "MULTI_LAYER_EAGLE", 3, True, 64, "bfloat16", draft=f"hidden_size: 24, num_layers: 4, {ROW}"),
+    Toy("toy_block", "DFLASH", 4, True, 51, "float32", AUX, HEAD),
+    Toy("toy_ngram", "NGRAM", 4, True, 12, "bfloat16", draft="", more={"options": "{window: 64}"}),
 )
 EXPERTS = "num_kv_heads: 2, head_dim: 6, experts_per_token: 2"
 TREES = (
@@ -65,5 +80,11 @@ TREES = (
         target="num_kv_heads: 1, head_dim: 12, kv_layout: mla", more=tree(2, 3, 16, "qlen"),
     ),
     Toy("toy_tree_one_step", "EAGLE", 1, True, 51, "float32", more=tree(3, 4, 16, "bitpacked")),
+    Toy("toy_eagle3_tree", "EAGLE3", 3, True, 51, "float32", AUX, HEAD, tree(3, 8, 16, "qlen")),
+    Toy("toy_frozen_kv_tree", "FROZEN_KV_MTP", 3, True, 64, "float32", more=tree(2, 6, 16, "bitpacked")),
+    Toy(
+        "toy_ngram_tree", "NGRAM", 3, False, 12, "float32", draft="",
+        more=tree(3, 8, 16, "full", context_length=160, options="{window: 64, longest: 4, corpus: words.txt}"),
+    ),
 )  # fmt: skip
 TOYS = (*CHAINS, *TREES)

@@ -146,11 +146,12 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def flag_id(flags: Mapping[str, bool]) -> str:
-    """A short name of a combination of flags."""
-    return "+".join(name for name in flags if flags[name]) or "none"
+def flag_id(flags: Mapping[str, Any]) -> str:
+    """A short name of a combination of flags, and of what they list."""
+    listed = ["-".join((name, *value)) if isinstance(value, tuple) else name for name, value in flags.items() if value]
+    return "+".join(listed) or "none"
 
 
-def ids(combinations: Sequence[Mapping[str, bool]]) -> list[str]:
+def ids(combinations: Sequence[Mapping[str, Any]]) -> list[str]:
     """Test ids of combinations."""
     return [flag_id(flags) for flags in combinations]

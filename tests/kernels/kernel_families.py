@@ -2,54 +2,91 @@
 
 Written from the document and not from the templates, so that a template that drifts is caught. "T" is the
 dtype of logits, "H" that of hidden states. A condition is the flag that makes an entry exist; "!flag" its
-opposite; "one & other" both. An argument with {} in its name stands for one per draft step.
+opposite; "one & other" both, "one | other" either. A name with {} in it stands for one per draft step, one with
+{flag} for one per name that the flag lists, {one+other} of both; several words for as many per name. "*" is the dtype
+of the field whose name it is.
 """
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+FIELDS = {
+    "bonus": "*i32",
+    "seq_lens": "*i64",
+    "topk_p": "*fp32",
+    "topk_index": "*i64",
+    "text": "*i32",
+    "hidden": "*H",
+    "states": "*fp32",
+}
+"""Carried fields that the lists of names are tried with."""
 
 
 @dataclass(frozen=True)
 class Family:
     """Arguments (name, triton type, condition) and constants (name, condition) of one family, in order.
 
-    Of the flags ``counted`` none is set without the one before it. ``steps`` are values to try for the flag
-    `steps`, a number, of a family that has it.
+    The first flag of a pair in ``needs`` is not set without the second. ``steps`` are values to try for the flag
+    `steps`, a number, of a family that has it. ``lists`` are values to try for the flags that list names, and for those
+    that depend on them.
     """
 
     stem: str
     flags: tuple[str, ...]
     arguments: tuple[tuple[str, str, str], ...]
     constants: tuple[tuple[str, str], ...]
-    counted: tuple[str, ...] = ()
+    needs: tuple[tuple[str, str], ...] = ()
     steps: tuple[int, ...] = ()
+    lists: tuple[Mapping[str, bool | tuple[str, ...]], ...] = ({},)
 
-    def names(self, flags: Mapping[str, int]) -> list[str]:
+    def names(self, flags: Mapping[str, Any]) -> list[str]:
         """The names of the arguments that exist under `flags`, in order."""
         return [name for name, _ in self.signature(flags, "", "")]
 
-    def signature(self, flags: Mapping[str, int], logits: str, hidden: str) -> tuple[tuple[str, str], ...]:
+    def signature(self, flags: Mapping[str, Any], logits: str, hidden: str) -> tuple[tuple[str, str], ...]:
         """(name, triton type) of the arguments that exist under `flags`."""
         kinds = {"*T": f"*{logits}", "*H": f"*{hidden}"}
         return tuple(
             (name, kinds.get(kind, kind))
-            for pattern, kind, condition in self.arguments
+            for pattern, shown, condition in self.arguments
             if holds(condition, flags)
-            for name in per_step(pattern, flags)
+            for name, field in expand(pattern, flags)
+            for kind in [FIELDS.get(field, shown) if shown == "*" else shown]
         )
 
-    def constant_names(self, flags: Mapping[str, int]) -> list[str]:
+    def constant_names(self, flags: Mapping[str, Any]) -> list[str]:
         """The names of the constexprs that exist under `flags`, in order."""
-        return [name for name, condition in self.constants if holds(condition, flags)]
+        found = (expand(pattern, flags) for pattern, condition in self.constants if holds(condition, flags))
+        return [name for names in found for name, _ in names]
+
+    def flag_names(self) -> set[str]:
+        """The flags that exist."""
+        return {*self.flags, *self.lists[0], *(["steps"] if self.steps else [])}
+
+    def flagged(self, *on: str) -> dict[str, bool]:
+        """These flags set, and no other."""
+        assert set(on) <= set(self.flags)
+        return {flag: flag in on for flag in self.flags}
 
     def combinations(self) -> Iterator[dict[str, Any]]:
         """Every assignment of the flags, with every number of steps there is to try."""
         for values in itertools.product([False, True], repeat=len(self.flags)):
             flags = dict(zip(self.flags, values, strict=True))
-            if all(flags[before] or not flags[flag] for before, flag in itertools.pairwise(self.counted)):
-                yield from ({**flags, "steps": steps} for steps in self.steps) if self.steps else [flags]
+            if all(flags[needed] or not flags[flag] for flag, needed in self.needs):
+                steps = [{"steps": steps} for steps in self.steps] or [{}]
+                yield from ({**flags, **count, **lists} for count in steps for lists in self.lists)
+
+
+def expand(pattern: str, flags: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The names that a name stands for, each with the field or value it is about."""
+    listed = re.search(r"\{([a-z_+]+)\}", pattern)
+    if listed is None:
+        return [(name, "") for name in per_step(pattern, flags)]
+    fields = [field for flag in listed[1].split("+") for field in flags[flag]]
+    return [(word.replace(listed[0], field), field) for field in fields for word in pattern.split()]
 
 
 def per_step(pattern: str, flags: Mapping[str, int]) -> list[str]:
@@ -60,8 +97,10 @@ def per_step(pattern: str, flags: Mapping[str, int]) -> list[str]:
     return [pattern.format(step) for step in (kept if pattern.startswith("kept") else range(flags["steps"]))]
 
 
-def holds(condition: str, flags: Mapping[str, int]) -> bool:
+def holds(condition: str, flags: Mapping[str, Any]) -> bool:
     """Whether an entry with this condition exists."""
+    if "|" in condition:
+        return any(holds(part, flags) for part in condition.split("|"))
     parts = [part.strip() for part in condition.split("&") if part.strip()]
     return all(not flags[part[1:]] if part.startswith("!") else flags[part] for part in parts)
 
@@ -83,72 +122,129 @@ TOPK_SCRATCH = (
 
 VALUES = ("value0", "value1", "value2", "value3")
 
+_NO_CARRY: dict[str, Any] = dict.fromkeys(
+    (
+        *("scalars", "vectors", "wide", "kept_scalars", "kept_vectors", "kept_wide", "roots", "repeated"),
+        *("length", "chain_root", "chain_drafts", "places", "windows", "runs"),
+    ),
+    (),
+)
+_STEP = _NO_CARRY | {"health": True, "given": False, "scalars": ("seq_lens", "bonus"), "length": ("seq_lens",)}
+
+PREPARED = (
+    _NO_CARRY | {"health": False, "given": False, "scalars": ("bonus",), "kept_scalars": ("bonus",)},
+    _NO_CARRY | {"health": True, "given": True, "places": ("verify_positions",), "windows": ("verify_slots",)},
+    _STEP
+    | {"kept_scalars": ("seq_lens", "bonus"), "roots": ("bonus",), "wide": ("hidden",), "kept_wide": ("hidden",)}
+    | {"places": ("seed_positions", "draft_positions"), "windows": ("verify_slots",)},
+    _STEP
+    | {"kept_scalars": ("seq_lens", "bonus"), "vectors": ("topk_p", "topk_index")}
+    | {"kept_vectors": ("topk_p", "topk_index"), "wide": ("hidden",), "repeated": ("hidden",)}
+    | {"places": ("draft_positions",), "windows": ("verify_slots",), "runs": ("draft_slots",)},
+    _STEP
+    | {"kept_scalars": ("seq_lens",), "vectors": ("topk_index",), "kept_vectors": ("topk_index",)}
+    | {"wide": ("hidden", "states"), "kept_wide": ("states",), "repeated": ("hidden",), "roots": ("bonus",)}
+    | {"chain_root": ("bonus",), "chain_drafts": ("topk_index",), "places": ("draft_positions", "verify_positions")}
+    | {"windows": ("verify_slots", "extend_slots"), "runs": ("draft_slots",)},
+)
+"""What steps begin with: hardly anything, no carry, an assistant's, a tree's, and nearly all there is."""
+
 _ALL = (
     Family(
         "prepare",
-        ("tree", "hidden", "relay_seq_lens", "draft", "extend_window"),
+        (),
         (
             ("rows_ptr", "*i64", ""),
-            ("seq_lens_ptr", "*i64", "!relay_seq_lens"),
-            ("relay_seq_lens_ptr", "*i64", "relay_seq_lens"),
-            ("req_to_token_ptr", "*i32", ""),
-            ("req_to_token_stride", "i64", ""),
-            ("relay_bonus_ptr", "*i32", ""),
-            ("relay_topk_index_ptr", "*i64", ""),
-            ("relay_topk_p_ptr", "*fp32", "tree"),
-            ("relay_hidden_ptr", "*H", "hidden"),
-            ("out_seq_lens_ptr", "*i64", "relay_seq_lens"),
-            ("health_ptr", "*i32", ""),
-            ("bonus_ptr", "*i32", "tree"),
-            ("topk_p_ptr", "*fp32", "tree"),
-            ("topk_index_ptr", "*i64", "tree"),
-            ("tokens_ptr", "*i64", "!tree"),
-            ("draft_tokens_ptr", "*i64", "draft & !tree"),
-            ("draft_positions_ptr", "*i64", "draft"),
-            ("draft_slots_ptr", "*i64", "draft"),
-            ("draft_hidden_ptr", "*H", "hidden"),
-            ("verify_positions_ptr", "*i64", "!tree"),
-            ("verify_slots_ptr", "*i64", ""),
-            ("extend_positions_ptr", "*i64", "extend_window"),
-            ("extend_slots_ptr", "*i64", "extend_window"),
+            ("seq_lens_ptr", "*i64", "given"),
+            ("req_to_token_ptr", "*i32", "windows | runs"),
+            ("req_to_token_stride", "i64", "windows | runs"),
+            ("relay_{scalars+vectors+wide}_ptr", "*", ""),
+            ("health_ptr", "*i32", "health"),
+            ("out_{kept_scalars+kept_vectors+kept_wide}_ptr", "*", ""),
+            ("root_{roots}_ptr", "*i64", ""),
+            ("tokens_ptr", "*i64", "chain_root"),
+            ("kv_{places+windows+runs}_ptr", "*i64", ""),
+            ("copies_{repeated}_ptr", "*", ""),
         ),
         (
-            ("N", ""),
-            ("K", ""),
-            ("FORWARDS", "draft"),
-            ("DRAFT_OFFSET", "draft"),
-            ("PAGE", "draft"),
-            ("ROOM", "draft"),
-            ("MAX_B", "draft"),
-            ("A", "extend_window"),
-            ("EXTEND_OFFSET", "extend_window"),
-            ("W", "hidden"),
-            ("BLOCK_W", "hidden"),
+            ("A", "chain_root"),
+            ("K", "runs | repeated"),
+            ("FORWARDS", "runs"),
+            ("MAX_B", "runs"),
+            ("OFFSET_{places} STRIDE_{places} SIZE_{places}", ""),
+            ("OFFSET_{windows} SIZE_{windows}", ""),
+            ("OFFSET_{runs} PAGE_{runs} ROOM_{runs}", ""),
+            ("W_{vectors+wide}", ""),
+            ("BLOCK_W", "wide"),
         ),
+        lists=PREPARED,
     ),
     Family(
         "draft_step",
-        ("advance",),
+        ("start", "token", "advance", "shift", "repeat"),
         (
             ("rows_ptr", "*i64", ""),
             ("logits_ptr", "*T", ""),
             *SCRATCH,
             ("tokens_ptr", "*i64", ""),
             ("column", "i32", ""),
-            ("draft_tokens_ptr", "*i64", "advance"),
+            ("bonus_ptr", "*i32", "start"),
+            ("draft_tokens_ptr", "*i64", "token"),
             ("draft_positions_ptr", "*i64", "advance"),
+            ("shifted_ptr", "*i64", "shift"),
+            ("accept_lens_ptr", "*i32", "shift"),
+            ("hidden_ptr", "*H", "repeat"),
+            ("draft_hidden_ptr", "*H", "repeat"),
         ),
-        (("V", ""), ("STRIDE", ""), ("N", ""), ("SPLITS", ""), ("BLOCK", ""), ("HEALTH_BIT", "")),
+        (
+            *((name, "") for name in ("V", "STRIDE", "N", "SPLITS", "BLOCK", "HEALTH_BIT")),
+            ("A", "shift"),
+            ("W", "repeat"),
+            ("BLOCK_W", "repeat"),
+        ),
     ),
     Family(
         "row_argmax",
-        ("clear",),
-        (("rows_ptr", "*i64", ""), ("logits_ptr", "*T", ""), *SCRATCH, ("index_ptr", "*i32", "")),
-        (("V", ""), ("STRIDE", ""), ("SPLITS", ""), ("BLOCK", ""), ("HEALTH_BIT", "")),
+        ("health", "clear", "join", "unread"),
+        (
+            ("rows_ptr", "*i64", ""),
+            ("logits_ptr", "*T", ""),
+            *SCRATCH[:-1],
+            ("health_ptr", "*i32", "health"),
+            ("index_ptr", "*i32", "!unread"),
+            ("bonus_ptr", "*i32", "join"),
+            ("tokens_ptr", "*i64", "join"),
+        ),
+        (
+            *((name, "") for name in ("ROWS", "V", "STRIDE", "SPLITS", "BLOCK")),
+            ("HEALTH_BIT", "health"),
+        ),
+        needs=(("clear", "health"), ("unread", "join")),
+    ),
+    Family(
+        "row_topk",
+        ("health", "clear", "p", "repeat"),
+        (
+            ("rows_ptr", "*i64", ""),
+            ("logits_ptr", "*T", ""),
+            *TOPK_SCRATCH[:-1],
+            ("health_ptr", "*i32", "health"),
+            ("index_ptr", "*i64", ""),
+            ("p_ptr", "*fp32", "p"),
+            ("hidden_ptr", "*H", "repeat"),
+            ("draft_hidden_ptr", "*H", "repeat"),
+        ),
+        (
+            *((name, "") for name in ("K", "V", "STRIDE", "SPLITS", "BLOCK")),
+            ("HEALTH_BIT", "health"),
+            ("W", "repeat"),
+            ("BLOCK_W", "repeat"),
+        ),
+        needs=(("clear", "health"),),
     ),
     Family(
         "verify_commit",
-        ("tree", "accept_index", "logprobs", "publish"),
+        ("tree", "accept_index", "logprobs"),
         (
             ("rows_ptr", "*i64", ""),
             ("logits_ptr", "*T", ""),
@@ -162,40 +258,70 @@ _ALL = (
             ("accept_lens_ptr", "*i32", ""),
             ("new_seq_lens_ptr", "*i64", ""),
             ("bonus_ptr", "*i32", ""),
-            ("extend_ids_ptr", "*i64", ""),
-            ("select_ptr", "*i64", ""),
+            ("extend_ids_ptr", "*i64", "extend_ids"),
+            ("select_ptr", "*i64", "select"),
             ("logprobs_ptr", "*fp32", "logprobs"),
-            ("relay_seq_lens_ptr", "*i64", "publish"),
+            ("relay_{lengths+bonuses+rings}_ptr", "*", ""),
         ),
-        (("N", ""), ("A", ""), ("V", ""), ("STRIDE", ""), ("SPLITS", ""), ("BLOCK", ""), ("HEALTH_BIT", "")),
+        (
+            *((name, "") for name in ("N", "A", "V", "STRIDE", "SPLITS", "BLOCK", "HEALTH_BIT")),
+            ("L_{rings}", ""),
+        ),
+        lists=(
+            {"extend_ids": False, "select": False, "lengths": (), "bonuses": (), "rings": ()},
+            {"extend_ids": True, "select": True, "lengths": ("seq_lens",), "bonuses": (), "rings": ()},
+            {"extend_ids": False, "select": False, "lengths": ("seq_lens",), "bonuses": ("bonus",), "rings": ("text",)},
+        ),
     ),
     Family(
         "extend_stash",
-        ("topk", "hidden", "seq_lens"),
+        (),
         (
             ("rows_ptr", "*i64", ""),
             ("logits_ptr", "*T", ""),
             *((name, kind, "!topk") for name, kind, _ in SCRATCH[:2]),
             *((name, kind, "topk") for name, kind, _ in TOPK_SCRATCH[:3]),
             *SCRATCH[2:],
-            ("bonus_ptr", "*i32", ""),
-            ("hidden_ptr", "*H", "hidden"),
-            ("seq_lens_ptr", "*i64", "seq_lens"),
-            ("relay_bonus_ptr", "*i32", ""),
-            ("relay_topk_index_ptr", "*i64", ""),
-            ("relay_topk_p_ptr", "*fp32", "topk"),
-            ("relay_hidden_ptr", "*H", "hidden"),
-            ("relay_seq_lens_ptr", "*i64", "seq_lens"),
+            ("new_{narrow+wide}_ptr", "*", ""),
+            ("relay_{narrow+index+p+wide}_ptr", "*", ""),
         ),
         (
             ("K", "topk"),
-            ("V", ""),
-            ("STRIDE", ""),
-            ("SPLITS", ""),
+            *((name, "") for name in ("V", "STRIDE", "SPLITS", "BLOCK", "HEALTH_BIT")),
+            ("W_{narrow+wide}", ""),
+            ("BLOCK_W", "wide"),
+        ),
+        lists=tuple(
+            {"topk": topk, "index": ("topk_index",), "p": ("topk_p",) if topk else (), "narrow": narrow, "wide": wide}
+            for topk, narrow, wide in (
+                (False, ("bonus",), ()),
+                (True, ("bonus",), ()),
+                (False, ("bonus", "seq_lens"), ("hidden",)),
+                (True, ("bonus", "seq_lens"), ("hidden", "states")),
+            )
+        ),
+    ),
+    Family(
+        "stash",
+        (),
+        (
+            ("rows_ptr", "*i64", "copied | last"),
+            ("accept_index_ptr", "*i32", "last | kept"),
+            ("accept_lens_ptr", "*i32", "last | kept"),
+            ("new_{copied+last}_ptr relay_{copied+last}_ptr", "*", ""),
+            ("nodes_{kept}_ptr kept_{kept}_ptr", "*", ""),
+        ),
+        (
+            ("A", "last | kept"),
             ("BLOCK", ""),
-            ("HEALTH_BIT", ""),
-            ("W", "hidden"),
-            ("BLOCK_W", "hidden"),
+            ("ROW_{copied+last} UNIT_{copied+last}", ""),
+            ("KEPT_ROW_{kept} KEPT_UNIT_{kept}", ""),
+        ),
+        lists=(
+            {"copied": ("bonus",), "last": (), "kept": ()},
+            {"copied": (), "last": ("hidden",), "kept": ()},
+            {"copied": (), "last": (), "kept": ("states",)},
+            {"copied": ("bonus", "seq_lens"), "last": ("topk_index", "hidden"), "kept": ("states",)},
         ),
     ),
     Family(
@@ -280,7 +406,7 @@ _ALL = (
             *((name, "move") for name in ("N", "KV_BUFFERS", "KV_ROW", "KV_UNIT", "KV_ALIGN")),
             *((f"{name}{number}", flag) for number, flag in enumerate(VALUES) for name in ("ROW", "UNIT")),
         ),
-        counted=VALUES,
+        needs=tuple((flag, before) for before, flag in itertools.pairwise(VALUES)),
     ),
     Family(
         "duplicate_tail",
@@ -300,6 +426,43 @@ _ALL = (
                 *("KV_BUFFERS", "KV_ROW", "KV_UNIT", "KV_ALIGN"),
             )
         ),
+    ),
+    Family(
+        "ngram_start",
+        (),
+        (
+            ("rows_ptr", "*i64", ""),
+            ("seq_lens_ptr", "*i64", ""),
+            ("first_ptr", "*i32", ""),
+            ("prompt_ptr", "*i64", ""),
+            ("text_ptr", "*i32", ""),
+        ),
+        (("WINDOW", ""), ("BLOCK", "")),
+    ),
+    Family(
+        "ngram_propose",
+        ("corpus", "tree", "mask"),
+        (
+            ("rows_ptr", "*i64", ""),
+            ("seq_lens_ptr", "*i64", ""),
+            ("text_ptr", "*i32", ""),
+            ("corpus_ptr", "*i32", "corpus"),
+            ("corpus_size", "i64", "corpus"),
+            ("partial_key_ptr", "*i64", ""),
+            ("partial_token_ptr", "*i32", ""),
+            ("arrivals_ptr", "*i32", ""),
+            ("tokens_ptr", "*i64", ""),
+            ("parent_ptr", "*i64", "tree"),
+            ("positions_ptr", "*i64", "tree"),
+            ("mask_ptr", "*i1", "mask"),
+        ),
+        (
+            *((name, "") for name in ("WINDOW", "LONGEST", "SHORTEST", "K", "S", "N", "BLOCK", "SPLITS")),
+            ("LINKS", "tree"),
+            ("MODE", "mask"),
+            ("WIDTH", "mask"),
+        ),
+        needs=(("mask", "tree"),),
     ),
 )
 

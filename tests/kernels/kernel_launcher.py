@@ -4,6 +4,7 @@ Triton decides between interpreting and compiling when it is imported, for the w
 one of the two: by default the interpreter; with SPECC_TEST_GPU=1 the cases marked `gpu`, the same cases.
 """
 
+import hashlib
 import importlib
 import os
 import warnings
@@ -34,10 +35,9 @@ class Launcher:
     folder: Path
     kernels: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
-    def kernel(self, stem: str, flags: Mapping[str, int]) -> Any:
+    def kernel(self, stem: str, flags: Mapping[str, Any]) -> Any:
         """The kernel `stem` under `flags`, imported from a file as a wheel would."""
-        set_flags = sorted(item for item in flags.items() if item[1])
-        name = "_".join([stem, *(flag if value is True else f"{flag}{value}" for flag, value in set_flags)])
+        name = f"{stem}_{hashlib.sha256(repr(sorted(flags.items())).encode()).hexdigest()[:16]}"
         if name not in self.kernels:
             (self.folder / f"{name}.py").write_text(render.render_kernel(stem, flags, [name]))
             importlib.invalidate_caches()
@@ -47,7 +47,7 @@ class Launcher:
     def launch(
         self,
         stem: str,
-        flags: Mapping[str, int],
+        flags: Mapping[str, Any],
         grid: tuple[int, int],
         arguments: Mapping[str, Any],
         constants: Mapping[str, int],

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from kernel_cases import DTYPES, argmax, generator, scratch
+from kernel_families import FAMILIES
 from kernel_launcher import Launcher
 from topk_cases import assert_probabilities, reference_topk, topk_scratch
 
@@ -30,9 +31,11 @@ def launch_row_argmax(
 ) -> None:
     """One launch of row_argmax over a contiguous [B, V]."""
     vocab = logits.shape[1]
-    constants = {"V": vocab, "STRIDE": vocab, "SPLITS": 128, "BLOCK": block, "HEALTH_BIT": 1}
+    constants = {"ROWS": 1, "V": vocab, "STRIDE": vocab, "SPLITS": 128, "BLOCK": block, "HEALTH_BIT": 1}
     arguments = {"rows_ptr": rows, "logits_ptr": logits, **buffers}
-    gpu.launch("row_argmax", {"clear": True}, (len(rows), splits), arguments, constants)
+    gpu.launch(
+        "row_argmax", FAMILIES["row_argmax"].flagged("health", "clear"), (len(rows), splits), arguments, constants
+    )
 
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES))

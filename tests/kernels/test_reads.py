@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from kernel_cases import generator, scratch
+from kernel_families import FAMILIES, PREPARED
 from kernel_launcher import ON_GPU, Launcher
 from topk_cases import topk_scratch
 
@@ -52,12 +53,55 @@ def test_argmax_reads_every_logit_once(
         "index_ptr": torch.zeros(4, dtype=torch.int32),
         **scratch(4, 8),
     }
-    constants = {"V": vocab, "STRIDE": vocab, "SPLITS": 8, "BLOCK": block, "HEALTH_BIT": 1}
-    launcher.launch("row_argmax", {"clear": False}, (4, splits), arguments, constants)
+    constants = {"ROWS": 1, "V": vocab, "STRIDE": vocab, "SPLITS": 8, "BLOCK": block, "HEALTH_BIT": 1}
+    launcher.launch("row_argmax", FAMILIES["row_argmax"].flagged("health"), (4, splits), arguments, constants)
     assert inside(addresses, arguments["logits_ptr"]) == of_rows([0, 2], vocab)
     # The partials of live rows, one per split, and no counter by a plain load.
     assert inside(addresses, arguments["partial_value_ptr"]) == [r * 8 + s for r in (0, 2) for s in range(splits)]
     assert inside(addresses, arguments["arrivals_ptr"]) == []
+
+
+@pytest.mark.parametrize(("each", "splits"), [(1, 3), (3, 2)])
+def test_blocks_read_every_logit_once(launcher: Launcher, addresses: list[int], each: int, splits: int) -> None:
+    """Of a padding row not one."""
+    vocab = 300
+    arguments = {
+        "rows_ptr": torch.tensor([3, 0]),
+        "logits_ptr": torch.randn(2 * each, vocab, generator=generator(0)),
+        "bonus_ptr": torch.ones(2, dtype=torch.int32),
+        "tokens_ptr": torch.zeros(2, each + 1, dtype=torch.int64),
+        **scratch(2, each, 4),
+    }
+    constants = {"ROWS": each, "V": vocab, "STRIDE": vocab, "SPLITS": 4, "BLOCK": 64}
+    flags = FAMILIES["row_argmax"].flagged("join", "unread")
+    launcher.launch("row_argmax", flags, (2, each * splits), arguments, constants)
+    assert inside(addresses, arguments["logits_ptr"]) == of_rows(list(range(each)), vocab)
+    partials = [r * 4 + s for r in range(each) for s in range(splits)]
+    assert inside(addresses, arguments["partial_value_ptr"]) == partials
+
+
+def test_drafting_reads_what_it_moves_once(launcher: Launcher, addresses: list[int]) -> None:
+    """Logits of live requests, hidden rows of all, and the tokens that move."""
+    vocab, width, path = 100, 70, 5
+    arguments = {
+        "rows_ptr": torch.tensor([0, 5]),
+        "logits_ptr": torch.randn(2, vocab, generator=generator(1)),
+        "health_ptr": torch.zeros(2, dtype=torch.int32),
+        "tokens_ptr": torch.zeros(2, 3, dtype=torch.int64),
+        "column": 1,
+        "shifted_ptr": torch.arange(2 * path),
+        "accept_lens_ptr": torch.tensor([0, 4], dtype=torch.int32),
+        "hidden_ptr": torch.ones(2, width),
+        "draft_hidden_ptr": torch.zeros(2, 1, width),
+        **scratch(2, 4),
+    }
+    constants = {"V": vocab, "STRIDE": vocab, "N": 3, "SPLITS": 4, "BLOCK": 32, "HEALTH_BIT": 1}
+    constants |= {"A": path, "W": width, "BLOCK_W": 16}
+    flags = FAMILIES["draft_step"].flagged("shift", "repeat")
+    launcher.launch("draft_step", flags, (2, 3), arguments, constants)
+    assert inside(addresses, arguments["logits_ptr"]) == of_rows([1], vocab)
+    assert inside(addresses, arguments["hidden_ptr"]) == of_rows([0, 1], width)
+    assert inside(addresses, arguments["shifted_ptr"]) == [path + 1, path + 2, path + 3]
 
 
 @pytest.mark.parametrize("tree", [False, True])
@@ -83,7 +127,8 @@ def test_verify_reads_nothing_of_padding(launcher: Launcher, addresses: list[int
         arguments["logprobs_ptr"] = torch.zeros(2, nodes)
         arguments["partial_sum_ptr"] = torch.zeros(2, nodes, 4)
     constants = {"N": nodes, "A": nodes, "V": vocab, "STRIDE": vocab, "SPLITS": 4, "BLOCK": 32, "HEALTH_BIT": 2}
-    flags = {"tree": tree, "accept_index": False, "logprobs": tree, "publish": False}
+    flags = {"tree": tree, "accept_index": False, "logprobs": tree, "extend_ids": True, "select": True}
+    flags |= {"lengths": (), "bonuses": (), "rings": ()}
     launcher.launch("verify_commit", flags, (2, nodes * 2), arguments, constants)
     assert inside(addresses, arguments["logits_ptr"]) == of_rows([3, 4, 5], vocab)
     assert inside(addresses, arguments["tokens_ptr"]) == [4, 5]  # the drafts, not the root
@@ -93,59 +138,73 @@ def test_verify_reads_nothing_of_padding(launcher: Launcher, addresses: list[int
 
 
 def test_prepare_reads_nothing_of_padding(launcher: Launcher, addresses: list[int]) -> None:
-    pool, context, nodes, width = 4, 10, 2, 6
+    pool, context, nodes, drafts, width = 4, 10, 2, 3, 6
     arguments = {
         "rows_ptr": torch.tensor([0, 2]),
-        "relay_seq_lens_ptr": torch.full((pool,), 3),
         "req_to_token_ptr": torch.ones(pool, context, dtype=torch.int32),
         "req_to_token_stride": context,
+        "relay_seq_lens_ptr": torch.full((pool,), 3),
         "relay_bonus_ptr": torch.ones(pool, dtype=torch.int32),
-        "relay_topk_index_ptr": torch.ones(pool, 1, dtype=torch.int64),
+        "relay_topk_index_ptr": torch.ones(pool, drafts, dtype=torch.int64),
         "relay_hidden_ptr": torch.ones(pool, width),
-        "out_seq_lens_ptr": torch.zeros(2, dtype=torch.int64),
         "health_ptr": torch.zeros(2, dtype=torch.int32),
-        "tokens_ptr": torch.zeros(2, nodes, dtype=torch.int64),
-        "draft_hidden_ptr": torch.zeros(2, 1, width),
-        "verify_positions_ptr": torch.zeros(2, nodes, dtype=torch.int64),
-        "verify_slots_ptr": torch.zeros(2, nodes, dtype=torch.int64),
+        "out_seq_lens_ptr": torch.zeros(2, dtype=torch.int64),
+        "tokens_ptr": torch.zeros(2, drafts + 1, dtype=torch.int64),
+        "kv_verify_slots_ptr": torch.zeros(2, nodes, dtype=torch.int64),
+        "copies_hidden_ptr": torch.zeros(2, 1, width),
     }
-    flags = {"tree": False, "hidden": True, "relay_seq_lens": True, "draft": False, "extend_window": False}
-    launcher.launch("prepare", flags, (2, 2), arguments, {"N": nodes, "K": 1, "W": width, "BLOCK_W": 4})
+    flags = {name: () if isinstance(value, tuple) else False for name, value in PREPARED[0].items()}
+    flags |= {"scalars": ("seq_lens", "bonus"), "kept_scalars": ("seq_lens",), "length": ("seq_lens",), "health": True}
+    flags |= {"vectors": ("topk_index",), "chain_root": ("bonus",), "chain_drafts": ("topk_index",)}
+    flags |= {"windows": ("verify_slots",), "wide": ("hidden",), "repeated": ("hidden",)}
+    sizes = {"OFFSET_verify_slots": 0, "SIZE_verify_slots": nodes, "W_topk_index": drafts, "W_hidden": width}
+    constants = {"A": drafts + 1, "K": 1, "BLOCK_W": 4, **sizes}
+    launcher.launch("prepare", flags, (2, 3), arguments, constants)
     assert inside(addresses, arguments["relay_hidden_ptr"]) == of_rows([2], width)
+    assert inside(addresses, arguments["relay_topk_index_ptr"]) == of_rows([2], drafts)
     assert inside(addresses, arguments["req_to_token_ptr"]) == [2 * context + 3, 2 * context + 4]
-    for name in ("relay_seq_lens_ptr", "relay_bonus_ptr", "relay_topk_index_ptr"):
+    for name in ("relay_seq_lens_ptr", "relay_bonus_ptr"):
         assert inside(addresses, arguments[name]) == [2]
 
 
-def test_stash_reads_nothing_of_padding(launcher: Launcher, addresses: list[int]) -> None:
-    pool, vocab, width = 4, 50, 6
+def test_extend_stash_reads_nothing_of_padding(launcher: Launcher, addresses: list[int]) -> None:
+    pool, vocab, short, width = 4, 50, 2, 6
     arguments = {
         "rows_ptr": torch.tensor([0, 2, 0]),
         "logits_ptr": torch.randn(3, vocab, generator=generator(2)),
         "health_ptr": torch.zeros(3, dtype=torch.int32),
-        "bonus_ptr": torch.ones(3, dtype=torch.int32),
-        "hidden_ptr": torch.ones(3, width),
-        "seq_lens_ptr": torch.ones(3, dtype=torch.int64),
-        "relay_bonus_ptr": torch.zeros(pool, dtype=torch.int32),
+        "new_bonus_ptr": torch.ones(3, short, dtype=torch.int32),
+        "new_hidden_ptr": torch.ones(3, width),
+        "relay_bonus_ptr": torch.zeros(pool, short, dtype=torch.int32),
         "relay_topk_index_ptr": torch.zeros(pool, 1, dtype=torch.int64),
         "relay_hidden_ptr": torch.zeros(pool, width),
-        "relay_seq_lens_ptr": torch.zeros(pool, dtype=torch.int64),
         **scratch(3, 4),
     }
-    constants = {
-        "V": vocab,
-        "STRIDE": vocab,
-        "SPLITS": 4,
-        "BLOCK": 32,
-        "HEALTH_BIT": 4,
-        "W": width,
-        "BLOCK_W": 4,
-    }
-    launcher.launch("extend_stash", {"topk": False, "hidden": True, "seq_lens": True}, (3, 2), arguments, constants)
+    constants = {"V": vocab, "STRIDE": vocab, "SPLITS": 4, "BLOCK": 32, "HEALTH_BIT": 4, "BLOCK_W": 4}
+    constants |= {"W_bonus": short, "W_hidden": width}
+    flags = {"topk": False, "index": ("topk_index",), "p": (), "narrow": ("bonus",), "wide": ("hidden",)}
+    launcher.launch("extend_stash", flags, (3, 2), arguments, constants)
     assert inside(addresses, arguments["logits_ptr"]) == of_rows([1], vocab)
-    assert inside(addresses, arguments["hidden_ptr"]) == of_rows([1], width)
-    assert inside(addresses, arguments["bonus_ptr"]) == [1]
-    assert inside(addresses, arguments["seq_lens_ptr"]) == [1]
+    assert inside(addresses, arguments["new_hidden_ptr"]) == of_rows([1], width)
+    assert inside(addresses, arguments["new_bonus_ptr"]) == of_rows([1], short)
+
+
+def test_stash_reads_the_last_rows_of_live_requests(launcher: Launcher, addresses: list[int]) -> None:
+    pool, nodes, width = 4, 3, 6
+    arguments = {
+        "rows_ptr": torch.tensor([0, 2, 3]),
+        "accept_index_ptr": torch.tensor([[-1, -1], [3, 5], [8, -1]], dtype=torch.int32),
+        "accept_lens_ptr": torch.tensor([0, 2, 1], dtype=torch.int32),
+        "new_bonus_ptr": torch.ones(3, dtype=torch.int32),
+        "relay_bonus_ptr": torch.zeros(pool, dtype=torch.int32),
+        "new_hidden_ptr": torch.ones(3, nodes, width),
+        "relay_hidden_ptr": torch.zeros(pool, width),
+    }
+    constants = {"A": 2, "BLOCK": 4, "ROW_bonus": 4, "UNIT_bonus": 4, "ROW_hidden": 4 * width, "UNIT_hidden": 4}
+    flags = {"copied": ("bonus",), "last": ("hidden",), "kept": ()}
+    launcher.launch("stash", flags, (3, 3), arguments, constants)
+    assert inside(addresses, arguments["new_bonus_ptr"]) == [1, 2]
+    assert inside(addresses, arguments["new_hidden_ptr"]) == of_rows([5, 8], width)
 
 
 @pytest.mark.parametrize(("vocab", "block", "splits"), [(40, 16, 1), (300, 64, 3), (512, 64, 8), (1000, 256, 2)])
@@ -206,3 +265,40 @@ def test_tree_build_reads_nothing_of_padding(launcher: Launcher, addresses: list
         assert inside(addresses, arguments[name]) == of_rows([1], k * k)
     # The low words of kept, one per candidate of the last step.
     assert inside(addresses, arguments["kept1_ptr"]) == [2, 2, 3, 3]
+
+
+def test_a_look_up_reads_nothing_of_padding_and_nothing_outside(launcher: Launcher, addresses: list[int]) -> None:
+    """A text and a corpus of one token that match everywhere, so that all lengths are counted back past their start."""
+    window, branches = 16, 2
+    arguments = {
+        "rows_ptr": torch.tensor([0, 2]),
+        "seq_lens_ptr": torch.tensor([40, 9]),
+        "text_ptr": torch.ones(3, window, dtype=torch.int32),
+        "corpus_ptr": torch.ones(21, dtype=torch.int32),
+        "corpus_size": 21,
+        "partial_key_ptr": torch.zeros(2, 4, branches, dtype=torch.int64),
+        "partial_token_ptr": torch.zeros(2, 4, branches, dtype=torch.int32),
+        "arrivals_ptr": torch.zeros(2, dtype=torch.int32),
+        "tokens_ptr": torch.zeros(2, 7, dtype=torch.int64),
+    }
+    constants = {"WINDOW": window, "LONGEST": 32, "SHORTEST": 1, "K": branches, "S": 3, "N": 7, "BLOCK": 4, "SPLITS": 4}
+    flags = {"corpus": True, "tree": False, "mask": False}
+    launcher.launch("ngram_propose", flags, (2, 2), arguments, constants)
+    tensors = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
+    assert len(addresses) == sum(len(inside(addresses, tensor)) for tensor in tensors)
+    assert set(inside(addresses, arguments["text_ptr"])) == set(of_rows([2], window))
+    assert set(inside(addresses, arguments["corpus_ptr"])) == set(range(21))
+
+
+def test_a_prefill_reads_its_own_prompt_only(launcher: Launcher, addresses: list[int]) -> None:
+    """And of that what the ring has room for."""
+    arguments = {
+        "rows_ptr": torch.tensor([1, 0, 2]),
+        "seq_lens_ptr": torch.tensor([3, 4, 12]),
+        "first_ptr": torch.zeros(3, dtype=torch.int32),
+        "prompt_ptr": torch.arange(19),
+        "text_ptr": torch.zeros(3, 8, dtype=torch.int32),
+    }
+    launcher.launch("ngram_start", {}, (3, 2), arguments, {"WINDOW": 8, "BLOCK": 4})
+    assert inside(addresses, arguments["prompt_ptr"]) == [0, 1, 2, *range(12, 19)]
+    assert len(addresses) == sum(len(inside(addresses, tensor)) for tensor in arguments.values())

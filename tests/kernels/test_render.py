@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kernel_families import FAMILIES
@@ -13,6 +14,9 @@ from kernel_families import FAMILIES
 from specc.codegen import render
 
 TEMPLATES = sorted((Path(render.__file__).parents[2] / "templates" / "kernels").glob("*.jinja"))
+
+
+FLAGS = FAMILIES["row_argmax"].flagged("health", "clear")
 
 
 def test_one_template_per_family() -> None:
@@ -38,7 +42,8 @@ def test_template_is_plain_python_of_moderate_size(path: Path) -> None:
 @pytest.mark.parametrize("stem", sorted(FAMILIES))
 def test_flags_and_arguments_are_those_of_the_document(stem: str) -> None:
     family = FAMILIES[stem]
-    assert render.template_flags(stem) == {*family.flags, *(["steps"] if family.steps else [])}
+    assert render.template_flags(stem) == family.flag_names()
+    assert render.looped_flags(stem) == {name for name, value in family.lists[0].items() if isinstance(value, tuple)}
     for flags in family.combinations():
         tree = ast.parse(render.render_kernel(stem, flags, []))
         (kernel,) = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
@@ -61,19 +66,27 @@ def test_rendered_text_is_tidy(stem: str) -> None:
 
 
 def test_wrong_flags_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"missing flags \['clear'\], unknown flags \['clean'\]"):
-        render.render_kernel("row_argmax", {"clean": True}, [])
-    with pytest.raises(ValueError, match="not a bool"):
-        render.render_kernel("row_argmax", {"clear": 1}, [])
-    for steps in (True, -1):
+    with pytest.raises(ValueError, match=r"missing flags \['advance', 'gather'\], unknown flags \['advances'\]"):
+        render.render_kernel("tree_step", {"frontier": True, "advances": True}, [])
+    with pytest.raises(ValueError, match=r"not a bool: \['gather'\]"):
+        render.render_kernel("tree_step", {"frontier": True, "gather": 1, "advance": False}, [])
+    for steps in (True, -1, ("a",)):
         with pytest.raises(ValueError, match="not a count"):
             render.render_kernel("tree_build", {"fused": False, "mask": False, "steps": steps}, [])
+
+
+@pytest.mark.parametrize(
+    "names", [True, 2, "bonus", ["bonus"], ("bonus", "bonus"), ("a b",), ("",), ("caf\u00e9",), (1,)]
+)
+def test_lists_of_names_are_tuples_of_identifiers(names: Any) -> None:
+    with pytest.raises(ValueError, match=r"stash: not different identifiers: \['copied'\]"):
+        render.render_kernel("stash", {"copied": names, "last": (), "kept": ()}, [])
 
 
 @pytest.mark.parametrize("line", ["two\nlines", "tab\t", "caf\u00e9", "\x0c"])
 def test_header_lines_cannot_leave_their_comment(line: str) -> None:
     with pytest.raises(ValueError, match="printable ASCII"):
-        render.render_kernel("row_argmax", {"clear": True}, [line])
+        render.render_kernel("duplicate_tail", {}, [line])
 
 
 def test_unknown_stems() -> None:
@@ -109,7 +122,7 @@ def test_installed_templates_come_first(tmp_path: Path) -> None:
             copy = installed / "_templates" / path.relative_to(package.parent / "templates")
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(path.read_bytes())
-    call = "render.render_kernel('row_argmax', {'clear': True}, [])"
+    call = f"render.render_kernel('row_argmax', {FLAGS}, [])"
     program = f"from specc.codegen import render; print({call}, end='')"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
     done = subprocess.run(
@@ -120,4 +133,4 @@ def test_installed_templates_come_first(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    assert done.stdout == render.render_kernel("row_argmax", {"clear": True}, [])
+    assert done.stdout == render.render_kernel("row_argmax", FLAGS, [])

@@ -1,5 +1,7 @@
 """verify_commit of a chain against a walk over a plain scan's argmaxes."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -26,7 +28,7 @@ CHAINS = [flags for flags in FAMILIES["verify_commit"].combinations() if not fla
 @pytest.mark.parametrize("flags", CHAINS, ids=ids(CHAINS))
 @settings(quicker, max_examples=4)
 @given(shape=shapes, dtype=st.sampled_from(sorted(DTYPES)))
-def test_verify_commit(launcher: Launcher, flags: dict[str, bool], shape: dict[str, int], dtype: str) -> None:
+def test_verify_commit(launcher: Launcher, flags: dict[str, Any], shape: dict[str, int], dtype: str) -> None:
     """Most drafts follow the target for a while."""
     source = generator(shape["seed"])
     shape = {**shape, "nodes": shape["steps"] + 1}
@@ -53,7 +55,7 @@ def test_every_accept_length(launcher: Launcher, accepted: int) -> None:
         "tokens_ptr": tokens,
         "seq_lens_ptr": torch.tensor([7, 9]),
     }
-    flags = {"tree": False, "accept_index": True, "logprobs": True, "publish": True}
+    flags = CHAINS[-1]
     expected = run(launcher, flags, shape, inputs, source)
     assert expected["accept_lens_ptr"][:2].tolist() == [accepted + 1, 0]
     assert expected["new_seq_lens_ptr"][:2].tolist() == [7 + accepted + 1, 0]

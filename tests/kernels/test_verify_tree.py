@@ -1,15 +1,16 @@
 """verify_commit of a tree: random trees, hostile links, log-probabilities; against plain Python and the reference."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_cases import DTYPES, argmax, generator, ids, quicker
+from kernel_cases import DTYPES, argmax, generator, ids, poison, quicker
 from kernel_families import FAMILIES
 from kernel_launcher import Launcher
-from verify_cases import Tensors, random_inputs, run
+from verify_cases import POOL, RING, Tensors, random_inputs, run
 
 from specc.runtime.reference import OPS
 
@@ -71,13 +72,16 @@ def agrees_with_reference(shape: dict[str, int], inputs: Tensors, expected: Tens
     for name, value in results.items():
         if f"{name}_ptr" in expected:
             torch.testing.assert_close(expected[f"{name}_ptr"][:batch], value, rtol=1e-5, atol=1e-6)
+    if "relay_text_ptr" in expected:
+        operands = (rows, inputs["seq_lens_ptr"], path, accept_lens, poison(POOL, RING, dtype=torch.int32))
+        torch.testing.assert_close(expected["relay_text_ptr"], OPS["carry.append"](operands, {}, dims)[0])
     assert (expected["health_ptr"][:batch] & 2 != 0).tolist() == bad.any(1).tolist()
 
 
 @pytest.mark.parametrize("flags", TREES, ids=ids(TREES))
 @settings(quicker, max_examples=3)
 @given(shape=shapes, dtype=st.sampled_from(sorted(DTYPES)))
-def test_random_trees(launcher: Launcher, flags: dict[str, bool], shape: dict[str, int], dtype: str) -> None:
+def test_random_trees(launcher: Launcher, flags: dict[str, Any], shape: dict[str, int], dtype: str) -> None:
     source = generator(shape["seed"])
     inputs = random_tree(shape, dtype, source)
     expected = run(launcher, flags, shape, inputs, source)

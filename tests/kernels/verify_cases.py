@@ -7,7 +7,7 @@ import torch
 from kernel_cases import DTYPES, affordable, argmax, check, poison, random_logits, random_rows, scratch
 from kernel_launcher import Launcher
 
-POOL, BIT = 24, 2
+POOL, BIT, RING = 24, 2, 11
 Tensors = dict[str, torch.Tensor]
 
 
@@ -32,7 +32,7 @@ def logprob(row: torch.Tensor) -> float:
     return -math.log(sum(1.0 if value == largest else math.exp(value - largest) for value in values))
 
 
-def expect(flags: dict[str, bool], shape: dict[str, int], inputs: Tensors, outputs: Tensors) -> Tensors:
+def expect(flags: dict[str, Any], shape: dict[str, int], inputs: Tensors, outputs: Tensors) -> Tensors:
     """What the buffers hold after the kernel, request by request."""
     want = {name: value.clone() for name, value in outputs.items()}
     nodes, width, vocab = shape["nodes"], shape["steps"] + 1, shape["vocab"]
@@ -58,13 +58,20 @@ def expect(flags: dict[str, bool], shape: dict[str, int], inputs: Tensors, outpu
         want["accept_lens_ptr"][b] = count
         want["new_seq_lens_ptr"][b] = length if row else 0
         want["bonus_ptr"][b] = emitted[-1] if row else 0
-        want["select_ptr"][b] = b * width + max(count - 1, 0)
-        if flags["publish"] and row:
-            want["relay_seq_lens_ptr"][row] = length
+        if flags["select"]:
+            want["select_ptr"][b] = b * width + max(count - 1, 0)
+        if row:
+            for field in flags["lengths"]:
+                want[f"relay_{field}_ptr"][row] = length
+            for field in flags["bonuses"]:
+                want[f"relay_{field}_ptr"][row] = emitted[-1]
+            for field in flags["rings"]:
+                for i, token in enumerate(emitted):
+                    want[f"relay_{field}_ptr"][row, (int(inputs["seq_lens_ptr"][b]) + 1 + i) % RING] = token
     return want
 
 
-def buffers(flags: dict[str, bool], max_b: int, width: int, source: torch.Generator) -> Tensors:
+def buffers(flags: dict[str, Any], max_b: int, width: int, source: torch.Generator) -> Tensors:
     """The output buffers, poisoned; the health word holds earlier bits."""
     outputs = {
         "health_ptr": torch.randint(0, 32, (max_b,), generator=source, dtype=torch.int32) & ~BIT,
@@ -72,16 +79,18 @@ def buffers(flags: dict[str, bool], max_b: int, width: int, source: torch.Genera
         "accept_lens_ptr": poison(max_b, dtype=torch.int32),
         "new_seq_lens_ptr": poison(max_b, dtype=torch.int64),
         "bonus_ptr": poison(max_b, dtype=torch.int32),
-        "extend_ids_ptr": poison(max_b, width, dtype=torch.int64),
-        "select_ptr": poison(max_b, dtype=torch.int64),
     }
+    if flags["extend_ids"]:
+        outputs["extend_ids_ptr"] = poison(max_b, width, dtype=torch.int64)
+    if flags["select"]:
+        outputs["select_ptr"] = poison(max_b, dtype=torch.int64)
     if flags["accept_index"]:
         outputs["accept_index_ptr"] = poison(max_b, width, dtype=torch.int32)
     if flags["logprobs"]:
         outputs["logprobs_ptr"] = poison(max_b, width, dtype=torch.float32)
-    if flags["publish"]:
-        outputs["relay_seq_lens_ptr"] = poison(POOL, dtype=torch.int64)
-    return outputs
+    outputs |= {f"relay_{field}_ptr": poison(POOL, dtype=torch.int64) for field in flags["lengths"]}
+    outputs |= {f"relay_{field}_ptr": poison(POOL, dtype=torch.int32) for field in flags["bonuses"]}
+    return outputs | {f"relay_{field}_ptr": poison(POOL, RING, dtype=torch.int32) for field in flags["rings"]}
 
 
 def random_inputs(shape: dict[str, int], dtype: str, source: torch.Generator) -> tuple[Tensors, torch.Tensor]:
@@ -99,7 +108,7 @@ def random_inputs(shape: dict[str, int], dtype: str, source: torch.Generator) ->
 
 
 def run(
-    launcher: Launcher, flags: dict[str, bool], shape: dict[str, int], inputs: Tensors, source: torch.Generator
+    launcher: Launcher, flags: dict[str, Any], shape: dict[str, int], inputs: Tensors, source: torch.Generator
 ) -> Tensors:
     """Check one case of `nodes` columns and paths of `steps` + 1; gives what was expected."""
     max_b, nodes, width, most = shape["batch"] + 2, shape["nodes"], shape["steps"] + 1, shape.get("most", 4)
@@ -113,6 +122,7 @@ def run(
         "SPLITS": most,
         "BLOCK": affordable(shape),
         "HEALTH_BIT": BIT,
+        **{f"L_{field}": RING for field in flags["rings"]},
     }
     grid = (shape["batch"], nodes * shape["splits"])
     scratches = scratch(max_b, nodes, most)

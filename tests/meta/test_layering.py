@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from specc.algorithms import names
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "specc"
 
@@ -98,28 +100,83 @@ def test_who_names_the_runtime() -> None:
     assert {path for path in outside if not MAY_NAME_RUNTIME.fullmatch(path)} == set()
 
 
-def code_words(path: Path) -> set[str]:
-    """Words in a file's code: names and strings, but not docstrings and comments."""
-    tree = ast.parse(path.read_text())
+def strings(tree: ast.Module) -> list[str]:
+    """Strings in code, without docstrings."""
     docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    words: set[str] = set()
+    constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in docs]
+    return [node.value for node in constants if isinstance(node.value, str)]
+
+
+def code_words(path: Path) -> list[str]:
+    """Names and strings in a file's code, without docstrings and comments; of a template every line."""
+    if path.suffix != ".py":
+        return path.read_text().splitlines()
+    tree = ast.parse(path.read_text())
+    found = strings(tree)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
-            words |= set(re.findall(r"[A-Za-z]+", node.value))
-        elif isinstance(node, ast.Name):
-            words |= set(node.id.split("_"))
-    return {word.upper() for word in words}
+        if isinstance(node, ast.Name | ast.Attribute | ast.arg | ast.alias | ast.FunctionDef | ast.ClassDef):
+            found += [str(getattr(node, name)) for name in ("id", "attr", "arg", "name") if hasattr(node, name)]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.append(node.module)
+    return found
 
 
-def test_algorithms_are_named_in_few_places() -> None:
-    """Their own files, and the default list of names of the configuration. No pass, no kernel."""
-    named = {parts(path) for path in SOURCES if {"EAGLE", "STANDALONE"} & code_words(path)}
-    allowed = {"config/schema.py"}
-    assert {path for path in named if not path.startswith("algorithms/")} == allowed | ENGINE
+ALGORITHMS = {name: re.compile(name.replace("_", "_?"), re.IGNORECASE) for name in names()}
+TEMPLATES = sorted(path for path in (ROOT / "templates").rglob("*") if path.suffix in (".py", ".jinja"))
+
+KEYS_OF_MODELS = {"config/models.py"}
+"""Keys of config.json are spelled there, such as `eagle_config`."""
+
+ENGINE = re.compile(r"engine/(\w+_heads?|drafts|draft_callbacks|loading|memoryless)\.py")
+"""The reference engine runs kinds of draft models, which have the names of the papers that they come from."""
+
+DIALECT = re.compile(
+    r"ir/ops/(__init__|ngram)\.py|runtime/reference(_ngram)?\.py|kernels/(__init__|base|ngram_\w+)\.py"
+    r"|kernels/ngram_\w+\.py\.jinja"
+)
+"""The dialect `ngram` of look-ups in a text, its semantics and its kernels: any algorithm may use them."""
 
 
-ENGINE = {"engine/eagle_head.py", "engine/loading.py"}
-"""The reference engine runs an EAGLE head, which is a kind of model."""
+def named(path: Path, base: Path) -> set[str]:
+    """Algorithms that a file names; the dialect of look-ups is none."""
+    words = code_words(path)
+    found = {name for name, pattern in ALGORITHMS.items() if any(pattern.search(word) for word in words)}
+    return found - {"NGRAM"} if DIALECT.fullmatch(path.relative_to(base).as_posix()) else found
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if not parts(path).startswith("algorithms/")], ids=parts)
+def test_algorithms_are_named_in_few_places(path: Path) -> None:
+    """Their own files, keys of models, and the reference engine's drafts. No pass, kernel, runtime or command does."""
+    if parts(path) not in KEYS_OF_MODELS and not ENGINE.fullmatch(parts(path)):
+        assert named(path, PACKAGE) == set()
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+def test_no_template_names_an_algorithm(path: Path) -> None:
+    assert named(path, ROOT / "templates") == set()
+
+
+def test_every_exception_is_needed() -> None:
+    """Who may name algorithms does; and the scan finds every one of them where it is defined."""
+    assert all(named(PACKAGE / path, PACKAGE) for path in KEYS_OF_MODELS)
+    assert all(named(path, PACKAGE) for path in SOURCES if ENGINE.fullmatch(parts(path)))
+    dialect = [path for path in SOURCES if DIALECT.fullmatch(parts(path))]
+    assert all(any("ngram" in word.lower() for word in code_words(path)) for path in dialect)
+    own = [named(path, PACKAGE) for path in SOURCES if parts(path).startswith("algorithms/")]
+    assert set().union(*own) == set(ALGORITHMS)
+
+
+FORWARD = re.compile(r"model\.\w+")
+FIELDS = {"bonus", "topk_index", "topk_p", "hidden"}
+STRUCTURE = ("passes/", "kernels/", "codegen/", "ir/")
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if parts(path).startswith(STRUCTURE)], ids=parts)
+def test_structure_is_not_decided_by_names(path: Path) -> None:
+    """No forward is told from another by its opcode, and no carried value by its field: plugins bring their own."""
+    found = set(strings(ast.parse(path.read_text())))
+    assert {word for word in found if FORWARD.fullmatch(word)} == set() or parts(path) == "ir/ops/model.py"
+    assert found & FIELDS == set()
 
 
 def loaded_by(code: str) -> set[str]:
@@ -142,7 +199,10 @@ def test_help_loads_nothing_heavy(command: str) -> None:
 def test_compiling_needs_no_torch() -> None:
     """Passes, kernels and plan of a configuration without model directories."""
     example = ROOT / "examples" / "llama-8b-eagle.yaml"
-    code = "from pathlib import Path\nfrom specc.config import load_config\nfrom specc.build import build_program\n"
+    code = (
+        "from pathlib import Path\nfrom specc.algorithms import names, needs\nfrom specc.config import load_config\n"
+        "from specc.build import build_program\n"
+    )
     assert not {"torch", "triton", "transformers"} & loaded_by(
-        f"{code}build_program(load_config(Path({str(example)!r})))"
+        f"{code}build_program(load_config(Path({str(example)!r}), names(), needs))"
     )

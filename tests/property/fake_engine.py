@@ -13,97 +13,33 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import fake_drafts
 import torch
+from fake_memory import MODULUS, TORCH, KvMemory, code_of, mix, runs, visible
 from torch import Tensor
 
 from specc.config import Config, ModelConfig
 from specc.ir.interpret import Forward as Interpreted
 
-TORCH = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-MODULUS = 1_000_003
 Call = tuple[str, int | None, dict[str, Tensor]]
 
-
-def mix(*parts: Tensor) -> Tensor:
-    """Hash whole numbers elementwise, with broadcasting."""
-    state = torch.tensor(17)
-    for part in parts:
-        state = (state * 31 + part.to(torch.int64) * 7919 + 13) % MODULUS
-    return state
-
-
-def code_of(hidden: Tensor) -> Tensor:
-    """One number per hidden row."""
-    weights = torch.arange(1, hidden.shape[-1] + 1, dtype=torch.float64)
-    return (hidden.to(torch.float64) * weights).sum(-1).to(torch.int64) % MODULUS
-
-
-def runs(config: Config, base: Tensor) -> Tensor:
-    """Positions from one branch of a tree to the next, and the tokens of the partly filled page before ``base``."""
-    tail = base % config.page_size
-    return (tail + config.num_steps + config.page_size - 1) // config.page_size * config.page_size
-
-
-def visible(mask: Tensor, seq_lens: Tensor, nodes: int) -> Tensor:
-    """Which columns every node attends to, bool[B, N, N], of a mask in any mode; a prefix must be seen whole."""
-    if mask.dtype == torch.uint8:
-        bits = mask[..., None] >> torch.arange(8, dtype=torch.uint8) & 1
-        assert not bits.reshape(*mask.shape[:2], -1)[..., nodes:].any()
-        return bits.reshape(*mask.shape[:2], -1)[..., :nodes].bool()
-    if mask.dim() == 3:
-        return mask
-    found, start, flat = [], 0, mask.reshape(-1)
-    for length in seq_lens.tolist():
-        rows = flat[start : start + nodes * (length + nodes)].view(nodes, length + nodes)
-        assert rows[:, :length].all()
-        found.append(rows[:, length:])
-        start += rows.numel()
-    return torch.stack(found) if found else mask.new_zeros(0, nodes, nodes)
-
-
-class KvMemory:
-    """The KV buffers of one model in an engine whose slots are those of ``table``."""
-
-    def __init__(self, model: ModelConfig, table: Tensor) -> None:
-        self.table = table
-        dtype = torch.uint8 if model.kv_dtype.startswith("float8") else TORCH[model.kv_dtype]
-        count = model.num_layers * (1 if model.kv_layout == "mla" else 2)
-        shape = (int(table.max()) + 1, model.num_kv_heads, model.head_dim)
-        self.buffers = [torch.zeros(shape, dtype=dtype) for _ in range(count)]
-
-    def write(self, slots: Tensor, codes: Tensor) -> None:
-        """Put a row made of each code into its slot, another one in every buffer."""
-        for kind, buffer in enumerate(self.buffers):
-            columns = torch.arange(buffer.shape[1] * buffer.shape[2]).view(buffer.shape[1:])
-            rows = mix(codes.reshape(-1, 1, 1), torch.tensor(kind), columns) % 9
-            buffer[slots.reshape(-1)] = rows.to(buffer.dtype)
-
-    def rows(self, row: int, positions: Tensor) -> list[Tensor]:
-        """What every buffer holds at positions of a request."""
-        slots = self.table[row, positions].to(torch.int64)
-        return [buffer[slots] for buffer in self.buffers]
-
-    def code(self, row: int, positions: Tensor) -> int:
-        """One number for what a request's positions hold; 0 for a padding row, which has none."""
-        if row == 0 or not len(positions):
-            return 0
-        codes = torch.stack([code_of(held.flatten(1)) for held in self.rows(row, positions)])
-        return int((mix(codes, torch.arange(len(codes))[:, None], positions) % MODULUS).sum() % MODULUS)
+RECURRENT = ("STANDALONE", "EAGLE", "EAGLE3")
+"""Algorithms whose draft runs step by step, and over what was accepted."""
 
 
 @dataclass
 class FakeEngine:
-    """The five forwards of a configuration. ``calls`` records the operands each one saw."""
+    """The forwards of a configuration. ``calls`` records the operands each one saw."""
 
     config: Config
     table: Tensor
     calls: list[Call] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.memory = {
-            owner: KvMemory(model, self.table)
-            for owner, model in (("target", self.config.target), ("draft", self.config.draft))
-        }
+        models = self.config.models
+        if self.config.algorithm == "FROZEN_KV_MTP":
+            del models["draft"]  # it has no keys and values
+        self.memory = {owner: KvMemory(model, self.table) for owner, model in models.items()}
 
     @property
     def kv(self) -> dict[str, list[Tensor]]:
@@ -113,23 +49,29 @@ class FakeEngine:
     @property
     def first(self) -> int:
         """Position of a draft's first token after the committed length: 0 in a shifted stream."""
+        if self.config.algorithm not in RECURRENT:
+            return 0
         auto = self.config.algorithm == "STANDALONE"
         return int({"true": True, "shifted": False, "auto": auto}[self.config.draft_positions])
 
     def run(self, name: str, step: int | None, capture: str, operands: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """One forward of either calling convention; slots of a draft step may still have their axis D."""
         seen = {key: value.clone() for key, value in operands.items()}
-        if step is not None and seen["slots"].dim() == 3:
+        if name == "draft" and seen["slots"].dim() == 3:
             seen["slots"] = seen["slots"][step]
         self.calls.append((name, step, seen))
-        model = self.config.target if name.endswith("target") else self.config.draft
+        model = self.config.models["target" if name.endswith("target") else "draft"]
         more = {} if step is None else {"step": step}
-        state, tokens = getattr(self, f"_{name}")(**seen, **more)
-        answer = {"logits": self._logits(model, state, tokens, model is self.config.target)}
+        found = getattr(self, f"_{name}")(**seen, **more)
+        if found is None:
+            return {}
+        state, tokens = found
+        answer = {"logits": self._logits(model, state, tokens, name.endswith("target"))}
         answer |= self._extras(state) if name == "target" else {}
         if capture != "null":
-            state = self._ragged(seen, state) if name == "prefill_target" else state
-            answer["hidden"] = self._hidden(model, state)
+            ragged = name == "prefill_target" and capture == "full"
+            width = (model.target_hidden_size or model.hidden_size) if name == "assist" else model.spec_width
+            answer["hidden"] = self._hidden(model, self._ragged(seen, state) if ragged else state, width)
         return answer
 
     def _draft(
@@ -169,12 +111,8 @@ class FakeEngine:
         nodes = tokens.shape[1]
         causal = torch.ones(nodes, nodes, dtype=torch.bool).tril().expand(len(rows), -1, -1)
         seen = causal if mask is None else visible(mask, seq_lens, nodes)
-        context = [
-            self.memory["target"].code(row, torch.arange(length))
-            for row, length in zip(rows.tolist(), seq_lens.tolist(), strict=True)
-        ]
         state = (seen.to(torch.int64) * state[:, None]).sum(-1) % MODULUS
-        return mix(state, torch.tensor(context, dtype=torch.int64)[:, None]), tokens
+        return mix(state, self.memory["target"].texts(rows, seq_lens)[:, None]), tokens
 
     def _extend(
         self,
@@ -190,11 +128,8 @@ class FakeEngine:
         state = mix(tokens, positions, slots, rows[:, None], seq_lens[:, None], codes)
         self.memory["draft"].write(slots, state)
         last = positions.reshape(-1)[select]
-        context = [
-            self.memory["draft"].code(row, torch.arange(length + 1))
-            for row, length in zip(rows.tolist(), last.tolist(), strict=True)
-        ]
-        return mix(state.reshape(-1)[select], torch.tensor(context, dtype=torch.int64)), tokens.reshape(-1)[select]
+        context = self.memory["draft"].texts(rows, last + 1)
+        return mix(state.reshape(-1)[select], context), tokens.reshape(-1)[select]
 
     def _prefill_target(self, rows: Tensor, seq_lens: Tensor) -> tuple[Tensor, Tensor]:
         self._prefill("target", rows, seq_lens)
@@ -204,14 +139,40 @@ class FakeEngine:
         self, first: Tensor, rows: Tensor, seq_lens: Tensor, hidden: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         self._prefill("draft", rows, seq_lens + self.first)
-        lasts = seq_lens.cumsum(0) - 1
-        codes = torch.zeros_like(rows) if hidden is None else code_of(hidden).cumsum(0)[lasts.clamp(min=0)]
+        codes = torch.zeros_like(rows)
+        if hidden is not None:
+            codes = torch.cat([torch.zeros(1, dtype=torch.int64), code_of(hidden).cumsum(0)])[seq_lens.cumsum(0)]
         return mix(first, rows, seq_lens, codes), first
 
     def _prefill(self, owner: str, rows: Tensor, lengths: Tensor) -> None:
         for row, length in zip(rows.tolist(), lengths.tolist(), strict=True):
-            slots = self.table[row, :length].to(torch.int64)
-            self.memory[owner].write(slots, mix(torch.tensor(row), torch.arange(length)))
+            self.memory[owner].write_prompt(row, mix(torch.tensor(row), torch.arange(length)))
+
+    # --- drafts of other kinds ---------------------------------------------------------------------------------------
+
+    def _assist(self, **operands: Any) -> tuple[Tensor, Tensor]:
+        return fake_drafts.assist(self.memory["target"], **operands)
+
+    def _block(self, **operands: Any) -> tuple[Tensor, Tensor]:
+        return fake_drafts.block(self.memory["draft"], **operands, follow=self.follow)
+
+    def _inject(self, **operands: Any) -> None:
+        fake_drafts.inject(self.memory["draft"], **operands)
+
+    def _prefill_inject(self, **operands: Any) -> None:
+        fake_drafts.prefill_inject(self.memory["draft"], **operands)
+
+    def _extend_module(self, **operands: Any) -> tuple[Tensor, Tensor]:
+        return fake_drafts.extend_module(self.memory["draft"], **operands)
+
+    def _prefill_module(self, **operands: Any) -> tuple[Tensor, Tensor]:
+        return fake_drafts.prefill_module(self.memory["draft"], **operands)
+
+    def follow(self, tokens: Tensor) -> Tensor:
+        """What both models mostly say after each token."""
+        return (tokens * 5 + 7) % self.config.target.vocab_size
+
+    # --- answers -----------------------------------------------------------------------------------------------------
 
     def _ragged(self, seen: Mapping[str, Tensor], state: Tensor) -> Tensor:
         """One state per prompt token."""
@@ -222,7 +183,7 @@ class FakeEngine:
         """Noise of few values (ties), and a peak where both models agree unless the draft errs."""
         columns = torch.arange(model.vocab_size)
         noise = (mix(state[..., None], columns) % 4).to(torch.float32)
-        peak = (tokens * 5 + 7) % model.vocab_size
+        peak = self.follow(tokens)
         wrong = torch.zeros_like(state) if target else (state % 3 == 0).to(torch.int64)
         noise += 8.0 * (columns == ((peak + wrong) % model.vocab_size)[..., None])
         noise[state % 23 == 1] = float("nan")
@@ -230,8 +191,8 @@ class FakeEngine:
         noise[state % 23 == 3] = 0.0
         return noise.to(TORCH[model.dtype])
 
-    def _hidden(self, model: ModelConfig, state: Tensor) -> Tensor:
-        columns = torch.arange(model.spec_width)
+    def _hidden(self, model: ModelConfig, state: Tensor, width: int) -> Tensor:
+        columns = torch.arange(width)
         return (mix(state[..., None], columns) % 9 - 4).to(TORCH[model.dtype])
 
     def _extras(self, state: Tensor) -> dict[str, Tensor]:
@@ -268,3 +229,4 @@ class FakeEngine:
 
 
 FORWARDS = ("draft", "target", "extend", "prefill_target", "prefill_draft")
+FORWARDS += ("assist", "block", "inject", "extend_module", "prefill_module", "prefill_inject")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from fake_engine import TORCH, Call, FakeEngine, runs
+from fake_engine import Call, FakeEngine
+from fake_memory import TORCH, runs
 from torch import Tensor
 
 from specc.config import Config
@@ -23,11 +24,24 @@ DTYPES |= {"bf16": TORCH["bfloat16"], "f16": TORCH["float16"]}
 
 @dataclass
 class Script:
-    """What the scheduler does: prompts by pool row, then batches of pool rows; 0 is a padding row."""
+    """What the scheduler does: prompts by pool row, then batches of pool rows; 0 is a padding row.
+
+    ``prompts`` are lengths, ``texts`` the tokens of prompts, ``corpus`` the tokens that are looked through besides.
+    """
 
     prompts: dict[int, int]
     batches: list[list[int]]
     table: Tensor
+    texts: dict[int, list[int]]
+    corpus: Tensor
+
+    def prompt_tokens(self, rows: Sequence[int]) -> list[int]:
+        """The prompts of some pool rows, one after the other."""
+        return [token for row in rows for token in self.texts[row]]
+
+    def tables(self, module: Module) -> dict[str, Tensor]:
+        """What the engine brings once, of what a module reads."""
+        return {"corpus": self.corpus} if "corpus" in module.inputs else {}
 
 
 def script(config: Config, seed: int, steps: int = 3) -> Script:
@@ -42,7 +56,22 @@ def script(config: Config, seed: int, steps: int = 3) -> Script:
     longest = 6 + steps * config.path_slots + room(config)
     slots = rng.sample(range(1, 4 * longest * config.pool_rows), longest * config.pool_rows)
     table = torch.tensor(slots, dtype=torch.int32).view(config.pool_rows, longest)
-    return Script({row: rng.randint(1, 5) for row in rows}, batches, table)
+    prompts = {row: rng.randint(1, 5) for row in rows}
+    follow = FakeEngine(config, table).follow
+    texts = {row: _text(follow, rng, config, length, 0.2) for row, length in prompts.items()}
+    corpus = _text(follow, rng, config, rng.randint(0, 60), 0.1)
+    return Script(prompts, batches, table, texts, torch.tensor(corpus, dtype=torch.int32))
+
+
+def _text(
+    follow: Callable[[Tensor], Tensor], rng: random.Random, config: Config, length: int, noise: float
+) -> list[int]:
+    """Tokens as the models would mostly write them."""
+    text = list[int]()
+    for _ in range(length):
+        fresh = not text or rng.random() < noise
+        text.append(rng.randrange(config.target.vocab_size) if fresh else int(follow(torch.tensor(text[-1]))))
+    return text
 
 
 def room(config: Config) -> int:
@@ -81,8 +110,14 @@ def interpret_script(module: Module, config: Config, todo: Script) -> Trace:
             "req_pool_indices": torch.tensor(rows),
             "seq_lens": torch.tensor([lengths[row] for row in rows]),
             "req_to_token": todo.table,
+            "prompt_tokens": torch.tensor(todo.prompt_tokens(rows if entry == "prefill" else ()), dtype=torch.int64),
+            "corpus": todo.corpus,
         }
-        if entry == "step" and not module.find("kv.duplicate_tail"):
+        if (
+            entry == "step"
+            and module.find("kv.draft_slots", "kv.branch_slots")
+            and not module.find("kv.duplicate_tail")
+        ):
             duplicate_tails(engine, {row: lengths[row] for row in rows if row})
         values = interpret(module, entry, inputs, pools, engine.interpreted(), len(rows), engine.kv)
         outputs = outputs_of(module, entry, values)
@@ -141,10 +176,9 @@ def content(engine: FakeEngine, lengths: dict[int, int]) -> Content:
     """The KV rows of all committed positions of all requests."""
     found: Content = {}
     for row, length in lengths.items():
-        for owner, more in (("target", 0), ("draft", engine.first)):
-            if row:
-                rows = engine.memory[owner].rows(row, torch.arange(length + more))
-                found[owner, row] = [held.clone() for held in rows]
+        for owner, memory in engine.memory.items() if row else ():
+            rows = memory.rows(row, torch.arange(length + (engine.first if owner == "draft" else 0)))
+            found[owner, row] = [held.clone() for held in rows]
     return found
 
 
@@ -171,7 +205,8 @@ def defined_call(call: Call, config: Config) -> Call:
     """Operands of a forward without hidden rows of extend that nobody accepted, and without the end of a flat mask.
 
     Without the mask of a chain as well: passes remove it, and the engine's target is then causal. Nor does it matter
-    at which positions the nodes of padding rows are.
+    at which positions the nodes of padding rows are, which drafts there are before they are made, and which rows of
+    an injection are past what was accepted: what it wrote is compared as keys and values.
     """
     name, step, operands = call
     if name == "target":
@@ -183,7 +218,11 @@ def defined_call(call: Call, config: Config) -> Call:
         nodes, flat = operands["tokens"].shape[1], mask.reshape(-1).clone()
         flat[int((nodes * (operands["seq_lens"] + nodes)).sum()) :] = False
         operands = operands | {"mask": flat}
-    if name == "extend" and "hidden" in operands:
+    if name == "inject":
+        operands = {key: value for key, value in operands.items() if key != "hidden"}
+    if name == "prefill_module" and "drafts" in operands:
+        operands = operands | {"drafts": operands["drafts"][:, : step or 0]}
+    if name.startswith("extend") and "hidden" in operands:
         hidden = operands["hidden"]
         last = operands["select"] % hidden.shape[1]
         kept = (torch.arange(hidden.shape[1]) <= last[:, None]) & (operands["rows"] != 0)[:, None]

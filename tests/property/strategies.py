@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
 from programs import MODEL
 
+from specc.algorithms import names, needs
 from specc.ir.core import PHASES, Carry, Module
 from specc.ir.ops import OPS
 from specc.ir.plan import DECLS, Decl
@@ -49,15 +51,53 @@ def models(draw: st.DrawFn, vocab: int) -> dict[str, Any]:
     }
 
 
+SAME = ("hidden_size", "hc_mult", "hidden_source", "dtype")
+KV = ("num_kv_heads", "head_dim", "kv_layout", "kv_dtype")
+
+
 @st.composite
-def configs(draw: st.DrawFn) -> dict[str, Any]:
-    """A configuration that this version can build: about half are trees."""
-    vocab = draw(st.integers(1, 40))
-    steps, topk = draw(st.integers(1, 5)), min(vocab, draw(st.sampled_from([1, 1, 1, 2, 3, 4])))
+def pairs(draw: st.DrawFn, algorithm: str, vocab: int, steps: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A target, and a draft that was made for it."""
     target, draft = draw(models(vocab)), draw(models(vocab))
-    algorithm = draw(st.sampled_from(["STANDALONE", "EAGLE"]))
-    if algorithm == "EAGLE":
-        draft = draft | {key: target[key] for key in ("hidden_size", "hc_mult", "hidden_source", "dtype")}
+    if algorithm in ("EAGLE", "MULTI_LAYER_EAGLE"):
+        draft |= {key: target[key] for key in SAME}
+    if algorithm == "MULTI_LAYER_EAGLE":
+        draft |= {"num_layers": steps + draw(st.integers(0, 2))}
+    if algorithm in ("EAGLE3", "DFLASH"):
+        layers = sorted(draw(st.sets(st.integers(1, target["num_layers"]), min_size=1)))
+        target |= {"hidden_source": "aux", "aux_layers": layers}
+        draft |= {"target_hidden_size": target["hidden_size"], "num_aux_layers": len(layers)}
+    if algorithm == "FROZEN_KV_MTP":
+        draft = {key: value for key, value in draft.items() if key not in KV} | {
+            k: target[k] for k in KV if k in target
+        }
+        draft |= {"target_hidden_size": width(target), "dtype": target["dtype"]}
+    return target, draft
+
+
+def width(model: dict[str, Any]) -> int:
+    """Elements of a row that a model hands over."""
+    if model["hidden_source"] == "aux":
+        return model["hidden_size"] * len(model["aux_layers"])
+    return model["hidden_size"] * (model["hc_mult"] if model["hidden_source"] == "hc_residual" else 1)
+
+
+@st.composite
+def look_ups(draw: st.DrawFn) -> dict[str, Any]:
+    """Options of a look-up in the text."""
+    shortest = draw(st.integers(1, 4))
+    options = {"window": draw(st.integers(64, 90)), "shortest": shortest, "longest": shortest + draw(st.integers(0, 4))}
+    return options | draw(st.sampled_from([{}, {"corpus": "notes.txt"}]))
+
+
+@st.composite
+def configs(draw: st.DrawFn, algorithms: Sequence[str] = names()) -> dict[str, Any]:
+    """A configuration that this version can build: about half are trees, where the algorithm has any."""
+    algorithm, vocab = draw(st.sampled_from(algorithms)), draw(st.integers(1, 40))
+    needed = needs(algorithm)
+    steps = draw(st.integers(1, 5))
+    topk = min(vocab, draw(st.sampled_from([1, 1, 1, 2, 3, 4]))) if needed.trees else 1
+    target, draft = draw(pairs(algorithm, vocab, steps))
     buckets = sorted(draw(st.sets(st.integers(1, 5), min_size=1, max_size=3)))
     return {
         "name": "random",
@@ -71,15 +111,15 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         "overlap": draw(st.booleans()),
         "draft_positions": draw(st.sampled_from(["auto", "true", "shifted"])),
         "target": target | {"experts_per_token": draw(st.integers(1, 2)), "index_topk": 3},
-        "draft": draft,
-        **(draw(trees(topk, steps)) if topk > 1 else {}),
+        **({"draft": draft} if needed.draft else {}),
+        **({"options": draw(look_ups())} if algorithm == "NGRAM" else {}),
+        **(draw(trees(topk, needed.most_nodes(topk, steps))) if topk > 1 else {}),
     }
 
 
 @st.composite
-def trees(draw: st.DrawFn, topk: int, steps: int) -> dict[str, Any]:
+def trees(draw: st.DrawFn, topk: int, largest: int) -> dict[str, Any]:
     """What only a tree says: how many nodes, and the mask."""
-    largest = 1 + topk + (steps - 1) * topk * topk
     mask = draw(st.sampled_from(["none", "qlen", "bitpacked", "full"]))
     nodes = {"num_draft_tokens": draw(st.integers(2, min(largest, 20))), "mask": mask}
     return nodes | ({"context_length": CONTEXT} if mask == "full" else {})
@@ -106,6 +146,8 @@ WRONG = [
     "",
     "x",
     "EAGLE",
+    "DFLASH",
+    "NGRAM",
     "greedy",
     "sm_90",
     [],
@@ -117,6 +159,7 @@ WRONG = [
 
 
 MORE = ["topk", "num_draft_tokens", "verify", "mask", "context_length", "kv_dtype", "kv_layout", "index_topk"]
+MORE += ["aux_layers", "target_hidden_size", "num_aux_layers", "algorithm", "options", "window", "corpus"]
 
 
 @st.composite
@@ -124,8 +167,8 @@ def changed_configs(draw: st.DrawFn) -> dict[str, Any]:
     """A configuration with a few values replaced by anything at all, or left out: most are wrong."""
     keys = draw(configs())
     for _ in range(draw(st.integers(1, 3))):
-        block = draw(st.sampled_from([keys, keys["target"], keys["draft"]]))
-        block = block if isinstance(block, dict) else keys
+        blocks = [keys, *(keys[name] for name in ("target", "draft", "options") if name in keys)]
+        block = draw(st.sampled_from([block for block in blocks if isinstance(block, dict)]))
         name = draw(st.sampled_from([*sorted(set(block) - {"target", "draft"}), *MORE]))
         if draw(st.booleans()):
             block[name] = draw(st.sampled_from(WRONG))

@@ -16,9 +16,11 @@ from programs import load
 from session import Script, Trace, assert_same, content, defined, defined_call, interpret_script, script
 from strategies import configs, to_yaml
 
+from specc.algorithms import names, needs
 from specc.build import Build, build_program
-from specc.config.load import load_text
+from specc.config import load_text
 from specc.emit.wheel import plan_text
+from specc.ir.ops import OPS
 from specc.ir.printer import print_module
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
@@ -30,7 +32,7 @@ CPU = torch.device("cpu")
 
 def build(keys: dict[str, Any]) -> Build:
     """Build a configuration, short of machine code."""
-    return build_program(load_text(to_yaml(keys), Path("random.yaml")))
+    return build_program(load_text(to_yaml(keys), Path("random.yaml"), names(), needs))
 
 
 def uses(plan: Any) -> dict[str, tuple[int, int]]:
@@ -66,10 +68,13 @@ def test_live_buffers_never_overlap(keys: dict[str, Any]) -> None:
         assert apart or not together, f"{one['name']} and {other['name']}"
 
 
-KV_WRITERS = {
-    "target": ("model.target", "model.prefill_target", "kv.move"),
-    "draft": ("model.draft", "model.extend", "model.prefill_draft", "kv.duplicate_tail"),
-}
+OWNERS = ("target", "draft")
+
+
+def touched_rows(opcode: str) -> set[str]:
+    """KV rows that an op may change, as one buffer per model; a forward that only reads them counts as well."""
+    states = {slot.pattern for slot in OPS[opcode].results}
+    return {f"rows of {owner}" for owner in OWNERS if f"!kv<{owner}>" in states}
 
 
 def accesses(plan: Any, node: Any) -> tuple[set[str], set[str]]:
@@ -81,7 +86,7 @@ def accesses(plan: Any, node: Any) -> tuple[set[str], set[str]]:
         writes |= {home[name] for name in op["results"] if name in home}
         if "field" in op["attrs"]:
             (reads if op["op"] == "carry.load" else writes).add(f"relay.{op['attrs']['field']}")
-        writes |= {f"rows of {owner}" for owner, ops in KV_WRITERS.items() if op["op"] in ops}
+        writes |= touched_rows(op["op"])
     named = {argument["buffer"] for argument in node.get("args", []) if "buffer" in argument}
     return reads, writes | {name for name in named if not name.startswith(("relay.", "kv."))}
 
@@ -93,7 +98,7 @@ def test_edges_order_every_conflict(keys: dict[str, Any]) -> None:
     plan: Any = build(keys).plan
     (capture,) = plan["captures"]
     buffers = {buffer["name"]: buffer for buffer in plan["buffers"]}
-    buffers |= {f"rows of {owner}": {"name": f"rows of {owner}", "owner": "engine"} for owner in KV_WRITERS}
+    buffers |= {f"rows of {owner}": {"name": f"rows of {owner}", "owner": "engine"} for owner in OWNERS}
     nodes = {node["name"]: accesses(plan, node) for phase in plan["phases"] for node in phase["nodes"]}
     order = nx.transitive_closure(nx.DiGraph(map(tuple, capture["edges"])))
     for one, other in combinations(capture["nodes"], 2):
@@ -115,13 +120,14 @@ def share(one: Any, other: Any) -> bool:
 @settings(max_examples=25)
 @given(configs())
 def test_addresses_are_kept_of_pools_that_kernels_touch(keys: dict[str, Any]) -> None:
-    """A table for the target of every tree, for its draft where tails are copied, and for nobody else."""
+    """A table for the target of every tree, for its draft where tails are copied, and for nobody else.
+
+    Only branches that write keys and values have tails; a draft that writes none, and no draft, have no pool.
+    """
     plan: Any = build(keys).plan
     tree, pages = keys["topk"] > 1, keys["page_size"] > 1 and keys["num_steps"] > 1
-    assert {owner: pool["bound"] for owner, pool in plan["kv_pools"].items()} == {
-        "target": tree,
-        "draft": tree and pages,
-    }
+    draft = {} if keys["algorithm"] in ("FROZEN_KV_MTP", "NGRAM") else {"draft": tree and pages}
+    assert {owner: pool["bound"] for owner, pool in plan["kv_pools"].items()} == {"target": tree, **draft}
     tables = {b["name"]: b for b in plan["buffers"] if b["name"].startswith("kv.")}
     assert set(tables) == {f"kv.{owner}.pointers" for owner, pool in plan["kv_pools"].items() if pool["bound"]}
     for owner, pool in plan["kv_pools"].items():
@@ -155,11 +161,14 @@ def run_plan(built: Build, todo: Script, poison: int) -> Trace:
     """Run a plan through the runtime's reference backend, in memory that starts as garbage."""
     config = built.loaded.config
     engine, trace = FakeEngine(config, todo.table), Trace()
-    step = Step(Plan.from_json(built.plan), ReferenceBackend(), CPU, engine, todo.table, engine.kv, poison=poison)
+    plan, tables = Plan.from_json(built.plan), todo.tables(built.module)
+    step = Step(plan, ReferenceBackend(), CPU, engine, todo.table, engine.kv, tables, poison=poison)
+    reads_prompts = "prompt_tokens" in built.module.inputs
     lengths = dict(todo.prompts)
     for index, batch in enumerate([list(todo.prompts), *todo.batches]):
         rows = [row for row in batch if row]
-        request = Batch(rows, [lengths[row] for row in rows])
+        prompts = todo.prompt_tokens(rows) if reads_prompts and not index else None
+        request = Batch(rows, [lengths[row] for row in rows], prompts)
         result = step.decode(request, padded=True) if index else step.prefill(request)
         outputs = {name: tensor.clone() for name, tensor in result.outputs.items()}
         if index:

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from fake_engine import RECURRENT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import load, passes_to
 from session import Trace, assert_same, interpret_script, script
 from strategies import configs, to_yaml
 
-from specc.config import LoadedConfig
-from specc.config.load import load_text
+from specc.algorithms import names, needs
+from specc.config import Config, LoadedConfig, load_text
 from specc.driver import start_module
 from specc.ir.core import Module
 from specc.ir.parser import parse_module
@@ -47,28 +48,49 @@ def stages(loaded: LoadedConfig) -> dict[str, Module]:
 @given(configs(), st.integers(0, 1 << 16))
 def test_passes_preserve_the_program(keys: dict[str, Any], seed: int) -> None:
     torch.set_num_threads(1)
-    loaded = load_text(to_yaml(keys), Path("random.yaml"))
+    loaded = load_text(to_yaml(keys), Path("random.yaml"), names(), needs)
     todo = script(loaded.config, seed)
     found = stages(loaded)
     base = interpret_script(found.pop("infer-types"), loaded.config, todo)
     for name, module in found.items():
         trace = interpret_script(module, loaded.config, todo)
         assert_same(base, trace, f"after {name}")
-    live = set(module.carries)
-    assert {"bonus", "topk_index"} <= live <= {"bonus", "topk_index", "topk_p", "hidden", "seq_lens"}
-    assert ("topk_p" in live) == (not loaded.config.chain)
-    draft_forwards = loaded.config.num_steps - 1
-    assert ("hidden" in live) == (loaded.config.algorithm == "EAGLE" and draft_forwards > 0)
+    assert set(module.carries) == carried(loaded.config)
+
+
+CARRIED = {
+    "STANDALONE": {"bonus", "topk_index"},
+    "EAGLE": {"bonus", "topk_index", "hidden"},
+    "EAGLE3": {"bonus", "topk_index", "hidden"},
+    "FROZEN_KV_MTP": {"bonus", "hidden"},
+    "MULTI_LAYER_EAGLE": {"bonus", "topk_index"},
+    "DFLASH": {"bonus"},
+    "NGRAM": {"text"},
+}
+
+
+def carried(config: Config) -> set[str]:
+    """Fields that are left of a configuration."""
+    fields = CARRIED[config.algorithm] | ({"seq_lens"} if config.overlap else set())
+    if config.algorithm in RECURRENT:
+        fields |= set() if config.chain else {"topk_p"}
+        fields -= set() if config.num_steps > 1 else {"hidden"}
+    return fields
 
 
 TREE = {"topk": 2, "num_draft_tokens": 6, "page_size": 4, "num_steps": 3, "mask": "qlen"}
 
 
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
-@pytest.mark.parametrize("shape", [{"num_steps": 4}, TREE], ids=["chain", "tree"])
+BITS = {"FROZEN_KV_MTP": {0, 1}, "MULTI_LAYER_EAGLE": {1, 2, 3}, "DFLASH": {0, 1}, "NGRAM": {1}}
+"""Health bits that a program can raise at all, if not those of a draft, the target, extend and prefill."""
+SCENARIOS = [(name, {"num_steps": 4}) for name in names()] + [(name, TREE) for name in names() if needs(name).trees]
+OPTIONS = {"NGRAM": {"options": {"window": 64, "corpus": "notes.txt"}}}
+
+
+@pytest.mark.parametrize(("algorithm", "shape"), SCENARIOS)
 def test_the_scenarios_are_not_trivial(algorithm: str, shape: dict[str, Any]) -> None:
     """Drafts are accepted and rejected, padding rows occur, and health bits are raised."""
-    loaded = load(algorithm, max_requests=6, **shape)
+    loaded = load(algorithm, max_requests=6, **shape, **OPTIONS.get(algorithm, {}))
     module = stages(loaded)["canonicalize"]
     lengths, bits, padded = set[int](), set[int](), 0
     for seed in range(12):
@@ -78,7 +100,7 @@ def test_the_scenarios_are_not_trivial(algorithm: str, shape: dict[str, Any]) ->
             lengths |= set(outputs.get("accept_lens", torch.tensor([0])).tolist())
             bits |= {bit for word in outputs["health"].tolist() for bit in range(32) if word >> bit & 1}
     assert {0, 1, 2, 3} <= lengths
-    assert bits == {0, 1, 2, 3}
+    assert bits == BITS.get(algorithm, {0, 1, 2, 3})
     assert padded
 
 
@@ -112,13 +134,37 @@ TREE_MUTANTS = [
 ]  # fmt: skip
 
 
+OTHERS = [
+    ("FROZEN_KV_MTP", 'axis = "", offset = -1', 'axis = "", offset = 0', {}),
+    ("FROZEN_KV_MTP", 'axis = "K", offset = -1', 'axis = "K", offset = 0', {}),
+    ("FROZEN_KV_MTP", "carry.store(%req_pool_indices, %last_hidden)",
+     "carry.store(%req_pool_indices, %carried_hidden)", {}),
+    ("FROZEN_KV_MTP", "%seed_p, %candidates1", "%scores1, %candidates1", TREE),
+    ("MULTI_LAYER_EAGLE", "%extend_tokens1, %accept_lens, %draft2", "%extend_tokens1, %accept_lens, %draft1", {}),
+    ("MULTI_LAYER_EAGLE", "%draft2) {column = 1}", "%draft1) {column = 1}", {}),
+    ("MULTI_LAYER_EAGLE", "%prefill_draft3) {column = 2}", "%prefill_draft3) {column = 1}", {}),
+    ("MULTI_LAYER_EAGLE", "bit = 3", "bit = 2", {}),
+    ("DFLASH", 'axis = "A", offset = 0}', 'axis = "A", offset = 1}', {}),
+    ("DFLASH", "model.inject(%block_positions, %block_slots,", "model.inject(%block_slots, %block_slots,", {}),
+    ("DFLASH", "carry.store(%req_pool_indices, %bonus)", "carry.store(%req_pool_indices, %root)", {}),
+    ("NGRAM", "longest = 8, shortest = 1", "longest = 8, shortest = 3", {}),
+    ("NGRAM", "%lens, %text, %corpus)", "%lens, %text)", {}),
+    ("NGRAM", "carry.append(%req_pool_indices, %lens,", "carry.append(%req_pool_indices, %new_seq_lens,", {}),
+    ("NGRAM", "tree.comb(%req_pool_indices) {steps = 3}", "tree.comb(%req_pool_indices) {steps = 2}", TREE),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("old", "new", "shape"),
-    [*[(old, new, {}) for old, new in MUTANTS], *[(old, new, TREE) for old, new in TREE_MUTANTS]],
+    ("algorithm", "old", "new", "shape"),
+    [
+        *[("STANDALONE", old, new, {}) for old, new in MUTANTS],
+        *[("STANDALONE", old, new, TREE) for old, new in TREE_MUTANTS],
+        *OTHERS,
+    ],
 )
-def test_a_pass_that_changes_the_program_is_noticed(old: str, new: str, shape: dict[str, Any]) -> None:
+def test_a_pass_that_changes_the_program_is_noticed(algorithm: str, old: str, new: str, shape: dict[str, Any]) -> None:
     """The test itself: a program that is wrong in one place must show."""
-    loaded = load("STANDALONE", **shape)
+    loaded = load(algorithm, **shape, **OPTIONS.get(algorithm, {}))
     module = stages(loaded)["canonicalize"]
     text = print_module(module)
     assert old in text

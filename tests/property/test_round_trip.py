@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from programs import passes_to
 from strategies import configs, modules, to_yaml
 
-from specc.config.load import load_text
+from specc.algorithms import names, needs
+from specc.config import load_text
 from specc.driver import start_module
 from specc.ir.checker import check_module
 from specc.ir.core import Module, Op
@@ -60,7 +61,7 @@ def test_the_checker_takes_any_module(module: Module) -> None:
 @settings(max_examples=15)
 @given(configs(), st.integers(0, len(passes_to("plan-graphs"))))
 def test_real_modules_after_any_pass(keys: dict[str, Any], count: int) -> None:
-    loaded = load_text(to_yaml(keys), Path("random.yaml"))
+    loaded = load_text(to_yaml(keys), Path("random.yaml"), names(), needs)
     module = start_module(loaded)
     run_passes(module, passes_to("plan-graphs")[:count], Context(loaded))
     assert facts(parse_module(print_module(module))) == facts(module)

@@ -35,6 +35,14 @@ OPS = (
     ),
     OpDef("carry.store", _STORE, "Carry ``value``; padding rows store nothing.", {"field": str}, effect="carry"),
     OpDef(
+        "carry.append",
+        "rows: i64[B], seq_lens: i64[B], values: T[B, A], count: i32[B] ->",
+        "The field is a ring T[B, L] in which entry q % L belongs to position q: ``values[b, i]`` is carried for"
+        " position seq_len + 1 + i, for i < count; padding rows store nothing.",
+        {"field": str},
+        effect="carry",
+    ),
+    OpDef(
         "relay.publish",
         _STORE,
         "A carry.store the scheduler waits for: after verify, before extend.",

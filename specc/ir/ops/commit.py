@@ -17,6 +17,11 @@ OPS = (
         "``commit.path`` of a tree: row i is that of accepted node i.",
     ),
     OpDef(
+        "commit.last",
+        "x: T[B, ?n, *x], accept_index: i32[B, A], accept_lens: i32[B] -> x: T[B, *x]",
+        "The row of the last accepted node; padding rows: 0.",
+    ),
+    OpDef(
         "commit.lengths",
         "seq_lens: i64[B], accept_lens: i32[B], predict: i32[B, A] -> new_seq_lens: i64[B], bonus: i32[B]",
         "seq_len + accept_len, and the last emitted token; padding rows: 0, 0.",

@@ -26,7 +26,8 @@ OPS = (
     OpDef(
         "kv.positions",
         "seq_lens: i64[B] -> positions: i64[B, $axis]",
-        "seq_lens[b] + offset + stride * i, i along ``axis``; stride 0 puts all branches at one position.",
+        "seq_lens[b] + offset + stride * i, i along ``axis``, but never less than 0; stride 0 puts all branches at one"
+        " position. Without an axis, one position per request.",
         {"axis": str, "offset": int, "stride": int},
     ),
     OpDef("kv.advance", "positions: i64[B, K] -> positions: i64[B, K]", "One further.", inplace=True),

@@ -12,7 +12,10 @@ from specc.ir.opdef import OpDef
 
 _WINDOW = "rows: i64[B], seq_lens: i64[B]"
 _OUT = {"capture": str, "dtype": str, "width": int}
-_IN_OUT = {**_OUT, "input_dtype": str, "input_width": int}
+_IN = {"input_dtype": str, "input_width": int}
+_IN_OUT = {**_OUT, **_IN}
+_MODULE = {"capture": str, "dtype": str, **_IN, "step": int}
+_INJECT = {"capture": str, **_IN}
 
 OPS = (
     OpDef(
@@ -22,6 +25,25 @@ OPS = (
         " -> logits: $dtype[B, K, Vd], kv: !kv<draft>, hidden?: $dtype[B, K, $width]",
         "One draft forward over the frontier; writes slots[step].",
         {**_IN_OUT, "step": int},
+        effect="external",
+    ),
+    OpDef(
+        "model.assist",
+        f"tokens: i64[B, *x], positions: i64[B, *x], {_WINDOW}, kv: !kv<target>,"
+        " hidden?: $input_dtype[B, *x, $input_width]"
+        " -> logits: $dtype[B, *x, Vd], kv: !kv<target>, hidden?: $dtype[B, *x, $width]",
+        "One forward of a draft that has no keys and values of its own: it reads the target's at positions before"
+        " seq_len, and writes none.",
+        {**_IN_OUT, "step": int},
+        effect="external",
+    ),
+    OpDef(
+        "model.block",
+        f"bonus: i32[B], positions: i64[B, A], slots: i64[B, A], {_WINDOW}, kv: !kv<draft>"
+        " -> logits: $dtype[B, S, Vd], kv: !kv<draft>",
+        "All drafts in one forward over the bonus token and S places to fill; writes slots, which `model.inject` writes"
+        " again.",
+        {"capture": str, "dtype": str},
         effect="external",
     ),
     OpDef(
@@ -42,10 +64,28 @@ OPS = (
         effect="external",
     ),
     OpDef(
+        "model.extend_module",
+        f"tokens: i64[B, A], positions: i64[B, A], slots: i64[B, A], select: i64[B], {_WINDOW}, kv: !kv<draft>,"
+        " hidden: $input_dtype[B, A, $input_width] -> logits: $dtype[B, Vd], kv: !kv<draft>",
+        "Module ``step`` of the draft over the accepted tokens, each ``step`` further in the text; logits of the"
+        " selected rows only.",
+        _MODULE,
+        effect="external",
+    ),
+    OpDef(
+        "model.inject",
+        f"positions: i64[B, A], slots: i64[B, A], {_WINDOW}, kv: !kv<draft>,"
+        " hidden: $input_dtype[B, A, $input_width] -> kv: !kv<draft>",
+        "Writes the draft's keys and values of the accepted tokens, made of the target's hidden states.",
+        _INJECT,
+        effect="external",
+    ),
+    OpDef(
         "model.prefill_target",
-        f"{_WINDOW}, kv: !kv<target> -> logits: $dtype[B, V], kv: !kv<target>, hidden?: $dtype[T, $width]",
-        "The target over ragged prompts; logits of every prompt's last row.",
-        _OUT,
+        f"{_WINDOW}, kv: !kv<target> -> logits: $dtype[B, V], kv: !kv<target>, hidden?: $dtype[$per, $width]",
+        "The target over ragged prompts; logits of every prompt's last row. Hidden states of all rows (``per`` T), or"
+        " of the last ones (B).",
+        {**_OUT, "per": str},
         effect="external",
     ),
     OpDef(
@@ -54,6 +94,22 @@ OPS = (
         " -> logits: $dtype[B, Vd], kv: !kv<draft>, hidden?: $dtype[B, $width]",
         "The draft over ragged prompts and the first sampled token; logits of the last rows.",
         _IN_OUT,
+        effect="external",
+    ),
+    OpDef(
+        "model.prefill_module",
+        f"first: i32[B], {_WINDOW}, kv: !kv<draft>, hidden: $input_dtype[T, $input_width], drafts?: i64[B, S]"
+        " -> logits: $dtype[B, Vd], kv: !kv<draft>",
+        "Module ``step`` of the draft over ragged prompts shifted by ``step`` + 1: the first sampled token and the"
+        " first ``step`` of ``drafts`` follow; logits of the last rows.",
+        _MODULE,
+        effect="external",
+    ),
+    OpDef(
+        "model.prefill_inject",
+        f"{_WINDOW}, kv: !kv<draft>, hidden: $input_dtype[T, $input_width] -> kv: !kv<draft>",
+        "Writes the draft's keys and values of ragged prompts, made of the target's hidden states.",
+        _INJECT,
         effect="external",
     ),
 )

@@ -24,6 +24,14 @@ def _mask(_: Module, attrs: Mapping[str, Any]) -> Sequence[Type]:
 
 OPS = (
     OpDef("tree.repeat", "x: T[B, ?w] -> x: T[B, K, ?w]", "One copy per branch."),
+    OpDef("tree.root", "bonus: i32[B] -> token: i64[B]", "The root as the token that a draft forward reads."),
+    OpDef(
+        "tree.comb",
+        "rows: i64[B] -> parent: i64[B, N], depth: i64[B, N]",
+        "Constant links: K branches of ``steps`` nodes hang from the root, one after the other; what does not fit into"
+        " N nodes is cut off the last ones. ``parent`` is a column, -1 for the root.",
+        {"steps": int},
+    ),
     OpDef(
         "tree.grow",
         "scores: f32[B, K], p: f32[B, K, K], index: i64[B, K, K]"

@@ -125,6 +125,8 @@ def _number(argument: Argument, frame: Frame) -> int:
         buffer = frame.kv[argument.target][0]
         return buffer.stride(0) * buffer.element_size()
     tensor = frame.read(argument.target)
+    if argument.kind == "size":
+        return tensor.shape[argument.axis]
     return tensor.stride(argument.axis) if argument.kind == "stride" else tensor.data_ptr()
 
 

@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from programs import MODEL, config_text, load
+from programs import MODEL, ROOT, config_text, load
 
 from specc import algorithms
-from specc.config import load_text
+from specc.algorithms.ngram import NgramOptions
+from specc.config import LoadedConfig, Needs, load_text
+from specc.config.block import Block
 from specc.driver import compile_module
-from specc.support.diagnostics import DiagnosticError
+from specc.ir.opdef import OpDef
+from specc.ir.ops import OPS, add_forward
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+
+BUILT_IN = ("STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "MULTI_LAYER_EAGLE", "DFLASH", "NGRAM")
+WITH_DRAFT = [name for name in BUILT_IN if algorithms.needs(name).draft]
 
 
-@pytest.mark.parametrize("name", algorithms.names())
-def test_a_recurrent_draft_shares_the_targets_vocabulary(name: str) -> None:
-    """Draft token ids are target token ids; the finding stands at the draft's size, with a note at the target's."""
-    loaded = load(name, draft={"vocab_size": 97})
+def refused(loaded: LoadedConfig) -> Diagnostic:
+    """The only thing that is wrong with it."""
     with pytest.raises(DiagnosticError) as raised:
         compile_module(loaded)
     (found,) = raised.value.diagnostics
+    return found
+
+
+@pytest.mark.parametrize("name", WITH_DRAFT)
+def test_a_draft_shares_the_targets_vocabulary(name: str) -> None:
+    """Draft token ids are target token ids; the finding stands at the draft's size, with a note at the target's."""
+    loaded = load(name, draft={"vocab_size": 97})
+    found = refused(loaded)
     assert found.code == "legal/vocab-mismatch"
     assert found.location == loaded.location("draft", "vocab_size")
     assert [note.location for note in found.notes] == [loaded.location("target", "vocab_size")]
@@ -38,17 +53,52 @@ def test_the_vocabulary_of_a_model_directory_is_shown_at_its_path(tmp_path: Path
         .replace(json.dumps(MODEL), '{"model": "m"}')
         .replace('target: {"model": "m"}', f"target: {json.dumps(MODEL)}")
     )
-    loaded = load_text(text, tmp_path / "small.yaml")
-    with pytest.raises(DiagnosticError) as raised:
-        compile_module(loaded)
-    (found,) = raised.value.diagnostics
-    assert found.location == loaded.location("draft", "model")
+    loaded = load_text(text, tmp_path / "small.yaml", algorithms.names(), algorithms.needs)
+    assert refused(loaded).location == loaded.location("draft", "model")
+
+
+@pytest.mark.parametrize(("steps", "layers"), [(2, 1), (16, 15)])
+def test_every_step_has_a_module(steps: int, layers: int) -> None:
+    """The draft's layers are its modules; fewer steps than modules are fine."""
+    loaded = load("MULTI_LAYER_EAGLE", num_steps=steps, draft={"num_layers": layers})
+    found = refused(loaded)
+    assert (found.code, found.location) == ("legal/modules", loaded.location("num_steps"))
+    assert [note.location for note in found.notes] == [loaded.location("draft", "num_layers")]
+    assert found.hint == f"write num_steps: {layers}"
+
+
+@pytest.mark.parametrize(
+    ("key", "draft"),
+    [
+        ("num_kv_heads", {"num_kv_heads": 1}),
+        ("head_dim", {"head_dim": 32}),
+        ("kv_layout", {"kv_layout": "mla", "num_kv_heads": 1}),
+    ],
+)
+def test_a_reader_of_the_targets_keys_and_values_expects_those(key: str, draft: dict[str, Any]) -> None:
+    loaded = load("FROZEN_KV_MTP", draft=draft)
+    found = refused(loaded)
+    assert (found.code, found.location) == ("legal/kv-mismatch", loaded.location("draft", key))
+    assert [note.location for note in found.notes] == [loaded.location("target", key)]
+
+
+def test_a_shortest_match_is_not_longer_than_the_longest() -> None:
+    loaded = load("NGRAM", options={"longest": 3, "shortest": 4})
+    found = refused(loaded)
+    assert (found.code, found.location) == ("config/out-of-range", loaded.location("options", "shortest"))
+    assert [note.location for note in found.notes] == [loaded.location("options", "longest")]
+
+
+# --- the registry -----------------------------------------------------------------------------------------------------
 
 
 def test_names_are_found() -> None:
-    assert algorithms.names()[:2] == ("STANDALONE", "EAGLE")
+    assert algorithms.names()[: len(BUILT_IN)] == BUILT_IN
+    assert all(algorithms.algorithm(name).name == name for name in BUILT_IN)
     with pytest.raises(KeyError):
         algorithms.algorithm("NOPE")
+    with pytest.raises(KeyError):
+        algorithms.needs("NOPE")
 
 
 class _Point:
@@ -61,11 +111,88 @@ class _Point:
         return self._found
 
 
-def test_plugins_are_found_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = algorithms.Algorithm("MINE", "a plugin", lambda scope: None)
-    points = [_Point("mine", mine), _Point("wrong", object())]
+class _Options(Block):
+    """Options of the plugin."""
+
+    depth: int = 4
+    """How deep it goes."""
+
+
+FORWARD = OpDef("model.mine", "rows: i64[B] -> logits: f32[B, V]", "A forward of the plugin.", effect="external")
+MINE = algorithms.Algorithm(
+    "MINE", "a plugin", lambda scope: None, Needs(draft=False, options=_Options), forwards=(FORWARD,)
+)
+
+
+@pytest.fixture
+def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin that works, one that is something else, and one whose forward is none."""
+    monkeypatch.setattr("specc.ir.ops.OPS", dict(OPS))
+    confused = algorithms.Algorithm("CONFUSED", "a plugin", lambda scope: None, forwards=(OPS["tree.root"],))
+    points = [_Point("mine", MINE), _Point("wrong", object()), _Point("confused", confused), _Point("eagle", MINE)]
     monkeypatch.setattr(algorithms, "entry_points", lambda group: points if group == "specc.algorithms" else [])
-    assert algorithms.names() == ("STANDALONE", "EAGLE", "MINE", "WRONG")
-    assert algorithms.algorithm("MINE") is mine
+
+
+@pytest.mark.usefixtures("plugins")
+def test_plugins_are_found_by_entry_point() -> None:
+    """After the built-in ones, whose names they cannot take."""
+    assert algorithms.names() == (*BUILT_IN, "CONFUSED", "MINE", "WRONG")
+    assert algorithms.algorithm("MINE") is MINE
+    assert algorithms.needs("MINE") is MINE.needs
+    assert algorithms.algorithm("EAGLE") is not MINE
     with pytest.raises(TypeError, match=r"plugin:it is not a specc\.algorithms\.Algorithm"):
         algorithms.algorithm("WRONG")
+    with pytest.raises(TypeError, match=r"tree\.root is not an external op of the dialect model"):
+        algorithms.needs("CONFUSED")
+
+
+@pytest.mark.usefixtures("plugins")
+def test_options_of_a_plugin_reach_it() -> None:
+    text = config_text("MINE", options={"depth": 7})
+    loaded = load_text(text, Path("small.yaml"), algorithms.names(), algorithms.needs)
+    assert loaded.config.options == _Options(depth=7)
+    with pytest.raises(DiagnosticError, match=r"'options\.depth' takes an integer"):
+        load_text(config_text("MINE", options={"depth": "7"}), Path("x.yaml"), algorithms.names(), algorithms.needs)
+
+
+def test_forwards_are_added_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same one again is nothing new, another one of the same name is a mistake."""
+    known = dict(OPS)
+    monkeypatch.setattr("specc.ir.ops.OPS", known)
+    add_forward(FORWARD)
+    add_forward(FORWARD)
+    assert known["model.mine"] is FORWARD
+    other = OpDef("model.mine", "rows: i64[B] -> logits: f32[B, Vd]", "Another one.", effect="external")
+    with pytest.raises(TypeError, match=r"another op named model\.mine"):
+        add_forward(other)
+
+
+# --- the documentation ------------------------------------------------------------------------------------------------
+
+DOCUMENT = (ROOT / "docs" / "algorithms.md").read_text()
+ROW = re.compile(r"^\| `(\w+)` \| (.*) \| (.*) \| .* \|$", re.MULTILINE)
+
+
+def test_every_algorithm_has_a_section() -> None:
+    assert tuple(re.findall(r"^## `(\w+)`", DOCUMENT, re.MULTILINE)) == BUILT_IN
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_documented_options(name: str) -> None:
+    """Keys, defaults and bounds are those of the algorithm's block; who has none lists none."""
+    section = DOCUMENT.split(f"\n## `{name}`")[1].split("\n## ")[0]
+    rows = {key: (kind, default) for key, kind, default in ROW.findall(section)}
+    kind = algorithms.needs(name).options
+    assert list(rows) == list(kind.model_fields)
+    properties = kind.model_json_schema().get("properties", {})
+    for key, (words, default) in rows.items():
+        assert default == ("none" if kind.model_fields[key].default is None else str(kind.model_fields[key].default))
+        bounds = re.fullmatch(r"integer, (\d+) to (\d+)", words)
+        if bounds:
+            assert (properties[key]["minimum"], properties[key]["maximum"]) == tuple(map(int, bounds.groups()))
+
+
+def test_some_options_are_documented() -> None:
+    """The test above compares something."""
+    assert {"window", "longest", "shortest", "corpus"} == set(NgramOptions.model_fields)
+    assert len(ROW.findall(DOCUMENT)) >= 4

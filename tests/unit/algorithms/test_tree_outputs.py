@@ -157,7 +157,7 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> None:
 def curious(name: str = "MORE_CURIOUS", **keys: Any) -> LoadedConfig:
     """A configuration of the plugin."""
     text = config_text(name, target=SIZES | {"vocab_size": 7}, draft={"vocab_size": 7}, **keys)
-    return load_text(text, Path("small.yaml"), algorithms.names())
+    return load_text(text, Path("small.yaml"), algorithms.names(), algorithms.needs)
 
 
 @pytest.mark.usefixtures("plugin")

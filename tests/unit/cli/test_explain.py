@@ -12,11 +12,12 @@ import pytest
 from programs import ROOT, config_text
 from typer.testing import CliRunner, Result
 
-from specc.algorithms import names
+from specc.algorithms import names, needs
 from specc.build import build_program
 from specc.cli.main import app
 from specc.codegen import story
 from specc.config import load_config
+from specc.config.remembered import Answer
 
 TREE = {"topk": 2, "num_draft_tokens": 6, "page_size": 16}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -138,7 +139,7 @@ def test_a_paged_eagle_tree(texts: dict[str, str], documents: dict[str, Any]) ->
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_runs_is_the_plan(name: str, configs: dict[str, Path], documents: dict[str, Any]) -> None:
-    plan: Any = build_program(load_config(configs[name], names())).plan
+    plan: Any = build_program(load_config(configs[name], names(), needs)).plan
     told = documents[name]["phases"]
     assert [(p["name"], p["entry"]) for p in told] == [(p["name"], p["entry"]) for p in plan["phases"]]
     graphs = {node: capture["name"] for capture in plan["captures"] for node in capture["nodes"]}
@@ -196,7 +197,7 @@ def test_what_a_model_says_has_its_key(tmp_path: Path, monkeypatch: pytest.Monke
     """The answer of transformers is made up: importing it takes longer than all the rest."""
     sizes = {"hidden_size": 64, "num_layers": 2, "num_kv_heads": 1, "head_dim": 16, "vocab_size": 96, "hc_mult": 4}
     facts = {key: [value, f"its_{key}"] for key, value in sizes.items()} | {"dtype": ["float32", "dtype"]}
-    monkeypatch.setattr("specc.config.models.remembered", lambda content, ask: ("deepseek_v4", facts))
+    monkeypatch.setattr("specc.config.models.remembered", lambda content, ask: Answer("deepseek_v4", True, facts))
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "deepseek_v4"}')
     path = tmp_path / "deep.yaml"

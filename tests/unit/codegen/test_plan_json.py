@@ -15,7 +15,7 @@ from programs import ROOT, load
 from specc.build import Build, build_program
 from specc.emit.wheel import plan_text
 from specc.ir.printer import print_module
-from specc.runtime.plan import Launch, Plan
+from specc.runtime.plan import KINDS, Launch, Plan
 
 DOC = (ROOT / "docs" / "plan.md").read_text()
 SIZES = {"i1": 1, "u8": 1, "i32": 4, "i64": 8, "f16": 2, "bf16": 2, "f32": 4}
@@ -87,7 +87,7 @@ def test_names_lead_somewhere(plan: Any) -> None:
         assert buffers[f"relay.{field['name']}"]["axes"] == ["P", *[str(axis) for axis in field["axes"][1:]]]
     for node in nodes_of(plan):
         for argument in node.get("args", []):
-            kinds = {"value": values, "buffer": buffers, "input": inputs, "stride": inputs}
+            kinds = {"value": values, "buffer": buffers, "input": inputs, "stride": inputs, "size": inputs}
             kinds["slot_stride"] = {owner for owner, pool in plan["kv_pools"].items() if pool["bound"]}
             assert len(set(argument) & {*kinds, "literal"}) == 1, argument
             for kind, known in kinds.items():
@@ -148,9 +148,6 @@ def test_the_runtime_reads_it(plan: Any) -> None:
             ]
         else:
             assert (node.operands, node.results) == (mine["operands"], mine["results"])
-
-
-KINDS = ("value", "buffer", "input", "stride", "slot_stride", "literal")
 
 
 def test_kv_pools(plan: Any) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from specc.algorithms import names, needs
 from specc.config import LoadedConfig, load_config
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
@@ -52,7 +53,7 @@ def load(tmp_path: Path) -> Load:
     def run(text: str | bytes) -> LoadedConfig:
         path = tmp_path / "c.yaml"
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return load_config(path)
+        return load_config(path, names(), needs)
 
     return run
 

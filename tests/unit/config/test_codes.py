@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from specc.algorithms import names, needs
 from specc.config import load_config
 from specc.support.diagnostics import CODES, Diagnostic, DiagnosticError
 
@@ -21,6 +22,14 @@ def edit(old: str, new: str) -> str:
 def tree(topk: int, nodes: int, more: str) -> str:
     """Return the valid configuration as a tree, with other keys in place of `verify`."""
     return edit("topk: 1", f"topk: {topk}").replace("tokens: 4", f"tokens: {nodes}").replace("verify: greedy", more)
+
+
+def alone(options: str, **keys: str) -> str:
+    """Return the valid configuration for an algorithm without a draft, with its options in lines 19 and later."""
+    text = VALID[: VALID.index("draft:")].replace("EAGLE", "NGRAM")
+    for key, value in keys.items():
+        text = text.replace(f"{key}: ", f"{key}: {value} # ", 1)
+    return f"{text}options:\n{options}"
 
 
 CASES: list[tuple[str, str | bytes, int, int]] = [
@@ -96,7 +105,19 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
     ("config/hc-mult-default", edit("  num_layers", "  hc_mult: 4\n  num_layers"), 14, 12),
     ("config/not-yet", edit("verify: greedy", "verify: rejection"), 9, 9),
     ("config/not-yet", edit("verify: greedy", "disaggregation: true"), 9, 17),
-    ("config/not-yet", edit("  num_layers", "  hidden_source: aux\n  num_layers"), 14, 18),
+    ("config/not-yet", VALID.replace("draft:\n", "draft:\n  hidden_source: aux\n"), 20, 18),
+    ("config/missing-key", edit("num_layers: 32", "num_layers: 6\n  hidden_source: aux"), 12, 1),
+    ("config/out-of-range", edit("  num_layers", "  aux_layers: [1, 33]\n  num_layers"), 14, 15),
+    ("config/out-of-range", edit("  num_layers", "  aux_layers: [0, 2]\n  num_layers"), 14, 15),
+    ("config/out-of-range", edit("  num_layers", "  aux_layers: [2, 2]\n  num_layers"), 14, 15),
+    (
+        "config/out-of-range",
+        edit("  num_layers", "  aux_layers: [2]\n  hidden_source: collapsed\n  num_layers"),
+        14,
+        15,
+    ),
+    ("config/unknown-key", edit("  num_layers", "  num_aux_layers: 3\n  num_layers"), 14, 3),
+    ("config/unknown-key", VALID.replace("draft:\n", "draft:\n  aux_layers: [1]\n"), 20, 3),
     ("legal/chain-width", edit("num_draft_tokens: 4", "num_draft_tokens: 5"), 5, 19),
     ("legal/tree-size", edit("topk: 1", "topk: 2").replace("tokens: 4", "tokens: 12"), 5, 19),
     ("legal/tree-size", edit("topk: 1", "topk: 2").replace("tokens: 4", "tokens: 1"), 5, 19),
@@ -111,10 +132,30 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
     ("config/missing-key", tree(8, 64, "mask: full"), 9, 7),
     ("legal/mask", tree(8, 65, "mask: bitpacked"), 9, 7),
     ("legal/mask", tree(8, 64, "mask: full\ncontext_length: 1048576"), 10, 17),
+    ("legal/chain-only", edit("EAGLE", "DFLASH").replace("topk: 1", "topk: 2"), 3, 7),
+    ("legal/chain-only", edit("EAGLE", "MULTI_LAYER_EAGLE").replace("topk: 1", "topk: 16"), 3, 7),
+    ("legal/no-draft", edit("EAGLE", "ngram"), 19, 1),
+    ("config/missing-key", VALID[: VALID.index("draft:")], 1, 1),
+    ("config/missing-key", VALID[: VALID.index("draft:")].replace("EAGLE", "FROZEN_KV_MTP"), 1, 1),
+    ("legal/tree-size", alone("  window: 64", topk="2", num_draft_tokens="8"), 5, 19),
+    ("config/unknown-key", edit("verify: greedy", "options:\n  window: 64"), 10, 3),
+    ("config/unknown-key", alone("  windows: 64"), 20, 3),
+    ("config/wrong-type", alone("  longest: 4\n  window: '64'"), 21, 11),
+    ("config/wrong-type", alone("  corpus: 7"), 20, 11),
+    ("config/wrong-type", alone("  corpus:"), 20, 3),
+    ("config/not-a-mapping", edit("verify: greedy", "options: 4"), 9, 10),
+    ("config/out-of-range", alone("  window: 63"), 20, 11),
+    ("config/out-of-range", alone("  window: 1048577"), 20, 11),
+    ("config/out-of-range", alone("  longest: 33"), 20, 12),
+    ("config/out-of-range", alone("  corpus: ''"), 20, 11),
+    ("config/duplicate-key", alone("  window: 64\n  window: 64"), 21, 3),
 ]
 
-ELSEWHERE = {"config/unreadable", "config/model-contradiction", "legal/vocab-mismatch"}
-"""Codes with tests of their own: below, in test_models.py, and (an algorithm's rule) in tests/unit/algorithms."""
+ELSEWHERE = {"config/unreadable", "config/model-contradiction", "config/unknown-architecture"}
+"""Codes with tests of their own: below, in test_models.py, and in test_architectures.py."""
+
+ALGORITHMS_OWN = {"legal/vocab-mismatch", "legal/modules", "legal/kv-mismatch"}
+"""Codes of rules that algorithms bring; tests/unit/algorithms provokes them."""
 
 
 @pytest.mark.parametrize(("code", "text", "line", "column"), CASES)
@@ -125,14 +166,14 @@ def test_code_and_place(find: Find, code: str, text: str | bytes, line: int, col
 
 def test_every_code_has_a_case() -> None:
     owned = {code for code in CODES if code.startswith(("config/", "legal/"))}
-    assert owned == {case[0] for case in CASES} | ELSEWHERE
+    assert owned == {case[0] for case in CASES} | ELSEWHERE | ALGORITHMS_OWN
 
 
 @pytest.mark.parametrize("name", ["missing.yaml", ".", "nul\0byte.yaml", "big.yaml"])
 def test_unreadable(tmp_path: Path, name: str) -> None:
     (tmp_path / "big.yaml").write_bytes(b"#" * (1 << 17) + b"\n")
     with pytest.raises(DiagnosticError) as raised:
-        load_config(tmp_path / name)
+        load_config(tmp_path / name, names(), needs)
     assert [d.code for d in raised.value.diagnostics] == ["config/unreadable"]
 
 
@@ -146,6 +187,46 @@ def test_one_mistake_is_one_finding(find: Find) -> None:
         ("name: my_config", "name: null"),
     ]:
         assert [d.code for d in find(edit(old, new))] == ["config/wrong-type"], new
+
+
+def test_one_mistake_about_the_algorithm_is_one_finding(find: Find) -> None:
+    """Whatever does not go with an algorithm is told once; and nothing, if it is not known which one is meant."""
+    bare = VALID[: VALID.index("draft:")]
+    for text, code in [
+        (edit("EAGLE", "DFLASH").replace("topk: 1", "topk: 4"), "legal/chain-only"),
+        (edit("EAGLE", "DFLASH").replace("topk: 1", "topk: 4\nmask: full"), "legal/chain-only"),
+        (edit("EAGLE", "NGRAM"), "legal/no-draft"),
+        (bare, "config/missing-key"),
+        (f"{bare}draft: null\n", "config/wrong-type"),
+        (f"{bare}options: {{window: 64}}\n".replace("EAGLE", "NGRAMM"), "config/unknown-algorithm"),
+        (alone("  window: 0"), "config/out-of-range"),
+        (edit("verify: greedy", "options: [1]"), "config/not-a-mapping"),
+    ]:
+        assert [d.code for d in find(text)] == [code], text
+
+
+def test_options_are_those_of_the_algorithm(find: Find) -> None:
+    (close,) = find(alone("  windows: 64"))
+    assert (close.message, close.hint) == ("unknown key 'windows'", "did you mean 'window'?")
+    (far,) = find(alone("  xyz: 64"))
+    assert far.hint == "keys here: window, longest, shortest, corpus"
+    (none,) = find(edit("verify: greedy", "options: {window: 64}"))
+    assert none.hint == "the algorithm has no options"
+    (low,) = find(alone("  window: 63"))
+    assert low.message == "'options.window' must be at least 64, and this is 63"
+    every = alone("  window: x\n  longest: 0\n  shorter: 1\n  corpus: [a]")
+    assert [(d.code, d.location and d.location.line) for d in find(every)] == [
+        ("config/wrong-type", 20),
+        ("config/out-of-range", 21),
+        ("config/unknown-key", 22),
+        ("config/wrong-type", 23),
+    ]
+
+
+def test_what_does_not_go_with_the_algorithm_shows_both_lines(find: Find) -> None:
+    for text in (edit("EAGLE", "DFLASH").replace("topk: 1", "topk: 2"), edit("EAGLE", "NGRAM")):
+        found = only(find(text))
+        assert [str(note.location) for note in found.notes] == ["c.yaml:2:12"]
 
 
 def test_all_errors_in_one_run(find: Find) -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specc.config.load import load_config, load_text
+from specc.algorithms import names, needs
+from specc.config import load_config, load_text
 from specc.config.schema import ConfigFile, ModelBlock
 from specc.support.diagnostics import DiagnosticError
 from specc.support.render import render, to_json
@@ -60,7 +61,7 @@ def mutate(lines: list[str], change: tuple[str, int, int, str]) -> None:
 def survives(text: str) -> None:
     """Load the text, and print what is wrong with it in every form."""
     try:
-        load_text(text, HERE)
+        load_text(text, HERE, names(), needs)
     except DiagnosticError as error:
         for diagnostic in error.diagnostics:
             render(diagnostic, error.sources, False, error.paths).encode()
@@ -101,6 +102,6 @@ def test_random_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> 
     path = tmp_path_factory.getbasetemp() / "bytes.yaml"
     path.write_bytes(data)
     try:
-        load_config(path)
+        load_config(path, names(), needs)
     except DiagnosticError:
         return

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from specc.config import load_config
-from specc.config.load import load_text
+from specc.algorithms import names, needs
+from specc.config import Needs, load_config, load_text
 
 from .conftest import VALID, Load
 
@@ -125,14 +125,14 @@ def test_places(load: Load) -> None:
 def test_locations_do_not_show_directories(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(VALID)
-    loaded = load_config(path)
+    loaded = load_config(path, names(), needs)
     assert loaded.file == "c.yaml"
     assert loaded.paths == {"c.yaml": str(path)}
     assert loaded.sources == {"c.yaml": VALID}
 
 
 def test_same_text_same_config(load: Load, tmp_path: Path) -> None:
-    assert load(VALID).config == load_text(VALID, tmp_path / "elsewhere.yaml").config
+    assert load(VALID).config == load_text(VALID, tmp_path / "elsewhere.yaml", names(), needs).config
 
 
 def test_config_is_frozen(load: Load) -> None:
@@ -146,7 +146,7 @@ def test_byte_order_mark_and_windows_lines(load: Load) -> None:
 
 
 def test_injected_algorithms(tmp_path: Path) -> None:
-    loaded = load_text(VALID.replace("EAGLE", "mine"), tmp_path / "c.yaml", ("EAGLE", "Mine"))
+    loaded = load_text(VALID.replace("EAGLE", "mine"), tmp_path / "c.yaml", ("EAGLE", "Mine"), lambda name: Needs())
     assert loaded.config.algorithm == "Mine"
 
 
@@ -163,7 +163,7 @@ def test_examples_load(path: Path) -> None:
         pytest.importorskip("transformers")
         if not (path.parent / directory).exists():
             pytest.skip(f"{directory} is not made yet")
-    loaded = load_config(path)
+    loaded = load_config(path, names(), needs)
     assert not loaded.warnings
     assert loaded.config.name == path.stem.replace("-", "_")
 
@@ -172,4 +172,4 @@ def test_model_dir(load: Load, tmp_path: Path) -> None:
     assert load(VALID).model_dir("target") is None
     pytest.importorskip("transformers")
     example = next(path for path in EXAMPLES if path.stem == "eagle-chain")
-    assert load_config(example).model_dir("draft") == example.parent / "models/eagle"
+    assert load_config(example, names(), needs).model_dir("draft") == example.parent / "models/eagle"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from specc.config.remembered import Facts, remembered
+from specc.config.remembered import Answer, remembered
 
-ANSWER: tuple[str, Facts] = ("llama", {"hidden_size": [64, "hidden_size"], "dtype": ["float32", "dtype"]})
+ANSWER = Answer("llama", True, {"hidden_size": [64, "hidden_size"], "dtype": ["float32", "dtype"]})
 
 
 class Oracle:
@@ -18,7 +18,7 @@ class Oracle:
     def __init__(self) -> None:
         self.asked = 0
 
-    def __call__(self) -> tuple[str, Facts]:
+    def __call__(self) -> Answer:
         self.asked += 1
         return ANSWER
 
@@ -37,7 +37,15 @@ def test_asks_once_per_content() -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", ["", "[]", "{", '{"model_type": "x"}', '{"model_type": "x", "facts": {"a": [[], 1]}}']
+    "damage",
+    [
+        "",
+        "[]",
+        "{",
+        '{"model_type": "x", "known": true}',
+        '{"model_type": "x", "facts": {}}',
+        '{"model_type": "x", "known": true, "facts": {"a": [[], 1]}}',
+    ],
 )
 def test_a_damaged_entry_is_asked_again(damage: str) -> None:
     oracle = Oracle()
@@ -49,7 +57,7 @@ def test_a_damaged_entry_is_asked_again(damage: str) -> None:
 
 
 def test_a_failure_is_not_remembered() -> None:
-    def fail() -> tuple[str, Facts]:
+    def fail() -> Answer:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from specc.algorithms import names
 from specc.config.schema import ARCHS, OUTPUTS, REQUIRED, ConfigFile, ModelBlock, json_schema
 
 ROOT = Path(__file__).parents[3]
@@ -43,7 +44,7 @@ def test_documented_words_and_bounds() -> None:
     top, block = documented()
     assert re.findall(r"`(\w+)`", top["archs"][0]) == list(ARCHS)
     assert re.findall(r"`(\w+)`", top["outputs"][0]) == list(OUTPUTS)
-    schema = json_schema()
+    schema = json_schema(names())
     tables = [(top, schema["properties"]), (block, schema["$defs"]["ModelBlock"]["properties"])]
     for table, properties in tables:
         for key, (kind, _) in table.items():
@@ -58,7 +59,7 @@ def test_schema_shape() -> None:
     assert schema["title"]
     assert schema["description"]
     assert schema["additionalProperties"] is False
-    assert schema["required"] == ["name", "algorithm", "target", "draft"]
+    assert schema["required"] == ["name", "algorithm", "target"]
     assert schema["properties"]["algorithm"]["examples"] == ["A", "B"]
     for block in (schema, schema["$defs"]["ModelBlock"]):
         for key, rule in block["properties"].items():
@@ -68,12 +69,12 @@ def test_schema_shape() -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_satisfy_the_schema(path: Path) -> None:
-    schema = json_schema()
+    schema = json_schema(names())
     assert list(errors(YAML(typ="safe").load(path.read_text()), schema, schema)) == []
 
 
 def test_this_files_checker_finds_errors() -> None:
-    schema = json_schema()
+    schema = json_schema(names())
     document = YAML(typ="safe").load(EXAMPLES[0].read_text())
     for change in ({"topk": 0}, {"topk": "1"}, {"name": "A"}, {"archs": ["x"]}, {"x": 1}, {"draft": {}}):
         assert list(errors({**document, **change}, schema, schema)), change

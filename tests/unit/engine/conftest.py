@@ -50,9 +50,9 @@ def model_dirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def fake_package(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ModuleType]]:
     """Return a function that makes the package `specc_fake_chain`, built for one of the test drafts."""
 
-    def make(draft: str = "twin", **more: object) -> ModuleType:
+    def make(draft: str | None = "twin", **more: object) -> ModuleType:
         target = make_target()
-        plan = fake_program.make_plan(target, make_drafts(target)[draft], **more)
+        plan = fake_program.make_plan(target, make_drafts(target)[draft] if draft else None, **more)
         module = ModuleType(NAME)
         module.load = lambda device: fake_program.FakeProgram(plan)
         module.Batch = fake_program.Batch

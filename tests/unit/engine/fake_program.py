@@ -1,20 +1,20 @@
-"""A program in plain Python that keeps the contract of docs/runtime.md: a greedy chain.
+"""Programs in plain Python that keep the contract of docs/runtime.md: greedy chains, of every way of drafting.
 
-It stands in for a generated package where only the engine is under test. Everything is done the slow and
-obvious way, except that batches are padded to a bucket, as a captured program does.
+They stand in for a generated package where only the engine is under test.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from specc.engine.models import DraftModel, ModelFacts, TargetModel
+from specc.engine.drafts import DflashDraft, Draft, FrozenKvDraft, MtpDraft
+from specc.engine.models import ModelFacts, TargetModel
+
+from .fake_steps import KINDS, FakeStep, LookupStep
 
 
 @dataclass(frozen=True)
@@ -23,47 +23,30 @@ class Batch:
 
     req_pool_indices: Sequence[int]
     seq_lens: Sequence[int]
-
-
-@dataclass
-class HostResult:
-    """A step's outputs as lists."""
-
-    predict: list[list[int]]
-    accept_lens: list[int]
-    new_seq_lens: list[int]
-    bonus: list[int]
-    health: list[int]
-
-    def tokens(self, index: int) -> list[int]:
-        """Return what request `index` emits."""
-        return self.predict[index][: self.accept_lens[index]]
-
-    def to_host(self) -> HostResult:
-        """Return itself: the fake computes on the host."""
-        return self
+    prompt_tokens: Sequence[int] | None = None
 
 
 def make_plan(
     target: TargetModel,
-    draft: DraftModel,
+    draft: Draft | None,
     *,
     steps: int = 3,
     page_size: int = 1,
     shifted: bool | None = None,
     buckets: Sequence[int] = (1, 2, 4),
     rows: int = 9,
+    corpus: bool = False,
 ) -> dict[str, Any]:
     """Return as much of a plan as the engine reads."""
-    shifted = draft.reads_hidden if shifted is None else shifted
-    hidden = {"hidden": "h"} if draft.reads_hidden else {}
-    capture = "last" if draft.reads_hidden else "null"
-    full, results = ("full", {"logits": "l", "hidden": "t"}) if hidden else ("null", {"logits": "l"})
-    nodes = [
-        {"kind": "external", "callback": "target", "capture": full, "operands": {}, "results": results},
-        {"kind": "external", "callback": "extend", "capture": capture, "operands": hidden},
-        {"kind": "launch", "kernel": "prepare"},
-    ]
+    reads_hidden = draft is not None and getattr(draft, "reads_hidden", True)
+    shifted = reads_hidden if shifted is None else shifted
+    results = {"logits": "l", "hidden": "t"} if reads_hidden else {"logits": "l"}
+    nodes = [external("target", "full" if reads_hidden else "null", {}, results)]
+    nodes += [external(name, *what) for name, *what in _draft_calls(draft, steps, reads_hidden)]
+    owners = ["target"] if draft is None or isinstance(draft, FrozenKvDraft) else ["target", "draft"]
+    inputs = {"seq_lens": ["B"], "req_to_token": ["P", "C"]}
+    inputs |= {"prompt_tokens": ["T"]} if draft is None else {}
+    inputs |= {"corpus": ["M"]} if corpus else {}
     return {
         "dims": {"P": rows, "B": max(buckets), "S": steps, "A": steps + 1, "N": steps + 1, "K": 1},
         "kv": {
@@ -73,10 +56,32 @@ def make_plan(
             "reserve": 2 * (steps + 1),
             "draft_positions": "shifted" if shifted else "true",
         },
-        "models": {"target": record(target.facts), "draft": record(draft.facts)},
-        "phases": [{"name": "step", "entry": "step", "nodes": nodes}],
+        "kv_pools": {owner: {} for owner in owners},
+        "models": {"target": record(target.facts)} | ({} if draft is None else {"draft": record(draft.facts)}),
+        "inputs": [{"name": name, "axes": axes} for name, axes in inputs.items()],
+        "phases": [{"name": "step", "entry": "step", "nodes": [*nodes, {"kind": "launch", "kernel": "prepare"}]}],
         "buckets": list(buckets),
     }
+
+
+def _draft_calls(draft: Draft | None, steps: int, reads_hidden: bool) -> list[tuple[str, str, dict[str, str]]]:
+    """Return callback, capture and operands of the draft's forwards in a step."""
+    hidden = {"hidden": "h"} if reads_hidden else {}
+    if draft is None:
+        return []
+    if isinstance(draft, FrozenKvDraft):
+        return [("assist", "last", hidden)] * steps
+    if isinstance(draft, MtpDraft):
+        return [("extend_module", "null", hidden)] * steps
+    if isinstance(draft, DflashDraft):
+        return [("block", "null", {}), ("inject", "null", hidden)]
+    return [("extend", "last" if reads_hidden else "null", hidden)]
+
+
+def external(callback: str, capture: str, operands: Any, results: Any = None) -> dict[str, Any]:
+    """Return the call of a forward in a plan."""
+    names = {"operands": operands, "results": results or {}}
+    return {"kind": "external", "callback": callback, "capture": capture, **names}
 
 
 def record(facts: ModelFacts) -> dict[str, Any]:
@@ -87,12 +92,16 @@ def record(facts: ModelFacts) -> dict[str, Any]:
 
 @dataclass
 class FakeProgram:
-    """A loaded program; `steps_run` counts decode steps, `padded` the padding rows they had."""
+    """A loaded program; `steps_run` counts decode steps, `padded` the padding rows they had.
+
+    drafted: by pool row, the committed length and the drafts of every step.
+    """
 
     plan: dict[str, Any]
     steps_run: int = 0
     padded: int = 0
     batches: list[int] = field(default_factory=list)
+    drafted: dict[int, list[tuple[int, list[int]]]] = field(default_factory=dict)
 
     def bind(
         self,
@@ -100,143 +109,14 @@ class FakeProgram:
         req_to_token: Tensor,
         *,
         kv_pools: Mapping[str, Sequence[Tensor]],
+        tables: Mapping[str, Tensor],
         capture: bool | None = None,
     ) -> FakeStep:
         """Return the step functions; the pools must be there, though a chain moves nothing in them."""
-        for owner in ("target", "draft"):
-            buffers = kv_pools[owner]
+        assert kv_pools.keys() == self.plan["kv_pools"].keys()
+        for owner, buffers in kv_pools.items():
             assert len(buffers) == 2 * self.plan["models"][owner]["num_layers"]
             assert all(buffer.is_contiguous() for buffer in buffers)
-        return FakeStep(self, callbacks, req_to_token)
-
-
-class FakeStep:
-    """Prefill and decode of a greedy chain with S drafts."""
-
-    def __init__(self, program: FakeProgram, callbacks: Any, table: Tensor) -> None:
-        """Keep the carry of every pool row in a dict."""
-        self.program, self.callbacks, self.table = program, callbacks, table
-        plan = program.plan
-        self.steps = plan["dims"]["S"]
-        self.reads_hidden = any("hidden" in node.get("operands", ()) for node in plan["phases"][0]["nodes"])
-        self.offset = int(plan["kv"]["draft_positions"] == "true")
-        self.capture = "last" if self.reads_hidden else "null"
-        self.carry: dict[int, SimpleNamespace] = {}
-
-    def prefill(self, batch: Batch) -> HostResult:
-        """Prefill target and draft; `bonus` are the first tokens."""
-        rows, lens = torch.tensor(batch.req_pool_indices), torch.tensor(batch.seq_lens)
-        full = "full" if self.reads_hidden else "null"
-        out = self.callbacks.prefill_target(rows=rows, seq_lens=lens, capture=full)
-        first = out.logits.argmax(-1).to(torch.int32)
-        extra = {"hidden": self._checked(out.hidden, int(lens.sum()))} if self.reads_hidden else {}
-        draft = self.callbacks.prefill_draft(first=first, rows=rows, seq_lens=lens, capture=self.capture, **extra)
-        self._store(rows, draft, first)
-        count = len(rows)
-        return HostResult([[]] * count, [0] * count, list(batch.seq_lens), first.tolist(), [0] * count)
-
-    def decode(self, batch: Batch) -> HostResult:
-        """Draft, verify, extend."""
-        raw = len(batch.req_pool_indices)
-        bucket = min(size for size in self.program.plan["buckets"] if size >= raw)
-        rows = torch.tensor([*batch.req_pool_indices, *[0] * (bucket - raw)])
-        lens = torch.tensor([*batch.seq_lens, *[0] * (bucket - raw)])
-        self.program.steps_run += 1
-        self.program.padded += bucket - raw
-        self.program.batches.append(raw)
-        tokens = self._draft(rows, lens)
-        window = lens[:, None] + torch.arange(self.steps + 1)
-        out = self.callbacks.target(
-            tokens=tokens,
-            positions=window,
-            slots=self._slots(rows, window),
-            rows=rows,
-            seq_lens=lens,
-            capture="full" if self.reads_hidden else "null",
-        )
-        best = out.logits.argmax(-1)
-        accepted = (tokens[:, 1:] == best[:, :-1]).long().cumprod(1).sum(1) + 1
-        accepted[raw:] = 0
-        keep = torch.arange(self.steps + 1) < accepted[:, None]
-        ids = torch.where(keep, best, 0)
-        last = (accepted - 1).clamp(min=0)
-        bonus = ids.gather(1, last[:, None])[:, 0]
-        self._extend(rows, lens, ids, last, out.hidden, bonus)
-        return HostResult(
-            ids[:raw].tolist(),
-            accepted[:raw].tolist(),
-            (lens + accepted)[:raw].tolist(),
-            bonus[:raw].tolist(),
-            [0] * raw,
-        )
-
-    def _draft(self, rows: Tensor, lens: Tensor) -> Tensor:
-        """Return the verify tokens i64[b, S+1]: bonus, then S drafts."""
-        carried = [self.carry[row] if row else None for row in rows.tolist()]
-        columns = [torch.tensor([c.bonus if c else 0 for c in carried])]
-        token = torch.tensor([c.token if c else 0 for c in carried])
-        hidden = None
-        if self.reads_hidden:
-            width = next(c.hidden for c in carried if c)
-            hidden = torch.stack([c.hidden if c else torch.zeros_like(width) for c in carried])[:, None]
-        columns.append(token)
-        for step in range(self.steps - 1):
-            positions = (lens + self.offset + step)[:, None]
-            extra = {"hidden": hidden} if self.reads_hidden else {}
-            out = self.callbacks.draft(
-                step=step,
-                tokens=token[:, None],
-                positions=positions,
-                slots=self._slots(rows, positions),
-                rows=rows,
-                seq_lens=lens,
-                capture=self.capture,
-                **extra,
-            )
-            token = torch.where(rows > 0, out.logits[:, 0].argmax(-1), 0)
-            hidden = out.hidden
-            columns.append(token)
-        return torch.stack(columns, 1)
-
-    def _extend(
-        self, rows: Tensor, lens: Tensor, ids: Tensor, last: Tensor, hidden: Tensor | None, bonus: Tensor
-    ) -> None:
-        """Run the draft over the accepted path and keep the carry."""
-        positions = lens[:, None] + self.offset + torch.arange(self.steps + 1)
-        extra = {"hidden": self._checked(hidden, len(rows))} if self.reads_hidden else {}
-        out = self.callbacks.extend(
-            tokens=ids,
-            positions=positions,
-            slots=self._slots(rows, positions),
-            select=torch.arange(len(rows)) * (self.steps + 1) + last,
-            rows=rows,
-            seq_lens=lens,
-            capture=self.capture,
-            **extra,
-        )
-        self._store(rows, out, bonus)
-
-    def _store(self, rows: Tensor, out: Any, bonus: Tensor) -> None:
-        assert out.logits.shape[0] == len(rows)
-        assert (out.hidden is not None) == self.reads_hidden
-        for index, row in enumerate(rows.tolist()):
-            if row:
-                self.carry[row] = SimpleNamespace(
-                    bonus=int(bonus[index]),
-                    token=int(out.logits[index].argmax()),
-                    hidden=out.hidden[index] if self.reads_hidden else None,
-                )
-
-    def _slots(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """Return slots i64 of positions; those of live requests must have been reserved."""
-        slots = self.table[rows[:, None], positions].long()
-        assert bool((slots[rows > 0] > 0).all()), "a step writes to a slot that was not reserved"
-        assert bool((slots[rows == 0] == 0).all())
-        return slots
-
-    @staticmethod
-    def _checked(hidden: Tensor | None, count: int) -> Tensor:
-        assert hidden is not None
-        assert hidden.is_contiguous()
-        assert hidden.shape[0] == count
-        return hidden
+        called = {node.get("callback") for node in self.plan["phases"][0]["nodes"]}
+        kind = next((kind for name, kind in KINDS.items() if name in called), LookupStep)
+        return kind(self, callbacks, req_to_token, tables)

@@ -15,10 +15,16 @@ from transformers import (
     Qwen3Config,
 )
 
+from specc.engine.dflash_head import DflashHead
+from specc.engine.drafts import DflashDraft, EagleDraft, FrozenKvDraft, MtpDraft, StandaloneDraft
 from specc.engine.eagle_head import EagleHead
-from specc.engine.models import EagleDraft, StandaloneDraft, TargetModel
+from specc.engine.frozen_kv_head import FrozenKvHead
+from specc.engine.models import TargetModel
+from specc.engine.mtp_heads import MtpHeads
 
 VOCAB = 97
+AUX_LAYERS = (1, 3)
+"""Layers, counted from 1, that the DFLASH head reads."""
 COMMON: dict[str, Any] = {
     "vocab_size": VOCAB,
     "intermediate_size": 48,
@@ -74,3 +80,29 @@ def make_drafts(target: TargetModel, family: str = "llama") -> dict[str, Any]:
         "noisy": StandaloneDraft(noisy),
         "head": EagleDraft(head),
     }
+
+
+def make_head(kind: str, target: TargetModel, family: str = "llama") -> Any:
+    """Return a random head, of a kind that is not recurrent, for a target of four layers."""
+    torch.manual_seed(11)
+    sizes = {"hidden_size": 32, "num_key_value_heads": 2}
+    said = {
+        "frozen": {"hidden_size": 24, "num_hidden_layers": 2, "kv_layers": [3, 1], "backbone_hidden_size": 32},
+        "mtp": {"num_hidden_layers": 5},
+        "dflash": {"num_hidden_layers": 2, "dflash_config": {"target_layer_ids": [0, 2], "block_size": 4}},
+    }
+    config = CONFIGS[family](**{**COMMON, **sizes, **said[kind]})
+    classes = {"frozen": FrozenKvHead, "mtp": MtpHeads, "dflash": DflashHead}
+    head = classes[kind](config).eval().requires_grad_(False).share_with(target.model)
+    for parameter in head.parameters():
+        if parameter.dim() > 1:  # so that what a row reads counts for more than what it is
+            parameter.mul_(3)
+    return head
+
+
+def make_pair(kind: str, family: str = "llama", *, of_target: str = "", **more: Any) -> tuple[TargetModel, Any]:
+    """Return a random target of four layers and a draft of a kind that is not recurrent, of the target's family."""
+    model = make_model(of_target or family, layers=4, **more)
+    target = TargetModel(model, aux_layers=AUX_LAYERS if kind == "dflash" else ())
+    wraps = {"frozen": FrozenKvDraft, "mtp": MtpDraft, "dflash": DflashDraft}
+    return target, wraps[kind](make_head(kind, target, family))

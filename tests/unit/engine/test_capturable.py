@@ -6,30 +6,35 @@ They are run on fake tensors, which have shapes and no data: whatever would wait
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 
-from specc.engine.callbacks import EngineCallbacks, Prompt
+from specc.engine.callbacks import Memory, Prompt
+from specc.engine.draft_callbacks import make_callbacks as bind_callbacks
+from specc.engine.drafts import Draft
 from specc.engine.kv_pool import KVPool
-from specc.engine.models import DraftModel, TargetModel
+from specc.engine.models import TargetModel
 from specc.engine.plan_facts import PlanFacts
 from specc.engine.tree_attention import Branches
 
 from .fake_program import make_plan
-from .models_for_tests import CONFIGS, make_drafts, make_target
+from .models_for_tests import CONFIGS, make_drafts, make_pair, make_target
 
 BATCH, NODES, COLUMNS = 3, 4, 64
 CPU = torch.device("cpu")
 HAS_HEAD = ("llama", "qwen3")
 
 
-def make_callbacks(target: TargetModel, draft: DraftModel) -> EngineCallbacks:
+def make_callbacks(target: TargetModel, draft: Draft | None) -> Any:
     """Return callbacks over pools and a table of their own."""
     table = torch.arange(1, 1 + 6 * COLUMNS, dtype=torch.int32).view(6, COLUMNS)
-    pools = (KVPool(facts.pool, 6 * COLUMNS + 1, CPU) for facts in (target.facts, draft.facts))
     facts = PlanFacts.read(make_plan(target, draft))
-    return EngineCallbacks(target, draft, *pools, table, {1: Prompt([5, 6])}, facts)
+    models = {"target": target, "draft": draft}
+    pools = {owner: KVPool(models[owner].facts.pool, 6 * COLUMNS + 1, CPU) for owner in facts.pools}
+    return bind_callbacks(target, draft, Memory(pools, table, {1: Prompt([5, 6])}), facts)
 
 
 def window(width: int) -> dict[str, torch.Tensor]:
@@ -82,6 +87,40 @@ def test_no_forward_of_a_tree_waits_either(kind: str, mode: str) -> None:
     assert all(isinstance(result.logits, FakeTensor) for result in (drafted, verified))
     assert tuple(drafted.logits.shape) == (BATCH, 2, draft.facts.vocab_size)
     assert tuple(drafted.hidden.shape) == (BATCH, 2, draft.facts.hidden_size)
+
+
+def test_no_forward_of_the_other_drafts_waits() -> None:
+    static = window(NODES)
+    ones = {name: tensor for name, tensor in static.items() if name in ("rows", "seq_lens")}
+    token, select, bonus = (torch.zeros(BATCH, dtype=dtype) for dtype in (torch.int64, torch.int64, torch.int32))
+    calls: dict[str, list[tuple[str, dict[str, Any]]]] = {
+        "frozen": [
+            ("assist", {"step": 0, "tokens": token, "positions": token, "hidden": torch.zeros(BATCH, 32)}),
+            ("assist", {"step": 1, **_only(window(2), "tokens", "positions"), "hidden": torch.zeros(BATCH, 2, 32)}),
+        ],
+        "mtp": [("extend_module", {"step": 2, **static, "select": select, "hidden": torch.zeros(BATCH, NODES, 32)})],
+        "dflash": [
+            ("block", {**_only(static, "positions", "slots"), "bonus": bonus}),
+            ("inject", {**_only(static, "positions", "slots"), "hidden": torch.zeros(BATCH, NODES, 64)}),
+        ],
+    }
+    shapes = {"frozen": [(BATCH,), (BATCH, 2)], "mtp": [(BATCH,)], "dflash": [(BATCH, NODES - 1), None]}
+    for kind, forwards in calls.items():
+        callbacks = make_callbacks(*make_pair(kind))
+        assert callbacks.capturable
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            found = [getattr(callbacks, name)(capture="null", **{**ones, **inputs}) for name, inputs in forwards]
+        assert [None if out is None else tuple(out.logits.shape[:-1]) for out in found] == shapes[kind]
+
+
+def test_without_draft_it_is_the_target_that_decides() -> None:
+    assert make_callbacks(make_target(), None).capturable
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    assert not make_callbacks(make_target(rope_parameters=rope), None).capturable
+
+
+def _only(inputs: dict[str, torch.Tensor], *names: str) -> dict[str, torch.Tensor]:
+    return {name: inputs[name] for name in names}
 
 
 def test_a_forward_that_waits_is_noticed() -> None:

@@ -10,9 +10,10 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from specc.engine.drafts import EagleDraft, StandaloneDraft
 from specc.engine.errors import UnsupportedModelError
 from specc.engine.loading import load_draft, load_target
-from specc.engine.models import EagleDraft, ModelFacts, StandaloneDraft
+from specc.engine.models import ModelFacts
 from specc.engine.plan_facts import PlanFacts
 from specc.support.diagnostics import DiagnosticError
 

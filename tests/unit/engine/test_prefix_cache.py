@@ -78,7 +78,7 @@ class Model:
 
 
 @settings(deadline=None, max_examples=300)
-@given(page_size=st.integers(1, 3), lookahead=st.integers(0, 1), actions=ACTIONS)
+@given(page_size=st.integers(1, 3), lookahead=st.integers(0, 3), actions=ACTIONS)
 def test_the_cache_is_the_model(page_size: int, lookahead: int, actions: list[tuple[str, object]]) -> None:
     allocator = PageAllocator(30, page_size)
     cache = PrefixCache(allocator, lookahead)

@@ -114,6 +114,36 @@ def test_usage_errors(invoke: Callable[..., Result], arguments: list[str]) -> No
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize("corpus", [False, True])
+def test_a_program_without_draft_model(
+    fake_package: Callable[..., ModuleType], model_dirs: dict[str, Path], tmp_path: Path, corpus: bool
+) -> None:
+    app = typer.Typer()
+    app.command()(run)
+    fake_package(None, corpus=corpus)
+    (tmp_path / "words").write_text("hello, speculate of words")
+    options = [NAME, "--target", str(model_dirs["target"]), *with_prompts(PROMPTS), "--check", "--max-new-tokens", "12"]
+    words = ["--corpus", str(tmp_path / "words")]
+    result = CliRunner().invoke(app, [*options, *(words if corpus else [])])
+    assert result.exit_code == 0, result.output
+    assert result.output.count("identical to generate: yes") == 3
+    for wrong, named in (([] if corpus else words, "--corpus"), (["--draft", str(model_dirs["twin"])], "--draft")):
+        refused = CliRunner().invoke(app, [*options, *(words if corpus and wrong else []), *wrong])
+        assert refused.exit_code == 2
+        assert named in refused.output
+
+
+def test_a_program_with_a_draft_model_needs_it(
+    fake_package: Callable[..., ModuleType], model_dirs: dict[str, Path]
+) -> None:
+    app = typer.Typer()
+    app.command()(run)
+    fake_package("twin")
+    result = CliRunner().invoke(app, [NAME, "--target", str(model_dirs["target"]), "--prompt", "x"])
+    assert result.exit_code == 2
+    assert "the program needs one" in result.output
+
+
 @pytest.mark.parametrize("as_json", [False, True])
 def test_inputs_that_are_wrong_are_diagnostics(invoke: Callable[..., Result], tmp_path: Path, as_json: bool) -> None:
     bad = tmp_path / "bad.json"

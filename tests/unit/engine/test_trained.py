@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from specc.engine.drafts import EagleDraft, StandaloneDraft
 from specc.engine.eagle_head import EagleHead
 from specc.engine.engine import Engine
-from specc.engine.models import EagleDraft, StandaloneDraft, TargetModel
+from specc.engine.models import TargetModel
 from specc.engine.reference import accepted_lengths, greedy
 from specc.engine.request import StopConditions
 

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from specc.engine.attention import plain_attention
-from specc.engine.callbacks import EngineCallbacks
+from specc.engine.callbacks import Memory
+from specc.engine.draft_callbacks import make_callbacks as bind_callbacks
+from specc.engine.drafts import StandaloneDraft
 from specc.engine.kv_pool import KVPool
-from specc.engine.models import CausalModel
+from specc.engine.models import CausalModel, TargetModel
 from specc.engine.plan_facts import PlanFacts
 from specc.engine.tree_attention import Branches, visible_keys
 
@@ -54,23 +56,24 @@ def mask_of(trees: list[list[int]], mode: str, lengths: list[int]) -> Tensor:
     return out
 
 
-def make_callbacks(target: CausalModel, draft: Any, page_size: int = 1, **facts: Any) -> EngineCallbacks:
+def make_callbacks(target: TargetModel, draft: Any, page_size: int = 1, **facts: Any) -> Any:
     """Callbacks over scattered slots of pools full of large numbers."""
     plan = make_plan(target, draft, page_size=page_size, **facts)
     generator = torch.Generator().manual_seed(11)
     pages = torch.randperm(5 * COLUMNS // page_size, generator=generator) + 1
     table = (pages[:, None] * page_size + torch.arange(page_size)).view(5, COLUMNS).to(torch.int32)
     table[0] = 0
-    pools = [KVPool(model.facts.pool, 5 * COLUMNS + page_size) for model in (target, draft)]
-    for buffer in pools[0].buffers + pools[1].buffers:
+    models = {"target": target, "draft": draft}
+    pools = {owner: KVPool(model.facts.pool, 5 * COLUMNS + page_size) for owner, model in models.items()}
+    for buffer in pools["target"].buffers + pools["draft"].buffers:
         buffer.copy_(30 * torch.randn(buffer.shape, generator=generator))
-    return EngineCallbacks(target, draft, *pools, table, {}, PlanFacts.read(plan))
+    return bind_callbacks(target, draft, Memory(pools, table, {}), PlanFacts.read(plan))
 
 
-def fill(model: CausalModel, callbacks: EngineCallbacks, pool: KVPool, texts: list[list[int]]) -> None:
+def fill(model: CausalModel, memory: Memory, owner: str, texts: list[list[int]]) -> None:
     """Run texts through a model so that their keys and values are in rows 1, 2, ..."""
     for row, text in enumerate(texts, start=1):
-        positions, paged = callbacks._rest(pool, row, 0, len(text))
+        positions, paged = memory.rest(owner, row, 0, len(text))
         model.forward(torch.tensor([text]), positions, paged)
 
 
@@ -94,9 +97,9 @@ def test_every_node_sees_its_path(family: str, mode: str) -> None:
     nodes, generator = 11, torch.Generator().manual_seed(3)
     callbacks = make_callbacks(target, make_drafts(make_target())["stranger"])
     callbacks.mask_mode = mode
-    callbacks.width = max(LENGTHS) + nodes + 5
+    callbacks.memory.width = max(LENGTHS) + nodes + 5
     texts = [torch.randint(VOCAB, (length,), generator=generator).tolist() for length in LENGTHS]
-    fill(target, callbacks, callbacks.target_pool, texts)
+    fill(target, callbacks.memory, "target", texts)
     trees = [random_tree(nodes, generator) for _ in LENGTHS]
     # a padding row in the middle, whose root is its own parent's absence
     batch = [1, 2, 0, 3, 4]
@@ -109,7 +112,7 @@ def test_every_node_sees_its_path(family: str, mode: str) -> None:
     found = callbacks.target(
         tokens=tokens,
         positions=seq_lens[:, None] + depth,
-        slots=callbacks.req_to_token[rows[:, None], window].long(),
+        slots=callbacks.memory.req_to_token[rows[:, None], window].long(),
         rows=rows,
         seq_lens=seq_lens,
         capture="full",
@@ -129,14 +132,15 @@ def test_every_node_sees_its_path(family: str, mode: str) -> None:
 def test_every_branch_sees_the_text_and_what_it_wrote_itself(branches: int, page_size: int, shifted: bool) -> None:
     steps, generator = 4, torch.Generator().manual_seed(page_size + branches)
     target = make_target("mistral", sliding_window=9)
-    callbacks = make_callbacks(target, target, page_size, shifted=shifted)
+    draft = StandaloneDraft(target.model)
+    callbacks = make_callbacks(target, draft, page_size, shifted=shifted)
     callbacks.branches = Branches(int(not shifted), page_size, steps)
     offset = callbacks.branches.offset
     known = [length + offset for length in LENGTHS]
-    callbacks.width = max(known) + steps
+    callbacks.memory.width = max(known) + steps
     texts = [torch.randint(VOCAB, (length,), generator=generator).tolist() for length in known]
-    fill(target, callbacks, callbacks.draft_pool, texts)
-    table = callbacks.req_to_token
+    fill(draft, callbacks.memory, "draft", texts)
+    table = callbacks.memory.req_to_token
     for row, base in enumerate(known, start=1):
         copy_tail(callbacks, row, base, branches, page_size, steps)
     rows, seq_lens = torch.arange(1, 5), torch.tensor(LENGTHS)
@@ -171,11 +175,11 @@ def run_of(base: int, page_size: int, room: int) -> int:
     return pages * page_size
 
 
-def copy_tail(callbacks: EngineCallbacks, row: int, base: int, branches: int, page_size: int, room: int) -> None:
+def copy_tail(callbacks: Any, row: int, base: int, branches: int, page_size: int, room: int) -> None:
     """Copy the partly filled page of branch 0 to the other branches, position by position."""
-    table = callbacks.req_to_token[row].long()
+    table = callbacks.memory.req_to_token[row].long()
     tail = torch.arange(base - base % page_size, base)
-    for buffer in callbacks.draft_pool.buffers:
+    for buffer in callbacks.memory.pools["draft"].buffers:
         for k in range(1, branches):
             buffer[table[tail + k * run_of(base, page_size, room)]] = buffer[table[tail]]
 

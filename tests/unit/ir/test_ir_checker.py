@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from programs import compile_to, load
 
+from specc.algorithms import names
 from specc.ir.checker import check_linear, check_module
 from specc.ir.parser import parse_module
 from specc.passes.pipeline import PASSES
@@ -39,7 +40,7 @@ def in_phase(*lines: str, phase: str = "prepare") -> str:
 
 CLEAR = "%h = health.clear(%rows) : i32[B]"
 POSITIONS = '%p = kv.positions(%lens) {axis = "K", offset = 0, stride = 0} : i64[B, K]'
-FORWARD = '{capture = "null", dtype = "f32", width = 0} : f32[B, V], !kv<target>'
+FORWARD = '{capture = "null", dtype = "f32", per = "T", width = 0} : f32[B, V], !kv<target>'
 
 BROKEN = [
     ("unknown op", in_phase("%x = health.explode(%rows) : i32[B]"), "unknown op health.explode"),
@@ -93,7 +94,7 @@ BROKEN = [
     (
         "stored by another type",
         in_phase(CLEAR, 'carry.store(%rows, %h) {field = "c"}'),
-        "c is carried as i64[B], got i32[B]",
+        "c must be i64, got i32 in i32[B]",
     ),
 ]
 
@@ -164,7 +165,7 @@ def test_the_node_axis_is_not_the_path_axis_at_the_end_of_a_chain() -> None:
     assert {d.code for d in found} == {"type/axis-mismatch"}
 
 
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
+@pytest.mark.parametrize("algorithm", names())
 @pytest.mark.parametrize("last", [name for name in PASSES if name != "check-resources"])
 def test_every_stage_of_a_build_is_valid(algorithm: str, last: str) -> None:
     module = compile_to(last, load(algorithm, num_steps=2))

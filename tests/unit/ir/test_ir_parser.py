@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from programs import EXAMPLES, MODEL, config_text, load, passes_to
 
-from specc.algorithms import names
+from specc.algorithms import names, needs
 from specc.config import load_config
 from specc.config.load import load_text
 from specc.driver import start_module
@@ -31,7 +31,7 @@ class RoundTrip(BaseInstrument):
 
 @pytest.mark.parametrize("name", ["llama-8b-eagle", "qwen3-standalone"])
 def test_examples_at_every_stage(name: str) -> None:
-    loaded = load_config(EXAMPLES / f"{name}.yaml", names())
+    loaded = load_config(EXAMPLES / f"{name}.yaml", names(), needs)
     module = start_module(loaded)
     RoundTrip().after(module, None)
     run_passes(module, passes_to("plan-graphs"), Context(loaded), [RoundTrip()])
@@ -44,7 +44,7 @@ def test_examples_with_model_directories(name: str) -> None:
     block = "".join(f"  {key}: {value}\n" for key, value in MODEL.items())
     for model in ("target", "standalone", "eagle"):
         text = text.replace(f"  model: models/{model}\n", block)
-    loaded = load_text(text, EXAMPLES / f"{name}.yaml", names())
+    loaded = load_text(text, EXAMPLES / f"{name}.yaml", names(), needs)
     module = start_module(loaded)
     run_passes(module, passes_to("plan-graphs"), Context(loaded), [RoundTrip()])
 
@@ -210,7 +210,7 @@ def test_declarations_keep_their_types() -> None:
 
 
 def test_file_names_are_escaped() -> None:
-    loaded = load_text(config_text(), EXAMPLES / 'a "b".yaml', names())
+    loaded = load_text(config_text(), EXAMPLES / 'a "b".yaml', names(), needs)
     module = start_module(loaded)
     again = parse_module(print_module(module))
     assert _only(again).location == _only(module).location

@@ -47,9 +47,9 @@ def test_prepare_is_one_launch_and_the_tail_another(variant: str) -> None:
     assert len(prepare) + len(tails) == len(tree.phases["prepare"])
     paged = VARIANTS[variant]["page_size"] > 1 and VARIANTS[variant].get("num_steps") != 1
     assert [op.opcode for op in tails] == ["kv.duplicate_tail"] * paged
-    assert spec.flags["tree"]
-    assert spec.flags["draft"] == (VARIANTS[variant].get("num_steps") != 1)
-    assert spec.flags["relay_seq_lens"] == VARIANTS[variant].get("overlap", True)
+    assert spec.flags["chain_root"] == ()
+    assert spec.flags["runs"] == (() if VARIANTS[variant].get("num_steps") == 1 else ("draft_slots",))
+    assert spec.flags["given"] != VARIANTS[variant].get("overlap", True)
     # Every result is somewhere in memory for others, none is passed twice.
     passed = [argument.value for argument in spec.arguments if argument.value is not None]
     assert len(passed) == len(set(passed))
@@ -68,7 +68,7 @@ def test_compact_is_all_that_verification_does_not_compute(variant: str) -> None
     elsewhere = {source.opcode for op in others if (source := op.operands[0].source) is not None}
     assert elsewhere == {"verify.greedy"} | ({"vocab.logprob"} if "outputs" in VARIANTS[variant] else set())
     assert [op.opcode for op in cluster].count("kv.move") == 1
-    assert sum(spec.flags[f"value{number}"] for number in range(4)) == len(copied)
+    assert [spec.flags[f"value{number}"] for number in range(4)].count(True) == len(copied)
     assert len(copied) == (3 if "outputs" in VARIANTS[variant] else int(variant.startswith("eagle")))
 
 
@@ -77,8 +77,8 @@ def test_a_chain_copies_nothing() -> None:
     assert clusters(chain, "compact") == []
     assert clusters(chain, "duplicate_tail") == []
     ((_, spec),) = clusters(chain, "prepare")
-    assert not spec.flags["tree"]
-    assert {("K", 1), ("PAGE", 1), ("ROOM", 0)} <= set(spec.constants)
+    assert (spec.flags["chain_root"], spec.flags["chain_drafts"]) == (("bonus",), ("topk_index",))
+    assert {("K", 1), ("PAGE_draft_slots", 1), ("ROOM_draft_slots", 0)} <= set(spec.constants)
 
 
 def test_more_values_than_a_launch_has_take_another() -> None:

@@ -39,9 +39,9 @@ def test_alone_and_with_the_last_step(mask: str) -> None:
 
 
 def test_one_step_has_no_forward_to_follow() -> None:
-    (alone,) = offered(tree(num_steps=1, num_draft_tokens=4))
+    (alone,) = offered(module := tree(num_steps=1, num_draft_tokens=4))
     assert opcodes(alone) == [*TREE, "tree.mask"]
-    assert dict(FAMILY.spec(tree(num_steps=1, num_draft_tokens=4), "k", alone).flags)["steps"] == 1
+    assert dict(FAMILY.spec(module, "k", alone).flags)["steps"] == 1
 
 
 def test_a_chain_has_no_tree() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from programs import compile_to, load
 
+from specc.algorithms import needs
 from specc.ir.core import Module, Op, tensor_type
 from specc.kernels.base import MAX_SPLITS, only
 from specc.kernels.verify_commit import FAMILY
@@ -38,7 +39,46 @@ def test_covers_what_follows_from_the_path(form: dict[str, Any], outputs: list[s
     assert all(op.operands[0].source is left[0] for op in left if op.opcode == "commit.compact")
     flags = FAMILY.spec(module, "verify_commit", cluster).flags
     wanted = {"accept_index": tree or "accept_index" in outputs, "logprobs": "logprobs" in outputs}
-    assert flags == {"tree": tree, "publish": True, **wanted}
+    stores = {"lengths": ("seq_lens",), "bonuses": (), "rings": ()}
+    assert flags == {"tree": tree, "extend_ids": True, "select": True, **stores, **wanted}
+
+
+CARRIES = {
+    "MULTI_LAYER_EAGLE": {"bonuses": (), "rings": (), "extend_ids": True, "select": True},
+    "FROZEN_KV_MTP": {"bonuses": ("bonus",), "rings": (), "extend_ids": False, "select": False},
+    "DFLASH": {"bonuses": ("bonus",), "rings": (), "extend_ids": False, "select": False},
+    "NGRAM": {"bonuses": (), "rings": ("text",), "extend_ids": False, "select": False},
+}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "form"), [(name, form) for name in CARRIES for form in (FORMS if needs(name).trees else FORMS[:1])]
+)
+def test_stores_what_it_makes(algorithm: str, form: dict[str, Any]) -> None:
+    """Lengths always; the bonus in the phase commit, or where nothing else is stored; tokens that enter a text."""
+    module = compile_to("canonicalize", load(algorithm, **form))
+    ((cluster, spec),) = [(found, FAMILY.spec(module, "verify_commit", found)) for found in FAMILY.candidates(module)]
+    assert spec.flags["lengths"] == ("seq_lens",)
+    assert {name: spec.flags[name] for name in CARRIES[algorithm]} == CARRIES[algorithm]
+    passed = [argument.buffer for argument in spec.arguments if argument.buffer.startswith("relay.")]
+    stored = [op for op in cluster if op.opcode in ("carry.store", "relay.publish", "carry.append")]
+    assert sorted(passed) == sorted(f"relay.{op.attrs['field']}" for op in stored)
+    assert [size for name, size in spec.constants if name == "L_text"] == [4096] * len(CARRIES[algorithm]["rings"])
+
+
+@pytest.mark.parametrize("phase", ["commit", "extend"])
+def test_stores_alone_in_a_later_phase_come_along(phase: str) -> None:
+    """A bonus that is stored after commit is left to whoever stores the rest of its phase, if there is a rest."""
+    module = compile_to("canonicalize", load("DFLASH"))
+    (store,) = [op for op in module.phases["extend"] if op.opcode == "carry.store"]
+    (cluster,) = FAMILY.candidates(module)
+    assert store in cluster
+    rows, bonus = store.operands
+    lens = module.inputs["seq_lens"]
+    module.add_op(phase, "carry.store", (rows, lens), (), {"field": "seq_lens"}, None)
+    (cluster,) = FAMILY.candidates(module)
+    assert (store in cluster) == (phase == "commit")
+    assert bonus in {value for op in cluster for value in op.results}
 
 
 def test_log_probabilities_lie_along_the_path() -> None:
@@ -71,10 +111,11 @@ def other_logits(module: Module) -> None:
     module.set_operands(logprob, [logits, *logprob.operands[1:]])
 
 
-def other_tokens(module: Module) -> None:
-    """Extend reads tokens of which verification knows nothing."""
-    ids = op(module, "commit.extend_ids")
-    module.set_operands(ids, [module.add_input("others", tensor_type(ids.operands[0])), ids.operands[1]])
+def other_lengths(module: Module) -> None:
+    """Lengths of a path of which verification knows nothing."""
+    lengths = op(module, "commit.lengths")
+    others = module.add_input("others", tensor_type(lengths.operands[2]))
+    module.set_operands(lengths, [*lengths.operands[:2], others])
 
 
 CHANGES = {
@@ -83,7 +124,7 @@ CHANGES = {
     "tokens of nodes are an output": hand_out("verify.greedy", 0),
     "log-probabilities of nodes are an output": hand_out("vocab.logprob", 0),
     "log-probabilities of other logits": other_logits,
-    "extend tokens of others": other_tokens,
+    "lengths of others": other_lengths,
 }
 
 
@@ -94,6 +135,15 @@ def test_declines(name: str) -> None:
     assert list(FAMILY.candidates(module))
     CHANGES[name](module)
     assert not list(FAMILY.candidates(module))
+
+
+def test_extend_tokens_of_others_are_left_out() -> None:
+    module = lowered(**TREE)
+    ids = op(module, "commit.extend_ids")
+    module.set_operands(ids, [module.add_input("others", tensor_type(ids.operands[0])), ids.operands[1]])
+    (cluster,) = FAMILY.candidates(module)
+    assert ids not in cluster
+    assert not FAMILY.spec(module, "verify_commit", cluster).flags["extend_ids"]
 
 
 @pytest.mark.parametrize(("nodes", "most"), [(2, 64), (9, 64), (32, 64), (33, 32), (64, 32), (200, 8), (300, 4)])

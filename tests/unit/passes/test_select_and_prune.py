@@ -26,11 +26,12 @@ def captures(module: Module) -> dict[str, str]:
 def test_capture_modes(steps: int) -> None:
     standalone = captures(compile_to("prune-dead-dataflow", load("STANDALONE", num_steps=steps)))
     assert set(standalone.values()) == {"null"}
-    eagle = captures(compile_to("prune-dead-dataflow", load("EAGLE", num_steps=steps)))
-    assert eagle["model.target"] == eagle["model.prefill_target"] == "full"
-    drafts = [eagle[f"model.draft{step}"] for step in range(steps - 1)]
-    assert drafts == ["last"] * (steps - 2) + ["null"] * (steps > 1)
-    assert eagle["model.extend"] == eagle["model.prefill_draft"] == ("last" if steps > 1 else "null")
+    for algorithm in ("EAGLE", "EAGLE3"):
+        found = captures(compile_to("prune-dead-dataflow", load(algorithm, num_steps=steps)))
+        assert found["model.target"] == found["model.prefill_target"] == "full"
+        drafts = [found[f"model.draft{step}"] for step in range(steps - 1)]
+        assert drafts == ["last"] * (steps - 2) + ["null"] * (steps > 1)
+        assert found["model.extend"] == found["model.prefill_draft"] == ("last" if steps > 1 else "null")
 
 
 @pytest.mark.parametrize("steps", range(1, 9))
@@ -91,21 +92,25 @@ def test_capture_modes_of_a_tree(steps: int) -> None:
 @pytest.mark.parametrize("topk", [2, 8])
 @pytest.mark.parametrize("steps", [1, 3, 16])
 def test_windows_of_a_tree(algorithm: str, page: int, topk: int, steps: int) -> None:
-    """Every slot that any length can make a step write, counted one by one; and SGLang's reserve for shifted drafts."""
+    """Every slot that any length can make a step write, counted one by one; and SGLang's reserve for shifted drafts.
+
+    With one step the draft runs no forward between two extends, so there are no branches to write.
+    """
     extra = int(algorithm == "STANDALONE")
     for nodes in {2, min(64, 1 + topk + (steps - 1) * topk**2)}:
         module = tree(algorithm, page_size=page, topk=topk, num_steps=steps, num_draft_tokens=nodes)
         (kv,) = module.decls_of(KvLayout)
         written = {0}
-        for base in range(page):  # seq_len + extra, as far as pages are concerned
+        for base in range(page if steps > 1 else 0):  # seq_len + extra, as far as pages are concerned
             run = math.ceil((base % page + steps) / page) * page
             written |= {extra + branch * run + step for branch in range(topk) for step in range(steps)}
             written |= {extra + branch * run - base % page for branch in range(1, topk)}
             written.add(extra + topk * run - base % page - 1)  # whole pages belong to a branch
         written |= {*range(nodes), *range(extra, extra + steps + 1)}
         assert kv.window == 1 + max(written)
-        assert (kv.verify_window, kv.branch_room, kv.first_draft_position) == (nodes, steps, extra)
-        branches = topk * steps if page == 1 else math.ceil((page - 1 + steps) / page) * page * topk
+        room = steps if steps > 1 else 0
+        assert (kv.verify_window, kv.branch_room, kv.first_draft_position) == (nodes, room, extra)
+        branches = math.ceil((page - 1 + room) / page) * page * topk if room else 0
         assert kv.reserve == 2 * max(branches + extra, nodes, steps + 1 + extra)
         assert kv.reserve >= 2 * kv.window
 

@@ -42,11 +42,13 @@ def tree_plan(*, batch: int = 4, layers: int = 2, row_bytes: int = 16, dtype: st
             "verify_window": 5,
             "reserve": 20,
             "longest": None,
+            "draft_positions": "shifted",
         },
         "kv_pools": {
             owner: kv_pool(bound=True, layers=layers, row_bytes=row_bytes, dtype=dtype) for owner in ("target", "draft")
         },
         "models": {},
+        "options": {},
         "inputs": [
             {"name": "req_pool_indices", "dtype": "i64", "axes": ["B"], "owner": "arena"},
             {"name": "seq_lens", "dtype": "i64", "axes": ["B"], "owner": "arena"},

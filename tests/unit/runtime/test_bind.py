@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from lookup_plan import lookup_plan
 from torch import Tensor
 from toy_engine import ToyEngine, batch_of, make_engine, start
 from toy_plan import chain_plan, program_of
@@ -15,17 +16,18 @@ from toy_plan import chain_plan, program_of
 from specc.runtime import step as step_module
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.capture import TableGuard, check_capturable
+from specc.runtime.capture import check_capturable
 from specc.runtime.errors import BindError, ForwardContractError
 from specc.runtime.external import Forward
 from specc.runtime.frame import Frame
 from specc.runtime.plan import Plan
 from specc.runtime.step import Step
+from specc.runtime.tables import TableGuard
 
 CPU = torch.device("cpu")
 
 
-def make_step(plan: dict[str, Any], engine: object, table: Tensor, **how: bool) -> Step:
+def make_step(plan: dict[str, Any], engine: object, table: Tensor, **how: Any) -> Step:
     return Step(Plan.from_json(plan), ReferenceBackend(), CPU, engine, table, **how)
 
 
@@ -194,10 +196,25 @@ def test_a_captured_step_notices_that_the_table_moved(captured: tuple[Step, ToyE
         step.decode(Batch([1], [1]))
 
 
+def test_a_captured_step_notices_that_a_corpus_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_module, "Graphs", EagerGraphs)
+    plan = lookup_plan()
+    engine = ToyEngine(plan["dims"]["V"], 1, False, make_engine(chain_plan()).table, {1: [3]})
+    tables = {"corpus": torch.tensor([3, 1, 4], dtype=torch.int32)}
+    step = make_step(plan, engine, engine.table, tables=tables, capture=True)
+    step.prefill(Batch([1], [1], [3]))
+    step.decode(Batch([1]))
+    tables["corpus"].add_(1)
+    step.decode(Batch([1]))
+    tables["corpus"].set_(tables["corpus"].clone())
+    with pytest.raises(BindError, match="corpus has moved"):
+        step.decode(Batch([1]))
+
+
 def test_the_guard_sees_strides() -> None:
     wide = torch.zeros(8, 200, dtype=torch.int32)
     table = wide[:, :96]
-    guard = TableGuard(table)
+    guard = TableGuard({"req_to_token": table})
     guard.check()
     table.as_strided_((8, 96), (100, 1))
     with pytest.raises(BindError, match="layout"):

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from lookup_plan import lookup_plan
 from toy_engine import make_engine
 from toy_plan import chain_plan
 
 from specc.runtime.arena import Arena
 from specc.runtime.backends import cuda
-from specc.runtime.errors import BindError, DamagedWheelError, UnsupportedDeviceError
+from specc.runtime.errors import BindError, DamagedWheelError, PlanError, UnsupportedDeviceError
 from specc.runtime.external import Forward
 from specc.runtime.frame import Frame
 from specc.runtime.manifest import Artifact, Manifest
@@ -177,6 +178,21 @@ def test_versions_of_cuda_core_that_adopt_streams_through_the_device() -> None:
     core = SimpleNamespace(Stream=SimpleNamespace(), Device=device)
     assert cuda.adopt_stream(core, 1, 77) == "made"
     assert asked == [(1, (0, 77))]
+
+
+def test_tables_are_passed_with_their_sizes(driver: Driver, tmp_path: Path) -> None:
+    plan = Plan.from_json(lookup_plan())
+    backend = cuda.CudaBackend(plan, artifacts(plan, tmp_path), tmp_path, DEVICE)
+    arena = Arena(plan, torch.device("cpu"))
+    for corpus in (torch.arange(5, dtype=torch.int32), torch.arange(0, dtype=torch.int32)):
+        frame = Frame(plan, arena, RelayPools(plan, arena), torch.zeros(8, 9), 3, inputs={"corpus": corpus})
+        backend.launch(node(plan, "ngram_propose"), frame)
+        pointer, size, *_ = driver.launches[-1][3]
+        assert pointer == corpus.data_ptr()
+        assert isinstance(size, ctypes.c_int64)
+        assert size.value == len(corpus)
+    with pytest.raises(PlanError, match="'corpus' is neither a value in memory nor an input that is there"):
+        backend.launch(node(plan, "ngram_propose"), Frame(plan, arena, RelayPools(plan, arena), torch.zeros(8, 9), 3))
 
 
 @pytest.mark.parametrize(("shared", "asks"), [(48 * 1024 - 1, False), (48 * 1024, True), (100_000, True)])

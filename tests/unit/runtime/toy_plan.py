@@ -87,7 +87,7 @@ class Builder:
 
     def launch(self, kernel: str, *ops: Json, name: str | None = None, args: tuple[Json, ...] = ()) -> Json:
         types = {"value": "*i64", "buffer": "*i64", "input": "*i64"}
-        types |= {"stride": "i64", "slot_stride": "i64", "literal": "i32"}
+        types |= {"stride": "i64", "size": "i64", "slot_stride": "i64", "literal": "i32"}
         arguments = [[a["name"], next(types[kind] for kind in types if kind in a)] for a in args]
         self.kernels[kernel] = {
             "family": kernel,
@@ -180,9 +180,11 @@ def _assemble(b: Builder, phases: list[Json], hidden: bool) -> Json:
             "verify_window": b.dims["N"],
             "reserve": 2 * b.dims["A"],
             "longest": None,
+            "draft_positions": "shifted" if hidden else "true",
         },
         "kv_pools": {owner: kv_pool(bound=False) for owner in ("target", "draft")},
         "models": {},
+        "options": {},
         "inputs": [
             {"name": "req_pool_indices", "dtype": "i64", "axes": ["B"], "owner": "arena"},
             {"name": "seq_lens", "dtype": "i64", "axes": ["B"], "owner": "arena"},

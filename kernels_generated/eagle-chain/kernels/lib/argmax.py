@@ -92,20 +92,26 @@ def scan_chunk(row_ptr, chunk, chunks, V: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def arrive(value_ptr, mark_ptr, slot, value, mark, arrivals_ptr, expected):
-    """Store a partial result and count the arrival; true in the last of `expected` programs, which resets it.
+    """Store a partial result and count the arrival; true in the last of `expected` programs, which resets it."""
+    tl.store(value_ptr + slot, value)
+    tl.store(mark_ptr + slot, mark)
+    return arrived(arrivals_ptr, expected)
 
-    Memory order. The partials and the counter are scalars, which triton gives to one and the same thread; the
-    atomic's release covers that thread's stores. The barrier is for a compiler that would use two threads: an
-    NVIDIA release covers what a barrier has ordered before it. The atomic is an acquire too: the program that
-    sees `expected - 1` earlier arrivals has all of their partials before it. The value goes to the other
-    threads of the program through a barrier, so the order holds for their loads. They must use cache_modifier
-    ".cg" (`gather`), which does not look into the L1 cache.
+
+@triton.jit
+def arrived(arrivals_ptr, expected):
+    """Count the arrival of a program that has stored its partials; true in the last one, which resets the counter.
+
+    Memory order. Triton gives the counter, and partials that are scalars, to one and the same thread; the atomic's
+    release covers that thread's stores. The barrier is for partials that other threads of its warp have stored,
+    and for a compiler that would use two warps: an NVIDIA release covers what a barrier has ordered before it.
+    The atomic is an acquire too: the program that sees `expected - 1` earlier arrivals has all of their partials
+    before it. The value goes to the other threads of the program through a barrier, so the order holds for their
+    loads. They must use cache_modifier ".cg" (`gather`), which does not look into the L1 cache.
 
     Resetting needs no atomic: every program of this launch has arrived, and the next launch waits for this
     one.
     """
-    tl.store(value_ptr + slot, value)
-    tl.store(mark_ptr + slot, mark)
     tl.debug_barrier()
     last = tl.atomic_add(arrivals_ptr, 1, sem="acq_rel", scope="gpu") == expected - 1
     if last:
@@ -119,3 +125,58 @@ def gather(value_ptr, mark_ptr, slot, present):
     value = tl.load(value_ptr + slot, mask=present, other=float("-inf"), cache_modifier=".cg")
     mark = tl.load(mark_ptr + slot, mask=present, other=0, cache_modifier=".cg")
     return value, mark
+
+
+@triton.jit
+def scan_rows(
+    logits_ptr,
+    value_ptr,
+    mark_ptr,
+    arrivals_ptr,
+    b,
+    program,
+    programs,
+    ROWS: tl.constexpr,
+    V: tl.constexpr,
+    STRIDE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Scan one chunk of one of the ROWS rows of request b, and arrive; true in the last of its `programs` programs.
+
+    program = row * splits + split. Logits T[B, ROWS, V] with rows STRIDE apart, partials [B, ROWS, SPLITS], one counter
+    per request: the last program has the results of all of its rows.
+    """
+    row = b
+    split = program
+    splits = programs
+    if ROWS > 1:
+        splits = programs // ROWS
+        row = b * ROWS + program // splits
+        split = program % splits
+    # 64-bit: B * ROWS * STRIDE may pass 2**31.
+    row_ptr = logits_ptr + row.to(tl.int64) * STRIDE
+    value, mark = scan_chunk(row_ptr, split, splits, V, BLOCK)
+    return arrive(value_ptr, mark_ptr, row * SPLITS + split, value, mark, arrivals_ptr + b, programs)
+
+
+@triton.jit
+def best_of_row(value_ptr, mark_ptr, b, splits, SPLITS: tl.constexpr):
+    """(index i32, bad i1) of the one row of request b. Only after `scan_rows` gave true."""
+    lane = tl.arange(0, SPLITS)
+    values, marks = gather(value_ptr, mark_ptr, b * SPLITS + lane, lane < splits)
+    return best_of_chunks(values, marks, 0)
+
+
+@triton.jit
+def best_of_rows(value_ptr, mark_ptr, b, programs, ROWS: tl.constexpr, SPLITS: tl.constexpr):
+    """(index i32[R], bad i1[R]) of the rows of request b, R being ROWS rounded up to a power of 2.
+
+    Only after `scan_rows` gave true. Rows from ROWS on hold index 0 and False.
+    """
+    row = tl.arange(0, triton.next_power_of_2(ROWS))[:, None]
+    lane = tl.arange(0, SPLITS)[None, :]
+    present = (row < ROWS) & (lane < programs // ROWS)
+    values, marks = gather(value_ptr, mark_ptr, (b * ROWS + row) * SPLITS + lane, present)
+    index, bad = best_of_chunks(values, marks, 1)
+    return index, bad & (tl.arange(0, triton.next_power_of_2(ROWS)) < ROWS)

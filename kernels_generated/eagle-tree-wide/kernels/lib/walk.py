@@ -1,4 +1,4 @@
-"""The walk that verifies a tree: from the root, always to the child that holds the target's token."""
+"""The walk that verifies a tree or a chain: from the root, always to the child that holds the target's token."""
 
 import triton
 import triton.language as tl
@@ -37,4 +37,21 @@ def walk(target, token, parent, N: tl.constexpr, A: tl.constexpr):
         path = tl.where(reached, column, path)
         predict = tl.where(reached, bonus, predict)
         drafts += goes_on.to(tl.int32)
+    return path, predict, drafts, bonus
+
+
+@triton.jit
+def follow(target, child, N: tl.constexpr):
+    """What `walk` gives, of a chain: node c has one child, with token child i64, the last node none (-1).
+
+    All are blocks over the nodes, N rounded up to a power of 2, which are the slots of the path.
+    """
+    c = tl.arange(0, triton.next_power_of_2(N))
+    # The number of accepted drafts is the first c whose child is not the token that the target puts after node c; the
+    # last node, without a child, always stops.
+    drafts = tl.min(tl.where(child == target.to(tl.int64), N - 1, c), axis=0)
+    path = tl.where(c <= drafts, c, -1)
+    predict = tl.where(c <= drafts, target, 0)
+    # The one token at column `drafts`, out of a register block: a sum with a single term.
+    bonus = tl.sum(tl.where(c == drafts, target, 0), axis=0)
     return path, predict, drafts, bonus

@@ -1,0 +1,93 @@
+"""DFLASH: a block drafter fills all places of a chain in one forward (block diffusion; SGLang's dflash_worker_v2).
+
+Its context is written, not read: where the target has read the text, outputs of several of its layers become the
+draft's keys and values. The block's forward reads the bonus token and S places to fill, no hidden states, so none is
+carried.
+"""
+
+from __future__ import annotations
+
+from specc.algorithms.base import Algorithm, Scope, dtype_of
+from specc.algorithms.verification import (
+    Accepted,
+    FromTarget,
+    Nodes,
+    State,
+    aux_rows,
+    carry_lengths,
+    finish_prefill,
+    prefill_target,
+    start,
+    store,
+    verify,
+)
+from specc.config import Needs
+from specc.ir.core import Value
+from specc.ir.ops.health import DRAFT_BIT
+
+
+def _build(scope: Scope) -> None:
+    scope.require_one_vocabulary()
+    b, rows = scope.b, aux_rows(scope)
+    scope.carry("bonus", "i32")
+    carry_lengths(scope)
+    health, first, hidden = prefill_target(scope, rows.offers)
+    with b.phase("prefill"), b.at(scope.at("draft", rows.reads)):
+        b.many(
+            "model.prefill_inject", scope.rows, scope.seq_lens, scope.kv_draft, hidden,
+            names=("prefill_kv_draft",), **_injected(rows),
+        )  # fmt: skip
+    finish_prefill(scope, health, first, {"bonus": first})
+    health, seq_lens = start(scope)
+    with b.phase("prepare"):
+        root = b("carry.load", scope.rows, names=("root",), field="bonus")
+    state = State(health, seq_lens, scope.kv_draft, scope.kv_target)
+    positions, slots, nodes = _draft(scope, state, root)
+    _inject(scope, state, verify(scope, state, nodes, rows.offers), rows, (positions, slots))
+
+
+def _draft(scope: Scope, state: State, root: Value) -> tuple[Value, Value, Nodes]:
+    """The block's forward: positions and slots of its tokens, and the chain to verify."""
+    b = scope.b
+    with b.phase("prepare"), b.at(scope.at("page_size")):
+        positions = b("kv.positions", state.seq_lens, names=("block_positions",), axis="A", offset=0, stride=1)
+        slots = b(
+            "kv.extend_slots", scope.req_to_token, scope.rows, state.seq_lens,
+            names=("block_slots",), axis="A", offset=0,
+        )  # fmt: skip
+    with b.phase("draft"):
+        with b.at(scope.at("num_steps")):
+            logits, state.kv_draft = b.many(
+                "model.block", root, positions, slots, scope.rows, state.seq_lens, state.kv_draft,
+                names=("block_logits", "kv_block"), capture="null", dtype=dtype_of(scope.draft),
+            )  # fmt: skip
+        drafts, bad = b.many("vocab.argmax", logits, scope.rows, names=("drafts", "draft_bad"), dtype="i64", keep="")
+        state.health = b("health.raise", state.health, bad, names=("health_draft",), bit=DRAFT_BIT)
+        tokens = b("chain.join", root, drafts, names=("tokens",))
+    return positions, slots, Nodes(tokens)
+
+
+def _inject(scope: Scope, state: State, accepted: Accepted, rows: FromTarget, places: tuple[Value, Value]) -> None:
+    """Write the context of the accepted tokens, over what the block wrote there."""
+    b = scope.b
+    with b.phase("commit"):
+        hidden = b("commit.path", accepted.hidden, accepted.accept_index, names=("path_hidden",))
+    with b.phase("extend"):
+        with b.at(scope.at("draft", rows.reads)):
+            b.many(
+                "model.inject", *places, scope.rows, state.seq_lens, state.kv_draft, hidden,
+                names=("kv_draft_out",), **_injected(rows),
+            )  # fmt: skip
+        store(scope, {"bonus": accepted.bonus})
+    scope.output("health", state.health)
+
+
+def _injected(rows: FromTarget) -> dict[str, str | int]:
+    """What the forwards that write the context read."""
+    return {"capture": "null", "input_dtype": rows.dtype, "input_width": rows.width}
+
+
+DFLASH = Algorithm(
+    "DFLASH", "a block of drafts in one forward, over the target's layers", _build,
+    Needs(target_hidden="aux", trees=False),
+)  # fmt: skip

@@ -1,0 +1,107 @@
+"""FROZEN_KV_MTP: an assistant without keys and values of its own reads the target's (Gemma 4; SGLang's frozen_kv_mtp).
+
+A step's first forward reads the bonus token and the target's hidden row of the last accepted node, each later one the
+token drafted and the row handed back before it. All of them stand at the last position that has keys and values, so
+nothing is written and there is no extend: what is carried is a row of the target.
+"""
+
+from __future__ import annotations
+
+from specc.algorithms.base import Algorithm, Scope, dtype_of
+from specc.algorithms.growth import Frontier, grow_tree
+from specc.algorithms.verification import State, carry_lengths, finish_prefill, prefill_target, start, store, verify
+from specc.ir.core import Value
+from specc.ir.ops.health import DRAFT_BIT
+from specc.support.diagnostics import Note
+
+_LAST = -1
+"""Position of the last token with keys and values, from seq_len."""
+
+
+def _build(scope: Scope) -> None:
+    scope.require_one_vocabulary()
+    _check_kv(scope)
+    scope.carry("bonus", "i32")
+    scope.carry("hidden", dtype_of(scope.draft), _width(scope), at=("draft", _width_key(scope)))
+    carry_lengths(scope)
+    health, first, hidden = prefill_target(scope, last=True)
+    finish_prefill(scope, health, first, {"bonus": first, "hidden": hidden})
+    state, root, hidden = _prepare(scope)
+    frontier = _seed(scope, state, root, hidden)
+
+    def forward(step: int, at: Frontier) -> tuple[Value, Value]:
+        assert at.hidden is not None  # `_seed` and this function hand one over
+        return _assist(scope, state, (at.tokens, at.positions, at.hidden), step + 1)
+
+    nodes = grow_tree(scope, state, root, frontier, forward, advance=False)
+    accepted = verify(scope, state, nodes)
+    with scope.b.phase("commit"), scope.b.at(scope.at("draft", _width_key(scope))):
+        last = scope.b(
+            "commit.last", accepted.hidden, accepted.accept_index, accepted.accept_lens, names=("last_hidden",)
+        )
+        store(scope, {"bonus": accepted.bonus, "hidden": last})
+    scope.output("health", state.health)
+
+
+def _prepare(scope: Scope) -> tuple[State, Value, Value]:
+    """Load the carry: the root, and the target's row [B, W] of the last accepted node."""
+    b = scope.b
+    health, seq_lens = start(scope)
+    with b.phase("prepare"):
+        root = b("carry.load", scope.rows, names=("root",), field="bonus")
+        with b.at(scope.at("draft", _width_key(scope))):
+            hidden = b("carry.load", scope.rows, names=("carried_hidden",), field="hidden")
+    return State(health, seq_lens, scope.kv_draft, scope.kv_target), root, hidden
+
+
+def _seed(scope: Scope, state: State, root: Value, hidden: Value) -> Frontier:
+    """The forward over the root, and the children that it gives the root."""
+    b = scope.b
+    with b.phase("prepare"):
+        token = b("tree.root", root, names=("root_token",))
+        where = {"offset": _LAST, "stride": 0}
+        seed_at = b("kv.positions", state.seq_lens, names=("seed_positions",), axis="", **where)
+        positions = b("kv.positions", state.seq_lens, names=("draft_positions",), axis="K", **where)
+    with b.phase("draft"), b.at(scope.at("num_steps")):
+        logits, hidden = _assist(scope, state, (token, seed_at, hidden), 0)
+        p, index, bad = b.many("vocab.topk", logits, scope.rows, names=("seed_p", "seed_index", "seed_bad"))
+        state.health = b("health.raise", state.health, bad, names=("health_seed",), bit=DRAFT_BIT)
+        hidden = b("tree.repeat", hidden, names=("frontier_hidden",))
+    return Frontier(index, p, positions, hidden)
+
+
+def _assist(scope: Scope, state: State, inputs: tuple[Value, Value, Value], step: int) -> tuple[Value, Value]:
+    """One forward over tokens, positions and hidden rows: logits, and the rows it hands back."""
+    tokens, positions, hidden = inputs
+    dtype, width = dtype_of(scope.draft), _width(scope)
+    with scope.b.at(scope.at("draft", _width_key(scope))):
+        logits, state.kv_target, back = scope.b.many(
+            "model.assist", tokens, positions, scope.rows, state.seq_lens, state.kv_target, hidden,
+            names=(f"draft_logits{step}", f"kv_target_read{step}", f"draft_hidden{step}"),
+            capture="last", step=step, dtype=dtype, width=width, input_dtype=dtype, input_width=width,
+        )  # fmt: skip
+    return logits, back
+
+
+def _width(scope: Scope) -> int:
+    """Elements of a row that the assistant reads and hands back: the target's, whatever its own layers work on."""
+    return scope.draft.target_hidden_size or scope.draft.hidden_size
+
+
+def _width_key(scope: Scope) -> str:
+    return "target_hidden_size" if scope.loaded.locations.written("draft", "target_hidden_size") else "hidden_size"
+
+
+def _check_kv(scope: Scope) -> None:
+    """Refuse a draft whose queries expect other keys and values than the target has."""
+    target, draft = scope.config.target, scope.draft
+    for key in ("kv_layout", "num_kv_heads", "head_dim"):
+        ours, theirs = getattr(draft, key), getattr(target, key)
+        if ours != theirs:
+            note = Note(f"the target has {theirs}", scope.at("target", key))
+            scope.refuse(
+                "legal/kv-mismatch", f"the draft reads the target's KV, with {key} {ours}", ("draft", key), note
+            )
+
+
+FROZEN_KV_MTP = Algorithm("FROZEN_KV_MTP", "an assistant drafts over the target's own keys and values", _build)

@@ -1,0 +1,87 @@
+"""NGRAM: drafts are what followed earlier places of the text that end like it does now (prompt lookup decoding).
+
+There is no draft model. The last tokens of every request are carried on the device, where the look-up takes one
+launch; engines that keep a trie on the host (SGLang) wait for it every step. With topk above 1 the best places give a
+branch each. Options: docs/algorithms.md.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from specc.algorithms.base import Algorithm, Scope
+from specc.algorithms.verification import Nodes, State, carry_lengths, finish_prefill, prefill_target, start, verify
+from specc.config import Needs
+from specc.config.block import Block
+from specc.config.schema import Count
+from specc.ir.core import Value
+from specc.support.diagnostics import Note
+
+
+class NgramOptions(Block):
+    """Options of NGRAM."""
+
+    window: Annotated[Count, Field(ge=64, le=1 << 20)] = 4096
+    """Tokens of a request that are looked through, the last ones; a row of the pool keeps them, 4 bytes each."""
+    longest: Annotated[Count, Field(le=32)] = 8
+    """Most last tokens of the text that an earlier place is compared with."""
+    shortest: Annotated[Count, Field(le=32)] = 1
+    """Fewest last tokens that must be equal for a place to count."""
+    corpus: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    """A text file, relative to this one, that is looked through as well; the engine brings its tokens."""
+
+
+def _build(scope: Scope) -> None:
+    options = scope.options(NgramOptions)
+    _check(scope, options)
+    scope.carry("text", "i32", options.window, at=("options", "window"))
+    carry_lengths(scope)
+    _prefill(scope, options)
+    b, steps = scope.b, scope.config.num_steps
+    health, seq_lens = start(scope)
+    with b.phase("prepare"):
+        text = b("carry.load", scope.rows, names=("text",), field="text")
+    with b.phase("draft"), b.at(scope.at("num_steps")):
+        corpus = (scope.table("corpus", "i32", "M"),) if options.corpus is not None else ()
+        tokens = b(
+            "ngram.propose", scope.rows, seq_lens, text, *corpus,
+            names=("tokens",), axis="N", longest=options.longest, shortest=options.shortest, steps=steps,
+        )  # fmt: skip
+    with b.phase("tree"), b.at(scope.at("num_draft_tokens")):
+        parent, depth = b.many("tree.comb", scope.rows, steps=steps)
+    state = State(health, seq_lens, scope.kv_draft, scope.kv_target)
+    accepted = verify(scope, state, Nodes(tokens, parent, depth))
+    with b.phase("commit"):
+        b.many("carry.append", scope.rows, seq_lens, accepted.predict, accepted.accept_lens, field="text")
+    scope.output("health", state.health)
+
+
+def _prefill(scope: Scope, options: NgramOptions) -> None:
+    health, first, _ = prefill_target(scope)
+    prompt: Value = scope.table("prompt_tokens", "i64", "T")
+    with scope.b.phase("prefill"):
+        text = scope.b(
+            "ngram.start", scope.rows, scope.seq_lens, first, prompt, names=("prefill_text",), window=options.window
+        )
+    finish_prefill(scope, health, first, {"text": text})
+
+
+def _most_nodes(topk: int, num_steps: int) -> int:
+    """The root and K branches of S nodes."""
+    return 1 + topk * num_steps
+
+
+def _check(scope: Scope, options: NgramOptions) -> None:
+    """Refuse what could never match."""
+    if options.shortest > options.longest:
+        message = f"shortest is {options.shortest}, more than longest"
+        note = Note(f"longest is {options.longest}", scope.at("options", "longest"))
+        scope.refuse("config/out-of-range", message, ("options", "shortest"), note)
+
+
+NGRAM = Algorithm(
+    "NGRAM", "drafts are looked up in the text itself", _build,
+    Needs(draft=False, most_nodes=_most_nodes, options=NgramOptions),
+)  # fmt: skip

@@ -1,0 +1,34 @@
+"""What an algorithm asks of a configuration, as far as loading one must know it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from specc.config.block import Block
+from specc.config.resolved import HiddenSource
+
+
+def largest_tree(topk: int, num_steps: int) -> int:
+    """Return the most nodes of a tree that is grown step by step, root included: 1 + K + (S - 1) * K^2."""
+    return 1 + topk + (num_steps - 1) * topk * topk
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What an algorithm asks of a configuration.
+
+    Attributes:
+        target_hidden: what the target hands over where the file does not say; None leaves it to the model.
+        draft: whether there is a draft model.
+        trees: whether topk may be above 1.
+        most_nodes: the most nodes of a tree, from topk and num_steps.
+        options: the keys of the algorithm's own, written under ``options:``.
+
+    """
+
+    target_hidden: HiddenSource | None = None
+    draft: bool = True
+    trees: bool = True
+    most_nodes: Callable[[int, int], int] = largest_tree
+    options: type[Block] = Block

@@ -1,0 +1,45 @@
+"""ngram_start: the text that a request's drafts are looked up in, put into its pool row after the prefill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from specc.ir.core import Module
+from specc.kernels.base import Arguments, Cluster, Family, Spec, leaves, only
+
+_BLOCK = 1024
+
+
+class NgramStart(Family):
+    """One launch of its own: it reads the prompts, and nothing else of a prefill does."""
+
+    stem = "ngram_start"
+
+    def candidates(self, module: Module) -> Iterable[Cluster]:
+        """Every ngram.start with the carry.store that is the only reader of its result."""
+        for start in module.find("ngram.start"):
+            rows, *_ = start.operands
+            stores = [op for op in module.users(start.result) if op.opcode == "carry.store" and op.operands[0] is rows]
+            if len(stores) == 1 and not leaves(module, start.result, stores):
+                yield start, stores[0]
+
+    def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
+        """See docs/kernels.md for the order of arguments."""
+        start = only(cluster, "ngram.start")
+        rows, seq_lens, first, prompt = start.operands
+        arguments = Arguments()
+        arguments.value("rows_ptr", rows)
+        arguments.value("seq_lens_ptr", seq_lens)
+        arguments.value("first_ptr", first)
+        arguments.input("prompt_ptr", prompt)
+        arguments.buffer("text_ptr", "i32", f"relay.{only(cluster, 'carry.store').attrs['field']}")
+        constants = (("WINDOW", int(start.attrs["window"])), ("BLOCK", _BLOCK))
+        tiles = f"{_BLOCK} entries of the ring per program, eight per thread"
+        return Spec(self.stem, {}, constants, tuple(arguments.found), tiles=tiles)
+
+    def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
+        """One program per request and chunk of its ring."""
+        return batch, -(-int(only(cluster, "ngram.start").attrs["window"]) // _BLOCK), 1
+
+
+FAMILY = NgramStart()

@@ -1,0 +1,52 @@
+"""All kernels of every algorithm, as a build describes them, on one GPU of every kind: no spills, full occupancy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from compiled import ARCHS, compiled
+from programs import load
+
+from specc.algorithms import names, needs
+from specc.build import build_program
+from specc.codegen.aot import KNOWN_ARCHS
+
+MODEL = {"vocab_size": 128256, "hidden_size": 4096, "num_kv_heads": 8, "head_dim": 128, "dtype": "bfloat16"}
+TREE = {"topk": 8, "num_draft_tokens": 64, "num_steps": 5, "page_size": 16}
+COMB = {"topk": 4, "num_draft_tokens": 21, "num_steps": 5, "page_size": 16}
+
+
+def programs() -> dict[str, dict[str, Any]]:
+    """Configurations by name: a chain of every algorithm, and a tree where there is one."""
+    found: dict[str, dict[str, Any]] = {}
+    for algorithm in names():
+        wants = needs(algorithm)
+        common = {"algorithm": algorithm, "buckets": [64], "target": MODEL} | ({"draft": MODEL} if wants.draft else {})
+        found[f"{algorithm}-chain"] = common
+        if wants.trees:
+            found[f"{algorithm}-tree"] = common | (TREE if wants.draft else COMB)
+    return found
+
+
+PROGRAMS = programs()
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_no_spills(program: str) -> None:
+    sources = build_program(load(**PROGRAMS[program])).generated.sources
+    found = compiled(sources, *ARCHS)
+    assert len(found) == len(ARCHS) * len(sources)
+    for source in sources:
+        for arch in ARCHS:
+            artifact = found[source.name, arch]
+            assert artifact.spills == 0, artifact
+            assert artifact.shared <= 4096, artifact
+            assert not artifact.global_scratch
+            assert not artifact.profile_scratch
+            # Warps of 64 lanes: half as many, the same threads; but at least one.
+            lanes = 64 if arch == "gfx942" else 32
+            warps = max(1, source.num_warps * 32 // lanes)
+            assert (artifact.num_warps, artifact.threads) == (warps, warps * lanes)
+            assert artifact.kind == KNOWN_ARCHS[arch].kind
+            assert artifact.binary.startswith(b"\x7fELF")

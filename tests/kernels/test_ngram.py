@@ -1,0 +1,383 @@
+"""ngram_start and ngram_propose against the reference ops, and against a plain search through the whole text."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_cases import check, generator, poison, quick, random_rows
+from kernel_launcher import Launcher
+
+from specc.runtime.reference import OPS
+
+POOL = 8
+MODES = {"none": -1, "qlen": 0, "bitpacked": 1, "full": 2}
+Case = dict[str, Any]
+
+
+def integer(source: torch.Generator, low: int, high: int) -> int:
+    """A random integer, both ends included."""
+    return int(torch.randint(low, high + 1, (), generator=source))
+
+
+def random_text(source: torch.Generator, length: int, alphabet: int) -> list[int]:
+    """A text of a random kind: letters, one letter, a short piece over and over, or pieces of its own repeated."""
+    kind = integer(source, 0, 3)
+    text = torch.randint(0, alphabet, (length,), generator=source).tolist()
+    if kind == 1:
+        text = [text[0]] * length if text else []
+    elif kind == 2:
+        period = integer(source, 1, 5)
+        text = [text[i % period] for i in range(length)]
+    elif kind == 3 and length > 4:
+        cut = integer(source, 1, length // 2)
+        text[-cut:] = text[:cut]
+    return text
+
+
+def ring(text: Sequence[int], window: int) -> list[int]:
+    """Token q of the text at entry q % window, for the last ones; 0 where there is none."""
+    entries = [0] * window
+    for position in range(max(0, len(text) - window), len(text)):
+        entries[position % window] = text[position]
+    return entries
+
+
+def drafts(text: list[int], corpus: list[int], shape: Case) -> list[int]:
+    """The tokens of all columns, by comparing every end of every source with the end of the text.
+
+    A branch reads on in a copy of its source that grows with what it drafts, and the branches are sorted as the op's
+    definition words it.
+    """
+    text = text[-shape["window"] :]
+    found: list[tuple[int, int, int, list[int]]] = []
+    for preference, known in ((1, text), (0, corpus)):
+        for stop in range(1, len(known)):
+            most = next(n for n in range(min(shape["longest"], stop), -1, -1) if tail(known[:stop], n) == tail(text, n))
+            if most >= shape["shortest"]:
+                found.append((most, preference, stop, continued(known, stop, shape["steps"], grows=preference == 1)))
+    chosen: dict[int, list[int]] = {}
+    for _, preference, stop, tokens in sorted(found, reverse=True):
+        begin = text[stop] if preference else corpus[stop]
+        if len(chosen) < shape["k"]:
+            chosen.setdefault(begin, tokens)
+    columns = [text[-1], *(token for tokens in chosen.values() for token in tokens)]
+    return (columns + [0] * shape["nodes"])[: shape["nodes"]]
+
+
+def tail(text: list[int], count: int) -> list[int]:
+    """The last tokens; all if there are fewer."""
+    return text[max(0, len(text) - count) :]
+
+
+def continued(known: list[int], stop: int, steps: int, *, grows: bool) -> list[int]:
+    """What follows the first `stop` tokens; past the end of a corpus 0, of a text what has just been drafted."""
+    tokens: list[int] = []
+    for at in range(stop, stop + steps):
+        source = known + tokens if grows else known
+        tokens.append(source[at] if at < len(source) else 0)
+    return [max(token, 0) for token in tokens]
+
+
+shapes = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 2**32),
+        "batch": st.integers(1, 3),
+        "window": st.sampled_from([8, 9, 13, 16, 31, 64]),
+        "alphabet": st.sampled_from([1, 2, 3, 6]),
+        "longest": st.integers(1, 9),
+        "shortest": st.integers(1, 9),
+        "k": st.sampled_from([1, 2, 4]),
+        "steps": st.integers(1, 5),
+        "cut": st.integers(0, 6),
+        "scans": st.integers(1, 6),
+        "block": st.sampled_from([4, 8, 64]),
+        "corpus": st.sampled_from([None, 0, 1, 2, 7, 40]),
+        "mode": st.sampled_from(["chain", *MODES]),
+    }
+)
+PLAIN: Case = {
+    "seed": 0,
+    "batch": 1,
+    "window": 16,
+    "alphabet": 9,
+    "longest": 8,
+    "shortest": 1,
+    "k": 1,
+    "steps": 3,
+    "cut": 0,
+    "scans": 1,
+    "block": 16,
+    "corpus": None,
+    "mode": "chain",
+}
+
+
+def completed(shape: Case) -> Case:
+    """A case with its nodes: all of K branches, less a few."""
+    nodes = max(2, 1 + shape["k"] * shape["steps"] - shape["cut"])
+    return shape | {"nodes": nodes, "shortest": min(shape["shortest"], shape["longest"])}
+
+
+def random_lengths(source: torch.Generator, shape: Case) -> list[int]:
+    """Committed lengths: none, shorter than what is compared, and several times around the ring."""
+    kinds = [0, 1, shape["longest"] // 2, shape["window"] - 1, shape["window"], integer(source, 0, 3 * shape["window"])]
+    return [kinds[integer(source, 0, len(kinds) - 1)] for _ in range(shape["batch"])]
+
+
+def propose(
+    launcher: Launcher, shape: Case, rows: list[int], texts: list[list[int]], corpus: list[int] | None = None
+) -> torch.Tensor:
+    """Check one launch against both oracles; gives the tokens."""
+    shape = completed(shape)
+    batch, nodes, tree = len(rows), shape["nodes"], shape["mode"] != "chain"
+    pool = torch.randint(0, shape["alphabet"], (POOL, shape["window"]), dtype=torch.int32, generator=generator(9))
+    for row, text in zip(rows, texts, strict=True):
+        if row:
+            pool[row] = torch.tensor(ring(text, shape["window"]), dtype=torch.int32)
+    lens = torch.tensor([len(text) - 1 for text in texts])
+    inputs: Case = {"rows_ptr": torch.tensor(rows), "seq_lens_ptr": lens, "text_ptr": pool}
+    if corpus is not None:
+        # What lies behind the corpus is not of it.
+        behind = torch.randint(0, shape["alphabet"], (70,), dtype=torch.int32, generator=generator(8))
+        inputs["corpus_ptr"] = torch.cat([torch.tensor(corpus, dtype=torch.int32), behind])
+        inputs["corpus_size"] = len(corpus)
+    max_b, branches = batch + 2, min(shape["k"], -(-(nodes - 1) // shape["steps"]))
+    scratches = {
+        "partial_key_ptr": poison(max_b, 8, branches, dtype=torch.int64),
+        "partial_token_ptr": poison(max_b, 8, branches, dtype=torch.int32),
+        "arrivals_ptr": torch.zeros(max_b, dtype=torch.int32),
+    }
+    outputs = {"tokens_ptr": poison(max_b, nodes, dtype=torch.int64)}
+    expected = {"tokens_ptr": outputs["tokens_ptr"].clone()}
+    expected["tokens_ptr"][:batch] = reference(shape, inputs, corpus)
+    for b, (row, text) in enumerate(zip(rows, texts, strict=True)):
+        plain = drafts(text, corpus or [], shape) if row else [0] * nodes
+        assert expected["tokens_ptr"][b].tolist() == plain, b
+    constants = {
+        "WINDOW": shape["window"],
+        "LONGEST": shape["longest"],
+        "SHORTEST": shape["shortest"],
+        "K": branches,
+        "S": shape["steps"],
+        "N": nodes,
+        "BLOCK": shape["block"],
+        "SPLITS": 8,
+    }
+    if tree:
+        more, links, numbers = linked(shape, inputs, max_b)
+        outputs, expected, constants = outputs | more, expected | links, constants | numbers
+    flags = {"corpus": corpus is not None, "tree": tree, "mask": tree and shape["mode"] != "none"}
+    grid = (batch, shape["scans"] + constants.get("LINKS", 0))
+    check(launcher, "ngram_propose", flags, grid, inputs, scratches, outputs, expected, constants)
+    return expected["tokens_ptr"][:batch]
+
+
+def reference(shape: Case, inputs: dict[str, Any], corpus: list[int] | None) -> torch.Tensor:
+    """The tokens by the reference op."""
+    rows, lens, pool = inputs["rows_ptr"], inputs["seq_lens_ptr"], inputs["text_ptr"]
+    text = pool[rows].masked_fill((rows == 0)[:, None], 0)
+    known = [] if corpus is None else [torch.tensor(corpus, dtype=torch.int32)]
+    attrs = {"axis": "N", **{key: shape[key] for key in ("longest", "shortest", "steps")}}
+    (tokens,) = OPS["ngram.propose"]((rows, lens, text, *known), attrs, {"K": shape["k"], "N": shape["nodes"]})
+    return tokens
+
+
+def linked(
+    shape: Case, inputs: dict[str, Any], max_b: int
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, int]]:
+    """What a tree has besides its tokens: buffers as they are before, as the reference ops leave them, constants."""
+    rows, lens, nodes, mode = inputs["rows_ptr"], inputs["seq_lens_ptr"], shape["nodes"], shape["mode"]
+    batch, dims = len(rows), {"K": shape["k"], "N": nodes}
+    parent, depth = OPS["tree.comb"]((rows,), {"steps": shape["steps"]}, dims)
+    (positions,) = OPS["tree.positions"]((lens, depth), {}, dims)
+    outputs = {name: poison(max_b, nodes, dtype=torch.int64) for name in ("parent_ptr", "positions_ptr")}
+    expected = {name: value.clone() for name, value in outputs.items()}
+    expected["parent_ptr"][:batch], expected["positions_ptr"][:batch] = parent, positions
+    if mode == "none":
+        return outputs, expected, {"LINKS": 1}
+    longest = nodes + int(lens.max())
+    width = {"qlen": 0, "bitpacked": 1 << ((nodes - 1) // 8).bit_length(), "full": nodes * longest}[mode]
+    (mask,) = OPS["tree.mask"]((lens, parent), {"mode": mode, "width": width}, dims)
+    before = torch.randint(0, 2, (max_b * max(mask[0].numel(), 1),), generator=generator(shape["seed"]))
+    used = int((lens + nodes).sum()) * nodes if mode == "full" else mask.numel()
+    outputs["mask_ptr"] = before.to(mask.dtype)
+    expected["mask_ptr"] = outputs["mask_ptr"].clone()
+    expected["mask_ptr"][:used] = mask.reshape(-1)[:used]
+    constants = {"MODE": MODES[mode], "WIDTH": width if mode == "bitpacked" else 0}
+    return outputs, expected, {"LINKS": 3 if mode == "full" else 1, **constants}
+
+
+@quick
+@given(shape=shapes)
+def test_random_texts(launcher: Launcher, shape: Case) -> None:
+    """Requests of all lengths, some of them padding, with and without a corpus, as chains and as trees."""
+    source = generator(shape["seed"])
+    rows = random_rows(source, shape["batch"], POOL).tolist()
+    lens = [n if row else 0 for n, row in zip(random_lengths(source, shape), rows, strict=True)]
+    texts = [random_text(source, n + 1, shape["alphabet"]) for n in lens]
+    corpus = shape["corpus"]
+    if corpus is not None:
+        corpus = [token - (integer(source, 0, 4) == 0) for token in random_text(source, corpus, shape["alphabet"])]
+    propose(launcher, shape, rows, texts, corpus)
+
+
+@pytest.mark.parametrize("length", [*range(9), 14, 15, 16, 17, 31, 32, 33])
+def test_every_length_around_the_ring(launcher: Launcher, length: int) -> None:
+    """A text of period three: the longest match and the latest place with it, whose drafts go on into themselves."""
+    text = [5, 7, 9] * 13
+    tokens = propose(launcher, PLAIN | {"steps": 5}, [3], [text[: length + 1]])
+    if length >= 3:
+        assert tokens.tolist() == [text[length : length + 6]]
+
+
+@pytest.mark.parametrize("before", range(18))
+def test_a_match_across_the_seam_of_the_ring(launcher: Launcher, before: int) -> None:
+    """Three equal tokens, and two at a later place, wherever the ring's last entry lies among them."""
+    text = [6, 7] * (before // 2) + [6] * (before % 2) + [1, 2, 3, 4, 0, 2, 3, 5, 1, 2, 3]
+    for scans in (1, 3):
+        tokens = propose(launcher, PLAIN | {"window": 13, "block": 4, "scans": scans, "steps": 2}, [3], [text])
+        assert tokens.tolist() == [[3, 4, 0]]
+
+
+def test_longer_matches_come_first_then_the_text_then_later_places(launcher: Launcher) -> None:
+    shape = PLAIN | {"k": 4, "steps": 2, "mode": "qlen", "window": 64, "block": 4, "scans": 3}
+    text = [1, 2, 10, 0, 2, 11, 0, 3, 2, 12, 0, 1, 2]
+    corpus = [9, 1, 2, 20, 21, 8, 2, 22, 23, 0, 1, 2, 30, -1, 0]
+    tokens = propose(launcher, shape, [1], [text], corpus)
+    assert tokens.tolist() == [[2, 30, 0, 10, 0, 20, 21, 12, 0]]
+
+
+def test_branches_begin_with_different_tokens(launcher: Launcher) -> None:
+    """Many places before one token, found by every program, and few before others."""
+    shape = PLAIN | {"k": 4, "steps": 1, "window": 64, "block": 4, "mode": "none"}
+    text = [1, 4, 1, 5, *[1, 3] * 20, 1]
+    for scans in range(1, 8):
+        assert propose(launcher, shape | {"scans": scans}, [2], [text]).tolist() == [[1, 3, 5, 4, 0]]
+
+
+def test_a_tree_that_ends_within_a_branch(launcher: Launcher) -> None:
+    shape = PLAIN | {"k": 4, "steps": 3, "window": 64}
+    text = [1, 4, 6, 6, 1, 5, 7, 7, 1, 3, 8, 8, 1]
+    for cut, mode in ((1, "qlen"), (4, "bitpacked"), (7, "full"), (8, "none"), (11, "qlen")):
+        tokens = propose(launcher, shape | {"cut": cut, "mode": mode}, [2], [text])
+        assert tokens.tolist() == [[1, 3, 8, 8, 5, 7, 7, 4, 6, 6, 0, 0, 0][: 13 - cut]]
+
+
+def test_the_ends_of_a_corpus(launcher: Launcher) -> None:
+    """Nothing follows its last token, drafts past it are 0, and its tokens below 0 match nothing but are followed."""
+    shape = PLAIN | {"steps": 4}
+    for corpus, tokens in (
+        ([], [0, 0, 0, 0]),
+        ([8], [0, 0, 0, 0]),
+        ([8, 6], [6, 0, 0, 0]),
+        ([1, 8, 6, 8], [6, 8, 0, 0]),
+        ([5, 8, -1, 3, 8], [0, 3, 8, 0]),
+        ([8, -1, -1, 8], [0, 0, 8, 0]),
+    ):
+        assert propose(launcher, shape, [4], [[2, 8]], corpus).tolist() == [[8, *tokens]]
+
+
+def test_a_text_of_one_token_is_looked_up_in_the_corpus(launcher: Launcher) -> None:
+    """It has no place of its own, and no second token to compare, not even with entries that nobody has set."""
+    shape = PLAIN | {"k": 2, "steps": 2, "mode": "qlen"}
+    assert propose(launcher, shape, [4], [[7]], [0, 7, 3, 1, 7, 5, 6]).tolist() == [[7, 5, 6, 3, 1]]
+
+
+def test_text_and_corpus_compared(launcher: Launcher) -> None:
+    """A longer match wins, wherever it is; of equally long ones, by as many as are compared, the text's."""
+    shape = PLAIN | {"steps": 1, "longest": 2}
+    assert propose(launcher, shape, [1], [[0, 0, 0, 0, 2, 6, 1, 2]], [1, 2, 7]).tolist() == [[2, 7]]
+    assert propose(launcher, shape, [1], [[1, 2, 3, 1, 2]], [3, 1, 2, 7]).tolist() == [[2, 3]]
+
+
+def test_too_short_matches_do_not_count(launcher: Launcher) -> None:
+    text = [1, 2, 3, 9, 0, 2, 3, 8, 1, 2, 3]
+    for shortest, begin in ((1, 9), (3, 9), (4, 0)):
+        tokens = propose(launcher, PLAIN | {"shortest": shortest, "longest": 4}, [1], [text])
+        assert tokens[0, 1] == begin
+    # Of equally long matches, by what is compared, the later one counts.
+    assert propose(launcher, PLAIN | {"longest": 2}, [1], [text])[0, 1] == 8
+
+
+@pytest.mark.parametrize("window", [8, 13])
+def test_tokens_that_have_left_the_ring_are_neither_matched_nor_drafted(launcher: Launcher, window: int) -> None:
+    text = [1, 2, 3, 4, 5, 6, *([0] * (window - 2)), 4, 5]
+    tokens = propose(launcher, PLAIN | {"window": window}, [1], [text])
+    assert tokens.tolist() == [[5, 0, 0, 0]]
+
+
+def test_padding_rows_of_any_length(launcher: Launcher) -> None:
+    """Pool row 0 holds a text that matches everywhere; what an engine leaves in a length may be anything."""
+    shape = completed(PLAIN | {"batch": 2, "scans": 2, "block": 4})
+    outputs = {"tokens_ptr": poison(2, 4, dtype=torch.int64)}
+    inputs = {
+        "rows_ptr": torch.zeros(2, dtype=torch.int64),
+        "seq_lens_ptr": torch.tensor([-3, 2**40]),
+        "text_ptr": torch.ones(2, 16, dtype=torch.int32),
+    }
+    scratches = {
+        "partial_key_ptr": poison(2, 8, 1, dtype=torch.int64),
+        "partial_token_ptr": poison(2, 8, 1, dtype=torch.int32),
+        "arrivals_ptr": torch.zeros(2, dtype=torch.int32),
+    }
+    constants = {"WINDOW": 16, "LONGEST": 8, "SHORTEST": 1, "K": 1, "S": 3, "N": 4, "BLOCK": 4, "SPLITS": 8}
+    flags = {"corpus": False, "tree": False, "mask": False}
+    expected = {"tokens_ptr": torch.zeros(2, 4, dtype=torch.int64)}
+    check(launcher, "ngram_propose", flags, (2, shape["scans"]), inputs, scratches, outputs, expected, constants)
+
+
+starts = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 2**32),
+        "batch": st.integers(1, 4),
+        "window": st.sampled_from([8, 13, 16, 31]),
+        "block": st.sampled_from([4, 16, 32]),
+    }
+)
+
+
+@quick
+@given(shape=starts)
+def test_rings_after_a_prefill(launcher: Launcher, shape: Case) -> None:
+    """Ragged prompts, those of padding rows among them: every entry of a request's row, and no other row."""
+    source, window = generator(shape["seed"]), shape["window"]
+    rows = random_rows(source, shape["batch"], POOL)
+    lens = [integer(source, 0, (1, window, 3 * window)[integer(source, 0, 2)]) for _ in rows]
+    prompts = [torch.randint(1, 99, (n,), generator=source).tolist() for n in lens]
+    first = torch.randint(100, 199, (len(rows),), generator=source, dtype=torch.int32)
+    inputs = {
+        "rows_ptr": rows,
+        "seq_lens_ptr": torch.tensor(lens),
+        "first_ptr": first,
+        "prompt_ptr": torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.int64),
+    }
+    outputs = {"text_ptr": poison(POOL, window, dtype=torch.int32)}
+    expected = {"text_ptr": outputs["text_ptr"].clone()}
+    (text,) = OPS["ngram.start"](tuple(inputs.values()), {"window": window}, {})
+    for b, row in enumerate(rows.tolist()):
+        if row:
+            expected["text_ptr"][row] = text[b]
+            assert text[b].tolist() == ring([*prompts[b], int(first[b])], window)
+    grid = (len(rows), -(-window // shape["block"]))
+    constants = {"WINDOW": window, "BLOCK": shape["block"]}
+    check(launcher, "ngram_start", {}, grid, inputs, {}, outputs, expected, constants)
+
+
+def test_prompts_of_a_batch_longer_than_a_block_of_lengths(launcher: Launcher) -> None:
+    """A prompt begins where the sum of the lengths before it says, of however many; here 290, all of padding rows."""
+    lens = torch.arange(300) % 3
+    rows = torch.zeros(300, dtype=torch.int64)
+    rows[290] = 1
+    begin = int(lens[:290].sum())
+    prompt = torch.arange(int(lens.sum()))
+    inputs = {"rows_ptr": rows, "seq_lens_ptr": lens, "first_ptr": torch.full((300,), 7, dtype=torch.int32)}
+    expected = poison(2, 8, dtype=torch.int32)
+    expected[1] = torch.tensor([begin, begin + 1, 7, 0, 0, 0, 0, 0][:8])
+    assert lens[290] == 2
+    arguments = {**inputs, "prompt_ptr": prompt}
+    outputs = {"text_ptr": poison(2, 8, dtype=torch.int32)}
+    constants = {"WINDOW": 8, "BLOCK": 8}
+    check(launcher, "ngram_start", {}, (300, 1), arguments, {}, outputs, {"text_ptr": expected}, constants)

@@ -1,0 +1,147 @@
+"""Batches without requests, and of padding rows alone, through every phase of every algorithm: they change nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fake_engine import FakeEngine
+from programs import compile_to, load
+from session import DTYPES, Script, script
+from torch import Tensor
+
+from specc.algorithms import names, needs
+from specc.build import Build, build_program
+from specc.config import LoadedConfig
+from specc.ir.core import Module, is_state, tensor_type
+from specc.ir.interpret import interpret
+from specc.ir.types import TensorType
+from specc.runtime.backends.cpu import ReferenceBackend
+from specc.runtime.batch import Batch
+from specc.runtime.carry import Carry
+from specc.runtime.plan import Plan
+from specc.runtime.step import Step
+
+TREE = {"topk": 2, "num_draft_tokens": 6, "page_size": 4}
+SHAPES = [(name, {}) for name in names()] + [(name, TREE) for name in names() if needs(name).trees]
+MODELS: dict[str, dict[str, Any]] = {
+    "STANDALONE": {"draft": {"hidden_size": 32}},
+    "EAGLE3": {"draft": {"hidden_size": 32, "target_hidden_size": 64}},
+    "FROZEN_KV_MTP": {"draft": {"hidden_size": 32, "target_hidden_size": 64}},
+    "DFLASH": {"draft": {"hidden_size": 32, "target_hidden_size": 64}},
+    "NGRAM": {"options": {"window": 64, "corpus": "notes.txt"}},
+}
+"""Models of two widths, wherever an algorithm allows it."""
+
+
+def configuration(algorithm: str, shape: dict[str, Any]) -> LoadedConfig:
+    """A small one."""
+    outputs = ["accept_index", "hidden_states", "logprobs"]
+    return load(algorithm, max_requests=6, outputs=outputs, **MODELS.get(algorithm, {}), **shape)
+
+
+class Session:
+    """A module that runs on the fake engine."""
+
+    def __init__(self, loaded: LoadedConfig, last: str, todo: Script) -> None:
+        self.module = compile_to(last, loaded)
+        self.todo, self.engine = todo, FakeEngine(loaded.config, todo.table)
+        self.pools = {
+            name: torch.zeros(
+                (loaded.config.pool_rows, *carry.type.sizes(self.module.dims)[1:]), dtype=DTYPES[carry.type.dtype]
+            )
+            for name, carry in self.module.carries.items()
+        }
+
+    def run(self, entry: str, rows: list[int], lengths: dict[int, int]) -> dict[str, Tensor]:
+        """All values of an entry, by name."""
+        inputs = {
+            "req_pool_indices": torch.tensor(rows, dtype=torch.int64),
+            "seq_lens": torch.tensor([lengths[row] for row in rows], dtype=torch.int64),
+            "req_to_token": self.todo.table,
+            "prompt_tokens": torch.tensor(self.todo.prompt_tokens([row for row in rows if row]), dtype=torch.int64),
+            "corpus": self.todo.corpus,
+        }
+        forwards = self.engine.interpreted()
+        return interpret(self.module, entry, inputs, self.pools, forwards, len(rows), self.engine.kv)
+
+
+def check_shapes(module: Module, entry: str, values: dict[str, Tensor], rows: int) -> None:
+    """Every value of an entry has the shape and dtype that its type says, whatever the models' widths."""
+    sizes = {dim.name: dim.size for dim in module.dims.values() if dim.size is not None} | {"B": rows, "T": 0}
+    for value in (value for op in module.ops(entry) for value in op.results if not is_state(value)):
+        type_: TensorType = tensor_type(value)
+        wanted = tuple(entry if isinstance(entry, int) else sizes[entry] for entry in type_.shape)
+        found = values[value.name]
+        assert (tuple(found.shape), found.dtype) == (wanted, DTYPES[type_.dtype]), value.name
+
+
+@pytest.mark.parametrize("last", ["infer-types", "canonicalize"])
+@pytest.mark.parametrize(("algorithm", "shape"), SHAPES)
+def test_nothing_happens_without_requests(algorithm: str, shape: dict[str, Any], last: str) -> None:
+    """Before, between and after real batches; what those give is what they give alone."""
+    loaded = configuration(algorithm, shape)
+    todo = script(loaded.config, 3)
+    busy, alone = (Session(loaded, last, todo) for _ in range(2))
+    lengths, rows = dict(todo.prompts) | {0: 0}, list(todo.prompts)
+    for turn, entry in enumerate(("prefill", "step", "step")):
+        for idle in ([], [0], [0, 0, 0, 0]):
+            before = {name: pool.clone() for name, pool in busy.pools.items()}
+            kv = held(busy.engine, lengths)
+            which = "prefill" if turn == 0 else "step"
+            check_shapes(busy.module, which, busy.run(which, idle, lengths), len(idle))
+            assert all(torch.equal(before[name][1:], pool[1:]) for name, pool in busy.pools.items())
+            assert all(torch.equal(one, other) for one, other in zip(kv, held(busy.engine, lengths), strict=True))
+        mine, theirs = busy.run(entry, rows, lengths), alone.run(entry, rows, lengths)
+        for name, value in busy.module.outputs.items():
+            if value.name in mine:
+                assert torch.equal(mine[value.name], theirs[value.name]), name
+        if entry == "step":
+            lengths |= dict(zip(rows, mine[busy.module.outputs["new_seq_lens"].name].tolist(), strict=True))
+    assert all(torch.equal(pool[1:], alone.pools[name][1:]) for name, pool in busy.pools.items())
+
+
+def held(engine: FakeEngine, lengths: dict[int, int]) -> list[Tensor]:
+    """The KV rows of all requests, in all buffers."""
+    rows = [(memory, row, length) for memory in engine.memory.values() for row, length in lengths.items() if row]
+    return [buffer.clone() for memory, row, length in rows for buffer in memory.rows(row, torch.arange(length))]
+
+
+def step_of(built: Build, todo: Script) -> Step:
+    """A program on the fake engine, in memory that starts as garbage."""
+    engine = FakeEngine(built.loaded.config, todo.table)
+    plan, tables = Plan.from_json(built.plan), todo.tables(built.module)
+    return Step(plan, ReferenceBackend(), torch.device("cpu"), engine, todo.table, engine.kv, tables, poison=0x5A)
+
+
+@pytest.mark.parametrize(("algorithm", "shape"), SHAPES)
+def test_the_runtime_idles(algorithm: str, shape: dict[str, Any]) -> None:
+    """Batches without requests between real ones, run as padding or not at all, leave all results as they are.
+
+    And the record of no requests fits those of real ones, whichever model a field's width is that of.
+    """
+    built = build_program(configuration(algorithm, shape))
+    todo = script(built.loaded.config, 3)
+    busy, alone = (step_of(built, todo) for _ in range(2))
+    lengths, rows = dict(todo.prompts), list(todo.prompts)
+    reads_prompts = "prompt_tokens" in built.module.inputs
+    nobody = Batch([], [], [] if reads_prompts else None)
+    for turn in range(4):
+        assert all(len(value) == 0 for value in busy.prefill(nobody).outputs.values())
+        for run_idle in (False, True):
+            idle = busy.decode(Batch([], []), run_idle=run_idle)
+            assert all(len(value) == 0 for value in idle.outputs.values())
+        prompts = todo.prompt_tokens(rows) if reads_prompts and turn == 0 else None
+        batch = Batch(rows, [lengths[row] for row in rows], prompts)
+        mine, theirs = ((step.decode if turn else step.prefill)(batch) for step in (busy, alone))
+        assert mine.outputs.keys() == theirs.outputs.keys()
+        for name, value in mine.outputs.items():
+            assert torch.equal(value, theirs.outputs[name]), name
+        carried, wanted = busy.read_carry(rows), alone.read_carry(rows)
+        merged = Carry.idle(Plan.from_json(built.plan), torch.device("cpu")).merge(carried)
+        for record in (carried, merged):
+            assert record.fields.keys() == wanted.fields.keys()
+            assert all(torch.equal(field, wanted.fields[name]) for name, field in record.fields.items())
+        if turn:
+            lengths |= dict(zip(rows, mine.outputs["new_seq_lens"].tolist(), strict=True))

@@ -1,0 +1,92 @@
+"""Which layers a target hands over, and what a draft's config.json says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specc.config import Needs, load_text
+from specc.config.resolve import default_aux_layers
+
+from .conftest import VALID, Find, Load, Model
+from .test_models import LLAMA, TEXT
+
+EAGLE3 = TEXT.replace("algorithm: EAGLE", "algorithm: EAGLE3").replace("draft:\n  model: m", "draft:\n  model: d")
+HEAD = LLAMA | {"num_hidden_layers": 1}
+LAYERS = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}}
+
+
+@pytest.mark.parametrize(
+    ("count", "layers"), [(6, None), (7, (2, 3, 4)), (32, (2, 16, 29)), (36, (2, 18, 33)), (4, None)]
+)
+def test_the_usual_layers(count: int, layers: tuple[int, ...] | None) -> None:
+    assert default_aux_layers(count) == layers
+
+
+def test_layers_come_from_the_drafts_model(load: Load, model: Model) -> None:
+    """There they count from 0."""
+    model(**LLAMA)
+    model("d", **HEAD, **LAYERS, target_hidden_size=256)
+    config = load(EAGLE3).config
+    assert (config.target.hidden_source, config.target.aux_layers, config.target.spec_width) == ("aux", (2, 3, 4), 768)
+    assert (config.draft.num_aux_layers, config.draft.target_hidden_size, config.draft.aux_width) == (3, 256, 768)
+    assert config.draft.spec_width == 256
+
+
+def test_layers_may_be_counted_only(load: Load, model: Model) -> None:
+    model(**LLAMA | {"num_hidden_layers": 32})
+    model("d", **HEAD, num_aux_hidden_states=2)
+    text = EAGLE3.replace("  model: m", "  model: m\n  aux_layers: [3, 30]")
+    config = load(text).config
+    assert (config.target.aux_layers, config.draft.num_aux_layers, config.draft.aux_layers) == ((3, 30), 2, None)
+
+
+def test_layers_in_the_first_level(load: Load, model: Model) -> None:
+    model(**LLAMA)
+    model("d", **HEAD, eagle_aux_hidden_state_layer_ids=[0, 3])
+    assert load(EAGLE3).config.target.aux_layers == (1, 4)
+
+
+def test_other_layers_than_the_draft_was_trained_on(find: Find, model: Model) -> None:
+    model(**LLAMA)
+    model("d", **HEAD, **LAYERS)
+    (found,) = find(EAGLE3.replace("  model: m", "  model: m\n  aux_layers: [1, 2, 3]"))
+    assert found.code == "config/model-contradiction"
+    assert [note.message for note in found.notes] == ["the model reads layers 2, 3, 4"]
+
+
+def test_layers_that_the_target_has_not(find: Find, model: Model) -> None:
+    """They stand in no line of the file: the draft's model is shown."""
+    model(**LLAMA | {"num_hidden_layers": 3})
+    model("d", **HEAD, **LAYERS)
+    (found,) = find(EAGLE3)
+    assert (found.code, found.location and found.location.line) == ("config/out-of-range", 6)
+
+
+def test_a_number_of_layers_beside_the_model(find: Find, model: Model) -> None:
+    model(**LLAMA)
+    model("d", **HEAD, **LAYERS)
+    (found,) = find(EAGLE3 + "  num_aux_layers: 2\n")
+    assert found.code == "config/model-contradiction"
+
+
+def test_a_reduced_vocabulary_is_refused(find: Find, load: Load, model: Model) -> None:
+    model(**LLAMA)
+    model("d", **HEAD, **LAYERS, draft_vocab_size=512)
+    (found,) = find(EAGLE3)
+    assert (found.code, found.location and found.location.line) == ("config/not-yet", 6)
+    assert "512 of its 2048 tokens" in found.message
+    model("whole", **HEAD, **LAYERS, draft_vocab_size=2048)
+    assert load(EAGLE3.replace("model: d", "model: whole")).config.draft.vocab_size == 2048
+
+
+def test_an_algorithm_of_ones_own_may_want_layers() -> None:
+    text = VALID.replace("algorithm: EAGLE", "algorithm: MINE")
+    sources = [
+        load_text(
+            text, Path("c.yaml"), ("MINE",), lambda name, wanted=wanted: Needs(target_hidden=wanted)
+        ).config.target.hidden_source
+        for wanted in ("aux", None)
+    ]
+    assert sources == ["aux", "collapsed"]

@@ -1,0 +1,219 @@
+"""Inputs whose size only the engine knows: the prompts of a prefill, and tables that are bound once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from lookup_plan import LONGEST, SHORTEST, WINDOW, lookup_plan
+from torch import Tensor
+from toy_engine import ToyEngine, target_next
+from toy_plan import chain_plan, program_of
+
+from specc.runtime.backends.cpu import ReferenceBackend
+from specc.runtime.backends.cuda import _number
+from specc.runtime.batch import Batch
+from specc.runtime.errors import BatchError, BindError, PlanError
+from specc.runtime.frame import Frame
+from specc.runtime.plan import Argument, Plan
+from specc.runtime.step import Step
+from specc.runtime.tables import TableGuard
+
+CPU = torch.device("cpu")
+VOCAB = 32
+PROMPTS = {3: [4, 9, 2], 1: [7, 7, 7, 7, 7], 6: [5, 5, 8, 1, 2] * 9}
+
+
+def make_engine(prompts: dict[int, list[int]]) -> ToyEngine:
+    """An engine for 8 pool rows of 128 positions."""
+    table = 1 + torch.randperm(8 * 128, generator=torch.Generator().manual_seed(2)).to(torch.int32).view(8, 128)
+    return ToyEngine(VOCAB, 1, False, table, dict(prompts))
+
+
+def bind(plan: dict[str, Any], engine: ToyEngine, tables: dict[str, Tensor] | None = None) -> Step:
+    return Step(Plan.from_json(plan), ReferenceBackend(), CPU, engine, engine.table, tables=tables, poison=0xFF)
+
+
+def corpus(tokens: Sequence[int] = (1, 2, 3)) -> Tensor:
+    return torch.tensor(tokens, dtype=torch.int32)
+
+
+def continuation(prompt: list[int], count: int) -> list[int]:
+    """The target's own text."""
+    text = list(prompt)
+    for _ in range(count):
+        text.append(target_next(text, VOCAB))
+    return text
+
+
+def drafts(text: list[int], known: list[int], steps: int) -> list[int]:
+    """What follows the best earlier place: the most equal last tokens, the text before the corpus, then the last."""
+    own, best = text[-WINDOW:], (0, False, 0)
+    for of_text, source in ((False, known), (True, own)):
+        for end in range(len(source) - 1):
+            longest = min(LONGEST, end + 1, len(own))
+            equal = next((i for i in range(longest) if source[end - i] != own[-1 - i]), longest)
+            best = max(best, (equal, of_text, end))
+    equal, of_text, end = best
+    found: list[int] = []
+    for at in range(end + 1, end + 1 + steps):
+        source = own + found if of_text else known
+        found.append(source[at] if equal >= SHORTEST and at < len(source) else 0)
+    return found
+
+
+def step_of(text: list[int], known: list[int], steps: int) -> list[int]:
+    """What one decode step emits, the bonus last; it is appended to the text."""
+    emitted: list[int] = []
+    for token in [*drafts(text, known, steps), None]:
+        emitted.append(target_next(text + emitted, VOCAB))
+        if token != emitted[-1]:
+            break
+    text += emitted
+    return emitted
+
+
+@pytest.mark.parametrize("known", ["nothing", "words", "the text itself"])
+@pytest.mark.parametrize("as_tensor", [False, True])
+@pytest.mark.parametrize("steps", [1, 3, 5])
+def test_prompts_and_corpus_reach_the_launches(steps: int, as_tensor: bool, known: str) -> None:
+    said = {"nothing": [], "words": [7, -1, 2, 5] * 5, "the text itself": continuation(PROMPTS[3], 40)}[known]
+    engine = make_engine(PROMPTS)
+    step = bind(lookup_plan(steps=steps), engine, {"corpus": corpus(said)})
+    flat = [token for prompt in PROMPTS.values() for token in prompt]
+    rows, lengths = list(PROMPTS), [len(prompt) for prompt in PROMPTS.values()]
+    result = step.prefill(Batch(rows, lengths, torch.tensor(flat) if as_tensor else flat)).to_host()
+    texts = {row: continuation(prompt, 1) for row, prompt in PROMPTS.items()}
+    assert result.bonus == [text[-1] for text in texts.values()]
+    accepted = set[int]()
+    for turn in range(7):
+        order = rows if turn % 2 else rows[::-1]
+        found = step.decode(Batch(order), padded=turn % 3 == 0).to_host()
+        for index, row in enumerate(order):
+            emitted = step_of(texts[row], said, steps)
+            assert found.tokens(index) == emitted
+            accepted.add(len(emitted))
+    assert max(accepted) == steps + 1 or known != "the text itself"
+
+
+def test_a_table_is_read_where_it_is() -> None:
+    engine = make_engine(PROMPTS)
+    table = corpus([0] * 40)
+    step = bind(lookup_plan(), engine, {"corpus": table})
+    step.prefill(Batch([3], [3], PROMPTS[3]))
+    text = continuation(PROMPTS[3], 1)
+    table.copy_(corpus(continuation(PROMPTS[3], 37)))
+    assert step.decode(Batch([3])).to_host().tokens(0) == step_of(text, table.tolist(), 3)
+    assert len(text) == len(PROMPTS[3]) + 5
+
+
+def test_kernels_get_a_table_with_its_size() -> None:
+    engine, table = make_engine(PROMPTS), corpus(range(7))
+    step = bind(lookup_plan(), engine, {"corpus": table})
+    frame = Frame(step._plan, step._arena, step._pools, engine.table, 1, inputs={"corpus": table})
+    assert _number(Argument("corpus_ptr", "input", "corpus"), frame) == table.data_ptr()
+    assert _number(Argument("corpus_size", "size", "corpus"), frame) == 7
+    assert _number(Argument("columns", "size", "req_to_token", 1), frame) == 128
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({}, r"has no 'corpus': the program reads i32\[M\] there"),
+        ({"corpus": corpus(), "words": corpus()}, "has 'words'; the program reads the tables corpus"),
+        ({"corpus": [1, 2]}, "'corpus' is a list, not a tensor"),
+        ({"corpus": corpus().long()}, r"is torch.int64, the program reads torch.int32"),
+        ({"corpus": corpus()[None]}, r"has shape \[1, 3\], the program reads \[M\]"),
+        ({"corpus": corpus(range(6))[::2]}, r"has strides \[2\]"),
+        ({"corpus": corpus().to("meta")}, "is on meta, the program on cpu"),
+        ({"corpus": corpus([1]).expand((1 << 30) + 1)}, "has 1073741825 elements, more than 1073741824"),
+    ],
+)
+def test_tables_that_do_not_fit(tables: dict[str, Any], message: str) -> None:
+    with pytest.raises(BindError, match=message):
+        bind(lookup_plan(), make_engine(PROMPTS), tables)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((5, 4), (5,)), None),
+        (((5, 3), (5,)), r"'rows' has shape \[5, 3\], the program reads \[M, A\], here \[5, 4\]"),
+        (((5, 4), (6,)), r"'corpus' has shape \[6\], the program reads \[M\], here \[5\]"),
+    ],
+)
+def test_axes_of_tables_agree(shapes: tuple[tuple[int, ...], ...], message: str | None) -> None:
+    plan = lookup_plan()
+    plan["inputs"].insert(0, {"name": "rows", "dtype": "f32", "axes": ["M", "A"], "owner": "engine"})
+    tables = {"rows": torch.zeros(shapes[0]), "corpus": torch.zeros(shapes[1], dtype=torch.int32)}
+    if message is None:
+        bind(plan, make_engine(PROMPTS), tables)
+        return
+    with pytest.raises(BindError, match=message):
+        bind(plan, make_engine(PROMPTS), tables)
+
+
+def test_a_program_without_tables_takes_none() -> None:
+    engine = make_engine(PROMPTS)
+    with pytest.raises(BindError, match="reads the tables none"):
+        program_of(Plan.from_json(chain_plan())).bind(engine, engine.table, tables={"corpus": corpus()})
+    assert Plan.from_json(lookup_plan(corpus=False)).tables() == ()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (None, "prefill needs the batch's prompt_tokens"),
+        ([4, 9], "2 prompt_tokens for prompts of 3 tokens"),
+        ([4, 9, 2.0], "prompt_tokens must be integers"),
+        (torch.tensor([4, 9, 2, 1]), "4 prompt_tokens for prompts of 3 tokens"),
+        (torch.tensor([4, 9, 2], dtype=torch.int32), "prompt_tokens is torch.int32"),
+        (torch.tensor([[4, 9, 2]]), "prompt_tokens has shape"),
+        (torch.tensor([4, 0, 9, 0, 2, 0])[::2], "prompt_tokens has strides"),
+        (torch.tensor([4, 9, 2], device="meta"), "prompt_tokens is on meta"),
+    ],
+)
+def test_prompts_that_do_not_fit(tokens: object, message: str) -> None:
+    step = bind(lookup_plan(corpus=False), make_engine(PROMPTS))
+    given: Any = tokens
+    with pytest.raises(BatchError, match=message):
+        step.prefill(Batch([3], [3], given))
+
+
+def test_prompts_are_given_only_where_they_are_read() -> None:
+    step = bind(lookup_plan(corpus=False), make_engine(PROMPTS))
+    step.prefill(Batch([3], [3], PROMPTS[3]))
+    with pytest.raises(BatchError, match="step does not read prompt_tokens"):
+        step.decode(Batch([3], prompt_tokens=PROMPTS[3]))
+    engine = make_engine(PROMPTS)
+    other = bind(chain_plan(), engine)
+    with pytest.raises(BatchError, match="prefill does not read prompt_tokens"):
+        other.prefill(Batch([3], [3], PROMPTS[3]))
+
+
+def test_an_empty_prefill_reads_nothing() -> None:
+    step = bind(lookup_plan(corpus=False), make_engine({}))
+    assert step.prefill(Batch([], [], [])).to_host().bonus == []
+
+
+@pytest.mark.parametrize(
+    "change", [lambda t: t.set_(t.clone()), lambda t: t.resize_(2), lambda t: t.as_strided_((3,), (0,))]
+)
+def test_the_guard_watches_every_table(change: Callable[[Tensor], Tensor]) -> None:
+    tables = {"req_to_token": torch.zeros(8, 9, dtype=torch.int32), "corpus": corpus()}
+    guard = TableGuard(tables)
+    guard.check()
+    tables["corpus"].add_(1)
+    guard.check()
+    change(tables["corpus"])
+    with pytest.raises(BindError, match="corpus has moved or changed its layout"):
+        guard.check()
+
+
+def test_the_ragged_axis_is_for_prompts() -> None:
+    plan = lookup_plan()
+    plan["inputs"].append({"name": "weights", "dtype": "f32", "axes": ["T"], "owner": "engine"})
+    with pytest.raises(PlanError, match="weights"):
+        Plan.from_json(plan)
