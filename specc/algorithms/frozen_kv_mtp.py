@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from specc.algorithms.base import Algorithm, Scope, dtype_of
 from specc.algorithms.growth import Frontier, grow_tree
-from specc.algorithms.verification import State, carry_lengths, finish_prefill, prefill_target, start, store, verify
+from specc.algorithms.verification import (
+    State,
+    carry_lengths,
+    finish_prefill,
+    prefill_target,
+    start,
+    store,
+    target_width_key,
+    verify,
+)
 from specc.ir.core import Value
 from specc.ir.ops.health import DRAFT_BIT
 from specc.support.diagnostics import Note
@@ -22,7 +31,7 @@ def _build(scope: Scope) -> None:
     scope.require_one_vocabulary()
     _check_kv(scope)
     scope.carry("bonus", "i32")
-    scope.carry("hidden", dtype_of(scope.draft), _width(scope), at=("draft", _width_key(scope)))
+    scope.carry("hidden", dtype_of(scope.draft), scope.draft.target_width, at=("draft", target_width_key(scope)))
     carry_lengths(scope)
     health, first, hidden = prefill_target(scope, last=True)
     finish_prefill(scope, health, first, {"bonus": first, "hidden": hidden})
@@ -35,7 +44,7 @@ def _build(scope: Scope) -> None:
 
     nodes = grow_tree(scope, state, root, frontier, forward, advance=False)
     accepted = verify(scope, state, nodes)
-    with scope.b.phase("commit"), scope.b.at(scope.at("draft", _width_key(scope))):
+    with scope.b.phase("commit"), scope.b.at(scope.at("draft", target_width_key(scope))):
         last = scope.b(
             "commit.last", accepted.hidden, accepted.accept_index, accepted.accept_lens, names=("last_hidden",)
         )
@@ -49,7 +58,7 @@ def _prepare(scope: Scope) -> tuple[State, Value, Value]:
     health, seq_lens = start(scope)
     with b.phase("prepare"):
         root = b("carry.load", scope.rows, names=("root",), field="bonus")
-        with b.at(scope.at("draft", _width_key(scope))):
+        with b.at(scope.at("draft", target_width_key(scope))):
             hidden = b("carry.load", scope.rows, names=("carried_hidden",), field="hidden")
     return State(health, seq_lens, scope.kv_draft, scope.kv_target), root, hidden
 
@@ -73,23 +82,14 @@ def _seed(scope: Scope, state: State, root: Value, hidden: Value) -> Frontier:
 def _assist(scope: Scope, state: State, inputs: tuple[Value, Value, Value], step: int) -> tuple[Value, Value]:
     """One forward over tokens, positions and hidden rows: logits, and the rows it hands back."""
     tokens, positions, hidden = inputs
-    dtype, width = dtype_of(scope.draft), _width(scope)
-    with scope.b.at(scope.at("draft", _width_key(scope))):
+    dtype, width = dtype_of(scope.draft), scope.draft.target_width
+    with scope.b.at(scope.at("draft", target_width_key(scope))):
         logits, state.kv_target, back = scope.b.many(
             "model.assist", tokens, positions, scope.rows, state.seq_lens, state.kv_target, hidden,
             names=(f"draft_logits{step}", f"kv_target_read{step}", f"draft_hidden{step}"),
             capture="last", step=step, dtype=dtype, width=width, input_dtype=dtype, input_width=width,
         )  # fmt: skip
     return logits, back
-
-
-def _width(scope: Scope) -> int:
-    """Elements of a row that the assistant reads and hands back: the target's, whatever its own layers work on."""
-    return scope.draft.target_hidden_size or scope.draft.hidden_size
-
-
-def _width_key(scope: Scope) -> str:
-    return "target_hidden_size" if scope.loaded.locations.written("draft", "target_hidden_size") else "hidden_size"
 
 
 def _check_kv(scope: Scope) -> None:

@@ -167,15 +167,22 @@ def store(scope: Scope, fields: dict[str, Value]) -> None:
             scope.b.many("carry.store", scope.rows, value, field=name)
 
 
+def target_width_key(scope: Scope) -> str:
+    """The key of the draft that says how wide it expects the target's rows."""
+    return "target_hidden_size" if scope.loaded.locations.written("draft", "target_hidden_size") else "hidden_size"
+
+
 def aux_rows(scope: Scope) -> FromTarget:
     """Outputs of several layers of the target, as wide as the draft was made for, in the target's dtype.
 
     The keys are the two that differ, if any do.
     """
-    target, draft, written = scope.config.target, scope.draft, scope.loaded.locations.written
-    reads = "target_hidden_size" if written("draft", "target_hidden_size") else "hidden_size"
+    target, draft, reads = scope.config.target, scope.draft, target_width_key(scope)
     offers = "hidden_size" if target.hidden_source == "aux" else "hidden_source"
-    per_layer = draft.target_hidden_size or draft.hidden_size
-    if target.hidden_source == "aux" and per_layer == target.hidden_size and draft.aux_width != target.spec_width:
+    if (
+        target.hidden_source == "aux"
+        and draft.target_width == target.hidden_size
+        and draft.aux_width != target.spec_width
+    ):
         reads, offers = "num_aux_layers", "aux_layers"
     return FromTarget(draft.aux_width, dtype_of(target), reads, offers)

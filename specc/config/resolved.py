@@ -72,9 +72,14 @@ class ModelConfig:
         return self.hidden_size * self.hc_mult if self.hidden_source == "hc_residual" else self.hidden_size
 
     @property
+    def target_width(self) -> int:
+        """Elements per token and layer of the target's rows, as this draft expects them."""
+        return self.target_hidden_size or self.hidden_size
+
+    @property
     def aux_width(self) -> int:
         """Elements per token that this draft reads where it reads outputs of several layers of its target."""
-        return (self.num_aux_layers or DEFAULT_AUX_LAYERS) * (self.target_hidden_size or self.hidden_size)
+        return (self.num_aux_layers or DEFAULT_AUX_LAYERS) * self.target_width
 
 
 @dataclass(frozen=True)

@@ -238,6 +238,11 @@ def _in_place(op: Op) -> Value | None:
     return operands.get(IN_PLACE.get(op.opcode, ""))
 
 
+def fields_of(cluster: Cluster, value: Value) -> tuple[str, ...]:
+    """The fields in which the stores of a cluster keep a value."""
+    return tuple(str(op.attrs["field"]) for op in cluster if op.opcode in STORES and op.operands[1] is value)
+
+
 def leaves(module: Module, value: Value, cluster: Sequence[Op]) -> bool:
     """Whether a value of a cluster is read outside of it, by other ops or by the engine."""
     return bool(readers_outside(module, value, cluster)) or value in module.outputs.values()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from specc.ir.core import Module, Op, Value
+from specc.ir.core import Module, Op
 from specc.kernels import argmax as chains
 from specc.kernels import topk as trees
 from specc.kernels.base import (
@@ -14,6 +14,7 @@ from specc.kernels.base import (
     Family,
     Spec,
     convex,
+    fields_of,
     in_order,
     is_narrow,
     leaves,
@@ -44,7 +45,8 @@ class ExtendStash(Family):
         reduction = _reduction(cluster)
         topk = reduction.opcode == "vocab.topk"
         stores = {str(op.attrs["field"]): op.operands[1] for op in cluster if op.opcode in STORES}
-        index, p = _fields(stores, reduction.results[-2]), _fields(stores, reduction.results[0]) if topk else ()
+        index = fields_of(cluster, reduction.results[-2])
+        p = fields_of(cluster, reduction.results[0]) if topk else ()
         others = [field for field in stores if field not in index + p]
         narrow = tuple(field for field in others if is_narrow(module, field))
         wide = tuple(field for field in others if not is_narrow(module, field))
@@ -76,11 +78,6 @@ class ExtendStash(Family):
 def _reduction(cluster: Cluster) -> Op:
     (found,) = [op for op in (maybe(cluster, "vocab.argmax"), maybe(cluster, "vocab.topk")) if op is not None]
     return found
-
-
-def _fields(stores: dict[str, Value], value: Value) -> tuple[str, ...]:
-    """The fields that store a value."""
-    return tuple(field for field, stored in stores.items() if stored is value)
 
 
 FAMILY = ExtendStash()

@@ -14,6 +14,7 @@ from specc.kernels.base import (
     Scratch,
     Spec,
     convex,
+    fields_of,
     in_order,
     leaves,
     maybe,
@@ -48,8 +49,8 @@ class VerifyCommit(Family):
             "extend_ids": maybe(cluster, "commit.extend_ids") is not None,
             "select": maybe(cluster, "commit.select") is not None,
             "logprobs": maybe(cluster, "vocab.logprob") is not None,
-            "lengths": _fields(cluster, lengths),
-            "bonuses": _fields(cluster, bonus),
+            "lengths": fields_of(cluster, lengths),
+            "bonuses": fields_of(cluster, bonus),
             "rings": tuple(str(op.attrs["field"]) for op in cluster if op.opcode == "carry.append"),
         }
         scratch = shared.scratch(module, cluster, name, _most_splits(module, greedy))
@@ -97,14 +98,9 @@ def _arguments(module: Module, name: str, cluster: Cluster) -> Arguments:
         (logprobs,) = _along_path(module, logprob.result, greedy)
         arguments.value("logprobs_ptr", logprobs)
     rings = (str(op.attrs["field"]) for op in cluster if op.opcode == "carry.append")
-    for field in (*_fields(cluster, lengths.results[0]), *_fields(cluster, lengths.results[1]), *rings):
+    for field in (*fields_of(cluster, lengths.results[0]), *fields_of(cluster, lengths.results[1]), *rings):
         arguments.relay(module, field)
     return arguments
-
-
-def _fields(cluster: Cluster, value: Value) -> tuple[str, ...]:
-    """The fields in which a value is stored."""
-    return tuple(str(op.attrs["field"]) for op in cluster if op.opcode in STORES and op.operands[1] is value)
 
 
 def _tree(greedy: Op) -> bool:

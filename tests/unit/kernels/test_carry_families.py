@@ -177,7 +177,8 @@ def test_long_rows_are_cut_into_chunks(width: int) -> None:
     rows = module.inputs["req_pool_indices"]
     with b.phase("prepare"):
         value = b("carry.load", rows, field="state")
-        assign_types(module, value.source)  # type: ignore[arg-type]
+        assert value.source is not None
+        assign_types(module, value.source)
     module.outputs["state"] = value
     ((cluster, spec),) = offers(module, "prepare")
     wide = width > 128
@@ -228,7 +229,8 @@ def test_what_waits_for_the_reduction_is_not_stored_with_it() -> None:
         index, bad = b.many("vocab.argmax", logits, rows, dtype="i64", keep="K", names=("second", "second_bad"))
         after = b("health.raise", raised.result, bad, bit=2, names=("health_last",))
         for op in (index.source, after.source):
-            assign_types(module, op)  # type: ignore[arg-type]
+            assert op is not None
+            assign_types(module, op)
         b.many("carry.store", rows, index, field="second")
     module.outputs["health"] = after
     clusters = [cluster for cluster, _ in offers(module, "extend_stash")]
