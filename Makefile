@@ -6,7 +6,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 MODELS := examples/models
 # Their names start with that of their draft, if they have one.
-DEMOS  := standalone-chain eagle-chain eagle3-chain frozen-kv-chain mtp-chain dflash-chain ngram-chain \
+DEMOS  := standalone-chain eagle-chain eagle-chain-adaptive eagle3-chain frozen-kv-chain mtp-chain dflash-chain ngram-chain \
           standalone-tree eagle-tree eagle-tree-wide eagle3-tree frozen-kv-tree ngram-tree
 
 .PHONY: setup demo test lint types check golden conformance gpu bench clean
@@ -37,7 +37,7 @@ demo: setup
 	    --prompts examples/prompts.json --check --max-new-tokens 24
 
 test: setup
-	$(BIN)/python -m pytest -n 2 -W error
+	$(BIN)/python -m pytest -n 2 -W error --timeout 300
 
 lint: setup
 	$(BIN)/ruff check .

@@ -71,7 +71,7 @@ def cuda_backend(build: Build, folder: Path, device: torch.device) -> Backend:
     with ZipFile(wheel) as archive:
         archive.extractall(folder)
     package = folder / wheel_names(build.loaded.config.name, __version__).package
-    return CudaBackend(plan_of(build), Manifest.read(package), package, device)
+    return CudaBackend([plan_of(build)], Manifest.read(package), package, device)
 
 
 READ = ("tokens", "positions", "slots", "mask", "select", "hidden")

@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specc.codegen.kernels import Generated, generate_kernels
 from specc.codegen.plan import build_plan
 from specc.codegen.render import lib_sources
 from specc.config import LoadedConfig
-from specc.driver import compile_module
-from specc.ir.core import Module
+from specc.driver import compile_depths
+from specc.ir.core import Module, Op
 from specc.ir.plan import Resources
 from specc.kernels.base import cluster_of
 from specc.passes.base import Context
@@ -24,8 +24,38 @@ from specc.passes.manager import Instrument, run_passes
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 if TYPE_CHECKING:
-    from specc.codegen.aot import Artifact, CompileError
+    from specc.codegen.aot import Artifact, CompileError, KernelSource
     from specc.codegen.cache import Cache
+
+
+@dataclass(frozen=True)
+class DepthBuild:
+    """The program of one depth.
+
+    Attributes:
+        loaded: the configuration at this depth.
+        module: the final module.
+        ctx: remarks of the passes.
+        generated: rendered kernels; those that serve other depths too are in each.
+        plan: content of its plan.json.
+
+    """
+
+    loaded: LoadedConfig
+    module: Module
+    ctx: Context
+    generated: Generated
+    plan: dict[str, Any]
+
+    @property
+    def num_steps(self) -> int:
+        """S: how many steps are drafted."""
+        return self.loaded.config.num_steps
+
+    def covered_by(self, kernel: str) -> list[Op]:
+        """The ops that launches of a kernel compute."""
+        nodes = [node for node, name in self.generated.kernel_of.items() if name == kernel]
+        return [op for node in nodes for op in cluster_of(self.module, node)]
 
 
 @dataclass
@@ -34,24 +64,38 @@ class Build:
 
     Attributes:
         loaded: the configuration.
-        module: the final module.
-        ctx: remarks of the passes.
-        generated: rendered kernels.
+        depths: the program of every depth, the deepest first.
         lib: shared device code, path -> text.
-        plan: content of plan.json.
         artifacts: machine code by (kernel, arch); empty if it was not asked for.
         seconds: wall time of every stage.
 
     """
 
     loaded: LoadedConfig
-    module: Module
-    ctx: Context
-    generated: Generated
+    depths: tuple[DepthBuild, ...]
     lib: Mapping[str, str]
-    plan: dict[str, object]
     artifacts: Mapping[tuple[str, str], Artifact] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def sources(self) -> tuple[KernelSource, ...]:
+        """Every kernel, once."""
+        return tuple({source.name: source for depth in self.depths for source in depth.generated.sources}.values())
+
+    @property
+    def module(self) -> Module:
+        """The final module of the deepest program."""
+        return self.depths[0].module
+
+    @property
+    def generated(self) -> Generated:
+        """The kernels of the deepest program."""
+        return self.depths[0].generated
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """The plan of the deepest program."""
+        return self.depths[0].plan
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -69,11 +113,18 @@ def build_program(loaded: LoadedConfig, instruments: Sequence[Instrument] = ()) 
 
     """
     start = time.perf_counter()
-    module, ctx = compile_module(loaded, instruments)
+    compiled = compile_depths(loaded, instruments)
     passes = time.perf_counter()
-    generated = generate_kernels(module, loaded.file)
-    plan = build_plan(module, generated, loaded.config)
-    build = Build(loaded, module, ctx, generated, lib_sources(source.text for source in generated.sources), plan)
+    configs = loaded.depths()
+    steps = [depth.config.num_steps for depth in configs]
+    modules = [module for module, _ in compiled]
+    generated = generate_kernels(dict(zip(steps, modules, strict=True)), loaded.file)
+    depths = tuple(
+        DepthBuild(depth, module, ctx, kernels, build_plan(module, kernels, depth.config))
+        for depth, (module, ctx), kernels in zip(configs, compiled, generated, strict=True)
+    )
+    build = Build(loaded, depths, {})
+    build.lib = lib_sources(source.text for source in build.sources)
     build.seconds = {"passes": passes - start, "render": time.perf_counter() - passes}
     return build
 
@@ -105,15 +156,18 @@ def compile_machine_code(
         _require_compiler(build)
         try:
             build.artifacts = compile_kernels(
-                build.generated.sources, archs, lib=dict(build.lib), cache=cache, workers=workers, on_done=on_done
+                build.sources, archs, lib=dict(build.lib), cache=cache, workers=workers, on_done=on_done
             )
         except CompileError as error:
             raise DiagnosticError(_compile_failed(build, error)) from error
-    build.ctx.resources = {
-        key: Resources(f"{key[0]}.{key[1]}", key[0], key[1], a.registers, a.spills, a.shared)
-        for key, a in build.artifacts.items()
-    }
-    run_passes(build.module, [CheckResources()], build.ctx, [CheckEach()])
+    for depth in build.depths:
+        names = {source.name for source in depth.generated.sources}
+        depth.ctx.resources = {
+            key: Resources(f"{key[0]}.{key[1]}", key[0], key[1], a.registers, a.spills, a.shared)
+            for key, a in build.artifacts.items()
+            if key[0] in names
+        }
+        run_passes(depth.module, [CheckResources()], depth.ctx, [CheckEach()])
 
 
 def _require_compiler(build: Build) -> None:
@@ -133,6 +187,6 @@ def _require_compiler(build: Build) -> None:
 
 def _compile_failed(build: Build, error: CompileError) -> Diagnostic:
     """Triton's message under the YAML line of the kernel's first op."""
-    ops = cluster_of(build.module, error.kernel)
+    ops = [op for depth in build.depths for op in depth.covered_by(error.kernel)]
     where = ops[0].location if ops else None
     return Diagnostic("aot/compile-failed", f"{error.kernel} for {error.arch}: {error.message}", where)

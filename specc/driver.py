@@ -1,16 +1,20 @@
-"""From a loaded configuration to a finished module: what every command that compiles does first."""
+"""From a loaded configuration to finished modules: what every command that compiles does first."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from specc.config import LoadedConfig, ModelConfig
-from specc.ir.core import Module
+from specc.ir.core import Carry, Module
 from specc.ir.plan import KvPool, Options
+from specc.link import link
 from specc.passes.base import Context
 from specc.passes.instruments import CheckEach
 from specc.passes.manager import Instrument, run_passes
-from specc.passes.pipeline import default_passes
+from specc.passes.pipeline import FRONT, default_passes
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+
+Compiled = tuple[Module, Context]
 
 
 def start_module(loaded: LoadedConfig) -> Module:
@@ -29,18 +33,75 @@ def _kv_pool(owner: str, model: ModelConfig) -> KvPool:
     return KvPool(owner, model.num_layers, buffers, model.kv_row_bytes, model.kv_dtype)
 
 
-def compile_module(loaded: LoadedConfig, instruments: Sequence[Instrument] = ()) -> tuple[Module, Context]:
-    """Run every pass that comes before code generation, with the checker after each.
+def compile_module(
+    loaded: LoadedConfig, instruments: Sequence[Instrument] = (), kept: frozenset[str] = frozenset()
+) -> Compiled:
+    """Run every pass that comes before code generation, with the checker after each, for one depth.
+
+    kept: carried values that stay though this depth may not read them.
 
     Raises:
         DiagnosticError: the configuration cannot be built, with sources and paths filled in by whoever prints.
 
     """
-    module, ctx = start_module(loaded), Context(loaded)
+    module, ctx = start_module(loaded), Context(loaded, kept)
     run_passes(module, default_passes(), ctx, [CheckEach(), *instruments])
     return module, ctx
 
 
-def check_config(loaded: LoadedConfig) -> Context:
+def compile_depths(loaded: LoadedConfig, instruments: Sequence[Instrument] = ()) -> list[Compiled]:
+    """The module of every depth of a configuration, the deepest first, with the same carry in one arena.
+
+    Raises:
+        DiagnosticError: as `compile_module`, and ``legal/depths`` where requests could not go from depth to depth.
+
+    """
+    depths = loaded.depths()
+    if len(depths) == 1:
+        return [compile_module(loaded, instruments)]
+    kept = _carried_by_some(depths)
+    compiled = [compile_module(depth, instruments, kept) for depth in depths]
+    _check_carry(depths, [module for module, _ in compiled])
+    link([module for module, _ in compiled])
+    return compiled
+
+
+def _carried_by_some(depths: Sequence[LoadedConfig]) -> frozenset[str]:
+    """Carried values that one depth needs and another would not have: to carry one may take others."""
+    kept: frozenset[str] = frozenset()
+    while True:
+        carried = [_front(depth, kept).carries.keys() for depth in depths]
+        some, every = set[str]().union(*carried), set(carried[0]).intersection(*carried)
+        if some == every:
+            return kept
+        kept |= some - every
+
+
+def _front(loaded: LoadedConfig, kept: frozenset[str]) -> Module:
+    """The program of one depth before it is planned."""
+    module = start_module(loaded)
+    run_passes(module, [step() for step in FRONT], Context(loaded, kept), [])
+    return module
+
+
+def _check_carry(depths: Sequence[LoadedConfig], modules: Sequence[Module]) -> None:
+    """Every carried value has one type at all depths."""
+    for name in modules[0].carries:
+        types = [_spell(module, module.carries[name]) for module in modules]
+        if len(set(types)) > 1:
+            steps = [depth.config.num_steps for depth in depths]
+            what = ", ".join(f"{type_} with num_steps {count}" for type_, count in zip(types, steps, strict=True))
+            message = f"{depths[0].config.algorithm} cannot change its depth: @{name}, which it carries, is {what}"
+            where = depths[0].location("num_steps")
+            raise DiagnosticError(Diagnostic("legal/depths", message, where, "write one num_steps"))
+
+
+def _spell(module: Module, carry: Carry) -> str:
+    """The type of a carried value with the sizes of its axes."""
+    sizes = ", ".join(str(size) for size in carry.type.sizes(module.dims)[1:])
+    return f"{carry.type.dtype}[B{', ' if sizes else ''}{sizes}]"
+
+
+def check_config(loaded: LoadedConfig) -> None:
     """What ``specc check`` runs: everything short of code generation."""
-    return compile_module(loaded)[1]
+    compile_depths(loaded)

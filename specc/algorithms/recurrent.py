@@ -95,7 +95,8 @@ def _prepare(scope: Scope, first: int) -> tuple[State, Value, Frontier, Value]:
             positions = b("kv.positions", seq_lens, names=("draft_positions",), axis="K", offset=first, stride=0)
             slots = b(
                 "kv.draft_slots", scope.req_to_token, scope.rows, seq_lens,
-                names=("draft_slots",), offset=first, page=scope.config.page_size, room=scope.config.num_steps,
+                names=("draft_slots",), offset=first, page=scope.config.page_size,
+                room=scope.config.depths[-1].num_steps,
             )  # fmt: skip
     state = State(health, seq_lens, scope.kv_draft, scope.kv_target)
     return state, root, Frontier(tokens, scores, positions, hidden), slots

@@ -76,7 +76,7 @@ def _compile(result: Build, archs: Sequence[str], jobs: int | None, cached: bool
     from specc.codegen.cache import Cache
 
     cache = Cache.default() if cached else Cache.disabled()
-    with _progress(len(result.generated.sources) * len(archs), quiet) as on_done:
+    with _progress(len(result.sources) * len(archs), quiet) as on_done:
         compile_machine_code(result, archs, cache=cache, workers=jobs, on_done=on_done)
 
 

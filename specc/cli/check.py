@@ -31,7 +31,6 @@ def check(
 
 def summary(config: Config) -> str:
     """Return a configuration in one line."""
-    shape = f"chain of {config.num_steps}" if config.chain else f"tree of {config.num_nodes}"
     smallest, largest = config.buckets[0], config.buckets[-1]
     sizes = f"bucket {largest}" if smallest == largest else f"buckets {smallest}..{largest}"
-    return f"{config.name}: {config.algorithm}, {shape}, page {config.page_size}, {sizes}"
+    return f"{config.name}: {config.algorithm}, {config.shape}, page {config.page_size}, {sizes}"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Group, RenderableType
 
     from specc.codegen.story import ForwardStory, LaunchStory, PassStory, Setting, Story
+    from specc.config import LoadedConfig
 
 
 def explain(
@@ -24,17 +25,21 @@ def explain(
     only: Annotated[
         str | None, typer.Option("--pass", metavar="NAME", help="Tell of the passes only what this one decided.")
     ] = None,
+    num_steps: Annotated[
+        int | None, typer.Option(help="Which depth to tell of, if there are several. Default: the deepest.")
+    ] = None,
     format: Annotated[Format, typer.Option(help="How the story is printed.")] = Format.text,
 ) -> None:
     """Tell what becomes of a configuration and why, without compiling anything."""
     with reporting(format) as report:
         from specc.codegen.story import tell
-        from specc.driver import compile_module
+        from specc.driver import compile_depths
         from specc.support.render import to_json
 
         _require_pass(only)
         loaded = load(config, report)
-        story = tell(loaded, *compile_module(loaded))
+        at = _depth(loaded, num_steps)
+        story = tell(loaded.depths()[at], *compile_depths(loaded)[at])
         if only is not None:
             story = replace(story, passes=tuple(told for told in story.passes if told.name == only))
         if format is Format.json:
@@ -44,6 +49,15 @@ def explain(
         with printing() as console:
             for part in _text(story):
                 console.print(part)
+
+
+def _depth(loaded: LoadedConfig, num_steps: int | None) -> int:
+    """Where a depth is among those of a configuration, the deepest being the first."""
+    known = [depth.config.num_steps for depth in loaded.depths()]
+    if num_steps is not None and num_steps not in known:
+        listed = ", ".join(map(str, sorted(known)))
+        raise typer.BadParameter(f"num_steps is {listed} there, not {num_steps}", param_hint="--num-steps")
+    return 0 if num_steps is None else known.index(num_steps)
 
 
 def _require_pass(name: str | None) -> None:
@@ -60,7 +74,9 @@ def _text(story: Story) -> Iterator[RenderableType]:
 
     from specc.emit.report import totals_table
 
-    yield Text(f"{story.name}: {story.algorithm}, {story.summary}; a {story.form}", "bold")
+    several = f" of num_steps {story.num_steps}, compiled for {', '.join(map(str, story.depths))}"
+    form = story.form + several * (len(story.depths) > 1)
+    yield Text(f"{story.name}: {story.algorithm}, {story.summary}; a {form}", "bold")
     yield _settings("the configuration", story.settings)
     for model in story.models:
         yield _settings(f"{model.side}: {model.model or 'all sizes written out'}", model.settings)

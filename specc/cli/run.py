@@ -65,6 +65,10 @@ def run(
     check: Annotated[bool, typer.Option("--check", help="Compare with the target's own greedy text.")] = False,
     stream: Annotated[bool | None, typer.Option(help="Print tokens as they come (one prompt only).")] = None,
     max_context: Annotated[int | None, typer.Option(min=1, help="Most tokens of prompt and completion.")] = None,
+    num_steps: Annotated[
+        int | None, typer.Option(help="Draft so many tokens in every step, of a program for several numbers.")
+    ] = None,
+    metrics: Annotated[Path | None, typer.Option(help="Write Prometheus metrics of the run to this file.")] = None,
     format: Annotated[Format, typer.Option(help="How to print results.")] = Format.text,
 ) -> None:
     """Generate text with a compiled program.
@@ -81,9 +85,12 @@ def run(
         wants_stream = console.is_terminal if stream is None else stream
         printer = _Printer(console, texts, format, stream=wants_stream and len(texts) == 1)
         with _wheel_package(program) as module:
-            engine = _make_engine(module, _Files(target, draft, corpus), device.value, max_context, printer)
+            files = _Files(target, draft, corpus)
+            engine = _make_engine(module, files, device.value, printer, max_context=max_context, num_steps=num_steps)
             conditions = _conditions(engine, max_new_tokens, stop or ())
             completions = _generate(engine, texts, conditions, printer)
+            if metrics is not None:
+                _write_metrics(engine, metrics)
             verdicts = _check(engine, completions, max_new_tokens) if check else []
         printer.finish(completions, verdicts, engine)
     if not all(verdict.identical for verdict in verdicts):
@@ -189,7 +196,9 @@ def _wheel_package(name_or_path: str) -> Any:
     return package(name_or_path)
 
 
-def _make_engine(module: Any, files: _Files, device: str, max_context: int | None, printer: _Printer) -> Engine:
+def _make_engine(
+    module: Any, files: _Files, device: str, printer: _Printer, *, max_context: int | None, num_steps: int | None
+) -> Engine:
     """Load program, models and corpus and bind them."""
     import torch
 
@@ -197,21 +206,26 @@ def _make_engine(module: Any, files: _Files, device: str, max_context: int | Non
     from specc.engine.errors import EngineError
     from specc.engine.loading import load_corpus, load_draft, load_target
     from specc.engine.plan_facts import PlanFacts
-    from specc.engine.wheel import load_program
+    from specc.engine.wheel import exported, load_program
 
     if device == "cuda" and not torch.cuda.is_available():
         raise typer.BadParameter("this machine has no CUDA device", param_hint="--device")
     loaded = load_program(module, device)
+    if num_steps is not None and num_steps not in loaded.plans:
+        known = ", ".join(map(str, sorted(loaded.plans)))
+        raise typer.BadParameter(f"the program was compiled for {known}", param_hint="--num-steps")
+    depth = None if num_steps is None else exported(loaded, "FixedDepth")(num_steps)
     facts = PlanFacts.read(loaded.plan)
     files.check(facts)
     target = load_target(files.target, facts, device)
     if target.tokenizer is None:
         message = f"the target model {str(files.target)!r} has no tokenizer"
         raise DiagnosticError(Diagnostic("run/model-unreadable", message, hint="add its tokenizer.json"))
-    draft = None if files.draft is None else load_draft(files.draft, facts, target, device)
+    draft = None if files.draft is None else load_draft(files.draft, facts, target)
     tables = {} if files.corpus is None else {"corpus": load_corpus(files.corpus, target)}
+    options: dict[str, Any] = {"max_context": max_context, "depth": depth, "on_token": printer.token}
     try:
-        return Engine(loaded, target, draft, tables=tables, max_context=max_context, on_token=printer.token)
+        return Engine(loaded, target, draft, tables=tables, **options)
     except EngineError as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -239,6 +253,17 @@ def _generate(engine: Engine, texts: Sequence[str], conditions: StopConditions, 
         for completion in finished:
             printer.completion(completion)
     return sorted(done, key=lambda completion: completion.request_id)
+
+
+def _write_metrics(engine: Engine, file: Path) -> None:
+    """Write what the engine has counted in Prometheus' text format; raises DiagnosticError where it cannot."""
+    from specc.engine.metrics import Metrics
+
+    try:
+        file.write_text(Metrics(engine).text(), encoding="utf-8")
+    except OSError as error:
+        message = f"cannot write {str(file)!r}: {error.strerror}"
+        raise DiagnosticError(Diagnostic("emit/io", message)) from error
 
 
 def _check(engine: Engine, completions: Sequence[Completion], max_new_tokens: int) -> list[Verdict]:

@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -167,10 +168,11 @@ def compile_options(source: KernelSource, target: Target) -> dict[str, Any]:
 
 
 def cache_key(source: KernelSource, arch: str, lib: Mapping[str, str]) -> str:
-    """The digest of all that decides the artifact. The kernel's `name` is not in it."""
+    """The digest of all that decides the artifact. The kernel's `name`, and the comment above its code, are not."""
     target = parse_arch(arch)
     parts = asdict(source) | {"aligned": sorted(source.aligned)}
     del parts["name"]
+    parts["text"] = "".join(dropwhile(lambda line: line.startswith("#"), source.text.splitlines(keepends=True)))
     parts |= {"lib": dict(lib), "target": asdict(target), "options": compile_options(source, target)}
     parts["triton"] = importlib.metadata.version("triton")
     parts["artifact"] = [field.name for field in fields(Artifact)]  # what the cached metadata must have

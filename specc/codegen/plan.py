@@ -6,7 +6,7 @@ from typing import Any
 
 from specc.algorithms.base import DTYPES
 from specc.codegen.kernels import Generated, aligned_arguments
-from specc.codegen.totals import totals
+from specc.codegen.totals import memory, totals
 from specc.config import Config, ModelConfig
 from specc.ir.core import Module, Op, Value, entry_of, is_state, tensor_type
 from specc.ir.nodes import is_external, node_of
@@ -30,7 +30,7 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Json:
     """
     options = module.decl(Options)
     return {
-        "format": 2,
+        "format": 3,
         "name": module.name,
         "algorithm": config.algorithm,
         "specc": __version__,
@@ -39,6 +39,7 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Json:
         "kv_pools": _kv_pools(module),
         "models": {role: _model(model) for role, model in config.models.items()},
         "options": config.options.model_dump(mode="json"),
+        "disaggregation": config.disaggregation,
         "inputs": [_input(value) for value in module.inputs.values() if not is_state(value)],
         "carry": [{"name": c.name, "dtype": c.type.dtype, "axes": list(c.type.shape)} for c in module.carries.values()],
         "outputs": [_output(name, value) for name, value in module.outputs.items()],
@@ -46,8 +47,10 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Json:
         "buffers": [_buffer(buffer) for buffer in module.decls_of(Buffer)],
         "kernels": {source.name: _kernel(module, generated, source.name) for source in generated.sources},
         "phases": _phases(module, generated),
-        "captures": _captures(module),
+        "captures": _graphs(module, "capture"),
+        "segments": _graphs(module, "segment"),
         "buckets": list(options.buckets),
+        "memory": memory(module),
         "totals": {str(bucket): totals(module, bucket) for bucket in options.buckets},
     }
 
@@ -146,7 +149,7 @@ def _buffer(buffer: Buffer) -> Json:
 
 
 def _kernel(module: Module, generated: Generated, name: str) -> Json:
-    source, spec = generated.source(name), generated.specs[name]
+    source, spec = generated.source(name), generated.spec(name)
     return {
         "family": spec.family,
         "function": source.function,
@@ -222,15 +225,16 @@ def _op(op: Op) -> Json:
     }
 
 
-def _captures(module: Module) -> list[Json]:
-    captures: dict[str, list[Node]] = {}
+def _graphs(module: Module, cut: str) -> list[Json]:
+    """What is captured together, for one way to cut: the field of `Node` that names the graph."""
+    graphs: dict[str, list[Node]] = {}
     for node in module.decls_of(Node):
-        if node.capture:
-            captures.setdefault(node.capture, []).append(node)
-    return [_capture(name, nodes) for name, nodes in captures.items()]
+        if getattr(node, cut):
+            graphs.setdefault(getattr(node, cut), []).append(node)
+    return [_graph(name, nodes) for name, nodes in graphs.items()]
 
 
-def _capture(name: str, nodes: list[Node]) -> Json:
+def _graph(name: str, nodes: list[Node]) -> Json:
     names = [node.name for node in nodes]
     edges = [[before, node.name] for node in nodes for before in node.after if before in names]
     phases = list(dict.fromkeys(node.phase for node in nodes))

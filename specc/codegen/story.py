@@ -33,6 +33,9 @@ FORMAT = 1
 
 _SYMBOLS = {"topk": "K", "num_steps": "S", "num_draft_tokens": "N"}
 
+_TOLD_ELSEWHERE = ("name", "depths", "target", "draft", "options")
+"""Fields of a configuration that are no settings of one depth."""
+
 _FOLLOWS = {
     "num_draft_tokens": "num_steps + 1",
     "max_requests": "the largest bucket",
@@ -142,7 +145,10 @@ class PhaseStory:
 
 @dataclass(frozen=True)
 class Story:
-    """Everything; ``totals`` has a decode step's cost by bucket, with the keys of plan.json."""
+    """Everything about one depth; ``depths`` are all that are compiled for, by num_steps.
+
+    ``totals`` has a decode step's cost by bucket, with the keys of plan.json.
+    """
 
     format: int
     specc: str
@@ -150,6 +156,8 @@ class Story:
     algorithm: str
     summary: str
     form: str
+    num_steps: int
+    depths: tuple[int, ...]
     settings: tuple[Setting, ...]
     models: tuple[ModelStory, ...]
     passes: tuple[PassStory, ...]
@@ -165,8 +173,8 @@ def tell(loaded: LoadedConfig, module: Module, ctx: Context) -> Story:
     """The story of a configuration.
 
     Args:
-        loaded: the configuration.
-        module: its module, after all planning passes.
+        loaded: the configuration at one of its depths.
+        module: its module there, after all planning passes.
         ctx: with the remarks of all passes.
 
     """
@@ -179,6 +187,8 @@ def tell(loaded: LoadedConfig, module: Module, ctx: Context) -> Story:
         algorithm=config.algorithm,
         summary=algorithm(config.algorithm).summary,
         form="chain" if config.chain else "tree",
+        num_steps=config.num_steps,
+        depths=tuple(depth.num_steps for depth in config.depths),
         settings=_settings(loaded),
         models=tuple(_model(loaded, side, model) for side, model in config.models.items()),
         passes=_passes(loaded, ctx),
@@ -199,7 +209,7 @@ def _place(loaded: LoadedConfig, location: Location | None) -> str | None:
 def _settings(loaded: LoadedConfig) -> tuple[Setting, ...]:
     """All keys but the models, and the name, which is told first; the algorithm's own ones last."""
     config = loaded.config
-    keys = [field.name for field in fields(config) if field.name not in ("name", "target", "draft", "options")]
+    keys = [field.name for field in fields(config) if field.name not in _TOLD_ELSEWHERE]
     found = {(key,): getattr(config, key) for key in keys}
     found |= {("options", key): value for key, value in config.options.model_dump(mode="json").items()}
     return tuple(_setting(loaded, path, value) for path, value in found.items() if value is not None)

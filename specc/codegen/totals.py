@@ -6,7 +6,7 @@ from specc.ir.core import Module, Value, entry_of, tensor_type
 from specc.ir.liveness import hidden_result
 from specc.ir.nodes import is_external, node_of
 from specc.ir.ops import OPS
-from specc.ir.plan import Buffer, Layout, Node
+from specc.ir.plan import Buffer, Kernel, Layout, Node, scratch_owner
 from specc.kernels.base import nbytes
 
 
@@ -14,15 +14,35 @@ def totals(module: Module, bucket: int) -> dict[str, int]:
     """Launches, host syncs and bytes of one decode step at a bucket; keys as in docs/plan.md."""
     nodes = [node for node in module.decls_of(Node) if entry_of(node.phase) == "step"]
     launches = [node for node in nodes if node.node == "launch"]
-    arena = [buffer for buffer in module.decls_of(Buffer) if buffer.owner == "arena"]
     return {
         "launches_in_graph": sum(bool(node.capture) for node in launches),
         "launches_outside_graph": sum(not node.capture for node in launches),
         "host_syncs": sum(OPS[op.opcode].effect == "sync" for op in module.ops("step")),
         "vocab_bytes_read": _vocab_bytes(module, bucket),
         "hidden_state_bytes": hidden_state_bytes(module, bucket),
-        "arena_bytes": max((buffer.offset + buffer.bytes for buffer in arena), default=0),
+        "arena_bytes": memory(module)["arena"],
     }
+
+
+def memory(module: Module) -> dict[str, int]:
+    """Bytes the program allocates, whatever the batch; keys as in docs/plan.md."""
+    arena = [buffer for buffer in module.decls_of(Buffer) if buffer.owner == "arena"]
+    kernels = {kernel.name for kernel in module.decls_of(Kernel)}
+    return {
+        "arena": max((buffer.offset + buffer.bytes for buffer in arena), default=0),
+        "relay": _covered([buffer for buffer in arena if buffer.name.startswith("relay.")]),
+        "scratch": _covered([buffer for buffer in arena if scratch_owner(buffer) in kernels]),
+    }
+
+
+def _covered(buffers: list[Buffer]) -> int:
+    """Bytes of the arena that belong to at least one of them."""
+    total = end = 0
+    for buffer in sorted(buffers, key=lambda buffer: buffer.offset):
+        last = buffer.offset + buffer.bytes
+        total += max(last - max(buffer.offset, end), 0)
+        end = max(end, last)
+    return total
 
 
 def _vocab_bytes(module: Module, bucket: int) -> int:

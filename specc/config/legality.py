@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from specc.config.locations import Locations
 from specc.config.needs import Needs
@@ -50,6 +51,7 @@ def check_file(checked: Checked, algorithm: str | None, needs: Needs) -> None:
     _pool(checked)
     _no_repeats(checked, "archs", checked.file.archs)
     _no_repeats(checked, "outputs", checked.file.outputs)
+    _depths(checked)
     _width(checked, needs)
     _mask(checked, needs)
     _one_sided(checked)
@@ -123,10 +125,21 @@ def _no_repeats(checked: Checked, key: str, entries: Iterable[str]) -> None:
         first.setdefault(entry, index)
 
 
+def _depths(checked: Checked) -> None:
+    """Check that the depths ascend strictly."""
+    steps, at = checked.file.num_steps, checked.places
+    for index, (one, more) in enumerate(pairwise(steps if checked.sound("num_steps") else ()), start=1):
+        if more <= one:
+            note = Note("it follows this one", at.value("num_steps", index - 1))
+            message = f"num_steps must ascend, and {more} follows {one}"
+            hint = f"write {sorted(set(steps))}"
+            checked.found.error("config/out-of-range", message, at.value("num_steps", index), hint=hint, notes=[note])
+
+
 def _width(checked: Checked, needs: Needs) -> None:
     """Check N: S + 1 for a chain; for a tree from 2 up to all it can draft and the root."""
     file, at = checked.file, checked.places
-    nodes, depth, width = file.num_draft_tokens, file.num_steps, file.topk
+    nodes, depth, width = file.num_draft_tokens, file.num_steps[-1], file.topk
     if not checked.sound("num_draft_tokens", "num_steps", "topk") or (width > 1 and not needs.trees):
         return
     if nodes is None:
@@ -197,7 +210,6 @@ def _not_yet(checked: Checked) -> None:
     file = checked.file
     verify = f"verify: {file.verify}"
     _refuse(checked, file.verify != "greedy", verify, ("verify",), "write verify: greedy")
-    _refuse(checked, file.disaggregation, "disaggregation", ("disaggregation",), "write disaggregation: false")
     aux = file.draft is not None and file.draft.hidden_source == "aux"
     _refuse(checked, aux, "hidden_source: aux of a draft", ("draft", "hidden_source"), None)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specc.config.legality import Checked
@@ -40,6 +40,10 @@ class LoadedConfig:
         ``location("target", "hidden_size")``, ``location("buckets", 2)``.
         """
         return self.locations.value(*key_path)
+
+    def depths(self) -> list[LoadedConfig]:
+        """One for each depth that is compiled for, the deepest first."""
+        return [replace(self, config=self.config.at(depth)) for depth in reversed(self.config.depths)]
 
     def model_dir(self, side: str) -> Path | None:
         """Return the directory of the ``target`` or ``draft`` model; None when it has none."""

@@ -12,7 +12,7 @@ from specc.config.block import Block
 from specc.config.legality import Checked, check_file, check_models
 from specc.config.models import ModelFacts, ModelUnreadableError, read_model
 from specc.config.needs import Needs
-from specc.config.resolved import Config, HiddenSource, ModelConfig
+from specc.config.resolved import Config, Depth, HiddenSource, ModelConfig
 from specc.config.schema import REQUIRED_SIZES, ModelBlock
 from specc.config.validate import validate_options
 from specc.support.diagnostics import Note
@@ -49,10 +49,25 @@ def resolve(
     check_models(checked, target, draft)
     if checked.found.errors or algorithm is None or target is None or options is None:
         return None
-    return _config(checked, algorithm, options, target, draft)
+    return _config(checked, algorithm, options, _depths(checked, needed), target, draft)
 
 
-def _config(checked: Checked, algorithm: str, options: Block, target: ModelConfig, draft: ModelConfig | None) -> Config:
+def _depths(checked: Checked, needs: Needs) -> tuple[Depth, ...]:
+    """Return every depth with its number of nodes: what the file says, or as many as can be drafted."""
+    topk, nodes = checked.file.topk, checked.file.num_draft_tokens
+    if topk == 1 or nodes is None:
+        return tuple(Depth(steps, steps + 1) for steps in checked.file.num_steps)
+    return tuple(Depth(steps, min(nodes, needs.most_nodes(topk, steps))) for steps in checked.file.num_steps)
+
+
+def _config(
+    checked: Checked,
+    algorithm: str,
+    options: Block,
+    depths: tuple[Depth, ...],
+    target: ModelConfig,
+    draft: ModelConfig | None,
+) -> Config:
     """Put the parts together; everything was checked."""
     file = checked.file
     return Config(
@@ -60,8 +75,9 @@ def _config(checked: Checked, algorithm: str, options: Block, target: ModelConfi
         algorithm=algorithm,
         options=options,
         topk=file.topk,
-        num_steps=file.num_steps,
-        num_draft_tokens=file.num_draft_tokens or file.num_steps + 1,
+        num_steps=depths[-1].num_steps,
+        num_draft_tokens=depths[-1].num_nodes,
+        depths=depths,
         page_size=file.page_size,
         max_requests=file.max_requests or file.buckets[-1],
         buckets=tuple(file.buckets),

@@ -7,8 +7,8 @@ handed-over hidden state.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 from specc.config.block import Block
 
@@ -82,11 +82,20 @@ class ModelConfig:
         return (self.num_aux_layers or DEFAULT_AUX_LAYERS) * self.target_width
 
 
+class Depth(NamedTuple):
+    """How far is drafted: S draft steps, N nodes verified per request."""
+
+    num_steps: int
+    num_nodes: int
+
+
 @dataclass(frozen=True)
 class Config:
     """One configuration of speculative decoding, complete and legal.
 
     ``options`` are the keys of the algorithm's own; ``draft`` is None for an algorithm without a draft model.
+    ``depths`` are all that are compiled for, ascending; ``num_steps`` and ``num_draft_tokens`` are those of one of
+    them, the deepest in a configuration as it was loaded.
     """
 
     name: str
@@ -95,6 +104,7 @@ class Config:
     topk: int
     num_steps: int
     num_draft_tokens: int
+    depths: tuple[Depth, ...]
     page_size: int
     max_requests: int
     buckets: tuple[int, ...]
@@ -118,6 +128,18 @@ class Config:
     def chain(self) -> bool:
         """Whether one token is drafted per step, so that there is no tree."""
         return self.topk == 1
+
+    def at(self, depth: Depth) -> Config:
+        """The configuration at one of its depths."""
+        return replace(self, num_steps=depth.num_steps, num_draft_tokens=depth.num_nodes)
+
+    @property
+    def shape(self) -> str:
+        """What is drafted, in words: ``chain of 3``, ``chain of 1, 3 or 5``, ``tree of 16 nodes``."""
+        sizes = dict.fromkeys(str(depth.num_steps if self.chain else depth.num_nodes) for depth in self.depths)
+        *others, last = sizes
+        text = f"{', '.join(others)} or {last}" if others else last
+        return f"chain of {text}" if self.chain else f"tree of {text} nodes"
 
     @property
     def num_nodes(self) -> int:

@@ -43,6 +43,11 @@ def _check_page(value: object) -> object:
     return value
 
 
+def _listed(value: object) -> object:
+    """One depth is a list of one."""
+    return value if isinstance(value, list) else [value]
+
+
 def _word(value: object) -> object:
     """YAML reads the word ``true`` as a boolean: give the word back."""
     return "true" if value is True else value
@@ -109,11 +114,15 @@ class ConfigFile(Block):
     """Speculative decoding algorithm, in any case."""
     topk: Annotated[Count, Field(le=16)] = 1
     """K: children kept per draft step. 1 drafts a chain, more a tree."""
-    num_steps: Annotated[Count, Field(le=16)] = 3
-    """S: draft steps."""
+    num_steps: Annotated[
+        list[Annotated[Count, Field(le=16)]], BeforeValidator(_listed), Field(min_length=1, max_length=16)
+    ] = [3]
+    """S: draft steps. A list, ascending, compiles a program for each of them, between which requests may change at any
+    step."""
     num_draft_tokens: Annotated[Count, Field(le=512)] | None = None
     """N: tokens the target verifies per request, root included: num_steps + 1 for a chain, the default; for a tree
-    from 2 to as many as the algorithm can draft, which is 1 + topk + (num_steps - 1) * topk^2 for one that grows it."""
+    from 2 to as many as the algorithm can draft, which is 1 + topk + (num_steps - 1) * topk^2 for one that grows it.
+    With several num_steps it is that of the last; the others verify as many of them as they can draft."""
     page_size: Annotated[int, Field(strict=True, ge=1, le=1024), BeforeValidator(_check_page)] = 1
     """Tokens per page of the KV pool, a power of two."""
     max_requests: Annotated[Count, Field(le=1 << 20)] | None = None
@@ -136,7 +145,8 @@ class ConfigFile(Block):
     overlap: Flag = True
     """Whether the scheduler prepares a step before the previous one's results reach the host."""
     disaggregation: Flag = False
-    """Whether prefill and decode run on different machines (not implemented yet)."""
+    """Whether prefill and decode run on different machines. Recorded in the plan; kernels and buffers stay as they
+    are."""
     archs: Annotated[list[Arch], Field(min_length=1, max_length=16)] = ["sm_90"]
     """GPU architectures to compile for."""
     draft_positions: Annotated[Literal["true", "shifted", "auto"], BeforeValidator(_word)] = "auto"
@@ -172,6 +182,8 @@ def json_schema(algorithms: Collection[str]) -> dict[str, Any]:
     schema["description"] = "One configuration of speculative decoding."
     schema["required"] = list(REQUIRED)
     schema["properties"]["algorithm"]["examples"] = list(algorithms)
+    steps = schema["properties"]["num_steps"]
+    steps["anyOf"] = [steps["items"], {key: steps.pop(key) for key in ("type", "items", "minItems", "maxItems")}]
     # YAML reads the bare word `true` as a boolean; both spellings mean the same.
     schema["properties"]["draft_positions"]["enum"] = [True, "true", "shifted", "auto"]
     schema["properties"]["draft_positions"].pop("type", None)

@@ -41,12 +41,19 @@ def validate(places: Locations, found: Diagnostics) -> ConfigFile:
             return ConfigFile.model_validate(values)
         except ValidationError as error:
             for details in error.errors(include_url=False):
-                path: Path = details["loc"]
+                path = _written_path(details["loc"], places)
                 if path in broken:
                     raise AssertionError(f"{path} was taken out and is still there") from error
                 broken.add(path)
                 _report(details, path, places, found)
             values = _without(values, broken)
+
+
+def _written_path(path: Path, places: Locations) -> Path:
+    """Return the path of a value as it is written: one that may be a list, and is none, has no entries."""
+    above = path[:-1]
+    alone = isinstance(path[-1], int) and places.written(*above) and not places.written(*above, 0)
+    return above if alone else path
 
 
 def validate_options(

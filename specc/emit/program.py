@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from specc.build import Build
-from specc.emit.files import kernel_files
+from specc.emit.files import kernel_files, plan_files, specir_files
 from specc.emit.wheel import write_wheel
-from specc.ir.printer import print_module
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.version import __version__
 
@@ -20,18 +19,17 @@ def emit_wheel(build: Build, directory: Path) -> list[Path]:
 
     """
     config = build.loaded.config
-    shape = f"chain of {config.num_steps}" if config.chain else f"tree of {config.num_nodes} nodes"
     try:
         path = write_wheel(
             directory,
             name=config.name,
             version=__version__,
-            plan=build.plan,
+            plans=plan_files(build),
             sources=kernel_files(build),
-            specir=print_module(build.module),
+            specirs=specir_files(build),
             config_text=build.loaded.source,
             artifacts=list(build.artifacts.values()),
-            summary=f"{config.algorithm} decode step, {shape}, compiled by specc",
+            summary=f"{config.algorithm} decode step, {config.shape}, compiled by specc",
         )
     except OSError as error:
         message = f"cannot write into '{directory}': {error.strerror}"

@@ -16,16 +16,29 @@ if TYPE_CHECKING:
 
 def print_summary(build: Build, console: Console, files: Iterable[object]) -> None:
     """Print the summary of a finished build."""
-    plan: Any = build.plan
-    console.print(Group(_phases(plan), totals_table(plan["totals"]), *_resources(build)))
+    several = len(build.depths) > 1
+    for depth in build.depths:
+        title = f"{depth.plan['name']}: {depth.plan['algorithm']}" + f", num_steps {depth.num_steps}" * several
+        console.print(Group(_phases(depth.plan, title), totals_table(depth.plan["totals"])))
+    if several:
+        console.print(Text(_shared(build)))
+    console.print(*_resources(build))
     for path in files:
         console.print(Text(f"wrote {path}"))
     stages = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in build.seconds.items())
     console.print(Text(f"time: {stages}"))
 
 
-def _phases(plan: Any) -> Table:
-    table = Table(title=f"{plan['name']}: {plan['algorithm']}", title_justify="left", box=None)
+def _shared(build: Build) -> str:
+    """What the depths have in common."""
+    uses = Counter(source.name for depth in build.depths for source in depth.generated.sources)
+    shared = sum(times > 1 for times in uses.values())
+    arena = max(depth.plan["memory"]["arena"] for depth in build.depths)
+    return f"{len(uses)} kernels, {shared} of them for more than one num_steps; one arena of {arena:,} bytes"
+
+
+def _phases(plan: Any, title: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None)
     table.add_column("phase")
     table.add_column("node")
     table.add_column("what")

@@ -130,9 +130,9 @@ def write_wheel(
     *,
     name: str,
     version: str,
-    plan: Mapping[str, Any],
+    plans: Mapping[str, Mapping[str, Any]],
     sources: Mapping[str, str],
-    specir: str,
+    specirs: Mapping[str, str],
     config_text: str,
     artifacts: Sequence[WheelArtifact],
     summary: str,
@@ -145,34 +145,34 @@ def write_wheel(
         out_dir: folder, made if it is missing.
         name: the configuration's name.
         version: specc's version, which is also the wheel's.
-        plan: content of `plan.json`.
+        plans: path inside the package to the plan of every depth, `plan.json`, that of the deepest, first.
         sources: Triton sources, path inside the package (`kernels/prepare.py`) to text.
-        specir: the lowered module as text.
+        specirs: path inside the package to the lowered module of every depth as text.
         config_text: the configuration as written.
         artifacts: machine code; none makes a wheel for the CPU backend alone.
         summary: one line for people.
         requires: further requirements of the wheel.
         torch_minimum: the oldest torch the program runs on.
 
-    Raises ValueError on a name that cannot be imported, a path outside the package, two files of one path, a plan
-    whose kernel has no source, machine code that needs scratch memory, or metadata that is not valid.
+    Raises ValueError on a name that cannot be imported, a path outside the package, two files of one path, plans
+    whose kernels have no source, machine code that needs scratch memory, or metadata that is not valid.
 
     """
     names = wheel_names(name, version)
-    _check_sources(plan, sources)
+    _check_sources(plans, sources)
     files = _Files()
-    files.add(PLAN, plan_text(plan))
-    files.add("module.specir", specir)
+    for path, text in {**{path: plan_text(plan) for path, plan in plans.items()}, **specirs}.items():
+        files.add(path, text)
     files.add("config.yaml", config_text)
     files.add("py.typed", "")
     files.add("__init__.py", _template("package.py"))
     for path, text in {**sources, **_runtime_sources()}.items():
         files.add(path, text)
     listed = [_add_artifact(files, artifact) for artifact in artifacts]
-    files.add(MANIFEST, _manifest(names, plan, listed, files, torch_minimum))
+    files.add(MANIFEST, _manifest(names, plans, listed, files, torch_minimum))
     archs = sorted({artifact.arch for artifact in listed})
     info = {
-        "METADATA": _metadata(names, summary, archs, [f"torch>={torch_minimum}", *requires], _wanted(plan)),
+        "METADATA": _metadata(names, summary, archs, [f"torch>={torch_minimum}", *requires], _wanted(plans[PLAN])),
         "WHEEL": _wheel_file(version),
         "entry_points.txt": f"[{ENTRY_POINTS}]\n{name} = {names.package}\n".encode(),
     }
@@ -199,8 +199,9 @@ class _Files:
         self.content[path] = content.encode() if isinstance(content, str) else content
 
 
-def _check_sources(plan: Mapping[str, Any], sources: Mapping[str, str]) -> None:
-    missing = sorted({kernel["source"] for kernel in plan["kernels"].values()} - sources.keys())
+def _check_sources(plans: Mapping[str, Mapping[str, Any]], sources: Mapping[str, str]) -> None:
+    named = {kernel["source"] for plan in plans.values() for kernel in plan["kernels"].values()}
+    missing = sorted(named - sources.keys())
     if missing:
         raise ValueError(f"the plan names sources that are not there: {', '.join(missing)}")
 
@@ -239,14 +240,20 @@ def _add_artifact(files: _Files, artifact: WheelArtifact) -> Artifact:
 
 
 def _manifest(
-    names: Names, plan: Mapping[str, Any], artifacts: Sequence[Artifact], files: _Files, torch_minimum: str
+    names: Names,
+    plans: Mapping[str, Mapping[str, Any]],
+    artifacts: Sequence[Artifact],
+    files: _Files,
+    torch_minimum: str,
 ) -> str:
+    plan = plans[PLAN]
     ordered = sorted(artifacts, key=lambda artifact: (artifact.arch, artifact.kernel))
     manifest = {
         "name": names.config,
         "version": names.version,
         "specc": plan["specc"],
         "plan_format": plan["format"],
+        "plans": {str(one["dims"]["S"]): path for path, one in plans.items()},
         "torch": torch_minimum,
         "archs": sorted({artifact.arch for artifact in artifacts}),
         "artifacts": [asdict(artifact) for artifact in ordered],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,8 +11,8 @@ from torch import Tensor
 from specc.engine.attention import PagedContext
 from specc.engine.errors import ContractError
 from specc.engine.kv_pool import KVPool
-from specc.engine.models import TargetModel
-from specc.engine.plan_facts import PlanFacts
+from specc.engine.models import ModelFacts, TargetModel
+from specc.engine.plan_facts import DTYPES, PlanFacts
 from specc.engine.tree_attention import TreeContext, visible_keys
 
 
@@ -57,14 +57,23 @@ class Memory:
             if len(tokens) != length:
                 found = f"pool row {row} has {len(tokens)} tokens to prefill"
                 raise ContractError(f"{found}, the program asks for {length}")
-            yield Prefix(row, torch.tensor(tokens, dtype=torch.int64, device=self.req_to_token.device), shared)
+            host = torch.tensor(tokens, dtype=torch.int64, pin_memory=self.req_to_token.is_cuda)
+            yield Prefix(row, host.to(self.req_to_token.device, non_blocking=True), shared)
 
     def rest(self, owner: str, row: int, start: int, end: int) -> tuple[Tensor, PagedContext]:
         """Positions i64[1, end - start] and the context of a forward of one pool row over them."""
         positions = torch.arange(start, end, device=self.req_to_token.device)[None]
-        rows = torch.tensor([row], device=positions.device)
+        rows = torch.full((1,), row, device=positions.device)
         slots = self.req_to_token[rows, start:end].long()
         return positions, PagedContext(self.pools[owner], self.req_to_token, rows, positions, slots, end)
+
+    def joined(self, rows: Iterable[Tensor], facts: ModelFacts, width: int | None = None) -> Tensor:
+        """What a model gave for one prompt after the other, T[n, width]; of no prompts no rows.
+
+        width: by default that of the model's hidden states.
+        """
+        shape = (0, width or facts.hidden_size)
+        return torch.cat((torch.empty(shape, dtype=DTYPES[facts.dtype], device=self.req_to_token.device), *rows))
 
 
 class TargetCallbacks:
@@ -114,17 +123,20 @@ class TargetCallbacks:
         Shared tokens are not run again. Their hidden states are zeros, which nobody reads: the draft, too, has
         keys and values of everything shared.
         """
-        last, kept = zip(*[self._run(prefix, capture) for prefix in self.memory.prefixes(rows, seq_lens)], strict=True)
-        return captured(self.target_model.logits(torch.stack(last)), torch.cat(kept), capture)
+        memory, model = self.memory, self.target_model
+        found = [self._run(prefix, capture) for prefix in memory.prefixes(rows, seq_lens)]
+        last = memory.joined((row for row, _ in found), model.facts)
+        kept = memory.joined((handed for _, handed in found), model.facts, model.handed_width)
+        return captured(model.logits(last), kept, capture)
 
     def _run(self, prefix: Prefix, capture: str) -> tuple[Tensor, Tensor]:
-        """Run one prompt: its last hidden state T[H], and its rows to hand over."""
+        """Run one prompt: its last hidden state T[1, H], and its rows to hand over."""
         positions, paged = self.memory.rest("target", prefix.row, prefix.shared, len(prefix.tokens))
         states = self.target_model.forward(prefix.tokens[None, prefix.shared :], positions, paged)
         handed = self.target_model.handed_over(states)[0]
         if capture == "full":
             handed = torch.cat((handed.new_zeros(prefix.shared, handed.shape[1]), handed))
-        return states[0, -1].clone(), handed if capture == "full" else handed[-1:].clone()
+        return states[0, -1:].clone(), handed if capture == "full" else handed[-1:].clone()
 
 
 def captured(logits: Tensor, hidden: Tensor, capture: str) -> Forward:

@@ -120,15 +120,16 @@ class RecurrentCallbacks(DraftCallbacks[RecurrentDraft]):
             prompts = [(prefix, None) for prefix in self.memory.prefixes(rows, seq_lens)]
         else:
             prompts = self._prompts(rows, seq_lens, hidden)
-        last = torch.stack([self._prompt(*prompt, token) for prompt, token in zip(prompts, first, strict=True)])
+        states = [self._prompt(*prompt, token) for prompt, token in zip(prompts, first, strict=True)]
+        last = self.memory.joined(states, self.draft_model.facts)
         return captured(self.draft_model.logits(last), last, capture)
 
     def _prompt(self, prefix: Prefix, hidden: Tensor | None, first: Tensor) -> Tensor:
-        """Run one request's prefill; the last hidden row T[W]."""
+        """Run one request's prefill; the last hidden row T[1, W]."""
         tokens = torch.cat((prefix.tokens[int(self.shifted) :], first.long()[None]))
         positions, paged = self.memory.rest("draft", prefix.row, prefix.shared, len(tokens))
         rest = tokens[None, prefix.shared :]
-        return self.draft_model.forward(rest, positions, paged, self._from_target(hidden))[0, -1]
+        return self.draft_model.forward(rest, positions, paged, self._from_target(hidden))[0, -1:]
 
     def _from_target(self, hidden: Tensor | None) -> Tensor | None:
         """Bring rows of the target to what the draft's forward takes."""
@@ -212,13 +213,13 @@ class ModuleCallbacks(DraftCallbacks[MtpDraft]):
             after = torch.cat((after, drafts[:, :step]), dim=1)
         prompts = self._prompts(rows, seq_lens, hidden)
         last = [self._prompt(step, *prompt, more) for prompt, more in zip(prompts, after, strict=True)]
-        return Forward(self.draft_model.logits(torch.stack(last)))
+        return Forward(self.draft_model.logits(self.memory.joined(last, self.draft_model.facts)))
 
     def _prompt(self, step: int, prefix: Prefix, hidden: Tensor, after: Tensor) -> Tensor:
-        """Run one request's prefill; the last hidden row T[W]."""
+        """Run one request's prefill; the last hidden row T[1, W]."""
         tokens = torch.cat((prefix.tokens, after))[step + 1 :]
         positions, paged = self.memory.rest("draft", prefix.row, prefix.shared, len(prefix.tokens))
-        return self.draft_model.forward(step, tokens[None, prefix.shared :], positions, paged, hidden)[0, -1]
+        return self.draft_model.forward(step, tokens[None, prefix.shared :], positions, paged, hidden)[0, -1:]
 
 
 class BlockCallbacks(DraftCallbacks[DflashDraft]):

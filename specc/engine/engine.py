@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 from torch import Tensor
@@ -11,18 +14,22 @@ from torch import Tensor
 from specc.engine.callbacks import Memory, Prompt
 from specc.engine.draft_callbacks import make_callbacks
 from specc.engine.drafts import Draft
-from specc.engine.errors import ContractError, EngineError, UnsupportedModelError
+from specc.engine.errors import EngineError, StepFailedError
+from specc.engine.fitting import bring_tables, check_callbacks, check_program, context_length, overlaps
+from specc.engine.handover import Handover, Places
+from specc.engine.in_flight import InFlight, unread
 from specc.engine.kv_pool import KVPool, PageAllocator, ReqToToken
 from specc.engine.models import TargetModel
 from specc.engine.plan_facts import PlanFacts
 from specc.engine.prefix_cache import PrefixCache
+from specc.engine.ranges import ranges
 from specc.engine.request import ABORT, Completion, Request, StopConditions, TokenEvent
 from specc.engine.scheduler import Scheduler
 from specc.engine.stats import Stats
 from specc.engine.text import Detokenizer, StopText
 from specc.engine.wheel import batch_type
+from specc.runtime import AcceptanceDepth, DepthPolicy
 
-DEFAULT_CONTEXT = 1024
 WIDTH_STEP = 64
 
 
@@ -30,7 +37,9 @@ class Engine:
     """Serves prompts with a target, a draft if there is one, and a program; one thread, one device.
 
     The program decides rows, page size, batch size and reserve (`facts`); the engine owns the KV pools, the
-    request table and the queue. `stats` counts what it did.
+    request table and the queue. `stats` counts what it did. `ahead`: how many launches stay unread, 1 with overlap.
+
+    `step` is made of `admit`, `launch`, `due`, `read` and `collect`, for those who have something to do in between.
     """
 
     def __init__(
@@ -45,6 +54,9 @@ class Engine:
         tokenizer: Any = None,
         capture: bool | None = None,
         share_prefixes: bool = True,
+        overlap: bool | None = None,
+        depth: DepthPolicy | None = None,
+        nvtx: bool = False,
         on_token: Callable[[TokenEvent], None] | None = None,
     ) -> None:
         """Allocate pools and bind the program.
@@ -55,26 +67,39 @@ class Engine:
         do, at most 1024. num_pages: pages of the KV pools, page 0 included; by default enough for a full
         batch of longest requests. tokenizer: by default the target's. capture: see docs/runtime.md.
         share_prefixes: keep the pages of earlier texts, until they are needed, for requests that begin like them.
+        overlap: launch a step before the last one's results are read; by default where the program relays lengths.
+        depth: chooses how many tokens a step drafts, of a program for several num_steps; by default `AcceptanceDepth`.
+        nvtx: name what the host does in NVTX ranges, on CUDA; see docs/engine.md.
         on_token: called for every emitted token, in order. Raises DiagnosticError when a model does not fit,
         UnsupportedModelError when the program wants what no model here can give.
         """
+        self.program = program
         self.facts = facts = PlanFacts.read(program.plan)
         self.models = {"target": target, **({} if draft is None else {"draft": draft})}
-        _check_program(facts, self.models)
+        check_program(facts, self.models)
         self.target, self.draft = target, draft
         self.tokenizer = tokenizer if tokenizer is not None else target.tokenizer
         self.on_token = on_token
         self.stats = Stats()
-        self._make_memory(_context(max_context, self.models, facts), num_pages, share_prefixes)
+        self._make_memory(context_length(max_context, self.models, facts), num_pages, share_prefixes)
         self._prompts: dict[int, Prompt] = {}
         self.memory = Memory(self.pools, self.table.tensor, self._prompts)
         self.callbacks = make_callbacks(target, draft, self.memory, facts)
-        _check_callbacks(facts, self.callbacks)
+        check_callbacks(facts, self.callbacks)
         self._batch = batch_type(program)
         self._fixed_width = target.device.type == "cuda" and capture is not False
         buffers = {owner: pool.buffers for owner, pool in self.pools.items()}
-        brought = _tables(facts, tables or {})
-        self._step = program.bind(self.callbacks, self.table.tensor, kv_pools=buffers, tables=brought, capture=capture)
+        brought = bring_tables(facts, tables or {})
+        self._range = ranges(target.device, nvtx)
+        self._step = program.bind(
+            self.callbacks, self.table.tensor, kv_pools=buffers, tables=brought, capture=capture, nvtx=nvtx
+        )
+        self.ahead = int(overlaps(facts, overlap))
+        self.depth: DepthPolicy = depth or AcceptanceDepth(list(program.plans))
+        self._flights: deque[InFlight] = deque()
+        self._events: deque[TokenEvent] = deque()
+        self._finished: list[Completion] = []
+        self.places = Places(self.pools, self.table.tensor, ahead=int(not facts.shifted))
         self._next_id = 0
 
     def _make_memory(self, max_context: int, num_pages: int | None, share_prefixes: bool) -> None:
@@ -98,21 +123,37 @@ class Engine:
         )
 
     @property
-    def has_work(self) -> bool:
-        """Whether some request waits or runs."""
-        return bool(self.scheduler.waiting or self.scheduler.running)
+    def replays(self) -> Any:
+        """What has become of the program's graphs, see docs/runtime.md; all zero without capture."""
+        return self._step.replays
 
-    def add(self, prompt: str | Sequence[int], conditions: StopConditions | None = None) -> int:
+    @property
+    def has_work(self) -> bool:
+        """Whether some request waits or runs, or has finished and was not returned by a step yet."""
+        return bool(self.scheduler.waiting or self.scheduler.running or self._finished)
+
+    def add(
+        self,
+        prompt: str | Sequence[int],
+        conditions: StopConditions | None = None,
+        *,
+        handover: Handover | None = None,
+    ) -> int:
         """Queue a prompt, text or token ids, and return its request id.
 
-        Without conditions: 64 tokens, or the target's EOS. Raises RequestTooLongError when it can never fit.
+        Without conditions: 64 tokens, or the target's EOS. handover: what another machine prefilled of it, which is
+        taken over instead of a prefill. Raises RequestTooLongError when it can never fit, UnknownTokenError for ids
+        outside the target's vocabulary, ContractError when the handover is of another prompt or pool.
         """
         ids = tuple(self.encode(prompt) if isinstance(prompt, str) else (int(token) for token in prompt))
+        self.target.check_tokens(ids)
         conditions = conditions or StopConditions(eos_token_ids=self.target.eos_token_ids)
         if conditions.stop and self.tokenizer is None:
             raise EngineError("stop strings need a tokenizer")
         text = StopText(Detokenizer(self.tokenizer, ids), conditions.stop) if self.tokenizer is not None else None
-        request = Request(self._next_id, ids, conditions, text)
+        if handover is not None:
+            self.places.check(len(ids), handover.kv)
+        request = Request(self._next_id, ids, conditions, text, handover=handover)
         self.scheduler.add(request)
         self._next_id += 1
         return request.request_id
@@ -123,6 +164,7 @@ class Engine:
             if request.request_id == request_id:
                 self.scheduler.discard(request)
                 request.finish_reason = ABORT
+                self.stats.finished[ABORT] += 1
                 return request.completion()
         return None
 
@@ -133,123 +175,217 @@ class Engine:
         return list(self.tokenizer(text)["input_ids"])
 
     def step(self) -> list[Completion]:
-        """Prefill what can be admitted, then run one decode step of everything; returns what finished."""
-        finished: list[Completion] = []
-        admitted = self.scheduler.admit()
-        if admitted:
-            finished += self._prefill(admitted)
-        if self.scheduler.running:
-            finished += self._decode()
-        return finished
+        """Prefill what can be admitted, then run one decode step of everything; returns what finished.
+
+        With overlap the decode step is only launched, and read by the next call. Raises StepFailedError when a forward
+        or the program fails; the requests that were in it wait again, and no completion is lost.
+        """
+        fresh = self.admit()
+        if fresh:
+            self.launch(fresh)
+            self.read(keep=self.ahead)
+        due = self.due()
+        if due:
+            self.launch(due, num_steps=self.depth.choose())
+        self.read(keep=self.ahead if due else 0)
+        return self.collect()
 
     def generate(
         self, prompts: Iterable[str | Sequence[int]], conditions: StopConditions | None = None
     ) -> list[Completion]:
-        """Complete all prompts, batched as they fit; results in the order of the prompts."""
-        order = [self.add(prompt, conditions) for prompt in prompts]
+        """Complete all prompts, batched; results in their order. Whatever is raised, none of them stays behind."""
+        order: list[int] = []
         done: dict[int, Completion] = {}
-        while self.has_work:
-            done.update({completion.request_id: completion for completion in self.step()})
+        try:
+            for prompt in prompts:
+                order.append(self.add(prompt, conditions))
+            while self.has_work:
+                done.update({completion.request_id: completion for completion in self.step()})
+        finally:
+            for request_id in order:
+                self.abort(request_id)
+            self._finished = [completion for completion in self._finished if completion.request_id not in order]
+            self._events = deque(event for event in self._events if event.request_id not in order)
         return [done[request_id] for request_id in order]
 
-    def _prefill(self, requests: list[Request]) -> list[Completion]:
-        """Prefill the tokens of newly admitted requests; each emits its first new token."""
+    def prefill(self) -> list[Request]:
+        """Prefill what can be admitted, and no more; returns all requests that keep row and pages until `hand_over`.
+
+        Those that their first token finishes are not among them. Raises StepFailedError as `step`.
+        """
+        admitted = self.scheduler.admit()
+        if admitted:
+            self.launch(admitted)
+            self.read(keep=0)
+            self._stream()
+        return list(self.scheduler.running)
+
+    def hand_over(self, request: Request) -> Handover:
+        """Take a request that `prefill` returned out of this engine, with what it needs to go on in another."""
+        row = request.row or 0
+        handover = Handover(
+            first=request.ids[-1],
+            health=request.health,
+            kv=self.places.take(row, request.committed),
+            carry=self._step.read_carry([row]),
+        )
+        self.scheduler.discard(request)
+        return handover
+
+    def admit(self) -> list[Request]:
+        """Give rows and pages to what waits, as far as they last; returns those to prefill, which must follow.
+
+        Requests that another engine prefilled are taken over. Raises StepFailedError when that fails.
+        """
+        with self._range("specc.schedule"):
+            admitted = self.scheduler.admit()
+        arrived = [request for request in admitted if request.handover is not None]
+        if arrived:
+            self._take_over(arrived, admitted)
+        return [request for request in admitted if request not in arrived]
+
+    def due(self) -> list[Request]:
+        """The requests of the next decode step, with pages for it: all that do not finish in what is in flight.
+
+        Where pages lack, or a mask might, what is in flight is read first: raises as `read`.
+        """
+        if self._flights and not (self.scheduler.can_reserve() and self._fits_mask()):
+            self.read(keep=0)
+        with self._range("specc.schedule"):
+            self.stats.retractions += len(self.scheduler.reserve_step())
+        known = unread(self._flights)
+        return [request for request in self.scheduler.running if request.remaining > known[request]]
+
+    def launch(self, requests: Sequence[Request], *, num_steps: int = 0, at_least: int = 0) -> None:
+        """Queue a prefill or, with draft steps, a decode step, and the copy of its results.
+
+        num_steps: one that the program was compiled for, or 0 for a prefill. at_least: the most rows of any engine that
+        launches the same in lock-step, of which this one may have none. Raises StepFailedError.
+        """
         started = time.perf_counter()
+        what, name = ("a decode step", "specc.decode") if num_steps else ("a prefill", "specc.prefill")
+        with self._recovering(what, requests), self._range(name):
+            result = self._decode(requests, num_steps, at_least) if num_steps else self._prefill(requests, at_least)
+            self._flights.append(InFlight.launched(requests, result, num_steps))
+        self.stats.launched(requests, time.perf_counter() - started, num_steps)
+
+    def read(self, keep: int) -> None:
+        """Read what is in flight, the oldest first, and hand it to its requests; the last `keep` stay in flight.
+
+        Raises StepFailedError for results that cannot be.
+        """
+        while len(self._flights) > keep:
+            flight = self._flights.popleft()
+            live = list(flight.live())
+            if not live:
+                continue
+            started = time.perf_counter()
+            with self._recovering("reading the results", [r for _, r in live]), self._range("specc.read"):
+                result = flight.wait(live)
+            self.stats.read(live, result, time.perf_counter() - started, flight.num_steps)
+            if flight.num_steps:
+                self.depth.observe(flight.num_steps, [int(result.accept_lens[index]) for index, _ in live])
+            given = [(request, flight.tokens(request, result, index)) for index, request in live]
+            self._give(given, is_prefill=flight.is_prefill)
+
+    def collect(self) -> list[Completion]:
+        """Tell whoever listens about the tokens that were read; returns what has finished since the last time."""
+        self._stream()
+        finished, self._finished = self._finished, []
+        return finished
+
+    def _take_over(self, requests: list[Request], admitted: Sequence[Request]) -> None:
+        """Go on with requests where another engine left them; each emits its first new token.
+
+        admitted: they and those that came in with them, which wait again when it fails.
+        """
+        rows = [request.row or 0 for request in requests]
+        handovers = [request.handover for request in requests if request.handover is not None]
+        with self._recovering("a handover", admitted):
+            for row, request, handover in zip(rows, requests, handovers, strict=True):
+                self.places.put(row, request.shared, handover.kv)
+            self._step.write_carry(rows, reduce(lambda one, more: one.merge(more), (h.carry for h in handovers)))
+        self.stats.shared_tokens += sum(request.shared for request in requests)
+        self.stats.saw_health(handover.health for handover in handovers)
+        for request, handover in zip(requests, handovers, strict=True):
+            request.handover, request.health = None, handover.health
+        self._give([(r, [h.first]) for r, h in zip(requests, handovers, strict=True)], is_prefill=True)
+
+    def _stream(self) -> None:
+        """Tell whoever listens about the tokens that were read."""
+        while self._events:
+            event = self._events.popleft()
+            if self.on_token is not None:
+                self.on_token(event)
+
+    def _fits_mask(self) -> bool:
+        """Whether every request is surely short enough for the tree mask."""
+        longest = self.facts.mask_context
+        return longest is None or max(self._bounds(self.scheduler.running), default=0) <= longest
+
+    def _bounds(self, requests: Sequence[Request]) -> list[int]:
+        """The most tokens that each may have committed when all that is in flight has run."""
+        known = unread(self._flights)
+        return [request.committed + self.facts.accepts * known[request] for request in requests]
+
+    def _prefill(self, requests: Sequence[Request], at_least: int) -> Any:
+        """Queue the prefill of newly admitted requests."""
         rows = [request.row or 0 for request in requests]
         self._prompts.clear()
         self._prompts.update({row: Prompt(tuple(r.ids), r.shared) for row, r in zip(rows, requests, strict=True)})
         lengths = [len(request.ids) for request in requests]
         prompts = [token for request in requests for token in request.ids] if self.facts.reads_prompts else None
-        result = self._step.prefill(self._batch(rows, lengths, prompts)).to_host()
-        self.stats.prefill_seconds += time.perf_counter() - started
-        self.stats.prefills += 1
-        self.stats.shared_tokens += sum(request.shared for request in requests)
-        self.stats.unhealthy += sum(map(bool, result.health))
-        return self._emit(requests, [[token] for token in result.bonus], remember=True)
+        return self._step.prefill(self._batch(rows, lengths, prompts), run_idle=at_least > 0)
 
-    def _decode(self) -> list[Completion]:
-        """One decode step of all running requests."""
-        started = time.perf_counter()
-        self.stats.retractions += len(self.scheduler.reserve_step())
-        requests = list(self.scheduler.running)
-        rows = [request.row or 0 for request in requests]
-        lengths = [request.committed for request in requests]
+    def _decode(self, requests: Sequence[Request], num_steps: int, at_least: int) -> Any:
+        """Queue one decode step of so many drafts; with overlap nobody knows the lengths, only how long they can be."""
+        rows, bounds = [request.row or 0 for request in requests], self._bounds(requests)
         if not self._fixed_width:
-            needed = max(lengths) + self.facts.reach
+            needed = max(bounds, default=0) + self.facts.reach
             self.memory.width = min(-(-needed // WIDTH_STEP) * WIDTH_STEP, self.table.columns)
-        result = self._step.decode(self._batch(rows, lengths)).to_host()
-        self.stats.decode_seconds += time.perf_counter() - started
-        self.stats.steps += 1
-        self._count(requests, result)
-        return self._emit(requests, [result.tokens(index) for index in range(len(requests))])
+        step = self._step.at(num_steps)
+        return step.decode(self._batch(rows, None if self.ahead else bounds), at_least=at_least)
 
-    def _count(self, requests: list[Request], result: Any) -> None:
-        """Record accepted lengths and health; raises ContractError when the program lost count."""
-        self.stats.unhealthy += sum(map(bool, result.health))
-        for index, request in enumerate(requests):
-            accepted, length = int(result.accept_lens[index]), int(result.new_seq_lens[index])
-            if length != request.committed + accepted or accepted < 1:
-                counts = f"had {request.committed} tokens, accepted {accepted}, has {length}"
-                raise ContractError(f"request {request.request_id} {counts}")
-            request.accept_lens.append(accepted)
-            self.stats.accept_lens[accepted] += 1
+    def _give(self, given: Sequence[tuple[Request, Sequence[int]]], *, is_prefill: bool) -> None:
+        """Give tokens to their requests. One whose text cannot be made waits again, when the others have theirs."""
+        failed: dict[Request, BaseException] = {}
+        for request, tokens in given:
+            try:
+                self._accept(request, tokens, is_prefill=is_prefill)
+            except BaseException as error:
+                failed[request] = error
+        if failed:
+            with self._recovering("making the text", list(failed)):
+                raise next(iter(failed.values()))
 
-    def _emit(self, requests: list[Request], tokens: list[list[int]], remember: bool = False) -> list[Completion]:
-        """Hand tokens to their requests and stream them; returns the completions of those that finished.
+    def _accept(self, request: Request, tokens: Sequence[int], *, is_prefill: bool) -> None:
+        """Give tokens to their request, which may finish.
 
-        remember: offer their committed tokens to requests to come at once, not only when they leave.
+        is_prefill: its committed tokens are offered to requests to come at once, not only when it leaves.
         """
-        finished: list[Completion] = []
-        for request, new in zip(requests, tokens, strict=True):
-            for event in request.accept(new):
-                self.stats.tokens += 1
-                if self.on_token is not None:
-                    self.on_token(event)
-            if remember:
-                self.scheduler.remember(request)
-            if request.finish_reason is not None:
-                self.scheduler.release(request)
-                self.stats.requests += 1
-                finished.append(request.completion())
-        return finished
+        events = request.accept(tokens)
+        self.stats.tokens += len(events)
+        self._events.extend(events)
+        if is_prefill:
+            self.scheduler.remember(request)
+        else:
+            request.accept_lens.append(len(tokens))
+        if request.finish_reason is not None:
+            self.scheduler.release(request)
+            self.stats.finished[request.finish_reason] += 1
+            self._finished.append(request.completion())
 
+    @contextmanager
+    def _recovering(self, what: str, requests: Sequence[Request]) -> Iterator[None]:
+        """When the block fails, its requests leave their rows, whose content means nothing now, and wait again.
 
-def _check_program(facts: PlanFacts, models: Mapping[str, TargetModel | Draft]) -> None:
-    """Raise EngineError or DiagnosticError for models that are not those of the program.
-
-    UnsupportedModelError for what it asks of them and no model here can give.
-    """
-    for role in sorted(facts.models.keys() ^ models.keys()):
-        raise EngineError(f"the program has {'a' if role in facts.models else 'no'} {role} model")
-    for role, model in models.items():
-        model.facts.check(role, facts.models[role])
-    if facts.extras:
-        wanted = ", ".join(facts.extras)
-        raise UnsupportedModelError(f"the program hands out {wanted}, which the engine's models do not give")
-    if facts.branches > 1 and facts.mask_mode is None:
-        raise UnsupportedModelError("the program gives the target no tree mask (`mask: none`), this engine needs one")
-
-
-def _check_callbacks(facts: PlanFacts, callbacks: object) -> None:
-    """Raise UnsupportedModelError for forwards that the program calls and the models do not have."""
-    missing = sorted(name for name in facts.calls if not callable(getattr(callbacks, name, None)))
-    if missing:
-        raise UnsupportedModelError(f"the program calls {', '.join(missing)}, which the engine's models do not have")
-
-
-def _tables(facts: PlanFacts, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tables of the program; raises EngineError when they are not those that it reads."""
-    for name in sorted(set(facts.tables) ^ given.keys()):
-        raise EngineError(f"the program reads {'a' if name in facts.tables else 'no'} table {name!r}")
-    return dict(given)
-
-
-def _context(wanted: int | None, models: Mapping[str, TargetModel | Draft], facts: PlanFacts) -> int:
-    """Return the context length to serve; raises EngineError when it is more than models or program were made for."""
-    known = [model.facts.max_context for model in models.values()]
-    limit = min((length for length in (*known, facts.mask_context) if length), default=None)
-    if wanted is None:
-        return min(DEFAULT_CONTEXT, limit or DEFAULT_CONTEXT)
-    if wanted < 1 or (limit is not None and wanted > limit):
-        raise EngineError(f"max_context must be between 1 and {limit}, what models and program allow, not {wanted}")
-    return wanted
+        So their rows of what is in flight do not count any more either; those of others do.
+        """
+        try:
+            yield
+        except BaseException as error:
+            self.scheduler.expel(requests)
+            self.stats.failures += 1
+            if isinstance(error, Exception):
+                raise StepFailedError(what, [request.request_id for request in requests], error) from error
+            raise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class EngineError(Exception):
     """The base of all errors that the engine raises."""
@@ -25,9 +27,56 @@ class RequestTooLongError(EngineError):
     """A request could never finish: its context is longer than the engine can hold."""
 
 
+class UnknownTokenError(EngineError):
+    """A prompt has a token id that is not in the target's vocabulary."""
+
+    def __init__(self, place: int, token: int, vocab_size: int) -> None:
+        """Record the id and where in the prompt it is, counted from 0."""
+        super().__init__(f"token {token} at place {place} of the prompt is not in the vocabulary of {vocab_size}")
+        self.place = place
+        self.token = token
+
+
 class UnsupportedModelError(EngineError):
     """The model's attention asks for something that the paged attention does not do."""
 
 
+class StepFailedError(EngineError):
+    """A prefill or a decode step failed, for the reason that is this error's cause.
+
+    The requests in it wait again, with all they had emitted: step again to retry them, or abort them.
+    """
+
+    def __init__(self, what: str, request_ids: Sequence[int], cause: BaseException) -> None:
+        """Record the ids of the requests that were in it."""
+        ids = ", ".join(map(str, request_ids))
+        whose = f"of requests {ids} failed, they wait to be retried" if ids else "without requests failed"
+        super().__init__(f"{what} {whose}: {type(cause).__name__}: {cause}")
+        self.request_ids = tuple(request_ids)
+
+
 class ContractError(EngineError):
     """The compiled program and the engine disagree about the state of a request."""
+
+
+class LockStepError(EngineError):
+    """The ranks of a data-parallel group do not step together, or do not any more.
+
+    What waits and runs stays in the engine, to go on alone or in another group.
+    """
+
+
+class TransferError(EngineError):
+    """A request that cannot move from the machine that prefills to the one that decodes.
+
+    Attributes:
+        request: its name; None where no single request is meant.
+        reason: what went wrong.
+
+    """
+
+    def __init__(self, request: str | None, reason: str) -> None:
+        """Record both."""
+        super().__init__(reason if request is None else f"request {request!r}: {reason}")
+        self.request = request
+        self.reason = reason

@@ -190,5 +190,6 @@ class ReqToToken:
             for index, slot in enumerate(slots[: max(0, self.columns - start)])
         ]
         if entries:
-            rows, positions, slots = torch.tensor(entries).to(self.tensor.device).unbind(1)
+            host = torch.tensor(entries, pin_memory=self.tensor.is_cuda)  # only from pinned memory does nobody wait
+            rows, positions, slots = host.to(self.tensor.device, non_blocking=True).unbind(1)
             self.tensor.index_put_((rows, positions), slots.to(torch.int32))

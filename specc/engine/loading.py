@@ -37,13 +37,13 @@ def load_target(path: str | Path, facts: PlanFacts, device: torch.device | str =
     return model
 
 
-def load_draft(path: str | Path, facts: PlanFacts, target: TargetModel, device: torch.device | str = "cpu") -> Draft:
-    """Load the draft that the program's forwards ask for, and check that it fits."""
+def load_draft(path: str | Path, facts: PlanFacts, target: TargetModel) -> Draft:
+    """Load the draft that the program's forwards ask for beside its target, and check that it fits."""
     plan = facts.models["draft"]
     with _readable("draft", path):
         found = _head_of(facts)
         if found is None:
-            draft = standalone = StandaloneDraft(_weights(path, plan["dtype"], device))
+            draft = standalone = StandaloneDraft(_weights(path, plan["dtype"], target.device))
             compare_with_plain(standalone)
         else:
             kind, wrap = found

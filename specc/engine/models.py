@@ -12,7 +12,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from specc.engine.attention import NAME, PagedContext
 from specc.engine.aux_states import AuxStates
-from specc.engine.errors import UnsupportedModelError
+from specc.engine.errors import UnknownTokenError, UnsupportedModelError
 from specc.engine.kv_pool import PoolShape
 from specc.engine.plan_facts import DTYPES
 from specc.support.diagnostics import Diagnostic, DiagnosticError
@@ -104,6 +104,12 @@ class CausalModel:
         if found is None:
             return frozenset()
         return frozenset((found,) if isinstance(found, int) else found)
+
+    def check_tokens(self, tokens: Sequence[int]) -> None:
+        """Raise UnknownTokenError for the first token that the model has no embedding of."""
+        for place, token in enumerate(tokens):
+            if not 0 <= token < self.facts.vocab_size:
+                raise UnknownTokenError(place, token, self.facts.vocab_size)
 
     def forward(self, tokens: Tensor, positions: Tensor, paged: PagedContext) -> Tensor:
         """Run tokens i64[b, n] at positions i64[b, n]: hidden states T[b, n, H]."""

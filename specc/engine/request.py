@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from specc.engine.handover import Handover
 from specc.engine.text import StopText
 
 LENGTH, EOS, STOP, ABORT = "length", "eos", "stop", "abort"
@@ -58,8 +59,10 @@ class Completion:
 class Request:
     """A request inside the engine.
 
-    `ids`: prompt and everything emitted. `row` is set while it runs. `shared`: how many tokens at the beginning
-    had their keys and values in the pools already when it was last admitted.
+    `ids`: prompt and everything emitted. `row` is set while it runs. `stay`: how often it has left a row, so that
+    what was computed for it in one is not taken for another's. `shared`: how many tokens at the beginning had their
+    keys and values in the pools already when it was last admitted. `health`: the health word of its last prefill.
+    `handover`: what another machine prefilled of it, until that is in the pools.
     """
 
     request_id: int
@@ -68,10 +71,13 @@ class Request:
     text: StopText | None = None
     ids: list[int] = field(default_factory=list)
     row: int | None = None
+    stay: int = 0
     shared: int = 0
     finish_reason: str | None = None
     accept_lens: list[int] = field(default_factory=list)
     retractions: int = 0
+    health: int = 0
+    handover: Handover | None = None
 
     def __post_init__(self) -> None:
         """Start with the prompt."""
@@ -87,26 +93,39 @@ class Request:
         """Tokens with target KV while the request runs: all but the last emitted, the next step's root."""
         return len(self.ids) - 1
 
+    @property
+    def remaining(self) -> int:
+        """Most tokens that it may still emit."""
+        return self.conditions.max_new_tokens - len(self.ids) + len(self.prompt_ids)
+
     def accept(self, tokens: Iterable[int]) -> list[TokenEvent]:
-        """Take the tokens of one step up to where the request stops; the surplus is dropped."""
+        """Take the tokens of one step up to where the request stops; the surplus is dropped.
+
+        When the tokenizer raises, the request is as it was before.
+        """
+        kept, text = len(self.ids), self.text.copy() if self.text is not None else None
         events: list[TokenEvent] = []
-        for token in tokens:
-            if self.finish_reason is not None:
-                break
-            events.append(self._take(int(token)))
+        try:
+            for token in tokens:
+                if self.finish_reason is not None:
+                    break
+                events.append(self._take(int(token)))
+        except BaseException:
+            del self.ids[kept:]
+            self.text, self.finish_reason = text, None
+            raise
         return events
 
     def _take(self, token: int) -> TokenEvent:
         """Append one token and decide whether it is the last."""
         self.ids.append(token)
         is_eos = token in self.conditions.eos_token_ids
-        is_last = len(self.ids) - len(self.prompt_ids) >= self.conditions.max_new_tokens
         added = self.text.push(token) if self.text is not None else ""
         if is_eos:
             self.finish_reason = EOS
         elif self.text is not None and self.text.stopped:
             self.finish_reason = STOP
-        elif is_last:
+        elif self.remaining <= 0:
             self.finish_reason = LENGTH
         if self.finish_reason is not None and self.text is not None:
             added += self.text.close()

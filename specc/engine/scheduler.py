@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from specc.engine.errors import RequestTooLongError
 from specc.engine.kv_pool import PageAllocator, ReqToToken
@@ -13,10 +14,10 @@ from specc.engine.request import Request
 class Scheduler:
     """Requests wait in order of arrival, run while they hold a pool row and pages, and leave when finished.
 
-    Every running request holds pages for its committed tokens and `reserve` more, which is what a step may
-    write to. When pages run out, those that only the prefix cache holds are freed first; then the request
-    admitted last is retracted: it gives everything back and waits at the front, with its prompt and all it has
-    emitted, to be prefilled again.
+    Every running request holds pages for its committed tokens and `reserve` more, which is what a step may write to,
+    and the next one too, if it is launched before the first is read. When pages run out, those that only the prefix
+    cache holds are freed first; then the request admitted last is retracted: it gives everything back and waits at the
+    front, with its prompt and all it has emitted, to be prefilled again.
     """
 
     def __init__(
@@ -70,6 +71,12 @@ class Scheduler:
         self.table.write(updates)
         return admitted
 
+    def can_reserve(self) -> bool:
+        """Whether `reserve_step` would retract nobody."""
+        lacking = sum(self.allocator.missing(r, r.committed + self.reserve) for r in self.running)
+        lacking -= self.allocator.free_pages
+        return lacking <= 0 or lacking <= self.prefixes.evictable()
+
     def reserve_step(self) -> list[Request]:
         """Give every running request the pages of the next step; returns the requests retracted for it."""
         retracted: list[Request] = []
@@ -89,15 +96,28 @@ class Scheduler:
         known = request.committed + self.prefixes.lookahead
         self.prefixes.insert(request.ids[:known], self.allocator.pages_of(request))
 
-    def release(self, request: Request) -> None:
-        """Take row and pages back from a running request; the prefix cache may keep some of them."""
-        if self.settled:
+    def release(self, request: Request, *, written: bool = True) -> None:
+        """Take row and pages back from a running request.
+
+        written: its committed tokens have keys and values, so the prefix cache may keep some of the pages.
+
+        Steps in flight may still write to the pages, and to the row of the carry: whatever is launched later for
+        others runs after them, on the same stream.
+        """
+        if self.settled and written:
             self.remember(request)
         self.running.remove(request)
         self.allocator.free(request)
         if request.row is not None:
             self.table.release(request.row)
             request.row = None
+        request.stay += 1
+
+    def expel(self, requests: Sequence[Request]) -> None:
+        """Take back what requests hold that were in something that failed; they wait at the front, in their order."""
+        for request in reversed(requests):
+            self.release(request, written=False)
+            self.waiting.appendleft(request)
 
     def retract(self, request: Request) -> None:
         """Throw a running request out, to the front of the queue."""

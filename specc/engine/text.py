@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 REPLACEMENT = "\ufffd"
@@ -19,8 +20,13 @@ class Detokenizer:
         """`tokenizer` is one of transformers'; the text starts after the tokens of `context`."""
         self._tokenizer = tokenizer
         self._ids = list(context)[-8:]
-        self._start = 0
         self._shown = len(self._ids)
+
+    def copy(self) -> Detokenizer:
+        """Another one that continues the same text."""
+        other = copy(self)
+        other._ids = list(self._ids)
+        return other
 
     def push(self, token: int) -> str:
         """Append a token; returns the text that became certain."""
@@ -28,18 +34,19 @@ class Detokenizer:
         added = self._pending()
         if not added or added.endswith(REPLACEMENT):
             return ""
-        self._start, self._shown = self._shown, len(self._ids)
+        self._ids = self._ids[self._shown :]
+        self._shown = len(self._ids)
         return added
 
     def close(self) -> str:
         """Return what was held back, the way it is."""
         added = self._pending()
-        self._start = self._shown = len(self._ids)
+        self._shown = len(self._ids)
         return added
 
     def _pending(self) -> str:
-        before = self._decode(self._ids[self._start : self._shown])
-        return self._decode(self._ids[self._start :])[len(before) :]
+        before = self._decode(self._ids[: self._shown])
+        return self._decode(self._ids)[len(before) :]
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -59,6 +66,12 @@ class StopText:
         self._text = ""
         self._sent = 0
         self.stopped = False
+
+    def copy(self) -> StopText:
+        """Another one that continues the same text."""
+        other = copy(self)
+        other._detokenizer = self._detokenizer.copy()
+        return other
 
     @property
     def text(self) -> str:

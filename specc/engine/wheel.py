@@ -53,12 +53,17 @@ def load_program(module: ModuleType, device: str) -> Any:
 
 def batch_type(program: Any) -> Any:
     """Return the `Batch` class of the package a program came from; raises EngineError if it has none."""
+    return exported(program, "Batch")
+
+
+def exported(program: Any, name: str) -> Any:
+    """Return what the package that a program came from has under a name; raises EngineError if it has nothing."""
     module = type(program).__module__
-    for name in (module.partition("._runtime")[0], module):
-        found = getattr(sys.modules.get(name), "Batch", None)
+    for place in (module.partition("._runtime")[0], module):
+        found = getattr(sys.modules.get(place), name, None)
         if found is not None:
             return found
-    raise EngineError(f"{module} is not a generated package: it has no Batch")
+    raise EngineError(f"{module} is not a generated package: it has no {name}")
 
 
 def _imported(name: str) -> ModuleType:

@@ -70,11 +70,15 @@ class Op:
 
 @dataclass(frozen=True)
 class Carry:
-    """A value every request carries from step to step; ``type`` starts with axis ``B``."""
+    """A value every request carries from step to step; ``type`` starts with axis ``B``.
+
+    ``kept``: it is carried though nothing may load it here, for a program of another depth that does.
+    """
 
     name: str
     type: TensorType
     location: Location | None = None
+    kept: bool = False
 
 
 class Module:

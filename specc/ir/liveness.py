@@ -1,7 +1,8 @@
 """Liveness over the loop: which ops, optional results and carried values some output depends on.
 
-A carried value is live iff some live op loads it; its store is live iff it is. State (KV) is live iff some live op
-reads or writes it, and then every write to it is. The sets grow to a fixpoint. No algorithm's name is read.
+A carried value is live iff some live op loads it, or a program of another depth does; its store is live iff it is.
+State (KV) is live iff some live op reads or writes it, and then every write to it is. The sets grow to a fixpoint. No
+algorithm's name is read.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ class Removed:
 
 
 def liveness(module: Module) -> Liveness:
-    """Compute the least fixpoint from the module's outputs."""
-    live = Liveness(values=set(module.outputs.values()))
+    """Compute the least fixpoint from the module's outputs and the carried values that are kept."""
+    kept = {carry.name for carry in module.carries.values() if carry.kept}
+    live = Liveness(values=set(module.outputs.values()), fields=kept)
     size = -1
     while size != _size(live):
         size = _size(live)

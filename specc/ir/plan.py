@@ -157,6 +157,11 @@ class Buffer(Decl):
     alignment: int
 
 
+def scratch_owner(buffer: Buffer) -> str:
+    """The kernel that a buffer is scratch memory of, if one has this name: scratch is named ``<kernel>.<name>``."""
+    return buffer.name.rpartition(".")[0]
+
+
 @dataclass(frozen=True)
 class Node(Decl):
     """One step of execution, in order: a kernel launch or an external call.
@@ -165,7 +170,8 @@ class Node(Decl):
         phase: phase it belongs to.
         node: ``launch`` or ``external``.
         after: nodes it must follow, transitively reduced.
-        capture: name of the graph it is captured in, empty if it is never captured.
+        capture: name of the graph it is captured in when forwards can be captured, empty if it never is.
+        segment: name of the graph it is captured in when they cannot; forwards have none.
 
     """
 
@@ -174,6 +180,7 @@ class Node(Decl):
     node: str
     after: tuple[str, ...]
     capture: str
+    segment: str
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ def print_module(module: Module, *, locations: bool = True) -> str:
     lines += [f"  {_dim(dim)}" for dim in module.dims.values()]
     lines += [f"  input %{value.name} : {value.type}" for value in module.inputs.values()]
     lines += [
-        f"  carry @{carry.name} : {carry.type}{_loc(carry.location, locations)}" for carry in module.carries.values()
+        f"  carry @{carry.name} : {carry.type}{' kept' * carry.kept}{_loc(carry.location, locations)}"
+        for carry in module.carries.values()
     ]
     for phase, ops in module.phases.items():
         if ops:

@@ -32,12 +32,14 @@ class Context:
 
     Attributes:
         loaded: the configuration; None when a module was read from ``.specir``.
+        kept: carried values that stay though nothing may load them: a program of another depth does.
         resources: figures of compiled kernels, by (kernel, arch); empty before AOT compilation.
         remarks: decisions taken so far, in order.
 
     """
 
     loaded: LoadedConfig | None = None
+    kept: frozenset[str] = frozenset()
     resources: Mapping[tuple[str, str], Resources] = field(default_factory=dict)
     remarks: list[Remark] = field(default_factory=list)
 

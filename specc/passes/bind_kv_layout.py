@@ -72,18 +72,19 @@ class BindKvLayout(Pass):
 def _layout(module: Module, extra: int) -> KvLayout:
     """The window of one step, and what to reserve: twice as much, for a step scheduled ahead.
 
-    Branches that write keys and values while they are drafted take K runs of S positions, page-aligned where pages are
-    longer than one token; SGLang reserves by the same rule.
+    Branches that write keys and values while they are drafted take K runs of as many positions as the deepest program
+    has steps, page-aligned where pages are longer than one token; SGLang reserves by the same rule.
     """
     options = module.decl(Options)
     page, path = options.page_size, module.size("A")
     if module.size("K") == 1:
         window = path + extra
         return KvLayout("chain", page, extra, path, 0, window, 2 * window)
-    branches, nodes, room = module.size("K"), module.size("N"), path - 1
-    if not module.find("kv.branch_slots"):
+    branches, nodes, slots = module.size("K"), module.size("N"), module.find("kv.branch_slots")
+    if not slots:
         window = max(nodes, path + extra)
         return KvLayout("tree", page, extra, nodes, 0, window, 2 * window)
+    room = max(int(op.attrs["room"]) for op in slots)
     runs = [-(-(tail + room) // page) * page for tail in range(page)]
     drafted = extra + max(branches * run - tail for tail, run in enumerate(runs))
     window = max(drafted, nodes, path + extra)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specc.algorithms import algorithm
 from specc.algorithms.base import Scope
@@ -30,5 +30,6 @@ class ExpandAlgorithm(Pass):
             module.erase(op)
             chosen = algorithm(str(op.attrs["algorithm"]))
             chosen.build(Scope(module, ctx.loaded))
+            module.carries |= {name: replace(module.carries[name], kept=True) for name in sorted(ctx.kept)}
             counts = [f"{len(ops)} in {phase}" for phase, ops in module.phases.items() if ops]
             self.remark(ctx, f"{chosen.name}: {chosen.summary}; ops: {', '.join(counts)}", op.location)

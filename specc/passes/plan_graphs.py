@@ -1,7 +1,8 @@
 """plan-graphs: launch order, minimal dependencies, and what is captured together.
 
-A step is one graph when the engine's forwards can be captured. Nothing inside waits for the host: every value the step
-needs is on the device, lengths included.
+A step is one graph when the engine's forwards can be captured; when they cannot, it is cut at the forwards, and every
+run of launches between two of them is a graph: a segment, named after its first launch. Nothing inside waits for the
+host: every value the step needs is on the device, lengths included.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import networkx as nx
 
 from specc.ir.core import Module, Op, entry_of
 from specc.ir.nodes import is_external, node_of, node_order, quotient
-from specc.ir.plan import Buffer, Kernel, Layout, Node
+from specc.ir.plan import Buffer, Kernel, Layout, Node, scratch_owner
 from specc.passes.base import Context, Pass
 
 
@@ -32,19 +33,32 @@ class PlanGraphs(Pass):
             first.setdefault(node_of(op), op)
         graph = _dependencies(module, order)
         reduced = nx.transitive_reduction(graph)
+        step = [name for name in order if entry_of(first[name].phase) == "step"]
+        segment = _segments([(name, is_external(first[name])) for name in step])
         for name in order:
             op = first[name]
             after = tuple(sorted(reduced.predecessors(name), key=order.index))
             kind = "external" if is_external(op) else "launch"
             capture = "step" if entry_of(op.phase) == "step" else ""
-            module.decls.append(Node(name, op.phase, kind, after, capture))
-        launches = sum(not is_external(op) for op in first.values() if entry_of(op.phase) == "step")
-        critical = nx.dag_longest_path(graph)
-        self.remark(
-            ctx,
-            f"one graph per step: {launches} launches, no host sync, {len(critical)} nodes on the longest path; what"
-            " the step needs, lengths included, is on the device",
-        )
+            module.decls.append(Node(name, op.phase, kind, after, capture, segment.get(name, "")))
+        self._explain(ctx, segment, len(nx.dag_longest_path(graph)))
+
+    def _explain(self, ctx: Context, segment: dict[str, str], longest: int) -> None:
+        whole = f"one graph per step: {len(segment)} launches, no host sync, {longest} nodes on the longest path"
+        self.remark(ctx, f"{whole}; what the step needs, lengths included, is on the device")
+        cut = f"cut at the forwards, for engines whose forwards cannot be captured: {len(set(segment.values()))} graphs"
+        self.remark(ctx, cut)
+
+
+def _segments(nodes: list[tuple[str, bool]]) -> dict[str, str]:
+    """The segment of every launch, of (name, whether it is a forward) in execution order."""
+    segment: dict[str, str] = {}
+    current = ""
+    for name, external in nodes:
+        current = "" if external else current or name
+        if current:
+            segment[name] = current
+    return segment
 
 
 def _dependencies(module: Module, order: list[str]) -> nx.DiGraph:
@@ -73,7 +87,7 @@ def _reuse(module: Module) -> list[tuple[str, str]]:
 
 
 def _touches(module: Module) -> dict[str, set[str]]:
-    """Nodes that read or write each buffer; scratch, named ``<kernel>.<name>``, belongs to its kernel."""
+    """Nodes that read or write each buffer; scratch belongs to its kernel."""
     layouts = {layout.name: layout for layout in module.decls_of(Layout)}
     touch: dict[str, set[str]] = {}
     for op in module.ops():
@@ -82,7 +96,7 @@ def _touches(module: Module) -> dict[str, set[str]]:
                 touch.setdefault(layouts[value.name].buffer, set()).add(node_of(op))
     kernels = {kernel.name for kernel in module.decls_of(Kernel)}
     for buffer in module.decls_of(Buffer):
-        kernel = buffer.name.rpartition(".")[0]
+        kernel = scratch_owner(buffer)
         if kernel in kernels:
             touch.setdefault(buffer.name, set()).add(kernel)
     return touch

@@ -1,6 +1,7 @@
 """plan-memory: offsets in one arena. Buffers that are never live together may share bytes.
 
-Live ranges are intervals of execution positions (prefill first, then the step); interference is a graph, and buffers
+What lives across steps comes first, so that programs of several depths can have it in the same place. For the rest,
+live ranges are intervals of execution positions (prefill first, then the step); interference is a graph, and buffers
 are placed largest first at the lowest offset that is free among their neighbours.
 """
 
@@ -40,7 +41,7 @@ class PlanMemory(Pass):
         placed = _place(_blocks(module, [buffer for buffer in wanted if buffer.owner == "arena"]))
         module.decls += [placed.get(buffer.name, buffer) for buffer in wanted]
         used = max((b.offset + b.bytes for b in placed.values()), default=0)
-        total = sum(_round(b.bytes) for b in placed.values())
+        total = sum(rounded(b.bytes) for b in placed.values())
         what = f"{len(placed)} buffers in an arena of {used} bytes; without sharing {total}"
         self.remark(ctx, f"{what}, but buffers that are never live together share theirs", ctx.at("buckets"))
 
@@ -135,7 +136,7 @@ class _Block:
 
     @property
     def bytes(self) -> int:
-        return sum(_round(buffer.bytes) for buffer in self.buffers)
+        return sum(rounded(buffer.bytes) for buffer in self.buffers)
 
     @property
     def first(self) -> int:
@@ -150,7 +151,7 @@ class _Block:
         placed: dict[str, Buffer] = {}
         for buffer in self.buffers:
             placed[buffer.name] = replace(buffer, offset=offset)
-            offset += _round(buffer.bytes)
+            offset += rounded(buffer.bytes)
         return placed
 
 
@@ -168,14 +169,22 @@ def _blocks(module: Module, buffers: list[Buffer]) -> list[_Block]:
 
 
 def _place(blocks: list[_Block]) -> dict[str, Buffer]:
-    """First fit, largest first; ties by name, so that the plan does not depend on any order."""
-    interference: nx.Graph = nx.Graph()
-    interference.add_nodes_from(blocks)
-    interference.add_edges_from((a, b) for a, b in combinations(blocks, 2) if a.first <= b.last and b.first <= a.last)
-    offsets: dict[_Block, int] = {}
+    """What lives across steps one after the other; then the rest where it fits.
+
+    First fit, largest first; ties by name, so that the plan does not depend on any order.
+    """
     placed: dict[str, Buffer] = {}
-    for block in sorted(blocks, key=lambda b: (-b.bytes, b.name)):
-        offset = 0
+    base = 0
+    for block in (block for block in blocks if block.last == FOREVER):
+        placed |= block.at(base)
+        base += block.bytes
+    passing = [block for block in blocks if block.last != FOREVER]
+    interference: nx.Graph = nx.Graph()
+    interference.add_nodes_from(passing)
+    interference.add_edges_from((a, b) for a, b in combinations(passing, 2) if a.first <= b.last and b.first <= a.last)
+    offsets: dict[_Block, int] = {}
+    for block in sorted(passing, key=lambda b: (-b.bytes, b.name)):
+        offset = base
         for other in sorted((b for b in interference[block] if b in offsets), key=offsets.__getitem__):
             if offset + block.bytes <= offsets[other]:
                 break
@@ -185,5 +194,11 @@ def _place(blocks: list[_Block]) -> dict[str, Buffer]:
     return placed
 
 
-def _round(size: int) -> int:
+def resident(buffer: Buffer) -> bool:
+    """Whether a buffer keeps its content from step to step."""
+    return buffer.owner == "arena" and buffer.last == FOREVER
+
+
+def rounded(size: int) -> int:
+    """Bytes that a buffer of this size takes in the arena."""
     return -(-size // ALIGNMENT) * ALIGNMENT

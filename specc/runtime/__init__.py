@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .batch import Batch
+    from .capture import Replays
     from .carry import Carry
+    from .depth import AcceptanceDepth, DepthPolicy, FixedDepth
     from .errors import (
         BatchError,
         BindError,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     )
     from .external import Forward
     from .manifest import Manifest
+    from .memory import Memory
     from .peer import check_peer, schema, schema_digest
     from .plan import Plan
     from .program import Program, load
@@ -38,7 +41,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "batch": ("Batch",),
+    "capture": ("Replays",),
     "carry": ("Carry",),
+    "depth": ("AcceptanceDepth", "DepthPolicy", "FixedDepth"),
     "errors": (
         "BatchError",
         "BindError",
@@ -56,6 +61,7 @@ _HOMES = {
     ),
     "external": ("Forward",),
     "manifest": ("Manifest",),
+    "memory": ("Memory",),
     "peer": ("check_peer", "schema", "schema_digest"),
     "plan": ("Plan",),
     "program": ("Program", "load"),
@@ -66,18 +72,22 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AcceptanceDepth",
     "Batch",
     "BatchError",
     "BindError",
     "Carry",
     "CarryError",
     "DamagedWheelError",
+    "DepthPolicy",
     "FieldError",
+    "FixedDepth",
     "Forward",
     "ForwardContractError",
     "HostCopy",
     "HostResult",
     "Manifest",
+    "Memory",
     "MissingFieldError",
     "Plan",
     "PlanError",
@@ -85,6 +95,7 @@ __all__ = [
     "RecordError",
     "RecordField",
     "RecordLayout",
+    "Replays",
     "SchemaMismatchError",
     "SpeccError",
     "Step",

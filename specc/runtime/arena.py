@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -23,24 +24,22 @@ class Arena:
         device: where to allocate.
         poison: byte to fill fresh memory with before buffers of `init` zero are cleared; None leaves it as it comes.
             Tests use it to show that nothing reads what nobody wrote.
+        memory: u8[at least the arena's bytes] of `allocate` to use, which programs of other depths use too.
 
     Raises PlanError when a buffer is misaligned, does not hold its shape, or overlaps one that keeps its content.
 
     """
 
-    def __init__(self, plan: Plan, device: torch.device, poison: int | None = None) -> None:
-        """Allocate and initialise."""
+    def __init__(
+        self, plan: Plan, device: torch.device, poison: int | None = None, memory: Tensor | None = None
+    ) -> None:
+        """Allocate, if there is no memory yet, and initialise."""
         self.plan = plan
         self.buffers = {name: b for name, b in plan.buffers.items() if b.owner == "arena"}
         for buffer in self.buffers.values():
             _check(buffer)
         _check_kept(list(self.buffers.values()))
-        size = max((_end(buffer) for buffer in self.buffers.values()), default=0)
-        raw = torch.empty(size + ALIGNMENT, dtype=torch.uint8, device=device)
-        start = -raw.data_ptr() % ALIGNMENT
-        self.bytes = raw[start : start + size]
-        if poison is not None:
-            self.bytes.fill_(poison)
+        self.bytes = allocate([plan], device, poison) if memory is None else memory
         self._whole = {name: self._tensor(buffer) for name, buffer in self.buffers.items()}
         self._views: dict[tuple[str, int], Tensor] = {}
         for name, buffer in self.buffers.items():
@@ -78,6 +77,16 @@ class Arena:
         assert buffer.offset is not None  # checked in __init__
         piece = self.bytes[buffer.offset : _end(buffer)]
         return piece.view(DTYPES[buffer.dtype]).as_strided(buffer.shape, buffer.strides)
+
+
+def allocate(plans: Iterable[Plan], device: torch.device, poison: int | None = None) -> Tensor:
+    """Memory u8[bytes] for the arena of any of the plans, filled with `poison` if that is given."""
+    buffers = [buffer for plan in plans for buffer in plan.buffers.values() if buffer.owner == "arena"]
+    size = max((_end(buffer) for buffer in buffers), default=0)
+    raw = torch.empty(size + ALIGNMENT, dtype=torch.uint8, device=device)
+    start = -raw.data_ptr() % ALIGNMENT
+    memory = raw[start : start + size]
+    return memory if poison is None else memory.fill_(poison)
 
 
 def _end(buffer: Buffer) -> int:

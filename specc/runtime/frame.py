@@ -89,6 +89,12 @@ class Frame:
         """Let a checked forward result stand for the engine value `name` until the end of the run."""
         self._engine[self.plan.values[name].buffer] = tensor
 
+    def forget(self) -> None:
+        """Let go of what forwards returned in this run, except outputs."""
+        homes = [self.plan.home(output.value) for output in self.plan.outputs]
+        kept = {home.name for home in homes if home is not None}
+        self._engine = {name: tensor for name, tensor in self._engine.items() if name in kept}
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a value in this run. PlanError when an axis has no size."""
         axes = self.plan.values[name].axes

@@ -46,7 +46,11 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The parsed manifest. `files` maps every other file of the package to its sha256 in hex."""
+    """The parsed manifest.
+
+    `plans` maps each num_steps that the program was compiled for to the file of its plan, and `files` every file of the
+    package but this to its sha256 in hex.
+    """
 
     name: str
     version: str
@@ -56,6 +60,7 @@ class Manifest:
     archs: tuple[str, ...]
     files: Mapping[str, str]
     artifacts: tuple[Artifact, ...]
+    plans: Mapping[int, str]
 
     @staticmethod
     def read(root: Path) -> Manifest:
@@ -78,6 +83,7 @@ class Manifest:
             archs=tuple(data["archs"]),
             files=dict(data["files"]),
             artifacts=tuple(artifacts),
+            plans={int(steps): str(file) for steps, file in data["plans"].items()},
         )
 
     def verify(self, root: Path) -> None:

@@ -12,7 +12,7 @@ from .plan import Plan
 
 RECORD_FORMAT = 1
 """Version of the layout of records, see `transfer`."""
-MODEL_KEYS = ("vocab_size", "spec_width", "dtype", "aux_layers")
+MODEL_KEYS = ("vocab_size", "spec_width", "num_kv_heads", "head_dim", "dtype", "aux_layers")
 _ABSENT = object()
 
 
@@ -20,8 +20,8 @@ def schema(plan: Plan) -> dict[str, Any]:
     """What both sides must agree on, as JSON has it; send this to the peer and give it to `check_peer`.
 
     It has the carried fields with their sizes, the KV pools, the page size and the positions of the draft's tokens, the
-    vocabularies and hidden states of the models, the algorithm and its options. Names, batch buckets, pool rows and
-    archs are each side's own, and so is what only decoding reads.
+    vocabularies, heads and hidden states of the models, the algorithm and its options. Names, batch buckets, pool rows
+    and archs are each side's own, and so is what only decoding reads.
     """
     return {
         "record_format": RECORD_FORMAT,

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from .errors import PlanError
 
-FORMAT = 2
+FORMAT = 3
 BATCH_AXIS = "B"
 RAGGED_AXIS = "T"
 """The axis of all prompt tokens of a prefill: the sum of the batch's lengths, known only at run time."""
@@ -163,7 +163,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Capture:
-    """Nodes that are captured as one graph when the forwards can be captured, and their minimal dependencies."""
+    """Nodes that are captured as one graph, and their minimal dependencies."""
 
     name: str
     entry: str
@@ -174,7 +174,12 @@ class Capture:
 
 @dataclass(frozen=True)
 class Plan:
-    """One compiled program. Build it with `Plan.from_json`."""
+    """One compiled program. Build it with `Plan.from_json`.
+
+    `captures` says what is captured when the forwards can be, `segments` when they cannot: every run of launches
+    between two forwards of the step. `memory` has the bytes that it allocates, of the whole `arena`, and in it of
+    `relay` and `scratch`.
+    """
 
     name: str
     algorithm: str
@@ -184,6 +189,7 @@ class Plan:
     kv_pools: Mapping[str, KvPool]
     models: Mapping[str, Any]
     options: Mapping[str, Any]
+    disaggregation: bool
     inputs: Mapping[str, Field]
     carry: Mapping[str, Field]
     outputs: tuple[Output, ...]
@@ -192,7 +198,9 @@ class Plan:
     kernels: Mapping[str, Kernel]
     phases: tuple[Phase, ...]
     captures: tuple[Capture, ...]
+    segments: tuple[Capture, ...]
     buckets: tuple[int, ...]
+    memory: Mapping[str, int]
     totals: Mapping[str, Any]
 
     @staticmethod
@@ -243,11 +251,21 @@ class Plan:
             if isinstance(node, External):
                 names.update(node.operands.values())
             else:
-                names.update(name for call in node.ops for name in call.operands)
-                names.update(str(a.target) for a in node.args if a.kind in OF_TENSORS)
+                names |= _read_by(node)
         return frozenset(names & set(self.inputs))
+
+    def engine_reads(self, node: Launch) -> frozenset[str]:
+        """Buffers that a launch reads where a forward of the engine has returned them."""
+        homes = [self.home(name) for name in _read_by(node)]
+        return frozenset(home.name for home in homes if home is not None and home.owner == "engine")
 
     def callbacks(self) -> tuple[str, ...]:
         """Callback methods that the program calls, sorted."""
         nodes = [node for phase in self.phases for node in phase.nodes]
         return tuple(sorted({node.callback for node in nodes if isinstance(node, External)}))
+
+
+def _read_by(node: Launch) -> set[str]:
+    """Values, inputs and buffers that the ops or the kernel's arguments name."""
+    names = {name for call in node.ops for name in call.operands}
+    return names | {str(argument.target) for argument in node.args if argument.kind in OF_TENSORS}

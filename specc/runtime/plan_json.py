@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,15 @@ from .plan import (
 Json = Mapping[str, Any]
 
 
-def load_plan(root: Path) -> Plan:
-    """The plan in the package folder `root`. DamagedWheelError when it is missing or not JSON, PlanError as below."""
+def load_plan(root: Path, file: str = PLAN) -> Plan:
+    """A plan in the package folder `root`, by default that of the deepest program.
+
+    DamagedWheelError when it is missing or not JSON, PlanError as below.
+    """
     try:
-        data = json.loads((root / PLAN).read_text(encoding="utf-8"))
+        data = json.loads((root / file).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise DamagedWheelError(f"{PLAN}: {error}") from error
+        raise DamagedWheelError(f"{file}: {error}") from error
     return read_plan(data)
 
 
@@ -64,6 +68,7 @@ def _plan(data: Json) -> Plan:
         kv_pools={owner: _kv_pool(owner, item) for owner, item in data["kv_pools"].items()},
         models=dict(data["models"]),
         options=dict(data["options"]),
+        disaggregation=bool(data["disaggregation"]),
         inputs={item["name"]: _field(item) for item in data["inputs"]},
         carry={item["name"]: _field(item) for item in data["carry"]},
         outputs=tuple(Output(item["name"], item["value"], item["entry"]) for item in data["outputs"]),
@@ -72,7 +77,9 @@ def _plan(data: Json) -> Plan:
         kernels={name: _kernel(name, item) for name, item in data["kernels"].items()},
         phases=tuple(Phase(p["name"], p["entry"], tuple(map(_node, p["nodes"]))) for p in data["phases"]),
         captures=tuple(_capture(item) for item in data["captures"]),
+        segments=tuple(_capture(item) for item in data["segments"]),
         buckets=tuple(sorted(data["buckets"])),
+        memory={key: int(size) for key, size in data["memory"].items()},
         totals=dict(data["totals"]),
     )
 
@@ -174,6 +181,16 @@ def _check(plan: Plan) -> None:
     for phase in plan.phases:
         for node in phase.nodes:
             _check_node(plan, node)
+    _check_segments(plan)
+
+
+def _check_segments(plan: Plan) -> None:
+    """They must be the runs of launches between forwards, so that every launch is in one, and in order."""
+    runs = groupby(plan.nodes("step"), key=lambda node: isinstance(node, Launch))
+    wanted = [tuple(node.name for node in nodes) for launches, nodes in runs if launches]
+    given = [segment.nodes for segment in plan.segments]
+    if wanted != given:
+        raise PlanError(f"segments are {given}, the step's launches between forwards {wanted}")
 
 
 def _check_node(plan: Plan, node: Node) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from .arena import allocate
 from .backends import Backend
 from .backends.cpu import ReferenceBackend
 from .carry import Carry
@@ -26,18 +27,21 @@ class Program:
 
     Attributes:
         manifest: what the wheel holds.
-        plan: the program itself.
+        plans: the program itself by num_steps, one for each that it was compiled for, descending.
+        plan: that of the most steps.
         device: where it runs.
         record_layout: of the records in which requests move to another machine.
 
     """
 
-    def __init__(self, plan: Plan, manifest: Manifest, device: torch.device, backend: Backend) -> None:
+    def __init__(self, plans: Sequence[Plan], manifest: Manifest, device: torch.device, backend: Backend) -> None:
         """Use `load` instead."""
-        self.plan = plan
+        by_steps = {plan.size("S"): plan for plan in plans}
+        self.plans = {num_steps: by_steps[num_steps] for num_steps in sorted(by_steps, reverse=True)}
+        self.plan = next(iter(self.plans.values()))
         self.manifest = manifest
         self.device = device
-        self.record_layout = RecordLayout.of(plan)
+        self.record_layout = RecordLayout.of(self.plan)
         self._backend = backend
 
     @property
@@ -68,21 +72,35 @@ class Program:
         kv_pools: Mapping[str, Sequence[Tensor]] | None = None,
         *,
         tables: Mapping[str, Tensor] | None = None,
-        capture: bool | None = None,
+        capture: bool | Literal["segments"] | None = None,
+        nvtx: bool = False,
     ) -> Step:
         """Bind the engine's forwards, its request table i32[P, C] and its KV buffers; allocates the program's memory.
+
+        The result drafts the most steps that the program was compiled for; its `at` has the others.
 
         `kv_pools` has the KV buffers T[slots, ...] of `target` and `draft`, layer by layer (keys, then values), needed
         for those that `plan.kv_pools` calls bound; `tables` the tensors of `plan.tables()`, by name. All of them must
         stay where they are as long as the step is used.
-        `capture=None`: capture on CUDA when `callbacks.capturable` is true. Captures run the forwards on padding rows.
+        `capture`: True captures the whole step, forwards included; "segments" what runs between the forwards, which are
+        called in every step; False nothing; None, on CUDA, True when `callbacks.capturable` is true, else "segments".
+        Captures run the forwards on padding rows. `nvtx`: on CUDA, launch and call every node in an NVTX range.
         Raises BindError when a callback is missing, tables or buffers do not fit, or capture is asked of a CPU program.
         """
         cuda = self.device.type == "cuda"
+        if capture not in (True, False, None, "segments"):
+            raise BindError(f"capture is True, False, None or 'segments', got {capture!r}")
         if capture and not cuda:
             raise BindError("only a program on CUDA can be captured")
-        wanted = bool(getattr(callbacks, "capturable", False)) and cuda if capture is None else capture
-        return Step(self.plan, self._backend, self.device, callbacks, req_to_token, kv_pools, tables, capture=wanted)
+        if capture is None:
+            capture = cuda and (True if getattr(callbacks, "capturable", False) else "segments")
+        bound: dict[int, Step] = {}
+        memory = allocate(self.plans.values(), self.device)
+        place = self._backend, self.device, callbacks, req_to_token, kv_pools, tables
+        how = {"capture": capture, "nvtx": nvtx and cuda, "memory": memory, "depths": bound}
+        for num_steps, plan in self.plans.items():
+            bound[num_steps] = Step(plan, *place, **how)
+        return bound[self.plan.size("S")]
 
 
 def load(root: Path, device: str | torch.device = "cuda", *, verify: bool = True) -> Program:
@@ -100,9 +118,9 @@ def load(root: Path, device: str | torch.device = "cuda", *, verify: bool = True
     if verify:
         manifest.verify(root)
     manifest.check_torch(torch.__version__)
-    plan = load_plan(root)
+    plans = [load_plan(root, file) for file in manifest.plans.values()]
     resolved = _resolve(torch.device(device))
-    return Program(plan, manifest, resolved, _backend(plan, manifest, root, resolved))
+    return Program(plans, manifest, resolved, _backend(plans, manifest, root, resolved))
 
 
 def _resolve(device: torch.device) -> torch.device:
@@ -116,9 +134,9 @@ def _resolve(device: torch.device) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
 
 
-def _backend(plan: Plan, manifest: Manifest, root: Path, device: torch.device) -> Backend:
+def _backend(plans: Sequence[Plan], manifest: Manifest, root: Path, device: torch.device) -> Backend:
     if device.type == "cpu":
         return ReferenceBackend()
     from .backends.cuda import CudaBackend
 
-    return CudaBackend(plan, manifest, root, device)
+    return CudaBackend(plans, manifest, root, device)

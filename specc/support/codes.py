@@ -32,6 +32,7 @@ CODES: dict[str, str] = {
     "legal/chain-only": "The algorithm drafts one token after the other, and topk is above 1.",
     "legal/no-draft": "The algorithm has no draft model, and one is described.",
     "legal/modules": "The draft has one module per step, and fewer of them than num_steps.",
+    "legal/depths": "Requests cannot change from one num_steps to another with this algorithm.",
     "legal/kv-mismatch": "The draft reads the target's keys and values, and expects others.",
     "legal/vocab-mismatch": "Target and draft must share one vocabulary, and their sizes differ.",
     "type/width-mismatch": "A producer and a consumer of one value disagree about its width.",

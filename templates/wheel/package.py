@@ -13,13 +13,16 @@ if TYPE_CHECKING:
     import torch
 
     from ._runtime import (
+        AcceptanceDepth,
         Batch,
         BatchError,
         BindError,
         Carry,
         CarryError,
         DamagedWheelError,
+        DepthPolicy,
         FieldError,
+        FixedDepth,
         Forward,
         ForwardContractError,
         HostResult,
@@ -46,13 +49,16 @@ if TYPE_CHECKING:
     manifest: Manifest
 
 __all__ = [
+    "AcceptanceDepth",
     "Batch",
     "BatchError",
     "BindError",
     "Carry",
     "CarryError",
     "DamagedWheelError",
+    "DepthPolicy",
     "FieldError",
+    "FixedDepth",
     "Forward",
     "ForwardContractError",
     "HostResult",

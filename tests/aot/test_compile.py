@@ -109,6 +109,15 @@ def test_the_key_sees_everything_that_decides_the_bytes() -> None:
     assert cache_key(SMALL, "sm_90", LIB) == cache_key(altered(name="other"), "sm_90", dict(reversed(LIB.items())))
 
 
+def test_the_comment_above_a_kernel_decides_nothing(tmp_path: Path) -> None:
+    """Configurations whose kernels differ in their headers alone share machine code."""
+    plain = altered(text=SMALL.text[SMALL.text.index("import") :])
+    commented = altered(text="# of a configuration\n# of some name\n" + plain.text)
+    assert cache_key(plain, "sm_90", LIB) == cache_key(commented, "sm_90", LIB)
+    one, other = (build(Cache(tmp_path / str(i)), source) for i, source in enumerate((plain, commented)))
+    assert [artifact.binary for artifact in one.values()] == [artifact.binary for artifact in other.values()]
+
+
 def test_equal_sources_are_compiled_once(tmp_path: Path) -> None:
     done: list[str] = []
     both = build(Cache(tmp_path), SMALL, altered(name="twin"), done=done)

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
+from typer.testing import CliRunner
 
+from specc.cli.main import app
 from specc.engine.dflash_head import DflashHead
 from specc.engine.eagle3_head import Eagle3Head
 from specc.engine.eagle_head import EagleHead
@@ -134,18 +137,24 @@ def _qwen3(*, hidden: int, layers: int, heads: int, kv_heads: int) -> Qwen3Confi
 
 
 @pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory that wheels are unpacked into."""
+    return tmp_path_factory.mktemp("site")
+
+
+@pytest.fixture(scope="session")
 def build(
-    tmp_path_factory: pytest.TempPathFactory, models: dict[str, Models]
+    tmp_path_factory: pytest.TempPathFactory, models: dict[str, Models], site: Path
 ) -> Iterator[Callable[[Case], ModuleType]]:
-    """Return a function that builds a case, installs its wheel and imports it; each case once."""
-    site = tmp_path_factory.mktemp("site")
+    """Return a function that builds a case, unpacks its wheel and imports it; each case once."""
     sys.path.insert(0, str(site))
     built: dict[Case, ModuleType] = {}
 
     def make(case: Case) -> ModuleType:
         if case not in built:
             wheel = build_wheel(case, models[case.models], tmp_path_factory.mktemp(case.name))
-            install(wheel, site)
+            with ZipFile(wheel) as archive:
+                archive.extractall(site)
             importlib.invalidate_caches()
             built[case] = importlib.import_module(f"specc_{case.name}")
         return built[case]
@@ -178,17 +187,18 @@ def config_text(case: Case, models: Models) -> str:
 
 
 def build_wheel(case: Case, models: Models, directory: Path) -> Path:
-    """Run `specc build` on a case; returns the wheel."""
+    """Run `specc build` on a case, in this process; returns the wheel."""
     config = directory / f"{case.name}.yaml"
     config.write_text(config_text(case, models), encoding="utf-8")
     out = directory / "out"
-    run_command("specc.cli.main", "build", str(config), "-o", str(out), "--emit", "wheel")
+    result = CliRunner().invoke(app, ["build", str(config), "-o", str(out), "--emit", "wheel"])
+    assert result.exit_code == 0, result.output
     (wheel,) = out.rglob("*.whl")
     return wheel
 
 
 def install(wheel: Path, site: Path) -> None:
-    """Install a wheel, without its dependencies, into a directory."""
+    """Install a wheel with pip, without its dependencies, into a directory."""
     run_command("pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site), str(wheel))
 
 
@@ -201,20 +211,21 @@ def run_command(module: str, *arguments: str) -> str:
     return result.stdout
 
 
-@pytest.fixture
-def make_engine(build: Callable[[Case], ModuleType], models: dict[str, Models]) -> Callable[..., Any]:
-    """Return a function that builds a case and makes an engine for it."""
+def load_engine(package: ModuleType, case: Case, models: Models, **options: Any) -> Any:
+    """Make an engine for a case's package."""
     from specc.engine.engine import Engine
     from specc.engine.loading import load_corpus, load_draft, load_target
     from specc.engine.plan_facts import PlanFacts
 
-    def make(case: Case, **options: Any) -> Engine:
-        program = build(case).load("cpu")
-        facts = PlanFacts.read(program.plan)
-        directories = models[case.models]
-        target = load_target(directories.target, facts)
-        draft = load_draft(directories.drafts[case.algorithm], facts, target) if case.algorithm in DRAFTS else None
-        tables = {"corpus": load_corpus(directories.corpus, target)} if case.corpus else {}
-        return Engine(program, target, draft, tables=tables, **{"max_context": 256, **options})
+    program = package.load("cpu")
+    facts = PlanFacts.read(program.plan)
+    target = load_target(models.target, facts)
+    draft = load_draft(models.drafts[case.algorithm], facts, target) if case.algorithm in DRAFTS else None
+    tables = {"corpus": load_corpus(models.corpus, target)} if case.corpus else {}
+    return Engine(program, target, draft, tables=tables, **{"max_context": 256, **options})
 
-    return make
+
+@pytest.fixture
+def make_engine(build: Callable[[Case], ModuleType], models: dict[str, Models]) -> Callable[..., Any]:
+    """Return a function that builds a case and makes an engine for it."""
+    return lambda case, **options: load_engine(build(case), case, models[case.models], **options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -69,10 +69,32 @@ TRAINED_CHAINS = [case for case in CHAINS if case.models == "trained" and case.a
 COMMANDS = [Case("STANDALONE", "trained"), TREES[0], Case("DFLASH", "trained"), LOOKED_UP]
 
 
-def expect_greedy(engine: Engine, conditions: StopConditions) -> None:
+class TargetAlone:
+    """What `generate` writes with the targets, each text once: all engines of a case's models have the same target."""
+
+    def __init__(self) -> None:
+        self._texts: dict[Hashable, tuple[int, ...]] = {}
+
+    def write(
+        self, case: Case, engine: Engine, prompt: Sequence[int], new: int, eos: frozenset[int] = frozenset()
+    ) -> tuple[int, ...]:
+        """The new tokens after a prompt."""
+        key = (case.models, tuple(prompt), new, eos)
+        if key not in self._texts:
+            self._texts[key] = greedy(engine.target, prompt, new, eos)
+        return self._texts[key]
+
+
+@pytest.fixture(scope="module")
+def alone() -> TargetAlone:
+    return TargetAlone()
+
+
+def expect_greedy(alone: TargetAlone, case: Case, engine: Engine, conditions: StopConditions) -> None:
     """Complete all prompts at once and compare each, token for token, with `generate`."""
     for completion in engine.generate(PROMPTS, conditions):
-        expected = greedy(engine.target, completion.prompt_ids, conditions.max_new_tokens, conditions.eos_token_ids)
+        prompt = completion.prompt_ids
+        expected = alone.write(case, engine, prompt, conditions.max_new_tokens, conditions.eos_token_ids)
         assert completion.token_ids == expected
         assert completion.text == engine.tokenizer.decode(expected, skip_special_tokens=True)
     assert engine.allocator.free_pages + len(engine.prefixes) == engine.allocator.capacity
@@ -81,12 +103,12 @@ def expect_greedy(engine: Engine, conditions: StopConditions) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_text_equals_generate(case: Case, make_engine: Callable[..., Engine]) -> None:
+def test_text_equals_generate(case: Case, make_engine: Callable[..., Engine], alone: TargetAlone) -> None:
     engine = make_engine(case)
     assert engine.facts.page_size == case.page_size
     assert engine.facts.shifted is (case.algorithm != "STANDALONE" or case.draft_positions == "shifted")
     assert (engine.draft is None) is (case.algorithm == "NGRAM")
-    expect_greedy(engine, StopConditions(NEW, engine.target.eos_token_ids))
+    expect_greedy(alone, case, engine, StopConditions(NEW, engine.target.eos_token_ids))
 
 
 @pytest.mark.parametrize("case", TRAINED, ids=lambda case: case.name)
@@ -102,12 +124,12 @@ def test_trained_drafts_save_steps(case: Case, make_engine: Callable[..., Engine
     ids=lambda case: case.name,
 )
 def test_steps_accept_what_a_draft_without_kv_memory_would_get_right(
-    case: Case, make_engine: Callable[..., Engine]
+    case: Case, make_engine: Callable[..., Engine], alone: TargetAlone
 ) -> None:
     engine = make_engine(case)
     for completion in engine.generate(PROMPTS, StopConditions(NEW)):
         prompt = completion.prompt_ids
-        text = (*prompt, *greedy(engine.target, prompt, NEW + case.steps))
+        text = (*prompt, *alone.write(case, engine, prompt, NEW + case.steps))
         expected = accepted_lengths(
             engine.target, engine.draft, text, len(prompt), case.steps, shifted=engine.facts.shifted
         )
@@ -115,28 +137,28 @@ def test_steps_accept_what_a_draft_without_kv_memory_would_get_right(
 
 
 @pytest.mark.parametrize("case", TRAINED, ids=lambda case: case.name)
-def test_retraction_keeps_the_text(case: Case, make_engine: Callable[..., Engine]) -> None:
+def test_retraction_keeps_the_text(case: Case, make_engine: Callable[..., Engine], alone: TargetAlone) -> None:
     roomy = make_engine(case, max_context=128)
     pages = [roomy.allocator.pages_for(len(roomy.encode(prompt)) + roomy.facts.reserve) for prompt in PROMPTS]
     longest = roomy.allocator.pages_for(128 + roomy.facts.reserve)
     # room for as many requests as run at once to begin, not for them to go on
     engine = make_engine(case, num_pages=1 + max(longest, sum(pages[:4])), max_context=128)
-    expect_greedy(engine, StopConditions(NEW))
+    expect_greedy(alone, case, engine, StopConditions(NEW))
     assert engine.stats.retractions > 0
 
 
 @pytest.mark.parametrize("case", TRAINED, ids=lambda case: case.name)
-def test_eos_within_a_step(case: Case, make_engine: Callable[..., Engine]) -> None:
+def test_eos_within_a_step(case: Case, make_engine: Callable[..., Engine], alone: TargetAlone) -> None:
     engine = make_engine(case)
     prompt = engine.encode(PROMPTS[0])
-    free = greedy(engine.target, prompt, NEW)
+    free = alone.write(case, engine, prompt, NEW)
     for token in sorted(set(free))[:6]:
         (completion,) = engine.generate([prompt], StopConditions(NEW, frozenset({token})))
         assert completion.token_ids == free[: free.index(token) + 1]
 
 
 @pytest.mark.parametrize("case", TRAINED, ids=lambda case: case.name)
-def test_requests_join_and_leave(case: Case, make_engine: Callable[..., Engine]) -> None:
+def test_requests_join_and_leave(case: Case, make_engine: Callable[..., Engine], alone: TargetAlone) -> None:
     engine = make_engine(case)
     done = []
     for count, prompt in enumerate(PROMPTS):
@@ -146,7 +168,7 @@ def test_requests_join_and_leave(case: Case, make_engine: Callable[..., Engine])
         done += engine.step()
     for completion in done:
         new = 8 + 7 * completion.request_id
-        assert completion.token_ids == greedy(engine.target, completion.prompt_ids, new)
+        assert completion.token_ids == alone.write(case, engine, completion.prompt_ids, new)
     assert len(done) == len(PROMPTS)
 
 

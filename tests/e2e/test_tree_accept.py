@@ -5,13 +5,16 @@ Texts alone would not show a draft that reads wrong slots: the target corrects i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
+from specc.config.resolved import Depth
 from specc.engine.memoryless import Growing, memoryless
 from specc.engine.request import Completion, StopConditions
 
@@ -102,21 +105,26 @@ def accepted(found: list[Candidate], nodes: int, text: tuple[int, ...]) -> int:
 
 
 @torch.no_grad()
-def lengths_of(config: Config, prompt: tuple[int, ...]) -> list[int]:
-    """What every step commits while the target's own text is written, at least NEW tokens."""
+def lengths_of(config: Config, prompt: tuple[int, ...], depths: Sequence[Depth] = ()) -> list[int]:
+    """What every step commits while the target's own text is written, at least NEW tokens.
+
+    depths: those that the steps take turns in; by default the configuration's own.
+    """
     text, at = (*prompt, *expected(prompt)), len(prompt) + 1
     draft, lengths = draft_of(config.algorithm), list[int]()
+    turns = cycle(depths or [Depth(config.steps, config.nodes)])
     if draft is not None:
         alone = memoryless(target_of(config.algorithm), draft, text, shifted=config.algorithm != "STANDALONE")
     while at < len(prompt) + NEW:
+        steps, nodes = next(turns)
         if draft is None:
-            branches = looked_up(text[:at], config.topk, config.steps)
-            found = comb([token for branch in branches for token in branch][: config.nodes - 1], config.steps)
+            branches = looked_up(text[:at], config.topk, steps)
+            found = comb([token for branch in branches for token in branch][: nodes - 1], steps)
         elif config.topk == 1:
-            found = comb(alone.chain(at, config.steps), config.steps)
+            found = comb(alone.chain(at, steps), steps)
         else:
-            found = candidates_of(alone, at, config.topk, config.steps)
-        lengths.append(accepted(found, config.nodes, text[at:]))
+            found = candidates_of(alone, at, config.topk, steps)
+        lengths.append(accepted(found, nodes, text[at:]))
         at += lengths[-1]
     return lengths
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,18 @@ from specc.engine.models import TargetModel
 from specc.engine.mtp_heads import MtpHeads
 from specc.engine.plan_facts import PlanFacts
 from specc.engine.reference import greedy
+from specc.runtime.arena import allocate
+from specc.runtime.backends import Backend
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
+from specc.runtime.capture import Replays
+from specc.runtime.carry import Carry
+from specc.runtime.errors import SpeccError
+from specc.runtime.peer import check_peer, schema
 from specc.runtime.plan import Plan
+from specc.runtime.result import HostResult, StepResult
 from specc.runtime.step import Step
+from specc.runtime.transfer import RecordLayout
 
 VOCAB = 64
 CONTEXT = 96
@@ -52,12 +61,12 @@ CUTS = (1, 12, 17, 33, 66)
 
 CPU = torch.device("cpu")
 
-__all__ = ["Batch"]  # where an engine looks for it: in the module of the program
+__all__ = ["Batch", "SpeccError", "check_peer"]  # where an engine looks for them: in the module of the program
 
 
 @dataclass(frozen=True)
 class Config:
-    """One configuration, of a chain if topk is 1."""
+    """One configuration, of a chain if topk is 1; shallower: further num_steps."""
 
     algorithm: str
     topk: int
@@ -67,13 +76,14 @@ class Config:
     mask: str = "qlen"
     overlap: bool = False
     buckets: tuple[int, ...] = (1, 2, 4, 8)
+    shallower: tuple[int, ...] = ()
 
     @property
     def keys(self) -> dict[str, Any]:
         """The configuration as the keys of the YAML."""
         return {
             "topk": self.topk,
-            "num_steps": self.steps,
+            "num_steps": [*self.shallower, self.steps],
             "num_draft_tokens": self.nodes,
             "page_size": self.page_size,
             "mask": self.mask,
@@ -86,49 +96,148 @@ class Config:
 
 
 @cache
-def plan_of(config: Config) -> Plan:
-    """Compile a configuration for the models below, short of machine code."""
+def plans_of(config: Config) -> tuple[Plan, ...]:
+    """Compile a configuration for the models below, short of machine code; the deepest first."""
     draft = SIZES | {"num_layers": LAYERS.get(config.algorithm, SIZES["num_layers"])}
     loaded = programs.load(config.algorithm, target=SIZES, draft=draft, **config.keys)
-    return Plan.from_json(build_program(loaded).plan)
+    return tuple(Plan.from_json(depth.plan) for depth in build_program(loaded).depths)
+
+
+class InjectedError(RuntimeError):
+    """What a forward raises when it is told to."""
+
+
+class Faults:
+    """An engine's callbacks, one call of which may be made to fail, before or after it has done its work."""
+
+    def __init__(self, callbacks: Any) -> None:
+        """Fail nowhere until `countdown` is set, to how many calls still succeed, or the name of a callback."""
+        self.callbacks, self.countdown, self.name, self.late = callbacks, -1, "", False
+        self.hit: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        """A callback, or whatever else is asked of the engine's."""
+        found = getattr(self.callbacks, name)
+        return partial(self._call, name, found) if callable(found) else found
+
+    def _call(self, name: str, callback: Callable[..., Any], **arguments: Any) -> Any:
+        self.countdown -= 1
+        if self.countdown != -1 and self.name != name:
+            return callback(**arguments)
+        self.name = ""
+        self.hit.append(name)
+        if self.late:
+            callback(**arguments)
+        raise InjectedError(name)
 
 
 class MemoryProgram:
-    """A program on the reference backend. What the program owns is poisoned; every step may be padded."""
+    """A program on the reference backend. What the program owns is poisoned; every step may be padded.
 
-    def __init__(self, plan: Plan, *, padded: bool = False) -> None:
-        """padded: run the bucket that holds the batch, as a captured step does."""
-        self.plan, self.padded = plan, padded
+    log: every launch and every wait for one, in order, by the launch's number. buckets: of decode
+    steps. faults: where forwards fail.
+    """
+
+    def __init__(self, plans: Sequence[Plan], *, padded: bool = False, backend: Backend | None = None) -> None:
+        """padded: run the bucket that holds the batch, as a captured step does. backend: runs the launches."""
+        self.plans = {plan.size("S"): plan for plan in plans}
+        self.plan, self.padded, self.backend = plans[0], padded, backend or ReferenceBackend()
+        self.facts = PlanFacts.read(self.plan)
+        self.log: list[tuple[str, int]] = []
+        self.buckets: list[int] = []
+        self.schema, self.record_layout = schema(self.plan), RecordLayout.of(self.plan)
+
+    def build_draft_input(self, requests: Any) -> Carry:
+        """The carry of requests that another machine prefilled."""
+        return self.record_layout.build_draft_input(requests, CPU)
 
     def bind(
-        self, callbacks: object, table: Tensor, kv_pools: Any, *, tables: Any, capture: bool | None = None
+        self, callbacks: object, table: Tensor, kv_pools: Any, *, tables: Any, capture: Any = None, nvtx: bool = False
     ) -> MemoryStep:
         """Bind as a loaded program does."""
-        assert not capture
-        step = Step(self.plan, ReferenceBackend(), CPU, callbacks, table, kv_pools, tables, poison=0xFF)
-        return MemoryStep(step, self.padded)
+        self.faults = Faults(callbacks)
+        given, depths = (self.backend, CPU, self.faults, table, kv_pools, tables), dict[int, Step]()
+        memory = allocate(self.plans.values(), CPU, poison=0xFF)
+        for num_steps, plan in self.plans.items():
+            how: dict[str, Any] = {"capture": capture or False, "nvtx": nvtx, "memory": memory, "depths": depths}
+            depths[num_steps] = Step(plan, *given, **how)
+        return MemoryStep(self, depths[self.plan.size("S")])
 
 
 class MemoryStep:
     """A bound step whose decode is always padded, or never."""
 
-    def __init__(self, step: Step, padded: bool) -> None:
+    def __init__(self, program: MemoryProgram, step: Step) -> None:
         """Wrap a step."""
-        self.step, self.padded = step, padded
-        self.prefill = step.prefill
+        self.program, self.step, self.launches = program, step, count()
+        self.read_carry, self.write_carry = step.read_carry, step.write_carry
 
-    def decode(self, batch: Batch) -> Any:
-        """One decode step."""
-        return self.step.decode(batch, padded=self.padded)
+    def at(self, num_steps: int) -> MemoryStep:
+        """Decode at a depth from now on."""
+        self.step = self.step.at(num_steps)
+        return self
+
+    @property
+    def replays(self) -> Replays:
+        """Return what has become of graphs."""
+        return self.step.replays
+
+    def prefill(self, batch: Batch, *, run_idle: bool = False) -> Launched:
+        """Prefill."""
+        return self._launched(self.step.prefill(batch, run_idle=run_idle))
+
+    def decode(self, batch: Batch, *, at_least: int = 0) -> Launched:
+        """One decode step, of lengths that the engine has made room for without knowing them."""
+        self.program.buckets.append(self.program.plan.bucket(max(len(batch.req_pool_indices), at_least)))
+        result = self.step.decode(batch, at_least=max(at_least, int(self.program.padded)))
+        self._check_room(result)
+        return self._launched(result)
+
+    def _check_room(self, result: StepResult) -> None:
+        longest = max((result.new_seq_lens - result.accept_lens).tolist(), default=0)
+        facts, memory = self.program.facts, self.program.faults.callbacks.memory
+        assert memory.width >= min(longest + facts.reach, memory.req_to_token.shape[1])
+        assert longest <= (facts.mask_context or longest)
+
+    def idle(self) -> None:
+        """A decode step of nobody, as a rank without requests runs it."""
+        self.step.decode(Batch([], []), at_least=1)
+
+    def _launched(self, result: StepResult) -> Launched:
+        number = next(self.launches)
+        self.program.log.append(("launch", number))
+        return Launched(self.program, number, result)
 
 
-def make_engine(config: Config, *, padded: bool = False, memory: float = ROWS, **options: Any) -> Engine:
+class Launched:
+    """The result of a launch, whose outputs are overwritten as soon as the copy is started."""
+
+    def __init__(self, program: MemoryProgram, number: int, result: StepResult) -> None:
+        """Nothing was copied yet."""
+        self.program, self.number, self.result = program, number, result
+
+    def start_copy(self) -> Launched:
+        """Copy, and make sure that nobody reads the outputs themselves any more."""
+        self.copy = self.result.start_copy()
+        for output in self.result.outputs.values():
+            output.fill_(-7)
+        return self
+
+    def wait(self) -> HostResult:
+        """Note that somebody waited."""
+        self.program.log.append(("wait", self.number))
+        return self.copy.wait()
+
+
+def make_engine(
+    config: Config, *, padded: bool = False, memory: float = ROWS, backend: Backend | None = None, **options: Any
+) -> Engine:
     """Return an engine whose KV memory holds large numbers, so that whatever reads a wrong slot shows.
 
     memory: how many requests of the longest kind there are pages for.
     """
-    program = MemoryProgram(plan_of(config), padded=padded)
-    longest = -(-(CONTEXT - 1 + PlanFacts.read(program.plan).reserve) // config.page_size)
+    program = MemoryProgram(plans_of(config), padded=padded, backend=backend)
+    longest = -(-(CONTEXT - 1 + program.facts.reserve) // config.page_size)
     pages = 1 + int(longest * memory)
     draft = draft_of(config.algorithm)
     tables = {} if draft is not None else {"corpus": torch.tensor(corpus(), dtype=torch.int32)}
@@ -138,6 +247,11 @@ def make_engine(config: Config, *, padded: bool = False, memory: float = ROWS, *
     for buffer in kv_buffers(engine):
         buffer.copy_(30 * torch.randn(buffer.shape, generator=generator))
     return engine
+
+
+def program_of(engine: Engine) -> MemoryProgram:
+    """The program that `make_engine` made an engine for."""
+    return engine._step.program
 
 
 def kv_buffers(engine: Engine) -> list[Tensor]:
@@ -157,12 +271,12 @@ def target_of(algorithm: str = "EAGLE") -> TargetModel:
 @cache
 def draft_of(algorithm: str) -> Draft | None:
     """The target's own weights with noise, or a head that learned some of its texts; None for NGRAM."""
-    torch.manual_seed(2)
     if algorithm == "NGRAM":
         return None
+    weights = target_of().model.state_dict()  # first, for making them seeds too
+    torch.manual_seed(2)
     if algorithm == "STANDALONE":
         noisy = LlamaForCausalLM(_config(2))
-        weights = target_of().model.state_dict()
         noisy.load_state_dict({name: value + 0.02 * torch.randn(value.shape) for name, value in weights.items()})
         return StandaloneDraft(noisy)
     heads, said = _example_heads(), _config(LAYERS.get(algorithm, 2))

@@ -37,7 +37,8 @@ class Variant:
     """One bound program with models and memory of its own."""
 
     def __init__(self, package: Package, device: str | torch.device, **options: Any) -> None:
-        """`options`: `capture` for `bind`, `padded` for every decode."""
+        """`options`: `capture` for `bind`, `padded` for every decode, `returns`: what to bind around the models."""
+        returns = options.pop("returns", None) or (lambda models: models)
         self.padded = bool(options.pop("padded", False))
         program = package.load(device)
         self.batch_type, self.plan = package.Batch, program.plan
@@ -48,7 +49,7 @@ class Variant:
             field.name: torch.tensor(words, dtype=DTYPES[field.dtype], device=program.device)
             for field in self.plan.tables()
         }
-        self.step = program.bind(self.models, self.table, self.models.kv_pools, tables=tables, **options)
+        self.step = program.bind(returns(self.models), self.table, self.models.kv_pools, tables=tables, **options)
 
     def prefill(self, rows: list[int], prompts: list[list[int]]) -> dict[str, list[Any]]:
         """Admit requests; the outputs."""
@@ -60,7 +61,7 @@ class Variant:
 
     def decode(self, rows: list[int], lengths: list[int]) -> dict[str, list[Any]]:
         """One step; the outputs."""
-        outputs = dict(self.step.decode(self.batch_type(rows, lengths), padded=self.padded).to_host().outputs)
+        outputs = dict(self.step.decode(self.batch_type(rows, lengths), at_least=int(self.padded)).to_host().outputs)
         for name in outputs.keys() & set(ON_PATH):
             outputs[name] = [row[:count] for row, count in zip(outputs[name], outputs["accept_lens"], strict=True)]
         return outputs
@@ -121,6 +122,16 @@ class Serving:
             self.texts[row] = list(prompt)
             self.write(row, [token])
         self.lengths |= {row: len(prompt) for row, prompt in zip(rows, prompts, strict=True)}
+
+    def readmit(self, row: int, into: int) -> None:
+        """Let a request go, and admit it with its committed text on another row; a new one gets its row."""
+        length, text = self.lengths.pop(row), self.texts.pop(row)
+        for where, prompt in ((into, text[:length]), (row, self.pick.choices(range(self.vocab), k=3))):
+            (token,) = self.same("prefill", [where], [prompt])["bonus"]
+            self.texts[where], self.lengths[where] = list(prompt), len(prompt)
+            self.write(where, [token])
+        assert self.texts[into] == text
+        self.same_state()
 
     def write(self, row: int, tokens: list[int]) -> None:
         """Append what was emitted, each token the target's own after the two before it."""

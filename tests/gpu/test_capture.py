@@ -90,7 +90,7 @@ def test_an_idle_step_of_padding_rows_changes_nothing(toy: Built, device: torch.
     variant = Variant(package, device, capture=True)
     variant.prefill([2, 5], [[1, 2, 3], [7]])
     before = variant.carried([2, 5])
-    result = variant.step.decode(package.Batch([], []), run_idle=True)
+    result = variant.step.decode(package.Batch([], []), at_least=1)
     assert {len(values) for values in result.outputs.values()} == {0}
     after = variant.carried([2, 5])
     assert all(torch.equal(after[name], values) for name, values in before.items())

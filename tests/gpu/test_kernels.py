@@ -33,4 +33,4 @@ def check(built: Built, device: torch.device) -> None:
     """Compare every launch of a program, from its machine code, with its ops."""
     root = built.site / built.name
     plan = load_plan(root)
-    check_program(Pair(plan, CudaBackend(plan, Manifest.read(root), root, device), device, seed=len(built.name)))
+    check_program(Pair(plan, CudaBackend([plan], Manifest.read(root), root, device), device, seed=len(built.name)))

@@ -7,7 +7,6 @@ one of the two: by default the interpreter; with SPECC_TEST_GPU=1 the cases mark
 import hashlib
 import importlib
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,11 +19,14 @@ if not ON_GPU:
 import triton
 import triton.language as tl
 from kernel_families import FAMILIES
+from triton_interpreter import lighten, quietly
 
 from specc.codegen import render
 
 PACKAGE = "specc_test_kernels"
 INTERPRETED = not isinstance(tl.max, triton.JITFunction)
+if INTERPRETED:
+    lighten()
 
 
 @dataclass
@@ -58,10 +60,5 @@ class Launcher:
         assert sorted(names) == sorted(arguments)
         assert sorted(family.constant_names(flags)) == sorted(constants)
         kernel = self.kernel(stem, flags)
-        with warnings.catch_warnings():
-            # The interpreter of triton 3.6 does this in `range` over its tensors; numpy < 2.4 still allows
-            # it.
-            warnings.filterwarnings("ignore", "Conversion of an array", DeprecationWarning)
-            # What floats do on a GPU without a word.
-            warnings.filterwarnings("ignore", "(overflow|invalid value) encountered in|All-NaN", RuntimeWarning)
+        with quietly():
             kernel[grid](*(arguments[name] for name in names), **constants)

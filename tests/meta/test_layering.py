@@ -24,6 +24,7 @@ LAYERS = (
     "kernels",
     "algorithms",
     "passes",
+    "link",
     "driver",
     "codegen",
     "build",

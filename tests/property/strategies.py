@@ -218,7 +218,7 @@ def modules(draw: st.DrawFn) -> Module:
     for name in draw(st.lists(NAMES, max_size=3, unique=True)):
         module.add_input(name, draw(TYPES))
     for name in draw(st.lists(NAMES, max_size=2, unique=True)):
-        module.carries[name] = Carry(name, draw(TENSORS), draw(LOCATIONS))
+        module.carries[name] = Carry(name, draw(TENSORS), draw(LOCATIONS), draw(st.booleans()))
     for phase in draw(st.lists(st.sampled_from(PHASES), max_size=6).map(lambda found: sorted(found, key=PHASES.index))):
         values = list(module.values())
         operands = draw(st.lists(st.sampled_from(values), max_size=3)) if values else []

@@ -115,6 +115,14 @@ def step_of(built: Build, todo: Script) -> Step:
     return Step(plan, ReferenceBackend(), torch.device("cpu"), engine, todo.table, engine.kv, tables, poison=0x5A)
 
 
+def state(step: Step, built: Build) -> list[Tensor]:
+    """What a step keeps of all pool rows but the padding row, and what is in all KV slots but the sink."""
+    carried = step.read_carry(range(1, built.loaded.config.pool_rows)).fields
+    engine = step._callbacks
+    assert isinstance(engine, FakeEngine)
+    return [*carried.values(), *(buffer[1:].clone() for held in engine.kv.values() for buffer in held)]
+
+
 @pytest.mark.parametrize(("algorithm", "shape"), SHAPES)
 def test_the_runtime_idles(algorithm: str, shape: dict[str, Any]) -> None:
     """Batches without requests between real ones, run as padding or not at all, leave all results as they are.
@@ -128,10 +136,11 @@ def test_the_runtime_idles(algorithm: str, shape: dict[str, Any]) -> None:
     reads_prompts = "prompt_tokens" in built.module.inputs
     nobody = Batch([], [], [] if reads_prompts else None)
     for turn in range(4):
-        assert all(len(value) == 0 for value in busy.prefill(nobody).outputs.values())
-        for run_idle in (False, True):
-            idle = busy.decode(Batch([], []), run_idle=run_idle)
-            assert all(len(value) == 0 for value in idle.outputs.values())
+        before = state(busy, built)
+        idle = [busy.prefill(nobody, run_idle=run_idle) for run_idle in (False, True)]
+        idle += [busy.decode(Batch([], []), at_least=rows_of_others) for rows_of_others in (0, 1, 3)]
+        assert not any(len(value) for result in idle for value in result.outputs.values())
+        assert all(torch.equal(one, other) for one, other in zip(state(busy, built), before, strict=True))
         prompts = todo.prompt_tokens(rows) if reads_prompts and turn == 0 else None
         batch = Batch(rows, [lengths[row] for row in rows], prompts)
         mine, theirs = ((step.decode if turn else step.prefill)(batch) for step in (busy, alone))

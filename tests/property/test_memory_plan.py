@@ -169,7 +169,7 @@ def run_plan(built: Build, todo: Script, poison: int) -> Trace:
         rows = [row for row in batch if row]
         prompts = todo.prompt_tokens(rows) if reads_prompts and not index else None
         request = Batch(rows, [lengths[row] for row in rows], prompts)
-        result = step.decode(request, padded=True) if index else step.prefill(request)
+        result = step.decode(request, at_least=1) if index else step.prefill(request)
         outputs = {name: tensor.clone() for name, tensor in result.outputs.items()}
         if index:
             lengths |= dict(zip(rows, outputs["new_seq_lens"].tolist(), strict=True))

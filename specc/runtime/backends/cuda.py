@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,24 +49,25 @@ class Loaded:
 
 
 class CudaBackend:
-    """Launches the kernels of a plan. Everything is loaded when it is made; nothing is compiled.
+    """Launches the kernels of plans. Everything is loaded when it is made; nothing is compiled.
 
     Raises UnsupportedDeviceError when the wheel has no machine code for the device or `cuda.core` is missing.
     """
 
-    def __init__(self, plan: Plan, manifest: Manifest, root: Path, device: torch.device) -> None:
+    def __init__(self, plans: Sequence[Plan], manifest: Manifest, root: Path, device: torch.device) -> None:
         """Load the machine code in the package folder `root` onto `device`."""
         self._device = device
         self._core = import_cuda_core()
-        self._configs: dict[tuple[str, int, int], Any] = {}
+        self._configs: dict[tuple[tuple[int, ...], int, int], Any] = {}
         self._streams: dict[int, Any] = {}
         arch = device_arch(device)
         artifacts = manifest.artifacts_for(arch)
         with torch.cuda.device(device):
             torch.cuda.init()
             self._core.Device(device.index).set_current()
+            kernels = {name: kernel for plan in plans for name, kernel in plan.kernels.items()}
             self._kernels = {
-                name: self._load(kernel, artifacts.get(name), root, arch) for name, kernel in plan.kernels.items()
+                name: self._load(kernel, artifacts.get(name), root, arch) for name, kernel in kernels.items()
             }
 
     def _load(self, kernel: Kernel, artifact: Artifact | None, root: Path, arch: str) -> Loaded:
@@ -83,7 +84,12 @@ class CudaBackend:
         return Loaded(loaded, kernel, artifact.num_warps * WARP, artifact.shared, scratch)
 
     def launch(self, node: Launch, frame: Frame) -> None:
-        """Queue one kernel on torch's current stream. BindError when a pointer lacks a promised alignment."""
+        """Queue one kernel on torch's current stream, none for 0 rows, which no grid can have.
+
+        BindError when a pointer lacks a promised alignment.
+        """
+        if frame.rows == 0:
+            return
         loaded = self._kernels[node.kernel]
         types = dict(loaded.plan.arguments)
         values = [_value(argument, types[argument.name], frame, loaded.plan) for argument in node.args]
@@ -98,11 +104,10 @@ class CudaBackend:
         return self._streams[handle]
 
     def _config(self, node: Launch, loaded: Loaded, frame: Frame) -> Any:
-        bucket = frame.plan.bucket(frame.rows)
-        key = (node.name, bucket, frame.rows)
+        _, y, z = node.grid[frame.plan.bucket(frame.rows)]
+        key = (grid := (frame.rows, y, z), loaded.block, loaded.shared)
         if key not in self._configs:
-            _, y, z = node.grid[bucket]
-            grid, block = (frame.rows, y, z), (loaded.block, 1, 1)
+            block = (loaded.block, 1, 1)
             self._configs[key] = self._core.LaunchConfig(grid=grid, block=block, shmem_size=loaded.shared)
         return self._configs[key]
 

@@ -14,7 +14,7 @@ from specc import algorithms
 from specc.algorithms.ngram import NgramOptions
 from specc.config import LoadedConfig, Needs, load_text
 from specc.config.block import Block
-from specc.driver import compile_module
+from specc.driver import check_config, compile_module
 from specc.ir.opdef import OpDef
 from specc.ir.ops import OPS, add_forward
 from specc.support.diagnostics import Diagnostic, DiagnosticError
@@ -65,6 +65,18 @@ def test_every_step_has_a_module(steps: int, layers: int) -> None:
     assert (found.code, found.location) == ("legal/modules", loaded.location("num_steps"))
     assert [note.location for note in found.notes] == [loaded.location("draft", "num_layers")]
     assert found.hint == f"write num_steps: {layers}"
+
+
+def test_what_is_carried_has_one_size_at_all_depths() -> None:
+    """Each module drafts for a step of its own, and what it drafted is carried: with other modules, more of it."""
+    loaded = load("MULTI_LAYER_EAGLE", num_steps=[2, 4])
+    with pytest.raises(DiagnosticError) as raised:
+        check_config(loaded)
+    (found,) = raised.value.diagnostics
+    assert (found.code, found.location) == ("legal/depths", loaded.location("num_steps"))
+    assert "i64[B, 4] with num_steps 4, i64[B, 2] with num_steps 2" in found.message
+    assert found.hint == "write one num_steps"
+    check_config(load("MULTI_LAYER_EAGLE", num_steps=[4]))
 
 
 @pytest.mark.parametrize(

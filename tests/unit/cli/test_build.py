@@ -55,7 +55,24 @@ def test_specir(config: Path, tmp_path: Path) -> None:
 def test_plan(config: Path, tmp_path: Path) -> None:
     assert build(config, "-o", tmp_path, "--emit", "plan", "--quiet").exit_code == 0
     assert files(tmp_path) == {"plan.json"}
-    assert json.loads((tmp_path / "plan.json").read_text())["format"] == 2
+    assert json.loads((tmp_path / "plan.json").read_text())["format"] == 3
+
+
+def test_the_files_of_several_depths(tmp_path: Path) -> None:
+    (tmp_path / "several.yaml").write_text(config_text("EAGLE", num_steps=[1, 3], buckets=[1]))
+    out, emitted = tmp_path / "out", ("--emit", "plan", "--emit", "specir")
+    result = build(tmp_path / "several.yaml", "-o", out, *emitted, "--quiet")
+    assert result.exit_code == 0, result.output
+    assert files(out) == {"plan.json", "plan.1.json", "module.specir", "module.1.specir"}
+    assert {out / name for name in files(out)} == set(map(Path, result.stdout.split()))
+    for suffix, steps in (("", 3), (".1", 1)):
+        assert json.loads((out / f"plan{suffix}.json").read_text())["dims"]["S"] == steps
+        assert parse_module((out / f"module{suffix}.specir").read_text()).size("A") == steps + 1
+    again = tmp_path / "again"
+    assert build(tmp_path / "several.yaml", "-o", again, *emitted).exit_code == 0
+    assert {name: (again / name).read_bytes() for name in files(again)} == {
+        name: (out / name).read_bytes() for name in files(out)
+    }
 
 
 def test_kernels(config: Path, tmp_path: Path) -> None:

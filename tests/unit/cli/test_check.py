@@ -17,6 +17,7 @@ from specc.cli import doctor as doctor_module
 from specc.cli.main import app
 from specc.cli.reporting import reported, reporting
 from specc.config import LoadedConfig
+from specc.config.resolved import Depth
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.version import __version__
 
@@ -101,7 +102,7 @@ def test_one_bucket_and_trees_in_the_summary() -> None:
 
     config = load_config(EXAMPLE, names(), needs).config
     assert check_module.summary(replace(config, buckets=(4,))).endswith("page 16, bucket 4")
-    assert "tree of 8" in check_module.summary(replace(config, topk=2, num_draft_tokens=8))
+    assert "tree of 8" in check_module.summary(replace(config, topk=2, depths=(Depth(3, 8),)))
 
 
 @pytest.mark.usefixtures("front")

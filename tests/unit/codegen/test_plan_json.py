@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from programs import ROOT, load
 
+from specc.algorithms import names
 from specc.build import Build, build_program
 from specc.emit.wheel import plan_text
 from specc.ir.printer import print_module
@@ -50,6 +51,16 @@ def plan(build: Build) -> Any:
 def nodes_of(plan: Any) -> list[Any]:
     """All nodes in order."""
     return [node for phase in plan["phases"] for node in phase["nodes"]]
+
+
+@pytest.mark.parametrize("algorithm", names())
+def test_disaggregation_changes_nothing_else(algorithm: str) -> None:
+    """Every program can move its requests, so the key only says what it is meant for."""
+    together, apart = (build_program(load(algorithm, disaggregation=apart)) for apart in (False, True))
+    assert (together.plan["disaggregation"], apart.plan["disaggregation"]) == (False, True)
+    assert Plan.from_json(apart.plan).disaggregation
+    assert together.plan == apart.plan | {"disaggregation": False}
+    assert together.generated.sources == apart.generated.sources
 
 
 def test_top_level_keys_are_documented(plan: Any) -> None:
@@ -132,6 +143,35 @@ def test_captures_name_their_nodes(plan: Any) -> None:
     assert capture["nodes"] == step
     assert all(step.index(before) < step.index(after) for before, after in capture["edges"])
     assert capture["entry"] == "step"
+
+
+def test_segments_are_the_launches_between_forwards(plan: Any) -> None:
+    """Every launch of the step is in one of them, every dependency between two of the same one is there."""
+    step = [node for phase in plan["phases"] if phase["entry"] == "step" for node in phase["nodes"]]
+    launches = "".join("," if node["kind"] == "external" else f" {node['name']}" for node in step)
+    assert [segment["nodes"] for segment in plan["segments"]] == [run.split() for run in launches.split(",") if run]
+    assert [segment["name"] for segment in plan["segments"]] == [segment["nodes"][0] for segment in plan["segments"]]
+    (whole,) = plan["captures"]
+    for segment in plan["segments"]:
+        inside = [edge for edge in whole["edges"] if set(edge) <= set(segment["nodes"])]
+        assert sorted(segment["edges"]) == sorted(inside)
+        assert segment["phases"] == list(dict.fromkeys(phase_of(plan, name) for name in segment["nodes"]))
+
+
+def phase_of(plan: Any, name: str) -> str:
+    """The phase of a node."""
+    return next(phase["name"] for phase in plan["phases"] if name in [node["name"] for node in phase["nodes"]])
+
+
+def test_memory_is_counted_from_buffers(plan: Any) -> None:
+    arena = [buffer for buffer in plan["buffers"] if buffer["owner"] == "arena"]
+    memory = plan["memory"]
+    assert memory["arena"] == max(buffer["offset"] + buffer["bytes"] for buffer in arena)
+    assert {figures["arena_bytes"] for figures in plan["totals"].values()} == {memory["arena"]}
+    assert memory["relay"] == sum(buffer["bytes"] for buffer in arena if buffer["name"].startswith("relay."))
+    used = {value["buffer"] for value in plan["values"].values()} | {value["name"] for value in plan["inputs"]}
+    own = [b for b in arena if b["name"] not in used and not b["name"].startswith(("relay.", "kv."))]
+    assert memory["scratch"] == len({byte for b in own for byte in range(b["offset"], b["offset"] + b["bytes"])})
 
 
 def test_the_runtime_reads_it(plan: Any) -> None:

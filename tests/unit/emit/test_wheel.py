@@ -100,7 +100,7 @@ def test_manifest(built: Path) -> None:
     files = read(built)
     manifest = json.loads(files[f"{PACKAGE}/manifest.json"])
     assert manifest["archs"] == ["sm_100", "sm_90"]
-    assert (manifest["torch"], manifest["plan_format"], manifest["version"]) == ("2.11", 2, "0.1.0")
+    assert (manifest["torch"], manifest["plan_format"], manifest["version"]) == ("2.11", 3, "0.1.0")
     own = {name.removeprefix(f"{PACKAGE}/") for name in files if name.startswith(PACKAGE + "/")}
     assert manifest["files"].keys() == own - {"manifest.json"}
     assert manifest["artifacts"][0] == {

@@ -34,9 +34,9 @@ def toy_wheel(out: Path, **changes: Any) -> Path:
     arguments: dict[str, Any] = {
         "name": "toy_chain",
         "version": "0.1.0",
-        "plan": plan,
+        "plans": {"plan.json": plan},
         "sources": {kernel["source"]: f"# {name}\n" for name, kernel in plan["kernels"].items()},
-        "specir": "module @toy_chain {\n}\n",
+        "specirs": {"module.specir": "module @toy_chain {\n}\n"},
         "config_text": "algorithm: STANDALONE\n",
         "artifacts": [ToyArtifact(name, arch) for arch in ("sm_90", "sm_100") for name in plan["kernels"]],
         "summary": "A toy chain: Größe 3",

@@ -13,8 +13,11 @@ from torch import Tensor
 
 from specc.engine.drafts import DflashDraft, Draft, FrozenKvDraft, MtpDraft
 from specc.engine.models import ModelFacts, TargetModel
+from specc.runtime.depth import FixedDepth
 
 from .fake_steps import KINDS, FakeStep, LookupStep
+
+__all__ = ["FixedDepth"]  # where the command looks for it: in the module of the program
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,9 @@ def make_plan(
         },
         "kv_pools": {owner: {} for owner in owners},
         "models": {"target": record(target.facts)} | ({} if draft is None else {"draft": record(draft.facts)}),
+        "carry": [],
         "inputs": [{"name": name, "axes": axes} for name, axes in inputs.items()],
+        "totals": {str(b): {"launches_in_graph": 1, "launches_outside_graph": 0} for b in buckets},
         "phases": [{"name": "step", "entry": "step", "nodes": [*nodes, {"kind": "launch", "kernel": "prepare"}]}],
         "buckets": list(buckets),
     }
@@ -103,6 +108,11 @@ class FakeProgram:
     batches: list[int] = field(default_factory=list)
     drafted: dict[int, list[tuple[int, list[int]]]] = field(default_factory=dict)
 
+    @property
+    def plans(self) -> dict[int, dict[str, Any]]:
+        """The plan of its only depth."""
+        return {self.plan["dims"]["S"]: self.plan}
+
     def bind(
         self,
         callbacks: Any,
@@ -111,6 +121,7 @@ class FakeProgram:
         kv_pools: Mapping[str, Sequence[Tensor]],
         tables: Mapping[str, Tensor],
         capture: bool | None = None,
+        nvtx: bool = False,
     ) -> FakeStep:
         """Return the step functions; the pools must be there, though a chain moves nothing in them."""
         assert kv_pools.keys() == self.plan["kv_pools"].keys()

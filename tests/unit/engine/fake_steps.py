@@ -23,11 +23,15 @@ class HostResult:
     health: list[int]
 
     def tokens(self, index: int) -> list[int]:
-        """Return what request `index` emits."""
-        return self.predict[index][: self.accept_lens[index]]
+        """Return what request `index` emits; after a prefill its first token."""
+        return self.predict[index][: self.accept_lens[index]] or [self.bonus[index]]
 
-    def to_host(self) -> HostResult:
+    def start_copy(self) -> HostResult:
         """Return itself: the fake computes on the host."""
+        return self
+
+    def wait(self) -> HostResult:
+        """Return itself."""
         return self
 
 
@@ -41,7 +45,13 @@ class FakeStep(ABC):
         """Keep the carry of every pool row in a dict."""
         self.program, self.callbacks, self.table, self.tables = program, callbacks, table, tables
         self.steps = program.plan["dims"]["S"]
+        self.replays = SimpleNamespace(replayed=0, moved={})
         self.carry: dict[int, SimpleNamespace] = {}
+
+    def at(self, num_steps: int) -> FakeStep:
+        """There is one depth."""
+        assert num_steps == self.steps
+        return self
 
     @abstractmethod
     def start(self, rows: Tensor, lens: Tensor, first: Tensor, hidden: Tensor | None) -> None:
@@ -55,8 +65,9 @@ class FakeStep(ABC):
     def commit(self, rows: Tensor, lens: Tensor, ids: Tensor, last: Tensor, hidden: Tensor | None) -> None:
         """Take the accepted tokens ids i64[b, A], of which `last` i64[b] is the last one, and store what is needed."""
 
-    def prefill(self, batch: Any) -> HostResult:
+    def prefill(self, batch: Any, *, run_idle: bool) -> HostResult:
         """Prefill target and draft; `bonus` are the first tokens."""
+        assert not run_idle
         rows, lens = torch.tensor(batch.req_pool_indices), torch.tensor(batch.seq_lens)
         assert (batch.prompt_tokens is not None) == isinstance(self, LookupStep)
         if batch.prompt_tokens is not None:
@@ -69,13 +80,15 @@ class FakeStep(ABC):
         count = len(rows)
         return HostResult([[]] * count, [0] * count, list(batch.seq_lens), first.tolist(), [0] * count)
 
-    def decode(self, batch: Any) -> HostResult:
+    def decode(self, batch: Any, *, at_least: int) -> HostResult:
         """Draft, verify, extend."""
+        assert at_least == 0
         raw = len(batch.req_pool_indices)
         bucket = min(size for size in self.program.plan["buckets"] if size >= raw)
         rows = torch.tensor([*batch.req_pool_indices, *[0] * (bucket - raw)])
         lens = torch.tensor([*batch.seq_lens, *[0] * (bucket - raw)])
         self.program.steps_run += 1
+        self.replays.replayed += 1
         self.program.padded += bucket - raw
         self.program.batches.append(raw)
         bonus = self.load(rows, "bonus").long()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specc.engine.engine import Engine
-from specc.engine.errors import EngineError, RequestTooLongError, UnsupportedModelError
+from specc.engine.errors import EngineError, RequestTooLongError, UnknownTokenError, UnsupportedModelError
 from specc.engine.models import TargetModel
 from specc.engine.reference import accepted_lengths, first_difference, greedy
 from specc.engine.request import StopConditions, TokenEvent
@@ -179,6 +179,17 @@ def test_impossible_requests_are_refused_at_once(target: TargetModel) -> None:
         engine.add([2], StopConditions(stop=("x",)))
     with pytest.raises(EngineError, match="max_context"):
         Engine(FakeProgram(make_plan(target, draft)), target, draft, max_context=10_000)
+
+
+@pytest.mark.parametrize("token", [-1, VOCAB, 1 << 40])
+def test_tokens_that_the_target_does_not_know_are_refused_at_once(target: TargetModel, token: int) -> None:
+    draft = make_drafts(target)["twin"]
+    engine = Engine(FakeProgram(make_plan(target, draft)), target, draft)
+    with pytest.raises(UnknownTokenError, match=f"token {token} at place 1 .* vocabulary of {VOCAB}$") as caught:
+        engine.add([2, token, 3])
+    assert (caught.value.place, caught.value.token) == (1, token)
+    assert not engine.has_work
+    assert_greedy(engine, [[0, VOCAB - 1, 3]], StopConditions(max_new_tokens=4))
 
 
 def test_models_that_the_program_was_not_built_for_are_refused(target: TargetModel) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import typer
+from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner, Result
 
 from specc.cli.run import run
@@ -54,6 +56,27 @@ def test_json(invoke: Callable[..., Result]) -> None:
     assert [item["prompt"] for item in record["completions"]] == PROMPTS
     assert all(item["check"]["identical"] and item["finish_reason"] for item in record["completions"])
     assert record["stats"]["requests"] == 3
+
+
+def test_metrics_are_written_beside_the_output(invoke: Callable[..., Result], tmp_path: Path) -> None:
+    file = tmp_path / "metrics.prom"
+    result = invoke(*with_prompts(PROMPTS), "--format", "json", "--metrics", str(file))
+    families = {family.name: family for family in text_string_to_metric_families(file.read_text())}
+    completions = json.loads(result.output)["completions"]
+    (tokens,) = families["specc_emitted_tokens"].samples
+    assert tokens.value == sum(len(item["token_ids"]) for item in completions)
+    finished = {sample.labels["reason"]: sample.value for sample in families["specc_finished_requests"].samples}
+    assert Counter(item["finish_reason"] for item in completions) == Counter(finished)
+    lost = invoke("--prompt", "x", "--metrics", str(tmp_path / "none" / "file"))
+    assert lost.exit_code == 1
+    assert "error[emit/io]: cannot write" in lost.stderr
+
+
+def test_a_depth_is_one_that_the_program_has(invoke: Callable[..., Result]) -> None:
+    assert invoke("--prompt", "x", "--num-steps", "3", "--check").exit_code == 0
+    refused = invoke("--prompt", "x", "--num-steps", "7")
+    assert refused.exit_code == 2
+    assert "the program was compiled for 3" in refused.stderr
 
 
 @pytest.mark.parametrize("stream", ["--stream", "--no-stream"])

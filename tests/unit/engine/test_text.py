@@ -86,3 +86,41 @@ def test_eos_wins_over_length_and_drops_the_surplus() -> None:
 def test_conditions_that_can_never_be_met(bad: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="must"):
         StopConditions(**bad)
+
+
+class FaultyTokenizer(ByteTokenizer):
+    """Cannot decode while it is told so."""
+
+    def __init__(self) -> None:
+        self.countdown = -1
+
+    def decode(self, ids: Sequence[int], **_: object) -> str:
+        self.countdown -= 1
+        if self.countdown == 0:
+            raise UnicodeError("no")
+        return super().decode(ids)
+
+
+@given(text=st.text("abé", min_size=1, max_size=12), fails=st.integers(1, 30), cuts=st.lists(st.integers(1, 5)))
+def test_a_tokenizer_that_raises_changes_nothing(text: str, fails: int, cuts: list[int]) -> None:
+    """What a step emits is taken whole or not at all, whichever of its calls fails; taken again, it fits."""
+    tokenizer, tokens = FaultyTokenizer(), text.encode()
+    conditions = StopConditions(len(tokens), stop=("ba",))
+    request, other = (
+        Request(0, (), conditions, StopText(Detokenizer(t), conditions.stop)) for t in (tokenizer, ByteTokenizer())
+    )
+    tokenizer.countdown = fails
+    streamed = ""
+    for cut in [*cuts, len(tokens)]:
+        step, tokens = tokens[:cut], tokens[cut:]
+        before = request.completion()
+        try:
+            events = request.accept(step)
+        except UnicodeError:
+            assert request.completion() == before
+            events = request.accept(step)
+        streamed += "".join(event.text for event in events)
+        other.accept(step)
+        assert request.completion() == other.completion()
+    assert request.finish_reason
+    assert streamed == request.completion().text

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from toy_plan import Builder, external, kv_pool, op
+from toy_plan import Builder, external, graphs_of, kv_pool, memory_of, op
 
 Json = dict[str, Any]
 PAGE, ROOM = 4, 2
@@ -27,10 +27,10 @@ def tree_plan(*, batch: int = 4, layers: int = 2, row_bytes: int = 16, dtype: st
         b.value(name, "i64", ["B", "N"])
     b.value("mask", "u8", ["B", "N", "1"])
     phases = [("prepare", [_prepare(b, rows)]), ("verify", [*_verify(b, rows)])]
-    step = [node["name"] for _, nodes in phases for node in nodes]
+    listed = [{"name": name, "entry": "step", "nodes": nodes} for name, nodes in phases]
     outputs = {"predict": "predict", "accept_lens": "alens", "routed_experts": "experts"}
     plan = {
-        "format": 2,
+        "format": 3,
         "name": "toy_tree",
         "algorithm": "STANDALONE",
         "specc": "0.0.0",
@@ -49,6 +49,7 @@ def tree_plan(*, batch: int = 4, layers: int = 2, row_bytes: int = 16, dtype: st
         },
         "models": {},
         "options": {},
+        "disaggregation": False,
         "inputs": [
             {"name": "req_pool_indices", "dtype": "i64", "axes": ["B"], "owner": "arena"},
             {"name": "seq_lens", "dtype": "i64", "axes": ["B"], "owner": "arena"},
@@ -59,10 +60,11 @@ def tree_plan(*, batch: int = 4, layers: int = 2, row_bytes: int = 16, dtype: st
         "values": b.values,
         "buffers": b.buffers,
         "kernels": b.kernels,
-        "phases": [{"name": name, "entry": "step", "nodes": nodes} for name, nodes in phases],
-        "captures": [{"name": "step", "entry": "step", "phases": ["prepare", "verify"], "nodes": step, "edges": []}],
+        "phases": listed,
         "buckets": b.buckets,
         "totals": {},
+        **graphs_of(listed),
+        **memory_of(b),
     }
     return json.loads(json.dumps(plan))
 

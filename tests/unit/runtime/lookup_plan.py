@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from toy_plan import Builder, Json, external, kv_pool, op
+from toy_plan import Builder, Json, external, graphs_of, kv_pool, memory_of, op
 
 WINDOW, LONGEST, SHORTEST = 24, 4, 1
 
@@ -25,9 +25,12 @@ def lookup_plan(*, steps: int = 3, corpus: bool = True, vocab: int = 32, batch: 
     brought = [("prompt_tokens", "i64", ["T"]), *([("corpus", "i32", ["M"])] if corpus else [])]
     written = [("req_pool_indices", "i64", ["B"], "arena"), ("seq_lens", "i64", ["B"], "arena")]
     inputs = [*written, *((*item, "engine") for item in [("req_to_token", "i32", ["P", "C"]), *brought])]
-    names = [name for name in phases if name != "prefill"]
+    listed = [
+        {"name": name, "entry": "prefill" if name == "prefill" else "step", "nodes": nodes}
+        for name, nodes in phases.items()
+    ]
     plan = {
-        "format": 2,
+        "format": 3,
         "name": "toy_lookup",
         "algorithm": "NGRAM",
         "specc": "0.0.0",
@@ -43,6 +46,7 @@ def lookup_plan(*, steps: int = 3, corpus: bool = True, vocab: int = 32, batch: 
         "kv_pools": {"target": kv_pool(bound=False)},
         "models": {"target": {}},
         "options": {"window": WINDOW},
+        "disaggregation": False,
         "inputs": [dict(zip(("name", "dtype", "axes", "owner"), item, strict=True)) for item in inputs],
         "carry": [
             {"name": "text", "dtype": "i32", "axes": ["B", str(WINDOW)]},
@@ -52,21 +56,11 @@ def lookup_plan(*, steps: int = 3, corpus: bool = True, vocab: int = 32, batch: 
         "values": b.values,
         "buffers": b.buffers,
         "kernels": b.kernels,
-        "phases": [
-            {"name": name, "entry": "prefill" if name == "prefill" else "step", "nodes": nodes}
-            for name, nodes in phases.items()
-        ],
-        "captures": [
-            {
-                "name": "step",
-                "entry": "step",
-                "phases": names,
-                "nodes": [node["name"] for name in names for node in phases[name]],
-                "edges": [],
-            }
-        ],
+        "phases": listed,
         "buckets": b.buckets,
         "totals": {},
+        **graphs_of(listed),
+        **memory_of(b),
     }
     return json.loads(json.dumps(plan))
 

@@ -146,15 +146,18 @@ def test_callbacks_see_the_same_addresses_on_every_call() -> None:
     engine.prompts |= {1: [3, 1], 4: [2, 6], 5: [1, 1]}
     step.prefill(Batch([1, 4, 5], [2, 2, 2]))
     for rows in ([1, 4, 5], [5, 1], [4]):
-        step.decode(Batch(rows, [2] * len(rows)), padded=True)
+        step.decode(Batch(rows, [2] * len(rows)), at_least=1)
     assert seen[0] == seen[1] == seen[2]
 
 
 class EagerGraphs:
     """Stands in for captured graphs: warms up as they do, then runs eagerly."""
 
-    def __init__(self, plan: Plan, device: torch.device, run: Callable[[int], Frame], idle: Callable[[], None]) -> None:
+    def __init__(
+        self, plan: Plan, device: torch.device, run: Callable[[int], Frame], idle: Callable[[], None], beside: object
+    ) -> None:
         check_capturable(plan)
+        self.recorder = beside
         idle()
         for bucket in plan.buckets:
             run(bucket)
@@ -182,7 +185,7 @@ def test_a_captured_step_replays_the_bucket(captured: tuple[Step, ToyEngine]) ->
     assert [result.tokens(i) for i in range(3)] == [oracles[row].step() for row in (4, 5, 1)]
     step.decode(batch_of(oracles, [4]))
     step.decode(Batch([], []))
-    step.decode(Batch([], []), run_idle=True)
+    step.decode(Batch([], []), at_least=1)
     assert step._graphs.replayed == [4, 1, 1]  # type: ignore[union-attr]
 
 

@@ -98,7 +98,7 @@ def artifacts(plan: Plan, root: Path, arch: str = "sm_90", shared: int = 0, hidd
         (root / f"{name}.cubin").write_bytes(name.encode())
         types = (*(kind for _, kind in kernel.arguments), *(["*i8"] * hidden))
         listed.append(Artifact(name, arch, "cubin", f"{name}.cubin", f"entry_{name}", 8, shared, types))
-    return Manifest("toy", "0", "0", 1, "2.11", (arch,), {}, tuple(listed))
+    return Manifest("toy", "0", "0", 1, "2.11", (arch,), {}, tuple(listed), {})
 
 
 def frame_of(plan: Plan, rows: int) -> tuple[Frame, Arena, torch.Tensor]:
@@ -115,7 +115,7 @@ def node(plan: Plan, name: str) -> Launch:
 
 def test_arguments_grid_and_stream(driver: Driver, tmp_path: Path) -> None:
     plan = Plan.from_json(chain_plan())
-    backend = cuda.CudaBackend(plan, artifacts(plan, tmp_path, shared=1024), tmp_path, DEVICE)
+    backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path, shared=1024), tmp_path, DEVICE)
     frame, arena, table = frame_of(plan, 3)
     backend.launch(node(plan, "prepare"), frame)
     stream, config, kernel, arguments = driver.launches[0]
@@ -135,7 +135,7 @@ def test_arguments_grid_and_stream(driver: Driver, tmp_path: Path) -> None:
 
 def test_engine_values_and_literals(driver: Driver, tmp_path: Path) -> None:
     plan = Plan.from_json(chain_plan())
-    backend = cuda.CudaBackend(plan, artifacts(plan, tmp_path, hidden=0), tmp_path, DEVICE)
+    backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path, hidden=0), tmp_path, DEVICE)
     frame, _, _ = frame_of(plan, 2)
     for step in (0, 1):
         forward = Forward(torch.zeros(2, 1, 32))
@@ -147,9 +147,17 @@ def test_engine_values_and_literals(driver: Driver, tmp_path: Path) -> None:
         assert column.value == 2 + step
 
 
+def test_a_grid_of_no_rows_is_not_launched(driver: Driver, tmp_path: Path) -> None:
+    plan = Plan.from_json(chain_plan())
+    backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path), tmp_path, DEVICE)
+    for rows in (0, 2, 0):
+        backend.launch(node(plan, "prepare"), frame_of(plan, rows)[0])
+    assert [config.grid[0] for _, config, _, _ in driver.launches] == [2]
+
+
 def test_launch_configurations_are_made_once(driver: Driver, tmp_path: Path) -> None:
     plan = Plan.from_json(chain_plan())
-    backend = cuda.CudaBackend(plan, artifacts(plan, tmp_path), tmp_path, DEVICE)
+    backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path), tmp_path, DEVICE)
     for rows in (3, 3, 4, 3):
         backend.launch(node(plan, "prepare"), frame_of(plan, rows)[0])
     assert driver.configs == 2
@@ -160,7 +168,7 @@ def test_streams_are_adopted_once_and_the_default_stream_has_a_name(
     driver: Driver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     plan = Plan.from_json(chain_plan())
-    backend = cuda.CudaBackend(plan, artifacts(plan, tmp_path), tmp_path, DEVICE)
+    backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path), tmp_path, DEVICE)
     for handle in (0, 77, 0, 77, 78):
         stream = SimpleNamespace(cuda_stream=handle)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device, stream=stream: stream)
@@ -182,7 +190,7 @@ def test_versions_of_cuda_core_that_adopt_streams_through_the_device() -> None:
 
 def test_tables_are_passed_with_their_sizes(driver: Driver, tmp_path: Path) -> None:
     plan = Plan.from_json(lookup_plan())
-    backend = cuda.CudaBackend(plan, artifacts(plan, tmp_path), tmp_path, DEVICE)
+    backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path), tmp_path, DEVICE)
     arena = Arena(plan, torch.device("cpu"))
     for corpus in (torch.arange(5, dtype=torch.int32), torch.arange(0, dtype=torch.int32)):
         frame = Frame(plan, arena, RelayPools(plan, arena), torch.zeros(8, 9), 3, inputs={"corpus": corpus})
@@ -198,7 +206,7 @@ def test_tables_are_passed_with_their_sizes(driver: Driver, tmp_path: Path) -> N
 @pytest.mark.parametrize(("shared", "asks"), [(48 * 1024 - 1, False), (48 * 1024, True), (100_000, True)])
 def test_much_shared_memory_is_asked_for(driver: Driver, tmp_path: Path, shared: int, asks: bool) -> None:
     plan = Plan.from_json(chain_plan())
-    cuda.CudaBackend(plan, artifacts(plan, tmp_path, shared=shared), tmp_path, DEVICE)
+    cuda.CudaBackend([plan], artifacts(plan, tmp_path, shared=shared), tmp_path, DEVICE)
     assert driver.shared == [("max", shared, "handle", ("device", 1))] * len(plan.kernels) * asks
 
 
@@ -206,7 +214,7 @@ def test_promised_alignment_is_checked(driver: Driver, tmp_path: Path) -> None:
     data = chain_plan()
     data["kernels"]["prepare"]["aligned"] = ["rows_ptr", "req_to_token_stride"]
     plan = Plan.from_json(data)
-    backend = cuda.CudaBackend(plan, artifacts(plan, tmp_path), tmp_path, DEVICE)
+    backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path), tmp_path, DEVICE)
     frame, _, _ = frame_of(plan, 2)
     backend.launch(node(plan, "prepare"), frame)
     frame.table = torch.zeros(8, 90, dtype=torch.int32)
@@ -219,23 +227,23 @@ def test_machine_code_is_for_one_arch(driver: Driver, tmp_path: Path, held: str,
     plan = Plan.from_json(chain_plan())
     manifest = artifacts(plan, tmp_path, arch=held)
     if fits:
-        cuda.CudaBackend(plan, manifest, tmp_path, DEVICE)
+        cuda.CudaBackend([plan], manifest, tmp_path, DEVICE)
         return
     with pytest.raises(UnsupportedDeviceError, match=f"for sm_90; the wheel has {held}; rebuild .* --arch sm_90"):
-        cuda.CudaBackend(plan, manifest, tmp_path, DEVICE)
+        cuda.CudaBackend([plan], manifest, tmp_path, DEVICE)
 
 
 def test_machine_code_that_does_not_fit_the_plan(driver: Driver, tmp_path: Path) -> None:
     plan = Plan.from_json(chain_plan())
     whole = artifacts(plan, tmp_path)
-    some = Manifest("toy", "0", "0", 1, "2.11", ("sm_90",), {}, whole.artifacts[1:])
+    some = Manifest("toy", "0", "0", 1, "2.11", ("sm_90",), {}, whole.artifacts[1:], {})
     with pytest.raises(DamagedWheelError, match="no machine code of kernel 'prepare' for sm_90"):
-        cuda.CudaBackend(plan, some, tmp_path, DEVICE)
+        cuda.CudaBackend([plan], some, tmp_path, DEVICE)
     data = chain_plan()
     data["kernels"]["prepare"]["arguments"].extend([["x", "i32"]] * 3)
     data["phases"][0]["nodes"][0]["args"].extend([{"name": "x", "literal": 1}] * 3)
     with pytest.raises(DamagedWheelError, match="takes 7 parameters, not 8"):
-        cuda.CudaBackend(Plan.from_json(data), whole, tmp_path, DEVICE)
+        cuda.CudaBackend([Plan.from_json(data)], whole, tmp_path, DEVICE)
 
 
 def test_early_versions_of_cuda_core(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,7 @@ def test_the_schema_is_json(algorithm: str) -> None:
 
 
 def test_what_it_says() -> None:
+    heads = {"num_kv_heads": 2, "head_dim": 16}
     assert schema(plan_of("EAGLE3", topk=2, num_draft_tokens=5, page_size=4, draft={"num_layers": 1})) == {
         "record_format": 1,
         "algorithm": "EAGLE3",
@@ -66,8 +67,8 @@ def test_what_it_says() -> None:
             "draft": {"layers": 1, "buffers": 2, "row_bytes": 128, "dtype": "float32"},
         },
         "models": {
-            "target": {"vocab_size": 96, "spec_width": 128, "dtype": "f32", "aux_layers": [1, 2]},
-            "draft": {"vocab_size": 96, "spec_width": 64, "dtype": "f32"},
+            "target": {"vocab_size": 96, "spec_width": 128, **heads, "dtype": "f32", "aux_layers": [1, 2]},
+            "draft": {"vocab_size": 96, "spec_width": 64, **heads, "dtype": "f32"},
         },
     }
 
@@ -81,6 +82,7 @@ def test_what_it_says() -> None:
         {"archs": ["sm_80", "sm_90"]},
         {"num_steps": 5},
         {"outputs": ["logprobs"]},
+        {"disaggregation": True},
     ],
     ids=lambda own: next(iter(own)),
 )
@@ -104,6 +106,7 @@ DIFFERENT: list[tuple[dict[str, Any], str]] = [
     ({"target": {"kv_dtype": "float16"}}, 'kv_pools.target.dtype is "float32" here, "float16" there'),
     ({"draft": {"num_layers": 3}}, "kv_pools.draft.layers is 2 here, 3 there"),
     ({"draft": {"kv_layout": "mla", "num_kv_heads": 1}}, "kv_pools.draft.buffers is 2 here, 1 there"),
+    ({"draft": {"num_kv_heads": 4, "head_dim": 8}}, "models.draft.head_dim is 16 here, 8 there"),
     ({"page_size": 16}, "page_size is 1 here, 16 there"),
     ({"draft_positions": "true"}, 'draft_positions is "shifted" here, "true" there'),
     ({"overlap": False}, 'carry.seq_lens is {"dtype":"i64","shape":[]} here, absent there'),

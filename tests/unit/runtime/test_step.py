@@ -16,6 +16,7 @@ from specc.runtime.carry import Carry
 from specc.runtime.errors import BatchError, CarryError
 from specc.runtime.external import Forward
 from specc.runtime.plan import Plan
+from specc.runtime.result import StepResult
 from specc.runtime.step import Step
 
 CPU = torch.device("cpu")
@@ -27,10 +28,10 @@ def bind(plan: dict[str, Any], engine: ToyEngine, poison: int | None = POISON) -
     return Step(Plan.from_json(plan), ReferenceBackend(), CPU, engine, engine.table, poison=poison)
 
 
-def decode(step: Step, oracles: dict[int, Oracle], rows: list[int], **how: bool) -> None:
+def decode(step: Step, oracles: dict[int, Oracle], rows: list[int], at_least: int = 0) -> None:
     """One decode step, compared with the oracles."""
     before = {row: len(oracles[row].text) - 1 for row in rows}
-    result = step.decode(batch_of(oracles, rows), **how).to_host()
+    result = step.decode(batch_of(oracles, rows), at_least=at_least).to_host()
     for i, row in enumerate(rows):
         emitted = oracles[row].step()
         assert result.tokens(i) == emitted
@@ -50,7 +51,7 @@ def test_tokens_of_several_steps(hidden: bool, overlap: bool, padded: bool, step
     step = bind(plan, engine)
     oracles = start(step, engine, {3: [4, 9, 2], 1: [7, 1], 6: [5, 5, 8, 1, 2]}, steps)
     for _ in range(6):
-        decode(step, oracles, [3, 1, 6], padded=padded)
+        decode(step, oracles, [3, 1, 6], at_least=int(padded))
 
 
 def test_something_is_accepted_and_something_rejected() -> None:
@@ -73,7 +74,7 @@ def test_padded_is_raw(hidden: bool, overlap: bool) -> None:
         oracles = start(step, engine, prompts, 3)
         results = []
         for _ in range(4):
-            result = step.decode(batch_of(oracles, [7, 2, 5]), padded=padded)
+            result = step.decode(batch_of(oracles, [7, 2, 5]), at_least=int(padded))
             results.append({name: tensor.clone() for name, tensor in result.outputs.items()})
             for row in (7, 2, 5):
                 oracles[row].step()
@@ -101,7 +102,7 @@ def test_requests_come_and_go(hidden: bool, overlap: bool) -> None:
             running |= start(step, engine, {row: [rng.randrange(32) for _ in range(rng.randint(1, 5))]}, 3)
         rows = rng.sample(sorted(running), rng.randint(0, len(running)))
         if rows:
-            decode(step, running, rows, padded=rng.random() < 0.5)
+            decode(step, running, rows, at_least=rng.choice([0, 1, 4]))
         running = {row: o for row, o in running.items() if rng.random() < 0.9 and len(o.text) < 60}
 
 
@@ -113,7 +114,7 @@ def test_nothing_reads_what_nobody_wrote(hidden: bool) -> None:
         engine = make_engine(plan)
         step = bind(plan, engine, poison)
         oracles = start(step, engine, {1: [3, 1], 4: [2]}, 3)
-        result = step.decode(batch_of(oracles, [4, 1]), padded=True)
+        result = step.decode(batch_of(oracles, [4, 1]), at_least=1)
         outcomes.append({name: tensor.tolist() for name, tensor in result.outputs.items()})
     assert outcomes[0] == outcomes[1] == outcomes[2]
 
@@ -151,16 +152,46 @@ def test_an_empty_batch_runs_only_when_told() -> None:
     plan = chain_plan(hidden=True)
     engine = make_engine(plan)
     step = bind(plan, engine)
-    before = {name: pool.clone() for name, pool in step.read_carry(range(1, 8)).fields.items()}
+    before = step.read_carry(range(1, 8)).fields
     for result in (step.decode(Batch([], [])), step.prefill(Batch([], []))):
-        assert {len(tensor) for tensor in result.outputs.values()} == {0}
-        assert result.to_host().bonus == []
+        assert_empty(result)
     assert engine.calls == []
-    result = step.decode(Batch([], []), run_idle=True)
-    assert {len(tensor) for tensor in result.outputs.values()} == {0}
-    assert [rows for _, rows in engine.calls] == [1, 1, 1, 1]
+    assert_empty(step.decode(Batch([], []), at_least=3))
+    assert engine.calls == [("draft", 4), ("draft", 4), ("target", 4), ("extend", 4)]
+    engine.calls.clear()
+    assert_empty(step.prefill(Batch([], []), run_idle=True))
+    assert engine.calls == [("prefill_target", 0), ("prefill_draft", 0)]
     for name, pool in step.read_carry(range(1, 8)).fields.items():
         assert torch.equal(pool, before[name])
+
+
+def assert_empty(result: StepResult) -> None:
+    """Outputs of no rows, on the host too."""
+    assert {len(tensor) for tensor in result.outputs.values()} == {0}
+    assert result.to_host().bonus == []
+
+
+@pytest.mark.parametrize("rows", [[], [3], [3, 1, 6]])
+@pytest.mark.parametrize("at_least", [1, 2, 3, 4])
+def test_a_batch_runs_in_the_bucket_of_a_larger_one(rows: list[int], at_least: int) -> None:
+    plan = chain_plan(hidden=True)
+    engine = make_engine(plan)
+    step = bind(plan, engine)
+    oracles = start(step, engine, {3: [4, 9, 2], 1: [7, 1], 6: [5, 5, 8, 1, 2]}, 3)
+    engine.calls.clear()
+    for _ in range(3):
+        decode(step, oracles, rows, at_least=at_least)
+    needed = max(len(rows), at_least)
+    assert {found for _, found in engine.calls} == {min(bucket for bucket in plan["buckets"] if bucket >= needed)}
+
+
+def test_no_bucket_holds_so_many_rows() -> None:
+    plan = chain_plan()
+    engine = make_engine(plan)
+    step = bind(plan, engine)
+    with pytest.raises(BatchError, match="at least 5 rows, the largest bucket holds 4"):
+        step.decode(Batch([], []), at_least=5)
+    assert engine.calls == []
 
 
 @pytest.mark.parametrize(
@@ -213,7 +244,7 @@ def test_degenerate_rows_show_in_the_health_word(where: str, bit: int) -> None:
     health = step.prefill(Batch([1, 4], [2, 1])).to_host().health
     if not where.startswith("prefill"):
         assert health == [0, 0]
-        health = step.decode(Batch([1, 4], [2, 1]), padded=True).to_host().health
+        health = step.decode(Batch([1, 4], [2, 1]), at_least=1).to_host().health
     assert health == [0, 1 << bit]
 
 

@@ -63,7 +63,7 @@ class Machine:
 
     def decode(self, rows: list[int], *, padded: bool = False) -> list[tuple[list[int], int, int]]:
         """One step: emitted tokens, new length and health of some pool rows."""
-        result = self.step.decode(Batch(rows, [self.lengths[row] for row in rows]), padded=padded).to_host()
+        result = self.step.decode(Batch(rows, [self.lengths[row] for row in rows]), at_least=int(padded)).to_host()
         self.lengths |= dict(zip(rows, result.new_seq_lens, strict=True))
         return [(result.tokens(i), result.new_seq_lens[i], result.health[i]) for i in range(len(rows))]
 

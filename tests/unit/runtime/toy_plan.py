@@ -166,10 +166,8 @@ def _assemble(b: Builder, phases: list[Json], hidden: bool) -> Json:
         "bonus": "bonus",
         "health": "h",
     }
-    step = [node["name"] for phase in phases if phase["entry"] == "step" for node in phase["nodes"]]
-    names = [phase["name"] for phase in phases if phase["entry"] == "step"]
     plan = {
-        "format": 2,
+        "format": 3,
         "name": "toy_chain",
         "algorithm": "EAGLE" if hidden else "STANDALONE",
         "specc": "0.0.0",
@@ -185,6 +183,7 @@ def _assemble(b: Builder, phases: list[Json], hidden: bool) -> Json:
         "kv_pools": {owner: kv_pool(bound=False) for owner in ("target", "draft")},
         "models": {},
         "options": {},
+        "disaggregation": False,
         "inputs": [
             {"name": "req_pool_indices", "dtype": "i64", "axes": ["B"], "owner": "arena"},
             {"name": "seq_lens", "dtype": "i64", "axes": ["B"], "owner": "arena"},
@@ -200,11 +199,40 @@ def _assemble(b: Builder, phases: list[Json], hidden: bool) -> Json:
         "buffers": b.buffers,
         "kernels": b.kernels,
         "phases": phases,
-        "captures": [{"name": "step", "entry": "step", "phases": names, "nodes": step, "edges": []}],
         "buckets": b.buckets,
         "totals": {},
+        **graphs_of(phases),
+        **memory_of(b),
     }
     return json.loads(json.dumps(plan))
+
+
+def graphs_of(phases: list[Json]) -> Json:
+    """What is captured: the step, or the launches between its forwards; without dependencies."""
+    nodes = [node for phase in phases if phase["entry"] == "step" for node in phase["nodes"]]
+    names = [phase["name"] for phase in phases if phase["entry"] == "step"]
+    runs: list[list[str]] = [[]]
+    for node in nodes:
+        if node["kind"] == "external":
+            runs.append([])
+        else:
+            runs[-1].append(node["name"])
+    return {
+        "captures": [_graph("step", names, [node["name"] for node in nodes])],
+        "segments": [_graph(run[0], [], run) for run in runs if run],
+    }
+
+
+def _graph(name: str, phases: list[str], nodes: list[str]) -> Json:
+    return {"name": name, "entry": "step", "phases": phases, "nodes": nodes, "edges": []}
+
+
+def memory_of(b: Builder) -> Json:
+    """The bytes of the arena, which has no scratch."""
+    arena = [buffer for buffer in b.buffers if buffer["owner"] == "arena"]
+    relay = sum(buffer["bytes"] for buffer in arena if buffer["name"].startswith("relay."))
+    end = max(buffer["offset"] + buffer["bytes"] for buffer in arena)
+    return {"memory": {"arena": end, "relay": relay, "scratch": 0}}
 
 
 def kv_pool(*, bound: bool, layers: int = 1, buffers: int = 2, row_bytes: int = 16, dtype: str = "float32") -> Json:
@@ -384,5 +412,5 @@ def _prefill(b: Builder, hidden: bool) -> list[Json]:
 
 def program_of(plan: Plan) -> Program:
     """A program on the reference backend, of a wheel without any file."""
-    manifest = Manifest(plan.name, "0", plan.specc, 2, torch.__version__, (), {}, ())
-    return Program(plan, manifest, torch.device("cpu"), ReferenceBackend())
+    manifest = Manifest(plan.name, "0", plan.specc, 3, torch.__version__, (), {}, (), {})
+    return Program((plan,), manifest, torch.device("cpu"), ReferenceBackend())

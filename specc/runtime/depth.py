@@ -1,0 +1,116 @@
+"""How many tokens to draft next, of a program that was compiled for several numbers of steps.
+
+Whatever is chosen, the text is the target's own: drafts are verified at every depth. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class DepthPolicy(Protocol):
+    """Chooses the depth of the next step from the results of earlier ones.
+
+    With overlap a step is chosen before the last one's results are known.
+    """
+
+    def choose(self) -> int:
+        """The num_steps of the next decode step, one of those that the program was compiled for."""
+        ...
+
+    def observe(self, num_steps: int, accept_lens: Sequence[int]) -> None:
+        """Take note of a step that drafted `num_steps` tokens: tokens committed per request, bonus included."""
+        ...
+
+
+class FixedDepth:
+    """Always the same depth."""
+
+    def __init__(self, num_steps: int) -> None:
+        """`num_steps`: what to draft in every step."""
+        self._num_steps = num_steps
+
+    def choose(self) -> int:
+        """See `DepthPolicy`."""
+        return self._num_steps
+
+    def observe(self, num_steps: int, accept_lens: Sequence[int]) -> None:
+        """Nothing to learn."""
+
+
+class AcceptanceDepth:
+    """The depth that commits most tokens per time, by an estimate of how often the draft at each position is accepted.
+
+    A position's rate is a mean over what was seen there lately, drawn towards the rate of the position before it, the
+    first one's towards 1: where nothing was drafted for long, drafts count as no worse than those before them. A step
+    of S drafts commits 1 + r1 + r1 r2 + ... + r1 ... rS tokens and takes 1 + step_cost * S times as long as one without
+    any. To change depth must promise more than `gain`, and so much that noise does not make it swing.
+
+    Args:
+        depths: num_steps of every program.
+        step_cost: time of one draft step, in times of a step without drafts.
+        window: steps after which an observation counts for 1 / e of a new one.
+        pull: observations that the rate of the position before counts for.
+        gain: by how much, relative, another depth must be better.
+        patience: steps to stay at a depth at least.
+
+    Raises ValueError without depths, or on numbers that make no sense.
+
+    """
+
+    def __init__(
+        self,
+        depths: Sequence[int],
+        *,
+        step_cost: float = 0.1,
+        window: float = 32.0,
+        pull: float = 2.0,
+        gain: float = 0.05,
+        patience: int = 8,
+    ) -> None:
+        """Begin with the deepest."""
+        if not depths or min(depths) < 1 or step_cost < 0 or window <= 0 or pull <= 0 or gain < 0 or patience < 0:
+            raise ValueError("depths are at least 1, window and pull above 0, step_cost, gain and patience not below")
+        self._depths = sorted(set(depths))
+        self._step_cost, self._pull, self._gain, self._patience = step_cost, pull, gain, patience
+        self._keep = 1.0 - min(1.0, 1.0 / window)
+        self._tried = [0.0] * self._depths[-1]
+        self._accepted = [0.0] * self._depths[-1]
+        self._current, self._stayed = self._depths[-1], 0
+
+    def choose(self) -> int:
+        """The current depth, or a better one if it promises enough."""
+        best = max(self._depths, key=self._speed)
+        enough = self._speed(best) > (1.0 + self._gain) * self._speed(self._current)
+        if enough and self._stayed >= self._patience:
+            self._current, self._stayed = best, 0
+        return self._current
+
+    def observe(self, num_steps: int, accept_lens: Sequence[int]) -> None:
+        """Count what was tried and accepted at every position; a request that commits n tokens accepts n - 1."""
+        if not accept_lens:
+            return
+        self._stayed += 1
+        for position in range(len(self._tried)):
+            self._tried[position] *= self._keep
+            self._accepted[position] *= self._keep
+            if position < num_steps:
+                self._tried[position] += sum(length > position for length in accept_lens)
+                self._accepted[position] += sum(length > position + 1 for length in accept_lens)
+
+    def rates(self) -> list[float]:
+        """How often the draft at each position is accepted, of those whose predecessors were."""
+        rates: list[float] = []
+        for tried, accepted in zip(self._tried, self._accepted, strict=True):
+            before = rates[-1] if rates else 1.0
+            rates.append((accepted + self._pull * before) / (tried + self._pull))
+        return rates
+
+    def _speed(self, num_steps: int) -> float:
+        """Tokens per time of a step without drafts."""
+        committed = reached = 1.0
+        for rate in self.rates()[:num_steps]:
+            reached *= rate
+            committed += reached
+        return committed / (1.0 + self._step_cost * num_steps)

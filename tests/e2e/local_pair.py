@@ -1,0 +1,96 @@
+"""Two engines in one process, one that prefills in a thread and one that decodes, with a channel between them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from specc.engine.disaggregation import Channel, DecodeWorker, Outcome, PrefillWorker
+from specc.engine.disaggregation.channel import LocalChannel
+from specc.engine.disaggregation.messages import Patience
+from specc.engine.disaggregation.prefill import FIRST
+from specc.engine.engine import Engine
+from specc.engine.handover import Handover
+from specc.engine.request import StopConditions
+
+from .tree_engine import Config, base_texts, expected, make_engine
+
+CHAIN = Config("EAGLE", topk=1, steps=3, nodes=4, page_size=4)
+TREE = Config("STANDALONE", topk=2, steps=3, nodes=6, page_size=4)
+QUICK = Patience(idle=20, moving=20)
+NEW = 20
+PROMPTS = {f"{length} tokens": base_texts()[0][:length] for length in (1, 4, 5, 12, 17, 33)}
+
+
+@contextmanager
+def prefilling(engine: Engine, channel: Channel, work: Callable[[PrefillWorker], None]) -> Iterator[list[Any]]:
+    """Let a worker do something in a thread of its own; what it raised."""
+    raised: list[Any] = []
+
+    def run() -> None:
+        try:
+            work(PrefillWorker(engine, channel, QUICK))
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield raised
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def send_all(worker: PrefillWorker, prompts: dict[str, tuple[int, ...]] = PROMPTS, new: int = NEW) -> None:
+    """Prefill and send prompts, then end."""
+    for name, prompt in prompts.items():
+        worker.add(name, prompt, StopConditions(new))
+    gone: dict[str, Any] = {}
+    while worker.has_work:
+        gone |= worker.step()
+    assert gone == dict.fromkeys(prompts)
+    worker.close()
+
+
+def outcomes_of(
+    engine: Engine,
+    work: Callable[[PrefillWorker], None],
+    config: Config,
+    channel: Callable[[Channel], Channel] = lambda x: x,
+) -> dict[str, Outcome]:
+    """What becomes of the requests that a worker sends over a channel; neither engine keeps anything."""
+    here, there = LocalChannel.pair()
+    other = make_engine(config)
+    with prefilling(other, channel(there), work) as raised:
+        worker = DecodeWorker(engine, QUICK)
+        worker.connect(here)
+        found = {outcome.request: outcome for outcome in worker.serve()}
+    assert raised == []
+    for each in (engine, other):
+        expect_empty(each)
+    return found
+
+
+def expect_empty(engine: Engine) -> None:
+    """Nobody holds a row or a page."""
+    assert not engine.has_work
+    engine.prefixes.clear()
+    assert engine.allocator.free_pages == engine.allocator.capacity
+    assert engine.table.free_rows == engine.facts.rows - 1
+    assert not engine.table.tensor.any()
+
+
+def expect_text(outcome: Outcome, new: int = NEW) -> None:
+    """The text of a request is that of the target alone."""
+    assert outcome.error is None
+    assert outcome.completion
+    assert outcome.completion.token_ids == expected(PROMPTS[outcome.request])[:new]
+
+
+def handed_over(config: Config, prompts: Iterable[tuple[int, ...]]) -> list[tuple[tuple[int, ...], Handover]]:
+    """Prompts with what another engine prefilled of them."""
+    other = make_engine(config)
+    for prompt in prompts:
+        other.add(prompt, FIRST)
+    return [(request.prompt_ids, other.hand_over(request)) for request in other.prefill()]

@@ -1,0 +1,306 @@
+"""Two engines in one process with a channel between their threads: everything that can go wrong on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specc.engine.disaggregation import Channel, DecodeWorker, Outcome, PrefillWorker
+from specc.engine.disaggregation import prefill as prefill_module
+from specc.engine.disaggregation.channel import LocalChannel
+from specc.engine.disaggregation.messages import STATE, Message, Patience, send
+from specc.engine.errors import ContractError, EngineError, RequestTooLongError, StepFailedError, TransferError
+from specc.engine.handover import Places
+from specc.engine.request import StopConditions
+from specc.runtime.errors import FieldError, MissingFieldError, RecordError, SchemaMismatchError
+
+from .local_pair import CHAIN, NEW, PROMPTS, QUICK, TREE, expect_empty, expect_text, outcomes_of, prefilling, send_all
+from .tree_engine import CONTEXT, Config, expected, kv_buffers, make_engine
+
+
+@pytest.mark.parametrize("config", [CHAIN, TREE, replace(CHAIN, overlap=True)], ids=["chain", "tree", "overlap"])
+@pytest.mark.parametrize("memory", [9, 1.2])
+def test_text_and_steps_as_if_nothing_had_moved(config: Config, memory: float) -> None:
+    """With few pages requests are retracted, and prefilled again where they are decoded."""
+    stayed = make_engine(config).generate(PROMPTS.values(), StopConditions(NEW))
+    engine = make_engine(config, padded=True, memory=memory)
+    found = outcomes_of(engine, send_all, config)
+    assert found.keys() == PROMPTS.keys()
+    for name, completion in zip(PROMPTS, stayed, strict=True):
+        expect_text(found[name])
+        if memory == 9:
+            assert found[name].completion == replace(completion, request_id=found[name].completion.request_id)
+    assert (engine.stats.retractions > 0) is (memory < 2)
+    assert (engine.stats.prefills > 0) is (memory < 2)
+    assert engine.stats.requests == len(PROMPTS)
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "NGRAM"])
+def test_many_branches(algorithm: str) -> None:
+    """Nothing bounds how many branches a request brings."""
+    config = Config(algorithm, topk=16, steps=2, nodes=20, page_size=1, overlap=True)
+    stayed = make_engine(config).generate(PROMPTS.values(), StopConditions(NEW))
+    found = outcomes_of(make_engine(config), send_all, config)
+    for name, completion in zip(PROMPTS, stayed, strict=True):
+        expect_text(found[name])
+        assert found[name].completion.accept_lens == completion.accept_lens
+
+
+def test_pages_that_are_there_already_are_shared() -> None:
+    """Rows of shared positions are not written: somebody may be reading them."""
+    engine = make_engine(CHAIN)
+    engine.generate([PROMPTS["33 tokens"]], StopConditions(2))
+    slots = engine.allocator.slots_of(engine.prefixes.match(PROMPTS["33 tokens"]))
+    for buffer in kv_buffers(engine):
+        buffer[slots] *= 1 + 1e-6
+    before = [buffer[slots].clone() for buffer in kv_buffers(engine)]
+    found = outcomes_of(engine, lambda worker: send_all(worker, {"33 tokens": PROMPTS["33 tokens"]}), CHAIN)
+    expect_text(found["33 tokens"])
+    assert engine.stats.shared_tokens == len(slots) == 32
+    assert all(torch.equal(buffer[slots], rows) for buffer, rows in zip(kv_buffers(engine), before, strict=True))
+
+
+@pytest.mark.parametrize("new", [1, 2])
+def test_the_first_token_may_be_the_last(new: int) -> None:
+    found = outcomes_of(make_engine(CHAIN), lambda worker: send_all(worker, new=new), CHAIN)
+    for outcome in found.values():
+        expect_text(outcome, new)
+
+
+def test_nothing_to_send() -> None:
+    def work(worker: PrefillWorker) -> None:
+        assert worker.step() == {}
+        worker.close()
+
+    assert outcomes_of(make_engine(CHAIN), work, CHAIN) == {}
+
+
+def test_several_peers_share_a_batch() -> None:
+    engine, peers = make_engine(CHAIN), {"left": LocalChannel.pair(), "right": LocalChannel.pair()}
+    worker = DecodeWorker(engine, QUICK)
+    left, right = (prefilling(make_engine(CHAIN), there, send_all) for _, there in peers.values())
+    with left, right:
+        for name, (here, _) in peers.items():
+            worker.connect(here, name)
+        found = list(worker.serve())
+    assert sorted((o.peer, o.request) for o in found) == sorted((peer, name) for peer in peers for name in PROMPTS)
+    for outcome in found:
+        expect_text(outcome)
+    expect_empty(engine)
+
+
+@dataclass
+class Spoiling:
+    """What a worker sends, but the state of one request is another."""
+
+    spoil: Callable[[Message], Message]
+    name: str = "5 tokens"
+    seen: list[str] = field(default_factory=list)
+
+    def __call__(self, channel: Channel, message: Message, patience: Patience) -> None:
+        if message.kind == STATE and message.request == self.name:
+            message = self.spoil(message)
+        send(channel, message, patience)
+
+
+def by_field(message: Message, change: Callable[[dict[str, Tensor]], None]) -> Message:
+    """A state without record, with fields by name."""
+    layout = make_engine(CHAIN).program.record_layout
+    fields = {field.name: field.view(message.tensors["record"][None])[0] for field in layout.fields}
+    change(fields)
+    tensors = {name: rows for name, rows in message.tensors.items() if name != "record"}
+    return replace(message, tensors=tensors | {f"carry.{name}": value for name, value in fields.items()})
+
+
+def without(message: Message, name: str) -> Message:
+    return replace(message, tensors={key: rows for key, rows in message.tensors.items() if key != name})
+
+
+def flipped(message: Message) -> Message:
+    record = message.tensors["record"].clone()
+    record[-1] ^= 1
+    return replace(message, tensors=dict(message.tensors) | {"record": record})
+
+
+SPOILT: dict[str, tuple[Callable[[Message], Message], type[Exception], str]] = {
+    "missing": (lambda m: by_field(m, lambda f: f.pop("bonus") and None), MissingFieldError, "'bonus' is missing"),
+    "unknown": (lambda m: by_field(m, lambda f: f.update(odd=f["bonus"])), FieldError, "'odd' is not carried"),
+    "no record": (lambda m: without(m, "record"), MissingFieldError, "is missing"),
+    "damaged": (flipped, RecordError, "is damaged"),
+    "kv missing": (lambda m: without(m, "kv.target.1"), ContractError, "a prompt of 5 tokens"),
+    "no draft kv": (lambda m: without(without(m, "kv.draft.0"), "kv.draft.1"), ContractError, "a prompt of 5 tokens"),
+}
+
+
+@pytest.mark.parametrize("spoilt", SPOILT)
+def test_a_request_whose_state_is_wrong_fails_alone(spoilt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil, error, message = SPOILT[spoilt]
+    monkeypatch.setattr(prefill_module, "send", Spoiling(spoil))
+    found = outcomes_of(make_engine(CHAIN), send_all, CHAIN)
+    failed = found.pop("5 tokens")
+    assert type(failed.error) is error
+    assert message in str(failed.error)
+    if isinstance(failed.error, FieldError):
+        assert failed.error.request == "5 tokens"
+    assert found.keys() == PROMPTS.keys() - {"5 tokens"}
+    for outcome in found.values():
+        expect_text(outcome)
+
+
+def test_state_in_fields_is_as_good_as_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefill_module, "send", Spoiling(lambda m: by_field(m, lambda fields: None)))
+    found = outcomes_of(make_engine(CHAIN), send_all, CHAIN)
+    for outcome in found.values():
+        expect_text(outcome)
+
+
+@dataclass
+class Breaking:
+    """A channel that breaks when it has sent so many tensors; what was sent arrives."""
+
+    channel: Any
+    left: int
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.channel, name)
+
+    def send(self, tensor: Tensor, timeout: float) -> None:
+        if self.left == 0:
+            self.channel.close()
+            raise ConnectionError("cut")
+        self.left -= 1
+        self.channel.send(tensor, timeout)
+
+
+@pytest.mark.parametrize("sent", range(2, 60, 5))
+def test_wherever_the_connection_breaks(sent: int) -> None:
+    """Each request has its text or an error, on both sides; what arrived runs on."""
+    gone: dict[str, Any] = {}
+
+    def work(worker: PrefillWorker) -> None:
+        for name, prompt in PROMPTS.items():
+            try:
+                worker.add(name, prompt, StopConditions(NEW))
+            except TransferError as error:
+                gone[name] = error
+        while worker.has_work:
+            gone.update(worker.step())
+        worker.close()
+
+    found = outcomes_of(make_engine(CHAIN), work, CHAIN, lambda channel: Breaking(channel, sent))
+    assert gone.keys() == PROMPTS.keys()
+    for name, error in gone.items():
+        assert error is None or error.request == name
+        if name in found and found[name].error is None:
+            expect_text(found[name])
+        elif name in found:
+            assert isinstance(found[name].error, TransferError)
+            assert found[name].error.request == name
+        assert error is not None or found[name].error is None
+    assert any(gone.values())
+
+
+def test_a_peer_that_says_nothing_is_given_up() -> None:
+    """After its announcement it falls silent."""
+    here, there = LocalChannel.pair()
+    engine = make_engine(CHAIN)
+    with prefilling(make_engine(CHAIN), there, lambda worker: worker.add("silent", (2, 3), StopConditions(4))):
+        worker = DecodeWorker(engine, Patience(idle=1.0, moving=0.5))
+        worker.connect(here)
+        (outcome,) = worker.serve()
+    assert isinstance(outcome.error, TransferError)
+    assert "nothing came for 1.0 seconds" in str(outcome.error)
+    expect_empty(engine)
+
+
+def test_what_makes_no_sense_ends_the_peer() -> None:
+    def work(worker: PrefillWorker) -> None:
+        worker.add("known", (2, 3), StopConditions(4))
+        send(worker.channel, Message(STATE, "stranger", {"first": 2, "health": 0}), QUICK)
+
+    found = outcomes_after(work)
+    assert "the peer sent a 'state' that nobody expected" in str(found["known"].error)
+
+
+def test_too_much_is_not_received() -> None:
+    def work(worker: PrefillWorker) -> None:
+        worker.add("large", (2, 3), StopConditions(4))
+        rows = torch.zeros(1 << 24, dtype=torch.uint8)
+        send(worker.channel, Message(STATE, "large", {"first": 2, "health": 0}, {"kv.target.0": rows}), QUICK)
+
+    assert "wants to send 16777216 bytes" in str(outcomes_after(work)["large"].error)
+
+
+def outcomes_after(work: Callable[[PrefillWorker], None]) -> dict[str, Outcome]:
+    """What becomes of requests of a peer that is no good."""
+    here, there = LocalChannel.pair()
+    engine = make_engine(CHAIN)
+    with prefilling(make_engine(CHAIN), there, work):
+        worker = DecodeWorker(engine, QUICK)
+        worker.connect(here)
+        found = {outcome.request: outcome for outcome in worker.serve()}
+    expect_empty(engine)
+    return found
+
+
+def test_programs_that_differ_are_refused_on_both_sides() -> None:
+    here, there = LocalChannel.pair()
+    worker = DecodeWorker(make_engine(replace(CHAIN, page_size=16)), QUICK)
+    refusal = pytest.raises(SchemaMismatchError, match="page_size is 16 here, 4 there")
+    with prefilling(make_engine(CHAIN), there, send_all) as raised, refusal:
+        worker.connect(here)
+    (refused,) = raised
+    assert isinstance(refused, SchemaMismatchError)
+    assert "page_size is 4 here, 16 there" in str(refused)
+
+
+def test_what_can_never_fit_is_refused() -> None:
+    def work(worker: PrefillWorker) -> None:
+        with pytest.raises(RequestTooLongError, match="the peer's context holds"):
+            worker.add("long", (2,) * 70, StopConditions(CONTEXT - 69))
+        worker.close()
+
+    assert outcomes_of(make_engine(CHAIN), work, CHAIN) == {}
+
+
+def test_pages_of_the_side_that_decodes_may_be_too_few() -> None:
+    found = outcomes_of(make_engine(CHAIN, memory=0.5), send_all, CHAIN)
+    refused = found.pop("33 tokens")
+    assert isinstance(refused.error, RequestTooLongError)
+    for outcome in found.values():
+        expect_text(outcome)
+
+
+def test_two_requests_of_one_name() -> None:
+    def work(worker: PrefillWorker) -> None:
+        worker.add("5 tokens", PROMPTS["5 tokens"], StopConditions(NEW))
+        with pytest.raises(EngineError, match="waits already"):
+            worker.add("5 tokens", PROMPTS["4 tokens"], StopConditions(NEW))
+        worker.step()
+        worker.close()
+
+    expect_text(outcomes_of(make_engine(CHAIN), work, CHAIN)["5 tokens"])
+
+
+def test_who_comes_in_with_a_handover_that_fails_waits_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing runs that was admitted and not prefilled."""
+    moved, own = PROMPTS["17 tokens"], PROMPTS["33 tokens"]
+    first, engine = make_engine(CHAIN), make_engine(CHAIN)
+    first.add(moved, StopConditions(NEW))
+    (request,) = first.prefill()
+    handovers = {moved: first.hand_over(request), own: None}
+    ids = [engine.add(prompt, StopConditions(NEW), handover=handover) for prompt, handover in handovers.items()]
+    with monkeypatch.context() as patch:
+        patch.setattr(Places, "put", None)
+        with pytest.raises(StepFailedError, match="a handover of requests 0, 1") as caught:
+            engine.step()
+    assert caught.value.request_ids == tuple(ids)
+    assert [waiting.request_id for waiting in engine.scheduler.waiting] == ids
+    done = {completion.request_id: completion for _ in range(NEW + 1) for completion in engine.step()}
+    assert [done[number].token_ids for number in ids] == [expected(prompt)[:NEW] for prompt in (moved, own)]
+    assert engine.stats.prefills == 1

@@ -1,0 +1,85 @@
+"""A program of several depths on a GPU: any depth after any other, captured or not, and the text is the target's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
+from typing import Any
+
+import pytest
+import torch
+
+from .conftest import EXAMPLES, Built
+
+PROMPTS = ("def main():\n", "import os\nimport sys\n\n", "class Node:\n", "x")
+NEW = 64
+TREE = """
+name: {name}
+algorithm: {algorithm}
+topk: 4
+num_steps: [1, 2, 4]
+num_draft_tokens: 12
+page_size: 16
+buckets: [1, 2, 4]
+target: {{model: models/target}}
+draft: {{model: models/{draft}}}
+"""
+
+
+class Turns:
+    """One depth after the other, over and over; `seen` has the lengths that each committed."""
+
+    def __init__(self, depths: Sequence[int]) -> None:
+        """Begin with the first."""
+        self.turns: Iterator[int] = cycle(depths)
+        self.seen: list[tuple[int, tuple[int, ...]]] = []
+
+    def choose(self) -> int:
+        """Return the next depth."""
+        return next(self.turns)
+
+    def observe(self, num_steps: int, accept_lens: Sequence[int]) -> None:
+        """Note what was accepted."""
+        self.seen.append((num_steps, tuple(accept_lens)))
+
+
+@pytest.fixture(params=["chain", "eagle tree", "standalone tree"])
+def several(
+    request: pytest.FixtureRequest, build: Callable[..., Built], example: Callable[[str], Built], arch: str
+) -> tuple[Built, str]:
+    """Return a program of several depths, and the directory of its draft."""
+    if request.param == "chain":
+        return example("eagle-chain-adaptive"), "eagle"
+    draft, _ = request.param.split()
+    text = TREE.format(name=f"{draft}_depths", algorithm=draft.upper(), draft=draft)
+    return build(text, (arch,)), draft
+
+
+def test_any_depth_after_any_other(several: tuple[Built, str], device: torch.device) -> None:
+    pytest.importorskip("transformers")
+    from specc.engine.engine import Engine
+    from specc.engine.loading import load_draft, load_target
+    from specc.engine.plan_facts import PlanFacts
+    from specc.engine.reference import greedy
+    from specc.engine.request import StopConditions
+
+    def run(place: torch.device, capture: Any) -> list[tuple[int, tuple[int, ...]]]:
+        program = several[0].load_module().load(place)
+        facts = PlanFacts.read(program.plan)
+        target = load_target(EXAMPLES / "models" / "target", facts, str(place))
+        draft = load_draft(EXAMPLES / "models" / several[1], facts, target)
+        turns = Turns([1, *program.plans])
+        engine = Engine(program, target, draft, max_context=256, capture=capture, depth=turns)
+        for completion in engine.generate(PROMPTS, StopConditions(NEW)):
+            assert completion.token_ids == greedy(target, completion.prompt_ids, NEW)
+        assert engine.stats.unhealthy == 0
+        assert {num_steps for num_steps, _ in turns.seen} == set(program.plans)
+        assert (engine.replays.replayed > 0) is (capture is not False)
+        return turns.seen
+
+    captured, eager, segments = (run(device, capture) for capture in (None, False, "segments"))
+    reference = run(torch.device("cpu"), False)
+    assert captured == eager == segments
+    tokens = [sum(sum(lengths) for _, lengths in found) for found in (captured, reference)]
+    steps = [sum(len(lengths) for _, lengths in found) for found in (captured, reference)]
+    assert abs(tokens[0] / steps[0] - tokens[1] / steps[1]) < 0.1 * tokens[1] / steps[1]

@@ -1,0 +1,116 @@
+"""`num_steps` as a list: what it loads to, and where it is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specc.algorithms import names
+from specc.config.schema import json_schema
+
+from .conftest import VALID, Find, Load
+from .test_codes import edit, only
+from .test_schema import errors
+
+UNSAID = VALID.replace("num_draft_tokens: 4\n", "")
+
+
+def steps(value: object, text: str = UNSAID) -> str:
+    """Return a configuration with another `num_steps`."""
+    return text.replace("num_steps: 3", f"num_steps: {value}")
+
+
+def test_one_depth_needs_no_list(load: Load) -> None:
+    for text in (VALID, UNSAID):
+        plain, listed = load(text), load(steps("[3]", text))
+        assert plain.config == listed.config
+        assert [depth.config for depth in plain.depths()] == [plain.config]
+
+
+def test_depths_are_told_deepest_first(load: Load) -> None:
+    loaded = load(steps("[1, 3, 16]"))
+    assert loaded.config.depths == ((1, 2), (3, 4), (16, 17))
+    assert loaded.config.shape == "chain of 1, 3 or 16"
+    depths = [depth.config for depth in loaded.depths()]
+    assert depths[0] == loaded.config
+    assert [(depth.num_steps, depth.num_nodes, depth.path_slots) for depth in depths] == [
+        (16, 17, 17),
+        (3, 4, 4),
+        (1, 2, 2),
+    ]
+
+
+@pytest.mark.parametrize("topk", [2, 4, 8])
+def test_shallow_trees_verify_as_many_nodes_as_they_can_draft(load: Load, topk: int) -> None:
+    """They are counted here by growing them: topk children of the root, then topk of each of topk branches."""
+    for nodes in (2, topk + 1, topk + 2, 1 + topk + 2 * topk**2):
+        text = VALID.replace("topk: 1", f"topk: {topk}").replace("tokens: 4", f"tokens: {nodes}")
+        loaded = load(steps("[1, 2, 3]", text))
+        drafted, wanted = 1, []
+        for step in (1, 2, 3):
+            drafted += topk if step == 1 else topk * topk
+            wanted.append((step, min(nodes, drafted)))
+        assert list(loaded.config.depths) == wanted
+        assert [depth.config.num_draft_tokens for depth in loaded.depths()] == [size for _, size in reversed(wanted)]
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "column", "said"),
+    [
+        ("[]", "config/out-of-range", 12, "at least this many entries: 1"),
+        ("0", "config/out-of-range", 12, "at least 1"),
+        ("17", "config/out-of-range", 12, "at most 16"),
+        ("[0, 3]", "config/out-of-range", 13, "at least 1"),
+        ("[3, 17]", "config/out-of-range", 16, "at most 16"),
+        ("[3, 1]", "config/out-of-range", 16, "num_steps must ascend, and 1 follows 3"),
+        ("[1, 3, 3]", "config/out-of-range", 19, "num_steps must ascend, and 3 follows 3"),
+        ("three", "config/wrong-type", 12, "an integer"),
+        ("[1, three]", "config/wrong-type", 16, "an integer"),
+        ("[1, true]", "config/wrong-type", 16, "an integer"),
+        ("[1, [3]]", "config/wrong-type", 16, "an integer"),
+        ("{a: 1}", "config/wrong-type", 12, "an integer"),
+        ("2.0", "config/wrong-type", 12, "an integer"),
+    ],
+)
+def test_what_is_wrong_is_told_once_and_where(find: Find, value: str, code: str, column: int, said: str) -> None:
+    found = only(find(steps(value)))
+    assert (found.code, str(found.location)) == (code, f"c.yaml:4:{column}")
+    assert said in found.message
+
+
+def test_every_fall_is_told_with_the_number_before_it(find: Find) -> None:
+    found = find(steps("[5, 3, 4, 1]"))
+    assert [str(one.location) for one in found] == ["c.yaml:4:16", "c.yaml:4:22"]
+    assert [[str(note.location) for note in one.notes] for one in found] == [["c.yaml:4:13"], ["c.yaml:4:19"]]
+    assert {one.hint for one in found} == {"write [1, 3, 4, 5]"}
+
+
+def test_the_width_of_a_chain_is_that_of_the_deepest(find: Find) -> None:
+    assert find(steps("[1, 3]", VALID)) == ()
+    wrong = only(find(steps("[1, 5]", VALID)))
+    assert (wrong.code, str(wrong.location)) == ("legal/chain-width", "c.yaml:5:19")
+    assert wrong.message == "a chain of 5 steps verifies 6 tokens, and num_draft_tokens is 4"
+    tree = edit("topk: 1", "topk: 2").replace("tokens: 4", "tokens: 12")
+    assert find(steps("[1, 4]", tree)) == ()
+    assert only(find(steps("[1, 3]", tree))).code == "legal/tree-size"
+
+
+@pytest.mark.parametrize("value", [1, 16, [1], [3], [1, 2, 16]])
+def test_the_schema_accepts_both_forms(value: Any) -> None:
+    assert _against_the_schema(value) == []
+
+
+@pytest.mark.parametrize("value", [0, 17, "3", 1.0, True, None, [0], [1, 17], ["1"], [[1]], {}])
+def test_the_schema_refuses_what_loading_refuses(value: Any) -> None:
+    assert _against_the_schema(value)
+
+
+def test_the_schema_bounds_the_list() -> None:
+    listed = json_schema(names())["properties"]["num_steps"]["anyOf"][1]
+    assert (listed["minItems"], listed["maxItems"]) == (1, 16)
+
+
+def _against_the_schema(value: Any) -> list[str]:
+    schema = json_schema(names())
+    return list(errors(value, schema["properties"]["num_steps"], schema))

@@ -1,0 +1,238 @@
+"""One binding for several depths: state, memory, graphs and what they guard are those of all of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import partial
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fake_cuda import FakeBackend, FakeCuda
+from hash_engine import HashEngine
+from programs import load
+from returned import Fresh, Static
+from test_transfer import CASES, CPU, IDS, Machine, plugin, text
+from toy_plan import program_of
+
+from specc.build import build_program
+from specc.runtime import program as program_module
+from specc.runtime.arena import allocate
+from specc.runtime.backends import Backend
+from specc.runtime.backends.cpu import ReferenceBackend
+from specc.runtime.errors import BindError
+from specc.runtime.plan import BATCH_AXIS, Plan
+from specc.runtime.program import Program
+from specc.runtime.step import Step
+
+__all__ = ["plugin"]
+STEPS = [1, 2, 3]
+BUCKETS = [1, 2, 4]
+ONE_DEPTH = "MULTI_LAYER_EAGLE"
+SEVERAL = [(case, name) for case, name in zip(CASES, IDS, strict=True) if case[0] != ONE_DEPTH]
+each_case = pytest.mark.parametrize(
+    ("algorithm", "keys"), [case for case, _ in SEVERAL], ids=[name for _, name in SEVERAL]
+)
+
+
+class DepthsEngine:
+    """Forwards, request table and KV buffers of a program of several depths: each call is that of a depth it fits."""
+
+    def __init__(self, plans: Sequence[Plan], seed: int) -> None:
+        self._engines = [HashEngine(plan, seed) for plan in plans]
+        self.table, self.kv = self._engines[0].table, self._engines[0].kv
+        for engine in self._engines:
+            engine.table, engine.kv = self.table, self.kv
+        for name in {name for plan in plans for name in plan.callbacks()}:
+            setattr(self, name, partial(self._call, name))
+
+    def _call(self, name: str, **operands: Any) -> SimpleNamespace:
+        engine = next(engine for engine in self._engines if _fits(engine, name, operands))
+        return getattr(engine, name)(**operands)
+
+
+def _fits(engine: HashEngine, name: str, operands: dict[str, Any]) -> bool:
+    """Whether the depth of an engine has this forward, with operands of these shapes and this capture."""
+    node = engine._nodes.get((name, operands.get("step")))
+    if node is None or node.capture != operands["capture"]:
+        return False
+    for operand, value in node.operands.items():
+        batch, *axes = engine._axes(value)
+        if batch == BATCH_AXIS and list(operands[operand].shape[1:]) != [engine.plan.size(axis) for axis in axes]:
+            return False
+    return True
+
+
+def plans_of(algorithm: str, steps: list[int] = STEPS, **keys: Any) -> list[Plan]:
+    """The plans of all depths, the deepest first."""
+    keys |= {"options": {"window": 64}} if algorithm == "NGRAM" else {}
+    built = build_program(load(algorithm, **keys | {"num_steps": steps, "buckets": BUCKETS, "max_requests": 6}))
+    return [Plan.from_json(depth.plan) for depth in built.depths]
+
+
+def bind(plans: Sequence[Plan], seed: int) -> Machine:
+    """A program of these depths, bound on the CPU."""
+    engine: Any = DepthsEngine(plans, seed)
+    program = Program(plans, program_of(plans[0]).manifest, CPU, ReferenceBackend())
+    return Machine(plans[0], engine, program.bind(engine, engine.table, engine.kv))
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """Stands in for torch.cuda, with a new memory pool whenever it is asked for one."""
+    fake, pools = FakeCuda(), count()
+    fake.install(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
+    return fake
+
+
+@pytest.fixture
+def captured(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Bind a program on CUDA whose memory is on the CPU."""
+
+    def on_the_cpu(plan: Plan, backend: Backend, _: torch.device, *given: Any, **how: Any) -> Step:
+        return Step(plan, backend, CPU, *given, **how)
+
+    monkeypatch.setattr(program_module, "Step", on_the_cpu)
+    monkeypatch.setattr(program_module, "allocate", lambda plans, device: allocate(plans, CPU, poison=0xA5))
+
+    def run(plans: Sequence[Plan], seed: int, returns: type[Static] = Static, **how: Any) -> Machine:
+        engine: Any = DepthsEngine(plans, seed)
+        program = Program(plans, program_of(plans[0]).manifest, torch.device("cuda", 0), FakeBackend(cuda))
+        return Machine(plans[0], engine, program.bind(returns(engine), engine.table, engine.kv, **how))
+
+    return run
+
+
+def test_a_step_knows_its_depth_and_the_others() -> None:
+    step = bind(plans_of("EAGLE"), 1).step
+    assert step.num_steps == 3
+    for steps in STEPS:
+        assert step.at(steps).num_steps == steps
+        assert step.at(steps).at(3) is step
+    with pytest.raises(BindError, match="not compiled for num_steps 4; there is 1, 2, 3"):
+        step.at(1).at(4)
+    alone = bind(plans_of("EAGLE", [3]), 1).step
+    assert alone.at(3) is alone
+    with pytest.raises(BindError, match=r"there is 3$"):
+        alone.at(1)
+
+
+def test_the_program_has_its_plans_deepest_first() -> None:
+    plans = plans_of("EAGLE")
+    program = Program(plans[::-1], program_of(plans[0]).manifest, CPU, ReferenceBackend())
+    assert list(program.plans.items()) == [(3, plans[0]), (2, plans[1]), (1, plans[2])]
+    assert program.plan is plans[0]
+
+
+@each_case
+def test_depths_have_one_memory(algorithm: str, keys: dict[str, Any]) -> None:
+    """As large as that of the largest, and pool rows that every depth sees."""
+    plans = plans_of(algorithm, **keys)
+    machine = bind(plans, 1)
+    steps = [machine.step.at(steps) for steps in STEPS]
+    assert {step.memory.arena for step in steps} == {max(plan.memory["arena"] for plan in plans)}
+    assert len({step.memory.relay for step in steps}) == 1
+    rng = random.Random(3)
+    machine.prefill({row: text(rng) for row in (2, 5)})
+    states = [step.read_carry([2, 5]).fields for step in steps]
+    for state in states[1:]:
+        assert state.keys() == states[0].keys()
+        assert all(torch.equal(state[name], states[0][name]) for name in state)
+
+
+@each_case
+def test_a_depth_is_as_good_as_a_program_of_its_own(algorithm: str, keys: dict[str, Any]) -> None:
+    """Tokens, lengths and what is carried, for depths held from the first step on.
+
+    Not of one step: alone it may ask a forward for less, and what these forwards return depends on what they are asked.
+    """
+    for steps in STEPS[1:]:
+        several = bind(plans_of(algorithm, **keys), 2)
+        several.step = several.step.at(steps)
+        nodes = several.step._plan.size("N")
+        own = bind(plans_of(algorithm, [steps], **keys | {"num_draft_tokens": nodes}), 2)
+        rng = random.Random(steps)
+        prompts = {row: text(rng) for row in (4, 1, 6)}
+        for machine in (own, several):
+            machine.prefill(prompts)
+        for rows in ([4, 1, 6], [6], [1, 4], [4, 6, 1]):
+            assert several.decode(rows) == own.decode(rows)
+        mine, theirs = several.step.read_carry([1, 4, 6]).fields, own.step.read_carry([1, 4, 6]).fields
+        assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+@each_case
+@pytest.mark.parametrize("returns", [Static, Fresh])
+def test_replays_of_changing_depths_are_what_eager_steps_are(
+    algorithm: str, keys: dict[str, Any], returns: type[Static], captured: Any
+) -> None:
+    """Segments of every depth; no graph is captured after the program was bound."""
+    plans = plans_of(algorithm, **keys)
+    eager, graphs = bind(plans, 7), captured(plans, 7, returns, capture="segments")
+    rng = random.Random(len(algorithm))
+    prompts = {row: text(rng) for row in (2, 4, 1)}
+    for machine in (eager, graphs):
+        machine.prefill(prompts)
+    segments = 0
+    for rows in ([4, 1], [2, 1, 4], [2], [1, 4, 2], [2, 4], [1]):
+        depth = rng.choice(STEPS)
+        eager.step, graphs.step = eager.step.at(depth), graphs.step.at(depth)
+        assert graphs.decode(rows) == eager.decode(rows, padded=True)
+        mine, theirs = (machine.step.read_carry([1, 2, 4]).fields for machine in (graphs, eager))
+        assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+        segments += len(next(plan for plan in plans if plan.size("S") == depth).segments)
+    for steps in STEPS:
+        replays = graphs.step.at(steps).replays
+        assert replays.replayed + replays.moved.total() == segments
+        assert (replays.moved.total() == 0) is (returns is Static)
+
+
+@pytest.mark.parametrize("capture", [True, "segments"])
+def test_every_depth_has_graphs_of_every_bucket_in_one_pool(capture: Any, captured: Any, cuda: FakeCuda) -> None:
+    plans = plans_of("EAGLE")
+    step: Step = captured(plans, 1, capture=capture).step
+    graphs = [1 if capture is True else len(plan.segments) for plan in plans]
+    assert cuda.captures == len(BUCKETS) * sum(graphs)
+    assert {pool for name, pool in cuda.log if name in ("begin", "end")} == {0}
+    for steps, number in zip((3, 2, 1), graphs, strict=True):
+        own = step.at(steps)._graphs
+        assert own is not None
+        assert own.recorder.pool == 0
+        assert own.recorder.stream is step._graphs.recorder.stream  # type: ignore[union-attr]
+        recorded = own._graphs if capture is True else own._recorded  # type: ignore[union-attr]
+        assert len(recorded) == len(BUCKETS) * number
+        assert step.at(steps).memory.graphs.keys() == set(BUCKETS)
+
+
+@pytest.mark.parametrize("capture", [True, "segments"])
+def test_replays_are_counted_together(capture: Any, captured: Any) -> None:
+    plans = plans_of("STANDALONE")
+    machine = captured(plans, 1, capture=capture)
+    machine.prefill({3: [5, 6]})
+    wanted = 0
+    for steps in (1, 3, 3, 2):
+        machine.step = machine.step.at(steps)
+        machine.decode([3])
+        wanted += 1 if capture is True else len(next(plan for plan in plans if plan.size("S") == steps).segments)
+        assert {machine.step.at(other).replays.replayed for other in STEPS} == {wanted}
+
+
+@pytest.mark.parametrize("moved", ["table", "kv"])
+@pytest.mark.parametrize("capture", [True, "segments"])
+def test_what_has_moved_is_noticed_at_every_depth(moved: str, capture: Any, captured: Any) -> None:
+    plans = plans_of("EAGLE", topk=2, num_draft_tokens=6)
+    machine = captured(plans, 1, capture=capture)
+    machine.prefill({3: [5, 6]})
+    machine.decode([3])
+    replayed = machine.step.replays.replayed
+    tensor = machine.engine.table if moved == "table" else machine.engine.kv["target"][1]
+    tensor.set_(tensor.clone())
+    for steps in STEPS:
+        machine.step = machine.step.at(steps)
+        with pytest.raises(BindError, match="req_to_token has moved" if moved == "table" else "KV buffers have moved"):
+            machine.decode([3])
+    assert machine.step.replays.replayed == replayed

@@ -1,0 +1,176 @@
+"""The choice of a depth: what it learns, when it changes, and that it is the best in the long run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+
+from specc.runtime.depth import AcceptanceDepth, DepthPolicy, FixedDepth
+
+
+def accept_len(random: Random, p: float, num_steps: int) -> int:
+    """Tokens that one request commits when every draft is right with probability p."""
+    length = 1
+    while length <= num_steps and random.random() < p:
+        length += 1
+    return length
+
+
+def run(policy: DepthPolicy, steps: int, lengths: Callable[[int], Sequence[int]]) -> list[int]:
+    """The depths of so many steps; `lengths` are the accepted lengths of a step of a depth."""
+    chosen: list[int] = []
+    for _ in range(steps):
+        chosen.append(policy.choose())
+        policy.observe(chosen[-1], lengths(chosen[-1]))
+    return chosen
+
+
+def nothing(num_steps: int) -> list[int]:
+    return [1, 1]
+
+
+def everything(num_steps: int) -> list[int]:
+    return [num_steps + 1] * 2
+
+
+def speed(rates: Sequence[float], num_steps: int, step_cost: float) -> float:
+    """Tokens per time of a step without drafts: the mean over how many drafts are accepted, by its definition."""
+    tokens = 0.0
+    for accepted in range(num_steps + 1):
+        p = 1.0 if accepted == num_steps else 1.0 - rates[accepted]
+        for rate in rates[:accepted]:
+            p *= rate
+        tokens += p * (accepted + 1)
+    return tokens / (1.0 + step_cost * num_steps)
+
+
+def test_a_fixed_depth_learns_nothing() -> None:
+    assert run(FixedDepth(3), 40, nothing) == [3] * 40
+
+
+def test_it_starts_with_the_deepest_whatever_the_order() -> None:
+    assert AcceptanceDepth([3, 1, 5, 5]).choose() == 5
+
+
+def test_one_depth_is_kept() -> None:
+    assert run(AcceptanceDepth([2]), 40, nothing) == [2] * 40
+
+
+def test_it_goes_down_and_up_again() -> None:
+    policy = AcceptanceDepth([1, 3, 5])
+    assert run(policy, 40, nothing)[-1] == 1
+    assert run(policy, 200, everything)[-1] == 5
+
+
+def test_it_goes_up_from_a_depth_whose_deeper_positions_are_forgotten() -> None:
+    """First positions were always accepted, and later ones were never right, but that was long ago."""
+    policy = AcceptanceDepth([1, 5])
+    assert run(policy, 60, lambda num_steps: [2, 2])[-1] == 1
+    assert 5 in run(policy, 1000, everything)
+    assert run(policy, 100, everything)[-1] == 5
+
+
+def test_it_stays_as_long_as_patience_says() -> None:
+    random = Random(5)
+    policy = AcceptanceDepth([1, 2, 5], patience=12, gain=0.0, window=2.0)
+    chosen = run(policy, 600, lambda num_steps: [random.choice([1, num_steps + 1])])
+    changes = [index for index, (one, other) in enumerate(pairwise(chosen), start=1) if one != other]
+    assert len(changes) > 5
+    assert min(later - earlier for earlier, later in pairwise([0, *changes])) == 12
+
+
+def test_steps_of_nobody_do_not_count_as_patience() -> None:
+    policy = AcceptanceDepth([1, 5], patience=3)
+    assert run(policy, 30, lambda num_steps: []) == [5] * 30
+    assert run(policy, 5, nothing) == [5, 5, 5, 1, 1]
+
+
+@pytest.mark.parametrize("step_cost", [0.05, 0.3, 2.0])
+def test_it_changes_for_more_than_the_gain_and_for_nothing_less(step_cost: float) -> None:
+    """The other depth promises a known part more: a gain just above it keeps the depth, one just below does not."""
+    depths, changes = [1, 2, 4], 0
+    for tokens in range(1, 6):
+        chosen: list[int] = []
+        rates = learned(AcceptanceDepth(depths, step_cost=step_cost), tokens)
+        by_depth = {depth: speed(rates, depth, step_cost) for depth in depths}
+        best = max(by_depth, key=by_depth.__getitem__)
+        promised = by_depth[best] / by_depth[4] - 1.0
+        for gain in (promised * 0.99, promised * 1.01):
+            policy = AcceptanceDepth(depths, step_cost=step_cost, gain=gain, patience=0)
+            learned(policy, tokens)
+            chosen.append(policy.choose())
+        assert chosen == [best, 4]
+        changes += best != 4
+    assert changes >= 1
+
+
+def learned(policy: AcceptanceDepth, tokens: int) -> list[float]:
+    """The rates after ten steps of the deepest that commit so many tokens."""
+    for _ in range(10):
+        policy.observe(4, [tokens, 1])
+    return policy.rates()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rates_are_weighted_means_of_what_was_seen(seed: int) -> None:
+    """Computed from the whole history: an observation of n steps ago weighs (1 - 1 / window) ** n."""
+    random = Random(seed)
+    window, pull = random.uniform(1.0, 40.0), random.uniform(0.1, 5.0)
+    policy = AcceptanceDepth([1, 2, 5], window=window, pull=pull)
+    history: list[tuple[int, list[int]]] = []
+    for _ in range(60):
+        depth = random.choice([1, 2, 5])
+        history.append((depth, [accept_len(random, 0.7, depth) for _ in range(random.randrange(4))]))
+        policy.observe(*history[-1])
+        assert policy.rates() == pytest.approx(brute_force(history, window, pull))
+
+
+def brute_force(history: list[tuple[int, list[int]]], window: float, pull: float) -> list[float]:
+    """The rate of each of five positions; steps of no request are none."""
+    steps = [(depth, lengths) for depth, lengths in history if lengths]
+    rates, before = list[float](), 1.0
+    for position in range(1, 6):
+        tried = accepted = 0.0
+        for age, (depth, lengths) in enumerate(reversed(steps)):
+            weight = (1.0 - 1.0 / window) ** age
+            reached = [length for length in lengths if depth >= position and length >= position]
+            tried += weight * len(reached)
+            accepted += weight * sum(length >= position + 1 for length in reached)
+        before = (accepted + pull * before) / (tried + pull)
+        rates.append(before)
+    return rates
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.95])
+@pytest.mark.parametrize("step_cost", [0.0, 0.02, 0.1, 0.4, 1.0])
+def test_the_long_run_is_the_best_for_the_draft_and_the_machine(p: float, step_cost: float) -> None:
+    """Most steps are of a depth that nothing beats by more than the gain, and a margin for noise."""
+    depths, random = [1, 2, 3, 5, 8], Random(7)
+    policy = AcceptanceDepth(depths, step_cost=step_cost, window=128.0)
+    chosen = run(policy, 2000, lambda num_steps: [accept_len(random, p, num_steps) for _ in range(16)])[500:]
+    by_depth = {depth: speed([p] * depth, depth, step_cost) for depth in depths}
+    good = {depth for depth, value in by_depth.items() if value * 1.08 >= max(by_depth.values())}
+    assert sum(depth in good for depth in chosen) > 0.95 * len(chosen)
+
+
+@pytest.mark.parametrize(
+    ("depths", "numbers"),
+    [
+        ([], {}),
+        ([0, 1], {}),
+        ([-1], {}),
+        ([1], {"step_cost": -0.1}),
+        ([1], {"window": 0.0}),
+        ([1], {"window": -1.0}),
+        ([1], {"pull": 0.0}),
+        ([1], {"gain": -0.01}),
+        ([1], {"patience": -1}),
+    ],
+)
+def test_nonsense_is_refused(depths: list[int], numbers: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="depths are at least 1"):
+        AcceptanceDepth(depths, **numbers)
