@@ -47,6 +47,13 @@ class Built:
         return importlib.import_module(self.name)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Keep what runs on the CPU beside the GPU, here and in child processes, off the cores of other tests."""
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+
 @pytest.fixture(scope="session")
 def device() -> torch.device:
     """The GPU that is used."""
