@@ -61,6 +61,7 @@ gpu: setup
 bench: setup
 	$(BIN)/python bench/chain.py
 	$(BIN)/python bench/tree.py
+	$(BIN)/python bench/between.py
 
 clean:
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis

@@ -139,7 +139,7 @@ def _depths(checked: Checked) -> None:
 def _width(checked: Checked, needs: Needs) -> None:
     """Check N: S + 1 for a chain; for a tree from 2 up to all it can draft and the root."""
     file, at = checked.file, checked.places
-    nodes, depth, width = file.num_draft_tokens, file.num_steps[-1], file.topk
+    nodes, depth, width = file.num_draft_tokens, max(file.num_steps), file.topk
     if not checked.sound("num_draft_tokens", "num_steps", "topk") or (width > 1 and not needs.trees):
         return
     if nodes is None:

@@ -29,6 +29,10 @@ def test_the_tree_benchmark_agrees_with_its_baseline() -> None:
     assert run(str(ROOT / "bench" / "tree.py"), "--check-only").count("same results") == 4
 
 
+def test_every_way_of_running_gives_the_same_text() -> None:
+    assert run(str(ROOT / "bench" / "between.py"), "--check-only").count("same text") == 6
+
+
 def run(*command: str) -> str:
     """The output of a Python program; its messages when it fails."""
     path = os.pathsep.join(str(ROOT / folder) for folder in ("", "bench", "tests"))
