@@ -115,13 +115,10 @@ def build_program(loaded: LoadedConfig, instruments: Sequence[Instrument] = ()) 
     start = time.perf_counter()
     compiled = compile_depths(loaded, instruments)
     passes = time.perf_counter()
-    configs = loaded.depths()
-    steps = [depth.config.num_steps for depth in configs]
-    modules = [module for module, _ in compiled]
-    generated = generate_kernels(dict(zip(steps, modules, strict=True)), loaded.file)
+    generated = generate_kernels({one.loaded.config.num_steps: one.module for one in compiled}, loaded.file)
     depths = tuple(
-        DepthBuild(depth, module, ctx, kernels, build_plan(module, kernels, depth.config))
-        for depth, (module, ctx), kernels in zip(configs, compiled, generated, strict=True)
+        DepthBuild(*one, kernels, build_plan(one.module, kernels, one.loaded.config))
+        for one, kernels in zip(compiled, generated, strict=True)
     )
     build = Build(loaded, depths, {})
     build.lib = lib_sources(source.text for source in build.sources)

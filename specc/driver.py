@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from specc.config import LoadedConfig, ModelConfig
 from specc.ir.core import Carry, Module
@@ -14,7 +15,13 @@ from specc.passes.manager import Instrument, run_passes
 from specc.passes.pipeline import FRONT, default_passes
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
-Compiled = tuple[Module, Context]
+
+class Compiled(NamedTuple):
+    """The program of one depth: the configuration there, the module after all passes, and what they remarked."""
+
+    loaded: LoadedConfig
+    module: Module
+    ctx: Context
 
 
 def start_module(loaded: LoadedConfig) -> Module:
@@ -46,7 +53,7 @@ def compile_module(
     """
     module, ctx = start_module(loaded), Context(loaded, kept)
     run_passes(module, default_passes(), ctx, [CheckEach(), *instruments])
-    return module, ctx
+    return Compiled(loaded, module, ctx)
 
 
 def compile_depths(loaded: LoadedConfig, instruments: Sequence[Instrument] = ()) -> list[Compiled]:
@@ -61,8 +68,8 @@ def compile_depths(loaded: LoadedConfig, instruments: Sequence[Instrument] = ())
         return [compile_module(loaded, instruments)]
     kept = _carried_by_some(depths)
     compiled = [compile_module(depth, instruments, kept) for depth in depths]
-    _check_carry(depths, [module for module, _ in compiled])
-    link([module for module, _ in compiled])
+    _check_carry(compiled)
+    link([one.module for one in compiled])
     return compiled
 
 
@@ -84,15 +91,15 @@ def _front(loaded: LoadedConfig, kept: frozenset[str]) -> Module:
     return module
 
 
-def _check_carry(depths: Sequence[LoadedConfig], modules: Sequence[Module]) -> None:
+def _check_carry(depths: Sequence[Compiled]) -> None:
     """Every carried value has one type at all depths."""
-    for name in modules[0].carries:
-        types = [_spell(module, module.carries[name]) for module in modules]
-        if len(set(types)) > 1:
-            steps = [depth.config.num_steps for depth in depths]
-            what = ", ".join(f"{type_} with num_steps {count}" for type_, count in zip(types, steps, strict=True))
-            message = f"{depths[0].config.algorithm} cannot change its depth: @{name}, which it carries, is {what}"
-            where = depths[0].location("num_steps")
+    deepest = depths[0]
+    for name in deepest.module.carries:
+        types = {one.loaded.config.num_steps: _spell(one.module, one.module.carries[name]) for one in depths}
+        if len(set(types.values())) > 1:
+            what = ", ".join(f"{type_} with num_steps {steps}" for steps, type_ in types.items())
+            algorithm, where = deepest.loaded.config.algorithm, deepest.loaded.location("num_steps")
+            message = f"{algorithm} cannot change its depth: @{name}, which it carries, is {what}"
             raise DiagnosticError(Diagnostic("legal/depths", message, where, "write one num_steps"))
 
 

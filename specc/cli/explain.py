@@ -39,7 +39,7 @@ def explain(
         _require_pass(only)
         loaded = load(config, report)
         at = _depth(loaded, num_steps)
-        story = tell(loaded.depths()[at], *compile_depths(loaded)[at])
+        story = tell(*compile_depths(loaded)[at])
         if only is not None:
             story = replace(story, passes=tuple(told for told in story.passes if told.name == only))
         if format is Format.json:

@@ -81,8 +81,10 @@ class AcceptanceDepth:
 
     def choose(self) -> int:
         """The current depth, or a better one if it promises enough."""
-        best = max(self._depths, key=self._speed)
-        enough = self._speed(best) > (1.0 + self._gain) * self._speed(self._current)
+        rates = self.rates()
+        speeds = {num_steps: self._speed(rates[:num_steps]) for num_steps in self._depths}
+        best = max(speeds, key=speeds.__getitem__)
+        enough = speeds[best] > (1.0 + self._gain) * speeds[self._current]
         if enough and self._stayed >= self._patience:
             self._current, self._stayed = best, 0
         return self._current
@@ -107,10 +109,10 @@ class AcceptanceDepth:
             rates.append((accepted + self._pull * before) / (tried + self._pull))
         return rates
 
-    def _speed(self, num_steps: int) -> float:
-        """Tokens per time of a step without drafts."""
+    def _speed(self, rates: Sequence[float]) -> float:
+        """Tokens per time of a step without drafts, of a step that drafts at positions of these rates."""
         committed = reached = 1.0
-        for rate in self.rates()[:num_steps]:
+        for rate in rates:
             reached *= rate
             committed += reached
-        return committed / (1.0 + self._step_cost * num_steps)
+        return committed / (1.0 + self._step_cost * len(rates))

@@ -194,18 +194,18 @@ def stored(plan: Json, entry: str) -> set[str]:
 
 def test_what_is_kept_says_so() -> None:
     """Only where the depths differ, and at all of them."""
-    both = [module for module, _ in compile_depths(load(num_steps=[1, 3]))]
+    both = [module for _, module, _ in compile_depths(load(num_steps=[1, 3]))]
     for module in both:
         assert {carry.name for carry in module.carries.values() if carry.kept} == {"hidden"}
         assert " kept" in next(line for line in print_module(module).splitlines() if "carry @hidden" in line)
     for steps in (1, 3, [2, 3]):
-        for module, _ in compile_depths(load(num_steps=steps)):
+        for _, module, _ in compile_depths(load(num_steps=steps)):
             assert not any(carry.kept for carry in module.carries.values())
 
 
 @pytest.mark.parametrize("algorithm", SEVERAL)
 def test_modules_of_depths_can_be_read_again(algorithm: str) -> None:
-    for module, _ in compile_depths(load(algorithm, num_steps=[1, 3])):
+    for _, module, _ in compile_depths(load(algorithm, num_steps=[1, 3])):
         again = parse_module(print_module(module))
         assert kept_fields(again) == kept_fields(module)
         assert print_module(again) == print_module(module)
