@@ -46,6 +46,7 @@ def check_types(module: Module) -> list[Diagnostic]:
         for value, type_ in zip(op.results, types, strict=True):
             if value.type != type_:
                 found.append(_report(module, op, f"%{value.name} is {value.type}, should be {type_}"))
+        found += [_report(module, op, problem) for problem in OPS[op.opcode].bad_indexes(module, op)]
     return found
 
 

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from specc.ir.core import tensor_type
 from specc.ir.types import DTYPES, StateType, TensorType, Type
 
 if TYPE_CHECKING:
-    from specc.ir.core import Module
+    from specc.ir.core import Module, Op
 
 Bindings = dict[str, Any]
 
@@ -69,6 +70,7 @@ class OpDef:
         effect: ``carry`` for ops that write carried state, ``external`` for the engine's forwards, else empty.
         inplace: whether result 0 replaces operand 0 in memory.
         infer: result types which a signature cannot say, from the module and the op's attributes.
+        indexes: by attribute the dimension that it counts along, or the operand along whose last axis it does.
 
     """
 
@@ -80,6 +82,7 @@ class OpDef:
     effect: str = ""
     inplace: bool = False
     infer: Callable[[Module, Mapping[str, Any]], Sequence[Type]] | None = None
+    indexes: Mapping[str, str | int] | None = None
 
     @cached_property
     def operands(self) -> tuple[Slot, ...]:
@@ -102,6 +105,19 @@ class OpDef:
         if self.infer is not None:
             return tuple(self.infer(module, attrs))
         return tuple(_build(slot.pattern, bound, attrs) for slot in self._all_results(attrs))
+
+    def bad_indexes(self, module: Module, op: Op) -> list[str]:
+        """What is wrong with the attributes of a typed op that are indexes: each must lie on its axis."""
+        problems: list[str] = []
+        for attr, place in (self.indexes or {}).items():
+            axis = place if isinstance(place, str) else tensor_type(op.operands[place]).shape[-1]
+            if isinstance(axis, str) and axis not in module.dims:
+                problems.append(f"{attr} counts along dimension {axis}, which is not declared")
+                continue
+            index, size = int(op.attrs[attr]), TensorType("i1", (axis,)).sizes(module.dims)[0]
+            if not 0 <= index < size:
+                problems.append(f"{attr} is {index}, and axis {axis} has {size} entries")
+        return problems
 
     def result_slots(self, count: int, attrs: Mapping[str, Any]) -> tuple[Slot, ...]:
         """The slots of an op that has ``count`` results: with the optional one, or without."""

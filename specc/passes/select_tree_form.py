@@ -7,6 +7,7 @@ axis *is* the path axis, and from here on types say so.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specc.ir.core import Module, Op, Value
@@ -14,6 +15,7 @@ from specc.ir.infer import assign_types
 from specc.ir.liveness import sweep
 from specc.ir.types import TensorType
 from specc.passes.base import Context, Pass
+from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 
 @dataclass(frozen=True)
@@ -32,16 +34,16 @@ class SelectTreeForm(Pass):
             message = f"topk = {k}: a tree of {n} nodes, {links}; its node axis is no path"
             self.remark(ctx, message, ctx.at("topk"))
             return
-        for grow in module.find("tree.grow"):
-            _fold_grow(module, grow)
+        drafted = dict(_fold_grow(module, grow) for grow in module.find("tree.grow"))
         for select in module.find("tree.select"):
-            _fold_select(module, select)
+            _fold_select(module, select, drafted)
         for comb in module.find("tree.comb"):
             _drop_links(module, *comb.results)
         for removed in sweep(module):
             self.remark(ctx, f"a chain does not need {removed.what}: {removed.verdict}", removed.location)
+        handed_out = module.outputs.values()
         for topk in module.find("vocab.topk"):
-            if not module.users(topk.results[0]):
+            if not module.users(topk.results[0]) and topk.results[0] not in handed_out:
                 _topk_to_argmax(module, topk, keep="K")
         _rename_axis(module, "N", "A")
         self.remark(
@@ -52,36 +54,54 @@ class SelectTreeForm(Pass):
         )
 
 
-def _fold_grow(module: Module, grow: Op) -> None:
-    """Of one candidate the best one is it: its token is the argmax, its parent the only row."""
+def _fold_grow(module: Module, grow: Op) -> tuple[Value, Value]:
+    """Of one candidate the best one is it: its token is the argmax, its parent the only row.
+
+    Returns the candidates' tokens [B, K, K] and what they are now, the token [B, K].
+    """
     tokens, _, kept, _ = grow.results
-    topk = grow.operands[1].source
-    assert topk is not None
+    _, p, candidates = grow.operands
+    topk = p.source
+    if topk is None or topk.opcode != "vocab.topk" or topk.results[1] is not candidates:
+        message = f"a chain drafts the most probable token, and the candidates %{candidates.name} are no vocab.topk's"
+        raise DiagnosticError(Diagnostic("ir/invalid", message, grow.location))
     argmax = _insert(module, topk, "vocab.argmax", topk.operands, ("draft_token", "draft_bad"), dtype="i64", keep="")
     module.replace_uses(tokens, argmax.results[0])
     module.replace_uses(topk.results[2], argmax.results[1])
     for user in module.users(kept):
         if user.opcode == "tree.gather":
             module.replace_uses(user.result, user.operands[0])
+    return candidates, argmax.results[0]
 
 
-def _fold_select(module: Module, select: Op) -> None:
-    """Column i + 1 of a chain is the token of draft step i."""
+def _fold_select(module: Module, select: Op, drafted: Mapping[Value, Value]) -> None:
+    """Column i of a chain is the token of draft step i, in the order of the operands.
+
+    drafted: what the candidates of every step have become, see `_fold_grow`.
+    """
     steps = int(select.attrs["steps"])
-    bonus, first = select.operands[1], select.operands[2 + steps]
-    assert first.source is not None
-    start = _insert(module, first.source, "chain.start", (bonus, first), ("tokens",))
-    tokens = start.result
-    drafted = [op.results[0] for op in module.phases["draft"] if op.opcode == "vocab.argmax"]
-    for column, token in enumerate(drafted, start=2):
-        assert token.source is not None
-        append = _insert(module, token.source, "chain.append", (tokens, token), ("tokens",), column=column)
-        tokens = append.result
+    bonus, first, *candidates = select.operands[1], *select.operands[2 + steps : 2 + 2 * steps]
+    tokens = _append(module, select, (bonus, first), "chain.start")
+    for column, grown in enumerate(candidates, start=2):
+        if grown not in drafted:
+            message = f"a chain is linked from what was grown, and %{grown.name} are no candidates of a tree.grow"
+            raise DiagnosticError(Diagnostic("ir/invalid", message, select.location))
+        tokens = _append(module, select, (tokens, drafted[grown]), "chain.append", column=column)
     old_tokens, parent, depth, orphan = select.results
     module.replace_uses(old_tokens, tokens)
     for user in module.users(orphan):
         module.replace_uses(user.result, user.operands[0])
     _drop_links(module, parent, depth)
+
+
+def _append(module: Module, select: Op, operands: tuple[Value, Value], opcode: str, **attrs: int) -> Value:
+    """The tokens of a chain after one more, as soon as both operands are there."""
+    sources = [value.source for value in operands if value.source is not None]
+    if not sources:
+        message = f"a chain begins in a step, and %{operands[1].name} is there before it"
+        raise DiagnosticError(Diagnostic("ir/invalid", message, select.location))
+    last = max(sources, key=module.order().__getitem__)
+    return _insert(module, last, opcode, operands, ("tokens",), **attrs).result
 
 
 def _drop_links(module: Module, parent: Value, depth: Value) -> None:

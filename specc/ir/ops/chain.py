@@ -21,6 +21,7 @@ OPS = (
         "Set column ``column``.",
         {"column": int},
         inplace=True,
+        indexes={"column": 0},
     ),
     OpDef("chain.join", "bonus: i32[B], drafts: i64[B, S] -> tokens: i64[B, A]", "The bonus token, then the drafts."),
     OpDef(

@@ -1,7 +1,8 @@
 """The `model` dialect: the engine's forwards. External calls, which get static inputs and return what specc reads.
 
 ``capture`` says which hidden rows a forward hands over: ``null`` none, ``last`` one per request or branch, ``full``
-all. ``hidden`` is the last operand and an optional result; both are absent when nothing needs them. ``extras``, a
+all. Logits have a dtype of their own (``logits_dtype``), as engines that score in f32 hand them over.
+``hidden`` is the last operand and an optional result; both are absent when nothing needs them. ``extras``, a
 signature, lists what else the target hands over per node: experts chosen, indexer picks. The width of a
 hidden operand is declared by the forward that consumes it (attributes ``input_dtype``, ``input_width``).
 """
@@ -11,10 +12,11 @@ from __future__ import annotations
 from specc.ir.opdef import OpDef
 
 _WINDOW = "rows: i64[B], seq_lens: i64[B]"
-_OUT = {"capture": str, "dtype": str, "width": int}
+_SCORES = {"capture": str, "logits_dtype": str}
+_OUT = {**_SCORES, "dtype": str, "width": int}
 _IN = {"input_dtype": str, "input_width": int}
 _IN_OUT = {**_OUT, **_IN}
-_MODULE = {"capture": str, "dtype": str, **_IN, "step": int}
+_MODULE = {**_SCORES, **_IN, "step": int}
 _INJECT = {"capture": str, **_IN}
 
 OPS = (
@@ -22,16 +24,17 @@ OPS = (
         "model.draft",
         "tokens: i64[B, K], positions: i64[B, K], slots: i64[D, B, K], rows: i64[B], seq_lens: i64[B],"
         " kv: !kv<draft>, hidden?: $input_dtype[B, K, $input_width]"
-        " -> logits: $dtype[B, K, Vd], kv: !kv<draft>, hidden?: $dtype[B, K, $width]",
+        " -> logits: $logits_dtype[B, K, Vd], kv: !kv<draft>, hidden?: $dtype[B, K, $width]",
         "One draft forward over the frontier; writes slots[step].",
         {**_IN_OUT, "step": int},
         effect="external",
+        indexes={"step": "D"},
     ),
     OpDef(
         "model.assist",
         f"tokens: i64[B, *x], positions: i64[B, *x], {_WINDOW}, kv: !kv<target>,"
         " hidden?: $input_dtype[B, *x, $input_width]"
-        " -> logits: $dtype[B, *x, Vd], kv: !kv<target>, hidden?: $dtype[B, *x, $width]",
+        " -> logits: $logits_dtype[B, *x, Vd], kv: !kv<target>, hidden?: $dtype[B, *x, $width]",
         "One forward of a draft that has no keys and values of its own: it reads the target's at positions before"
         " seq_len, and writes none.",
         {**_IN_OUT, "step": int},
@@ -40,16 +43,16 @@ OPS = (
     OpDef(
         "model.block",
         f"bonus: i32[B], positions: i64[B, A], slots: i64[B, A], {_WINDOW}, kv: !kv<draft>"
-        " -> logits: $dtype[B, S, Vd], kv: !kv<draft>",
+        " -> logits: $logits_dtype[B, S, Vd], kv: !kv<draft>",
         "All drafts in one forward over the bonus token and S places to fill; writes slots, which `model.inject` writes"
         " again.",
-        {"capture": str, "dtype": str},
+        _SCORES,
         effect="external",
     ),
     OpDef(
         "model.target",
         f"tokens: i64[B, ?n], positions: i64[B, ?n], slots: i64[B, ?n], {_WINDOW}, kv: !kv<target>, mask?: ?"
-        " -> logits: $dtype[B, ?n, V], kv: !kv<target>, hidden?: $dtype[B, ?n, $width], extras*: ?",
+        " -> logits: $logits_dtype[B, ?n, V], kv: !kv<target>, hidden?: $dtype[B, ?n, $width], extras*: ?",
         "The target over all nodes; without a mask they are causal.",
         {**_OUT, "extras": str},
         effect="external",
@@ -58,7 +61,7 @@ OPS = (
         "model.extend",
         f"tokens: i64[B, A], positions: i64[B, A], slots: i64[B, A], select: i64[B], {_WINDOW},"
         " kv: !kv<draft>, hidden?: $input_dtype[B, A, $input_width]"
-        " -> logits: $dtype[B, Vd], kv: !kv<draft>, hidden?: $dtype[B, $width]",
+        " -> logits: $logits_dtype[B, Vd], kv: !kv<draft>, hidden?: $dtype[B, $width]",
         "The draft over the accepted tokens; logits and hidden of the selected rows only.",
         _IN_OUT,
         effect="external",
@@ -66,7 +69,7 @@ OPS = (
     OpDef(
         "model.extend_module",
         f"tokens: i64[B, A], positions: i64[B, A], slots: i64[B, A], select: i64[B], {_WINDOW}, kv: !kv<draft>,"
-        " hidden: $input_dtype[B, A, $input_width] -> logits: $dtype[B, Vd], kv: !kv<draft>",
+        " hidden: $input_dtype[B, A, $input_width] -> logits: $logits_dtype[B, Vd], kv: !kv<draft>",
         "Module ``step`` of the draft over the accepted tokens, each ``step`` further in the text; logits of the"
         " selected rows only.",
         _MODULE,
@@ -82,7 +85,7 @@ OPS = (
     ),
     OpDef(
         "model.prefill_target",
-        f"{_WINDOW}, kv: !kv<target> -> logits: $dtype[B, V], kv: !kv<target>, hidden?: $dtype[$per, $width]",
+        f"{_WINDOW}, kv: !kv<target> -> logits: $logits_dtype[B, V], kv: !kv<target>, hidden?: $dtype[$per, $width]",
         "The target over ragged prompts; logits of every prompt's last row. Hidden states of all rows (``per`` T), or"
         " of the last ones (B).",
         {**_OUT, "per": str},
@@ -91,7 +94,7 @@ OPS = (
     OpDef(
         "model.prefill_draft",
         f"first: i32[B], {_WINDOW}, kv: !kv<draft>, hidden?: $input_dtype[T, $input_width]"
-        " -> logits: $dtype[B, Vd], kv: !kv<draft>, hidden?: $dtype[B, $width]",
+        " -> logits: $logits_dtype[B, Vd], kv: !kv<draft>, hidden?: $dtype[B, $width]",
         "The draft over ragged prompts and the first sampled token; logits of the last rows.",
         _IN_OUT,
         effect="external",
@@ -99,7 +102,7 @@ OPS = (
     OpDef(
         "model.prefill_module",
         f"first: i32[B], {_WINDOW}, kv: !kv<draft>, hidden: $input_dtype[T, $input_width], drafts?: i64[B, S]"
-        " -> logits: $dtype[B, Vd], kv: !kv<draft>",
+        " -> logits: $logits_dtype[B, Vd], kv: !kv<draft>",
         "Module ``step`` of the draft over ragged prompts shifted by ``step`` + 1: the first sampled token and the"
         " first ``step`` of ``drafts`` follow; logits of the last rows.",
         _MODULE,

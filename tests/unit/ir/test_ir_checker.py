@@ -40,7 +40,10 @@ def in_phase(*lines: str, phase: str = "prepare") -> str:
 
 CLEAR = "%h = health.clear(%rows) : i32[B]"
 POSITIONS = '%p = kv.positions(%lens) {axis = "K", offset = 0, stride = 0} : i64[B, K]'
-FORWARD = '{capture = "null", dtype = "f32", per = "T", width = 0} : f32[B, V], !kv<target>'
+FORWARD = '{capture = "null", dtype = "f32", logits_dtype = "f32", per = "T", width = 0} : f32[B, V], !kv<target>'
+DRAFT = (
+    '{capture = "null", dtype = "f32", input_dtype = "f32", input_width = 0, logits_dtype = "f32", step = 2, width = 0}'
+)
 
 BROKEN = [
     ("unknown op", in_phase("%x = health.explode(%rows) : i32[B]"), "unknown op health.explode"),
@@ -88,6 +91,24 @@ BROKEN = [
             phase="prefill",
         ),
         "state %kv is read twice",
+    ),
+    *(
+        (
+            f"column {column} of a chain of 4",
+            "input %t : i64[B, A]\ninput %k : i64[B, K]\n"
+            + in_phase(f"%u = chain.append(%t, %k) {{column = {column}}} : i64[B, A]", phase="draft"),
+            f"column is {column}, and axis A has 4 entries",
+        )
+        for column in (-1, 4)
+    ),
+    (
+        "a draft forward that no slots were made for",
+        "dim D : forward = 2\ndim Vd : draft_vocab = 8\ninput %d : !kv<draft>\ninput %t : i64[B, K]\n"
+        "input %s : i64[D, B, K]\n"
+        + in_phase(
+            f"%x, %y = model.draft(%t, %t, %s, %rows, %lens, %d) {DRAFT} : f32[B, K, Vd], !kv<draft>", phase="draft"
+        ),
+        "step is 2, and axis D has 2 entries",
     ),
     ("undeclared dimension", "input %x : f32[B, Q]", "dimension Q is not declared"),
     ("carried by nobody", in_phase('%x = carry.load(%rows) {field = "d"} : i64[B]'), "nothing named d is carried"),
