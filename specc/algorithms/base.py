@@ -120,8 +120,13 @@ class Scope:
 
 
 def dtype_of(model: ModelConfig) -> str:
-    """The IR dtype of a model's activations and logits."""
+    """The IR dtype of a model's activations."""
     return DTYPES[model.dtype]
+
+
+def logits_dtype_of(model: ModelConfig) -> str:
+    """The IR dtype of the logits that a model's forwards hand over."""
+    return DTYPES[model.logits_dtype]
 
 
 def _declare_dims(module: Module, config: Config) -> None:

@@ -7,7 +7,7 @@ carried.
 
 from __future__ import annotations
 
-from specc.algorithms.base import Algorithm, Scope, dtype_of
+from specc.algorithms.base import Algorithm, Scope, logits_dtype_of
 from specc.algorithms.verification import (
     Accepted,
     FromTarget,
@@ -59,7 +59,7 @@ def _draft(scope: Scope, state: State, root: Value) -> tuple[Value, Value, Nodes
         with b.at(scope.at("num_steps")):
             logits, state.kv_draft = b.many(
                 "model.block", root, positions, slots, scope.rows, state.seq_lens, state.kv_draft,
-                names=("block_logits", "kv_block"), capture="null", dtype=dtype_of(scope.draft),
+                names=("block_logits", "kv_block"), capture="null", logits_dtype=logits_dtype_of(scope.draft),
             )  # fmt: skip
         drafts, bad = b.many("vocab.argmax", logits, scope.rows, names=("drafts", "draft_bad"), dtype="i64", keep="")
         state.health = b("health.raise", state.health, bad, names=("health_draft",), bit=DRAFT_BIT)

@@ -7,7 +7,7 @@ nothing is written and there is no extend: what is carried is a row of the targe
 
 from __future__ import annotations
 
-from specc.algorithms.base import Algorithm, Scope, dtype_of
+from specc.algorithms.base import Algorithm, Scope, dtype_of, logits_dtype_of
 from specc.algorithms.growth import Frontier, grow_tree
 from specc.algorithms.verification import (
     State,
@@ -87,7 +87,8 @@ def _assist(scope: Scope, state: State, inputs: tuple[Value, Value, Value], step
         logits, state.kv_target, back = scope.b.many(
             "model.assist", tokens, positions, scope.rows, state.seq_lens, state.kv_target, hidden,
             names=(f"draft_logits{step}", f"kv_target_read{step}", f"draft_hidden{step}"),
-            capture="last", step=step, dtype=dtype, width=width, input_dtype=dtype, input_width=width,
+            capture="last", step=step, logits_dtype=logits_dtype_of(scope.draft),
+            dtype=dtype, width=width, input_dtype=dtype, input_width=width,
         )  # fmt: skip
     return logits, back
 

@@ -7,7 +7,7 @@ drafts are carried, and no hidden state is. Semantics: SGLang's multi_layer_eagl
 
 from __future__ import annotations
 
-from specc.algorithms.base import Algorithm, Scope, dtype_of
+from specc.algorithms.base import Algorithm, Scope, dtype_of, logits_dtype_of
 from specc.algorithms.verification import (
     Accepted,
     Nodes,
@@ -109,8 +109,9 @@ def _append(scope: Scope, drafts: Value | None, token: Value, step: int) -> Valu
 
 def _module_io(scope: Scope, step: int) -> dict[str, str | int]:
     """Which module runs, and what it reads: rows of the target, as wide as its own."""
-    dtype, width = dtype_of(scope.draft), scope.draft.spec_width
-    return {"capture": "null", "dtype": dtype, "input_dtype": dtype, "input_width": width, "step": step}
+    draft = scope.draft
+    read: dict[str, str | int] = {"input_dtype": dtype_of(draft), "input_width": draft.spec_width}
+    return {"capture": "null", "logits_dtype": logits_dtype_of(draft), "step": step, **read}
 
 
 def _check_modules(scope: Scope) -> None:

@@ -6,7 +6,7 @@ passes, by dataflow alone. Semantics: docs/semantics.md; SGLang's eagle_worker_v
 
 from __future__ import annotations
 
-from specc.algorithms.base import Scope, dtype_of
+from specc.algorithms.base import Scope, dtype_of, logits_dtype_of
 from specc.algorithms.growth import Frontier, grow_tree
 from specc.algorithms.verification import (
     Accepted,
@@ -135,5 +135,5 @@ def _extend(scope: Scope, state: State, accepted: Accepted, reads: FromTarget | 
 def _draft_io(scope: Scope, read: FromTarget) -> dict[str, str | int]:
     """Widths and dtypes of one of the draft's forwards; the consumer declares what it reads."""
     draft = scope.draft
-    given: dict[str, str | int] = {"dtype": dtype_of(draft), "width": draft.spec_width}
-    return {**given, "input_dtype": read.dtype, "input_width": read.width}
+    given: dict[str, str | int] = {"input_dtype": read.dtype, "input_width": read.width}
+    return {**given, "dtype": dtype_of(draft), "logits_dtype": logits_dtype_of(draft), "width": draft.spec_width}

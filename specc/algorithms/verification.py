@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specc.algorithms.base import Scope, dtype_of
+from specc.algorithms.base import Scope, dtype_of, logits_dtype_of
 from specc.ir.core import Value
 from specc.ir.ops.health import TARGET_BIT
 
@@ -66,7 +66,7 @@ def prefill_target(scope: Scope, offers: str = "hidden_size", *, last: bool = Fa
                 "model.prefill_target", scope.rows, scope.seq_lens, scope.kv_target,
                 names=("prefill_target_logits", "prefill_kv_target", "prefill_target_hidden"),
                 capture="last" if last else "full", per="B" if last else "T",
-                dtype=dtype_of(target), width=target.spec_width,
+                dtype=dtype_of(target), logits_dtype=logits_dtype_of(target), width=target.spec_width,
             )  # fmt: skip
         first, bad = b.many("vocab.argmax", logits, scope.rows, names=("first", "first_bad"), dtype="i32", keep="")
         health = b("health.raise", health, bad, names=("prefill_health_target",), bit=TARGET_BIT)
@@ -154,7 +154,7 @@ def _target(scope: Scope, state: State, nodes: Nodes, offers: str) -> tuple[Valu
         logits, _, hidden, *values = b.many(
             "model.target", nodes.tokens, positions, slots, scope.rows, state.seq_lens, state.kv_target, *mask,
             names=("target_logits", "kv_target1", "target_hidden", *extras),
-            capture="full", dtype=dtype_of(target), width=target.spec_width,
+            capture="full", dtype=dtype_of(target), logits_dtype=logits_dtype_of(target), width=target.spec_width,
             extras=", ".join(f"{name}: {type_}" for name, type_ in extras.items()),
         )  # fmt: skip
     return hidden, {"logits": logits, **dict(zip(extras, values, strict=True))}

@@ -103,6 +103,7 @@ def _model(model: ModelConfig) -> Json:
         "kv_layout": model.kv_layout,
         "vocab_size": model.vocab_size,
         "dtype": DTYPES[model.dtype],
+        "logits_dtype": DTYPES[model.logits_dtype],
         **aux,
     }
 

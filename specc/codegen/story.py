@@ -39,6 +39,7 @@ _TOLD_ELSEWHERE = ("name", "depths", "target", "draft", "options")
 _FOLLOWS = {
     "num_draft_tokens": "num_steps + 1",
     "max_requests": "the largest bucket",
+    "logits_dtype": "dtype",
     "kv_dtype": "dtype",
     "aux_layers": "what the draft was trained on, or 2, L // 2 and L - 3",
 }

@@ -139,10 +139,10 @@ def _model(
     wanted = "aux" if side == "target" and block.aux_layers else wanted
     source = block.hidden_source or wanted or _hidden_source(checked, side, hc_mult, facts)
     rest: dict[str, Any] = {**values, "hc_mult": hc_mult, "kv_layout": values["kv_layout"] or "mha"}
-    kv_dtype = block.kv_dtype or values["dtype"]
+    dtypes = {key: getattr(block, key) or values["dtype"] for key in ("logits_dtype", "kv_dtype")}
     fact = facts.facts.get("aux_layers") if facts is not None and side == "draft" else None
     layers = tuple(map(int, str(fact.value).split())) if fact is not None else None
-    return ModelConfig(model=block.model, hidden_source=source, kv_dtype=kv_dtype, aux_layers=layers, **rest)
+    return ModelConfig(model=block.model, hidden_source=source, aux_layers=layers, **dtypes, **rest)
 
 
 def _with_aux_layers(checked: Checked, target: ModelConfig | None, draft: ModelConfig | None) -> ModelConfig | None:

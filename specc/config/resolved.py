@@ -52,6 +52,7 @@ class ModelConfig:
     kv_layout: KvLayout
     vocab_size: int
     dtype: Dtype
+    logits_dtype: Dtype
     kv_dtype: KvDtype
     experts_per_token: int | None
     index_topk: int | None

@@ -91,7 +91,9 @@ class ModelBlock(Block):
     vocab_size: Annotated[Count, Field(le=1 << 24)] | None = None
     """Columns of the logits."""
     dtype: Dtype | None = None
-    """Element type of logits and hidden states."""
+    """Element type of hidden states."""
+    logits_dtype: Dtype | None = None
+    """Element type of the logits that the engine's forwards hand over. Default: dtype."""
     kv_dtype: KvDtype | None = None
     """Element type of keys and values in the KV pool. Default: dtype."""
     experts_per_token: Annotated[Count, Field(le=1024)] | None = None

@@ -36,8 +36,8 @@ def register(table: dict[str, Semantics], name: str) -> Callable[[Semantics], Se
 
 def comparable(scores: Tensor) -> Tensor:
     """Scores as f32 under the pinned order: NaN becomes -inf, -0.0 becomes 0.0."""
-    values = scores.to(torch.float32)
-    return torch.where(values.isnan(), -torch.inf, values) + 0.0
+    values = torch.nan_to_num(scores.to(torch.float32), nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    return values + 0.0
 
 
 def ranking(scores: Tensor) -> Tensor:

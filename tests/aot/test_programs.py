@@ -13,6 +13,7 @@ from specc.build import build_program
 from specc.codegen.aot import KNOWN_ARCHS
 
 MODEL = {"vocab_size": 128256, "hidden_size": 4096, "num_kv_heads": 8, "head_dim": 128, "dtype": "bfloat16"}
+WIDER_LOGITS = {"logits_dtype": "float32"}
 TREE = {"topk": 8, "num_draft_tokens": 64, "num_steps": 5, "page_size": 16}
 COMB = {"topk": 4, "num_draft_tokens": 21, "num_steps": 5, "page_size": 16}
 
@@ -26,6 +27,8 @@ def programs() -> dict[str, dict[str, Any]]:
         found[f"{algorithm}-chain"] = common
         if wants.trees:
             found[f"{algorithm}-tree"] = common | (TREE if wants.draft else COMB)
+    scored_in_f32 = {"target": MODEL | WIDER_LOGITS, "draft": MODEL | WIDER_LOGITS}
+    found |= {f"{name}-f32-logits": found[name] | scored_in_f32 for name in ("EAGLE-chain", "EAGLE-tree")}
     return found
 
 

@@ -34,11 +34,21 @@ def clusters(module: Module) -> list[tuple[str, Cluster]]:
     return [(stem, cluster) for stem, cluster in found if all(op.phase != "verify" for op in cluster)]
 
 
-@pytest.mark.parametrize(("dtype", "vocab"), [("float32", 96), ("bfloat16", 4100), ("float16", 2049)])
+@pytest.mark.parametrize(
+    ("dtype", "hidden", "vocab"),
+    [
+        ("float32", "float32", 96),
+        ("bfloat16", "bfloat16", 4100),
+        ("float16", "float16", 2049),
+        ("float32", "bfloat16", 200),
+        ("float16", "float32", 99),
+    ],
+)
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_clusters(launcher: Launcher, program: str, dtype: str, vocab: int) -> None:
-    """One chunk of logits, or several, the last of which is no whole one."""
-    model, source = {"dtype": dtype, "vocab_size": vocab}, generator(len(program) + vocab)
+def test_clusters(launcher: Launcher, program: str, dtype: str, hidden: str, vocab: int) -> None:
+    """One chunk of logits, or several, the last of which is no whole one; beside hidden states of any dtype."""
+    model = {"dtype": hidden, "logits_dtype": dtype, "vocab_size": vocab}
+    source = generator(len(program) + vocab)
     module = compile_to("canonicalize", load(**PROGRAMS[program], target=model, draft=model))
     found = clusters(module)
     assert found

@@ -189,7 +189,7 @@ class FakeEngine:
         noise[state % 23 == 1] = float("nan")
         noise[state % 23 == 2] = float("-inf")
         noise[state % 23 == 3] = 0.0
-        return noise.to(TORCH[model.dtype])
+        return noise.to(TORCH[model.logits_dtype])
 
     def _hidden(self, model: ModelConfig, state: Tensor, width: int) -> Tensor:
         columns = torch.arange(width)

@@ -46,6 +46,7 @@ def models(draw: st.DrawFn, vocab: int) -> dict[str, Any]:
         "hidden_source": draw(st.sampled_from(["collapsed", "hc_residual"])),
         "vocab_size": vocab,
         "dtype": draw(st.sampled_from(DTYPE_NAMES)),
+        "logits_dtype": draw(st.sampled_from(DTYPE_NAMES)),
         "num_layers": draw(st.integers(1, 3)),
         **draw(KV_ROWS),
     }

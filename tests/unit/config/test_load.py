@@ -79,6 +79,13 @@ def test_keys_and_values_may_be_narrower_than_the_model(load: Load, written: str
     assert config.target.dtype == "float32"
 
 
+def test_logits_may_have_another_dtype_than_hidden_states(load: Load) -> None:
+    config = load(SHORT).config
+    assert (config.target.logits_dtype, config.draft.logits_dtype) == ("float32", "float32")
+    config = load(SHORT.replace("  dtype: float32", "  dtype: bfloat16\n  logits_dtype: float32")).config
+    assert {(model.dtype, model.logits_dtype) for model in config.models.values()} == {("bfloat16", "float32")}
+
+
 @pytest.mark.parametrize(("source", "width"), [("hc_residual", 1024), ("collapsed", 256)])
 def test_spec_width(load: Load, source: str, width: int) -> None:
     text = SHORT.replace("hidden_size: 256", f"hidden_size: 256\n  hc_mult: 4\n  hidden_source: {source}")

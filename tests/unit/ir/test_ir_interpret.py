@@ -24,7 +24,7 @@ TEXT = """module @m {
   input %kv : !kv<target>
   carry @first : i32[B]
   phase prefill {
-    %logits, %kv1, %hidden = model.prefill_target(%rows, %lens, %kv) {capture = "full", dtype = "f32", per = "T", width = 2} : f32[B, V], !kv<target>, f32[T, 2]
+    %logits, %kv1, %hidden = model.prefill_target(%rows, %lens, %kv) {capture = "full", dtype = "f32", logits_dtype = "f32", per = "T", width = 2} : f32[B, V], !kv<target>, f32[T, 2]
     %first, %bad = vocab.argmax(%logits, %rows) {dtype = "i32", keep = ""} : i32[B], i1[B]
     carry.store(%rows, %first) {field = "first"}
   }

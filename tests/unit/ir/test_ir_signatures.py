@@ -78,8 +78,8 @@ def documented_attributes() -> dict[str, set[str]]:
 
 
 def test_the_document_names_the_attributes() -> None:
-    """Types of forwards (dtype, width, ...) are the algorithm's business and not in the table."""
-    implied = {"dtype", "width", "input_dtype", "input_width"}
+    """Types of forwards (dtype, logits_dtype, width, ...) are the algorithm's business and not in the table."""
+    implied = {"dtype", "logits_dtype", "width", "input_dtype", "input_width"}
     for name, attributes in documented_attributes().items():
         wanted = set(OPS[name].attrs or {})
         wanted -= implied if name.startswith("model.") else set()
@@ -169,9 +169,15 @@ def test_what_a_forward_hands_over_besides_is_listed_by_an_attribute() -> None:
     target, module = OPS["model.target"], Module("m")
     nodes = TensorType("i64", ("B", "N"))
     operands = [nodes, nodes, nodes, *[TensorType("i64", ("B",))] * 2, StateType("target")]
-    attrs = {"capture": "full", "dtype": "bf16", "width": 8, "extras": "picks: i32[B, ?n, 2, 3], more: f32[B]"}
+    attrs = {
+        "capture": "full",
+        "dtype": "bf16",
+        "logits_dtype": "f32",
+        "width": 8,
+        "extras": "picks: i32[B, ?n, 2, 3], more: f32[B]",
+    }
     types = [str(type_) for type_ in target.result_types(module, operands, attrs)]
-    assert types == ["bf16[B, N, V]", "!kv<target>", "bf16[B, N, 8]", "i32[B, N, 2, 3]", "f32[B]"]
+    assert types == ["f32[B, N, V]", "!kv<target>", "bf16[B, N, 8]", "i32[B, N, 2, 3]", "f32[B]"]
     slots = target.result_slots(5, attrs)
     assert [slot.name for slot in slots] == ["logits", "kv", "hidden", "picks", "more"]
     assert [slot.name for slot in target.result_slots(4, attrs)] == ["logits", "kv", "picks", "more"]

@@ -191,7 +191,7 @@ PROBE = OpDef(
     effect="external",
 )
 PROBED = (
-    '%l{0} = model.probe(%rows, {1}, {2}) {{capture = "null", dtype = "f32", step = {0}}} : f32[B, K, V]',
+    '%l{0} = model.probe(%rows, {1}, {2}) {{capture = "null", dtype = "f32", logits_dtype = "f32"}} : f32[B, K, V]',
     "%p{0}, %index{0}, %bad{0} = vocab.topk(%l{0}, %rows) : f32[B, K, K], i64[B, K, K], i1[B, K]",
     "%h{0} = health.raise({3}, %bad{0}) {{bit = 0}} : i32[B]",
     "%token{0}, %score{0}, %kept{0}, %candidates{0} = tree.grow(%scores, %p{0}, %index{0})"

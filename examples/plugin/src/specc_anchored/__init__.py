@@ -13,7 +13,7 @@ that ``drafted`` is compacted in a tree and costs nothing in a chain is said now
 
 from __future__ import annotations
 
-from specc.algorithms.base import Algorithm, Scope, dtype_of
+from specc.algorithms.base import Algorithm, Scope, dtype_of, logits_dtype_of
 from specc.algorithms.growth import Frontier, grow_tree
 from specc.algorithms.verification import State, carry_lengths, finish_prefill, prefill_target, start, store, verify
 from specc.ir.core import Value
@@ -23,9 +23,9 @@ from specc.ir.ops.health import DRAFT_BIT
 FORWARD = OpDef(
     "model.anchored",
     "tokens: i64[B, *x], positions: i64[B, *x], rows: i64[B], anchor: $input_dtype[B, $input_width]"
-    " -> logits: $dtype[B, *x, Vd]",
+    " -> logits: $logits_dtype[B, *x, Vd]",
     "The draft over any tokens of a request, each on its own, at the request's anchor.",
-    {"capture": str, "dtype": str, "input_dtype": str, "input_width": int, "step": int},
+    {"capture": str, "logits_dtype": str, "input_dtype": str, "input_width": int, "step": int},
     effect="external",
 )
 
@@ -75,12 +75,13 @@ def _seed(scope: Scope, state: State, root: Value, anchor: Value) -> Frontier:
 
 def _draft(scope: Scope, tokens: Value, positions: Value, anchor: Value, step: int) -> Value:
     """Logits of the draft's forward number ``step`` in a decode step."""
-    dtype, width = dtype_of(scope.draft), scope.draft.spec_width
+    draft = scope.draft
     with scope.b.at(scope.at("draft", "hidden_size")):
         return scope.b(
             "model.anchored", tokens, positions, scope.rows, anchor,
             names=(f"draft_logits{step}",),
-            capture="null", dtype=dtype, input_dtype=dtype, input_width=width, step=step,
+            capture="null", logits_dtype=logits_dtype_of(draft), step=step,
+            input_dtype=dtype_of(draft), input_width=draft.spec_width,
         )  # fmt: skip
 
 
