@@ -8,11 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specc.engine.attention import PagedContext
+from specc.engine.context import PagedContext
 from specc.engine.errors import ContractError
 from specc.engine.kv_pool import KVPool
 from specc.engine.models import ModelFacts, TargetModel
 from specc.engine.plan_facts import DTYPES, PlanFacts
+from specc.engine.prompts import Prefix, Prompt, PromptBatch, Span, grouped
 from specc.engine.tree_attention import TreeContext, visible_keys
 
 
@@ -21,21 +22,6 @@ class Forward(NamedTuple):
 
     logits: Tensor
     hidden: Tensor | None = None
-
-
-class Prompt(NamedTuple):
-    """What to prefill: all tokens of a text, of which the first `shared` have keys and values in all pools."""
-
-    tokens: Sequence[int]
-    shared: int = 0
-
-
-class Prefix(NamedTuple):
-    """A prompt on the device: its pool row, tokens i64[n], and how many of them are shared."""
-
-    row: int
-    tokens: Tensor
-    shared: int
 
 
 class Memory:
@@ -60,12 +46,20 @@ class Memory:
             host = torch.tensor(tokens, dtype=torch.int64, pin_memory=self.req_to_token.is_cuda)
             yield Prefix(row, host.to(self.req_to_token.device, non_blocking=True), shared)
 
-    def rest(self, owner: str, row: int, start: int, end: int) -> tuple[Tensor, PagedContext]:
-        """Positions i64[1, end - start] and the context of a forward of one pool row over them."""
-        positions = torch.arange(start, end, device=self.req_to_token.device)[None]
-        rows = torch.full((1,), row, device=positions.device)
-        slots = self.req_to_token[rows, start:end].long()
-        return positions, PagedContext(self.pools[owner], self.req_to_token, rows, positions, slots, end)
+    def batches(self, owner: str, spans: Sequence[Span]) -> Iterator[PromptBatch]:
+        """The batches in which a model runs the tokens at these positions; a prompt's number is its place there."""
+        table = self.req_to_token
+        for members in grouped([span.end - span.start for span in spans]):
+            chosen = [spans[member] for member in members]
+            rows, starts, ends = torch.tensor(chosen, device=table.device).unbind(1)
+            lengths = tuple(span.end - span.start for span in chosen)
+            offsets = torch.arange(max(lengths), device=table.device)
+            positions = torch.minimum(starts[:, None] + offsets, ends[:, None] - 1)
+            counts = offsets < (ends - starts)[:, None]
+            slots = torch.where(counts, table[rows[:, None], positions].long(), 0)
+            width = max(span.end for span in chosen)
+            paged = PagedContext(self.pools[owner], table, rows, positions, slots, width)
+            yield PromptBatch(tuple(members), lengths, positions, paged)
 
     def joined(self, rows: Iterable[Tensor], facts: ModelFacts, width: int | None = None) -> Tensor:
         """What a model gave for one prompt after the other, T[n, width]; of no prompts no rows.
@@ -82,13 +76,14 @@ class TargetCallbacks:
     def __init__(self, target: TargetModel, memory: Memory, facts: PlanFacts) -> None:
         """Bind the model to memory."""
         self.target_model, self.memory, self.mask_mode = target, memory, facts.mask_mode
+        self.logits_dtypes = {role: DTYPES[plan["logits_dtype"]] for role, plan in facts.models.items()}
 
     @property
     def capturable(self) -> bool:
         """Whether the decode forwards wait for the device nowhere and keep their shapes."""
         return self.target_model.capturable
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def target(
         self,
         *,
@@ -112,11 +107,11 @@ class TargetCallbacks:
             visible = visible_keys(mask, self.mask_mode, seq_lens, tokens.shape[1], width)
             paged = TreeContext(*where, seq_lens, positions, slots, width, visible)
         states = self.target_model.forward(tokens, positions, paged)
-        return captured(self.target_model.logits(states), self.target_model.handed_over(states), capture)
+        return captured(self._target_logits(states), self.target_model.handed_over(states), capture)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def prefill_target(self, *, rows: Tensor, seq_lens: Tensor, capture: str) -> Forward:
-        """Prefill prompt by prompt: logits T[b, V] of each last token, hidden T[sum of lengths, W].
+        """Prefill prompts: logits T[b, V] of each last token, hidden T[sum of lengths, W].
 
         With `capture` ``last`` hidden is T[b, W], of the last tokens.
 
@@ -124,19 +119,26 @@ class TargetCallbacks:
         keys and values of everything shared.
         """
         memory, model = self.memory, self.target_model
-        found = [self._run(prefix, capture) for prefix in memory.prefixes(rows, seq_lens)]
-        last = memory.joined((row for row, _ in found), model.facts)
-        kept = memory.joined((handed for _, handed in found), model.facts, model.handed_width)
-        return captured(model.logits(last), kept, capture)
+        prompts = list(memory.prefixes(rows, seq_lens))
+        last, handed = dict[int, Tensor](), dict[int, Tensor]()
+        for batch in memory.batches("target", [prompt.span for prompt in prompts]):
+            tokens = batch.padded([prompt.tokens[prompt.shared :] for prompt in prompts])
+            states = model.forward(tokens, batch.positions, batch.paged)
+            last.update((member, found[-1:]) for member, found in batch.rows_of(states))
+            for member, found in batch.rows_of(model.handed_over(states)):
+                shared = found.new_zeros(prompts[member].shared, found.shape[1])
+                handed[member] = torch.cat((shared, found)) if capture == "full" else found[-1:]
+        scores = self._target_logits(memory.joined(in_order(last), model.facts))
+        return captured(scores, memory.joined(in_order(handed), model.facts, model.handed_width), capture)
 
-    def _run(self, prefix: Prefix, capture: str) -> tuple[Tensor, Tensor]:
-        """Run one prompt: its last hidden state T[1, H], and its rows to hand over."""
-        positions, paged = self.memory.rest("target", prefix.row, prefix.shared, len(prefix.tokens))
-        states = self.target_model.forward(prefix.tokens[None, prefix.shared :], positions, paged)
-        handed = self.target_model.handed_over(states)[0]
-        if capture == "full":
-            handed = torch.cat((handed.new_zeros(prefix.shared, handed.shape[1]), handed))
-        return states[0, -1:].clone(), handed if capture == "full" else handed[-1:].clone()
+    def _target_logits(self, hidden: Tensor) -> Tensor:
+        """The target's scores, in the dtype that the program reads."""
+        return self.target_model.logits(hidden).to(self.logits_dtypes["target"])
+
+
+def in_order(found: Mapping[int, Tensor]) -> list[Tensor]:
+    """What was found of prompts, by their numbers."""
+    return [found[member] for member in sorted(found)]
 
 
 def captured(logits: Tensor, hidden: Tensor, capture: str) -> Forward:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from specc.engine.attention import BlockContext, PagedContext, attend
-from specc.engine.callbacks import Forward, Memory, Prefix, TargetCallbacks, captured
+from specc.engine.attention import attend
+from specc.engine.callbacks import Forward, Memory, TargetCallbacks, captured, in_order
+from specc.engine.context import BlockContext, PagedContext
 from specc.engine.drafts import DflashDraft, Draft, FrozenKvDraft, MtpDraft, RecurrentDraft
 from specc.engine.models import TargetModel
 from specc.engine.plan_facts import PlanFacts
+from specc.engine.prompts import Prefix, PromptBatch, Span
 from specc.engine.tree_attention import BranchContext, Branches
 
 DraftT = TypeVar("DraftT", bound=Draft)
@@ -40,18 +42,27 @@ class DraftCallbacks(TargetCallbacks, Generic[DraftT]):
         """Whether the decode forwards wait for the device nowhere and keep their shapes."""
         return super().capturable and self.draft_model.capturable
 
+    def _draft_logits(self, hidden: Tensor) -> Tensor:
+        """The draft's scores, in the dtype that the program reads."""
+        return self.draft_model.logits(hidden).to(self.logits_dtypes["draft"])
+
     def _context(self, rows: Tensor, positions: Tensor, slots: Tensor) -> PagedContext:
         """Tokens of rows i64[b] at positions and slots i64[b, n] of the draft's pool."""
         memory = self.memory
         return PagedContext(memory.pools["draft"], memory.req_to_token, rows, positions, slots, memory.width)
 
-    def _prompts(self, rows: Tensor, seq_lens: Tensor, hidden: Tensor) -> Iterator[tuple[Prefix, Tensor]]:
-        """Every prompt, and its rows T[1, n - shared, W] of the target's hidden T[sum of lengths, W]."""
-        begin = 0
-        for prefix in self.memory.prefixes(rows, seq_lens):
-            end = begin + len(prefix.tokens)
-            yield prefix, hidden[None, begin + prefix.shared : end]
-            begin = end
+    def _last_rows(self, spans: Sequence[Span], run: Callable[[PromptBatch], Tensor]) -> Tensor:
+        """The last row of every prompt, T[b, W], of what `run` gives for batches of them, T[.., n, W]."""
+        found: dict[int, Tensor] = {}
+        for batch in self.memory.batches("draft", spans):
+            found.update((member, rows[-1:]) for member, rows in batch.rows_of(run(batch)))
+        return self.memory.joined(in_order(found), self.draft_model.facts)
+
+
+def rows_to_run(prompts: Sequence[Prefix], hidden: Tensor) -> list[Tensor]:
+    """Of the target's hidden T[sum of lengths, W] the rows T[n - shared, W] of every prompt."""
+    parts = hidden.split([len(prompt.tokens) for prompt in prompts])
+    return [part[prompt.shared :] for prompt, part in zip(prompts, parts, strict=True)]
 
 
 class RecurrentCallbacks(DraftCallbacks[RecurrentDraft]):
@@ -63,7 +74,7 @@ class RecurrentCallbacks(DraftCallbacks[RecurrentDraft]):
         self.shifted = facts.shifted
         self.branches = Branches(int(not facts.shifted), facts.page_size, facts.branch_room)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def draft(
         self,
         *,
@@ -80,15 +91,21 @@ class RecurrentCallbacks(DraftCallbacks[RecurrentDraft]):
 
         The K branches of a request do not see each other: each is a row of the model's batch.
         """
-        memory = self.memory
-        where = (memory.pools["draft"], memory.req_to_token, rows, seq_lens)
-        paged = BranchContext(*where, positions, slots, memory.width, self.branches)
+        paged = self._frontier(rows, seq_lens, positions, slots)
         ones = (tokens.reshape(-1, 1), positions.reshape(-1, 1))
         states = self.draft_model.forward(*ones, paged, None if hidden is None else hidden.flatten(0, 1)[:, None])
         states = states.view(*tokens.shape, -1)
-        return captured(self.draft_model.logits(states), states, capture)
+        return captured(self._draft_logits(states), states, capture)
 
-    @torch.no_grad()
+    def _frontier(self, rows: Tensor, seq_lens: Tensor, positions: Tensor, slots: Tensor) -> PagedContext:
+        """One token i64[b, K] of every branch; a single branch goes on in the text's own slots."""
+        memory = self.memory
+        if positions.shape[1] == 1:
+            return self._context(rows, positions, slots)
+        where = (memory.pools["draft"], memory.req_to_token, rows, seq_lens)
+        return BranchContext(*where, positions, slots, memory.width, self.branches)
+
+    @torch.inference_mode()
     def extend(
         self,
         *,
@@ -105,9 +122,9 @@ class RecurrentCallbacks(DraftCallbacks[RecurrentDraft]):
         paged = self._context(rows, positions, slots)
         states = self.draft_model.forward(tokens, positions, paged, self._from_target(hidden))
         last = states.flatten(0, 1).index_select(0, select)
-        return captured(self.draft_model.logits(last), last, capture)
+        return captured(self._draft_logits(last), last, capture)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def prefill_draft(
         self, *, first: Tensor, rows: Tensor, seq_lens: Tensor, capture: str, hidden: Tensor | None = None
     ) -> Forward:
@@ -116,20 +133,18 @@ class RecurrentCallbacks(DraftCallbacks[RecurrentDraft]):
         hidden T[sum of lengths, W]: the target's, where the draft reads them. Returns logits T[b, Vd] and
         hidden T[b, W] of each last row.
         """
-        if hidden is None:
-            prompts = [(prefix, None) for prefix in self.memory.prefixes(rows, seq_lens)]
-        else:
-            prompts = self._prompts(rows, seq_lens, hidden)
-        states = [self._prompt(*prompt, token) for prompt, token in zip(prompts, first, strict=True)]
-        last = self.memory.joined(states, self.draft_model.facts)
-        return captured(self.draft_model.logits(last), last, capture)
+        prompts, after = list(self.memory.prefixes(rows, seq_lens)), first.long()[:, None]
+        texts = [torch.cat((p.tokens[int(self.shifted) :], more)) for p, more in zip(prompts, after, strict=True)]
+        spans = [prompt.span._replace(end=len(text)) for prompt, text in zip(prompts, texts, strict=True)]
+        tokens = [text[prompt.shared :] for prompt, text in zip(prompts, texts, strict=True)]
+        read = None if hidden is None else rows_to_run(prompts, hidden)
 
-    def _prompt(self, prefix: Prefix, hidden: Tensor | None, first: Tensor) -> Tensor:
-        """Run one request's prefill; the last hidden row T[1, W]."""
-        tokens = torch.cat((prefix.tokens[int(self.shifted) :], first.long()[None]))
-        positions, paged = self.memory.rest("draft", prefix.row, prefix.shared, len(tokens))
-        rest = tokens[None, prefix.shared :]
-        return self.draft_model.forward(rest, positions, paged, self._from_target(hidden))[0, -1:]
+        def run(batch: PromptBatch) -> Tensor:
+            handed = self._from_target(None if read is None else batch.padded(read))
+            return self.draft_model.forward(batch.padded(tokens), batch.positions, batch.paged, handed)
+
+        last = self._last_rows(spans, run)
+        return captured(self._draft_logits(last), last, capture)
 
     def _from_target(self, hidden: Tensor | None) -> Tensor | None:
         """Bring rows of the target to what the draft's forward takes."""
@@ -139,7 +154,7 @@ class RecurrentCallbacks(DraftCallbacks[RecurrentDraft]):
 class AssistCallbacks(DraftCallbacks[FrozenKvDraft]):
     """A draft that reads the target's keys and values, which stand still while it drafts, and writes none."""
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def assist(
         self,
         *,
@@ -162,17 +177,17 @@ class AssistCallbacks(DraftCallbacks[FrozenKvDraft]):
         paged = PagedContext(*where, places, places[:, :0], memory.width)
 
         def look(layer: int, query: Tensor) -> Tensor:
-            return attend(paged, layer, query, sliding_window=self.target_model.sliding_window(layer))
+            return attend(paged, layer, query, self.target_model.sliding_window(layer))
 
         states = self.draft_model.forward(tokens_of_row, places, look, hidden.view(count, -1, hidden.shape[-1]))
         states = states.view(hidden.shape)
-        return captured(self.draft_model.logits(states), states, capture)
+        return captured(self._draft_logits(states), states, capture)
 
 
 class ModuleCallbacks(DraftCallbacks[MtpDraft]):
     """A module for every step; all of them run over what was accepted, each one token further in the text."""
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def extend_module(
         self,
         *,
@@ -189,9 +204,9 @@ class ModuleCallbacks(DraftCallbacks[MtpDraft]):
         """Module `step` on the accepted path i64[b, A], hidden T[b, A, W]: logits T[b, Vd] of flat rows `select`."""
         paged = self._context(rows, positions, slots)
         states = self.draft_model.forward(step, tokens, positions, paged, hidden)
-        return Forward(self.draft_model.logits(states.flatten(0, 1).index_select(0, select)))
+        return Forward(self._draft_logits(states.flatten(0, 1).index_select(0, select)))
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def prefill_module(
         self,
         *,
@@ -211,21 +226,22 @@ class ModuleCallbacks(DraftCallbacks[MtpDraft]):
         after = first.long()[:, None]
         if drafts is not None:
             after = torch.cat((after, drafts[:, :step]), dim=1)
-        prompts = self._prompts(rows, seq_lens, hidden)
-        last = [self._prompt(step, *prompt, more) for prompt, more in zip(prompts, after, strict=True)]
-        return Forward(self.draft_model.logits(self.memory.joined(last, self.draft_model.facts)))
+        prompts = list(self.memory.prefixes(rows, seq_lens))
+        texts = [torch.cat((p.tokens, more))[step + 1 :] for p, more in zip(prompts, after, strict=True)]
+        tokens = [text[prompt.shared :] for prompt, text in zip(prompts, texts, strict=True)]
+        read = rows_to_run(prompts, hidden)
 
-    def _prompt(self, step: int, prefix: Prefix, hidden: Tensor, after: Tensor) -> Tensor:
-        """Run one request's prefill; the last hidden row T[1, W]."""
-        tokens = torch.cat((prefix.tokens, after))[step + 1 :]
-        positions, paged = self.memory.rest("draft", prefix.row, prefix.shared, len(prefix.tokens))
-        return self.draft_model.forward(step, tokens[None, prefix.shared :], positions, paged, hidden)[0, -1:]
+        def run(batch: PromptBatch) -> Tensor:
+            where = (batch.positions, batch.paged)
+            return self.draft_model.forward(step, batch.padded(tokens), *where, batch.padded(read))
+
+        return Forward(self._draft_logits(self._last_rows([prompt.span for prompt in prompts], run)))
 
 
 class BlockCallbacks(DraftCallbacks[DflashDraft]):
     """A draft that fills in a block at once; its context is written from the target's rows."""
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def block(
         self, *, bonus: Tensor, positions: Tensor, slots: Tensor, rows: Tensor, seq_lens: Tensor, capture: str
     ) -> Forward:
@@ -233,17 +249,19 @@ class BlockCallbacks(DraftCallbacks[DflashDraft]):
         memory = self.memory
         paged = BlockContext(memory.pools["draft"], memory.req_to_token, rows, positions, slots, memory.width)
         states = self.draft_model.forward(bonus.long(), positions, paged)
-        return Forward(self.draft_model.logits(states))
+        return Forward(self._draft_logits(states))
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def inject(
         self, *, positions: Tensor, slots: Tensor, rows: Tensor, seq_lens: Tensor, capture: str, hidden: Tensor
     ) -> None:
         """Write the context of the accepted path i64[b, A] from the target's rows T[b, A, W]."""
         self.draft_model.write(hidden, positions, self._context(rows, positions, slots))
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def prefill_inject(self, *, rows: Tensor, seq_lens: Tensor, capture: str, hidden: Tensor) -> None:
         """Write the context of prompts from the target's rows T[sum of lengths, W]."""
-        for prefix, rest in self._prompts(rows, seq_lens, hidden):
-            self.draft_model.write(rest, *self.memory.rest("draft", prefix.row, prefix.shared, len(prefix.tokens)))
+        prompts = list(self.memory.prefixes(rows, seq_lens))
+        read = rows_to_run(prompts, hidden)
+        for batch in self.memory.batches("draft", [prompt.span for prompt in prompts]):
+            self.draft_model.write(batch.padded(read), batch.positions, batch.paged)

@@ -14,7 +14,8 @@ from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from specc.engine.attention import NAME, PagedContext
+from specc.engine.attention import PAGED
+from specc.engine.context import PagedContext
 from specc.engine.dflash_head import DflashHead
 from specc.engine.eagle3_head import Eagle3Head
 from specc.engine.eagle_head import EagleHead, SharingHead
@@ -79,7 +80,7 @@ class HeadDraft(Generic[HeadT]):
 
     def __init__(self, head: HeadT) -> None:
         """Take over a head that already shares its target's modules."""
-        head.config._attn_implementation = NAME
+        head.config._attn_implementation = PAGED
         self.head = head.eval()
         self.facts = ModelFacts.of(head.config, head.dtype)
 
@@ -102,7 +103,8 @@ class RecurrentHead(HeadDraft[HeadT]):
         """Run the pairs (tokens i64[b, n], hidden T[b, n, H]) at positions i64[b, n]: hidden T[b, n, H]."""
         if hidden is None:
             raise UnsupportedModelError("the draft reads hidden states, and the program hands it none")
-        return self.head(tokens, hidden, positions, paged=paged)
+        with paged:
+            return self.head(tokens, hidden, positions, past_key_values=paged)
 
     def from_target(self, rows: Tensor) -> Tensor:
         """As they are: target and head have one width."""
@@ -134,7 +136,8 @@ class MtpDraft(HeadDraft[MtpHeads]):
 
     def forward(self, module: int, tokens: Tensor, positions: Tensor, paged: PagedContext, hidden: Tensor) -> Tensor:
         """Run a module on the pairs (tokens i64[b, n], hidden T[b, n, H]) at positions i64[b, n]: T[b, n, H]."""
-        return self.head(module, tokens, hidden, positions, paged=paged)
+        with paged:
+            return self.head(module, tokens, hidden, positions, past_key_values=paged)
 
 
 class DflashDraft(HeadDraft[DflashHead]):
@@ -146,4 +149,5 @@ class DflashDraft(HeadDraft[DflashHead]):
 
     def forward(self, bonus: Tensor, positions: Tensor, paged: PagedContext) -> Tensor:
         """Fill in what follows the tokens bonus i64[b] at positions i64[b, A], theirs first: rows T[b, A - 1, W]."""
-        return self.head(bonus, positions, paged=paged)[:, 1:]
+        with paged:
+            return self.head(bonus, positions, past_key_values=paged)[:, 1:]

@@ -11,17 +11,18 @@ from typing import Any
 
 from torch import Tensor
 
-from specc.engine.callbacks import Memory, Prompt
+from specc.engine.callbacks import Memory
 from specc.engine.draft_callbacks import make_callbacks
 from specc.engine.drafts import Draft
 from specc.engine.errors import EngineError, StepFailedError
-from specc.engine.fitting import bring_tables, check_callbacks, check_program, context_length, overlaps
+from specc.engine.fitting import bring_tables, check_callbacks, check_models, check_program, context_length, overlaps
 from specc.engine.handover import Handover, Places
 from specc.engine.in_flight import InFlight, unread
 from specc.engine.kv_pool import KVPool, PageAllocator, ReqToToken
 from specc.engine.models import TargetModel
 from specc.engine.plan_facts import PlanFacts
 from specc.engine.prefix_cache import PrefixCache
+from specc.engine.prompts import Prompt
 from specc.engine.ranges import ranges
 from specc.engine.request import ABORT, Completion, Request, StopConditions, TokenEvent
 from specc.engine.scheduler import Scheduler
@@ -30,7 +31,7 @@ from specc.engine.text import Detokenizer, StopText
 from specc.engine.wheel import batch_type
 from specc.runtime import AcceptanceDepth, DepthPolicy
 
-WIDTH_STEP = 64
+WIDTH_STEP = 16
 
 
 class Engine:
@@ -71,7 +72,8 @@ class Engine:
         depth: chooses how many tokens a step drafts, of a program for several num_steps; by default `AcceptanceDepth`.
         nvtx: name what the host does in NVTX ranges, on CUDA; see docs/engine.md.
         on_token: called for every emitted token, in order. Raises DiagnosticError when a model does not fit,
-        UnsupportedModelError when the program wants what no model here can give.
+        UnsupportedModelError when the program wants what no model here can give, or when a model's scores over paged
+        memory are not its own, which is found out once per model.
         """
         self.program = program
         self.facts = facts = PlanFacts.read(program.plan)
@@ -81,7 +83,9 @@ class Engine:
         self.tokenizer = tokenizer if tokenizer is not None else target.tokenizer
         self.on_token = on_token
         self.stats = Stats()
-        self._make_memory(context_length(max_context, self.models, facts), num_pages, share_prefixes)
+        context = context_length(max_context, self.models, facts)
+        check_models(self.models, context)
+        self._make_memory(context, num_pages, share_prefixes)
         self._prompts: dict[int, Prompt] = {}
         self.memory = Memory(self.pools, self.table.tensor, self._prompts)
         self.callbacks = make_callbacks(target, draft, self.memory, facts)

@@ -38,7 +38,17 @@ class UnknownTokenError(EngineError):
 
 
 class UnsupportedModelError(EngineError):
-    """The model's attention asks for something that the paged attention does not do."""
+    """The engine cannot run a model, or not as its program wants it.
+
+    Attributes:
+        hint: what would help; None where nothing does.
+
+    """
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        """Record both."""
+        super().__init__(message)
+        self.hint = hint
 
 
 class StepFailedError(EngineError):

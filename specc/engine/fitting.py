@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from specc.engine.checking import check_scores
 from specc.engine.drafts import Draft
 from specc.engine.errors import EngineError, UnsupportedModelError
-from specc.engine.models import TargetModel
+from specc.engine.models import CausalModel, TargetModel
 from specc.engine.plan_facts import PlanFacts
 
 DEFAULT_CONTEXT = 1024
@@ -29,6 +30,16 @@ def check_program(facts: PlanFacts, models: Mapping[str, TargetModel | Draft]) -
         raise UnsupportedModelError(f"the program hands out {wanted}, which the engine's models do not give")
     if facts.branches > 1 and facts.mask_mode is None:
         raise UnsupportedModelError("the program gives the target no tree mask (`mask: none`), this engine needs one")
+
+
+def check_models(models: Mapping[str, TargetModel | Draft], max_context: int) -> None:
+    """Raise UnsupportedModelError for a language model that paged memory changes; see `check_scores`."""
+    for role, model in models.items():
+        if isinstance(model, CausalModel):
+            try:
+                check_scores(model, max_context)
+            except UnsupportedModelError as error:
+                raise UnsupportedModelError(f"the {role} model cannot be run: {error}", error.hint) from error
 
 
 def check_callbacks(facts: PlanFacts, callbacks: object) -> None:

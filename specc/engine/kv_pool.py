@@ -16,47 +16,89 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specc.engine.errors import OutOfPagesError, OutOfRowsError
+from specc.engine.errors import OutOfPagesError, OutOfRowsError, UnsupportedModelError
 
 
 @dataclass(frozen=True)
 class PoolShape:
-    """What one model keeps per token: `layers` times K and V of [kv_heads, head_dim], in `dtype`."""
+    """What one model keeps per token: `layers` times K and V of [kv_heads, head_dim], in `dtype`.
+
+    latent: both are parts of one latent row of that size instead, which all heads share. A layer whose keys or values
+    are smaller keeps them at the beginning of its row.
+    """
 
     layers: int
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    latent: bool = False
+
+    @property
+    def buffers(self) -> int:
+        """Buffers of a layer."""
+        return 1 if self.latent else 2
 
     @property
     def bytes_per_slot(self) -> int:
         """Memory of one slot over all layers, in bytes."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+        return self.buffers * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
 
 
 class KVPool:
-    """K and V, zero at first: `keys` and `values` hold T[slots, kv_heads, head_dim] per layer."""
+    """K and V, zero at first: `layers` holds for each layer its buffers T[slots, kv_heads, head_dim]."""
 
     def __init__(self, shape: PoolShape, slots: int, device: torch.device | str = "cpu") -> None:
         """Allocate `slots` slots, the sink included."""
         self.shape = shape
         size = (slots, shape.kv_heads, shape.head_dim)
-        self.keys = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
-        self.values = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
+        self.layers = [
+            [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.buffers)]
+            for _ in range(shape.layers)
+        ]
+        self._views: dict[tuple[int | Sequence[int], ...], tuple[Tensor, Tensor]] = {}
 
     @property
     def buffers(self) -> list[Tensor]:
         """All tensors in the order in which a program binds them: K and V of layer 0, K and V of layer 1, ..."""
-        return [buffer for pair in zip(self.keys, self.values, strict=True) for buffer in pair]
+        return [buffer for layer in self.layers for buffer in layer]
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
-        """Store key and value T[n, kv_heads, head_dim] at slots i64[n]; several rows may write to slot 0."""
-        self.keys[layer].index_put_((slots,), key)
-        self.values[layer].index_put_((slots,), value)
+        """Store key and value T[n, heads, d] at slots i64[n]; several rows may write to slot 0."""
+        keys, values = self._places(layer, key.shape[1:], value.shape[1:])
+        keys.index_put_((slots,), key)
+        values.index_put_((slots,), value)
 
-    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values at slots i64[b, L]: two tensors T[b, L, kv_heads, head_dim], copies."""
-        return self.keys[layer][slots], self.values[layer][slots]
+    def read(
+        self, layer: int, slots: Tensor, key: Sequence[int] | None = None, value: Sequence[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values at slots i64[b, L], copies: two tensors T[b, L, heads, d].
+
+        key, value: heads and d of either as it was written, by default those of the pool.
+        """
+        whole = (self.shape.kv_heads, self.shape.head_dim)
+        keys, values = self._places(layer, key or whole, value or whole)
+        wanted = slots.flatten()
+        key_rows, value_rows = (kept.index_select(0, wanted).unflatten(0, slots.shape) for kept in (keys, values))
+        return key_rows, value_rows
+
+    def _places(self, layer: int, *shapes: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Views of where a layer keeps keys and values of these heads and d: T[slots, heads, d]."""
+        place = (layer, *shapes)
+        if place not in self._views:
+            self._views[place] = self._view(layer, *shapes)
+        return self._views[place]
+
+    def _view(self, layer: int, key: Sequence[int], value: Sequence[int]) -> tuple[Tensor, Tensor]:
+        if not 0 <= layer < len(self.layers):
+            raise UnsupportedModelError(f"the KV pool has {len(self.layers)} layers, the model has layer {layer}")
+        rows = [buffer.flatten(1) for buffer in self.layers[layer]]
+        sizes = [heads * size for heads, size in (key, value)]
+        if sum(sizes) > rows[0].shape[1] if self.shape.latent else max(sizes) > rows[0].shape[1]:
+            what = f"keys of {tuple(key)} and values of {tuple(value)} per token"
+            room = f"rows of {self.shape.kv_heads} by {self.shape.head_dim}"
+            raise UnsupportedModelError(f"layer {layer} has {what}, the KV pool {room}")
+        first, second = (rows[0], rows[0][:, sizes[0] :]) if self.shape.latent else rows
+        return first[:, : sizes[0]].unflatten(1, tuple(key)), second[:, : sizes[1]].unflatten(1, tuple(value))
 
 
 class PageAllocator:

@@ -10,21 +10,15 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from specc.engine.attention import NAME, PagedContext, plain_attention
 from specc.engine.dflash_head import DflashHead
 from specc.engine.drafts import DflashDraft, Draft, Eagle3Draft, EagleDraft, FrozenKvDraft, MtpDraft, StandaloneDraft
 from specc.engine.eagle3_head import Eagle3Head
 from specc.engine.eagle_head import EagleHead, SharingHead
-from specc.engine.errors import UnsupportedModelError
 from specc.engine.frozen_kv_head import FrozenKvHead
-from specc.engine.kv_pool import KVPool
-from specc.engine.models import CausalModel, TargetModel
+from specc.engine.models import TargetModel
 from specc.engine.mtp_heads import MtpHeads
 from specc.engine.plan_facts import DTYPES, PlanFacts
 from specc.support.diagnostics import Diagnostic, DiagnosticError
-
-TOLERANCE = {"f32": 1e-3, "f16": 5e-2, "bf16": 2e-1}
-"""How far the paged forward may be from transformers' own, relative to the largest score."""
 
 
 def load_target(path: str | Path, facts: PlanFacts, device: torch.device | str = "cpu") -> TargetModel:
@@ -32,7 +26,6 @@ def load_target(path: str | Path, facts: PlanFacts, device: torch.device | str =
     with _readable("target", path):
         plan = facts.models["target"]
         model = TargetModel(_weights(path, plan["dtype"], device), _tokenizer(path), facts.aux_layers)
-        compare_with_plain(model)
     model.facts.check("target", plan)
     return model
 
@@ -43,8 +36,7 @@ def load_draft(path: str | Path, facts: PlanFacts, target: TargetModel) -> Draft
     with _readable("draft", path):
         found = _head_of(facts)
         if found is None:
-            draft = standalone = StandaloneDraft(_weights(path, plan["dtype"], target.device))
-            compare_with_plain(standalone)
+            draft = StandaloneDraft(_weights(path, plan["dtype"], target.device))
         else:
             kind, wrap = found
             head = kind.from_directory(path, target.model, DTYPES[plan["dtype"]])
@@ -89,26 +81,6 @@ def _check_aux(head: Eagle3Head | DflashHead, layers: tuple[int, ...]) -> None:
         raise DiagnosticError(Diagnostic("run/model-mismatch", message, hint=hint))
 
 
-@torch.no_grad()
-def compare_with_plain(model: CausalModel) -> None:
-    """Run a few tokens through the paged attention and through transformers' own.
-
-    Raises UnsupportedModelError when they differ: the model does something that the engine does not see.
-    """
-    count = 5
-    tokens = torch.arange(1, count + 1, device=model.device)[None] % model.facts.vocab_size
-    positions = torch.arange(count, device=model.device)[None]
-    table = positions.to(torch.int32) + 1
-    pool = KVPool(model.facts.pool, count + 1, model.device)
-    paged = PagedContext(pool, table, torch.zeros_like(tokens[:, 0]), positions, positions + 1, count)
-    found = model.logits(model.forward(tokens, positions, paged)).float()
-    with plain_attention(model.model):
-        expected = model.model(input_ids=tokens, use_cache=False).logits.float()
-    error = (found - expected).abs().max().item()
-    if not error <= TOLERANCE[model.facts.dtype] * (1 + expected.abs().max().item()):
-        raise UnsupportedModelError(f"its scores through paged attention differ from transformers' by {error:.3g}")
-
-
 @contextmanager
 def _readable(role: str, path: str | Path) -> Iterator[None]:
     """Turn what transformers raises for a bad directory into a diagnostic."""
@@ -134,7 +106,6 @@ def _weights(path: str | Path, dtype: str, device: torch.device | str) -> PreTra
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         path,
         dtype=DTYPES[dtype],
-        attn_implementation=NAME,
         local_files_only=True,
         output_loading_info=True,
     )

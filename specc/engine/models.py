@@ -10,15 +10,20 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from specc.engine.attention import NAME, PagedContext
+from specc.engine.attention import page, plain_attention
 from specc.engine.aux_states import AuxStates
-from specc.engine.errors import UnknownTokenError, UnsupportedModelError
+from specc.engine.context import PagedContext
+from specc.engine.errors import UnknownTokenError
 from specc.engine.kv_pool import PoolShape
 from specc.engine.plan_facts import DTYPES
+from specc.engine.probing import Kept, kept_by
+from specc.engine.scores import LmHead, layers_of
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
-ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 DYNAMIC_ROPE = {"dynamic", "longrope"}
+ROPE_BOUNDARY = "original_max_position_embeddings"
+CONTEXT_KEYS = ("max_position_embeddings", "max_target_positions", "max_seq_len")
+"""Where configs say how many positions there are."""
 
 
 @dataclass(frozen=True)
@@ -29,36 +34,36 @@ class ModelFacts:
     num_layers: int
     num_kv_heads: int
     head_dim: int
+    kv_layout: str
     vocab_size: int
     dtype: str
     max_context: int | None
 
     @classmethod
-    def of(cls, config: PretrainedConfig, dtype: torch.dtype) -> ModelFacts:
-        """Read a transformers config; raises UnsupportedModelError for layers that are not attention."""
+    def of(cls, config: PretrainedConfig, dtype: torch.dtype, kept: Kept | None = None) -> ModelFacts:
+        """Read a transformers config. kept: what the model keeps of a token, by default as plain attention does."""
         text = config.get_text_config()
-        unknown = set(getattr(text, "layer_types", None) or ()) - ATTENTION_LAYERS
-        if unknown:
-            raise UnsupportedModelError(f"layers of type {', '.join(sorted(unknown))} are not implemented")
-        heads = text.num_attention_heads
+        kept = kept or _kept_by_layers_of(text)
         return cls(
             hidden_size=text.hidden_size,
-            num_layers=text.num_hidden_layers,
-            num_kv_heads=getattr(text, "num_key_value_heads", None) or heads,
-            head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+            num_layers=kept.layers,
+            num_kv_heads=kept.kv_heads,
+            head_dim=kept.head_dim,
+            kv_layout="mla" if kept.latent else "mha",
             vocab_size=text.vocab_size,
             dtype={known: name for name, known in DTYPES.items()}[dtype],
-            max_context=getattr(text, "max_position_embeddings", None),
+            max_context=_context_of(text),
         )
 
     @property
     def pool(self) -> PoolShape:
         """The KV pool that the model needs."""
-        return PoolShape(self.num_layers, self.num_kv_heads, self.head_dim, DTYPES[self.dtype])
+        sizes = (self.num_layers, self.num_kv_heads, self.head_dim)
+        return PoolShape(*sizes, DTYPES[self.dtype], latent=self.kv_layout == "mla")
 
     def check(self, role: str, plan: Mapping[str, Any]) -> None:
         """Refuse a model that the program was not built for: a DiagnosticError with every difference."""
-        names = ("hidden_size", "num_layers", "num_kv_heads", "head_dim", "vocab_size", "dtype")
+        names = ("hidden_size", "num_layers", "num_kv_heads", "head_dim", "kv_layout", "vocab_size", "dtype")
         wrong = [
             f"{name} is {getattr(self, name)}, the program was built for {plan[name]}"
             for name in names
@@ -74,18 +79,21 @@ class CausalModel:
     """A causal language model of transformers, run over the paged pool.
 
     Its hidden states are those after the final norm, which is what its lm_head reads.
+
+    Attributes:
+        compared: tokens of the longest text of which paged memory is known to give the model's own scores.
+
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: Any = None) -> None:
         """Take over a loaded model, whose attention is switched, and its tokenizer."""
-        self.facts = ModelFacts.of(model.config, model.dtype)
-        lm_head = model.get_output_embeddings()
-        if lm_head is None:
-            raise UnsupportedModelError(f"{type(model).__name__} has no lm_head")
-        self.model, self._lm_head = model.eval(), lm_head
-        self.tokenizer = tokenizer
-        self.model.set_attn_implementation(NAME)
-        self._softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+        self.model, self.tokenizer = model.eval(), tokenizer
+        self._head = LmHead(model)
+        self._layers: Any = getattr(model, layers_of(model))
+        with plain_attention(model):
+            self.facts = ModelFacts.of(model.config, model.dtype, kept_by(model, self._layers))
+        self.compared = 0
+        page(model)
 
     @property
     def device(self) -> torch.device:
@@ -112,14 +120,19 @@ class CausalModel:
                 raise UnknownTokenError(place, token, self.facts.vocab_size)
 
     def forward(self, tokens: Tensor, positions: Tensor, paged: PagedContext) -> Tensor:
-        """Run tokens i64[b, n] at positions i64[b, n]: hidden states T[b, n, H]."""
-        out = self.model.base_model(input_ids=tokens, position_ids=positions, use_cache=False, paged=paged)
+        """Run tokens i64[b, n] at positions i64[b, n]: hidden states T[b, n, H].
+
+        A window may reach past the longest context. Nobody reads what comes of that, and a model is not asked for
+        positions that it does not have, nor led to treat the batch as longer than its texts are.
+        """
+        places = positions if self.facts.max_context is None else positions.clamp(max=self.facts.max_context - 1)
+        with paged:
+            out = self._layers(input_ids=tokens, position_ids=places, past_key_values=paged, use_cache=True)
         return out.last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The scores T[..., V] of the token after each hidden state T[..., H]."""
-        scores = self._lm_head(hidden)
-        return scores if self._softcap is None else torch.tanh(scores / self._softcap) * self._softcap
+        return self._head(hidden)
 
 
 class TargetModel(CausalModel):
@@ -157,6 +170,29 @@ class TargetModel(CausalModel):
 
 def has_static_rope(config: PretrainedConfig) -> bool:
     """Whether no rotary embedding that a config asks for, over all its layer types, depends on the length read."""
+    return DYNAMIC_ROPE.isdisjoint(str(record.get("rope_type", "default")) for record in _ropes(config))
+
+
+def _ropes(config: PretrainedConfig) -> list[dict[str, Any]]:
+    """The records of a config's rotary embeddings: one, or one for each type of layer."""
     parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    nested = [value for value in parameters.values() if isinstance(value, dict)]
-    return DYNAMIC_ROPE.isdisjoint(str(record.get("rope_type", "default")) for record in (parameters, *nested))
+    return [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
+
+
+def _context_of(config: PretrainedConfig) -> int | None:
+    """The most tokens of one text, None without limit.
+
+    A rotary embedding that changes with the length of the longest text in a batch (longrope) is only served as it is
+    for short texts: with the other one, all keys of a text would have to be computed again.
+    """
+    known = [getattr(config, name, None) for name in CONTEXT_KEYS]
+    known += [rope.get(ROPE_BOUNDARY) for rope in _ropes(config) if rope.get("rope_type") in DYNAMIC_ROPE]
+    return min((length for length in known if length), default=None)
+
+
+def _kept_by_layers_of(config: PretrainedConfig) -> Kept:
+    """What layers of plain grouped attention keep."""
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return Kept(config.num_hidden_layers, kv_heads, head_dim, latent=False)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specc.engine.attention import PagedContext
+from specc.engine.context import PagedContext
 from specc.engine.kv_pool import KVPool
 
 

@@ -190,11 +190,9 @@ def vocab_argmax(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     the vocabulary.
     """
     logits, rows = operands
-    scores = comparable(logits)
-    best = scores.amax(dim=-1, keepdim=True)
-    columns = torch.arange(scores.shape[-1], device=scores.device)
-    index = torch.where(scores == best, columns, scores.shape[-1]).amin(dim=-1)
-    bad = _bad(logits, best)
+    scores = torch.nan_to_num(logits, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    index = scores.max(dim=-1).indices  # the first of equal ones
+    bad = _bad(logits)
     padding = rows == 0
     index = zero_rows(index, padding).to(DTYPES[attrs["dtype"]])
     return index[..., None] if attrs.get("keep") else index, zero_rows(bad, padding)
@@ -212,7 +210,7 @@ def vocab_topk(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     scores = comparable(logits)
     best = scores.amax(dim=-1, keepdim=True)
     weights = torch.where(scores == best, 1.0, torch.exp(scores - best))
-    bad = _bad(logits, best)
+    bad = _bad(logits)
     p = torch.where(best == -torch.inf, 0.0, weights / weights.sum(dim=-1, keepdim=True))
     index = ranking(scores)[..., : dims["K"]]
     padding = rest[0] == 0 if rest else torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
@@ -235,9 +233,9 @@ def vocab_logprob(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return (zero_rows(logprob.squeeze(-1), rows == 0),)
 
 
-def _bad(logits: Tensor, best: Tensor) -> Tensor:
-    """Rows that hold NaN or whose largest value, T[..., 1], is not finite."""
-    return logits.isnan().any(dim=-1) | ~best.squeeze(-1).isfinite()
+def _bad(logits: Tensor) -> Tensor:
+    """Rows that hold NaN, which is then what `amax` gives, or whose largest value is not finite."""
+    return ~logits.amax(dim=-1).isfinite()
 
 
 # --- chains -----------------------------------------------------------------------------------------------------------
@@ -304,19 +302,21 @@ def verify_greedy(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     tokens, argmax, rows, *parents = operands
     count, nodes = tokens.shape
     (parent,) = parents or (torch.arange(-1, nodes - 1).expand(count, nodes),)
-    predict = torch.zeros(count, nodes, dtype=torch.int32)
-    accept_index = torch.full((count, dims["A"]), -1, dtype=torch.int32)
-    accept_lens = torch.zeros(count, dtype=torch.int32)
+    predict = [[0] * nodes for _ in range(count)]
+    accept_index = [[-1] * dims["A"] for _ in range(count)]
+    accept_lens = [0] * count
     node_tokens, wanted, above = (t.tolist() for t in (tokens, argmax, parent))
     for b, row in enumerate(rows.tolist()):
         if row == 0:
             continue
         path = _walk(node_tokens[b], wanted[b], above[b], dims["A"])
         for i, node in enumerate(path):
-            predict[b, node] = wanted[b][node]
-            accept_index[b, i] = b * nodes + node
+            predict[b][node] = wanted[b][node]
+            accept_index[b][i] = b * nodes + node
         accept_lens[b] = len(path)
-    return tuple(result.to(tokens.device) for result in (predict, accept_index, accept_lens))
+    shapes = ((count, nodes), (count, dims["A"]), (count,))
+    found = zip((predict, accept_index, accept_lens), shapes, strict=True)
+    return tuple(torch.tensor(rows, dtype=torch.int32, device=tokens.device).view(shape) for rows, shape in found)
 
 
 def _walk(tokens: list[int], argmax: list[int], parent: list[int], limit: int) -> list[int]:

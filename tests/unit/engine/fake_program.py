@@ -92,7 +92,7 @@ def external(callback: str, capture: str, operands: Any, results: Any = None) ->
 def record(facts: ModelFacts) -> dict[str, Any]:
     """Return a model's record in a plan."""
     names = ("hidden_size", "num_layers", "num_kv_heads", "head_dim", "vocab_size", "dtype")
-    return {name: getattr(facts, name) for name in names}
+    return {name: getattr(facts, name) for name in names} | {"logits_dtype": facts.dtype}
 
 
 @dataclass

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from transformers import (
+    CONFIG_MAPPING,
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
@@ -42,17 +43,17 @@ CONFIGS = {
     "qwen3": Qwen3Config,
     "mistral": MistralConfig,
     "gemma2": Gemma2Config,
-    "gemma3": Gemma3TextConfig,
+    "gemma3_text": Gemma3TextConfig,
 }
 
 
 def make_model(
     family: str = "llama", *, seed: int = 0, hidden: int = 32, layers: int = 2, kv_heads: int = 2, **more: Any
 ) -> PreTrainedModel:
-    """Return a random causal language model of a family."""
+    """Return a random causal language model of a family, one of `CONFIGS` or any type that transformers knows."""
     torch.manual_seed(seed)
     sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "num_key_value_heads": kv_heads}
-    config = CONFIGS[family](**{**COMMON, **sizes, **more})
+    config = CONFIG_MAPPING[family](**{**COMMON, **sizes, **more})
     return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
 
 

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from specc.engine.attention import PagedContext, paged_attention, plain_attention
+from specc.engine.attention import plain_attention
+from specc.engine.context import PagedContext
 from specc.engine.errors import UnsupportedModelError
 from specc.engine.kv_pool import KVPool, PageAllocator, PoolShape, ReqToToken
-from specc.engine.loading import compare_with_plain
 from specc.engine.models import TargetModel
 
-from .models_for_tests import VOCAB, make_model, make_target
+from .models_for_tests import VOCAB, make_target
 
-FAMILIES = ["llama", "qwen3", "mistral", "gemma2", "gemma3"]
+FAMILIES = ["llama", "qwen3", "mistral", "gemma2", "gemma3_text"]
 SLIDING = {"sliding_window": 6}
 
 
@@ -47,7 +47,7 @@ def expected_logits(target: TargetModel, tokens: Tensor, chunk: int) -> Tensor:
 @pytest.mark.parametrize("chunk", [1, 4])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_prefill_and_a_ragged_decode_window(family: str, chunk: int, page_size: int) -> None:
-    more = SLIDING if family in ("mistral", "gemma2", "gemma3") else {}
+    more = SLIDING if family in ("mistral", "gemma2", "gemma3_text") else {}
     target = make_target(family, **more)
     lengths = [19, 6, 33]
     texts = [torch.randint(VOCAB, (length,)) for length in lengths]
@@ -99,39 +99,26 @@ def test_a_forward_writes_its_own_slots_and_the_sink_only() -> None:
     batch = torch.tensor([rows[1], 0])
     target.forward(torch.ones_like(positions), positions, context(pool, table, batch, positions))
     mine = set(table.tensor[rows[1], 2:4].tolist())
-    for layer in pool.keys + pool.values:
+    for layer in pool.buffers:
         assert set(layer.flatten(1).any(1).nonzero()[:, 0].tolist()) == mine | {0}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_passes_the_check_at_load(family: str) -> None:
-    compare_with_plain(make_target(family, **(SLIDING if family != "llama" else {})))
-
-
-def test_the_check_at_load_sees_a_head_that_does_more() -> None:
-    target = TargetModel(make_model("gemma2"))
-    target._softcap = 0.5
-    with pytest.raises(UnsupportedModelError, match="differ from transformers'"):
-        compare_with_plain(target)
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"s_aux": torch.ones(4)}, "s_aux"),
-        ({"is_causal": False}, "causal"),
-        ({"paged": None}, "hand the argument"),
-        ({"layer": 2}, "has layer 2"),
-        ({"head_dim": 8}, "the KV pool"),
-    ],
-)
-def test_what_would_change_the_result_is_refused(more: dict[str, object], message: str) -> None:
-    module = torch.nn.Module()
-    module.layer_idx = more.pop("layer", 0)
-    width = more.pop("head_dim", 16)
+def test_rows_that_do_not_fit_the_pool_are_refused() -> None:
     pool = KVPool(PoolShape(1, 2, 16, torch.float32), 9)
-    table, rows, _ = make_tables([8], 1)
-    kwargs = {"paged": context(pool, table, torch.tensor(rows), torch.arange(3)[None]), **more}
-    query, key = torch.ones(1, 4, 3, width), torch.ones(1, 2, 3, width)
-    with pytest.raises(UnsupportedModelError, match=message):
-        paged_attention(module, query, key, key, None, **kwargs)
+    slots, key, wide = torch.arange(3), torch.ones(3, 2, 16), torch.ones(3, 2, 17)
+    with pytest.raises(UnsupportedModelError, match="1 layers, the model has layer 2"):
+        pool.write(2, slots, key, key)
+    with pytest.raises(UnsupportedModelError, match=r"values of \(2, 17\) per token, the KV pool rows of 2 by 16"):
+        pool.write(0, slots, key, wide)
+
+
+@pytest.mark.parametrize(("latent", "shapes"), [(False, ((2, 16), (2, 11))), (True, ((1, 20), (1, 12)))])
+def test_a_pool_gives_back_what_it_got_whatever_the_widths(latent: bool, shapes: tuple[tuple[int, int], ...]) -> None:
+    pool = KVPool(PoolShape(1, 1 if latent else 2, 32 if latent else 16, torch.float32, latent=latent), 9)
+    assert len(pool.buffers) == (1 if latent else 2)
+    key, value = (torch.randn(3, *shape) for shape in shapes)
+    pool.write(0, torch.tensor([4, 1, 7]), key, value)
+    found = pool.read(0, torch.tensor([[7, 4, 1, 0]]), *shapes)
+    for rows, wanted in zip(found, (key, value), strict=True):
+        assert torch.equal(rows[0, :3], wanted[[2, 0, 1]])
+        assert not rows[0, 3].any()

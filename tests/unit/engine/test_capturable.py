@@ -12,12 +12,13 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 
-from specc.engine.callbacks import Memory, Prompt
+from specc.engine.callbacks import Memory
 from specc.engine.draft_callbacks import make_callbacks as bind_callbacks
 from specc.engine.drafts import Draft
 from specc.engine.kv_pool import KVPool
 from specc.engine.models import TargetModel
 from specc.engine.plan_facts import PlanFacts
+from specc.engine.prompts import Prompt
 from specc.engine.tree_attention import Branches
 
 from .fake_program import make_plan

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from specc.engine.callbacks import Prompt
 from specc.engine.drafts import DflashDraft, Draft, FrozenKvDraft, MtpDraft
 from specc.engine.engine import Engine
 from specc.engine.errors import EngineError, UnsupportedModelError
@@ -18,6 +17,7 @@ from specc.engine.loading import load_corpus, load_draft
 from specc.engine.memoryless import memoryless
 from specc.engine.models import TargetModel
 from specc.engine.plan_facts import PlanFacts
+from specc.engine.prompts import Prompt
 from specc.engine.reference import accepted_lengths, greedy
 from specc.engine.request import Completion, StopConditions
 from specc.support.diagnostics import DiagnosticError
@@ -114,7 +114,7 @@ def test_a_window_slides_for_those_who_look_too() -> None:
     (completion,) = engine.generate([make_prompts()[3]], StopConditions(NEW))
     expect_drafts(engine, completion, engine._step.program.drafted[1], 3)
     kinds = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
-    mixed, _ = make_pair("frozen", of_target="gemma3", sliding_window=6, layer_types=kinds)
+    mixed, _ = make_pair("frozen", of_target="gemma3_text", sliding_window=6, layer_types=kinds)
     assert [mixed.sliding_window(layer) for layer in range(4)] == [6, None, None, 6]
     assert make_target("llama").sliding_window(0) is None
 
@@ -225,7 +225,7 @@ def test_a_draft_of_another_kind(kind: str, calls: str) -> None:
     target, draft = make_pair(kind)
     plan = make_plan(target, draft)
     other = make_drafts(target)["twin"]
-    plan["models"]["draft"] = {}
+    plan["models"]["draft"] = {"logits_dtype": "f32"}
     plan["kv_pools"] = {"target": {}, "draft": {}}
     with pytest.raises(UnsupportedModelError, match=f"calls {calls}, which"):
         Engine(FakeProgram(plan), target, other)

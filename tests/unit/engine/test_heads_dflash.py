@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, Qwen3Config
 
-from specc.engine.attention import NAME, PagedContext
+from specc.engine.attention import PAGED
+from specc.engine.context import PagedContext
 from specc.engine.dflash_head import DflashHead
 from specc.engine.kv_pool import KVPool, PoolShape
 
@@ -85,7 +86,7 @@ def test_a_block_over_pages(kind: type, page_size: int) -> None:
     contexts = [make_rows(length) for length in lengths]
     bonus = torch.tensor([17, 60])
     expected = [block_alone(head, aux, token[None]) for aux, token in zip(contexts, bonus, strict=True)]
-    head.config._attn_implementation = NAME
+    head.config._attn_implementation = PAGED
     table, rows, slots = make_tables([length + BLOCK + 3 for length in lengths], page_size)
     pool = KVPool(PoolShape(LAYERS, 2, 16, torch.float32), slots)
     for buffer in pool.buffers:
@@ -99,7 +100,8 @@ def test_a_block_over_pages(kind: type, page_size: int) -> None:
         for part in (torch.arange(3), torch.arange(3, aux.shape[1])):
             head.write(aux[:, part], part[None], paged=context([row], part[None]))
     places = torch.tensor(lengths)[:, None] + torch.arange(BLOCK)
-    found = head(bonus, places, paged=context(rows, places))
+    with context(rows, places) as paged:
+        found = head(bonus, places, past_key_values=paged)
     torch.testing.assert_close(found, torch.cat(expected), rtol=1e-4, atol=1e-4)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaModel, Qwen3Config, Qwen3Model
 
-from specc.engine.attention import NAME
+from specc.engine.attention import PAGED
 from specc.engine.kv_pool import KVPool, PoolShape
 from specc.engine.mtp_heads import MtpHeads
 
@@ -71,19 +71,20 @@ def test_every_module_has_its_layer_of_the_pool(kind: type, page_size: int) -> N
     heads = make_heads(kind)
     tokens, hidden, positions = make_inputs()
     expected = [heads(module, tokens, hidden, positions) for module in range(MODULES)]
-    heads.config._attn_implementation = NAME
+    heads.config._attn_implementation = PAGED
     table, rows, slots = make_tables([LENGTH], page_size)
     pool = KVPool(PoolShape(MODULES, 2, 16, torch.float32), slots)
     for buffer in pool.buffers:
         buffer.fill_(1e3)
     for module in reversed(range(MODULES)):
-        untouched = [layer.clone() for layer in pool.keys]
+        untouched = [layer.clone() for layer in [keys for keys, _ in pool.layers]]
         halves = []
         for part in (slice(0, 7), slice(7, LENGTH)):
-            paged = context(pool, table, torch.tensor(rows), positions[:, part])
-            halves.append(heads(module, tokens[:, part], hidden[:, part], positions[:, part], paged=paged))
+            inputs = (tokens[:, part], hidden[:, part], positions[:, part])
+            with context(pool, table, torch.tensor(rows), positions[:, part]) as paged:
+                halves.append(heads(module, *inputs, past_key_values=paged))
         torch.testing.assert_close(torch.cat(halves, dim=1), expected[module], rtol=1e-4, atol=1e-4)
-        changed = [not torch.equal(*pair) for pair in zip(pool.keys, untouched, strict=True)]
+        changed = [not torch.equal(*pair) for pair in zip([keys for keys, _ in pool.layers], untouched, strict=True)]
         assert changed == [layer == module for layer in range(MODULES)]
 
 

@@ -111,15 +111,15 @@ def test_pool_shapes_and_bytes() -> None:
     shape = PoolShape(layers=3, kv_heads=2, head_dim=4, dtype=torch.bfloat16)
     pool = KVPool(shape, slots=5)
     assert shape.bytes_per_slot == 2 * 3 * 2 * 4 * 2
-    assert len(pool.keys) == len(pool.values) == 3
-    assert sum(x.numel() * x.element_size() for x in pool.keys + pool.values) == 5 * shape.bytes_per_slot
+    assert [len(layer) for layer in pool.layers] == [2, 2, 2]
+    assert sum(x.numel() * x.element_size() for x in pool.buffers) == 5 * shape.bytes_per_slot
     key = torch.arange(16.0).reshape(2, 2, 4).bfloat16()
     pool.write(1, torch.tensor([4, 2]), key, -key)
     keys, values = pool.read(1, torch.tensor([[2, 4, 0]]))
     assert torch.equal(keys[0, :2], key.flip(0))
     assert torch.equal(values[0, :2], -key.flip(0))
     assert not keys[0, 2].any()
-    order = [pool.keys[0], pool.values[0], pool.keys[1], pool.values[1], pool.keys[2], pool.values[2]]
+    order = [buffer for layer in pool.layers for buffer in layer]
     assert all(a is b for a, b in zip(pool.buffers, order, strict=True))
     assert all(buffer.is_contiguous() and len(buffer) == 5 for buffer in pool.buffers)
-    assert not pool.keys[0].any()
+    assert not pool.buffers[0].any()

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from specc.engine.drafts import EagleDraft, StandaloneDraft
 from specc.engine.errors import UnsupportedModelError
 from specc.engine.loading import load_draft, load_target
-from specc.engine.models import ModelFacts
+from specc.engine.models import TargetModel
 from specc.engine.plan_facts import PlanFacts
 from specc.support.diagnostics import DiagnosticError
 
@@ -113,9 +113,10 @@ def test_facts_of_a_config(family: str) -> None:
 
 
 def test_layers_that_are_no_attention_are_refused() -> None:
-    config = AutoConfig.for_model("qwen3_next", num_hidden_layers=4)
-    with pytest.raises(UnsupportedModelError, match="linear_attention"):
-        ModelFacts.of(config, torch.float32)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_experts": 2, "num_experts_per_tok": 1, "vocab_size": 97}
+    config = AutoConfig.for_model("qwen3_next", **sizes)
+    with pytest.raises(UnsupportedModelError, match="recurrent state"):
+        TargetModel(AutoModelForCausalLM.from_config(config))
 
 
 def test_rotary_embeddings_that_read_lengths_back_are_not_captured() -> None:

@@ -15,13 +15,14 @@ from specc.engine.drafts import StandaloneDraft
 from specc.engine.kv_pool import KVPool
 from specc.engine.models import CausalModel, TargetModel
 from specc.engine.plan_facts import PlanFacts
+from specc.engine.prompts import Span
 from specc.engine.tree_attention import Branches, visible_keys
 
 from .fake_program import make_plan
 from .models_for_tests import VOCAB, make_drafts, make_target
 
 LENGTHS = (19, 1, 64, 31)
-FAMILIES = ["llama", "qwen3", "mistral", "gemma2", "gemma3"]
+FAMILIES = ["llama", "qwen3", "mistral", "gemma2", "gemma3_text"]
 COLUMNS = 768
 
 torch.set_num_threads(1)
@@ -72,9 +73,8 @@ def make_callbacks(target: TargetModel, draft: Any, page_size: int = 1, **facts:
 
 def fill(model: CausalModel, memory: Memory, owner: str, texts: list[list[int]]) -> None:
     """Run texts through a model so that their keys and values are in rows 1, 2, ..."""
-    for row, text in enumerate(texts, start=1):
-        positions, paged = memory.rest(owner, row, 0, len(text))
-        model.forward(torch.tensor([text]), positions, paged)
+    for batch in memory.batches(owner, [Span(row, 0, len(text)) for row, text in enumerate(texts, start=1)]):
+        model.forward(batch.padded([torch.tensor(text) for text in texts]), batch.positions, batch.paged)
 
 
 def last_scores(model: CausalModel, texts: list[list[int]]) -> list[Tensor]:

@@ -1,0 +1,196 @@
+"""The reference engine on a CPU against plain `generate` of the same target: tokens per second, as ratios.
+
+    python bench/cpu.py [--only NAME,...] [--check-only] [--rounds N] [--threads N] [--json FILE]
+
+Every example chain, for one prompt and for eight, with two targets. `example` is the example target as it is: four
+layers, hardly more than its drafts, so that a draft has to be very good to be worth its forwards. `ten times` is the
+same target made to cost about ten times a forward of the draft, which is what people have: layers are added that change
+nothing, because their outputs are zero, so texts, drafts and accepted lengths stay what they are. Every text must be
+the one that `generate` writes before anything is timed; then both run in turn, and only ratios are reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from specc.algorithms import names, needs
+from specc.build import build_program
+from specc.config import load_text
+from specc.emit.program import emit_wheel
+from specc.engine.engine import Engine
+from specc.engine.loading import load_draft, load_target
+from specc.engine.plan_facts import PlanFacts
+from specc.engine.request import StopConditions
+from specc.engine.wheel import package
+
+EXAMPLES = ROOT / "examples"
+DRAFTS = {
+    "standalone": "standalone",
+    "eagle": "eagle",
+    "eagle3": "eagle3",
+    "frozen-kv": "frozen_kv",
+    "mtp": "mtp",
+    "dflash": "dflash",
+    "ngram": None,
+}
+"""By the name of an example chain, the directory of its draft."""
+DRAFT_LAYERS = {"standalone": 2, "eagle": 1, "eagle3": 1, "frozen-kv": 2, "mtp": 1, "dflash": 2, "ngram": 1}
+"""Layers that run in one forward of the draft."""
+PROMPTS = (
+    "def main():\n",
+    "import os\nimport sys\n\n",
+    "class Node:\n    def __init__(self, value):\n        self.",
+    "for index in range(",
+    'def _read(self, path):\n    """Read a file.\n',
+    "    if not isinstance(value, str):\n        raise TypeError(",
+    "import unittest\n\nclass TestCase(unittest.TestCase):\n",
+    "x = [",
+)
+NEW, CONTEXT = 96, 256
+TIMES = 10
+
+Run = Callable[[], list[tuple[int, ...]]]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One comparison: the engine's tokens per second over those of `generate`, median and range over the rounds."""
+
+    chain: str
+    target: str
+    batch: int
+    accepted: float
+    ratio: float
+    low: float
+    high: float
+
+
+def deepened(layers: int, folder: Path) -> Path:
+    """Save the example target with layers behind its own that add zero to the residual stream; returns the folder."""
+    model = AutoModelForCausalLM.from_pretrained(EXAMPLES / "models" / "target")
+    own = model.config.num_hidden_layers
+    model.config.num_hidden_layers = max(layers, own)
+    deep = type(model)(model.config)
+    deep.load_state_dict(model.state_dict(), strict=False)
+    for layer in deep.model.layers[own:]:
+        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+        torch.nn.init.zeros_(layer.mlp.down_proj.weight)
+    deep.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(EXAMPLES / "models" / "target").save_pretrained(folder)
+    return folder
+
+
+@contextmanager
+def engine_of(chain: str, target: Path, folder: Path) -> Iterator[Engine]:
+    """The engine over an example's program, built for a target in another directory."""
+    text = (EXAMPLES / f"{chain}-chain.yaml").read_text().replace("model: models/target", f"model: {target}")
+    build = build_program(load_text(text, EXAMPLES / f"{chain}-chain.yaml", names(), needs))
+    (wheel,) = emit_wheel(build, folder)
+    with package(str(wheel)) as module:
+        program = module.load("cpu")
+        facts = PlanFacts.read(program.plan)
+        model, name = load_target(target, facts), DRAFTS[chain]
+        draft = None if name is None else load_draft(EXAMPLES / "models" / name, facts, model)
+        yield Engine(program, model, draft, max_context=CONTEXT, share_prefixes=False)
+
+
+def plainly(model: PreTrainedModel, tokenizer: Any, batch: int) -> Run:
+    """What transformers does with these prompts, padded on the left, as its documentation recommends."""
+    tokenizer.pad_token, tokenizer.padding_side = tokenizer.eos_token, "left"
+    given = tokenizer(list(PROMPTS[:batch]), return_tensors="pt", padding=True, return_token_type_ids=False)
+    length = given["input_ids"].shape[1]
+
+    def run() -> list[tuple[int, ...]]:
+        with torch.no_grad():
+            out: Any = model.generate(
+                **given, do_sample=False, max_new_tokens=NEW, min_new_tokens=NEW, pad_token_id=tokenizer.pad_token_id
+            )
+        return [tuple(row[length:].tolist()) for row in out]
+
+    return run
+
+
+def through(engine: Engine, batch: int) -> Run:
+    """The same through the engine."""
+    return lambda: [done.token_ids for done in engine.generate(PROMPTS[:batch], StopConditions(NEW))]
+
+
+def compare(chain: str, kind: str, batch: int, ours: Engine, plain: PreTrainedModel, rounds: int) -> Line | None:
+    """Check the texts, then time both in turn; None if nothing is to be timed."""
+    sides = through(ours, batch), plainly(plain, ours.tokenizer, batch)
+    ours.stats.__init__()
+    found, wanted = (side() for side in sides)
+    if found != wanted:
+        raise SystemExit(f"{chain}, {kind}, batch {batch}: not the text of generate")
+    accepted = ours.stats.mean_accept_len
+    print(f"{chain}, {kind}, batch {batch}: same text, {accepted:.2f} tokens accepted per step", file=sys.stderr)
+    seconds = [[_timed(side) for side in sides] for _ in range(rounds)]
+    ratios = sorted(theirs / own for own, theirs in seconds)
+    return Line(chain, kind, batch, accepted, statistics.median(ratios), ratios[0], ratios[-1]) if ratios else None
+
+
+def _timed(run: Run) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def lines(chains: Sequence[str], rounds: int) -> Iterator[Line]:
+    """All comparisons."""
+    for chain in chains:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            kinds = {
+                "example": EXAMPLES / "models" / "target",
+                "ten times": deepened(TIMES * DRAFT_LAYERS[chain], folder / "deep"),
+            }
+            for kind, target in kinds.items():
+                plain = AutoModelForCausalLM.from_pretrained(target).eval()
+                with engine_of(chain, target, folder / kind.replace(" ", "-")) as engine:
+                    for batch in (1, len(PROMPTS)):
+                        found = compare(chain, kind, batch, engine, plain, rounds)
+                        if found is not None:
+                            yield found
+
+
+def main() -> None:
+    """Run what was asked for and print the ratios."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", metavar="NAME,...", help=f"some of {', '.join(DRAFTS)}")
+    parser.add_argument("--check-only", action="store_true", help="compare texts, time nothing")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=1, help="more of them quarrel on a machine that others use too")
+    parser.add_argument("--json", type=Path, help="write the ratios here too")
+    arguments = parser.parse_args()
+    logging.disable_progress_bar()
+    torch.set_num_threads(arguments.threads)
+    chains = arguments.only.split(",") if arguments.only else list(DRAFTS)
+    found = list(lines(chains, 0 if arguments.check_only else arguments.rounds))
+    if found:
+        print("| chain | target | batch | accepted | tokens/s, engine / generate |\n|---|---|---|---|---|")
+    for line in found:
+        spread = f"{line.ratio:.2f} ({line.low:.2f} to {line.high:.2f})"
+        print(f"| {line.chain} | {line.target} | {line.batch} | {line.accepted:.2f} | {spread} |")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps([asdict(line) for line in found], indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Whether a model over paged memory gives its own scores: compared before it is served, once per model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PretrainedConfig
+
+from specc.engine.attention import plain_attention
+from specc.engine.context import PagedContext
+from specc.engine.errors import UnsupportedModelError
+from specc.engine.kv_pool import KVPool
+from specc.engine.models import CausalModel
+
+PREFILL, WINDOW, SINGLES = 3, 4, 3
+"""Scores that are compared of each text: the last of its prefill, those of a window, and of forwards of one token."""
+
+READ = WINDOW + SINGLES
+TAIL = PREFILL + READ
+PARTS = ("a prefill", f"a window of {WINDOW} tokens", "forwards of one token")
+
+SHORTEST, USUAL = 12, 24
+"""Tokens of the shortest text, and of the longest if nothing in the model changes with the length."""
+
+BOUNDARY = re.compile(r"window|chunk|local|original_max_position|floor_scale")
+"""Keys of a config whose value is a number of tokens at which something changes: windows, chunks, rotary scaling."""
+
+FLOOR = {"f32": 2e-4, "f16": 2e-3, "bf16": 1.6e-2}
+"""Differences that rounding explains by itself, in parts of a position's spread of scores."""
+
+NOISE = 4
+"""How many times as far from a model's own scores as those are from themselves, when computed in another order."""
+
+MOST = {"f32": 1e-2, "f16": 0.1, "bf16": 0.3}
+"""Differences that no rounding explains."""
+
+STALE = 5.0
+"""What is in slots that nobody has written: large enough to show where somebody reads them."""
+
+HINT = "the engine does not run this model; programs compiled for it serve engines that have their own code for it"
+
+
+@torch.no_grad()
+def check_scores(model: CausalModel, max_context: int) -> None:
+    """Compare a batch of unequal texts, prefilled and then read in windows, with the model's own forward of each.
+
+    One text is longer than any boundary of the model below max_context, the most tokens that are to be served.
+
+    Raises:
+        UnsupportedModelError: the scores differ, or some layer's keys and values do not go through the paged memory.
+
+    """
+    length = _length(model, max_context)
+    if length <= model.compared:
+        return
+    try:
+        _compare(model, length)
+    except (UnsupportedModelError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever a model's own code raises
+        raise UnsupportedModelError(f"its forward over paged memory fails: {_first_line(error)}", HINT) from error
+    model.compared = length
+
+
+def boundaries(config: PretrainedConfig) -> set[int]:
+    """Numbers of tokens at which a model may start to compute something else."""
+    return set(_numbers(config.get_text_config().to_dict()))
+
+
+def _numbers(record: Mapping[str, Any]) -> Iterator[int]:
+    for key, value in record.items():
+        if isinstance(value, dict):
+            yield from _numbers(value)
+        elif BOUNDARY.search(str(key)):
+            yield from (n for n in (value if isinstance(value, list) else [value]) if type(n) is int and n > 0)
+
+
+def _length(model: CausalModel, max_context: int) -> int:
+    """Tokens of the longest text."""
+    beyond = [number + TAIL + 2 for number in boundaries(model.model.config) if number < max_context]
+    longest = max([USUAL, *(min(max_context, length) for length in beyond)])
+    return min(longest, model.facts.max_context or longest)
+
+
+def _compare(model: CausalModel, length: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    lengths = (length, max(SHORTEST, length // 2), SHORTEST)
+    texts = [torch.randint(model.facts.vocab_size, (n,), generator=generator).to(model.device) for n in lengths]
+    floor, most = FLOOR[model.facts.dtype], MOST[model.facts.dtype]
+    for text, found in zip(texts, _paged(model, texts), strict=True):
+        own = _plain(model, text)
+        errors = _by_part(model, found, own)
+        limits = dict.fromkeys(PARTS, floor)
+        if not _within(errors, limits):
+            noise = _by_part(model, _in_parts(model, text), own)
+            limits = {part: max(floor, min(NOISE * noise[part], most)) for part in PARTS}
+        if not _within(errors, limits):
+            raise UnsupportedModelError(_difference(len(text), errors), HINT)
+
+
+def _paged(model: CausalModel, texts: Sequence[Tensor]) -> list[Tensor]:
+    """The last scores T[TAIL, V] of every text over paged memory, which is full of other numbers before."""
+    width = max(map(len, texts)) + 2
+    table = torch.arange(1, len(texts) * width + 1, dtype=torch.int32, device=model.device).flip(0).view(-1, width)
+    pool = KVPool(model.facts.pool, table.numel() + 1, model.device)
+    for buffer in pool.buffers:
+        buffer.fill_(STALE)
+    scores = [_forward(model, pool, table, [row], text[None, :-READ], 0) for row, text in enumerate(texts)]
+    parts = [[part[0, -PREFILL:]] for part in scores]
+    rows, tails, begin = range(len(texts)), torch.stack([text[-READ:] for text in texts]), 0
+    for count in (WINDOW, *[1] * SINGLES):
+        starts = torch.tensor([len(text) - READ + begin for text in texts], device=model.device)
+        found = _forward(model, pool, table, rows, tails[:, begin : begin + count], starts[:, None])
+        for part, row in zip(parts, found, strict=True):
+            part.append(row)
+        begin += count
+    return [torch.cat(part) for part in parts]
+
+
+def _forward(
+    model: CausalModel, pool: KVPool, table: Tensor, rows: Sequence[int], tokens: Tensor, start: Tensor | int
+) -> Tensor:
+    """Scores T[b, n, V] of tokens i64[b, n] from positions `start` on; every layer hands over its own, once."""
+    which = torch.tensor(list(rows), device=model.device)
+    positions = start + torch.arange(tokens.shape[1], device=model.device).expand_as(tokens)
+    slots = table[which[:, None], positions].long()
+    width = tokens.shape[1] if isinstance(start, int) else table.shape[1]
+    paged = PagedContext(pool, table, which, positions, slots, width)
+    scores = model.logits(model.forward(tokens, positions, paged))
+    if sorted(paged.reached) != list(range(model.facts.num_layers)):
+        reached = ", ".join(map(str, paged.reached))
+        raise UnsupportedModelError(f"of its {model.facts.num_layers} layers these use the memory, in order: {reached}")
+    return scores
+
+
+def _plain(model: CausalModel, text: Tensor) -> Tensor:
+    """The last scores T[TAIL, V] of a text by the model's own forward."""
+    keep = {"logits_to_keep": TAIL} if "logits_to_keep" in signature(model.model.forward).parameters else {}
+    with plain_attention(model.model):
+        return model.model(input_ids=text[None], use_cache=False, **keep).logits[0, -TAIL:]
+
+
+def _in_parts(model: CausalModel, text: Tensor) -> Tensor:
+    """The same in another order: over a cache of transformers, in parts, with the attention that models spell out."""
+    cache, found = DynamicCache(config=model.model.config), []
+    with plain_attention(model.model, "eager"):
+        for part in text.split([len(text) - READ, WINDOW, *[1] * SINGLES]):
+            found.append(model.model(input_ids=part[None], past_key_values=cache, use_cache=True).logits[0])
+    return torch.cat(found)[-TAIL:]
+
+
+def _by_part(model: CausalModel, found: Tensor, own: Tensor) -> dict[str, float]:
+    """How far scores are from a model's own, in parts of the spread of those.
+
+    The worst position counts. In 16 bits it is the middle one, since rounding may send a token to another expert.
+    """
+    own = own.float()
+    spread = (own - own.mean(-1, keepdim=True)).norm(dim=-1)
+    distance = (found.float() - own).norm(dim=-1) / spread
+    parts = zip(PARTS, distance.split((PREFILL, WINDOW, SINGLES)), strict=True)
+    return {part: float(d.max() if model.facts.dtype == "f32" else d.median()) for part, d in parts}
+
+
+def _within(errors: Mapping[str, float], limits: Mapping[str, float]) -> bool:
+    """Whether no error is above its limit; one that is no number is."""
+    return all(errors[part] <= limits[part] for part in errors)
+
+
+def _difference(length: int, errors: Mapping[str, float]) -> str:
+    """What to say of scores that are not the model's own."""
+    found = ", ".join(f"{error:.2g} of their spread in {part}" for part, error in errors.items())
+    return f"its scores over paged memory differ from its own, after {length} tokens by {found}"
+
+
+def _first_line(error: BaseException) -> str:
+    """Return type and first line of an exception."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

@@ -1,0 +1,126 @@
+"""What a model keeps of a token: asked of the model itself, by one forward of one token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import Cache, PreTrainedModel
+
+from specc.engine.errors import UnsupportedModelError
+
+RECURRENT = UnsupportedModelError(
+    "it has layers with a recurrent state (state space, linear attention, convolutions), which the engine cannot take "
+    "back when drafts are rejected",
+    "programs for such models serve engines that roll such states back; this engine takes models whose layers are all "
+    "attention",
+)
+INDEXED = UnsupportedModelError(
+    "its attention picks positions with an index that is kept beside keys and values (sparse attention)",
+    "this engine takes models that attend to all positions, or to those of a window",
+)
+
+
+class AttentionCache(Cache):
+    """A cache for keys and values alone; raises UnsupportedModelError where a layer asks it for anything else."""
+
+    def __init__(self) -> None:
+        """Have no layers of transformers' own."""
+        super().__init__(layers=[])
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """No single one: the rows of a batch have texts of different lengths, and positions are given."""
+        return 0
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        """Raise UnsupportedModelError, as the next ones."""
+        raise RECURRENT
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:
+        """See above."""
+        raise RECURRENT
+
+    def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: object) -> Tensor:
+        """See above."""
+        raise RECURRENT
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:
+        """See above."""
+        raise RECURRENT
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: object
+    ) -> Tensor:
+        """See above."""
+        raise RECURRENT
+
+    def update_indexer(self, indexer_key_states: Tensor, layer_idx: int) -> Tensor:
+        """See above."""
+        raise INDEXED
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a model keeps of a token: `layers` times keys and values of at most [kv_heads, head_dim].
+
+    latent: both are parts of one row, which all heads share (multi-head latent attention), head_dim its whole length.
+    """
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    latent: bool
+
+
+class _Probe(AttentionCache):
+    """Notes heads and sizes of what each layer hands over, and gives it back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[int, torch.Size, torch.Size]] = []
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        self.found.append((layer_idx, key_states.shape, value_states.shape))
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return query_length, 0
+
+
+def kept_by(model: PreTrainedModel, run: Callable[..., object]) -> Kept:
+    """What the layers of a model keep; `run` is its forward, with transformers' own attention.
+
+    Raises UnsupportedModelError for a model that an engine cannot page.
+    """
+    probe = _Probe()
+    one = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
+    try:
+        with torch.no_grad():
+            run(input_ids=one + 1, position_ids=one, past_key_values=probe, use_cache=True)
+    except UnsupportedModelError:
+        raise
+    except Exception as error:  # whatever a model's own code raises
+        raise UnsupportedModelError(f"its forward over a cache fails: {type(error).__name__}: {error}") from error
+    return _kept(model, probe)
+
+
+def _kept(model: PreTrainedModel, probe: _Probe) -> Kept:
+    """What the probe saw; raises UnsupportedModelError unless that is keys and values, once from every layer."""
+    layers = [layer for layer, _, _ in probe.found]
+    if not layers:
+        raise UnsupportedModelError("its attention hands no keys and values to a cache")
+    if layers != list(range(len(layers))):
+        raise UnsupportedModelError(f"its layers hand keys and values to the cache as layers {layers}")
+    shapes = [(key[1] * key[3], value[1] * value[3]) for _, key, value in probe.found]
+    _, key, value = max(probe.found, key=lambda found: found[1][1] * found[1][3])
+    rank = getattr(model.config.get_text_config(), "kv_lora_rank", None)
+    latent = rank is not None and key[1] == value[1] == 1 and key[3] == rank
+    if latent:
+        return Kept(len(layers), 1, key[3] + value[3], latent=True)
+    if any(k > key[1] * key[3] or v > key[1] * key[3] for k, v in shapes):
+        raise UnsupportedModelError("values are wider than keys")
+    return Kept(len(layers), key[1], key[3], latent=False)

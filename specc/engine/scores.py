@@ -1,0 +1,65 @@
+"""From hidden states to scores by a model's own forward, with its layers taken out."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from specc.engine.errors import UnsupportedModelError
+
+
+class _Given(BaseModelOutputWithPast):
+    """What layers would return; whatever else a model looks for there is not."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+class _NoLayers(nn.Module):
+    """Stands where a model's layers were, and returns as their hidden states what it is given as embeddings.
+
+    Models that were made of an encoder and a decoder ask for their `decoder`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        object.__setattr__(self, "decoder", self)  # not as a module of its own
+
+    def forward(self, *args: object, inputs_embeds: Tensor, **kwargs: object) -> _Given:
+        return _Given(last_hidden_state=inputs_embeds)
+
+
+class LmHead:
+    """The scores of a causal language model, with all that its forward does to them: scales, caps, biases, casts.
+
+    It is a copy of the model that shares all its modules but the layers, so nothing is kept twice.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """Find the layers; raises UnsupportedModelError for a model without a head."""
+        name = layers_of(model)
+        if model.get_output_embeddings() is None:
+            raise UnsupportedModelError(f"{type(model).__name__} has no lm_head")
+        self._model: Any = copy.copy(model)
+        self._model._modules = {**model._modules, name: _NoLayers()}
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """The scores T[..., V] of the token after each hidden state T[..., H]."""
+        scores = self._model(inputs_embeds=hidden.reshape(1, -1, hidden.shape[-1]), use_cache=False).logits
+        return scores.view(*hidden.shape[:-1], scores.shape[-1]).to(hidden.dtype)
+
+
+def layers_of(model: PreTrainedModel) -> str:
+    """The name of the module that makes a causal language model's hidden states of tokens.
+
+    Raises UnsupportedModelError where it is not a module of the model itself.
+    """
+    base = model.base_model
+    for name, child in model.named_children():
+        if child is base or (base is model and name == "model"):
+            return name
+    raise UnsupportedModelError(f"{type(model).__name__} has no module of its own for its layers")
