@@ -15,6 +15,7 @@ from specc.config.validate import validate
 from specc.config.yaml_tree import read_tree
 from specc.support.diagnostics import Diagnostic, DiagnosticError, Diagnostics
 from specc.support.location import Location
+from specc.support.reading import read_regular
 
 MAX_BYTES = 1 << 17
 """Largest file that is read, in bytes."""
@@ -24,7 +25,7 @@ MAX_BYTES = 1 << 17
 class LoadedConfig:
     """A configuration, the text it came from, and the place of every value in it.
 
-    ``file`` is the bare file name used in locations and generated text; ``path`` leads to the file.
+    ``file`` is the bare file name used in locations and generated text, in printable ASCII; ``path`` leads to the file.
     """
 
     config: Config
@@ -69,14 +70,19 @@ def load_config(path: Path, algorithms: Sequence[str], needs: Callable[[str], Ne
     Raises DiagnosticError with every error of the file.
     """
     path = Path(path)
-    file = path.name or str(path)
-    text = _read(path, file)
-    return _load(text, path, file, algorithms, needs)
+    file = _file_name(path)
+    return _load(_read(path, file), path, file, algorithms, needs)
 
 
 def load_text(text: str, path: Path, algorithms: Sequence[str], needs: Callable[[str], Needs]) -> LoadedConfig:
     """Like `load_config`, for a text that would stand at ``path`` (which need not exist)."""
-    return _load(text, path, path.name or str(path), algorithms, needs)
+    return _load(text, path, _file_name(path), algorithms, needs)
+
+
+def _file_name(path: Path) -> str:
+    """Return the bare name of a file with what is not printable ASCII escaped, as generated text takes it."""
+    name = path.name or str(path)
+    return "".join(char if " " <= char <= "~" else ascii(char)[1:-1] for char in name)
 
 
 def _load(text: str, path: Path, file: str, algorithms: Sequence[str], needs: Callable[[str], Needs]) -> LoadedConfig:
@@ -97,8 +103,7 @@ def _load(text: str, path: Path, file: str, algorithms: Sequence[str], needs: Ca
 def _read(path: Path, file: str) -> str:
     """Return the text of the file; raises DiagnosticError when there is none to read."""
     try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
+        data = read_regular(path, MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise DiagnosticError(Diagnostic("config/unreadable", f"cannot read '{path}': {reason}")) from error
