@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from specc.config.legality import Checked
 from specc.config.locations import Locations
+from specc.config.models import ModelFacts
 from specc.config.needs import Needs
 from specc.config.resolve import resolve
 from specc.config.resolved import Config
@@ -25,7 +26,8 @@ MAX_BYTES = 1 << 17
 class LoadedConfig:
     """A configuration, the text it came from, and the place of every value in it.
 
-    ``file`` is the bare file name used in locations and generated text, in printable ASCII; ``path`` leads to the file.
+    ``file`` is the bare file name used in locations and generated text, in printable ASCII; ``path`` leads to the file;
+    ``facts`` are what the model directories of ``target`` and ``draft`` say.
     """
 
     config: Config
@@ -34,6 +36,7 @@ class LoadedConfig:
     path: Path
     locations: Locations
     warnings: tuple[Diagnostic, ...] = ()
+    facts: Mapping[str, ModelFacts] = field(default_factory=dict[str, ModelFacts])
 
     def location(self, *key_path: str | int) -> Location:
         """Return where a value was written; else its key, the block around it, or the first key.
@@ -89,13 +92,12 @@ def _load(text: str, path: Path, file: str, algorithms: Sequence[str], needs: Ca
     """Run the stages; each one reports what it can before the first that cannot go on."""
     found = Diagnostics()
     tree = read_tree(text, file, found)
-    config = None
     if tree is not None:
         places = Locations(file, tree)
         checked = Checked(validate(places, found), places, found)
-        config = resolve(checked, path.parent, algorithms, needs)
-        if config is not None:
-            return LoadedConfig(config, text, file, path, places, found.warnings)
+        resolved = resolve(checked, path.parent, algorithms, needs)
+        if resolved is not None:
+            return LoadedConfig(resolved.config, text, file, path, places, found.warnings, resolved.facts)
     found.raise_if_errors({file: text}, {file: str(path)})
     raise AssertionError("a configuration that does not resolve has an error")
 

@@ -59,7 +59,7 @@ Text = Annotated[str, Field(strict=True, min_length=1)]
 
 
 class ModelBlock(Block):
-    """A model: `model:` alone, or its sizes written out, or both where they agree."""
+    """A model: `model:` alone, or its sizes written out, or both; what is written wins."""
 
     model: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     """Directory of a Hugging Face model, relative to this file; its config.json gives the keys below."""
@@ -81,6 +81,8 @@ class ModelBlock(Block):
     """Of a draft that reads aux rows: layers side by side in one. Default: 3."""
     num_layers: Annotated[Count, Field(le=4096)] | None = None
     """Layers that keep keys and values."""
+    num_hidden_layers: Annotated[Count, Field(le=4096)] | None = None
+    """All layers, where some keep no keys and values. Default: num_layers."""
     num_kv_heads: Annotated[Count, Field(le=4096)] | None = None
     """Key/value heads per layer; 1 for mla."""
     head_dim: Annotated[Count, Field(le=8192)] | None = None
@@ -95,7 +97,7 @@ class ModelBlock(Block):
     logits_dtype: Dtype | None = None
     """Element type of the logits that the engine's forwards hand over. Default: dtype."""
     kv_dtype: KvDtype | None = None
-    """Element type of keys and values in the KV pool. Default: dtype."""
+    """Element type of keys and values in the KV pool. Default: what the model was quantised for, otherwise dtype."""
     experts_per_token: Annotated[Count, Field(le=1024)] | None = None
     """Experts a token is routed to in every layer; needed for the output routed_experts."""
     index_topk: Annotated[Count, Field(le=1 << 20)] | None = None

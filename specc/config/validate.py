@@ -56,6 +56,20 @@ def _written_path(path: Path, places: Locations) -> Path:
     return above if alone else path
 
 
+def broken_bound(key: str, value: object) -> str | None:
+    """Return which bound of a model's key a value from elsewhere breaks, such as ``must be at most 64``; None if none.
+
+    ``key`` is one of `ModelBlock`.
+    """
+    try:
+        ModelBlock.model_validate({key: value})
+    except ValidationError as error:
+        (details,) = error.errors(include_url=False)
+        context: Mapping[str, Any] = details.get("ctx", {})
+        return _limit(details["type"], context) or f"must be {context.get('expected', details['msg'])}"
+    return None
+
+
 def validate_options(
     kind: type[Block], values: Mapping[str, Any], places: Locations, found: Diagnostics
 ) -> Block | None:

@@ -46,4 +46,3 @@ def _require_regular(mode: int, path: Path) -> None:
     """Raise OSError unless a mode is that of a regular file."""
     if not stat.S_ISREG(mode):
         raise OSError(None, f"it is {_KINDS.get(stat.S_IFMT(mode), 'a special file')}, not a regular file", str(path))
-

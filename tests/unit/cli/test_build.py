@@ -242,7 +242,13 @@ def test_errors_are_of_one_kind(config: Path) -> None:
     assert result.exit_code in (1, 2)
 
 
-ODD_NAMES = ["ä b.yaml", "\x07\n.yaml", 'quote"""\\.yaml', "\u202e.yaml", b"\xff.yaml".decode("utf-8", "surrogateescape")]
+ODD_NAMES = [
+    "ä b.yaml",
+    "\x07\n.yaml",
+    'quote"""\\.yaml',
+    "\u202e.yaml",
+    b"\xff.yaml".decode("utf-8", "surrogateescape"),
+]
 
 
 @pytest.mark.parametrize("name", ODD_NAMES, ids=ascii)
