@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from specc.config.archs import ARCHS, NATIVE, NoGpuError, with_native
 from specc.config.block import Block
 from specc.config.legality import Checked, check_file, check_models
 from specc.config.models import ModelFacts
@@ -37,7 +38,7 @@ def resolve(
     algorithm = _algorithm(checked, algorithms)
     needed = needs(algorithm) if algorithm is not None else Needs()
     check_file(checked, algorithm, needed)
-    options = _options(checked, algorithm, needed)
+    options, archs = _options(checked, algorithm, needed), _archs(checked)
     facts = facts_of(checked, directory, needed)
     target = settle(checked, "target", facts, needed.target_hidden)
     draft = settle(checked, "draft", facts, None)
@@ -45,7 +46,7 @@ def resolve(
     check_models(checked, target, draft)
     if checked.found.errors or algorithm is None or target is None or options is None:
         return None
-    config = _config(checked, algorithm, options, _depths(checked, needed), target, draft)
+    config = _config(checked, algorithm, options, archs, _depths(checked, needed), target, draft)
     return Resolved(config, {side: found for side, found in facts.items() if found is not None})
 
 
@@ -61,6 +62,7 @@ def _config(
     checked: Checked,
     algorithm: str,
     options: Block,
+    archs: tuple[str, ...],
     depths: tuple[Depth, ...],
     target: ModelConfig,
     draft: ModelConfig | None,
@@ -84,7 +86,7 @@ def _config(
         context_length=file.context_length,
         overlap=file.overlap,
         disaggregation=file.disaggregation,
-        archs=tuple(file.archs),
+        archs=archs,
         draft_positions=file.draft_positions,
         target=target,
         draft=draft,
@@ -103,6 +105,17 @@ def _algorithm(checked: Checked, algorithms: Sequence[str]) -> str | None:
     message = f"unknown algorithm '{written[:60]}'"
     checked.found.error("config/unknown-algorithm", message, at, hint=did_you_mean(written, algorithms))
     return None
+
+
+def _archs(checked: Checked) -> tuple[str, ...]:
+    """Return the architectures, with those of this machine for ``native``; none after reporting that it has no GPU."""
+    try:
+        return with_native(checked.file.archs)
+    except NoGpuError as error:
+        at = checked.places.value("archs", checked.file.archs.index(NATIVE))
+        message = f"'{NATIVE}' stands for the GPUs of this machine: {error}"
+        checked.found.error("config/no-gpu", message, at, hint=f"write names: {', '.join(ARCHS)}")
+        return ()
 
 
 def _options(checked: Checked, algorithm: str | None, needs: Needs) -> Block | None:

@@ -14,13 +14,12 @@ from typing import Annotated, Any, Literal, cast, get_args
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from specc.config.archs import ARCHS, GPUS, NATIVE, Arch, arch_of
 from specc.config.block import Block
 from specc.config.resolved import Dtype, HiddenSource, KvDtype, KvLayout, MaskMode, Verify
 
-Arch = Literal["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "gfx90a", "gfx942", "gfx950"]
 Output = Literal["accept_index", "hidden_states", "logprobs", "routed_experts", "indexer_topk"]
 
-ARCHS: tuple[str, ...] = get_args(Arch)
 OUTPUTS: tuple[str, ...] = get_args(Output)
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}\Z")
@@ -151,8 +150,11 @@ class ConfigFile(Block):
     disaggregation: Flag = False
     """Whether prefill and decode run on different machines. Recorded in the plan; kernels and buffers stay as they
     are."""
-    archs: Annotated[list[Arch], Field(min_length=1, max_length=16)] = ["sm_90"]
-    """GPU architectures to compile for."""
+    archs: Annotated[
+        list[Annotated[Arch | Literal["native"], BeforeValidator(arch_of)]], Field(min_length=1, max_length=16)
+    ] = ["sm_90"]
+    """GPU architectures to compile for: their names, names of GPUs in any case (h100, l40s, mi300x), or native for the
+    GPUs of this machine."""
     draft_positions: Annotated[Literal["true", "shifted", "auto"], BeforeValidator(_word)] = "auto"
     """Positions the draft sees: true (those of the text), shifted (one earlier, as drafts that read
     hidden states are trained), or auto (shifted exactly when the draft reads hidden states)."""
@@ -188,6 +190,7 @@ def json_schema(algorithms: Collection[str]) -> dict[str, Any]:
     schema["properties"]["algorithm"]["examples"] = list(algorithms)
     steps = schema["properties"]["num_steps"]
     steps["anyOf"] = [steps["items"], {key: steps.pop(key) for key in ("type", "items", "minItems", "maxItems")}]
+    schema["properties"]["archs"]["items"] = {"type": "string", "enum": [*ARCHS, *GPUS, NATIVE]}
     # YAML reads the bare word `true` as a boolean; both spellings mean the same.
     schema["properties"]["draft_positions"]["enum"] = [True, "true", "shifted", "auto"]
     schema["properties"]["draft_positions"].pop("type", None)

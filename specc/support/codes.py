@@ -19,6 +19,7 @@ CODES: dict[str, str] = {
     "config/bad-name": "The name cannot be the name of a Python package.",
     "config/unknown-algorithm": "No algorithm of that name is installed.",
     "config/unknown-arch": "No GPU architecture of that name is known.",
+    "config/no-gpu": "This machine has no GPU for which programs are compiled, and `native` asks for it.",
     "config/unknown-output": "No optional output of that name exists.",
     "config/buckets": "The bucket list is not a strictly ascending list of batch sizes within max_requests.",
     "config/model-unreadable": "`model:` does not lead to a readable Hugging Face configuration.",

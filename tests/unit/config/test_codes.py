@@ -155,10 +155,11 @@ ELSEWHERE = {
     "config/model-contradiction",
     "config/model-override",
     "config/more-state",
+    "config/no-gpu",
     "config/no-kv",
     "config/unknown-architecture",
 }
-"""Codes with tests of their own: below, in test_models.py, test_architectures.py and test_layers.py."""
+"""Codes with tests of their own: below, in test_models.py, test_architectures.py, test_archs.py and test_layers.py."""
 
 ALGORITHMS_OWN = {"legal/vocab-mismatch", "legal/modules", "legal/kv-mismatch", "legal/depths"}
 """Codes of rules that algorithms bring; tests/unit/algorithms provokes them."""
