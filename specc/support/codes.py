@@ -45,7 +45,7 @@ CODES: dict[str, str] = {
     "ir/parse": "The text is not well-formed `.specir`.",
     "ir/invalid": "The module breaks a rule of the IR.",
     "kernel/no-cover": "No kernel family covers an operation.",
-    "kernel/resources": "A compiled kernel needs more registers, shared memory or stack than allowed.",
+    "kernel/resources": "A program needs more of a GPU than allowed: registers, shared memory, stack, grid or memory.",
     "aot/compile-failed": "The kernel compiler rejected a generated kernel.",
     "aot/no-compiler": "No compiler for a requested architecture is installed.",
     "emit/io": "An output file or directory could not be written.",
