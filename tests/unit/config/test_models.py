@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from transformers import configuration_utils
 
 from specc.config import models
 from specc.config.models import read_model
@@ -45,9 +46,15 @@ def test_everything_comes_from_the_model(load: Load, model: Model) -> None:
     assert (target.model, target.hidden_source) == ("m", "collapsed")
 
 
-def test_old_dtype_key(model: Model) -> None:
+def test_old_dtype_key(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read without a word of transformers' about it."""
+    words: list[object] = []
+    monkeypatch.setattr(configuration_utils.logger, "warning_once", words.append)
     keys = {key: value for key, value in LLAMA.items() if key != "dtype"}
     assert values(model(**keys, torch_dtype="float16"))["dtype"] == "float16"
+    text = keys | {"model_type": "gemma3_text", "torch_dtype": "float16"}
+    assert values(model("nested", model_type="gemma3", text_config=text))["dtype"] == "float16"
+    assert words == []
 
 
 @pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
