@@ -92,7 +92,7 @@ class Scope:
         """Outputs that the target's forward hands over besides logits and hidden states, and their types per node."""
         target = self.config.target
         wanted = {name: key for name, key in TARGET_OUTPUTS.items() if name in self.config.outputs}
-        return {name: f"i32[B, ?n, {target.num_layers}, {getattr(target, key)}]" for name, key in wanted.items()}
+        return {name: f"i32[B, ?n, {target.depth}, {getattr(target, key)}]" for name, key in wanted.items()}
 
     def require_one_vocabulary(self) -> None:
         """Refuse models of two vocabularies, for drafts whose token ids are the target's own.

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from specc.algorithms.base import Algorithm, Scope
 from specc.algorithms.recurrent import build_recurrent
+from specc.config import Needs
 
 
 def _build(scope: Scope) -> None:
     build_recurrent(scope, reads_hidden=True)
 
 
-EAGLE = Algorithm("EAGLE", "a head drafts from the target's hidden states", _build)
+EAGLE = Algorithm("EAGLE", "a head drafts from the target's hidden states", _build, Needs(modules=lambda steps: 1))

@@ -124,5 +124,8 @@ def _check_modules(scope: Scope) -> None:
 
 
 MULTI_LAYER_EAGLE = Algorithm(
-    "MULTI_LAYER_EAGLE", "one module per step drafts from the target's hidden states", _build, Needs(trees=False)
+    "MULTI_LAYER_EAGLE",
+    "one module per step drafts from the target's hidden states",
+    _build,
+    Needs(trees=False, modules=lambda steps: steps),
 )

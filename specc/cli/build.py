@@ -59,16 +59,19 @@ def build(
 
 def _archs(loaded: LoadedConfig, chosen: str | None) -> Sequence[str]:
     """The architectures to compile for; a typo is a usage error."""
-    from specc.config import ARCHS
+    from specc.config.archs import ARCHS, NATIVE, NoGpuError, arch_hint, arch_of, with_native
 
     if chosen is None:
         return loaded.config.archs
-    archs = [name.strip() for name in chosen.split(",") if name.strip()]
-    unknown = [name for name in archs if name not in ARCHS]
+    archs = [str(arch_of(name.strip())) for name in chosen.split(",") if name.strip()]
+    unknown = [name for name in archs if name not in (*ARCHS, NATIVE)]
     if unknown or not archs:
-        known = ", ".join(ARCHS)
-        raise typer.BadParameter(f"unknown architecture {', '.join(unknown)!r}; known: {known}", param_hint="--arch")
-    return archs
+        hint = arch_hint(unknown[0] if unknown else "")
+        raise typer.BadParameter(f"unknown architecture {', '.join(unknown)!r}; {hint}", param_hint="--arch")
+    try:
+        return with_native(archs)
+    except NoGpuError as error:
+        raise typer.BadParameter(f"no GPU is on this machine: {error}", param_hint="--arch") from error
 
 
 def _compile(result: Build, archs: Sequence[str], jobs: int | None, cached: bool, quiet: bool) -> None:

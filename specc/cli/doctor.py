@@ -94,20 +94,12 @@ def _supported(tool: Path) -> set[str]:
 
 def _gpus() -> list[Row]:
     """Return the GPUs that torch sees, with their architecture; torch is imported here only."""
-    if _version("torch") is None:
+    from specc.config.archs import NoGpuError, gpus
+
+    try:
+        found = gpus()
+    except NoGpuError:
         return [Row("GPU", "unknown without torch", False)]
-    import torch
-
-    if not torch.cuda.is_available():
+    if not found:
         return [Row("GPU", "none: compiled programs run on the CPU reference here", False)]
-    return [Row(f"GPU {index}", _gpu(index), True) for index in range(torch.cuda.device_count())]
-
-
-def _gpu(index: int) -> str:
-    """Return a GPU's name and architecture."""
-    import torch
-
-    properties = torch.cuda.get_device_properties(index)
-    if torch.version.hip:
-        return f"{properties.name}, {properties.gcnArchName.partition(':')[0]}"
-    return f"{properties.name}, sm_{properties.major}{properties.minor}"
+    return [Row(f"GPU {index}", f"{name}, {arch}", True) for index, (name, arch) in enumerate(found)]

@@ -86,6 +86,7 @@ def _read(source: str, report: Report) -> tuple[Module, Context]:
     from specc.ir.parser import parse_module
     from specc.passes.base import Context
     from specc.support.diagnostics import Diagnostic, DiagnosticError
+    from specc.support.reading import read_text
 
     if source.endswith((".yaml", ".yml")):
         from specc.driver import start_module
@@ -93,8 +94,8 @@ def _read(source: str, report: Report) -> tuple[Module, Context]:
         loaded = load(Path(source), report)
         return start_module(loaded), Context(loaded)
     try:
-        text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = sys.stdin.read() if source == "-" else read_text(Path(source))
+    except (OSError, ValueError) as error:
         raise DiagnosticError(Diagnostic("config/unreadable", f"cannot read '{source}': {error}")) from error
     name = Path(source).name
     report.know({name: text}, {name: source})

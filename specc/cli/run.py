@@ -18,6 +18,7 @@ from rich.table import Table
 
 from specc.cli.reporting import Format, reporting
 from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.support.reading import read_text
 from specc.support.render import printable
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def _prompts(given: Sequence[str], file: Path | None) -> list[str]:
     if file is None:
         return list(given)
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file)
         if file.suffix != ".json":
             return [*given, *(line for line in text.splitlines() if line.strip())]
         listed = json.loads(text)

@@ -13,7 +13,7 @@ from math import prod
 from specc.algorithms import algorithm
 from specc.codegen.totals import totals
 from specc.config import LoadedConfig, ModelConfig
-from specc.config.models import Fact, read_model
+from specc.config.models import Fact
 from specc.ir.core import Module, Op, entry_of, is_state, tensor_type
 from specc.ir.liveness import hidden_result
 from specc.ir.nodes import is_external, node_of
@@ -225,13 +225,10 @@ def _setting(loaded: LoadedConfig, path: tuple[str, ...], value: Value) -> Setti
 
 def _model(loaded: LoadedConfig, side: str, model: ModelConfig) -> ModelStory:
     """Sizes and where each comes from; last W, the width of the hidden states that this model hands over."""
-    directory = loaded.model_dir(side)
-    facts: dict[str, Fact] = {}
-    if model.model is not None and directory is not None:
-        found = read_model(directory, model.model)
-        facts |= found.facts
-        if found.hands_over == model.hidden_source and model.hc_mult > 1:
-            facts["hidden_source"] = Fact(model.hidden_source, f"model_type {found.model_type}")
+    found = loaded.facts.get(side)
+    facts = dict(found.facts) if found is not None else {}
+    if found is not None and found.hands_over == model.hidden_source and model.hc_mult > 1:
+        facts["hidden_source"] = Fact(model.hidden_source, f"model_type {found.model_type}")
     values = {field.name: getattr(model, field.name) for field in fields(model) if field.name != "model"}
     settings: list[Setting] = []
     for key, value in values.items():

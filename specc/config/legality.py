@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import cast
 
 from specc.config.locations import Locations
 from specc.config.needs import Needs
@@ -49,7 +50,7 @@ def check_file(checked: Checked, algorithm: str | None, needs: Needs) -> None:
     _algorithm(checked, algorithm, needs)
     _buckets(checked)
     _pool(checked)
-    _no_repeats(checked, "archs", checked.file.archs)
+    _no_repeats(checked, "archs", _written_archs(checked))
     _no_repeats(checked, "outputs", checked.file.outputs)
     _depths(checked)
     _width(checked, needs)
@@ -123,6 +124,12 @@ def _no_repeats(checked: Checked, key: str, entries: Iterable[str]) -> None:
             at = checked.places.value(key, index)
             checked.found.error("config/out-of-range", f"'{entry}' is listed twice", at, notes=[note])
         first.setdefault(entry, index)
+
+
+def _written_archs(checked: Checked) -> list[str]:
+    """Return the words of `archs` as they are written: two GPUs may have one architecture."""
+    written = checked.places.tree.values.get("archs")
+    return [str(word).lower() for word in cast("list[object]", written)] if isinstance(written, list) else []
 
 
 def _depths(checked: Checked) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from specc.config.legality import Checked
 from specc.config.locations import Locations
+from specc.config.models import ModelFacts
 from specc.config.needs import Needs
 from specc.config.resolve import resolve
 from specc.config.resolved import Config
@@ -15,6 +16,7 @@ from specc.config.validate import validate
 from specc.config.yaml_tree import read_tree
 from specc.support.diagnostics import Diagnostic, DiagnosticError, Diagnostics
 from specc.support.location import Location
+from specc.support.reading import read_regular
 
 MAX_BYTES = 1 << 17
 """Largest file that is read, in bytes."""
@@ -24,7 +26,8 @@ MAX_BYTES = 1 << 17
 class LoadedConfig:
     """A configuration, the text it came from, and the place of every value in it.
 
-    ``file`` is the bare file name used in locations and generated text; ``path`` leads to the file.
+    ``file`` is the bare file name used in locations and generated text, in printable ASCII; ``path`` leads to the file;
+    ``facts`` are what the model directories of ``target`` and ``draft`` say.
     """
 
     config: Config
@@ -33,6 +36,7 @@ class LoadedConfig:
     path: Path
     locations: Locations
     warnings: tuple[Diagnostic, ...] = ()
+    facts: Mapping[str, ModelFacts] = field(default_factory=dict[str, ModelFacts])
 
     def location(self, *key_path: str | int) -> Location:
         """Return where a value was written; else its key, the block around it, or the first key.
@@ -69,27 +73,31 @@ def load_config(path: Path, algorithms: Sequence[str], needs: Callable[[str], Ne
     Raises DiagnosticError with every error of the file.
     """
     path = Path(path)
-    file = path.name or str(path)
-    text = _read(path, file)
-    return _load(text, path, file, algorithms, needs)
+    file = _file_name(path)
+    return _load(_read(path, file), path, file, algorithms, needs)
 
 
 def load_text(text: str, path: Path, algorithms: Sequence[str], needs: Callable[[str], Needs]) -> LoadedConfig:
     """Like `load_config`, for a text that would stand at ``path`` (which need not exist)."""
-    return _load(text, path, path.name or str(path), algorithms, needs)
+    return _load(text, path, _file_name(path), algorithms, needs)
+
+
+def _file_name(path: Path) -> str:
+    """Return the bare name of a file with what is not printable ASCII escaped, as generated text takes it."""
+    name = path.name or str(path)
+    return "".join(char if " " <= char <= "~" else ascii(char)[1:-1] for char in name)
 
 
 def _load(text: str, path: Path, file: str, algorithms: Sequence[str], needs: Callable[[str], Needs]) -> LoadedConfig:
     """Run the stages; each one reports what it can before the first that cannot go on."""
     found = Diagnostics()
     tree = read_tree(text, file, found)
-    config = None
     if tree is not None:
         places = Locations(file, tree)
         checked = Checked(validate(places, found), places, found)
-        config = resolve(checked, path.parent, algorithms, needs)
-        if config is not None:
-            return LoadedConfig(config, text, file, path, places, found.warnings)
+        resolved = resolve(checked, path.parent, algorithms, needs)
+        if resolved is not None:
+            return LoadedConfig(resolved.config, text, file, path, places, found.warnings, resolved.facts)
     found.raise_if_errors({file: text}, {file: str(path)})
     raise AssertionError("a configuration that does not resolve has an error")
 
@@ -97,8 +105,7 @@ def _load(text: str, path: Path, file: str, algorithms: Sequence[str], needs: Ca
 def _read(path: Path, file: str) -> str:
     """Return the text of the file; raises DiagnosticError when there is none to read."""
     try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
+        data = read_regular(path, MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise DiagnosticError(Diagnostic("config/unreadable", f"cannot read '{path}': {reason}")) from error

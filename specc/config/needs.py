@@ -23,6 +23,8 @@ class Needs:
         draft: whether there is a draft model.
         trees: whether topk may be above 1.
         most_nodes: the most nodes of a tree, from topk and num_steps.
+        modules: how many modules of multi-token prediction draft num_steps tokens, for a draft that is a head of the
+            target; None for one that is none, of which all layers count.
         options: the keys of the algorithm's own, written under ``options:``.
 
     """
@@ -31,4 +33,5 @@ class Needs:
     draft: bool = True
     trees: bool = True
     most_nodes: Callable[[int, int], int] = largest_tree
+    modules: Callable[[int], int] | None = None
     options: type[Block] = Block

@@ -39,6 +39,7 @@ class ModelConfig:
     ``kv_layout == "mla"`` a layer keeps one latent row per token: ``num_kv_heads`` is 1 and ``head_dim`` its
     length. ``aux_layers`` counts from 1: of a target what it hands over, of a draft what it was trained on, None where
     nothing says so; ``target_hidden_size`` and ``num_aux_layers`` are what a draft says of rows of several layers.
+    ``num_hidden_layers`` is None where all layers keep keys and values, so that ``num_layers`` are all.
     ``experts_per_token`` and ``index_topk`` are None where the model has no experts, or no sparse attention.
     """
 
@@ -59,6 +60,12 @@ class ModelConfig:
     aux_layers: tuple[int, ...] | None = None
     target_hidden_size: int | None = None
     num_aux_layers: int | None = None
+    num_hidden_layers: int | None = None
+
+    @property
+    def depth(self) -> int:
+        """All layers, those included that keep no keys and values."""
+        return self.num_hidden_layers or self.num_layers
 
     @property
     def kv_row_bytes(self) -> int:

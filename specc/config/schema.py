@@ -14,13 +14,12 @@ from typing import Annotated, Any, Literal, cast, get_args
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from specc.config.archs import ARCHS, GPUS, NATIVE, Arch, arch_of
 from specc.config.block import Block
 from specc.config.resolved import Dtype, HiddenSource, KvDtype, KvLayout, MaskMode, Verify
 
-Arch = Literal["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "gfx90a", "gfx942", "gfx950"]
 Output = Literal["accept_index", "hidden_states", "logprobs", "routed_experts", "indexer_topk"]
 
-ARCHS: tuple[str, ...] = get_args(Arch)
 OUTPUTS: tuple[str, ...] = get_args(Output)
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}\Z")
@@ -59,7 +58,7 @@ Text = Annotated[str, Field(strict=True, min_length=1)]
 
 
 class ModelBlock(Block):
-    """A model: `model:` alone, or its sizes written out, or both where they agree."""
+    """A model: `model:` alone, or its sizes written out, or both; what is written wins."""
 
     model: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     """Directory of a Hugging Face model, relative to this file; its config.json gives the keys below."""
@@ -81,6 +80,8 @@ class ModelBlock(Block):
     """Of a draft that reads aux rows: layers side by side in one. Default: 3."""
     num_layers: Annotated[Count, Field(le=4096)] | None = None
     """Layers that keep keys and values."""
+    num_hidden_layers: Annotated[Count, Field(le=4096)] | None = None
+    """All layers, where some keep no keys and values. Default: num_layers."""
     num_kv_heads: Annotated[Count, Field(le=4096)] | None = None
     """Key/value heads per layer; 1 for mla."""
     head_dim: Annotated[Count, Field(le=8192)] | None = None
@@ -95,7 +96,7 @@ class ModelBlock(Block):
     logits_dtype: Dtype | None = None
     """Element type of the logits that the engine's forwards hand over. Default: dtype."""
     kv_dtype: KvDtype | None = None
-    """Element type of keys and values in the KV pool. Default: dtype."""
+    """Element type of keys and values in the KV pool. Default: what the model was quantised for, otherwise dtype."""
     experts_per_token: Annotated[Count, Field(le=1024)] | None = None
     """Experts a token is routed to in every layer; needed for the output routed_experts."""
     index_topk: Annotated[Count, Field(le=1 << 20)] | None = None
@@ -149,8 +150,11 @@ class ConfigFile(Block):
     disaggregation: Flag = False
     """Whether prefill and decode run on different machines. Recorded in the plan; kernels and buffers stay as they
     are."""
-    archs: Annotated[list[Arch], Field(min_length=1, max_length=16)] = ["sm_90"]
-    """GPU architectures to compile for."""
+    archs: Annotated[
+        list[Annotated[Arch | Literal["native"], BeforeValidator(arch_of)]], Field(min_length=1, max_length=16)
+    ] = ["sm_90"]
+    """GPU architectures to compile for: their names, names of GPUs in any case (h100, l40s, mi300x), or native for the
+    GPUs of this machine."""
     draft_positions: Annotated[Literal["true", "shifted", "auto"], BeforeValidator(_word)] = "auto"
     """Positions the draft sees: true (those of the text), shifted (one earlier, as drafts that read
     hidden states are trained), or auto (shifted exactly when the draft reads hidden states)."""
@@ -186,6 +190,7 @@ def json_schema(algorithms: Collection[str]) -> dict[str, Any]:
     schema["properties"]["algorithm"]["examples"] = list(algorithms)
     steps = schema["properties"]["num_steps"]
     steps["anyOf"] = [steps["items"], {key: steps.pop(key) for key in ("type", "items", "minItems", "maxItems")}]
+    schema["properties"]["archs"]["items"] = {"type": "string", "enum": [*ARCHS, *GPUS, NATIVE]}
     # YAML reads the bare word `true` as a boolean; both spellings mean the same.
     schema["properties"]["draft_positions"]["enum"] = [True, "true", "shifted", "auto"]
     schema["properties"]["draft_positions"].pop("type", None)

@@ -12,10 +12,11 @@ from typing import Any, cast
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from specc.config.archs import arch_hint
 from specc.config.block import Block
 from specc.config.locations import Locations
 from specc.config.scalars import spell
-from specc.config.schema import ARCHS, OUTPUTS, ConfigFile, ModelBlock
+from specc.config.schema import OUTPUTS, ConfigFile, ModelBlock
 from specc.config.yaml_tree import Path
 from specc.support.diagnostics import Diagnostics
 from specc.support.suggest import closest, did_you_mean
@@ -28,7 +29,7 @@ _TYPES = {
     "list_type": "a list",
     "literal_error": "a word",
 }
-_LITERALS = {"archs": ("config/unknown-arch", ARCHS), "outputs": ("config/unknown-output", OUTPUTS)}
+_LITERALS = {"outputs": ("config/unknown-output", OUTPUTS)}
 _BLOCKS = ("target", "draft")
 
 
@@ -54,6 +55,20 @@ def _written_path(path: Path, places: Locations) -> Path:
     above = path[:-1]
     alone = isinstance(path[-1], int) and places.written(*above) and not places.written(*above, 0)
     return above if alone else path
+
+
+def broken_bound(key: str, value: object) -> str | None:
+    """Return which bound of a model's key a value from elsewhere breaks, such as ``must be at most 64``; None if none.
+
+    ``key`` is one of `ModelBlock`.
+    """
+    try:
+        ModelBlock.model_validate({key: value})
+    except ValidationError as error:
+        (details,) = error.errors(include_url=False)
+        context: Mapping[str, Any] = details.get("ctx", {})
+        return _limit(details["type"], context) or f"must be {context.get('expected', details['msg'])}"
+    return None
 
 
 def validate_options(
@@ -118,9 +133,13 @@ def _report(
 
 def _report_word(path: Path, value: str, expected: str, places: Locations, found: Diagnostics) -> None:
     """Report a word that is none of those allowed."""
+    if path[0] == "archs":
+        message = f"unknown GPU architecture {_quote(value)}"
+        found.error("config/unknown-arch", message, places.value(*path), hint=arch_hint(value))
+        return
     code, known = _LITERALS.get(str(path[0]), ("config/out-of-range", ()))
     words = known or tuple(word.strip("' ") for word in expected.replace(" or ", ", ").split(","))
-    what = {"archs": "GPU architecture", "outputs": "output"}.get(str(path[0]), f"{spell(path)} value")
+    what = "output" if path[0] == "outputs" else f"{spell(path)} value"
     hint = did_you_mean(value, words)
     found.error(code, f"unknown {what} {_quote(value)}", places.value(*path), hint=hint)
 

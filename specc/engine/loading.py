@@ -19,6 +19,7 @@ from specc.engine.models import TargetModel
 from specc.engine.mtp_heads import MtpHeads
 from specc.engine.plan_facts import DTYPES, PlanFacts
 from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.support.reading import read_text
 
 
 def load_target(path: str | Path, facts: PlanFacts, device: torch.device | str = "cpu") -> TargetModel:
@@ -50,7 +51,7 @@ def load_draft(path: str | Path, facts: PlanFacts, target: TargetModel) -> Draft
 def load_corpus(path: str | Path, target: TargetModel) -> torch.Tensor:
     """The tokens i32[M] of a text file, for programs that look drafts up there as well."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(Path(path))
     except (OSError, UnicodeDecodeError) as error:
         message = f"cannot read the corpus {str(path)!r}: {error}"
         raise DiagnosticError(Diagnostic("config/unreadable", message)) from error

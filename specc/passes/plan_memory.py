@@ -19,9 +19,13 @@ from specc.ir.types import TensorType, row_major
 from specc.kernels import FAMILIES
 from specc.kernels.base import Scratch, Spec, cluster_of, kv_pointers, nbytes
 from specc.passes.base import Context, Pass
+from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 ALIGNMENT = 256
 """Bytes every arena buffer is aligned to, as CUDA's own allocations are."""
+
+MAX_ARENA_BYTES = 1 << 40
+"""Most bytes of an arena; no GPU has as many."""
 
 FOREVER = 1 << 30
 """``last`` of a buffer that lives across steps."""
@@ -41,6 +45,10 @@ class PlanMemory(Pass):
         placed = _place(_blocks(module, [buffer for buffer in wanted if buffer.owner == "arena"]))
         module.decls += [placed.get(buffer.name, buffer) for buffer in wanted]
         used = max((b.offset + b.bytes for b in placed.values()), default=0)
+        if used > MAX_ARENA_BYTES:
+            message = f"the program's buffers would take {used} bytes, and at most {MAX_ARENA_BYTES} are supported"
+            hint = "choose smaller buckets, fewer requests, or smaller models"
+            raise DiagnosticError(Diagnostic("kernel/resources", message, ctx.at("buckets"), hint))
         total = sum(rounded(b.bytes) for b in placed.values())
         what = f"{len(placed)} buffers in an arena of {used} bytes; without sharing {total}"
         self.remark(ctx, f"{what}, but buffers that are never live together share theirs", ctx.at("buckets"))

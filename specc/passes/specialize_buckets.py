@@ -11,6 +11,9 @@ from specc.kernels.base import cluster_of
 from specc.passes.base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
+MAX_PROGRAMS = 65535
+"""Most programs of a grid along its second and third axis (CUDA C++ Programming Guide, technical specifications)."""
+
 
 @dataclass(frozen=True)
 class SpecializeBuckets(Pass):
@@ -32,9 +35,20 @@ class SpecializeBuckets(Pass):
             for bucket in options.buckets:
                 grid = FAMILIES[kernel.family].grid(module, cluster, bucket)
                 module.decls.append(Grid(f"{kernel.name}.{bucket}", kernel.name, bucket, grid))
+            self._refuse_large(kernel, module, ctx)
             grids = [grid.grid for grid in module.decls_of(Grid) if grid.kernel == kernel.name]
             programs = f"{kernel.name}: programs per bucket {[x * y * z for x, y, z in grids]}"
             self.remark(ctx, f"{programs}: {_per_request(grids)}", ctx.at("buckets"))
+
+    def _refuse_large(self, kernel: Kernel, module: Module, ctx: Context) -> None:
+        """Refuse a kernel with more programs per request than a grid can have."""
+        most = max(size for grid in module.decls_of(Grid) if grid.kernel == kernel.name for size in grid.grid[1:])
+        if most > MAX_PROGRAMS:
+            message = f"{kernel.name} would launch {most} programs per request, and a grid has at most {MAX_PROGRAMS}"
+            hint = (
+                "choose smaller sizes: the rows of hidden states and of keys and values that it copies set the number"
+            )
+            raise DiagnosticError(Diagnostic("kernel/resources", message, ctx.at("buckets"), hint))
 
 
 def _per_request(grids: list[tuple[int, ...]]) -> str:

@@ -103,7 +103,7 @@ class _Renderer:
         if location is None:
             return []
         pad = self._gutter(location)
-        shown = self._paths.get(location.file, location.file)
+        shown = printable(self._paths.get(location.file, location.file))
         lines = [f"{pad}{self._paint('-->', 'blue')} {shown}:{location.line}:{location.column}"]
         text = self._line(location)
         if text is not None:

@@ -131,8 +131,8 @@ def test_usage_errors(config: Path, tmp_path: Path, words: list[str]) -> None:
 
 
 def test_unknown_archs_are_answered_with_the_known(config: Path) -> None:
-    result = build(config, "--arch", "sm_91")
-    assert "unknown architecture 'sm_91'" in result.output
+    result = build(config, "--arch", "sm_70")
+    assert "unknown architecture 'sm_70'" in result.output
     assert "gfx942" in result.output
 
 
@@ -240,3 +240,36 @@ def test_errors_are_of_one_kind(config: Path) -> None:
     result = build(config, "--emit", "plan", "-o", "\0")
     assert not isinstance(result.exception, DiagnosticError)
     assert result.exit_code in (1, 2)
+
+
+ODD_NAMES = [
+    "ä b.yaml",
+    "\x07\n.yaml",
+    'quote"""\\.yaml',
+    "\u202e.yaml",
+    b"\xff.yaml".decode("utf-8", "surrogateescape"),
+]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES, ids=ascii)
+def test_odd_file_names(config: Path, tmp_path: Path, name: str) -> None:
+    """What can be checked can be built, and a finding is shown at its place: generated text has an escaped name."""
+    path = tmp_path / name
+    path.write_text(config.read_text())
+    assert CliRunner().invoke(app, ["check", str(path)]).exit_code == 0
+    words = [word for form in ("specir", "plan", "kernels") for word in ("--emit", form)]
+    result = build(path, "-o", tmp_path / "out", "--quiet", *words)
+    assert result.exit_code == 0, result.output
+    (text,) = (file.read_text(encoding="ascii") for file in (tmp_path / "out").rglob("*.specir"))
+    assert parse_module(text).ops()
+    path.write_text(config.read_text() + "nothing: 1\n")
+    result = CliRunner().invoke(app, ["check", str(path)])
+    assert (result.exit_code, "\x07" in result.output, "nothing: 1" in result.output) == (1, False, True)
+
+
+@pytest.mark.parametrize("command", ["check", "build", "explain"])
+def test_a_pipe_as_configuration(tmp_path: Path, command: str) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    result = CliRunner().invoke(app, [command, str(tmp_path / "pipe.yaml")])
+    assert result.exit_code == 1
+    assert "config/unreadable" in result.output and "it is a pipe, not a regular file" in result.output

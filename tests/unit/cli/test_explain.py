@@ -196,6 +196,7 @@ def test_where_values_come_from(configs: dict[str, Path], documents: dict[str, A
 def test_what_a_model_says_has_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer of transformers is made up: importing it takes longer than all the rest."""
     sizes = {"hidden_size": 64, "num_layers": 2, "num_kv_heads": 1, "head_dim": 16, "vocab_size": 96, "hc_mult": 4}
+    sizes["num_mtp_modules"] = 2
     facts = {key: [value, f"its_{key}"] for key, value in sizes.items()} | {"dtype": ["float32", "dtype"]}
     monkeypatch.setattr("specc.config.models.remembered", lambda content, ask: Answer("deepseek_v4", True, facts))
     (tmp_path / "model").mkdir()
@@ -209,6 +210,8 @@ def test_what_a_model_says_has_its_key(tmp_path: Path, monkeypatch: pytest.Monke
     assert origins["hidden_source"] == ("model/config.json: model_type deepseek_v4", "deep.yaml:4:16")
     assert origins["spec_width"] == ("hidden_size * hc_mult, because hidden_source is hc_residual", "deep.yaml:4:16")
     assert origins["head_dim"] == ("written", "deep.yaml:4:33")
+    modules = "model/config.json: modules that are used, of 2 (its_num_mtp_modules)"
+    assert origins["num_layers"] == (modules, "deep.yaml:4:16")
 
 
 def test_streams_widen_what_is_handed_over(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ LATENT = {"kv_lora_rank": 24, "qk_rope_head_dim": 8}
 EXPERTS = {"num_experts_per_tok": 3, "n_routed_experts": 8}
 SAME_ROWS = {"global_head_dim": 16, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
 """A Gemma 4 whose layers all keep rows of one length."""
+MORE: dict[str, Any] = {"warnings": {"config/more-state"}}
+"""Of a model that keeps more than keys and values."""
 
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     # model_type, keys beside SMALL, what a target of it is resolved to
@@ -39,19 +41,23 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("gemma3_text", {"head_dim": 32}, {"num_kv_heads": 2, "head_dim": 32}),
     ("gemma4_text", {"head_dim": 16, **SAME_ROWS}, {"num_kv_heads": 2, "head_dim": 16}),
     ("deepseek_v3", LATENT | EXPERTS, {"kv_layout": "mla", "num_kv_heads": 1, "head_dim": 32, "experts_per_token": 3}),
-    ("deepseek_v32", LATENT | {"index_topk": 7}, {"kv_layout": "mla", "num_kv_heads": 1, "index_topk": 7}),
+    ("deepseek_v32", LATENT | {"index_topk": 7}, {"kv_layout": "mla", "num_kv_heads": 1, "index_topk": 7, **MORE}),
     (
         "deepseek_v4",
         {"num_key_value_heads": 1, "head_dim": 48, "index_topk": 7},
-        {"hc_mult": 4, "hidden_source": "hc_residual", "spec_width": 256, "num_kv_heads": 1, "head_dim": 48},
+        {"hc_mult": 4, "hidden_source": "hc_residual", "spec_width": 256, "num_kv_heads": 1, "head_dim": 48, **MORE},
     ),
     (
         "deepseek_v4",
         {"num_key_value_heads": 1, "hc_mult": 2},
-        {"hc_mult": 2, "hidden_source": "hc_residual", "spec_width": 128},
+        {"hc_mult": 2, "hidden_source": "hc_residual", "spec_width": 128, **MORE},
     ),
-    ("qwen4_exp_text", {"hc_count": 3}, {"hc_mult": 3, "hidden_source": "hc_residual", "spec_width": 192}),
-    ("hy_v4", LATENT, {"hc_mult": 4, "hidden_source": "collapsed", "spec_width": 64, "head_dim": 32}),
+    (
+        "qwen4_exp_text",
+        {"hc_count": 3},
+        {"hc_mult": 3, "hidden_source": "hc_residual", "spec_width": 192, "num_layers": 1, "depth": 5, **MORE},
+    ),
+    ("hy_v4", LATENT, {"hc_mult": 4, "hidden_source": "collapsed", "spec_width": 64, "head_dim": 32, **MORE}),
 ]
 
 
@@ -76,8 +82,9 @@ def test_architectures(
     usual = {"hidden_size": 64, "num_layers": 5, "vocab_size": 320, "dtype": "bfloat16", "kv_layout": "mha"}
     usual |= {"hc_mult": 1, "hidden_source": "collapsed", "spec_width": 64}
     expected = usual | ({"kv_layout": "mla"} if "kv_lora_rank" in more else {}) | wanted
+    warnings = expected.pop("warnings", set[str]())
     assert {key: getattr(target, key) for key in expected} == expected
-    assert not loaded.warnings
+    assert {found.code for found in loaded.warnings} == warnings
 
 
 @pytest.mark.parametrize("model_type", sorted(HANDS_OVER))
@@ -94,7 +101,7 @@ def test_the_text_part_counts(load: Load, tmp_path: Path, model_type: str) -> No
     text = SMALL if model_type != "llava" else SMALL | {"model_type": "llama"}
     save(tmp_path / "m", model_type, text_config=text)
     target = load(TEXT).config.target
-    assert (target.hidden_size, target.num_layers, target.num_kv_heads) == (64, 5, 2)
+    assert (target.hidden_size, target.depth, target.num_kv_heads) == (64, 5, 2)
     assert (target.vocab_size, target.dtype) == (320, "bfloat16")
     assert target.spec_width == 64 * target.hc_mult == (256 if model_type == "qwen4_exp" else 64)
 
@@ -121,7 +128,7 @@ def test_layers_with_heads_of_their_own(find: Find, tmp_path: Path) -> None:
     assert find(TEXT)[0].message == "'target' lacks num_kv_heads, head_dim, and 'm' does not settle them"
 
 
-ASSISTED = TEXT.replace("EAGLE", "FROZEN_KV_MTP").replace("draft:\n  model: m", "draft:\n  model: d")
+ASSISTED = TEXT.replace("STANDALONE", "FROZEN_KV_MTP").replace("draft:\n  model: m", "draft:\n  model: d")
 
 
 def test_the_assistant_of_gemma_4(load: Load, tmp_path: Path) -> None:
@@ -193,7 +200,7 @@ def test_what_a_new_architecture_hands_over_may_be_written(load: Load, tmp_path:
 
 def test_a_table_entry_holds_without_a_class(monkeypatch: pytest.MonkeyPatch, load: Load, tmp_path: Path) -> None:
     """An older transformers lacks the class; what the architecture hands over is known all the same."""
-    monkeypatch.setattr("specc.config.models._known", lambda model_type: False)
+    monkeypatch.setattr("specc.config.models.config_json.class_for", lambda model_type: None)
     put(tmp_path / "m", NEW | {"model_type": "hy_v4", "hc_mult": 4})
     loaded = load(TEXT)
     assert (loaded.config.target.hidden_source, loaded.config.target.spec_width) == ("collapsed", 48)

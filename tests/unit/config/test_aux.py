@@ -12,7 +12,7 @@ from specc.config.resolve import default_aux_layers
 from .conftest import VALID, Find, Load, Model
 from .test_models import LLAMA, TEXT
 
-EAGLE3 = TEXT.replace("algorithm: EAGLE", "algorithm: EAGLE3").replace("draft:\n  model: m", "draft:\n  model: d")
+EAGLE3 = TEXT.replace("STANDALONE", "EAGLE3").replace("draft:\n  model: m", "draft:\n  model: d")
 HEAD = LLAMA | {"num_hidden_layers": 1}
 LAYERS = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}}
 

@@ -150,8 +150,16 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
     ("config/duplicate-key", alone("  window: 64\n  window: 64"), 21, 3),
 ]
 
-ELSEWHERE = {"config/unreadable", "config/model-contradiction", "config/unknown-architecture"}
-"""Codes with tests of their own: below, in test_models.py, and in test_architectures.py."""
+ELSEWHERE = {
+    "config/unreadable",
+    "config/model-contradiction",
+    "config/model-override",
+    "config/more-state",
+    "config/no-gpu",
+    "config/no-kv",
+    "config/unknown-architecture",
+}
+"""Codes with tests of their own: below, in test_models.py, test_architectures.py, test_archs.py and test_layers.py."""
 
 ALGORITHMS_OWN = {"legal/vocab-mismatch", "legal/modules", "legal/kv-mismatch", "legal/depths"}
 """Codes of rules that algorithms bring; tests/unit/algorithms provokes them."""

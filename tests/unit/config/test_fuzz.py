@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,52 @@ def test_random_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> 
         load_config(path, names(), needs)
     except DiagnosticError:
         return
+
+
+ODD: list[object] = [
+    None, True, False, -1, 0, 1, 3, 1 << 31, 1 << 63, 1 << 80, 0.5, 1e300, "", "x", "bfloat16", "ME*-", "\ud800",
+    [], [0], [1, 2], [-1], [1 << 70], ["full_attention"], ["mamba"] * 4, ["linear_attention", "full_attention"] * 2,
+    [[]], {}, {"a": 1}, {"kv_cache_scheme": 3}, {"kv_cache_scheme": {"type": [], "num_bits": {}}}, {"quantization": []},
+    {"kv_cache_quant_algo": 4}, {"eagle_aux_hidden_state_layer_ids": [1 << 70]}, {"target_layer_ids": "x"},
+]  # fmt: skip
+OF_MODELS = [
+    "model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "vocab_size", "dtype", "torch_dtype", "hc_mult", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim", "swa_head_dim",
+    "layer_types", "layers_block_type", "hybrid_override_pattern", "attn_type_list", "attn_layer_indices",
+    "full_attention_interval", "num_kv_shared_layers", "num_nextn_predict_layers", "n_predict", "index_head_dim",
+    "index_topk", "num_experts_per_tok", "quantization_config", "compression_config", "text_config", "eagle_config",
+    "dflash_config", "target_layer_ids", "eagle_aux_hidden_state_layer_ids", "num_aux_hidden_states",
+    "draft_vocab_size", "target_hidden_size", "speculators_model_type", "transformer_layer_config",
+]  # fmt: skip
+SAID = {
+    "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+    "vocab_size": 2048, "dtype": "bfloat16",
+}  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(["llama", "qwen3_next", "deepseek_v3", "gemma3", "no_such_model"]),
+    st.dictionaries(st.sampled_from(OF_MODELS), st.sampled_from(ODD), max_size=5),
+    st.sampled_from(["STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE"]),
+    st.booleans(),
+)
+def test_whatever_a_model_says(model_type: str, odd: dict[str, object], algorithm: str, own: bool) -> None:
+    """What loads is in the documented ranges; everything else is a finding with a place."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, said in (("m", odd), ("d", {} if own else odd)):
+            (Path(folder) / name).mkdir()
+            (Path(folder) / name / "config.json").write_text(json.dumps({"model_type": model_type} | SAID | said))
+        text = f"name: odd\nalgorithm: {algorithm}\ntarget: {{model: m}}\ndraft: {{model: {'m' if own else 'd'}}}\n"
+        wrong = None
+        try:
+            models = load_text(text, Path(folder) / "c.yaml", names(), needs).config.models.values()
+        except DiagnosticError as error:
+            wrong, models = error, ()
+        for found in wrong.diagnostics if wrong else ():
+            assert found.location
+            render(found, wrong.sources if wrong else {}).encode()
+        for model in models:
+            values = {key: getattr(model, key) for key in ModelBlock.model_fields}
+            values["aux_layers"] = list(values["aux_layers"]) if values["aux_layers"] else None
+            ModelBlock.model_validate(values)

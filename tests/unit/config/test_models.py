@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,7 +24,7 @@ LLAMA = {
 }
 TEXT = """\
 name: with_models
-algorithm: EAGLE
+algorithm: STANDALONE
 target:
   model: m
 draft:
@@ -53,7 +54,7 @@ def test_old_dtype_key(model: Model) -> None:
 def test_both_dtype_attributes(monkeypatch: pytest.MonkeyPatch, model: Model, name: str) -> None:
     text = SimpleNamespace(**{name: "torch.float16"}, model_type="llama")
     config = SimpleNamespace(get_text_config=lambda: text)
-    monkeypatch.setattr(models, "_auto_config", lambda directory: config)
+    monkeypatch.setattr(models, "configuration", lambda content: config)
     assert values(model(**LLAMA)) == {"dtype": "float16"}
 
 
@@ -91,14 +92,100 @@ def test_the_file_may_repeat_the_model(load: Load, model: Model) -> None:
     assert load(TEXT + "  hidden_size: 256\n").config.draft.hidden_size == 256
 
 
-def test_contradiction(find: Find, model: Model) -> None:
-    model(**LLAMA)
-    (found,) = find(TEXT + "  num_kv_heads: 4\n")
-    assert (found.code, str(found.location)) == ("config/model-contradiction", "c.yaml:7:17")
-    assert found.message == "draft.num_kv_heads is written as 4, and the model says 2"
+@pytest.mark.parametrize(("key", "value"), [("hidden_size", 512), ("vocab_size", 2000), ("hc_mult", 2)])
+def test_what_the_weights_fix(find: Find, model: Model, key: str, value: int) -> None:
+    said = LLAMA | {"hc_mult": 4}
+    model(**said)
+    (found,) = (found for found in find(TEXT + f"  {key}: {value}\n") if found.severity == "error")
+    column = len(key) + 5
+    assert (found.code, str(found.location)) == ("config/model-contradiction", f"c.yaml:7:{column}")
+    assert found.message == f"draft.{key} is written as {value}, and the model says {said[key]}"
     assert [(note.message, str(note.location)) for note in found.notes] == [
-        ("the model has num_kv_heads 2 (num_key_value_heads)", "c.yaml:6:10")
+        (f"the model has {key} {said[key]} ({key})", "c.yaml:6:10")
     ]
+
+
+OVERRIDES = {
+    "num_layers": (2, 4, "num_hidden_layers"),
+    "num_kv_heads": (1, 2, "num_key_value_heads"),
+    "head_dim": (128, 64, "head_dim"),
+    "dtype": ("float16", "bfloat16", "dtype"),
+    "kv_dtype": ("bfloat16", "float8_e4m3fn", "quantization_config.kv_cache_scheme"),
+    "experts_per_token": (1, 2, "num_experts_per_tok"),
+    "index_topk": (64, 512, "index_topk"),
+}
+
+
+@pytest.mark.parametrize("key", OVERRIDES)
+def test_what_is_written_wins(load: Load, model: Model, key: str) -> None:
+    """A rank of an engine has fewer heads than the model, and its pool may have another type."""
+    written, said, name = OVERRIDES[key]
+    scheme = {"quantization_config": {"kv_cache_scheme": {"type": "float", "num_bits": 8}}}
+    model(**LLAMA, **scheme, head_dim=64, num_experts_per_tok=2, index_topk=512)
+    loaded = load(TEXT + f"  {key}: {written}\n")
+    assert getattr(loaded.config.models["draft"], key) == written
+    assert getattr(loaded.config.target, key) == said
+    (found,) = loaded.warnings
+    assert (found.code, str(found.location)) == ("config/model-override", f"c.yaml:7:{len(key) + 5}")
+    assert found.message == f"draft.{key} is written as {written}, and the model says {said}: {written} is kept"
+    assert [note.message for note in found.notes] == [f"the model has {key} {said} ({name})"]
+
+
+def test_another_layout_has_rows_of_its_own(find: Find, load: Load, model: Model) -> None:
+    """An engine may keep the heads of latent attention; their sizes are then written as well."""
+    model(**LLAMA | {"model_type": "deepseek_v3", "kv_lora_rank": 512, "qk_rope_head_dim": 64})
+    assert [found.message for found in find(TEXT + "  kv_layout: mha\n") if found.severity == "error"] == [
+        "'draft' lacks num_kv_heads, head_dim, and 'm' does not settle them"
+    ]
+    loaded = load(TEXT + "  kv_layout: mha\n  num_kv_heads: 128\n  head_dim: 192\n")
+    assert loaded.config.models["draft"].kv_row_bytes == 128 * 192 * 2
+    assert [found.code for found in loaded.warnings] == ["config/model-override"]
+
+
+HUGE: dict[str, tuple[str, int | dict[str, object]]] = {
+    "vocab_size": ("vocab_size", 1 << 80),
+    "hidden_size": ("hidden_size", 1 << 40),
+    "num_layers": ("num_hidden_layers", 100_000),
+    "hc_mult": ("hc_mult", 1000),
+    "num_kv_heads": ("num_key_value_heads", 5000),
+    "head_dim": ("head_dim", 8194),
+    "experts_per_token": ("num_experts_per_tok", 1025),
+    "index_topk": ("index_topk", (1 << 20) + 1),
+    "target_hidden_size": ("target_hidden_size", (1 << 20) + 1),
+    "num_aux_layers": ("num_aux_hidden_states", 65),
+    "kv_dtype": ("quantization_config", {"kv_cache_scheme": {"type": "int", "num_bits": 8}}),
+}
+
+
+@pytest.mark.parametrize("model_type", ["llama", "no_such_model"])
+@pytest.mark.parametrize("key", HUGE)
+def test_ranges_hold_for_what_a_model_says(find: Find, model: Model, key: str, model_type: str) -> None:
+    name, value = HUGE[key]
+    layers = {"layer_types": ["full_attention"] * 4} if model_type == "llama" and key != "num_layers" else {}
+    model(**{**LLAMA, "head_dim": 64, **layers, "model_type": model_type, name: value})
+    found = [one for one in find(TEXT) if one.severity == "error"]
+    assert {one.code for one in found} == {"config/out-of-range"}
+    assert [str(one.location) for one in found] == ["c.yaml:4:10", "c.yaml:6:10"]
+    assert f"target.{key} must be " in found[0].message
+    assert "config.json says" in found[0].message
+    assert name in found[0].message
+
+
+def test_a_head_without_elements(monkeypatch: pytest.MonkeyPatch, find: Find, model: Model) -> None:
+    """A size that is computed has a range too."""
+    monkeypatch.setattr(models.kv_cache, "Bare", type(None))
+    model(**LLAMA | {"model_type": "no_such_model", "num_attention_heads": 512})
+    assert {found.message for found in find(TEXT)} >= {
+        "target.head_dim must be at least 1, and config.json says 0 (hidden_size / num_attention_heads)"
+    }
+
+
+@pytest.mark.parametrize("name", ["config.json", "hf_quant_config.json"])
+def test_a_pipe_in_the_directory(find: Find, model: Model, name: str) -> None:
+    """It is refused, not waited for."""
+    (path := model(**LLAMA) / name).unlink(missing_ok=True)
+    os.mkfifo(path)
+    assert find(TEXT)[0].message == f"cannot read 'm/{name}': it is a pipe, not a regular file"
 
 
 def test_what_the_model_leaves_open_must_be_written(find: Find, load: Load, model: Model) -> None:

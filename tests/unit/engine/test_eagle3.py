@@ -134,6 +134,14 @@ def test_other_layers_than_the_head_was_trained_on(target: TargetModel, tmp_path
     assert isinstance(load_draft(tmp_path, PlanFacts.read(plan), target), Eagle3Draft)
 
 
+def test_a_head_of_speculators_is_refused_by_name(target: TargetModel, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"speculators_model_type": "eagle3"}')
+    plan = make_plan(target, Eagle3Draft(make_head(target)), steps=3, shifted=True)
+    plan["models"]["target"]["aux_layers"] = list(LAYERS)
+    with pytest.raises(DiagnosticError, match="does not load heads in the format of speculators yet"):
+        load_draft(tmp_path, PlanFacts.read(plan), target)
+
+
 def test_no_forward_of_a_step_waits_for_the_device() -> None:
     """Hooks, projection and recurrence run on tensors that have shapes and no data."""
     target = TargetModel(make_model(layers=4), aux_layers=LAYERS)

@@ -1,0 +1,103 @@
+"""GPU architectures: what may be compiled for, the GPUs that have them, and those of this machine.
+
+Compute capabilities are NVIDIA's list (CUDA C++ Programming Guide), gfx targets AMD's (ROCm, LLVM's AMDGPU usage).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Literal, get_args
+
+Arch = Literal["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "gfx90a", "gfx942", "gfx950"]
+
+ARCHS: tuple[str, ...] = get_args(Arch)
+
+NATIVE = "native"
+"""What stands for the GPUs of this machine."""
+
+_OF_ARCH: Mapping[Arch, str] = {
+    "sm_80": "a100 a800 a30",
+    "sm_86": "a10 a10g a16 a40 a2 a4000 a4500 a5000 a6000 rtx3060 rtx3070 rtx3080 rtx3090",
+    "sm_89": "l4 l20 l40 l40s rtx4060 rtx4070 rtx4080 rtx4090 rtx6000ada",
+    "sm_90": "h100 h200 h800 h20 gh200",
+    "sm_100": "b100 b200 gb200",
+    "sm_103": "b300 gb300",
+    "sm_120": "rtx5060 rtx5070 rtx5080 rtx5090 rtxpro6000",
+    "gfx90a": "mi210 mi250 mi250x",
+    "gfx942": "mi300a mi300x mi308x mi325x",
+    "gfx950": "mi350x mi355x",
+}
+
+GPUS: Mapping[str, Arch] = {name: arch for arch, names in _OF_ARCH.items() for name in names.split()}
+"""Name of a GPU -> its architecture."""
+
+_MAKERS = re.compile(r"^(nvidia|amd|geforce|instinct|tesla)+")
+
+
+class NoGpuError(Exception):
+    """This machine has no GPU to compile for; the message says why."""
+
+
+def arch_of(word: object) -> object:
+    """Return the architecture of a GPU's name or of its own name in other letters; anything else as it is."""
+    if not isinstance(word, str):
+        return word
+    plain = _plain(word)
+    same = {_plain(arch): arch for arch in (*ARCHS, NATIVE)}
+    return same.get(plain) or GPUS.get(_MAKERS.sub("", plain), word)
+
+
+def with_native(archs: Iterable[str]) -> tuple[str, ...]:
+    """Return the architectures, each once, with those of this machine for ``native``.
+
+    Raises NoGpuError when those are asked for, and there is none or none that can be compiled for.
+    """
+    found = [one for arch in archs for one in (_native() if arch == NATIVE else (arch,))]
+    return tuple(dict.fromkeys(found))
+
+
+def gpus() -> list[tuple[str, str]]:
+    """Return name and architecture of every GPU that torch sees; raises NoGpuError without torch."""
+    try:
+        import torch
+    except ImportError as error:
+        raise NoGpuError("torch, which knows them, is not installed") from error
+    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    if torch.version.hip:
+        return [(one.name, one.gcnArchName.partition(":")[0]) for one in found]
+    return [(one.name, f"sm_{one.major}{one.minor}") for one in found]
+
+
+def _native() -> list[str]:
+    found = gpus()
+    if not found:
+        raise NoGpuError("torch sees none")
+    unknown = sorted({f"{name} ({arch})" for name, arch in found if arch not in ARCHS})
+    if unknown:
+        raise NoGpuError(f"programs are not compiled for {', '.join(unknown)}")
+    return [arch for _, arch in found]
+
+
+def arch_hint(word: str) -> str:
+    """Return what was probably meant: an architecture or a GPU of the same family and generation; else all of them."""
+    plain = _MAKERS.sub("", _plain(word))
+    near = [name for name in (*ARCHS, *GPUS) if _generation(_plain(name)) == _generation(plain)]
+    if near:
+        return f"did you mean '{min(near, key=lambda name: (_distance(_plain(name), plain), name))}'?"
+    return f"known: {', '.join(ARCHS)}, names of GPUs such as h100, and {NATIVE}"
+
+
+def _generation(plain: str) -> tuple[str, str, int]:
+    """Return family, first digit and length of a name: two that differ in one of them are other hardware."""
+    family = plain.rstrip("abcdefghijklmnopqrstuvwxyz").rstrip("0123456789")
+    return family, plain[len(family) : len(family) + 1], len(plain)
+
+
+def _distance(one: str, other: str) -> int:
+    return sum(a != b for a, b in zip(one, other, strict=True))
+
+
+def _plain(word: str) -> str:
+    """Return a name as compared: lower case, without separators."""
+    return re.sub(r"[\s_\-]", "", word.lower())

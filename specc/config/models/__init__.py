@@ -1,0 +1,136 @@
+"""`model:` -> sizes: what a Hugging Face directory says about its model.
+
+One file for each question: what the directory's files are (`config_json`), which layers keep what (`layers`), what a
+token leaves in the KV pool (`kv_cache`). This one puts the answers together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from specc.config.models.attributes import Bare, Fact, attribute
+from specc.config.models.config_json import (
+    DTYPE_KEYS,
+    Directory,
+    ModelUnreadableError,
+    configuration,
+    in_short,
+    read_directory,
+)
+from specc.config.models.kv_cache import key_value_facts, kv_dtype
+from specc.config.models.layers import layer_facts
+from specc.config.remembered import Answer, remembered
+from specc.config.resolved import Dtype, HiddenSource
+
+__all__ = ["HANDS_OVER", "Fact", "ModelFacts", "ModelUnreadableError", "read_model"]
+
+HANDS_OVER: dict[str, HiddenSource] = {
+    "deepseek_v4": "hc_residual",
+    "qwen4_exp": "hc_residual",
+    "qwen4_exp_text": "hc_residual",
+    "hy_v4": "collapsed",
+}
+"""What a model with hyper-connections hands to its draft, by ``model_type``."""
+
+_HC_MULT = ("hc_mult", "hc_count")
+_AUX_LAYER_IDS = (("eagle_config", "eagle_aux_hidden_state_layer_ids"), ("dflash_config", "target_layer_ids"))
+_TARGET_WIDTH = ("target_hidden_size", "backbone_hidden_size")
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What one model directory says, by configuration key; a key that it does not settle is absent.
+
+    Beside keys of the configuration there are ``aux_layers`` (text, counted from 1), ``draft_vocab_size``,
+    ``num_mtp_modules``, and, in words, ``recurrent_state`` and ``index_keys``. ``known``: whether transformers has a
+    class for the architecture.
+    """
+
+    model_type: str
+    known: bool
+    facts: Mapping[str, Fact]
+
+    @property
+    def hands_over(self) -> HiddenSource | None:
+        """What this architecture hands over, or None when the table does not know it."""
+        return HANDS_OVER.get(self.model_type)
+
+
+def read_model(directory: Path, written: str) -> ModelFacts:
+    """Return the facts of the model in ``directory``; ``written`` is its path as the user spelled it.
+
+    Raises ModelUnreadableError. Nothing is downloaded and no code from the directory is run.
+    """
+    found = read_directory(directory, written)
+
+    def ask() -> Answer:
+        try:
+            config = configuration(found.content)
+            text = config.get_text_config()
+        except Exception as error:  # transformers and the code it calls raise anything on odd files
+            message = f"transformers cannot read '{written}/config.json': {in_short(error)}"
+            raise ModelUnreadableError(message) from error
+        model_type = str(getattr(text, "model_type", "") or getattr(config, "model_type", ""))
+        facts = {key: [fact.value, fact.origin] for key, fact in _facts(config, text, found).items()}
+        return Answer(model_type, not isinstance(config, Bare), facts)
+
+    answer = remembered(found.raw, ask)
+    facts = {key: Fact(value, str(origin)) for key, (value, origin) in answer.facts.items()}
+    return ModelFacts(answer.model_type, answer.known, facts)
+
+
+def _facts(config: object, text: object, found: Directory) -> dict[str, Fact]:
+    """Return the facts that the configuration settles."""
+    facts = {
+        "hidden_size": attribute(text, ("hidden_size",)),
+        "vocab_size": attribute(text, ("vocab_size",)),
+        "hc_mult": attribute(text, _HC_MULT),
+        "dtype": _dtype(text) or _dtype(config),
+        "kv_dtype": kv_dtype(config, text, found.quantization),
+        "experts_per_token": attribute(text, ("num_experts_per_tok", "num_experts_per_token")),
+        "index_topk": attribute(text, ("index_topk",)),
+        "draft_vocab_size": attribute(text, ("draft_vocab_size",)),
+        **layer_facts(text),
+        **_aux_facts(config, text, found.first_layer),
+        **key_value_facts(text),
+    }
+    return {key: fact for key, fact in facts.items() if fact is not None}
+
+
+def _aux_facts(config: object, text: object, first_layer: int) -> dict[str, Fact | None]:
+    """Return what a draft says of the rows of its target that it reads; ``aux_layers`` is text, counted from 1.
+
+    Drafts say it beside their language model's part or in it.
+    """
+    key, layers = _aux_layer_ids(text)
+    said: dict[str, Fact | None] = {
+        "target_hidden_size": attribute(text, _TARGET_WIDTH) or attribute(config, _TARGET_WIDTH),
+        "num_aux_layers": attribute(text, ("num_aux_hidden_states",)),
+    }
+    if isinstance(layers, list) and layers and all(type(layer) is int for layer in layers):
+        counted = [int(layer) + 1 - first_layer for layer in layers]
+        said["aux_layers"] = Fact(" ".join(map(str, counted)), f"{key}, which counts from {first_layer}")
+        said["num_aux_layers"] = said["num_aux_layers"] or Fact(len(counted), f"entries of {key}")
+    return said
+
+
+def _aux_layer_ids(text: object) -> tuple[str, object]:
+    """Return the first key that lists layers of the target, and its value."""
+    for holder, key in _AUX_LAYER_IDS:
+        nested = getattr(text, holder, None)
+        layers = nested.get(key) if isinstance(nested, dict) else getattr(text, key, None)
+        if layers is not None:
+            return key, layers
+    return "", None
+
+
+def _dtype(config: object) -> Fact | None:
+    """Return the element type, if it is one that a configuration can name."""
+    for name in DTYPE_KEYS:
+        word = str(getattr(config, name, None)).removeprefix("torch.")
+        if word in get_args(Dtype):
+            return Fact(word, name)
+    return None

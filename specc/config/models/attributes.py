@@ -1,0 +1,59 @@
+"""One value of a model's configuration: found under one of its names, or not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A value and the words for where it comes from, such as ``num_key_value_heads``."""
+
+    value: int | str
+    origin: str
+
+
+class Bare(SimpleNamespace):
+    """A config.json without a class of its own: what it says, by attribute."""
+
+    def get_text_config(self) -> object:
+        """Return the language model's part; the whole where there is only that."""
+        text = getattr(self, "text_config", None)
+        return Bare(**cast("dict[str, Any]", text)) if isinstance(text, dict) else self
+
+
+VARIES = "another in every layer"
+"""What stands for a size that differs from layer to layer."""
+
+
+def attribute(config: object, names: Iterable[str]) -> Fact | None:
+    """Return the first of the attributes that is a positive integer."""
+    for name in names:
+        value = value_of(config, name)
+        if type(value) is int and value > 0:
+            return Fact(value, name)
+    return None
+
+
+def value_of(config: object, name: str) -> object:
+    """Return an attribute; None if there is none, `VARIES` if transformers gives it by layer only (Gemma 4)."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:
+        return VARIES
+
+
+def words_of(config: object, name: str) -> list[str]:
+    """Return an attribute that is a list of words; none where it is something else."""
+    value = value_of(config, name)
+    listed: list[object] = list(cast("Iterable[object]", value)) if isinstance(value, list | tuple) else []
+    return [str(word) for word in listed] if all(isinstance(word, str) for word in listed) else []
+
+
+def block_of(config: object, name: str) -> Mapping[str, Any]:
+    """Return an attribute that is a block of keys; an empty one where it is something else."""
+    value = value_of(config, name)
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}

@@ -1,0 +1,128 @@
+"""The files of a model directory -> its configuration, as transformers' own class or as it stands.
+
+transformers is imported only here, and only when its answer is not remembered. Its configuration classes know the
+defaults that a config.json leaves out, so they are asked instead of the file. The file itself is read where there is
+no class for the model; then nothing stands for what it leaves out. No code of the directory is run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from specc.config.models.attributes import Bare
+from specc.support.reading import read_regular
+
+_ALSO_KNOWN_AS = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}
+"""Published types that transformers does not know, and the type whose configuration they use unchanged."""
+
+DTYPE_KEYS = ("dtype", "torch_dtype")
+"""Names of the element type: today's, and an older one."""
+
+_ADVICE = "write the path of a local directory, relative to this file; a model of the Hub is downloaded first"
+
+
+class ModelUnreadableError(Exception):
+    """The directory does not describe a model; the message says why, ``hint`` what to do."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        """Take the message for the user and optional advice."""
+        super().__init__(message)
+        self.hint = hint
+
+
+class Pretrained(Protocol):
+    """The part of a transformers configuration that is used by name."""
+
+    def get_text_config(self) -> object:
+        """Return the language model's part; the whole where there is only that."""
+        ...
+
+
+@dataclass(frozen=True)
+class Directory:
+    """What the files of a model directory say.
+
+    Attributes:
+        raw: the bytes of the files, by which an answer about them is remembered.
+        content: the keys of config.json; of a head in the format of speculators, those of its decoder with its own.
+        quantization: the keys of hf_quant_config.json, if it is there.
+        first_layer: the number by which the directory calls the first layer of its target.
+
+    """
+
+    raw: bytes
+    content: Mapping[str, Any]
+    quantization: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    first_layer: int = 0
+
+
+def read_directory(directory: Path, written: str) -> Directory:
+    """Return what the directory says; raises ModelUnreadableError unless it is of a model."""
+    if not directory.is_dir():
+        what = "is a file, not a directory" if directory.exists() else "does not exist"
+        raise ModelUnreadableError(f"model directory '{written}' {what}", _ADVICE)
+    found = _keys(directory, written, "config.json")
+    if found is None:
+        raise ModelUnreadableError(f"model directory '{written}' has no config.json", _ADVICE)
+    raw, content = found
+    first_layer = 0
+    if "speculators_model_type" in content:
+        content, first_layer = _head_of_speculators(content, written), 1
+    if not isinstance(content.get("model_type"), str):
+        raise ModelUnreadableError(f"'{written}/config.json' has no model_type")
+    more = _keys(directory, written, "hf_quant_config.json")
+    return Directory(b"\0".join([raw, *(more[:1] if more else ())]), content, more[1] if more else {}, first_layer)
+
+
+def _keys(directory: Path, written: str, name: str) -> tuple[bytes, dict[str, Any]] | None:
+    """Return a JSON file's bytes and keys, None where there is none; raises ModelUnreadableError."""
+    try:
+        raw = read_regular(directory / name)
+        content = json.loads(raw)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ModelUnreadableError(f"cannot read '{written}/{name}': {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelUnreadableError(f"'{written}/{name}' is not JSON: {in_short(error)}") from error
+    if not isinstance(content, dict):
+        raise ModelUnreadableError(f"'{written}/{name}' is not a JSON object")
+    return raw, cast("dict[str, Any]", content)
+
+
+def _head_of_speculators(content: Mapping[str, Any], written: str) -> dict[str, Any]:
+    """Return the keys of an EAGLE3 head in the format of speculators: those of its decoder, then its own."""
+    kind = content["speculators_model_type"]
+    decoder = content.get("transformer_layer_config")
+    if kind != "eagle3" or not isinstance(decoder, dict):
+        message = f"'{written}' is in the format of speculators, of type {str(kind)[:60]!r}"
+        raise ModelUnreadableError(message, "of that format, directories of type 'eagle3' are read")
+    own = {key: value for key, value in content.items() if value is not None and key != "model_type"}
+    said = own.keys() | ({*DTYPE_KEYS} if own.keys() & {*DTYPE_KEYS} else set[str]())
+    return {key: value for key, value in cast("dict[str, Any]", decoder).items() if key not in said} | own
+
+
+def configuration(content: Mapping[str, Any]) -> Pretrained:
+    """Return the configuration by its class, or as it stands; raises anything, as transformers does on odd files."""
+    from transformers import CONFIG_MAPPING
+
+    known = class_for(str(content["model_type"]))
+    if known is None:
+        return Bare(**content)
+    return cast("Pretrained", CONFIG_MAPPING[known].from_dict({**content, "model_type": known}))
+
+
+def class_for(model_type: str) -> str | None:
+    """Return the type whose class of transformers reads configurations of this type; None where there is none."""
+    from transformers import CONFIG_MAPPING
+
+    return next((name for name in (model_type, _ALSO_KNOWN_AS.get(model_type)) if name in CONFIG_MAPPING), None)
+
+
+def in_short(error: BaseException) -> str:
+    """Return an exception's message in one line of at most 300 characters."""
+    return (" ".join(str(error).split()) or type(error).__name__)[:300]

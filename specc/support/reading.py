@@ -1,0 +1,48 @@
+"""Files that a user names: only regular ones are read, and nothing waits for what is none."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def read_regular(path: Path, limit: int | None = None) -> bytes:
+    """Return the content of a regular file, or its first ``limit`` bytes.
+
+    A pipe, a device or a directory is refused before it is opened, so that no reader waits for a writer.
+
+    Raises:
+        OSError: the file cannot be read; ``strerror`` says why, also for what is no regular file.
+        ValueError: the path cannot be one, as with a NUL in it.
+
+    """
+    _require_regular(path.stat().st_mode, path)
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+        _require_regular(os.fstat(stream.fileno()).st_mode, path)
+        return stream.read(-1 if limit is None else limit)
+
+
+def read_text(path: Path) -> str:
+    """Return the UTF-8 text of a regular file, with line feeds as line ends.
+
+    Raises:
+        OSError: as `read_regular`.
+        ValueError: as `read_regular`, and for what is not UTF-8.
+
+    """
+    return read_regular(path).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _require_regular(mode: int, path: Path) -> None:
+    """Raise OSError unless a mode is that of a regular file."""
+    if not stat.S_ISREG(mode):
+        raise OSError(None, f"it is {_KINDS.get(stat.S_IFMT(mode), 'a special file')}, not a regular file", str(path))
