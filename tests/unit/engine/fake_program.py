@@ -91,7 +91,7 @@ def external(callback: str, capture: str, operands: Any, results: Any = None) ->
 
 def record(facts: ModelFacts) -> dict[str, Any]:
     """Return a model's record in a plan."""
-    names = ("hidden_size", "num_layers", "num_kv_heads", "head_dim", "vocab_size", "dtype")
+    names = ("hidden_size", "num_layers", "num_kv_heads", "head_dim", "kv_layout", "vocab_size", "dtype")
     return {name: getattr(facts, name) for name in names} | {"logits_dtype": facts.dtype}
 
 
@@ -126,7 +126,8 @@ class FakeProgram:
         """Return the step functions; the pools must be there, though a chain moves nothing in them."""
         assert kv_pools.keys() == self.plan["kv_pools"].keys()
         for owner, buffers in kv_pools.items():
-            assert len(buffers) == 2 * self.plan["models"][owner]["num_layers"]
+            model = self.plan["models"][owner]
+            assert len(buffers) == model["num_layers"] * (1 if model["kv_layout"] == "mla" else 2)
             assert all(buffer.is_contiguous() for buffer in buffers)
         called = {node.get("callback") for node in self.plan["phases"][0]["nodes"]}
         kind = next((kind for name, kind in KINDS.items() if name in called), LookupStep)

@@ -167,8 +167,8 @@ def test_streaming_hands_over_every_token_once(target: TargetModel) -> None:
 def test_impossible_requests_are_refused_at_once(target: TargetModel) -> None:
     draft = make_drafts(target)["twin"]
     engine = Engine(FakeProgram(make_plan(target, draft)), target, draft, max_context=32, num_pages=21)
-    with pytest.raises(RequestTooLongError, match="context holds 32"):
-        engine.add([2] * 20, StopConditions(max_new_tokens=13))
+    with pytest.raises(RequestTooLongError, match="the prompt has 32 tokens, the engine's context holds 32"):
+        engine.add([2] * 32, StopConditions(max_new_tokens=1))
     with pytest.raises(RequestTooLongError, match="the pool has 20"):
         engine.add([2] * 10, StopConditions(max_new_tokens=10))
     with pytest.raises(RequestTooLongError, match="at least one token"):
