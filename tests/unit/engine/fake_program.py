@@ -99,12 +99,13 @@ def record(facts: ModelFacts) -> dict[str, Any]:
 class FakeProgram:
     """A loaded program; `steps_run` counts decode steps, `padded` the padding rows they had.
 
-    drafted: by pool row, the committed length and the drafts of every step.
+    drafted: by pool row, the committed length and the drafts of every step. takes_last: of tokens with equal scores.
     """
 
     plan: dict[str, Any]
     steps_run: int = 0
     padded: int = 0
+    takes_last: bool = False
     batches: list[int] = field(default_factory=list)
     drafted: dict[int, list[tuple[int, list[int]]]] = field(default_factory=dict)
 

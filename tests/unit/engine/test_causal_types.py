@@ -38,7 +38,8 @@ LONG_ROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.
     [
         ("bert", "refused", {"is_decoder": False}),
         ("llama", "right", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}),
-        ("llama4_text", "right", {"attention_chunk_size": 8, "floor_scale": 16}),
+        ("llama4_text", "right", {"attention_chunk_size": 8}),
+        ("llama4_text", "refused", {"floor_scale": 16}),  # its scale counts positions by one length for all rows
         ("phi3", "right", {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 96}),
         ("qwen2_moe", "right", {"max_window_layers": 0}),
     ],
