@@ -30,6 +30,7 @@ from specc.engine.stats import Stats
 from specc.engine.text import Detokenizer, StopText
 from specc.engine.wheel import batch_type
 from specc.runtime import AcceptanceDepth, DepthPolicy
+from specc.support.diagnostics import Diagnostic
 
 
 class Engine:
@@ -128,6 +129,11 @@ class Engine:
     def replays(self) -> Any:
         """What has become of the program's graphs, see docs/runtime.md; all zero without capture."""
         return self._step.replays
+
+    @property
+    def warnings(self) -> list[Diagnostic]:
+        """What whoever made the engine should know of its models."""
+        return [warning for model in self.models.values() for warning in getattr(model, "warnings", ())]
 
     @property
     def has_work(self) -> bool:
