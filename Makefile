@@ -9,7 +9,7 @@ MODELS := examples/models
 DEMOS  := standalone-chain eagle-chain eagle-chain-adaptive eagle3-chain frozen-kv-chain mtp-chain dflash-chain ngram-chain \
           standalone-tree eagle-tree eagle-tree-wide eagle3-tree frozen-kv-tree ngram-tree
 
-.PHONY: setup demo test lint types check golden conformance gpu bench clean
+.PHONY: setup demo test lint types check golden models conformance gpu bench clean
 
 setup: $(VENV)/.ready
 
@@ -50,6 +50,10 @@ check: lint types test
 
 golden: setup
 	$(BIN)/python -m pytest tests/golden --update-golden
+
+# The list of causal language models in docs/models.md: what the reference engine runs, and what it refuses.
+models: setup
+	PYTHONPATH=tests/unit $(BIN)/python -m engine.causal_types
 
 conformance: setup
 	$(PYTHON) tests/conformance/make_oracle.py

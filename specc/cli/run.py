@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,11 +20,12 @@ from rich.table import Table
 from specc.cli.reporting import Format, reporting
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.reading import read_text
-from specc.support.render import printable
+from specc.support.render import printable, to_json
 
 if TYPE_CHECKING:
     from specc.engine.engine import Engine
     from specc.engine.plan_facts import PlanFacts
+    from specc.engine.reference import Verdict
     from specc.engine.request import Completion, StopConditions, TokenEvent
 
 
@@ -32,25 +34,6 @@ class Device(StrEnum):
 
     cpu = "cpu"
     cuda = "cuda"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One completion next to transformers' own: where they first differ, and the two tokens there."""
-
-    identical: bool
-    position: int | None = None
-    found: int | None = None
-    expected: int | None = None
-
-    def __str__(self) -> str:
-        """Return the line that is printed under a completion."""
-        if self.identical:
-            return "identical to generate: yes"
-        return (
-            f"identical to generate: no, first at new token {self.position}: "
-            f"{_token(self.found)} instead of {_token(self.expected)}"
-        )
 
 
 def run(
@@ -74,9 +57,9 @@ def run(
 ) -> None:
     """Generate text with a compiled program.
 
-    With --check, exit code 1 means that some text differs from what transformers' generate writes.
+    With --check, exit code 1 means that some text differs from what transformers' generate writes, near-ties apart.
     """
-    with reporting(format):
+    with reporting(format) as report:
         texts = _prompts(prompt or [], prompts)
         if not texts:
             raise typer.BadParameter("give at least one --prompt, or --prompts FILE")
@@ -84,17 +67,19 @@ def run(
             raise typer.BadParameter("a stop string must not be empty", param_hint="--stop")
         console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
         wants_stream = console.is_terminal if stream is None else stream
-        printer = _Printer(console, texts, format, stream=wants_stream and len(texts) == 1)
+        printer = _Printer(console, texts, format, max_new_tokens, stream=wants_stream and len(texts) == 1)
         with _wheel_package(program) as module:
             files = _Files(target, draft, corpus)
             engine = _make_engine(module, files, device.value, printer, max_context=max_context, num_steps=num_steps)
+            if format is Format.text:
+                report.show(engine.warnings)
             conditions = _conditions(engine, max_new_tokens, stop or ())
             completions = _generate(engine, texts, conditions, printer)
             if metrics is not None:
                 _write_metrics(engine, metrics)
             verdicts = _check(engine, completions, max_new_tokens) if check else []
         printer.finish(completions, verdicts, engine)
-    if not all(verdict.identical for verdict in verdicts):
+    if not all(verdict.right for verdict in verdicts):
         raise typer.Exit(1)
 
 
@@ -119,8 +104,10 @@ class _Files:
 class _Printer:
     """Prints completions as they finish, or one of them token by token; JSON only at the end."""
 
-    def __init__(self, console: Console, texts: Sequence[str], format: Format, *, stream: bool) -> None:
-        self.console, self.texts = console, texts
+    def __init__(
+        self, console: Console, texts: Sequence[str], format: Format, max_new_tokens: int, *, stream: bool
+    ) -> None:
+        self.console, self.texts, self.max_new_tokens = console, texts, max_new_tokens
         self.is_text = format is Format.text
         self.stream = stream and self.is_text
         self._begun = False
@@ -145,9 +132,14 @@ class _Printer:
         if not self.is_text:
             typer.echo(json.dumps(_record(self.texts, completions, verdicts, engine), indent=2))
             return
-        for completion, verdict in zip(completions, verdicts, strict=False):
+        context = engine.scheduler.max_context
+        for completion, verdict in zip_longest(completions, verdicts):
             label = f"[{completion.request_id}] " if len(completions) > 1 else ""
-            self.console.print(f"{label}{verdict}", style="green" if verdict.identical else "red")
+            if completion.finish_reason == "length" and len(completion.token_ids) < self.max_new_tokens:
+                self.console.print(f"{label}ended by the context of {context} tokens, see --max-context")
+            if verdict is not None:
+                style = "green" if verdict.identical else "yellow" if verdict.right else "red"
+                self.console.print(f"{label}identical to generate: {_said(verdict, engine)}", style=style)
         stats, table = engine.stats, Table(show_edge=False)
         for name in ("prompts", "tokens", "steps", "mean accepted length", "tokens/s"):
             table.add_column(name, justify="right")
@@ -204,7 +196,7 @@ def _make_engine(
     import torch
 
     from specc.engine.engine import Engine
-    from specc.engine.errors import EngineError
+    from specc.engine.errors import EngineError, UnsupportedModelError
     from specc.engine.loading import load_corpus, load_draft, load_target
     from specc.engine.plan_facts import PlanFacts
     from specc.engine.wheel import exported, load_program
@@ -227,6 +219,8 @@ def _make_engine(
     options: dict[str, Any] = {"max_context": max_context, "depth": depth, "on_token": printer.token}
     try:
         return Engine(loaded, target, draft, tables=tables, **options)
+    except UnsupportedModelError as error:
+        raise DiagnosticError(Diagnostic("run/model-unsupported", str(error), hint=error.hint)) from error
     except EngineError as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -269,16 +263,13 @@ def _write_metrics(engine: Engine, file: Path) -> None:
 
 def _check(engine: Engine, completions: Sequence[Completion], max_new_tokens: int) -> list[Verdict]:
     """Run the target alone on every prompt and compare token by token."""
-    from specc.engine.reference import first_difference, greedy
+    from specc.engine.reference import compare
 
-    verdicts: list[Verdict] = []
-    for completion in completions:
-        expected = greedy(engine.target, completion.prompt_ids, max_new_tokens, engine.target.eos_token_ids)
-        at = first_difference(completion, expected)
-        verdicts.append(
-            Verdict(True) if at is None else Verdict(False, at, _at(completion.token_ids, at), _at(expected, at))
-        )
-    return verdicts
+    target, context = engine.target, engine.scheduler.max_context
+    return [
+        compare(target, done, min(max_new_tokens, context - len(done.prompt_ids)), target.eos_token_ids)
+        for done in completions
+    ]
 
 
 def _record(
@@ -288,12 +279,24 @@ def _record(
     records = [{"prompt": text, **asdict(item)} for text, item in zip(texts, completions, strict=True)]
     for record, verdict in zip(records, verdicts, strict=False):
         record["check"] = asdict(verdict)
-    return {"completions": records, "stats": engine.stats.as_dict()}
+    stats, warnings = engine.stats.as_dict(), to_json(engine.warnings, {})
+    return {"completions": records, "stats": stats, "warnings": warnings}
 
 
-def _at(tokens: Sequence[int], index: int) -> int | None:
-    """Return a token, None past the end."""
-    return tokens[index] if index < len(tokens) else None
+def _said(verdict: Verdict, engine: Engine) -> str:
+    """Return what is printed of a verdict under its completion."""
+    if verdict.identical:
+        return "yes"
+    ties = "; ".join(
+        f"new token {tie.position} is {tie.found} (scored {tie.found_score:.9g}) instead of {tie.expected} "
+        f"({tie.expected_score:.9g})"
+        for tie in verdict.ties
+    )
+    near = f"near-ties of the target's scores in {engine.target.facts.dtype}: {ties}"
+    if verdict.right:
+        return f"yes, up to {near}"
+    first = f"{_token(verdict.found)} instead of {_token(verdict.expected)}"
+    return f"no, first at new token {verdict.position}: {first}" + (f", after {near}" if ties else "")
 
 
 def _token(token: int | None) -> str:

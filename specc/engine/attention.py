@@ -107,11 +107,13 @@ def plain_attention(model: PreTrainedModel, name: str | None = None) -> Iterator
 
 
 def _switch(model: PreTrainedModel, name: str) -> None:
-    """Choose the attention, or, for a model with attention code of its own, at least how its masks are made."""
+    """Choose the language model's attention, or, where that is code of its own, at least how its masks are made."""
+    config = model.config
     if model._can_set_attn_implementation():
-        model.set_attn_implementation(name)
+        text = [key for key in config.sub_configs if getattr(config, key, None) is config.get_text_config()]
+        model.set_attn_implementation(dict.fromkeys(["", *text], name))
     else:
-        model.config._attn_implementation = name
+        config._attn_implementation = name
 
 
 AttentionInterface.register(PAGED, paged_attention)

@@ -12,10 +12,12 @@ from torch import Tensor
 from transformers import DynamicCache, PretrainedConfig
 
 from specc.engine.attention import plain_attention
+from specc.engine.callbacks import Memory
 from specc.engine.context import PagedContext
-from specc.engine.errors import UnsupportedModelError
+from specc.engine.errors import HINT, UnsupportedModelError, first_line
 from specc.engine.kv_pool import KVPool
 from specc.engine.models import CausalModel
+from specc.engine.prompts import Span
 
 PREFILL, WINDOW, SINGLES = 3, 4, 3
 """Scores that are compared of each text: the last of its prefill, those of a window, and of forwards of one token."""
@@ -39,10 +41,11 @@ NOISE = 4
 MOST = {"f32": 1e-2, "f16": 0.1, "bf16": 0.3}
 """Differences that no rounding explains."""
 
+OWNER = "model"
+"""Whose memory it is."""
+
 STALE = 5.0
 """What is in slots that nobody has written: large enough to show where somebody reads them."""
-
-HINT = "the engine does not run this model; programs compiled for it serve engines that have their own code for it"
 
 
 @torch.no_grad()
@@ -63,7 +66,7 @@ def check_scores(model: CausalModel, max_context: int) -> None:
     except (UnsupportedModelError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # whatever a model's own code raises
-        raise UnsupportedModelError(f"its forward over paged memory fails: {_first_line(error)}", HINT) from error
+        raise UnsupportedModelError(f"its forward over paged memory fails: {first_line(error)}", HINT) from error
     model.compared = length
 
 
@@ -97,10 +100,12 @@ def _compare(model: CausalModel, length: int) -> None:
         errors = _by_part(model, found, own)
         limits = dict.fromkeys(PARTS, floor)
         if not _within(errors, limits):
-            noise = _by_part(model, _in_parts(model, text), own)
+            noise = _by_part(model, _in_parts(model, text, "eager"), own)
             limits = {part: max(floor, min(NOISE * noise[part], most)) for part in PARTS}
         if not _within(errors, limits):
-            raise UnsupportedModelError(_difference(len(text), errors), HINT)
+            raise UnsupportedModelError(_difference(model, len(text), errors), HINT)
+    if not _within(_by_part(model, _in_parts(model, texts[0]), _plain(model, texts[0])), dict.fromkeys(PARTS, most)):
+        raise UnsupportedModelError("its own scores over a cache of transformers are not those without one", HINT)
 
 
 def _paged(model: CausalModel, texts: Sequence[Tensor]) -> list[Tensor]:
@@ -110,31 +115,30 @@ def _paged(model: CausalModel, texts: Sequence[Tensor]) -> list[Tensor]:
     pool = KVPool(model.facts.pool, table.numel() + 1, model.device)
     for buffer in pool.buffers:
         buffer.fill_(STALE)
-    scores = [_forward(model, pool, table, [row], text[None, :-READ], 0) for row, text in enumerate(texts)]
-    parts = [[part[0, -PREFILL:]] for part in scores]
-    rows, tails, begin = range(len(texts)), torch.stack([text[-READ:] for text in texts]), 0
-    for count in (WINDOW, *[1] * SINGLES):
-        starts = torch.tensor([len(text) - READ + begin for text in texts], device=model.device)
-        found = _forward(model, pool, table, rows, tails[:, begin : begin + count], starts[:, None])
-        for part, row in zip(parts, found, strict=True):
-            part.append(row)
-        begin += count
-    return [torch.cat(part) for part in parts]
+    memory, prompts = Memory({OWNER: pool}, table, {}), [text[:-READ] for text in texts]
+    parts: dict[int, list[Tensor]] = {}
+    for batch in memory.batches(OWNER, [Span(row, 0, len(prompt)) for row, prompt in enumerate(prompts)]):
+        scores = _forward(model, batch.paged, batch.padded(prompts), batch.positions)
+        parts.update((row, [found[-PREFILL:]]) for row, found in batch.rows_of(scores))
+    rows, tails = torch.arange(len(texts), device=model.device), torch.stack([text[-READ:] for text in texts])
+    begin = torch.tensor([len(prompt) for prompt in prompts], device=model.device)[:, None]
+    for tokens in tails.split([WINDOW, *[1] * SINGLES], dim=1):
+        positions = begin + torch.arange(tokens.shape[1], device=model.device)
+        slots = table[rows[:, None], positions].long()
+        scores = _forward(model, PagedContext(pool, table, rows, positions, slots, width), tokens, positions)
+        for row, found in enumerate(scores):
+            parts[row].append(found)
+        begin = begin + tokens.shape[1]
+    return [torch.cat(parts[row]) for row in range(len(texts))]
 
 
-def _forward(
-    model: CausalModel, pool: KVPool, table: Tensor, rows: Sequence[int], tokens: Tensor, start: Tensor | int
-) -> Tensor:
-    """Scores T[b, n, V] of tokens i64[b, n] from positions `start` on; every layer hands over its own, once."""
-    which = torch.tensor(list(rows), device=model.device)
-    positions = start + torch.arange(tokens.shape[1], device=model.device).expand_as(tokens)
-    slots = table[which[:, None], positions].long()
-    width = tokens.shape[1] if isinstance(start, int) else table.shape[1]
-    paged = PagedContext(pool, table, which, positions, slots, width)
+def _forward(model: CausalModel, paged: PagedContext, tokens: Tensor, positions: Tensor) -> Tensor:
+    """Scores T[b, n, V] of tokens at positions i64[b, n]; every layer hands over its own, once."""
     scores = model.logits(model.forward(tokens, positions, paged))
     if sorted(paged.reached) != list(range(model.facts.num_layers)):
-        reached = ", ".join(map(str, paged.reached))
-        raise UnsupportedModelError(f"of its {model.facts.num_layers} layers these use the memory, in order: {reached}")
+        reached = ", ".join(map(str, paged.reached)) or "none"
+        reason = f"of its {model.facts.num_layers} layers these use the memory, in order: {reached}"
+        raise UnsupportedModelError(reason, HINT)
     return scores
 
 
@@ -145,10 +149,10 @@ def _plain(model: CausalModel, text: Tensor) -> Tensor:
         return model.model(input_ids=text[None], use_cache=False, **keep).logits[0, -TAIL:]
 
 
-def _in_parts(model: CausalModel, text: Tensor) -> Tensor:
-    """The same in another order: over a cache of transformers, in parts, with the attention that models spell out."""
+def _in_parts(model: CausalModel, text: Tensor, attention: str | None = None) -> Tensor:
+    """The same in another order: over a cache of transformers, in parts, with one of its attentions."""
     cache, found = DynamicCache(config=model.model.config), []
-    with plain_attention(model.model, "eager"):
+    with plain_attention(model.model, attention):
         for part in text.split([len(text) - READ, WINDOW, *[1] * SINGLES]):
             found.append(model.model(input_ids=part[None], past_key_values=cache, use_cache=True).logits[0])
     return torch.cat(found)[-TAIL:]
@@ -171,12 +175,9 @@ def _within(errors: Mapping[str, float], limits: Mapping[str, float]) -> bool:
     return all(errors[part] <= limits[part] for part in errors)
 
 
-def _difference(length: int, errors: Mapping[str, float]) -> str:
-    """What to say of scores that are not the model's own."""
+def _difference(model: CausalModel, length: int, errors: Mapping[str, float]) -> str:
+    """What to say of scores that are not the model's own, and why that may be."""
     found = ", ".join(f"{error:.2g} of their spread in {part}" for part, error in errors.items())
-    return f"its scores over paged memory differ from its own, after {length} tokens by {found}"
-
-
-def _first_line(error: BaseException) -> str:
-    """Return type and first line of an exception."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    why = "" if model.has_usual_attention else "; its attention is code of its own"
+    why = why if model.takes_positions else "; it counts positions itself, and takes none"
+    return f"its scores over paged memory differ from its own{why}: after {length} tokens by {found}"

@@ -118,7 +118,7 @@ class SharingHead(nn.Module):
     @classmethod
     def from_directory(cls, path: str | Path, target: PreTrainedModel, dtype: torch.dtype | None = None) -> Self:
         """Load a saved head in ``dtype`` or the target's and on its device, sharing its modules."""
-        config = AutoConfig.from_pretrained(path)
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         head = cls(config)
         head.load_state_dict(load_file(Path(path) / WEIGHTS_FILE))
         return head.to(device=target.device, dtype=dtype or target.dtype).eval().share_with(target)

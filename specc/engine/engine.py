@@ -30,8 +30,7 @@ from specc.engine.stats import Stats
 from specc.engine.text import Detokenizer, StopText
 from specc.engine.wheel import batch_type
 from specc.runtime import AcceptanceDepth, DepthPolicy
-
-WIDTH_STEP = 16
+from specc.support.diagnostics import Diagnostic
 
 
 class Engine:
@@ -68,7 +67,7 @@ class Engine:
         do, at most 1024. num_pages: pages of the KV pools, page 0 included; by default enough for a full
         batch of longest requests. tokenizer: by default the target's. capture: see docs/runtime.md.
         share_prefixes: keep the pages of earlier texts, until they are needed, for requests that begin like them.
-        overlap: launch a step before the last one's results are read; by default where the program relays lengths.
+        overlap: launch a step before the last one's results are read; by default on a GPU, if lengths are relayed.
         depth: chooses how many tokens a step drafts, of a program for several num_steps; by default `AcceptanceDepth`.
         nvtx: name what the host does in NVTX ranges, on CUDA; see docs/engine.md.
         on_token: called for every emitted token, in order. Raises DiagnosticError when a model does not fit,
@@ -98,7 +97,7 @@ class Engine:
         self._step = program.bind(
             self.callbacks, self.table.tensor, kv_pools=buffers, tables=brought, capture=capture, nvtx=nvtx
         )
-        self.ahead = int(overlaps(facts, overlap))
+        self.ahead = int(overlaps(facts, overlap, target.device))
         self.depth: DepthPolicy = depth or AcceptanceDepth(list(program.plans))
         self._flights: deque[InFlight] = deque()
         self._events: deque[TokenEvent] = deque()
@@ -130,6 +129,11 @@ class Engine:
     def replays(self) -> Any:
         """What has become of the program's graphs, see docs/runtime.md; all zero without capture."""
         return self._step.replays
+
+    @property
+    def warnings(self) -> list[Diagnostic]:
+        """What whoever made the engine should know of its models."""
+        return [warning for model in self.models.values() for warning in getattr(model, "warnings", ())]
 
     @property
     def has_work(self) -> bool:
@@ -166,6 +170,7 @@ class Engine:
         """Give a request up, between two steps; returns what it has so far, None if it is not there any more."""
         for request in (*self.scheduler.waiting, *self.scheduler.running):
             if request.request_id == request_id:
+                request.catch_up()
                 self.scheduler.discard(request)
                 request.finish_reason = ABORT
                 self.stats.finished[ABORT] += 1
@@ -345,8 +350,7 @@ class Engine:
         """Queue one decode step of so many drafts; with overlap nobody knows the lengths, only how long they can be."""
         rows, bounds = [request.row or 0 for request in requests], self._bounds(requests)
         if not self._fixed_width:
-            needed = max(bounds, default=0) + self.facts.reach
-            self.memory.width = min(-(-needed // WIDTH_STEP) * WIDTH_STEP, self.table.columns)
+            self.memory.width = min(max(bounds, default=0) + self.facts.reach, self.table.columns)
         step = self._step.at(num_steps)
         return step.decode(self._batch(rows, None if self.ahead else bounds), at_least=at_least)
 
@@ -367,7 +371,7 @@ class Engine:
 
         is_prefill: its committed tokens are offered to requests to come at once, not only when it leaves.
         """
-        events = request.accept(tokens)
+        events = request.accept(tokens, streamed=self.on_token is not None)
         self.stats.tokens += len(events)
         self._events.extend(events)
         if is_prefill:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+HINT = "the engine does not run this model; programs compiled for it serve engines that have their own code for it"
+"""What to do about a model whose own code is the obstacle."""
+
 
 class EngineError(Exception):
     """The base of all errors that the engine raises."""
@@ -90,3 +93,8 @@ class TransferError(EngineError):
         super().__init__(reason if request is None else f"request {request!r}: {reason}")
         self.request = request
         self.reason = reason
+
+
+def first_line(error: BaseException) -> str:
+    """Return type and first line of an exception."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from specc.engine.checking import check_scores
@@ -49,11 +50,14 @@ def check_callbacks(facts: PlanFacts, callbacks: object) -> None:
         raise UnsupportedModelError(f"the program calls {', '.join(missing)}, which the engine's models do not have")
 
 
-def overlaps(facts: PlanFacts, wanted: bool | None) -> bool:
-    """Whether to launch ahead; raises EngineError where the program needs the lengths of the step before."""
+def overlaps(facts: PlanFacts, wanted: bool | None, device: torch.device) -> bool:
+    """Whether to launch ahead; raises EngineError where the program needs the lengths of the step before.
+
+    By default where it gains something: a CPU has done a step's work when its launch returns.
+    """
     if wanted and not facts.relays:
         raise EngineError("the program does not relay lengths (`overlap: false`), every step waits for the one before")
-    return facts.relays if wanted is None else wanted
+    return facts.relays and device.type != "cpu" if wanted is None else wanted
 
 
 def bring_tables(facts: PlanFacts, given: Mapping[str, Tensor]) -> dict[str, Tensor]:

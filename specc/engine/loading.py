@@ -1,7 +1,8 @@
-"""Models from directories. Whatever is wrong with one is a DiagnosticError with code run/model-unreadable."""
+"""Models from directories. Whatever is wrong with one is a DiagnosticError; Python that comes with one is never run."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,20 +15,30 @@ from specc.engine.dflash_head import DflashHead
 from specc.engine.drafts import DflashDraft, Draft, Eagle3Draft, EagleDraft, FrozenKvDraft, MtpDraft, StandaloneDraft
 from specc.engine.eagle3_head import Eagle3Head
 from specc.engine.eagle_head import EagleHead, SharingHead
+from specc.engine.errors import UnsupportedModelError
 from specc.engine.frozen_kv_head import FrozenKvHead
+from specc.engine.generation import ignored_settings
 from specc.engine.models import TargetModel
 from specc.engine.mtp_heads import MtpHeads
 from specc.engine.plan_facts import DTYPES, PlanFacts
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.reading import read_text
 
+CONFIGS = ("config.json", "tokenizer_config.json")
+FILES = "give a directory with config.json and model.safetensors"
+CONTENT = "the files are there: what is in them is damaged, or of another model, or unknown to transformers"
+OWN_CODE = "asks for Python of the directory's own (auto_map), which is never run"
+OWN_CODE_HINT = "the engine runs models that transformers has classes for; convert the directory to one of those"
+
 
 def load_target(path: str | Path, facts: PlanFacts, device: torch.device | str = "cpu") -> TargetModel:
     """Load a target and its tokenizer, in the dtype that the program was built for; check that they fit."""
     with _readable("target", path):
         plan = facts.models["target"]
-        model = TargetModel(_weights(path, plan["dtype"], device), _tokenizer(path), facts.aux_layers)
+        loaded = _weights(path, plan["dtype"], device)
+        model = TargetModel(loaded, _tokenizer(path), facts.aux_layers)
     model.facts.check("target", plan)
+    model.warnings = [*_own_code_left_out("target", path, loaded), *ignored_settings(loaded)]
     return model
 
 
@@ -37,7 +48,9 @@ def load_draft(path: str | Path, facts: PlanFacts, target: TargetModel) -> Draft
     with _readable("draft", path):
         found = _head_of(facts)
         if found is None:
-            draft = StandaloneDraft(_weights(path, plan["dtype"], target.device))
+            loaded = _weights(path, plan["dtype"], target.device)
+            draft = StandaloneDraft(loaded)
+            draft.warnings = _own_code_left_out("draft", path, loaded)
         else:
             kind, wrap = found
             head = kind.from_directory(path, target.model, DTYPES[plan["dtype"]])
@@ -85,21 +98,52 @@ def _check_aux(head: Eagle3Head | DflashHead, layers: tuple[int, ...]) -> None:
 @contextmanager
 def _readable(role: str, path: str | Path) -> Iterator[None]:
     """Turn what transformers raises for a bad directory into a diagnostic."""
+    what = f"cannot load the {role} model {str(path)!r}"
     if not Path(path).is_dir():
-        raise _unreadable(role, path, "there is no such directory")
+        raise _refused("run/model-unreadable", f"{what}: there is no such directory", FILES)
     try:
         yield
     except DiagnosticError:
         raise
+    except UnsupportedModelError as error:
+        raise _refused("run/model-unsupported", f"the {role} model cannot be run: {error}", error.hint) from error
     except Exception as error:  # transformers and safetensors raise many types here
+        if "trust_remote_code" in str(error) and _asks_for_own_code(path):
+            files = " and ".join(_asks_for_own_code(path))
+            raise _refused("run/own-code", f"{what}: {files} {OWN_CODE}", OWN_CODE_HINT) from error
         reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise _unreadable(role, path, reason) from error
+        raise _refused("run/model-unreadable", f"{what}: {reason}", CONTENT if _has_files(path) else FILES) from error
 
 
-def _unreadable(role: str, path: str | Path, reason: str) -> DiagnosticError:
-    hint = "give a directory with config.json and model.safetensors"
-    message = f"cannot load the {role} model {str(path)!r}: {reason}"
-    return DiagnosticError(Diagnostic("run/model-unreadable", message, hint=hint))
+def _refused(code: str, message: str, hint: str | None) -> DiagnosticError:
+    return DiagnosticError(Diagnostic(code, message, hint=hint))
+
+
+def _has_files(path: str | Path) -> bool:
+    """Whether a directory has a configuration and some weights."""
+    names = {file.name for file in Path(path).iterdir()}
+    return "config.json" in names and any(name.endswith((".safetensors", ".bin")) for name in names)
+
+
+def _asks_for_own_code(path: str | Path) -> list[str]:
+    """The files of a directory that ask for Python of its own."""
+    return [name for name in CONFIGS if "auto_map" in _json(Path(path) / name)]
+
+
+def _json(file: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is none."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _own_code_left_out(role: str, path: str | Path, model: PreTrainedModel) -> list[Diagnostic]:
+    """A warning where a directory comes with Python of its own, and transformers' is run."""
+    files = " and ".join(_asks_for_own_code(path))
+    message = f"{files} of the {role} model {OWN_CODE}; transformers' own {type(model).__name__} is run instead"
+    return [Diagnostic("run/own-code", message, severity="warning")] if files else []
 
 
 def _weights(path: str | Path, dtype: str, device: torch.device | str) -> PreTrainedModel:
@@ -108,6 +152,7 @@ def _weights(path: str | Path, dtype: str, device: torch.device | str) -> PreTra
         path,
         dtype=DTYPES[dtype],
         local_files_only=True,
+        trust_remote_code=False,
         output_loading_info=True,
     )
     model, info = loaded
@@ -121,4 +166,5 @@ def _tokenizer(path: str | Path) -> Any:
     """Load the tokenizer of a directory, None if it has none."""
     names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
     has_one = any((Path(path) / name).exists() for name in names)
-    return AutoTokenizer.from_pretrained(path, local_files_only=True) if has_one else None
+    read = AutoTokenizer.from_pretrained
+    return read(path, local_files_only=True, trust_remote_code=False) if has_one else None

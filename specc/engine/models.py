@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -82,6 +83,7 @@ class CausalModel:
 
     Attributes:
         compared: tokens of the longest text of which paged memory is known to give the model's own scores.
+        warnings: what whoever loaded it should know.
 
     """
 
@@ -93,12 +95,23 @@ class CausalModel:
         with plain_attention(model):
             self.facts = ModelFacts.of(model.config, model.dtype, kept_by(model, self._layers))
         self.compared = 0
+        self.warnings: list[Diagnostic] = []
         page(model)
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.model.device
+
+    @property
+    def takes_positions(self) -> bool:
+        """Whether the model's code can be told where tokens are."""
+        return "position_ids" in signature(self._layers.forward).parameters
+
+    @property
+    def has_usual_attention(self) -> bool:
+        """Whether the model's attention goes through transformers' interface."""
+        return self.model._can_set_attn_implementation()
 
     @property
     def capturable(self) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from specc.engine.errors import UnsupportedModelError
+from specc.engine.errors import HINT, UnsupportedModelError, first_line
 
 RECURRENT = UnsupportedModelError(
     "it has layers with a recurrent state (state space, linear attention, convolutions), which the engine cannot take "
@@ -104,7 +104,7 @@ def kept_by(model: PreTrainedModel, run: Callable[..., object]) -> Kept:
     except UnsupportedModelError:
         raise
     except Exception as error:  # whatever a model's own code raises
-        raise UnsupportedModelError(f"its forward over a cache fails: {type(error).__name__}: {error}") from error
+        raise UnsupportedModelError(f"its forward over a cache fails: {first_line(error)}", HINT) from error
     return _kept(model, probe)
 
 
@@ -112,9 +112,9 @@ def _kept(model: PreTrainedModel, probe: _Probe) -> Kept:
     """What the probe saw; raises UnsupportedModelError unless that is keys and values, once from every layer."""
     layers = [layer for layer, _, _ in probe.found]
     if not layers:
-        raise UnsupportedModelError("its attention hands no keys and values to a cache")
+        raise UnsupportedModelError("its attention hands no keys and values to a cache", HINT)
     if layers != list(range(len(layers))):
-        raise UnsupportedModelError(f"its layers hand keys and values to the cache as layers {layers}")
+        raise UnsupportedModelError(f"its layers hand keys and values to the cache as layers {layers}", HINT)
     shapes = [(key[1] * key[3], value[1] * value[3]) for _, key, value in probe.found]
     _, key, value = max(probe.found, key=lambda found: found[1][1] * found[1][3])
     rank = getattr(model.config.get_text_config(), "kv_lora_rank", None)
@@ -122,5 +122,5 @@ def _kept(model: PreTrainedModel, probe: _Probe) -> Kept:
     if latent:
         return Kept(len(layers), 1, key[3] + value[3], latent=True)
     if any(k > key[1] * key[3] or v > key[1] * key[3] for k, v in shapes):
-        raise UnsupportedModelError("values are wider than keys")
+        raise UnsupportedModelError("its values are wider than its keys, and pools have one width for both", HINT)
     return Kept(len(layers), key[1], key[3], latent=False)

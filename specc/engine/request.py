@@ -98,10 +98,11 @@ class Request:
         """Most tokens that it may still emit."""
         return self.conditions.max_new_tokens - len(self.ids) + len(self.prompt_ids)
 
-    def accept(self, tokens: Iterable[int]) -> list[TokenEvent]:
+    def accept(self, tokens: Iterable[int], *, streamed: bool = True) -> list[TokenEvent]:
         """Take the tokens of one step up to where the request stops; the surplus is dropped.
 
-        When the tokenizer raises, the request is as it was before.
+        Unless somebody watches the stream or a stop string may appear, the text is made in one go at the end, and the
+        events before have none. When the tokenizer raises, the request is as it was before.
         """
         kept, text = len(self.ids), self.text.copy() if self.text is not None else None
         events: list[TokenEvent] = []
@@ -109,27 +110,35 @@ class Request:
             for token in tokens:
                 if self.finish_reason is not None:
                     break
-                events.append(self._take(int(token)))
+                events.append(self._take(int(token), streamed))
         except BaseException:
             del self.ids[kept:]
             self.text, self.finish_reason = text, None
             raise
         return events
 
-    def _take(self, token: int) -> TokenEvent:
+    def _take(self, token: int, streamed: bool) -> TokenEvent:
         """Append one token and decide whether it is the last."""
         self.ids.append(token)
-        is_eos = token in self.conditions.eos_token_ids
-        added = self.text.push(token) if self.text is not None else ""
-        if is_eos:
+        if token in self.conditions.eos_token_ids:
             self.finish_reason = EOS
-        elif self.text is not None and self.text.stopped:
-            self.finish_reason = STOP
         elif self.remaining <= 0:
             self.finish_reason = LENGTH
-        if self.finish_reason is not None and self.text is not None:
-            added += self.text.close()
+        added = ""
+        if self.text is not None:
+            if streamed or self.conditions.stop or self.finish_reason is not None:
+                added = self.catch_up()
+            if self.text.stopped and self.finish_reason != EOS:
+                self.finish_reason = STOP
+            if self.finish_reason is not None:
+                added += self.text.close()
         return TokenEvent(self.request_id, token, added, self.finish_reason)
+
+    def catch_up(self) -> str:
+        """Make the text of all tokens that have none yet; returns what it adds."""
+        if self.text is None:
+            return ""
+        return self.text.push(self.ids[len(self.prompt_ids) + self.text.tokens :])
 
     def completion(self) -> Completion:
         """Return the result of a finished request."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from specc.engine.errors import RequestTooLongError
 from specc.engine.kv_pool import PageAllocator, ReqToToken
@@ -42,14 +43,17 @@ class Scheduler:
         self.running: list[Request] = []
 
     def add(self, request: Request) -> None:
-        """Queue a request; raises RequestTooLongError if it could not finish even alone."""
-        total = len(request.prompt_ids) + request.conditions.max_new_tokens
-        if not request.prompt_ids:
+        """Queue a request, which ends where the context does; RequestTooLongError if it could not finish even alone."""
+        length = len(request.prompt_ids)
+        if not length:
             raise RequestTooLongError("a prompt needs at least one token")
-        if total > self.max_context:
+        if length >= self.max_context:
             raise RequestTooLongError(
-                f"prompt and completion take {total} tokens, the engine's context holds {self.max_context}"
+                f"the prompt has {length} tokens, the engine's context holds {self.max_context} with what comes after"
             )
+        most = min(request.conditions.max_new_tokens, self.max_context - length)
+        request.conditions = replace(request.conditions, max_new_tokens=most)
+        total = length + most
         pages = self.allocator.pages_for(total - 1 + self.reserve)
         if pages > self.allocator.capacity:
             raise RequestTooLongError(f"the request takes {pages} pages, the pool has {self.allocator.capacity}")

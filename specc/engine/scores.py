@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from specc.engine.errors import UnsupportedModelError
+from specc.engine.errors import HINT, UnsupportedModelError
+
+LANGUAGE = "give a causal language model: it has a module that scores the vocabulary"
 
 
 class _Given(BaseModelOutputWithPast):
@@ -43,7 +45,7 @@ class LmHead:
         """Find the layers; raises UnsupportedModelError for a model without a head."""
         name = layers_of(model)
         if model.get_output_embeddings() is None:
-            raise UnsupportedModelError(f"{type(model).__name__} has no lm_head")
+            raise UnsupportedModelError(f"{type(model).__name__} has no lm_head", LANGUAGE)
         self._model: Any = copy.copy(model)
         self._model._modules = {**model._modules, name: _NoLayers()}
 
@@ -62,4 +64,4 @@ def layers_of(model: PreTrainedModel) -> str:
     for name, child in model.named_children():
         if child is base or (base is model and name == "model"):
             return name
-    raise UnsupportedModelError(f"{type(model).__name__} has no module of its own for its layers")
+    raise UnsupportedModelError(f"{type(model).__name__} has no module of its own for its layers", HINT)

@@ -1,4 +1,4 @@
-"""Tokens to text, one token at a time, with stop strings."""
+"""Tokens to text as they come, with stop strings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REPLACEMENT = "\ufffd"
 class Detokenizer:
     """Turns a growing row of tokens into a growing text.
 
-    Decodes a short tail twice, with and without the new token, because what a token adds depends on its
+    Decodes a short tail twice, with and without the new tokens, because what a token adds depends on its
     neighbours. A tail that ends within a character is held back until the character is whole.
     """
 
@@ -28,15 +28,18 @@ class Detokenizer:
         other._ids = list(self._ids)
         return other
 
-    def push(self, token: int) -> str:
-        """Append a token; returns the text that became certain."""
-        self._ids.append(token)
+    def push(self, tokens: Sequence[int]) -> str:
+        """Append tokens; returns the text that became certain, however many of them came at once."""
+        self._ids += tokens
         added = self._pending()
-        if not added or added.endswith(REPLACEMENT):
+        if added and not added.endswith(REPLACEMENT):
+            self._ids = self._ids[self._shown :]
+            self._shown = len(self._ids)
+            return added
+        if len(tokens) < 2:
             return ""
-        self._ids = self._ids[self._shown :]
-        self._shown = len(self._ids)
-        return added
+        del self._ids[-len(tokens) :]
+        return self.push(tokens[:-1]) + self.push(tokens[-1:])
 
     def close(self) -> str:
         """Return what was held back, the way it is."""
@@ -57,6 +60,11 @@ class StopText:
 
     What `push` and `close` return never contains a part of a stop string: text that may be the beginning of
     one is held back until it is certain.
+
+    Attributes:
+        tokens: how many were pushed.
+        stopped: whether a stop string has appeared.
+
     """
 
     def __init__(self, detokenizer: Detokenizer, stop: Sequence[str] = ()) -> None:
@@ -65,6 +73,7 @@ class StopText:
         self._stop = tuple(stop)
         self._text = ""
         self._sent = 0
+        self.tokens = 0
         self.stopped = False
 
     def copy(self) -> StopText:
@@ -78,9 +87,10 @@ class StopText:
         """All text so far, without the stop string."""
         return self._text
 
-    def push(self, token: int) -> str:
-        """Append a token; returns the new text that is certain to stay."""
-        self._append(self._detokenizer.push(token))
+    def push(self, tokens: Sequence[int]) -> str:
+        """Append tokens, one at a time if there are stop strings; returns the new text that is certain to stay."""
+        self.tokens += len(tokens)
+        self._append(self._detokenizer.push(tokens))
         return self._take(len(self._text) if self.stopped else len(self._text) - self._held())
 
     def close(self) -> str:

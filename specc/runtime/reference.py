@@ -92,10 +92,9 @@ def carry_store(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     A value that only lacks or has extra axes of size 1 is reshaped to the pool's row.
     """
     rows, value, pool = operands
-    active = rows != 0
-    updated = pool.clone()
-    updated[rows[active]] = value.reshape(rows.shape[0], *pool.shape[1:])[active]
-    return (updated,)
+    value = value.reshape(rows.shape[0], *pool.shape[1:])
+    active = (rows != 0).view(-1, *[1] * (pool.ndim - 1))
+    return (pool.index_copy(0, rows, torch.where(active, value, pool[:1])),)
 
 
 @_register(OPS, "carry.append")
@@ -190,9 +189,11 @@ def vocab_argmax(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     the vocabulary.
     """
     logits, rows = operands
-    scores = torch.nan_to_num(logits, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-    index = scores.max(dim=-1).indices  # the first of equal ones
-    bad = _bad(logits)
+    best, index = logits.max(dim=-1)  # the first of equal ones
+    bad = ~(best.abs() < torch.inf)
+    if bad.any():  # NaN would be the largest
+        scores = torch.nan_to_num(logits, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        index = scores.max(dim=-1).indices
     padding = rows == 0
     index = zero_rows(index, padding).to(DTYPES[attrs["dtype"]])
     return index[..., None] if attrs.get("keep") else index, zero_rows(bad, padding)

@@ -14,7 +14,7 @@ from zipfile import ZipFile
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, Qwen3Config
 from typer.testing import CliRunner
 
 from specc.cli.main import app
@@ -91,7 +91,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Models]:
     return {
         "trained": Models(EXAMPLES / "target", trained, EXAMPLES / "heads.py"),
         "random": _random_models(tmp_path_factory.mktemp("random")),
+        "learned": _learned_positions(tmp_path_factory.mktemp("learned")),
     }
+
+
+def _learned_positions(root: Path) -> Models:
+    """Write a random GPT-2 target and a draft, with an embedding for each of few positions: the draft has fewer."""
+    for name, positions, layers in (("target", 40, 2), ("standalone", 36, 1)):
+        torch.manual_seed(layers)
+        sizes = {"n_positions": positions, "n_embd": 32, "n_layer": layers, "n_head": 2, "vocab_size": VOCAB}
+        config = GPT2Config(**sizes, initializer_range=0.4, bos_token_id=0, eos_token_id=1, dtype="float32")
+        AutoModelForCausalLM.from_config(config).save_pretrained(root / name)
+    return Models(root / "target", {"STANDALONE": root / "standalone"}, ROOT / "Makefile")
 
 
 def _random_models(root: Path) -> Models:

@@ -91,7 +91,7 @@ def external(callback: str, capture: str, operands: Any, results: Any = None) ->
 
 def record(facts: ModelFacts) -> dict[str, Any]:
     """Return a model's record in a plan."""
-    names = ("hidden_size", "num_layers", "num_kv_heads", "head_dim", "vocab_size", "dtype")
+    names = ("hidden_size", "num_layers", "num_kv_heads", "head_dim", "kv_layout", "vocab_size", "dtype")
     return {name: getattr(facts, name) for name in names} | {"logits_dtype": facts.dtype}
 
 
@@ -99,12 +99,13 @@ def record(facts: ModelFacts) -> dict[str, Any]:
 class FakeProgram:
     """A loaded program; `steps_run` counts decode steps, `padded` the padding rows they had.
 
-    drafted: by pool row, the committed length and the drafts of every step.
+    drafted: by pool row, the committed length and the drafts of every step. takes_last: of tokens with equal scores.
     """
 
     plan: dict[str, Any]
     steps_run: int = 0
     padded: int = 0
+    takes_last: bool = False
     batches: list[int] = field(default_factory=list)
     drafted: dict[int, list[tuple[int, list[int]]]] = field(default_factory=dict)
 
@@ -126,7 +127,8 @@ class FakeProgram:
         """Return the step functions; the pools must be there, though a chain moves nothing in them."""
         assert kv_pools.keys() == self.plan["kv_pools"].keys()
         for owner, buffers in kv_pools.items():
-            assert len(buffers) == 2 * self.plan["models"][owner]["num_layers"]
+            model = self.plan["models"][owner]
+            assert len(buffers) == model["num_layers"] * (1 if model["kv_layout"] == "mla" else 2)
             assert all(buffer.is_contiguous() for buffer in buffers)
         called = {node.get("callback") for node in self.plan["phases"][0]["nodes"]}
         kind = next((kind for name, kind in KINDS.items() if name in called), LookupStep)

@@ -74,7 +74,7 @@ class FakeStep(ABC):
             chunks = torch.tensor(batch.prompt_tokens).split(list(batch.seq_lens))
             self.store(rows, prompt=chunks)
         out = self.callbacks.prefill_target(rows=rows, seq_lens=lens, capture=self.captures[0])
-        first = out.logits.argmax(-1).to(torch.int32)
+        first = self.best(out.logits).to(torch.int32)
         self.store(rows, bonus=first)
         self.start(rows, lens, first, out.hidden)
         count = len(rows)
@@ -104,7 +104,7 @@ class FakeStep(ABC):
             seq_lens=lens,
             capture=self.captures[1],
         )
-        best = out.logits.argmax(-1)
+        best = self.best(out.logits)
         accepted = (tokens[:, 1:] == best[:, :-1]).long().cumprod(1).sum(1) + 1
         accepted[raw:] = 0
         keep = torch.arange(self.steps + 1) < accepted[:, None]
@@ -120,6 +120,11 @@ class FakeStep(ABC):
             bonus[:raw].tolist(),
             [0] * raw,
         )
+
+    def best(self, logits: Tensor) -> Tensor:
+        """Return the tokens with the highest scores T[..., V]; of equal ones the first, or the last."""
+        last = logits.shape[-1] - 1
+        return last - logits.flip(-1).argmax(-1) if self.program.takes_last else logits.argmax(-1)
 
     def window(self, lens: Tensor, offset: int = 0) -> Tensor:
         """Return positions i64[b, A] from the committed lengths on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specc.engine.drafts import StandaloneDraft
 from specc.engine.engine import Engine
 from specc.engine.errors import EngineError, RequestTooLongError, UnknownTokenError, UnsupportedModelError
 from specc.engine.models import TargetModel
@@ -13,7 +14,7 @@ from specc.engine.request import StopConditions, TokenEvent
 from specc.support.diagnostics import DiagnosticError
 
 from .fake_program import FakeProgram, make_plan
-from .models_for_tests import VOCAB, make_drafts, make_target
+from .models_for_tests import VOCAB, make_drafts, make_model, make_target
 
 torch.set_num_threads(1)
 NEW = 24
@@ -167,8 +168,8 @@ def test_streaming_hands_over_every_token_once(target: TargetModel) -> None:
 def test_impossible_requests_are_refused_at_once(target: TargetModel) -> None:
     draft = make_drafts(target)["twin"]
     engine = Engine(FakeProgram(make_plan(target, draft)), target, draft, max_context=32, num_pages=21)
-    with pytest.raises(RequestTooLongError, match="context holds 32"):
-        engine.add([2] * 20, StopConditions(max_new_tokens=13))
+    with pytest.raises(RequestTooLongError, match="the prompt has 32 tokens, the engine's context holds 32"):
+        engine.add([2] * 32, StopConditions(max_new_tokens=1))
     with pytest.raises(RequestTooLongError, match="the pool has 20"):
         engine.add([2] * 10, StopConditions(max_new_tokens=10))
     with pytest.raises(RequestTooLongError, match="at least one token"):
@@ -179,6 +180,19 @@ def test_impossible_requests_are_refused_at_once(target: TargetModel) -> None:
         engine.add([2], StopConditions(stop=("x",)))
     with pytest.raises(EngineError, match="max_context"):
         Engine(FakeProgram(make_plan(target, draft)), target, draft, max_context=10_000)
+
+
+@pytest.mark.parametrize(("target_positions", "draft_positions"), [(24, 40), (40, 24), (24, 24)])
+def test_requests_end_where_a_model_has_no_more_positions(target_positions: int, draft_positions: int) -> None:
+    target = make_target("gpt2", max_position_embeddings=target_positions)
+    draft = StandaloneDraft(make_model("gpt2", max_position_embeddings=draft_positions, seed=3))
+    engine = Engine(FakeProgram(make_plan(target, draft)), target, draft)
+    prompts = [[2, 3, 4], list(range(5, 25)), [9] * 23]
+    for prompt, done in zip(prompts, engine.generate(prompts, StopConditions(64)), strict=True):
+        assert done.finish_reason == "length"
+        assert done.token_ids == greedy(target, prompt, 24 - len(prompt))
+    with pytest.raises(RequestTooLongError, match="the prompt has 24 tokens"):
+        engine.add([2] * 24)
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB, 1 << 40])

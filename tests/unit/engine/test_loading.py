@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,9 @@ from specc.support.diagnostics import DiagnosticError
 
 from .fake_program import make_plan
 from .models_for_tests import CONFIGS, make_drafts, make_target
+
+ROOT = Path(__file__).parents[3]
+ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def plan_for(draft: str) -> dict[str, Any]:
@@ -123,3 +130,92 @@ def test_rotary_embeddings_that_read_lengths_back_are_not_captured() -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     assert not make_target(rope_parameters=rope).capturable
     assert make_target().capturable
+
+
+PROOF = "open({!r}, 'w').close()\n"
+
+
+def with_own_code(source: Path, path: Path, *, model_type: str, tokenizer: bool = False) -> Path:
+    """Copy a model's directory that comes with Python of its own; returns the file that this would write."""
+    shutil.copytree(source, path)
+    proof = path / "proof"
+    (path / "own.py").write_text(PROOF.format(str(proof)))
+    name = "tokenizer_config.json" if tokenizer else "config.json"
+    content = json.loads((path / name).read_text())
+    if tokenizer:
+        content["auto_map"], content["tokenizer_class"] = {"AutoTokenizer": ["own.Own", None]}, "Own"
+    else:
+        content["auto_map"] = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}
+        content["model_type"] = model_type
+    (path / name).write_text(json.dumps(content))
+    return proof
+
+
+@pytest.mark.parametrize(
+    ("role", "directory", "tokenizer"),
+    [("target", "target", False), ("target", "target", True), ("draft", "twin", False), ("draft", "head", False)],
+)
+def test_a_directorys_own_code_is_never_run(
+    role: str, directory: str, tokenizer: bool, model_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    """Not even when somebody says yes on standard input."""
+    path = tmp_path / "model"
+    proof = with_own_code(model_dirs[directory], path, model_type="own_kind", tokenizer=tokenizer)
+    plan = plan_for("twin" if directory == "target" else directory)
+    file = tmp_path / "load.py"
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    lines = [
+        "import json, sys",
+        "from specc.engine.loading import load_draft, load_target",
+        "from specc.engine.plan_facts import PlanFacts",
+        "facts = PlanFacts.read(json.load(open(sys.argv[1])))",
+        "target = load_target(sys.argv[2], facts)",
+        "load_draft(sys.argv[3], facts, target)",
+    ]
+    file.write_text("\n".join(lines))
+    paths = [path if role == "target" else model_dirs["target"], path]
+    command = [sys.executable, str(file), str(tmp_path / "plan.json"), *map(str, paths)]
+    done = subprocess.run(command, input="y\n" * 9, capture_output=True, text=True, check=False, cwd=ROOT, env=ENV)
+    assert not proof.exists()
+    name = "tokenizer_config.json" if tokenizer else "config.json"
+    assert done.returncode == 1
+    message = f"cannot load the {role} model {str(path)!r}: {name} asks for Python of the directory's own (auto_map)"
+    assert f"error[run/own-code]: {message}, which is never run" in done.stderr
+
+
+def test_transformers_own_class_is_run_instead(model_dirs: dict[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    proof = with_own_code(model_dirs["target"], path, model_type="llama")
+    facts = PlanFacts.read(plan_for("twin"))
+    target = load_target(path, facts)
+    (warning,) = target.warnings
+    assert (warning.code, warning.severity) == ("run/own-code", "warning")
+    assert warning.message.endswith("which is never run; transformers' own LlamaForCausalLM is run instead")
+    (warning,) = load_draft(path, facts, target).warnings
+    assert warning.message.startswith("config.json of the draft model asks")
+    assert not proof.exists()
+    assert not load_target(model_dirs["target"], facts).warnings
+
+
+def hint_of(path: Path, facts: PlanFacts) -> tuple[str, str]:
+    """Return code and hint of what loading a target raises."""
+    with pytest.raises(DiagnosticError) as caught:
+        load_target(path, facts)
+    (diagnostic,) = caught.value.diagnostics
+    return diagnostic.code, diagnostic.hint or ""
+
+
+def test_hints_are_about_what_is_wrong(model_dirs: dict[str, Path], tmp_path: Path) -> None:
+    """Only a directory without files is one to bring files for."""
+    facts = PlanFacts.read(plan_for("twin"))
+    give = "give a directory with config.json and model.safetensors"
+    assert hint_of(tmp_path / "none", facts) == ("run/model-unreadable", give)
+    assert hint_of(tmp_path, facts) == ("run/model-unreadable", give)
+    code, hint = hint_of(model_dirs["head"], facts)  # has no weights for a whole model
+    assert code == "run/model-unreadable"
+    assert hint.startswith("the files are there")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_experts": 2, "num_experts_per_tok": 1, "vocab_size": 97}
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_next", **sizes)).save_pretrained(tmp_path / "states")
+    code, hint = hint_of(tmp_path / "states", facts)
+    assert code == "run/model-unsupported"
+    assert "roll such states back" in hint

@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import typer
 from prometheus_client.parser import text_string_to_metric_families
+from torch import Tensor
 from typer.testing import CliRunner, Result
 
 from specc.cli.run import run
@@ -98,6 +100,14 @@ def test_a_stop_string_cuts_the_text(invoke: Callable[..., Result]) -> None:
     assert result.exit_code == 0
 
 
+def test_a_text_ends_where_the_context_does_and_says_so(invoke: Callable[..., Result]) -> None:
+    result = invoke(*with_prompts(PROMPTS), "--max-new-tokens", "5000", "--max-context", "32", "--check")
+    assert result.exit_code == 0, result.output
+    assert result.output.count("identical to generate: yes") == 3
+    assert result.output.count("ended by the context of 32 tokens, see --max-context") == 2  # one ends by EOS
+    assert "ended by" not in invoke("--prompt", "x", "--max-new-tokens", "4", "--check").output
+
+
 def test_prompts_from_files(invoke: Callable[..., Result], tmp_path: Path) -> None:
     lines, listed = tmp_path / "p.txt", tmp_path / "p.json"
     lines.write_text("one\n\ntwo\n")
@@ -108,13 +118,13 @@ def test_prompts_from_files(invoke: Callable[..., Result], tmp_path: Path) -> No
 
 
 def test_a_difference_is_shown_and_exits_with_1(invoke: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
-    right = reference.greedy
+    right = reference._generate
 
-    def wrong(*arguments: object) -> tuple[int, ...]:
-        tokens = right(*arguments)
-        return (*tokens[:3], tokens[3] ^ 1, *tokens[4:])
+    def wrong(*arguments: Any) -> tuple[tuple[int, ...], list[Tensor]]:
+        tokens, scores = right(*arguments)
+        return (*tokens[:3], tokens[3] ^ 1, *tokens[4:]), scores
 
-    monkeypatch.setattr(reference, "greedy", wrong)
+    monkeypatch.setattr(reference, "_generate", wrong)
     result = invoke("--prompt", "hello", "--check")
     assert result.exit_code == 1
     assert "identical to generate: no, first at new token 3: " in result.output
@@ -127,7 +137,7 @@ def test_a_difference_is_shown_and_exits_with_1(invoke: Callable[..., Result], m
         ["--prompt", "x", "--max-new-tokens", "0"],
         ["--prompt", "x", "--stop", ""],
         ["--prompt", "x", "--max-context", "100000"],
-        ["--prompt", "x", "--max-new-tokens", "5000"],
+        ["--prompt", "x" * 300],
         ["--prompt", ""],
     ],
 )

@@ -30,14 +30,41 @@ def make_request(stop: Sequence[str] = (), **more: object) -> Request:
 @given(text=st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd"), max_size=30))
 def test_pieces_add_up(text: str) -> None:
     detokenizer = Detokenizer(ByteTokenizer(), tuple(b"before"))
-    pieces = [detokenizer.push(token) for token in text.encode()]
+    pieces = [detokenizer.push([token]) for token in text.encode()]
     assert "".join(pieces) + detokenizer.close() == text
     assert not any("\ufffd" in piece for piece in pieces)
 
 
+@given(
+    text=st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd"), max_size=30),
+    cuts=st.lists(st.integers(0, 9), max_size=8),
+)
+def test_any_number_of_tokens_at_once(text: str, cuts: list[int]) -> None:
+    """What is certain does not depend on how many tokens come together, also where one ends within a character."""
+    at_once, one_by_one = (Detokenizer(ByteTokenizer(), tuple(b"before")) for _ in range(2))
+    tokens = text.encode()
+    for cut in [*cuts, len(tokens)]:
+        step, tokens = tokens[:cut], tokens[cut:]
+        assert at_once.push(step) == "".join(one_by_one.push([token]) for token in step)
+    assert at_once.close() == one_by_one.close()
+
+
+@given(text=st.text("abé", max_size=12), most=st.integers(1, 20), cuts=st.lists(st.integers(1, 5)))
+def test_text_that_nobody_watches_is_made_at_the_end(text: str, most: int, cuts: list[int]) -> None:
+    tokens = text.encode()
+    watched, unwatched = (make_request(max_new_tokens=most) for _ in range(2))
+    for cut in [*cuts, len(tokens)]:
+        step, tokens = tokens[:cut], tokens[cut:]
+        seen, unseen = watched.accept(step), unwatched.accept(step, streamed=False)
+        assert [event.token for event in seen] == [event.token for event in unseen]
+        assert not any(event.text for event in unseen if event.finish_reason is None)
+    unwatched.catch_up()
+    assert watched.completion() == unwatched.completion()
+
+
 def test_a_broken_end_is_handed_out_at_the_end_only() -> None:
     detokenizer = Detokenizer(ByteTokenizer())
-    assert [detokenizer.push(token) for token in "é".encode()[:1]] == [""]
+    assert detokenizer.push("é".encode()[:1]) == ""
     assert detokenizer.close() == "\ufffd"
     assert detokenizer.close() == ""
 
