@@ -128,9 +128,7 @@ def _aux_layer_ids(text: object) -> tuple[str, object]:
 
 
 def _dtype(config: object) -> Fact | None:
-    """Return the element type, if it is one that a configuration can name."""
-    for name in DTYPE_KEYS:
-        word = str(getattr(config, name, None)).removeprefix("torch.")
-        if word in get_args(Dtype):
-            return Fact(word, name)
-    return None
+    """Return the element type, if a configuration can name it; the older name is asked where there is no other."""
+    name = next((key for key in DTYPE_KEYS if hasattr(config, key)), "dtype")
+    word = str(getattr(config, name, None)).removeprefix("torch.")
+    return Fact(word, name) if word in get_args(Dtype) else None

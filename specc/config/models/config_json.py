@@ -113,15 +113,7 @@ def configuration(content: Mapping[str, Any]) -> Pretrained:
     known = class_for(str(content["model_type"]))
     if known is None:
         return Bare(**content)
-    return cast("Pretrained", CONFIG_MAPPING[known].from_dict({**_with_todays_dtype(content), "model_type": known}))
-
-
-def _with_todays_dtype(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys with the element type under today's name, of which transformers would remind the user."""
-    today, older = DTYPE_KEYS
-    renamed = {today if key == older and today not in content else key: value for key, value in content.items()}
-    text = renamed.get("text_config")
-    return renamed | ({"text_config": _with_todays_dtype(text)} if isinstance(text, dict) else {})
+    return cast("Pretrained", CONFIG_MAPPING[known].from_dict({**content, "model_type": known}))
 
 
 def class_for(model_type: str) -> str | None:
