@@ -78,31 +78,19 @@ class Engine:
         self.facts = facts = PlanFacts.read(program.plan)
         self.models = {"target": target, **({} if draft is None else {"draft": draft})}
         check_program(facts, self.models)
-        self.target, self.draft = target, draft
-        self.tokenizer = tokenizer if tokenizer is not None else target.tokenizer
-        self.on_token = on_token
-        self.stats = Stats()
         context = context_length(max_context, self.models, facts)
         check_models(self.models, context)
-        self._make_memory(context, num_pages, share_prefixes)
-        self._prompts: dict[int, Prompt] = {}
-        self.memory = Memory(self.pools, self.table.tensor, self._prompts)
-        self.callbacks = make_callbacks(target, draft, self.memory, facts)
-        check_callbacks(facts, self.callbacks)
-        self._batch = batch_type(program)
-        self._fixed_width = target.device.type == "cuda" and capture is not False
-        buffers = {owner: pool.buffers for owner, pool in self.pools.items()}
-        brought = bring_tables(facts, tables or {})
-        self._range = ranges(target.device, nvtx)
-        self._step = program.bind(
-            self.callbacks, self.table.tensor, kv_pools=buffers, tables=brought, capture=capture, nvtx=nvtx
-        )
+        self.target, self.draft = target, draft
+        self.tokenizer = tokenizer if tokenizer is not None else target.tokenizer
         self.ahead = int(overlaps(facts, overlap, target.device))
         self.depth: DepthPolicy = depth or AcceptanceDepth(list(program.plans))
+        self._make_memory(context, num_pages, share_prefixes)
+        self._bind(tables or {}, capture, nvtx)
+        self.on_token = on_token
+        self.stats = Stats()
         self._flights: deque[InFlight] = deque()
         self._events: deque[TokenEvent] = deque()
         self._finished: list[Completion] = []
-        self.places = Places(self.pools, self.table.tensor, ahead=int(not facts.shifted))
         self._next_id = 0
 
     def _make_memory(self, max_context: int, num_pages: int | None, share_prefixes: bool) -> None:
@@ -115,14 +103,23 @@ class Engine:
         slots = self.allocator.num_pages * facts.page_size
         self.pools = {owner: KVPool(self.models[owner].facts.pool, slots, device) for owner in facts.pools}
         self.prefixes = PrefixCache(self.allocator, facts.lookahead, enabled=share_prefixes)
-        self.scheduler = Scheduler(
-            self.table,
-            self.allocator,
-            self.prefixes,
-            max_batch=max_batch,
-            max_context=max_context,
-            reserve=facts.reserve,
-            settled=facts.settled,
+        limits = {"max_batch": max_batch, "max_context": max_context, "reserve": facts.reserve}
+        self.scheduler = Scheduler(self.table, self.allocator, self.prefixes, **limits, settled=facts.settled)
+        self.places = Places(self.pools, self.table.tensor, ahead=int(not facts.shifted))
+
+    def _bind(self, tables: Mapping[str, Tensor], capture: bool | None, nvtx: bool) -> None:
+        """Bind the program to the models' forwards over that memory, and to what else it reads."""
+        self._prompts: dict[int, Prompt] = {}
+        self.memory = Memory(self.pools, self.table.tensor, self._prompts)
+        self.callbacks = make_callbacks(self.target, self.draft, self.memory, self.facts)
+        check_callbacks(self.facts, self.callbacks)
+        self._batch = batch_type(self.program)
+        self._fixed_width = self.target.device.type == "cuda" and capture is not False
+        self._range = ranges(self.target.device, nvtx)
+        buffers = {owner: pool.buffers for owner, pool in self.pools.items()}
+        brought = bring_tables(self.facts, tables)
+        self._step = self.program.bind(
+            self.callbacks, self.table.tensor, kv_pools=buffers, tables=brought, capture=capture, nvtx=nvtx
         )
 
     @property
@@ -149,9 +146,10 @@ class Engine:
     ) -> int:
         """Queue a prompt, text or token ids, and return its request id.
 
-        Without conditions: 64 tokens, or the target's EOS. handover: what another machine prefilled of it, which is
-        taken over instead of a prefill. Raises RequestTooLongError when it can never fit, UnknownTokenError for ids
-        outside the target's vocabulary, ContractError when the handover is of another prompt or pool.
+        Without conditions: 64 tokens, or the target's EOS; it ends by length where the context does. handover: what
+        another machine prefilled of it, which is taken over instead of a prefill. Raises RequestTooLongError when it
+        can never fit, UnknownTokenError for ids outside the target's vocabulary, ContractError when the handover is of
+        another prompt or pool.
         """
         ids = tuple(self.encode(prompt) if isinstance(prompt, str) else (int(token) for token in prompt))
         self.target.check_tokens(ids)

@@ -125,8 +125,8 @@ def code_words(path: Path) -> list[str]:
 ALGORITHMS = {name: re.compile(name.replace("_", "_?"), re.IGNORECASE) for name in names()}
 TEMPLATES = sorted(path for path in (ROOT / "templates").rglob("*") if path.suffix in (".py", ".jinja"))
 
-KEYS_OF_MODELS = {"config/models/__init__.py", "config/models/config_json.py"}
-"""Keys of config.json are spelled there, such as `eagle_config`."""
+KEYS_OF_MODELS = {"config/models/__init__.py", "config/models/config_json.py", "engine/generation.py"}
+"""Keys of config.json and generation_config.json are spelled there, such as `eagle_config`."""
 
 ENGINE = re.compile(r"engine/(\w+_heads?|drafts|draft_callbacks|loading|memoryless)\.py")
 """The reference engine runs kinds of draft models, which have the names of the papers that they come from."""
