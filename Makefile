@@ -25,15 +25,15 @@ demo: setup
 	for demo in $(DEMOS); do $(BIN)/specc build examples/$$demo.yaml -o build/wheels || exit 1; done
 	$(BIN)/python examples/random_models.py build/random-qwen3
 	$(BIN)/specc build examples/random-qwen3-chain.yaml -o build/wheels --quiet
-	$(BIN)/pip install --quiet --no-deps --force-reinstall build/wheels/*.whl
+	$(BIN)/pip install --quiet --no-deps build/wheels/*.whl
 	for demo in $(DEMOS); do \
 	    echo "== $$demo"; \
 	    draft=$(MODELS)/$$(echo $$demo | sed 's/-chain.*//; s/-tree.*//' | tr - _); \
 	    test -d $$draft && draft="--draft $$draft" || draft=; \
-	    $(BIN)/specc run specc_$$(echo $$demo | tr - _) --target $(MODELS)/target $$draft \
+	    $(BIN)/specc run specc_program_$$(echo $$demo | tr - _) --target $(MODELS)/target $$draft \
 	        --prompts examples/prompts.json --check || exit 1; \
 	done
-	$(BIN)/specc run specc_random_qwen3_chain --target build/random-qwen3/target --draft build/random-qwen3/draft \
+	$(BIN)/specc run specc_program_random_qwen3_chain --target build/random-qwen3/target --draft build/random-qwen3/draft \
 	    --prompts examples/prompts.json --check --max-new-tokens 24
 
 test: setup

@@ -48,13 +48,17 @@ class Artifact:
 class Manifest:
     """The parsed manifest.
 
+    `version` is specc's with a label, the start of `digest`, which is the sha256 of all that the wheel holds, in hex;
+    `triton` compiled the machine code, None where there is none; `torch` is the oldest that the program runs on.
     `plans` maps each num_steps that the program was compiled for to the file of its plan, and `files` every file of the
     package but this to its sha256 in hex.
     """
 
     name: str
     version: str
+    digest: str
     specc: str
+    triton: str | None
     plan_format: int
     torch: str
     archs: tuple[str, ...]
@@ -77,7 +81,9 @@ class Manifest:
         return Manifest(
             name=data["name"],
             version=data["version"],
+            digest=data["digest"],
             specc=data["specc"],
+            triton=data["triton"],
             plan_format=int(data["plan_format"]),
             torch=data["torch"],
             archs=tuple(data["archs"]),
@@ -108,6 +114,8 @@ class Manifest:
         """
         if arch not in {plain_arch(held) for held in self.archs}:
             held = ", ".join(self.archs) or "none"
+            if inspected := ", ".join(held for held in self.archs if for_inspection(held)):
+                held += f" ({inspected} for inspection: this runtime loads NVIDIA's machine code alone)"
             hint = f"rebuild the wheel with --arch {arch}"
             raise UnsupportedDeviceError(f"no machine code for {arch}; the wheel has {held}; {hint}")
         return {a.kernel: a for a in self.artifacts if plain_arch(a.arch) == arch}
@@ -116,6 +124,11 @@ class Manifest:
 def plain_arch(arch: str) -> str:
     """`sm_90a` as `sm_90`: the suffix names a feature set, not another device."""
     return re.sub(r"^(sm_\d+)[af]$", r"\1", arch)
+
+
+def for_inspection(arch: str) -> bool:
+    """Whether machine code for `arch` can be read and measured, but not loaded: the runtime drives CUDA alone."""
+    return arch.startswith("gfx")
 
 
 def _release(version: str) -> tuple[int, ...]:

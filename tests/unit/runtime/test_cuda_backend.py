@@ -98,7 +98,7 @@ def artifacts(plan: Plan, root: Path, arch: str = "sm_90", shared: int = 0, hidd
         (root / f"{name}.cubin").write_bytes(name.encode())
         types = (*(kind for _, kind in kernel.arguments), *(["*i8"] * hidden))
         listed.append(Artifact(name, arch, "cubin", f"{name}.cubin", f"entry_{name}", 8, shared, types))
-    return Manifest("toy", "0", "0", 1, "2.11", (arch,), {}, tuple(listed), {})
+    return Manifest("toy", "0", "0", "0", "3.8.0", 1, "2.11", (arch,), {}, tuple(listed), {})
 
 
 def frame_of(plan: Plan, rows: int) -> tuple[Frame, Arena, torch.Tensor]:
@@ -236,7 +236,7 @@ def test_machine_code_is_for_one_arch(driver: Driver, tmp_path: Path, held: str,
 def test_machine_code_that_does_not_fit_the_plan(driver: Driver, tmp_path: Path) -> None:
     plan = Plan.from_json(chain_plan())
     whole = artifacts(plan, tmp_path)
-    some = Manifest("toy", "0", "0", 1, "2.11", ("sm_90",), {}, whole.artifacts[1:], {})
+    some = Manifest("toy", "0", "0", "0", "3.8.0", 1, "2.11", ("sm_90",), {}, whole.artifacts[1:], {})
     with pytest.raises(DamagedWheelError, match="no machine code of kernel 'prepare' for sm_90"):
         cuda.CudaBackend([plan], some, tmp_path, DEVICE)
     data = chain_plan()
