@@ -9,7 +9,7 @@ MODELS := examples/models
 DEMOS  := standalone-chain eagle-chain eagle-chain-adaptive eagle3-chain frozen-kv-chain mtp-chain dflash-chain ngram-chain \
           standalone-tree eagle-tree eagle-tree-wide eagle3-tree frozen-kv-tree ngram-tree
 
-.PHONY: setup demo test lint types check golden conformance gpu bench clean
+.PHONY: setup demo test lint types check golden versions conformance gpu bench clean
 
 setup: $(VENV)/.ready
 
@@ -45,6 +45,13 @@ lint: setup
 
 types: setup
 	$(BIN)/pyright
+
+# The releases of Triton that are supported: every example for every kind of GPU, and the kernel tests.
+TRITONS ?= 3.6.0 3.7.1 3.8.0
+QUICK   ?=
+
+versions: setup
+	$(BIN)/python tests/triton_versions.py $(TRITONS) $(QUICK)
 
 check: lint types test
 

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from importlib.resources.abc import Traversable
 from typing import Any
 
 from .errors import DamagedWheelError, UnsupportedDeviceError, UnsupportedTorchError
@@ -67,10 +67,10 @@ class Manifest:
     plans: Mapping[int, str]
 
     @staticmethod
-    def read(root: Path) -> Manifest:
-        """The manifest of the package folder `root`. DamagedWheelError when it is missing or unreadable."""
+    def read(root: Traversable) -> Manifest:
+        """The manifest of the package folder `root`, which may be in an archive. DamagedWheelError if there is none."""
         try:
-            return Manifest.from_json(json.loads((root / MANIFEST).read_text(encoding="utf-8")))
+            return Manifest.from_json(json.loads(root.joinpath(MANIFEST).read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DamagedWheelError(f"{MANIFEST}: {type(error).__name__}: {error}") from error
 
@@ -92,11 +92,11 @@ class Manifest:
             plans={int(steps): str(file) for steps, file in data["plans"].items()},
         )
 
-    def verify(self, root: Path) -> None:
+    def verify(self, root: Traversable) -> None:
         """Compare every file with its digest. DamagedWheelError names the first that is missing or differs."""
         for file, digest in sorted(self.files.items()):
             try:
-                content = (root / file).read_bytes()
+                content = root.joinpath(file).read_bytes()
             except OSError as error:
                 raise DamagedWheelError(f"{file} is missing: {error}") from error
             if hashlib.sha256(content).hexdigest() != digest:

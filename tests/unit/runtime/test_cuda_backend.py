@@ -15,6 +15,7 @@ from lookup_plan import lookup_plan
 from toy_engine import make_engine
 from toy_plan import chain_plan
 
+from specc.runtime import program
 from specc.runtime.arena import Arena
 from specc.runtime.backends import cuda
 from specc.runtime.errors import BindError, DamagedWheelError, PlanError, UnsupportedDeviceError
@@ -231,6 +232,17 @@ def test_machine_code_is_for_one_arch(driver: Driver, tmp_path: Path, held: str,
         return
     with pytest.raises(UnsupportedDeviceError, match=f"for sm_90; the wheel has {held}; rebuild .* --arch sm_90"):
         cuda.CudaBackend([plan], manifest, tmp_path, DEVICE)
+
+
+def test_gfx_code_is_for_inspection(driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan.from_json(chain_plan())
+    manifest = artifacts(plan, tmp_path, arch="gfx942")
+    with pytest.raises(UnsupportedDeviceError, match=r"the wheel has gfx942 \(gfx942 for inspection: .* NVIDIA's"):
+        cuda.CudaBackend([plan], manifest, tmp_path, DEVICE)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.version.hip", "6.4")
+    with pytest.raises(UnsupportedDeviceError, match=r"drives AMD GPUs; .* gfx machine code is for inspection"):
+        program._resolve(torch.device("cuda"))
 
 
 def test_machine_code_that_does_not_fit_the_plan(driver: Driver, tmp_path: Path) -> None:
