@@ -9,7 +9,7 @@ MODELS := examples/models
 DEMOS  := standalone-chain eagle-chain eagle-chain-adaptive eagle3-chain frozen-kv-chain mtp-chain dflash-chain ngram-chain \
           standalone-tree eagle-tree eagle-tree-wide eagle3-tree frozen-kv-tree ngram-tree
 
-.PHONY: setup demo test lint types check golden versions conformance gpu bench clean
+.PHONY: setup demo test lint types check golden versions resolve conformance gpu bench clean
 
 setup: $(VENV)/.ready
 
@@ -52,6 +52,11 @@ QUICK   ?=
 
 versions: setup
 	$(BIN)/python tests/triton_versions.py $(TRITONS) $(QUICK)
+
+# Whether the pins resolve from the default index alone; nothing is installed.
+resolve: setup
+	env -u PIP_FIND_LINKS PIP_CONFIG_FILE=/dev/null $(BIN)/pip install --dry-run --ignore-installed --quiet \
+	    --constraint constraints.txt '.[cuda,dev]'
 
 check: lint types test
 
