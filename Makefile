@@ -9,7 +9,7 @@ MODELS := examples/models
 DEMOS  := standalone-chain eagle-chain eagle-chain-adaptive eagle3-chain frozen-kv-chain mtp-chain dflash-chain ngram-chain \
           standalone-tree eagle-tree eagle-tree-wide eagle3-tree frozen-kv-tree ngram-tree
 
-.PHONY: setup demo test lint types check golden models conformance gpu bench clean
+.PHONY: setup demo test lint types check golden models versions resolve conformance gpu bench clean
 
 setup: $(VENV)/.ready
 
@@ -25,15 +25,15 @@ demo: setup
 	for demo in $(DEMOS); do $(BIN)/specc build examples/$$demo.yaml -o build/wheels || exit 1; done
 	$(BIN)/python examples/random_models.py build/random-qwen3
 	$(BIN)/specc build examples/random-qwen3-chain.yaml -o build/wheels --quiet
-	$(BIN)/pip install --quiet --no-deps --force-reinstall build/wheels/*.whl
+	$(BIN)/pip install --quiet --no-deps build/wheels/*.whl
 	for demo in $(DEMOS); do \
 	    echo "== $$demo"; \
 	    draft=$(MODELS)/$$(echo $$demo | sed 's/-chain.*//; s/-tree.*//' | tr - _); \
 	    test -d $$draft && draft="--draft $$draft" || draft=; \
-	    $(BIN)/specc run specc_$$(echo $$demo | tr - _) --target $(MODELS)/target $$draft \
+	    $(BIN)/specc run specc_program_$$(echo $$demo | tr - _) --target $(MODELS)/target $$draft \
 	        --prompts examples/prompts.json --check || exit 1; \
 	done
-	$(BIN)/specc run specc_random_qwen3_chain --target build/random-qwen3/target --draft build/random-qwen3/draft \
+	$(BIN)/specc run specc_program_random_qwen3_chain --target build/random-qwen3/target --draft build/random-qwen3/draft \
 	    --prompts examples/prompts.json --check --max-new-tokens 24
 
 test: setup
@@ -45,6 +45,18 @@ lint: setup
 
 types: setup
 	$(BIN)/pyright
+
+# The releases of Triton that are supported: every example for every kind of GPU, and the kernel tests.
+TRITONS ?= 3.6.0 3.7.1 3.8.0
+QUICK   ?=
+
+versions: setup
+	$(BIN)/python tests/triton_versions.py $(TRITONS) $(QUICK)
+
+# Whether the pins resolve from the default index alone; nothing is installed.
+resolve: setup
+	env -u PIP_FIND_LINKS PIP_CONFIG_FILE=/dev/null $(BIN)/pip install --dry-run --ignore-installed --quiet \
+	    --constraint constraints.txt '.[cuda,dev]'
 
 check: lint types test
 

@@ -32,7 +32,6 @@ from specc.runtime.manifest import Manifest
 from specc.runtime.plan import External, Launch, Plan
 from specc.runtime.plan_json import read_plan
 from specc.runtime.relay import RelayPools
-from specc.version import __version__
 
 CONFIG = """\
 name: bench_{kind}
@@ -70,7 +69,7 @@ def cuda_backend(build: Build, folder: Path, device: torch.device) -> Backend:
     (wheel,) = emit_wheel(build, folder)
     with ZipFile(wheel) as archive:
         archive.extractall(folder)
-    package = folder / wheel_names(build.loaded.config.name, __version__).package
+    package = folder / wheel_names(build.loaded.config.name).package
     return CudaBackend([plan_of(build)], Manifest.read(package), package, device)
 
 

@@ -187,3 +187,21 @@ def _compile_failed(build: Build, error: CompileError) -> Diagnostic:
     ops = [op for depth in build.depths for op in depth.covered_by(error.kernel)]
     where = ops[0].location if ops else None
     return Diagnostic("aot/compile-failed", f"{error.kernel} for {error.arch}: {error.message}", where)
+
+
+def unloadable(loaded: LoadedConfig, archs: Sequence[str]) -> list[Diagnostic]:
+    """A warning for every arch whose machine code the runtime does not load, where the configuration names it."""
+    from specc.codegen.aot import parse_arch
+
+    written = loaded.config.archs
+    return [
+        Diagnostic(
+            "aot/inspection-only",
+            f"machine code for {arch} is for inspection: the runtime loads NVIDIA's alone",
+            loaded.location("archs", written.index(arch)) if arch in written else None,
+            hint="a program runs on NVIDIA GPUs (sm_..) and, without machine code, on the CPU",
+            severity="warning",
+        )
+        for arch in archs
+        if parse_arch(arch).kind != "cubin"
+    ]

@@ -1,4 +1,6 @@
-"""Decode with a program that `specc build` made of ANCHORED, over a toy engine: python demo.py specc_anchored_tree
+"""Decode with a program that `specc build` made of ANCHORED, over a toy engine.
+
+python demo.py specc_program_anchored_tree
 
 The target's rule is 5 * token + 3 * key + position, and one more after every seventh token; the key of a text is its
 first token, which the target reads from its KV memory. Its hidden rows hold the key, so a draft that sees the anchor

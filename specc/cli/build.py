@@ -44,12 +44,13 @@ def build(
     """Compile a configuration into specialised kernels, a plan and an installable wheel."""
     wanted = emit or [Emit.wheel]
     with reporting() as report:
-        from specc.build import build_program
+        from specc.build import build_program, unloadable
         from specc.passes.instruments import Reproducer
 
         loaded = load(config, report)
         report.show(loaded.warnings)
         archs = _archs(loaded, arch)
+        report.show(unloadable(loaded, archs))
         result = build_program(loaded, [Reproducer(Path())])
         if {Emit.wheel, Emit.cubins} & set(wanted):
             _compile(result, archs, jobs, cache, quiet)

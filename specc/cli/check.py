@@ -20,11 +20,12 @@ def check(
 ) -> None:
     """Check a configuration, without compiling anything."""
     with reporting(format) as report:
+        from specc.build import unloadable
         from specc.driver import check_config
 
         loaded = load(config, report)
         check_config(loaded)
-        report.show(loaded.warnings)
+        report.show([*loaded.warnings, *unloadable(loaded, loaded.config.archs)])
         if format is Format.text:
             typer.echo(f"ok: {summary(loaded.config)}")
 

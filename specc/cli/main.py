@@ -15,7 +15,7 @@ import typer
 from specc.cli.reporting import reported
 from specc.version import __version__
 
-COMMANDS: tuple[str, ...] = ("check", "explain", "build", "run", "schema", "doctor")
+COMMANDS: tuple[str, ...] = ("check", "explain", "build", "inspect", "run", "schema", "doctor")
 """Commands in the order of `specc --help`: ``specc.cli.<name>`` has a function ``<name>``."""
 
 app = typer.Typer(

@@ -22,6 +22,8 @@ from itertools import dropwhile
 from pathlib import Path
 from typing import Any, Literal
 
+from packaging.version import Version
+
 from specc.codegen import cache as cache_module
 from specc.codegen import machine_code
 from specc.codegen.cache import Cache
@@ -81,6 +83,10 @@ BACKEND_OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "schedule_hint": "none",
     },
 }
+NEWER_OPTIONS: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("3.8", "hip"): {"schedule_hint": "", "llvm_fn_attrs": ""},
+}
+"""What a release of triton, and those after it, take besides or instead: (release, backend) -> options."""
 
 _TYPES = re.compile(r"\*?(i1|i8|i16|i32|i64|u8|u16|u32|u64|fp16|bf16|fp32|fp64)")
 
@@ -154,7 +160,7 @@ def parse_arch(name: str) -> Target:
 
 
 def compile_options(source: KernelSource, target: Target) -> dict[str, Any]:
-    """Every option of the compilation, by triton's names."""
+    """Every option of the compilation, by the names of the installed triton."""
     own: dict[str, Any] = {
         "num_warps": max(1, source.num_warps * 32 // target.lanes),
         "num_stages": source.num_stages,
@@ -164,7 +170,16 @@ def compile_options(source: KernelSource, target: Target) -> dict[str, Any]:
         # Given a ceiling it takes what it needs. 128 leaves room for 16 warps per multiprocessor of 65536
         # registers.
         own["maxnreg"] = min(128, 65536 // (32 * source.num_warps))
-    return own | dict(COMMON_OPTIONS) | dict(BACKEND_OPTIONS[target.backend])
+    options = own | dict(COMMON_OPTIONS) | dict(BACKEND_OPTIONS[target.backend])
+    for (release, backend), newer in NEWER_OPTIONS.items():
+        if backend == target.backend and Version(triton_version()) >= Version(release):
+            options |= newer
+    return options
+
+
+def triton_version() -> str:
+    """The version of the installed triton, which is not imported for that. PackageNotFoundError if there is none."""
+    return importlib.metadata.version("triton")
 
 
 def cache_key(source: KernelSource, arch: str, lib: Mapping[str, str]) -> str:
@@ -174,7 +189,7 @@ def cache_key(source: KernelSource, arch: str, lib: Mapping[str, str]) -> str:
     del parts["name"]
     parts["text"] = "".join(dropwhile(lambda line: line.startswith("#"), source.text.splitlines(keepends=True)))
     parts |= {"lib": dict(lib), "target": asdict(target), "options": compile_options(source, target)}
-    parts["triton"] = importlib.metadata.version("triton")
+    parts["triton"] = triton_version()
     parts["artifact"] = [field.name for field in fields(Artifact)]  # what the cached metadata must have
     return cache_module.digest(parts)
 

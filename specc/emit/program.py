@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from specc.build import Build
+from specc.codegen.aot import triton_version
 from specc.emit.files import kernel_files, plan_files, specir_files
 from specc.emit.wheel import write_wheel
 from specc.support.diagnostics import Diagnostic, DiagnosticError
@@ -30,6 +31,7 @@ def emit_wheel(build: Build, directory: Path) -> list[Path]:
             config_text=build.loaded.source,
             artifacts=list(build.artifacts.values()),
             summary=f"{config.algorithm} decode step, {config.shape}, compiled by specc",
+            triton=triton_version() if build.artifacts else None,
         )
     except OSError as error:
         message = f"cannot write into '{directory}': {error.strerror}"

@@ -38,8 +38,12 @@ TAG = Tag("py3", "none", "any")
 RUNTIME = "_runtime"
 TORCH_MINIMUM = "2.11"
 PYTHON = ">=3.11"
-CUDA_REQUIRES = ("cuda-core>=0.3", "cuda-bindings>=12")
+CUDA_REQUIRES = ("cuda-core>=0.5", "cuda-bindings>=12")
+"""The same as specc's own extra `cuda`."""
 ENTRY_POINTS = "specc.programs"
+LICENSE = "LICENSE"
+PREFIX = "specc-program-"
+"""What the distribution of every program begins with, so that none has the name of specc, a plugin or another tool."""
 
 
 class WheelArtifact(Protocol):
@@ -103,26 +107,20 @@ class WheelArtifact(Protocol):
 
 @dataclass(frozen=True)
 class Names:
-    """Names of a generated distribution: `specc-eagle-chain` holds the package `specc_eagle_chain`."""
+    """Names of a generated distribution: `specc-program-eagle-chain` holds `specc_program_eagle_chain`."""
 
     config: str
     distribution: str
     package: str
-    version: str
-
-    @property
-    def stem(self) -> str:
-        """What the wheel's file name and its dist-info folder begin with."""
-        return f"{self.package}-{self.version}"
 
 
-def wheel_names(name: str, version: str) -> Names:
+def wheel_names(name: str) -> Names:
     """Names of the wheel of the configuration `name`. ValueError when they would not be importable."""
-    distribution = canonicalize_name(f"specc-{name}")
+    distribution = canonicalize_name(PREFIX + name)
     package = distribution.replace("-", "_")
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name) or not package.isidentifier():
         raise ValueError(f"a program cannot be called {name!r}: letters, digits, '_' and '-', a letter first")
-    return Names(name, distribution, package, version)
+    return Names(name, distribution, package)
 
 
 def write_wheel(
@@ -136,21 +134,26 @@ def write_wheel(
     config_text: str,
     artifacts: Sequence[WheelArtifact],
     summary: str,
+    triton: str | None = None,
     requires: Sequence[str] = (),
     torch_minimum: str = TORCH_MINIMUM,
 ) -> Path:
-    """Write the wheel of one program into `out_dir`, in place of an older one of its name; returns its path.
+    """Write the wheel of one program into `out_dir`, in place of older ones of its name; returns its path.
+
+    Its version is specc's with a local label, the digest of all that the wheel holds: equal programs have equal
+    versions, and pip replaces a program by one of another label.
 
     Args:
         out_dir: folder, made if it is missing.
         name: the configuration's name.
-        version: specc's version, which is also the wheel's.
+        version: specc's version.
         plans: path inside the package to the plan of every depth, `plan.json`, that of the deepest, first.
         sources: Triton sources, path inside the package (`kernels/prepare.py`) to text.
         specirs: path inside the package to the lowered module of every depth as text.
         config_text: the configuration as written.
         artifacts: machine code; none makes a wheel for the CPU backend alone.
-        summary: one line for people.
+        summary: one line for people; the archs are added.
+        triton: version of the compiler that made the machine code; None where there is none.
         requires: further requirements of the wheel.
         torch_minimum: the oldest torch the program runs on.
 
@@ -158,7 +161,7 @@ def write_wheel(
     whose kernels have no source, machine code that needs scratch memory, or metadata that is not valid.
 
     """
-    names = wheel_names(name, version)
+    names = wheel_names(name)
     _check_sources(plans, sources)
     files = _Files()
     for path, text in {**{path: plan_text(plan) for path, plan in plans.items()}, **specirs}.items():
@@ -169,14 +172,35 @@ def write_wheel(
     for path, text in {**sources, **_runtime_sources()}.items():
         files.add(path, text)
     listed = [_add_artifact(files, artifact) for artifact in artifacts]
-    files.add(MANIFEST, _manifest(names, plans, listed, files, torch_minimum))
     archs = sorted({artifact.arch for artifact in listed})
+    needed = [f"torch>={torch_minimum}", *requires]
     info = {
-        "METADATA": _metadata(names, summary, archs, [f"torch>={torch_minimum}", *requires], _wanted(plans[PLAN])),
-        "WHEEL": _wheel_file(version),
         "entry_points.txt": f"[{ENTRY_POINTS}]\n{name} = {names.package}\n".encode(),
+        f"licenses/{LICENSE}": _license().encode(),
+        "WHEEL": _wheel_file(version),
     }
-    return _write(out_dir, names, files.content, info)
+    unlabelled = {
+        **files.content,
+        **info,
+        MANIFEST: _manifest(names, version, "", triton, plans, listed, files, torch_minimum).encode(),
+        "METADATA": _metadata(names, version, summary, archs, needed, _wanted(plans[PLAN])),
+    }
+    digest = _digest(unlabelled)
+    labelled = f"{version}+{label(digest)}"
+    files.add(MANIFEST, _manifest(names, labelled, digest, triton, plans, listed, files, torch_minimum))
+    info["METADATA"] = _metadata(names, labelled, summary, archs, needed, _wanted(plans[PLAN]))
+    return _write(out_dir, names, labelled, files.content, info)
+
+
+def label(digest: str) -> str:
+    """The local version label of a program: 12 digits after a letter, for digits alone would lose leading zeros."""
+    return f"p{digest[:12]}"
+
+
+def _digest(files: Mapping[str, bytes]) -> str:
+    """The sha256, in hex, of files with their paths, in whatever order they are."""
+    listed = "".join(f"{hashlib.sha256(files[path]).hexdigest()} {path}\n" for path in sorted(files))
+    return hashlib.sha256(listed.encode()).hexdigest()
 
 
 def plan_text(plan: Mapping[str, Any]) -> str:
@@ -214,6 +238,14 @@ def _template(name: str) -> str:
     return (Path(__file__).resolve().parents[2] / "templates" / "wheel" / name).read_text(encoding="utf-8")
 
 
+def _license() -> str:
+    """Specc's licence, which its templates and its runtime are under: in an installed specc, or in a checkout."""
+    installed = importlib.resources.files("specc").joinpath("_templates", LICENSE)
+    if installed.is_file():
+        return installed.read_text(encoding="utf-8")
+    return (Path(__file__).resolve().parents[2] / LICENSE).read_text(encoding="utf-8")
+
+
 def _runtime_sources() -> dict[str, str]:
     """The runtime's files, byte for byte, by path inside the generated package."""
     root = Path(__file__).resolve().parents[1] / "runtime"
@@ -241,6 +273,9 @@ def _add_artifact(files: _Files, artifact: WheelArtifact) -> Artifact:
 
 def _manifest(
     names: Names,
+    version: str,
+    digest: str,
+    triton: str | None,
     plans: Mapping[str, Mapping[str, Any]],
     artifacts: Sequence[Artifact],
     files: _Files,
@@ -250,8 +285,10 @@ def _manifest(
     ordered = sorted(artifacts, key=lambda artifact: (artifact.arch, artifact.kernel))
     manifest = {
         "name": names.config,
-        "version": names.version,
+        "version": version,
+        "digest": digest,
         "specc": plan["specc"],
+        "triton": triton,
         "plan_format": plan["format"],
         "plans": {str(one["dims"]["S"]): path for path, one in plans.items()},
         "torch": torch_minimum,
@@ -273,17 +310,20 @@ def _wanted(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _metadata(
-    names: Names, summary: str, archs: Sequence[str], requires: Sequence[str], wanted: Mapping[str, Any]
+    names: Names, version: str, summary: str, archs: Sequence[str], requires: Sequence[str], wanted: Mapping[str, Any]
 ) -> bytes:
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
     template = environment.from_string(_template("README.md.jinja"))
-    fields = {"distribution": names.distribution, "package": names.package, "version": names.version}
+    fields = {"distribution": names.distribution, "package": names.package, "version": version}
     message = Message()
     for header, value in (
-        ("Metadata-Version", "2.1"),
+        ("Metadata-Version", "2.4"),
         ("Name", names.distribution),
-        ("Version", names.version),
-        ("Summary", summary),
+        ("Version", version),
+        ("Summary", f"{summary}, for {', '.join(archs)}" if archs else summary),
+        ("Keywords", ",".join(["speculative-decoding", *archs])),
+        ("License-Expression", "Apache-2.0"),
+        ("License-File", LICENSE),
         ("Requires-Python", PYTHON),
         *(("Requires-Dist", requirement) for requirement in requires),
         ("Provides-Extra", "cuda"),
@@ -327,9 +367,9 @@ class _ReproducibleWheel(WheelFile):
         super().writestr(entry, data)
 
 
-def _write(out_dir: Path, names: Names, files: Mapping[str, bytes], info: Mapping[str, bytes]) -> Path:
+def _write(out_dir: Path, names: Names, version: str, files: Mapping[str, bytes], info: Mapping[str, bytes]) -> Path:
     out_dir.mkdir(parents=True, exist_ok=True)
-    wheel = out_dir / f"{names.stem}-{TAG}.whl"
+    wheel = out_dir / f"{names.package}-{version}-{TAG}.whl"
     with tempfile.TemporaryDirectory(dir=out_dir, prefix=".wheel-") as scratch:
         unfinished = Path(scratch) / wheel.name
         with _ReproducibleWheel(unfinished, "w", compression=ZIP_STORED) as archive:
@@ -338,4 +378,6 @@ def _write(out_dir: Path, names: Names, files: Mapping[str, bytes], info: Mappin
             for path in sorted(info):
                 archive.writestr(f"{archive.dist_info_path}/{path}", info[path])
         os.replace(unfinished, wheel)
+    for older in set(out_dir.glob(f"{names.package}-*-{TAG}.whl")) - {wheel}:
+        older.unlink()
     return wheel

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from importlib.resources.abc import Traversable
 from typing import Any
 
 from .errors import DamagedWheelError, UnsupportedDeviceError, UnsupportedTorchError
@@ -48,13 +48,17 @@ class Artifact:
 class Manifest:
     """The parsed manifest.
 
+    `version` is specc's with a label, the start of `digest`, which is the sha256 of all that the wheel holds, in hex;
+    `triton` compiled the machine code, None where there is none; `torch` is the oldest that the program runs on.
     `plans` maps each num_steps that the program was compiled for to the file of its plan, and `files` every file of the
     package but this to its sha256 in hex.
     """
 
     name: str
     version: str
+    digest: str
     specc: str
+    triton: str | None
     plan_format: int
     torch: str
     archs: tuple[str, ...]
@@ -63,10 +67,10 @@ class Manifest:
     plans: Mapping[int, str]
 
     @staticmethod
-    def read(root: Path) -> Manifest:
-        """The manifest of the package folder `root`. DamagedWheelError when it is missing or unreadable."""
+    def read(root: Traversable) -> Manifest:
+        """The manifest of the package folder `root`, which may be in an archive. DamagedWheelError if there is none."""
         try:
-            return Manifest.from_json(json.loads((root / MANIFEST).read_text(encoding="utf-8")))
+            return Manifest.from_json(json.loads(root.joinpath(MANIFEST).read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DamagedWheelError(f"{MANIFEST}: {type(error).__name__}: {error}") from error
 
@@ -77,7 +81,9 @@ class Manifest:
         return Manifest(
             name=data["name"],
             version=data["version"],
+            digest=data["digest"],
             specc=data["specc"],
+            triton=data["triton"],
             plan_format=int(data["plan_format"]),
             torch=data["torch"],
             archs=tuple(data["archs"]),
@@ -86,11 +92,11 @@ class Manifest:
             plans={int(steps): str(file) for steps, file in data["plans"].items()},
         )
 
-    def verify(self, root: Path) -> None:
+    def verify(self, root: Traversable) -> None:
         """Compare every file with its digest. DamagedWheelError names the first that is missing or differs."""
         for file, digest in sorted(self.files.items()):
             try:
-                content = (root / file).read_bytes()
+                content = root.joinpath(file).read_bytes()
             except OSError as error:
                 raise DamagedWheelError(f"{file} is missing: {error}") from error
             if hashlib.sha256(content).hexdigest() != digest:
@@ -108,6 +114,8 @@ class Manifest:
         """
         if arch not in {plain_arch(held) for held in self.archs}:
             held = ", ".join(self.archs) or "none"
+            if inspected := ", ".join(held for held in self.archs if for_inspection(held)):
+                held += f" ({inspected} for inspection: this runtime loads NVIDIA's machine code alone)"
             hint = f"rebuild the wheel with --arch {arch}"
             raise UnsupportedDeviceError(f"no machine code for {arch}; the wheel has {held}; {hint}")
         return {a.kernel: a for a in self.artifacts if plain_arch(a.arch) == arch}
@@ -116,6 +124,11 @@ class Manifest:
 def plain_arch(arch: str) -> str:
     """`sm_90a` as `sm_90`: the suffix names a feature set, not another device."""
     return re.sub(r"^(sm_\d+)[af]$", r"\1", arch)
+
+
+def for_inspection(arch: str) -> bool:
+    """Whether machine code for `arch` can be read and measured, but not loaded: the runtime drives CUDA alone."""
+    return arch.startswith("gfx")
 
 
 def _release(version: str) -> tuple[int, ...]:

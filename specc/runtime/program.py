@@ -44,6 +44,15 @@ class Program:
         self.record_layout = RecordLayout.of(self.plan)
         self._backend = backend
 
+    def __repr__(self) -> str:
+        """Name, version with its label, algorithm and device."""
+        return f"<Program {self.manifest.name} {self.version}, {self.plan.algorithm}, on {self.device}>"
+
+    @property
+    def version(self) -> str:
+        """That of the wheel: specc's, and a label which changes with anything that the wheel holds."""
+        return self.manifest.version
+
     @property
     def schema(self) -> dict[str, Any]:
         """What a peer's program must agree on, see `peer.schema`; for `check_peer`."""
@@ -131,6 +140,11 @@ def _resolve(device: torch.device) -> torch.device:
         raise UnsupportedDeviceError(f"device {device} is neither cpu nor cuda")
     if not torch.cuda.is_available():
         raise UnsupportedDeviceError(f"device {device}: torch {torch.__version__} finds no CUDA device")
+    if torch.version.hip:
+        message = (
+            f"device {device}: torch {torch.__version__} drives AMD GPUs; programs load on NVIDIA's and on the CPU"
+        )
+        raise UnsupportedDeviceError(f"{message}, and their gfx machine code is for inspection")
     return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
 
 

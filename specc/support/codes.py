@@ -48,6 +48,7 @@ CODES: dict[str, str] = {
     "kernel/resources": "A program needs more of a GPU than allowed: registers, shared memory, stack, grid or memory.",
     "aot/compile-failed": "The kernel compiler rejected a generated kernel.",
     "aot/no-compiler": "No compiler for a requested architecture is installed.",
+    "aot/inspection-only": "Machine code is compiled for an architecture that the runtime cannot load.",
     "emit/io": "An output file or directory could not be written.",
     "run/wheel-missing": "The compiled program for a configuration is not installed or not found.",
     "run/wheel-unusable": "The compiled program cannot run here: another device, another torch, or damaged files.",

@@ -109,6 +109,19 @@ def test_the_key_sees_everything_that_decides_the_bytes() -> None:
     assert cache_key(SMALL, "sm_90", LIB) == cache_key(altered(name="other"), "sm_90", dict(reversed(LIB.items())))
 
 
+def test_the_key_and_the_options_are_those_of_one_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machine code of one release is never taken for another's, even where the options are the same."""
+    hip, keys = {}, set()
+    for version in ("3.6.0", "3.7.0", "3.7.1", "3.8.0"):
+        monkeypatch.setattr(aot.importlib.metadata, "version", {"triton": version}.__getitem__)
+        keys |= {cache_key(SMALL, arch, LIB) for arch in ("sm_90", "gfx942")}
+        hip[version] = aot.compile_options(SMALL, parse_arch("gfx942"))
+    assert len(keys) == 8
+    assert hip["3.6.0"] == hip["3.7.1"]
+    assert (hip["3.7.1"]["schedule_hint"], hip["3.8.0"]["schedule_hint"]) == ("none", "")
+    assert hip["3.8.0"].keys() - hip["3.7.1"].keys() == {"llvm_fn_attrs"}
+
+
 def test_the_comment_above_a_kernel_decides_nothing(tmp_path: Path) -> None:
     """Configurations whose kernels differ in their headers alone share machine code."""
     plain = altered(text=SMALL.text[SMALL.text.index("import") :])

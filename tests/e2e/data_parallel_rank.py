@@ -36,7 +36,7 @@ def engine_of(job: dict[str, Any]) -> tuple[Engine, Faults]:
         bound.append(Faults(callbacks))
         return bound[0]
 
-    package = importlib.import_module(f"specc_{case.name}")
+    package = importlib.import_module(f"specc_program_{case.name}")
     engine = load_engine(Wrapping(package, make), case, models)
     return engine, bound[0]
 

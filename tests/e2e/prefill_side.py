@@ -42,7 +42,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     case, directories = Case(**job["case"]), job["models"]
     drafts = {name: Path(path) for name, path in directories["drafts"].items()}
     models = Models(Path(directories["target"]), drafts, Path(directories["corpus"]))
-    engine = load_engine(importlib.import_module(f"specc_{case.name}"), case, models)
+    engine = load_engine(importlib.import_module(f"specc_program_{case.name}"), case, models)
     channel = Dying(connect(Role.prefill, "127.0.0.1", job["port"]))
     try:
         worker = PrefillWorker(engine, channel)

@@ -160,7 +160,7 @@ def test_an_engine_of_a_stranger(name: str, models: dict[str, Models], tmp_path:
     site = tmp_path / "site"
     install(build_wheel(case, models["trained"], tmp_path), site)
     paths = [str(EXAMPLES / "target"), str(EXAMPLES / "standalone") if case.algorithm == "STANDALONE" else ""]
-    command = [sys.executable, "-c", STRANGER, str(site), f"specc_{case.name}", *paths, "24"]
+    command = [sys.executable, "-c", STRANGER, str(site), f"specc_program_{case.name}", *paths, "24"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "identical True"

@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -27,9 +28,11 @@ sys.path.insert(0, sys.argv[1])
 """
 
 IMPORT = """
-import specc_toy_chain as k
+from importlib.metadata import version
+import specc_program_toy_chain as k
 assert "torch" not in sys.modules
-assert (k.__version__, k.plan.name, k.manifest.archs) == ("0.1.0", "toy_chain", ("sm_100", "sm_90"))
+assert (k.plan.name, k.manifest.archs) == ("toy_chain", ("sm_100", "sm_90"))
+assert k.__version__ == k.manifest.version == version("specc-program-toy-chain")
 assert issubclass(k.DamagedWheelError, k.SpeccError)
 assert "torch" not in sys.modules
 assert set(k.__all__) == {name for name in k.__all__ if hasattr(k, name)}
@@ -42,7 +45,7 @@ print("cheap")
 
 RUN = """
 import torch
-import specc_toy_chain as k
+import specc_program_toy_chain as k
 
 class Callbacks:
     def draft(self, *, step, tokens, positions, slots, rows, seq_lens, capture):
@@ -57,6 +60,7 @@ class Callbacks:
         return k.Forward(torch.zeros(len(rows), 32))
 
 program = k.load("cpu")
+assert repr(program) == f"<Program toy_chain {k.__version__}, STANDALONE, on cpu>"
 assert program.device == torch.device("cpu")
 step = program.bind(Callbacks(), torch.arange(8 * 50, dtype=torch.int32).view(8, 50))
 assert step.prefill(k.Batch([3, 5], [2, 4])).to_host().bonus == [0, 0]
@@ -75,7 +79,7 @@ except k.UnsupportedTorchError as error:
 """
 
 DAMAGE = """
-import specc_toy_chain as k
+import specc_program_toy_chain as k
 try:
     k.load("cpu")
 except k.DamagedWheelError as error:
@@ -112,7 +116,7 @@ def test_the_entry_point_names_the_package(site: Path) -> None:
 from importlib.metadata import entry_points
 print(*[(point.name, point.value) for point in entry_points(group="specc.programs", name="toy_chain")])
 """
-    assert child(site, script) == "('toy_chain', 'specc_toy_chain')"
+    assert child(site, script) == "('toy_chain', 'specc_program_toy_chain')"
 
 
 @pytest.mark.parametrize(
@@ -128,7 +132,7 @@ print(*[(point.name, point.value) for point in entry_points(group="specc.program
     ],
 )
 def test_damage_is_found_and_named(site: Path, file: str, damage: bytes | None, message: str) -> None:
-    path = site / "specc_toy_chain" / file
+    path = site / "specc_program_toy_chain" / file
     whole = path.read_bytes()
     try:
         if damage is None:
@@ -141,20 +145,20 @@ def test_damage_is_found_and_named(site: Path, file: str, damage: bytes | None, 
 
 
 def test_digests_can_be_skipped(site: Path) -> None:
-    path = site / "specc_toy_chain" / "config.yaml"
+    path = site / "specc_program_toy_chain" / "config.yaml"
     whole = path.read_bytes()
     try:
         path.write_bytes(b"other")
-        script = "import specc_toy_chain as k\nprint(k.load('cpu', verify=False).plan.name)"
+        script = "import specc_program_toy_chain as k\nprint(k.load('cpu', verify=False).plan.name)"
         assert child(site, script) == "toy_chain"
     finally:
         path.write_bytes(whole)
 
 
 def test_the_manifest_says_what_is_installed(site: Path) -> None:
-    manifest = json.loads((site / "specc_toy_chain" / "manifest.json").read_text())
+    manifest = json.loads((site / "specc_program_toy_chain" / "manifest.json").read_text())
     for file in manifest["files"]:
-        assert (site / "specc_toy_chain" / file).is_file()
+        assert (site / "specc_program_toy_chain" / file).is_file()
 
 
 def test_the_runtime_is_an_island() -> None:
@@ -169,3 +173,50 @@ def test_the_runtime_is_an_island() -> None:
             else:
                 continue
             assert roots <= (allowed | {"cuda"} if path.name == "cuda.py" else allowed), path
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """The interpreter of an environment with nothing in it."""
+    venv.create(tmp_path / "environment", with_pip=False)
+    return tmp_path / "environment" / "bin" / "python"
+
+
+def install(python: Path, *wheels: Path) -> None:
+    """Install wheels as anybody does: no --force-reinstall."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python), "install", "--no-index"]
+    subprocess.run([*pip, "--no-deps", "--quiet", *map(str, wheels)], check=True, capture_output=True)
+
+
+def said(python: Path, script: str) -> str:
+    """What a script prints there."""
+    done = subprocess.run([python, "-I", "-c", script], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_pip_replaces_a_program_whose_configuration_changed(environment: Path, tmp_path: Path) -> None:
+    script = (
+        "import importlib.resources as r; print(r.files('specc_program_toy_chain').joinpath('config.yaml').read_text())"
+    )
+    for text in ("num_steps: 3", "num_steps: 5", "num_steps: 3"):
+        install(environment, toy_wheel(tmp_path, config_text=text))
+        assert said(environment, script) == text
+
+
+def test_a_program_named_like_a_plugin_leaves_the_plugin(environment: Path, tmp_path: Path) -> None:
+    plugin = Path(__file__).parents[3] / "examples" / "plugin"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--quiet", "--wheel-dir", str(tmp_path), str(plugin)], check=True, capture_output=True)
+    install(environment, *tmp_path.glob("specc_anchored-*.whl"))
+    install(environment, toy_wheel(tmp_path, name="anchored"))
+    script = """
+from importlib.metadata import distributions, entry_points
+from importlib.util import find_spec
+print(sorted(found.name for found in distributions()))
+print(*entry_points(group="specc.algorithms").names, *entry_points(group="specc.programs").names)
+assert find_spec("specc_anchored") and find_spec("specc_program_anchored")
+"""
+    assert said(environment, script).splitlines() == [
+        "['specc-anchored', 'specc-program-anchored']",
+        "anchored anchored",
+    ]

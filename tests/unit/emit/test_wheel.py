@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -17,15 +19,26 @@ from wheel.wheelfile import WheelFile
 
 import specc.runtime
 from specc.emit import wheel as module
-from specc.emit.wheel import plan_text, wheel_names
+from specc.emit.wheel import label, plan_text, wheel_names
 
-PACKAGE = "specc_toy_chain"
-INFO = "specc_toy_chain-0.1.0.dist-info"
+ROOT = Path(module.__file__).parents[2]
+PACKAGE = "specc_program_toy_chain"
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return toy_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def info(built: Path) -> str:
+    """The folder of the wheel's metadata."""
+    return f"{PACKAGE}-{version_of(built)}.dist-info"
+
+
+def version_of(wheel: Path) -> str:
+    """As the file's name has it."""
+    return str(parse_wheel_filename(wheel.name)[1])
 
 
 def read(wheel: Path) -> dict[str, bytes]:
@@ -35,15 +48,25 @@ def read(wheel: Path) -> dict[str, bytes]:
 
 
 def test_names(built: Path) -> None:
-    assert built.name == "specc_toy_chain-0.1.0-py3-none-any.whl"
     name, version, build, tags = parse_wheel_filename(built.name)
-    assert (name, str(version), build) == ("specc-toy-chain", "0.1.0", ())
+    assert (name, version.public, build) == ("specc-program-toy-chain", "0.1.0", ())
+    assert re.fullmatch("p[0-9a-f]{12}", version.local or "")
     assert {str(tag) for tag in tags} == {"py3-none-any"}
-    names = wheel_names("Big-Chain_2", "1.2")
-    assert (names.distribution, names.package) == ("specc-big-chain-2", "specc_big_chain_2")
+    names = wheel_names("Big-Chain_2")
+    assert (names.distribution, names.package) == ("specc-program-big-chain-2", "specc_program_big_chain_2")
 
 
-def test_files(built: Path) -> None:
+def test_no_program_has_the_name_of_a_plugin() -> None:
+    """The example's plugin is specc-anchored: a configuration of its algorithm may well be called anchored."""
+    with (ROOT / "examples" / "plugin" / "pyproject.toml").open("rb") as file:
+        plugin = tomllib.load(file)["project"]
+    names = wheel_names(plugin["name"].removeprefix("specc-"))
+    assert names.config == "anchored"
+    assert names.distribution != plugin["name"]
+    assert names.package not in plugin["entry-points"]["specc.algorithms"].values()
+
+
+def test_files(built: Path, info: str) -> None:
     files = read(built)
     kernels = list(chain_plan()["kernels"])
     expected = {f"{PACKAGE}/{name}" for name in ("__init__.py", "py.typed", "plan.json", "manifest.json")}
@@ -51,11 +74,12 @@ def test_files(built: Path) -> None:
     expected |= {f"{PACKAGE}/kernels/{name}.py" for name in kernels}
     for arch in ("sm_90", "sm_100"):
         expected |= {f"{PACKAGE}/machine_code/{arch}/{name}.cubin" for name in kernels}
-    expected |= {f"{INFO}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")}
+    expected |= {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
     assert {name for name in files if "/_runtime/" not in name} == expected
-    own = sorted(name for name in files if INFO not in name)
-    info = sorted(name for name in files if INFO in name and "RECORD" not in name)
-    assert list(files) == [*own, *info, f"{INFO}/RECORD"]
+    own = sorted(name for name in files if info not in name)
+    about = sorted(name for name in files if info in name and "RECORD" not in name)
+    assert list(files) == [*own, *about, f"{info}/RECORD"]
+    assert files[f"{info}/licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
     assert json.loads(files[f"{PACKAGE}/plan.json"]) == chain_plan()
     assert files[f"{PACKAGE}/plan.json"].decode() == plan_text(chain_plan())
 
@@ -68,30 +92,34 @@ def test_the_runtime_is_copied_byte_for_byte(built: Path) -> None:
     assert copied == sources
 
 
-def test_metadata(built: Path) -> None:
+def test_metadata(built: Path, info: str) -> None:
     files = read(built)
-    metadata = Metadata.from_email(files[f"{INFO}/METADATA"])
-    assert metadata.name == "specc-toy-chain"
-    assert str(metadata.version) == "0.1.0"
-    assert metadata.summary == "A toy chain: Größe 3"
+    metadata = Metadata.from_email(files[f"{info}/METADATA"])
+    assert metadata.name == "specc-program-toy-chain"
+    assert str(metadata.version) == version_of(built)
+    assert metadata.metadata_version == "2.4"
+    assert (metadata.license_expression, metadata.license_files) == ("Apache-2.0", ["LICENSE"])
+    assert metadata.summary == "A toy chain: Größe 3, for sm_100, sm_90"
+    assert metadata.keywords == ["speculative-decoding", "sm_100", "sm_90"]
     assert str(metadata.requires_python) == ">=3.11"
     assert [str(r) for r in metadata.requires_dist or ()] == [
         "torch>=2.11",
-        'cuda-core>=0.3; extra == "cuda"',
+        'cuda-core>=0.5; extra == "cuda"',
         'cuda-bindings>=12; extra == "cuda"',
     ]
     assert metadata.provides_extra == ["cuda"]
-    assert "import specc_toy_chain as k" in (metadata.description or "")
+    assert "import specc_program_toy_chain as k" in (metadata.description or "")
     assert "for sm_100, sm_90" in (metadata.description or "")
-    assert files[f"{INFO}/entry_points.txt"].decode() == "[specc.programs]\ntoy_chain = specc_toy_chain\n"
-    assert b"Tag: py3-none-any\n" in files[f"{INFO}/WHEEL"]
+    assert files[f"{info}/entry_points.txt"].decode() == "[specc.programs]\ntoy_chain = specc_program_toy_chain\n"
+    assert b"Tag: py3-none-any\n" in files[f"{info}/WHEEL"]
 
 
-def test_the_description_says_which_kv_buffers_to_bind(built: Path, tmp_path: Path) -> None:
-    chain = read(built)[f"{INFO}/METADATA"].decode()
+def test_the_description_says_which_kv_buffers_to_bind(built: Path, info: str, tmp_path: Path) -> None:
+    chain = read(built)[f"{info}/METADATA"].decode()
     assert "step = program.bind(callbacks, req_to_token)\n" in chain
     assert "kv_pools" not in chain
-    tree = read(toy_wheel(tmp_path, plan=tree_plan()))[f"{INFO}/METADATA"].decode()
+    other = toy_wheel(tmp_path, plan=tree_plan())
+    tree = read(other)[f"{PACKAGE}-{version_of(other)}.dist-info/METADATA"].decode()
     assert "step = program.bind(callbacks, req_to_token, kv_pools)\n" in tree
     assert 'of the draft and the target. `kv_pools` has the engine\'s buffers, by model: `"draft"`, `"target"`,' in tree
 
@@ -100,7 +128,8 @@ def test_manifest(built: Path) -> None:
     files = read(built)
     manifest = json.loads(files[f"{PACKAGE}/manifest.json"])
     assert manifest["archs"] == ["sm_100", "sm_90"]
-    assert (manifest["torch"], manifest["plan_format"], manifest["version"]) == ("2.11", 3, "0.1.0")
+    assert (manifest["torch"], manifest["triton"], manifest["plan_format"]) == ("2.11", "3.8.0", 3)
+    assert manifest["version"] == version_of(built) == f"0.1.0+{label(manifest['digest'])}"
     own = {name.removeprefix(f"{PACKAGE}/") for name in files if name.startswith(PACKAGE + "/")}
     assert manifest["files"].keys() == own - {"manifest.json"}
     assert manifest["artifacts"][0] == {
@@ -133,10 +162,52 @@ def test_bytes_depend_on_the_arguments_alone(built: Path, tmp_path: Path, monkey
             assert (entry.compress_type, entry.create_system) == (zipfile.ZIP_STORED, 3)
 
 
-def test_a_wheel_replaces_an_older_one(tmp_path: Path) -> None:
-    first = toy_wheel(tmp_path).read_bytes()
+CHANGES: list[dict[str, Any]] = [
+    {"artifacts": []},
+    {"artifacts": [ToyArtifact("prepare", shared=1024)]},
+    {"config_text": "algorithm: STANDALONE  # another\n"},
+    {"plan": chain_plan() | {"page_size": 64}},
+    {"specirs": {"module.specir": "module @other {\n}\n"}},
+    {"summary": "Another"},
+    {"requires": ["numpy"]},
+    {"torch_minimum": "2.12"},
+    {"triton": "3.7.1"},
+    {"version": "0.2.0"},
+]
+
+
+def test_the_version_changes_with_whatever_the_wheel_holds(built: Path, tmp_path: Path) -> None:
+    """Else pip calls a changed program already installed."""
+    versions = [version_of(toy_wheel(tmp_path / str(i), **change)) for i, change in enumerate(CHANGES)]
+    labels = {version.partition("+")[2] for version in [version_of(built), *versions]}
+    assert len(labels) == len(CHANGES) + 1
+
+
+def test_the_version_changes_with_the_runtime(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = module._runtime_sources() | {"_runtime/relay.py": "# changed\n"}
+    monkeypatch.setattr(module, "_runtime_sources", lambda: changed)
+    assert version_of(toy_wheel(tmp_path)) != version_of(built)
+
+
+def test_one_bound_for_each_requirement() -> None:
+    """What specc needs to run a program is what its wheels ask for."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)["project"]
+    assert tuple(project["optional-dependencies"]["cuda"]) == module.CUDA_REQUIRES
+    (torch,) = (need for need in project["dependencies"] if need.startswith("torch"))
+    assert torch.split(",")[0] == f"torch>={module.TORCH_MINIMUM}"
+    assert project["requires-python"] == module.PYTHON
+    assert project["license"] == "Apache-2.0"
+
+
+def test_a_wheel_replaces_older_ones_of_its_name_alone(tmp_path: Path) -> None:
+    first = toy_wheel(tmp_path)
+    other = toy_wheel(tmp_path, name="toy_chain_2")
+    (tmp_path / f"{PACKAGE}-notes.txt").touch()
     second = toy_wheel(tmp_path, artifacts=[])
-    assert second.read_bytes() != first
+    assert second != first
+    assert set(tmp_path.glob("*.whl")) == {other, second}
+    assert (tmp_path / f"{PACKAGE}-notes.txt").exists()
     assert json.loads(read(second)[f"{PACKAGE}/manifest.json"])["archs"] == []
 
 

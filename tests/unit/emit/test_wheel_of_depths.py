@@ -43,7 +43,7 @@ def package(built: Build, tmp_path: Path) -> Path:
     (wheel,) = emit_wheel(built, tmp_path / "wheel")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
-    return tmp_path / "specc_small"
+    return tmp_path / "specc_program_small"
 
 
 def test_equal_code_is_one_kernel(built: Build) -> None:

@@ -39,6 +39,7 @@ def toy_wheel(out: Path, **changes: Any) -> Path:
         "specirs": {"module.specir": "module @toy_chain {\n}\n"},
         "config_text": "algorithm: STANDALONE\n",
         "artifacts": [ToyArtifact(name, arch) for arch in ("sm_90", "sm_100") for name in plan["kernels"]],
+        "triton": "3.8.0",
         "summary": "A toy chain: Größe 3",
     }
     return write_wheel(out, **(arguments | changes))

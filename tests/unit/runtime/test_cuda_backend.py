@@ -15,6 +15,7 @@ from lookup_plan import lookup_plan
 from toy_engine import make_engine
 from toy_plan import chain_plan
 
+from specc.runtime import program
 from specc.runtime.arena import Arena
 from specc.runtime.backends import cuda
 from specc.runtime.errors import BindError, DamagedWheelError, PlanError, UnsupportedDeviceError
@@ -98,7 +99,7 @@ def artifacts(plan: Plan, root: Path, arch: str = "sm_90", shared: int = 0, hidd
         (root / f"{name}.cubin").write_bytes(name.encode())
         types = (*(kind for _, kind in kernel.arguments), *(["*i8"] * hidden))
         listed.append(Artifact(name, arch, "cubin", f"{name}.cubin", f"entry_{name}", 8, shared, types))
-    return Manifest("toy", "0", "0", 1, "2.11", (arch,), {}, tuple(listed), {})
+    return Manifest("toy", "0", "0", "0", "3.8.0", 1, "2.11", (arch,), {}, tuple(listed), {})
 
 
 def frame_of(plan: Plan, rows: int) -> tuple[Frame, Arena, torch.Tensor]:
@@ -233,10 +234,21 @@ def test_machine_code_is_for_one_arch(driver: Driver, tmp_path: Path, held: str,
         cuda.CudaBackend([plan], manifest, tmp_path, DEVICE)
 
 
+def test_gfx_code_is_for_inspection(driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan.from_json(chain_plan())
+    manifest = artifacts(plan, tmp_path, arch="gfx942")
+    with pytest.raises(UnsupportedDeviceError, match=r"the wheel has gfx942 \(gfx942 for inspection: .* NVIDIA's"):
+        cuda.CudaBackend([plan], manifest, tmp_path, DEVICE)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.version.hip", "6.4")
+    with pytest.raises(UnsupportedDeviceError, match=r"drives AMD GPUs; .* gfx machine code is for inspection"):
+        program._resolve(torch.device("cuda"))
+
+
 def test_machine_code_that_does_not_fit_the_plan(driver: Driver, tmp_path: Path) -> None:
     plan = Plan.from_json(chain_plan())
     whole = artifacts(plan, tmp_path)
-    some = Manifest("toy", "0", "0", 1, "2.11", ("sm_90",), {}, whole.artifacts[1:], {})
+    some = Manifest("toy", "0", "0", "0", "3.8.0", 1, "2.11", ("sm_90",), {}, whole.artifacts[1:], {})
     with pytest.raises(DamagedWheelError, match="no machine code of kernel 'prepare' for sm_90"):
         cuda.CudaBackend([plan], some, tmp_path, DEVICE)
     data = chain_plan()

@@ -412,5 +412,5 @@ def _prefill(b: Builder, hidden: bool) -> list[Json]:
 
 def program_of(plan: Plan) -> Program:
     """A program on the reference backend, of a wheel without any file."""
-    manifest = Manifest(plan.name, "0", plan.specc, 3, torch.__version__, (), {}, (), {})
+    manifest = Manifest(plan.name, "0", "0", plan.specc, None, 3, torch.__version__, (), {}, (), {})
     return Program((plan,), manifest, torch.device("cpu"), ReferenceBackend())

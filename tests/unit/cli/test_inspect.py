@@ -1,0 +1,109 @@
+"""`specc inspect`: what a program says of itself, from a wheel and from what is installed; and gfx code."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from programs import config_text
+from typer.testing import CliRunner
+
+from specc.cli.main import app
+from specc.version import __version__
+
+
+def inspect(*words: object) -> Result:
+    return CliRunner().invoke(app, ["inspect", *map(str, words)])
+
+
+def built(folder: Path, *words: str, **keys: object) -> Path:
+    """The wheel of a small configuration; "cpu" architectures are not compiled for."""
+    config = folder / "small.yaml"
+    config.write_text(config_text(**{"num_steps": 2, "buckets": [2], **keys}))
+    result = CliRunner().invoke(app, ["build", str(config), "-o", str(folder), "--quiet", *words])
+    assert result.exit_code == 0, result.output
+    return Path(result.stdout.strip())
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory.mktemp("inspected"), "--arch", "sm_90,gfx942")
+
+
+def test_a_wheel_and_an_installed_package_say_the_same(
+    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = json.loads(inspect(wheel, "--format", "json").stdout)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+        plan = json.loads(archive.read("specc_program_small/plan.json"))
+    assert found["version"] == f"{__version__}+p{found['digest'][:12]}"
+    assert found["version"] in wheel.name
+    assert (found["name"], found["package"], found["algorithm"]) == ("small", "specc_program_small", "EAGLE")
+    assert (found["num_steps"], found["verified_tokens"], found["buckets"]) == ([2], 3, [2])
+    assert (found["archs"], found["for_inspection"]) == (["gfx942", "sm_90"], ["gfx942"])
+    assert found["machine_code"] == 2 * found["kernels"] == 2 * len(plan["kernels"])
+    assert found["triton"].startswith("3.")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert json.loads(inspect("specc_program_small", "--format", "json").stdout) == found
+    text = inspect("specc_program_small").stdout
+    assert {f"version          {found['version']}", "archs            gfx942, sm_90"} <= set(text.splitlines())
+
+
+def test_a_changed_configuration_has_another_version(wheel: Path, tmp_path: Path) -> None:
+    assert built(tmp_path, "--arch", "sm_90,gfx942").name == wheel.name
+    changed = built(tmp_path, "--arch", "sm_90,gfx942", buckets=[1, 2])
+    assert changed.name != wheel.name
+    assert list(tmp_path.glob("*.whl")) == [changed]
+
+
+def test_a_damaged_program_is_said_to_be_one(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    (tmp_path / "specc_program_small" / "plan.json").write_text("{}")
+    monkeypatch.syspath_prepend(tmp_path)
+    result = inspect("specc_program_small")
+    assert result.exit_code == 1
+    assert "run/wheel-unusable" in result.output
+    assert "plan.json differs from its digest" in result.output
+
+
+@pytest.mark.parametrize(
+    "program", ["specc_no_such", "json", "re", "no such name", "", "nowhere.whl", "specc_no_such.x"]
+)
+def test_what_is_no_program(program: str) -> None:
+    result = inspect(program)
+    assert result.exit_code == 1
+    assert "run/wheel-missing" in result.output
+
+
+def test_a_file_that_is_no_wheel(tmp_path: Path) -> None:
+    (tmp_path / "other.whl").write_text("no archive")
+    with zipfile.ZipFile(tmp_path / "empty.whl", "w") as archive:
+        archive.writestr("package/__init__.py", "")
+    for name in ("other.whl", "empty.whl"):
+        assert "run/wheel-missing" in inspect(tmp_path / name).output
+
+
+@pytest.mark.parametrize("command", ["build", "check"])
+def test_gfx_code_is_said_to_be_for_inspection_at_its_place(command: str, tmp_path: Path) -> None:
+    config = tmp_path / "small.yaml"
+    config.write_text(config_text(archs=["sm_90", "gfx942"]))
+    words = ["--emit", "plan", "-o", str(tmp_path)] if command == "build" else []
+    result = CliRunner().invoke(app, [command, str(config), *words])
+    assert result.exit_code == 0
+    assert "warning[aot/inspection-only]: machine code for gfx942 is for inspection" in result.stderr
+    line = 1 + config.read_text().splitlines().index('archs: ["sm_90", "gfx942"]')
+    assert f"small.yaml:{line}:" in result.stderr
+    config.write_text(config_text(archs=["sm_90"]))
+    assert "inspection" not in CliRunner().invoke(app, [command, str(config), *words]).output
+
+
+def test_gfx_code_that_the_command_line_asks_for(tmp_path: Path) -> None:
+    config = tmp_path / "small.yaml"
+    config.write_text(config_text(archs=["sm_90"]))
+    words = ["--arch", "gfx950", "--emit", "plan", "-o", str(tmp_path)]
+    assert "machine code for gfx950" in CliRunner().invoke(app, ["build", str(config), *words]).stderr
