@@ -59,14 +59,16 @@ class Case:
     nodes: int | None = None
     mask: str = "qlen"
     corpus: bool = False
+    mixed: bool = False
+    """Models in bf16 whose scores are handed over in f32."""
 
     @property
     def name(self) -> str:
         """Return the configuration's name, which is the package's too."""
         flags = f"p{self.page_size}_s{self.steps}_{'o' if self.overlap else 'n'}_{self.draft_positions}"
         tree = f"_k{self.topk}_n{self.nodes}_{self.mask}" if self.topk > 1 else ""
-        corpus = "_corpus" if self.corpus else ""
-        return f"{self.algorithm.lower()}_{self.models}_{flags}{tree}{corpus}"
+        ends = ("_corpus" if self.corpus else "") + ("_mixed" if self.mixed else "")
+        return f"{self.algorithm.lower()}_{self.models}_{flags}{tree}{ends}"
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,8 @@ def build(
 
 def config_text(case: Case, models: Models) -> str:
     """Return the configuration of a case as YAML."""
+    dtypes = ", dtype: bfloat16, logits_dtype: float32" if case.mixed else ""
+    draft = models.drafts.get(case.algorithm)
     return "\n".join(
         (
             f"name: {case.name}",
@@ -189,8 +193,8 @@ def config_text(case: Case, models: Models) -> str:
             *([f"mask: {case.mask}", "context_length: 256"] if case.topk > 1 else []),
             "buckets: [1, 2, 4]",
             "max_requests: 6",
-            f"target: {{model: {str(models.target)!r}}}",
-            *([f"draft: {{model: {str(models.drafts[case.algorithm])!r}}}"] if case.algorithm in DRAFTS else []),
+            f"target: {{model: {str(models.target)!r}{dtypes}}}",
+            *([f"draft: {{model: {str(draft)!r}{dtypes}}}"] if draft else []),
             *(["options: {corpus: corpus.txt}"] if case.corpus else []),
             "",
         )

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from specc.engine.engine import Engine
-from specc.engine.reference import accepted_lengths, greedy
+from specc.engine.reference import accepted_lengths, compare, greedy
 from specc.engine.request import StopConditions
 
 from .conftest import DRAFTS, PROMPTS, ROOT, Case, Models, build_wheel
@@ -66,6 +66,13 @@ TREES = [
 CHAINS, CASES = CASES, [*CASES, *TREES]
 TRAINED = [case for case in CASES if case.models == "trained" and case.overlap]
 TRAINED_CHAINS = [case for case in CHAINS if case.models == "trained" and case.algorithm in DRAFTS]
+MIXED = [
+    Case("STANDALONE", "trained", mixed=True),
+    Case("EAGLE", "trained", page_size=16, topk=4, nodes=16, mixed=True),
+    Case("FROZEN_KV_MTP", "trained", mixed=True),
+    Case("MULTI_LAYER_EAGLE", "trained", mixed=True),
+    Case("DFLASH", "trained", mixed=True),
+]
 COMMANDS = [Case("STANDALONE", "trained"), TREES[0], Case("DFLASH", "trained"), LOOKED_UP]
 
 
@@ -109,6 +116,18 @@ def test_text_equals_generate(case: Case, make_engine: Callable[..., Engine], al
     assert engine.facts.shifted is (case.algorithm != "STANDALONE" or case.draft_positions == "shifted")
     assert (engine.draft is None) is (case.algorithm == "NGRAM")
     expect_greedy(alone, case, engine, StopConditions(NEW, engine.target.eos_token_ids))
+
+
+@pytest.mark.parametrize("case", MIXED, ids=lambda case: case.name)
+def test_scores_in_f32_beside_hidden_states_in_bf16(case: Case, make_engine: Callable[..., Engine]) -> None:
+    """As engines have them; the text is that of `generate` up to near-ties of its scores in bf16."""
+    engine = make_engine(case)
+    records = engine.facts.models.values()
+    assert {(record["dtype"], record["logits_dtype"]) for record in records} == {("bf16", "f32")}
+    for completion in engine.generate(PROMPTS, StopConditions(NEW)):
+        assert compare(engine.target, completion, NEW).right
+    assert engine.stats.mean_accept_len > 1.5
+    assert engine.stats.unhealthy == 0
 
 
 @pytest.mark.parametrize("case", TRAINED, ids=lambda case: case.name)
