@@ -163,14 +163,7 @@ def write_wheel(
     """
     names = wheel_names(name)
     _check_sources(plans, sources)
-    files = _Files()
-    for path, text in {**{path: plan_text(plan) for path, plan in plans.items()}, **specirs}.items():
-        files.add(path, text)
-    files.add("config.yaml", config_text)
-    files.add("py.typed", "")
-    files.add("__init__.py", _template("package.py"))
-    for path, text in {**sources, **_runtime_sources()}.items():
-        files.add(path, text)
+    files = _package_files(config_text, plans, specirs, sources)
     listed = [_add_artifact(files, artifact) for artifact in artifacts]
     archs = sorted({artifact.arch for artifact in listed})
     needed = [f"torch>={torch_minimum}", *requires]
@@ -190,6 +183,18 @@ def write_wheel(
     files.add(MANIFEST, _manifest(names, labelled, digest, triton, plans, listed, files, torch_minimum))
     info["METADATA"] = _metadata(names, labelled, summary, archs, needed, _wanted(plans[PLAN]))
     return _write(out_dir, names, labelled, files.content, info)
+
+
+def _package_files(
+    config_text: str, plans: Mapping[str, Mapping[str, Any]], specirs: Mapping[str, str], sources: Mapping[str, str]
+) -> _Files:
+    """All text of the package but the manifest."""
+    files = _Files()
+    own = {"config.yaml": config_text, "py.typed": "", "__init__.py": _template("package.py")}
+    for part in ({path: plan_text(plan) for path, plan in plans.items()}, specirs, own, sources, _runtime_sources()):
+        for path, text in part.items():
+            files.add(path, text)
+    return files
 
 
 def label(digest: str) -> str:

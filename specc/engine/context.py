@@ -13,6 +13,7 @@ from contextvars import ContextVar
 
 import torch
 from torch import Tensor
+from transformers.masking_utils import causal_mask_function
 
 from specc.engine.kv_pool import KVPool
 from specc.engine.probing import AttentionCache
@@ -48,7 +49,7 @@ class PagedContext(AttentionCache):
         self.positions = positions
         self.width = width
         self.write_slots = slots.reshape(-1)
-        self.read_slots = req_to_token[rows, :width].long()
+        self.read_slots = req_to_token[:, :width].index_select(0, rows).long()
         self.key_positions = torch.arange(width, device=positions.device).expand(len(rows), -1)
         self.reached: list[int] = []
         self._masks: dict[int | None, Tensor] = {}
@@ -80,6 +81,8 @@ class PagedContext(AttentionCache):
 
     def mask_by(self, function: MaskFunction) -> Tensor:
         """Which visible keys a model's own mask function lets each token attend to, bool[b, 1, n, width]."""
+        if function is causal_mask_function:
+            return self.mask()
         row = torch.arange(len(self.positions), device=self.positions.device)[:, None, None, None]
         head = torch.zeros_like(row[:1])
         return self.mask() & function(row, head, self.positions[:, None, :, None], self.key_positions[:, None, None])

@@ -104,20 +104,23 @@ class Request:
         Unless somebody watches the stream or a stop string may appear, the text is made in one go at the end, and the
         events before have none. When the tokenizer raises, the request is as it was before.
         """
-        kept, text = len(self.ids), self.text.copy() if self.text is not None else None
+        kept, text = len(self.ids), self.text
+        watched = streamed or bool(self.conditions.stop)
+        if watched and text is not None:
+            self.text = text.copy()
         events: list[TokenEvent] = []
         try:
             for token in tokens:
                 if self.finish_reason is not None:
                     break
-                events.append(self._take(int(token), streamed))
+                events.append(self._take(int(token), watched))
         except BaseException:
             del self.ids[kept:]
             self.text, self.finish_reason = text, None
             raise
         return events
 
-    def _take(self, token: int, streamed: bool) -> TokenEvent:
+    def _take(self, token: int, watched: bool) -> TokenEvent:
         """Append one token and decide whether it is the last."""
         self.ids.append(token)
         if token in self.conditions.eos_token_ids:
@@ -125,9 +128,10 @@ class Request:
         elif self.remaining <= 0:
             self.finish_reason = LENGTH
         added = ""
-        if self.text is not None:
-            if streamed or self.conditions.stop or self.finish_reason is not None:
-                added = self.catch_up()
+        if self.text is not None and (watched or self.finish_reason is not None):
+            if not watched:
+                self.text = self.text.copy()
+            added = self.catch_up()
             if self.text.stopped and self.finish_reason != EOS:
                 self.finish_reason = STOP
             if self.finish_reason is not None:

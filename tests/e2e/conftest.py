@@ -237,7 +237,7 @@ def load_engine(package: ModuleType, case: Case, models: Models, **options: Any)
     target = load_target(models.target, facts)
     draft = load_draft(models.drafts[case.algorithm], facts, target) if case.algorithm in DRAFTS else None
     tables = {"corpus": load_corpus(models.corpus, target)} if case.corpus else {}
-    return Engine(program, target, draft, tables=tables, **{"max_context": 256, **options})
+    return Engine(program, target, draft, tables=tables, **{"max_context": 256, "overlap": case.overlap, **options})
 
 
 @pytest.fixture

@@ -234,7 +234,8 @@ def make_engine(
 ) -> Engine:
     """Return an engine whose KV memory holds large numbers, so that whatever reads a wrong slot shows.
 
-    memory: how many requests of the longest kind there are pages for.
+    memory: how many requests of the longest kind there are pages for. The engine runs ahead if the program can, as it
+    would on a GPU.
     """
     program = MemoryProgram(plans_of(config), padded=padded, backend=backend)
     longest = -(-(CONTEXT - 1 + program.facts.reserve) // config.page_size)
@@ -242,7 +243,8 @@ def make_engine(
     draft = draft_of(config.algorithm)
     tables = {} if draft is not None else {"corpus": torch.tensor(corpus(), dtype=torch.int32)}
     target = target_of(config.algorithm)
-    engine = Engine(program, target, draft, tables=tables, max_context=CONTEXT, num_pages=pages, **options)
+    options = {"tables": tables, "max_context": CONTEXT, "num_pages": pages, "overlap": config.overlap, **options}
+    engine = Engine(program, target, draft, **options)
     generator = torch.Generator().manual_seed(1)
     for buffer in kv_buffers(engine):
         buffer.copy_(30 * torch.randn(buffer.shape, generator=generator))
