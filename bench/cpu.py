@@ -2,11 +2,13 @@
 
     python bench/cpu.py [--only NAME,...] [--check-only] [--rounds N] [--threads N] [--json FILE]
 
-Every example chain, for one prompt and for eight, with two targets. `example` is the example target as it is: four
-layers, hardly more than its drafts, so that a draft has to be very good to be worth its forwards. `ten times` is the
-same target made to cost about ten times a forward of the draft, which is what people have: layers are added that change
-nothing, because their outputs are zero, so texts, drafts and accepted lengths stay what they are. Every text must be
-the one that `generate` writes before anything is timed; then both run in turn, and only ratios are reported.
+Every example chain, for one prompt, for a batch of eight, and for a queue of four times as many that are served eight
+at a time, with two targets. Where eight texts begin together, those that accept less go on in smaller and smaller
+batches at the end; a queue is what a server has. `example` is the example target as it is: four layers, hardly more
+than its drafts, so that a draft has to be very good to be worth its forwards. `ten times` is the same target made to
+cost about ten times a forward of the draft, which is what people have: layers are added that change nothing, because
+their outputs are zero, so texts, drafts and accepted lengths stay what they are. Every text must be the one that
+`generate` writes before anything is timed; then both run in turn, and only ratios are reported.
 """
 
 from __future__ import annotations
@@ -64,6 +66,8 @@ PROMPTS = (
     "x = [",
 )
 NEW, CONTEXT = 96, 256
+BATCH = len(PROMPTS)
+WORK = {"1": PROMPTS[:1], f"{BATCH}": PROMPTS, f"{4 * BATCH}, {BATCH} at a time": 4 * PROMPTS}
 TIMES = 10
 
 Run = Callable[[], list[tuple[int, ...]]]
@@ -75,7 +79,7 @@ class Line:
 
     chain: str
     target: str
-    batch: int
+    prompts: str
     accepted: float
     ratio: float
     low: float
@@ -111,39 +115,45 @@ def engine_of(chain: str, target: Path, folder: Path) -> Iterator[Engine]:
         yield Engine(program, model, draft, max_context=CONTEXT, share_prefixes=False)
 
 
-def plainly(model: PreTrainedModel, tokenizer: Any, batch: int) -> Run:
-    """What transformers does with these prompts, padded on the left, as its documentation recommends."""
+def plainly(model: PreTrainedModel, tokenizer: Any, prompts: Sequence[str]) -> Run:
+    """What transformers does with these prompts, `BATCH` at a time, padded on the left, as its documentation says."""
     tokenizer.pad_token, tokenizer.padding_side = tokenizer.eos_token, "left"
-    given = tokenizer(list(PROMPTS[:batch]), return_tensors="pt", padding=True, return_token_type_ids=False)
-    length = given["input_ids"].shape[1]
+    batches = [
+        tokenizer(list(prompts[start : start + BATCH]), return_tensors="pt", padding=True, return_token_type_ids=False)
+        for start in range(0, len(prompts), BATCH)
+    ]
+    options = {"do_sample": False, "max_new_tokens": NEW, "min_new_tokens": NEW, "pad_token_id": tokenizer.pad_token_id}
 
     def run() -> list[tuple[int, ...]]:
-        with torch.no_grad():
-            out: Any = model.generate(
-                **given, do_sample=False, max_new_tokens=NEW, min_new_tokens=NEW, pad_token_id=tokenizer.pad_token_id
-            )
-        return [tuple(row[length:].tolist()) for row in out]
+        texts: list[tuple[int, ...]] = []
+        for given in batches:
+            with torch.no_grad():
+                out: Any = model.generate(**given, **options)
+            texts += [tuple(row[given["input_ids"].shape[1] :].tolist()) for row in out]
+        return texts
 
     return run
 
 
-def through(engine: Engine, batch: int) -> Run:
-    """The same through the engine."""
-    return lambda: [done.token_ids for done in engine.generate(PROMPTS[:batch], StopConditions(NEW))]
+def through(engine: Engine, prompts: Sequence[str]) -> Run:
+    """The same through the engine, which serves at most `BATCH` at a time."""
+    assert engine.scheduler.max_batch == BATCH
+    return lambda: [done.token_ids for done in engine.generate(prompts, StopConditions(NEW))]
 
 
-def compare(chain: str, kind: str, batch: int, ours: Engine, plain: PreTrainedModel, rounds: int) -> Line | None:
+def compare(chain: str, kind: str, work: str, ours: Engine, plain: PreTrainedModel, rounds: int) -> Line | None:
     """Check the texts, then time both in turn; None if nothing is to be timed."""
-    sides = through(ours, batch), plainly(plain, ours.tokenizer, batch)
+    prompts = WORK[work]
+    sides = through(ours, prompts), plainly(plain, ours.tokenizer, prompts)
     ours.stats.__init__()
     found, wanted = (side() for side in sides)
     if found != wanted:
-        raise SystemExit(f"{chain}, {kind}, batch {batch}: not the text of generate")
+        raise SystemExit(f"{chain}, {kind}, {work}: not the text of generate")
     accepted = ours.stats.mean_accept_len
-    print(f"{chain}, {kind}, batch {batch}: same text, {accepted:.2f} tokens accepted per step", file=sys.stderr)
+    print(f"{chain}, {kind}, {work}: same text, {accepted:.2f} tokens accepted per step", file=sys.stderr)
     seconds = [[_timed(side) for side in sides] for _ in range(rounds)]
     ratios = sorted(theirs / own for own, theirs in seconds)
-    return Line(chain, kind, batch, accepted, statistics.median(ratios), ratios[0], ratios[-1]) if ratios else None
+    return Line(chain, kind, work, accepted, statistics.median(ratios), ratios[0], ratios[-1]) if ratios else None
 
 
 def _timed(run: Run) -> float:
@@ -164,8 +174,8 @@ def lines(chains: Sequence[str], rounds: int) -> Iterator[Line]:
             for kind, target in kinds.items():
                 plain = AutoModelForCausalLM.from_pretrained(target).eval()
                 with engine_of(chain, target, folder / kind.replace(" ", "-")) as engine:
-                    for batch in (1, len(PROMPTS)):
-                        found = compare(chain, kind, batch, engine, plain, rounds)
+                    for work in WORK:
+                        found = compare(chain, kind, work, engine, plain, rounds)
                         if found is not None:
                             yield found
 
@@ -184,10 +194,10 @@ def main() -> None:
     chains = arguments.only.split(",") if arguments.only else list(DRAFTS)
     found = list(lines(chains, 0 if arguments.check_only else arguments.rounds))
     if found:
-        print("| chain | target | batch | accepted | tokens/s, engine / generate |\n|---|---|---|---|---|")
+        print("| chain | target | prompts | accepted | tokens/s, engine / generate |\n|---|---|---|---|---|")
     for line in found:
         spread = f"{line.ratio:.2f} ({line.low:.2f} to {line.high:.2f})"
-        print(f"| {line.chain} | {line.target} | {line.batch} | {line.accepted:.2f} | {spread} |")
+        print(f"| {line.chain} | {line.target} | {line.prompts} | {line.accepted:.2f} | {spread} |")
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([asdict(line) for line in found], indent=2))
 
