@@ -78,6 +78,7 @@ bench: setup
 	$(BIN)/python bench/chain.py
 	$(BIN)/python bench/tree.py
 	$(BIN)/python bench/between.py
+	$(BIN)/python bench/cpu.py
 
 clean:
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis

@@ -70,8 +70,8 @@ def health_clear(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 def health_raise(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Health i32[B], bad i1[B, ...] -> health with bit `bit` set where any bad[b]."""
     health, bad = operands
-    raised = bad.unsqueeze(-1).flatten(1).any(dim=1).to(torch.int32) << int(attrs["bit"])
-    return (health | raised,)
+    raised = bad.flatten(1).any(dim=1) if bad.dim() > 1 else bad
+    return (torch.where(raised, health | (1 << int(attrs["bit"])), health),)
 
 
 # --- state between steps ----------------------------------------------------------------------------------------------
