@@ -64,7 +64,7 @@ class Way:
 def ways_of_running() -> list[Way]:
     """Of one program, from the plainest on; on a CPU those without graphs."""
     eager: dict[str, Any] = {"capture": False}
-    ways = [Way("eager, waiting", {**eager, "overlap": False}), Way("eager, overlap", eager)]
+    ways = [Way("eager, waiting", {**eager, "overlap": False}), Way("eager, overlap", {**eager, "overlap": True})]
     if DEVICE.type == "cuda":
         ways += [Way("segments, overlap", {"capture": "segments"})]
         ways += [Way("one graph, waiting", {"overlap": False}), Way("one graph, overlap", {})]

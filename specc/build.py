@@ -173,8 +173,10 @@ def _require_compiler(build: Build) -> None:
     Raises:
         DiagnosticError: ``aot/no-compiler``.
     """
+    from specc.codegen.aot import triton_version
+
     try:
-        importlib.metadata.version("triton")
+        triton_version()
     except importlib.metadata.PackageNotFoundError as error:
         where = build.loaded.location("archs")
         message = "triton, which compiles kernels, is not installed"

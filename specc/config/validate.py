@@ -6,7 +6,7 @@ check what stands, and one run reports everything.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from pydantic import ValidationError
@@ -29,7 +29,12 @@ _TYPES = {
     "list_type": "a list",
     "literal_error": "a word",
 }
-_LITERALS = {"outputs": ("config/unknown-output", OUTPUTS)}
+_WORDS: Mapping[str, tuple[str, str, Callable[[str], str | None]]] = {
+    "archs": ("config/unknown-arch", "GPU architecture", arch_hint),
+    "outputs": ("config/unknown-output", "output", lambda word: did_you_mean(word, OUTPUTS)),
+}
+"""Keys whose unknown words have a code of their own: it, what the words are, and what was probably meant."""
+
 _BLOCKS = ("target", "draft")
 
 
@@ -133,15 +138,10 @@ def _report(
 
 def _report_word(path: Path, value: str, expected: str, places: Locations, found: Diagnostics) -> None:
     """Report a word that is none of those allowed."""
-    if path[0] == "archs":
-        message = f"unknown GPU architecture {_quote(value)}"
-        found.error("config/unknown-arch", message, places.value(*path), hint=arch_hint(value))
-        return
-    code, known = _LITERALS.get(str(path[0]), ("config/out-of-range", ()))
-    words = known or tuple(word.strip("' ") for word in expected.replace(" or ", ", ").split(","))
-    what = "output" if path[0] == "outputs" else f"{spell(path)} value"
-    hint = did_you_mean(value, words)
-    found.error(code, f"unknown {what} {_quote(value)}", places.value(*path), hint=hint)
+    known = tuple(word.strip("' ") for word in expected.replace(" or ", ", ").split(","))
+    usual = ("config/out-of-range", f"{spell(path)} value", lambda word: did_you_mean(word, known))
+    code, what, hint = _WORDS.get(str(path[0]), usual)
+    found.error(code, f"unknown {what} {_quote(value)}", places.value(*path), hint=hint(value))
 
 
 def _limit(kind: str, context: Mapping[str, Any]) -> str | None:

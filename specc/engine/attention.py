@@ -38,8 +38,9 @@ def paged_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of one layer over what the context gave back, called by transformers' AttentionInterface.
 
-    query T[b, heads, n, d]; key and value T[b, kv_heads, width, d]; attention_mask bool[b, 1, n, width], without which
-    a token attends to itself and what is before it, no further back than the window. Returns T[b, n, heads, d].
+    query T[b, heads, n, d]; key and value T[b, kv_heads, width, d]; attention_mask [b, 1, n, width] as `paged_mask`
+    makes it, without which a token attends to itself and what is before it, no further back than the window. Returns
+    T[b, n, heads, d].
     """
     mask = running().mask(sliding_window) if attention_mask is None else attention_mask
     if query.device.type == "cpu" and all(kwargs.get(name) is None for name in CHANGE_SCORES):

@@ -36,15 +36,17 @@ class Memory:
         self.pools, self.req_to_token, self.prompts = pools, req_to_token, prompts
         self.width = req_to_token.shape[1]
 
-    def prefixes(self, rows: Tensor, seq_lens: Tensor) -> Iterator[Prefix]:
+    def prefixes(self, rows: Tensor, seq_lens: Tensor) -> list[Prefix]:
         """The prompts of pool rows i64[b]; ContractError where one has another length than i64[b] says."""
+        found: list[Prefix] = []
         for row, length in zip(rows.tolist(), seq_lens.tolist(), strict=True):
             tokens, shared = self.prompts.get(row, Prompt(()))
             if len(tokens) != length:
-                found = f"pool row {row} has {len(tokens)} tokens to prefill"
-                raise ContractError(f"{found}, the program asks for {length}")
+                reason = f"pool row {row} has {len(tokens)} tokens to prefill, the program asks for {length}"
+                raise ContractError(reason)
             host = torch.tensor(tokens, dtype=torch.int64, pin_memory=self.req_to_token.is_cuda)
-            yield Prefix(row, host.to(self.req_to_token.device, non_blocking=True), shared)
+            found.append(Prefix(row, host.to(self.req_to_token.device, non_blocking=True), shared))
+        return found
 
     def batches(self, owner: str, spans: Sequence[Span]) -> Iterator[PromptBatch]:
         """The batches in which a model runs the tokens at these positions; a prompt's number is its place there."""
@@ -119,7 +121,7 @@ class TargetCallbacks:
         keys and values of everything shared.
         """
         memory, model = self.memory, self.target_model
-        prompts = list(memory.prefixes(rows, seq_lens))
+        prompts = memory.prefixes(rows, seq_lens)
         last, handed = dict[int, Tensor](), dict[int, Tensor]()
         for batch in memory.batches("target", [prompt.span for prompt in prompts]):
             tokens = batch.padded([prompt.tokens[prompt.shared :] for prompt in prompts])

@@ -95,8 +95,8 @@ def _compare(model: CausalModel, length: int) -> None:
     lengths = (length, max(SHORTEST, length // 2), SHORTEST)
     texts = [torch.randint(model.facts.vocab_size, (n,), generator=generator).to(model.device) for n in lengths]
     floor, most = FLOOR[model.facts.dtype], MOST[model.facts.dtype]
-    for text, found in zip(texts, _paged(model, texts), strict=True):
-        own = _plain(model, text)
+    owns = [_plain(model, text) for text in texts]
+    for text, own, found in zip(texts, owns, _paged(model, texts), strict=True):
         errors = _by_part(model, found, own)
         limits = dict.fromkeys(PARTS, floor)
         if not _within(errors, limits):
@@ -104,7 +104,7 @@ def _compare(model: CausalModel, length: int) -> None:
             limits = {part: max(floor, min(NOISE * noise[part], most)) for part in PARTS}
         if not _within(errors, limits):
             raise UnsupportedModelError(_difference(model, len(text), errors), HINT)
-    if not _within(_by_part(model, _in_parts(model, texts[0]), _plain(model, texts[0])), dict.fromkeys(PARTS, most)):
+    if not _within(_by_part(model, _in_parts(model, texts[0]), owns[0]), dict.fromkeys(PARTS, most)):
         raise UnsupportedModelError("its own scores over a cache of transformers are not those without one", HINT)
 
 
@@ -118,35 +118,34 @@ def _paged(model: CausalModel, texts: Sequence[Tensor]) -> list[Tensor]:
     memory, prompts = Memory({OWNER: pool}, table, {}), [text[:-READ] for text in texts]
     parts: dict[int, list[Tensor]] = {}
     for batch in memory.batches(OWNER, [Span(row, 0, len(prompt)) for row, prompt in enumerate(prompts)]):
-        scores = _forward(model, batch.paged, batch.padded(prompts), batch.positions)
-        parts.update((row, [found[-PREFILL:]]) for row, found in batch.rows_of(scores))
+        states = _forward(model, batch.paged, batch.padded(prompts), batch.positions)
+        parts.update((row, [model.logits(found[-PREFILL:])]) for row, found in batch.rows_of(states))
     rows, tails = torch.arange(len(texts), device=model.device), torch.stack([text[-READ:] for text in texts])
     begin = torch.tensor([len(prompt) for prompt in prompts], device=model.device)[:, None]
     for tokens in tails.split([WINDOW, *[1] * SINGLES], dim=1):
         positions = begin + torch.arange(tokens.shape[1], device=model.device)
         slots = table[rows[:, None], positions].long()
-        scores = _forward(model, PagedContext(pool, table, rows, positions, slots, width), tokens, positions)
-        for row, found in enumerate(scores):
+        states = _forward(model, PagedContext(pool, table, rows, positions, slots, width), tokens, positions)
+        for row, found in enumerate(model.logits(states)):
             parts[row].append(found)
         begin = begin + tokens.shape[1]
     return [torch.cat(parts[row]) for row in range(len(texts))]
 
 
 def _forward(model: CausalModel, paged: PagedContext, tokens: Tensor, positions: Tensor) -> Tensor:
-    """Scores T[b, n, V] of tokens at positions i64[b, n]; every layer hands over its own, once."""
-    scores = model.logits(model.forward(tokens, positions, paged))
+    """Hidden states T[b, n, H] of tokens at positions i64[b, n]; every layer hands over its own, once."""
+    states = model.forward(tokens, positions, paged)
     if sorted(paged.reached) != list(range(model.facts.num_layers)):
         reached = ", ".join(map(str, paged.reached)) or "none"
         reason = f"of its {model.facts.num_layers} layers these use the memory, in order: {reached}"
         raise UnsupportedModelError(reason, HINT)
-    return scores
+    return states
 
 
 def _plain(model: CausalModel, text: Tensor) -> Tensor:
     """The last scores T[TAIL, V] of a text by the model's own forward."""
-    keep = {"logits_to_keep": TAIL} if "logits_to_keep" in signature(model.model.forward).parameters else {}
     with plain_attention(model.model):
-        return model.model(input_ids=text[None], use_cache=False, **keep).logits[0, -TAIL:]
+        return _last(model, text, use_cache=False)
 
 
 def _in_parts(model: CausalModel, text: Tensor, attention: str | None = None) -> Tensor:
@@ -154,8 +153,14 @@ def _in_parts(model: CausalModel, text: Tensor, attention: str | None = None) ->
     cache, found = DynamicCache(config=model.model.config), []
     with plain_attention(model.model, attention):
         for part in text.split([len(text) - READ, WINDOW, *[1] * SINGLES]):
-            found.append(model.model(input_ids=part[None], past_key_values=cache, use_cache=True).logits[0])
+            found.append(_last(model, part, past_key_values=cache, use_cache=True))
     return torch.cat(found)[-TAIL:]
+
+
+def _last(model: CausalModel, tokens: Tensor, **given: object) -> Tensor:
+    """The last scores T[at most TAIL, V] of a forward of tokens i64[n] by the model's own code."""
+    keep = {"logits_to_keep": TAIL} if "logits_to_keep" in signature(model.model.forward).parameters else {}
+    return model.model(input_ids=tokens[None], **given, **keep).logits[0, -TAIL:]
 
 
 def _by_part(model: CausalModel, found: Tensor, own: Tensor) -> dict[str, float]:

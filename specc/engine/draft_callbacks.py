@@ -133,7 +133,7 @@ class RecurrentCallbacks(DraftCallbacks[RecurrentDraft]):
         hidden T[sum of lengths, W]: the target's, where the draft reads them. Returns logits T[b, Vd] and
         hidden T[b, W] of each last row.
         """
-        prompts, after = list(self.memory.prefixes(rows, seq_lens)), first.long()[:, None]
+        prompts, after = self.memory.prefixes(rows, seq_lens), first.long()[:, None]
         texts = [torch.cat((p.tokens[int(self.shifted) :], more)) for p, more in zip(prompts, after, strict=True)]
         spans = [prompt.span._replace(end=len(text)) for prompt, text in zip(prompts, texts, strict=True)]
         tokens = [text[prompt.shared :] for prompt, text in zip(prompts, texts, strict=True)]
@@ -226,7 +226,7 @@ class ModuleCallbacks(DraftCallbacks[MtpDraft]):
         after = first.long()[:, None]
         if drafts is not None:
             after = torch.cat((after, drafts[:, :step]), dim=1)
-        prompts = list(self.memory.prefixes(rows, seq_lens))
+        prompts = self.memory.prefixes(rows, seq_lens)
         texts = [torch.cat((p.tokens, more))[step + 1 :] for p, more in zip(prompts, after, strict=True)]
         tokens = [text[prompt.shared :] for prompt, text in zip(prompts, texts, strict=True)]
         read = rows_to_run(prompts, hidden)
@@ -261,7 +261,7 @@ class BlockCallbacks(DraftCallbacks[DflashDraft]):
     @torch.inference_mode()
     def prefill_inject(self, *, rows: Tensor, seq_lens: Tensor, capture: str, hidden: Tensor) -> None:
         """Write the context of prompts from the target's rows T[sum of lengths, W]."""
-        prompts = list(self.memory.prefixes(rows, seq_lens))
+        prompts = self.memory.prefixes(rows, seq_lens)
         read = rows_to_run(prompts, hidden)
         for batch in self.memory.batches("draft", [prompt.span for prompt in prompts]):
             self.draft_model.write(batch.padded(read), batch.positions, batch.paged)

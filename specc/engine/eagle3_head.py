@@ -12,15 +12,13 @@ size, E the target's, V the vocabulary.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
 from specc.engine.eagle_head import FAMILIES, SharingHead, check_one_layer
-from specc.support.reading import read_regular
 
 DEFAULT_AUX = 3
 """Layers of the target that a head reads if its config does not list them."""
@@ -67,13 +65,6 @@ class Eagle3Head(SharingHead):
         self.norm = family.norm(width, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(width, config.vocab_size, bias=False)
         self.rotary = family.rotary(config=config)
-
-    @classmethod
-    def from_directory(cls, path: str | Path, target: PreTrainedModel, dtype: torch.dtype | None = None) -> Self:
-        """As `SharingHead.from_directory`; ValueError for a head in the format of speculators."""
-        if b'"speculators_model_type"' in read_regular(Path(path) / "config.json"):
-            raise ValueError("this engine does not load heads in the format of speculators yet")
-        return super().from_directory(path, target, dtype)
 
     @property
     def target_width(self) -> int:

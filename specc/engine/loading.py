@@ -52,6 +52,8 @@ def load_draft(path: str | Path, facts: PlanFacts, target: TargetModel) -> Draft
             draft = StandaloneDraft(loaded)
             draft.warnings = _own_code_left_out("draft", path, loaded)
         else:
+            if "speculators_model_type" in _json(Path(path) / "config.json"):
+                raise ValueError("this engine does not load heads in the format of speculators yet")
             kind, wrap = found
             head = kind.from_directory(path, target.model, DTYPES[plan["dtype"]])
             if isinstance(head, Eagle3Head | DflashHead):
@@ -101,6 +103,9 @@ def _readable(role: str, path: str | Path) -> Iterator[None]:
     what = f"cannot load the {role} model {str(path)!r}"
     if not Path(path).is_dir():
         raise _refused("run/model-unreadable", f"{what}: there is no such directory", FILES)
+    for file in Path(path).iterdir():  # transformers would wait for who writes to a pipe
+        if file.exists() and not (file.is_file() or file.is_dir()):
+            raise _refused("run/model-unreadable", f"{what}: {file.name} is no regular file", FILES)
     try:
         yield
     except DiagnosticError:
@@ -133,7 +138,7 @@ def _asks_for_own_code(path: str | Path) -> list[str]:
 def _json(file: Path) -> dict[str, Any]:
     """A JSON object; empty where there is none."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(read_text(file))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -39,7 +39,7 @@ class Detokenizer:
         if len(tokens) < 2:
             return ""
         del self._ids[-len(tokens) :]
-        return self.push(tokens[:-1]) + self.push(tokens[-1:])
+        return "".join(self.push([token]) for token in tokens)
 
     def close(self) -> str:
         """Return what was held back, the way it is."""

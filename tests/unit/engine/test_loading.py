@@ -197,6 +197,18 @@ def test_transformers_own_class_is_run_instead(model_dirs: dict[str, Path], tmp_
     assert not load_target(model_dirs["target"], facts).warnings
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "generation_config.json"])
+def test_nobody_waits_for_a_pipe_in_a_directory(name: str, model_dirs: dict[str, Path], tmp_path: Path) -> None:
+    path, plan = tmp_path / "model", plan_for("head")
+    for role, directory in (("target", "target"), ("draft", "head")):
+        shutil.copytree(model_dirs[directory], path)
+        (path / name).unlink(missing_ok=True)
+        os.mkfifo(path / name)
+        assert f"{name} is no regular file" in refused(role, path, plan, model_dirs)
+        shutil.rmtree(path)
+
+
 def hint_of(path: Path, facts: PlanFacts) -> tuple[str, str]:
     """Return code and hint of what loading a target raises."""
     with pytest.raises(DiagnosticError) as caught:

@@ -36,17 +36,22 @@ def test_pieces_add_up(text: str) -> None:
 
 
 @given(
-    text=st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd"), max_size=30),
+    tokens=st.one_of(st.text(max_size=30).map(lambda text: text.encode(errors="replace")), st.binary(max_size=30)),
     cuts=st.lists(st.integers(0, 9), max_size=8),
 )
-def test_any_number_of_tokens_at_once(text: str, cuts: list[int]) -> None:
+def test_any_number_of_tokens_at_once(tokens: bytes, cuts: list[int]) -> None:
     """What is certain does not depend on how many tokens come together, also where one ends within a character."""
     at_once, one_by_one = (Detokenizer(ByteTokenizer(), tuple(b"before")) for _ in range(2))
-    tokens = text.encode()
     for cut in [*cuts, len(tokens)]:
         step, tokens = tokens[:cut], tokens[cut:]
         assert at_once.push(step) == "".join(one_by_one.push([token]) for token in step)
     assert at_once.close() == one_by_one.close()
+
+
+def test_a_long_text_that_never_becomes_certain() -> None:
+    detokenizer = Detokenizer(ByteTokenizer())
+    assert detokenizer.push(b"\xff" * 1500) == ""
+    assert detokenizer.close() == "\ufffd" * 1500
 
 
 @given(text=st.text("abé", max_size=12), most=st.integers(1, 20), cuts=st.lists(st.integers(1, 5)))
