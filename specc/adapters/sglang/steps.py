@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .attention import Eager, Static
 from .forwards import Forwards
+from .simulate import Simulated, asked
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,8 @@ class Steps:
         self.captured = table.is_cuda and target.decode_cuda_graph_runner is not None
         self._largest = program.plan.buckets[-1]
         static = self.captured and isinstance(target.attn_backend, TritonAttnBackend)
-        forwards = Forwards(worker, Static(worker) if static else Eager(worker))
+        make = Simulated if asked() else Forwards
+        forwards = make(worker, Static(worker) if static else Eager(worker))
         pools = {"target": target.token_to_kv_pool, "draft": draft.token_to_kv_pool}
         wanted = {owner: pools[owner] for owner, pool in program.plan.kv_pools.items() if pool.bound}
         buffers = {owner: _interleaved(pool.k_buffer, pool.v_buffer) for owner, pool in wanted.items()}
