@@ -12,11 +12,12 @@ from specc.config.models import ModelFacts
 from specc.config.presets import PRESETS, Preset
 from specc.config.presets.base import Value
 from specc.config.schema import ConfigFile, ModelBlock
+from specc.config.sides import Side
 from specc.support.diagnostics import Note
 from specc.support.location import Location
 
 
-def for_engine(checked: Checked, algorithm: str | None, facts: Mapping[str, ModelFacts | None]) -> Checked:
+def for_engine(checked: Checked, algorithm: str | None, facts: Mapping[Side, ModelFacts | None]) -> Checked:
     """Return the file as its engine runs it, after reporting what the engine does not do; without one as it is.
 
     ``algorithm`` is the canonical name, None where it is unknown; ``facts`` are what the model directories say.
