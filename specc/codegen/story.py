@@ -42,7 +42,7 @@ _FOLLOWS = {
     "max_requests": "the largest bucket",
     "logits_dtype": "dtype",
     "kv_dtype": "dtype",
-    "context_length": "the target's model",
+    "context_length": "the target's model, and room for two steps",
     "aux_layers": "what the draft was trained on, or 2, L // 2 and L - 3",
 }
 """What the default of a key is taken from."""

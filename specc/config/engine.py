@@ -83,7 +83,8 @@ def _with_mask(checked: Checked, preset: Preset, file: ConfigFile, target: Model
         _conflict(checked, preset, ("mask",), f"the mask of a tree is {read}", read)
     longest = target.facts.get("context_length") if target is not None else None
     if file.mask == "full" and file.context_length is None and longest is not None:
-        file = file.model_copy(update={"context_length": longest.value})
+        length = preset.longest(int(longest.value), max(file.num_steps))
+        file = file.model_copy(update={"context_length": length})
     return file
 
 

@@ -102,10 +102,9 @@ class Depth(NamedTuple):
 class Config:
     """One configuration of speculative decoding, complete and legal.
 
-    ``options`` are the keys of the algorithm's own; ``draft`` is None for an algorithm without a draft model, ``engine``
-    for a program of any engine.
-    ``depths`` are all that are compiled for, ascending; ``num_steps`` and ``num_draft_tokens`` are those of one of
-    them, the deepest in a configuration as it was loaded.
+    ``options`` are the keys of the algorithm's own; ``draft`` is None for an algorithm without a draft model,
+    ``engine`` for a program of any engine. ``depths`` are all that are compiled for, ascending; ``num_steps`` and
+    ``num_draft_tokens`` are those of one of them, the deepest in a configuration as it was loaded.
     """
 
     name: str

@@ -45,8 +45,8 @@ class ModelFacts:
     """What one model directory says, by configuration key; a key that it does not settle is absent.
 
     Beside keys of the configuration there are ``aux_layers`` (text, counted from 1), ``context_length``,
-    ``draft_vocab_size``, ``num_mtp_modules``, and, in words, ``recurrent_state`` and ``index_keys``. ``known``: whether transformers has a
-    class for the architecture.
+    ``draft_vocab_size``, ``num_mtp_modules``, and, in words, ``recurrent_state`` and ``index_keys``. ``known``: whether
+    transformers has a class for the architecture.
     """
 
     model_type: str

@@ -34,6 +34,14 @@ class Preset:
     missing_outputs: tuple[str, ...]
     gpus: str
 
+    def longest(self, context_length: int, num_steps: int) -> int:
+        """Return how long a text may be when a step starts, in tokens.
+
+        A step is launched before the one that ends a request is known to, so that the text may be two steps longer than
+        the engine's ``context_length``.
+        """
+        return context_length + 2 * (num_steps + 1)
+
     def settles(self, path: tuple[str, ...], chain: bool) -> bool:
         """Whether a key that the file of a chain, or of a tree, does not write has a default of this engine's."""
         return path in self.demands or path == ("max_requests",) or (path == ("mask",) and not chain)
