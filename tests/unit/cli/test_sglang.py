@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from click.testing import Result
-from programs import EXAMPLES
+from programs import EXAMPLES, config_text
 from typer.testing import CliRunner
 
 from specc.algorithms import names, needs
@@ -32,7 +33,7 @@ def words(changes: dict[str, str | None]) -> list[str]:
     return [word for key, value in kept.items() for word in (key, *value.split())]
 
 
-def run(*options: object, **_: object) -> Result:
+def run(*options: object) -> Result:
     return CliRunner().invoke(app, ["sglang", "check", *map(str, options)])
 
 
@@ -168,6 +169,22 @@ def test_what_is_written_is_checked() -> None:
     assert (result.exit_code, result.stdout) == (1, "")
     assert "error[config/out-of-range]" in result.stderr
     assert "num_steps: 17 # --speculative-num-steps" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["check", "explain", "build"])
+def test_an_engine_beside_the_file(tmp_path: Path, command: str) -> None:
+    """Commands that compile take the engine on the command line; an unknown one is a usage error."""
+    path, more = tmp_path / "small.yaml", ["-o", str(tmp_path), "--emit", "plan"] if command == "build" else []
+    path.write_text(config_text("STANDALONE", draft_positions="shifted", buckets=[1]))
+    result = CliRunner().invoke(app, [command, str(path), "--engine", "sglang", *more])
+    assert result.exit_code == 0, result.output
+    if more:
+        assert json.loads((tmp_path / "plan.json").read_text())["engine"] == "sglang"
+    path.write_text(config_text("STANDALONE", overlap=False))
+    result = CliRunner().invoke(app, [command, str(path), "--engine", "sglang", *more])
+    assert (result.exit_code, "config/engine-conflict" in result.stderr) == (1, True)
+    result = CliRunner().invoke(app, [command, str(path), "--engine", "unknown", *more])
+    assert (result.exit_code, "there are sglang" in result.stderr) == (2, True)
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
