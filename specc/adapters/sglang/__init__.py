@@ -8,6 +8,7 @@ torch, SGLang and the package that holds it. docs/sglang.md says what is served.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import os
 from typing import Any
 
@@ -34,11 +35,11 @@ def register() -> None:
 
 
 def _offer(package: Any) -> None:
-    import sglang
     from sglang.srt import plugins
 
-    if sglang.__version__ != VERSION:
-        raise RuntimeError(f"{package.__name__} runs in SGLang {VERSION}, this is {sglang.__version__}")
+    found = importlib.metadata.version("sglang")
+    if found != VERSION:
+        raise RuntimeError(f"{package.__name__} runs in SGLang {VERSION}, this is {found}")
     # One list for all wheels, each of which has a copy of this module.
     programs = vars(plugins).setdefault("specc_programs", [])
     programs.append(package)

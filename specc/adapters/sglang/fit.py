@@ -61,11 +61,13 @@ def _arguments(plan: Any) -> Iterator[str]:
         "num_draft_tokens": (plan.size("N"), spec.speculative_num_draft_tokens),
         "page_size": (plan.kv["page_size"], get_schedule().page_size),
         "draft_positions": (plan.kv["draft_positions"], "shifted"),
-        "reserve": (plan.kv["reserve"], get_alloc_reserve_per_decode()),
     }
     for name, (mine, theirs) in asked.items():
         if mine != theirs:
             yield f"{name} is {mine} in the program, {theirs} in the server"
+    allocated = get_alloc_reserve_per_decode()
+    if plan.kv["reserve"] > allocated:
+        yield f"a step may write {plan.kv['reserve']} slots of a request, the server allocates {allocated}"
 
 
 def _models(plan: Any, worker: Any) -> Iterator[str]:

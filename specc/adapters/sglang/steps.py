@@ -130,7 +130,13 @@ class Steps:
     def report(self) -> dict[str, Any]:
         """What the program is and did, for SGLang's internal state."""
         captured = "graph" if self.captured else "none"
-        return {"program": self.name, "version": self._version, "capture": captured, "served": self.served, "left": dict(self.left)}
+        return {
+            "program": self.name,
+            "version": self._version,
+            "capture": captured,
+            "served": self.served,
+            "left": dict(self.left),
+        }
 
     def adopt(self, rows: Tensor, state: EagleDraftInput, seq_lens: Tensor) -> EagleDraftInput:
         """Take over what a forward of SGLang's leaves of requests in pool rows i64[b]; returns what stands for it."""

@@ -15,7 +15,7 @@ from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 
 from . import CHOICE, relay
 from .fit import misfits
-from .steps import Steps, StepResult
+from .steps import StepResult, Steps
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +36,14 @@ def replace_workers(programs: Sequence[Any]) -> None:
     results = f"{MANAGERS}.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
     HookRegistry.register(f"{results}.process_batch_result_decode", abort_unhealthy, HookType.BEFORE)
     state = f"{MANAGERS}.scheduler_components.internal_state"
-    HookRegistry.register(
-        f"{state}.SchedulerInternalStateController.get_internal_state", tell_state, HookType.AFTER
-    )
+    HookRegistry.register(f"{state}.SchedulerInternalStateController.get_internal_state", tell_state, HookType.AFTER)
 
 
-class ProgramSteps:
+_Worker: Any = object
+"""For the checker of types: a worker of SGLang, which `ProgramSteps` is put in front of."""
+
+
+class ProgramSteps(_Worker):
     """Mixed into a worker of SGLang: a program runs the decode steps that it can serve, SGLang all others."""
 
     programs: Sequence[Any] = ()
@@ -108,7 +110,7 @@ def _choose(programs: Sequence[Any], worker: Any) -> Any | None:
 
 def abort_unhealthy(processor: Any, batch: Any, result: Any) -> None:
     """End requests whose target returned scores that are no numbers: nothing that follows from those is text."""
-    if not isinstance(result, StepResult):
+    if not isinstance(result, StepResult) or result.health is None:
         return
     result.copy_done.synchronize()
     for request, word in zip(batch.reqs, result.health.tolist(), strict=True):
