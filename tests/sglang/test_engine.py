@@ -1,0 +1,109 @@
+"""SGLang's own speculation on a CPU: the texts of an engine without, and nothing lost, whatever happens on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import pytest
+import torch
+from sglang_models import EXAMPLES
+from sglang_server import PREFILL_CHUNK, Served, Variant, environment
+from sglang_workload import is_greedy
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+PLAIN = Variant()
+SPECULATING = [
+    Variant("STANDALONE", "standalone"),
+    Variant("STANDALONE", "standalone", topk=4, num_draft_tokens=12, overlap=True),
+    Variant("EAGLE", "eagle", overlap=True),
+    Variant("EAGLE", "eagle", topk=4, num_draft_tokens=12),
+    Variant("EAGLE3", "eagle3", overlap=True),
+]
+speculating = pytest.mark.parametrize("variant", SPECULATING, ids=str)
+LEAST_ACCEPTED = 1.5
+"""Tokens per verification of any of these drafts; 1 would be a draft that is always wrong."""
+
+
+def greedy(served: Served) -> Iterator[tuple[int, Mapping[str, Any], Mapping[str, Any]]]:
+    """The requests whose text is determined, with their answers."""
+    for number, (request, output) in enumerate(zip(served.requests, served.outputs, strict=True)):
+        if is_greedy(request):
+            yield number, request, output
+
+
+def test_without_speculation_texts_are_the_targets_own(plain: Served) -> None:
+    """Against transformers: every token is the most probable one after the prompt and those before it."""
+    model = AutoModelForCausalLM.from_pretrained(EXAMPLES / "target", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(EXAMPLES / "target")
+    for number, request, output in greedy(plain):
+        prompt, answer = tokenizer(request["text"]).input_ids, output["token_ids"]
+        assert output["prompt_tokens"] == len(prompt)
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+        assert logits.argmax(-1).tolist() == answer, number
+
+
+@speculating
+def test_texts_are_those_without_speculation(variant: Variant, served: Served, plain: Served) -> None:
+    """Those of aborted requests as far as they go."""
+    for number, request, output in greedy(served):
+        expected = plain.outputs[number]
+        if output["finish_reason"]["type"] == "abort":
+            tokens = len(output["token_ids"])
+            assert tokens >= request["abort_after"], number
+            assert output["token_ids"] == expected["token_ids"][:tokens], number
+        else:
+            for key in ("token_ids", "text", "finish_reason"):
+                assert output[key] == expected[key], (number, key)
+
+
+@speculating
+def test_logprobs_are_those_without_speculation(variant: Variant, served: Served, plain: Served) -> None:
+    asked = [number for number, request in enumerate(served.requests) if request.get("logprobs")]
+    assert len(asked) > 5
+    for number in asked:
+        mine, expected = (run.outputs[number]["logprobs"] for run in (served, plain))
+        assert [token for _, token in mine] == served.outputs[number]["token_ids"]
+        assert [value for value, _ in mine] == pytest.approx([value for value, _ in expected], abs=1e-3), number
+
+
+@speculating
+def test_drafts_are_accepted(variant: Variant, served: Served) -> None:
+    ended = [output for output in served.outputs if output.get("spec_verify_ct")]
+    tokens, verifications = (sum(output[key] for output in ended) for key in ("completion_tokens", "spec_verify_ct"))
+    assert tokens / verifications > LEAST_ACCEPTED
+
+
+@pytest.mark.parametrize("variant", [PLAIN, *SPECULATING], ids=str)
+def test_every_slot_and_row_is_free_or_cached_at_the_end(variant: Variant, served: Served) -> None:
+    state = served.state["specc_testing"]
+    assert state["idle"]
+    assert state["slots_free"] + state["slots_cached"] == state["slots_owned_once"] == state["slots"]
+    assert state["slots_protected"] == 0
+    assert state["rows_free"] == state["rows_free_once"] == state["rows"]
+
+
+@pytest.mark.parametrize("variant", [PLAIN, *SPECULATING], ids=str)
+def test_everything_that_was_meant_to_happen_happened(variant: Variant, served: Served) -> None:
+    state, outputs = served.state["specc_testing"], served.outputs
+    assert state["overlap"] == variant.overlap
+    assert (state["worker"] is None) == (variant.algorithm is None)
+    assert sum(output["num_retractions"] for output in outputs) > 0
+    assert sum(output["cached_tokens"] for output in outputs) > 1000
+    assert max(output["prompt_tokens"] for output in outputs) > 4 * PREFILL_CHUNK
+    stopped = [output for output in outputs if isinstance(output["finish_reason"].get("matched"), str)]
+    assert len(stopped) > 5
+    aborted = [output for output in outputs if output["finish_reason"]["type"] == "abort"]
+    assert (len(aborted) > 5) == (variant != PLAIN)
+
+
+def test_a_wheel_is_on_the_engines_path(tmp_path: Path) -> None:
+    wheel = tmp_path / "specc_program_small-0.1.0-py3-none-any.whl"
+    with ZipFile(wheel, "w") as archive:
+        archive.writestr("specc_program_small/__init__.py", "")
+    found = environment(tmp_path, overlap=False, wheel=wheel)
+    assert found["SPECC_PROGRAM"] == "specc_program_small"
+    assert Path(found["PYTHONPATH"], found["SPECC_PROGRAM"], "__init__.py").exists()
