@@ -18,6 +18,7 @@ import json
 import os
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 IDLE_S = 30
+MODELS = {"llama", "llama_eagle", "llama_eagle3"}
+"""Modules of the models that jobs name. SGLang would import some two hundred more."""
 
 
 class Progress:
@@ -75,31 +78,31 @@ async def answer(engine: Any, number: int, request: dict[str, Any], progress: Pr
         "return_logprob": request.get("logprobs", False),
     }
     rid, limit = f"request-{number}", request.get("abort_after", float("inf"))
-    last: dict[str, Any] = {}
+    last, about = {}, {}
     try:
         if request.get("stream", True):
             async for last in await engine.async_generate(**given, rid=rid, stream=True):
-                tokens = last["meta_info"]["completion_tokens"]
-                await progress.reach(number, tokens)
-                if tokens >= limit:
+                about |= last["meta_info"]  # of a request that is aborted while it waits the last has little
+                await progress.reach(number, about["completion_tokens"])
+                if about["completion_tokens"] >= limit:
                     engine.tokenizer_manager.abort_request(rid)
         else:
             last = await engine.async_generate(**given, rid=rid)
+            about = last["meta_info"]
     finally:
         await progress.reach(number, float("inf"))
-    return summary(last)
+    return {"text": last["text"], "token_ids": last["output_ids"], **summary(about)}
 
 
-def summary(said: dict[str, Any]) -> dict[str, Any]:
-    """What of SGLang's answer goes into ours."""
-    about = said["meta_info"]
+def summary(about: dict[str, Any]) -> dict[str, Any]:
+    """What of SGLang's words about an answer goes into ours."""
     kept = {name: value for name, value in about.items() if name.startswith("spec_")}
-    kept |= {name: about.get(name) for name in ("finish_reason", "cached_tokens", "num_retractions")}
-    kept |= {name: about[name] for name in ("prompt_tokens", "completion_tokens")}
+    names = ("prompt_tokens", "completion_tokens", "cached_tokens", "num_retractions", "finish_reason")
+    kept |= {name: about[name] for name in names}
     logprobs = about.get("output_token_logprobs")
     if logprobs is not None:
         kept["logprobs"] = [[value, token] for value, token, _ in logprobs]
-    return {"text": said["text"], "token_ids": said["output_ids"], **kept}
+    return kept
 
 
 async def internal_state(engine: Any) -> dict[str, Any]:
@@ -127,10 +130,16 @@ async def run(engine: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def other_models() -> str:
+    """The modules of all other models."""
+    folder = Path(find_spec("sglang").submodule_search_locations[0], "srt", "models")
+    return ",".join(sorted({path.stem for path in folder.glob("*.py")} - MODELS))
+
+
 def main() -> None:
     """Read a job, serve it, write what came out."""
     job, out = (Path(name) for name in sys.argv[1:])
-    os.environ.update(ENVIRONMENT)
+    os.environ.update(ENVIRONMENT, SGLANG_DISABLED_MODEL_ARCHS=other_models())
     import sglang
 
     given = json.loads(job.read_text())

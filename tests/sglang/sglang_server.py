@@ -17,7 +17,7 @@ from sglang_files import HERE, PYTHON
 LIMIT_S = 600
 PREFILL_CHUNK = 64
 SERVER = {"max_running_requests": 8, "chunked_prefill_size": PREFILL_CHUNK}
-SMALL_POOL = {"max_total_tokens": 512, "schedule_conservativeness": 0.1}
+SMALL_POOL = {"max_total_tokens": 400, "schedule_conservativeness": 0.1}
 """So few KV slots, and requests taken in so lightly, that some of them must be thrown out and begin anew."""
 
 

@@ -10,7 +10,7 @@ from zipfile import ZipFile
 import pytest
 import torch
 from sglang_models import EXAMPLES
-from sglang_server import PREFILL_CHUNK, Served, Variant, environment
+from sglang_server import PREFILL_CHUNK, Served, Variant, serve
 from sglang_workload import is_greedy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -35,10 +35,10 @@ def greedy(served: Served) -> Iterator[tuple[int, Mapping[str, Any], Mapping[str
 
 
 def test_without_speculation_texts_are_the_targets_own(plain: Served) -> None:
-    """Against transformers: every token is the most probable one after the prompt and those before it."""
+    """Against transformers, every third one: each token is the most probable after the prompt and those before it."""
     model = AutoModelForCausalLM.from_pretrained(EXAMPLES / "target", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(EXAMPLES / "target")
-    for number, request, output in greedy(plain):
+    for number, request, output in list(greedy(plain))[::3]:
         prompt, answer = tokenizer(request["text"]).input_ids, output["token_ids"]
         assert output["prompt_tokens"] == len(prompt)
         with torch.inference_mode():
@@ -93,17 +93,33 @@ def test_everything_that_was_meant_to_happen_happened(variant: Variant, served: 
     assert (state["worker"] is None) == (variant.algorithm is None)
     assert sum(output["num_retractions"] for output in outputs) > 0
     assert sum(output["cached_tokens"] for output in outputs) > 1000
-    assert max(output["prompt_tokens"] for output in outputs) > 4 * PREFILL_CHUNK
+    assert max(output["prompt_tokens"] for output in outputs) > 3 * PREFILL_CHUNK
     stopped = [output for output in outputs if isinstance(output["finish_reason"].get("matched"), str)]
     assert len(stopped) > 5
     aborted = [output for output in outputs if output["finish_reason"]["type"] == "abort"]
     assert (len(aborted) > 5) == (variant != PLAIN)
 
 
-def test_a_wheel_is_on_the_engines_path(tmp_path: Path) -> None:
-    wheel = tmp_path / "specc_program_small-0.1.0-py3-none-any.whl"
+LEAKY = """
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+def register():
+    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.process_batch_result", leak, HookType.AROUND)
+
+def leak(process_batch_result, scheduler, *operands):
+    scheduler.token_to_kv_pool_allocator.alloc(1)
+    return process_batch_result(scheduler, *operands)
+"""
+
+
+def test_a_leak_in_a_wheel_fails_the_job(models: Path, tmp_path: Path) -> None:
+    """So a wheel's plugin runs in the engine, and what it loses is seen."""
+    wheel = tmp_path / "specc_program_leaky-0.1.0-py3-none-any.whl"
     with ZipFile(wheel, "w") as archive:
-        archive.writestr("specc_program_small/__init__.py", "")
-    found = environment(tmp_path, overlap=False, wheel=wheel)
-    assert found["SPECC_PROGRAM"] == "specc_program_small"
-    assert Path(found["PYTHONPATH"], found["SPECC_PROGRAM"], "__init__.py").exists()
+        about = "specc_program_leaky-0.1.0.dist-info"
+        archive.writestr("specc_program_leaky.py", LEAKY)
+        archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: specc-program-leaky\nVersion: 0.1.0\n")
+        archive.writestr(f"{about}/entry_points.txt", "[sglang.srt.plugins]\nleaky = specc_program_leaky:register\n")
+    requests = [{"text": "import os", "sampling": {"temperature": 0, "max_new_tokens": 4}}]
+    with pytest.raises(RuntimeError, match="Mem Leak Detected"):
+        serve(PLAIN.engine(models), requests, tmp_path / "job", wheel=wheel)

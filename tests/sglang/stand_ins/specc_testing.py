@@ -45,13 +45,17 @@ def keep_overlap() -> None:
     """Take away what turns the overlap schedule off on a CPU, and the one Triton kernel on its way.
 
     Streams of a CPU do nothing, so that a forward is over when it is launched; the order in which the host launches
-    forwards and reads results is that of a GPU. What a step leaves for the next one must be taken once: SGLang checks.
+    forwards and reads results is that of a GPU. As with the backends that most GPUs run, lengths are known to the
+    device alone. What a step leaves for the next one must be taken once: SGLang checks.
     """
     from sglang.srt.arg_groups import speculative_hook
+    from sglang.srt.layers.attention import intel_amx_backend as attention
     from sglang.srt.managers import overlap_utils
 
     speculative_hook._disable_overlap_schedule_for_cpu = lambda server_args: None
     overlap_utils.gather_spec_extras = gather_spec_extras
+    attention.IntelAMXAttnBackend.needs_cpu_seq_lens = False
+    attention.IntelAMXMultiStepDraftBackend.needs_cpu_seq_lens = False
     overlap_utils._DEBUG_ASSERT = True
     overlap_utils._assert_nonneg_and_invalidate = take
 
