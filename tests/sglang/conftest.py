@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from sglang_files import HERE, READY
 from sglang_models import write_models
-from sglang_server import Served, Variant, serve
+from sglang_server import PLAIN, Served, Variant, serve
 from sglang_workload import without_aborts, workload
 
-PLAIN = Variant()
 REQUESTS = 200
 SEED = 1
 

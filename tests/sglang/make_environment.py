@@ -3,7 +3,8 @@
     python tests/sglang/make_environment.py [--force]
 
 Needs Python 3.11 or later and a package index, no GPU; takes 2.3 GB. Does nothing when the environment is there and
-made of the same requirements. What SGLang's CPU path lacks in its index is in `stand_ins/`, which is read where it is.
+made of the same requirements. A torch for CPUs is enough; where pip finds one is up to its configuration. What
+SGLang's CPU path needs and no index has is in `stand_ins/`, which is read where it is.
 """
 
 from __future__ import annotations

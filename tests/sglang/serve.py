@@ -77,7 +77,8 @@ async def answer(engine: Any, number: int, request: dict[str, Any], progress: Pr
         "sampling_params": request["sampling"],
         "return_logprob": request.get("logprobs", False),
     }
-    rid, limit = f"request-{number}", request.get("abort_after", float("inf"))
+    rid = f"{number:06}"  # all of one length: SGLang aborts every request whose name starts so
+    limit = request.get("abort_after", float("inf"))
     last, about = {}, {}
     try:
         if request.get("stream", True):

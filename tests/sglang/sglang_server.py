@@ -53,6 +53,9 @@ class Variant:
         }
 
 
+PLAIN = Variant()
+
+
 @dataclass(frozen=True)
 class Served:
     """What came out of a job: answers in the order of its requests, SGLang's state at the end, its log."""

@@ -10,11 +10,10 @@ from zipfile import ZipFile
 import pytest
 import torch
 from sglang_models import EXAMPLES
-from sglang_server import PREFILL_CHUNK, Served, Variant, serve
+from sglang_server import PLAIN, PREFILL_CHUNK, Served, Variant, serve
 from sglang_workload import is_greedy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-PLAIN = Variant()
 SPECULATING = [
     Variant("STANDALONE", "standalone"),
     Variant("STANDALONE", "standalone", topk=4, num_draft_tokens=12, overlap=True),
