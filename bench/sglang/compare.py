@@ -169,6 +169,8 @@ COLUMNS = {
     "graphs": lambda run, batch: run[f"trace_bs{batch}"]["graphs_per_step"],
     "between": lambda run, batch: run[f"trace_bs{batch}"]["between_per_step"],
     "glue us": lambda run, batch: run[f"trace_bs{batch}"]["glue_us"],
+    "program us": lambda run, batch: run[f"trace_bs{batch}"]["us_by_kind"]["program"],
+    "metadata us": lambda run, batch: run[f"trace_bs{batch}"]["us_by_kind"]["metadata"],
     "torch us": lambda run, batch: run[f"trace_bs{batch}"]["us_by_kind"]["torch"],
     "GPU us": lambda run, batch: run[f"trace_bs{batch}"]["gpu_busy_us"],
 }

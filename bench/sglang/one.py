@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 import traceback
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,7 @@ def wait_for_trace(folder: Path) -> list[steps.Event]:
         found = sorted(folder.rglob("*.json.gz"))
         try:
             return steps.read_events(found[0])
-        except (IndexError, EOFError, OSError, ValueError):  # none yet, or half of one
+        except (IndexError, EOFError, OSError, ValueError, zlib.error):  # none yet, or half of one
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.5)

@@ -118,7 +118,8 @@ def summarise(events: list[Event], steps: int, program: Collection[str] = ()) ->
     seen = sorted({e["name"] for e in gpu} & set(program))
     totals = {"graph_launches": len(replays), "gpu_events": len(gpu), "steps": steps, "program_kernels": seen}
     if not replays or not steps:
-        return totals | {"error": "no graph was launched"}
+        eager = {"launches_per_step": len(gpu) / max(1, steps), "outside": names(gpu, max(1, steps))}
+        return totals | eager | {"error": "no graph was launched"}
     per = max(1, round(len(replays) / steps))
     whole = len(replays) // per
     first, count = whole // 4, max(whole // 2, 1)
