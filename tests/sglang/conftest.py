@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from sglang_files import HERE, READY
 from sglang_models import write_models
+from sglang_programs import build_program
 from sglang_server import PLAIN, Served, Variant, serve
 from sglang_workload import without_aborts, workload
 
@@ -44,9 +45,14 @@ def running(
     folder, requests = tmp_path_factory.mktemp("jobs"), workload(REQUESTS, SEED)
     pool = ThreadPoolExecutor(2)
 
-    def start(variant: Variant) -> Future[Served]:
+    def run(variant: Variant) -> Served:
         given = without_aborts(requests) if variant == PLAIN else requests
-        return pool.submit(serve, variant.engine(models), given, folder / str(variant), overlap=variant.overlap)
+        engine = variant.engine(models)
+        wheel = build_program(engine, folder / f"{variant}-wheel") if variant.program else None
+        return serve(engine, given, folder / str(variant), overlap=variant.overlap, wheel=wheel)
+
+    def start(variant: Variant) -> Future[Served]:
+        return pool.submit(run, variant)
 
     yield {variant: start(variant) for variant in variants}
     pool.shutdown(cancel_futures=True)

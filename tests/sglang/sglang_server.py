@@ -25,7 +25,8 @@ SMALL_POOL = {"max_total_tokens": 400, "schedule_conservativeness": 0.1}
 class Variant:
     """What one engine runs: `algorithm` is None where nothing is speculated, `draft` a model of `write_models`.
 
-    With `overlap` the next forward is launched before the results of the last are read, as on a GPU.
+    With `overlap` the next forward is launched before the results of the last are read, as on a GPU. With `program` a
+    wheel runs its decode steps.
     """
 
     algorithm: str | None = None
@@ -33,11 +34,13 @@ class Variant:
     topk: int = 1
     num_draft_tokens: int = 4
     overlap: bool = False
+    program: bool = False
 
     def __str__(self) -> str:
         """For the names of tests and files."""
         form = "chain" if self.topk == 1 else "tree"
-        return "-".join([self.draft, form, *["overlap"] * self.overlap]) if self.algorithm else "plain"
+        named = [self.draft, form, *["overlap"] * self.overlap, *["program"] * self.program]
+        return "-".join(named) if self.algorithm else "plain"
 
     def engine(self, models: Path) -> dict[str, Any]:
         """Arguments of the engine."""

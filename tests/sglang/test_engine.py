@@ -21,7 +21,14 @@ SPECULATING = [
     Variant("EAGLE", "eagle", topk=4, num_draft_tokens=12),
     Variant("EAGLE3", "eagle3", overlap=True),
 ]
-speculating = pytest.mark.parametrize("variant", SPECULATING, ids=str)
+PROGRAMS = [
+    Variant("STANDALONE", "standalone", overlap=True, program=True),
+    Variant("STANDALONE", "standalone", topk=4, num_draft_tokens=12, program=True),
+    Variant("EAGLE", "eagle", program=True),
+    Variant("EAGLE", "eagle", topk=4, num_draft_tokens=12, overlap=True, program=True),
+    Variant("EAGLE3", "eagle3", overlap=True, program=True),
+]
+speculating = pytest.mark.parametrize("variant", [*SPECULATING, *PROGRAMS], ids=str)
 LEAST_ACCEPTED = 1.5
 """Tokens per verification of any of these drafts; 1 would be a draft that is always wrong."""
 
@@ -76,7 +83,7 @@ def test_drafts_are_accepted(variant: Variant, served: Served) -> None:
     assert tokens / verifications > LEAST_ACCEPTED
 
 
-@pytest.mark.parametrize("variant", [PLAIN, *SPECULATING], ids=str)
+@pytest.mark.parametrize("variant", [PLAIN, *SPECULATING, *PROGRAMS], ids=str)
 def test_every_slot_and_row_is_free_or_cached_at_the_end(variant: Variant, served: Served) -> None:
     state = served.state["specc_testing"]
     assert state["idle"]
@@ -85,7 +92,7 @@ def test_every_slot_and_row_is_free_or_cached_at_the_end(variant: Variant, serve
     assert state["rows_free"] == state["rows_free_once"] == state["rows"]
 
 
-@pytest.mark.parametrize("variant", [PLAIN, *SPECULATING], ids=str)
+@pytest.mark.parametrize("variant", [PLAIN, *SPECULATING, *PROGRAMS], ids=str)
 def test_everything_that_was_meant_to_happen_happened(variant: Variant, served: Served) -> None:
     state, outputs = served.state["specc_testing"], served.outputs
     assert state["overlap"] == variant.overlap
@@ -97,6 +104,16 @@ def test_everything_that_was_meant_to_happen_happened(variant: Variant, served: 
     assert len(stopped) > 5
     aborted = [output for output in outputs if output["finish_reason"]["type"] == "abort"]
     assert (len(aborted) > 5) == (variant != PLAIN)
+
+
+@pytest.mark.parametrize("variant", PROGRAMS, ids=str)
+def test_the_program_ran_the_greedy_steps(variant: Variant, served: Served) -> None:
+    """And SGLang those with a request that the program does not serve, in the same server."""
+    state = served.state["specc"]
+    assert state["program"] == "specc_program_served"
+    assert state["served"] > 100
+    assert set(state["left"]) == {"sampling", "logprobs"}
+    assert "specc_program_served runs the decode steps" in served.log
 
 
 LEAKY = """
