@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sglang.srt.environ import envs
+from sglang.srt.managers import overlap_utils
 from sglang.srt.managers.overlap_utils import FutureMap
 
 from .steps import Steps
@@ -34,7 +34,7 @@ class SharedFutureMap(FutureMap):
         super().__init__(*args, **kwargs)
         if _offered is None:
             return
-        if envs.SGLANG_IS_IN_CI.get():
+        if overlap_utils._DEBUG_ASSERT:
             raise RuntimeError(f"{_offered.name} cannot share its state with SGLang under SGLANG_IS_IN_CI")
         self.steps = _offered
         pools = {field: pool[: self.req_pool_size] for field, pool in self.steps.step.pools.items()}

@@ -46,7 +46,8 @@ def keep_overlap() -> None:
 
     Streams of a CPU do nothing, so that a forward is over when it is launched; the order in which the host launches
     forwards and reads results is that of a GPU. As with the backends that most GPUs run, lengths are known to the
-    device alone. What a step leaves for the next one must be taken once: SGLang checks.
+    device alone. What a step leaves for the next one must be taken once: SGLang checks, unless a program runs, which
+    shares memory with what SGLang would overwrite.
     """
     from sglang.srt.arg_groups import speculative_hook
     from sglang.srt.layers.attention import intel_amx_backend as attention
@@ -56,8 +57,9 @@ def keep_overlap() -> None:
     overlap_utils.gather_spec_extras = gather_spec_extras
     attention.IntelAMXAttnBackend.needs_cpu_seq_lens = False
     attention.IntelAMXMultiStepDraftBackend.needs_cpu_seq_lens = False
-    overlap_utils._DEBUG_ASSERT = True
-    overlap_utils._assert_nonneg_and_invalidate = take
+    if "SPECC_PROGRAM" not in os.environ:
+        overlap_utils._DEBUG_ASSERT = True
+        overlap_utils._assert_nonneg_and_invalidate = take
 
 
 def gather_spec_extras(rows: Tensor, *buffers: Tensor | None) -> tuple[Tensor | None, ...]:
