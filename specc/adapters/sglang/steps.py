@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .attention import Eager, Static
 from .forwards import Forwards
+from .requests import refuses, unserved
 from .simulate import Simulated, asked
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class Steps:
         served: how many steps the program ran.
         left: how many decode steps SGLang ran, by why the program did not.
         published: what the last step has written into SGLang's tables.
+        refuses_unserved: whether requests that the program does not serve are turned away.
 
     """
 
@@ -46,6 +48,7 @@ class Steps:
         self.name, self._package = package.__name__, package
         self._version = package.__version__
         self.served, self.left = 0, Counter[str]()
+        self.refuses_unserved = refuses()
         table = worker.req_to_token_pool.req_to_token
         program = package.load(str(table.device) if table.is_cuda else "cpu")
         target, draft = worker.target_worker.model_runner, worker.draft_worker.draft_runner
@@ -71,26 +74,9 @@ class Steps:
             return "no decode step"
         if len(batch.reqs) > self._largest:
             return f"more than {self._largest} requests"
-        sampling = batch.sampling_info
-        if not sampling.is_all_greedy:
-            return "sampling"
-        if batch.has_grammar:
-            return "grammar"
-        if sampling.has_custom_logit_processor:
-            return "custom logit processor"
-        if sampling.logit_bias is not None:
-            return "logit bias"
-        if _penalised(sampling):
-            return "penalties"
-        if batch.return_logprob:
-            return "logprobs"
-        if batch.return_hidden_states:
-            return "hidden states"
-        if sampling.has_watermark_candidates:
-            return "watermark"
-        if sampling.sampling_mask_batch_indices is not None:
-            return "sampling mask"
-        return None
+        if batch.sampling_info.has_watermark_candidates:
+            return "a watermark"
+        return next(filter(None, map(unserved, batch.reqs)), None)
 
     def run(self, batch: Any, publish: Callable[[Tensor], None] | None) -> StepResult:
         """One step of the batch's requests; under the overlap schedule `publish` gets their new lengths i64[b]."""
@@ -186,12 +172,6 @@ class _Blank:
             topk_p=self._ones.expand(rows, -1),
             topk_index=self._tokens.expand(rows, -1),
         )
-
-
-def _penalised(sampling: Any) -> bool:
-    applied = (sampling.acc_additive_penalties, sampling.acc_scaling_penalties)
-    penalties = sampling.penalizer_orchestrator
-    return any(one is not None for one in applied) or (penalties is not None and penalties.is_required)
 
 
 def _interleaved(keys: list[Tensor], values: list[Tensor]) -> list[Tensor]:

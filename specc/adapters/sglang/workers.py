@@ -15,6 +15,7 @@ from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 
 from . import CHOICE, relay
 from .fit import misfits
+from .requests import turn_away
 from .steps import StepResult, Steps
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ def replace_workers(programs: Sequence[Any]) -> None:
         HookRegistry.register(place, replacement, HookType.REPLACE)
     results = f"{MANAGERS}.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
     HookRegistry.register(f"{results}.process_batch_result_decode", abort_unhealthy, HookType.BEFORE)
+    queue = f"{MANAGERS}.scheduler.Scheduler._add_request_to_queue"
+    HookRegistry.register(queue, turn_away, HookType.BEFORE)
     state = f"{MANAGERS}.scheduler_components.internal_state"
     HookRegistry.register(f"{state}.SchedulerInternalStateController.get_internal_state", tell_state, HookType.AFTER)
 
