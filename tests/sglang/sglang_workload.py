@@ -23,7 +23,7 @@ TAILS = (
     "    assert isinstance(",
 )
 BURST = 12
-STOPS = ("return", "\n\n", "self.", "):\n", "import")
+STOPS = ("return", "self", "(", "\n", " a")
 
 
 def workload(requests: int, seed: int, bursts: int = 2) -> list[dict[str, Any]]:
