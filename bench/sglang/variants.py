@@ -23,6 +23,7 @@ class Variant:
         topk: K, 1 for a chain.
         nodes: N.
         overlap: whether the scheduler runs ahead of the results.
+        page_size: tokens per page of the KV pool.
 
     """
 
@@ -32,6 +33,7 @@ class Variant:
     topk: int = 1
     nodes: int = STEPS + 1
     overlap: bool = True
+    page_size: int = 1
 
     @property
     def kind(self) -> str:
@@ -61,6 +63,7 @@ class Variant:
             DEVICES[device]
             | {"model_path": str(models / f"{self.kind}_target")}
             | ({} if self.text else {"skip_tokenizer_init": True})
+            | {"page_size": self.page_size}
             | ({} if self.overlap else {"disable_overlap_schedule": True})
             | (speculation if self.algorithm else {})
         )
@@ -74,7 +77,6 @@ class Variant:
 COMMON: dict[str, Any] = {
     "sampling_backend": "pytorch",
     "grammar_backend": "none",
-    "page_size": 1,
     "max_running_requests": 8,
     "context_length": CONTEXT,
     "mem_fraction_static": 0.3,
@@ -113,6 +115,8 @@ VARIANTS = {
         Variant("ex_eagle_chain_sync", "EAGLE", "eagle", overlap=False),
         Variant("ex_eagle_tree", "EAGLE", "eagle", 4, 12),
         Variant("ex_eagle_tree_sync", "EAGLE", "eagle", 4, 12, overlap=False),
+        Variant("ex_eagle_chain_p16", "EAGLE", "eagle", page_size=16),
+        Variant("ex_eagle_tree_p16", "EAGLE", "eagle", 4, 12, page_size=16),
         Variant("small_standalone_chain", "STANDALONE", "target"),
         Variant("small_standalone_tree", "STANDALONE", "target", 4, 16),
         Variant("large_nospec"),

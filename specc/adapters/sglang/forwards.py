@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import torch
 from sglang.srt.layers.moe.utils import speculative_moe_a2a_backend_context, speculative_moe_backend_context
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
@@ -51,6 +52,7 @@ class Forwards:
         self._draft = worker.draft_worker.draft_runner
         self._steps, self._topk = worker.speculative_num_steps, worker.topk
         self._attention = attention
+        self._lengths: dict[int, Tensor] = {}
 
     def draft(
         self,
@@ -132,11 +134,18 @@ class Forwards:
             select_index=select,
         )
         mode = ForwardMode.DRAFT_EXTEND_V2
-        batch = self._batch(self._draft, mode, info, tokens, positions, slots, rows, seq_lens + width)
+        batch = self._batch(self._draft, mode, info, tokens, positions, slots, rows, self._ends(seq_lens, width))
         batch.capture_hidden_mode = MODES[capture]
         with self._drafting():
             backend = self._attention.extend(batch, seq_lens, width)
             return self._run(self._draft, backend, batch, rows.shape)
+
+    def _ends(self, seq_lens: Tensor, width: int) -> Tensor:
+        """`seq_lens` + `width`, of so many requests always in the same memory."""
+        rows = len(seq_lens)
+        if rows not in self._lengths:
+            self._lengths[rows] = torch.empty_like(seq_lens)
+        return torch.add(seq_lens, width, out=self._lengths[rows])
 
     @contextlib.contextmanager
     def _drafting(self) -> Iterator[None]:

@@ -22,7 +22,7 @@ STEPS = 4096
 """Accepted lengths are drawn ahead for so many steps, and again from the first on."""
 
 
-def asked() -> bool:
+def simulating() -> bool:
     """Whether the server is to simulate."""
     return SIMULATE_ACC_LEN > 0
 
@@ -37,7 +37,7 @@ class Simulated(Forwards):
         random.seed(0)
         drawn = [sample_simulated_acc_len(SIMULATE_ACC_LEN, SIMULATE_ACC_METHOD, most) for _ in range(STEPS)]
         device = worker.req_to_token_pool.req_to_token.device
-        self._lengths = torch.tensor(drawn, dtype=torch.int64, device=device)
+        self._accepted = torch.tensor(drawn, dtype=torch.int64, device=device)
         self._turn = torch.zeros(1, dtype=torch.int64, device=device)
         self._depths = torch.arange(most + 1, device=device)
         self._highest = torch.tensor(HIGHEST, device=device)  # a number of the host's could not be captured
@@ -46,7 +46,7 @@ class Simulated(Forwards):
         """See `Forwards`."""
         found = super().target(mask=mask, **given)
         tokens, seq_lens = given["tokens"], given["seq_lens"]
-        length = self._lengths[self._turn % STEPS]
+        length = self._accepted[self._turn % STEPS]
         self._turn += 1
         cols = self._path(length - 1, given["positions"] - seq_lens[:, None], _sees(mask, seq_lens, tokens.shape[1]))
         follows = self._depths[:-2] < length - 1

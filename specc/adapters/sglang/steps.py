@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.utils import GenerationBatchResult
-from sglang.srt.model_executor.runner_utils.capture_mode import model_capture_mode
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 from torch import Tensor
 
-from .attention import Eager, Static
-from .forwards import Forwards
+from .binding import bind
+from .metrics import Metrics
 from .requests import refuses, unserved
-from .simulate import Simulated, asked
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -36,6 +30,8 @@ class Steps:
 
     Attributes:
         name: the program's package.
+        step: the bound program.
+        captured: what of it is captured, see `binding`.
         served: how many steps the program ran.
         left: how many decode steps SGLang ran, by why the program did not.
         published: what the last step has written into SGLang's tables.
@@ -44,29 +40,19 @@ class Steps:
     """
 
     def __init__(self, package: Any, worker: Any) -> None:
-        """Load the program onto the worker's device, bind it, and capture it where SGLang captures its own graphs."""
+        """Load the program onto the worker's device and bind it, as `bind` has it."""
         self.name, self._package = package.__name__, package
         self._version = package.__version__
         self.served, self.left = 0, Counter[str]()
         self.refuses_unserved = refuses()
-        table = worker.req_to_token_pool.req_to_token
-        program = package.load(str(table.device) if table.is_cuda else "cpu")
-        target, draft = worker.target_worker.model_runner, worker.draft_worker.draft_runner
-        self.captured = table.is_cuda and target.decode_cuda_graph_runner is not None
+        device = worker.req_to_token_pool.req_to_token.device
+        program = package.load(str(device) if device.type == "cuda" else "cpu")
+        self.step, self.captured = bind(program, worker)
         self._largest = program.plan.buckets[-1]
-        static = self.captured and isinstance(target.attn_backend, TritonAttnBackend)
-        make = Simulated if asked() else Forwards
-        forwards = make(worker, Static(worker) if static else Eager(worker))
-        pools = {"target": target.token_to_kv_pool, "draft": draft.token_to_kv_pool}
-        wanted = {owner: pools[owner] for owner, pool in program.plan.kv_pools.items() if pool.bound}
-        buffers = {owner: _interleaved(pool.k_buffer, pool.v_buffer) for owner, pool in wanted.items()}
-        self.step = program.bind(forwards, table, buffers, capture=False)
-        if self.captured:
-            with model_capture_mode():
-                self.step.capture()
         self._width, self._nodes = program.plan.size("A"), program.plan.size("N")
-        self._blank = _Blank(worker.topk, table.device)
+        self._blank = _Blank(worker.topk, device)
         self.published = Published()
+        self._metrics = Metrics(self.name, self._version, self.captured)
 
     def refuses(self, batch: Any) -> str | None:
         """Why SGLang runs this batch itself; None when the program does."""
@@ -83,6 +69,7 @@ class Steps:
         rows = len(batch.reqs)
         found = self.step.decode(self._package.Batch(batch.req_pool_indices), on_commit=self._publisher(publish))
         self.served += 1
+        self._metrics.count()
         host = found.start_copy().tensors
         lengths = found.new_seq_lens
         if publish is None:
@@ -95,12 +82,17 @@ class Steps:
             next_token_ids=host["predict"].view(-1),
             accept_lens=host["accept_lens"],
             health=host["health"],
-            can_run_cuda_graph=self.captured,
+            can_run_cuda_graph=self.captured != "none",
             speculative_num_draft_tokens=self._nodes,
             speculative_output_stride=self._width,
             next_draft_input=state,
             new_seq_lens=lengths,
         )
+
+    def leave(self, reason: str) -> None:
+        """Take note of a decode step that SGLang runs."""
+        self.left[reason] += 1
+        self._metrics.count(left=reason)
 
     def _publisher(self, publish: Callable[[Tensor], None] | None) -> Callable[[Tensor], None] | None:
         """`publish` for lengths that are in SGLang's table already, see `relay`."""
@@ -115,11 +107,10 @@ class Steps:
 
     def report(self) -> dict[str, Any]:
         """What the program is and did, for SGLang's internal state."""
-        captured = "graph" if self.captured else "none"
         return {
             "program": self.name,
             "version": self._version,
-            "capture": captured,
+            "capture": self.captured,
             "served": self.served,
             "left": dict(self.left),
         }
@@ -172,8 +163,3 @@ class _Blank:
             topk_p=self._ones.expand(rows, -1),
             topk_index=self._tokens.expand(rows, -1),
         )
-
-
-def _interleaved(keys: list[Tensor], values: list[Tensor]) -> list[Tensor]:
-    """K0, V0, K1, V1, ..."""
-    return [buffer for pair in zip(keys, values, strict=True) for buffer in pair]

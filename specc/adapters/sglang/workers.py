@@ -60,7 +60,7 @@ class ProgramSteps(_Worker):
             return
         self.steps = Steps(package, self)
         relay.offer(self.steps)
-        logger.info("specc: %s runs the decode steps (%s)", package.__name__, self.steps.step)
+        logger.info("specc: %s runs the decode steps: %s", package.__name__, self.steps.report())
 
     def forward_batch_generation(
         self, batch: Any, on_publish: Any = None, grammar_barrier: Any = None, pp_proxy_tensors: Any = None
@@ -74,7 +74,7 @@ class ProgramSteps(_Worker):
             return steps.run(batch, on_publish)
         rows, decoding = batch.req_pool_indices, batch.forward_mode.is_decode()
         if decoding:
-            steps.left[reason] += 1
+            steps.leave(reason)
             if on_publish is None:
                 batch.spec_info = steps.state(rows)
         result = super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
