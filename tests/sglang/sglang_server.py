@@ -76,8 +76,11 @@ def serve(
     *,
     overlap: bool = False,
     wheel: Path | None = None,
+    settings: Mapping[str, str] | None = None,
 ) -> Served:
     """Run one engine for a list of requests, both as `serve.py` has them, with a program's wheel or without.
+
+    `settings` are environment variables.
 
     Job, answer and log are left in a new folder. Raises RuntimeError with the end of the log when the engine does not
     start, dies, finds a leak, or takes longer than LIMIT_S.
@@ -88,7 +91,11 @@ def serve(
     command = [str(PYTHON), str(HERE / "serve.py"), str(job), str(out)]
     with log.open("w") as file:
         process = subprocess.Popen(
-            command, env=environment(folder, overlap, wheel), stdout=file, stderr=file, start_new_session=True
+            command,
+            env=environment(folder, overlap, wheel) | dict(settings or {}),
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
         )
         try:
             code: int | None = process.wait(LIMIT_S)

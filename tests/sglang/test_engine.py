@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -78,9 +79,14 @@ def test_logprobs_are_those_without_speculation(variant: Variant, served: Served
 
 @speculating
 def test_drafts_are_accepted(variant: Variant, served: Served) -> None:
+    assert accept_length(served) > LEAST_ACCEPTED
+
+
+def accept_length(served: Served) -> float:
+    """Tokens per verification."""
     ended = [output for output in served.outputs if output.get("spec_verify_ct")]
     tokens, verifications = (sum(output[key] for output in ended) for key in ("completion_tokens", "spec_verify_ct"))
-    assert tokens / verifications > LEAST_ACCEPTED
+    return tokens / verifications
 
 
 @pytest.mark.parametrize("variant", [PLAIN, *SPECULATING, *PROGRAMS], ids=str)
@@ -114,6 +120,15 @@ def test_the_program_ran_the_greedy_steps(variant: Variant, served: Served) -> N
     assert state["served"] > 100
     assert set(state["left"]) == {"sampling", "logprobs"}
     assert "specc_program_served runs the decode steps" in served.log
+
+
+@pytest.mark.parametrize("variant", PROGRAMS, ids=str)
+def test_the_program_accepts_as_much_as_sglangs_own_step(
+    variant: Variant, served: Served, running: Mapping[Variant, Future[Served]]
+) -> None:
+    """On the whole: what else is in a batch, and when, changes single steps."""
+    own = next(one for one in SPECULATING if (one.draft, one.topk) == (variant.draft, variant.topk))
+    assert accept_length(served) == pytest.approx(accept_length(running[own].result()), rel=0.03)
 
 
 LEAKY = """

@@ -93,7 +93,7 @@ class StandaloneWorker(ProgramSteps, StandaloneWorkerV2):
 
 def _choose(programs: Sequence[Any], worker: Any) -> Any | None:
     """The program that fits, if there is one. RuntimeError when `SPECC_PROGRAM` names one that does not."""
-    wanted = os.environ.get(CHOICE)
+    wanted = os.environ.get(CHOICE) or None
     faults = {package: misfits(package.plan, worker) for package in programs if wanted in (None, package.__name__)}
     if wanted is not None and not faults:
         raise RuntimeError(f"{CHOICE}={wanted}: no such program is installed for SGLang")

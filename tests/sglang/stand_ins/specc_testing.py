@@ -1,7 +1,8 @@
 """A plugin of SGLang that lets it speculate on any CPU, and shows what tests ask for.
 
-It keeps the CPU's attention backend where there is no AMX, keeps the overlap schedule where the environment variable
-SPECC_TEST_OVERLAP is 1, and adds `specc_testing` to the internal state: the accounting of KV slots and of pool rows.
+It keeps the CPU's attention backend where there is no AMX. Environment variables ask for more: SPECC_TEST_OVERLAP=1 keeps
+the overlap schedule, SPECC_TEST_NAN=token spoils the target's scores after that token. The internal state gets
+`specc_testing`: the accounting of KV slots and of pool rows.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor
 
 OVERLAP = "SPECC_TEST_OVERLAP"
+NAN = "SPECC_TEST_NAN"
+LOGITS = "sglang.srt.layers.logits_processor.LogitsProcessor.forward"
 STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state"
 
 
@@ -39,6 +42,8 @@ def register() -> None:
     HookRegistry.register(STATE, add_accounting, HookType.AROUND)
     if os.environ.get(OVERLAP) == "1":
         keep_overlap()
+    if NAN in os.environ:
+        HookRegistry.register(LOGITS, spoil(int(os.environ[NAN])), HookType.AROUND)
 
 
 def keep_overlap() -> None:
@@ -57,9 +62,22 @@ def keep_overlap() -> None:
     overlap_utils.gather_spec_extras = gather_spec_extras
     attention.IntelAMXAttnBackend.needs_cpu_seq_lens = False
     attention.IntelAMXMultiStepDraftBackend.needs_cpu_seq_lens = False
-    if "SPECC_PROGRAM" not in os.environ:
+    if not os.environ.get("SPECC_PROGRAM"):
         overlap_utils._DEBUG_ASSERT = True
         overlap_utils._assert_nonneg_and_invalidate = take
+
+
+def spoil(token: int) -> Callable[..., Any]:
+    """Have the target score NaN after one token, where it verifies."""
+
+    def forward(original: Callable[..., Any], processor: Any, input_ids: Tensor, *given: Any, **named: Any) -> Any:
+        found = original(processor, input_ids, *given, **named)
+        metadata = next(one for one in (*given, *named.values()) if hasattr(one, "forward_mode"))
+        if metadata.forward_mode.is_target_verify():
+            found.next_token_logits[input_ids == token] = float("nan")
+        return found
+
+    return forward
 
 
 def gather_spec_extras(rows: Tensor, *buffers: Tensor | None) -> tuple[Tensor | None, ...]:
