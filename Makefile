@@ -9,7 +9,7 @@ MODELS := examples/models
 DEMOS  := standalone-chain eagle-chain eagle-chain-adaptive eagle3-chain frozen-kv-chain mtp-chain dflash-chain ngram-chain \
           standalone-tree eagle-tree eagle-tree-wide eagle3-tree frozen-kv-tree ngram-tree
 
-.PHONY: setup demo test lint types check golden models versions resolve conformance gpu bench clean
+.PHONY: setup demo test lint types check golden models versions resolve conformance sglang gpu bench clean
 
 setup: $(VENV)/.ready
 
@@ -70,6 +70,11 @@ models: setup
 conformance: setup
 	$(PYTHON) tests/conformance/make_oracle.py
 	$(BIN)/python -m pytest tests/conformance -m conformance
+
+# The real SGLang on a CPU, in an environment of its own.
+sglang: setup
+	$(PYTHON) tests/sglang/make_environment.py
+	$(BIN)/python -m pytest tests/sglang -m sglang
 
 gpu: setup
 	SPECC_TEST_GPU=1 $(BIN)/python -m pytest tests/kernels tests/gpu -m gpu

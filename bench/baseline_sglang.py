@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import torch
 from baseline import TorchSequence
-from sglang.kernels.ops.speculative import cache_locs, eagle, spec_tree, topk1
+from sglang.kernels.ops.speculative import cache_locs, eagle, spec_tree, topk1, tree
 from sglang.kernels.ops.speculative.gather_spec_extras import gather_spec_extras
 from torch import Tensor
 from work import Work
+
+
+def compile_tree_kernels() -> bool:
+    """Whether SGLang's CUDA kernels of trees are there: it compiles them when they are first called, with nvcc."""
+    if not torch.cuda.is_available():
+        return False
+    try:
+        tree._jit_tree_module()
+    except Exception as error:
+        print(f"SGLang's CUDA kernels of trees do not compile here, its Triton ones run instead: {error}")
+        return False
+    return True
+
+
+TREE_KERNELS = compile_tree_kernels()
 
 
 class SglangKernels(TorchSequence):
@@ -44,8 +59,7 @@ class SglangKernels(TorchSequence):
 
     def walk(self, target: Tensor) -> Tensor:
         correct = torch.empty(self.shape.batch, dtype=torch.int32, device=target.device)
-        # On a GPU the CUDA kernel that SGLang uses there; its Triton one in the interpreter.
-        verify = spec_tree.verify_tree_greedy_func if target.is_cuda else spec_tree.verify_tree_greedy_triton
+        verify = spec_tree.verify_tree_greedy_func if TREE_KERNELS else spec_tree.verify_tree_greedy_triton
         verify(self.predict, self.accept_index, correct, self.verify_static[0], *self.links, target)
         return correct
 

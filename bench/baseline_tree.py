@@ -188,15 +188,9 @@ class TreeSequence(Sequence):
         batch, count = shape.batch, shape.batch * shape.nodes
         predict = torch.zeros(count, dtype=torch.int32, device=device)
         accept_index = torch.full((batch, shape.path), -1, dtype=torch.int32, device=device)
-        correct = torch.empty(batch, dtype=torch.int32, device=device)
         target = torch.argmax(self.work.target_logits.view(count, -1), dim=-1)
-        results = (predict, accept_index, correct)
-        walk_tree[(batch,)](self.verify_static[0], target, *self.links, *results, shape.nodes, shape.path)
-        self.accept_lens = correct + 1
-        self.new_seq_lens, self.new_bonus = torch.empty_like(self.seq_lens), torch.empty_like(correct)
-        outputs = (self.new_seq_lens, self.new_bonus, batch, shape.path, 128)
-        grid = (triton.cdiv(batch, 128),)
-        commit_outputs[grid](predict, accept_index, self.accept_lens, self.seq_lens, *outputs)
+        self.accept_lens = self.walk(target, predict, accept_index) + 1
+        self.new_seq_lens, self.new_bonus = self.commit(predict, accept_index)
         # _finalize_accept_tree_path
         self.move_accepted(accept_index, self.accept_lens - 1)
         self.predict = self.to_front(predict, accept_index)
@@ -205,18 +199,36 @@ class TreeSequence(Sequence):
         self.accept_index = accept_index
         self.publish()
 
+    def walk(self, target: Tensor, predict: Tensor, accept_index: Tensor) -> Tensor:
+        """+ VerifyTreeGreedy: correct drafts i32[B]; fills predict and accept_index."""
+        correct = torch.empty(self.shape.batch, dtype=torch.int32, device=target.device)
+        results, shape = (predict, accept_index, correct), self.shape
+        walk_tree[(shape.batch,)](self.verify_static[0], target, *self.links, *results, shape.nodes, shape.path)
+        return correct
+
+    def commit(self, predict: Tensor, accept_index: Tensor) -> tuple[Tensor, Tensor]:
+        """+ prepare_verify_commit_outputs: new lengths i64[B] and bonus i32[B]."""
+        new_seq_lens, bonus = torch.empty_like(self.seq_lens), torch.empty_like(self.accept_lens)
+        outputs = (new_seq_lens, bonus, self.shape.batch, self.shape.path, 128)
+        grid = (triton.cdiv(self.shape.batch, 128),)
+        commit_outputs[grid](predict, accept_index, self.accept_lens, self.seq_lens, *outputs)
+        return new_seq_lens, bonus
+
     def move_accepted(self, accept_index: Tensor, correct: Tensor) -> None:
         """move_accept_tokens_to_target_kvcache: entries that hold no accepted node copy slot 0 to itself."""
-        batch, size = self.shape.batch, accept_index.numel()
-        slots = self.verify_static[2]
+        size, slots = accept_index.numel(), self.verify_static[2]
         targets = torch.zeros(size, dtype=torch.int64, device=slots.device)
         sources = torch.zeros(size, dtype=torch.int64, device=slots.device)
-        counts = correct + 1
+        self.pack_slots(accept_index, correct + 1, slots, targets, sources)
+        self.move("target", targets, sources)
+
+    def pack_slots(self, accept_index: Tensor, counts: Tensor, slots: Tensor, targets: Tensor, sources: Tensor) -> None:
+        """+ fill_front_out_cache_loc, + fill_accept_out_cache_loc: where the accepted rows go, and come from."""
+        batch, size = self.shape.batch, accept_index.numel()
         rows, starts = torch.arange(batch, device=slots.device), torch.zeros_like(counts)
         upper, wide = triton.next_power_of_2(batch), triton.next_power_of_2(self.shape.path)
         pack_windows[(batch,)](rows, slots, starts, counts, targets, slots.stride(0), upper, wide)
         pack_accepted[(size,)](accept_index, slots, sources, triton.next_power_of_2(size))
-        self.move("target", targets, sources)
 
     def to_front(self, values: Tensor, accept_index: Tensor) -> Tensor:
         """_compact_accept_to_front: the path's rows of values [B * N, ...] at the front of each request's block."""

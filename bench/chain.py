@@ -24,9 +24,7 @@ EFFORT = Effort(copies=10, samples=40)
 
 
 def find_baseline() -> type[TorchSequence]:
-    """SGLang's own kernels where they are installed (and a GPU to run them on), else torch ops."""
-    if not harness.ON_GPU:
-        return TorchSequence
+    """SGLang's own kernels where they are installed, else torch ops."""
     try:
         from baseline_sglang import SglangKernels
     except ImportError:

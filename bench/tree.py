@@ -25,6 +25,15 @@ PAGE, TINY_PAGE = 16, 4
 EFFORT = Effort(copies=5, samples=16)
 
 
+def find_baseline() -> type[TreeSequence]:
+    """SGLang's own functions where they are installed, else torch ops and kernels of ours after them."""
+    try:
+        from baseline_sglang_tree import SglangTree
+    except ImportError:
+        return TreeSequence
+    return SglangTree
+
+
 def programs() -> list[Shape]:
     """One shape per program. Pages matter to `prepare` alone, vocabularies do not, so one has pages."""
     if not harness.ON_GPU:
@@ -38,12 +47,12 @@ def programs() -> list[Shape]:
 
 def sides(device: torch.device, jit: bool) -> Iterator[harness.Sides]:
     """Both sides for every shape."""
-    batches = BATCHES if harness.ON_GPU else TINY_BATCHES
+    batches, theirs = BATCHES if harness.ON_GPU else TINY_BATCHES, find_baseline()
     for program in programs():
         with harness.compiled(program, batches, device, jit=jit) as (plan, backend):
             for batch in batches:
                 work = TreeWork(replace(program, batch=batch), device, runs=harness.most_runs(EFFORT))
-                yield Ours(work, plan, backend), TreeSequence(work)
+                yield Ours(work, plan, backend), theirs(work)
 
 
 @dataclass(frozen=True)
@@ -115,4 +124,4 @@ def case(shape: Shape) -> harness.Case:
 
 
 if __name__ == "__main__":
-    harness.main(harness.Benchmark(sides, parts, case, EFFORT), __doc__, TreeSequence.name)
+    harness.main(harness.Benchmark(sides, parts, case, EFFORT), __doc__, find_baseline().name)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from specc.runtime import capture as capture_module
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.frame import Frame
 from specc.runtime.plan import Launch
@@ -75,6 +76,7 @@ class FakeCuda:
         }
         for name, fake in fakes.items():
             monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(capture_module, "check_device", lambda device: None)
 
     @contextlib.contextmanager
     def capture(self, graph: FakeGraph, *, pool: object, stream: object, capture_error_mode: str) -> Iterator[None]:

@@ -119,7 +119,8 @@ def _extend(scope: Scope, state: State, accepted: Accepted, reads: FromTarget | 
                 "kv.extend_slots", scope.req_to_token, scope.rows, state.seq_lens,
                 names=("extend_slots",), axis="A", offset=offset,
             )  # fmt: skip
-        inputs = [tokens, positions, slots, select, scope.rows, state.seq_lens, state.kv_draft]
+        where = (positions, slots, select, accepted.accept_lens, scope.rows, state.seq_lens)
+        inputs = [tokens, *where, state.kv_draft]
         with b.at(scope.at("draft", rows.reads)):
             logits, _, hidden = b.many(
                 "model.extend", *inputs, *([hidden] if reads else []),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specc.cli.configuration import load
+from specc.cli.configuration import EngineOption, load
 from specc.cli.reporting import printing, reporting
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def build(
         str | None,
         typer.Option(metavar="ARCH,...", help="Architectures instead of the configuration's, e.g. sm_80,sm_90."),
     ] = None,
+    engine: EngineOption = None,
     emit: Annotated[list[Emit] | None, typer.Option(help="What to write; may be repeated. Default: wheel.")] = None,
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Compiler processes. Default: cores.")] = None,
     cache: Annotated[bool, typer.Option(help="Keep and reuse compiled kernels.")] = True,
@@ -47,7 +48,7 @@ def build(
         from specc.build import build_program, unloadable
         from specc.passes.instruments import Reproducer
 
-        loaded = load(config, report)
+        loaded = load(config, report, engine)
         report.show(loaded.warnings)
         archs = _archs(loaded, arch)
         report.show(unloadable(loaded, archs))

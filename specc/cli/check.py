@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specc.cli.configuration import load
+from specc.cli.configuration import EngineOption, load
 from specc.cli.reporting import Format, reporting
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 def check(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.", show_default=False)],
+    engine: EngineOption = None,
     format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.text,
 ) -> None:
     """Check a configuration, without compiling anything."""
@@ -23,7 +24,7 @@ def check(
         from specc.build import unloadable
         from specc.driver import check_config
 
-        loaded = load(config, report)
+        loaded = load(config, report, engine)
         check_config(loaded)
         report.show([*loaded.warnings, *unloadable(loaded, loaded.config.archs)])
         if format is Format.text:

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
 
 if TYPE_CHECKING:
     from specc.cli.reporting import Report
     from specc.config import LoadedConfig
+    from specc.config.presets import Engine
+
+EngineOption = Annotated[
+    str | None, typer.Option("--engine", metavar="NAME", help="Serving engine instead of the configuration's.")
+]
+"""The option of every command that loads a configuration to compile it."""
 
 
-def load(path: Path, report: Report) -> LoadedConfig:
-    """Load the configuration at ``path`` and let ``report`` know its text; raises DiagnosticError."""
+def load(path: Path, report: Report, engine: str | None = None) -> LoadedConfig:
+    """Load the configuration at ``path``, for another engine if one is named, and let ``report`` know its text.
+
+    Raises DiagnosticError, and a usage error for an unknown engine.
+    """
     from specc.algorithms import names, needs
     from specc.config import load_config
+    from specc.config.presets import ENGINES
 
-    loaded = load_config(path, names(), needs)
+    if engine is not None and engine not in ENGINES:
+        raise typer.BadParameter(f"unknown engine {engine!r}; there are {', '.join(ENGINES)}", param_hint="--engine")
+    loaded = load_config(path, names(), needs, cast("Engine | None", engine))
     report.know(loaded.sources, loaded.paths)
     return loaded

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specc.cli.configuration import load
+from specc.cli.configuration import EngineOption, load
 from specc.cli.reporting import Format, printing, reporting
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def explain(
     num_steps: Annotated[
         int | None, typer.Option(help="Which depth to tell of, if there are several. Default: the deepest.")
     ] = None,
+    engine: EngineOption = None,
     format: Annotated[Format, typer.Option(help="How the story is printed.")] = Format.text,
 ) -> None:
     """Tell what becomes of a configuration and why, without compiling anything."""
@@ -37,7 +38,7 @@ def explain(
         from specc.support.render import to_json
 
         _require_pass(only)
-        loaded = load(config, report)
+        loaded = load(config, report, engine)
         at = _depth(loaded, num_steps)
         story = tell(*compile_depths(loaded)[at])
         if only is not None:

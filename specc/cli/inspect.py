@@ -68,6 +68,7 @@ def _facts(root: Traversable) -> dict[str, Any]:
         "version": manifest.version,
         "digest": manifest.digest,
         "package": root.name,
+        "engine": manifest.engine,
         "algorithm": plan["algorithm"],
         "num_steps": sorted(manifest.plans),
         "verified_tokens": sizes["N"],

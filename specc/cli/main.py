@@ -18,6 +18,9 @@ from specc.version import __version__
 COMMANDS: tuple[str, ...] = ("check", "explain", "build", "inspect", "run", "schema", "doctor")
 """Commands in the order of `specc --help`: ``specc.cli.<name>`` has a function ``<name>``."""
 
+GROUPS: tuple[str, ...] = ("sglang",)
+"""Groups of commands, one for an engine: ``specc.cli.<name>`` has a typer app ``<name>``."""
+
 app = typer.Typer(
     name="specc",
     help="Compile one YAML configuration of speculative decoding into specialised kernels and a plan.",
@@ -52,6 +55,8 @@ def _register(name: str) -> None:
 
 for _name in COMMANDS:
     _register(_name)
+for _name in GROUPS:
+    app.add_typer(getattr(importlib.import_module(f"specc.cli.{_name}"), _name), name=_name)
 
 
 def main() -> None:

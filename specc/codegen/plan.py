@@ -33,6 +33,7 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Json:
         "format": 3,
         "name": module.name,
         "algorithm": config.algorithm,
+        **({"engine": config.engine} if config.engine is not None else {}),
         "specc": __version__,
         "dims": _dims(module, config),
         "kv": _kv(module),

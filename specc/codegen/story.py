@@ -14,6 +14,7 @@ from specc.algorithms import algorithm
 from specc.codegen.totals import totals
 from specc.config import LoadedConfig, ModelConfig
 from specc.config.models import Fact
+from specc.config.presets import PRESETS
 from specc.ir.core import Module, Op, entry_of, is_state, tensor_type
 from specc.ir.liveness import hidden_result
 from specc.ir.nodes import is_external, node_of
@@ -41,6 +42,7 @@ _FOLLOWS = {
     "max_requests": "the largest bucket",
     "logits_dtype": "dtype",
     "kv_dtype": "dtype",
+    "context_length": "the target's model, and room for two steps",
     "aux_layers": "what the draft was trained on, or 2, L // 2 and L - 3",
 }
 """What the default of a key is taken from."""
@@ -220,6 +222,9 @@ def _setting(loaded: LoadedConfig, path: tuple[str, ...], value: Value) -> Setti
     key, symbol = path[-1], _SYMBOLS.get(path[-1])
     if loaded.locations.written(*path):
         return Setting(key, symbol, value, "written", _place(loaded, loaded.location(*path)))
+    engine = loaded.config.engine
+    if engine is not None and PRESETS[engine].settles(path, loaded.config.chain):
+        return Setting(key, symbol, value, f"engine {engine}", None)
     return Setting(key, symbol, value, _FOLLOWS.get(key, "default"), None)
 
 

@@ -189,7 +189,8 @@ def _mask(checked: Checked, needs: Needs) -> None:
         checked.found.error("legal/mask", message, at.value("mask"), hint="write mask: qlen", notes=notes)
     if file.mask == "full" and file.context_length is None:
         message = "mask: full covers the whole text, and context_length does not say how long one may be"
-        checked.found.error("config/missing-key", message, at.value("mask"), hint="add 'context_length:'")
+        where = at.value("mask" if at.written("mask") else "topk")
+        checked.found.error("config/missing-key", message, where, hint="add 'context_length:'")
     elif file.mask == "full" and file.context_length is not None and checked.sound("buckets") and file.buckets:
         size = file.buckets[-1] * nodes * (file.context_length + nodes)
         if size > MAX_MASK_BYTES:

@@ -10,6 +10,7 @@ from specc.config.legality import Checked
 from specc.config.locations import Locations
 from specc.config.models import ModelFacts
 from specc.config.needs import Needs
+from specc.config.presets import Engine
 from specc.config.resolve import resolve
 from specc.config.resolved import Config
 from specc.config.validate import validate
@@ -65,21 +66,26 @@ class LoadedConfig:
         return {self.file: str(self.path)}
 
 
-def load_config(path: Path, algorithms: Sequence[str], needs: Callable[[str], Needs]) -> LoadedConfig:
+def load_config(
+    path: Path, algorithms: Sequence[str], needs: Callable[[str], Needs], engine: Engine | None = None
+) -> LoadedConfig:
     """Load, check and complete the configuration at ``path``.
 
-    ``algorithms`` are the names that exist; ``needs`` says what the one of a name asks for.
+    ``algorithms`` are the names that exist; ``needs`` says what the one of a name asks for; ``engine`` stands in place
+    of the file's own.
 
     Raises DiagnosticError with every error of the file.
     """
     path = Path(path)
     file = _file_name(path)
-    return _load(_read(path, file), path, file, algorithms, needs)
+    return _load(_read(path, file), path, file, algorithms, needs, engine)
 
 
-def load_text(text: str, path: Path, algorithms: Sequence[str], needs: Callable[[str], Needs]) -> LoadedConfig:
+def load_text(
+    text: str, path: Path, algorithms: Sequence[str], needs: Callable[[str], Needs], engine: Engine | None = None
+) -> LoadedConfig:
     """Like `load_config`, for a text that would stand at ``path`` (which need not exist)."""
-    return _load(text, path, _file_name(path), algorithms, needs)
+    return _load(text, path, _file_name(path), algorithms, needs, engine)
 
 
 def _file_name(path: Path) -> str:
@@ -88,11 +94,21 @@ def _file_name(path: Path) -> str:
     return "".join(char if " " <= char <= "~" else ascii(char)[1:-1] for char in name)
 
 
-def _load(text: str, path: Path, file: str, algorithms: Sequence[str], needs: Callable[[str], Needs]) -> LoadedConfig:
+def _load(
+    text: str,
+    path: Path,
+    file: str,
+    algorithms: Sequence[str],
+    needs: Callable[[str], Needs],
+    engine: Engine | None,
+) -> LoadedConfig:
     """Run the stages; each one reports what it can before the first that cannot go on."""
     found = Diagnostics()
     tree = read_tree(text, file, found)
     if tree is not None:
+        if engine is not None:
+            tree.values["engine"] = engine
+            tree.broken.discard(("engine",))
         places = Locations(file, tree)
         checked = Checked(validate(places, found), places, found)
         resolved = resolve(checked, path.parent, algorithms, needs)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from specc.config.archs import ARCHS, NATIVE, NoGpuError, with_native
 from specc.config.block import Block
+from specc.config.engine import for_engine
 from specc.config.legality import Checked, check_file, check_models
 from specc.config.models import ModelFacts
 from specc.config.needs import Needs
@@ -37,9 +38,10 @@ def resolve(
     """
     algorithm = _algorithm(checked, algorithms)
     needed = needs(algorithm) if algorithm is not None else Needs()
+    facts = facts_of(checked, directory, needed)
+    checked = for_engine(checked, algorithm, facts)
     check_file(checked, algorithm, needed)
     options, archs = _options(checked, algorithm, needed), _archs(checked)
-    facts = facts_of(checked, directory, needed)
     target = settle(checked, "target", facts, needed.target_hidden)
     draft = settle(checked, "draft", facts, None)
     target = _with_aux_layers(checked, target, draft)
@@ -90,6 +92,7 @@ def _config(
         draft_positions=file.draft_positions,
         target=target,
         draft=draft,
+        engine=file.engine,
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from specc.config.block import Block
+from specc.config.presets import Engine
 
 HiddenSource = Literal["collapsed", "hc_residual", "aux"]
 KvLayout = Literal["mha", "mla"]
@@ -101,9 +102,9 @@ class Depth(NamedTuple):
 class Config:
     """One configuration of speculative decoding, complete and legal.
 
-    ``options`` are the keys of the algorithm's own; ``draft`` is None for an algorithm without a draft model.
-    ``depths`` are all that are compiled for, ascending; ``num_steps`` and ``num_draft_tokens`` are those of one of
-    them, the deepest in a configuration as it was loaded.
+    ``options`` are the keys of the algorithm's own; ``draft`` is None for an algorithm without a draft model,
+    ``engine`` for a program of any engine. ``depths`` are all that are compiled for, ascending; ``num_steps`` and
+    ``num_draft_tokens`` are those of one of them, the deepest in a configuration as it was loaded.
     """
 
     name: str
@@ -126,6 +127,7 @@ class Config:
     draft_positions: DraftPositions
     target: ModelConfig
     draft: ModelConfig | None
+    engine: Engine | None = None
 
     @property
     def models(self) -> dict[str, ModelConfig]:

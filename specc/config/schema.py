@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from specc.config.archs import ARCHS, GPUS, NATIVE, Arch, arch_of
 from specc.config.block import Block
+from specc.config.presets import Engine
 from specc.config.resolved import Dtype, HiddenSource, KvDtype, KvLayout, MaskMode, Verify
 
 Output = Literal["accept_index", "hidden_states", "logprobs", "routed_experts", "indexer_topk"]
@@ -115,6 +116,9 @@ class ConfigFile(Block):
     underscores."""
     algorithm: Text | None = None
     """Speculative decoding algorithm, in any case."""
+    engine: Engine | None = None
+    """Serving engine that runs the program: it settles defaults and refuses what it does not do, and the wheel
+    carries an adapter for it. Without, the wheel is for any engine."""
     topk: Annotated[Count, Field(le=16)] = 1
     """K: children kept per draft step. 1 drafts a chain, more a tree."""
     num_steps: Annotated[

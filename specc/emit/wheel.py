@@ -7,7 +7,6 @@ differs between its versions), timestamps and permissions are fixed.
 from __future__ import annotations
 
 import hashlib
-import importlib.resources
 import json
 import os
 import re
@@ -26,11 +25,15 @@ from packaging.tags import Tag
 from packaging.utils import canonicalize_name
 from wheel.wheelfile import WheelFile
 
+from specc.config.presets import PRESETS
+from specc.emit.sources import LICENSE, copied, license_text, template
 from specc.runtime.manifest import MANIFEST, PLAN, Artifact
 from specc.runtime.plan import PROMPT, TABLE
 
 if TYPE_CHECKING:
     from _typeshed import SizedBuffer
+
+    from specc.config.presets import Engine
 
 EPOCH = (1980, 1, 1, 0, 0, 0)
 MODE = 0o644
@@ -41,7 +44,6 @@ PYTHON = ">=3.11"
 CUDA_REQUIRES = ("cuda-core>=0.5", "cuda-bindings>=12")
 """The same as specc's own extra `cuda`."""
 ENTRY_POINTS = "specc.programs"
-LICENSE = "LICENSE"
 PREFIX = "specc-program-"
 """What the distribution of every program begins with, so that none has the name of specc, a plugin or another tool."""
 
@@ -168,8 +170,8 @@ def write_wheel(
     archs = sorted({artifact.arch for artifact in listed})
     needed = [f"torch>={torch_minimum}", *requires]
     info = {
-        "entry_points.txt": f"[{ENTRY_POINTS}]\n{name} = {names.package}\n".encode(),
-        f"licenses/{LICENSE}": _license().encode(),
+        "entry_points.txt": _entry_points(names, plans[PLAN].get("engine")).encode(),
+        f"licenses/{LICENSE}": license_text().encode(),
         "WHEEL": _wheel_file(version),
     }
     unlabelled = {
@@ -190,8 +192,12 @@ def _package_files(
 ) -> _Files:
     """All text of the package but the manifest."""
     files = _Files()
-    own = {"config.yaml": config_text, "py.typed": "", "__init__.py": _template("package.py")}
-    for part in ({path: plan_text(plan) for path, plan in plans.items()}, specirs, own, sources, _runtime_sources()):
+    own = {"config.yaml": config_text, "py.typed": "", "__init__.py": template("package.py")}
+    texts = {path: plan_text(plan) for path, plan in plans.items()}
+    islands = copied("runtime", RUNTIME)
+    if engine := plans[PLAN].get("engine"):
+        islands |= copied(f"adapters/{engine}", f"_{engine}")
+    for part in (texts, specirs, own, sources, islands):
         for path, text in part.items():
             files.add(path, text)
     return files
@@ -235,27 +241,12 @@ def _check_sources(plans: Mapping[str, Mapping[str, Any]], sources: Mapping[str,
         raise ValueError(f"the plan names sources that are not there: {', '.join(missing)}")
 
 
-def _template(name: str) -> str:
-    """A file of `templates/wheel`: inside an installed specc, or beside the package in a checkout."""
-    installed = importlib.resources.files("specc").joinpath("_templates", "wheel", name)
-    if installed.is_file():
-        return installed.read_text(encoding="utf-8")
-    return (Path(__file__).resolve().parents[2] / "templates" / "wheel" / name).read_text(encoding="utf-8")
-
-
-def _license() -> str:
-    """Specc's licence, which its templates and its runtime are under: in an installed specc, or in a checkout."""
-    installed = importlib.resources.files("specc").joinpath("_templates", LICENSE)
-    if installed.is_file():
-        return installed.read_text(encoding="utf-8")
-    return (Path(__file__).resolve().parents[2] / LICENSE).read_text(encoding="utf-8")
-
-
-def _runtime_sources() -> dict[str, str]:
-    """The runtime's files, byte for byte, by path inside the generated package."""
-    root = Path(__file__).resolve().parents[1] / "runtime"
-    paths = sorted(root.rglob("*.py"))
-    return {f"{RUNTIME}/{path.relative_to(root).as_posix()}": path.read_text(encoding="utf-8") for path in paths}
+def _entry_points(names: Names, engine: Engine | None) -> str:
+    """The program by its configuration's name; for an engine also the adapter, as a plugin of the package's name."""
+    text = f"[{ENTRY_POINTS}]\n{names.config} = {names.package}\n"
+    if engine is None:
+        return text
+    return f"{text}\n[{PRESETS[engine].plugins}]\n{names.package} = {names.package}._{engine}:register\n"
 
 
 def _add_artifact(files: _Files, artifact: WheelArtifact) -> Artifact:
@@ -292,6 +283,7 @@ def _manifest(
         "name": names.config,
         "version": version,
         "digest": digest,
+        **({"engine": plan["engine"]} if "engine" in plan else {}),
         "specc": plan["specc"],
         "triton": triton,
         "plan_format": plan["format"],
@@ -305,12 +297,13 @@ def _manifest(
 
 
 def _wanted(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """What the README says of the engine's side: models whose KV buffers are changed, tables, and whether prompts."""
+    """What the README says of the engine's side: KV buffers that are changed, tables, whether prompts, its name."""
     brought = [item["name"] for item in plan["inputs"] if item["owner"] == "engine"]
     return {
         "moved": sorted(owner for owner, pool in plan["kv_pools"].items() if pool["bound"]),
         "tables": [name for name in brought if name not in (TABLE, PROMPT)],
         "prompts": PROMPT in brought,
+        "engine": plan.get("engine"),
     }
 
 
@@ -318,7 +311,7 @@ def _metadata(
     names: Names, version: str, summary: str, archs: Sequence[str], requires: Sequence[str], wanted: Mapping[str, Any]
 ) -> bytes:
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
-    template = environment.from_string(_template("README.md.jinja"))
+    readme = environment.from_string(template("README.md.jinja"))
     fields = {"distribution": names.distribution, "package": names.package, "version": version}
     message = Message()
     for header, value in (
@@ -338,7 +331,7 @@ def _metadata(
         if "\n" in value or "\r" in value:
             raise ValueError(f"{header} of a wheel must be one line: {value!r}")
         message[header] = value
-    body = template.render(summary=summary, archs=archs, **wanted, **fields)
+    body = readme.render(summary=summary, archs=archs, **wanted, **fields)
     content = _headers(message) + body.encode()
     Metadata.from_email(content, validate=True)
     return content

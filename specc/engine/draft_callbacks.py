@@ -113,6 +113,7 @@ class RecurrentCallbacks(DraftCallbacks[RecurrentDraft]):
         positions: Tensor,
         slots: Tensor,
         select: Tensor,
+        accept_lens: Tensor,
         rows: Tensor,
         seq_lens: Tensor,
         capture: str,

@@ -17,17 +17,21 @@ if TYPE_CHECKING:
 class Batch:
     """The requests of one step.
 
+    Rows and lengths are integers, which are checked, or tensors i64[b] on the program's device, with any stride, which
+    are read there: nobody waits for their values, and that they are as they must be is the engine's word.
+
     Attributes:
-        req_pool_indices: pool row of every request: distinct, 1..P-1 (row 0 is the padding row).
+        req_pool_indices: pool row of every request: distinct, 1..P-1 (row 0 is the padding row), or up to the last row
+            of a `req_to_token` that has fewer.
         seq_lens: committed length of every request in tokens: those with target KV. A decode step of a program that
-            relays lengths does not read it; prefill always does.
+            relays lengths does not read it; prefill always does, as integers.
         prompt_tokens: tokens of the prompts, one after the other, as integers or i64[T] on the program's device; T is
             the sum of `seq_lens`. Given to a prefill exactly where the program reads them there.
 
     """
 
-    req_pool_indices: Sequence[int]
-    seq_lens: Sequence[int] | None = None
+    req_pool_indices: Sequence[int] | Tensor
+    seq_lens: Sequence[int] | Tensor | None = None
     prompt_tokens: Sequence[int] | Tensor | None = None
 
 
@@ -43,16 +47,17 @@ def check_rows(rows: Sequence[int], pool_rows: int) -> list[int]:
     return checked
 
 
-def check_lengths(lengths: Sequence[int], rows: list[int], room: int) -> list[int]:
+def check_lengths(lengths: Sequence[int], rows: list[int] | Tensor, room: int) -> list[int]:
     """`lengths` as plain integers; BatchError unless there is one per row, all in 1..room."""
     checked = integers(lengths, "seq_lens")
     if len(checked) != len(rows):
         raise BatchError(f"{len(checked)} lengths for {len(rows)} pool rows")
-    for row, length in zip(rows, checked, strict=True):
+    for i, length in enumerate(checked):
+        whose = f"pool row {rows[i]}" if isinstance(rows, list) else f"request {i}"
         if length < 1:
-            raise BatchError(f"pool row {row} has length {length}; the least is 1")
+            raise BatchError(f"{whose} has length {length}; the least is 1")
         if length > room:
-            raise BatchError(f"pool row {row} has length {length}; there is room for {room}")
+            raise BatchError(f"{whose} has length {length}; there is room for {room}")
     return checked
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from .errors import BindError
-from .frame import Frame
+from .frame import After, Frame
 from .plan import Plan
 
 WARM_UPS = 2
@@ -43,7 +43,11 @@ class Recorder:
     """
 
     def __init__(self, device: torch.device, beside: Recorder | None = None) -> None:
-        """Use pool and stream of other graphs, none of which ever runs together with those to come; else new ones."""
+        """Use pool and stream of other graphs, none of which ever runs together with those to come; else new ones.
+
+        BindError when the device is no CUDA device.
+        """
+        check_device(device)
         self.stream = torch.cuda.Stream(device) if beside is None else beside.stream
         self.bytes = Counter[int]()
         self._device = device
@@ -116,11 +120,14 @@ class Graphs:
         frame.forget()
         self._frames[bucket] = frame
 
-    def replay(self, bucket: int) -> Frame:
+    def replay(self, bucket: int, after: After | None = None) -> Frame:
         """Queue the graph of `bucket` on the current stream; the frame's memory then holds its results."""
         self._graphs[bucket].replay()
         self.replays.replayed += 1
-        return self._frames[bucket]
+        frame = self._frames[bucket]
+        if after is not None:
+            after.act(frame)
+        return frame
 
 
 def warm_up(buckets: Sequence[int], run: Callable[[int], object]) -> None:
@@ -128,6 +135,12 @@ def warm_up(buckets: Sequence[int], run: Callable[[int], object]) -> None:
     for bucket in reversed(buckets):
         for _ in range(WARM_UPS):
             run(bucket)
+
+
+def check_device(device: torch.device) -> None:
+    """BindError unless it is a CUDA device."""
+    if device.type != "cuda":
+        raise BindError("only a program on CUDA can be captured")
 
 
 def check_capturable(plan: Plan) -> None:

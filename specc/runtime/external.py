@@ -28,9 +28,9 @@ class Forward:
     hidden: Tensor | None = None
 
 
-def check_callbacks(plan: Plan, callbacks: object) -> None:
-    """BindError, naming all that are missing, unless `callbacks` has every method that the plan calls."""
-    missing = [name for name in plan.callbacks() if not callable(getattr(callbacks, name, None))]
+def check_callbacks(plan: Plan, callbacks: object, entry: str) -> None:
+    """BindError, naming all that are missing, unless `callbacks` has every method that an entry of the plan calls."""
+    missing = [name for name in plan.callbacks(entry) if not callable(getattr(callbacks, name, None))]
     if missing:
         raise BindError(f"callbacks lack the method(s) {', '.join(missing)}")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -20,7 +21,7 @@ class Frame:
         rows: batch rows of this run: the raw batch, or the bucket when padded.
         dims: size of every axis, `B` being `rows` and `T` the prompt tokens of a prefill.
         pools: the relay pools, by field.
-        table: the engine's `req_to_token` i32[P, C].
+        table: the engine's `req_to_token` i32[p, C].
         kv: the engine's KV buffers T[slots, ...] by owner, of those that kernels touch.
         inputs: what else the engine brings, by input name.
 
@@ -107,3 +108,11 @@ class Frame:
             shape = [0 if axis == BATCH_AXIS else self.plan.size(axis) for axis in value.axes]
             return self.table.new_empty(shape, dtype=DTYPES[value.dtype])
         return self.read(name)[:rows]
+
+
+@dataclass(frozen=True)
+class After:
+    """What the host does in a run of an entry as soon as a node, or the graph that it is part of, has been queued."""
+
+    node: str
+    act: Callable[[Frame], object]

@@ -51,7 +51,8 @@ class Manifest:
     `version` is specc's with a label, the start of `digest`, which is the sha256 of all that the wheel holds, in hex;
     `triton` compiled the machine code, None where there is none; `torch` is the oldest that the program runs on.
     `plans` maps each num_steps that the program was compiled for to the file of its plan, and `files` every file of the
-    package but this to its sha256 in hex.
+    package but this to its sha256 in hex. `engine` is the serving engine that the wheel has an adapter for, None where
+    it is for any.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Manifest:
     files: Mapping[str, str]
     artifacts: tuple[Artifact, ...]
     plans: Mapping[int, str]
+    engine: str | None = None
 
     @staticmethod
     def read(root: Traversable) -> Manifest:
@@ -90,6 +92,7 @@ class Manifest:
             files=dict(data["files"]),
             artifacts=tuple(artifacts),
             plans={int(steps): str(file) for steps, file in data["plans"].items()},
+            engine=data.get("engine"),
         )
 
     def verify(self, root: Traversable) -> None:

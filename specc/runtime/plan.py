@@ -259,10 +259,32 @@ class Plan:
         homes = [self.home(name) for name in _read_by(node)]
         return frozenset(home.name for home in homes if home is not None and home.owner == "engine")
 
-    def callbacks(self) -> tuple[str, ...]:
-        """Callback methods that the program calls, sorted."""
-        nodes = [node for phase in self.phases for node in phase.nodes]
+    def callbacks(self, entry: str | None = None) -> tuple[str, ...]:
+        """Callback methods that the program calls, or one entry of it, sorted."""
+        nodes = [node for phase in self.phases if entry in (None, phase.entry) for node in phase.nodes]
         return tuple(sorted({node.callback for node in nodes if isinstance(node, External)}))
+
+    def output(self, name: str, entry: str) -> Output:
+        """An output of an entry. PlanError when there is none of that name."""
+        for output in self.outputs:
+            if (output.name, output.entry) == (name, entry):
+                return output
+        raise PlanError(f"{entry} has no output {name!r}")
+
+    def producer(self, value: str) -> Node:
+        """The node that computes a value. PlanError when none does."""
+        for phase in self.phases:
+            for node in phase.nodes:
+                if value in _results(node):
+                    return node
+        raise PlanError(f"no node computes {value!r}")
+
+
+def _results(node: Node) -> set[str]:
+    """Values that a node computes."""
+    if isinstance(node, External):
+        return set(node.results.values())
+    return {name for call in node.ops for name in call.results}
 
 
 def _read_by(node: Launch) -> set[str]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from .arena import allocate
 from .backends import Backend
 from .backends.cpu import ReferenceBackend
+from .capture import check_device
 from .carry import Carry
 from .errors import BindError, UnsupportedDeviceError
 from .manifest import Manifest
@@ -84,32 +85,37 @@ class Program:
         capture: bool | Literal["segments"] | None = None,
         nvtx: bool = False,
     ) -> Step:
-        """Bind the engine's forwards, its request table i32[P, C] and its KV buffers; allocates the program's memory.
+        """Bind the engine's forwards, its request table i32[p, C] and its KV buffers; allocates the program's memory.
 
-        The result drafts the most steps that the program was compiled for; its `at` has the others.
+        The result drafts the most steps that the program was compiled for; its `at` has the others. The table may have
+        fewer than the program's P rows; requests are then in rows 1..p-1. Forwards of the prefill are needed only by
+        those who call it.
 
         `kv_pools` has the KV buffers T[slots, ...] of `target` and `draft`, layer by layer (keys, then values), needed
         for those that `plan.kv_pools` calls bound; `tables` the tensors of `plan.tables()`, by name. All of them must
         stay where they are as long as the step is used.
         `capture`: True captures the whole step, forwards included; "segments" what runs between the forwards, which are
         called in every step; False nothing; None, on CUDA, True when `callbacks.capturable` is true, else "segments".
-        Captures run the forwards on padding rows. `nvtx`: on CUDA, launch and call every node in an NVTX range.
+        Captures run the forwards on padding rows; where these cannot run yet, bind with False and call `Step.capture`
+        later. `nvtx`: on CUDA, launch and call every node in an NVTX range.
         Raises BindError when a callback is missing, tables or buffers do not fit, or capture is asked of a CPU program.
         """
         cuda = self.device.type == "cuda"
         if capture not in (True, False, None, "segments"):
             raise BindError(f"capture is True, False, None or 'segments', got {capture!r}")
-        if capture and not cuda:
-            raise BindError("only a program on CUDA can be captured")
+        if capture:
+            check_device(self.device)
         if capture is None:
             capture = cuda and (True if getattr(callbacks, "capturable", False) else "segments")
         bound: dict[int, Step] = {}
         memory = allocate(self.plans.values(), self.device)
         place = self._backend, self.device, callbacks, req_to_token, kv_pools, tables
-        how = {"capture": capture, "nvtx": nvtx and cuda, "memory": memory, "depths": bound}
         for num_steps, plan in self.plans.items():
-            bound[num_steps] = Step(plan, *place, **how)
-        return bound[self.plan.size("S")]
+            bound[num_steps] = Step(plan, *place, nvtx=nvtx and cuda, memory=memory, depths=bound)
+        step = bound[self.plan.size("S")]
+        if capture:
+            step.capture(capture)
+        return step
 
 
 def load(root: Path, device: str | torch.device = "cuda", *, verify: bool = True) -> Program:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from .arena import Arena
-from .batch import check_rows
 from .carry import Carry
 from .errors import CarryError
 from .plan import Plan
+from .tables import batch_rows
 
 
 class RelayPools(MutableMapping[str, Tensor]):
@@ -45,17 +45,20 @@ class RelayPools(MutableMapping[str, Tensor]):
 class Relay:
     """Moves carried state out of and into the pool rows, as a `Carry`."""
 
-    def __init__(self, plan: Plan, pools: RelayPools) -> None:
-        """A view of `pools`; holds no state of its own."""
-        self._plan = plan
-        self._pools = pools
+    def __init__(self, pools: RelayPools, rows: int, device: torch.device) -> None:
+        """A view of `pools`, of which requests use the first `rows` rows; holds no state of its own."""
+        self._pools, self._rows, self._device = pools, rows, device
 
-    def read(self, rows: Sequence[int]) -> Carry:
-        """A copy of the state of pool rows `rows`, in that order. BatchError on rows out of range or repeated."""
+    def read(self, rows: Sequence[int] | Tensor) -> Carry:
+        """A copy of the state of pool rows `rows`, in that order.
+
+        BatchError on rows out of range or repeated. Of a tensor i64[n] on the device no value is checked, and nobody
+        waits for it.
+        """
         index = self._index(rows)
         return Carry({field: self._pools[field][index] for field in self._pools})
 
-    def write(self, rows: Sequence[int], carry: Carry) -> None:
+    def write(self, rows: Sequence[int] | Tensor, carry: Carry) -> None:
         """Put row i of `carry` into pool row `rows[i]`.
 
         Raises CarryError when the carry does not fit the program or has another number of rows, BatchError as `read`;
@@ -64,11 +67,10 @@ class Relay:
         index = self._index(rows)
         if len(carry) != len(rows):
             raise CarryError(f"a carry of {len(carry)} rows for {len(rows)} pool rows")
-        carry.check_like(self.read([]))
+        carry.check_like(Carry({field: self._pools[field][:0] for field in self._pools}))
         for field, values in carry.fields.items():
             self._pools[field][index] = values
 
-    def _index(self, rows: Sequence[int]) -> Tensor:
-        checked = check_rows(rows, self._plan.size("P"))
-        device = next(iter(self._pools.values())).device if self._pools else None
-        return torch.tensor(checked, dtype=torch.int64, device=device)
+    def _index(self, rows: Sequence[int] | Tensor) -> Tensor:
+        found = batch_rows(rows, self._rows, self._device)
+        return found if isinstance(found, Tensor) else torch.tensor(found, dtype=torch.int64, device=self._device)

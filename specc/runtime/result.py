@@ -65,6 +65,11 @@ class HostCopy:
             self._event = torch.cuda.Event()
             self._event.record(torch.cuda.current_stream(devices.pop()))
 
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The outputs by name on the host, which are there only after `wait`, or whatever else waits for the stream."""
+        return self._outputs
+
     def wait(self) -> HostResult:
         """Wait until the copy has arrived."""
         if self._event is not None:

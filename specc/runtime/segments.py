@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from .capture import Recorder, Replays, warm_up
-from .frame import Frame
+from .frame import After, Frame
 from .plan import External, Launch, Node, Plan
 
 
@@ -69,24 +69,26 @@ class SegmentGraphs:
         self._start, self._execute = start, execute
         self._parts = _parts(plan)
         self._recorded: dict[tuple[int, str], Recorded] = {}
+        self.recorder = recorder = Recorder(device, beside)
         idle()
         warm_up(plan.buckets, partial(self._run, self._launch))
-        self.recorder = recorder = Recorder(device, beside)
         for bucket in reversed(plan.buckets):
             self._run(partial(self._capture, recorder), bucket)
         self.bytes: Mapping[int, int] = recorder.bytes
 
-    def replay(self, bucket: int) -> Frame:
+    def replay(self, bucket: int, after: After | None = None) -> Frame:
         """Queue a step of `bucket` on the current stream: forwards are called, segments replayed where they can be."""
-        return self._run(self._replay, bucket)
+        return self._run(self._replay, bucket, after)
 
-    def _run(self, handle: Callable[[Segment, Frame], None], bucket: int) -> Frame:
+    def _run(self, handle: Callable[[Segment, Frame], None], bucket: int, after: After | None = None) -> Frame:
         frame = self._start(bucket)
         for part in self._parts:
             if isinstance(part, Segment):
                 handle(part, frame)
             else:
                 self._execute(part, frame)
+            if after is not None and after.node in _names(part):
+                after.act(frame)
         return frame
 
     def _launch(self, segment: Segment, frame: Frame) -> None:
@@ -107,6 +109,10 @@ class SegmentGraphs:
         else:
             self._launch(segment, frame)
             self.replays.moved[segment.name] += 1
+
+
+def _names(part: Segment | External) -> list[str]:
+    return [node.name for node in (part.launches if isinstance(part, Segment) else (part,))]
 
 
 def _parts(plan: Plan) -> list[Segment | External]:

@@ -1,4 +1,4 @@
-"""Inputs on their way to the device: packed on the host, sent in one copy."""
+"""Inputs on their way to the buffers that the program reads: from the host in one copy, or from the device."""
 
 from __future__ import annotations
 
@@ -41,6 +41,8 @@ class Staging:
         cuda = arena.bytes.is_cuda
         self._slots = [self._slot(buffers, cuda) for _ in range(DEPTH if cuda else 1)]
         self._turn = 0
+        self._homes = {name: arena.buffer(buffer.name) for name, buffer in buffers.items()}
+        self._padding = torch.zeros(plan.buckets[-1], dtype=torch.int64, device=arena.bytes.device)
 
     def _slot(self, buffers: Mapping[str, Buffer], cuda: bool) -> _Slot:
         raw = [torch.zeros(end - start, dtype=torch.uint8, pin_memory=cuda) for start, end in self._regions]
@@ -53,15 +55,34 @@ class Staging:
                     fields[name] = piece.as_strided(buffer.shape, buffer.strides)
         return _Slot(raw, fields, torch.cuda.Event() if cuda else None)
 
-    def send(self, columns: Mapping[str, Sequence[int]]) -> None:
-        """Queue the copy of one list of integers per input; rows past the end of a list are zero."""
+    def send(self, columns: Mapping[str, Sequence[int] | Tensor], rows: int) -> None:
+        """Queue the copy of one column per input to `rows` rows; those past the end of a column are zero.
+
+        A list of integers comes from the host, a tensor i64[b] from the device: nobody waits for it.
+        """
+        given = {name: columns[name] for name in self._homes}
+        tensors = {name: self._outside(column) for name, column in given.items() if isinstance(column, Tensor)}
+        lists = {name: column for name, column in given.items() if not isinstance(column, Tensor)}
+        if lists:
+            self._send_lists(lists)
+        for name, column in tensors.items():
+            torch.cat((column, self._padding[: rows - len(column)]), out=self._homes[name][:rows])
+
+    def _outside(self, column: Tensor) -> Tensor:
+        """The column, or a copy of one in the arena: a result of another depth may lie where the inputs do."""
+        inside = column.untyped_storage().data_ptr() == self._arena.bytes.untyped_storage().data_ptr()
+        return column.clone() if inside else column
+
+    def _send_lists(self, columns: Mapping[str, Sequence[int]]) -> None:
+        """The inputs that are lists, in host memory that the copy reads later; the others become zero."""
         slot = self._slots[self._turn]
         self._turn = (self._turn + 1) % len(self._slots)
         if slot.done is not None:
             slot.done.synchronize()
         for name, field in slot.fields.items():
             field.zero_()
-            field[: len(columns[name])] = torch.tensor(columns[name], dtype=field.dtype)
+            column = columns.get(name, ())
+            field[: len(column)] = torch.tensor(column, dtype=field.dtype)
         for (start, end), memory in zip(self._regions, slot.raw, strict=True):
             self._arena.bytes[start:end].copy_(memory, non_blocking=True)
         if slot.done is not None:

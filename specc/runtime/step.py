@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -12,12 +14,12 @@ from torch import Tensor
 
 from .arena import Arena
 from .backends import Backend
-from .batch import Batch, check_lengths, check_rows
-from .capture import Graphs, Replays
+from .batch import Batch, check_lengths
+from .capture import Graphs, Recorder, Replays
 from .carry import Carry
 from .errors import BatchError, BindError
 from .external import call, check_callbacks
-from .frame import Frame
+from .frame import After, Frame
 from .kv_pools import KvPools
 from .memory import Memory
 from .plan import PROMPT, TABLE, External, Node, Plan
@@ -26,11 +28,12 @@ from .relay import Relay, RelayPools
 from .result import StepResult
 from .segments import SegmentGraphs
 from .staging import Staging
-from .tables import TableGuard, check_request_table, check_tables, prompt_tokens
+from .tables import TableGuard, batch_column, batch_rows, check_request_table, check_tables, prompt_tokens
 from .transfer import Record, RecordLayout, Requests
 
 ROWS, LENGTHS = "req_pool_indices", "seq_lens"
 ENTRIES = ("prefill", "step")
+NEW_LENGTHS = "new_seq_lens"
 
 
 class Step:
@@ -41,11 +44,10 @@ class Step:
         backend: runs its launches.
         device: where its memory is.
         callbacks: the engine's forwards.
-        req_to_token: i32[P, C], the KV slot of every position of every pool row; the engine's own tensor.
+        req_to_token: i32[p, C], the KV slot of every position of pool rows 0..p-1; the engine's own tensor. With fewer
+            than P rows, those of requests are 1..p-1.
         kv_pools: the engine's KV buffers by owner, see `KvPools`.
         tables: what else the program reads of the engine's, see `Plan.tables`.
-        capture: whether decode replays CUDA graphs, which are captured here: True for one of the whole step, "segments"
-            for one of every run of launches between forwards.
         nvtx: whether every node that the host launches or calls is in an NVTX range of its name.
         poison: see `Arena`.
         memory: see `Arena`.
@@ -63,17 +65,13 @@ class Step:
         kv_pools: Mapping[str, Sequence[Tensor]] | None = None,
         tables: Mapping[str, Tensor] | None = None,
         *,
-        capture: bool | Literal["segments"] = False,
         nvtx: bool = False,
         poison: int | None = None,
         memory: Tensor | None = None,
         depths: dict[int, Step] | None = None,
     ) -> None:
-        """Allocate the arena and, with `capture`, capture.
-
-        BindError when callbacks, tables or KV buffers do not fit.
-        """
-        check_callbacks(plan, callbacks)
+        """Allocate the arena. BindError when the step's callbacks, tables or KV buffers do not fit."""
+        check_callbacks(plan, callbacks, "step")
         check_request_table(plan, device, req_to_token)
         self._table, self._tables = req_to_token, check_tables(plan, device, tables or {})
         self._plan = plan
@@ -84,7 +82,7 @@ class Step:
         self._arena = Arena(plan, device, poison, memory)
         self._kv.write_pointers(self._arena)
         self._pools = RelayPools(plan, self._arena)
-        self._relay = Relay(plan, self._pools)
+        self._relay = Relay(self._pools, req_to_token.shape[0], device)
         self._layout = RecordLayout.of(plan)
         self._inputs = {entry: plan.written_inputs(entry) for entry in ENTRIES}
         self._reads_prompt = {entry: PROMPT in plan.reads(entry) for entry in ENTRIES}
@@ -93,8 +91,6 @@ class Step:
         self._execute = in_ranges(self._dispatch) if nvtx else self._dispatch
         self._depths = {self.num_steps: self} if depths is None else depths
         self._graphs: Graphs | SegmentGraphs | None = None
-        if capture:
-            self._graphs = self._capture(segments=capture == "segments")
 
     @property
     def num_steps(self) -> int:
@@ -112,6 +108,14 @@ class Step:
         return self._depths[num_steps]
 
     @property
+    def pools(self) -> Mapping[str, Tensor]:
+        """The pool rows themselves, by carried field, T[P, ...]: who writes a row writes the state of its request.
+
+        They stay where they are, and are those of all depths. Row 0 is the padding row.
+        """
+        return MappingProxyType(self._pools)
+
+    @property
     def memory(self) -> Memory:
         """The device memory that the step holds."""
         return Memory.of(self._plan, self._arena, self._graphs.bytes if self._graphs else {})
@@ -122,7 +126,26 @@ class Step:
         found = [step._graphs.replays for step in self._depths.values() if step._graphs]
         return Replays(sum(one.replayed for one in found), sum((one.moved for one in found), Counter[str]()))
 
-    def decode(self, batch: Batch, *, at_least: int = 0) -> StepResult:
+    def capture(self, how: Literal[True, "segments"] = True) -> None:
+        """Capture the CUDA graphs that `decode` replays from then on, of all depths; see `Program.bind`.
+
+        For engines whose forwards cannot run while they bind: captures run them on padding rows, and change no pool
+        row. BindError when it is done already, not on CUDA, not as the plan has it, or when a table has moved.
+        """
+        if how not in (True, "segments"):
+            raise BindError(f"what to capture is True or 'segments', got {how!r}")
+        if any(step._graphs for step in self._depths.values()):
+            raise BindError("the step has been captured already")
+        captured: list[Graphs | SegmentGraphs] = []
+        for step in self._depths.values():
+            beside = captured[0].recorder if captured else None
+            captured.append(step._captured(beside, segments=how == "segments"))
+        for step, graphs in zip(self._depths.values(), captured, strict=True):
+            step._graphs = graphs
+
+    def decode(
+        self, batch: Batch, *, at_least: int = 0, on_commit: Callable[[Tensor], object] | None = None
+    ) -> StepResult:
         """One decode step of the batch's requests, each prefilled before.
 
         Args:
@@ -130,6 +153,9 @@ class Step:
             at_least: run the bucket that holds the batch and this many rows, filled up with padding rows, also when the
                 batch is empty. With 0 a captured step runs the batch's own bucket, any other its rows as they are, and
                 an empty batch does not run.
+            on_commit: called with the new lengths i64[b], the result's `new_seq_lens`, as soon as all that computes
+                them has been queued, once; not for an empty batch. Without a graph of the whole step that is before
+                what follows verification, so that a scheduler may go on with them.
 
         Raises BatchError on a batch that cannot run, ForwardContractError when a callback breaks its contract, and
         BindError when `req_to_token` or a table has moved under a captured step, or KV buffers that kernels touch have.
@@ -140,40 +166,52 @@ class Step:
         if rows == 0 and at_least == 0:
             return self._result("step", self._frame(0), 0)
         size = self._size(max(rows, at_least)) if at_least or self._graphs else rows
+        after = self._on_commit(on_commit, rows)
         with self._on_device():
             self._kv.check_place()
             if self._graphs is not None:
                 self._guard.check()
-            self._staging["step"].send(columns)
-            frame = self._graphs.replay(size) if self._graphs else self._run("step", self._frame(size))
+            self._staging["step"].send(columns, size)
+            frame = self._graphs.replay(size, after) if self._graphs else self._run("step", self._frame(size), after)
         return self._result("step", frame, rows)
 
     def prefill(self, batch: Batch, *, run_idle: bool = False) -> StepResult:
         """Prefill target and draft for the batch's prompts; `bonus` is the first token of every request.
 
-        `batch.seq_lens` are the prompt lengths. With `run_idle` an empty batch calls all forwards, with 0 rows and 0
-        tokens, instead of none. Raises BatchError and ForwardContractError as `decode`.
+        `batch.seq_lens` are the prompt lengths, as integers. With `run_idle` an empty batch calls all forwards, with 0
+        rows and 0 tokens, instead of none. Raises BatchError and ForwardContractError as `decode`, and BindError when
+        the callbacks lack a method of the prefill.
         """
+        check_callbacks(self._plan, self._callbacks, "prefill")
         columns = self._columns("prefill", batch)
-        rows, tokens = len(columns[ROWS]), sum(columns[LENGTHS])
+        rows, lengths = len(columns[ROWS]), columns[LENGTHS]
+        if isinstance(lengths, Tensor):
+            raise BatchError("prefill needs the batch's seq_lens as integers, not as a tensor: it adds them up")
+        tokens = sum(lengths)
         if rows == 0 and not run_idle:
             return self._result("prefill", self._frame(0), 0)
         with self._on_device():
             given = batch.prompt_tokens
             prompt = {} if given is None else {PROMPT: prompt_tokens(given, tokens, self._device)}
-            self._staging["prefill"].send(columns)
+            self._staging["prefill"].send(columns, rows)
             frame = self._run("prefill", self._frame(rows, tokens, prompt))
         return self._result("prefill", frame, rows)
 
-    def read_carry(self, rows: Sequence[int]) -> Carry:
-        """A copy of the state of pool rows `rows`. BatchError when one is out of range or repeated."""
+    def read_carry(self, rows: Sequence[int] | Tensor) -> Carry:
+        """A copy of the state of pool rows `rows`. BatchError when one is out of range or repeated.
+
+        Rows may be i64[n] on the device: then nobody waits for them, and their values are the engine's word.
+        """
         return self._relay.read(rows)
 
-    def write_carry(self, rows: Sequence[int], carry: Carry) -> None:
-        """Put row i of `carry` into pool row `rows[i]`. CarryError or BatchError, and no change, if it cannot."""
+    def write_carry(self, rows: Sequence[int] | Tensor, carry: Carry) -> None:
+        """Put row i of `carry` into pool row `rows[i]`. CarryError or BatchError, and no change, if it cannot.
+
+        Rows as for `read_carry`.
+        """
         self._relay.write(rows, carry)
 
-    def pack(self, rows: Sequence[int]) -> Tensor:
+    def pack(self, rows: Sequence[int] | Tensor) -> Tensor:
         """The state of pool rows `rows` as records u8[n, record_bytes] on the device. BatchError as `read_carry`."""
         return self._layout.pack(self.read_carry(rows))
 
@@ -185,16 +223,18 @@ class Step:
         """As `Program.build_draft_input`."""
         return self._layout.build_draft_input(requests, self._device)
 
-    def _columns(self, entry: str, batch: Batch) -> dict[str, list[int]]:
-        """The batch as checked lists of integers, by input name."""
-        rows = check_rows(batch.req_pool_indices, self._plan.size("P"))
+    def _columns(self, entry: str, batch: Batch) -> dict[str, list[int] | Tensor]:
+        """The batch by input name: checked lists of integers, or tensors on the device."""
+        rows = batch_rows(batch.req_pool_indices, self._table.shape[0], self._device)
         if len(rows) > self._plan.buckets[-1]:
             raise BatchError(f"{len(rows)} requests, the largest bucket holds {self._plan.buckets[-1]}")
-        columns = {ROWS: rows}
+        columns: dict[str, list[int] | Tensor] = {ROWS: rows}
         room = self._table.shape[1]
         if entry == "step":
             room = min(room - int(self._plan.kv["window"]), self._plan.kv["longest"] or room)
-        if batch.seq_lens is not None:
+        if isinstance(batch.seq_lens, Tensor):
+            columns[LENGTHS] = batch_column(LENGTHS, batch.seq_lens, self._device, len(rows))
+        elif batch.seq_lens is not None:
             columns[LENGTHS] = check_lengths(batch.seq_lens, rows, room)
         elif entry == "prefill" or LENGTHS in self._inputs[entry]:
             raise BatchError(f"{entry} needs the batch's seq_lens")
@@ -213,11 +253,26 @@ class Step:
         inputs = {**self._tables, **(prompt or {})}
         return Frame(self._plan, self._arena, self._pools, self._table, rows, ragged, self._kv.buffers, inputs)
 
-    def _run(self, entry: str, frame: Frame) -> Frame:
+    def _run(self, entry: str, frame: Frame, after: After | None = None) -> Frame:
         """Run the nodes of an entry in order, on the current stream."""
         for node in self._plan.nodes(entry):
             self._execute(node, frame)
+            if after is not None and after.node == node.name:
+                after.act(frame)
         return frame
+
+    def _on_commit(self, on_commit: Callable[[Tensor], object] | None, rows: int) -> After | None:
+        """Call it with the new lengths of so many rows."""
+        if on_commit is None or rows == 0:
+            return None
+        node, value = self._commit
+        return After(node, lambda frame: on_commit(frame.output(value, rows)))
+
+    @cached_property
+    def _commit(self) -> tuple[str, str]:
+        """The node after which the new lengths are there, and the value that has them."""
+        value = self._plan.output(NEW_LENGTHS, "step").value
+        return self._plan.producer(value).name, value
 
     def _dispatch(self, node: Node, frame: Frame) -> None:
         if isinstance(node, External):
@@ -229,15 +284,17 @@ class Step:
         outputs = [output for output in self._plan.outputs if output.entry == entry]
         return StepResult({output.name: frame.output(output.value, rows) for output in outputs})
 
-    def _capture(self, *, segments: bool) -> Graphs | SegmentGraphs:
+    def _captured(self, beside: Recorder | None, *, segments: bool) -> Graphs | SegmentGraphs:
+        """Graphs of this depth, in the memory pool of another's."""
+
         def idle() -> None:
-            self._staging["step"].send({name: [] for name in self._inputs["step"]})
+            self._staging["step"].send({name: [] for name in self._inputs["step"]}, 0)
 
         def run(bucket: int) -> Frame:
             return self._run("step", self._frame(bucket))
 
-        others = [other._graphs for other in self._depths.values()]
-        beside = next((graphs.recorder for graphs in others if graphs is not None), None)
+        self._kv.check_place()
+        self._guard.check()
         with self._on_device():
             if segments:
                 return SegmentGraphs(self._plan, self._device, self._frame, self._execute, idle, beside)

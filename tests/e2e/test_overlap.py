@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from host_reads import HostReads
 
 from specc.algorithms import names, needs
 from specc.engine.engine import Engine
@@ -15,7 +16,6 @@ from specc.engine.request import Completion, StopConditions, TokenEvent
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.result import HostCopy
 
-from .host_reads import HostReads
 from .tree_engine import Config, MemoryStep, base_texts, expected, make_engine, program_of
 
 NEW = 24

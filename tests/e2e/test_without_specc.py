@@ -102,7 +102,7 @@ class Memoryless:
                 found.append(self.scores(target, torch.cat([self.table[row, :length], own[above].int()]))[-1])
         return k.Forward(torch.stack(found).view(*tokens.shape, -1))
 
-    def extend(self, *, tokens, positions, slots, select, rows, seq_lens, capture):
+    def extend(self, *, tokens, positions, slots, select, accept_lens, rows, seq_lens, capture):
         return k.Forward(self.forward(draft, tokens, positions, slots, rows).flatten(0, 1)[select].contiguous())
 
     def prefill(self, model, texts, rows):

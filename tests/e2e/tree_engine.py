@@ -159,8 +159,7 @@ class MemoryProgram:
         given, depths = (self.backend, CPU, self.faults, table, kv_pools, tables), dict[int, Step]()
         memory = allocate(self.plans.values(), CPU, poison=0xFF)
         for num_steps, plan in self.plans.items():
-            how: dict[str, Any] = {"capture": capture or False, "nvtx": nvtx, "memory": memory, "depths": depths}
-            depths[num_steps] = Step(plan, *given, **how)
+            depths[num_steps] = Step(plan, *given, nvtx=nvtx, memory=memory, depths=depths)
         return MemoryStep(self, depths[self.plan.size("S")])
 
 

@@ -88,7 +88,7 @@ class ToyModels(ToyTarget):
 
     # --- after verification ------------------------------------------------------------------------------------------
 
-    def extend(self, *, slots: Tensor, capture: str, **operands: Tensor) -> SimpleNamespace:
+    def extend(self, *, slots: Tensor, accept_lens: Tensor, capture: str, **operands: Tensor) -> SimpleNamespace:
         """Run the draft over what was accepted."""
         return self.extended("extend", capture, self.draft_kv, slots, **operands)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from specc.algorithms import names
+from specc.config.presets import ENGINES
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "specc"
@@ -36,6 +37,9 @@ LAYERS = (
 
 MAY_NAME_RUNTIME = re.compile(r"ir/interpret\.py|emit/wheel\.py|cli/inspect\.py|engine/.*\.py")
 """Only op semantics, the wheel writer, `specc inspect` and the engine touch the runtime, which is an island."""
+
+ISLANDS = ("runtime", "adapters")
+"""Folders that are copied into wheels."""
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
@@ -65,13 +69,13 @@ def parts(path: Path) -> str:
 
 def test_every_file_has_a_layer() -> None:
     names = {parts(path).partition("/")[0].removesuffix(".py") for path in SOURCES}
-    assert names - {"__init__", "runtime"} == set(LAYERS)
+    assert names - {"__init__", *ISLANDS} == set(LAYERS)
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=parts)
 def test_imports_go_down(path: Path) -> None:
     own = parts(path).partition("/")[0].removesuffix(".py")
-    if own in ("runtime", "__init__"):
+    if own in (*ISLANDS, "__init__"):
         return
     for name in imports(path):
         other = layer(name)
@@ -93,6 +97,29 @@ def test_the_runtime_is_an_island(path: Path) -> None:
         else:
             assert name.split(".")[0] in {*sys.stdlib_module_names, "torch", "cuda"}, name
     assert "specc.runtime" not in path.read_text(), "an absolute import would not survive the copy"
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if parts(path).startswith("adapters/")], ids=parts)
+def test_an_adapter_is_an_island(path: Path) -> None:
+    """It is copied into wheels of its engine: nothing of specc but the program around it, and of others the engine."""
+    engine = parts(path).split("/")[1]
+    for name in imports(path):
+        if name.startswith("specc"):
+            assert name == "specc.adapters" or name.startswith("specc.adapters."), name
+            assert {word for word in ENGINES if name.startswith(f"specc.adapters.{word}")} <= {engine}, name
+        else:
+            assert name.split(".")[0] in {*sys.stdlib_module_names, "torch", engine}, name
+    assert not re.search(r"(import|from) specc\b", path.read_text()), "an absolute import would not survive the copy"
+
+
+def test_every_engine_has_a_preset_and_an_adapter() -> None:
+    assert {path.stem for path in (PACKAGE / "config/presets").glob("*.py")} - {"__init__", "base"} >= set(ENGINES)
+    assert {path.name for path in (PACKAGE / "adapters").iterdir() if path.is_dir()} - {"__pycache__"} == set(ENGINES)
+
+
+def test_nobody_imports_an_adapter() -> None:
+    named = {parts(path) for path in SOURCES if any(layer(name) == "adapters" for name in imports(path))}
+    assert {path for path in named if not path.startswith("adapters/")} == set()
 
 
 def test_who_names_the_runtime() -> None:
@@ -145,11 +172,26 @@ def named(path: Path, base: Path) -> set[str]:
     return found - {"NGRAM"} if DIALECT.fullmatch(path.relative_to(base).as_posix()) else found
 
 
+PRESET = re.compile(rf"(config/presets|adapters)/({'|'.join(ENGINES)})\w*(\.py|/.*)")
+"""What is of one engine: it serves some algorithms, by name."""
+
+
 @pytest.mark.parametrize("path", [path for path in SOURCES if not parts(path).startswith("algorithms/")], ids=parts)
 def test_algorithms_are_named_in_few_places(path: Path) -> None:
     """Their own files, keys of models, and the reference engine's drafts. No pass, kernel, runtime or command does."""
-    if parts(path) not in KEYS_OF_MODELS and not ENGINE.fullmatch(parts(path)):
+    if parts(path) not in KEYS_OF_MODELS and not (ENGINE.fullmatch(parts(path)) or PRESET.fullmatch(parts(path))):
         assert named(path, PACKAGE) == set()
+
+
+NAMES_ENGINES = re.compile(rf"{PRESET.pattern}|config/presets/__init__\.py|cli/(main|{'|'.join(ENGINES)})\.py")
+"""The table of presets, and the commands of one engine."""
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=parts)
+def test_engines_are_named_in_few_places(path: Path) -> None:
+    """Whoever needs to know an engine asks its preset."""
+    words = {word for word in code_words(path) for engine in ENGINES if engine in word.lower()}
+    assert words == set() or NAMES_ENGINES.fullmatch(parts(path)), words
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import cast, get_args
 
-from specc.config.models.attributes import Bare, Fact, attribute
+from specc.config.models.attributes import Bare, Fact, attribute, value_of
 from specc.config.models.config_json import (
     DTYPE_KEYS,
     Directory,
@@ -44,9 +44,9 @@ _TARGET_WIDTH = ("target_hidden_size", "backbone_hidden_size")
 class ModelFacts:
     """What one model directory says, by configuration key; a key that it does not settle is absent.
 
-    Beside keys of the configuration there are ``aux_layers`` (text, counted from 1), ``draft_vocab_size``,
-    ``num_mtp_modules``, and, in words, ``recurrent_state`` and ``index_keys``. ``known``: whether transformers has a
-    class for the architecture.
+    Beside keys of the configuration there are ``aux_layers`` (text, counted from 1), ``context_length``,
+    ``draft_vocab_size``, ``num_mtp_modules``, and, in words, ``recurrent_state`` and ``index_keys``. ``known``: whether
+    transformers has a class for the architecture.
     """
 
     model_type: str
@@ -93,11 +93,23 @@ def _facts(config: object, text: object, found: Directory) -> dict[str, Fact]:
         "experts_per_token": attribute(text, ("num_experts_per_tok", "num_experts_per_token")),
         "index_topk": attribute(text, ("index_topk",)),
         "draft_vocab_size": attribute(text, ("draft_vocab_size",)),
+        "context_length": _context_length(text),
         **layer_facts(text),
         **_aux_facts(config, text, found.first_layer),
         **key_value_facts(text),
     }
     return {key: fact for key, fact in facts.items() if fact is not None}
+
+
+def _context_length(text: object) -> Fact | None:
+    """Return how many positions a text may have; rotary scaling by a plain factor multiplies what was trained on."""
+    trained, rope = attribute(text, ("max_position_embeddings",)), value_of(text, "rope_parameters")
+    if trained is None or not isinstance(rope, dict):
+        return trained
+    kind, factor = (cast("dict[str, object]", rope).get(key) for key in ("rope_type", "factor"))
+    if kind not in ("linear", "dynamic") or not isinstance(factor, int | float) or isinstance(factor, bool):
+        return trained
+    return Fact(int(int(trained.value) * factor), f"{trained.origin} * {factor}")
 
 
 def _aux_facts(config: object, text: object, first_layer: int) -> dict[str, Fact | None]:

@@ -59,7 +59,7 @@ OPS = (
     ),
     OpDef(
         "model.extend",
-        f"tokens: i64[B, A], positions: i64[B, A], slots: i64[B, A], select: i64[B], {_WINDOW},"
+        f"tokens: i64[B, A], positions: i64[B, A], slots: i64[B, A], select: i64[B], accept_lens: i32[B], {_WINDOW},"
         " kv: !kv<draft>, hidden?: $input_dtype[B, A, $input_width]"
         " -> logits: $logits_dtype[B, Vd], kv: !kv<draft>, hidden?: $dtype[B, $width]",
         "The draft over the accepted tokens; logits and hidden of the selected rows only.",

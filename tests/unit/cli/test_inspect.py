@@ -46,6 +46,7 @@ def test_a_wheel_and_an_installed_package_say_the_same(
     assert (found["num_steps"], found["verified_tokens"], found["buckets"]) == ([2], 3, [2])
     assert (found["archs"], found["for_inspection"]) == (["gfx942", "sm_90"], ["gfx942"])
     assert found["machine_code"] == 2 * found["kernels"] == 2 * len(plan["kernels"])
+    assert found["engine"] is None
     assert found["triton"].startswith("3.")
     monkeypatch.syspath_prepend(tmp_path)
     assert json.loads(inspect("specc_program_small", "--format", "json").stdout) == found

@@ -66,7 +66,18 @@ def test_disaggregation_changes_nothing_else(algorithm: str) -> None:
 def test_top_level_keys_are_documented(plan: Any) -> None:
     table = DOC[DOC.index("## Top level") : DOC.index("## Nodes")]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
-    assert {key for row in rows for key in re.findall(r"`(\w+)`", row)} == set(plan)
+    assert {key for row in rows for key in re.findall(r"`(\w+)`", row)} == {*plan, "engine"}
+
+
+def test_the_plan_of_an_engine_has_the_engine_and_what_it_settles() -> None:
+    """Written out by hand, the same is a plan for any engine."""
+    logits = {"logits_dtype": "float32", "dtype": "bfloat16"}
+    for_engine = build_program(load("STANDALONE", engine="sglang", target=logits, draft=logits)).plan
+    by_hand = {"draft_positions": "shifted", "max_requests": 256, "target": logits, "draft": logits}
+    plan = build_program(load("STANDALONE", **by_hand)).plan
+    assert "engine" not in plan
+    assert for_engine == plan | {"engine": "sglang"}
+    assert Plan.from_json(for_engine).name == "small"
 
 
 def test_the_figures_are_documented(plan: Any) -> None:

@@ -117,6 +117,9 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
     ),
     ("config/unknown-key", edit("  num_layers", "  num_aux_layers: 3\n  num_layers"), 14, 3),
     ("config/unknown-key", VALID.replace("draft:\n", "draft:\n  aux_layers: [1]\n"), 20, 3),
+    ("config/out-of-range", edit("verify: greedy", "engine: sglong"), 9, 9),
+    ("config/engine-conflict", edit("verify: greedy", "engine: sglang\noverlap: false"), 10, 10),
+    ("config/engine-unsupported", edit("sm_100", "gfx942").replace("verify: greedy", "engine: sglang"), 11, 16),
     ("legal/chain-width", edit("num_draft_tokens: 4", "num_draft_tokens: 5"), 5, 19),
     ("legal/tree-size", edit("topk: 1", "topk: 2").replace("tokens: 4", "tokens: 12"), 5, 19),
     ("legal/tree-size", edit("topk: 1", "topk: 2").replace("tokens: 4", "tokens: 1"), 5, 19),
@@ -152,6 +155,7 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
 
 ELSEWHERE = {
     "config/unreadable",
+    "config/engine-argument",
     "config/model-contradiction",
     "config/model-override",
     "config/more-state",
@@ -159,7 +163,8 @@ ELSEWHERE = {
     "config/no-kv",
     "config/unknown-architecture",
 }
-"""Codes with tests of their own: below, in test_models.py, test_architectures.py, test_archs.py and test_layers.py."""
+"""Codes with tests of their own: below, in test_models.py, test_architectures.py, test_archs.py and test_layers.py, and
+in tests/unit/cli/test_sglang.py."""
 
 ALGORITHMS_OWN = {"legal/vocab-mismatch", "legal/modules", "legal/kv-mismatch", "legal/depths"}
 """Codes of rules that algorithms bring; tests/unit/algorithms provokes them."""

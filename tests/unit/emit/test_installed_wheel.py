@@ -52,7 +52,7 @@ class Callbacks:
         return k.Forward(torch.zeros(len(rows), 1, 32))
     def target(self, *, tokens, positions, slots, rows, seq_lens, capture):
         return k.Forward(torch.zeros(len(rows), 4, 32))
-    def extend(self, *, tokens, positions, slots, select, rows, seq_lens, capture):
+    def extend(self, *, tokens, positions, slots, select, accept_lens, rows, seq_lens, capture):
         return k.Forward(torch.zeros(len(rows), 32))
     def prefill_target(self, *, rows, seq_lens, capture):
         return k.Forward(torch.zeros(len(rows), 32))

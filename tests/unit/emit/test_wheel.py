@@ -18,6 +18,7 @@ from toy_wheel import ToyArtifact, toy_wheel
 from wheel.wheelfile import WheelFile
 
 import specc.runtime
+from specc.emit import sources
 from specc.emit import wheel as module
 from specc.emit.wheel import label, plan_text, wheel_names
 
@@ -184,8 +185,8 @@ def test_the_version_changes_with_whatever_the_wheel_holds(built: Path, tmp_path
 
 
 def test_the_version_changes_with_the_runtime(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    changed = module._runtime_sources() | {"_runtime/relay.py": "# changed\n"}
-    monkeypatch.setattr(module, "_runtime_sources", lambda: changed)
+    changed = module.copied("runtime", "_runtime") | {"_runtime/relay.py": "# changed\n"}
+    monkeypatch.setattr(module, "copied", lambda *_: changed)
     assert version_of(toy_wheel(tmp_path)) != version_of(built)
 
 
@@ -245,6 +246,6 @@ def test_nothing_in_a_source_path_leaves_the_package(tmp_path: Path) -> None:
 def test_templates_are_found_in_an_installed_specc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "_templates" / "wheel").mkdir(parents=True)
     (tmp_path / "_templates" / "wheel" / "package.py").write_text("installed")
-    monkeypatch.setattr(module.importlib.resources, "files", lambda name: tmp_path)
-    assert module._template("package.py") == "installed"
-    assert "specc" in module._template("README.md.jinja")
+    monkeypatch.setattr(sources.importlib.resources, "files", lambda name: tmp_path)
+    assert sources.template("package.py") == "installed"
+    assert "specc" in sources.template("README.md.jinja")

@@ -202,6 +202,7 @@ class RecurrentStep(FakeStep):
             positions=positions,
             slots=self.slots(rows, positions),
             select=self.select(last),
+            accept_lens=torch.where(rows > 0, last + 1, 0).to(torch.int32),
             rows=rows,
             seq_lens=lens,
             capture=self.capture,

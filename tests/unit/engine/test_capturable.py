@@ -57,12 +57,14 @@ def test_no_forward_of_a_step_waits_for_the_device(family: str, kind: str) -> No
     width = target.facts.hidden_size
     with FakeTensorMode(allow_non_fake_inputs=True):
         hidden = [{"hidden": torch.zeros(BATCH, n, width)} if draft.reads_hidden else {} for n in (1, NODES)]
+        accepted = {
+            "select": torch.zeros(BATCH, dtype=torch.int64),
+            "accept_lens": torch.ones(BATCH, dtype=torch.int32),
+        }
         results = [
             callbacks.draft(step=0, **window(1), capture="last", **hidden[0]),
             callbacks.target(**window(NODES), capture="full"),
-            callbacks.extend(
-                **window(NODES), select=torch.zeros(BATCH, dtype=torch.int64), capture="last", **hidden[1]
-            ),
+            callbacks.extend(**window(NODES), **accepted, capture="last", **hidden[1]),
         ]
     assert all(isinstance(result.logits, FakeTensor) for result in results)
     assert [tuple(result.logits.shape[:-1]) for result in results] == [(BATCH, 1), (BATCH, NODES), (BATCH,)]

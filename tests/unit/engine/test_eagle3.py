@@ -150,9 +150,12 @@ def test_no_forward_of_a_step_waits_for_the_device() -> None:
     assert callbacks.capturable
     with FakeTensorMode(allow_non_fake_inputs=True):
         own, rows = torch.zeros(BATCH, 1, 16), torch.zeros(BATCH, NODES, 64)
-        select = torch.zeros(BATCH, dtype=torch.int64)
+        accepted = {
+            "select": torch.zeros(BATCH, dtype=torch.int64),
+            "accept_lens": torch.ones(BATCH, dtype=torch.int32),
+        }
         drafted = callbacks.draft(step=0, **window(1), capture="last", hidden=own)
         verified = callbacks.target(**window(NODES), capture="full")
-        extended = callbacks.extend(**window(NODES), select=select, capture="last", hidden=rows)
+        extended = callbacks.extend(**window(NODES), **accepted, capture="last", hidden=rows)
     shapes = [tuple(found.hidden.shape) for found in (drafted, verified, extended) if found.hidden is not None]
     assert shapes == [(BATCH, 1, 16), (BATCH, NODES, 64), (BATCH, 16)]

@@ -148,7 +148,7 @@ def seen(tensor: Tensor, lengths: Tensor | None, select: Tensor | None) -> Tenso
     Of rows per accepted token, those up to the selected one count.
     """
     parts = list(tensor.to(torch.int64) if lengths is None else tensor.to(torch.int64).split(lengths.tolist()))
-    if select is not None:
+    if select is not None and tensor.dim() > 1:
         parts = [part[: int(last) + 1] for part, last in zip(parts, select % tensor.shape[1], strict=True)]
     return torch.stack([mix(part.reshape(-1), torch.arange(part.numel())).sum() for part in parts])
 

@@ -17,7 +17,7 @@ from specc.runtime import step as step_module
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.capture import check_capturable
-from specc.runtime.errors import BindError, ForwardContractError
+from specc.runtime.errors import BatchError, BindError, ForwardContractError
 from specc.runtime.external import Forward
 from specc.runtime.frame import Frame
 from specc.runtime.plan import Plan
@@ -27,15 +27,35 @@ from specc.runtime.tables import TableGuard
 CPU = torch.device("cpu")
 
 
-def make_step(plan: dict[str, Any], engine: object, table: Tensor, **how: Any) -> Step:
-    return Step(Plan.from_json(plan), ReferenceBackend(), CPU, engine, table, **how)
+def make_step(plan: dict[str, Any], engine: object, table: Tensor, *, capture: bool = False, **how: Any) -> Step:
+    step = Step(Plan.from_json(plan), ReferenceBackend(), CPU, engine, table, **how)
+    if capture:
+        step.capture()
+    return step
 
 
 def test_callbacks_must_have_every_method_the_plan_calls() -> None:
     plan = chain_plan()
-    callbacks = SimpleNamespace(draft=print, target=print, extend=3)
-    with pytest.raises(BindError, match=r"lack the method\(s\) extend, prefill_draft, prefill_target"):
+    callbacks = SimpleNamespace(draft=3, target=print)
+    with pytest.raises(BindError, match=r"lack the method\(s\) draft, extend$"):
         make_step(plan, callbacks, make_engine(plan).table)
+
+
+def test_forwards_of_the_prefill_are_for_those_who_prefill() -> None:
+    """A step whose state comes by `write_carry` alone decodes what another has prefilled."""
+    plan = chain_plan(overlap=True)
+    engine = make_engine(plan)
+    other = make_step(plan, engine, engine.table)
+    oracles = start(other, engine, {3: [4, 9], 1: [7]}, 3)
+    callbacks = SimpleNamespace(draft=engine.draft, target=engine.target, extend=engine.extend)
+    step = make_step(plan, callbacks, engine.table)
+    step.write_carry([3, 1], other.read_carry([3, 1]))
+    for _ in range(3):
+        result = step.decode(Batch([1, 3])).to_host()
+        assert [result.tokens(0), result.tokens(1)] == [oracles[1].step(), oracles[3].step()]
+    for batch in (Batch([2], [1]), Batch([], [])):
+        with pytest.raises(BindError, match=r"lack the method\(s\) prefill_draft, prefill_target$"):
+            step.prefill(batch)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +64,8 @@ def test_callbacks_must_have_every_method_the_plan_calls() -> None:
         (lambda t: t.long(), "must be int32"),
         (lambda t: t[0], "must be int32"),
         (lambda t: t.T.contiguous().T, "adjacent columns"),
-        (lambda t: t[:-1], "7 rows, the program has 8 pool rows"),
+        (lambda t: torch.cat([t, t[:1]]), "9 rows, the program has 8 pool rows"),
+        (lambda t: t[:0], "0 rows, the program has 8 pool rows"),
         (lambda t: t.to("meta"), "is on meta, the program on cpu"),
     ],
 )
@@ -64,6 +85,22 @@ def test_a_table_may_be_a_slice_of_wider_rows() -> None:
     step = make_step(plan, engine, wide[:, :96])
     step.prefill(Batch([3], [2]))
     assert step.decode(Batch([3], [2])).to_host().accept_lens[0] >= 1
+
+
+def test_a_table_may_have_fewer_rows() -> None:
+    """Requests in all rows that it has, padding beside them; the state pools keep theirs."""
+    plan = chain_plan(hidden=True, overlap=True)
+    engine = make_engine(plan)
+    engine.table = engine.table[:4].clone()
+    step = make_step(plan, engine, engine.table, poison=0xFF)
+    oracles = start(step, engine, {3: [4, 9, 2], 1: [7], 2: [5, 5]}, 3)
+    for rows in ([3, 1, 2], [2], [1, 3]):
+        result = step.decode(Batch(rows), at_least=4).to_host()
+        assert [result.tokens(i) for i in range(len(rows))] == [oracles[row].step() for row in rows]
+    assert {len(pool) for pool in step.pools.values()} == {8}
+    for call in (lambda: step.decode(Batch([4])), lambda: step.read_carry([4])):
+        with pytest.raises(BatchError, match=r"pool row 4 is not in 1\.\.3"):
+            call()
 
 
 Broken = Callable[[Forward], object]
@@ -164,7 +201,7 @@ class EagerGraphs:
         self.run = run
         self.replayed: list[int] = []
 
-    def replay(self, bucket: int) -> Frame:
+    def replay(self, bucket: int, after: object) -> Frame:
         self.replayed.append(bucket)
         return self.run(bucket)
 
@@ -238,5 +275,9 @@ def test_capture_is_for_cuda() -> None:
     with pytest.raises(BindError, match="only a program on CUDA"):
         program.bind(engine, engine.table, capture=True)
     engine.capturable = True
-    assert program.bind(engine, engine.table)._graphs is None
+    step = program.bind(engine, engine.table)
+    assert step._graphs is None
+    for how in (True, "segments"):
+        with pytest.raises(BindError, match="only a program on CUDA"):
+            step.capture(how)
     assert len(program.idle_carry()) == 0

@@ -236,3 +236,58 @@ def test_what_has_moved_is_noticed_at_every_depth(moved: str, capture: Any, capt
         with pytest.raises(BindError, match="req_to_token has moved" if moved == "table" else "KV buffers have moved"):
             machine.decode([3])
     assert machine.step.replays.replayed == replayed
+
+
+@pytest.mark.parametrize("capture", [True, "segments"])
+def test_depths_may_be_captured_after_they_were_bound(capture: Any, captured: Any, cuda: FakeCuda) -> None:
+    """From any of them, all at once, between two steps; what bind would have captured, and never twice."""
+    plans = plans_of("EAGLE")
+    eager, late = bind(plans, 7), captured(plans, 7, capture=False)
+    rng = random.Random(5)
+    prompts = {row: text(rng) for row in (2, 4)}
+    for machine in (eager, late):
+        machine.prefill(prompts)
+    assert late.decode([4, 2]) == eager.decode([4, 2])
+    assert cuda.captures == 0
+    late.step.at(1).capture(capture)
+    graphs = [1 if capture is True else len(plan.segments) for plan in plans]
+    assert cuda.captures == len(BUCKETS) * sum(graphs)
+    assert {pool for name, pool in cuda.log if name in ("begin", "end")} == {0}
+    if capture == "segments":  # graphs of the whole step have no nodes in the fake
+        assert [late.decode(rows) for rows in ([2], [4, 2])] == [eager.decode(rows) for rows in ([2], [4, 2])]
+        assert late.step.replays.replayed == 2 * len(plans[0].segments)
+    for steps in STEPS:
+        with pytest.raises(BindError, match="captured already"):
+            late.step.at(steps).capture(capture)
+    assert cuda.captures == len(BUCKETS) * sum(graphs)
+
+
+def test_a_capture_that_fails_leaves_every_depth_as_it_was(captured: Any, cuda: FakeCuda) -> None:
+    plans = plans_of("EAGLE")
+    eager, late = bind(plans, 7), captured(plans, 7, capture=False)
+    for machine in (eager, late):
+        machine.prefill({3: [5, 6]})
+    real, calls = late.engine.target, count()
+
+    def fail(**operands: Any) -> Any:
+        if next(calls) == 12:  # the second depth's
+            raise ZeroDivisionError
+        return real(**operands)
+
+    late.engine.target = fail
+    with pytest.raises(ZeroDivisionError):
+        late.step.capture("segments")
+    assert late.decode([3]) == eager.decode([3])
+    assert late.step.replays.replayed == 0
+    late.step.capture("segments")
+    assert late.decode([3]) == eager.decode([3])
+    assert late.step.replays.replayed == len(plans[0].segments)
+
+
+def test_what_has_moved_is_not_captured(captured: Any) -> None:
+    machine = captured(plans_of("EAGLE", topk=2, num_draft_tokens=6), 1, capture=False)
+    with pytest.raises(BindError, match="True or 'segments', got False"):
+        machine.step.capture(False)
+    machine.engine.table.set_(machine.engine.table.clone())
+    with pytest.raises(BindError, match="req_to_token has moved"):
+        machine.step.capture("segments")

@@ -42,7 +42,8 @@ def captured_step(plan: dict[str, Any], engine: Any, events: Events, monkeypatch
         return run(self, entry, frame)
 
     monkeypatch.setattr(step_module.Step, "_run", logged)
-    step = Step(Plan.from_json(plan), ReferenceBackend(), CPU, engine, engine.table, capture=True, poison=0xFF)
+    step = Step(Plan.from_json(plan), ReferenceBackend(), CPU, engine, engine.table, poison=0xFF)
+    step.capture()
     assert step._graphs is not None
     for bucket, graph in step._graphs._graphs.items():
         graph.nodes = [partial(run, step, "step", step._graphs._frames[bucket])]

@@ -106,6 +106,8 @@ def test_what_entries_read() -> None:
         assert plan.written_inputs("prefill") == ["req_pool_indices", "seq_lens"]
         assert plan.reads("step") == {"req_pool_indices", "req_to_token", *lengths}
     assert plan.callbacks() == ("draft", "extend", "prefill_draft", "prefill_target", "target")
+    assert plan.callbacks("step") == ("draft", "extend", "target")
+    assert plan.callbacks("prefill") == ("prefill_draft", "prefill_target")
     assert [plan.bucket(rows) for rows in (1, 2, 3, 4)] == [1, 2, 4, 4]
     with pytest.raises(PlanError):
         plan.bucket(5)
@@ -141,7 +143,7 @@ def test_inputs_go_in_one_copy_when_they_are_neighbours(apart: bool) -> None:
     assert len(staging._regions) == 1 + apart
     before = arena.bytes.clone()
     for rows, lens in (([3, 1, 2], [7, 8, 9]), ([5], [6])):
-        staging.send({"req_pool_indices": rows, "seq_lens": lens})
+        staging.send({"req_pool_indices": rows, "seq_lens": lens}, 4)
         padding = [0] * (4 - len(rows))
         assert arena.buffer("req_pool_indices").tolist() == rows + padding
         assert arena.buffer("seq_lens").tolist() == lens + padding
@@ -155,7 +157,7 @@ def test_inputs_go_in_one_copy_when_they_are_neighbours(apart: bool) -> None:
 
 def test_a_step_without_inputs_sends_nothing() -> None:
     plan = Plan.from_json(chain_plan())
-    Staging(plan, Arena(plan, CPU), []).send({})
+    Staging(plan, Arena(plan, CPU), []).send({}, 4)
 
 
 @pytest.mark.parametrize("distance", [64, SPAN_LIMIT + 64])

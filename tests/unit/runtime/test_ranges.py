@@ -29,11 +29,15 @@ def nvtx(monkeypatch: pytest.MonkeyPatch) -> FakeNvtx:
     return fake
 
 
-def bind(engine: ToyEngine | None = None, backend: Any = None, **more: Any) -> tuple[Step, dict[int, Oracle]]:
+def bind(
+    engine: ToyEngine | None = None, backend: Any = None, *, nvtx: bool = False, capture: bool = False
+) -> tuple[Step, dict[int, Oracle]]:
     """A step whose prompts were prefilled, and what it must decode."""
     plan = chain_plan()
     engine = engine or make_engine(plan)
-    step = Step(Plan.from_json(plan), backend or ReferenceBackend(), CPU, engine, engine.table, **more)
+    step = Step(Plan.from_json(plan), backend or ReferenceBackend(), CPU, engine, engine.table, nvtx=nvtx)
+    if capture:
+        step.capture("segments")
     return step, start(step, engine, PROMPTS, 3)
 
 
@@ -70,7 +74,7 @@ def test_a_forward_that_raises_closes_its_range(nvtx: FakeNvtx) -> None:
 def test_between_segments_only_forwards_are_called(nvtx: FakeNvtx, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = FakeCuda()
     cuda.install(monkeypatch)
-    step, oracles = bind(backend=FakeBackend(cuda), capture="segments", nvtx=True)
+    step, oracles = bind(backend=FakeBackend(cuda), capture=True, nvtx=True)
     nvtx.take()
     decode(step, oracles, list(PROMPTS))
     names = nvtx.take()
@@ -82,7 +86,8 @@ def test_between_segments_only_forwards_are_called(nvtx: FakeNvtx, monkeypatch: 
 
 def test_only_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(program_module, "Step", lambda *arguments, nvtx, **shared: asked.append(nvtx))
+    bound = SimpleNamespace(capture=lambda how: None)
+    monkeypatch.setattr(program_module, "Step", lambda *arguments, nvtx, **shared: (asked.append(nvtx), bound)[1])
     monkeypatch.setattr(program_module, "allocate", lambda plans, device: None)
     plan = Plan.from_json(chain_plan())
     gpu = Program((plan,), program_of(plan).manifest, torch.device("cuda", 0), ReferenceBackend())

@@ -43,8 +43,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 def bind(plan: dict[str, Any], callbacks: object, engine: Any, backend: FakeBackend, **more: Any) -> Step:
     """A step with captured segments; `engine` has the request table."""
-    how: dict[str, Any] = {"capture": "segments", "poison": 0xFF} | more
-    return Step(Plan.from_json(plan), backend, CPU, callbacks, engine.table, **how)
+    step = Step(Plan.from_json(plan), backend, CPU, callbacks, engine.table, poison=0xFF, **more)
+    step.capture("segments")
+    return step
 
 
 def test_every_segment_is_captured_without_its_forwards(cuda: FakeCuda) -> None:
@@ -168,8 +169,8 @@ def test_every_algorithm_replays_what_it_runs(algorithm: str, keys: dict[str, An
 def captured(eager: Machine, returns: type[Static], backend: FakeBackend) -> Machine:
     """The same machine, with captured segments."""
     engine = HashEngine(eager.plan, 7)
-    how: dict[str, Any] = {"capture": "segments", "poison": 0xA5}
-    step = Step(eager.plan, backend, CPU, returns(engine), engine.table, engine.kv, **how)
+    step = Step(eager.plan, backend, CPU, returns(engine), engine.table, engine.kv, poison=0xA5)
+    step.capture("segments")
     return Machine(eager.plan, engine, step)
 
 
@@ -202,8 +203,8 @@ def test_a_table_that_moved_is_refused(moved: str, cuda: FakeCuda) -> None:
 def test_kv_buffers_that_moved_are_refused(cuda: FakeCuda) -> None:
     plan = Plan.from_json(build_program(load("EAGLE", **TREE)).plan)
     engine = HashEngine(plan, 1)
-    how: dict[str, Any] = {"capture": "segments"}
-    step = Step(plan, FakeBackend(cuda), CPU, Static(engine), engine.table, engine.kv, **how)
+    step = Step(plan, FakeBackend(cuda), CPU, Static(engine), engine.table, engine.kv)
+    step.capture("segments")
     step.prefill(Batch([1], [3]))
     step.decode(Batch([1], [3]))
     engine.kv["draft"][1].set_(engine.kv["draft"][1].clone())
@@ -262,17 +263,18 @@ def test_segments_must_be_the_runs_of_launches(change: Any) -> None:
 def test_what_is_captured_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """On CUDA everything, or all but the forwards; on a CPU nothing."""
     asked: list[Any] = []
-    monkeypatch.setattr(program_module, "Step", lambda *arguments, capture, **shared: asked.append(capture))
+    fake = SimpleNamespace(capture=lambda how: asked.append(how))
+    monkeypatch.setattr(program_module, "Step", lambda *arguments, **shared: fake)
     monkeypatch.setattr(program_module, "allocate", lambda plans, device: None)
     plan = Plan.from_json(chain_plan())
     gpu = Program((plan,), program_of(plan).manifest, torch.device("cuda", 0), ReferenceBackend())
     for program in (gpu, program_of(plan)):
         for callbacks in (SimpleNamespace(capturable=True), SimpleNamespace(capturable=False), SimpleNamespace()):
             program.bind(callbacks, torch.zeros(1))
-    assert asked == [True, "segments", "segments", False, False, False]
+    assert asked == [True, "segments", "segments"]
     for capture in (True, False, "segments"):
         gpu.bind(SimpleNamespace(), torch.zeros(1), capture=capture)
-    assert asked[6:] == [True, False, "segments"]
+    assert asked[3:] == [True, "segments"]
     with pytest.raises(BindError, match="only a program on CUDA"):
         program_of(plan).bind(SimpleNamespace(), torch.zeros(1), capture="segments")
     with pytest.raises(BindError, match="got 'step'"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from typing import Any
 
 import pytest
@@ -223,7 +224,7 @@ def test_batches_take_any_integers() -> None:
     engine = make_engine(plan)
     step = bind(plan, engine)
     engine.prompts[3] = [1, 2]
-    result = step.prefill(Batch(torch.tensor([3]), torch.tensor([2])))
+    result = step.prefill(Batch(array("q", [3]), array("q", [2])))
     assert len(result.bonus) == 1
 
 

@@ -121,6 +121,7 @@ class ToyEngine:
         positions: Tensor,
         slots: Tensor,
         select: Tensor,
+        accept_lens: Tensor,
         rows: Tensor,
         seq_lens: Tensor,
         capture: str,
@@ -136,7 +137,7 @@ class ToyEngine:
         following, states = [], []
         for b, flat in enumerate(select.tolist()):
             row, position = int(rows[b]), int(positions.reshape(-1)[flat])
-            assert flat // per_row == b
+            assert (flat // per_row, flat % per_row) == (b, max(int(accept_lens[b]) - 1, 0))
             entries = self._seen(self.draft_kv, row, position) if row else [(0, 0)]
             following.append(draft_next(entries, self.vocab, self.shifted))
             states.append(draft_code(entries))

@@ -360,9 +360,9 @@ def _extend(b: Builder, hidden: bool) -> list[Json]:
     if hidden:
         extra["hidden"] = "thidden"
         results["hidden"] = b.engine("ehidden", "f32", ["B", "W"])
-    operands = {"tokens": "ids", "positions": "epos", "slots": "eslots", "select": "select", "rows": rows}
+    operands = {"tokens": "ids", "positions": "epos", "slots": "eslots", "select": "select", "accept_lens": "alens"}
     capture = "last" if hidden else "null"
-    call = external("extend", "extend", capture, results, **operands, seq_lens=lengths(b), **extra)
+    call = external("extend", "extend", capture, results, **operands, rows=rows, seq_lens=lengths(b), **extra)
     ops = [
         op("vocab.argmax", f"elogits {rows}", "next ebad", dtype="i64"),
         op("health.raise", "hv ebad", "h", bit=2),

@@ -1,0 +1,68 @@
+#!/bin/bash
+# Makes the folder that a GPU machine without a package index needs to run bench/sglang (docs/benchmarks.md):
+#
+#   bench/sglang/bundle.sh OUT WHEEL.whl ...
+#
+# Needs any Python with pip and a package index, and about 0.5 GB in TMPDIR. OUT must be new. With MODELS=no it holds no example
+# models, which run.sh is then told. The machine itself brings Linux x86-64, Python 3.12, torch 2.11 for CUDA 13, triton,
+# transformers, nvcc, ninja and an sm_90 GPU.
+set -euo pipefail
+[ $# -ge 1 ] || { echo "usage: $0 OUT WHEEL.whl ..." >&2; exit 2; }
+out=$1; shift
+[ ! -e "$out" ] || { echo "$out exists" >&2; exit 2; }
+for wheel in "$@"; do [ -f "$wheel" ] || { echo "$wheel: no such wheel" >&2; exit 2; }; done
+here=$(cd "$(dirname "$0")" && pwd) start=$SECONDS python=${PYTHON:-python3}
+work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
+tree=$work/tree; mkdir -p "$tree" "$work/programs" "$out/whl" "$out/models"
+
+platforms=(--platform manylinux2014_x86_64 --platform manylinux1_x86_64)
+for glibc in 35 34 28 26 24 17; do platforms+=(--platform "manylinux_2_${glibc}_x86_64"); done
+get() { # get FOLDER REQUIREMENT...
+  "$python" -m pip --disable-pip-version-check download -q --no-deps --only-binary=:all: --python-version 3.12 \
+    --implementation cp --abi cp312 --abi abi3 --abi none "${platforms[@]}" -d "$@"
+}
+unpack() { # unpack WHEEL FOLDER PATTERN...
+  "$python" -c '
+import fnmatch, sys, zipfile
+with zipfile.ZipFile(sys.argv[1]) as wheel:
+    wheel.extractall(sys.argv[2], [n for n in wheel.namelist() if any(fnmatch.fnmatch(n, p) for p in sys.argv[3:])])
+' "$@"
+}
+
+# SGLang without what serving a text model never imports: image generation, tests, benchmarks, tuned configurations of
+# kernels not used here, and Rust extensions.
+get "$work" sglang==0.5.23
+unpack "$work"/sglang-0.5.23-*.whl "$tree" '*'
+rm -rf "$tree"/sglang/multimodal_gen "$tree"/sglang/test/* "$tree"/sglang/benchmark/*/ "$tree"/sglang/srt/rust_extensions/_*.so
+touch "$tree/sglang/test/__init__.py" "$tree/sglang/benchmark/__init__.py"
+find "$tree" -name '*device_name=*' -delete
+# This module imports cutlass where CUDA is. Another version of SGLang, without this line, needs another look.
+dual=$tree/sglang/srt/layers/dual_gemm.py
+grep -q '^        if not is_cuda():' "$dual"
+sed -i 's/^        if not is_cuda():/        if True:/' "$dual"
+
+# sglang-kernel: Python files and metadata of 0.4.10, whose version SGLang checks, and the sm_90 library of 0.4.6, the last
+# that torch 2.11 loads. What was added in between fails when it is called.
+kernel() { # kernel VERSION PATTERN...
+  get "$work" "sglang-kernel==$1"
+  unpack "$work"/sglang_kernel-"$1"-*.whl "$tree" "${@:2}"
+  rm "$work"/sglang_kernel-"$1"-*.whl
+}
+kernel 0.4.10 'sgl_kernel/*.py' 'sglang_kernel-0.4.10.dist-info/*'
+kernel 0.4.6 sgl_kernel/sm90/common_ops.abi3.so
+cp -r "$here"/stubs/. "$tree"
+find "$tree" -name __pycache__ -prune -exec rm -rf {} +
+XZ_OPT="-3 -T2" tar -C "$tree" -cJf "$out/tree.tar.xz" .
+
+get "$out/whl" -r "$here/requirements.txt"
+[ "${MODELS:-}" = no ] || for model in target standalone eagle; do cp -r "$here/../../examples/models/$model" "$out/models"; done
+cp "$here"/*.py "$here/run.sh" "$out"
+for wheel in "$@"; do # a folder per program: its package, and the metadata by which SGLang finds it
+  name=$(basename "$wheel"); unpack "$wheel" "$work/programs/${name%%-*}" '*'
+done
+tar -C "$work" -cJf "$out/programs.tar.xz" programs
+find "$out" -name __pycache__ -prune -exec rm -rf {} +
+
+size=$(du -sm "$out" | cut -f1)
+echo "$out: $size MiB, $(ls "$work/programs" | wc -l) programs, in $((SECONDS - start)) s"
+[ "$size" -le 62 ] || { echo "more than 62 MiB" >&2; exit 1; }

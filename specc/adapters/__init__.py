@@ -1,0 +1,1 @@
+"""Adapters: one folder per serving engine, copied as it is into the wheels of programs that are built for it."""

@@ -1,0 +1,57 @@
+"""A program bound to the models and pools of a worker of SGLang, and what of its step is captured."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+from sglang.srt.model_executor.runner_utils.capture_mode import model_capture_mode
+from torch import Tensor
+
+from .attention import Eager, Static
+from .forwards import Forwards
+from .recorded import RecordedForwards
+from .simulate import Simulated, simulating
+
+CAPTURE = "SPECC_CAPTURE"
+"""The environment variable that says what is captured where SGLang captures graphs: one of `FORWARDS`."""
+FORWARDS: dict[str, type[Forwards]] = {"graph": Forwards, "segments": RecordedForwards, "none": Forwards}
+"""The whole step as one graph, which is the default; forwards and what lies between them each; nothing."""
+
+
+def bind(program: Any, worker: Any) -> tuple[Any, str]:
+    """Bind a program to an EAGLEWorkerV2 whose graphs are captured; returns the step and what is captured of it.
+
+    ValueError when `SPECC_CAPTURE` is another word.
+    """
+    table = worker.req_to_token_pool.req_to_token
+    how = _capture(worker)
+    target, draft = worker.target_worker.model_runner, worker.draft_worker.draft_runner
+    static = how != "none" and isinstance(target.attn_backend, TritonAttnBackend)
+    make = FORWARDS[how]
+    if simulating():
+        make = type(f"Simulated{make.__name__}", (Simulated, make), {})
+    forwards = make(worker, Static(worker) if static else Eager(worker))
+    pools = {"target": target.token_to_kv_pool, "draft": draft.token_to_kv_pool}
+    moved = {owner: pools[owner] for owner, pool in program.plan.kv_pools.items() if pool.bound}
+    buffers = {owner: _interleaved(pool.k_buffer, pool.v_buffer) for owner, pool in moved.items()}
+    step = program.bind(forwards, table, buffers, capture=False)
+    if how != "none":
+        with model_capture_mode():
+            step.capture("segments" if how == "segments" else True)
+    return step, how
+
+
+def _capture(worker: Any) -> str:
+    """What to capture; nothing where SGLang captures nothing."""
+    word = os.environ.get(CAPTURE, "graph")
+    if word not in FORWARDS:
+        raise ValueError(f"{CAPTURE} is {', '.join(FORWARDS)}, got {word!r}")
+    captures = worker.target_worker.model_runner.decode_cuda_graph_runner is not None
+    return word if captures and worker.req_to_token_pool.req_to_token.is_cuda else "none"
+
+
+def _interleaved(keys: list[Tensor], values: list[Tensor]) -> list[Tensor]:
+    """K0, V0, K1, V1, ..."""
+    return [buffer for pair in zip(keys, values, strict=True) for buffer in pair]

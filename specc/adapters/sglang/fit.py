@@ -1,0 +1,113 @@
+"""Whether a program is the one that a server's arguments and models describe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sglang.srt.layers.attention.intel_amx_backend import IntelAMXAttnBackend
+from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
+from sglang.srt.runtime_context import get_disagg, get_parallel, get_schedule, get_spec
+
+BACKENDS = {TritonAttnBackend: "full", IntelAMXAttnBackend: "qlen"}
+"""Attention backends that are served, and the mode in which each reads the mask of a tree."""
+
+
+def misfits(plan: Any, worker: Any) -> list[str]:
+    """What is in the way of running the program of `plan` as the decode step of a worker of SGLang; nothing if it fits.
+
+    `plan` is the program's, `worker` an EAGLEWorkerV2 with its pools and attention backends in place.
+    """
+    return [*_unserved(worker), *_arguments(plan), *_models(plan, worker), *_memory(plan, worker)]
+
+
+def _unserved(worker: Any) -> Iterator[str]:
+    """What no program does in SGLang."""
+    spec, parallel = get_spec(), get_parallel()
+    for name in ("tp_size", "pp_size", "dp_size"):
+        if getattr(parallel, name) != 1:
+            yield f"{name} is {getattr(parallel, name)}: one GPU is served"
+    if get_disagg().disaggregation_mode != "null":
+        yield f"disaggregation_mode is {get_disagg().disaggregation_mode}"
+    if spec.speculative_adaptive:
+        yield "speculative_adaptive changes the number of steps"
+    if spec.speculative_use_rejection_sampling:
+        yield "speculative_use_rejection_sampling"
+    draft = worker.draft_worker
+    if draft.hot_token_id is not None:
+        yield "the draft scores a part of the vocabulary (token map)"
+    backends = {type(backend) for backend in _backends(worker) if backend is not None}
+    if len(backends) != 1 or not backends <= set(BACKENDS):
+        found = ", ".join(sorted(backend.__name__ for backend in backends))
+        yield f"attention is that of {found}; served are {', '.join(sorted(one.__name__ for one in BACKENDS))}"
+    for role, runner in _runners(worker).items():
+        if runner.model_config.model_is_mrope:
+            yield f"the {role} has multimodal positions (mrope)"
+        if runner.sliding_window_size:
+            yield f"the {role} has layers with a sliding window"
+        if runner.kv_index_translator.is_translating:
+            yield f"the {role} keeps its keys and values in a unified pool"
+        if not hasattr(runner.token_to_kv_pool, "k_buffer"):
+            yield f"the {role} keeps its keys and values in a {type(runner.token_to_kv_pool).__name__}"
+
+
+def _arguments(plan: Any) -> Iterator[str]:
+    spec = get_spec()
+    asked = {
+        "algorithm": (plan.algorithm, spec.speculative_algorithm),
+        "topk": (plan.size("K"), spec.speculative_eagle_topk),
+        "num_steps": (plan.size("S"), spec.speculative_num_steps),
+        "num_draft_tokens": (plan.size("N"), spec.speculative_num_draft_tokens),
+        "page_size": (plan.kv["page_size"], get_schedule().page_size),
+        "draft_positions": (plan.kv["draft_positions"], "shifted"),
+    }
+    for name, (mine, theirs) in asked.items():
+        if mine != theirs:
+            yield f"{name} is {mine} in the program, {theirs} in the server"
+    allocated = get_alloc_reserve_per_decode()
+    if plan.kv["reserve"] > allocated:
+        yield f"a step may write {plan.kv['reserve']} slots of a request, the server allocates {allocated}"
+
+
+def _models(plan: Any, worker: Any) -> Iterator[str]:
+    for role, runner in _runners(worker).items():
+        model, config = plan.models[role], runner.model_config
+        dtype = str(runner.dtype).removeprefix("torch.")
+        found = {
+            "vocab_size": config.vocab_size,
+            "hidden_size": config.hidden_size,
+            "dtype": {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}.get(dtype, dtype),
+            "logits_dtype": "f32",
+        }
+        for name, theirs in found.items():
+            if model[name] != theirs:
+                yield f"{name} of the {role} is {model[name]} in the program, {theirs} in the server"
+
+
+def _memory(plan: Any, worker: Any) -> Iterator[str]:
+    rows = len(worker.req_to_token_pool.req_to_token)
+    if rows > plan.size("P"):
+        yield f"the server keeps {rows - 1} requests, the program {plan.size('P') - 1} (max_requests)"
+    length, longest = worker.target_worker.model_runner.model_config.context_len, plan.kv["longest"]
+    if longest is not None and length > longest:
+        yield f"requests of the server have up to {length} tokens, those of the program {longest} (context_length)"
+    mode, backend = _mask_mode(plan), BACKENDS.get(type(worker.target_worker.model_runner.attn_backend))
+    if mode is not None and backend is not None and mode != backend:
+        yield f"mask is {mode} in the program, {backend} in the server's attention backend"
+
+
+def _mask_mode(plan: Any) -> str | None:
+    """The mode of the mask that the program writes for a tree; None for a chain."""
+    calls = [call for node in plan.nodes("step") for call in getattr(node, "ops", ())]
+    return next((call.attrs["mode"] for call in calls if call.op == "tree.mask"), None)
+
+
+def _runners(worker: Any) -> dict[str, Any]:
+    return {"target": worker.target_worker.model_runner, "draft": worker.draft_worker.draft_runner}
+
+
+def _backends(worker: Any) -> list[Any]:
+    draft = worker.draft_worker
+    steps = draft.draft_attn_backend.attn_backends if draft.draft_attn_backend is not None else []
+    return [worker.target_worker.model_runner.attn_backend, draft.draft_extend_attn_backend, *steps]

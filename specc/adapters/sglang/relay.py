@@ -1,0 +1,51 @@
+"""SGLang's relay between overlapped steps, in the pool rows of a program.
+
+Under the overlap schedule SGLang keeps what a request takes from step to step in tables of its `FutureMap`, by pool
+row: lengths, bonus tokens, drafts, hidden states. A program keeps the same in its own. Here both are one memory, so
+that a step may be the program's or SGLang's without any conversion, and the program's needs neither gather nor stash.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.managers import overlap_utils
+from sglang.srt.managers.overlap_utils import FutureMap
+
+from .steps import Steps
+
+_offered: Steps | None = None
+
+
+def offer(steps: Steps) -> None:
+    """Let the relay that SGLang makes next share memory with the program of `steps`."""
+    global _offered
+    _offered = steps
+
+
+class SharedFutureMap(FutureMap):
+    """A `FutureMap` whose tables are the pool rows of a program."""
+
+    steps: Steps | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Make SGLang's, then share. RuntimeError in SGLang's debug mode, which poisons rows that were read."""
+        super().__init__(*args, **kwargs)
+        if _offered is None:
+            return
+        if overlap_utils._DEBUG_ASSERT:
+            raise RuntimeError(f"{_offered.name} cannot share its state with SGLang under SGLANG_IS_IN_CI")
+        self.steps = _offered
+        pools = {field: pool[: self.req_pool_size] for field, pool in self.steps.step.pools.items()}
+        self.new_seq_lens_buf, self.output_tokens_buf = pools["seq_lens"], pools["bonus"]
+        self.topk_index_buf, self.need_topk = pools["topk_index"], True
+        self.topk_p_buf = pools.get("topk_p", torch.ones_like(self.topk_index_buf, dtype=torch.float32))
+        if "hidden" in pools:
+            self.hidden_states_buf, self.need_hidden_states = pools["hidden"], True
+        self._relay = self.steps.published
+
+    def _resolve_spec_extras(self, batch: Any) -> None:
+        """Gather what SGLang's step reads; the program's reads it where it is."""
+        if self.steps is None or self.steps.refuses(batch) is not None:
+            super()._resolve_spec_extras(batch)

@@ -1,0 +1,165 @@
+"""A program bound to a worker of SGLang: which batches it serves, and its steps in SGLang's terms."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.speculative.eagle_info import EagleDraftInput
+from torch import Tensor
+
+from .binding import bind
+from .metrics import Metrics
+from .requests import refuses, unserved
+
+
+@dataclass
+class StepResult(GenerationBatchResult):
+    """What SGLang gets of a step, and the health words i32[b] of its requests, on the host once `copy_done` is."""
+
+    health: Tensor | None = None
+
+
+class Steps:
+    """Decode steps of one worker by one program.
+
+    Attributes:
+        name: the program's package.
+        step: the bound program.
+        captured: what of it is captured, see `binding`.
+        served: how many steps the program ran.
+        left: how many decode steps SGLang ran, by why the program did not.
+        published: what the last step has written into SGLang's tables.
+        refuses_unserved: whether requests that the program does not serve are turned away.
+
+    """
+
+    def __init__(self, package: Any, worker: Any) -> None:
+        """Load the program onto the worker's device and bind it, as `bind` has it."""
+        self.name, self._package = package.__name__, package
+        self._version = package.__version__
+        self.served, self.left = 0, Counter[str]()
+        self.refuses_unserved = refuses()
+        device = worker.req_to_token_pool.req_to_token.device
+        program = package.load(str(device) if device.type == "cuda" else "cpu")
+        self.step, self.captured = bind(program, worker)
+        self._largest = program.plan.buckets[-1]
+        self._width, self._nodes = program.plan.size("A"), program.plan.size("N")
+        self._blank = _Blank(worker.topk, device)
+        self.published = Published()
+        self._metrics = Metrics(self.name, self._version, self.captured)
+
+    def refuses(self, batch: Any) -> str | None:
+        """Why SGLang runs this batch itself; None when the program does."""
+        if not batch.forward_mode.is_decode():
+            return "no decode step"
+        if len(batch.reqs) > self._largest:
+            return f"more than {self._largest} requests"
+        if batch.sampling_info.has_watermark_candidates:
+            return "a watermark"
+        return next(filter(None, map(unserved, batch.reqs)), None)
+
+    def run(self, batch: Any, publish: Callable[[Tensor], None] | None) -> StepResult:
+        """One step of the batch's requests; under the overlap schedule `publish` gets their new lengths i64[b]."""
+        rows = len(batch.reqs)
+        found = self.step.decode(self._package.Batch(batch.req_pool_indices), on_commit=self._publisher(publish))
+        self.served += 1
+        self._metrics.count()
+        host = found.start_copy().tensors
+        lengths = found.new_seq_lens
+        if publish is None:
+            state, lengths = self._blank.draft_input(rows), lengths.clone()
+        else:
+            state = EagleDraftInput(bonus_tokens=found.bonus)
+            self.published.published_bonus = found.bonus
+        return StepResult(
+            logits_output=LogitsProcessorOutput(next_token_logits=None),
+            next_token_ids=host["predict"].view(-1),
+            accept_lens=host["accept_lens"],
+            health=host["health"],
+            can_run_cuda_graph=self.captured != "none",
+            speculative_num_draft_tokens=self._nodes,
+            speculative_output_stride=self._width,
+            next_draft_input=state,
+            new_seq_lens=lengths,
+        )
+
+    def leave(self, reason: str) -> None:
+        """Take note of a decode step that SGLang runs."""
+        self.left[reason] += 1
+        self._metrics.count(left=reason)
+
+    def _publisher(self, publish: Callable[[Tensor], None] | None) -> Callable[[Tensor], None] | None:
+        """`publish` for lengths that are in SGLang's table already, see `relay`."""
+        if publish is None:
+            return None
+
+        def published(lengths: Tensor) -> None:
+            self.published.published_seq_lens = lengths
+            publish(lengths)
+
+        return published
+
+    def report(self) -> dict[str, Any]:
+        """What the program is and did, for SGLang's internal state."""
+        return {
+            "program": self.name,
+            "version": self._version,
+            "capture": self.captured,
+            "served": self.served,
+            "left": dict(self.left),
+        }
+
+    def adopt(self, rows: Tensor, state: EagleDraftInput, seq_lens: Tensor) -> EagleDraftInput:
+        """Take over what a forward of SGLang's leaves of requests in pool rows i64[b]; returns what stands for it."""
+        named = {
+            "bonus": state.bonus_tokens,
+            "topk_p": state.topk_p,
+            "topk_index": state.topk_index,
+            "hidden": state.hidden_states,
+            "seq_lens": seq_lens,
+        }
+        for field, pool in self.step.pools.items():
+            pool[rows] = named[field].view(len(rows), *pool.shape[1:]).to(pool.dtype)
+        return self._blank.draft_input(len(rows))
+
+    def state(self, rows: Tensor) -> EagleDraftInput:
+        """What SGLang's own step reads of requests in pool rows i64[b]."""
+        pools = self.step.pools
+        blank = self._blank.draft_input(len(rows))
+        return EagleDraftInput(
+            bonus_tokens=pools["bonus"][rows],
+            topk_index=pools["topk_index"][rows],
+            topk_p=pools["topk_p"][rows] if "topk_p" in pools else blank.topk_p,
+            hidden_states=pools["hidden"][rows] if "hidden" in pools else None,
+        )
+
+
+class Published:
+    """Lengths and bonus tokens that a step has written already: what SGLang would scatter again, it then skips."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self.published_seq_lens: Tensor | None = None
+        self.published_bonus: Tensor | None = None
+
+
+class _Blank:
+    """What SGLang keeps of a batch between steps where the state of its requests is in the program's pool rows."""
+
+    def __init__(self, topk: int, device: torch.device) -> None:
+        self._ones = torch.ones(1, topk, device=device)
+        self._tokens = torch.zeros(1, topk, dtype=torch.int64, device=device)
+        self._bonus = torch.zeros(1, dtype=torch.int32, device=device)
+
+    def draft_input(self, rows: int) -> EagleDraftInput:
+        return EagleDraftInput(
+            bonus_tokens=self._bonus.expand(rows),
+            topk_p=self._ones.expand(rows, -1),
+            topk_index=self._tokens.expand(rows, -1),
+        )

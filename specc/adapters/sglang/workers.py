@@ -1,0 +1,130 @@
+"""Workers of SGLang whose decode steps are a program's, and how they come into the place of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
+
+from . import CHOICE, relay
+from .fit import misfits
+from .requests import turn_away
+from .steps import StepResult, Steps
+
+logger = logging.getLogger(__name__)
+
+TARGET_BIT = 2
+"""Of a health word: a row of the target that holds NaN or whose largest value is not finite."""
+SPECULATIVE, MANAGERS = "sglang.srt.speculative", "sglang.srt.managers"
+
+
+def replace_workers(programs: Sequence[Any]) -> None:
+    """Have SGLang make workers that choose among `programs`, packages of wheels; more may be added later."""
+    ProgramSteps.programs = programs
+    for place, replacement in (
+        (f"{SPECULATIVE}.eagle_worker_v2.EAGLEWorkerV2", EagleWorker),
+        (f"{SPECULATIVE}.standalone_worker_v2.StandaloneWorkerV2", StandaloneWorker),
+        (f"{MANAGERS}.overlap_utils.FutureMap", relay.SharedFutureMap),
+    ):
+        HookRegistry.register(place, replacement, HookType.REPLACE)
+    results = f"{MANAGERS}.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
+    HookRegistry.register(f"{results}.process_batch_result_decode", abort_unhealthy, HookType.BEFORE)
+    queue = f"{MANAGERS}.scheduler.Scheduler._add_request_to_queue"
+    HookRegistry.register(queue, turn_away, HookType.BEFORE)
+    state = f"{MANAGERS}.scheduler_components.internal_state"
+    HookRegistry.register(f"{state}.SchedulerInternalStateController.get_internal_state", tell_state, HookType.AFTER)
+
+
+_Worker: Any = object
+"""For the checker of types: a worker of SGLang, which `ProgramSteps` is put in front of."""
+
+
+class ProgramSteps(_Worker):
+    """Mixed into a worker of SGLang: a program runs the decode steps that it can serve, SGLang all others."""
+
+    programs: Sequence[Any] = ()
+    steps: Steps | None = None
+
+    def init_cuda_graphs(self) -> None:
+        """Capture SGLang's graphs, then bind the program that fits."""
+        super().init_cuda_graphs()
+        package = _choose(self.programs, self)
+        if package is None:
+            return
+        self.steps = Steps(package, self)
+        relay.offer(self.steps)
+        logger.info("specc: %s runs the decode steps: %s", package.__name__, self.steps.report())
+
+    def forward_batch_generation(
+        self, batch: Any, on_publish: Any = None, grammar_barrier: Any = None, pp_proxy_tensors: Any = None
+    ) -> Any:
+        """See EAGLEWorkerV2."""
+        steps = self.steps
+        if steps is None or batch.forward_mode.is_idle():
+            return super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
+        reason = steps.refuses(batch)
+        if reason is None:
+            return steps.run(batch, on_publish)
+        rows, decoding = batch.req_pool_indices, batch.forward_mode.is_decode()
+        if decoding:
+            steps.leave(reason)
+            if on_publish is None:
+                batch.spec_info = steps.state(rows)
+        result = super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
+        if on_publish is None:
+            result.next_draft_input = steps.adopt(rows, result.next_draft_input, result.new_seq_lens)
+        return result
+
+
+class EagleWorker(ProgramSteps, EAGLEWorkerV2):
+    """EAGLE and EAGLE3."""
+
+
+class StandaloneWorker(ProgramSteps, StandaloneWorkerV2):
+    """STANDALONE."""
+
+
+def _choose(programs: Sequence[Any], worker: Any) -> Any | None:
+    """The program that fits, if there is one. RuntimeError when `SPECC_PROGRAM` names one that does not."""
+    wanted = os.environ.get(CHOICE) or None
+    faults = {package: misfits(package.plan, worker) for package in programs if wanted in (None, package.__name__)}
+    if wanted is not None and not faults:
+        raise RuntimeError(f"{CHOICE}={wanted}: no such program is installed for SGLang")
+    fitting = [package for package, found in faults.items() if not found]
+    if not fitting:
+        for package, found in faults.items():
+            message = f"specc: {package.__name__} does not fit this server: {'; '.join(found)}"
+            if wanted is not None:
+                raise RuntimeError(message)
+            logger.warning("%s. SGLang's own steps run", message)
+        return None
+    if len(fitting) > 1:
+        names = ", ".join(package.__name__ for package in fitting)
+        raise RuntimeError(f"specc: several programs fit this server, set {CHOICE} to one of {names}")
+    return fitting[0]
+
+
+def abort_unhealthy(processor: Any, batch: Any, result: Any) -> None:
+    """End requests whose target returned scores that are no numbers: nothing that follows from those is text."""
+    if not isinstance(result, StepResult) or result.health is None:
+        return
+    result.copy_done.synchronize()
+    for request, word in zip(batch.reqs, result.health.tolist(), strict=True):
+        if word & TARGET_BIT and not request.finished():
+            message = f"the target's scores hold NaN or are infinite (health word {word})"
+            request.to_finish = FINISH_ABORT(message, HTTPStatus.INTERNAL_SERVER_ERROR, "SpeccHealthError")
+
+
+def tell_state(answer: Any, controller: Any, *_: Any) -> Any:
+    """Add what the program did to the server's internal state."""
+    steps = getattr(controller.scheduler.draft_worker, "steps", None)
+    if steps is not None:
+        answer.internal_state["specc"] = steps.report()
+    return answer

@@ -1,0 +1,66 @@
+"""`specc sglang`: commands for whoever runs SGLang."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specc.cli.reporting import reporting
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+
+sglang = typer.Typer(help="Programs for SGLang.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@sglang.callback()
+def _group() -> None:
+    """Keep `check` a command of a group, though it is the only one."""
+
+
+@sglang.command()
+def check(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="-- SERVER_ARGS...",
+            help="Arguments as python -m sglang.launch_server takes them.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write. Default: standard output.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The configuration's name. Default: one made of the algorithm.")
+    ] = None,
+) -> None:
+    """Write the configuration of the program that SGLang with these arguments runs, and check it."""
+    with reporting() as report:
+        from specc.algorithms import names, needs
+        from specc.config import load_text
+        from specc.config.presets.sglang_arguments import configuration, parse
+        from specc.driver import check_config
+
+        parsed = parse(arguments)
+        text = configuration(parsed, name)
+        loaded = load_text(text, output or Path("sglang.yaml"), names(), needs)
+        report.know(loaded.sources, loaded.paths)
+        check_config(loaded)
+        report.show(loaded.warnings)
+        if parsed.unused:
+            typer.echo(f"say nothing about the program: {', '.join(sorted(set(parsed.unused)))}", err=True)
+        _write(text, output)
+
+
+def _write(text: str, output: Path | None) -> None:
+    """Write into a file, or to stdout; DiagnosticError ``emit/io``."""
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        message = f"cannot write '{output}': {error.strerror}"
+        raise DiagnosticError(Diagnostic("emit/io", message)) from error
+    typer.echo(output)

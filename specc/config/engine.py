@@ -1,0 +1,111 @@
+"""`engine:` -> the defaults that the engine's preset gives, and a finding for all that does not fit it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import cast
+
+from specc.config.archs import NATIVE
+from specc.config.legality import Checked
+from specc.config.models import ModelFacts
+from specc.config.presets import PRESETS, Preset
+from specc.config.presets.base import Value
+from specc.config.schema import ConfigFile, ModelBlock
+from specc.config.sides import Side
+from specc.support.diagnostics import Note
+from specc.support.location import Location
+
+
+def for_engine(checked: Checked, algorithm: str | None, facts: Mapping[Side, ModelFacts | None]) -> Checked:
+    """Return the file as its engine runs it, after reporting what the engine does not do; without one as it is.
+
+    ``algorithm`` is the canonical name, None where it is unknown; ``facts`` are what the model directories say.
+    """
+    engine = checked.file.engine
+    if engine is None:
+        return checked
+    preset = PRESETS[engine]
+    _unsupported(checked, preset, algorithm)
+    file = _with_demands(checked, preset)
+    buckets = file.buckets if checked.sound("buckets") else []
+    file = file.model_copy(update={"max_requests": file.max_requests or max([preset.max_requests, *buckets])})
+    return replace(checked, file=_with_mask(checked, preset, file, facts.get("target")))
+
+
+def _unsupported(checked: Checked, preset: Preset, algorithm: str | None) -> None:
+    """Report what the engine's adapter cannot serve."""
+    file, at = checked.file, checked.places
+    if algorithm is not None and algorithm not in preset.algorithms:
+        hint = f"there are {', '.join(preset.algorithms)}"
+        _refuse(checked, preset, f"the algorithm {algorithm} is not served", at.value("algorithm"), hint)
+    if len(file.num_steps) > 1 and checked.sound("num_steps"):
+        _refuse(checked, preset, "several num_steps are not served", at.value("num_steps"), "write one number")
+    for index, output in enumerate(file.outputs if checked.sound("outputs") else ()):
+        if output in preset.missing_outputs:
+            message = f"the output '{output}' is not handed over by its forwards"
+            _refuse(checked, preset, message, at.value("outputs", index), "leave it out")
+    for index, arch in enumerate(file.archs if checked.sound("archs") else ()):
+        if arch != NATIVE and not arch.startswith(preset.gpus):
+            message = f"programs run on {preset.gpus}..., not on {arch}"
+            _refuse(checked, preset, message, at.value("archs", index), "leave it out")
+
+
+def _with_demands(checked: Checked, preset: Preset) -> ConfigFile:
+    """Return the file with the engine's values; what is written and differs is reported."""
+    file = checked.file
+    for path, value in preset.demands.items():
+        if len(path) == 1:
+            file = cast("ConfigFile", _demanded(checked, preset, file, path, value))
+        elif (block := getattr(file, path[0])) is not None:
+            file = file.model_copy(update={path[0]: _demanded(checked, preset, block, path, value)})
+    return file
+
+
+def _demanded(
+    checked: Checked, preset: Preset, block: ConfigFile | ModelBlock, path: tuple[str, ...], value: Value
+) -> ConfigFile | ModelBlock:
+    """Return a block with one key as the engine has it, after reporting that it is written otherwise."""
+    written = getattr(block, path[-1])
+    if checked.places.written(*path) and not checked.places.broken(*path) and written not in (value, "auto"):
+        _conflict(checked, preset, path, f"{'.'.join(path)} is {_spell(value)}", _spell(value))
+    return block.model_copy(update={path[-1]: value})
+
+
+def _with_mask(checked: Checked, preset: Preset, file: ConfigFile, target: ModelFacts | None) -> ConfigFile:
+    """Return the file of a tree with a mask that the engine's attention reads, and what sizes it."""
+    if file.topk == 1 or not checked.sound("mask", "topk"):
+        return file
+    if not checked.places.written("mask"):
+        file = file.model_copy(update={"mask": preset.tree_masks[0]})
+    elif file.mask not in preset.tree_masks:
+        read = " or ".join(preset.tree_masks)
+        _conflict(checked, preset, ("mask",), f"the mask of a tree is {read}", read)
+    longest = target.facts.get("context_length") if target is not None else None
+    if file.mask == "full" and file.context_length is None and longest is not None:
+        length = preset.longest(int(longest.value), max(file.num_steps))
+        file = file.model_copy(update={"context_length": length})
+    return file
+
+
+def _conflict(checked: Checked, preset: Preset, path: tuple[str, ...], rule: str, write: str) -> None:
+    hint = f"write {path[-1]}: {write}, or leave the key out"
+    at, notes = checked.places.value(*path), _engine_note(checked, preset)
+    checked.found.error("config/engine-conflict", f"with {preset.title}, {rule}", at, hint=hint, notes=notes)
+
+
+def _refuse(checked: Checked, preset: Preset, what: str, at: Location, hint: str) -> None:
+    message, notes = f"with {preset.title}, {what}", _engine_note(checked, preset)
+    checked.found.error("config/engine-unsupported", message, at, hint=hint, notes=notes)
+
+
+def _engine_note(checked: Checked, preset: Preset) -> list[Note]:
+    """Return a note that points at `engine:`, if the file has the key."""
+    if not checked.places.written("engine"):
+        return []
+    return [Note(f"the engine is {preset.title}", checked.places.value("engine"))]
+
+
+def _spell(value: Value) -> str:
+    """Return a value as YAML has it."""
+    return value if isinstance(value, str) else str(value).lower()

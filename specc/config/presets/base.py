@@ -1,0 +1,47 @@
+"""What a serving engine asks of a configuration, as data. `specc.config.engine` applies it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Value = bool | str
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One engine, in one version.
+
+    Attributes:
+        title: the engine and the version whose ways these are, as people write them.
+        plugins: group of the entry points by which the engine finds its plugins.
+        algorithms: names of the algorithms that the adapter serves.
+        demands: path of a key -> its only value; the default where the file does not write it. A path that begins with
+            a block counts where the block is there.
+        tree_masks: values of ``mask`` for a tree, the default first.
+        max_requests: default of the key, where the largest bucket is not larger.
+        missing_outputs: outputs that the adapter's forwards do not hand over.
+        gpus: what the names of the architectures that it runs on start with.
+
+    """
+
+    title: str
+    plugins: str
+    algorithms: tuple[str, ...]
+    demands: Mapping[tuple[str, ...], Value]
+    tree_masks: tuple[str, ...]
+    max_requests: int
+    missing_outputs: tuple[str, ...]
+    gpus: str
+
+    def longest(self, context_length: int, num_steps: int) -> int:
+        """Return how long a text may be when a step starts, in tokens.
+
+        A step is launched before the one that ends a request is known to, so that the text may be two steps longer than
+        the engine's ``context_length``.
+        """
+        return context_length + 2 * (num_steps + 1)
+
+    def settles(self, path: tuple[str, ...], chain: bool) -> bool:
+        """Whether a key that the file of a chain, or of a tree, does not write has a default of this engine's."""
+        return path in self.demands or path == ("max_requests",) or (path == ("mask",) and not chain)

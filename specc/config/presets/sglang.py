@@ -1,0 +1,22 @@
+"""SGLang 0.5.23: what its workers, scheduler and attention do, as far as a program depends on it."""
+
+from __future__ import annotations
+
+from specc.config.presets.base import Preset
+
+SGLANG = Preset(
+    title="SGLang 0.5.23",
+    plugins="sglang.srt.plugins",
+    algorithms=("STANDALONE", "EAGLE", "EAGLE3"),
+    demands={
+        ("draft_positions",): "shifted",  # its drafts see token p + 1 at position p, language models too
+        ("overlap",): True,  # its workers keep state and lengths on the device, whether they are run ahead or not
+        ("disaggregation",): False,
+        ("target", "logits_dtype"): "float32",  # its logits processor hands over nothing else
+        ("draft", "logits_dtype"): "float32",
+    },
+    tree_masks=("full", "qlen"),  # read by the triton attention backend, and by that of the CPU
+    max_requests=256,
+    missing_outputs=("routed_experts", "indexer_topk"),
+    gpus="sm_",
+)

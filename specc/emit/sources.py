@@ -1,0 +1,31 @@
+"""What wheels take from specc as it stands: its islands, the templates of a package, the licence."""
+
+from __future__ import annotations
+
+import importlib.resources
+from pathlib import Path
+
+LICENSE = "LICENSE"
+
+
+def template(name: str) -> str:
+    """A file of `templates/wheel`: inside an installed specc, or beside the package in a checkout."""
+    installed = importlib.resources.files("specc").joinpath("_templates", "wheel", name)
+    if installed.is_file():
+        return installed.read_text(encoding="utf-8")
+    return (Path(__file__).resolve().parents[2] / "templates" / "wheel" / name).read_text(encoding="utf-8")
+
+
+def license_text() -> str:
+    """Specc's licence, which its templates and its runtime are under: in an installed specc, or in a checkout."""
+    installed = importlib.resources.files("specc").joinpath("_templates", LICENSE)
+    if installed.is_file():
+        return installed.read_text(encoding="utf-8")
+    return (Path(__file__).resolve().parents[2] / LICENSE).read_text(encoding="utf-8")
+
+
+def copied(island: str, folder: str) -> dict[str, str]:
+    """The files of an island of specc, byte for byte, by path inside the generated package."""
+    root = Path(__file__).resolve().parents[1] / island
+    paths = sorted(root.rglob("*.py"))
+    return {f"{folder}/{path.relative_to(root).as_posix()}": path.read_text(encoding="utf-8") for path in paths}

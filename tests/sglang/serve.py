@@ -1,0 +1,156 @@
+"""Serve one job with one engine of SGLang on the CPU: `.sglang/bin/python tests/sglang/serve.py JOB.json OUT.json`.
+
+A job is `{"engine": {...}, "requests": [...]}`: arguments of `sglang.Engine` beside those of `ENGINE`, and for each
+request
+
+* `text` or `input_ids`; `sampling`, SGLang's sampling parameters; `logprobs`, whether to return them;
+* `after`, `[k, n]`: it arrives when request k has n tokens or has ended; or `delay`, in seconds;
+* `abort_after`, a number of tokens after which it is aborted; `stream`, false for one that answers once.
+
+The answer has what SGLang said for each request, and its internal state when all had ended. A leak of KV slots ends the
+scheduler, and the process with it: SGLang checks at every step and when idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+ENGINE: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "attention_backend": "intel_amx",
+    "sampling_backend": "pytorch",
+    "grammar_backend": "none",
+    "disable_cuda_graph": True,
+    "skip_server_warmup": True,
+    "mem_fraction_static": 0.3,
+    "context_length": 1024,
+    "random_seed": 1,
+    "log_level": "info",
+}
+ENVIRONMENT = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+IDLE_S = 30
+MODELS = {"llama", "llama_eagle", "llama_eagle3"}
+"""Modules of the models that jobs name. SGLang would import some two hundred more."""
+
+
+class Progress:
+    """How many tokens each request has, for those that wait for it."""
+
+    def __init__(self, requests: int) -> None:
+        self.tokens = [0.0] * requests
+        self.changed = asyncio.Condition()
+
+    async def reach(self, request: int, tokens: float) -> None:
+        """Say that a request has so many tokens."""
+        async with self.changed:
+            self.tokens[request] = tokens
+            self.changed.notify_all()
+
+    async def reached(self, request: int, tokens: int) -> None:
+        """Wait until a request has so many tokens or has ended."""
+        async with self.changed:
+            await self.changed.wait_for(lambda: self.tokens[request] >= tokens)
+
+
+async def answer(engine: Any, number: int, request: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """Run one request of the job to its end."""
+    if "after" in request:
+        await progress.reached(*request["after"])
+    await asyncio.sleep(request.get("delay", 0))
+    given = {
+        "prompt": request.get("text"),
+        "input_ids": request.get("input_ids"),
+        "sampling_params": request["sampling"],
+        "return_logprob": request.get("logprobs", False),
+    }
+    rid = f"{number:06}"  # all of one length: SGLang aborts every request whose name starts so
+    limit = request.get("abort_after", float("inf"))
+    last, about = {}, {}
+    try:
+        if request.get("stream", True):
+            async for last in await engine.async_generate(**given, rid=rid, stream=True):
+                about |= last["meta_info"]  # of a request that is aborted while it waits the last has little
+                await progress.reach(number, about["completion_tokens"])
+                if about["completion_tokens"] >= limit:
+                    engine.tokenizer_manager.abort_request(rid)
+        else:
+            last = await engine.async_generate(**given, rid=rid)
+            about = last["meta_info"]
+    finally:
+        await progress.reach(number, float("inf"))
+    return {"text": last["text"], "token_ids": last["output_ids"], **summary(about)}
+
+
+def summary(about: dict[str, Any]) -> dict[str, Any]:
+    """What of SGLang's words about an answer goes into ours."""
+    kept = {name: value for name, value in about.items() if name.startswith("spec_")}
+    names = ("prompt_tokens", "completion_tokens", "cached_tokens", "num_retractions", "finish_reason")
+    kept |= {name: about[name] for name in names}
+    logprobs = about.get("output_token_logprobs")
+    if logprobs is not None:
+        kept["logprobs"] = [[value, token] for value, token, _ in logprobs]
+    return kept
+
+
+async def internal_state(engine: Any) -> dict[str, Any]:
+    """The scheduler's internal state once nothing runs."""
+    for _ in range(10 * IDLE_S):
+        state = (await engine.tokenizer_manager.get_internal_state())[0]
+        if state["specc_testing"]["idle"]:
+            return state
+        await asyncio.sleep(0.1)
+    raise SystemExit(f"something still runs {IDLE_S} s after the last request ended")
+
+
+async def run(engine: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
+    """Serve all requests of a job."""
+    progress = Progress(len(requests))
+    begin = time.monotonic()
+    answers = [answer(engine, number, request, progress) for number, request in enumerate(requests)]
+    outputs = await asyncio.gather(*answers)
+    seconds = time.monotonic() - begin
+    state = await internal_state(engine)
+    return {
+        "outputs": outputs,
+        "serving_s": round(seconds, 1),
+        "state": {name: value for name, value in state.items() if isinstance(value, str | int | float | dict)},
+    }
+
+
+def other_models() -> str:
+    """The modules of all other models."""
+    folder = Path(find_spec("sglang").submodule_search_locations[0], "srt", "models")
+    return ",".join(sorted({path.stem for path in folder.glob("*.py")} - MODELS))
+
+
+def main() -> None:
+    """Read a job, serve it, write what came out."""
+    job, out = (Path(name) for name in sys.argv[1:])
+    os.environ.update(ENVIRONMENT, SGLANG_DISABLED_MODEL_ARCHS=other_models())
+    import sglang
+
+    given = json.loads(job.read_text())
+    begin = time.monotonic()
+    engine = sglang.Engine(**ENGINE | given["engine"])
+    started = round(time.monotonic() - begin, 1)
+    result = engine.loop.run_until_complete(run(engine, given["requests"]))
+    engine.shutdown()
+    out.write_text(json.dumps({"start_s": started, **result}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Jobs for `serve.py`, each in a process of its own in SGLang's environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+from sglang_files import HERE, PYTHON
+
+LIMIT_S = 600
+PREFILL_CHUNK = 64
+SERVER = {"max_running_requests": 8, "chunked_prefill_size": PREFILL_CHUNK}
+SMALL_POOL = {"max_total_tokens": 400, "schedule_conservativeness": 0.1}
+"""So few KV slots, and requests taken in so lightly, that some of them must be thrown out and begin anew."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What one engine runs: `algorithm` is None where nothing is speculated, `draft` a model of `write_models`.
+
+    With `overlap` the next forward is launched before the results of the last are read, as on a GPU. With `program` a
+    wheel runs its decode steps.
+    """
+
+    algorithm: str | None = None
+    draft: str = ""
+    topk: int = 1
+    num_draft_tokens: int = 4
+    overlap: bool = False
+    program: bool = False
+
+    def __str__(self) -> str:
+        """For the names of tests and files."""
+        form = "chain" if self.topk == 1 else "tree"
+        named = [self.draft, form, *["overlap"] * self.overlap, *["program"] * self.program]
+        return "-".join(named) if self.algorithm else "plain"
+
+    def engine(self, models: Path) -> dict[str, Any]:
+        """Arguments of the engine."""
+        given = {"model_path": str(models / "target"), **SERVER, **SMALL_POOL}
+        if self.algorithm is None:
+            return given | {"disable_overlap_schedule": not self.overlap}
+        return given | {
+            "speculative_algorithm": self.algorithm,
+            "speculative_draft_model_path": str(models / self.draft),
+            "speculative_num_steps": 3,
+            "speculative_eagle_topk": self.topk,
+            "speculative_num_draft_tokens": self.num_draft_tokens,
+        }
+
+
+PLAIN = Variant()
+
+
+@dataclass(frozen=True)
+class Served:
+    """What came out of a job: answers in the order of its requests, SGLang's state at the end, its log."""
+
+    requests: Sequence[Mapping[str, Any]]
+    outputs: Sequence[Mapping[str, Any]]
+    state: Mapping[str, Any]
+    log: str
+
+
+def serve(
+    engine: Mapping[str, Any],
+    requests: Sequence[Mapping[str, Any]],
+    folder: Path,
+    *,
+    overlap: bool = False,
+    wheel: Path | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> Served:
+    """Run one engine for a list of requests, both as `serve.py` has them, with a program's wheel or without.
+
+    `settings` are environment variables.
+
+    Job, answer and log are left in a new folder. Raises RuntimeError with the end of the log when the engine does not
+    start, dies, finds a leak, or takes longer than LIMIT_S.
+    """
+    folder.mkdir(parents=True)
+    job, out, log = folder / "job.json", folder / "out.json", folder / "log.txt"
+    job.write_text(json.dumps({"engine": dict(engine), "requests": list(requests)}))
+    command = [str(PYTHON), str(HERE / "serve.py"), str(job), str(out)]
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command,
+            env=environment(folder, overlap, wheel) | dict(settings or {}),
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+        try:
+            code: int | None = process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            stop_group(process)
+    said = log.read_text(errors="replace")
+    if code != 0 or not out.exists():
+        ended = f"took longer than {LIMIT_S} s" if code is None else f"exited with {code}"
+        raise RuntimeError(f"the engine of {folder.name} {ended}\n" + "\n".join(said.splitlines()[-60:]))
+    answer = json.loads(out.read_text())
+    return Served(requests, answer["outputs"], answer["state"], said)
+
+
+def environment(folder: Path, overlap: bool, wheel: Path | None) -> dict[str, str]:
+    """Of the engine's processes. A wheel is unpacked beside the job, and its program must be active."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SPECC_", "TRITON_"))}
+    given = {"SPECC_TEST_OVERLAP": "1" if overlap else "0"}
+    if wheel is not None:
+        with ZipFile(wheel) as archive:
+            archive.extractall(folder / "site")
+        given |= {"PYTHONPATH": str(folder / "site"), "SPECC_PROGRAM": wheel.name.partition("-")[0]}
+    return kept | given
+
+
+def stop_group(process: subprocess.Popen[bytes]) -> None:
+    """End what is left of an engine: it has processes of its own."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    process.wait()

@@ -1,0 +1,1 @@
+"""Imported by SGLang, which needs it in notebooks alone."""

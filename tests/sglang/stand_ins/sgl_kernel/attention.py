@@ -1,0 +1,123 @@
+"""Attention over paged keys and values: registered as `torch.ops.sgl_kernel.*`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+LIBRARY = torch.library.Library("sgl_kernel", "DEF")
+
+
+def operator(schema: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a function under the name that its schema starts with."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        LIBRARY.define(schema)
+        LIBRARY.impl(schema.partition("(")[0], function, "CompositeExplicitAutograd")
+        return function
+
+    return register
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scale: float, logit_cap: float) -> Tensor:
+    """Attend from query [n, H, D] to key and value [m, H_kv, D] where visible [n, m] says so: [n, H, D]."""
+    repeats = query.shape[1] // key.shape[1]
+    key, value = (pool.repeat_interleave(repeats, 1).float() for pool in (key, value))
+    scores = torch.einsum("nhd,mhd->hnm", query.float(), key) * scale
+    if logit_cap > 0:
+        scores = logit_cap * torch.tanh(scores / logit_cap)
+    weights = torch.softmax(scores.masked_fill(~visible, float("-inf")), -1)
+    return torch.einsum("hnm,mhd->nhd", weights, value).to(query.dtype)
+
+
+def plain_only(cross: bool, sliding_window: int | None, sinks: Tensor | None) -> None:
+    """Refuse what no model of the tests needs."""
+    if cross or sinks is not None or (sliding_window or 0) > 0:
+        raise NotImplementedError("cross attention, sliding windows and attention sinks")
+
+
+@operator(
+    "decode_attention_cpu(Tensor query, Tensor(a!) k_buffer, Tensor(b!) v_buffer, float k_scale, float v_scale, "
+    "Tensor(c!) output, Tensor? key, Tensor? value, Tensor loc, Tensor(d!) attn_logits, Tensor req_to_token, "
+    "Tensor req_pool_indices, Tensor seq_lens, float sm_scale, float logit_cap, bool is_cross_attn, "
+    "int sliding_window, Tensor? encoder_lens, Tensor? sinks) -> ()"
+)
+def decode_attention_cpu(
+    query: Tensor,
+    k_buffer: Tensor,
+    v_buffer: Tensor,
+    k_scale: float,
+    v_scale: float,
+    output: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
+    loc: Tensor,
+    attn_logits: Tensor,
+    req_to_token: Tensor,
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
+    sm_scale: float,
+    logit_cap: float,
+    is_cross_attn: bool,
+    sliding_window: int,
+    encoder_lens: Tensor | None,
+    sinks: Tensor | None,
+) -> None:
+    """One query per request, to all of its tokens; new keys and values are stored first."""
+    plain_only(is_cross_attn, sliding_window, sinks)
+    for new, pool in ((key, k_buffer), (value, v_buffer)):
+        if new is not None:
+            pool[loc] = new.view(-1, *pool.shape[1:]).to(pool.dtype)
+    for i, (row, length) in enumerate(zip(req_pool_indices.tolist(), seq_lens.tolist(), strict=True)):
+        slots = req_to_token[row, :length].long()
+        everything = torch.ones(1, length, dtype=torch.bool)
+        output[i : i + 1] = attend(query[i : i + 1], k_buffer[slots], v_buffer[slots], everything, sm_scale, logit_cap)
+
+
+@operator(
+    "extend_attention_cpu(Tensor q, Tensor? k, Tensor? v, Tensor(a!) o, Tensor k_buffer, Tensor v_buffer, "
+    "float k_scale, float v_scale, Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens, "
+    "Tensor extend_seq_lens, Tensor extend_start_loc, int max_len, float sm_scale, float logit_cap, "
+    "bool is_cross_attn, int sliding_window, Tensor? encoder_lens, Tensor? sinks, Tensor? tree_mask, bool is_causal)"
+    " -> ()"
+)
+def extend_attention_cpu(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    o: Tensor,
+    k_buffer: Tensor,
+    v_buffer: Tensor,
+    k_scale: float,
+    v_scale: float,
+    req_to_token: Tensor,
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
+    extend_seq_lens: Tensor,
+    extend_start_loc: Tensor,
+    max_len: int,
+    sm_scale: float,
+    logit_cap: float,
+    is_cross_attn: bool,
+    sliding_window: int,
+    encoder_lens: Tensor | None,
+    sinks: Tensor | None,
+    tree_mask: Tensor | None,
+    is_causal: bool,
+) -> None:
+    """Several queries per request, the last of its tokens; among these a tree mask says what sees what."""
+    plain_only(is_cross_attn, sliding_window, sinks)
+    mask_at = 0
+    of_requests = (req_pool_indices, seq_lens, extend_seq_lens, extend_start_loc)
+    for row, length, new, start in zip(*(column.tolist() for column in of_requests), strict=True):
+        slots = req_to_token[row, :length].long()
+        visible = torch.ones(new, length, dtype=torch.bool)
+        if tree_mask is not None:
+            visible[:, length - new :] = tree_mask.reshape(-1)[mask_at : mask_at + new * new].view(new, new).bool()
+            mask_at += new * new
+        elif is_causal:
+            visible = visible.tril(length - new)
+        mine = slice(start, start + new)
+        o[mine] = attend(q[mine], k_buffer[slots], v_buffer[slots], visible, sm_scale, logit_cap)

@@ -1,0 +1,119 @@
+"""A plugin of SGLang that lets it speculate on any CPU, and shows what tests ask for.
+
+It keeps the CPU's attention backend where there is no AMX. Environment variables ask for more: SPECC_TEST_OVERLAP=1
+keeps the overlap schedule, SPECC_TEST_NAN=token spoils the target's scores after that token. The internal state gets
+`specc_testing`: the accounting of KV slots and of pool rows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+OVERLAP = "SPECC_TEST_OVERLAP"
+NAN = "SPECC_TEST_NAN"
+LOGITS = "sglang.srt.layers.logits_processor.LogitsProcessor.forward"
+STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state"
+
+
+class WithAmx:
+    """The platform, said to have AMX: its operators are stand-ins that need none."""
+
+    has_amx = True
+
+    def __init__(self, platform: object) -> None:
+        self.platform = platform
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.platform, name)
+
+
+def register() -> None:
+    """Entry point."""
+    from sglang.srt.arg_groups import overrides
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    platform = overrides.get_platform
+    overrides.get_platform = lambda: WithAmx(platform())
+    HookRegistry.register(STATE, add_accounting, HookType.AROUND)
+    if os.environ.get(OVERLAP) == "1":
+        keep_overlap()
+    if NAN in os.environ:
+        HookRegistry.register(LOGITS, spoil(int(os.environ[NAN])), HookType.AROUND)
+
+
+def keep_overlap() -> None:
+    """Take away what turns the overlap schedule off on a CPU, and the one Triton kernel on its way.
+
+    Streams of a CPU do nothing, so that a forward is over when it is launched; the order in which the host launches
+    forwards and reads results is that of a GPU. As with the backends that most GPUs run, lengths are known to the
+    device alone. What a step leaves for the next one must be taken once: SGLang checks, unless a program runs, which
+    shares memory with what SGLang would overwrite.
+    """
+    from sglang.srt.arg_groups import speculative_hook
+    from sglang.srt.layers.attention import intel_amx_backend as attention
+    from sglang.srt.managers import overlap_utils
+
+    speculative_hook._disable_overlap_schedule_for_cpu = lambda server_args: None
+    overlap_utils.gather_spec_extras = gather_spec_extras
+    attention.IntelAMXAttnBackend.needs_cpu_seq_lens = False
+    attention.IntelAMXMultiStepDraftBackend.needs_cpu_seq_lens = False
+    if not os.environ.get("SPECC_PROGRAM"):
+        overlap_utils._DEBUG_ASSERT = True
+        overlap_utils._assert_nonneg_and_invalidate = take
+
+
+def spoil(token: int) -> Callable[..., Any]:
+    """Have the target score NaN after one token, where it verifies."""
+
+    def forward(original: Callable[..., Any], processor: Any, input_ids: Tensor, *given: Any, **named: Any) -> Any:
+        found = original(processor, input_ids, *given, **named)
+        metadata = next(one for one in (*given, *named.values()) if hasattr(one, "forward_mode"))
+        if metadata.forward_mode.is_target_verify():
+            found.next_token_logits[input_ids == token] = float("nan")
+        return found
+
+    return forward
+
+
+def gather_spec_extras(rows: Tensor, *buffers: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The rows [b] of each buffer."""
+    return tuple(None if buffer is None else buffer[rows] for buffer in buffers)
+
+
+def take(values: Tensor, buffer: Tensor, rows: Tensor) -> None:
+    """Check that values, taken from the rows of a buffer, were written, and make sure that they are written anew."""
+    if (values < 0).any():
+        raise AssertionError(f"rows {rows.tolist()} were taken twice, or before they were written")
+    buffer[rows] = -1
+
+
+def add_accounting(get_internal_state: Callable[[Any, Any], Any], controller: Any, request: Any) -> Any:
+    """Extend the answer to a request for the internal state."""
+    answer = get_internal_state(controller, request)
+    answer.internal_state["specc_testing"] = accounting(controller.scheduler)
+    return answer
+
+
+def accounting(scheduler: Any) -> dict[str, Any]:
+    """Where all KV slots and pool rows are, and what runs."""
+    allocator, cache, rows = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache, scheduler.req_to_token_pool
+    owned = torch.cat((allocator.get_all_free_pages(), cache.all_values_flatten()))
+    worker = scheduler.draft_worker
+    return {
+        "idle": scheduler.is_fully_idle(),
+        "slots": scheduler.max_total_num_tokens,
+        "slots_free": allocator.available_size(),
+        "slots_owned_once": torch.unique(owned).numel(),
+        "slots_cached": cache.evictable_size(),
+        "slots_protected": cache.protected_size(),
+        "rows": rows.size,
+        "rows_free": len(rows.free_slots),
+        "rows_free_once": len(set(rows.free_slots)),
+        "overlap": bool(scheduler.enable_overlap),
+        "worker": None if worker is None else f"{type(worker).__module__}.{type(worker).__qualname__}",
+    }

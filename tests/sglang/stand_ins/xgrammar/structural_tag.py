@@ -1,0 +1,3 @@
+"""Names for annotations."""
+
+from xgrammar import __getattr__  # noqa: F401

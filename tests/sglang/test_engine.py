@@ -1,0 +1,156 @@
+"""SGLang's own speculation on a CPU: the texts of an engine without, and nothing lost, whatever happens on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import pytest
+import torch
+from sglang_models import EXAMPLES
+from sglang_server import PLAIN, PREFILL_CHUNK, Served, Variant, serve
+from sglang_workload import is_greedy
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+SPECULATING = [
+    Variant("STANDALONE", "standalone"),
+    Variant("STANDALONE", "standalone", topk=4, num_draft_tokens=12, overlap=True),
+    Variant("EAGLE", "eagle", overlap=True),
+    Variant("EAGLE", "eagle", topk=4, num_draft_tokens=12),
+    Variant("EAGLE3", "eagle3", overlap=True),
+]
+PROGRAMS = [
+    Variant("STANDALONE", "standalone", overlap=True, program=True),
+    Variant("STANDALONE", "standalone", topk=4, num_draft_tokens=12, program=True),
+    Variant("EAGLE", "eagle", program=True),
+    Variant("EAGLE", "eagle", topk=4, num_draft_tokens=12, overlap=True, program=True),
+    Variant("EAGLE3", "eagle3", overlap=True, program=True),
+]
+speculating = pytest.mark.parametrize("variant", [*SPECULATING, *PROGRAMS], ids=str)
+LEAST_ACCEPTED = 1.5
+"""Tokens per verification of any of these drafts; 1 would be a draft that is always wrong."""
+
+
+def greedy(served: Served) -> Iterator[tuple[int, Mapping[str, Any], Mapping[str, Any]]]:
+    """The requests whose text is determined, with their answers."""
+    for number, (request, output) in enumerate(zip(served.requests, served.outputs, strict=True)):
+        if is_greedy(request):
+            yield number, request, output
+
+
+def test_without_speculation_texts_are_the_targets_own(plain: Served) -> None:
+    """Against transformers, every third one: each token is the most probable after the prompt and those before it."""
+    model = AutoModelForCausalLM.from_pretrained(EXAMPLES / "target", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(EXAMPLES / "target")
+    for number, request, output in list(greedy(plain))[::3]:
+        prompt, answer = tokenizer(request["text"]).input_ids, output["token_ids"]
+        assert output["prompt_tokens"] == len(prompt)
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+        assert logits.argmax(-1).tolist() == answer, number
+
+
+@speculating
+def test_texts_are_those_without_speculation(variant: Variant, served: Served, plain: Served) -> None:
+    """Those of aborted requests as far as both go: SGLang does not cut their last step where the text would end."""
+    for number, request, output in greedy(served):
+        expected = plain.outputs[number]
+        if output["finish_reason"]["type"] == "abort":
+            mine, whole = output["token_ids"], expected["token_ids"]
+            assert len(mine) >= request["abort_after"], number
+            assert mine[: len(whole)] == whole[: len(mine)], number
+        else:
+            for key in ("token_ids", "text", "finish_reason"):
+                assert output[key] == expected[key], (number, key)
+
+
+@speculating
+def test_logprobs_are_those_without_speculation(variant: Variant, served: Served, plain: Served) -> None:
+    asked = [number for number, request in enumerate(served.requests) if request.get("logprobs")]
+    assert len(asked) > 5
+    for number in asked:
+        mine, expected = (run.outputs[number]["logprobs"] for run in (served, plain))
+        assert [token for _, token in mine] == served.outputs[number]["token_ids"]
+        assert [value for value, _ in mine] == pytest.approx([value for value, _ in expected], abs=1e-3), number
+
+
+@speculating
+def test_drafts_are_accepted(variant: Variant, served: Served) -> None:
+    assert accept_length(served) > LEAST_ACCEPTED
+
+
+def accept_length(served: Served) -> float:
+    """Tokens per verification."""
+    ended = [output for output in served.outputs if output.get("spec_verify_ct")]
+    tokens, verifications = (sum(output[key] for output in ended) for key in ("completion_tokens", "spec_verify_ct"))
+    return tokens / verifications
+
+
+@pytest.mark.parametrize("variant", [PLAIN, *SPECULATING, *PROGRAMS], ids=str)
+def test_every_slot_and_row_is_free_or_cached_at_the_end(variant: Variant, served: Served) -> None:
+    state = served.state["specc_testing"]
+    assert state["idle"]
+    assert state["slots_free"] + state["slots_cached"] == state["slots_owned_once"] == state["slots"]
+    assert state["slots_protected"] == 0
+    assert state["rows_free"] == state["rows_free_once"] == state["rows"]
+
+
+@pytest.mark.parametrize("variant", [PLAIN, *SPECULATING, *PROGRAMS], ids=str)
+def test_everything_that_was_meant_to_happen_happened(variant: Variant, served: Served) -> None:
+    state, outputs = served.state["specc_testing"], served.outputs
+    assert state["overlap"] == variant.overlap
+    assert (state["worker"] is None) == (variant.algorithm is None)
+    assert sum(output["num_retractions"] for output in outputs) > 0
+    assert sum(output["cached_tokens"] for output in outputs) > 1000
+    assert max(output["prompt_tokens"] for output in outputs) > 3 * PREFILL_CHUNK
+    stopped = [output for output in outputs if isinstance(output["finish_reason"].get("matched"), str)]
+    assert len(stopped) > 5
+    aborted = [output for output in outputs if output["finish_reason"]["type"] == "abort"]
+    assert (len(aborted) > 5) == (variant != PLAIN)
+
+
+@pytest.mark.parametrize("variant", PROGRAMS, ids=str)
+def test_the_program_ran_the_greedy_steps(variant: Variant, served: Served) -> None:
+    """And SGLang those with a request that the program does not serve, in the same server."""
+    state = served.state["specc"]
+    assert state["program"] == "specc_program_served"
+    assert state["served"] > 100
+    assert set(state["left"]) == {"sampling", "logprobs"}
+    assert "specc_program_served runs the decode steps" in served.log
+
+
+@pytest.mark.parametrize("variant", PROGRAMS, ids=str)
+def test_the_program_accepts_as_much_as_sglangs_own_step(
+    variant: Variant, served: Served, running: Mapping[Variant, Future[Served]]
+) -> None:
+    """On the whole: what else is in a batch, and when, changes single steps."""
+    own = next(one for one in SPECULATING if (one.draft, one.topk) == (variant.draft, variant.topk))
+    assert accept_length(served) == pytest.approx(accept_length(running[own].result()), rel=0.03)
+
+
+LEAKY = """
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+def register():
+    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.process_batch_result", leak, HookType.AROUND)
+
+def leak(process_batch_result, scheduler, *operands):
+    scheduler.token_to_kv_pool_allocator.alloc(1)
+    return process_batch_result(scheduler, *operands)
+"""
+
+
+def test_a_leak_in_a_wheel_fails_the_job(models: Path, tmp_path: Path) -> None:
+    """So a wheel's plugin runs in the engine, and what it loses is seen."""
+    wheel = tmp_path / "specc_program_leaky-0.1.0-py3-none-any.whl"
+    with ZipFile(wheel, "w") as archive:
+        about = "specc_program_leaky-0.1.0.dist-info"
+        archive.writestr("specc_program_leaky.py", LEAKY)
+        archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: specc-program-leaky\nVersion: 0.1.0\n")
+        archive.writestr(f"{about}/entry_points.txt", "[sglang.srt.plugins]\nleaky = specc_program_leaky:register\n")
+    requests = [{"text": "import os", "sampling": {"temperature": 0, "max_new_tokens": 4}}]
+    with pytest.raises(RuntimeError, match="Mem Leak Detected"):
+        serve(PLAIN.engine(models), requests, tmp_path / "job", wheel=wheel)

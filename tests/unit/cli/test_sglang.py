@@ -1,0 +1,193 @@
+"""`specc sglang check`: SGLang's arguments become a configuration that passes `specc check`, or are refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from programs import EXAMPLES, config_text
+from typer.testing import CliRunner
+
+from specc.algorithms import names, needs
+from specc.cli.main import app
+from specc.config import Config, load_config
+
+MODELS = EXAMPLES / "models"
+GIVEN = {
+    "--model-path": str(MODELS / "target"),
+    "--speculative-algorithm": "STANDALONE",
+    "--speculative-draft-model-path": str(MODELS / "standalone"),
+    "--speculative-num-steps": "3",
+    "--speculative-eagle-topk": "1",
+    "--attention-backend": "triton",
+    "--dtype": "float32",
+}
+TREE = {"--speculative-eagle-topk": "4", "--speculative-num-draft-tokens": "12"}
+
+
+def words(changes: dict[str, str | None]) -> list[str]:
+    """The arguments with changes; None leaves one out, an empty text makes a flag."""
+    kept = {key: value for key, value in (GIVEN | changes).items() if value is not None}
+    return [word for key, value in kept.items() for word in (key, *value.split())]
+
+
+def run(*options: object) -> Result:
+    return CliRunner().invoke(app, ["sglang", "check", *map(str, options)])
+
+
+def config(tmp_path: Path, changes: dict[str, str | None], *more: str) -> Config:
+    """What a run with these arguments writes, after `specc check` has passed it."""
+    path = tmp_path / "written.yaml"
+    result = run("-o", path, "--", *words(changes), *more)
+    assert result.exit_code == 0, result.output
+    checked = CliRunner().invoke(app, ["check", str(path)])
+    assert checked.exit_code == 0, checked.output
+    return load_config(path, names(), needs).config
+
+
+def test_a_chain(tmp_path: Path) -> None:
+    found = config(tmp_path, {"--max-running-requests": "12", "--page-size": "16"})
+    assert (found.name, found.engine, found.algorithm) == ("sglang_standalone", "sglang", "STANDALONE")
+    assert (found.topk, found.num_steps, found.num_nodes, found.page_size) == (1, 3, 4, 16)
+    assert (found.max_requests, found.buckets) == (12, (1, 2, 4, 8, 12))
+    assert (found.target.dtype, found.target.kv_dtype, found.draft_positions) == ("float32", "float32", "shifted")
+
+
+def test_the_width_of_a_chain_is_its_steps_and_one(tmp_path: Path) -> None:
+    """SGLang corrects another number, with a warning."""
+    assert config(tmp_path, {"--speculative-num-draft-tokens": "9"}).num_nodes == 4
+
+
+def test_a_tree_on_a_gpu_and_on_a_cpu(tmp_path: Path) -> None:
+    found = config(tmp_path, TREE)
+    assert (found.topk, found.num_nodes, found.mask, found.context_length) == (4, 12, "full", 2048 + 8)
+    assert config(tmp_path, TREE | {"--context-length": "512"}).context_length == 512 + 8
+    found = config(tmp_path, TREE | {"--device": "cpu", "--attention-backend": "intel_amx"})
+    assert (found.mask, found.context_length) == ("qlen", None)
+
+
+def test_nextn_is_eagle(tmp_path: Path) -> None:
+    changes = {"--speculative-algorithm": "nextn", "--speculative-draft-model-path": str(MODELS / "eagle")}
+    assert config(tmp_path, changes).algorithm == "EAGLE"
+
+
+def test_dtypes(tmp_path: Path) -> None:
+    found = config(tmp_path, {"--dtype": None})
+    assert (found.target.dtype, found.target.kv_dtype) == ("float16", "float16")
+    found = config(tmp_path, {"--dtype": "half", "--kv-cache-dtype": "fp8_e4m3"})
+    assert found.draft is not None
+    assert (found.target.dtype, found.target.kv_dtype, found.draft.kv_dtype) == ("float16", *["float8_e4m3fn"] * 2)
+    changes = {"--kv-cache-dtype": "fp8_e5m2", "--speculative-draft-kv-cache-dtype": "bf16"}
+    found = config(tmp_path, changes)
+    assert found.draft is not None
+    assert (found.target.kv_dtype, found.draft.kv_dtype) == ("float8_e5m2", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("changes", "buckets"),
+    [
+        ({}, (1, 2, 4, 8, 16, 32, 48)),
+        ({"--cuda-graph-bs-decode": "4 2 100", "--max-running-requests": "20"}, (2, 4, 20)),
+        ({"--cuda-graph-max-bs-decode": "4", "--max-running-requests": "20"}, (1, 2, 4, 20)),
+        ({"--max-running-requests": "1"}, (1,)),
+    ],
+)
+def test_buckets_reach_the_most_requests(
+    tmp_path: Path, changes: dict[str, str | None], buckets: tuple[int, ...]
+) -> None:
+    found = config(tmp_path, changes)
+    assert (found.buckets, found.max_requests) == (buckets, buckets[-1])
+
+
+def test_spellings_of_the_command_line(tmp_path: Path) -> None:
+    """An equals sign, other names, unique beginnings; what the program does not depend on is told."""
+    changes = {"--model-path": None, "--attention-backend": None, "--speculative-draft-model-path": None}
+    draft = ("--speculative-draft-model", str(MODELS / "standalone"))
+    more = (f"--model={MODELS / 'target'}", "--attention-b=triton", *draft, "--tp", "1")
+    assert config(tmp_path, changes, *more).name == "sglang_standalone"
+    result = run("--name", "mine", "--", *words({}), "--port", "3000", "--disable-radix-cache")
+    assert result.exit_code == 0, result.output
+    assert "say nothing about the program: --disable-radix-cache, --port\n" in result.stderr
+    assert "name: mine\n" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"--speculative-algorithm": "DFLASH"}, "--speculative-algorithm DFLASH is not served"),
+        ({"--speculative-adaptive": ""}, "adaptive speculation"),
+        ({"--speculative-token-map": "map.pt"}, "a draft of a reduced vocabulary"),
+        ({"--enable-multi-layer-eagle": ""}, "multi-layer EAGLE"),
+        ({"--speculative-use-rejection-sampling": ""}, "rejection sampling"),
+        ({"--enable-dp-attention": ""}, "attention under data parallelism"),
+        ({"--pp-size": "2"}, "pipeline parallelism (--pp-size 2)"),
+        ({"--tensor-parallel-size": "2"}, "tensor parallelism (--tp-size 2)"),
+        ({"--disaggregation-mode": "decode"}, "different machines (--disaggregation-mode decode)"),
+        ({"--attention-backend": "fa3"}, "--attention-backend fa3 on cuda"),
+        ({"--decode-attention-backend": "flashinfer"}, "--decode-attention-backend flashinfer on cuda"),
+        ({"--device": "cpu"}, "--attention-backend triton on cpu"),
+        ({"--device": "npu"}, "--device npu"),
+        ({"--kv-cache-dtype": "nvfp4"}, "--kv-cache-dtype nvfp4"),
+    ],
+)
+def test_what_is_not_served(changes: dict[str, str | None], message: str) -> None:
+    result = run("--", *words(changes))
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("error[config/engine-unsupported]: with SGLang")
+    assert f"{message}{'' if message.endswith('served') else ' is not served'}\n" in result.stderr
+    assert result.stderr.count("error[") == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"--speculative-algorithm": None}, "--speculative-algorithm is missing"),
+        ({"--speculative-num-steps": None}, "--speculative-num-steps is missing, and SGLang would choose it"),
+        ({"--speculative-eagle-topk": "4"}, "--speculative-num-draft-tokens is missing, and SGLang would choose it"),
+        ({"--speculative-num-steps": "-1"}, "--speculative-num-steps takes a positive integer, and this is '-1'"),
+        ({"--page-size": ""}, "--page-size takes a positive integer, and this is ''"),
+        ({"--cuda-graph-bs-decode": "1 x"}, "--cuda-graph-bs-decode takes a positive integer, and this is 'x'"),
+        ({"--attention-backend": None}, "--attention-backend is missing"),
+        ({"--model-path": "org/model"}, "--model-path 'org/model' is not a directory"),
+        ({"--speculative-draft-model-path": None}, "--speculative-draft-model-path is missing"),
+        ({"--dtype": "float8"}, "--dtype 'float8' is unknown"),
+    ],
+)
+def test_what_is_missing_or_cannot_be_read(changes: dict[str, str | None], message: str) -> None:
+    result = run("--", *words(changes))
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error[config/engine-argument]: {message}")
+    assert result.stderr.count("error[") == 1
+
+
+def test_what_is_written_is_checked() -> None:
+    """A finding about the written text shows its line."""
+    result = run("--", *words({"--speculative-num-steps": "17"}))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "error[config/out-of-range]" in result.stderr
+    assert "num_steps: 17 # --speculative-num-steps" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["check", "explain", "build"])
+def test_an_engine_beside_the_file(tmp_path: Path, command: str) -> None:
+    """Commands that compile take the engine on the command line; an unknown one is a usage error."""
+    path, more = tmp_path / "small.yaml", ["-o", str(tmp_path), "--emit", "plan"] if command == "build" else []
+    path.write_text(config_text("STANDALONE", draft_positions="shifted", buckets=[1]))
+    result = CliRunner().invoke(app, [command, str(path), "--engine", "sglang", *more])
+    assert result.exit_code == 0, result.output
+    if more:
+        assert json.loads((tmp_path / "plan.json").read_text())["engine"] == "sglang"
+    path.write_text(config_text("STANDALONE", overlap=False))
+    result = CliRunner().invoke(app, [command, str(path), "--engine", "sglang", *more])
+    assert (result.exit_code, "config/engine-conflict" in result.stderr) == (1, True)
+    result = CliRunner().invoke(app, [command, str(path), "--engine", "unknown", *more])
+    assert (result.exit_code, "there are sglang" in result.stderr) == (2, True)
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    result = run("-o", tmp_path / "nowhere" / "x.yaml", "--", *words({}))
+    assert result.exit_code == 1
+    assert "error[emit/io]" in result.stderr

@@ -1,0 +1,164 @@
+"""`engine:`: the preset's defaults, what contradicts it, what it refuses, and the slots that SGLang allocates."""
+
+from __future__ import annotations
+
+import random
+from math import ceil
+from pathlib import Path
+
+import pytest
+from programs import compile_to, config_text
+
+from specc.algorithms import names, needs
+from specc.config import LoadedConfig, load_text
+from specc.config.presets import ENGINES
+from specc.ir.plan import KvLayout
+from specc.support.diagnostics import DiagnosticError
+
+from .conftest import Model
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96,
+    "num_key_value_heads": 2, "head_dim": 16, "dtype": "bfloat16", "max_position_embeddings": 4096,
+}  # fmt: skip
+TREE = {"topk": 4, "num_draft_tokens": 12}
+
+
+def load(algorithm: str = "STANDALONE", engine: str | None = "sglang", **keys: object) -> LoadedConfig:
+    text = config_text(algorithm, **({"engine": engine} if engine else {}), **keys)  # type: ignore[arg-type]
+    return load_text(text, Path("small.yaml"), names(), needs)
+
+
+def findings(algorithm: str = "STANDALONE", **keys: object) -> list[tuple[str, str, int]]:
+    """Codes, hints and lines of what is wrong."""
+    with pytest.raises(DiagnosticError) as raised:
+        load(algorithm, **keys)
+    return [(d.code, d.hint or "", d.location.line if d.location else 0) for d in raised.value.diagnostics]
+
+
+def test_the_defaults_are_those_of_sglang(model: Model) -> None:
+    target = model(**LLAMA)
+    config = load(target={"model": str(target)} | dict.fromkeys(("dtype", "vocab_size"), None), **TREE).config
+    assert (config.engine, config.draft_positions, config.overlap, config.disaggregation) == (
+        "sglang", "shifted", True, False,
+    )  # fmt: skip
+    assert config.draft is not None
+    assert (config.target.logits_dtype, config.draft.logits_dtype) == ("float32", "float32")
+    assert (config.target.dtype, config.max_requests) == ("bfloat16", 256)
+    assert (config.mask, config.context_length) == ("full", 4096 + 2 * (config.num_steps + 1))
+
+
+def test_without_an_engine_nothing_changes(model: Model) -> None:
+    config = load(engine=None, target={"model": str(model(**LLAMA)), "dtype": None}, **TREE).config
+    assert (config.engine, config.draft_positions, config.mask, config.context_length) == (None, "auto", "qlen", None)
+    assert (config.max_requests, config.target.logits_dtype) == (4, "bfloat16")
+
+
+def test_what_is_written_counts() -> None:
+    config = load(mask="full", context_length=100, max_requests=7, buckets=[7], draft_positions="auto", **TREE).config
+    assert (config.mask, config.context_length, config.max_requests) == ("full", 100, 7)
+    assert config.draft_positions == "shifted"
+    assert load(mask="qlen", **TREE).config.mask == "qlen"
+    assert load(buckets=[1, 300]).config.max_requests == 300
+
+
+@pytest.mark.parametrize(
+    ("rope", "length"),
+    [
+        ({"rope_type": "linear", "factor": 4.0}, 16384),
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 512}, 4096),
+    ],
+)  # fmt: skip
+def test_the_longest_text_follows_from_the_target(model: Model, rope: dict[str, object], length: int) -> None:
+    """Plain factors multiply what a model was trained on, others are in max_position_embeddings already."""
+    target = model(**LLAMA, rope_parameters={"rope_theta": 10000.0, **rope})
+    loaded = load(target={"model": str(target), "dtype": None}, **TREE)
+    assert loaded.config.context_length == length + 8
+
+
+def test_a_full_mask_needs_to_know_how_long_a_text_may_be() -> None:
+    assert findings(**TREE) == [("config/missing-key", "add 'context_length:'", 6)]
+
+
+@pytest.mark.parametrize(
+    ("keys", "hint"),
+    [
+        ({"draft_positions": True}, "write draft_positions: shifted, or leave the key out"),
+        ({"overlap": False}, "write overlap: true, or leave the key out"),
+        ({"disaggregation": True}, "write disaggregation: false, or leave the key out"),
+        ({"target": {"logits_dtype": "float16"}}, "write logits_dtype: float32, or leave the key out"),
+        ({"draft": {"logits_dtype": "bfloat16"}}, "write logits_dtype: float32, or leave the key out"),
+        ({"mask": "bitpacked", **TREE}, "write mask: full or qlen, or leave the key out"),
+        ({"mask": "none", **TREE}, "write mask: full or qlen, or leave the key out"),
+    ],
+)
+def test_what_contradicts_the_engine(keys: dict[str, object], hint: str) -> None:
+    (key,) = set(keys) - set(TREE)
+    lines = config_text("STANDALONE", engine="sglang", **keys).splitlines()  # type: ignore[arg-type]
+    line = next(number for number, text in enumerate(lines, start=1) if text.startswith(f"{key}:"))
+    assert findings(**keys) == [("config/engine-conflict", hint, line)]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "keys", "hint"),
+    [
+        ("NGRAM", {}, "there are STANDALONE, EAGLE, EAGLE3"),
+        ("MULTI_LAYER_EAGLE", {}, "there are STANDALONE, EAGLE, EAGLE3"),
+        ("EAGLE", {"num_steps": [1, 3]}, "write one number"),
+        ("EAGLE", {"outputs": ["routed_experts"], "target": {"experts_per_token": 2}}, "leave it out"),
+        ("EAGLE", {"outputs": ["indexer_topk"], "target": {"index_topk": 2}}, "leave it out"),
+        ("EAGLE", {"archs": ["gfx942"]}, "leave it out"),
+    ],
+)
+def test_what_the_adapter_does_not_serve(algorithm: str, keys: dict[str, object], hint: str) -> None:
+    assert [found[:2] for found in findings(algorithm, **keys)] == [("config/engine-unsupported", hint)]
+
+
+def test_an_engine_may_be_named_beside_the_file() -> None:
+    text = config_text("STANDALONE", draft_positions=True)
+    assert load_text(text, Path("small.yaml"), names(), needs).config.engine is None
+    with pytest.raises(DiagnosticError) as raised:
+        load_text(text, Path("small.yaml"), names(), needs, engine="sglang")
+    (found,) = raised.value.diagnostics
+    assert (found.code, found.notes) == ("config/engine-conflict", ())
+    unknown = config_text("STANDALONE", engine="unknown")
+    assert load_text(unknown, Path("small.yaml"), names(), needs, engine=ENGINES[0]).config.engine == "sglang"
+
+
+def sglang_allocates(page: int, topk: int, steps: int, nodes: int) -> int:
+    """Slots per request of its scheduler: twice a step's, whose branches have pages of their own where pages matter."""
+    if page == 1 or topk == 1:
+        return 2 * max(steps * topk, nodes)
+    return 2 * max(ceil((page - 1 + steps) / page) * page * topk, nodes)
+
+
+def shapes(count: int) -> list[tuple[int, int, int, int]]:
+    """Page, topk, num_steps and nodes, drawn from a seed; trees of one step are below."""
+    draw, found = random.Random(7), []
+    for _ in range(count):
+        page, topk, steps = 1 << draw.randrange(8), draw.choice([1, 1, 2, 3, 4, 8]), draw.randrange(2, 9)
+        nodes = steps + 1 if topk == 1 else draw.randrange(2, 2 + topk + (steps - 1) * topk * topk)
+        found.append((page, topk, steps, nodes))
+    return found
+
+
+def reserve(algorithm: str, page: int, topk: int, steps: int, nodes: int) -> int:
+    loaded = load(
+        algorithm, page_size=page, topk=topk, num_steps=steps, num_draft_tokens=nodes, buckets=[1], mask="qlen"
+    )
+    return compile_to("bind-kv-layout", loaded).decl(KvLayout).reserve
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "EAGLE3"])
+def test_the_reserve_is_what_sglang_allocates(algorithm: str) -> None:
+    for shape in shapes(25):
+        assert reserve(algorithm, *shape) == sglang_allocates(*shape), shape
+
+
+@pytest.mark.parametrize("page", [1, 16])
+def test_a_tree_of_one_step_needs_no_more(page: int) -> None:
+    """It drafts in no forward of its own, and SGLang allocates for branches all the same."""
+    for topk in (2, 4, 8):
+        for nodes in range(2, 2 + topk):
+            assert reserve("EAGLE", page, topk, 1, nodes) <= sglang_allocates(page, topk, 1, nodes)
