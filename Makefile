@@ -72,9 +72,11 @@ conformance: setup
 	$(BIN)/python -m pytest tests/conformance -m conformance
 
 # The real SGLang on a CPU, in an environment of its own.
+SGLANG ?=
+
 sglang: setup
 	$(PYTHON) tests/sglang/make_environment.py
-	$(BIN)/python -m pytest tests/sglang -m sglang
+	$(BIN)/python -m pytest tests/sglang -m sglang $(SGLANG)
 
 gpu: setup
 	SPECC_TEST_GPU=1 $(BIN)/python -m pytest tests/kernels tests/gpu -m gpu

@@ -160,7 +160,10 @@ class MemoryProgram:
         memory = allocate(self.plans.values(), CPU, poison=0xFF)
         for num_steps, plan in self.plans.items():
             depths[num_steps] = Step(plan, *given, nvtx=nvtx, memory=memory, depths=depths)
-        return MemoryStep(self, depths[self.plan.size("S")])
+        step = depths[self.plan.size("S")]
+        if capture:
+            step.capture(capture)
+        return MemoryStep(self, step)
 
 
 class MemoryStep:

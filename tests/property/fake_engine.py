@@ -120,12 +120,13 @@ class FakeEngine:
         positions: Tensor,
         slots: Tensor,
         select: Tensor,
+        accept_lens: Tensor,
         rows: Tensor,
         seq_lens: Tensor,
         hidden: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         codes = torch.zeros_like(tokens) if hidden is None else code_of(hidden)
-        state = mix(tokens, positions, slots, rows[:, None], seq_lens[:, None], codes)
+        state = mix(tokens, positions, slots, rows[:, None], seq_lens[:, None], accept_lens.long()[:, None], codes)
         self.memory["draft"].write(slots, state)
         last = positions.reshape(-1)[select]
         context = self.memory["draft"].texts(rows, last + 1)

@@ -57,14 +57,15 @@ class Simulated(Forwards):
         return found
 
     def _path(self, last: Tensor, depth: Tensor, sees: Tensor) -> Tensor:
-        """Columns i64[b, A] of a path to a node of depth `last` i64[1], that node again and again behind it.
+        """Columns i64[b, A] of a path to the first node of depth `last` i64[1], that node again and again behind it.
 
         depth i64[b, N]; sees bool[b, N, N], row node, column itself and its ancestors.
         """
-        leaf = (depth == last).to(torch.int8).argmax(1, keepdim=True)
+        nodes = depth.shape[1]
+        columns = torch.arange(nodes, device=depth.device).expand_as(depth)
+        leaf = torch.where(depth == last, columns, nodes).amin(1, keepdim=True) % nodes
         on_path = sees.gather(1, leaf[:, :, None].expand(-1, 1, sees.shape[2]))[:, 0]
         most = len(self._depths) - 1
-        columns = torch.arange(depth.shape[1], device=depth.device).expand_as(depth)
         path = leaf.repeat(1, most + 1)
         return path.scatter(1, torch.where(on_path, depth, most), columns)[:, :most]
 
