@@ -13,7 +13,7 @@ out=$1; shift
 for wheel in "$@"; do [ -f "$wheel" ] || { echo "$wheel: no such wheel" >&2; exit 2; }; done
 here=$(cd "$(dirname "$0")" && pwd) start=$SECONDS python=${PYTHON:-python3}
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
-tree=$work/tree; mkdir -p "$tree" "$work/programs" "$out/whl" "$out/models"
+tree=$work/tree; mkdir -p "$tree" "$work/programs" "$work/whl" "$out/models"
 
 platforms=(--platform manylinux2014_x86_64 --platform manylinux1_x86_64)
 for glibc in 35 34 28 26 24 17; do platforms+=(--platform "manylinux_2_${glibc}_x86_64"); done
@@ -50,11 +50,14 @@ kernel() { # kernel VERSION PATTERN...
 }
 kernel 0.4.10 'sgl_kernel/*.py' 'sglang_kernel-0.4.10.dist-info/*'
 kernel 0.4.6 sgl_kernel/sm90/common_ops.abi3.so
-cp -r "$here"/stubs/. "$tree"
-find "$tree" -name __pycache__ -prune -exec rm -rf {} +
-XZ_OPT="-3 -T2" tar -C "$tree" -cJf "$out/tree.tar.xz" .
+cp -r "$here"/stubs/. "$here"/../../tests/sglang/stand_ins/{IPython,xgrammar} "$tree"
 
-get "$out/whl" -r "$here/requirements.txt"
+# Libraries beside it, in the same archive: packed together they take half of what their wheels do.
+get "$work/whl" -r "$here/requirements.txt"
+for wheel in "$work"/whl/*.whl; do unpack "$wheel" "$tree" '*'; done
+find "$tree" -name __pycache__ -prune -exec rm -rf {} +
+XZ_OPT="-6 -T2" tar -C "$tree" -cJf "$out/tree.tar.xz" .
+
 [ "${MODELS:-}" = no ] || for model in target standalone eagle; do cp -r "$here/../../examples/models/$model" "$out/models"; done
 cp "$here"/*.py "$here/run.sh" "$out"
 for wheel in "$@"; do # a folder per program: its package, and the metadata by which SGLang finds it

@@ -14,7 +14,6 @@ export PATH=$(dirname "$("$python" -c 'import sys; print(sys.executable)')"):$PA
 export PATH=$PATH:$CUDA_HOME/bin PYTHONUNBUFFERED=1
 if [ ! -e "$site/.complete" ]; then
   tar -xJf "$here/tree.tar.xz" -C "$site" || exit 1
-  "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$site" "$here"/whl/*.whl || exit 1
   "$python" -m compileall -q -j 0 "$site" > /dev/null 2>&1 # some files are templates
   touch "$site/.complete"
 fi

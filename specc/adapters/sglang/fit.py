@@ -8,6 +8,7 @@ from typing import Any
 from sglang.srt.layers.attention.intel_amx_backend import IntelAMXAttnBackend
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
 from sglang.srt.runtime_context import get_disagg, get_parallel, get_schedule, get_spec
 
 BACKENDS = {TritonAttnBackend: "full", IntelAMXAttnBackend: "qlen"}
@@ -48,8 +49,12 @@ def _unserved(worker: Any) -> Iterator[str]:
             yield f"the {role} has layers with a sliding window"
         if runner.kv_index_translator.is_translating:
             yield f"the {role} keeps its keys and values in a unified pool"
-        if not hasattr(runner.token_to_kv_pool, "k_buffer"):
+        if type(runner.token_to_kv_pool) is not MHATokenToKVPool:
             yield f"the {role} keeps its keys and values in a {type(runner.token_to_kv_pool).__name__}"
+    if type(worker.req_to_token_pool) is not ReqToTokenPool:
+        yield f"requests are kept in a {type(worker.req_to_token_pool).__name__}"
+    if worker.server_args.enable_lora:
+        yield "LoRA"
 
 
 def _arguments(plan: Any) -> Iterator[str]:

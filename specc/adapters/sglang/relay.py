@@ -7,12 +7,14 @@ that a step may be the program's or SGLang's without any conversion, and the pro
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 from sglang.srt.managers import overlap_utils
 from sglang.srt.managers.overlap_utils import FutureMap
 
+from . import CHOICE
 from .steps import Steps
 
 _offered: Steps | None = None
@@ -30,9 +32,15 @@ class SharedFutureMap(FutureMap):
     steps: Steps | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Make SGLang's, then share. RuntimeError in SGLang's debug mode, which poisons rows that were read."""
+        """Make SGLang's, then share.
+
+        RuntimeError in SGLang's debug mode, which poisons rows that were read, and where a program must run and none
+        does: every scheduler makes this map, whatever its workers are.
+        """
         super().__init__(*args, **kwargs)
         if _offered is None:
+            if os.environ.get(CHOICE):
+                raise RuntimeError(f"{CHOICE}={os.environ[CHOICE]}: this server has no step that a program runs")
             return
         if overlap_utils._DEBUG_ASSERT:
             raise RuntimeError(f"{_offered.name} cannot share its state with SGLang under SGLANG_IS_IN_CI")

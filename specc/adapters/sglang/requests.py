@@ -30,7 +30,8 @@ def _unserved(request: Any) -> str | None:
         "logprobs": request.return_logprob,
         "hidden states": request.return_hidden_states,
         "a sampling mask": request.return_sampling_mask,
-        "LoRA": request.lora_id,
+        "routed experts": request.return_routed_experts,
+        "indexer top-k": request.return_indexer_topk,
     }
     return next((name for name, asked_for in found.items() if asked_for), None)
 

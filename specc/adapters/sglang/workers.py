@@ -58,7 +58,13 @@ class ProgramSteps(_Worker):
         package = _choose(self.programs, self)
         if package is None:
             return
-        self.steps = Steps(package, self)
+        try:
+            self.steps = Steps(package, self)
+        except package.SpeccError as error:
+            if os.environ.get(CHOICE):
+                raise
+            logger.warning("specc: %s cannot run here: %s. SGLang's own steps run", package.__name__, error)
+            return
         relay.offer(self.steps)
         logger.info("specc: %s runs the decode steps: %s", package.__name__, self.steps.report())
 

@@ -1,1 +1,0 @@
-"""Stands in for IPython, which SGLang imports for notebooks."""

@@ -1,3 +1,0 @@
-"""Its models by any name."""
-
-from xgrammar import __getattr__ as __getattr__
