@@ -1,0 +1,94 @@
+"""What of the adapter for SGLang needs no SGLang: requests it does not serve, and how it is found."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specc.adapters import sglang as adapter
+from specc.adapters.sglang import requests
+
+
+def request(*, custom_logit_processor: str | None = None, **asked: Any) -> SimpleNamespace:
+    """A request as SGLang keeps it: greedy, and nothing else."""
+    sampling = {"top_k": 1, "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
+    sampling |= dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag", "logit_bias")) | {"min_new_tokens": 0}
+    wanted = ("logprob", "hidden_states", "sampling_mask", "routed_experts", "indexer_topk")
+    own = {f"return_{name}": asked.pop(f"return_{name}", False) for name in wanted}
+    return SimpleNamespace(
+        sampling_params=SimpleNamespace(**(sampling | asked)),
+        custom_logit_processor=custom_logit_processor,
+        to_finish=None,
+        ended=[],
+        **own,
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({}, None),
+        ({"top_k": 20}, "sampling"),
+        ({"regex": "a+"}, "a grammar"),
+        ({"json_schema": "{}"}, "a grammar"),
+        ({"presence_penalty": 0.5}, "penalties"),
+        ({"repetition_penalty": 1.1}, "penalties"),
+        ({"min_new_tokens": 3}, "penalties"),
+        ({"logit_bias": {"5": 1.0}}, "logit bias"),
+        ({"custom_logit_processor": "code"}, "a custom logit processor"),
+        ({"return_logprob": True}, "logprobs"),
+        ({"return_hidden_states": True}, "hidden states"),
+    ],
+)
+def test_why_a_request_is_not_served(asked: dict[str, Any], reason: str | None) -> None:
+    one = request(**asked)
+    assert requests.unserved(one) == reason
+    one.sampling_params.top_k = 20
+    assert requests.unserved(one) == reason, "what a request asks for does not change"
+
+
+@pytest.mark.parametrize("steps", [None, SimpleNamespace(refuses_unserved=False, name="served")])
+def test_nobody_is_turned_away_unasked(steps: object) -> None:
+    one = request(top_k=20)
+    requests.turn_away(SimpleNamespace(draft_worker=SimpleNamespace(steps=steps)), one)
+    assert one.ended == []
+
+
+def test_turned_away_by_name() -> None:
+    scheduler = SimpleNamespace(draft_worker=SimpleNamespace(steps=SimpleNamespace(refuses_unserved=True, name="mine")))
+    for one, times in ((request(), 0), (request(top_k=20), 1)):
+        one.set_finish_with_abort = lambda *why, ended=one.ended: ended.append(why)
+        requests.turn_away(scheduler, one)
+        assert len(one.ended) == times
+    assert "mine does not serve sampling" in one.ended[0][0]
+
+
+def test_words_of_the_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    for word, refused in (("sglang", False), ("refuse", True)):
+        monkeypatch.setenv("SPECC_FALLBACK", word)
+        assert requests.refuses() is refused
+    monkeypatch.setenv("SPECC_FALLBACK", "maybe")
+    with pytest.raises(ValueError, match="sglang or refuse, got 'maybe'"):
+        requests.refuses()
+
+
+def test_another_version_of_sglang_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang logs what a plugin raises; only the one that must run ends the process."""
+    package = adapter.__name__.rpartition(".")[0]
+    for name in ("sglang", "sglang.srt", "sglang.srt.plugins"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(sys.modules["sglang.srt"], "plugins", sys.modules["sglang.srt.plugins"], raising=False)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.6.0")
+    monkeypatch.delenv("SPECC_PROGRAM", raising=False)
+    with pytest.raises(RuntimeError, match=f"{package} runs in SGLang 0.5.23, this is 0.6.0"):
+        adapter.register()
+    monkeypatch.setenv("SPECC_PROGRAM", "some_other_program")
+    with pytest.raises(RuntimeError, match=r"0\.6\.0"):
+        adapter.register()
+    monkeypatch.setenv("SPECC_PROGRAM", package)
+    with pytest.raises(SystemExit, match=f"SPECC_PROGRAM={package}: .*0.6.0"):
+        adapter.register()
