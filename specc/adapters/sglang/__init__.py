@@ -40,10 +40,13 @@ def _offer(package: Any) -> None:
     found = importlib.metadata.version("sglang")
     if found != VERSION:
         raise RuntimeError(f"{package.__name__} runs in SGLang {VERSION}, this is {found}")
-    # One list for all wheels, each of which has a copy of this module.
+    # One list for all wheels, each of which has a copy of this module: the first one's runs them all.
     programs = vars(plugins).setdefault("specc_programs", [])
-    programs.append(package)
-    if len(programs) == 1:
+    made_by = [program.__version__.partition("+")[0] for program in (package, *programs)]
+    if len(set(made_by)) > 1:
+        raise RuntimeError(f"{package.__name__} is of specc {made_by[0]}, {programs[0].__name__} of {made_by[1]}")
+    if not programs:
         from .workers import replace_workers
 
         replace_workers(programs)
+    programs.append(package)

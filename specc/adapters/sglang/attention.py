@@ -118,6 +118,8 @@ class Static:
         """See `Attention`."""
         info = batch.spec_info
         rows = batch.batch_size * info.num_tokens_for_logprob_per_req
+        if rows > runner.graph_shared_output.max_rows:  # a draft of more branches than nodes
+            return None
         return runner.graph_shared_output.get_logits_buffer(runner.model_config.vocab_size, rows=rows)
 
     def _metadata(

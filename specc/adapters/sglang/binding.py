@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
@@ -12,6 +11,7 @@ from torch import Tensor
 from .attention import Eager, Static
 from .forwards import Forwards
 from .recorded import RecordedForwards
+from .settings import word
 from .simulate import Simulated, simulating
 
 CAPTURE = "SPECC_CAPTURE"
@@ -23,7 +23,7 @@ FORWARDS: dict[str, type[Forwards]] = {"graph": Forwards, "segments": RecordedFo
 def bind(program: Any, worker: Any) -> tuple[Any, str]:
     """Bind a program to an EAGLEWorkerV2 whose graphs are captured; returns the step and what is captured of it.
 
-    ValueError when `SPECC_CAPTURE` is another word.
+    ServerError when `SPECC_CAPTURE` is another word.
     """
     table = worker.req_to_token_pool.req_to_token
     how = _capture(worker)
@@ -45,11 +45,9 @@ def bind(program: Any, worker: Any) -> tuple[Any, str]:
 
 def _capture(worker: Any) -> str:
     """What to capture; nothing where SGLang captures nothing."""
-    word = os.environ.get(CAPTURE, "graph")
-    if word not in FORWARDS:
-        raise ValueError(f"{CAPTURE} is {', '.join(FORWARDS)}, got {word!r}")
+    how = word(CAPTURE, FORWARDS, "graph")
     captures = worker.target_worker.model_runner.decode_cuda_graph_runner is not None
-    return word if captures and worker.req_to_token_pool.req_to_token.is_cuda else "none"
+    return how if captures and worker.req_to_token_pool.req_to_token.is_cuda else "none"
 
 
 def _interleaved(keys: list[Tensor], values: list[Tensor]) -> list[Tensor]:

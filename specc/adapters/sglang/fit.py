@@ -7,9 +7,12 @@ from typing import Any
 
 from sglang.srt.layers.attention.intel_amx_backend import IntelAMXAttnBackend
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+from sglang.srt.managers import overlap_utils
 from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
 from sglang.srt.runtime_context import get_disagg, get_parallel, get_schedule, get_spec
+from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
+from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 
 BACKENDS = {TritonAttnBackend: "full", IntelAMXAttnBackend: "qlen"}
 """Attention backends that are served, and the mode in which each reads the mask of a tree."""
@@ -55,6 +58,12 @@ def _unserved(worker: Any) -> Iterator[str]:
         yield f"requests are kept in a {type(worker.req_to_token_pool).__name__}"
     if worker.server_args.enable_lora:
         yield "LoRA"
+    if worker.server_args.forward_hooks or any(one.canary_manager for one in _runners(worker).values()):
+        yield "forward hooks, or a canary of the KV pool"
+    if get_global_experts_capturer() is not None or get_global_indexer_capturer() is not None:
+        yield "routed experts or the indexer's top-k are returned: SGLang notes them for every token, by KV slot"
+    if overlap_utils._DEBUG_ASSERT:
+        yield "SGLANG_IS_IN_CI, under which SGLang overwrites the state that the program shares with it"
 
 
 def _arguments(plan: Any) -> Iterator[str]:
@@ -94,10 +103,16 @@ def _memory(plan: Any, worker: Any) -> Iterator[str]:
     rows = len(worker.req_to_token_pool.req_to_token)
     if rows > plan.size("P"):
         yield f"the server keeps {rows - 1} requests, the program {plan.size('P') - 1} (max_requests)"
-    length, longest = worker.target_worker.model_runner.model_config.context_len, plan.kv["longest"]
+    target = worker.target_worker.model_runner
+    if target.decode_cuda_graph_runner is not None and target.device == "cuda":
+        most = max(target.decode_cuda_graph_runner.capture_bs)
+        if plan.buckets[-1] > most:
+            yield f"the largest bucket is {plan.buckets[-1]}, the server captures graphs of up to {most} requests"
+    # A step may start before the two that end a text are known to.
+    length, longest = target.model_config.context_len + 2 * plan.size("A"), plan.kv["longest"]
     if longest is not None and length > longest:
-        yield f"requests of the server have up to {length} tokens, those of the program {longest} (context_length)"
-    mode, backend = _mask_mode(plan), BACKENDS.get(type(worker.target_worker.model_runner.attn_backend))
+        yield f"texts of the server, and two steps, have up to {length} tokens, context_length is {longest}"
+    mode, backend = _mask_mode(plan), BACKENDS.get(type(target.attn_backend))
     if mode is not None and backend is not None and mode != backend:
         yield f"mask is {mode} in the program, {backend} in the server's attention backend"
 

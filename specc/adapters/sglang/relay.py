@@ -11,7 +11,6 @@ import os
 from typing import Any
 
 import torch
-from sglang.srt.managers import overlap_utils
 from sglang.srt.managers.overlap_utils import FutureMap
 
 from . import CHOICE
@@ -26,6 +25,11 @@ def offer(steps: Steps) -> None:
     _offered = steps
 
 
+def offered() -> Steps | None:
+    """What was offered in this process."""
+    return _offered
+
+
 class SharedFutureMap(FutureMap):
     """A `FutureMap` whose tables are the pool rows of a program."""
 
@@ -34,16 +38,13 @@ class SharedFutureMap(FutureMap):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Make SGLang's, then share.
 
-        RuntimeError in SGLang's debug mode, which poisons rows that were read, and where a program must run and none
-        does: every scheduler makes this map, whatever its workers are.
+        RuntimeError where a program must run and none does: every scheduler makes this map, whatever its workers are.
         """
         super().__init__(*args, **kwargs)
         if _offered is None:
             if os.environ.get(CHOICE):
                 raise RuntimeError(f"{CHOICE}={os.environ[CHOICE]}: this server has no step that a program runs")
             return
-        if overlap_utils._DEBUG_ASSERT:
-            raise RuntimeError(f"{_offered.name} cannot share its state with SGLang under SGLANG_IS_IN_CI")
         self.steps = _offered
         pools = {field: pool[: self.req_pool_size] for field, pool in self.steps.step.pools.items()}
         self.new_seq_lens_buf, self.output_tokens_buf = pools["seq_lens"], pools["bonus"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from http import HTTPStatus
 from typing import Any
+
+from .settings import word
 
 FALLBACK = "SPECC_FALLBACK"
 """The environment variable that says what becomes of such requests: `sglang`, the default, or `refuse`."""
@@ -30,18 +31,14 @@ def _unserved(request: Any) -> str | None:
         "logprobs": request.return_logprob,
         "hidden states": request.return_hidden_states,
         "a sampling mask": request.return_sampling_mask,
-        "routed experts": request.return_routed_experts,
-        "indexer top-k": request.return_indexer_topk,
+        "a watermark": asked.watermark,
     }
     return next((name for name, asked_for in found.items() if asked_for), None)
 
 
 def refuses() -> bool:
-    """Whether the server is to turn requests away that the program does not serve. ValueError on another word."""
-    word = os.environ.get(FALLBACK, "sglang")
-    if word not in ("sglang", "refuse"):
-        raise ValueError(f"{FALLBACK} is sglang or refuse, got {word!r}")
-    return word == "refuse"
+    """Whether the server is to turn requests away that the program does not serve. ServerError on another word."""
+    return word(FALLBACK, ("sglang", "refuse"), "sglang") == "refuse"
 
 
 def turn_away(scheduler: Any, request: Any, *_: Any, **__: Any) -> None:

@@ -52,12 +52,15 @@ class Steps:
         self._width, self._nodes = program.plan.size("A"), program.plan.size("N")
         self._blank = _Blank(worker.topk, device)
         self.published = Published()
+        self._retired: str | None = None
         self._metrics = Metrics(self.name, self._version, self.captured)
 
     def refuses(self, batch: Any) -> str | None:
         """Why SGLang runs this batch itself; None when the program does."""
         if not batch.forward_mode.is_decode():
             return "no decode step"
+        if self._retired is not None:
+            return self._retired
         if len(batch.reqs) > self._largest:
             return f"more than {self._largest} requests"
         if batch.sampling_info.has_watermark_candidates:
@@ -88,6 +91,10 @@ class Steps:
             next_draft_input=state,
             new_seq_lens=lengths,
         )
+
+    def retire(self, reason: str) -> None:
+        """Leave all steps to SGLang from now on; the state of requests stays where it is."""
+        self._retired = reason
 
     def leave(self, reason: str) -> None:
         """Take note of a decode step that SGLang runs."""

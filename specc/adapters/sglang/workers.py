@@ -16,6 +16,7 @@ from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 from . import CHOICE, relay
 from .fit import misfits
 from .requests import turn_away
+from .settings import ServerError
 from .steps import StepResult, Steps
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ def replace_workers(programs: Sequence[Any]) -> None:
         HookRegistry.register(place, replacement, HookType.REPLACE)
     results = f"{MANAGERS}.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
     HookRegistry.register(f"{results}.process_batch_result_decode", abort_unhealthy, HookType.BEFORE)
+    anew = "sglang.srt.model_executor.model_runner.ModelRunner.recapture_decode_cuda_graph"
+    HookRegistry.register(anew, retire, HookType.AFTER)
     queue = f"{MANAGERS}.scheduler.Scheduler._add_request_to_queue"
     HookRegistry.register(queue, turn_away, HookType.BEFORE)
     state = f"{MANAGERS}.scheduler_components.internal_state"
@@ -55,15 +58,20 @@ class ProgramSteps(_Worker):
     def init_cuda_graphs(self) -> None:
         """Capture SGLang's graphs, then bind the program that fits."""
         super().init_cuda_graphs()
-        package = _choose(self.programs, self)
-        if package is None:
+        # Other workers of SGLang derive from these, and ranks of a pipeline have no draft.
+        if type(self) not in (EagleWorker, StandaloneWorker) or self.draft_worker is None:
             return
         try:
+            package = _choose(self.programs, self)
+            if package is None:
+                return
             self.steps = Steps(package, self)
-        except package.SpeccError as error:
+        except ServerError:
+            raise
+        except Exception:
             if os.environ.get(CHOICE):
                 raise
-            logger.warning("specc: %s cannot run here: %s. SGLang's own steps run", package.__name__, error)
+            logger.exception("specc: no program runs, SGLang's own steps do")
             return
         relay.offer(self.steps)
         logger.info("specc: %s runs the decode steps: %s", package.__name__, self.steps.report())
@@ -98,7 +106,10 @@ class StandaloneWorker(ProgramSteps, StandaloneWorkerV2):
 
 
 def _choose(programs: Sequence[Any], worker: Any) -> Any | None:
-    """The program that fits, if there is one. RuntimeError when `SPECC_PROGRAM` names one that does not."""
+    """The program that fits, if there is one.
+
+    RuntimeError when `SPECC_PROGRAM` names one that does not, ServerError when several do and it names none.
+    """
     wanted = os.environ.get(CHOICE) or None
     faults = {package: misfits(package.plan, worker) for package in programs if wanted in (None, package.__name__)}
     if wanted is not None and not faults:
@@ -113,7 +124,7 @@ def _choose(programs: Sequence[Any], worker: Any) -> Any | None:
         return None
     if len(fitting) > 1:
         names = ", ".join(package.__name__ for package in fitting)
-        raise RuntimeError(f"specc: several programs fit this server, set {CHOICE} to one of {names}")
+        raise ServerError(f"specc: several programs fit this server, set {CHOICE} to one of {names}")
     return fitting[0]
 
 
@@ -126,6 +137,13 @@ def abort_unhealthy(processor: Any, batch: Any, result: Any) -> None:
         if word & TARGET_BIT and not request.finished():
             message = f"the target's scores hold NaN or are infinite (health word {word})"
             request.to_finish = FINISH_ABORT(message, HTTPStatus.INTERNAL_SERVER_ERROR, "SpeccHealthError")
+
+
+def retire(_: Any, runner: Any, *__: Any) -> None:
+    """After SGLang captured its own graphs anew, for weights that have moved: the program's hold the old ones."""
+    steps = relay.offered()
+    if steps is not None and not runner.is_draft_worker:
+        steps.retire("graphs captured anew")
 
 
 def tell_state(answer: Any, controller: Any, *_: Any) -> Any:

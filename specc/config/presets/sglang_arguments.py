@@ -243,14 +243,14 @@ def _sizes(arguments: Arguments) -> list[str]:
     page, requests = arguments.number("--page-size"), arguments.number("--max-running-requests")
     kept = requests or _MAX_REQUESTS
     given = arguments.numbers("--cuda-graph-bs-decode")
-    largest = arguments.number("--cuda-graph-max-bs-decode") or kept
-    sizes = given or [1 << power for power in range(kept.bit_length()) if 1 << power <= largest]
-    buckets = sorted({*(size for size in sizes if size < kept), kept})
+    largest = min(kept, arguments.number("--cuda-graph-max-bs-decode") or max(given, default=kept))
+    sizes = given or [1 << power for power in range(kept.bit_length())]
+    buckets = sorted({*(size for size in sizes if size < largest), largest})
     origin = "--cuda-graph-bs-decode" if given else "powers of two"
     return [
         f"page_size: {page or 1} # {'--page-size' if page else 'the default of SGLang'}",
         f"max_requests: {kept} # {'--max-running-requests' if requests else 'the default of SGLang with speculation'}",
-        f"buckets: {buckets} # {origin}, up to max_requests",
+        f"buckets: {buckets} # {origin}, no larger than the graphs of SGLang",
         "archs: [sm_90] # no argument says it: the GPUs that will run the program",
     ]
 

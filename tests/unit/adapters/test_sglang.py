@@ -16,8 +16,10 @@ from specc.adapters.sglang import requests
 def request(*, custom_logit_processor: str | None = None, **asked: Any) -> SimpleNamespace:
     """A request as SGLang keeps it: greedy, and nothing else."""
     sampling = {"top_k": 1, "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
-    sampling |= dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag", "logit_bias")) | {"min_new_tokens": 0}
-    wanted = ("logprob", "hidden_states", "sampling_mask", "routed_experts", "indexer_topk")
+    sampling |= dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag", "logit_bias", "watermark")) | {
+        "min_new_tokens": 0
+    }
+    wanted = ("logprob", "hidden_states", "sampling_mask")
     own = {f"return_{name}": asked.pop(f"return_{name}", False) for name in wanted}
     return SimpleNamespace(
         sampling_params=SimpleNamespace(**(sampling | asked)),
@@ -72,7 +74,7 @@ def test_words_of_the_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SPECC_FALLBACK", word)
         assert requests.refuses() is refused
     monkeypatch.setenv("SPECC_FALLBACK", "maybe")
-    with pytest.raises(ValueError, match="sglang or refuse, got 'maybe'"):
+    with pytest.raises(RuntimeError, match="SPECC_FALLBACK is one of sglang, refuse, got 'maybe'"):
         requests.refuses()
 
 

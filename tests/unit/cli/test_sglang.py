@@ -86,19 +86,21 @@ def test_dtypes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "buckets"),
+    ("changes", "buckets", "requests"),
     [
-        ({}, (1, 2, 4, 8, 16, 32, 48)),
-        ({"--cuda-graph-bs-decode": "4 2 100", "--max-running-requests": "20"}, (2, 4, 20)),
-        ({"--cuda-graph-max-bs-decode": "4", "--max-running-requests": "20"}, (1, 2, 4, 20)),
-        ({"--max-running-requests": "1"}, (1,)),
+        ({}, (1, 2, 4, 8, 16, 32, 48), 48),
+        ({"--cuda-graph-bs-decode": "4 2 100", "--max-running-requests": "20"}, (2, 4, 20), 20),
+        ({"--cuda-graph-bs-decode": "4 2", "--max-running-requests": "20"}, (2, 4), 20),
+        ({"--cuda-graph-max-bs-decode": "4", "--max-running-requests": "20"}, (1, 2, 4), 20),
+        ({"--cuda-graph-max-bs-decode": "64", "--max-running-requests": "20"}, (1, 2, 4, 8, 16, 20), 20),
+        ({"--max-running-requests": "1"}, (1,), 1),
     ],
 )
-def test_buckets_reach_the_most_requests(
-    tmp_path: Path, changes: dict[str, str | None], buckets: tuple[int, ...]
+def test_buckets_are_no_larger_than_the_servers_graphs(
+    tmp_path: Path, changes: dict[str, str | None], buckets: tuple[int, ...], requests: int
 ) -> None:
     found = config(tmp_path, changes)
-    assert (found.buckets, found.max_requests) == (buckets, buckets[-1])
+    assert (found.buckets, found.max_requests) == (buckets, requests)
 
 
 def test_spellings_of_the_command_line(tmp_path: Path) -> None:
