@@ -10,7 +10,7 @@ from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 from sglang.srt.managers import overlap_utils
 from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
-from sglang.srt.runtime_context import get_disagg, get_parallel, get_schedule, get_spec
+from sglang.srt.runtime_context import get_disagg, get_observability, get_parallel, get_schedule, get_spec
 from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
 from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 
@@ -58,7 +58,7 @@ def _unserved(worker: Any) -> Iterator[str]:
         yield f"requests are kept in a {type(worker.req_to_token_pool).__name__}"
     if worker.server_args.enable_lora:
         yield "LoRA"
-    if worker.server_args.forward_hooks or any(one.canary_manager for one in _runners(worker).values()):
+    if get_observability().forward_hooks or any(one.canary_manager for one in _runners(worker).values()):
         yield "forward hooks, or a canary of the KV pool"
     if get_global_experts_capturer() is not None or get_global_indexer_capturer() is not None:
         yield "routed experts or the indexer's top-k are returned: SGLang notes them for every token, by KV slot"
