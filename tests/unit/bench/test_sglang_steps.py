@@ -161,5 +161,6 @@ def test_every_variant_with_speculation_has_a_configuration_of_its_sizes():
         assert config["num_steps"] == variants.STEPS
         assert config.get("topk", 1) == variant.topk
         assert config.get("num_draft_tokens", variants.STEPS + 1) == variant.nodes
-        assert config.get("context_length", variants.CONTEXT) == variants.CONTEXT
+        room = variants.CONTEXT + 2 * (variants.STEPS + 1)  # for the two steps that end a text
+        assert config.get("context_length", room) == room
         assert max(config["buckets"]) == variant.engine(Path(), "cuda")["max_running_requests"]
