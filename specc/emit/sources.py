@@ -9,19 +9,21 @@ LICENSE = "LICENSE"
 
 
 def template(name: str) -> str:
-    """A file of `templates/wheel`: inside an installed specc, or beside the package in a checkout."""
-    installed = importlib.resources.files("specc").joinpath("_templates", "wheel", name)
-    if installed.is_file():
-        return installed.read_text(encoding="utf-8")
-    return (Path(__file__).resolve().parents[2] / "templates" / "wheel" / name).read_text(encoding="utf-8")
+    """A file of `templates/wheel`."""
+    return _shipped("wheel", name, checkout="templates")
 
 
 def license_text() -> str:
-    """Specc's licence, which its templates and its runtime are under: in an installed specc, or in a checkout."""
-    installed = importlib.resources.files("specc").joinpath("_templates", LICENSE)
+    """Specc's licence, which its templates and its runtime are under."""
+    return _shipped(LICENSE, checkout="")
+
+
+def _shipped(*path: str, checkout: str) -> str:
+    """A file inside an installed specc; where it is not there, below the folder `checkout` beside the package."""
+    installed = importlib.resources.files("specc").joinpath("_templates", *path)
     if installed.is_file():
         return installed.read_text(encoding="utf-8")
-    return (Path(__file__).resolve().parents[2] / LICENSE).read_text(encoding="utf-8")
+    return Path(__file__).resolve().parents[2].joinpath(checkout, *path).read_text(encoding="utf-8")
 
 
 def copied(island: str, folder: str) -> dict[str, str]:

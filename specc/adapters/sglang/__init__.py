@@ -15,7 +15,7 @@ from typing import Any
 VERSION = "0.5.23"
 """The only version of SGLang whose inside this adapter knows."""
 CHOICE = "SPECC_PROGRAM"
-"""The environment variable that names the program to run, by its package: without it to run it, the server ends."""
+"""The environment variable that names the package of a program that must run: a server in which it cannot, ends."""
 
 
 def register() -> None:

@@ -2,41 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from sglang.srt.layers.attention.triton_backend import ForwardMetadata
 from torch import Tensor
 
 
-class Attention(Protocol):
+class Attention(ABC):
     """Prepares attention for the forwards of a step; every method returns the backend that then runs it."""
-
-    def draft(self, step: int, batch: Any) -> Any:
-        """For forward `step` of the draft; the first one prepares them all."""
-        ...
-
-    def target(self, batch: Any, width: int) -> Any:
-        """For `width` nodes of each request."""
-        ...
-
-    def extend(self, batch: Any, seq_lens: Tensor, width: int) -> Any:
-        """For `width` tokens of each request behind `seq_lens` i64[b]."""
-        ...
-
-    def logits_buffer(self, runner: Any, batch: Any) -> Tensor | None:
-        """Where a forward leaves its logits; None for memory of its own."""
-        ...
-
-
-class Eager:
-    """SGLang's own preparation, made anew for each batch."""
 
     def __init__(self, worker: Any) -> None:
         """Prepare the backends of `worker`."""
         self._target = worker.target_worker.model_runner.attn_backend
         self._draft = worker.draft_worker.draft_attn_backend
         self._extend = worker.draft_worker.draft_extend_attn_backend
+
+    @abstractmethod
+    def draft(self, step: int, batch: Any) -> Any:
+        """For forward `step` of the draft; the first one prepares them all."""
+
+    @abstractmethod
+    def target(self, batch: Any, width: int) -> Any:
+        """For `width` nodes of each request."""
+
+    @abstractmethod
+    def extend(self, batch: Any, seq_lens: Tensor, width: int) -> Any:
+        """For `width` tokens of each request behind `seq_lens` i64[b]."""
+
+    @abstractmethod
+    def logits_buffer(self, runner: Any, batch: Any) -> Tensor | None:
+        """Where a forward leaves its logits; None for memory of its own."""
+
+
+class Eager(Attention):
+    """SGLang's own preparation, made anew for each batch."""
 
     def draft(self, step: int, batch: Any) -> Any:
         """See `Attention`."""
@@ -64,7 +65,7 @@ class Eager:
         return None
 
 
-class Static:
+class Static(Attention):
     """The Triton backend's, written on the device into memory that stays where it is, so that a graph can hold it.
 
     The prefix of verify and extend is the same text in the same slots: its list is written once for both.
@@ -72,9 +73,7 @@ class Static:
 
     def __init__(self, worker: Any) -> None:
         """Use the buffers that `worker`'s own graphs have."""
-        self._target = worker.target_worker.model_runner.attn_backend
-        self._draft = worker.draft_worker.draft_attn_backend
-        self._extend = worker.draft_worker.draft_extend_attn_backend
+        super().__init__(worker)
         self._ranges: dict[tuple[int, int], Tensor] = {}
         self._prefix: tuple[Tensor, Tensor] | None = None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 from sglang.srt.model_executor.runner_utils.capture_mode import model_capture_mode
 from torch import Tensor
 
@@ -28,11 +27,10 @@ def bind(program: Any, worker: Any) -> tuple[Any, str]:
     table = worker.req_to_token_pool.req_to_token
     how = _capture(worker)
     target, draft = worker.target_worker.model_runner, worker.draft_worker.draft_runner
-    static = how != "none" and isinstance(target.attn_backend, TritonAttnBackend)
     make = FORWARDS[how]
     if simulating():
         make = type(f"Simulated{make.__name__}", (Simulated, make), {})
-    forwards = make(worker, Static(worker) if static else Eager(worker))
+    forwards = make(worker, Eager(worker) if how == "none" else Static(worker))
     pools = {"target": target.token_to_kv_pool, "draft": draft.token_to_kv_pool}
     moved = {owner: pools[owner] for owner, pool in program.plan.kv_pools.items() if pool.bound}
     buffers = {owner: _interleaved(pool.k_buffer, pool.v_buffer) for owner, pool in moved.items()}

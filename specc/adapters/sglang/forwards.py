@@ -43,8 +43,6 @@ class Forwards:
 
     """
 
-    capturable = True
-
     def __init__(self, worker: Any, attention: Attention) -> None:
         """Run the models of `worker`."""
         self._target = worker.target_worker.model_runner

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .attention import Attention
 from .forwards import Forwards, Outputs
 
 Key = tuple[Any, ...]
@@ -33,9 +34,7 @@ class RecordedForwards(Forwards):
     else is another forward: all of a program's have been met when its segments are captured.
     """
 
-    capturable = False
-
-    def __init__(self, worker: Any, attention: Any) -> None:
+    def __init__(self, worker: Any, attention: Attention) -> None:
         """As `Forwards`."""
         super().__init__(worker, attention)
         self._met = Counter[Key]()

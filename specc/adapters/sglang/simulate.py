@@ -13,6 +13,7 @@ import torch
 from sglang.srt.speculative.spec_utils import SIMULATE_ACC_LEN, SIMULATE_ACC_METHOD, sample_simulated_acc_len
 from torch import Tensor
 
+from .attention import Attention
 from .forwards import Forwards, Outputs
 
 TOKEN = 100
@@ -30,7 +31,7 @@ def simulating() -> bool:
 class Simulated(Forwards):
     """Forwards whose target accepts as much as SGLang would simulate, the same for all requests of a step."""
 
-    def __init__(self, worker: Any, attention: Any) -> None:
+    def __init__(self, worker: Any, attention: Attention) -> None:
         """As `Forwards`."""
         super().__init__(worker, attention)
         most = worker.speculative_num_steps + 1

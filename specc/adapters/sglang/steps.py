@@ -131,19 +131,21 @@ class Steps:
             "hidden": state.hidden_states,
             "seq_lens": seq_lens,
         }
-        for field, pool in self.step.pools.items():
-            pool[rows] = named[field].view(len(rows), *pool.shape[1:]).to(pool.dtype)
+        fields = {
+            field: named[field].view(len(rows), *pool.shape[1:]).to(pool.dtype)
+            for field, pool in self.step.pools.items()
+        }
+        self.step.write_carry(rows, self._package.Carry(fields))
         return self._blank.draft_input(len(rows))
 
     def state(self, rows: Tensor) -> EagleDraftInput:
         """What SGLang's own step reads of requests in pool rows i64[b]."""
-        pools = self.step.pools
-        blank = self._blank.draft_input(len(rows))
+        fields = self.step.read_carry(rows).fields
         return EagleDraftInput(
-            bonus_tokens=pools["bonus"][rows],
-            topk_index=pools["topk_index"][rows],
-            topk_p=pools["topk_p"][rows] if "topk_p" in pools else blank.topk_p,
-            hidden_states=pools["hidden"][rows] if "hidden" in pools else None,
+            bonus_tokens=fields["bonus"],
+            topk_index=fields["topk_index"],
+            topk_p=fields.get("topk_p", self._blank.draft_input(len(rows)).topk_p),
+            hidden_states=fields.get("hidden"),
         )
 
 
