@@ -9,7 +9,7 @@ MODELS := examples/models
 DEMOS  := standalone-chain eagle-chain eagle-chain-adaptive eagle3-chain frozen-kv-chain mtp-chain dflash-chain ngram-chain \
           standalone-tree eagle-tree eagle-tree-wide eagle3-tree frozen-kv-tree ngram-tree
 
-.PHONY: setup demo test lint types check golden models versions resolve conformance sglang gpu bench clean
+.PHONY: setup demo test lint types check golden models versions resolve conformance sglang gpu sanitize bench clean
 
 setup: $(VENV)/.ready
 
@@ -80,6 +80,12 @@ sglang: setup
 
 gpu: setup
 	SPECC_TEST_GPU=1 $(BIN)/python -m pytest tests/kernels tests/gpu -m gpu
+
+# Every kernel and captured steps under compute-sanitizer's four tools, or those in TOOLS.
+TOOLS ?=
+
+sanitize: setup
+	$(BIN)/python tests/sanitize.py $(TOOLS)
 
 bench: setup
 	$(BIN)/python bench/chain.py
