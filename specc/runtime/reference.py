@@ -115,6 +115,21 @@ def carry_append(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 # --- positions and slots ----------------------------------------------------------------------------------------------
 
 
+@_register(OPS, "kv.admit")
+def kv_admit(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """req_to_token i32[P, C], rows i64[B], seq_lens i64[B] -> rows i64[B], seq_lens i64[B], full i1[B].
+
+    A request has room if 0 <= seq_len <= C - `window`, and seq_len <= `longest` unless that is negative. Without, row
+    and length are 0, as of padding rows, which are never full.
+    """
+    table, rows, seq_lens = operands
+    room = table.shape[1] - int(attrs["window"])
+    if int(attrs["longest"]) >= 0:
+        room = min(room, int(attrs["longest"]))
+    admitted = (rows != 0) & (seq_lens >= 0) & (seq_lens <= room)
+    return torch.where(admitted, rows, 0), torch.where(admitted, seq_lens, 0), (rows != 0) & ~admitted
+
+
 @_register(OPS, "kv.positions")
 def kv_positions(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Lengths i64[B] -> i64[B, X]: max(0, seq_lens[b] + offset + stride * i); i64[B] without an axis."""
@@ -138,7 +153,7 @@ def kv_advance(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 def kv_slots(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """req_to_token i32[P, C], rows i64[B], seq_lens i64[B] -> slots i64[B, X], or i64[D, B, 1] along axis D.
 
-    Entry i is the slot of position seq_lens[b] + offset + i; padding rows: slot 0. IndexError beyond column C.
+    Entry i is the slot of position seq_lens[b] + offset + i; padding rows: slot 0. `kv.admit` saw to the room.
     """
     table, rows, seq_lens = operands
     axis = attrs["axis"]
@@ -153,7 +168,7 @@ def kv_branch_slots(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """req_to_token i32[P, C], rows i64[B], seq_lens i64[B] -> slots i64[D, B, K].
 
     With base = seq_len + offset and run = room + base % page, rounded up to pages: forward i of branch k has the slot
-    of position base + k * run + i; padding rows: slot 0. IndexError beyond column C.
+    of position base + k * run + i; padding rows: slot 0. `kv.admit` saw to the room.
     """
     table, rows, seq_lens = operands
     base = (seq_lens + int(attrs["offset"]))[:, None, None]
