@@ -26,6 +26,9 @@ from specc.ir.core import Module, Value
 from specc.kernels.base import Spec
 
 LONGEST = 40
+WINDOW = 8 * 64 + 40
+"""More than any of the slots below is past a request's length: 8 branches of 6 + 3 tokens, and a page of 16."""
+ROOM_BIT = 5
 
 
 def random_fields(module: Module, source: torch.Generator) -> list[str]:
@@ -91,10 +94,30 @@ def place(b: TypedBuilder, source: torch.Generator, rows: Value, lens: Value) ->
             outputs[name] = b("kv.branch_slots", table, rows, lens, names=(name,), **where)
 
 
+def admit(b: TypedBuilder, source: torch.Generator, rows: Value, lens: Value) -> tuple[Value, Value]:
+    """Rows and lengths of requests with room; with or without a longest text, and a health word that tells."""
+    module = b.module
+    longest = integer(source, 1, LONGEST) if integer(source, 0, 1) else -1
+    admitted, admitted_lens, full = b.many(
+        "kv.admit", module.inputs["req_to_token"], rows, lens, names=("admitted", "admitted_lens", "full"),
+        window=WINDOW, longest=longest,
+    )  # fmt: skip
+    for name, value in (("admitted", admitted), ("admitted_lens", admitted_lens)):
+        if integer(source, 0, 1):
+            module.outputs[name] = value
+    if "health" in module.outputs:
+        module.outputs["health"] = b("health.raise", module.outputs["health"], full, names=("room",), bit=ROOM_BIT)
+    return admitted, admitted_lens
+
+
 def check(launcher: Launcher, module: Module, source: torch.Generator, rows: torch.Tensor) -> Spec:
-    """Check the kernel that has all of the phase prepare."""
-    lengths = torch.randint(1, LONGEST, (POOL,), generator=source)
-    columns = LONGEST + 8 * (module.size("D") + 64)
+    """Check the kernel that has all of the phase prepare, with lengths of all kinds."""
+    columns = WINDOW + integer(source, -1, LONGEST)
+    last = columns - WINDOW
+    edges = torch.tensor([-(2**63), -1, 0, last - 1, last, last + 1, columns, columns + 1, 2**40, 2**63 - 1])
+    lengths = torch.randint(0, LONGEST, (POOL,), generator=source)
+    at_edge = torch.rand(POOL, generator=source) < 0.5
+    lengths[at_edge] = edges[torch.randint(0, len(edges), (int(at_edge.sum()),), generator=source)]
     table = torch.randint(1, 2**31 - 1, (POOL, columns), generator=source, dtype=torch.int32)
     drawn: Drawn = {"req_pool_indices": rows, "req_to_token": table, "relay.seq_lens": lengths}
     drawn["seq_lens"] = torch.where(rows == 0, 0, lengths[rows])
@@ -120,6 +143,7 @@ def test_random_steps(launcher: Launcher, seed: int) -> None:
         if integer(source, 0, 2) == 0:
             begin_chain(b, source, rows)
         use_fields(b, source, rows, random_fields(module, source))
-        place(b, source, rows, lens)
-    if any(op.opcode != "kv.positions" for op in module.phases["prepare"]):
+        if integer(source, 0, 3):
+            place(b, source, *admit(b, source, rows, lens))
+    if module.phases["prepare"]:
         check(launcher, module, source, random_batch(source))
