@@ -42,7 +42,6 @@ class BindKvLayout(Pass):
                 module.move(op, "prepare")
         layout = _layout(module, extra)
         module.decls.append(layout)
-        self._admit(module, layout, ctx)
         what = (
             f"{module.size('K')} branches draft on pages of their own"
             if layout.branch_room
@@ -54,6 +53,7 @@ class BindKvLayout(Pass):
             f"{layout.reserve} reserved: room for a step scheduled before this one's lengths are known",
             ctx.at("page_size"),
         )
+        self._admit(module, layout, ctx)
 
     def _admit(self, module: Module, layout: KvLayout, ctx: Context) -> None:
         """Let a request without room be a padding row of all that the step does with rows and lengths."""
@@ -75,7 +75,7 @@ class BindKvLayout(Pass):
             told = self._insert(module, "health.raise", operands, ("health_room",), location, bit=ROOM_BIT)
             module.replace_uses(clear.result, told.result)
             module.set_operands(told, operands)
-        bound = f", and one of more than {longest} tokens" if longest >= 0 else ""
+        bound = f", or longer than the {longest} of its mask," if longest >= 0 else ""
         self.remark(
             ctx,
             f"a request without room for {layout.window} tokens in its row{bound} is a padding row of the step",
