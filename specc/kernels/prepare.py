@@ -90,8 +90,8 @@ class _Shape:
         lens = _lens(self.admit) if self.admit is not None else None
         self.length = [fields[lens]] if lens in fields else []
         self.given = lens if lens not in fields else None
-        admitted = zip(("rows", "seq_lens"), self.admit.results if self.admit is not None else ())
-        self.admitted = {name: value for name, value in admitted if leaves(module, value, cluster)}
+        admitted = dict(zip(("rows", "seq_lens"), self.admit.results[:2], strict=True)) if self.admit else {}
+        self.admitted = {name: value for name, value in admitted.items() if leaves(module, value, cluster)}
         self.scalars = [field for field in self.loads if len(module.carries[field].type.shape) == 1]
         rows = [field for field in self.loads if field not in self.scalars]
         short = {field for field in rows if is_narrow(module, field) and field not in self.repeats}

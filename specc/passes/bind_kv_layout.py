@@ -15,7 +15,6 @@ from specc.ir.plan import KvLayout, Options
 from specc.passes.base import Context, Pass
 from specc.support.location import Location
 
-
 _TABLE_READERS = ("kv.slots", "kv.branch_slots", "kv.duplicate_tail")
 _WHATEVER_THE_LENGTH = ("carry.load", "health.clear", "kv.admit")
 """What a step does for a request without room as well: its row of the pool is there, and its health word."""

@@ -139,8 +139,7 @@ _STEP = _NO_CARRY | {
 }
 
 PREPARED = (
-    _NO_CARRY
-    | {"health": False, "given": False, "admit": False, "scalars": ("bonus",), "kept_scalars": ("bonus",)},
+    _NO_CARRY | {"health": False, "given": False, "admit": False, "scalars": ("bonus",), "kept_scalars": ("bonus",)},
     _NO_CARRY
     | {"health": True, "given": True, "admit": True, "admitted": ("rows",)}
     | {"places": ("verify_positions",), "windows": ("verify_slots",)},

@@ -27,7 +27,7 @@ OPS = (
         "kv.admit",
         f"{_TABLE} -> rows: i64[B], seq_lens: i64[B], full: i1[B]",
         "A request without room is a padding row of this step: row and length 0, and full. There is room where"
-        " 0 <= seq_len <= C - ``window``, and seq_len <= ``longest`` unless that is negative. Padding rows: 0, 0, False.",
+        " 0 <= seq_len <= C - ``window``, and seq_len <= ``longest`` unless that is negative. Padding: 0, 0, False.",
         {"window": int, "longest": int},
     ),
     OpDef(
