@@ -24,7 +24,7 @@ from specc.engine.plan_facts import PlanFacts
 from specc.engine.prefix_cache import PrefixCache
 from specc.engine.prompts import Prompt
 from specc.engine.ranges import ranges
-from specc.engine.request import ABORT, ERROR, Completion, Request, StopConditions, TokenEvent
+from specc.engine.request import ABORT, Completion, Request, StopConditions, TokenEvent
 from specc.engine.scheduler import Scheduler
 from specc.engine.stats import Stats
 from specc.engine.text import Detokenizer, StopText
@@ -290,13 +290,9 @@ class Engine:
             with self._recovering("reading the results", [r for _, r in live]), self._range("specc.read"):
                 result = flight.wait(live)
             self.stats.read(live, result, time.perf_counter() - started, flight.num_steps)
-            for index, request in live:
-                if failure := flight.failure(result, index):
-                    self._fail(request, failure)
-            served = [(index, request) for index, request in live if request.finish_reason is None]
-            if flight.num_steps and served:
-                self.depth.observe(flight.num_steps, [int(result.accept_lens[index]) for index, _ in served])
-            given = [(request, flight.tokens(request, result, index)) for index, request in served]
+            if flight.num_steps:
+                self.depth.observe(flight.num_steps, [n for index, _ in live if (n := int(result.accept_lens[index]))])
+            given = [(request, flight.tokens(request, result, index)) for index, request in live]
             self._give(given, is_prefill=flight.is_prefill)
 
     def collect(self) -> list[Completion]:
@@ -381,20 +377,9 @@ class Engine:
         else:
             request.accept_lens.append(len(tokens))
         if request.finish_reason is not None:
-            self._end(request, request.finish_reason)
-
-    def _fail(self, request: Request, error: str) -> None:
-        """End a running request with what it has; its keys and values are nothing to go by."""
-        request.catch_up()
-        request.error = error
-        self._end(request, ERROR, written=False)
-
-    def _end(self, request: Request, reason: str, *, written: bool = True) -> None:
-        """Take leave of a running request; written as for `Scheduler.release`."""
-        self.scheduler.release(request, written=written)
-        request.finish_reason = reason
-        self.stats.finished[reason] += 1
-        self._finished.append(request.completion())
+            self.scheduler.release(request)
+            self.stats.finished[request.finish_reason] += 1
+            self._finished.append(request.completion())
 
     @contextmanager
     def _recovering(self, what: str, requests: Sequence[Request]) -> Iterator[None]:

@@ -149,6 +149,11 @@ class Request:
             return ""
         return self.text.push(self.ids[len(self.prompt_ids) + self.text.tokens :])
 
+    def fail(self, error: str) -> None:
+        """End with what it has emitted, for something that went wrong."""
+        self.catch_up()
+        self.finish_reason, self.error = ERROR, error
+
     def completion(self) -> Completion:
         """Return the result of a finished request."""
         return Completion(

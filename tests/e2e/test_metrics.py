@@ -25,6 +25,7 @@ from specc.engine.request import Completion, StopConditions
 from specc.ir.ops.health import TREE_BIT
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.frame import Frame
+from specc.runtime.health import FAULTS
 from specc.runtime.plan import Launch
 
 from .tree_engine import Config, InjectedError, Launched, base_texts, expected, make_engine, program_of
