@@ -137,6 +137,8 @@ class _Printer:
             label = f"[{completion.request_id}] " if len(completions) > 1 else ""
             if completion.finish_reason == "length" and len(completion.token_ids) < self.max_new_tokens:
                 self.console.print(f"{label}ended by the context of {context} tokens, see --max-context")
+            if completion.error is not None:
+                self.console.print(f"{label}ended by an error: {completion.error}", style="red")
             if verdict is not None:
                 style = "green" if verdict.identical else "yellow" if verdict.right else "red"
                 self.console.print(f"{label}identical to generate: {_said(verdict, engine)}", style=style)

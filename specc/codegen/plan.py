@@ -64,15 +64,14 @@ def _dims(module: Module, config: Config) -> Json:
 
 def _kv(module: Module) -> Json:
     kv = module.decl(KvLayout)
-    masks = [op for op in module.find("tree.mask") if op.attrs["mode"] == "full"]
-    longest = min((int(op.attrs["width"]) // module.size("N") - module.size("N") for op in masks), default=None)
+    longest = max((int(op.attrs["longest"]) for op in module.find("kv.admit")), default=-1)
     return {
         "page_size": kv.page_size,
         "verify_window": kv.verify_window,
         "branch_room": kv.branch_room,
         "window": kv.window,
         "reserve": kv.reserve,
-        "longest": longest,
+        "longest": longest if longest >= 0 else None,
         "first_draft_position": kv.first_draft_position,
         "draft_positions": "true" if kv.first_draft_position else "shifted",
     }
@@ -193,9 +192,9 @@ def _argument(arg: Argument) -> Json:
     if arg.input:
         return {"name": arg.name, "input": arg.input}
     if arg.stride:
-        return {"name": arg.name, "stride": arg.stride, "axis": 0}
+        return {"name": arg.name, "stride": arg.stride, "axis": arg.axis}
     if arg.size:
-        return {"name": arg.name, "size": arg.size, "axis": 0}
+        return {"name": arg.name, "size": arg.size, "axis": arg.axis}
     if arg.slot_stride:
         return {"name": arg.name, "slot_stride": arg.slot_stride}
     return {"name": arg.name, "literal": arg.literal}

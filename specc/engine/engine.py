@@ -291,7 +291,7 @@ class Engine:
                 result = flight.wait(live)
             self.stats.read(live, result, time.perf_counter() - started, flight.num_steps)
             if flight.num_steps:
-                self.depth.observe(flight.num_steps, [int(result.accept_lens[index]) for index, _ in live])
+                self.depth.observe(flight.num_steps, [n for index, _ in live if (n := int(result.accept_lens[index]))])
             given = [(request, flight.tokens(request, result, index)) for index, request in live]
             self._give(given, is_prefill=flight.is_prefill)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from specc.engine.handover import Handover
 from specc.engine.text import StopText
 
-LENGTH, EOS, STOP, ABORT = "length", "eos", "stop", "abort"
-"""Why a request finished: max_new_tokens reached, an EOS token, a stop string, or the caller gave it up."""
+LENGTH, EOS, STOP, ABORT, ERROR = "length", "eos", "stop", "abort", "error"
+"""Why a request finished: max_new_tokens reached, an EOS token, a stop string, the caller gave it up, or it failed."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,10 @@ class TokenEvent:
 
 @dataclass(frozen=True)
 class Completion:
-    """The result of a request. `text` is None without tokenizer; accept_lens are per decode step."""
+    """The result of a request. `text` is None without tokenizer; accept_lens are per decode step.
+
+    `error`: what went wrong, if the finish reason is ERROR.
+    """
 
     request_id: int
     prompt_ids: tuple[int, ...]
@@ -53,6 +56,7 @@ class Completion:
     finish_reason: str
     accept_lens: tuple[int, ...] = ()
     retractions: int = 0
+    error: str | None = None
 
 
 @dataclass(eq=False)
@@ -62,7 +66,7 @@ class Request:
     `ids`: prompt and everything emitted. `row` is set while it runs. `stay`: how often it has left a row, so that
     what was computed for it in one is not taken for another's. `shared`: how many tokens at the beginning had their
     keys and values in the pools already when it was last admitted. `health`: the health word of its last prefill.
-    `handover`: what another machine prefilled of it, until that is in the pools.
+    `handover`: what another machine prefilled of it, until that is in the pools. `error`: what ended it, if one did.
     """
 
     request_id: int
@@ -78,6 +82,7 @@ class Request:
     retractions: int = 0
     health: int = 0
     handover: Handover | None = None
+    error: str | None = None
 
     def __post_init__(self) -> None:
         """Start with the prompt."""
@@ -144,6 +149,11 @@ class Request:
             return ""
         return self.text.push(self.ids[len(self.prompt_ids) + self.text.tokens :])
 
+    def fail(self, error: str) -> None:
+        """End with what it has emitted, for something that went wrong."""
+        self.catch_up()
+        self.finish_reason, self.error = ERROR, error
+
     def completion(self) -> Completion:
         """Return the result of a finished request."""
         return Completion(
@@ -154,4 +164,5 @@ class Request:
             finish_reason=self.finish_reason or LENGTH,
             accept_lens=tuple(self.accept_lens),
             retractions=self.retractions,
+            error=self.error,
         )

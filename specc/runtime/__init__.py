@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         UnsupportedTorchError,
     )
     from .external import Forward
+    from .health import faults
     from .manifest import Manifest
     from .memory import Memory
     from .peer import check_peer, schema, schema_digest
@@ -60,6 +61,7 @@ _HOMES = {
         "UnsupportedTorchError",
     ),
     "external": ("Forward",),
+    "health": ("faults",),
     "manifest": ("Manifest",),
     "memory": ("Memory",),
     "peer": ("check_peer", "schema", "schema_digest"),
@@ -103,6 +105,7 @@ __all__ = [
     "UnsupportedDeviceError",
     "UnsupportedTorchError",
     "check_peer",
+    "faults",
     "load",
     "schema",
     "schema_digest",

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         UnsupportedDeviceError,
         UnsupportedTorchError,
         check_peer,
+        faults,
         schema,
         schema_digest,
     )
@@ -77,6 +78,7 @@ __all__ = [
     "UnsupportedTorchError",
     "__version__",
     "check_peer",
+    "faults",
     "load",
     "manifest",
     "plan",

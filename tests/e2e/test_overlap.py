@@ -219,6 +219,28 @@ def test_any_forward_may_fail(algorithm: str, overlap: bool, late: bool) -> None
         assert engine.stats.requests == 3 + (name in PREFILLS)
 
 
+@pytest.mark.parametrize(("algorithm", "topk"), SHAPES)
+def test_a_request_without_room_ends_with_an_error(algorithm: str, topk: int) -> None:
+    """Whatever made its length what it is: it is not launched for ever, and nobody else notices."""
+    engine = make_engine(config_of(algorithm, topk))
+    begin(engine)
+    lost = engine.scheduler.running[1]
+    engine._step.pools["seq_lens"][lost.row or 0] = 1 << 40
+    done: dict[int, Completion] = {}
+    while engine.has_work:
+        done |= {completion.request_id: completion for completion in engine.step()}
+    failed = done.pop(lost.request_id)
+    assert failed.finish_reason == "error"
+    assert failed.error == "no room for a decode step in req_to_token, or in the tree mask"
+    assert failed.token_ids == expected(failed.prompt_ids)[: len(failed.token_ids)]
+    assert 0 < len(failed.token_ids) < NEW
+    for completion in done.values():
+        assert (completion.token_ids, completion.error) == (expected(completion.prompt_ids)[:NEW], None)
+    assert engine.stats.finished == {"length": len(done), "error": 1}
+    assert (engine.stats.health, engine.stats.failures) == ({5: 1}, 0)
+    expect_idle(engine)
+
+
 def test_what_failed_can_be_given_up() -> None:
     engine = make_engine(config_of("EAGLE"))
     begin(engine)
