@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         RecordError,
         SchemaMismatchError,
         SpeccError,
+        TornError,
         UnsupportedDeviceError,
         UnsupportedTorchError,
     )
@@ -56,6 +57,7 @@ _HOMES = {
         "RecordError",
         "SchemaMismatchError",
         "SpeccError",
+        "TornError",
         "UnsupportedDeviceError",
         "UnsupportedTorchError",
     ),
@@ -100,6 +102,7 @@ __all__ = [
     "SpeccError",
     "Step",
     "StepResult",
+    "TornError",
     "UnsupportedDeviceError",
     "UnsupportedTorchError",
     "check_peer",
