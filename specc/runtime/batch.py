@@ -62,8 +62,9 @@ def check_lengths(lengths: Sequence[int], rows: list[int] | Tensor, room: int) -
 
 
 def integers(values: Sequence[int], what: str) -> list[int]:
-    """`values` as plain integers; BatchError, which calls them `what`, unless they are."""
+    """`values` as plain integers; BatchError, which calls them `what`, unless they are so many integers."""
     try:
+        len(values)  # what has no end must not be listed
         return [operator.index(value) for value in values]
     except TypeError as error:
         raise BatchError(f"{what} must be integers: {error}") from error

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .arena import Arena
-from .carry import Carry
+from .carry import Carry, check_carry
 from .errors import CarryError
 from .plan import Plan
 from .tables import batch_rows
@@ -68,7 +68,8 @@ class Relay:
         nothing is written then.
         """
         checked = batch_rows(rows, self._rows, self._device)
-        if len(carry) != len(rows):
+        check_carry(carry)
+        if len(carry) != len(checked):
             raise CarryError(f"a carry of {len(carry)} rows for {len(rows)} pool rows")
         carry.check_like(Carry({field: self._pools[field][:0] for field in self._pools}))
         index = self._index(checked)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, SupportsIndex
 
 import torch
 from torch import Tensor
 
 from .arena import Arena
 from .backends import Backend
-from .batch import Batch, check_lengths
+from .batch import Batch, check_lengths, integers
 from .capture import Graphs, Recorder, Replays
 from .carry import Carry
 from .errors import BatchError, BindError
@@ -74,12 +75,13 @@ class Step:
         """Allocate the arena. BindError when the step's callbacks, tables or KV buffers do not fit."""
         check_callbacks(plan, callbacks, "step")
         check_request_table(plan, device, req_to_token)
-        self._table, self._tables = req_to_token, check_tables(plan, device, tables or {})
+        self._table, self._tables = req_to_token, check_tables(plan, device, {} if tables is None else tables)
         self._plan = plan
         self._backend = backend
         self._device = device
         self._callbacks = callbacks
-        self._kv = KvPools(plan, device, kv_pools or {})
+        self._kv = KvPools(plan, device, {} if kv_pools is None else kv_pools)
+        self._kv.check_apart({TABLE: req_to_token, **self._tables})
         self._arena = Arena(plan, device, poison, memory)
         self._kv.write_pointers(self._arena)
         self._depths = {self.num_steps: self} if depths is None else depths
@@ -106,9 +108,9 @@ class Step:
 
         BindError when the program was not compiled for it.
         """
-        if num_steps not in self._depths:
+        if not isinstance(num_steps, SupportsIndex) or num_steps not in self._depths:
             known = ", ".join(map(str, sorted(self._depths)))
-            raise BindError(f"the program was not compiled for num_steps {num_steps}; there is {known}")
+            raise BindError(f"the program was not compiled for num_steps {num_steps!r}; there is {known}")
         return self._depths[num_steps]
 
     @property
@@ -144,7 +146,7 @@ class Step:
         For engines whose forwards cannot run while they bind: captures run them on padding rows, and change no pool
         row. BindError when it is done already, not on CUDA, not as the plan has it, or when a table has moved.
         """
-        if how not in (True, "segments"):
+        if not isinstance(how, bool | str) or how not in (True, "segments"):
             raise BindError(f"what to capture is True or 'segments', got {how!r}")
         if any(step._graphs for step in self._depths.values()):
             raise BindError("the step has been captured already")
@@ -176,7 +178,7 @@ class Step:
 
         """
         columns = self._columns("step", batch)
-        rows = len(columns[ROWS])
+        rows, (at_least,) = len(columns[ROWS]), integers([at_least], "at_least")
         if rows == 0 and at_least == 0:
             return self._result("step", self._frame(0), 0)
         size = self._size(max(rows, at_least)) if at_least or self._graphs else rows
@@ -211,7 +213,7 @@ class Step:
         sent = self._sent(columns[ROWS])
         with self._on_device(), self._torn.unless_done(sent, lambda: progress.begun):
             given = batch.prompt_tokens
-            prompt = {} if given is None else {PROMPT: prompt_tokens(given, tokens, self._device)}
+            prompt = {} if given is None else {PROMPT: prompt_tokens(given, tokens, self._plan.size("V"), self._device)}
             self._staging["prefill"].send(columns, rows)
             frame = self._run("prefill", self._frame(rows, tokens, prompt), progress)
             self._torn.mend(sent)
@@ -246,6 +248,8 @@ class Step:
 
     def _columns(self, entry: str, batch: Batch) -> dict[str, list[int] | Tensor]:
         """The batch by input name: checked lists of integers, or tensors on the device."""
+        if not all(hasattr(batch, field.name) for field in fields(Batch)):
+            raise BatchError(f"{entry} takes a Batch, got a {type(batch).__name__}")
         rows = batch_rows(batch.req_pool_indices, self._table.shape[0], self._device)
         if len(rows) > self._plan.buckets[-1]:
             raise BatchError(f"{len(rows)} requests, the largest bucket holds {self._plan.buckets[-1]}")
@@ -266,6 +270,8 @@ class Step:
 
     def _size(self, rows: int) -> int:
         """The bucket that holds so many rows."""
+        if rows < 0:
+            raise BatchError(f"at least {rows} rows")
         if rows > self._plan.buckets[-1]:
             raise BatchError(f"at least {rows} rows, the largest bucket holds {self._plan.buckets[-1]}")
         return self._plan.bucket(rows)
@@ -289,6 +295,8 @@ class Step:
         """Call it with the new lengths of so many rows."""
         if on_commit is None or rows == 0:
             return None
+        if not callable(on_commit):
+            raise BatchError(f"on_commit is a {type(on_commit).__name__}, which cannot be called")
         node, value = self._commit
         return After(node, lambda frame: on_commit(frame.output(value, rows)))
 

@@ -23,10 +23,15 @@ def test_a_file_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
 def test_what_fails_leaves_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_bytes(b"old")
-    with pytest.raises(OSError, match="full"), unfinished(path) as temporary:
-        temporary.write_bytes(b"hal")
-        assert path.read_bytes() == b"old"
-        raise OSError("full")
+
+    def fail() -> None:
+        with unfinished(path) as temporary:
+            temporary.write_bytes(b"hal")
+            assert path.read_bytes() == b"old"
+            raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        fail()
     assert [(found.name, found.read_bytes()) for found in tmp_path.iterdir()] == [("plan.json", b"old")]
 
 
