@@ -8,7 +8,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from .batch import integers
+from .batch import LARGEST, integers
 from .errors import BatchError, CarryError
 from .plan import Plan
 from .semantics import DTYPES
@@ -65,7 +65,7 @@ class Carry:
     def pad(self, rows: int) -> Carry:
         """These requests and zero rows up to `rows`. CarryError when there are already more."""
         missing = _integers([rows])[0] - len(self)
-        if missing < 0:
+        if not 0 <= missing <= LARGEST:
             raise CarryError(f"cannot pad a carry of {len(self)} rows to {rows}")
         return self._map(lambda t: torch.cat([t, t.new_zeros((missing, *t.shape[1:]))]))
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import Literal, SupportsIndex
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -108,10 +108,11 @@ class Step:
 
         BindError when the program was not compiled for it.
         """
-        if not isinstance(num_steps, SupportsIndex) or num_steps not in self._depths:
+        try:
+            return self._depths[integers([num_steps], "num_steps")[0]]
+        except (BatchError, KeyError):
             known = ", ".join(map(str, sorted(self._depths)))
-            raise BindError(f"the program was not compiled for num_steps {num_steps!r}; there is {known}")
-        return self._depths[num_steps]
+            raise BindError(f"the program was not compiled for num_steps {num_steps!r}; there is {known}") from None
 
     @property
     def pools(self) -> Mapping[str, Tensor]:

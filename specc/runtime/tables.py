@@ -7,15 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .batch import check_rows, integers
+from .batch import LARGEST, check_rows, integers
 from .errors import BatchError, BindError
 from .plan import PROMPT, TABLE, Field, Plan
 from .semantics import DTYPES
 
 Place = tuple[int, tuple[int, ...], tuple[int, ...]]
-
-LARGEST = 1 << 30
-"""Most elements of a tensor that the engine brings: kernels number them in 32 bits."""
 
 
 def check_request_table(plan: Plan, device: torch.device, table: Tensor) -> None:
