@@ -73,7 +73,7 @@ def _operand(node: External, frame: Frame, name: str) -> Tensor:
     """A static view; a value with an axis of draft forwards is cut to the node's forward."""
     tensor = frame.read(name)
     value = frame.plan.values.get(name)
-    if node.step is not None and value is not None and value.axes[0] == STEP_AXIS:
+    if node.step is not None and value is not None and value.axes[:1] == (STEP_AXIS,):
         return tensor[node.step]
     return tensor
 

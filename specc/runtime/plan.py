@@ -189,7 +189,7 @@ class Plan:
     dims: Mapping[str, int]
     kv: Mapping[str, Any]
     kv_pools: Mapping[str, KvPool]
-    models: Mapping[str, Any]
+    models: Mapping[str, Mapping[str, Any]]
     options: Mapping[str, Any]
     disaggregation: bool
     inputs: Mapping[str, Field]
