@@ -147,6 +147,8 @@ def _ops(item: Json) -> tuple[OpCall, ...]:
 def _argument(item: Json) -> Argument:
     for kind in KINDS:
         if kind in item:
+            if type(item[kind]) is not (int if kind == "literal" else str):
+                raise TypeError(f"{kind} of argument {item['name']!r} is {item[kind]!r:.80}")
             return Argument(item["name"], kind, item[kind], item.get("axis", 0))
     raise PlanError(f"argument {item['name']!r} has no binding: {', '.join(KINDS[:-1])} or {KINDS[-1]}")
 
