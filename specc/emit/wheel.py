@@ -371,8 +371,9 @@ class _ReproducibleWheel(WheelFile):
             super().close()
         except BaseException:
             self.fp = None
-            with contextlib.suppress(OSError, ValueError):
-                file.close()
+            if file is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    file.close()
             raise
 
 

@@ -119,7 +119,7 @@ def prompt_tokens(tokens: Sequence[int] | Tensor, count: int, vocabulary: int, d
     return found
 
 
-def _fault(field: Field, device: torch.device, tensor: object, sizes: dict[str, int]) -> str:
+def _fault(field: Field, device: torch.device, tensor: Tensor, sizes: dict[str, int]) -> str:
     """What is wrong with a tensor that kernels read in place, or nothing; see `_type_fault`."""
     if fault := _type_fault(field, device, tensor, sizes):
         return fault
