@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         RecordError,
         SchemaMismatchError,
         SpeccError,
+        TornError,
         UnsupportedDeviceError,
         UnsupportedTorchError,
     )
@@ -57,6 +58,7 @@ _HOMES = {
         "RecordError",
         "SchemaMismatchError",
         "SpeccError",
+        "TornError",
         "UnsupportedDeviceError",
         "UnsupportedTorchError",
     ),
@@ -102,6 +104,7 @@ __all__ = [
     "SpeccError",
     "Step",
     "StepResult",
+    "TornError",
     "UnsupportedDeviceError",
     "UnsupportedTorchError",
     "check_peer",

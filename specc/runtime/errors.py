@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 
 class SpeccError(Exception):
@@ -31,6 +31,25 @@ class BindError(SpeccError):
 
 class BatchError(SpeccError):
     """A batch the program cannot run: rows or lengths out of range, or too many requests."""
+
+
+class TornError(BatchError):
+    """Pool rows that a call which raised has left halfway: prefill them again, or write their carry.
+
+    Attributes:
+        rows: which they are, ascending.
+
+    """
+
+    def __init__(self, rows: Sequence[int]) -> None:
+        """Of `rows`."""
+        super().__init__(tuple(rows))
+        self.rows = tuple(rows)
+
+    def __str__(self) -> str:
+        """The sentence."""
+        named = f"row {self.rows[0]} is" if len(self.rows) == 1 else f"rows {', '.join(map(str, self.rows))} are"
+        return f"pool {named} torn: a call that failed wrote part of the state; prefill again, or write the carry"
 
 
 class ForwardContractError(SpeccError):

@@ -21,6 +21,8 @@ PROMPT = "prompt_tokens"
 OF_TENSORS = ("value", "buffer", "input", "stride", "size")
 KINDS = (*OF_TENSORS, "slot_stride", "literal")
 """The kinds of kernel arguments; `target` of the first few names a value, an input or a buffer."""
+STORES = frozenset({"carry.store", "carry.append", "relay.publish"})
+"""The ops that write pool rows."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,7 @@ class Plan:
     dims: Mapping[str, int]
     kv: Mapping[str, Any]
     kv_pools: Mapping[str, KvPool]
-    models: Mapping[str, Any]
+    models: Mapping[str, Mapping[str, Any]]
     options: Mapping[str, Any]
     disaggregation: bool
     inputs: Mapping[str, Field]
@@ -253,6 +255,11 @@ class Plan:
             else:
                 names |= _read_by(node)
         return frozenset(names & set(self.inputs))
+
+    def stores(self, entry: str) -> frozenset[str]:
+        """Names of the nodes of `entry` that write pool rows."""
+        launches = [node for node in self.nodes(entry) if isinstance(node, Launch)]
+        return frozenset(node.name for node in launches if not STORES.isdisjoint(call.op for call in node.ops))
 
     def engine_reads(self, node: Launch) -> frozenset[str]:
         """Buffers that a launch reads where a forward of the engine has returned them."""
