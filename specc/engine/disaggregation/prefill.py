@@ -10,7 +10,17 @@ import torch
 
 from specc.engine.disaggregation.channel import Channel
 from specc.engine.disaggregation.handshake import greet
-from specc.engine.disaggregation.messages import END, REQUEST, STATE, WITHDRAWN, Message, Patience, send
+from specc.engine.disaggregation.messages import (
+    END,
+    MAX_REQUEST,
+    REQUEST,
+    STATE,
+    WITHDRAWN,
+    Message,
+    Patience,
+    head_of,
+    send,
+)
 from specc.engine.engine import Engine
 from specc.engine.errors import EngineError, RequestTooLongError, TransferError
 from specc.engine.handover import Handover
@@ -35,7 +45,7 @@ class PrefillWorker:
         self.engine, self.channel, self.patience = engine, channel, patience or Patience()
         self.names: dict[int, str] = {}
         self._lost: TransferError | None = None
-        self._max_context = greet(engine, channel, self.patience, first=True)
+        self._terms = greet(engine, channel, self.patience, first=True)
 
     @property
     def has_work(self) -> bool:
@@ -47,22 +57,29 @@ class PrefillWorker:
 
         conditions: when the peer is to stop; by default as `Engine.add`. Waits while the peer has as many requests as
         it can hold. Raises RequestTooLongError when the request can never fit, here or there, EngineError when
-        another one of its name waits, TransferError when the peer is gone.
+        another one of its name waits, or as many as the peer lets announce, or when name and conditions are larger than
+        it takes, TransferError when the peer is gone.
         """
         if self._lost is not None:
             raise TransferError(name, self._lost.reason)
         if name in self.names.values():
             raise EngineError(f"a request {name!r} waits already")
+        if len(self.names) >= self._terms.most_announced:
+            raise EngineError(f"{len(self.names)} requests wait, the peer takes no more before it has some of them")
         conditions = conditions or StopConditions(eos_token_ids=self.engine.target.eos_token_ids)
         ids = self.engine.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
         total = len(ids) + conditions.max_new_tokens
-        if total > self._max_context:
-            raise RequestTooLongError(f"the request takes {total} tokens, the peer's context holds {self._max_context}")
+        holds = self._terms.max_context
+        if total > holds:
+            raise RequestTooLongError(f"the request takes {total} tokens, the peer's context holds {holds}")
+        said = asdict(conditions) | {"eos_token_ids": sorted(conditions.eos_token_ids)}
+        message = Message(REQUEST, name, said, {"prompt": torch.tensor(ids, dtype=torch.int64)})
+        if (size := len(head_of(message))) > MAX_REQUEST:
+            raise EngineError(f"name and stop conditions take {size} bytes, at most {MAX_REQUEST} are sent")
         request_id = self.engine.add(ids, FIRST)
         self.names[request_id] = name
-        said = asdict(conditions) | {"eos_token_ids": sorted(conditions.eos_token_ids)}
         try:
-            self._send(Message(REQUEST, name, said, {"prompt": torch.tensor(ids, dtype=torch.int64)}))
+            self._send(message)
         except TransferError:
             self._forget(request_id)
             raise

@@ -64,7 +64,12 @@ def test_the_limit_of_a_carried_value() -> None:
         "carry @c : i32[B]",
         "carry @d : i32[B] limit Q",
     )
-    assert [(c.limit, c.kept) for c in module.carries.values()] == [("V", True), (1, False), (None, False), ("Q", False)]
+    assert [(c.limit, c.kept) for c in module.carries.values()] == [
+        ("V", True),
+        (1, False),
+        (None, False),
+        ("Q", False),
+    ]
     assert print_module(parse_module(print_module(module))) == print_module(module)
     assert "dimension Q is not declared" in [problem.message for problem in check_module(module)]
 
