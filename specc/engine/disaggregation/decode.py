@@ -24,8 +24,8 @@ class Outcome:
     """The end of a request, by its peer and the name that the peer gave it.
 
     Either its completion, or the error that ended it: a TransferError when its peer is gone or has withdrawn it, a
-    SpeccError of the program's package when its record is wrong, another EngineError when it does not fit, and whatever
-    else taking it in has raised.
+    SpeccError of the program's package when its record is wrong, another EngineError when it does not fit, or has
+    failed again and again, and whatever else taking it in has raised.
     """
 
     peer: str
@@ -89,7 +89,8 @@ class DecodeWorker:
         """
         self._take_in(0.0 if self.engine.has_work else wait)
         for completion in self.engine.step():
-            self._ended.append(Outcome(*self.names.pop(completion.request_id), completion))
+            key, failed = self.names.pop(completion.request_id), completion.error
+            self._ended.append(Outcome(*key, error=failed) if failed else Outcome(*key, completion))
         ended, self._ended = self._ended, []
         return ended
 

@@ -24,7 +24,7 @@ from specc.engine.disaggregation.messages import (
 from specc.engine.engine import Engine
 from specc.engine.errors import EngineError, RequestTooLongError, TransferError
 from specc.engine.handover import Handover
-from specc.engine.request import Request, StopConditions
+from specc.engine.request import Completion, Request, StopConditions
 
 FIRST = StopConditions(max_new_tokens=2)
 """What requests run under here: the first token never ends one, the side that decodes decides."""
@@ -69,9 +69,12 @@ class PrefillWorker:
         conditions = conditions or StopConditions(eos_token_ids=self.engine.target.eos_token_ids)
         ids = self.engine.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
         total = len(ids) + conditions.max_new_tokens
-        holds = self._terms.max_context
-        if total > holds:
-            raise RequestTooLongError(f"the request takes {total} tokens, the peer's context holds {holds}")
+        for whose, takes, holds in (
+            ("the peer's", total, self._terms.max_context),
+            ("the engine's", len(ids) + FIRST.max_new_tokens, self.engine.scheduler.max_context),
+        ):
+            if takes > holds:
+                raise RequestTooLongError(f"the request takes {takes} tokens, {whose} context holds {holds}")
         said = asdict(conditions) | {"eos_token_ids": sorted(conditions.eos_token_ids)}
         message = Message(REQUEST, name, said, {"prompt": torch.tensor(ids, dtype=torch.int64)})
         if (size := len(head_of(message))) > MAX_REQUEST:
@@ -88,10 +91,14 @@ class PrefillWorker:
         """Prefill what fits at once and send it: the names of these requests, each with what kept it from going.
 
         Once the peer is gone, all that wait are among them. Raises StepFailedError as `Engine.prefill`: step again to
-        retry, or `abort` what was in it, see `names`.
+        retry, or `abort` what was in it, see `names`; one that fails again and again is given up by the next step.
         """
         gone: dict[str, TransferError | None] = {}
-        for request in self.engine.prefill():
+        prefilled = self.engine.prefill()
+        for completion in self.engine.collect():
+            name = self.names[completion.request_id]
+            gone[name] = self._give_up(name, completion)
+        for request in prefilled:
             name = self.names[request.request_id]
             try:
                 gone[name] = self._pass_on(name, request)
@@ -132,6 +139,13 @@ class PrefillWorker:
             self._withdraw(name, reason)
             return TransferError(name, reason)
         return None
+
+    def _give_up(self, name: str, completion: Completion) -> TransferError:
+        """What is told of a request that the engine has ended, which only its failures can do here."""
+        reason = f"its prefill failed: {completion.error}"
+        self._withdraw(name, reason)
+        self._forget(completion.request_id)
+        return TransferError(name, reason)
 
     def _withdraw(self, name: str, reason: str) -> None:
         """Tell the peer, if it is there, that nothing of a request will come."""
