@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import reduce
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from specc.engine.callbacks import Memory
 from specc.engine.draft_callbacks import make_callbacks
 from specc.engine.drafts import Draft
-from specc.engine.errors import EngineError, StepFailedError
+from specc.engine.errors import EngineError
 from specc.engine.fitting import bring_tables, check_callbacks, check_models, check_program, context_length, overlaps
 from specc.engine.handover import Handover, Places
 from specc.engine.in_flight import InFlight, unread
@@ -24,7 +24,7 @@ from specc.engine.plan_facts import PlanFacts
 from specc.engine.prefix_cache import PrefixCache
 from specc.engine.prompts import Prompt
 from specc.engine.ranges import ranges
-from specc.engine.request import ABORT, ERROR, HOPELESS, Completion, Request, StopConditions, TokenEvent
+from specc.engine.request import ABORT, Completion, Request, StopConditions, TokenEvent, blame
 from specc.engine.scheduler import Scheduler
 from specc.engine.stats import Stats
 from specc.engine.text import Detokenizer, StopText
@@ -186,8 +186,7 @@ class Engine:
         """Prefill what can be admitted, then run one decode step of everything; returns what finished.
 
         With overlap the decode step is only launched, and read by the next call. Raises StepFailedError when a forward
-        or the program fails; the requests that were in it wait again, and no completion is lost. Those that fail twice
-        in a row are retried one by one; one that fails then too is finished, with `error` as its reason.
+        or the program fails; what was in it waits again, or finishes if it always fails. No completion is lost.
         """
         fresh = self.admit()
         if fresh:
@@ -232,12 +231,8 @@ class Engine:
     def hand_over(self, request: Request) -> Handover:
         """Take a request that `prefill` returned out of this engine, with what it needs to go on in another."""
         row = request.row or 0
-        handover = Handover(
-            first=request.ids[-1],
-            health=request.health,
-            kv=self.places.take(row, request.committed),
-            carry=self._step.read_carry([row]),
-        )
+        kv, carry = self.places.take(row, request.committed), self._step.read_carry([row])
+        handover = Handover(request.ids[-1], request.health, kv, carry)
         self.scheduler.discard(request)
         return handover
 
@@ -254,9 +249,7 @@ class Engine:
         return [request for request in admitted if request not in arrived]
 
     def due(self) -> list[Request]:
-        """The requests of the next decode step, with pages for it: all that do not finish in what is in flight.
-
-        A suspect one has a step of its own; until that is read it is in no other.
+        """The requests of the next decode step, with pages for it: of those that do not finish in what is in flight.
 
         Where pages lack, or a mask might, what is in flight is read first: raises as `read`.
         """
@@ -264,10 +257,7 @@ class Engine:
             self.read(keep=0)
         with self._range("specc.schedule"):
             self.stats.retractions += len(self.scheduler.reserve_step())
-        known = unread(self._flights)
-        due = [request for request in self.scheduler.running if request.remaining > known[request]]
-        alone = [request for request in due if request.suspect]
-        return [r for r in alone if not known[r]] or [request for request in due if request not in alone]
+        return self.scheduler.take_turns(unread(self._flights))
 
     def launch(self, requests: Sequence[Request], *, num_steps: int = 0, at_least: int = 0) -> None:
         """Queue a prefill or, with draft steps, a decode step, and the copy of its results.
@@ -382,18 +372,20 @@ class Engine:
             self.scheduler.remember(request)
         else:
             request.accept_lens.append(len(tokens))
-            request.failures = 0
+        request.got_on(is_prefill=is_prefill)
         if request.finish_reason is not None:
-            self.scheduler.release(request)
-            self.stats.finished[request.finish_reason] += 1
-            self._finished.append(request.completion())
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        self.scheduler.discard(request)
+        self.stats.finished[str(request.finish_reason)] += 1
+        self._finished.append(request.completion())
 
     @contextmanager
     def _recovering(self, what: str, requests: Sequence[Request]) -> Iterator[None]:
         """When the block fails, its requests leave their rows, whose content means nothing now, and wait again.
 
-        So their rows of what is in flight do not count any more either; those of others do. One that was alone and has
-        failed too often is ended.
+        So their rows of what is in flight do not count any more either; those of others do.
         """
         try:
             yield
@@ -401,21 +393,8 @@ class Engine:
             self.scheduler.expel(requests)
             self.stats.failures += 1
             if isinstance(error, Exception):
-                raise self._blame(what, requests, error) from error
+                failure = blame(what, requests, error)
+                if failure.ended:
+                    self._end(requests[0])
+                raise failure from error
             raise
-
-    def _blame(self, what: str, requests: Sequence[Request], cause: Exception) -> StepFailedError:
-        """What to raise for requests that were in something that failed; ends one that is surely the cause."""
-        for request in requests:
-            request.failures += 1
-        ended = len(requests) == 1 and requests[0].failures >= HOPELESS
-        failure = StepFailedError(what, [request.request_id for request in requests], cause, ended=ended)
-        if ended:
-            (request,) = requests
-            with suppress(Exception):  # of the tokenizer, which may be what fails
-                request.catch_up()
-            self.scheduler.discard(request)
-            request.finish_reason, request.error = ERROR, failure
-            self.stats.finished[ERROR] += 1
-            self._finished.append(request.completion())
-        return failure

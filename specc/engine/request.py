@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from specc.engine.errors import StepFailedError
 from specc.engine.handover import Handover
 from specc.engine.text import StopText
 
 LENGTH, EOS, STOP, ABORT, ERROR = "length", "eos", "stop", "abort", "error"
 """Why a request finished: max_new_tokens reached, an EOS token, a stop string, the caller gave it up, or it failed."""
 
-SUSPECT, HOPELESS = 2, 3
-"""How often in a row a request fails until it runs alone, and until, if it does then, it is ended."""
+SUSPECT, HOPELESS = 2, 5
+"""How often in a row a request fails until it runs alone, and until, if it fails then too, it is ended."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,10 @@ class Request:
         """Most tokens that it may still emit."""
         return self.conditions.max_new_tokens - len(self.ids) + len(self.prompt_ids)
 
+    def got_on(self, *, is_prefill: bool) -> None:
+        """Forget the failures of one that has new tokens; by those of a prefill it does not cease to be suspect."""
+        self.failures = min(self.failures, SUSPECT) if is_prefill else 0
+
     def accept(self, tokens: Iterable[int], *, streamed: bool = True) -> list[TokenEvent]:
         """Take the tokens of one step up to where the request stops; the surplus is dropped.
 
@@ -171,3 +177,16 @@ class Request:
             retractions=self.retractions,
             error=self.error,
         )
+
+
+def blame(what: str, requests: Sequence[Request], cause: Exception) -> StepFailedError:
+    """What to raise for requests that were in something that failed; one that is surely the cause is ended."""
+    for request in requests:
+        request.failures += 1
+    ended = len(requests) == 1 and requests[0].failures >= HOPELESS
+    failure = StepFailedError(what, [request.request_id for request in requests], cause, ended=ended)
+    if ended:
+        with suppress(Exception):  # of the tokenizer, which may be what fails
+            requests[0].catch_up()
+        requests[0].finish_reason, requests[0].error = ERROR, failure
+    return failure

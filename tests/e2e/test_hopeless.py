@@ -9,7 +9,7 @@ import pytest
 
 from specc.engine.engine import Engine
 from specc.engine.errors import StepFailedError, TransferError
-from specc.engine.request import HOPELESS, Completion, StopConditions
+from specc.engine.request import HOPELESS, SUSPECT, Completion, StopConditions
 
 from .local_pair import CHAIN, PROMPTS, expect_text, outcomes_of
 from .test_overlap import config_of, expect_idle, prompts
@@ -62,7 +62,7 @@ def expect_others(done: dict[int, Completion], ids: list[int]) -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("name", ["prefill_target", "draft", "extend"])
+@pytest.mark.parametrize("name", ["prefill_target", "prefill_draft"])
 @pytest.mark.parametrize("place", [0, 6])
 def test_one_that_always_fails_is_ended(name: str, place: int, overlap: bool) -> None:
     engine = make_engine(config_of("EAGLE", overlap=overlap))
@@ -82,11 +82,42 @@ def test_one_that_always_fails_is_ended(name: str, place: int, overlap: bool) ->
     assert engine.stats.failures == HOPELESS
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("name", ["draft", "extend"])
+def test_one_whose_decode_always_fails_gets_on_by_prefills(name: str, overlap: bool) -> None:
+    """Alone, while every other time the others run, as if it were not there."""
+    engine = make_engine(config_of("EAGLE", overlap=overlap))
+    ids = add_all(engine)
+    bad, others = ids[1], [ids[0], *ids[2:]]
+    together: list[set[int]] = []
+
+    def wrong(batch: set[int]) -> bool:
+        if bad in batch:
+            together.append(batch)
+        return bad in batch
+
+    failing(engine, name, wrong)
+    order: list[int] = []
+    done: dict[int, Completion] = {}
+    while engine.has_work:
+        try:
+            found = {completion.request_id: completion for completion in engine.step()}
+        except StepFailedError:
+            continue
+        order += found
+        done |= found
+    expect_idle(engine)
+    expect_others(done, others)
+    expect_others(done, [bad])
+    assert order.index(bad) >= 3
+    assert [len(batch) > 1 for batch in together] == [True] * SUSPECT + [False] * (len(together) - SUSPECT)
+
+
 def test_several_that_always_fail_are_all_found() -> None:
     engine = make_engine(config_of("EAGLE"))
     ids = add_all(engine)
     bad = {ids.pop(5), ids.pop(1), ids.pop(0)}
-    failing(engine, "target", lambda batch: bool(bad & batch))
+    failing(engine, "prefill_target", lambda batch: bool(bad & batch))
     done, _ = run(engine)
     expect_others(done, ids)
     assert done.keys() == bad
@@ -160,8 +191,8 @@ def test_the_peer_of_one_that_always_fails_learns_it(prefilling: bool) -> None:
         worker.close()
 
     if not prefilling:
-        texts = {request: tuple(prompt) for request, prompt in PROMPTS.items()}
-        failing(engine, "target", lambda ids: any(_prompt(engine, i) == texts[bad] for i in ids))
+        for name in ("target", "prefill_target"):
+            failing(engine, name, lambda ids: any(_prompt(engine, i) == PROMPTS[bad] for i in ids))
         step = engine.step
         engine.step = lambda: until_done(step)
     found = outcomes_of(engine, work, CHAIN)

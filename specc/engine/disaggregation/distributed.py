@@ -46,7 +46,8 @@ def connect(
     try:
         with plain_errors():
             store = rendezvous(heads, role, timeout)
-            group = dist.ProcessGroupNCCL(PrefixStore("cuda", store), role, len(Role), timedelta(seconds=NCCL_SECONDS))
+            nccl: Any = dist.ProcessGroupNCCL
+            group = nccl(PrefixStore("cuda", store), role, len(Role), timedelta(seconds=NCCL_SECONDS))
         channel = NcclChannel(heads, group, Role(1 - role), device, store)
         _begin(channel, role, timeout)
     except BaseException:

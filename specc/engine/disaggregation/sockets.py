@@ -9,6 +9,7 @@ import socket
 from contextlib import suppress
 from enum import IntEnum
 from time import monotonic, sleep
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,14 +59,14 @@ class SocketChannel:
 
     def send(self, tensor: Tensor, timeout: float) -> None:
         """Send u8[n]; returns when the network has it, not when the peer does."""
-        left = memoryview(tensor.numpy())
+        left = _view(tensor)
         self._socket.settimeout(timeout)
         while left:
             left = left[self._socket.send(left) :]
 
     def receive(self, tensor: Tensor, timeout: float) -> None:
         """Fill u8[n]."""
-        left = memoryview(tensor.numpy())
+        left = _view(tensor)
         self._socket.settimeout(timeout)
         while left:
             count = self._socket.recv_into(left)
@@ -78,6 +79,12 @@ class SocketChannel:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+
+def _view(tensor: Tensor) -> memoryview:
+    """The bytes of u8[n], in its memory."""
+    held: Any = tensor.numpy()
+    return memoryview(held)
 
 
 def listen(host: str, port: int) -> socket.socket:
