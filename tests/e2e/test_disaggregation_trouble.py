@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import socket
 import threading
 from collections import defaultdict
@@ -293,8 +294,10 @@ def test_who_talks_without_end_lets_others_run(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(engine, "step", stepped)
     monkeypatch.setattr(worker, "_hear", counted)
+    worker._news = queue.Queue()
     with prefilling(make_engine(CHAIN), there, work) as raised:
         worker.connect(here)
+        worker._listeners[PEER].join(20)
         outcomes = list(worker.serve())
     assert raised == []
     assert len(outcomes) == pairs
