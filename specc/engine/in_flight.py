@@ -7,13 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specc.engine.errors import ContractError
+from specc.engine.errors import ContractError, OutOfRoomError
 from specc.engine.request import Request
 from specc.runtime.health import faults
 
 NO_ROOM = "room"
 """The fault of a request that a step leaves out (docs/kernels.md)."""
-OUT_OF_ROOM = "no room for a decode step in req_to_token, or in the tree mask"
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +65,7 @@ class InFlight:
         if self.is_prefill:
             request.health = int(result.health[index])
         elif self.left_out(result, index):
-            request.fail(OUT_OF_ROOM)
+            request.fail(OutOfRoomError("no room for a decode step in req_to_token, or in the tree mask"))
         return result.tokens(index)
 
 

@@ -88,8 +88,8 @@ class Step:
         beside = next(iter(self._depths.values()), self)
         self._torn = Torn(req_to_token.shape[0]) if beside is self else beside._torn
         self._pools = RelayPools(plan, self._arena)
-        self._relay = Relay(self._pools, req_to_token.shape[0], device, self._torn)
-        self._layout = RecordLayout.of(plan)
+        self._layout = RecordLayout.of(plan, req_to_token.shape[1])
+        self._relay = Relay(self._pools, req_to_token.shape[0], device, self._layout, self._torn)
         self._inputs = {entry: plan.written_inputs(entry) for entry in ENTRIES}
         self._stores = plan.stores("step")
         self._reads_prompt = {entry: PROMPT in plan.reads(entry) for entry in ENTRIES}
@@ -231,7 +231,9 @@ class Step:
     def write_carry(self, rows: Sequence[int] | Tensor, carry: Carry) -> None:
         """Put row i of `carry` into pool row `rows[i]`, which is not torn then.
 
-        CarryError or BatchError, and no change, if it cannot. Rows as for `read_carry`.
+        CarryError or BatchError, and no change, if it cannot.
+        Rows as for `read_carry`: with integers, which are sent to the device and waited for, values beyond the limits
+        of their fields are a FieldError; with a tensor they are the engine's word, like the rows.
         """
         self._relay.write(rows, carry)
 

@@ -9,7 +9,13 @@ import torch
 
 from specc.engine.drafts import StandaloneDraft
 from specc.engine.engine import Engine
-from specc.engine.errors import EngineError, RequestTooLongError, UnknownTokenError, UnsupportedModelError
+from specc.engine.errors import (
+    EngineError,
+    OutOfRoomError,
+    RequestTooLongError,
+    UnknownTokenError,
+    UnsupportedModelError,
+)
 from specc.engine.models import TargetModel
 from specc.engine.reference import accepted_lengths, first_difference, greedy
 from specc.engine.request import StopConditions, TokenEvent
@@ -121,8 +127,8 @@ def test_whoever_a_step_leaves_out_ends_with_an_error(target: TargetModel, monke
     for completion in (first, third):
         assert (completion.token_ids, completion.error) == (greedy(target, completion.prompt_ids, NEW), None)
     assert second.finish_reason == "error"
-    assert second.error is not None
-    assert "no room" in second.error
+    assert isinstance(second.error, OutOfRoomError)
+    assert "no room" in str(second.error)
     assert second.token_ids == greedy(target, second.prompt_ids, NEW)[: len(second.token_ids)]
     assert engine.stats.finished == {"length": 2, "error": 1}
     assert 0 not in engine.stats.accept_lens
