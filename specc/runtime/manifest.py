@@ -107,7 +107,7 @@ class Manifest:
                 content = root.joinpath(file).read_bytes()
             except Exception as error:
                 how = "is missing" if isinstance(error, FileNotFoundError) else "cannot be read"
-                raise DamagedWheelError(f"{file!r:.200} {how}: {error}") from error
+                raise DamagedWheelError(f"{file} {how}: {error}") from error
             if hashlib.sha256(content).hexdigest() != digest:
                 raise DamagedWheelError(f"{file} differs from its digest in {MANIFEST}")
 

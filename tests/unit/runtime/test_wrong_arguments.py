@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 import torch
 from lookup_plan import lookup_plan
 from test_step import bind, decode
+from test_torn import machine_of
 from test_transfer import machine
 from toy_engine import ToyEngine, make_engine, start
 from toy_plan import chain_plan, program_of
@@ -53,11 +54,16 @@ def survives(call: Callable[[], object]) -> bool:
     return False
 
 
+@cache
+def plan_of(overlap: bool) -> Plan:
+    return machine("EAGLE", 1, overlap=overlap, max_requests=8).plan
+
+
 @pytest.mark.parametrize("value", ODD, ids=TYPES)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_calls_of_a_step(overlap: bool, value: Any) -> None:
     """And the requests go on afterwards as if nothing had been asked."""
-    one, twin = (machine("EAGLE", 1, overlap=overlap, max_requests=8) for _ in range(2))
+    one, twin = (machine_of(plan_of(overlap)) for _ in range(2))
     step, carry = one.step, one.step.read_carry([5])
     survives(lambda: step.decode(value))
     survives(lambda: step.decode(Batch(value, value)))
