@@ -1,0 +1,28 @@
+"""Writing files whole: whoever reads one sees all of it, or what was there before."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def unfinished(path: Path) -> Iterator[Path]:
+    """A path beside `path` to write to: at the end of the block it takes its place, unless the block raises.
+
+    Folders are made as needed. Raises OSError; then nothing new is left behind, and an older file stays as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".writing-") as folder:
+        temporary = Path(folder) / path.name
+        yield temporary
+        os.replace(temporary, path)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file in one step. OSError as `unfinished`."""
+    with unfinished(path) as temporary:
+        temporary.write_bytes(content)
