@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from specc.passes.instruments import TimePasses
     from specc.passes.manager import Instrument
 
+MAX_BYTES = 1 << 20
+"""Largest `.specir` file that is read, in bytes; those of builds have a tenth."""
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
@@ -94,12 +97,21 @@ def _read(source: str, report: Report) -> tuple[Module, Context]:
         loaded = load(Path(source), report)
         return start_module(loaded), Context(loaded)
     try:
-        text = sys.stdin.read() if source == "-" else read_text(Path(source))
+        text = _read_stdin() if source == "-" else read_text(Path(source), MAX_BYTES)
     except (OSError, ValueError) as error:
-        raise DiagnosticError(Diagnostic("config/unreadable", f"cannot read '{source}': {error}")) from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise DiagnosticError(Diagnostic("config/unreadable", f"cannot read '{source}': {reason}")) from error
     name = Path(source).name
     report.know({name: text}, {name: source})
     return parse_module(text, name), Context()
+
+
+def _read_stdin() -> str:
+    """The text that is piped in; ValueError for more than `MAX_BYTES` characters, and for what is not UTF-8."""
+    text = sys.stdin.read(MAX_BYTES + 1)
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"it is larger than {MAX_BYTES} characters")
+    return text
 
 
 def _echo(text: str) -> None:

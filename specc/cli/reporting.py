@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ParamSpec, TextIO, TypeVar
 import typer
 
 from specc.support.diagnostics import Diagnostic, DiagnosticError, Note
-from specc.support.render import render, to_json
+from specc.support.render import render_all, to_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,8 +58,8 @@ class Report:
             typer.echo(json.dumps(to_json(found, self._paths), indent=2))
             return
         color = wants_color(sys.stderr)
-        for diagnostic in found:
-            typer.echo(render(diagnostic, self._sources, color, self._paths), err=True, color=color)
+        for text in render_all(found, self._sources, color, self._paths):
+            typer.echo(text, err=True, color=color)
 
 
 def wants_color(stream: TextIO) -> bool:

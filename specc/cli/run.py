@@ -149,7 +149,9 @@ class _Printer:
 
     def _safe(self, text: str) -> str:
         """Return text that cannot steer a terminal; unchanged where the output is none."""
-        return printable(text.replace("\t", "    ")) if self.console.is_terminal else text
+        if not self.console.is_terminal:
+            return text
+        return "\n".join(printable(line.replace("\t", "    ")) for line in text.split("\n"))
 
     def _head(self, index: int) -> None:
         label = f"[{index}] " if len(self.texts) > 1 else ""
@@ -165,7 +167,7 @@ def _prompts(given: Sequence[str], file: Path | None) -> list[str]:
         if file.suffix != ".json":
             return [*given, *(line for line in text.splitlines() if line.strip())]
         listed = json.loads(text)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         message = f"cannot read the prompts in {str(file)!r}: {error}"
         raise DiagnosticError(Diagnostic("config/unreadable", message)) from error
     if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):

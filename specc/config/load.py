@@ -121,13 +121,10 @@ def _load(
 def _read(path: Path, file: str) -> str:
     """Return the text of the file; raises DiagnosticError when there is none to read."""
     try:
-        data = read_regular(path, MAX_BYTES + 1)
+        data = read_regular(path, MAX_BYTES)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise DiagnosticError(Diagnostic("config/unreadable", f"cannot read '{path}': {reason}")) from error
-    if len(data) > MAX_BYTES:
-        message = f"'{path}' is larger than {MAX_BYTES} bytes, which no configuration needs"
-        raise DiagnosticError(Diagnostic("config/unreadable", message))
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -10,7 +10,7 @@ from specc.ir.opdef import OpDef, TypeMismatch
 from specc.ir.ops import OPS
 from specc.ir.printer import print_op
 from specc.ir.types import TensorType
-from specc.support.diagnostics import Diagnostic
+from specc.support.diagnostics import Diagnostic, Note
 
 
 def check_module(module: Module) -> list[Diagnostic]:
@@ -114,5 +114,5 @@ def _report(module: Module, op: Op, message: str) -> Diagnostic:
     ops = module.phases[op.phase]
     at = ops.index(op)
     around = ops[max(0, at - 2) : at + 3]
-    text = "\n".join(f"{'>' if o is op else ' '} {print_op(o, locations=False)}" for o in around)
-    return Diagnostic("ir/invalid", f"{message}\nin phase {op.phase}:\n{text}", op.location)
+    lines = (f"in phase {op.phase}:", *(f"{'>' if o is op else ' '} {print_op(o, locations=False)}" for o in around))
+    return Diagnostic("ir/invalid", message, op.location, notes=tuple(map(Note, lines)))

@@ -23,6 +23,13 @@ def unfinished(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file in one step. OSError as `unfinished`."""
+    """Write a file in one step, through links; what is no regular file, as /dev/stdout, is written where it is.
+
+    OSError as `unfinished`.
+    """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+        return
     with unfinished(path) as temporary:
         temporary.write_bytes(content)
