@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specc.cli.configuration import load
-from specc.cli.reporting import Report, reporting
+from specc.cli.reporting import Report, reporting, run
 
 if TYPE_CHECKING:
     from specc.ir.core import Module
@@ -118,22 +118,14 @@ def _echo(text: str) -> None:
     typer.echo(text, nl=False)
 
 
-def _write(path: Path, text: str) -> None:
-    from specc.support.diagnostics import Diagnostic, DiagnosticError
-
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise DiagnosticError(Diagnostic("emit/io", f"cannot write '{path}': {error.strerror}")) from error
-
-
 def _finish(
     module: Module, ctx: Context, output: Path | None, *, quiet: bool, remarks: bool, clock: TimePasses
 ) -> None:
     from specc.ir.printer import print_module
+    from specc.support.writing import write_output
 
     if output is not None:
-        _write(output, print_module(module))
+        write_output(output, print_module(module))
     elif not quiet:
         _echo(print_module(module))
     if remarks:
@@ -148,7 +140,7 @@ def _finish(
 
 def main() -> None:
     """Run the command line; exit codes as `specc`'s."""
-    app()
+    run(app)
 
 
 if __name__ == "__main__":

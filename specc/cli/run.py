@@ -21,6 +21,7 @@ from specc.cli.reporting import Format, reporting
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.reading import read_text
 from specc.support.render import printable, to_json
+from specc.support.writing import write_output
 
 if TYPE_CHECKING:
     from specc.engine.engine import Engine
@@ -256,11 +257,7 @@ def _write_metrics(engine: Engine, file: Path) -> None:
     """Write what the engine has counted in Prometheus' text format; raises DiagnosticError where it cannot."""
     from specc.engine.metrics import Metrics
 
-    try:
-        file.write_text(Metrics(engine).text(), encoding="utf-8")
-    except OSError as error:
-        message = f"cannot write {str(file)!r}: {error.strerror}"
-        raise DiagnosticError(Diagnostic("emit/io", message)) from error
+    write_output(file, Metrics(engine).text())
 
 
 def _check(engine: Engine, completions: Sequence[Completion], max_new_tokens: int) -> list[Verdict]:
