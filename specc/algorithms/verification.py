@@ -103,6 +103,8 @@ def start(scope: Scope) -> tuple[Value, Value]:
 def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size") -> Accepted:
     """The target over the nodes, the accepted path, new lengths and bonus; ``offers`` as for `prefill_target`."""
     b = scope.b
+    if scope.config.topk > 1 and (nodes.parent is None or nodes.depth is None):
+        raise ValueError(f"topk is {scope.config.topk}, and these nodes are a chain: say Needs(trees=False)")
     hidden, extras = _target(scope, state, nodes, offers)
     with b.phase("verify"):
         with b.at(scope.at("verify")):

@@ -79,6 +79,8 @@ def reporting(format: Format = Format.text) -> Generator[Report]:
     try:
         yield report
     except DiagnosticError as error:
+        if os.environ.get("SPECC_DEBUG") == "1" and error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
         report.know(error.sources, error.paths)
         report.show(error.diagnostics)
         raise typer.Exit(EXIT_INPUT) from None

@@ -111,7 +111,13 @@ def _load(
             tree.broken.discard(("engine",))
         places = Locations(file, tree)
         checked = Checked(validate(places, found), places, found)
-        resolved = resolve(checked, path.parent, algorithms, needs)
+        try:
+            resolved = resolve(checked, path.parent, algorithms, needs)
+        except DiagnosticError as error:  # a plugin's
+            for diagnostic in error.diagnostics:
+                found.add(replace(diagnostic, location=diagnostic.location or places.value("algorithm")))
+            every = (*found.errors, *found.warnings)
+            raise DiagnosticError(every, {**error.sources, file: text}, {**error.paths, file: str(path)}) from error
         if resolved is not None:
             return LoadedConfig(resolved.config, text, file, path, places, found.warnings, resolved.facts)
     found.raise_if_errors({file: text}, {file: str(path)})

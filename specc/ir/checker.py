@@ -51,19 +51,27 @@ def check_types(module: Module) -> list[Diagnostic]:
 
 
 def _check_op(module: Module, op: Op, order: dict[Op, int]) -> list[str]:
+    problems = check_form(op)
     definition = OPS.get(op.opcode)
     if definition is None:
-        return [f"unknown op {op.opcode}"]
-    problems: list[str] = []
+        return problems
     if definition.until and definition.until in module.established:
         problems.append(f"{op.opcode} is not legal once the module is {definition.until}")
-    problems += _check_attrs(op, definition)
-    if not problems and len(slots := definition.result_slots(len(op.results), op.attrs)) != len(op.results):
-        problems.append(f"{op.opcode} has {len(slots)} results, not {len(op.results)}")
     for value in op.operands:
         problems += _check_operand(op, value, order)
     if definition.inplace and op.operands:
         problems += _check_inplace(module, op, order)
+    return problems
+
+
+def check_form(op: Op) -> list[str]:
+    """What is wrong with an op by itself: its name, its attributes, how many results it has."""
+    definition = OPS.get(op.opcode)
+    if definition is None:
+        return [f"unknown op {op.opcode}"]
+    problems = _check_attrs(op, definition)
+    if not problems and len(slots := definition.result_slots(len(op.results), op.attrs)) != len(op.results):
+        problems.append(f"{op.opcode} has {len(slots)} results, not {len(op.results)}")
     return problems
 
 
