@@ -174,6 +174,14 @@ def target_width_key(scope: Scope) -> str:
     return "target_hidden_size" if scope.loaded.locations.written("draft", "target_hidden_size") else "hidden_size"
 
 
+def rows_like_its_own(scope: Scope) -> FromTarget:
+    """Rows of the target for a draft that reads such as it hands over itself, and the keys that differ, if any do."""
+    target, draft, key = scope.config.target, scope.draft, "hidden_size"
+    if target.hidden_size == draft.hidden_size and target.spec_width != draft.spec_width:
+        key = "hidden_source" if target.hc_mult == draft.hc_mult else "hc_mult"
+    return FromTarget(draft.spec_width, dtype_of(draft), key, key)
+
+
 def aux_rows(scope: Scope) -> FromTarget:
     """Outputs of several layers of the target, as wide as the draft was made for, in the target's dtype.
 

@@ -26,7 +26,9 @@ class Builder:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Ops built inside go to this phase."""
+        """Ops built inside go to this phase; ValueError if there is none of that name."""
+        if name not in PHASES:
+            raise ValueError(f"there is no phase {name!r}: {did_you_mean(name, PHASES)}")
         before, self._phase = self._phase, name
         yield
         self._phase = before
@@ -50,13 +52,11 @@ class Builder:
 
         Raises:
             TypeError: an operand is no value.
-            ValueError: there is no such op or phase, it has other attributes or results, or its field is not carried.
+            ValueError: there is no such op, it has other attributes or results, or its field is not carried.
 
         """
         if opcode not in OPS:
             raise ValueError(f"there is no op {opcode!r}: {did_you_mean(opcode, OPS)}")
-        if self._phase not in PHASES:
-            raise ValueError(f"there is no phase {self._phase!r}: {did_you_mean(self._phase, PHASES)}")
         for index, value in enumerate(operands):
             if not isinstance(value, Value):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(f"operand {index} of {opcode} is of type {type(value).__name__}, not a value")
