@@ -10,7 +10,7 @@ from specc.config import Config, LoadedConfig, ModelConfig, Needs
 from specc.config.block import Block
 from specc.config.resolved import TARGET_OUTPUTS
 from specc.ir.builder import Builder
-from specc.ir.core import Carry, Module, Value
+from specc.ir.core import Carry, Module, Value, entry_of
 from specc.ir.opdef import OpDef
 from specc.ir.types import Dim, StateType, TensorType
 from specc.support.diagnostics import Diagnostic, DiagnosticError, Note
@@ -128,7 +128,15 @@ class Scope:
         raise DiagnosticError(Diagnostic(code, message, self.at(*key), hint, notes))
 
     def output(self, name: str, value: Value) -> None:
-        """Hand a value back to the engine at the end of a step."""
+        """Hand a value back to the engine at the end of a step, or of prefill if the name begins with ``prefill.``.
+
+        Raises:
+            TypeError: it is no value of that entry.
+        """
+        entry = "prefill" if name.startswith("prefill.") else "step"
+        source = value.source if isinstance(value, Value) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+        if source is None or entry_of(source.phase) != entry:
+            raise TypeError(f"the output {name} is {value!r}, which no op of the entry {entry} makes")
         self.module.outputs[name] = value
 
 

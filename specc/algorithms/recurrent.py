@@ -15,6 +15,7 @@ from specc.algorithms.verification import (
     carry_lengths,
     finish_prefill,
     prefill_target,
+    rows_like_its_own,
     start,
     store,
     verify,
@@ -42,7 +43,7 @@ def build_recurrent(scope: Scope, *, reads_hidden: bool, from_target: FromTarget
     carry_lengths(scope)
     shifted = {"true": False, "shifted": True, "auto": reads_hidden}[config.draft_positions]
     offset = 0 if shifted else 1
-    own = FromTarget(draft.spec_width if reads_hidden else 0, dtype_of(draft))
+    own = rows_like_its_own(scope) if reads_hidden else FromTarget(0, dtype_of(draft))
     rows = from_target or own
     _prefill(scope, reads_hidden, rows)
     state, root, frontier, slots = _prepare(scope, offset)

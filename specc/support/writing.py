@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+
 
 @contextlib.contextmanager
 def unfinished(path: Path) -> Iterator[Path]:
@@ -23,6 +25,27 @@ def unfinished(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file in one step. OSError as `unfinished`."""
+    """Write a file in one step, through links; what is no regular file, as /dev/stdout, is written where it is.
+
+    OSError as `unfinished`.
+    """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+        return
     with unfinished(path) as temporary:
         temporary.write_bytes(content)
+
+
+def write_output(path: Path, content: str | bytes, *, folders: bool = False) -> None:
+    """Write a file that somebody asked for, whole, text as UTF-8; ``folders``: make those on the way to it.
+
+    Raises DiagnosticError ``emit/io`` where that fails.
+    """
+    try:
+        if not folders:
+            path.parent.stat()
+        write_whole(path, content if isinstance(content, bytes) else content.encode())
+    except OSError as error:
+        message = f"cannot write '{path}': {error.strerror or error}"
+        raise DiagnosticError(Diagnostic("emit/io", message)) from error

@@ -141,6 +141,7 @@ class _Point:
     """An entry point of the plugin."""
 
     name: str
+    value: str = "plugin:it"
 
     def load(self) -> Algorithm:
         """The algorithm."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from programs import EXAMPLES, MODEL, config_text, load, passes_to
 
@@ -105,6 +107,9 @@ WRONG_LINES = [
     ('options @o {archs = ["a"], buckets = 4, page_size = 1, verify = "greedy"}', "buckets of options must be"),
     ("kernel @k {bytes 1}", "cannot read the attributes at 'bytes 1'"),
     ("kernel @k {bytes = }", "Expecting value"),
+    ("kernel @k {bytes = 1, bytes = 2}", "the attribute bytes is written twice"),
+    ("kernel @k {bytes = " + "[" * 100_000 + "}", "the line is nested too deeply"),
+    ("x" * 100_000, f"cannot read '{'x' * 187}..."),
     ("kernel @k {bytes = 1.5}", "is not an attribute's value"),
 ]
 
@@ -180,6 +185,27 @@ def test_all_errors_of_a_file_are_reported() -> None:
 }
 """
     assert [(line, column) for line, column, _ in errors(text)] == [(2, 3), (5, 7), (7, 5), (10, 1)]
+
+
+@pytest.mark.parametrize("line", ["dim B : request <= 8", "carry @c : i64[B]", "output o = %rows"])
+def test_what_is_declared_twice(line: str) -> None:
+    ((number, _, message),) = errors(f"module @m {{\n  input %rows : i64[B]\n  {line}\n  {line}\n}}\n")
+    assert number == 4
+    assert message.endswith("is declared twice")
+
+
+@pytest.mark.parametrize("unit", ["aaaa", "a[a[", "?, ?", '", "', "{a ="])
+@pytest.mark.parametrize("head", ["%a = x.y() : ", "%a = x.y() {", "%a = x.y(", "carry @a : ", ""])
+def test_time_grows_with_the_length_of_a_line(head: str, unit: str) -> None:
+    """Not with its square, which would be sixteen times as much."""
+
+    def seconds(count: int) -> float:
+        start = time.process_time()
+        errors(f"module @m {{\nphase prepare {{\n{head}{unit * count}\n}}\n}}\n")
+        return time.process_time() - start
+
+    short = min(seconds(2500) for _ in range(5))
+    assert min(seconds(10_000) for _ in range(3)) < 10 * short + 0.01
 
 
 def test_comments_and_blank_lines() -> None:
