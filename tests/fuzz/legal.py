@@ -36,12 +36,8 @@ def install_plugin() -> None:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "plugin" / "src"))
     importlib.import_module("specc_anchored")
     point = EntryPoint(PLUGIN.lower(), f"specc_anchored:{PLUGIN}", "specc.algorithms")
-    found = algorithms.entry_points
-
-    def entry_points(group: str) -> list[EntryPoint]:
-        return [*found(group=group), *([point] if group == point.group else [])]
-
-    algorithms.entry_points = entry_points  # type: ignore[assignment]
+    found = [*algorithms.entry_points(group=point.group), point]
+    algorithms.entry_points = lambda group: [one for one in found if one.group == group]  # type: ignore[assignment]
 
 
 def _model(rng: random.Random, vocab: int) -> Keys:
