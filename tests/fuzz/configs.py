@@ -21,6 +21,7 @@ from typing import Any
 from specc import algorithms
 from specc.build import build_program
 from specc.config import LoadedConfig, load_config, load_text
+from specc.config.load import MAX_BYTES
 from specc.config.schema import ConfigFile
 from specc.runtime.plan import Plan
 from specc.support.diagnostics import DiagnosticError
@@ -354,7 +355,8 @@ def _spelt(given: Any) -> str:
 
 
 def judge(made: str, compiled: float, rng: random.Random, *, legal: bool = True) -> str:
-    """The outcome of a text; ``legal`` is False when the schema alone forbids it."""
+    """The outcome of a text no longer than a file may be; ``legal`` is False when the schema alone forbids it."""
+    made = made[: MAX_BYTES >> 2]
 
     def load() -> LoadedConfig:
         loaded = load_text(made, Path("fuzzed.yaml"), algorithms.names(), algorithms.needs)

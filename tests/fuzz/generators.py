@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import configs, steps
+from . import configs, specir, steps
 
 Case = Callable[[str, random.Random], str]
 """Runs one case of a seed and says its outcome; whatever it raises is a failure."""
@@ -31,4 +31,5 @@ class Generator:
 GENERATORS: dict[str, Generator] = {
     "steps": Generator(steps.case, steps.STEPS, 3.0),
     "configs": Generator(configs.case, 1, 3.0),
+    "specir": Generator(specir.case),
 }

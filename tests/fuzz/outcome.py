@@ -14,7 +14,7 @@ from specc.support.render import render, to_json
 RIGHT = "right"
 BLAMED_ON_US = ("internal/", "ir/", "kernel/no-cover")
 """Codes by which the compiler accuses itself: never the answer to a user's file."""
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 LONGEST = 1 << 20
 """Characters of findings, all together, that anyone could want to see."""
 
@@ -60,7 +60,8 @@ def _check_place(diagnostic: Diagnostic, error: DiagnosticError) -> None:
     at = diagnostic.location
     if at is None or at.file not in error.sources:
         return
-    lines = len(re.split(r"\r\n|\r|\n", error.sources[at.file]))
+    text = error.sources[at.file]
+    lines = max(len(re.split(r"\r\n|\r|\n", text)), len(text.splitlines()))
     expect(1 <= at.line <= lines, f"{diagnostic.code} is at line {at.line} of {lines}")
     expect(at.column >= 1, f"{diagnostic.code} is at column {at.column}")
 
