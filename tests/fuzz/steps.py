@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -41,11 +42,12 @@ STEPS = 20
 
 @dataclass(frozen=True)
 class Compiled:
-    """A configuration and its program at every depth, the deepest first."""
+    """A configuration and its program at every depth, the deepest first; ``texts`` are their plan.json."""
 
     seed: str
     config: Config
     plans: tuple[Plan, ...]
+    texts: tuple[str, ...]
 
     @property
     def plan(self) -> Plan:
@@ -62,7 +64,8 @@ def program(seed: str) -> Compiled | str:
         built = build_program(loaded)
     except DiagnosticError as error:
         return diagnosed(error)
-    return Compiled(seed, loaded.config, tuple(Plan.from_json(depth.plan) for depth in built.depths))
+    texts = tuple(json.dumps(depth.plan) for depth in built.depths)
+    return Compiled(seed, loaded.config, tuple(Plan.from_json(json.loads(text)) for text in texts), texts)
 
 
 @lru_cache(maxsize=POOL)
