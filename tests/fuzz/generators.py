@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import artefacts, configs, specir, steps
+from . import artefacts, configs, records, specir, steps
 
 Case = Callable[[str, random.Random], str]
 """Runs one case of a seed and says its outcome; whatever it raises is a failure."""
@@ -33,4 +33,5 @@ GENERATORS: dict[str, Generator] = {
     "configs": Generator(configs.case, 1, 3.0),
     "specir": Generator(specir.case),
     "artefacts": Generator(artefacts.case),
+    "records": Generator(records.case),
 }
