@@ -106,7 +106,9 @@ def _check_carry(depths: Sequence[Compiled]) -> None:
 def _spell(module: Module, carry: Carry) -> str:
     """The type of a carried value with the sizes of its axes."""
     sizes = ", ".join(str(size) for size in carry.type.sizes(module.dims)[1:])
-    return f"{carry.type.dtype}[B{', ' if sizes else ''}{sizes}]"
+    limit = module.dims[carry.limit].size if carry.limit in module.dims else carry.limit
+    below = "" if limit is None else f" limit {limit}"
+    return f"{carry.type.dtype}[B{', ' if sizes else ''}{sizes}]{below}"
 
 
 def check_config(loaded: LoadedConfig) -> None:

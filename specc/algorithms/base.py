@@ -84,9 +84,22 @@ class Scope:
             return self.loaded.location(key[0], "model")
         return self.loaded.location(*key)
 
-    def carry(self, name: str, dtype: str, *shape: str | int, at: tuple[str, ...] = ("algorithm",)) -> None:
-        """Declare a value every request carries from step to step; ``shape`` follows the axis B."""
-        self.module.carries[name] = Carry(name, TensorType(dtype, ("B", *shape)), self.at(*at))
+    def carry(
+        self,
+        name: str,
+        dtype: str,
+        *shape: str | int,
+        limit: str | int | None = None,
+        at: tuple[str, ...] = ("algorithm",),
+    ) -> None:
+        """Declare a value every request carries from step to step; ``shape`` follows the axis B.
+
+        ``limit``: an axis or a count that bounds what is right, which records of other machines are checked for:
+        integers are at least 0 and less than it, other numbers from 0 to it. None where any value is: rows of numbers
+        that only models read.
+        """
+        type_ = TensorType(dtype, ("B", *shape))
+        self.module.carries[name] = Carry(name, type_, self.at(*at), limit=limit)
 
     def target_extras(self) -> dict[str, str]:
         """Outputs that the target's forward hands over besides logits and hidden states, and their types per node."""

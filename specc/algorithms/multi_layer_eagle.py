@@ -28,8 +28,8 @@ from specc.support.diagnostics import Note
 def _build(scope: Scope) -> None:
     scope.require_one_vocabulary()
     _check_modules(scope)
-    scope.carry("bonus", "i32")
-    scope.carry("topk_index", "i64", "S", at=("num_steps",))
+    scope.carry("bonus", "i32", limit="V")
+    scope.carry("topk_index", "i64", "S", limit="Vd", at=("num_steps",))
     carry_lengths(scope)
     _prefill(scope)
     b = scope.b

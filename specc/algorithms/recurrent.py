@@ -35,9 +35,9 @@ def build_recurrent(scope: Scope, *, reads_hidden: bool, from_target: FromTarget
     """
     scope.require_one_vocabulary()
     config, draft = scope.config, scope.draft
-    scope.carry("bonus", "i32")
-    scope.carry("topk_p", "f32", "K", at=("topk",))
-    scope.carry("topk_index", "i64", "K", at=("topk",))
+    scope.carry("bonus", "i32", limit="V")
+    scope.carry("topk_p", "f32", "K", limit=1, at=("topk",))
+    scope.carry("topk_index", "i64", "K", limit="Vd", at=("topk",))
     scope.carry("hidden", dtype_of(draft), draft.spec_width, at=("draft", "hidden_size"))
     carry_lengths(scope)
     shifted = {"true": False, "shifted": True, "auto": reads_hidden}[config.draft_positions]

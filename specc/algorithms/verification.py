@@ -86,7 +86,7 @@ def finish_prefill(scope: Scope, health: Value, first: Value, fields: dict[str, 
 def carry_lengths(scope: Scope) -> None:
     """Carry the committed lengths, if the scheduler does not wait for them."""
     if scope.config.overlap:
-        scope.carry("seq_lens", "i64", at=("overlap",))
+        scope.carry("seq_lens", "i64", limit="C", at=("overlap",))
 
 
 def start(scope: Scope) -> tuple[Value, Value]:

@@ -8,7 +8,7 @@ from specc.algorithms.base import DTYPES
 from specc.codegen.kernels import Generated, aligned_arguments
 from specc.codegen.totals import memory, totals
 from specc.config import Config, ModelConfig
-from specc.ir.core import Module, Op, Value, entry_of, is_state, tensor_type
+from specc.ir.core import Carry, Module, Op, Value, entry_of, is_state, tensor_type
 from specc.ir.nodes import is_external, node_of
 from specc.ir.ops import OPS
 from specc.ir.plan import Buffer, Grid, KvLayout, KvPool, Layout, Node, Options
@@ -42,7 +42,7 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Json:
         "options": config.options.model_dump(mode="json"),
         "disaggregation": config.disaggregation,
         "inputs": [_input(value) for value in module.inputs.values() if not is_state(value)],
-        "carry": [{"name": c.name, "dtype": c.type.dtype, "axes": list(c.type.shape)} for c in module.carries.values()],
+        "carry": [_carry(carry) for carry in module.carries.values()],
         "outputs": [_output(name, value) for name, value in module.outputs.items()],
         "values": _values(module),
         "buffers": [_buffer(buffer) for buffer in module.decls_of(Buffer)],
@@ -54,6 +54,10 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Json:
         "memory": memory(module),
         "totals": {str(bucket): totals(module, bucket) for bucket in options.buckets},
     }
+
+
+def _carry(carry: Carry) -> Json:
+    return {"name": carry.name, "dtype": carry.type.dtype, "axes": list(carry.type.shape), "limit": carry.limit}
 
 
 def _dims(module: Module, config: Config) -> Json:

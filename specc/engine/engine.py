@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import reduce
 from typing import Any
 
@@ -24,7 +24,7 @@ from specc.engine.plan_facts import PlanFacts
 from specc.engine.prefix_cache import PrefixCache
 from specc.engine.prompts import Prompt
 from specc.engine.ranges import ranges
-from specc.engine.request import ABORT, Completion, Request, StopConditions, TokenEvent
+from specc.engine.request import ABORT, ERROR, HOPELESS, Completion, Request, StopConditions, TokenEvent
 from specc.engine.scheduler import Scheduler
 from specc.engine.stats import Stats
 from specc.engine.text import Detokenizer, StopText
@@ -149,7 +149,7 @@ class Engine:
         Without conditions: 64 tokens, or the target's EOS; it ends by length where the context does. handover: what
         another machine prefilled of it, which is taken over instead of a prefill. Raises RequestTooLongError when it
         can never fit, UnknownTokenError for ids outside the target's vocabulary, ContractError when the handover is of
-        another prompt or pool.
+        another prompt or pool, or its first token or health word is none.
         """
         ids = tuple(self.encode(prompt) if isinstance(prompt, str) else (int(token) for token in prompt))
         self.target.check_tokens(ids)
@@ -158,6 +158,7 @@ class Engine:
             raise EngineError("stop strings need a tokenizer")
         text = StopText(Detokenizer(self.tokenizer, ids), conditions.stop) if self.tokenizer is not None else None
         if handover is not None:
+            handover.check(self.target.facts.vocab_size, len(ids))
             self.places.check(len(ids), handover.kv)
         request = Request(self._next_id, ids, conditions, text, handover=handover)
         self.scheduler.add(request)
@@ -185,7 +186,8 @@ class Engine:
         """Prefill what can be admitted, then run one decode step of everything; returns what finished.
 
         With overlap the decode step is only launched, and read by the next call. Raises StepFailedError when a forward
-        or the program fails; the requests that were in it wait again, and no completion is lost.
+        or the program fails; the requests that were in it wait again, and no completion is lost. Those that fail twice
+        in a row are retried one by one; one that fails then too is finished, with `error` as its reason.
         """
         fresh = self.admit()
         if fresh:
@@ -254,6 +256,8 @@ class Engine:
     def due(self) -> list[Request]:
         """The requests of the next decode step, with pages for it: all that do not finish in what is in flight.
 
+        A suspect one has a step of its own; until that is read it is in no other.
+
         Where pages lack, or a mask might, what is in flight is read first: raises as `read`.
         """
         if self._flights and not (self.scheduler.can_reserve() and self._fits_mask()):
@@ -261,7 +265,9 @@ class Engine:
         with self._range("specc.schedule"):
             self.stats.retractions += len(self.scheduler.reserve_step())
         known = unread(self._flights)
-        return [request for request in self.scheduler.running if request.remaining > known[request]]
+        due = [request for request in self.scheduler.running if request.remaining > known[request]]
+        alone = [request for request in due if request.suspect]
+        return [r for r in alone if not known[r]] or [request for request in due if request not in alone]
 
     def launch(self, requests: Sequence[Request], *, num_steps: int = 0, at_least: int = 0) -> None:
         """Queue a prefill or, with draft steps, a decode step, and the copy of its results.
@@ -376,6 +382,7 @@ class Engine:
             self.scheduler.remember(request)
         else:
             request.accept_lens.append(len(tokens))
+            request.failures = 0
         if request.finish_reason is not None:
             self.scheduler.release(request)
             self.stats.finished[request.finish_reason] += 1
@@ -385,7 +392,8 @@ class Engine:
     def _recovering(self, what: str, requests: Sequence[Request]) -> Iterator[None]:
         """When the block fails, its requests leave their rows, whose content means nothing now, and wait again.
 
-        So their rows of what is in flight do not count any more either; those of others do.
+        So their rows of what is in flight do not count any more either; those of others do. One that was alone and has
+        failed too often is ended.
         """
         try:
             yield
@@ -393,5 +401,21 @@ class Engine:
             self.scheduler.expel(requests)
             self.stats.failures += 1
             if isinstance(error, Exception):
-                raise StepFailedError(what, [request.request_id for request in requests], error) from error
+                raise self._blame(what, requests, error) from error
             raise
+
+    def _blame(self, what: str, requests: Sequence[Request], cause: Exception) -> StepFailedError:
+        """What to raise for requests that were in something that failed; ends one that is surely the cause."""
+        for request in requests:
+            request.failures += 1
+        ended = len(requests) == 1 and requests[0].failures >= HOPELESS
+        failure = StepFailedError(what, [request.request_id for request in requests], cause, ended=ended)
+        if ended:
+            (request,) = requests
+            with suppress(Exception):  # of the tokenizer, which may be what fails
+                request.catch_up()
+            self.scheduler.discard(request)
+            request.finish_reason, request.error = ERROR, failure
+            self.stats.finished[ERROR] += 1
+            self._finished.append(request.completion())
+        return failure

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from specc.engine.engine import Engine
-from specc.engine.request import ABORT, EOS, LENGTH, STOP
+from specc.engine.request import ABORT, EOS, ERROR, LENGTH, STOP
 from specc.engine.usage import Usage
 
 HEALTH_BITS = ("draft", "target", "extend", "prefill", "tree")
@@ -84,7 +84,7 @@ def _accepted_length(usage: Usage) -> Metric:
 
 
 def _finished(usage: Usage) -> Mapping[str, float]:
-    return {reason: usage.engine.stats.finished[reason] for reason in (LENGTH, EOS, STOP, ABORT)}
+    return {reason: usage.engine.stats.finished[reason] for reason in (LENGTH, EOS, STOP, ABORT, ERROR)}
 
 
 def _health(usage: Usage) -> Mapping[str, float]:

@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from specc.engine.handover import Handover
 from specc.engine.text import StopText
 
-LENGTH, EOS, STOP, ABORT = "length", "eos", "stop", "abort"
-"""Why a request finished: max_new_tokens reached, an EOS token, a stop string, or the caller gave it up."""
+LENGTH, EOS, STOP, ABORT, ERROR = "length", "eos", "stop", "abort", "error"
+"""Why a request finished: max_new_tokens reached, an EOS token, a stop string, the caller gave it up, or it failed."""
+
+SUSPECT, HOPELESS = 2, 3
+"""How often in a row a request fails until it runs alone, and until, if it does then, it is ended."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,10 @@ class TokenEvent:
 
 @dataclass(frozen=True)
 class Completion:
-    """The result of a request. `text` is None without tokenizer; accept_lens are per decode step."""
+    """The result of a request. `text` is None without tokenizer; accept_lens are per decode step.
+
+    error: of a request that has failed again and again, alone, why it did so last; it has what was emitted before.
+    """
 
     request_id: int
     prompt_ids: tuple[int, ...]
@@ -53,6 +59,7 @@ class Completion:
     finish_reason: str
     accept_lens: tuple[int, ...] = ()
     retractions: int = 0
+    error: Exception | None = None
 
 
 @dataclass(eq=False)
@@ -62,7 +69,8 @@ class Request:
     `ids`: prompt and everything emitted. `row` is set while it runs. `stay`: how often it has left a row, so that
     what was computed for it in one is not taken for another's. `shared`: how many tokens at the beginning had their
     keys and values in the pools already when it was last admitted. `health`: the health word of its last prefill.
-    `handover`: what another machine prefilled of it, until that is in the pools.
+    `handover`: what another machine prefilled of it, until that is in the pools. `failures`: how many launches that it
+    was in have failed since its last decode step. `error`: what has ended it.
     """
 
     request_id: int
@@ -78,6 +86,8 @@ class Request:
     retractions: int = 0
     health: int = 0
     handover: Handover | None = None
+    failures: int = 0
+    error: Exception | None = None
 
     def __post_init__(self) -> None:
         """Start with the prompt."""
@@ -92,6 +102,11 @@ class Request:
     def committed(self) -> int:
         """Tokens with target KV while the request runs: all but the last emitted, the next step's root."""
         return len(self.ids) - 1
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it may be to blame for what fails, so that it runs alone until a decode step of it succeeds."""
+        return self.failures >= SUSPECT
 
     @property
     def remaining(self) -> int:
@@ -154,4 +169,5 @@ class Request:
             finish_reason=self.finish_reason or LENGTH,
             accept_lens=tuple(self.accept_lens),
             retractions=self.retractions,
+            error=self.error,
         )

@@ -60,11 +60,16 @@ class Scheduler:
         self.waiting.append(request)
 
     def admit(self) -> list[Request]:
-        """Move waiting requests to running, in order, while rows and pages last; returns those moved."""
+        """Move waiting requests to running, in order, while rows and pages last; returns those moved.
+
+        A suspect one is moved alone, and the next one when it is none any more.
+        """
         admitted: list[Request] = []
         updates: list[tuple[int, int, list[int]]] = []
         while self.waiting and len(self.running) < self.max_batch and self.table.free_rows:
             request = self.waiting[0]
+            if request.suspect and (admitted or any(other.suspect for other in self.running)):
+                break
             if not self._enter(request):
                 break
             self.waiting.popleft()
@@ -72,6 +77,8 @@ class Scheduler:
             self.running.append(request)
             admitted.append(request)
             updates.append((request.row, 0, self.allocator.slots_of(self.allocator.pages_of(request))))
+            if request.suspect:
+                break
         self.table.write(updates)
         return admitted
 

@@ -42,10 +42,10 @@ class CarryError(SpeccError):
 
 
 class FieldError(CarryError):
-    """A carried field of one request that the program does not know, or that has another dtype or shape.
+    """A carried field of one request that the program does not know, of another dtype or shape, or with wrong values.
 
     Attributes:
-        request: its id.
+        request: its id, or the pool row that it was to be written to.
         field: name of the field.
         problem: what is wrong with it.
 

@@ -15,6 +15,8 @@ FORMAT = 3
 BATCH_AXIS = "B"
 RAGGED_AXIS = "T"
 """The axis of all prompt tokens of a prefill: the sum of the batch's lengths, known only at run time."""
+CONTEXT_AXIS = "C"
+"""The axis of the request table's columns, as many as the engine has bound."""
 TABLE = "req_to_token"
 PROMPT = "prompt_tokens"
 """The inputs that are the engine's request table, and the tokens of a prefill's prompts."""
@@ -70,11 +72,15 @@ class KvPool:
 
 @dataclass(frozen=True)
 class Field:
-    """A named typed array: an input of the program, or a carried value (axes start with `B`)."""
+    """A named typed array: an input of the program, or a carried value (axes start with `B`).
+
+    `limit`, of a carried value: the axis or the count that its values are checked with, see `RecordField`.
+    """
 
     name: str
     dtype: str
     axes: tuple[str, ...]
+    limit: str | None = None
 
 
 @dataclass(frozen=True)

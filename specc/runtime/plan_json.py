@@ -89,7 +89,8 @@ def _axes(item: Json) -> tuple[str, ...]:
 
 
 def _field(item: Json) -> Field:
-    return Field(item["name"], item["dtype"], _axes(item))
+    limit = item.get("limit")
+    return Field(item["name"], item["dtype"], _axes(item), None if limit is None else str(limit))
 
 
 def _kv_pool(owner: str, item: Json) -> KvPool:

@@ -12,6 +12,7 @@ from .carry import Carry
 from .errors import CarryError
 from .plan import Plan
 from .tables import batch_rows
+from .transfer import RecordLayout
 
 
 class RelayPools(MutableMapping[str, Tensor]):
@@ -45,9 +46,9 @@ class RelayPools(MutableMapping[str, Tensor]):
 class Relay:
     """Moves carried state out of and into the pool rows, as a `Carry`."""
 
-    def __init__(self, pools: RelayPools, rows: int, device: torch.device) -> None:
+    def __init__(self, pools: RelayPools, rows: int, device: torch.device, layout: RecordLayout) -> None:
         """A view of `pools`, of which requests use the first `rows` rows; holds no state of its own."""
-        self._pools, self._rows, self._device = pools, rows, device
+        self._pools, self._rows, self._device, self._layout = pools, rows, device, layout
 
     def read(self, rows: Sequence[int] | Tensor) -> Carry:
         """A copy of the state of pool rows `rows`, in that order.
@@ -61,13 +62,16 @@ class Relay:
     def write(self, rows: Sequence[int] | Tensor, carry: Carry) -> None:
         """Put row i of `carry` into pool row `rows[i]`.
 
-        Raises CarryError when the carry does not fit the program or has another number of rows, BatchError as `read`;
-        nothing is written then.
+        Raises CarryError when the carry does not fit the program or has another number of rows, BatchError as `read`,
+        FieldError when a value is beyond its field's limit; nothing is written then. With rows as a tensor no value is
+        checked, and nobody waits.
         """
         index = self._index(rows)
         if len(carry) != len(rows):
             raise CarryError(f"a carry of {len(carry)} rows for {len(rows)} pool rows")
         carry.check_like(Carry({field: self._pools[field][:0] for field in self._pools}))
+        if not isinstance(rows, Tensor):
+            self._layout.check(carry, rows)
         for field, values in carry.fields.items():
             self._pools[field][index] = values
 

@@ -82,8 +82,8 @@ class Step:
         self._arena = Arena(plan, device, poison, memory)
         self._kv.write_pointers(self._arena)
         self._pools = RelayPools(plan, self._arena)
-        self._relay = Relay(self._pools, req_to_token.shape[0], device)
-        self._layout = RecordLayout.of(plan)
+        self._layout = RecordLayout.of(plan, req_to_token.shape[1])
+        self._relay = Relay(self._pools, req_to_token.shape[0], device, self._layout)
         self._inputs = {entry: plan.written_inputs(entry) for entry in ENTRIES}
         self._reads_prompt = {entry: PROMPT in plan.reads(entry) for entry in ENTRIES}
         self._staging = {entry: Staging(plan, self._arena, self._inputs[entry]) for entry in ENTRIES}
@@ -207,7 +207,8 @@ class Step:
     def write_carry(self, rows: Sequence[int] | Tensor, carry: Carry) -> None:
         """Put row i of `carry` into pool row `rows[i]`. CarryError or BatchError, and no change, if it cannot.
 
-        Rows as for `read_carry`.
+        Rows as for `read_carry`: with integers, which are sent to the device and waited for, values beyond the limits
+        of their fields are a FieldError; with a tensor they are the engine's word, like the rows.
         """
         self._relay.write(rows, carry)
 

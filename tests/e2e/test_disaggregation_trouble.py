@@ -221,12 +221,14 @@ def test_whatever_taking_a_request_in_raises_is_its_own(monkeypatch: pytest.Monk
 
 
 def test_a_peer_that_does_not_greet_is_not_waited_for() -> None:
-    channel, _ = LocalChannel.pair()
     patience = Patience(moving=0.2)
+    here, there = LocalChannel.pair()
     with pytest.raises(TransferError, match=r"nothing came for 0\.2 seconds"):
-        DecodeWorker(make_engine(CHAIN), patience).connect(channel)
+        DecodeWorker(make_engine(CHAIN), patience).connect(here)
+    with pytest.raises(TransferError, match="the peer closed the channel"):
+        PrefillWorker(make_engine(CHAIN), there, patience)
     with pytest.raises(TransferError, match=r"nothing came for 0\.2 seconds"):
-        PrefillWorker(make_engine(CHAIN), channel, patience)
+        PrefillWorker(make_engine(CHAIN), LocalChannel.pair()[0], patience)
 
 
 def test_a_side_that_decodes_and_goes() -> None:

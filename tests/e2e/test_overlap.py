@@ -315,7 +315,7 @@ def test_a_tokenizer_may_fail(every: int, overlap: bool) -> None:
     assert len(failures) == engine.stats.failures > 0
     for failure, waiting in failures:
         assert isinstance(failure.__cause__, UnicodeError)
-        assert list(failure.request_ids) == waiting
+        assert list(failure.request_ids) == waiting[: len(failure.request_ids)]
     assert sorted(completion.request_id for completion in done) == ids
     for completion in done:
         assert completion.token_ids == expected(completion.prompt_ids)[:NEW]

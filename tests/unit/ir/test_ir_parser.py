@@ -9,6 +9,7 @@ from specc.algorithms import names, needs
 from specc.config import load_config
 from specc.config.load import load_text
 from specc.driver import start_module
+from specc.ir.checker import check_module
 from specc.ir.core import Module, Op
 from specc.ir.parser import parse_module, parse_type
 from specc.ir.plan import Options
@@ -52,6 +53,25 @@ def test_examples_with_model_directories(name: str) -> None:
 def module_of(*lines: str) -> Module:
     """A module of some lines."""
     return parse_module("\n".join(["module @m {", *lines, "}"]), "m.specir")
+
+
+def test_the_limit_of_a_carried_value() -> None:
+    """An axis, a count or none, before what else a carry says; one that is not declared is told."""
+    module = module_of(
+        "dim V : vocab = 8",
+        "carry @a : i32[B] limit V kept",
+        "carry @b : f32[B] limit 1",
+        "carry @c : i32[B]",
+        "carry @d : i32[B] limit Q",
+    )
+    assert [(c.limit, c.kept) for c in module.carries.values()] == [
+        ("V", True),
+        (1, False),
+        (None, False),
+        ("Q", False),
+    ]
+    assert print_module(parse_module(print_module(module))) == print_module(module)
+    assert "dimension Q is not declared" in [problem.message for problem in check_module(module)]
 
 
 def errors(text: str) -> list[tuple[int, int, str]]:
