@@ -137,7 +137,9 @@ def damaged(rng: random.Random, content: bytes) -> bytes:
         case 4:
             return rng.choice([b"", b"\x00" * 100, b"[" * 100000, b"null", b"[]", b"3", b'"x"', b"{}", b'{"a": 1e999}'])
         case _:
-            return content[:at] + bytes([content[at] ^ (1 << rng.randrange(8))]) + content[at + 1 :] if content else b"x"
+            return (
+                content[:at] + bytes([content[at] ^ (1 << rng.randrange(8))]) + content[at + 1 :] if content else b"x"
+            )
 
 
 def changed(rng: random.Random, data: Any) -> Any:

@@ -90,7 +90,10 @@ def value(rng: random.Random, said: dict[str, Any]) -> Any:
     elif kind == "array":
         item = {**said.get("items", {})}
         sizes = (0, 1, 2, 3, said.get("maxItems", 8), said.get("maxItems", 8) + 1)
-        pool = [[value(rng, item) for _ in range(rng.choice(sizes))], sorted(rng.sample(range(1, 20), rng.randint(1, 5)))]
+        pool = [
+            [value(rng, item) for _ in range(rng.choice(sizes))],
+            sorted(rng.sample(range(1, 20), rng.randint(1, 5))),
+        ]
     elif kind == "string":
         pool = ["a", "m", "eagle", "x" * said.get("maxLength", 63), "x" * (said.get("maxLength", 63) + 1)]
     if not pool or rng.random() < 0.25:
@@ -228,8 +231,14 @@ def files(rng: random.Random) -> str:
     content = to_text(rng, legal.draw(rng, small=True)).encode("utf-8", errors="replace")
     for _ in range(rng.choice([0, 0, 1, 3])):
         at = rng.randint(0, len(content))
-        content = content[:at] + rng.choice([b"\xff", b"\x00", b"\xc3", b"\xef\xbb\xbf", b"\r", b"\xe2\x80\xa8"]) + content[at:]
-    content = rng.choice([content, content, content, b"", b" " * (1 << 18), content.decode("utf-8", "replace").encode("utf-16")])
+        content = (
+            content[:at]
+            + rng.choice([b"\xff", b"\x00", b"\xc3", b"\xef\xbb\xbf", b"\r", b"\xe2\x80\xa8"])
+            + content[at:]
+        )
+    content = rng.choice(
+        [content, content, content, b"", b" " * (1 << 18), content.decode("utf-8", "replace").encode("utf-16")]
+    )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name
         with contextlib.suppress(OSError, ValueError):
@@ -259,13 +268,17 @@ def model_directories(rng: random.Random) -> str:
     with tempfile.TemporaryDirectory() as folder:
         for side in ("m", "d"):
             (Path(folder) / side).mkdir()
-            facts = {"model_type": rng.choice(["llama", "qwen3_next", "deepseek_v3", "gemma3", "mamba", "no_such", "gpt2"])}
+            facts = {
+                "model_type": rng.choice(["llama", "qwen3_next", "deepseek_v3", "gemma3", "mamba", "no_such", "gpt2"])
+            }
             facts |= said | {rng.choice(MODEL_KEYS): _fact(rng, 2) for _ in range(rng.choice([0, 1, 1, 2, 4]))}
             for key in rng.sample(list(facts), rng.choice([0, 0, 1, 2])):
                 del facts[key]
             made = json.dumps(rng.choice([facts, facts, facts, facts, [facts], None, 3]))
             if rng.random() < 0.1:
-                made = rng.choice(["", "{", made[: len(made) // 2], "[" * 5000, "\x00", made * 2, '{"a": NaN}', "\ufeff" + made])
+                made = rng.choice(
+                    ["", "{", made[: len(made) // 2], "[" * 5000, "\x00", made * 2, '{"a": NaN}', "\ufeff" + made]
+                )
             place = Path(folder) / side / "config.json"
             if rng.random() < 0.05:
                 place.mkdir()
@@ -304,7 +317,9 @@ def command(rng: random.Random) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "c.yaml"
         path.write_text(to_text(rng, keys), errors="replace")
-        wanted = rng.choice([["check"], ["check", "--format", "json"], ["explain"], ["build", "--emit", "plan", "-o", f"{folder}/out"]])
+        wanted = rng.choice(
+            [["check"], ["check", "--format", "json"], ["explain"], ["build", "--emit", "plan", "-o", f"{folder}/out"]]
+        )
         done = CliRunner().invoke(app, [wanted[0], str(path), *wanted[1:]])
         expect(done.exit_code in (0, 1, 2), f"specc {wanted[0]} ends with {done.exit_code}: {done.output[-300:]}")
         expect("Traceback" not in done.output, done.output[-300:])

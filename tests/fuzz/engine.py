@@ -30,7 +30,7 @@ LOST = -1
 """What is read where no model has written, or where the buffers of a slot do not agree."""
 
 
-class Broken(Exception):  # noqa: N818 - the engine's own
+class Broken(Exception):
     """A forward that fails."""
 
 
@@ -80,9 +80,7 @@ class Engine:
         self.config, self.plan, self.models, self.table = config, plan, models, table
         slots = int(table.max()) + 1
         interleaved = rng.random() < 0.3
-        self.pools = {
-            owner: Pool(config.models[owner], slots, rng, interleaved=interleaved) for owner in plan.kv_pools
-        }
+        self.pools = {owner: Pool(config.models[owner], slots, rng, interleaved=interleaved) for owner in plan.kv_pools}
         self.rows: list[list[int]] = table.tolist()
         self.prompts: dict[int, list[int]] = {}
         self.fail_at: int | None = None

@@ -105,9 +105,7 @@ def make(config: Config, rng: random.Random) -> dict[str, Model]:
     return found
 
 
-def _row(
-    rng: random.Random, vocab: int, follow: int, errs: float, odd: float, dtype: torch.dtype
-) -> list[float]:
+def _row(rng: random.Random, vocab: int, follow: int, errs: float, odd: float, dtype: torch.dtype) -> list[float]:
     """One row of logits: a peak, noise of few values, and now and then something that no model should say."""
     peak = rng.randrange(vocab) if rng.random() < errs else follow
     scale = rng.choice([0.25, 0.25, 1.0, 3.0])

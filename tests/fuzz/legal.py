@@ -80,7 +80,15 @@ def _pair(rng: random.Random, algorithm: str, vocab: int, steps: int) -> tuple[K
 
 def _near(rng: random.Random, most: int) -> int:
     """A size from 1 to ``most``, as often as not at a bound or next to a power of two."""
-    edges = {1, 2, most, most - 1, *(1 << i for i in range(9)), *((1 << i) + 1 for i in range(9)), *((1 << i) - 1 for i in range(9))}
+    edges = {
+        1,
+        2,
+        most,
+        most - 1,
+        *(1 << i for i in range(9)),
+        *((1 << i) + 1 for i in range(9)),
+        *((1 << i) - 1 for i in range(9)),
+    }
     if rng.random() < 0.5:
         return rng.choice([edge for edge in sorted(edges) if 1 <= edge <= most])
     return rng.randint(1, most)

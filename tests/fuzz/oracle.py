@@ -40,7 +40,7 @@ CLOSE = 1e-5
 """How far, relatively, two programs' f32 scores of one path may lie apart."""
 
 
-class Doubt(Exception):  # noqa: N818 - not an error
+class Doubt(Exception):
     """Which drafts are verified hangs on rounding."""
 
 
@@ -125,9 +125,9 @@ class Branch:
     def child(self, number: int, choice: Choice) -> Branch:
         """The candidate that continues this one."""
         score = f32(self.score * choice.p)
-        zero = choice.exact and choice.p == 0.0 or self.exact and self.score == 0.0
+        zero = (choice.exact and choice.p == 0.0) or (self.exact and self.score == 0.0)
         return Branch(
-            number, choice.token, score, self.exact and choice.exact or zero, (*self.path, choice.same),
+            number, choice.token, score, (self.exact and choice.exact) or zero, (*self.path, choice.same),
             self.depth + 1, self,
         )  # fmt: skip
 
@@ -153,7 +153,7 @@ def best_of(branches: list[Branch], count: int, *, ordered: bool) -> list[Branch
 
 
 def _in_doubt(one: Branch, other: Branch) -> bool:
-    if one.exact and other.exact or one.path == other.path:
+    if (one.exact and other.exact) or one.path == other.path:
         return False
     return abs(one.score - other.score) <= CLOSE * max(one.score, other.score) + 1e-36
 
@@ -535,7 +535,9 @@ class LookUp(Oracle):
 
     def _carry(self) -> None:
         window = int(getattr(self.config.options, "window"))  # noqa: B009
-        self.carried["text"] = {p % window: self.text[p] for p in range(max(0, len(self.text) - window), len(self.text))}
+        self.carried["text"] = {
+            p % window: self.text[p] for p in range(max(0, len(self.text) - window), len(self.text))
+        }
 
     def draft(self, steps: int, nodes: int) -> Tree:
         options: Any = self.config.options

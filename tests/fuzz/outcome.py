@@ -19,7 +19,7 @@ LONGEST = 1 << 20
 """Characters of findings, all together, that anyone could want to see."""
 
 
-class Failure(AssertionError):  # noqa: N818 - it is what a fuzzer finds
+class Failure(AssertionError):
     """An outcome that is none of the three."""
 
 

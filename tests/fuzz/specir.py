@@ -24,9 +24,11 @@ from .outcome import RIGHT, diagnosed, expect
 POOL = 40
 """Modules that the cases of one seed start from, at every stage."""
 TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[%@]?[\w.\-]+|[^\S\n]+|.', re.DOTALL)
-ODD = ("", "0", "1", "-1", "7", "99999999999999999999", "i1", "u8", "f32", "bf16", "B", "K", "N", "A", "V", "W", "%health", "@bonus",
-       "%no_such", "module", "phase", "dim", "input", "carry", "output", "{", "}", "(", ")", "[", "]", ":", "=", ",", "->",
-       '"', '"x"', "loc", "!kv<draft>", "!kv<target>", "\x00", "\u2028", "é", "\t", "//", "established", "typed")  # fmt: skip
+ODD = (
+    "", "0", "1", "-1", "7", "99999999999999999999", "i1", "u8", "f32", "bf16", "B", "K", "N", "A", "V", "W", "%health",
+    "@bonus", "%no_such", "module", "phase", "dim", "input", "carry", "output", "{", "}", "(", ")", "[", "]", ":", "=",
+    ",", "->", '"', '"x"', "loc", "!kv<draft>", "!kv<target>", "\x00", "\u2028", "é", "\t", "//", "established", "typed",
+)  # fmt: skip
 
 
 CRASH = "a pass crashed on a module that the checker let through"

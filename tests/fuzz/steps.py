@@ -1,4 +1,4 @@
-"""Sessions of decode steps, checked against the oracle: emitted tokens, state, outputs, and what must stay as it was."""
+"""Sessions of decode steps against the oracle: emitted tokens, state, outputs, and what must stay as it was."""
 
 from __future__ import annotations
 

@@ -63,7 +63,9 @@ class Directory:
 def read_directory(directory: Path, written: str) -> Directory:
     """Return what the directory says; raises ModelUnreadableError unless it is of a model."""
     try:
-        problem = None if directory.is_dir() else "is a file, not a directory" if directory.exists() else "does not exist"
+        problem = (
+            None if directory.is_dir() else "is a file, not a directory" if directory.exists() else "does not exist"
+        )
     except OSError as error:  # a name longer than the file system takes, or a folder above that may not be entered
         problem = f"cannot be read: {error.strerror or error}"
     if problem is not None:
