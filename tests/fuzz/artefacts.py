@@ -29,8 +29,10 @@ from .outcome import RIGHT, Failure, expect
 POOL = 24
 """Programs that the cases of one seed damage."""
 ODD: tuple[Any, ...] = (
-    None, True, False, -1, 0, 1, 2, 3, 255, 1 << 31, 1 << 40, 1 << 63, 1 << 80, 1.5, "", "x", "B", "i64", "f32", "arena", "engine",
-    "req_to_token", "plan.json", "../plan.json", "/etc/passwd", "a\x00b", "\ud800", [], [1], [[1]], ["B"], [None], {}, {"a": 1}, "9" * 5000,
+    None, True, False, -1, 0, 1, 2, 3, 255, 1 << 31, 1 << 40, 1 << 63, 1 << 80, 1.5, "", "x", "B", "i64", "f32",
+    "arena", "engine",
+    "req_to_token", "plan.json", "../plan.json", "/etc/passwd", "a\x00b", "\ud800", [], [1], [[1]], ["B"], [None],
+    {}, {"a": 1}, "9" * 5000,
 )  # fmt: skip
 KINDS = ("bytes", "plan", "plan", "plan", "manifest", "text")
 
@@ -44,7 +46,8 @@ def files_of(compiled: steps.Compiled) -> dict[str, bytes]:
         found[file] = plan.encode()
         plans[str(json.loads(plan)["dims"]["S"])] = file
     manifest = {
-        "name": "fuzzed", "version": "1.0+p0", "digest": "0" * 64, "specc": "1.0", "triton": None, "plan_format": 3, "torch": "2.11",
+        "name": "fuzzed", "version": "1.0+p0", "digest": "0" * 64, "specc": "1.0", "triton": None, "plan_format": 3,
+        "torch": "2.11",
         "archs": [], "artifacts": [], "plans": plans,
     }  # fmt: skip
     return signed(found, manifest)

@@ -41,16 +41,20 @@ MODEL_KEYS = (
 )  # fmt: skip
 """What a config.json may say, and more."""
 ODD: tuple[Any, ...] = (
-    None, True, False, -1, 0, 1, 2, 3, 7, 8, 9, 63, 64, 65, 127, 128, 129, 1023, 1024, 1025, 1 << 20, (1 << 20) + 1, 1 << 31,
+    None, True, False, -1, 0, 1, 2, 3, 7, 8, 9, 63, 64, 65, 127, 128, 129, 1023, 1024, 1025, 1 << 20, (1 << 20) + 1,
+    1 << 31,
     1 << 63, -(1 << 63), 1 << 80, 0.0, -0.0, 0.5, 1.0, 1.5, 1e300, float("inf"), float("-inf"), float("nan"), "", " ",
     "x", "1", "true", "null", "EAGLE", "nosuch", "eagle ", "sm_90", "SM_90", "h100", "native", "bfloat16", "é", "🙂",
     "a\nb", "a\x00b", "\u202e", "\x1b[31m", "x" * 5000, "../x", "/", "~nobody/x", [], [0], [1], [1, 1], [3, 2, 1],
     [1, 2, 4, 8], [[1]], [None], ["a", "a"], [1 << 70], list(range(1, 100)), {}, {"a": 1}, {"model": "x"}, {"": {}},
 )  # fmt: skip
 SNIPPETS = (
-    "", "null", "~", "true", "-1", "0", "1e3", ".nan", "-.inf", "0x1F", "0o17", "9" * 60, "1_000", "2024-01-01", "[", "]", "{",
-    "}", "[1, [2, [3]]]", "{a: {b: c}}", "*x", "&x 1", "&x [*x]", "!!int x", "!!binary aGk=", "!!python/object:os.system x",
-    "!!set {a}", "!!omap [a: 1]", "!<x> y", "! z", "'", '"', '"\\x00"', '"\\ud800"', "|", ">", "|\n  a\n  b", "%YAML 1.1",
+    "", "null", "~", "true", "-1", "0", "1e3", ".nan", "-.inf", "0x1F", "0o17", "9" * 60, "1_000", "2024-01-01", "[",
+    "]", "{",
+    "}", "[1, [2, [3]]]", "{a: {b: c}}", "*x", "&x 1", "&x [*x]", "!!int x", "!!binary aGk=",
+    "!!python/object:os.system x",
+    "!!set {a}", "!!omap [a: 1]", "!<x> y", "! z", "'", '"', '"\\x00"', '"\\ud800"', "|", ">", "|\n  a\n  b",
+    "%YAML 1.1",
     "---", "...", "- 1", "? a", ": b", "<<: *x", "<<: {topk: 2}", "\t", "\x00", "\u2028", "\u202e", "\ufeff", "é", "🙂",
     "# c", "@", "`", "a: b: c", "''", '""', "=", "\r", "\r\n", "&a [*a, *a]", "x: &y {z: *y}", "[" * 40, "{a: " * 40,
 )  # fmt: skip
@@ -213,9 +217,11 @@ def deep(rng: random.Random) -> str:
     size = rng.choice([10, 100, 1000, 3000])
     made = rng.choice(
         [
-            "[" * size, "{a: " * size, "- " * size, "? " * size, "a:\n" + "".join(" " * i + "a:\n" for i in range(min(size, 300))),
+            "[" * size, "{a: " * size, "- " * size, "? " * size,
+            "a:\n" + "".join(" " * i + "a:\n" for i in range(min(size, 300))),
             "".join(f"k{i}: 1\n" for i in range(min(size, 400))), "topk: 2\n" * min(size, 400), "# c\n" * size,
-            "a: &a [x]\n" + "b: [" + "*a, " * min(size, 900) + "]", "x" * size * 30, "\n" * size, '"' + "\\u0041" * size + '"',
+            "a: &a [x]\n" + "b: [" + "*a, " * min(size, 900) + "]", "x" * size * 30, "\n" * size,
+            '"' + "\\u0041" * size + '"',
             "name: " + "[" * size + "]" * size, f"num_steps: [{', '.join(['1'] * size)}]", "&a " * min(size, 300) + "x",
         ]
     )  # fmt: skip
@@ -225,7 +231,8 @@ def deep(rng: random.Random) -> str:
 def files(rng: random.Random) -> str:
     """Names of files, and what may stand where a file is expected."""
     name = rng.choice(
-        ["c.yaml", "a b.yaml", "a\nb.yaml", "é🙂.yaml", "x" * 240 + ".yaml", "x" * 400 + ".yaml", "-.yaml", "a\x1b[31m.yaml",
+        ["c.yaml", "a b.yaml", "a\nb.yaml", "é🙂.yaml", "x" * 240 + ".yaml", "x" * 400 + ".yaml", "-.yaml",
+        "a\x1b[31m.yaml",
          "a\u202eb.yaml", "c", ".yaml", "a'b\".yaml", "\udcff.yaml", "a\x00b.yaml", "no/such/c.yaml", ""]
     )  # fmt: skip
     content = to_text(rng, legal.draw(rng, small=True)).encode("utf-8", errors="replace")
@@ -263,7 +270,8 @@ def model_directories(rng: random.Random) -> str:
     """Directories whose config.json says anything."""
     if importlib.util.find_spec("transformers") is None:
         return "transformers is not installed"
-    said = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+    said = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 64,
             "vocab_size": 2048, "dtype": "bfloat16"}  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         for side in ("m", "d"):
@@ -298,8 +306,10 @@ def model_directories(rng: random.Random) -> str:
 def _fact(rng: random.Random, depth: int) -> Any:
     if depth and rng.random() < 0.2:
         return {rng.choice(MODEL_KEYS): _fact(rng, depth - 1) for _ in range(rng.randint(0, 4))}
-    odd = rng.choice([["full_attention", "sliding_attention"] * 2, ["mamba"] * 4, ["linear_attention", "full_attention"] * 2,
-                      "M*-M", 256, 4, "float16", {"rope_type": "x"}, {"kv_cache_scheme": {"type": [], "num_bits": {}}}])  # fmt: skip
+    odd = rng.choice([["full_attention", "sliding_attention"] * 2, ["mamba"] * 4, ["linear_attention",
+        "full_attention"] * 2,
+                      "M*-M", 256, 4, "float16", {"rope_type": "x"}, {"kv_cache_scheme": {"type": [],
+                      "num_bits": {}}}])  # fmt: skip
     return rng.choice([rng.choice(ODD), odd])
 
 

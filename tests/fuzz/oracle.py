@@ -16,6 +16,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from specc.config import Config
@@ -133,9 +134,9 @@ class Branch:
 
 
 def best_of(branches: list[Branch], count: int, *, ordered: bool) -> list[Branch]:
-    """Those of the highest score, the lowest number on ties. Doubt when rounding decides who, or, if `ordered`, where."""
+    """Those of the highest score, lowest number on ties. Doubt when rounding decides who, or, if `ordered`, where."""
     ranked = sorted(branches, key=lambda branch: (-branch.score, branch.number))
-    for i, (one, other) in enumerate(zip(ranked, ranked[1:], strict=False)):
+    for i, (one, other) in enumerate(pairwise(ranked)):
         if not ordered and i != count - 1:
             continue
         if i >= count:

@@ -1,4 +1,4 @@
-"""Text of modules, as passes leave them, with tokens deleted, swapped, doubled, renamed or retyped: what specc-opt reads."""
+"""Text of modules as passes leave them, with tokens deleted, swapped, doubled, renamed or retyped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[%@]?[\w.\-]+|[^\S\n]+|.', re.DOTALL)
 ODD = (
     "", "0", "1", "-1", "7", "99999999999999999999", "i1", "u8", "f32", "bf16", "B", "K", "N", "A", "V", "W", "%health",
     "@bonus", "%no_such", "module", "phase", "dim", "input", "carry", "output", "{", "}", "(", ")", "[", "]", ":", "=",
-    ",", "->", '"', '"x"', "loc", "!kv<draft>", "!kv<target>", "\x00", "\u2028", "é", "\t", "//", "established", "typed",
+    ",", "->", '"', '"x"', "loc", "!kv<draft>", "!kv<target>", "\x00", "\u2028", "é", "\t", "//", "established",
+    "typed",
 )  # fmt: skip
 
 
