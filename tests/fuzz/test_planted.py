@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from specc.config import legality
+from specc.codegen import plan
 from specc.ir import parser
 from specc.runtime import reference, reference_kv, reference_tree, semantics
 from specc.runtime.manifest import Manifest
@@ -113,12 +115,13 @@ def of_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Diagnostics, "error", lambda self, code, *rest, **more: right(self, f"{code}s", *rest, **more))
 
 
-def takes_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rule that is gone, so that what it forbids is compiled."""
-    monkeypatch.setattr(legality, "_buckets", lambda checked: None)
+def one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All buffers at the start of the arena."""
+    right = plan._buffer
+    monkeypatch.setattr(plan, "_buffer", lambda buffer: {**right(buffer), **({"offset": 0} if buffer.offset else {})})
 
 
-CONFIGS: dict[str, Patch] = {"place": without_place, "code": of_no_code, "rule": takes_anything}
+CONFIGS: dict[str, Patch] = {"place": without_place, "code": of_no_code, "memory": one_address}
 
 
 @pytest.mark.parametrize("fault", CONFIGS)
@@ -154,15 +157,16 @@ def test_time_and_memory_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "CASE_SECONDS", 0.05)
     monkeypatch.setattr(runner, "CASE_BYTES", 1 << 26)
     monkeypatch.setitem(GENERATORS, "sleeps", Generator(lambda seed, rng: str(time.sleep(5))))
-    monkeypatch.setitem(GENERATORS, "grows", Generator(lambda seed, rng: str(len(bytes(_room())) and "")))
+    monkeypatch.setitem(GENERATORS, "grows", Generator(lambda seed, rng: str(len(bytearray(b"x") * _room()))))
     assert "longer than" in failures("sleeps", 1)[0]
     monkeypatch.setattr(runner, "CASE_SECONDS", 30)
     assert "grew by" in failures("grows", 1)[0]
 
 
 def _room() -> int:
-    """More bytes than the process has ever taken, by far enough."""
-    return runner._peak() + (1 << 27)
+    """So many bytes that the process takes more than it ever has."""
+    now = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    return runner._peak() - now + (1 << 27)
 
 
 def test_a_report_ends_with_reproducers(capsys: pytest.CaptureFixture[str]) -> None:
