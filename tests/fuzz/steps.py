@@ -36,6 +36,8 @@ POOL = 300
 """Programs that the sessions of one seed share."""
 WORLDS = 3
 """Pairs of models that the sessions of one program share."""
+ROOM = 32
+"""The bit of the health word of a request that a step has left out, having no room for it."""
 STEPS = 20
 """Decode steps of a session."""
 
@@ -210,9 +212,12 @@ class Session:
         seen: list[Tensor] = []
         at_least = self.rng.choice([0, 0, 1, self.plan.buckets[-1]])
         on_commit = seen.append if self.rng.random() < 0.3 else None
-        result = step.decode(self._batch(rows), at_least=at_least, on_commit=on_commit)
+        full = self._full(self.plan.buckets[-1] - len(rows))
+        batch = self._unchecked([*rows, *full]) if full else self._batch(rows)
+        result = step.decode(batch, at_least=at_least, on_commit=on_commit)
         nodes = plan.size("N")
         self._check_result(result, rows, plan.size("S"), nodes)
+        self._check_left_out(result, full, len(rows))
         if on_commit is not None:
             expect(len(seen) == 1 and torch.equal(seen[0], result.new_seq_lens), "on_commit")
         self._check_pools(pools, rows)
@@ -233,6 +238,24 @@ class Session:
         if self.config.overlap and self.rng.random() < 0.7:
             return Batch(self._column(rows))
         return Batch(self._column(rows), self._column([self.requests[row].length for row in rows]))
+
+    def _full(self, most: int) -> list[int]:
+        """Requests without room, which a step leaves out if nobody has seen that on the host."""
+        full = [row for row, oracle in self.requests.items() if oracle.length > self.room]
+        return full[: self.rng.randint(0, most)]
+
+    def _unchecked(self, rows: list[int]) -> Batch:
+        """A batch whose lengths are relayed, or on the device."""
+        if self.config.overlap and self.rng.random() < 0.5:
+            return Batch(self._column(rows))
+        return Batch(self._column(rows), torch.tensor([self.requests[row].length for row in rows]))
+
+    def _check_left_out(self, result: StepResult, full: list[int], start: int) -> None:
+        """A request without room emits nothing and says why; its pool rows are checked with those of no batch."""
+        host = result.to_host()
+        for b, row in enumerate(full, start):
+            said = host.accept_lens[b], host.new_seq_lens[b], host.bonus[b], host.health[b]
+            expect(said == (0, 0, 0, ROOM), f"step {self.steps}, pool row {row} without room: {said}")
 
     def _column(self, values: list[int]) -> Any:
         if self.rng.random() < 0.6:
@@ -268,18 +291,30 @@ class Session:
         rows = self._rows()
         if not rows:
             return
-        before = self._pools()
+        before, batch = self._pools(), self._batch(rows)
         self.engine.fail_at = self.rng.randint(0, 4)
         try:
-            self.step.decode(self._batch(rows))
+            self.step.decode(batch)
             failed = False
         except Broken:
             failed = True
         self.engine.fail_at = None
         self._check_pools(before, rows, untouched=True)
+        if failed and self.rng.random() < 0.5 and self._resumed(batch, rows):
+            return
         texts = {row: self.requests.pop(row).text for row in rows}
         if failed and self.rng.random() < 0.5:
             self.prefill({row: text[: self.room] for row, text in texts.items()})
+
+    def _resumed(self, batch: Batch, rows: list[int]) -> bool:
+        """Whether a step that failed could be run again as it was: then it is right; else it is refused by name."""
+        try:
+            result = self.step.decode(batch)
+        except SpeccError:
+            return False
+        self._check_result(result, rows, self.plan.size("S"), self.plan.size("N"))
+        self._poison()
+        return True
 
     def refuse(self) -> None:
         """Batches that cannot run are refused by name, and change nothing."""
