@@ -212,7 +212,7 @@ class Session:
         seen: list[Tensor] = []
         at_least = self.rng.choice([0, 0, 1, self.plan.buckets[-1]])
         on_commit = seen.append if self.rng.random() < 0.3 else None
-        full = self._full(self.plan.buckets[-1] - len(rows))
+        full = self._full(plan, self.plan.buckets[-1] - len(rows))
         batch = self._unchecked([*rows, *full]) if full else self._batch(rows)
         result = step.decode(batch, at_least=at_least, on_commit=on_commit)
         nodes = plan.size("N")
@@ -239,9 +239,11 @@ class Session:
             return Batch(self._column(rows))
         return Batch(self._column(rows), self._column([self.requests[row].length for row in rows]))
 
-    def _full(self, most: int) -> list[int]:
-        """Requests without room, which a step leaves out if nobody has seen that on the host."""
-        full = [row for row, oracle in self.requests.items() if oracle.length > self.room]
+    def _full(self, plan: Plan, most: int) -> list[int]:
+        """Requests without room for a step of this depth, which leaves them out."""
+        columns = self.table.shape[1]
+        room = min(columns - int(plan.kv["window"]), plan.kv["longest"] or columns)
+        full = [row for row, oracle in self.requests.items() if oracle.length > room]
         return full[: self.rng.randint(0, most)]
 
     def _unchecked(self, rows: list[int]) -> Batch:
