@@ -134,6 +134,21 @@ def test_arguments_grid_and_stream(driver: Driver, tmp_path: Path) -> None:
     assert driver.shared == []
 
 
+def test_a_launch_has_the_grid_of_its_own_bucket(driver: Driver, tmp_path: Path) -> None:
+    """As many rows as the batch, and the programs per row of the smallest bucket that holds it."""
+    raw = chain_plan()
+    programs = {1: (9, 1), 2: (5, 2), 4: (3, 1)}
+    for launch in (one for phase in raw["phases"] for one in phase["nodes"] if one["kind"] == "launch"):
+        launch["grid"] = {str(bucket): [bucket, *per_row] for bucket, per_row in programs.items()}
+    plan = Plan.from_json(raw)
+    backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path), tmp_path, DEVICE)
+    for rows in (1, 2, 3, 4, 1):
+        backend.launch(node(plan, "prepare"), frame_of(plan, rows)[0])
+    buckets = [1, 2, 4, 4, 1]
+    grids = [(rows, *programs[bucket]) for rows, bucket in zip((1, 2, 3, 4, 1), buckets, strict=True)]
+    assert [config.grid for _, config, _, _ in driver.launches] == grids
+
+
 def test_engine_values_and_literals(driver: Driver, tmp_path: Path) -> None:
     plan = Plan.from_json(chain_plan())
     backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path, hidden=0), tmp_path, DEVICE)
