@@ -48,7 +48,9 @@ def results(
     constants = {name: stride if name == "STRIDE" else CONSTANTS[name] for name in family.constant_names(flags)}
     rows = batch if family.stem in ONE_ROW else batch * ROWS
     launcher.launch(family.stem, flags, (batch, 2 * rows // batch), given, constants)
-    return {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor) and name != "logits_ptr"}
+    return {
+        name: value for name, value in arguments.items() if isinstance(value, torch.Tensor) and name != "logits_ptr"
+    }
 
 
 def scanning() -> list[Any]:
