@@ -30,8 +30,7 @@ class ExpandAlgorithm(Pass):
             module.erase(op)
             chosen = algorithm(str(op.attrs["algorithm"]))
             chosen.build(Scope(module, ctx.loaded))
-            module.carries |= {
-                name: replace(module.carries[name], kept=True) for name in sorted(ctx.kept & module.carries.keys())
-            }
+            kept = sorted(ctx.kept & module.carries.keys())
+            module.carries |= {name: replace(module.carries[name], kept=True) for name in kept}
             counts = [f"{len(ops)} in {phase}" for phase, ops in module.phases.items() if ops]
             self.remark(ctx, f"{chosen.name}: {chosen.summary}; ops: {', '.join(counts)}", op.location)

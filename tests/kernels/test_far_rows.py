@@ -1,4 +1,4 @@
-"""Logits of which rows start past 2**31 elements: every kernel that scans them gives what it gives of rows side by side.
+"""Rows of logits that start past 2**31 elements: every kernel that scans them gives what it gives of rows side by side.
 
 The far rows lie in memory that is reserved and never touched but where they are. It also begins 2**31 elements before
 the first row, so that an offset that wraps around finds zeros, and not another's memory.
@@ -15,10 +15,8 @@ from kernel_launcher import Launcher
 
 NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux; Python has the name since 3.13
 BATCH, ROWS, VOCAB, FAR = 2, 2, 50, 2**30
-CONSTANTS = {
-    **{"N": ROWS, "A": ROWS, "K": ROWS, "ROWS": ROWS, "S": 2, "V": VOCAB, "BLOCK": 16, "SPLITS": 2},
-    **{"HEALTH_BIT": 1, "ORPHAN_BIT": 2, "W_bonus": 1},
-}
+SIZES = {"V": VOCAB, "S": 2, "BLOCK": 16, "SPLITS": 2, "HEALTH_BIT": 1, "ORPHAN_BIT": 2, "W_bonus": 1}
+CONSTANTS = SIZES | dict.fromkeys(("N", "A", "K", "ROWS"), ROWS)
 ONE_ROW = {"draft_step", "extend_stash", "row_topk"}
 """Families with one row of logits per request."""
 TENSORS = {"*fp16": torch.float16, "*fp32": torch.float32, "*i32": torch.int32, "*i64": torch.int64, "*i1": torch.bool}
@@ -48,29 +46,21 @@ def results(
     constants = {name: stride if name == "STRIDE" else CONSTANTS[name] for name in family.constant_names(flags)}
     rows = batch if family.stem in ONE_ROW else batch * ROWS
     launcher.launch(family.stem, flags, (batch, 2 * rows // batch), given, constants)
-    return {
-        name: value for name, value in arguments.items() if isinstance(value, torch.Tensor) and name != "logits_ptr"
-    }
+    del arguments["logits_ptr"]
+    return {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
 
 
-def scanning() -> list[Any]:
-    """(family, flags) of the plainest kernel of every family that scans logits, and of a variant that scans otherwise."""
-    cases = []
-    for stem, needed in {
-        **dict.fromkeys(("draft_step", "row_argmax", "row_topk", "tree_step"), ()),
-        **{"verify_commit": (), "verify_commit+logprobs": ("logprobs",), "extend_stash": ()},
-        **{"extend_stash+topk": ("topk",), "tree_build": ("fused",)},
-    }.items():
-        family = FAMILIES[stem.split("+")[0]]
-        flags = next(flags for flags in family.combinations() if all(flags[name] for name in needed))
-        cases.append(pytest.param(family, flags, id=stem))
-    return cases
+SCANNING = dict.fromkeys(("draft_step", "row_argmax", "row_topk", "tree_step", "verify_commit", "extend_stash"), "")
+"""Kernels that scan logits, the plainest of a family or one with a flag."""
+SCANNING |= {"verify_commit with sums": "logprobs", "extend_stash with top-k": "topk", "tree_build": "fused"}
 
 
-@pytest.mark.parametrize(("family", "flags"), scanning())
-def test_rows_past_32_bits(launcher: Launcher, family: Family, flags: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", SCANNING)
+def test_rows_past_32_bits(launcher: Launcher, name: str) -> None:
     if launcher.device != "cpu":
         pytest.skip("a GPU has no memory that is reserved and never touched")
+    family, flag = FAMILIES[name.split()[0]], SCANNING[name]
+    flags = next(flags for flags in family.combinations() if not flag or flags[flag])
     batch = BATCH * ROWS if family.stem in ONE_ROW else BATCH
     near, other = torch.randn(2, BATCH * ROWS, VOCAB, generator=generator(7)).half()
     want = results(launcher, family, flags, batch, near, VOCAB)
