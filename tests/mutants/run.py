@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -25,10 +27,15 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import child
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 COPIED = ("pyproject.toml", "specc", "templates", "tests", "examples", "docs")
 """What tests need of the tree."""
+PROCESSES = multiprocessing.get_context("forkserver")
+"""Every run is forked from a process that has imported what takes long, and nothing of the tree."""
+PROCESSES.set_forkserver_preload(["child", "torch", "triton", "hypothesis", "pydantic", "networkx", "transformers"])
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,7 @@ def read_mutants(path: Path = HERE / "mutants.toml") -> list[Mutant]:
 
 def copy_tree(to: Path) -> Path:
     """Copy what tests need, without what was compiled."""
+    to.mkdir()
     for name in COPIED:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -97,27 +105,19 @@ class Tree:
         """Copy the working tree to `root`; a run that takes longer than `timeout` seconds is killed."""
         self._root, self._timeout, self._edits = copy_tree(root), timeout, 0
 
-    def run(self, tests: Sequence[str], *more: str) -> tuple[int | None, str, dict[str, Any] | None]:
+    def run(self, tests: Sequence[str]) -> tuple[int | None, str, dict[str, Any] | None]:
         """(exit status or None after a timeout, what pytest printed, the first failure)."""
-        witness, cache = self._root / "witness.json", self._root / "cache"
-        witness.unlink(missing_ok=True)
-        shutil.rmtree(cache, ignore_errors=True)  # what another mutant compiled must not be found
-        path = os.pathsep.join((str(self._root), str(HERE)))
-        variables = {"PYTHONPATH": path, "SPECC_CACHE_DIR": str(cache), "MUTANT_WITNESS": str(witness)}
-        environment = {**os.environ, **variables, "CI": "1", "OMP_NUM_THREADS": "1"}
-        options = ("-q", "-x", "-p", "witness", "-p", "no:cacheprovider", "-W", "error", *more)
-        command = [sys.executable, "-m", "pytest", *options, *tests]
-        output = subprocess.PIPE
-        with subprocess.Popen(
-            command, cwd=self._root, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        ) as process:
-            try:
-                said, _ = process.communicate(timeout=self._timeout)
-                status = process.returncode
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                said, status = process.communicate()[0], None
-        return status, said.decode(errors="replace"), json.loads(witness.read_text()) if witness.exists() else None
+        output, failure = self._root / "output", self._root / "failure"
+        failure.unlink(missing_ok=True)
+        shutil.rmtree(self._root / "cache", ignore_errors=True)  # what another mutant compiled must not be found
+        process = PROCESSES.Process(target=child.run, args=(self._root, tests))
+        process.start()
+        process.join(self._timeout)
+        if (status := process.exitcode) is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid or 0, signal.SIGKILL)
+            process.join()
+        return status, output.read_text(errors="replace"), json.loads(failure.read_text()) if failure.exists() else None
 
     def _write(self, file: str, source: str) -> None:
         path = self._root / file
@@ -215,6 +215,7 @@ def main() -> None:
         for mutant in mutants:
             print(mutant, f"{'':4}{mutant.why or 'equivalent: ' + mutant.equivalent}", sep="\n")
         return
+    os.environ["TRITON_INTERPRET"] = "1"  # chosen when triton is imported
     live = [mutant for mutant in mutants if not mutant.equivalent]
     start = time.monotonic()
     verdicts = run_mutants(live, arguments.jobs, arguments.timeout)
