@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -180,6 +180,22 @@ def test_launch_configurations_are_made_once(driver: Driver, tmp_path: Path) -> 
     assert [config.grid[0] for _, config, _, _ in driver.launches] == [3, 3, 4, 3]
 
 
+def test_kernels_of_one_grid_have_each_its_own_shared_memory(driver: Driver, tmp_path: Path) -> None:
+    plan = Plan.from_json(chain_plan())
+    manifest = artifacts(plan, tmp_path, hidden=0)
+    sizes = {one.kernel: 1024 * count for count, one in enumerate(manifest.artifacts)}
+    listed = tuple(replace(one, shared=sizes[one.kernel]) for one in manifest.artifacts)
+    backend = cuda.CudaBackend([plan], replace(manifest, artifacts=listed), tmp_path, DEVICE)
+    frame, _, _ = frame_of(plan, 2)
+    for step in (0, 1):
+        frame.adopt(f"dlogits{step}", torch.zeros(2, 1, 32))
+    nodes = [node(plan, name) for name in ("prepare", "draft_step0", "prepare", "draft_step1")]
+    for one in nodes:
+        backend.launch(one, frame)
+    assert len({config.grid for _, config, _, _ in driver.launches}) == 1
+    assert [config.shmem_size for _, config, _, _ in driver.launches] == [sizes[one.kernel] for one in nodes]
+
+
 def test_streams_are_adopted_once_and_the_default_stream_has_a_name(
     driver: Driver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -226,15 +242,16 @@ def test_much_shared_memory_is_asked_for(driver: Driver, tmp_path: Path, shared:
     assert driver.shared == [("max", shared, "handle", ("device", 1))] * len(plan.kernels) * asks
 
 
-def test_promised_alignment_is_checked(driver: Driver, tmp_path: Path) -> None:
+@pytest.mark.parametrize("columns", [90, 88])
+def test_promised_alignment_is_checked(driver: Driver, tmp_path: Path, columns: int) -> None:
     data = chain_plan()
     data["kernels"]["prepare"]["aligned"] = ["rows_ptr", "req_to_token_stride"]
     plan = Plan.from_json(data)
     backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path), tmp_path, DEVICE)
     frame, _, _ = frame_of(plan, 2)
     backend.launch(node(plan, "prepare"), frame)
-    frame.table = torch.zeros(8, 90, dtype=torch.int32)
-    with pytest.raises(BindError, match="req_to_token_stride of kernel 'prepare' is 0x5a"):
+    frame.table = torch.zeros(8, columns, dtype=torch.int32)
+    with pytest.raises(BindError, match=f"req_to_token_stride of kernel 'prepare' is {columns:#x}"):
         backend.launch(node(plan, "prepare"), frame)
 
 
