@@ -224,3 +224,16 @@ def test_every_chunk_holds_its_own_blocks(launcher: Launcher, vocab: int, splits
     assert arguments["partial_value_ptr"][0, 0, :splits].tolist() == [value for value, _ in best]
     assert arguments["partial_index_ptr"][0, 0, :splits].tolist() == [place for _, place in best]
     assert arguments["index_ptr"].tolist() == [vocab - 1]
+
+
+@pytest.mark.parametrize("each", [1, 2, 3, 5])
+def test_good_rows_raise_no_health(launcher: Launcher, each: int) -> None:
+    """Whatever number of rows a request has: lanes past them are not bad."""
+    logits = torch.randn(each, 40, generator=generator(each))
+    index, health = torch.zeros(each, dtype=torch.int32), torch.tensor([2], dtype=torch.int32)
+    outputs = {"index_ptr": index, "health_ptr": health}
+    inputs = {"rows_ptr": torch.ones(1, dtype=torch.int64), "logits_ptr": logits}
+    constants = {"ROWS": each, "V": 40, "STRIDE": 40, "SPLITS": SPLITS, "BLOCK": 16, "HEALTH_BIT": 4}
+    expected = {"index_ptr": logits.argmax(-1).int(), "health_ptr": health}
+    flags, kept = FAMILIES["row_argmax"].flagged("health"), scratch(1, each, SPLITS)
+    check(launcher, "row_argmax", flags, (1, 2 * each), inputs, kept, outputs, expected, constants)

@@ -47,6 +47,7 @@ def run(root: Path, tests: Sequence[str]) -> None:
         os.dup2(output.fileno(), 2)
     os.environ |= {"PYTHONPATH": str(root), "SPECC_CACHE_DIR": str(root / "cache"), "CI": "1", "OMP_NUM_THREADS": "1"}
     sys.path.insert(0, str(root))
+    sys.dont_write_bytecode = False  # the next run of this tree need not compile it again
     early = "ignore::pytest.PytestAssertRewriteWarning"  # plugins were imported before the fork
     options = ("-q", "-x", "-p", "no:cacheprovider", "-W", "error", "-W", early)
     status = pytest.main([*options, *tests], plugins=[Witness(root / "failure")])
