@@ -35,6 +35,17 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
+def _without_shrinking() -> list[str]:
+    """Options of pytest for fixed examples, of which the first that fails is enough."""
+    try:
+        from hypothesis import Phase, settings
+    except ImportError:
+        return []
+    phases = (Phase.explicit, Phase.generate)
+    settings.register_profile("mutants", derandomize=True, deadline=None, database=None, phases=phases)
+    return ["--hypothesis-profile", "mutants"]
+
+
 def run(root: Path, tests: Sequence[str]) -> None:
     """Run tests of the tree at `root`, to their first failure; ends the process with pytest's exit status.
 
@@ -49,7 +60,7 @@ def run(root: Path, tests: Sequence[str]) -> None:
     sys.path.insert(0, str(root))
     sys.dont_write_bytecode = False  # the next run of this tree need not compile it again
     early = "ignore::pytest.PytestAssertRewriteWarning"  # plugins were imported before the fork
-    options = ("-q", "-x", "-p", "no:cacheprovider", "-W", "error", "-W", early)
+    options = ("-q", "-x", "-p", "no:cacheprovider", "-W", "error", "-W", early, *_without_shrinking())
     status = pytest.main([*options, *tests], plugins=[Witness(root / "failure")])
     sys.stdout.flush()
     os._exit(status)
