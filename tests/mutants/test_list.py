@@ -18,6 +18,7 @@ from run import Mutant, read_mutants  # noqa: E402
 MUTANTS = read_mutants()
 GOLDEN = ("tests/golden", "tests/meta", "tests/mutants")
 """Tests that compare files with files: they notice everything and understand nothing."""
+NONE = [("b", "c", "2 times"), ("z", "c", "0 times"), ("b =", "b", "parse")]
 
 
 def functions(file: str) -> set[str]:
@@ -25,8 +26,13 @@ def functions(file: str) -> set[str]:
 
 
 def test_no_mutant_is_stale() -> None:
+    stale: list[str] = []
     for mutant in MUTANTS:
-        assert mutant.apply((ROOT / mutant.file).read_text()) != mutant.text, mutant
+        try:
+            mutant.apply((ROOT / mutant.file).read_text())
+        except (OSError, ValueError) as error:
+            stale.append(f"{mutant}: {error}")
+    assert stale == []
 
 
 def test_no_mutant_is_listed_twice() -> None:
@@ -41,7 +47,7 @@ def test_killers_exist_and_understand_what_they_notice() -> None:
         assert name.split("[")[0] in functions(file), test
 
 
-@pytest.mark.parametrize(("text", "becomes", "said"), [("b", "c", "2 times"), ("z", "c", "0 times"), ("a b", "(", "parse")])
-def test_a_mutant_that_is_none_is_stale(text: str, becomes: str, said: str) -> None:
+@pytest.mark.parametrize(("text", "becomes", "said"), NONE)
+def test_what_is_no_mutant_is_stale(text: str, becomes: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Mutant("file.py", text, becomes).apply("a b\nb = 1\n" if said == "2 times" else "a b")
+        Mutant("file.py", text, becomes).apply("a = 1\nb = a * 2  # b\n")

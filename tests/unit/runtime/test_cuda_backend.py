@@ -266,6 +266,17 @@ def test_machine_code_is_for_one_arch(driver: Driver, tmp_path: Path, held: str,
         cuda.CudaBackend([plan], manifest, tmp_path, DEVICE)
 
 
+def test_of_several_archs_the_devices_own_is_loaded(driver: Driver, tmp_path: Path) -> None:
+    plan = Plan.from_json(chain_plan())
+    own = artifacts(plan, tmp_path)
+    others = tuple(replace(one, arch="sm_80", entry="other") for one in own.artifacts)
+    for listed in ((*others, *own.artifacts), (*own.artifacts, *others)):
+        manifest = replace(own, archs=("sm_80", "sm_90"), artifacts=listed)
+        backend = cuda.CudaBackend([plan], manifest, tmp_path, DEVICE)
+        backend.launch(node(plan, "prepare"), frame_of(plan, 1)[0])
+    assert [kernel.entry for _, _, kernel, _ in driver.launches] == ["entry_prepare"] * 2
+
+
 def test_gfx_code_is_for_inspection(driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan.from_json(chain_plan())
     manifest = artifacts(plan, tmp_path, arch="gfx942")
