@@ -105,14 +105,14 @@ class Tree:
         """Copy the working tree to `root`; a run that takes longer than `timeout` seconds is killed."""
         self._root, self._timeout, self._edits = copy_tree(root), timeout, 0
 
-    def run(self, tests: Sequence[str]) -> tuple[int | None, str, dict[str, Any] | None]:
-        """(exit status or None after a timeout, what pytest printed, the first failure)."""
+    def run(self, tests: Sequence[str], patience: int = 1) -> tuple[int | None, str, dict[str, Any] | None]:
+        """(exit status or None after `patience` timeouts, what pytest printed, the first failure)."""
         output, failure = self._root / "output", self._root / "failure"
         failure.unlink(missing_ok=True)
         shutil.rmtree(self._root / "cache", ignore_errors=True)  # what another mutant compiled must not be found
         process = PROCESSES.Process(target=child.run, args=(self._root, tests))
         process.start()
-        process.join(self._timeout)
+        process.join(patience * self._timeout)
         if (status := process.exitcode) is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid or 0, signal.SIGKILL)
@@ -168,7 +168,7 @@ def check_tests(trees: Sequence[Tree], mutants: Iterable[Mutant], pool: ThreadPo
     tests = sorted({test for mutant in mutants for test in mutant.killed_by})
     files = sorted({test.split("::")[0] for test in tests})
     shares = [[test for test in tests if test.split("::")[0] in files[i :: len(trees)]] for i in range(len(trees))]
-    runs = [pool.submit(tree.run, share) for tree, share in zip(trees, shares, strict=True) if share]
+    runs = [pool.submit(tree.run, share, patience=20) for tree, share in zip(trees, shares, strict=True) if share]
     failed = [said for status, said, _ in (run.result() for run in runs) if status != 0]
     print(*failed, sep="\n", end="\n" if failed else "")
     return not failed
