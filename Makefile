@@ -10,7 +10,7 @@ MODELS := examples/models
 DEMOS  := standalone-chain eagle-chain eagle-chain-adaptive eagle3-chain frozen-kv-chain mtp-chain dflash-chain ngram-chain \
           standalone-tree eagle-tree eagle-tree-wide eagle3-tree frozen-kv-tree ngram-tree
 
-.PHONY: setup demo test lint types check golden models versions resolve conformance sglang gpu sanitize fuzz bench clean
+.PHONY: setup demo test lint types check golden models versions resolve conformance sglang gpu sanitize fuzz mutants bench clean
 
 setup: $(VENV)/.ready
 
@@ -73,6 +73,14 @@ check: lint types test
 
 golden: setup
 	$(BIN)/python -m pytest tests/golden --update-golden
+
+# Small mistakes, each in a copy of the tree, and whether the tests that must notice them do: tests/mutants/mutants.toml.
+# CHANGED=main: only mistakes in files that differ from a revision's.
+JOBS    ?= 2
+CHANGED ?=
+
+mutants: setup
+	$(BIN)/python tests/mutants/run.py --jobs $(JOBS) $(if $(CHANGED),--changed $(CHANGED))
 
 # The list of causal language models in docs/models.md: what the reference engine runs, and what it refuses.
 models: setup

@@ -83,7 +83,7 @@ def _carried_by_some(depths: Sequence[LoadedConfig]) -> frozenset[str]:
     while True:
         carried = [_front(depth, kept).carries.keys() for depth in depths]
         some, every = set[str]().union(*carried), set(carried[0]).intersection(*carried)
-        if some == every:
+        if some - every <= kept:  # what is still missing is declared at other depths alone
             return kept
         kept |= some - every
 
@@ -96,10 +96,10 @@ def _front(loaded: LoadedConfig, kept: frozenset[str]) -> Module:
 
 
 def _check_carry(depths: Sequence[Compiled]) -> None:
-    """Every carried value has one type at all depths."""
+    """Every carried value is carried at all depths, with one type."""
     deepest = depths[0]
-    for name in deepest.module.carries:
-        types = {one.loaded.config.num_steps: _spell(one.module, one.module.carries[name]) for one in depths}
+    for name in dict.fromkeys(name for one in depths for name in one.module.carries):
+        types = {one.loaded.config.num_steps: _spell(one.module, one.module.carries.get(name)) for one in depths}
         if len(set(types.values())) > 1:
             what = ", ".join(f"{type_} with num_steps {steps}" for steps, type_ in types.items())
             algorithm, where = deepest.loaded.config.algorithm, deepest.loaded.location("num_steps")
@@ -107,8 +107,10 @@ def _check_carry(depths: Sequence[Compiled]) -> None:
             raise DiagnosticError(Diagnostic("legal/depths", message, where, "write one num_steps"))
 
 
-def _spell(module: Module, carry: Carry) -> str:
+def _spell(module: Module, carry: Carry | None) -> str:
     """The type of a carried value with the sizes of its axes."""
+    if carry is None:
+        return "nothing"
     sizes = ", ".join(str(size) for size in carry.type.sizes(module.dims)[1:])
     return f"{carry.type.dtype}[B{', ' if sizes else ''}{sizes}]"
 

@@ -36,7 +36,8 @@ class BindKvLayout(Pass):
         for op in module.find("kv.draft_slots"):
             self._bind_draft(module, op, ctx)
         for op in module.find("kv.slots", "kv.positions"):
-            if op.phase not in ("prefill", "prepare"):
+            known = all(value.source is None or value.source.phase == "prepare" for value in op.operands)
+            if known and op.phase not in ("prefill", "prepare"):
                 self.remark(ctx, f"%{op.result.name} depends on lengths alone: computed in prepare", op.location)
                 module.move(op, "prepare")
         layout = _layout(module, extra)

@@ -34,6 +34,7 @@ class ExpandAlgorithm(Pass):
                 chosen.build(Scope(module, ctx.loaded))
             else:
                 source.build(chosen, Scope(module, ctx.loaded))
-            module.carries |= {name: replace(module.carries[name], kept=True) for name in sorted(ctx.kept)}
+            kept = sorted(ctx.kept & module.carries.keys())
+            module.carries |= {name: replace(module.carries[name], kept=True) for name in kept}
             counts = [f"{len(ops)} in {phase}" for phase, ops in module.phases.items() if ops]
             self.remark(ctx, f"{chosen.name}: {chosen.summary}; ops: {', '.join(counts)}", op.location)

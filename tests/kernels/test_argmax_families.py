@@ -1,5 +1,7 @@
 """draft_step and row_argmax against a plain scan: shapes, dtypes, flags, hostile rows."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -203,3 +205,35 @@ def test_row_argmax(
             expected["tokens_ptr"][b] = torch.tensor([int(inputs["bonus_ptr"][b]), *drafts])
     grid, kept = (batch, each * shape["splits"]), scratch(max_b, each, SPLITS)
     check(launcher, "row_argmax", flags, grid, inputs, kept, outputs, expected, {"ROWS": each, **constants})
+
+
+@pytest.mark.parametrize(("vocab", "splits"), [(70, 3), (64, 3), (63, 2), (5, 3)])
+def test_every_chunk_holds_its_own_blocks(launcher: Launcher, vocab: int, splits: int) -> None:
+    """Of 16 logits each, the last one partial; the largest is the last logit, so that who reads on is seen."""
+    logits = torch.arange(vocab, dtype=torch.float32).view(1, vocab)
+    word = torch.zeros(2, 1, dtype=torch.int32)
+    arguments = {"rows_ptr": torch.ones(1, dtype=torch.int64), "logits_ptr": logits, **scratch(1, 1, SPLITS)}
+    arguments |= {"index_ptr": word[0], "health_ptr": word[1]}
+    arguments = {name: value.to(launcher.device) for name, value in arguments.items()}
+    constants = {"ROWS": 1, "V": vocab, "STRIDE": vocab, "SPLITS": SPLITS, "BLOCK": 16, "HEALTH_BIT": 4}
+    launcher.launch("row_argmax", FAMILIES["row_argmax"].flagged("health"), (1, splits), arguments, constants)
+    blocks = logits[0].split(16)
+    each = -(-len(blocks) // splits)
+    own = [blocks[chunk * each : (chunk + 1) * each] for chunk in range(splits)]
+    best = [(max(part[-1]), int(max(part[-1]))) if part else (-math.inf, 0) for part in own]
+    assert arguments["partial_value_ptr"][0, 0, :splits].tolist() == [value for value, _ in best]
+    assert arguments["partial_index_ptr"][0, 0, :splits].tolist() == [place for _, place in best]
+    assert arguments["index_ptr"].tolist() == [vocab - 1]
+
+
+@pytest.mark.parametrize("each", [1, 2, 3, 5])
+def test_good_rows_raise_no_health(launcher: Launcher, each: int) -> None:
+    """Whatever number of rows a request has: lanes past them are not bad."""
+    logits = torch.randn(each, 40, generator=generator(each))
+    index, health = torch.zeros(each, dtype=torch.int32), torch.tensor([2], dtype=torch.int32)
+    outputs = {"index_ptr": index, "health_ptr": health}
+    inputs = {"rows_ptr": torch.ones(1, dtype=torch.int64), "logits_ptr": logits}
+    constants = {"ROWS": each, "V": 40, "STRIDE": 40, "SPLITS": SPLITS, "BLOCK": 16, "HEALTH_BIT": 4}
+    expected = {"index_ptr": logits.argmax(-1).int(), "health_ptr": health}
+    flags, kept = FAMILIES["row_argmax"].flagged("health"), scratch(1, each, SPLITS)
+    check(launcher, "row_argmax", flags, (1, 2 * each), inputs, kept, outputs, expected, constants)

@@ -146,7 +146,8 @@ def propose(
         inputs["corpus_size"] = len(corpus)
     max_b, branches = batch + 2, min(shape["k"], -(-(nodes - 1) // shape["steps"]))
     scratches = {
-        "partial_key_ptr": poison(max_b, 8, branches, dtype=torch.int64),
+        # Better than any place: what a launch of more programs may have left.
+        "partial_key_ptr": torch.full((max_b, 8, branches), 2**62),
         "partial_token_ptr": poison(max_b, 8, branches, dtype=torch.int32),
         "arrivals_ptr": torch.zeros(max_b, dtype=torch.int32),
     }

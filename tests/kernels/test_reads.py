@@ -106,13 +106,13 @@ def test_drafting_reads_what_it_moves_once(launcher: Launcher, addresses: list[i
 
 @pytest.mark.parametrize("tree", [False, True])
 def test_verify_reads_nothing_of_padding(launcher: Launcher, addresses: list[int], tree: bool) -> None:
-    """Logits once, the log-probabilities of the tree included."""
+    """Logits once, the log-probabilities of the tree included; nothing behind the tokens of a request either."""
     nodes, vocab = 3, 100
     arguments = {
         "rows_ptr": torch.tensor([0, 5]),
         "logits_ptr": torch.randn(2 * nodes, vocab, generator=generator(1)),
         "health_ptr": torch.zeros(2, dtype=torch.int32),
-        "tokens_ptr": torch.zeros(2, nodes, dtype=torch.int64),
+        "tokens_ptr": torch.zeros(3, nodes, dtype=torch.int64),
         "seq_lens_ptr": torch.zeros(2, dtype=torch.int64),
         "predict_ptr": torch.zeros(2, nodes, dtype=torch.int32),
         "accept_lens_ptr": torch.zeros(2, dtype=torch.int32),

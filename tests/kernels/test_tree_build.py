@@ -16,6 +16,7 @@ from specc.runtime.reference import OPS
 SPLITS, POOL, BAD_BIT, ORPHAN_BIT = 4, 24, 1, 16
 MODES = {"none": -1, "qlen": 0, "bitpacked": 1, "full": 2}
 NEVER_SEEN = 1 << 40
+PLAIN = {"seed": 3, "batch": 2, "share": 1.0}
 trees = st.fixed_dictionaries(
     {
         "seed": st.integers(0, 2**32),
@@ -102,7 +103,7 @@ def random_case(shape: dict[str, Any]) -> tuple[torch.Generator, dict[str, torch
     """(randomness, the inputs of a kernel that reads all steps from memory)."""
     source = generator(shape["seed"])
     batch = shape["batch"]
-    rows = random_rows(source, batch, POOL)
+    rows = random_rows(source, batch, max(POOL, batch + 1))
     inputs = {
         "rows_ptr": rows,
         "bonus_ptr": torch.randint(0, 999, (batch,), generator=source, dtype=torch.int32),
@@ -257,7 +258,13 @@ def run_fused(launcher: Launcher, shape: dict[str, Any], scan: dict[str, int], m
     check(launcher, "tree_build", flags, grid, inputs, scratch, outputs, expected, constants)
 
 
-PLAIN = {"seed": 3, "batch": 2, "share": 1.0}
+def test_flat_masks_of_many_requests(launcher: Launcher) -> None:
+    """A request's part begins behind those of all before it, which are counted 128 at a time."""
+    shape = PLAIN | {"k": 2, "steps": 1, "batch": 140}
+    source, inputs = random_case(shape)
+    run(launcher, shape, "full", inputs, source, 2)
+
+
 SIZES = [(8, 5, 64, "qlen"), (8, 5, 64, "bitpacked"), (16, 3, 9, "none"), (2, 16, 63, "none"), (16, 1, 17, "qlen")]
 
 

@@ -124,6 +124,22 @@ def test_links_that_are_no_tree(launcher: Launcher, shape: dict[str, int], wild:
     agrees_with_reference(shape, inputs, expected)
 
 
+def test_a_column_that_does_not_exist_has_no_children(launcher: Launcher) -> None:
+    """All drafts agree with the target, and all hang below the column behind the last one."""
+    shape = {"batch": 1, "nodes": 5, "steps": 4, "vocab": 50, "slack": 0, "splits": 2, "block": 16}
+    source = generator(2)
+    logits = torch.randn(1, 50, generator=source).repeat(5, 1)
+    inputs = {
+        "rows_ptr": torch.tensor([5]),
+        "logits_ptr": logits,
+        "tokens_ptr": logits.argmax(-1)[None],
+        "parent_ptr": torch.tensor([[-1, 5, 5, 5, 5]]),
+        "seq_lens_ptr": torch.tensor([7]),
+    }
+    expected = run(launcher, EVERYTHING, shape, inputs, source)
+    assert expected["accept_lens_ptr"][0] == 1
+
+
 @pytest.mark.parametrize("accepted", range(6))
 def test_every_accept_length(launcher: Launcher, accepted: int) -> None:
     """A path of six drafts beside decoys: as many are accepted as follow the target, and no more than S = 4."""

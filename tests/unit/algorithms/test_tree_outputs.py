@@ -24,7 +24,7 @@ from specc.algorithms.recurrent import build_recurrent
 from specc.build import build_program
 from specc.config import LoadedConfig, load_text
 from specc.config.schema import OUTPUTS
-from specc.ir.core import Module, on_nodes
+from specc.ir.core import Module, is_state, on_nodes
 from specc.ir.interpret import interpret
 from specc.ir.printer import print_module
 from specc.runtime.backends.cpu import ReferenceBackend
@@ -70,6 +70,34 @@ def test_every_set_of_outputs(algorithm: str, outputs: tuple[str, ...]) -> None:
     assert target.attrs["capture"] == ("full" if "target_hidden" in wanted else "null")
     handed = [name for name in ("routed_experts", "indexer_topk") if name in outputs]
     assert [text.split(":")[0] for text in str(target.attrs["extras"]).split(", ") if ":" in text] == handed
+
+
+def reads_the_target_afterwards(scope: Scope) -> None:
+    """The module's own after extend: a forward over the new root that reads the target's keys and values."""
+    build_recurrent(scope, reads_hidden=False)
+    b, (target,) = scope.b, scope.module.find("model.target")
+    lens, state, bonus = target.operands[4], target.results[1], scope.module.outputs["bonus"]
+    with b.phase("extend"):
+        token = b("tree.root", bonus, names=("again",))
+        at = b("kv.positions", lens, names=("again_at",), axis="", offset=0, stride=0)
+        widths = {"capture": "null", "width": 0, "input_width": 0, "step": 0}
+        dtypes = dict.fromkeys(("dtype", "logits_dtype", "input_dtype"), "f32")
+        names = ("again_logits", "kv_again", "again_hidden")
+        logits, *_ = b.many("model.assist", token, at, scope.rows, lens, state, names=names, **widths, **dtypes)
+        found, _ = b.many("vocab.argmax", logits, scope.rows, names=("guess", "guess_bad"), dtype="i32", keep="")
+    scope.output("guess", found)
+
+
+def test_keys_and_values_are_moved_before_others_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = SimpleNamespace(
+        name="OUTSIDE", value="plugin:it", load=lambda: Algorithm("OUTSIDE", "", reads_the_target_afterwards)
+    )
+    monkeypatch.setattr(algorithms, "entry_points", lambda group: [point] if group == "specc.algorithms" else [])
+    text = config_text("OUTSIDE", **TREE)
+    module = compile_to("bind-kv-layout", load_text(text, Path("small.yaml"), algorithms.names(), algorithms.needs))
+    (reader,), (move,) = module.find("model.assist"), module.find("kv.move")
+    (state,) = [value for value in reader.operands if is_state(value)]
+    assert state is move.result
 
 
 @pytest.mark.parametrize("outputs", SUBSETS, ids="+".join)

@@ -123,3 +123,13 @@ def test_pool_shapes_and_bytes() -> None:
     assert all(a is b for a, b in zip(pool.buffers, order, strict=True))
     assert all(buffer.is_contiguous() and len(buffer) == 5 for buffer in pool.buffers)
     assert not pool.buffers[0].any()
+
+
+def test_latent_keys_and_values_lie_side_by_side() -> None:
+    pool = KVPool(PoolShape(layers=1, kv_heads=1, head_dim=6, dtype=torch.float32, latent=True), slots=3)
+    key, value = torch.arange(4.0).view(1, 1, 4) + 1, torch.arange(2.0).view(1, 1, 2) + 8
+    pool.write(0, torch.tensor([2]), key, value)
+    assert pool.buffers[0][2].tolist() == [[1, 2, 3, 4, 8, 9]]
+    keys, values = pool.read(0, torch.tensor([[2]]), (1, 4), (1, 2))
+    assert torch.equal(keys[0], key)
+    assert torch.equal(values[0], value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from math import prod
 from typing import Any
 
 import pytest
@@ -115,6 +116,24 @@ def test_splits(vocab: int) -> None:
     assert all(1 <= count <= min(MAX_SPLITS, tiles) for count in found.values())
     assert found[1] >= found[64] >= found[4096]
     assert found[1] > 1 or tiles == 1
+
+
+@pytest.mark.parametrize("topk", [1, 2, 3, 8, 16])
+def test_no_grid_has_more_splits_than_scratch(topk: int) -> None:
+    """Whatever occupies the GPU best, a program has room for its partial results; a few long rows would take more."""
+    model = {"vocab_size": 256000, "dtype": "bfloat16"}
+    tree = {"topk": topk, "num_draft_tokens": 8} if topk > 1 else {}
+    module = compile_to("form-kernels", load("EAGLE", target=model, draft=model, num_steps=3, **tree))
+    for kernel in module.decls_of(Kernel):
+        family, cluster = FAMILIES[kernel.family], cluster_of(module, kernel.name)
+        spec = family.spec(module, kernel.name, cluster)
+        partials = [scratch.shape for scratch in spec.scratch if scratch.name.endswith(("_value", "_sum"))]
+        for shape in partials:
+            splits = dict(spec.constants)["SPLITS"]
+            assert splits == shape[-1]
+            assert splits & (splits - 1) == 0  # a block of lanes combines them
+            for batch in (1, 2, 3, 4):
+                assert family.grid(module, cluster, batch)[1] <= prod(shape[1:])
 
 
 def test_traffic_is_what_the_ops_touch() -> None:

@@ -118,7 +118,15 @@ def other_lengths(module: Module) -> None:
     module.set_operands(lengths, [*lengths.operands[:2], others])
 
 
+def another_select(module: Module) -> None:
+    """Two results that the kernel has one argument for."""
+    select = op(module, "commit.select")
+    more = module.add_op("commit", "commit.select", select.operands, [("more", tensor_type(select.result))], {}, None)
+    module.outputs["more"] = more.result
+
+
 CHANGES = {
+    "a second selection": another_select,
     "argmax is an output": hand_out("vocab.argmax", 0),
     "bad is an output": hand_out("vocab.argmax", 1),
     "tokens of nodes are an output": hand_out("verify.greedy", 0),
@@ -144,6 +152,16 @@ def test_extend_tokens_of_others_are_left_out() -> None:
     (cluster,) = FAMILY.candidates(module)
     assert ids not in cluster
     assert not FAMILY.spec(module, "verify_commit", cluster).flags["extend_ids"]
+
+
+def test_tokens_that_others_append_are_left_out() -> None:
+    module = compile_to("canonicalize", load("NGRAM"))
+    append = op(module, "carry.append")
+    ((cluster,), lens) = FAMILY.candidates(module), append.operands[1]
+    assert append in cluster
+    others = module.add_input("others", tensor_type(lens))
+    module.set_operands(append, [append.operands[0], others, *append.operands[2:]])
+    assert all(append not in cluster for cluster in FAMILY.candidates(module))
 
 
 @pytest.mark.parametrize(("nodes", "most"), [(2, 64), (9, 64), (32, 64), (33, 32), (64, 32), (200, 8), (300, 4)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -134,6 +134,21 @@ def test_arguments_grid_and_stream(driver: Driver, tmp_path: Path) -> None:
     assert driver.shared == []
 
 
+def test_a_launch_has_the_grid_of_its_own_bucket(driver: Driver, tmp_path: Path) -> None:
+    """As many rows as the batch, and the programs per row of the smallest bucket that holds it."""
+    raw = chain_plan()
+    programs = {1: (9, 1), 2: (5, 2), 4: (3, 1)}
+    for launch in (one for phase in raw["phases"] for one in phase["nodes"] if one["kind"] == "launch"):
+        launch["grid"] = {str(bucket): [bucket, *per_row] for bucket, per_row in programs.items()}
+    plan = Plan.from_json(raw)
+    backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path), tmp_path, DEVICE)
+    for rows in (1, 2, 3, 4, 1):
+        backend.launch(node(plan, "prepare"), frame_of(plan, rows)[0])
+    buckets = [1, 2, 4, 4, 1]
+    grids = [(rows, *programs[bucket]) for rows, bucket in zip((1, 2, 3, 4, 1), buckets, strict=True)]
+    assert [config.grid for _, config, _, _ in driver.launches] == grids
+
+
 def test_engine_values_and_literals(driver: Driver, tmp_path: Path) -> None:
     plan = Plan.from_json(chain_plan())
     backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path, hidden=0), tmp_path, DEVICE)
@@ -163,6 +178,22 @@ def test_launch_configurations_are_made_once(driver: Driver, tmp_path: Path) -> 
         backend.launch(node(plan, "prepare"), frame_of(plan, rows)[0])
     assert driver.configs == 2
     assert [config.grid[0] for _, config, _, _ in driver.launches] == [3, 3, 4, 3]
+
+
+def test_kernels_of_one_grid_have_each_its_own_shared_memory(driver: Driver, tmp_path: Path) -> None:
+    plan = Plan.from_json(chain_plan())
+    manifest = artifacts(plan, tmp_path, hidden=0)
+    sizes = {one.kernel: 1024 * count for count, one in enumerate(manifest.artifacts)}
+    listed = tuple(replace(one, shared=sizes[one.kernel]) for one in manifest.artifacts)
+    backend = cuda.CudaBackend([plan], replace(manifest, artifacts=listed), tmp_path, DEVICE)
+    frame, _, _ = frame_of(plan, 2)
+    for step in (0, 1):
+        frame.adopt(f"dlogits{step}", torch.zeros(2, 1, 32))
+    nodes = [node(plan, name) for name in ("prepare", "draft_step0", "prepare", "draft_step1")]
+    for one in nodes:
+        backend.launch(one, frame)
+    assert len({config.grid for _, config, _, _ in driver.launches}) == 1
+    assert [config.shmem_size for _, config, _, _ in driver.launches] == [sizes[one.kernel] for one in nodes]
 
 
 def test_streams_are_adopted_once_and_the_default_stream_has_a_name(
@@ -211,15 +242,16 @@ def test_much_shared_memory_is_asked_for(driver: Driver, tmp_path: Path, shared:
     assert driver.shared == [("max", shared, "handle", ("device", 1))] * len(plan.kernels) * asks
 
 
-def test_promised_alignment_is_checked(driver: Driver, tmp_path: Path) -> None:
+@pytest.mark.parametrize("columns", [90, 88])
+def test_promised_alignment_is_checked(driver: Driver, tmp_path: Path, columns: int) -> None:
     data = chain_plan()
     data["kernels"]["prepare"]["aligned"] = ["rows_ptr", "req_to_token_stride"]
     plan = Plan.from_json(data)
     backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path), tmp_path, DEVICE)
     frame, _, _ = frame_of(plan, 2)
     backend.launch(node(plan, "prepare"), frame)
-    frame.table = torch.zeros(8, 90, dtype=torch.int32)
-    with pytest.raises(BindError, match="req_to_token_stride of kernel 'prepare' is 0x5a"):
+    frame.table = torch.zeros(8, columns, dtype=torch.int32)
+    with pytest.raises(BindError, match=f"req_to_token_stride of kernel 'prepare' is {columns:#x}"):
         backend.launch(node(plan, "prepare"), frame)
 
 
@@ -232,6 +264,17 @@ def test_machine_code_is_for_one_arch(driver: Driver, tmp_path: Path, held: str,
         return
     with pytest.raises(UnsupportedDeviceError, match=f"for sm_90; the wheel has {held}; rebuild .* --arch sm_90"):
         cuda.CudaBackend([plan], manifest, tmp_path, DEVICE)
+
+
+def test_of_several_archs_the_devices_own_is_loaded(driver: Driver, tmp_path: Path) -> None:
+    plan = Plan.from_json(chain_plan())
+    own = artifacts(plan, tmp_path)
+    others = tuple(replace(one, arch="sm_80", entry="other") for one in own.artifacts)
+    for listed in ((*others, *own.artifacts), (*own.artifacts, *others)):
+        manifest = replace(own, archs=("sm_80", "sm_90"), artifacts=listed)
+        backend = cuda.CudaBackend([plan], manifest, tmp_path, DEVICE)
+        backend.launch(node(plan, "prepare"), frame_of(plan, 1)[0])
+    assert [kernel.entry for _, _, kernel, _ in driver.launches] == ["entry_prepare"] * 2
 
 
 def test_gfx_code_is_for_inspection(driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,6 +111,7 @@ FAULTS: list[tuple[Callable[[Pools], Any], str]] = [
     (replaced(0, lambda t: t[0, 0]), r"\[0\] has shape \[2\], expected \[slots, ...\]"),
     (replaced(0, lambda t: t[:0]), r"\[0\] has shape \[0, 2, 2\]"),
     (replaced(1, lambda t: t[:, :1].contiguous()), r"\[1\] has 8 bytes per slot, the program moves 16"),
+    (replaced(1, lambda t: t.repeat(1, 2, 1)), r"\[1\] has 32 bytes per slot, the program moves 16"),
     (replaced(1, lambda t: t.transpose(1, 2)), r"\[1\] has strides \[4, 1, 2\], expected the row"),
     (replaced(0, lambda t: t[:1].expand(SLOTS, 2, 2)), r"\[0\] has 0 bytes from slot to slot, less than the 16"),
     (replaced(2, misaligned), r"\[2\] is at 0x[0-9a-f]+4 with 16 bytes .*not multiples of 16"),

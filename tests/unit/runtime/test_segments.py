@@ -108,6 +108,32 @@ def test_the_other_segments_are_replayed(cuda: FakeCuda) -> None:
     assert step.replays.replayed == 3 * len(SEGMENTS) - 2
 
 
+class OneResult(Static):
+    """Every result of the target but its logits is at another address in every step."""
+
+    def put(self, key: Any, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        """The result as it is returned."""
+        if tensor is None or key[0] != "target" or key[-1] == "logits":
+            return super().put(key, tensor)
+        self.kept = [*getattr(self, "kept", []), tensor.clone()]
+        return self.kept[-1]
+
+
+def test_operands_of_every_launch_are_followed(cuda: FakeCuda) -> None:
+    """What only a later launch of a segment reads: a tree's hidden rows, which are compacted after verification."""
+    eager, backend = machine("EAGLE", 7, **TREE), FakeBackend(cuda)
+    other = captured(eager, OneResult, backend)
+    for one in (eager, other):
+        one.prefill({2: [4, 9, 2], 1: [7, 1]})
+    backend.launched.clear()
+    for rows in ([2, 1], [1], [1, 2]):
+        assert other.decode(rows, padded=True) == eager.decode(rows, padded=True)
+        assert same_kv(eager, other)
+    (segment,) = [one.nodes for one in eager.plan.segments if "verify_commit" in one.nodes]
+    assert len(segment) > 1
+    assert other.step.replays.moved == {segment[0]: 3}
+
+
 def test_addresses_are_kept_for_every_bucket(cuda: FakeCuda) -> None:
     """Results in static memory, at another place in every bucket."""
     plan = chain_plan()
