@@ -1,6 +1,7 @@
 # make demo   set up, build wheels, install them, generate text and compare it with transformers' own
 # make test   set up, run every test that needs no GPU
 # make check  what CI runs: lint, types, tests
+# make fuzz   attack every input with random cases of another seed, for ten minutes
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -9,7 +10,7 @@ MODELS := examples/models
 DEMOS  := standalone-chain eagle-chain eagle-chain-adaptive eagle3-chain frozen-kv-chain mtp-chain dflash-chain ngram-chain \
           standalone-tree eagle-tree eagle-tree-wide eagle3-tree frozen-kv-tree ngram-tree
 
-.PHONY: setup demo test lint types check golden mutants models versions resolve conformance sglang gpu bench clean
+.PHONY: setup demo test lint types check golden models versions resolve conformance sglang gpu sanitize fuzz mutants bench clean
 
 setup: $(VENV)/.ready
 
@@ -38,6 +39,16 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -n 2 -W error --timeout 300
+
+# The attack on every input, in all cores, for as long as it is told: make fuzz SECONDS=600 SEED=7 JOBS=16, or
+# COUNT=100000 inputs of each generator. Ends with a command for each case that failed.
+SECONDS ?= 600
+COUNT   ?=
+SEED    ?=
+JOBS    ?=
+
+fuzz: setup
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(COUNT:%=--count %) $(SEED:%=--seed %) $(JOBS:%=--jobs %)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -88,6 +99,12 @@ sglang: setup
 
 gpu: setup
 	SPECC_TEST_GPU=1 $(BIN)/python -m pytest tests/kernels tests/gpu -m gpu
+
+# Every kernel and captured steps under compute-sanitizer's four tools, or those in TOOLS.
+TOOLS ?=
+
+sanitize: setup
+	$(BIN)/python tests/sanitize.py $(TOOLS)
 
 bench: setup
 	$(BIN)/python bench/chain.py

@@ -21,7 +21,7 @@ from specc.passes.base import Context
 from specc.passes.check_resources import CheckResources
 from specc.passes.instruments import CheckEach
 from specc.passes.manager import Instrument, run_passes
-from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.support.diagnostics import Diagnostic, DiagnosticError, Note
 
 if TYPE_CHECKING:
     from specc.codegen.aot import Artifact, CompileError, KernelSource
@@ -185,10 +185,12 @@ def _require_compiler(build: Build) -> None:
 
 
 def _compile_failed(build: Build, error: CompileError) -> Diagnostic:
-    """Triton's message under the YAML line of the kernel's first op."""
+    """Triton's message under the YAML line of the kernel's first op, a note for each of its further lines."""
     ops = [op for depth in build.depths for op in depth.covered_by(error.kernel)]
     where = ops[0].location if ops else None
-    return Diagnostic("aot/compile-failed", f"{error.kernel} for {error.arch}: {error.message}", where)
+    first, *rest = error.message.splitlines() or [""]
+    message = f"{error.kernel} for {error.arch}: {first}"
+    return Diagnostic("aot/compile-failed", message, where, notes=tuple(map(Note, rest)))
 
 
 def unloadable(loaded: LoadedConfig, archs: Sequence[str]) -> list[Diagnostic]:

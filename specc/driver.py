@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
+from specc.algorithms import plugin
 from specc.config import LoadedConfig, ModelConfig
 from specc.ir.core import Carry, Module
 from specc.ir.plan import KvPool, Options
@@ -52,7 +54,9 @@ def compile_module(
 
     """
     module, ctx = start_module(loaded), Context(loaded, kept)
-    run_passes(module, default_passes(), ctx, [CheckEach(), *instruments])
+    source = plugin(loaded.config.algorithm)
+    with source.suspected() if source is not None else nullcontext():
+        run_passes(module, default_passes(), ctx, [CheckEach(), *instruments])
     return Compiled(loaded, module, ctx)
 
 

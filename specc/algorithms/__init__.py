@@ -14,11 +14,12 @@ from specc.algorithms.eagle3 import EAGLE3
 from specc.algorithms.frozen_kv_mtp import FROZEN_KV_MTP
 from specc.algorithms.multi_layer_eagle import MULTI_LAYER_EAGLE
 from specc.algorithms.ngram import NGRAM
+from specc.algorithms.plugins import Plugin
 from specc.algorithms.standalone import STANDALONE
 from specc.config import Needs
-from specc.ir.ops import add_forward
+from specc.support.diagnostics import Diagnostic, DiagnosticError
 
-__all__ = ["Algorithm", "algorithm", "names", "needs"]
+__all__ = ["Algorithm", "Plugin", "algorithm", "names", "needs", "plugin"]
 
 _ALL = (STANDALONE, EAGLE, EAGLE3, FROZEN_KV_MTP, MULTI_LAYER_EAGLE, DFLASH, NGRAM)
 _BUILT_IN = {found.name: found for found in _ALL}
@@ -30,27 +31,39 @@ def names() -> tuple[str, ...]:
     return (*_BUILT_IN, *sorted(plugins - set(_BUILT_IN)))
 
 
+def plugin(name: str) -> Plugin | None:
+    """The plugin that brings the algorithm of this name; None for one of specc's own.
+
+    Raises:
+        DiagnosticError: ``plugin/unusable``, several plugins bring one of this name.
+        KeyError: no such algorithm is installed.
+
+    """
+    if name in _BUILT_IN:
+        return None
+    points = [point for point in entry_points(group="specc.algorithms") if point.name.upper() == name]
+    found = {point.value: Plugin(point) for point in points}
+    if len(found) > 1:
+        message = f"several plugins bring the algorithm {name}: {'; '.join(map(str, found.values()))}"
+        raise DiagnosticError(Diagnostic("plugin/unusable", message, hint="uninstall all of them but one"))
+    if not found:
+        raise KeyError(name)
+    return next(iter(found.values()))
+
+
 def algorithm(name: str) -> Algorithm:
     """The algorithm of this name.
 
     Raises:
+        DiagnosticError: ``plugin/unusable``, it is a plugin's, which cannot be imported or is none.
         KeyError: no such algorithm is installed.
-        TypeError: a plugin's entry point is not an `Algorithm`, or one of its forwards is not one.
 
     """
-    if name in _BUILT_IN:
-        return _BUILT_IN[name]
-    for point in entry_points(group="specc.algorithms"):
-        if point.name.upper() == name:
-            found = point.load()
-            if not isinstance(found, Algorithm):
-                raise TypeError(f"entry point {point.value} is not a specc.algorithms.Algorithm")
-            for forward in found.forwards:
-                add_forward(forward)
-            return found
-    raise KeyError(name)
+    source = plugin(name)
+    return _BUILT_IN[name] if source is None else source.load()
 
 
 def needs(name: str) -> Needs:
     """What the algorithm of this name asks of a configuration; raises as `algorithm`."""
-    return algorithm(name).needs
+    source = plugin(name)
+    return _BUILT_IN[name].needs if source is None else source.needs(source.load())

@@ -10,7 +10,7 @@ from specc.config import Config, LoadedConfig, ModelConfig, Needs
 from specc.config.block import Block
 from specc.config.resolved import TARGET_OUTPUTS
 from specc.ir.builder import Builder
-from specc.ir.core import Carry, Module, Value
+from specc.ir.core import Carry, Module, Value, entry_of
 from specc.ir.opdef import OpDef
 from specc.ir.types import Dim, StateType, TensorType
 from specc.support.diagnostics import Diagnostic, DiagnosticError, Note
@@ -84,9 +84,22 @@ class Scope:
             return self.loaded.location(key[0], "model")
         return self.loaded.location(*key)
 
-    def carry(self, name: str, dtype: str, *shape: str | int, at: tuple[str, ...] = ("algorithm",)) -> None:
-        """Declare a value every request carries from step to step; ``shape`` follows the axis B."""
-        self.module.carries[name] = Carry(name, TensorType(dtype, ("B", *shape)), self.at(*at))
+    def carry(
+        self,
+        name: str,
+        dtype: str,
+        *shape: str | int,
+        limit: str | int | None = None,
+        at: tuple[str, ...] = ("algorithm",),
+    ) -> None:
+        """Declare a value every request carries from step to step; ``shape`` follows the axis B.
+
+        ``limit``: an axis or a count that bounds what is right, which records of other machines are checked for:
+        integers are at least 0 and less than it, other numbers from 0 to it. None where any value is: rows of numbers
+        that only models read.
+        """
+        type_ = TensorType(dtype, ("B", *shape))
+        self.module.carries[name] = Carry(name, type_, self.at(*at), limit=limit)
 
     def target_extras(self) -> dict[str, str]:
         """Outputs that the target's forward hands over besides logits and hidden states, and their types per node."""
@@ -115,7 +128,15 @@ class Scope:
         raise DiagnosticError(Diagnostic(code, message, self.at(*key), hint, notes))
 
     def output(self, name: str, value: Value) -> None:
-        """Hand a value back to the engine at the end of a step."""
+        """Hand a value back to the engine at the end of a step, or of prefill if the name begins with ``prefill.``.
+
+        Raises:
+            TypeError: it is no value of that entry.
+        """
+        entry = "prefill" if name.startswith("prefill.") else "step"
+        source = value.source if isinstance(value, Value) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+        if source is None or entry_of(source.phase) != entry:
+            raise TypeError(f"the output {name} is {value!r}, which no op of the entry {entry} makes")
         self.module.outputs[name] = value
 
 

@@ -29,7 +29,7 @@ from specc.ir.ops.health import DRAFT_BIT
 def _build(scope: Scope) -> None:
     scope.require_one_vocabulary()
     b, rows = scope.b, aux_rows(scope)
-    scope.carry("bonus", "i32")
+    scope.carry("bonus", "i32", limit="V")
     carry_lengths(scope)
     health, first, hidden = prefill_target(scope, rows.offers)
     with b.phase("prefill"), b.at(scope.at("draft", rows.reads)):

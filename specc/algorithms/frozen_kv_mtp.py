@@ -30,7 +30,7 @@ _LAST = -1
 def _build(scope: Scope) -> None:
     scope.require_one_vocabulary()
     _check_kv(scope)
-    scope.carry("bonus", "i32")
+    scope.carry("bonus", "i32", limit="V")
     scope.carry("hidden", dtype_of(scope.draft), scope.draft.target_width, at=("draft", target_width_key(scope)))
     carry_lengths(scope)
     health, first, hidden = prefill_target(scope, last=True)

@@ -15,6 +15,7 @@ from specc.algorithms.verification import (
     carry_lengths,
     finish_prefill,
     prefill_target,
+    rows_like_its_own,
     start,
     store,
     verify,
@@ -28,8 +29,8 @@ from specc.support.diagnostics import Note
 def _build(scope: Scope) -> None:
     scope.require_one_vocabulary()
     _check_modules(scope)
-    scope.carry("bonus", "i32")
-    scope.carry("topk_index", "i64", "S", at=("num_steps",))
+    scope.carry("bonus", "i32", limit="V")
+    scope.carry("topk_index", "i64", "S", limit="Vd", at=("num_steps",))
     carry_lengths(scope)
     _prefill(scope)
     b = scope.b
@@ -40,17 +41,17 @@ def _build(scope: Scope) -> None:
             drafts = b("carry.load", scope.rows, names=("drafts",), field="topk_index")
             tokens = b("chain.join", root, drafts, names=("tokens",))
     state = State(health, seq_lens, scope.kv_draft, scope.kv_target)
-    _extend(scope, state, verify(scope, state, Nodes(tokens)))
+    _extend(scope, state, verify(scope, state, Nodes(tokens), rows_like_its_own(scope).offers))
 
 
 def _prefill(scope: Scope) -> None:
     """The target, then every module over the prompts, each shifted one further than the one before."""
     b, kv = scope.b, scope.kv_draft
-    health, first, hidden = prefill_target(scope)
+    health, first, hidden = prefill_target(scope, rows_like_its_own(scope).offers)
     drafts: Value | None = None
     with b.phase("prefill"):
         for step in range(scope.config.num_steps):
-            with b.at(scope.at("draft", "hidden_size")):
+            with b.at(scope.at("draft", rows_like_its_own(scope).reads)):
                 logits, kv = b.many(
                     "model.prefill_module", first, scope.rows, scope.seq_lens, kv, hidden,
                     *([drafts] if drafts is not None else []),
@@ -78,7 +79,7 @@ def _extend(scope: Scope, state: State, accepted: Accepted) -> None:
                 names=("extend_slots",), axis="A", offset=0,
             )  # fmt: skip
         for step in range(scope.config.num_steps):
-            with b.at(scope.at("draft", "hidden_size")):
+            with b.at(scope.at("draft", rows_like_its_own(scope).reads)):
                 logits, state.kv_draft = b.many(
                     "model.extend_module", tokens, positions, slots, select, scope.rows, state.seq_lens,
                     state.kv_draft, hidden,

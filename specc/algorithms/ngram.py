@@ -36,7 +36,7 @@ class NgramOptions(Block):
 def _build(scope: Scope) -> None:
     options = scope.options(NgramOptions)
     _check(scope, options)
-    scope.carry("text", "i32", options.window, at=("options", "window"))
+    scope.carry("text", "i32", options.window, limit="V", at=("options", "window"))
     carry_lengths(scope)
     _prefill(scope, options)
     b, steps = scope.b, scope.config.num_steps

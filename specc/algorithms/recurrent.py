@@ -15,6 +15,7 @@ from specc.algorithms.verification import (
     carry_lengths,
     finish_prefill,
     prefill_target,
+    rows_like_its_own,
     start,
     store,
     verify,
@@ -35,14 +36,14 @@ def build_recurrent(scope: Scope, *, reads_hidden: bool, from_target: FromTarget
     """
     scope.require_one_vocabulary()
     config, draft = scope.config, scope.draft
-    scope.carry("bonus", "i32")
-    scope.carry("topk_p", "f32", "K", at=("topk",))
-    scope.carry("topk_index", "i64", "K", at=("topk",))
+    scope.carry("bonus", "i32", limit="V")
+    scope.carry("topk_p", "f32", "K", limit=1, at=("topk",))
+    scope.carry("topk_index", "i64", "K", limit="Vd", at=("topk",))
     scope.carry("hidden", dtype_of(draft), draft.spec_width, at=("draft", "hidden_size"))
     carry_lengths(scope)
     shifted = {"true": False, "shifted": True, "auto": reads_hidden}[config.draft_positions]
     offset = 0 if shifted else 1
-    own = FromTarget(draft.spec_width if reads_hidden else 0, dtype_of(draft))
+    own = rows_like_its_own(scope) if reads_hidden else FromTarget(0, dtype_of(draft))
     rows = from_target or own
     _prefill(scope, reads_hidden, rows)
     state, root, frontier, slots = _prepare(scope, offset)

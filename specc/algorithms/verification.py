@@ -86,7 +86,7 @@ def finish_prefill(scope: Scope, health: Value, first: Value, fields: dict[str, 
 def carry_lengths(scope: Scope) -> None:
     """Carry the committed lengths, if the scheduler does not wait for them."""
     if scope.config.overlap:
-        scope.carry("seq_lens", "i64", at=("overlap",))
+        scope.carry("seq_lens", "i64", limit="C", at=("overlap",))
 
 
 def start(scope: Scope) -> tuple[Value, Value]:
@@ -103,6 +103,8 @@ def start(scope: Scope) -> tuple[Value, Value]:
 def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size") -> Accepted:
     """The target over the nodes, the accepted path, new lengths and bonus; ``offers`` as for `prefill_target`."""
     b = scope.b
+    if scope.config.topk > 1 and (nodes.parent is None or nodes.depth is None):
+        raise ValueError(f"topk is {scope.config.topk}, and these nodes are a chain: say Needs(trees=False)")
     hidden, extras = _target(scope, state, nodes, offers)
     with b.phase("verify"):
         with b.at(scope.at("verify")):
@@ -170,6 +172,14 @@ def store(scope: Scope, fields: dict[str, Value]) -> None:
 def target_width_key(scope: Scope) -> str:
     """The key of the draft that says how wide it expects the target's rows."""
     return "target_hidden_size" if scope.loaded.locations.written("draft", "target_hidden_size") else "hidden_size"
+
+
+def rows_like_its_own(scope: Scope) -> FromTarget:
+    """Rows of the target for a draft that reads such as it hands over itself, and the keys that differ, if any do."""
+    target, draft, key = scope.config.target, scope.draft, "hidden_size"
+    if target.hidden_size == draft.hidden_size and target.spec_width != draft.spec_width:
+        key = "hidden_source" if target.hc_mult == draft.hc_mult else "hc_mult"
+    return FromTarget(draft.spec_width, dtype_of(draft), key, key)
 
 
 def aux_rows(scope: Scope) -> FromTarget:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Mapping
 from importlib.resources.abc import Traversable
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,8 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from specc.cli.reporting import Format, reporting
-from specc.runtime.errors import DamagedWheelError
-from specc.runtime.manifest import MANIFEST, PLAN, Manifest, for_inspection
+from specc.runtime.errors import DamagedWheelError, PlanError
+from specc.runtime.manifest import MANIFEST, Manifest, for_inspection
+from specc.runtime.plan_json import load_plan
+from specc.support.archives import UNREADABLE
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 
@@ -26,7 +27,7 @@ def inspect(
     with reporting(format):
         try:
             found = _facts(_root(program))
-        except DamagedWheelError as error:
+        except (DamagedWheelError, PlanError) as error:
             raise DiagnosticError(Diagnostic("run/wheel-unusable", f"'{program}' is damaged: {error}")) from error
         if format is Format.json:
             typer.echo(json.dumps(found, indent=2))
@@ -51,32 +52,31 @@ def _root(program: str) -> Traversable:
             if (folder / MANIFEST).exists():
                 return folder
         message = f"'{program}' is no program that specc compiled, or not installed"
-    except (OSError, zipfile.BadZipFile, ImportError, ValueError) as error:
+    except (*UNREADABLE, ImportError) as error:
         message = f"cannot read '{program}': {error}"
     hint = "give the path of a .whl file, or the name of an installed package (specc_program_...)"
     raise DiagnosticError(Diagnostic("run/wheel-missing", message, hint=hint))
 
 
 def _facts(root: Traversable) -> dict[str, Any]:
-    """What is shown, by its name; DamagedWheelError."""
+    """What is shown, by its name; DamagedWheelError or PlanError."""
     manifest = Manifest.read(root)
     manifest.verify(root)
-    plan = json.loads(root.joinpath(PLAN).read_text(encoding="utf-8"))
-    sizes: Mapping[str, int] = plan["dims"]
+    plan = load_plan(root)
     return {
         "name": manifest.name,
         "version": manifest.version,
         "digest": manifest.digest,
         "package": root.name,
         "engine": manifest.engine,
-        "algorithm": plan["algorithm"],
+        "algorithm": plan.algorithm,
         "num_steps": sorted(manifest.plans),
-        "verified_tokens": sizes["N"],
-        "page_size": plan["kv"]["page_size"],
-        "buckets": plan["buckets"],
+        "verified_tokens": plan.size("N"),
+        "page_size": plan.kv["page_size"],
+        "buckets": list(plan.buckets),
         "archs": list(manifest.archs),
         "for_inspection": [arch for arch in manifest.archs if for_inspection(arch)],
-        "kernels": len(plan["kernels"]),
+        "kernels": len(plan.kernels),
         "machine_code": len(manifest.artifacts),
         "specc": manifest.specc,
         "triton": manifest.triton,

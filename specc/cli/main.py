@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from specc.cli.reporting import reported
+from specc.cli.reporting import reported, run
 from specc.version import __version__
 
 COMMANDS: tuple[str, ...] = ("check", "explain", "build", "inspect", "run", "schema", "doctor")
@@ -61,7 +61,7 @@ for _name in GROUPS:
 
 def main() -> None:
     """Run the command line; exits with 0, 1 (input), 2 (usage) or 70 (a failure of specc itself)."""
-    app()
+    run(app)
 
 
 if __name__ == "__main__":

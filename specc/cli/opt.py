@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specc.cli.configuration import load
-from specc.cli.reporting import Report, reporting
+from specc.cli.reporting import Report, reporting, run
 
 if TYPE_CHECKING:
     from specc.ir.core import Module
     from specc.passes.base import Context
     from specc.passes.instruments import TimePasses
     from specc.passes.manager import Instrument
+
+MAX_BYTES = 1 << 20
+"""Largest `.specir` file that is read, in bytes; those of builds have a tenth."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -94,34 +97,35 @@ def _read(source: str, report: Report) -> tuple[Module, Context]:
         loaded = load(Path(source), report)
         return start_module(loaded), Context(loaded)
     try:
-        text = sys.stdin.read() if source == "-" else read_text(Path(source))
+        text = _read_stdin() if source == "-" else read_text(Path(source), MAX_BYTES)
     except (OSError, ValueError) as error:
-        raise DiagnosticError(Diagnostic("config/unreadable", f"cannot read '{source}': {error}")) from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise DiagnosticError(Diagnostic("config/unreadable", f"cannot read '{source}': {reason}")) from error
     name = Path(source).name
     report.know({name: text}, {name: source})
     return parse_module(text, name), Context()
+
+
+def _read_stdin() -> str:
+    """The text that is piped in; ValueError for more than `MAX_BYTES` characters, and for what is not UTF-8."""
+    text = sys.stdin.read(MAX_BYTES + 1)
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"it is larger than {MAX_BYTES} characters")
+    return text
 
 
 def _echo(text: str) -> None:
     typer.echo(text, nl=False)
 
 
-def _write(path: Path, text: str) -> None:
-    from specc.support.diagnostics import Diagnostic, DiagnosticError
-
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise DiagnosticError(Diagnostic("emit/io", f"cannot write '{path}': {error.strerror}")) from error
-
-
 def _finish(
     module: Module, ctx: Context, output: Path | None, *, quiet: bool, remarks: bool, clock: TimePasses
 ) -> None:
     from specc.ir.printer import print_module
+    from specc.support.writing import write_output
 
     if output is not None:
-        _write(output, print_module(module))
+        write_output(output, print_module(module))
     elif not quiet:
         _echo(print_module(module))
     if remarks:
@@ -136,7 +140,7 @@ def _finish(
 
 def main() -> None:
     """Run the command line; exit codes as `specc`'s."""
-    app()
+    run(app)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ Exit codes: 0 done; 1 the input is wrong; 2 wrong usage (typer's own); 70 specc 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import json
 import os
@@ -13,12 +15,12 @@ import traceback
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import TYPE_CHECKING, ParamSpec, TextIO, TypeVar
+from typing import TYPE_CHECKING, NoReturn, ParamSpec, TextIO, TypeVar
 
 import typer
 
 from specc.support.diagnostics import Diagnostic, DiagnosticError, Note
-from specc.support.render import render, to_json
+from specc.support.render import render, render_all, to_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,8 +60,8 @@ class Report:
             typer.echo(json.dumps(to_json(found, self._paths), indent=2))
             return
         color = wants_color(sys.stderr)
-        for diagnostic in found:
-            typer.echo(render(diagnostic, self._sources, color, self._paths), err=True, color=color)
+        for text in render_all(found, self._sources, color, self._paths):
+            typer.echo(text, err=True, color=color)
 
 
 def wants_color(stream: TextIO) -> bool:
@@ -77,14 +79,61 @@ def reporting(format: Format = Format.text) -> Generator[Report]:
     try:
         yield report
     except DiagnosticError as error:
+        if os.environ.get("SPECC_DEBUG") == "1" and error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
         report.know(error.sources, error.paths)
         report.show(error.diagnostics)
         raise typer.Exit(EXIT_INPUT) from None
     except Exception as error:
-        if _passes_through(error):
+        if _passes_through(error) or _unwritable(error):
             raise
         report.show([_crash(error)])
         raise typer.Exit(EXIT_INTERNAL) from None
+
+
+def run(app: Callable[[], object]) -> NoReturn:
+    """Run a command line to the end of the process: a stream or disk that takes no more is a finding, and exit code 1.
+
+    Streams that are closed are opened on nothing, before a file is opened in their place.
+    """
+    _reopen_closed()
+    code: object = 0
+    try:
+        app()
+        sys.stdout.flush()
+    except SystemExit as left:
+        code = left.code
+    except OSError as error:
+        if not _unwritable(error):
+            raise
+        code = EXIT_INPUT
+        with contextlib.suppress(OSError):
+            where = f" '{error.filename}'" if error.filename else ""
+            message = f"cannot write{where}: {error.strerror or error}"
+            typer.echo(render(Diagnostic("emit/io", message), {}), err=True)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            # What is left in its buffer would be tried again, with a traceback, when Python ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            code = code or EXIT_INPUT
+    sys.exit(code)  # pyright: ignore[reportArgumentType]
+
+
+def _reopen_closed() -> None:
+    """Open on nothing what the process was started without: stdin, stdout, stderr."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(opened, True)
+    os.close(opened)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
+
+
+def _unwritable(error: Exception) -> bool:
+    """Whether what failed is a full disk, or a stream that takes no more."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from specc.cli.reporting import Format, reporting
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.reading import read_text
 from specc.support.render import printable, to_json
+from specc.support.writing import write_output
 
 if TYPE_CHECKING:
     from specc.engine.engine import Engine
@@ -137,6 +138,8 @@ class _Printer:
             label = f"[{completion.request_id}] " if len(completions) > 1 else ""
             if completion.finish_reason == "length" and len(completion.token_ids) < self.max_new_tokens:
                 self.console.print(f"{label}ended by the context of {context} tokens, see --max-context")
+            if completion.error is not None:
+                self.console.print(f"{label}ended by an error: {completion.error}", style="red")
             if verdict is not None:
                 style = "green" if verdict.identical else "yellow" if verdict.right else "red"
                 self.console.print(f"{label}identical to generate: {_said(verdict, engine)}", style=style)
@@ -149,7 +152,9 @@ class _Printer:
 
     def _safe(self, text: str) -> str:
         """Return text that cannot steer a terminal; unchanged where the output is none."""
-        return printable(text.replace("\t", "    ")) if self.console.is_terminal else text
+        if not self.console.is_terminal:
+            return text
+        return "\n".join(printable(line.replace("\t", "    ")) for line in text.split("\n"))
 
     def _head(self, index: int) -> None:
         label = f"[{index}] " if len(self.texts) > 1 else ""
@@ -165,7 +170,7 @@ def _prompts(given: Sequence[str], file: Path | None) -> list[str]:
         if file.suffix != ".json":
             return [*given, *(line for line in text.splitlines() if line.strip())]
         listed = json.loads(text)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         message = f"cannot read the prompts in {str(file)!r}: {error}"
         raise DiagnosticError(Diagnostic("config/unreadable", message)) from error
     if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
@@ -254,11 +259,7 @@ def _write_metrics(engine: Engine, file: Path) -> None:
     """Write what the engine has counted in Prometheus' text format; raises DiagnosticError where it cannot."""
     from specc.engine.metrics import Metrics
 
-    try:
-        file.write_text(Metrics(engine).text(), encoding="utf-8")
-    except OSError as error:
-        message = f"cannot write {str(file)!r}: {error.strerror}"
-        raise DiagnosticError(Diagnostic("emit/io", message)) from error
+    write_output(file, Metrics(engine).text())
 
 
 def _check(engine: Engine, completions: Sequence[Completion], max_new_tokens: int) -> list[Verdict]:

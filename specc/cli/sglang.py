@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from specc.cli.reporting import reporting
-from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.support.writing import write_output
 
 sglang = typer.Typer(help="Programs for SGLang.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -58,9 +58,5 @@ def _write(text: str, output: Path | None) -> None:
     if output is None:
         typer.echo(text, nl=False)
         return
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        message = f"cannot write '{output}': {error.strerror}"
-        raise DiagnosticError(Diagnostic("emit/io", message)) from error
+    write_output(output, text)
     typer.echo(output)

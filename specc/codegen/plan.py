@@ -8,7 +8,7 @@ from specc.algorithms.base import DTYPES
 from specc.codegen.kernels import Generated, aligned_arguments
 from specc.codegen.totals import memory, totals
 from specc.config import Config, ModelConfig
-from specc.ir.core import Module, Op, Value, entry_of, is_state, tensor_type
+from specc.ir.core import Carry, Module, Op, Value, entry_of, is_state, tensor_type
 from specc.ir.nodes import is_external, node_of
 from specc.ir.ops import OPS
 from specc.ir.plan import Buffer, Grid, KvLayout, KvPool, Layout, Node, Options
@@ -42,7 +42,7 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Json:
         "options": config.options.model_dump(mode="json"),
         "disaggregation": config.disaggregation,
         "inputs": [_input(value) for value in module.inputs.values() if not is_state(value)],
-        "carry": [{"name": c.name, "dtype": c.type.dtype, "axes": list(c.type.shape)} for c in module.carries.values()],
+        "carry": [_carry(carry) for carry in module.carries.values()],
         "outputs": [_output(name, value) for name, value in module.outputs.items()],
         "values": _values(module),
         "buffers": [_buffer(buffer) for buffer in module.decls_of(Buffer)],
@@ -56,6 +56,10 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Json:
     }
 
 
+def _carry(carry: Carry) -> Json:
+    return {"name": carry.name, "dtype": carry.type.dtype, "axes": list(carry.type.shape), "limit": carry.limit}
+
+
 def _dims(module: Module, config: Config) -> Json:
     fixed = {"K": config.topk, "S": config.num_steps, "D": config.num_steps - 1, "N": config.num_nodes}
     fixed |= {"A": config.path_slots, "P": config.pool_rows}
@@ -64,15 +68,14 @@ def _dims(module: Module, config: Config) -> Json:
 
 def _kv(module: Module) -> Json:
     kv = module.decl(KvLayout)
-    masks = [op for op in module.find("tree.mask") if op.attrs["mode"] == "full"]
-    longest = min((int(op.attrs["width"]) // module.size("N") - module.size("N") for op in masks), default=None)
+    longest = max((int(op.attrs["longest"]) for op in module.find("kv.admit")), default=-1)
     return {
         "page_size": kv.page_size,
         "verify_window": kv.verify_window,
         "branch_room": kv.branch_room,
         "window": kv.window,
         "reserve": kv.reserve,
-        "longest": longest,
+        "longest": longest if longest >= 0 else None,
         "first_draft_position": kv.first_draft_position,
         "draft_positions": "true" if kv.first_draft_position else "shifted",
     }
@@ -193,9 +196,9 @@ def _argument(arg: Argument) -> Json:
     if arg.input:
         return {"name": arg.name, "input": arg.input}
     if arg.stride:
-        return {"name": arg.name, "stride": arg.stride, "axis": 0}
+        return {"name": arg.name, "stride": arg.stride, "axis": arg.axis}
     if arg.size:
-        return {"name": arg.name, "size": arg.size, "axis": 0}
+        return {"name": arg.name, "size": arg.size, "axis": arg.axis}
     if arg.slot_stride:
         return {"name": arg.name, "slot_stride": arg.slot_stride}
     return {"name": arg.name, "literal": arg.literal}

@@ -111,7 +111,13 @@ def _load(
             tree.broken.discard(("engine",))
         places = Locations(file, tree)
         checked = Checked(validate(places, found), places, found)
-        resolved = resolve(checked, path.parent, algorithms, needs)
+        try:
+            resolved = resolve(checked, path.parent, algorithms, needs)
+        except DiagnosticError as error:  # a plugin's
+            for diagnostic in error.diagnostics:
+                found.add(replace(diagnostic, location=diagnostic.location or places.value("algorithm")))
+            every = (*found.errors, *found.warnings)
+            raise DiagnosticError(every, {**error.sources, file: text}, {**error.paths, file: str(path)}) from error
         if resolved is not None:
             return LoadedConfig(resolved.config, text, file, path, places, found.warnings, resolved.facts)
     found.raise_if_errors({file: text}, {file: str(path)})
@@ -121,13 +127,10 @@ def _load(
 def _read(path: Path, file: str) -> str:
     """Return the text of the file; raises DiagnosticError when there is none to read."""
     try:
-        data = read_regular(path, MAX_BYTES + 1)
+        data = read_regular(path, MAX_BYTES)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise DiagnosticError(Diagnostic("config/unreadable", f"cannot read '{path}': {reason}")) from error
-    if len(data) > MAX_BYTES:
-        message = f"'{path}' is larger than {MAX_BYTES} bytes, which no configuration needs"
-        raise DiagnosticError(Diagnostic("config/unreadable", message))
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

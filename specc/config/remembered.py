@@ -58,5 +58,5 @@ def _load(path: Path) -> Answer | None:
         facts = {str(key): [value, str(origin)] for key, (value, origin) in entry["facts"].items()}
         well_formed = all(isinstance(value, (int, str)) for value, _ in facts.values())
         return Answer(str(entry["model_type"]), bool(entry["known"]), facts) if well_formed else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

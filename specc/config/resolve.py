@@ -142,6 +142,8 @@ def _with_aux_layers(checked: Checked, target: ModelConfig | None, draft: ModelC
         return target
     trained = draft.aux_layers if draft is not None else None
     layers = tuple(written) if written else trained or default_aux_layers(target.depth)
+    if layers is None and checked.places.broken("draft"):
+        return None
     if layers is None:
         message = f"hidden_source: aux needs aux_layers for a target of {target.depth} layers"
         hint = "add 'aux_layers:' inside target: the layers, counted from 1, whose outputs the draft reads"

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
+from ruamel.yaml.scanner import RoundTripScanner, ScannerError
 
 from specc.support.diagnostics import Diagnostics, Note
 from specc.support.location import Location
@@ -20,6 +21,29 @@ _PARSER_FAILURES = (
     AssertionError,
     NotImplementedError,
 )
+
+
+MAX_NESTING = 64
+"""Most blocks, lists and mappings in each other, far more than any configuration has."""
+
+
+class _Scanner(RoundTripScanner):
+    """ruamel.yaml's scanner, which takes time by the square of how deep a text is nested, with a limit on that."""
+
+    def add_indent(self, column: int) -> bool:
+        """Open a block where it is further in than the last."""
+        self._limit(len(self.indents))
+        return super().add_indent(column)
+
+    def fetch_flow_collection_start(self, TokenClass: Any, to_push: str) -> None:
+        """Open a list or mapping in brackets."""
+        self._limit(self.flow_level)
+        super().fetch_flow_collection_start(TokenClass, to_push)
+
+    def _limit(self, depth: int) -> None:
+        """Raise ScannerError for more than `MAX_NESTING` levels."""
+        if depth > MAX_NESTING:
+            raise ScannerError(problem="the text is nested too deeply", problem_mark=self.reader.get_mark())
 
 
 class Mark(Protocol):
@@ -44,7 +68,9 @@ def compose(text: str, file: str, found: Diagnostics) -> Node | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as a name that anchors twice: harmless
-            root: Node | None = YAML(typ="rt", pure=True).compose(text)  # pyright: ignore[reportUnknownMemberType]
+            yaml = YAML(typ="rt", pure=True)
+            yaml.Scanner = _Scanner
+            root: Node | None = yaml.compose(text)  # pyright: ignore[reportUnknownMemberType]
     except YAMLError as error:
         _report_syntax(error, text, file, found)
     except RecursionError:

@@ -114,9 +114,9 @@ def _report(
     kind, value = details["type"], details["input"]
     context: Mapping[str, Any] = details.get("ctx", {})
     if kind == "extra_forbidden":
-        found.error(
-            "config/unknown-key", f"unknown key {_quote(path[-1])}", places.key(*path), hint=_key_hint(path, known)
-        )
+        hint, meant = _key_hint(path, known)
+        found.error("config/unknown-key", f"unknown key {_quote(path[-1])}", places.key(*path), hint=hint)
+        places.tree.broken |= {one for one in meant if not places.written(*one)}
     elif kind in ("model_type", "model_attributes_type", "dict_type"):
         message = f"{spell(path)} is a block of keys, and this is {say(value)}"
         hint = "write its keys on lines of their own, indented"
@@ -175,8 +175,8 @@ def _quote(value: object) -> str:
     return f"'{text[:60]}...'" if len(text) > 60 else f"'{text}'"
 
 
-def _key_hint(path: Path, known: tuple[str, ...] | None) -> str | None:
-    """Return what was probably meant: a close key here, or the block that has this very key."""
+def _key_hint(path: Path, known: tuple[str, ...] | None) -> tuple[str, set[Path]]:
+    """Return what was probably meant, a close key here or the block that has this very key, and the paths of that."""
     top, inner = tuple(ConfigFile.model_fields), tuple(ModelBlock.model_fields)
     in_block = len(path) > 1
     here, elsewhere = (inner, top) if in_block else (top, inner)
@@ -184,11 +184,14 @@ def _key_hint(path: Path, known: tuple[str, ...] | None) -> str | None:
         here, elsewhere = known, ()
     key = str(path[-1])
     if key in elsewhere:
-        return f"'{key}' belongs {'at the top level' if in_block else 'inside target: or draft:'}"
+        meant: set[Path] = {(key,)} if in_block else {(side, key) for side in _BLOCKS}
+        return f"'{key}' belongs {'at the top level' if in_block else 'inside target: or draft:'}", meant
     best = closest(key, here)
     if not here:
-        return "the algorithm has no options"
-    return f"did you mean '{best}'?" if best else f"keys here: {', '.join(here)}"
+        return "the algorithm has no options", set()
+    if best is None:
+        return f"keys here: {', '.join(here)}", set()
+    return f"did you mean '{best}'?", {(*path[:-1], best)}
 
 
 def _name_hint(name: str) -> str | None:

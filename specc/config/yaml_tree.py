@@ -112,11 +112,13 @@ class _Builder:
         at = self.span(key_node)
         if not isinstance(key_node.value, str) or not is_text(key_node.value):
             self._found.error("config/wrong-type", "a key must be a word", at)
+            self._spend(len(path), at)
             return
         key = key_node.value
         if key in values:
             first = Note("first written here", self.tree.key_at[(*path, key)])
             self._found.error("config/duplicate-key", f"key '{key}' is written twice", at, notes=[first])
+            self._spend(len(path), at)
             return
         self.tree.key_at[(*path, key)] = at
         values[key] = self.value(value_node, (*path, key))

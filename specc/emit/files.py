@@ -9,7 +9,7 @@ from typing import Any
 from specc.build import Build, DepthBuild
 from specc.emit.wheel import plan_text
 from specc.ir.printer import print_module
-from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.support.writing import write_output
 
 
 def kernel_files(build: Build) -> dict[str, str]:
@@ -56,7 +56,7 @@ def emit_cubins(build: Build, directory: Path) -> list[Path]:
 
 
 def write_files(directory: Path, files: Mapping[str, str | bytes]) -> list[Path]:
-    """Write files below a directory, making folders as needed.
+    """Write files below a directory, each of them whole, making folders as needed.
 
     Raises:
         DiagnosticError: ``emit/io``.
@@ -65,12 +65,7 @@ def write_files(directory: Path, files: Mapping[str, str | bytes]) -> list[Path]
     written: list[Path] = []
     for name, content in files.items():
         path = directory / name
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        except OSError as error:
-            message = f"cannot write '{path}': {error.strerror}"
-            raise DiagnosticError(Diagnostic("emit/io", message)) from error
+        write_output(path, content, folders=True)
         written.append(path)
     return written
 

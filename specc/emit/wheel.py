@@ -6,12 +6,11 @@ differs between its versions), timestamps and permissions are fixed.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import os
 import re
 import stat
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from email.message import Message
@@ -29,6 +28,7 @@ from specc.config.presets import PRESETS
 from specc.emit.sources import LICENSE, copied, license_text, template
 from specc.runtime.manifest import MANIFEST, PLAN, Artifact
 from specc.runtime.plan import PROMPT, TABLE
+from specc.support.writing import unfinished
 
 if TYPE_CHECKING:
     from _typeshed import SizedBuffer
@@ -364,18 +364,26 @@ class _ReproducibleWheel(WheelFile):
         entry.compress_type = ZIP_STORED
         super().writestr(entry, data)
 
+    def close(self) -> None:
+        """Write RECORD and the directory; where that fails, as on a full disk, it is not tried again later."""
+        file = self.fp
+        try:
+            super().close()
+        except BaseException:
+            self.fp = None
+            if file is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    file.close()
+            raise
+
 
 def _write(out_dir: Path, names: Names, version: str, files: Mapping[str, bytes], info: Mapping[str, bytes]) -> Path:
-    out_dir.mkdir(parents=True, exist_ok=True)
     wheel = out_dir / f"{names.package}-{version}-{TAG}.whl"
-    with tempfile.TemporaryDirectory(dir=out_dir, prefix=".wheel-") as scratch:
-        unfinished = Path(scratch) / wheel.name
-        with _ReproducibleWheel(unfinished, "w", compression=ZIP_STORED) as archive:
-            for path in sorted(files):
-                archive.writestr(f"{names.package}/{path}", files[path])
-            for path in sorted(info):
-                archive.writestr(f"{archive.dist_info_path}/{path}", info[path])
-        os.replace(unfinished, wheel)
+    with unfinished(wheel) as path, _ReproducibleWheel(path, "w", compression=ZIP_STORED) as archive:
+        for inside in sorted(files):
+            archive.writestr(f"{names.package}/{inside}", files[inside])
+        for inside in sorted(info):
+            archive.writestr(f"{archive.dist_info_path}/{inside}", info[inside])
     for older in set(out_dir.glob(f"{names.package}-*-{TAG}.whl")) - {wheel}:
         older.unlink()
     return wheel

@@ -14,7 +14,7 @@ from torch import Tensor
 from specc.engine.callbacks import Memory
 from specc.engine.draft_callbacks import make_callbacks
 from specc.engine.drafts import Draft
-from specc.engine.errors import EngineError, StepFailedError
+from specc.engine.errors import EngineError
 from specc.engine.fitting import bring_tables, check_callbacks, check_models, check_program, context_length, overlaps
 from specc.engine.handover import Handover, Places
 from specc.engine.in_flight import InFlight, unread
@@ -24,7 +24,7 @@ from specc.engine.plan_facts import PlanFacts
 from specc.engine.prefix_cache import PrefixCache
 from specc.engine.prompts import Prompt
 from specc.engine.ranges import ranges
-from specc.engine.request import ABORT, Completion, Request, StopConditions, TokenEvent
+from specc.engine.request import ABORT, Completion, Request, StopConditions, TokenEvent, blame
 from specc.engine.scheduler import Scheduler
 from specc.engine.stats import Stats
 from specc.engine.text import Detokenizer, StopText
@@ -149,7 +149,7 @@ class Engine:
         Without conditions: 64 tokens, or the target's EOS; it ends by length where the context does. handover: what
         another machine prefilled of it, which is taken over instead of a prefill. Raises RequestTooLongError when it
         can never fit, UnknownTokenError for ids outside the target's vocabulary, ContractError when the handover is of
-        another prompt or pool.
+        another prompt or pool, or its first token or health word is none.
         """
         ids = tuple(self.encode(prompt) if isinstance(prompt, str) else (int(token) for token in prompt))
         self.target.check_tokens(ids)
@@ -158,6 +158,7 @@ class Engine:
             raise EngineError("stop strings need a tokenizer")
         text = StopText(Detokenizer(self.tokenizer, ids), conditions.stop) if self.tokenizer is not None else None
         if handover is not None:
+            handover.check(self.target.facts.vocab_size, len(ids))
             self.places.check(len(ids), handover.kv)
         request = Request(self._next_id, ids, conditions, text, handover=handover)
         self.scheduler.add(request)
@@ -185,7 +186,7 @@ class Engine:
         """Prefill what can be admitted, then run one decode step of everything; returns what finished.
 
         With overlap the decode step is only launched, and read by the next call. Raises StepFailedError when a forward
-        or the program fails; the requests that were in it wait again, and no completion is lost.
+        or the program fails; what was in it waits again, or finishes if it always fails. No completion is lost.
         """
         fresh = self.admit()
         if fresh:
@@ -230,12 +231,8 @@ class Engine:
     def hand_over(self, request: Request) -> Handover:
         """Take a request that `prefill` returned out of this engine, with what it needs to go on in another."""
         row = request.row or 0
-        handover = Handover(
-            first=request.ids[-1],
-            health=request.health,
-            kv=self.places.take(row, request.committed),
-            carry=self._step.read_carry([row]),
-        )
+        kv, carry = self.places.take(row, request.committed), self._step.read_carry([row])
+        handover = Handover(request.ids[-1], request.health, kv, carry)
         self.scheduler.discard(request)
         return handover
 
@@ -252,7 +249,7 @@ class Engine:
         return [request for request in admitted if request not in arrived]
 
     def due(self) -> list[Request]:
-        """The requests of the next decode step, with pages for it: all that do not finish in what is in flight.
+        """The requests of the next decode step, with pages for it: of those that do not finish in what is in flight.
 
         Where pages lack, or a mask might, what is in flight is read first: raises as `read`.
         """
@@ -260,8 +257,7 @@ class Engine:
             self.read(keep=0)
         with self._range("specc.schedule"):
             self.stats.retractions += len(self.scheduler.reserve_step())
-        known = unread(self._flights)
-        return [request for request in self.scheduler.running if request.remaining > known[request]]
+        return self.scheduler.take_turns(unread(self._flights))
 
     def launch(self, requests: Sequence[Request], *, num_steps: int = 0, at_least: int = 0) -> None:
         """Queue a prefill or, with draft steps, a decode step, and the copy of its results.
@@ -291,7 +287,7 @@ class Engine:
                 result = flight.wait(live)
             self.stats.read(live, result, time.perf_counter() - started, flight.num_steps)
             if flight.num_steps:
-                self.depth.observe(flight.num_steps, [int(result.accept_lens[index]) for index, _ in live])
+                self.depth.observe(flight.num_steps, [n for index, _ in live if (n := int(result.accept_lens[index]))])
             given = [(request, flight.tokens(request, result, index)) for index, request in live]
             self._give(given, is_prefill=flight.is_prefill)
 
@@ -376,10 +372,14 @@ class Engine:
             self.scheduler.remember(request)
         else:
             request.accept_lens.append(len(tokens))
+        request.got_on(is_prefill=is_prefill)
         if request.finish_reason is not None:
-            self.scheduler.release(request)
-            self.stats.finished[request.finish_reason] += 1
-            self._finished.append(request.completion())
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        self.scheduler.discard(request)
+        self.stats.finished[str(request.finish_reason)] += 1
+        self._finished.append(request.completion())
 
     @contextmanager
     def _recovering(self, what: str, requests: Sequence[Request]) -> Iterator[None]:
@@ -393,5 +393,8 @@ class Engine:
             self.scheduler.expel(requests)
             self.stats.failures += 1
             if isinstance(error, Exception):
-                raise StepFailedError(what, [request.request_id for request in requests], error) from error
+                failure = blame(what, requests, error)
+                if failure.ended:
+                    self._end(requests[0])
+                raise failure from error
             raise

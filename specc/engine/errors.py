@@ -58,14 +58,25 @@ class StepFailedError(EngineError):
     """A prefill or a decode step failed, for the reason that is this error's cause.
 
     The requests in it wait again, with all they had emitted: step again to retry them, or abort them.
+
+    Attributes:
+        request_ids: of the requests.
+        ended: it was a single one, which has failed too often and is not retried.
+
     """
 
-    def __init__(self, what: str, request_ids: Sequence[int], cause: BaseException) -> None:
+    def __init__(self, what: str, request_ids: Sequence[int], cause: BaseException, *, ended: bool = False) -> None:
         """Record the ids of the requests that were in it."""
         ids = ", ".join(map(str, request_ids))
-        whose = f"of requests {ids} failed, they wait to be retried" if ids else "without requests failed"
+        then = "again and again, it is given up" if ended else "they wait to be retried"
+        whose = f"of requests {ids} failed, {then}" if ids else "without requests failed"
         super().__init__(f"{what} {whose}: {type(cause).__name__}: {cause}")
         self.request_ids = tuple(request_ids)
+        self.ended = ended
+
+
+class OutOfRoomError(EngineError):
+    """A decode step left a request out, because its row of `req_to_token` or the tree mask ends too early."""
 
 
 class ContractError(EngineError):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specc.engine.errors import ContractError
 from specc.engine.kv_pool import KVPool
+from specc.engine.plan_facts import LENGTHS
 
 Kv = dict[str, list[Tensor]]
 """By owner of a pool: rows T[n, kv_heads, head_dim] of each of its buffers, in the order of `KVPool.buffers`."""
@@ -28,6 +29,16 @@ class Handover:
     health: int
     kv: Kv
     carry: Any
+
+    def check(self, vocab_size: int, length: int) -> None:
+        """ContractError unless it can be that of a prompt of `length` tokens; waits for the device that it is on."""
+        if not 0 <= self.first < vocab_size:
+            raise ContractError(f"the first token is {self.first}, the target has {vocab_size} tokens")
+        if not 0 <= self.health < 1 << 31:
+            raise ContractError(f"the health word is {self.health}, which no program has")
+        carried = self.carry.fields.get(LENGTHS)
+        if len(self.carry) != 1 or (carried is not None and int(carried) != length):
+            raise ContractError(f"what is carried is not that of one prompt of {length} tokens: {carried}")
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specc.engine.errors import ContractError
+from specc.engine.errors import ContractError, OutOfRoomError
 from specc.engine.request import Request
+from specc.runtime.health import faults
+
+NO_ROOM = "room"
+"""The fault of a request that a step leaves out (docs/kernels.md)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,16 +48,24 @@ class InFlight:
         """Wait for the results; ContractError when the program lost count of the tokens of a live request."""
         result = self.copy.wait()
         for index, request in live if not self.is_prefill else ():
+            if self.left_out(result, index):
+                continue
             accepted, length = int(result.accept_lens[index]), int(result.new_seq_lens[index])
             if length != request.committed + accepted or accepted < 1:
                 counts = f"had {request.committed} tokens, accepted {accepted}, has {length}"
                 raise ContractError(f"request {request.request_id} {counts}")
         return result
 
+    def left_out(self, result: Any, index: int) -> bool:
+        """Whether the request of a row had no room in a decode step."""
+        return not self.is_prefill and NO_ROOM in faults(result.health[index])
+
     def tokens(self, request: Request, result: Any, index: int) -> Sequence[int]:
-        """What a row of the result emits for its request, which notes the health of its prefill."""
+        """What a row of the result emits for its request, which notes the health of its prefill, or why it ends."""
         if self.is_prefill:
             request.health = int(result.health[index])
+        elif self.left_out(result, index):
+            request.fail(OutOfRoomError("no room for a decode step in req_to_token, or in the tree mask"))
         return result.tokens(index)
 
 

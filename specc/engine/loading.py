@@ -67,7 +67,7 @@ def load_corpus(path: str | Path, target: TargetModel) -> torch.Tensor:
     """The tokens i32[M] of a text file, for programs that look drafts up there as well."""
     try:
         text = read_text(Path(path))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         message = f"cannot read the corpus {str(path)!r}: {error}"
         raise DiagnosticError(Diagnostic("config/unreadable", message)) from error
     tokens = target.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -139,7 +139,7 @@ def _json(file: Path) -> dict[str, Any]:
     """A JSON object; empty where there is none."""
     try:
         content = json.loads(read_text(file))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

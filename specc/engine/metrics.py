@@ -13,11 +13,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from specc.engine.engine import Engine
-from specc.engine.request import ABORT, EOS, LENGTH, STOP
+from specc.engine.request import ABORT, EOS, ERROR, LENGTH, STOP
 from specc.engine.usage import Usage
-
-HEALTH_BITS = ("draft", "target", "extend", "prefill", "tree")
-"""Names of the bits of a health word, from bit 0 on (docs/kernels.md says what each means)."""
+from specc.runtime.health import FAULTS
 
 
 class Metrics:
@@ -84,13 +82,13 @@ def _accepted_length(usage: Usage) -> Metric:
 
 
 def _finished(usage: Usage) -> Mapping[str, float]:
-    return {reason: usage.engine.stats.finished[reason] for reason in (LENGTH, EOS, STOP, ABORT)}
+    return {reason: usage.engine.stats.finished[reason] for reason in (LENGTH, EOS, STOP, ABORT, ERROR)}
 
 
 def _health(usage: Usage) -> Mapping[str, float]:
     """By bit; those that a plugin raises and that have no name go by their number."""
     found = Counter(usage.engine.stats.health)
-    named = {name: found.pop(bit, 0) for bit, name in enumerate(HEALTH_BITS)}
+    named = {name: found.pop(bit, 0) for bit, name in enumerate(FAULTS)}
     return named | {str(bit): times for bit, times in sorted(found.items())}
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from specc.engine.errors import StepFailedError
 from specc.engine.handover import Handover
 from specc.engine.text import StopText
 
-LENGTH, EOS, STOP, ABORT = "length", "eos", "stop", "abort"
-"""Why a request finished: max_new_tokens reached, an EOS token, a stop string, or the caller gave it up."""
+LENGTH, EOS, STOP, ABORT, ERROR = "length", "eos", "stop", "abort", "error"
+"""Why a request finished: max_new_tokens reached, an EOS token, a stop string, the caller gave it up, or it failed."""
+
+SUSPECT, HOPELESS = 2, 5
+"""How often in a row a request fails until it runs alone, and until, if it fails then too, it is ended."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,10 @@ class TokenEvent:
 
 @dataclass(frozen=True)
 class Completion:
-    """The result of a request. `text` is None without tokenizer; accept_lens are per decode step."""
+    """The result of a request. `text` is None without tokenizer; accept_lens are per decode step.
+
+    `error`: what ended it, if the finish reason is ERROR; it has what was emitted before.
+    """
 
     request_id: int
     prompt_ids: tuple[int, ...]
@@ -53,6 +61,7 @@ class Completion:
     finish_reason: str
     accept_lens: tuple[int, ...] = ()
     retractions: int = 0
+    error: Exception | None = None
 
 
 @dataclass(eq=False)
@@ -62,7 +71,8 @@ class Request:
     `ids`: prompt and everything emitted. `row` is set while it runs. `stay`: how often it has left a row, so that
     what was computed for it in one is not taken for another's. `shared`: how many tokens at the beginning had their
     keys and values in the pools already when it was last admitted. `health`: the health word of its last prefill.
-    `handover`: what another machine prefilled of it, until that is in the pools.
+    `handover`: what another machine prefilled of it, until that is in the pools. `failures`: how many launches that it
+    was in have failed since its last decode step. `error`: what has ended it.
     """
 
     request_id: int
@@ -78,6 +88,8 @@ class Request:
     retractions: int = 0
     health: int = 0
     handover: Handover | None = None
+    failures: int = 0
+    error: Exception | None = None
 
     def __post_init__(self) -> None:
         """Start with the prompt."""
@@ -94,9 +106,18 @@ class Request:
         return len(self.ids) - 1
 
     @property
+    def suspect(self) -> bool:
+        """Whether it may be to blame for what fails, so that it runs alone until a decode step of it succeeds."""
+        return self.failures >= SUSPECT
+
+    @property
     def remaining(self) -> int:
         """Most tokens that it may still emit."""
         return self.conditions.max_new_tokens - len(self.ids) + len(self.prompt_ids)
+
+    def got_on(self, *, is_prefill: bool) -> None:
+        """Forget the failures of one that has new tokens; by those of a prefill it does not cease to be suspect."""
+        self.failures = min(self.failures, SUSPECT) if is_prefill else 0
 
     def accept(self, tokens: Iterable[int], *, streamed: bool = True) -> list[TokenEvent]:
         """Take the tokens of one step up to where the request stops; the surplus is dropped.
@@ -144,6 +165,12 @@ class Request:
             return ""
         return self.text.push(self.ids[len(self.prompt_ids) + self.text.tokens :])
 
+    def fail(self, error: Exception) -> None:
+        """End with what it has emitted, for something that went wrong."""
+        with suppress(Exception):  # of the tokenizer, which may be what fails
+            self.catch_up()
+        self.finish_reason, self.error = ERROR, error
+
     def completion(self) -> Completion:
         """Return the result of a finished request."""
         return Completion(
@@ -154,4 +181,16 @@ class Request:
             finish_reason=self.finish_reason or LENGTH,
             accept_lens=tuple(self.accept_lens),
             retractions=self.retractions,
+            error=self.error,
         )
+
+
+def blame(what: str, requests: Sequence[Request], cause: Exception) -> StepFailedError:
+    """What to raise for requests that were in something that failed; one that is surely the cause is ended."""
+    for request in requests:
+        request.failures += 1
+    ended = len(requests) == 1 and requests[0].failures >= HOPELESS
+    failure = StepFailedError(what, [request.request_id for request in requests], cause, ended=ended)
+    if ended:
+        requests[0].fail(failure)
+    return failure

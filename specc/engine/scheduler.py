@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from specc.engine.errors import RequestTooLongError
 from specc.engine.kv_pool import PageAllocator, ReqToToken
@@ -41,6 +42,7 @@ class Scheduler:
         self.max_batch, self.max_context, self.reserve = max_batch, max_context, reserve
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self._alone = False
 
     def add(self, request: Request) -> None:
         """Queue a request, which ends where the context does; RequestTooLongError if it could not finish even alone."""
@@ -60,11 +62,16 @@ class Scheduler:
         self.waiting.append(request)
 
     def admit(self) -> list[Request]:
-        """Move waiting requests to running, in order, while rows and pages last; returns those moved."""
+        """Move waiting requests to running, in order, while rows and pages last; returns those moved.
+
+        A suspect one is moved alone, and the next one when it is none any more.
+        """
         admitted: list[Request] = []
         updates: list[tuple[int, int, list[int]]] = []
         while self.waiting and len(self.running) < self.max_batch and self.table.free_rows:
             request = self.waiting[0]
+            if request.suspect and (admitted or any(other.suspect for other in self.running)):
+                break
             if not self._enter(request):
                 break
             self.waiting.popleft()
@@ -72,8 +79,21 @@ class Scheduler:
             self.running.append(request)
             admitted.append(request)
             updates.append((request.row, 0, self.allocator.slots_of(self.allocator.pages_of(request))))
+            if request.suspect:
+                break
         self.table.write(updates)
         return admitted
+
+    def take_turns(self, in_flight: Counter[Request]) -> list[Request]:
+        """Who is in the next decode step, of those whom the launches in flight do not finish.
+
+        A suspect one has a step alone, when nothing of it is in flight; all others have every other step.
+        """
+        due = [request for request in self.running if request.remaining > in_flight[request]]
+        alone = [request for request in due if request.suspect and not in_flight[request]]
+        others = [request for request in due if not request.suspect]
+        self._alone = bool(alone) and not (self._alone and others)
+        return alone if self._alone else others
 
     def can_reserve(self) -> bool:
         """Whether `reserve_step` would retract nobody."""
@@ -118,10 +138,14 @@ class Scheduler:
         request.stay += 1
 
     def expel(self, requests: Sequence[Request]) -> None:
-        """Take back what requests hold that were in something that failed; they wait at the front, in their order."""
+        """Take back what requests hold that were in something that failed; they wait at the front, in their order.
+
+        A suspect one, which ran alone, lets the other suspects be first.
+        """
         for request in reversed(requests):
             self.release(request, written=False)
-            self.waiting.appendleft(request)
+            before = takewhile(lambda other: other.suspect, self.waiting) if request.suspect else ()
+            self.waiting.insert(len(list(before)), request)
 
     def retract(self, request: Request) -> None:
         """Throw a running request out, to the front of the queue."""

@@ -18,7 +18,8 @@ class Stats:
     prefills: prefill calls. decodes: decode steps of the whole batch, by their requests and their draft steps.
     idle: how many of both had no request, for the sake of other ranks. shared_tokens: tokens of prefilled texts whose
     keys and values were there already. accept_lens: how many request-steps committed how many tokens, bonus included.
-    depths: how many had how many draft steps. Neither counts those that nobody read, for their request had left.
+    depths: how many had how many draft steps. Neither counts those that nobody read, for their request had left, and
+    those that the program left out for lack of room.
     retractions: requests thrown out for lack of pages. health: by bit, how many health words of requests, one for every
     prefill and request-step, had it set. unhealthy: how many were not 0. failures: prefills and steps that raised.
     Seconds are those spent launching and waiting, not those in which the device ran ahead.
@@ -57,8 +58,9 @@ class Stats:
         if not num_steps:
             self.prefill_seconds += seconds
         else:
-            self.accept_lens.update(int(result.accept_lens[row]) for row in rows)
-            self.depths[num_steps] += len(rows)
+            accepted = [length for row in rows if (length := int(result.accept_lens[row]))]
+            self.accept_lens.update(accepted)
+            self.depths[num_steps] += len(accepted)
             self.decode_seconds += seconds
 
     def saw_health(self, words: Iterable[int]) -> None:

@@ -9,7 +9,8 @@ import importlib
 import sys
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
@@ -18,6 +19,9 @@ from typing import Any
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from specc.engine.errors import EngineError
+from specc.runtime.errors import DamagedWheelError
+from specc.runtime.manifest import MANIFEST, Manifest
+from specc.support.archives import UNREADABLE
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 HINT = "`specc build CONFIG --emit wheel` makes one; install it with pip or give the path of the .whl file"
@@ -25,12 +29,17 @@ HINT = "`specc build CONFIG --emit wheel` makes one; install it with pip or give
 
 @contextmanager
 def package(name_or_path: str) -> Iterator[ModuleType]:
-    """Import a generated package for the length of the block, from a .whl file or from what is installed."""
+    """Import a generated package for the length of the block, from a .whl file or from what is installed.
+
+    All its files are compared with their digests before Python reads the first.
+    """
     if not name_or_path.endswith(".whl"):
+        _verify_installed(name_or_path)
         yield _imported(name_or_path)
         return
     with TemporaryDirectory(prefix="specc-wheel-") as directory:
         name = _unpack(Path(name_or_path), Path(directory))
+        _verify(Path(directory) / name)
         sys.path.insert(0, directory)
         _forget(name)
         try:
@@ -74,11 +83,29 @@ def _imported(name: str) -> ModuleType:
         if error.name is None or not name.startswith(error.name):
             raise
         raise _missing(f"there is no package {name!r}", HINT) from error
-    except (ImportError, ValueError, TypeError) as error:
+    except (ImportError, ValueError, TypeError, SyntaxError) as error:
         raise _missing(f"cannot import {name!r}: {error}", HINT) from error
     if not callable(getattr(module, "load", None)) or not hasattr(module, "Batch"):
         raise _missing(f"{name!r} is not a package that specc generated", HINT)
     return module
+
+
+def _verify_installed(name: str) -> None:
+    """`_verify`, without importing anything; what is not there, or no program, is found when it is imported."""
+    with suppress(ImportError, ValueError):
+        spec = None if "." in name else find_spec(name)
+        for folder in (spec and spec.submodule_search_locations) or ():
+            _verify(Path(folder))
+
+
+def _verify(folder: Path) -> None:
+    """Compare the files of a program with their digests; run/wheel-unusable when one differs."""
+    if not (folder / MANIFEST).exists():
+        return
+    try:
+        Manifest.read(folder).verify(folder)
+    except DamagedWheelError as error:
+        raise DiagnosticError(Diagnostic("run/wheel-unusable", f"{folder.name!r} is damaged: {error}")) from error
 
 
 def _unpack(wheel: Path, directory: Path) -> str:
@@ -89,7 +116,7 @@ def _unpack(wheel: Path, directory: Path) -> str:
             archive.extractall(directory)
     except FileNotFoundError as error:
         raise _missing(f"there is no wheel {str(wheel)!r}", HINT) from error
-    except (InvalidWheelFilename, zipfile.BadZipFile, OSError) as error:
+    except (InvalidWheelFilename, *UNREADABLE) as error:
         raise _missing(f"cannot read the wheel {str(wheel)!r}: {error}", HINT) from error
     return distribution.replace("-", "_")
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from specc.ir.core import Attr, Module, Value
+from specc.ir.checker import check_form
+from specc.ir.core import PHASES, Attr, Module, Value
 from specc.ir.ops import OPS
 from specc.support.location import Location
+from specc.support.suggest import did_you_mean
 
 
 class Builder:
@@ -24,7 +26,9 @@ class Builder:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Ops built inside go to this phase."""
+        """Ops built inside go to this phase; ValueError if there is none of that name."""
+        if name not in PHASES:
+            raise ValueError(f"there is no phase {name!r}: {did_you_mean(name, PHASES)}")
         before, self._phase = self._phase, name
         yield
         self._phase = before
@@ -37,13 +41,30 @@ class Builder:
         self.location = before
 
     def __call__(self, opcode: str, *operands: Value, names: tuple[str, ...] = (), **attrs: Attr) -> Value:
-        """Build an op with exactly one result."""
-        (value,) = self.many(opcode, *operands, names=names, **attrs)
-        return value
+        """Build an op with exactly one result; raises as `many`, and ValueError for an op with more or none."""
+        results = self.many(opcode, *operands, names=names, **attrs)
+        if len(results) != 1:
+            raise ValueError(f"{opcode} has {len(results)} results: build it by many()")
+        return results[0]
 
     def many(self, opcode: str, *operands: Value, names: tuple[str, ...] = (), **attrs: Attr) -> tuple[Value, ...]:
-        """Build an op; return all its results."""
+        """Build an op; return all its results.
+
+        Raises:
+            TypeError: an operand is no value.
+            ValueError: there is no such op, it has other attributes or results, or its field is not carried.
+
+        """
+        if opcode not in OPS:
+            raise ValueError(f"there is no op {opcode!r}: {did_you_mean(opcode, OPS)}")
+        for index, value in enumerate(operands):
+            if not isinstance(value, Value):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"operand {index} of {opcode} is of type {type(value).__name__}, not a value")
+        if "field" in (OPS[opcode].attrs or {}) and attrs.get("field") not in self.module.carries:
+            raise ValueError(f"{opcode}: nothing named {attrs.get('field')!r} is carried, see Scope.carry")
         slots = OPS[opcode].results
         chosen = names or tuple(slot.name for slot in slots)
         op = self.module.add_op(self._phase, opcode, operands, [(name, None) for name in chosen], attrs, self.location)
+        if problems := check_form(op):
+            raise ValueError("; ".join(problems))
         return op.results

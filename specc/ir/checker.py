@@ -10,7 +10,7 @@ from specc.ir.opdef import OpDef, TypeMismatch
 from specc.ir.ops import OPS
 from specc.ir.printer import print_op
 from specc.ir.types import TensorType
-from specc.support.diagnostics import Diagnostic
+from specc.support.diagnostics import Diagnostic, Note
 
 
 def check_module(module: Module) -> list[Diagnostic]:
@@ -30,6 +30,7 @@ def check_module(module: Module) -> list[Diagnostic]:
 def _check_dims(module: Module) -> list[Diagnostic]:
     types = [value.type for value in module.values()] + [carry.type for carry in module.carries.values()]
     entries = {entry for type_ in types if isinstance(type_, TensorType) for entry in type_.shape}
+    entries |= {carry.limit for carry in module.carries.values() if carry.limit is not None}
     unknown = sorted(entry for entry in entries if isinstance(entry, str) and entry not in module.dims)
     return [Diagnostic("ir/invalid", f"dimension {name} is not declared") for name in unknown]
 
@@ -51,19 +52,27 @@ def check_types(module: Module) -> list[Diagnostic]:
 
 
 def _check_op(module: Module, op: Op, order: dict[Op, int]) -> list[str]:
+    problems = check_form(op)
     definition = OPS.get(op.opcode)
     if definition is None:
-        return [f"unknown op {op.opcode}"]
-    problems: list[str] = []
+        return problems
     if definition.until and definition.until in module.established:
         problems.append(f"{op.opcode} is not legal once the module is {definition.until}")
-    problems += _check_attrs(op, definition)
-    if not problems and len(slots := definition.result_slots(len(op.results), op.attrs)) != len(op.results):
-        problems.append(f"{op.opcode} has {len(slots)} results, not {len(op.results)}")
     for value in op.operands:
         problems += _check_operand(op, value, order)
     if definition.inplace and op.operands:
         problems += _check_inplace(module, op, order)
+    return problems
+
+
+def check_form(op: Op) -> list[str]:
+    """What is wrong with an op by itself: its name, its attributes, how many results it has."""
+    definition = OPS.get(op.opcode)
+    if definition is None:
+        return [f"unknown op {op.opcode}"]
+    problems = _check_attrs(op, definition)
+    if not problems and len(slots := definition.result_slots(len(op.results), op.attrs)) != len(op.results):
+        problems.append(f"{op.opcode} has {len(slots)} results, not {len(op.results)}")
     return problems
 
 
@@ -114,5 +123,5 @@ def _report(module: Module, op: Op, message: str) -> Diagnostic:
     ops = module.phases[op.phase]
     at = ops.index(op)
     around = ops[max(0, at - 2) : at + 3]
-    text = "\n".join(f"{'>' if o is op else ' '} {print_op(o, locations=False)}" for o in around)
-    return Diagnostic("ir/invalid", f"{message}\nin phase {op.phase}:\n{text}", op.location)
+    lines = (f"in phase {op.phase}:", *(f"{'>' if o is op else ' '} {print_op(o, locations=False)}" for o in around))
+    return Diagnostic("ir/invalid", message, op.location, notes=tuple(map(Note, lines)))

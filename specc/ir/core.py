@@ -72,13 +72,15 @@ class Op:
 class Carry:
     """A value every request carries from step to step; ``type`` starts with axis ``B``.
 
-    ``kept``: it is carried though nothing may load it here, for a program of another depth that does.
+    ``kept``: it is carried though nothing may load it here, for a program of another depth that does. ``limit``: an
+    axis or a count; integers are at least 0 and less than it, other numbers from 0 to it. None: any value is one.
     """
 
     name: str
     type: TensorType
     location: Location | None = None
     kept: bool = False
+    limit: str | int | None = None
 
 
 class Module:

@@ -45,6 +45,11 @@ class Slot:
     optional: bool
     variadic: bool
 
+    @property
+    def mark(self) -> str:
+        """What stands after the name: ``?``, ``*`` or nothing."""
+        return "?" * self.optional + "*" * self.variadic
+
 
 def _slots(text: str) -> tuple[Slot, ...]:
     found = re.findall(r"(\w+)([?*]?): ([^,\[]+(?:\[[^\]]*\])?)", text)
@@ -93,6 +98,15 @@ class OpDef:
     def results(self) -> tuple[Slot, ...]:
         """Result slots in order."""
         return _slots(self.signature.partition("->")[2])
+
+    def misspelt(self) -> str | None:
+        """What is wrong with the signature; None if all of it is read and its attributes are declared."""
+        sides = self.signature.split("->")
+        read = [", ".join(f"{slot.name}{slot.mark}: {slot.pattern}" for slot in _slots(side)) for side in sides]
+        if len(sides) != 2 or ["".join(side.split()) for side in sides] != ["".join(side.split()) for side in read]:
+            return "is not of the form 'name: type, ... -> name: type, ...'"
+        unknown = sorted(set(re.findall(r"\$(\w+)", self.signature)) - set(self.attrs or {}))
+        return f"reads {', '.join(unknown)}, which is no attribute" if unknown else None
 
     def result_types(self, module: Module, operands: Sequence[Type], attrs: Mapping[str, Any]) -> tuple[Type, ...]:
         """Types of all results, the optional ones included.

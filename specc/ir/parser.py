@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import fields
 from typing import Any
 
@@ -28,12 +28,16 @@ _OP = re.compile(
 _ESTABLISHED = re.compile(r"established (?P<names>[\w-]+(?:, [\w-]+)*)")
 _DIM = re.compile(rf"dim (?P<name>{_NAME}) : (?P<axis>\w+)(?: (?P<rel><=|=) (?P<size>\d+))?")
 _INPUT = re.compile(rf"input %(?P<name>{_NAME}) : (?P<type>.+)")
-_CARRY = re.compile(rf"carry @(?P<name>{_NAME}) : (?P<type>.+?)(?P<kept> kept)?{_LOC}")
+_CARRY = re.compile(rf"carry @(?P<name>{_NAME}) : (?P<type>.+?)(?: limit (?P<limit>\w+))?(?P<kept> kept)?{_LOC}")
 _OUTPUT = re.compile(rf"output (?P<name>{_NAME}) = %(?P<value>{_NAME})")
 _DECL = re.compile(rf"(?P<kind>\w+) @(?P<name>\S+){_ATTRS}")
 _TYPE = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[^\]]*)\]")
 _STATE = re.compile(r"!kv<(?P<owner>\w+)>")
 _ATTR = re.compile(r"\s*(?P<key>\w+) = ")
+_COMMA = re.compile(r"\s*,?\s*")
+_RESULT = r"(?:\?|!kv<\w+>|\w++\[[^\]]*+\])"
+_RESULTS = re.compile(rf"(?:{_RESULT}(?:, {_RESULT})*+)?")
+_MAX_MESSAGE = 200
 
 
 class _Failure(Exception):
@@ -82,6 +86,7 @@ class _Parser:
         self.found: list[Diagnostic] = []
         self.values: dict[str, Value] = {}
         self.pending: list[tuple[int, str, str]] = []
+        self.outputs: set[str] = set()
 
     def line(self, number: int, raw: str) -> None:
         text = _strip_comment(raw).strip()
@@ -89,6 +94,8 @@ class _Parser:
             return
         try:
             self._statement(text, number)
+        except RecursionError:
+            self._fail(number, len(raw) - len(raw.lstrip()) + 1, "the line is nested too deeply")
         except (_Failure, ValueError, KeyError, TypeError) as problem:
             self._fail(number, len(raw) - len(raw.lstrip()) + 1, str(problem))
 
@@ -103,7 +110,8 @@ class _Parser:
                 self.module.outputs[name] = self.values[value]
 
     def _fail(self, line: int, column: int, message: str) -> None:
-        self.found.append(Diagnostic("ir/parse", message, Location(self.file, line, column)))
+        short = message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}..."
+        self.found.append(Diagnostic("ir/parse", short, Location(self.file, line, column)))
 
     def _statement(self, text: str, number: int) -> None:
         if self.module is None:
@@ -141,6 +149,7 @@ class _Parser:
         found = _full(_DIM, text)
         if found["axis"] not in AXES:
             raise _Failure(f"unknown axis {found['axis']!r}")
+        _once("dim ", found["name"], module.dims)
         size = None if found["size"] is None else int(found["size"])
         module.dims[found["name"]] = Dim(found["name"], found["axis"], size, found["rel"] == "<=")
 
@@ -153,7 +162,10 @@ class _Parser:
         type_ = parse_type(found["type"])
         if not isinstance(type_, TensorType):
             raise _Failure("only tensors are carried")
-        module.carries[found["name"]] = Carry(found["name"], type_, _location(found), found["kept"] is not None)
+        _once("carry @", found["name"], module.carries)
+        limit = found["limit"]
+        limit = int(limit) if limit is not None and limit.isdecimal() else limit
+        module.carries[found["name"]] = Carry(found["name"], type_, _location(found), found["kept"] is not None, limit)
 
     def _phase(self, module: Module, text: str, _: int) -> None:
         found = _full(re.compile(r"phase (?P<name>\w+) \{"), text)
@@ -163,6 +175,8 @@ class _Parser:
 
     def _output(self, module: Module, text: str, number: int) -> None:
         found = _full(_OUTPUT, text)
+        _once("output ", found["name"], self.outputs)
+        self.outputs.add(found["name"])
         self.pending.append((number, found["name"], found["value"]))
 
     def _decl(self, module: Module, text: str, _: int) -> None:
@@ -205,6 +219,11 @@ class _Parser:
         return self.values[name]
 
 
+def _once(what: str, name: str, declared: Container[str]) -> None:
+    if name in declared:
+        raise _Failure(f"{what}{name} is declared twice")
+
+
 def _full(pattern: re.Pattern[str], text: str) -> re.Match[str]:
     found = pattern.fullmatch(text)
     if found is None:
@@ -227,23 +246,26 @@ def _strip_comment(line: str) -> str:
 
 
 def _types(text: str | None, count: int) -> list[Type | None]:
-    parts = re.findall(r"\?|!kv<\w+>|\w+\[[^\]]*\]", text or "")
-    if len(parts) != count or ", ".join(parts) != (text or ""):
+    parts = re.findall(_RESULT, text or "") if _RESULTS.fullmatch(text or "") else None
+    if parts is None or len(parts) != count:
         raise _Failure(f"{count} results need {count} types")
     return [None if part == "?" else parse_type(part) for part in parts]
 
 
 def _attrs(text: str | None) -> dict[str, Any]:
     attrs: dict[str, Any] = {}
-    rest = (text or "{}")[1:-1]
-    decoder = json.JSONDecoder()
-    while rest.strip():
-        key = _ATTR.match(rest)
+    rest, decoder = (text or "{}")[1:-1], json.JSONDecoder()
+    at = 0 if rest.strip() else len(rest)
+    while at < len(rest):
+        key = _ATTR.match(rest, at)
         if key is None:
-            raise _Failure(f"cannot read the attributes at {rest!r}")
-        value, end = decoder.raw_decode(rest[key.end() :])
+            raise _Failure(f"cannot read the attributes at {rest[at:]!r}")
+        if key["key"] in attrs:
+            raise _Failure(f"the attribute {key['key']} is written twice")
+        value, end = decoder.raw_decode(rest, key.end())
         attrs[key["key"]] = _attr_value(value)
-        rest = rest[key.end() + end :].lstrip().removeprefix(",")
+        found = _COMMA.match(rest, end)
+        at = found.end() if found else end
     return attrs
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 
-from specc.ir.core import Attr, Module, Op, entry_of
+from specc.ir.core import Attr, Carry, Module, Op, entry_of
 from specc.ir.plan import Decl
 from specc.ir.types import Dim
 from specc.support.location import Location
@@ -25,7 +25,7 @@ def print_module(module: Module, *, locations: bool = True) -> str:
     lines += [f"  {_dim(dim)}" for dim in module.dims.values()]
     lines += [f"  input %{value.name} : {value.type}" for value in module.inputs.values()]
     lines += [
-        f"  carry @{carry.name} : {carry.type}{' kept' * carry.kept}{_loc(carry.location, locations)}"
+        f"  carry @{carry.name} : {carry.type}{_limit(carry)}{' kept' * carry.kept}{_loc(carry.location, locations)}"
         for carry in module.carries.values()
     ]
     for phase, ops in module.phases.items():
@@ -56,6 +56,10 @@ def _dim(dim: Dim) -> str:
     if dim.size is None:
         return f"dim {dim.name} : {dim.axis}"
     return f"dim {dim.name} : {dim.axis} {'<=' if dim.dynamic else '='} {dim.size}"
+
+
+def _limit(carry: Carry) -> str:
+    return "" if carry.limit is None else f" limit {carry.limit}"
 
 
 def _decl(decl: Decl) -> str:

@@ -62,9 +62,10 @@ class Argument:
         buffer: named buffer (pool rows ``relay.<field>``, or scratch) that is passed.
         input: input of the module that the engine owns.
         stride: input whose row stride, in elements, is passed.
-        size: input whose length along its first axis is passed.
+        size: input whose length along ``axis`` is passed.
         slot_stride: owner of KV buffers; the bytes between two slots are passed.
         literal: an integer.
+        axis: of a stride or size.
 
     """
 
@@ -77,6 +78,7 @@ class Argument:
     size: str = ""
     slot_stride: str = ""
     literal: int | None = None
+    axis: int = 0
 
 
 @dataclass(frozen=True)
@@ -160,9 +162,9 @@ class Arguments:
         """Pass the row stride of a tensor the engine owns."""
         self.found.append(Argument(name, "i64", stride=value.name))
 
-    def size(self, name: str, value: Value) -> None:
-        """Pass the length of a tensor the engine owns, along its first axis."""
-        self.found.append(Argument(name, "i64", size=value.name))
+    def size(self, name: str, value: Value, axis: int = 0) -> None:
+        """Pass the length of a tensor the engine owns, along an axis."""
+        self.found.append(Argument(name, "i64", size=value.name, axis=axis))
 
     def kv_pointers(self, name: str, owner: str) -> None:
         """Pass the table i64[layers * buffers] of the addresses of a model's KV buffers, layer by layer."""

@@ -46,7 +46,7 @@ class NgramPropose(Family):
         """Every ngram.propose of a carried text with the load of that text, and the links of its branches."""
         for propose in module.find("ngram.propose"):
             load = propose.operands[2].source
-            if load is not None and read_in_place(module, load) and load.operands[0] is propose.operands[0]:
+            if load is not None and read_in_place(module, load) and _of_rows(load, propose.operands[0]):
                 yield in_order(module, [load, propose, *_links(module, propose)])
 
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
@@ -128,6 +128,12 @@ class _Shape:
     def scans(self, batch: int) -> int:
         """Programs that share the places of a request, no more of all requests than run at once."""
         return max(1, min(self.most, CAPACITY // batch))
+
+
+def _of_rows(load: Op, rows: Value) -> bool:
+    """Whether a load has the text of these rows, or of more: those of requests without room are not read."""
+    admit = rows.source if rows.source is not None and rows.source.opcode == "kv.admit" else None
+    return load.operands[0] is (rows if admit is None else admit.operands[1])
 
 
 def _links(module: Module, propose: Op) -> list[Op]:

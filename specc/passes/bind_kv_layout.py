@@ -1,13 +1,23 @@
-"""bind-kv-layout: KV slots as table look-ups, pages of branches, window and reserve sizes, work hoisted to prepare."""
+"""bind-kv-layout: KV slots as table look-ups, pages of branches, window and reserve sizes, work hoisted to prepare.
+
+Here it is known how far a step reaches past a request's length, so here a step begins to ask whether there is room.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specc.ir.core import Module, Op, entry_of, is_state
+from specc.ir.core import Module, Op, Value, entry_of, is_state
+from specc.ir.infer import assign_types
 from specc.ir.nodes import is_external
+from specc.ir.ops.health import ROOM_BIT
 from specc.ir.plan import KvLayout, Options
 from specc.passes.base import Context, Pass
+from specc.support.location import Location
+
+_TABLE_READERS = ("kv.slots", "kv.branch_slots", "kv.duplicate_tail")
+_WHATEVER_THE_LENGTH = ("carry.load", "health.clear", "kv.admit")
+"""What a step does for a request without room as well: its row of the pool is there, and its health word."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,45 @@ class BindKvLayout(Pass):
             f"{layout.reserve} reserved: room for a step scheduled before this one's lengths are known",
             ctx.at("page_size"),
         )
+        self._admit(module, layout, ctx)
+
+    def _admit(self, module: Module, layout: KvLayout, ctx: Context) -> None:
+        """Let a request without room be a padding row of all that the step does with rows and lengths."""
+        readers = [op for op in module.find(*_TABLE_READERS) if entry_of(op.phase) == "step"]
+        if not readers:
+            return
+        table, rows, lens = readers[0].operands[:3]
+        others = [op for op in module.ops("step") if op.opcode not in _WHATEVER_THE_LENGTH]
+        longest, location = _longest(module), readers[0].location
+        admit = self._insert(
+            module, "kv.admit", (table, rows, lens), ("admitted_rows", "admitted_lens", "full"), location,
+            window=layout.window, longest=longest,
+        )  # fmt: skip
+        for op in others:
+            module.replace_operand(op, rows, admit.results[0])
+            module.replace_operand(op, lens, admit.results[1])
+        for clear in (op for op in module.find("health.clear") if entry_of(op.phase) == "step"):
+            operands = clear.result, admit.results[2]
+            told = self._insert(module, "health.raise", operands, ("health_room",), location, bit=ROOM_BIT)
+            module.replace_uses(clear.result, told.result)
+            module.set_operands(told, operands)
+        bound = f", or longer than the {longest} of its mask," if longest >= 0 else ""
+        self.remark(
+            ctx,
+            f"a request without room for {layout.window} tokens in its row{bound} is a padding row of the step",
+            location,
+        )
+
+    def _insert(
+        self, module: Module, opcode: str, operands: tuple[Value, ...], names: tuple[str, ...],
+        location: Location | None, **attrs: int,
+    ) -> Op:  # fmt: skip
+        """A typed op of prepare, as early as its operands are there."""
+        ops = module.phases["prepare"]
+        index = max((ops.index(value.source) + 1 for value in operands if value.source in ops), default=0)
+        op = module.add_op("prepare", opcode, operands, [(name, None) for name in names], attrs, location, index)
+        assign_types(module, op)
+        return op
 
     def _bind_draft(self, module: Module, op: Op, ctx: Context) -> None:
         if module.size("K") == 1:
@@ -68,6 +117,12 @@ class BindKvLayout(Pass):
             " because a branch writes pages of its own and reads the text's last tokens from them",
             op.location,
         )
+
+
+def _longest(module: Module) -> int:
+    """The longest text that every full mask of the module has room for; -1 where there is none."""
+    masks = [op for op in module.find("tree.mask") if op.attrs["mode"] == "full"]
+    return min((int(op.attrs["width"]) // module.size("N") - module.size("N") for op in masks), default=-1)
 
 
 def _layout(module: Module, extra: int) -> KvLayout:

@@ -24,6 +24,7 @@ class Canonicalize(Pass):
             self.remark(ctx, f"nothing reads {removed.what} any more: {removed.verdict}", removed.location)
         types = [value.type for value in module.values()] + [carry.type for carry in module.carries.values()]
         used = {entry for type_ in types if isinstance(type_, TensorType) for entry in type_.shape} | {"P", "K"}
+        used |= {carry.limit for carry in module.carries.values() if carry.limit is not None}
         for name in [name for name in module.dims if name not in used]:
             del module.dims[name]
         _tidy_names(module)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from specc.algorithms import algorithm
+from specc.algorithms import algorithm, plugin
 from specc.algorithms.base import Scope
 from specc.ir.core import Module
 from specc.passes.base import Context, Pass
@@ -28,8 +28,12 @@ class ExpandAlgorithm(Pass):
                     )
                 )
             module.erase(op)
-            chosen = algorithm(str(op.attrs["algorithm"]))
-            chosen.build(Scope(module, ctx.loaded))
+            name = str(op.attrs["algorithm"])
+            chosen, source = algorithm(name), plugin(name)
+            if source is None:
+                chosen.build(Scope(module, ctx.loaded))
+            else:
+                source.build(chosen, Scope(module, ctx.loaded))
             kept = sorted(ctx.kept & module.carries.keys())
             module.carries |= {name: replace(module.carries[name], kept=True) for name in kept}
             counts = [f"{len(ops)} in {phase}" for phase, ops in module.phases.items() if ops]

@@ -15,6 +15,7 @@ from specc.passes.base import Pass
 from specc.passes.invariants import check_invariants
 from specc.passes.manager import BaseInstrument
 from specc.support.diagnostics import DiagnosticError
+from specc.support.writing import write_output
 
 
 def check_now(module: Module) -> None:
@@ -105,8 +106,13 @@ class Reproducer(BaseInstrument):
             return
         path = self.directory / f"{module.name}.{step.name}.repro.specir"
         command = f"// RUN: specc-opt -p {spell(step)} {path.name}\n"
-        path.write_text(f"{command}// {type(error).__name__}: {str(error).splitlines()[0]}\n{self._before}")
-        error.add_note(f"reproducer: {path}")
+        summary = (str(error).splitlines() or [""])[0]
+        try:
+            write_output(path, f"{command}// {type(error).__name__}: {summary}\n{self._before}")
+        except DiagnosticError as unwritten:
+            error.add_note(f"no reproducer: {unwritten}")
+        else:
+            error.add_note(f"reproducer: {path}")
 
 
 def spell(step: Pass) -> str:

@@ -77,7 +77,9 @@ def _bucketed(module: Module) -> list[str]:
 
 def _memory_planned(module: Module) -> list[str]:
     buffers = [buffer for buffer in module.decls_of(Buffer) if buffer.owner == "arena"]
-    bad = [f"buffer {b.name} is not aligned to {b.alignment}" for b in buffers if b.offset % b.alignment]
+    bad = [
+        f"buffer {b.name} is not aligned to {b.alignment}" for b in buffers if b.alignment < 1 or b.offset % b.alignment
+    ]
     for a, b in combinations(buffers, 2):
         apart = a.offset + a.bytes <= b.offset or b.offset + b.bytes <= a.offset
         if not apart and a.first <= b.last and b.first <= a.last:

@@ -26,10 +26,12 @@ if TYPE_CHECKING:
         RecordError,
         SchemaMismatchError,
         SpeccError,
+        TornError,
         UnsupportedDeviceError,
         UnsupportedTorchError,
     )
     from .external import Forward
+    from .health import faults
     from .manifest import Manifest
     from .memory import Memory
     from .peer import check_peer, schema, schema_digest
@@ -56,10 +58,12 @@ _HOMES = {
         "RecordError",
         "SchemaMismatchError",
         "SpeccError",
+        "TornError",
         "UnsupportedDeviceError",
         "UnsupportedTorchError",
     ),
     "external": ("Forward",),
+    "health": ("faults",),
     "manifest": ("Manifest",),
     "memory": ("Memory",),
     "peer": ("check_peer", "schema", "schema_digest"),
@@ -100,9 +104,11 @@ __all__ = [
     "SpeccError",
     "Step",
     "StepResult",
+    "TornError",
     "UnsupportedDeviceError",
     "UnsupportedTorchError",
     "check_peer",
+    "faults",
     "load",
     "schema",
     "schema_digest",

@@ -12,6 +12,9 @@ from .errors import BatchError
 if TYPE_CHECKING:
     from torch import Tensor
 
+LARGEST = 1 << 30
+"""Most elements of anything that the engine brings: kernels number them in 32 bits."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -62,8 +65,10 @@ def check_lengths(lengths: Sequence[int], rows: list[int] | Tensor, room: int) -
 
 
 def integers(values: Sequence[int], what: str) -> list[int]:
-    """`values` as plain integers; BatchError, which calls them `what`, unless they are."""
+    """`values` as plain integers; BatchError, which calls them `what`, unless they are integers, at most `LARGEST`."""
     try:
-        return [operator.index(value) for value in values]
-    except TypeError as error:
+        if len(values) <= LARGEST:  # what has no end has no length either
+            return [operator.index(value) for value in values]
+        raise OverflowError(f"more than {LARGEST}")
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise BatchError(f"{what} must be integers: {error}") from error

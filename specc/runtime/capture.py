@@ -7,11 +7,12 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from .errors import BindError
-from .frame import After, Frame
+from .frame import Frame, Progress
 from .plan import Plan
 
 WARM_UPS = 2
@@ -105,6 +106,7 @@ class Graphs:
         self.replays = Replays()
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._frames: dict[int, Frame] = {}
+        self._nodes = frozenset(node.name for node in plan.nodes("step"))
         self.recorder = recorder = Recorder(device, beside)
         recorder.stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(recorder.stream):
@@ -120,14 +122,15 @@ class Graphs:
         frame.forget()
         self._frames[bucket] = frame
 
-    def replay(self, bucket: int, after: After | None = None) -> Frame:
+    def replay(self, bucket: int, progress: Progress) -> Frame:
         """Queue the graph of `bucket` on the current stream; the frame's memory then holds its results."""
-        self._graphs[bucket].replay()
-        self.replays.replayed += 1
         frame = self._frames[bucket]
-        if after is not None:
-            after.act(frame)
+        progress.queue(self._nodes, frame, partial(self._replay, self._graphs[bucket]))
         return frame
+
+    def _replay(self, graph: torch.cuda.CUDAGraph) -> None:
+        graph.replay()
+        self.replays.replayed += 1
 
 
 def warm_up(buckets: Sequence[int], run: Callable[[int], object]) -> None:

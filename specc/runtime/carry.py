@@ -8,7 +8,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from .errors import CarryError
+from .batch import LARGEST, integers
+from .errors import BatchError, CarryError
 from .plan import Plan
 from .semantics import DTYPES
 
@@ -21,6 +22,8 @@ class Carry:
 
     def __init__(self, fields: Mapping[str, Tensor]) -> None:
         """Take the tensors as they are. CarryError when their row counts differ or there is no field."""
+        if not isinstance(fields, Mapping) or not all(isinstance(tensor, Tensor) for tensor in fields.values()):
+            raise CarryError("a carry has a tensor for every field, by name")
         counts = {name: tensor.shape[0] if tensor.dim() else -1 for name, tensor in fields.items()}
         if len(set(counts.values())) != 1 or -1 in counts.values():
             raise CarryError(f"fields must have the same number of rows, got {counts}")
@@ -47,7 +50,7 @@ class Carry:
 
     def filter(self, rows: Sequence[int]) -> Carry:
         """The requests `rows` (0-based, in that order, repeats allowed). CarryError when one is out of range."""
-        indices = [int(row) for row in rows]
+        indices = _integers(rows)
         for row in indices:
             if not 0 <= row < len(self):
                 raise CarryError(f"row {row} of a carry of {len(self)} rows")
@@ -55,13 +58,14 @@ class Carry:
 
     def merge(self, other: Carry) -> Carry:
         """These requests, then those of `other`. CarryError when fields, widths, dtypes or devices differ."""
+        check_carry(other)
         other.check_like(self)
         return Carry({name: torch.cat([t, other._fields[name]]) for name, t in self._fields.items()})
 
     def pad(self, rows: int) -> Carry:
         """These requests and zero rows up to `rows`. CarryError when there are already more."""
-        missing = rows - len(self)
-        if missing < 0:
+        missing = _integers([rows])[0] - len(self)
+        if not 0 <= missing <= LARGEST:
             raise CarryError(f"cannot pad a carry of {len(self)} rows to {rows}")
         return self._map(lambda t: torch.cat([t, t.new_zeros((missing, *t.shape[1:]))]))
 
@@ -76,6 +80,19 @@ class Carry:
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Carry:
         return Carry({name: function(tensor) for name, tensor in self._fields.items()})
+
+
+def _integers(rows: Sequence[int]) -> list[int]:
+    try:
+        return integers(rows, "rows of a carry")
+    except BatchError as error:
+        raise CarryError(str(error)) from error
+
+
+def check_carry(carry: object) -> None:
+    """CarryError unless it is a carry, this package's or another's."""
+    if not all(hasattr(carry, name) for name in ("fields", "check_like")):
+        raise CarryError(f"a {type(carry).__name__} is no carry")
 
 
 def _row_type(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype, torch.device]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 
 class SpeccError(Exception):
@@ -33,6 +33,25 @@ class BatchError(SpeccError):
     """A batch the program cannot run: rows or lengths out of range, or too many requests."""
 
 
+class TornError(BatchError):
+    """Pool rows that a call which raised has left halfway: prefill them again, or write their carry.
+
+    Attributes:
+        rows: which they are, ascending.
+
+    """
+
+    def __init__(self, rows: Sequence[int]) -> None:
+        """Of `rows`."""
+        super().__init__(tuple(rows))
+        self.rows = tuple(rows)
+
+    def __str__(self) -> str:
+        """The sentence."""
+        named = f"row {self.rows[0]} is" if len(self.rows) == 1 else f"rows {', '.join(map(str, self.rows))} are"
+        return f"pool {named} torn: a call that failed wrote part of the state; prefill again, or write the carry"
+
+
 class ForwardContractError(SpeccError):
     """A callback returned something other than what the plan says it returns."""
 
@@ -42,10 +61,10 @@ class CarryError(SpeccError):
 
 
 class FieldError(CarryError):
-    """A carried field of one request that the program does not know, or that has another dtype or shape.
+    """A carried field of one request that the program does not know, of another dtype or shape, or with wrong values.
 
     Attributes:
-        request: its id.
+        request: its id, or the pool row that it was to be written to.
         field: name of the field.
         problem: what is wrong with it.
 

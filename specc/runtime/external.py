@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from .errors import BindError, ForwardContractError
 from .frame import Frame
 from .plan import External, Plan
 from .semantics import DTYPES
+from .tables import plain_fault
 
 STEP_AXIS = "D"
 
@@ -29,18 +31,40 @@ class Forward:
 
 
 def check_callbacks(plan: Plan, callbacks: object, entry: str) -> None:
-    """BindError, naming all that are missing, unless `callbacks` has every method that an entry of the plan calls."""
+    """BindError unless `callbacks` has every method that an entry of the plan calls, with the arguments it is given.
+
+    It names all that are missing. What tells nothing of its arguments, as some compiled functions, is let through.
+    """
     missing = [name for name in plan.callbacks(entry) if not callable(getattr(callbacks, name, None))]
     if missing:
         raise BindError(f"callbacks lack the method(s) {', '.join(missing)}")
+    for node in plan.nodes(entry):
+        if isinstance(node, External) and (fault := _signature_fault(node, getattr(callbacks, node.callback))):
+            raise BindError(f"callback {node.callback} does not take what it is called with: {fault}")
+
+
+def _signature_fault(node: External, callback: Callable[..., object]) -> str:
+    """What of the node's call is missing in a signature, or too much; nothing if it has none."""
+    try:
+        signature = inspect.signature(callback, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return ""
+    try:
+        signature.bind(**_arguments(node, node.operands))
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
+def _arguments(node: External, operands: Mapping[str, object]) -> dict[str, Any]:
+    """The keyword arguments of a call."""
+    return {**operands, **({} if node.step is None else {"step": node.step}), "capture": node.capture}
 
 
 def call(node: External, frame: Frame, callbacks: object) -> None:
     """Run one forward and let its results stand for the node's values. ForwardContractError on a breach."""
-    arguments: dict[str, Any] = {name: _operand(node, frame, value) for name, value in node.operands.items()}
-    if node.step is not None:
-        arguments["step"] = node.step
-    returned = getattr(callbacks, node.callback)(**arguments, capture=node.capture)
+    operands = {name: _operand(node, frame, value) for name, value in node.operands.items()}
+    returned = getattr(callbacks, node.callback)(**_arguments(node, operands))
     for result, value in node.results.items():
         frame.adopt(value, _checked(node, frame, result, value, getattr(returned, result, None)))
 
@@ -49,7 +73,7 @@ def _operand(node: External, frame: Frame, name: str) -> Tensor:
     """A static view; a value with an axis of draft forwards is cut to the node's forward."""
     tensor = frame.read(name)
     value = frame.plan.values.get(name)
-    if node.step is not None and value is not None and value.axes[0] == STEP_AXIS:
+    if node.step is not None and value is not None and value.axes[:1] == (STEP_AXIS,):
         return tensor[node.step]
     return tensor
 
@@ -59,6 +83,8 @@ def _checked(node: External, frame: Frame, result: str, name: str, tensor: objec
     value = frame.plan.values[name]
     if not isinstance(tensor, Tensor):
         raise ForwardContractError(f"{where} {tensor!r}, expected {_spell(value.dtype, value.axes)}")
+    if fault := plain_fault(tensor):
+        raise ForwardContractError(f"{where}, which {fault}")
     shape, dtype = frame.shape(name), DTYPES[value.dtype]
     if tuple(tensor.shape) != shape or tensor.dtype != dtype:
         got = f"{tensor.dtype}{list(tensor.shape)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -116,3 +116,26 @@ class After:
 
     node: str
     act: Callable[[Frame], object]
+
+
+@dataclass
+class Progress:
+    """How far a run of an entry has come, and what the host does on the way.
+
+    Attributes:
+        stores: nodes that change what must not be left halfway.
+        after: what is done after a node.
+        begun: whether one of `stores` may have been queued.
+
+    """
+
+    stores: frozenset[str] = frozenset()
+    after: After | None = None
+    begun: bool = False
+
+    def queue(self, nodes: Collection[str], frame: Frame, how: Callable[[], object]) -> None:
+        """Queue nodes of the run, all that `how` does."""
+        self.begun = self.begun or not self.stores.isdisjoint(nodes)
+        how()
+        if self.after is not None and self.after.node in nodes:
+            self.after.act(frame)

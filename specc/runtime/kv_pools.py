@@ -10,7 +10,9 @@ from torch import Tensor
 
 from .arena import Arena
 from .errors import BindError
+from .overlap import Rows, sharing
 from .plan import KvPool, Plan
+from .tables import check_names, plain_fault
 
 VECTOR_BYTES = 16
 """Bytes of the widest load. Rows, addresses and strides need no more than the row's own length divides by."""
@@ -27,13 +29,18 @@ class KvPools:
 
     def __init__(self, plan: Plan, device: torch.device, given: Mapping[str, Sequence[Tensor]]) -> None:
         """Check the buffers of every owner that the plan binds; others are left alone. BindError says what is wrong."""
-        unknown = sorted(set(given) - set(plan.kv_pools))
-        if unknown:
-            known = ", ".join(sorted(plan.kv_pools)) or "none"
-            raise BindError(f"kv_pools has {unknown[0]!r}; the program knows the KV buffers of {known}")
+        check_names("kv_pools", given, plan.kv_pools, "the program knows the KV buffers of")
         self._pools = [pool for pool in plan.kv_pools.values() if pool.bound]
         self.buffers = {pool.owner: _checked(pool, device, given.get(pool.owner)) for pool in self._pools}
         self._addresses = self._where()
+
+    def check_apart(self, read: Mapping[str, Tensor]) -> None:
+        """BindError when a buffer shares memory with another one, or with a tensor that the program reads, by name."""
+        pools = {f"kv_pools[{owner!r}]": buffers for owner, buffers in self.buffers.items()}
+        written = [Rows.of(f"{pool}[{i}]", one) for pool, buffers in pools.items() for i, one in enumerate(buffers)]
+        found = sharing(written, [Rows.of(name, tensor) for name, tensor in read.items()])
+        if found:
+            raise BindError(f"{found[0]} and {found[1]} share memory: rows that the program moves would change both")
 
     def write_pointers(self, arena: Arena) -> None:
         """Fill the pointer tables, i64[layers * buffers] per owner."""
@@ -55,6 +62,8 @@ def _checked(pool: KvPool, device: torch.device, given: Sequence[Tensor] | None)
     wanted = f"{count} tensors, {pool.layers} layers of {pool.buffers}"
     if given is None:
         raise BindError(f"kv_pools has no {pool.owner!r}: the program moves KV rows of that model in {wanted}")
+    if not isinstance(given, Sequence):
+        raise BindError(f"kv_pools[{pool.owner!r}] is a {type(given).__name__}, the program wants {wanted}")
     buffers = tuple(given)
     if len(buffers) != count:
         raise BindError(f"kv_pools[{pool.owner!r}] has {len(buffers)} tensors, the program wants {wanted}")
@@ -62,13 +71,13 @@ def _checked(pool: KvPool, device: torch.device, given: Sequence[Tensor] | None)
         wrong = _row_fault(pool, device, buffer) or _fault_beside(buffers[0], buffer)
         if wrong:
             raise BindError(f"kv_pools[{pool.owner!r}][{index}] {wrong}")
-    if len({buffer.data_ptr() for buffer in buffers}) != count:
-        raise BindError(f"kv_pools[{pool.owner!r}] has the same memory more than once")
     return buffers
 
 
 def _row_fault(pool: KvPool, device: torch.device, buffer: Tensor) -> str:
     """What is wrong with one buffer, or nothing."""
+    if fault := plain_fault(buffer):
+        return fault
     dtype = str(buffer.dtype).removeprefix("torch.")
     if dtype != pool.dtype and not (buffer.dtype == torch.uint8 and pool.dtype.startswith("float8")):
         return f"is {dtype}, the program moves {pool.dtype}"

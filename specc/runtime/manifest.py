@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from importlib.resources.abc import Traversable
 from typing import Any
 
 from .errors import DamagedWheelError, UnsupportedDeviceError, UnsupportedTorchError
+from .typed import check_types, listed, read_json
 
 MANIFEST = "manifest.json"
 PLAN = "plan.json"
@@ -72,36 +72,42 @@ class Manifest:
     def read(root: Traversable) -> Manifest:
         """The manifest of the package folder `root`, which may be in an archive. DamagedWheelError if there is none."""
         try:
-            return Manifest.from_json(json.loads(root.joinpath(MANIFEST).read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            return Manifest.from_json(read_json(root.joinpath(MANIFEST).read_text(encoding="utf-8")))
+        except Exception as error:  # whatever an archive has to say, too
             raise DamagedWheelError(f"{MANIFEST}: {type(error).__name__}: {error}") from error
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Manifest:
-        """From parsed JSON; KeyError or TypeError when it is malformed."""
-        artifacts = (Artifact(**{**a, "parameters": tuple(a["parameters"])}) for a in data["artifacts"])
-        return Manifest(
+        """From parsed JSON; KeyError, TypeError, ValueError or AttributeError when it is malformed."""
+        artifacts = (Artifact(**{**a, "parameters": listed(a["parameters"])}) for a in listed(data["artifacts"]))
+        manifest = Manifest(
             name=data["name"],
             version=data["version"],
             digest=data["digest"],
             specc=data["specc"],
             triton=data["triton"],
-            plan_format=int(data["plan_format"]),
+            plan_format=data["plan_format"],
             torch=data["torch"],
-            archs=tuple(data["archs"]),
-            files=dict(data["files"]),
+            archs=listed(data["archs"]),
+            files=data["files"],
             artifacts=tuple(artifacts),
-            plans={int(steps): str(file) for steps, file in data["plans"].items()},
+            plans={int(steps): file for steps, file in data["plans"].items()},
             engine=data.get("engine"),
         )
+        check_types(manifest, MANIFEST)
+        named = [*manifest.plans.values(), *(artifact.file for artifact in manifest.artifacts)]
+        if not manifest.plans or not manifest.files.keys() >= set(named):
+            raise ValueError("it names no plan, or a file without a digest")
+        return manifest
 
     def verify(self, root: Traversable) -> None:
         """Compare every file with its digest. DamagedWheelError names the first that is missing or differs."""
         for file, digest in sorted(self.files.items()):
             try:
                 content = root.joinpath(file).read_bytes()
-            except OSError as error:
-                raise DamagedWheelError(f"{file} is missing: {error}") from error
+            except Exception as error:
+                how = "is missing" if isinstance(error, FileNotFoundError) else "cannot be read"
+                raise DamagedWheelError(f"{file} {how}: {error}") from error
             if hashlib.sha256(content).hexdigest() != digest:
                 raise DamagedWheelError(f"{file} differs from its digest in {MANIFEST}")
 

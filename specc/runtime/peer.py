@@ -30,7 +30,11 @@ def schema(plan: Plan) -> dict[str, Any]:
         "page_size": plan.kv["page_size"],
         "draft_positions": plan.kv["draft_positions"],
         "carry": {
-            field.name: {"dtype": field.dtype, "shape": [plan.size(axis) for axis in field.axes[1:]]}
+            field.name: {
+                "dtype": field.dtype,
+                "shape": [plan.size(axis) for axis in field.axes[1:]],
+                "limit": plan.dims.get(field.limit or "", field.limit),
+            }
             for field in plan.carry.values()
         },
         "kv_pools": {

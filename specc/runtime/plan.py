@@ -15,12 +15,16 @@ FORMAT = 3
 BATCH_AXIS = "B"
 RAGGED_AXIS = "T"
 """The axis of all prompt tokens of a prefill: the sum of the batch's lengths, known only at run time."""
+CONTEXT_AXIS = "C"
+"""The axis of the request table's columns, as many as the engine has bound."""
 TABLE = "req_to_token"
 PROMPT = "prompt_tokens"
 """The inputs that are the engine's request table, and the tokens of a prefill's prompts."""
 OF_TENSORS = ("value", "buffer", "input", "stride", "size")
 KINDS = (*OF_TENSORS, "slot_stride", "literal")
 """The kinds of kernel arguments; `target` of the first few names a value, an input or a buffer."""
+STORES = frozenset({"carry.store", "carry.append", "relay.publish"})
+"""The ops that write pool rows."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +74,15 @@ class KvPool:
 
 @dataclass(frozen=True)
 class Field:
-    """A named typed array: an input of the program, or a carried value (axes start with `B`)."""
+    """A named typed array: an input of the program, or a carried value (axes start with `B`).
+
+    `limit`, of a carried value: the axis or the count that its values are checked with, see `RecordField`.
+    """
 
     name: str
     dtype: str
     axes: tuple[str, ...]
+    limit: str | None = None
 
 
 @dataclass(frozen=True)
@@ -187,7 +195,7 @@ class Plan:
     dims: Mapping[str, int]
     kv: Mapping[str, Any]
     kv_pools: Mapping[str, KvPool]
-    models: Mapping[str, Any]
+    models: Mapping[str, Mapping[str, Any]]
     options: Mapping[str, Any]
     disaggregation: bool
     inputs: Mapping[str, Field]
@@ -253,6 +261,11 @@ class Plan:
             else:
                 names |= _read_by(node)
         return frozenset(names & set(self.inputs))
+
+    def stores(self, entry: str) -> frozenset[str]:
+        """Names of the nodes of `entry` that write pool rows."""
+        launches = [node for node in self.nodes(entry) if isinstance(node, Launch)]
+        return frozenset(node.name for node in launches if not STORES.isdisjoint(call.op for call in node.ops))
 
     def engine_reads(self, node: Launch) -> frozenset[str]:
         """Buffers that a launch reads where a forward of the engine has returned them."""

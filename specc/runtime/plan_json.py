@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+from importlib.resources.abc import Traversable
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from .errors import DamagedWheelError, PlanError
@@ -30,28 +29,36 @@ from .plan import (
     Plan,
     Value,
 )
+from .typed import check_types, listed, read_json
 
 Json = Mapping[str, Any]
+DTYPES = frozenset({"i1", "u8", "i32", "i64", "f16", "bf16", "f32"})
+"""Those of `semantics`, which needs torch."""
+KV = {"page_size": (int,), "window": (int,), "reserve": (int,), "longest": (int, type(None)), "draft_positions": (str,)}
+STEP_AXES = ("B", "P", "S", "A", "N", "V")
+"""Axes whose size the runtime itself asks for."""
 
 
-def load_plan(root: Path, file: str = PLAN) -> Plan:
+def load_plan(root: Traversable, file: str = PLAN) -> Plan:
     """A plan in the package folder `root`, by default that of the deepest program.
 
     DamagedWheelError when it is missing or not JSON, PlanError as below.
     """
     try:
-        data = json.loads((root / file).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        data = read_json(root.joinpath(file).read_text(encoding="utf-8"))
+    except Exception as error:  # whatever an archive has to say, too
         raise DamagedWheelError(f"{file}: {error}") from error
     return read_plan(data)
 
 
 def read_plan(data: Json) -> Plan:
     """The plan in `data`. Raises PlanError on another format, a missing key or a dangling name."""
-    if data.get("format") != FORMAT:
-        raise PlanError(f"plan format {data.get('format')!r}, this runtime reads format {FORMAT}")
+    form = data.get("format") if isinstance(data, Mapping) else None
+    if form != FORMAT:
+        raise PlanError(f"plan format {form!r:.80}, this runtime reads format {FORMAT}")
     try:
         plan = _plan(data)
+        check_types(plan, "the plan")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PlanError(f"malformed plan: {type(error).__name__}: {error}") from error
     _check(plan)
@@ -63,38 +70,43 @@ def _plan(data: Json) -> Plan:
         name=data["name"],
         algorithm=data["algorithm"],
         specc=data["specc"],
-        dims={axis: int(size) for axis, size in data["dims"].items() if size is not None},
-        kv=dict(data["kv"]),
+        dims={axis: size for axis, size in data["dims"].items() if size is not None},
+        kv=data["kv"],
         kv_pools={owner: _kv_pool(owner, item) for owner, item in data["kv_pools"].items()},
-        models=dict(data["models"]),
-        options=dict(data["options"]),
-        disaggregation=bool(data["disaggregation"]),
-        inputs={item["name"]: _field(item) for item in data["inputs"]},
-        carry={item["name"]: _field(item) for item in data["carry"]},
-        outputs=tuple(Output(item["name"], item["value"], item["entry"]) for item in data["outputs"]),
+        models=data["models"],
+        options=data["options"],
+        disaggregation=data["disaggregation"],
+        inputs={item["name"]: _field(item) for item in listed(data["inputs"])},
+        carry={item["name"]: _field(item) for item in listed(data["carry"])},
+        outputs=tuple(Output(item["name"], item["value"], item["entry"]) for item in listed(data["outputs"])),
         values={name: Value(v["buffer"], v["dtype"], _axes(v)) for name, v in data["values"].items()},
-        buffers={item["name"]: _buffer(item) for item in data["buffers"]},
+        buffers={item["name"]: _buffer(item) for item in listed(data["buffers"])},
         kernels={name: _kernel(name, item) for name, item in data["kernels"].items()},
-        phases=tuple(Phase(p["name"], p["entry"], tuple(map(_node, p["nodes"]))) for p in data["phases"]),
-        captures=tuple(_capture(item) for item in data["captures"]),
-        segments=tuple(_capture(item) for item in data["segments"]),
-        buckets=tuple(sorted(data["buckets"])),
-        memory={key: int(size) for key, size in data["memory"].items()},
-        totals=dict(data["totals"]),
+        phases=tuple(map(_phase, listed(data["phases"]))),
+        captures=tuple(_capture(item) for item in listed(data["captures"])),
+        segments=tuple(_capture(item) for item in listed(data["segments"])),
+        buckets=tuple(sorted(listed(data["buckets"]))),
+        memory=data["memory"],
+        totals=data["totals"],
     )
 
 
+def _phase(item: Json) -> Phase:
+    return Phase(item["name"], item["entry"], tuple(map(_node, listed(item["nodes"]))))
+
+
 def _axes(item: Json) -> tuple[str, ...]:
-    return tuple(str(axis) for axis in item["axes"])
+    return tuple(str(axis) for axis in listed(item["axes"]))
 
 
 def _field(item: Json) -> Field:
-    return Field(item["name"], item["dtype"], _axes(item))
+    limit = item.get("limit")
+    return Field(item["name"], item["dtype"], _axes(item), None if limit is None else str(limit))
 
 
 def _kv_pool(owner: str, item: Json) -> KvPool:
-    sizes = (int(item[key]) for key in ("layers", "buffers", "row_bytes"))
-    return KvPool(owner, *sizes, dtype=item["dtype"], bound=bool(item["bound"]))
+    sizes = (item[key] for key in ("layers", "buffers", "row_bytes"))
+    return KvPool(owner, *sizes, dtype=item["dtype"], bound=item["bound"])
 
 
 def _buffer(item: Json) -> Buffer:
@@ -103,13 +115,13 @@ def _buffer(item: Json) -> Buffer:
         name=item["name"],
         dtype=item["dtype"],
         axes=_axes(item),
-        shape=tuple(item["shape"]),
-        strides=tuple(item["strides"]),
+        shape=listed(item["shape"]),
+        strides=listed(item["strides"]),
         owner=item["owner"],
-        offset=int(item["offset"]) if arena else None,
-        bytes=int(item["bytes"]),
+        offset=item["offset"] if arena else None,
+        bytes=item["bytes"],
         init=item["init"],
-        alignment=int(item.get("alignment", 16)),
+        alignment=item.get("alignment", 16),
     )
 
 
@@ -119,41 +131,42 @@ def _kernel(name: str, item: Json) -> Kernel:
         family=item["family"],
         function=item["function"],
         source=item["source"],
-        flags=dict(item["flags"]),
-        constants=dict(item["constants"]),
-        arguments=tuple((argument, kind) for argument, kind in item["arguments"]),
-        aligned=tuple(item["aligned"]),
-        num_warps=int(item["num_warps"]),
-        num_stages=int(item["num_stages"]),
+        flags=item["flags"],
+        constants=item["constants"],
+        arguments=tuple(map(listed, listed(item["arguments"]))),
+        aligned=listed(item["aligned"]),
+        num_warps=item["num_warps"],
+        num_stages=item["num_stages"],
     )
 
 
 def _ops(item: Json) -> tuple[OpCall, ...]:
-    return tuple(
-        OpCall(op["op"], tuple(op["operands"]), tuple(op["results"]), dict(op["attrs"])) for op in item.get("ops", ())
-    )
+    ops = listed(item.get("ops", ()))
+    return tuple(OpCall(op["op"], listed(op["operands"]), listed(op["results"]), op["attrs"]) for op in ops)
 
 
 def _argument(item: Json) -> Argument:
     for kind in KINDS:
         if kind in item:
-            return Argument(item["name"], kind, item[kind], int(item.get("axis", 0)))
+            if type(item[kind]) is not (int if kind == "literal" else str):
+                raise TypeError(f"{kind} of argument {item['name']!r} is {item[kind]!r:.80}")
+            return Argument(item["name"], kind, item[kind], item.get("axis", 0))
     raise PlanError(f"argument {item['name']!r} has no binding: {', '.join(KINDS[:-1])} or {KINDS[-1]}")
 
 
 def _node(item: Json) -> Node:
     if item["kind"] == "launch":
-        grid = {int(bucket): (int(g[0]), int(g[1]), int(g[2])) for bucket, g in item["grid"].items()}
-        return Launch(item["name"], item["kernel"], _ops(item), tuple(_argument(a) for a in item["args"]), grid)
+        grid = {int(bucket): listed(g) for bucket, g in item["grid"].items()}
+        return Launch(item["name"], item["kernel"], _ops(item), tuple(_argument(a) for a in listed(item["args"])), grid)
     if item["kind"] == "external":
-        operands, results = dict(item["operands"]), dict(item["results"])
+        operands, results = item["operands"], item["results"]
         return External(item["name"], item["callback"], item["step"], item["capture"], operands, results)
     raise PlanError(f"node {item['name']!r} is of unknown kind {item['kind']!r}")
 
 
 def _capture(item: Json) -> Capture:
-    edges = tuple((str(first), str(second)) for first, second in item["edges"])
-    return Capture(item["name"], item["entry"], tuple(item["phases"]), tuple(item["nodes"]), edges)
+    edges = tuple(map(listed, listed(item["edges"])))
+    return Capture(item["name"], item["entry"], listed(item["phases"]), listed(item["nodes"]), edges)
 
 
 def _check(plan: Plan) -> None:
@@ -162,6 +175,7 @@ def _check(plan: Plan) -> None:
         raise PlanError(f"buckets must be positive, got {list(plan.buckets)}")
     if plan.buckets[-1] != plan.dims.get("B"):
         raise PlanError(f"the largest bucket is {plan.buckets[-1]}, axis B has {plan.dims.get('B')}")
+    _check_fields(plan)
     for name, value in plan.values.items():
         if value.buffer not in plan.buffers and name not in plan.inputs:
             raise PlanError(f"value {name!r} is in the unknown buffer {value.buffer!r}")
@@ -182,6 +196,26 @@ def _check(plan: Plan) -> None:
         for node in phase.nodes:
             _check_node(plan, node)
     _check_segments(plan)
+
+
+def _check_fields(plan: Plan) -> None:
+    """What a type alone does not say: known dtypes, room for arena buffers, the sizes that every step needs."""
+    named = [*plan.values.items(), *plan.buffers.items(), *plan.inputs.items(), *plan.carry.items()]
+    for name, field in named:
+        if field.dtype not in DTYPES:
+            raise PlanError(f"{name!r} is of the unknown dtype {field.dtype!r}")
+    for buffer in plan.buffers.values():
+        if buffer.owner != "arena":
+            continue
+        if buffer.offset is None or len(buffer.shape) != len(buffer.strides):
+            raise PlanError(f"malformed plan: buffer {buffer.name!r} has no offset, or not a stride for every axis")
+        if buffer.offset + buffer.bytes > plan.memory.get("arena", 0):
+            raise PlanError(f"buffer {buffer.name!r} ends behind the arena")
+    for key, kinds in KV.items():
+        if key not in plan.kv or type(plan.kv[key]) not in kinds:
+            raise PlanError(f"malformed plan: kv.{key} is {plan.kv.get(key)!r:.80}")
+    for axis in STEP_AXES:
+        plan.size(axis)
 
 
 def _check_segments(plan: Plan) -> None:

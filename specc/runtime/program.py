@@ -101,7 +101,7 @@ class Program:
         Raises BindError when a callback is missing, tables or buffers do not fit, or capture is asked of a CPU program.
         """
         cuda = self.device.type == "cuda"
-        if capture not in (True, False, None, "segments"):
+        if not isinstance(capture, bool | str | None) or capture not in (True, False, None, "segments"):
             raise BindError(f"capture is True, False, None or 'segments', got {capture!r}")
         if capture:
             check_device(self.device)
@@ -134,12 +134,18 @@ def load(root: Path, device: str | torch.device = "cuda", *, verify: bool = True
         manifest.verify(root)
     manifest.check_torch(torch.__version__)
     plans = [load_plan(root, file) for file in manifest.plans.values()]
-    resolved = _resolve(torch.device(device))
+    resolved = _resolve(device)
     return Program(plans, manifest, resolved, _backend(plans, manifest, root, resolved))
 
 
-def _resolve(device: torch.device) -> torch.device:
+def _resolve(given: str | torch.device) -> torch.device:
     """The device with its number. UnsupportedDeviceError when torch cannot reach it."""
+    if not isinstance(given, str | torch.device):
+        raise UnsupportedDeviceError(f"device {given!r} is a {type(given).__name__}, not a name such as 'cuda:0'")
+    try:
+        device = torch.device(given)
+    except RuntimeError as error:
+        raise UnsupportedDeviceError(f"device {given!r}: {error}") from error
     if device.type == "cpu":
         return torch.device("cpu")
     if device.type != "cuda":
@@ -151,6 +157,9 @@ def _resolve(device: torch.device) -> torch.device:
             f"device {device}: torch {torch.__version__} drives AMD GPUs; programs load on NVIDIA's and on the CPU"
         )
         raise UnsupportedDeviceError(f"{message}, and their gfx machine code is for inspection")
+    count = torch.cuda.device_count()
+    if device.index is not None and device.index >= count:
+        raise UnsupportedDeviceError(f"device {device}: torch finds {count} CUDA device(s)")
     return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
 
 

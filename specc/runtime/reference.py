@@ -23,13 +23,14 @@ from torch import Tensor
 
 from .reference_kv import KV_OPS
 from .reference_ngram import NGRAM_OPS
+from .reference_slots import SLOT_OPS
 from .reference_tree import TREE_OPS
 from .semantics import DTYPES, Attrs, Dims, Semantics, Tensors, comparable, ranking, zero_rows
 from .semantics import register as _register
 
 Pools: TypeAlias = MutableMapping[str, Tensor]
 
-OPS: dict[str, Semantics] = {**TREE_OPS, **NGRAM_OPS}
+OPS: dict[str, Semantics] = {**SLOT_OPS, **TREE_OPS, **NGRAM_OPS}
 STATE_OPS = frozenset({"carry.load", "carry.store", "carry.append", "relay.publish"})
 
 
@@ -110,71 +111,6 @@ def carry_append(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     updated = pool.clone()
     updated[rows[:, None].expand_as(entries)[kept], entries[kept]] = values[kept]
     return (updated,)
-
-
-# --- positions and slots ----------------------------------------------------------------------------------------------
-
-
-@_register(OPS, "kv.positions")
-def kv_positions(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Lengths i64[B] -> i64[B, X]: max(0, seq_lens[b] + offset + stride * i); i64[B] without an axis."""
-    (seq_lens,) = operands
-    if not attrs["axis"]:
-        return ((seq_lens + int(attrs["offset"])).clamp(min=0),)
-    steps = torch.arange(dims[attrs["axis"]], device=seq_lens.device, dtype=torch.int64)
-    return ((seq_lens[:, None] + int(attrs["offset"]) + int(attrs["stride"]) * steps).clamp(min=0),)
-
-
-@_register(OPS, "kv.advance")
-def kv_advance(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Positions i64[...] -> positions + 1."""
-    (positions,) = operands
-    return (positions + 1,)
-
-
-@_register(OPS, "kv.verify_slots")
-@_register(OPS, "kv.extend_slots")
-@_register(OPS, "kv.slots")
-def kv_slots(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """req_to_token i32[P, C], rows i64[B], seq_lens i64[B] -> slots i64[B, X], or i64[D, B, 1] along axis D.
-
-    Entry i is the slot of position seq_lens[b] + offset + i; padding rows: slot 0. IndexError beyond column C.
-    """
-    table, rows, seq_lens = operands
-    axis = attrs["axis"]
-    positions = seq_lens[:, None] + int(attrs["offset"]) + torch.arange(dims[axis], device=rows.device)
-    slots = _look_up(table, rows, positions)
-    return (slots.t()[..., None].contiguous() if axis == "D" else slots,)
-
-
-@_register(OPS, "kv.draft_slots")
-@_register(OPS, "kv.branch_slots")
-def kv_branch_slots(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """req_to_token i32[P, C], rows i64[B], seq_lens i64[B] -> slots i64[D, B, K].
-
-    With base = seq_len + offset and run = room + base % page, rounded up to pages: forward i of branch k has the slot
-    of position base + k * run + i; padding rows: slot 0. IndexError beyond column C.
-    """
-    table, rows, seq_lens = operands
-    base = (seq_lens + int(attrs["offset"]))[:, None, None]
-    run = branch_run(base, int(attrs["page"]), int(attrs["room"]))
-    forwards = torch.arange(dims["D"], device=rows.device)
-    branches = torch.arange(dims["K"], device=rows.device)[:, None]
-    positions = (base + branches * run + forwards).flatten(1)
-    slots = _look_up(table, rows, positions).view(rows.shape[0], dims["K"], dims["D"])
-    return (slots.permute(2, 0, 1).contiguous(),)
-
-
-def branch_run(base: Tensor, page: int, room: int) -> Tensor:
-    """Positions from one branch to the next: room and the partly filled page before `base`, in whole pages."""
-    return (base % page + room + page - 1) // page * page
-
-
-def _look_up(table: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
-    """Slots i64[B, X] of positions i64[B, X]; padding rows: slot 0."""
-    padding = rows == 0
-    slots = table[rows[:, None], torch.where(padding[:, None], 0, positions)].to(torch.int64)
-    return zero_rows(slots, padding)
 
 
 # --- vocabulary -------------------------------------------------------------------------------------------------------

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from .arena import Arena
-from .carry import Carry
+from .carry import Carry, check_carry
 from .errors import CarryError
 from .plan import Plan
 from .tables import batch_rows
+from .torn import Torn
+from .transfer import RecordLayout
 
 
 class RelayPools(MutableMapping[str, Tensor]):
@@ -45,32 +47,41 @@ class RelayPools(MutableMapping[str, Tensor]):
 class Relay:
     """Moves carried state out of and into the pool rows, as a `Carry`."""
 
-    def __init__(self, pools: RelayPools, rows: int, device: torch.device) -> None:
+    def __init__(self, pools: RelayPools, rows: int, device: torch.device, layout: RecordLayout, torn: Torn) -> None:
         """A view of `pools`, of which requests use the first `rows` rows; holds no state of its own."""
         self._pools, self._rows, self._device = pools, rows, device
+        self._layout, self._torn = layout, torn
 
     def read(self, rows: Sequence[int] | Tensor) -> Carry:
         """A copy of the state of pool rows `rows`, in that order.
 
-        BatchError on rows out of range or repeated. Of a tensor i64[n] on the device no value is checked, and nobody
-        waits for it.
+        BatchError on rows out of range or repeated, TornError on torn ones. Of a tensor i64[n] on the device no other
+        value is checked, and nobody waits for it unless some row is torn.
         """
-        index = self._index(rows)
+        checked = batch_rows(rows, self._rows, self._device)
+        self._torn.check(checked)
+        index = self._index(checked)
         return Carry({field: self._pools[field][index] for field in self._pools})
 
     def write(self, rows: Sequence[int] | Tensor, carry: Carry) -> None:
-        """Put row i of `carry` into pool row `rows[i]`.
+        """Put row i of `carry` into pool row `rows[i]`, which is not torn any more.
 
-        Raises CarryError when the carry does not fit the program or has another number of rows, BatchError as `read`;
-        nothing is written then.
+        Raises CarryError when the carry does not fit the program or has another number of rows, BatchError as `read`,
+        FieldError when a value is beyond its field's limit; nothing is written then. With rows as a tensor no value is
+        checked, and nobody waits.
         """
-        index = self._index(rows)
-        if len(carry) != len(rows):
+        checked = batch_rows(rows, self._rows, self._device)
+        check_carry(carry)
+        if len(carry) != len(checked):
             raise CarryError(f"a carry of {len(carry)} rows for {len(rows)} pool rows")
         carry.check_like(Carry({field: self._pools[field][:0] for field in self._pools}))
-        for field, values in carry.fields.items():
-            self._pools[field][index] = values
+        if not isinstance(rows, Tensor):
+            self._layout.check(carry, rows)
+        index = self._index(checked)
+        with self._torn.unless_done(checked):
+            for field, values in carry.fields.items():
+                self._pools[field][index] = values
+        self._torn.mend(checked)
 
-    def _index(self, rows: Sequence[int] | Tensor) -> Tensor:
-        found = batch_rows(rows, self._rows, self._device)
-        return found if isinstance(found, Tensor) else torch.tensor(found, dtype=torch.int64, device=self._device)
+    def _index(self, rows: list[int] | Tensor) -> Tensor:
+        return rows if isinstance(rows, Tensor) else torch.tensor(rows, dtype=torch.int64, device=self._device)

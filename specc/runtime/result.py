@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .health import faults
+
 SPAN_LIMIT = 1 << 20
 """Outputs that lie within this many bytes of one allocation come to the host in one copy."""
 
@@ -28,6 +30,10 @@ class HostResult:
         if "predict" not in self.outputs:
             return [self.bonus[request]]
         return self.predict[request][: self.accept_lens[request]]
+
+    def faults(self, request: int) -> tuple[str, ...]:
+        """What the health word of request `request` says went wrong, by name; see `health.FAULTS`."""
+        return faults(self.health[request])
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from .capture import Recorder, Replays, warm_up
-from .frame import After, Frame
+from .frame import Frame, Progress
 from .plan import External, Launch, Node, Plan
 
 
@@ -71,24 +71,20 @@ class SegmentGraphs:
         self._recorded: dict[tuple[int, str], Recorded] = {}
         self.recorder = recorder = Recorder(device, beside)
         idle()
-        warm_up(plan.buckets, partial(self._run, self._launch))
+        warm_up(plan.buckets, lambda bucket: self._run(self._launch, bucket, Progress()))
         for bucket in reversed(plan.buckets):
-            self._run(partial(self._capture, recorder), bucket)
+            self._run(partial(self._capture, recorder), bucket, Progress())
         self.bytes: Mapping[int, int] = recorder.bytes
 
-    def replay(self, bucket: int, after: After | None = None) -> Frame:
+    def replay(self, bucket: int, progress: Progress) -> Frame:
         """Queue a step of `bucket` on the current stream: forwards are called, segments replayed where they can be."""
-        return self._run(self._replay, bucket, after)
+        return self._run(self._replay, bucket, progress)
 
-    def _run(self, handle: Callable[[Segment, Frame], None], bucket: int, after: After | None = None) -> Frame:
+    def _run(self, handle: Callable[[Segment, Frame], None], bucket: int, progress: Progress) -> Frame:
         frame = self._start(bucket)
         for part in self._parts:
-            if isinstance(part, Segment):
-                handle(part, frame)
-            else:
-                self._execute(part, frame)
-            if after is not None and after.node in _names(part):
-                after.act(frame)
+            how = partial(handle, part) if isinstance(part, Segment) else partial(self._execute, part)
+            progress.queue(_names(part), frame, partial(how, frame))
         return frame
 
     def _launch(self, segment: Segment, frame: Frame) -> None:

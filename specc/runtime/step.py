@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from dataclasses import fields
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Literal
 
@@ -14,12 +15,12 @@ from torch import Tensor
 
 from .arena import Arena
 from .backends import Backend
-from .batch import Batch, check_lengths
+from .batch import Batch, check_lengths, integers
 from .capture import Graphs, Recorder, Replays
 from .carry import Carry
 from .errors import BatchError, BindError
 from .external import call, check_callbacks
-from .frame import After, Frame
+from .frame import After, Frame, Progress
 from .kv_pools import KvPools
 from .memory import Memory
 from .plan import PROMPT, TABLE, External, Node, Plan
@@ -29,6 +30,7 @@ from .result import StepResult
 from .segments import SegmentGraphs
 from .staging import Staging
 from .tables import TableGuard, batch_column, batch_rows, check_request_table, check_tables, prompt_tokens
+from .torn import Torn
 from .transfer import Record, RecordLayout, Requests
 
 ROWS, LENGTHS = "req_pool_indices", "seq_lens"
@@ -73,23 +75,27 @@ class Step:
         """Allocate the arena. BindError when the step's callbacks, tables or KV buffers do not fit."""
         check_callbacks(plan, callbacks, "step")
         check_request_table(plan, device, req_to_token)
-        self._table, self._tables = req_to_token, check_tables(plan, device, tables or {})
+        self._table, self._tables = req_to_token, check_tables(plan, device, {} if tables is None else tables)
         self._plan = plan
         self._backend = backend
         self._device = device
         self._callbacks = callbacks
-        self._kv = KvPools(plan, device, kv_pools or {})
+        self._kv = KvPools(plan, device, {} if kv_pools is None else kv_pools)
+        self._kv.check_apart({TABLE: req_to_token, **self._tables})
         self._arena = Arena(plan, device, poison, memory)
         self._kv.write_pointers(self._arena)
+        self._depths = {self.num_steps: self} if depths is None else depths
+        beside = next(iter(self._depths.values()), self)
+        self._torn = Torn(req_to_token.shape[0]) if beside is self else beside._torn
         self._pools = RelayPools(plan, self._arena)
-        self._relay = Relay(self._pools, req_to_token.shape[0], device)
-        self._layout = RecordLayout.of(plan)
+        self._layout = RecordLayout.of(plan, req_to_token.shape[1])
+        self._relay = Relay(self._pools, req_to_token.shape[0], device, self._layout, self._torn)
         self._inputs = {entry: plan.written_inputs(entry) for entry in ENTRIES}
+        self._stores = plan.stores("step")
         self._reads_prompt = {entry: PROMPT in plan.reads(entry) for entry in ENTRIES}
         self._staging = {entry: Staging(plan, self._arena, self._inputs[entry]) for entry in ENTRIES}
         self._guard = TableGuard({TABLE: req_to_token, **self._tables})
         self._execute = in_ranges(self._dispatch) if nvtx else self._dispatch
-        self._depths = {self.num_steps: self} if depths is None else depths
         self._graphs: Graphs | SegmentGraphs | None = None
 
     @property
@@ -102,10 +108,11 @@ class Step:
 
         BindError when the program was not compiled for it.
         """
-        if num_steps not in self._depths:
+        try:
+            return self._depths[integers([num_steps], "num_steps")[0]]
+        except (BatchError, KeyError):
             known = ", ".join(map(str, sorted(self._depths)))
-            raise BindError(f"the program was not compiled for num_steps {num_steps}; there is {known}")
-        return self._depths[num_steps]
+            raise BindError(f"the program was not compiled for num_steps {num_steps!r}; there is {known}") from None
 
     @property
     def pools(self) -> Mapping[str, Tensor]:
@@ -114,6 +121,14 @@ class Step:
         They stay where they are, and are those of all depths. Row 0 is the padding row.
         """
         return MappingProxyType(self._pools)
+
+    @property
+    def torn(self) -> frozenset[int]:
+        """Pool rows, at all depths, that a call which raised has left halfway.
+
+        Until their prefill, or `write_carry`, a call that reads their state raises TornError.
+        """
+        return frozenset(self._torn.rows)
 
     @property
     def memory(self) -> Memory:
@@ -132,7 +147,7 @@ class Step:
         For engines whose forwards cannot run while they bind: captures run them on padding rows, and change no pool
         row. BindError when it is done already, not on CUDA, not as the plan has it, or when a table has moved.
         """
-        if how not in (True, "segments"):
+        if not isinstance(how, bool | str) or how not in (True, "segments"):
             raise BindError(f"what to capture is True or 'segments', got {how!r}")
         if any(step._graphs for step in self._depths.values()):
             raise BindError("the step has been captured already")
@@ -157,30 +172,35 @@ class Step:
                 them has been queued, once; not for an empty batch. Without a graph of the whole step that is before
                 what follows verification, so that a scheduler may go on with them.
 
-        Raises BatchError on a batch that cannot run, ForwardContractError when a callback breaks its contract, and
-        BindError when `req_to_token` or a table has moved under a captured step, or KV buffers that kernels touch have.
+        Raises BatchError on a batch that cannot run, of these TornError when a row of it is torn, ForwardContractError
+        when a callback breaks its contract, BindError when `req_to_token` or a table has moved under a captured step,
+        or KV buffers that kernels touch have, and whatever a callback or `on_commit` raises. Whoever raises before
+        state is written, leaves it as it was: the step may be run again. Afterwards the rows of the batch are torn.
 
         """
         columns = self._columns("step", batch)
-        rows = len(columns[ROWS])
+        rows, (at_least,) = len(columns[ROWS]), integers([at_least], "at_least")
         if rows == 0 and at_least == 0:
             return self._result("step", self._frame(0), 0)
         size = self._size(max(rows, at_least)) if at_least or self._graphs else rows
-        after = self._on_commit(on_commit, rows)
-        with self._on_device():
+        self._torn.check(columns[ROWS])
+        progress = Progress(self._stores, self._on_commit(on_commit, rows))
+        sent = self._sent(columns[ROWS])
+        with self._on_device(), self._torn.unless_done(sent, lambda: progress.begun):
             self._kv.check_place()
             if self._graphs is not None:
                 self._guard.check()
             self._staging["step"].send(columns, size)
-            frame = self._graphs.replay(size, after) if self._graphs else self._run("step", self._frame(size), after)
-        return self._result("step", frame, rows)
+            graphs = self._graphs
+            frame = graphs.replay(size, progress) if graphs else self._run("step", self._frame(size), progress)
+            return self._result("step", frame, rows)
 
     def prefill(self, batch: Batch, *, run_idle: bool = False) -> StepResult:
         """Prefill target and draft for the batch's prompts; `bonus` is the first token of every request.
 
         `batch.seq_lens` are the prompt lengths, as integers. With `run_idle` an empty batch calls all forwards, with 0
         rows and 0 tokens, instead of none. Raises BatchError and ForwardContractError as `decode`, and BindError when
-        the callbacks lack a method of the prefill.
+        the callbacks lack a method of the prefill. When a forward raises, the rows of the batch are torn.
         """
         check_callbacks(self._plan, self._callbacks, "prefill")
         columns = self._columns("prefill", batch)
@@ -190,24 +210,30 @@ class Step:
         tokens = sum(lengths)
         if rows == 0 and not run_idle:
             return self._result("prefill", self._frame(0), 0)
-        with self._on_device():
+        progress = Progress(frozenset(node.name for node in self._plan.nodes("prefill")))
+        sent = self._sent(columns[ROWS])
+        with self._on_device(), self._torn.unless_done(sent, lambda: progress.begun):
             given = batch.prompt_tokens
-            prompt = {} if given is None else {PROMPT: prompt_tokens(given, tokens, self._device)}
+            prompt = {} if given is None else {PROMPT: prompt_tokens(given, tokens, self._plan.size("V"), self._device)}
             self._staging["prefill"].send(columns, rows)
-            frame = self._run("prefill", self._frame(rows, tokens, prompt))
-        return self._result("prefill", frame, rows)
+            frame = self._run("prefill", self._frame(rows, tokens, prompt), progress)
+            self._torn.mend(sent)
+            return self._result("prefill", frame, rows)
 
     def read_carry(self, rows: Sequence[int] | Tensor) -> Carry:
-        """A copy of the state of pool rows `rows`. BatchError when one is out of range or repeated.
+        """A copy of the state of pool rows `rows`.
 
+        BatchError when one is out of range or repeated, of these TornError when one is torn.
         Rows may be i64[n] on the device: then nobody waits for them, and their values are the engine's word.
         """
         return self._relay.read(rows)
 
     def write_carry(self, rows: Sequence[int] | Tensor, carry: Carry) -> None:
-        """Put row i of `carry` into pool row `rows[i]`. CarryError or BatchError, and no change, if it cannot.
+        """Put row i of `carry` into pool row `rows[i]`, which is not torn then.
 
-        Rows as for `read_carry`.
+        CarryError or BatchError, and no change, if it cannot.
+        Rows as for `read_carry`: with integers, which are sent to the device and waited for, values beyond the limits
+        of their fields are a FieldError; with a tensor they are the engine's word, like the rows.
         """
         self._relay.write(rows, carry)
 
@@ -225,13 +251,16 @@ class Step:
 
     def _columns(self, entry: str, batch: Batch) -> dict[str, list[int] | Tensor]:
         """The batch by input name: checked lists of integers, or tensors on the device."""
+        if not all(hasattr(batch, field.name) for field in fields(Batch)):
+            raise BatchError(f"{entry} takes a Batch, got a {type(batch).__name__}")
         rows = batch_rows(batch.req_pool_indices, self._table.shape[0], self._device)
         if len(rows) > self._plan.buckets[-1]:
             raise BatchError(f"{len(rows)} requests, the largest bucket holds {self._plan.buckets[-1]}")
         columns: dict[str, list[int] | Tensor] = {ROWS: rows}
-        room = self._table.shape[1]
-        if entry == "step":
-            room = min(room - int(self._plan.kv["window"]), self._plan.kv["longest"] or room)
+        room, longest = self._table.shape[1], self._plan.kv["longest"]
+        # A draft at true positions prefills the first token behind the prompt.
+        room -= int(self._plan.kv["window" if entry == "step" else "first_draft_position"])
+        room = room if longest is None else min(room, int(longest))
         if isinstance(batch.seq_lens, Tensor):
             columns[LENGTHS] = batch_column(LENGTHS, batch.seq_lens, self._device, len(rows))
         elif batch.seq_lens is not None:
@@ -245,6 +274,8 @@ class Step:
 
     def _size(self, rows: int) -> int:
         """The bucket that holds so many rows."""
+        if rows < 0:
+            raise BatchError(f"at least {rows} rows")
         if rows > self._plan.buckets[-1]:
             raise BatchError(f"at least {rows} rows, the largest bucket holds {self._plan.buckets[-1]}")
         return self._plan.bucket(rows)
@@ -253,18 +284,23 @@ class Step:
         inputs = {**self._tables, **(prompt or {})}
         return Frame(self._plan, self._arena, self._pools, self._table, rows, ragged, self._kv.buffers, inputs)
 
-    def _run(self, entry: str, frame: Frame, after: After | None = None) -> Frame:
+    def _run(self, entry: str, frame: Frame, progress: Progress | None = None) -> Frame:
         """Run the nodes of an entry in order, on the current stream."""
+        progress = progress or Progress()
         for node in self._plan.nodes(entry):
-            self._execute(node, frame)
-            if after is not None and after.node == node.name:
-                after.act(frame)
+            progress.queue((node.name,), frame, partial(self._execute, node, frame))
         return frame
+
+    def _sent(self, rows: list[int] | Tensor) -> list[int] | Tensor:
+        """The rows of a batch where nobody else writes: an engine may use its tensor for the next one meanwhile."""
+        return rows if isinstance(rows, list) else self._arena.view(ROWS, len(rows))
 
     def _on_commit(self, on_commit: Callable[[Tensor], object] | None, rows: int) -> After | None:
         """Call it with the new lengths of so many rows."""
         if on_commit is None or rows == 0:
             return None
+        if not callable(on_commit):
+            raise BatchError(f"on_commit is a {type(on_commit).__name__}, which cannot be called")
         node, value = self._commit
         return After(node, lambda frame: on_commit(frame.output(value, rows)))
 

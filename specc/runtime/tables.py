@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from .batch import check_rows, integers
+from .batch import LARGEST, check_rows, integers
 from .errors import BatchError, BindError
 from .plan import PROMPT, TABLE, Field, Plan
 from .semantics import DTYPES
 
 Place = tuple[int, tuple[int, ...], tuple[int, ...]]
 
-LARGEST = 1 << 30
-"""Most elements of a tensor that the engine brings: kernels number them in 32 bits."""
-
 
 def check_request_table(plan: Plan, device: torch.device, table: Tensor) -> None:
     """BindError unless the table is i32[p, C], 1 <= p <= P, with adjacent columns, on the device."""
+    if fault := plain_fault(table):
+        raise BindError(f"{TABLE} {fault}")
     if table.dtype != torch.int32 or table.dim() != 2 or table.stride(1) != 1:
         layout = f"{table.dtype}{list(table.shape)} with strides {list(table.stride())}"
         raise BindError(f"{TABLE} must be int32 [P, C] with adjacent columns, got {layout}")
     if not 1 <= table.shape[0] <= plan.size("P"):
         raise BindError(f"{TABLE} has {table.shape[0]} rows, the program has {plan.size('P')} pool rows")
+    if len(table) > 1 and table.stride(0) < table.shape[1]:
+        step = f"{table.stride(0)} elements from row to row"
+        raise BindError(f"{TABLE} has {step}, fewer than its {table.shape[1]} columns: requests would share slots")
     if table.device != device:
         raise BindError(f"{TABLE} is on {table.device}, the program on {device}")
 
@@ -32,9 +34,7 @@ def check_request_table(plan: Plan, device: torch.device, table: Tensor) -> None
 def check_tables(plan: Plan, device: torch.device, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of `plan.tables()`, by name. BindError when one is missing, unknown, or does not fit."""
     wanted = {field.name: field for field in plan.tables()}
-    for name in sorted(set(given) - set(wanted)):
-        known = ", ".join(sorted(wanted)) or "none"
-        raise BindError(f"tables has {name!r}; the program reads the tables {known}")
+    check_names("tables", given, wanted, "the program reads the tables")
     sizes = dict(plan.dims)
     for name, field in wanted.items():
         if name not in given:
@@ -43,6 +43,25 @@ def check_tables(plan: Plan, device: torch.device, given: Mapping[str, Tensor]) 
         if fault:
             raise BindError(f"table {name!r} {fault}")
     return dict(given)
+
+
+def check_names(what: str, given: Mapping[str, object], known: Collection[str], knows: str) -> None:
+    """BindError unless `given`, called `what`, is a mapping by names that are known; `knows` says to whom."""
+    if not isinstance(given, Mapping):
+        raise BindError(f"{what} is a {type(given).__name__}, not a mapping by name")
+    for name in given:
+        if name not in known:
+            raise BindError(f"{what} has {name!r}; {knows} {', '.join(sorted(known)) or 'none'}")
+
+
+def plain_fault(tensor: object) -> str:
+    """What makes something other than a dense tensor in memory of its own layout, or nothing."""
+    if not isinstance(tensor, Tensor):
+        return f"is a {type(tensor).__name__}, not a tensor"
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+        kind = "quantised" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
+        return f"is {kind}, not a dense tensor"
+    return ""
 
 
 class TableGuard:
@@ -78,8 +97,11 @@ def batch_column(name: str, column: Tensor, device: torch.device, count: int | N
     return column
 
 
-def prompt_tokens(tokens: Sequence[int] | Tensor, count: int, device: torch.device) -> Tensor:
-    """`tokens` as i64[count] on the device. BatchError when they are something else, or not that many."""
+def prompt_tokens(tokens: Sequence[int] | Tensor, count: int, vocabulary: int, device: torch.device) -> Tensor:
+    """`tokens` as i64[count] on the device. BatchError when they are something else, or not that many.
+
+    Integers must be in 0..vocabulary-1; the values of a tensor are not read.
+    """
     if isinstance(tokens, Tensor):
         fault = _fault(Field(PROMPT, "i64", ("T",)), device, tokens, {})
         if fault:
@@ -87,6 +109,9 @@ def prompt_tokens(tokens: Sequence[int] | Tensor, count: int, device: torch.devi
         found = tokens
     else:
         listed = integers(tokens, PROMPT)
+        wrong = next((token for token in listed if not 0 <= token < vocabulary), None)
+        if wrong is not None:
+            raise BatchError(f"{PROMPT} has token {wrong}, the target knows 0..{vocabulary - 1}")
         host = torch.tensor(listed, dtype=torch.int64, pin_memory=device.type == "cuda")
         found = host.to(device, non_blocking=True)
     if len(found) != count:
@@ -94,10 +119,8 @@ def prompt_tokens(tokens: Sequence[int] | Tensor, count: int, device: torch.devi
     return found
 
 
-def _fault(field: Field, device: torch.device, tensor: object, sizes: dict[str, int]) -> str:
+def _fault(field: Field, device: torch.device, tensor: Tensor, sizes: dict[str, int]) -> str:
     """What is wrong with a tensor that kernels read in place, or nothing; see `_type_fault`."""
-    if not isinstance(tensor, Tensor):
-        return f"is a {type(tensor).__name__}, not a tensor"
     if fault := _type_fault(field, device, tensor, sizes):
         return fault
     if tensor.numel() > LARGEST:
@@ -109,6 +132,8 @@ def _fault(field: Field, device: torch.device, tensor: object, sizes: dict[str, 
 
 def _type_fault(field: Field, device: torch.device, tensor: Tensor, sizes: dict[str, int]) -> str:
     """What is wrong with type and place of a tensor, or nothing; an axis that has no size yet takes the tensor's."""
+    if fault := plain_fault(tensor):
+        return fault
     if tensor.dtype != DTYPES[field.dtype]:
         return f"is {tensor.dtype}, the program reads {DTYPES[field.dtype]}"
     axes = ", ".join(field.axes)

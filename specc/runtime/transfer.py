@@ -16,13 +16,15 @@ from torch import Tensor
 from .carry import Carry
 from .errors import FieldError, MissingFieldError, RecordError
 from .peer import schema_digest
-from .plan import Plan
+from .plan import CONTEXT_AXIS, Field, Plan
 from .semantics import DTYPES
 
 ALIGNMENT = 16
 """Bytes that divide the offset of every field in a record, and the size of a record."""
 HEADER = 16
 """Bytes before the first field: the tag and the checksum, both i64."""
+UNLIMITED = 2**63 - 1
+"""What bounds a field whose limit is an axis that nobody knows here: at least it is not negative."""
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 Record: TypeAlias = Bytes | Tensor
@@ -40,6 +42,7 @@ class RecordField:
         dtype: as the plan spells it.
         shape: of one request's value.
         offset: bytes from the start of the record.
+        limit: integers are at least 0 and less than it, other numbers from 0 to it; None if any value is one.
 
     """
 
@@ -47,6 +50,7 @@ class RecordField:
     dtype: str
     shape: tuple[int, ...]
     offset: int
+    limit: int | None = None
 
     @property
     def nbytes(self) -> int:
@@ -57,6 +61,22 @@ class RecordField:
         """The field T[n, ...] of records u8[n, record_bytes], in their memory."""
         held = records[:, self.offset : self.offset + self.nbytes]
         return held.view(DTYPES[self.dtype]).view(len(records), *self.shape)
+
+    def inside(self, values: Tensor) -> Tensor:
+        """Which numbers T[...] keep to the limit; NaN keeps to none."""
+        limit = UNLIMITED if self.limit is None else self.limit
+        if DTYPES[self.dtype].is_floating_point:
+            return (values >= 0) & (values <= limit)
+        numbers = values.to(torch.int64)
+        return (numbers >= 0) & (numbers < limit)
+
+    def fault(self, value: Tensor) -> str:
+        """What is wrong with a value that does not keep to the limit, by its first such number."""
+        first = value[~self.inside(value)][0].item()
+        if self.limit == UNLIMITED:
+            return f"holds {first}, the program carries no negative numbers there"
+        end = "]" if DTYPES[self.dtype].is_floating_point else ")"
+        return f"holds {first}, the program carries numbers in [0, {self.limit}{end} there"
 
     def check(self, request: Hashable, value: object) -> None:
         """FieldError unless `value` is a tensor of one request's dtype and shape."""
@@ -87,14 +107,15 @@ class RecordLayout:
     record_bytes: int
 
     @staticmethod
-    def of(plan: Plan) -> RecordLayout:
-        """The layout of a plan's carried fields."""
+    def of(plan: Plan, columns: int | None = None) -> RecordLayout:
+        """The layout of a plan's carried fields; `columns`: C, those of the request table, if there is one."""
+        sizes = plan.dims if columns is None else {**plan.dims, CONTEXT_AXIS: columns}
         fields: list[RecordField] = []
         end = HEADER
         for name in sorted(plan.carry):
             carried = plan.carry[name]
             shape = tuple(plan.size(axis) for axis in carried.axes[1:])
-            fields.append(RecordField(name, carried.dtype, shape, end))
+            fields.append(RecordField(name, carried.dtype, shape, end, _limit(carried, sizes)))
             end = _aligned(end + fields[-1].nbytes)
         tag = int.from_bytes(bytes.fromhex(schema_digest(plan))[:8], "little", signed=True)
         return RecordLayout(tag, tuple(fields), end)
@@ -117,16 +138,26 @@ class RecordLayout:
     def unpack(self, records: Record, device: torch.device) -> Carry:
         """The carry on `device` of records u8[n, record_bytes], or of any number of them one after the other.
 
-        Raises RecordError when they are not whole records of this layout, or damaged. Waits for the device that the
-        records are on.
+        Raises RecordError when they are not whole records of this layout, or damaged, FieldError when a value is beyond
+        its field's limit. Waits for the device that the records are on.
         """
         table = _bytes(records)
         if table.dim() == 1 and len(table) % self.record_bytes == 0:
             table = table.view(-1, self.record_bytes)
         if table.dim() != 2 or table.shape[1] != self.record_bytes:
             raise RecordError(f"{list(table.shape)} bytes are not whole records of {self.record_bytes}")
-        self._verify(table, range(len(table)))
-        return self._carry(table.to(device))
+        return self._verified(table, range(len(table)), device)
+
+    def check(self, carry: Carry, requests: Sequence[Hashable]) -> None:
+        """FieldError unless all values of the requests' carry keep to their limits. Waits for its device."""
+        limited = [field for field in self.fields if field.limit is not None]
+        if not limited or not requests:
+            return
+        inside = [field.inside(carry.fields[field.name]).reshape(len(requests), -1).all(1) for field in limited]
+        for row, (request, right) in enumerate(zip(requests, torch.stack(inside, dim=1).tolist(), strict=True)):
+            for field, fine in zip(limited, right, strict=True):
+                if not fine:
+                    raise FieldError(request, field.name, field.fault(carry.fields[field.name][row]))
 
     def build_draft_input(self, requests: Requests, device: torch.device) -> Carry:
         """The carry on `device` of some requests, in their order; without any, 0 rows in the right dtypes and widths.
@@ -137,7 +168,8 @@ class RecordLayout:
 
         Raises:
             MissingFieldError: a request lacks a field.
-            FieldError: a request has a field that the program does not carry, or one of another dtype or shape.
+            FieldError: a request has a field that the program does not carry, one of another dtype or shape, or one
+                with a value beyond its limit.
             RecordError: as `unpack`, naming the request.
 
         """
@@ -159,7 +191,9 @@ class RecordLayout:
                 field.check(request, row[name])
         if not rows:
             return self._idle(device)
-        return Carry({name: _stack([row[name] for row in rows.values()]).to(device) for name in known})
+        carry = Carry({name: _stack([row[name] for row in rows.values()]) for name in known})
+        self.check(carry, list(rows))
+        return Carry({name: values.to(device) for name, values in carry.fields.items()})
 
     def _of_records(self, records: Mapping[Hashable, Record], device: torch.device) -> Carry:
         copies: list[Tensor] = []
@@ -170,12 +204,16 @@ class RecordLayout:
                 raise RecordError(f"request {request!r} has {got}", request)
         if not copies:
             return self._idle(device)
-        table = _stack(copies)
-        self._verify(table, list(records))
-        return self._carry(table.to(device))
+        return self._verified(_stack(copies), list(records), device)
 
     def _idle(self, device: torch.device) -> Carry:
         return self._carry(torch.empty((0, self.record_bytes), dtype=torch.uint8, device=device))
+
+    def _verified(self, table: Tensor, requests: Sequence[Hashable], device: torch.device) -> Carry:
+        """The carry on `device` of records u8[n, record_bytes], when nothing is wrong with them."""
+        self._verify(table, requests)
+        self.check(self._carry(table), requests)
+        return self._carry(table.to(device))
 
     def _verify(self, table: Tensor, requests: Sequence[Hashable]) -> None:
         """RecordError unless every record has this layout's tag and the checksum of its content."""
@@ -190,6 +228,13 @@ class RecordLayout:
     def _carry(self, table: Tensor) -> Carry:
         """The fields of records, in their memory."""
         return Carry({field.name: field.view(table) for field in self.fields})
+
+
+def _limit(carried: Field, sizes: Mapping[str, int]) -> int | None:
+    """What the values of a carried field are compared with."""
+    if carried.limit is None:
+        return None
+    return int(carried.limit) if carried.limit.isdecimal() else sizes.get(carried.limit, UNLIMITED)
 
 
 def _aligned(size: int) -> int:

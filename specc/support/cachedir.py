@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from pathlib import Path
+
+from specc.support.writing import write_whole
 
 
 def default_directory() -> Path:
@@ -18,15 +19,6 @@ def default_directory() -> Path:
 
 
 def keep(path: Path, content: bytes) -> None:
-    """Write a file in one step: a reader sees all of it or nothing. Failures are ignored, and leave nothing behind."""
+    """Write a file whole, see `write_whole`. Failures are ignored, and leave nothing behind."""
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-        temporary = Path(name)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        write_whole(path, content)

@@ -53,6 +53,8 @@ CODES: dict[str, str] = {
     "aot/no-compiler": "No compiler for a requested architecture is installed.",
     "aot/inspection-only": "Machine code is compiled for an architecture that the runtime cannot load.",
     "emit/io": "An output file or directory could not be written.",
+    "plugin/unusable": "An algorithm of a plugin cannot be imported, or is none.",
+    "plugin/failed": "An algorithm of a plugin failed, or wrote a graph that breaks a rule of the IR.",
     "run/wheel-missing": "The compiled program for a configuration is not installed or not found.",
     "run/wheel-unusable": "The compiled program cannot run here: another device, another torch, or damaged files.",
     "run/model-mismatch": "A model is not the one that the program was built for.",

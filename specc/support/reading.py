@@ -15,31 +15,38 @@ _KINDS = {
 }
 
 
-def read_regular(path: Path, limit: int | None = None) -> bytes:
-    """Return the content of a regular file, or its first ``limit`` bytes.
+MOST_BYTES = 1 << 24
+"""Largest text file that is read, in bytes, where nothing else is said."""
+
+
+def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:
+    """Return the content of a regular file of at most ``most`` bytes.
 
     A pipe, a device or a directory is refused before it is opened, so that no reader waits for a writer.
 
     Raises:
-        OSError: the file cannot be read; ``strerror`` says why, also for what is no regular file.
+        OSError: the file cannot be read; ``strerror`` says why, also for what is no regular file or too large.
         ValueError: the path cannot be one, as with a NUL in it.
 
     """
     _require_regular(path.stat().st_mode, path)
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
         _require_regular(os.fstat(stream.fileno()).st_mode, path)
-        return stream.read(-1 if limit is None else limit)
+        content = stream.read(most + 1)
+    if len(content) > most:
+        raise OSError(None, f"it is larger than {most} bytes", str(path))
+    return content
 
 
-def read_text(path: Path) -> str:
-    """Return the UTF-8 text of a regular file, with line feeds as line ends.
+def read_text(path: Path, most: int = MOST_BYTES) -> str:
+    """Return the UTF-8 text of a regular file of at most ``most`` bytes, with line feeds as line ends.
 
     Raises:
         OSError: as `read_regular`.
         ValueError: as `read_regular`, and for what is not UTF-8.
 
     """
-    return read_regular(path).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    return read_regular(path, most).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _require_regular(mode: int, path: Path) -> None:

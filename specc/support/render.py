@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from specc.support.diagnostics import Diagnostic, Note
@@ -31,6 +31,9 @@ _RESET = "\x1b[0m"
 _WORD = re.compile(r"[\w./+-]+")
 _MAX_LINE = 160
 
+MAX_SHOWN = 50
+"""Most findings that are shown as text: nobody reads on, and the first are usually the cause of the rest."""
+
 
 def render(
     diagnostic: Diagnostic,
@@ -44,6 +47,19 @@ def render(
     to the path to show instead of the bare name.
     """
     return _Renderer(sources, color, paths or {}).render(diagnostic)
+
+
+def render_all(
+    diagnostics: Iterable[Diagnostic],
+    sources: Mapping[str, str],
+    color: bool = False,
+    paths: Mapping[str, str] | None = None,
+) -> Iterator[str]:
+    """Yield the first `MAX_SHOWN` diagnostics as `render` does, then, if there are more, one line with how many."""
+    renderer, found = _Renderer(sources, color, paths or {}), list(diagnostics)
+    yield from map(renderer.render, found[:MAX_SHOWN])
+    if len(found) > MAX_SHOWN:
+        yield f"{len(found) - MAX_SHOWN} more of {len(found)} findings are not shown"
 
 
 def to_json(diagnostics: Iterable[Diagnostic], paths: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
@@ -80,6 +96,7 @@ class _Renderer:
         self._sources = sources
         self._color = color
         self._paths = paths
+        self._lines: dict[str, list[str]] = {}
 
     def render(self, diagnostic: Diagnostic) -> str:
         """Return headline, snippet, notes and hint, one under the other."""
@@ -125,9 +142,12 @@ class _Renderer:
 
     def _line(self, location: Location) -> str | None:
         """Return the source line of a location, or None when its text is not known."""
-        lines = re.split(r"\r\n|\r|\n", self._sources.get(location.file, ""))
-        known = location.file in self._sources and location.line <= len(lines)
-        return lines[location.line - 1] if known else None
+        if location.file not in self._sources:
+            return None
+        if location.file not in self._lines:
+            self._lines[location.file] = re.split(r"\r\n|\r|\n", self._sources[location.file])
+        lines = self._lines[location.file]
+        return lines[location.line - 1] if location.line <= len(lines) else None
 
     def _gutter(self, location: Location | None) -> str:
         """Return the blanks that line up with the line number."""
@@ -139,14 +159,18 @@ class _Renderer:
 
 
 def printable(text: str) -> str:
-    """Return the text with tabs as one blank and control characters as U+FFFD.
+    """Return the text on one line, tabs as one blank and other control characters as Python escapes them.
 
-    Nothing that a file contains can then steer a terminal.
+    Nothing that a file contains can then steer a terminal, turn its text around or begin a line of its own.
     """
     return "".join(
-        " " if char == "\t" else "\ufffd" if unicodedata.category(char)[0] == "C" and char != "\n" else char
-        for char in text
+        " " if char == "\t" else char.encode("unicode_escape").decode() if _controls(char) else char for char in text
     )
+
+
+def _controls(char: str) -> bool:
+    """Whether a character is not one to see: a control or format character, half of a pair, a line's end."""
+    return unicodedata.category(char)[0] == "C" or unicodedata.category(char) in ("Zl", "Zp")
 
 
 def _word_length(text: str, start: int) -> int:

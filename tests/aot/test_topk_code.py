@@ -78,3 +78,23 @@ def test_last_arriver_is_ordered(stem: str) -> None:
     assert len(strong) >= 3
     assert min(strong) > atomic
     assert any(op.startswith("BAR.SYNC") for op in code[atomic : min(strong)])
+
+
+@pytest.mark.parametrize("stem", ["tree_step", "extend_stash", "row_topk"])
+def test_lanes_that_share_a_sum_agree_in_every_bit(stem: str) -> None:
+    """A lane adds what another one has, and the other way round; then all of them store the sum in one place.
+
+    An addition fused with the product before it would round one of the two and not the other.
+    """
+    (artifact,) = compiled([source(stem, all_on(stem))], "sm_90").values()
+    code = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.+?) ;", machine_code.sass(artifact.binary))
+    shuffled: set[str] = set()
+    added = 0
+    for line in code:
+        name, *registers = re.findall(r"(?<![\w.])[A-Z][\w.]*", re.sub(r"^@!?U?P\w+ ", "", line))
+        written = registers[1] if name.startswith("SHFL") else registers[0] if registers else ""
+        read = {register.partition(".")[0] for register in registers} - {written}
+        assert not (name.startswith("FFMA") and read & shuffled), line
+        added += name.startswith("FADD") and bool(read & shuffled)
+        shuffled = shuffled | {written} if name.startswith("SHFL") else shuffled - {written}
+    assert added

@@ -17,7 +17,7 @@ from specc.engine.attention import plain_attention
 from specc.engine.engine import Engine
 from specc.engine.errors import StepFailedError
 from specc.engine.in_flight import unread
-from specc.engine.request import ABORT, EOS, LENGTH, STOP, Completion, Request, StopConditions, TokenEvent
+from specc.engine.request import ABORT, EOS, ERROR, LENGTH, STOP, Completion, Request, StopConditions, TokenEvent
 
 from .tree_engine import (
     CONTEXT,
@@ -262,10 +262,12 @@ class Machine:
             raise InjectedError("listener")
 
     def _expect_retry(self, error: StepFailedError, hit: list[str]) -> None:
-        """What was told to fail has failed; whoever was in it waits at the front."""
+        """What was told to fail has failed; whoever was in it waits at the front, or has ended."""
         assert hit == [str(error.__cause__)]
         waiting = [request.request_id for request in self.engine.scheduler.waiting]
-        assert list(error.request_ids) == waiting[: len(error.request_ids)]
+        if len(error.request_ids) > 1:
+            assert list(error.request_ids) == waiting[: len(error.request_ids)]
+        assert error.ended or set(error.request_ids) <= set(waiting)
         self.seen["failed forward"] += 1
 
     def _finish(self, completion: Completion) -> None:
@@ -273,6 +275,12 @@ class Machine:
         self.open.remove(completion.request_id)
         ask = self.asks[completion.request_id]
         assert completion.prompt_ids == ask.prompt
+        if completion.error is not None:
+            assert isinstance(completion.error.__cause__, InjectedError)
+            assert completion.finish_reason == ERROR
+            assert completion.token_ids == ask.text[: len(completion.token_ids)]
+            self.seen["given up"] += 1
+            return
         assert (completion.token_ids, completion.text, completion.finish_reason) == ask.outcome()
         assert tuple(self.heard[completion.request_id]) == completion.token_ids
         self.seen[f"finish by {completion.finish_reason}"] += 1

@@ -17,10 +17,13 @@ from specc.engine.disaggregation.messages import STATE, Message, Patience, send
 from specc.engine.errors import ContractError, EngineError, RequestTooLongError, StepFailedError, TransferError
 from specc.engine.handover import Places
 from specc.engine.request import StopConditions
+from specc.runtime.carry import Carry
 from specc.runtime.errors import FieldError, MissingFieldError, RecordError, SchemaMismatchError
 
 from .local_pair import CHAIN, NEW, PROMPTS, QUICK, TREE, expect_empty, expect_text, outcomes_of, prefilling, send_all
 from .tree_engine import CONTEXT, Config, expected, kv_buffers, make_engine
+
+OVERLAPPING = replace(CHAIN, overlap=True)
 
 
 @pytest.mark.parametrize("config", [CHAIN, TREE, replace(CHAIN, overlap=True)], ids=["chain", "tree", "overlap"])
@@ -125,6 +128,52 @@ def flipped(message: Message) -> Message:
     record = message.tensors["record"].clone()
     record[-1] ^= 1
     return replace(message, tensors=dict(message.tensors) | {"record": record})
+
+
+def holding(**values: float) -> Callable[[Message], Message]:
+    """A state whose record is whole, and says of its own fields something else; others are the message's own."""
+
+    def spoil(message: Message) -> Message:
+        layout = make_engine(OVERLAPPING).program.record_layout
+        record = message.tensors["record"].clone()[None]
+        carried = {each.name: each.view(record) for each in layout.fields}
+        for name in values.keys() & carried.keys():
+            carried[name].view(-1)[-1] = values[name]
+        said = {key: value for key, value in values.items() if key in message.fields}
+        tensors = dict(message.tensors) | {"record": layout.pack(Carry(carried))[0]}
+        return replace(message, fields=dict(message.fields) | said, tensors=tensors)
+
+    return spoil
+
+
+HELD: dict[str, tuple[dict[str, float], type[Exception], str]] = {
+    "a first token that is none": ({"first": 10**9}, ContractError, "the first token is 1000000000"),
+    "a negative first token": ({"first": -1}, ContractError, "the first token is -1"),
+    "a health word that is none": ({"health": -1}, ContractError, "the health word is -1"),
+    "a root that is none": ({"bonus": 10**9}, FieldError, "'bonus' holds 1000000000"),
+    "a draft that is none": ({"topk_index": 10**9}, FieldError, "'topk_index' holds 1000000000"),
+    "a negative draft": ({"topk_index": -1}, FieldError, "'topk_index' holds -1"),
+    "a length of another prompt": ({"seq_lens": 6}, ContractError, "not that of one prompt of 5 tokens"),
+    "a negative length": ({"seq_lens": -1}, FieldError, "'seq_lens' holds -1"),
+}
+
+
+@pytest.mark.parametrize("held", HELD)
+def test_a_value_that_cannot_be_fails_alone(held: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it is emitted, no step fails, and the peer's other requests have their text."""
+    values, error, message = HELD[held]
+    monkeypatch.setattr(prefill_module, "send", Spoiling(holding(**values)))
+    events: list[int] = []
+    engine = make_engine(OVERLAPPING, on_token=lambda event: events.append(event.token))
+    found = outcomes_of(engine, send_all, OVERLAPPING)
+    failed = found.pop("5 tokens")
+    assert type(failed.error) is error
+    assert message in str(failed.error)
+    assert found.keys() == PROMPTS.keys() - {"5 tokens"}
+    for outcome in found.values():
+        expect_text(outcome)
+    assert len(events) == NEW * len(found)
+    assert engine.stats.failures == 0
 
 
 SPOILT: dict[str, tuple[Callable[[Message], Message], type[Exception], str]] = {

@@ -19,12 +19,13 @@ from specc.engine import engine as engine_module
 from specc.engine.engine import Engine
 from specc.engine.errors import StepFailedError
 from specc.engine.in_flight import InFlight
-from specc.engine.metrics import HEALTH_BITS, Metrics
+from specc.engine.metrics import Metrics
 from specc.engine.ranges import ranges
 from specc.engine.request import Completion, StopConditions
 from specc.ir.ops.health import TREE_BIT
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.frame import Frame
+from specc.runtime.health import FAULTS
 from specc.runtime.plan import Launch
 
 from .tree_engine import Config, InjectedError, Launched, base_texts, expected, make_engine, program_of
@@ -294,11 +295,11 @@ def test_health_words_by_bit(forward: str, bit: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(InFlight, "tokens", note)
     serve(engine)
     found = read(metrics)
-    for name in HEALTH_BITS:
+    for name in FAULTS:
         wanted = sick[forward.startswith("prefill")] if name == bit else 0
         assert found["specc_health_bits_total", name] == wanted
     assert sick[False] > sick[True] > 0
-    assert HEALTH_BITS[TREE_BIT] == "tree"
+    assert FAULTS[TREE_BIT] == "tree"
 
 
 def test_bits_without_a_name_go_by_their_number() -> None:

@@ -172,7 +172,7 @@ class MemoryStep:
     def __init__(self, program: MemoryProgram, step: Step) -> None:
         """Wrap a step."""
         self.program, self.step, self.launches = program, step, count()
-        self.read_carry, self.write_carry = step.read_carry, step.write_carry
+        self.read_carry, self.write_carry, self.pools = step.read_carry, step.write_carry, step.pools
 
     def at(self, num_steps: int) -> MemoryStep:
         """Decode at a depth from now on."""

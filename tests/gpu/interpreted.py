@@ -18,6 +18,7 @@ from ours import TritonBackend, plan_of
 from triton_interpreter import lighten, quietly
 
 from gpu.nodes import Pair, check_program
+from gpu.room import run_out
 from gpu.serving import Serving, Variant
 from gpu.toy_programs import TOYS
 from specc.algorithms import names, needs
@@ -55,6 +56,15 @@ def check(name: str) -> None:
         check_program(Pair(plan_of(build), backend, CPU, seed=len(name)), (1, 4))
         if name in TEXTS:
             serve(plan_of(build), backend)
+
+
+def crowd(name: str) -> None:
+    """Serve requests of a toy by interpreted kernels, until none has room."""
+    lighten()
+    build = build_program(load_text(TEXTS[name], ROOT / f"{name}.yaml", names(), needs))
+    with tempfile.TemporaryDirectory() as folder, quietly():
+        load = partial(Program, [plan_of(build)], None, backend=TritonBackend(build, Path(folder)))
+        run_out(SimpleNamespace(Batch=Batch, load=load), CPU, seed=len(name))
 
 
 def serve(plan: Plan, backend: Backend) -> None:

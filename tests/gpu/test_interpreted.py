@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from .conftest import ROOT
-from .interpreted import check
+from .interpreted import check, crowd
 from .toy_programs import TOYS
+
+SLOW = "toy_ngram_tree"
+"""Half a minute with texts as long as its mask."""
 
 
 @pytest.mark.skipif(os.environ.get("SPECC_TEST_GPU") == "1", reason="kernels are compiled in this process")
@@ -19,6 +22,13 @@ from .toy_programs import TOYS
 def test_every_launch(name: str) -> None:
     torch.set_num_threads(1)
     check(name)
+
+
+@pytest.mark.skipif(os.environ.get("SPECC_TEST_GPU") == "1", reason="kernels are compiled in this process")
+@pytest.mark.parametrize("name", [toy.name for toy in TOYS if toy.name != SLOW])
+def test_requests_without_room(name: str) -> None:
+    torch.set_num_threads(1)
+    crowd(name)
 
 
 def test_the_benchmark_agrees_with_its_baseline() -> None:

@@ -161,8 +161,10 @@ class Memory:
             return self.value(self.module.inputs[argument.input])
         if argument.literal is not None:
             return argument.literal
+        if argument.size:
+            return self.value(self.module.inputs[argument.size]).shape[argument.axis]
         assert argument.stride
-        return self.value(self.module.inputs[argument.stride]).stride(0)
+        return self.value(self.module.inputs[argument.stride]).stride(argument.axis)
 
 
 def expect(memory: Memory) -> dict[str, Tensor]:

@@ -125,15 +125,24 @@ VALUES = ("value0", "value1", "value2", "value3")
 _NO_CARRY: dict[str, Any] = dict.fromkeys(
     (
         *("scalars", "vectors", "wide", "kept_scalars", "kept_vectors", "kept_wide", "roots", "repeated"),
-        *("length", "chain_root", "chain_drafts", "places", "windows", "runs"),
+        *("length", "chain_root", "chain_drafts", "admitted", "places", "windows", "runs"),
     ),
     (),
 )
-_STEP = _NO_CARRY | {"health": True, "given": False, "scalars": ("seq_lens", "bonus"), "length": ("seq_lens",)}
+_STEP = _NO_CARRY | {
+    "health": True,
+    "given": False,
+    "admit": True,
+    "admitted": ("rows", "seq_lens"),
+    "scalars": ("seq_lens", "bonus"),
+    "length": ("seq_lens",),
+}
 
 PREPARED = (
-    _NO_CARRY | {"health": False, "given": False, "scalars": ("bonus",), "kept_scalars": ("bonus",)},
-    _NO_CARRY | {"health": True, "given": True, "places": ("verify_positions",), "windows": ("verify_slots",)},
+    _NO_CARRY | {"health": False, "given": False, "admit": False, "scalars": ("bonus",), "kept_scalars": ("bonus",)},
+    _NO_CARRY
+    | {"health": True, "given": True, "admit": True, "admitted": ("rows",)}
+    | {"places": ("verify_positions",), "windows": ("verify_slots",)},
     _STEP
     | {"kept_scalars": ("seq_lens", "bonus"), "roots": ("bonus",), "wide": ("hidden",), "kept_wide": ("hidden",)}
     | {"places": ("seed_positions", "draft_positions"), "windows": ("verify_slots",)},
@@ -156,10 +165,12 @@ _ALL = (
         (
             ("rows_ptr", "*i64", ""),
             ("seq_lens_ptr", "*i64", "given"),
-            ("req_to_token_ptr", "*i32", "windows | runs"),
-            ("req_to_token_stride", "i64", "windows | runs"),
+            ("req_to_token_ptr", "*i32", "admit"),
+            ("req_to_token_stride", "i64", "admit"),
+            ("columns", "i64", "admit"),
             ("relay_{scalars+vectors+wide}_ptr", "*", ""),
             ("health_ptr", "*i32", "health"),
+            ("admitted_{admitted}_ptr", "*i64", ""),
             ("out_{kept_scalars+kept_vectors+kept_wide}_ptr", "*", ""),
             ("root_{roots}_ptr", "*i64", ""),
             ("tokens_ptr", "*i64", "chain_root"),
@@ -171,6 +182,7 @@ _ALL = (
             ("K", "runs | repeated"),
             ("FORWARDS", "runs"),
             ("MAX_B", "runs"),
+            *((name, "admit") for name in ("WINDOW", "LONGEST", "HEALTH_BIT")),
             ("OFFSET_{places} STRIDE_{places} SIZE_{places}", ""),
             ("OFFSET_{windows} SIZE_{windows}", ""),
             ("OFFSET_{runs} PAGE_{runs} ROOM_{runs}", ""),

@@ -22,11 +22,16 @@ from kernel_families import FAMILIES
 from triton_interpreter import lighten, quietly
 
 from specc.codegen import render
+from specc.codegen.aot import COMMON_OPTIONS
 
 PACKAGE = "specc_test_kernels"
 INTERPRETED = not isinstance(tl.max, triton.JITFunction)
 if INTERPRETED:
     lighten()
+
+
+OPTIONS: Mapping[str, Any] = {} if INTERPRETED else {"enable_fp_fusion": COMMON_OPTIONS["enable_fp_fusion"]}
+"""What wheels are compiled with too. A fused product would make the lanes of a sum differ in its last bit."""
 
 
 @dataclass
@@ -61,4 +66,4 @@ class Launcher:
         assert sorted(family.constant_names(flags)) == sorted(constants)
         kernel = self.kernel(stem, flags)
         with quietly():
-            kernel[grid](*(arguments[name] for name in names), **constants)
+            kernel[grid](*(arguments[name] for name in names), **constants, **OPTIONS)

@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from cluster_cases import (
     ANY,
+    MAX_B,
     POOL,
     Drawn,
     TypedBuilder,
@@ -19,13 +21,17 @@ from cluster_cases import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_cases import quick
+from kernel_cases import POISON, poison, quick
 from kernel_launcher import Launcher
 
 from specc.ir.core import Module, Value
+from specc.kernels import FAMILIES
 from specc.kernels.base import Spec
 
 LONGEST = 40
+WINDOW = 8 * 64 + 40
+"""More than any of the slots below is past a request's length: 8 branches of 6 + 3 tokens, and a page of 16."""
+ROOM_BIT = 5
 
 
 def random_fields(module: Module, source: torch.Generator) -> list[str]:
@@ -91,10 +97,30 @@ def place(b: TypedBuilder, source: torch.Generator, rows: Value, lens: Value) ->
             outputs[name] = b("kv.branch_slots", table, rows, lens, names=(name,), **where)
 
 
+def admit(b: TypedBuilder, source: torch.Generator, rows: Value, lens: Value) -> tuple[Value, Value]:
+    """Rows and lengths of requests with room; with or without a longest text, and a health word that tells."""
+    module = b.module
+    longest = integer(source, 1, LONGEST) if integer(source, 0, 1) else -1
+    admitted, admitted_lens, full = b.many(
+        "kv.admit", module.inputs["req_to_token"], rows, lens, names=("admitted", "admitted_lens", "full"),
+        window=WINDOW, longest=longest,
+    )  # fmt: skip
+    for name, value in (("admitted", admitted), ("admitted_lens", admitted_lens)):
+        if integer(source, 0, 1):
+            module.outputs[name] = value
+    if "health" in module.outputs:
+        module.outputs["health"] = b("health.raise", module.outputs["health"], full, names=("room",), bit=ROOM_BIT)
+    return admitted, admitted_lens
+
+
 def check(launcher: Launcher, module: Module, source: torch.Generator, rows: torch.Tensor) -> Spec:
-    """Check the kernel that has all of the phase prepare."""
-    lengths = torch.randint(1, LONGEST, (POOL,), generator=source)
-    columns = LONGEST + 8 * (module.size("D") + 64)
+    """Check the kernel that has all of the phase prepare, with lengths of all kinds."""
+    columns = WINDOW + integer(source, -1, LONGEST)
+    last = columns - WINDOW
+    edges = torch.tensor([-(2**63), -1, 0, last - 1, last, last + 1, columns, columns + 1, 2**40, 2**63 - 1])
+    lengths = torch.randint(0, LONGEST, (POOL,), generator=source)
+    at_edge = torch.rand(POOL, generator=source) < 0.5
+    lengths[at_edge] = edges[torch.randint(0, len(edges), (int(at_edge.sum()),), generator=source)]
     table = torch.randint(1, 2**31 - 1, (POOL, columns), generator=source, dtype=torch.int32)
     drawn: Drawn = {"req_pool_indices": rows, "req_to_token": table, "relay.seq_lens": lengths}
     drawn["seq_lens"] = torch.where(rows == 0, 0, lengths[rows])
@@ -120,6 +146,70 @@ def test_random_steps(launcher: Launcher, seed: int) -> None:
         if integer(source, 0, 2) == 0:
             begin_chain(b, source, rows)
         use_fields(b, source, rows, random_fields(module, source))
-        place(b, source, rows, lens)
-    if any(op.opcode != "kv.positions" for op in module.phases["prepare"]):
+        if integer(source, 0, 3):
+            place(b, source, *admit(b, source, rows, lens))
+    if module.phases["prepare"]:
         check(launcher, module, source, random_batch(source))
+
+
+STEPS, NODES, BRANCHES = 3, 6, 2
+
+
+def begin(*, given_: bool, window: int, longest: int, page: int) -> Module:
+    """A step of trees that asks for room, and looks up a window and the runs of its branches."""
+    module = small_module(K=BRANCHES, S=STEPS, D=STEPS - 1, A=STEPS + 1, N=NODES)
+    rows, lens, table = (module.inputs[name] for name in ("req_pool_indices", "seq_lens", "req_to_token"))
+    b = TypedBuilder(module)
+    with b.phase("prepare"):
+        health = b("health.clear", rows)
+        if not given_:
+            carry(module, "seq_lens", "i64")
+            lens = b("carry.load", rows, field="seq_lens")
+        names, attrs = ("rows", "lens", "full"), {"window": window, "longest": longest}
+        admitted, admitted_lens, full = b.many("kv.admit", table, rows, lens, names=names, **attrs)
+        health = b("health.raise", health, full, names=("told",), bit=ROOM_BIT)
+        at = table, admitted, admitted_lens
+        window_slots = b("kv.slots", *at, names=("window",), axis="N", offset=0)
+        runs = b("kv.branch_slots", *at, names=("runs",), offset=0, page=page, room=STEPS)
+    kept = (health, admitted, admitted_lens, window_slots, runs)
+    module.outputs |= {value.name: value for value in kept}
+    return module
+
+
+@pytest.mark.parametrize("past", [-1, 0, 1])
+@pytest.mark.parametrize("bound", ["row", "mask", "zero"])
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("given_", [True, False])
+def test_room_ends_with_the_row_and_with_the_mask(
+    launcher: Launcher, *, given_: bool, page: int, bound: str, past: int
+) -> None:
+    """A length at, one below and one beyond each bound, beside one with room, in a table amid poison; plain loops."""
+    window = NODES if page == 1 else BRANCHES * 2 * page
+    last = 20 if bound == "mask" else 40
+    columns, length = 40 + window, (0 if bound == "zero" else last) + past
+    whole = torch.full((POOL, columns + 512), POISON, dtype=torch.int32, device=launcher.device)
+    table = whole[:, 256 : 256 + columns]
+    table.copy_(torch.arange(1, POOL * columns + 1, dtype=torch.int32).view(POOL, columns))
+    module = begin(given_=given_, window=window, longest=last if bound == "mask" else -1, page=page)
+    cluster = only_cluster(module, "prepare", module.phases["prepare"])
+    spec = FAMILIES["prepare"].spec(module, "prepare", cluster)
+    rows, lengths = [3, 0, 5, 2], [length, 99, 7, length]
+    values = {"rows": rows, "seq_lens": lengths, "relay_seq_lens": [0, 0, length, length, 0, 7, *[0] * (POOL - 6)]}
+    arguments = {f"{name}_ptr": torch.tensor(value, device=launcher.device) for name, value in values.items()}
+    shapes = {"admitted_rows": (), "admitted_seq_lens": (), "kv_window": (NODES,)}
+    arguments |= {f"{n}_ptr": poison(MAX_B, *x, dtype=torch.int64).to(launcher.device) for n, x in shapes.items()}
+    arguments["kv_runs_ptr"] = poison(STEPS - 1, MAX_B, BRANCHES, dtype=torch.int64).to(launcher.device)
+    arguments["health_ptr"] = poison(MAX_B, dtype=torch.int32).to(launcher.device)
+    passed = {"req_to_token_ptr": table, "req_to_token_stride": table.stride(0), "columns": columns, **arguments}
+    passed = {argument.name: passed[argument.name] for argument in spec.arguments}
+    launcher.launch("prepare", spec.flags, (len(rows), 1), passed, dict(spec.constants))
+    slots, found = table.tolist(), {name: tensor.cpu() for name, tensor in arguments.items()}
+    for i, (row, size) in enumerate(zip(rows, lengths, strict=True)):
+        has_room, run = row != 0 and 0 <= size <= last, -(-(size % page + STEPS) // page) * page
+        places = [[size + k * run + step for k in range(BRANCHES)] for step in range(STEPS - 1)]
+        assert found["health_ptr"][i] == (1 << ROOM_BIT if row and not has_room else 0)
+        assert found["admitted_rows_ptr"][i] == (row if has_room else 0)
+        assert found["admitted_seq_lens_ptr"][i] == (size if has_room else 0)
+        assert found["kv_window_ptr"][i].tolist() == (slots[row][size:][:NODES] if has_room else [0] * NODES)
+        want = [[slots[row][place] if has_room else 0 for place in step] for step in places]
+        assert found["kv_runs_ptr"][:, i].tolist() == want

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_cases import DTYPES, check, generator, poison, quick, quicker, random_rows
+from kernel_cases import DTYPES, assert_same, check, generator, poison, quick, quicker, random_rows
 from kernel_launcher import Launcher
 from topk_cases import assert_probabilities, hostile_logits, reference_topk, topk_scratch
 
@@ -346,3 +346,24 @@ def test_kept_out_of_range_reads_nothing_else(launcher: Launcher, wild: int) -> 
     clamped = inputs["kept1_ptr"].to(torch.int32).clamp(0, 15).to(torch.int64)  # of the low word
     expected = expect(shape, nodes, "qlen", inputs | {"kept1_ptr": clamped}, outputs)
     check(launcher, "tree_build", flags, (1, 1), inputs, {}, outputs, expected, constants_of(shape, nodes, "qlen"))
+
+
+@pytest.mark.parametrize("short", [0, 1, 7])
+def test_a_mask_of_the_longest_texts_ends_where_its_buffer_does(launcher: Launcher, short: int) -> None:
+    """N * (longest + N) elements for each of MAX_B requests are enough: noise around them stays as it is."""
+    longest, nodes, batch, band = 33, 6, 3, 4096
+    shape = PLAIN | {"k": 2, "steps": 3, "batch": batch}
+    source, inputs = random_case(shape)
+    inputs |= {"rows_ptr": torch.tensor([4, 1, 2]), "seq_lens_ptr": torch.tensor([longest, longest - short, longest])}
+    outputs = buffers(source, shape, nodes, "none", 0)
+    size = batch * nodes * (longest + nodes)
+    noise = torch.rand(size + 2 * band, generator=source) < 0.5
+    expected = expect(shape, nodes, "full", inputs, outputs | {"mask_ptr": noise[band : band + size]})
+    whole = noise.clone().to(launcher.device)
+    given_ = {name: value.to(launcher.device) for name, value in (inputs | outputs).items()}
+    given_["mask_ptr"] = whole[band : band + size]
+    flags = {"fused": False, "mask": True, "steps": 3}
+    launcher.launch("tree_build", flags, (batch, 2), given_, constants_of(shape, nodes, "full"))
+    assert_same(whole[band : band + size].cpu(), expected["mask_ptr"], "the mask")
+    assert_same(whole[:band].cpu(), noise[:band], "before the mask")
+    assert_same(whole[band + size :].cpu(), noise[band + size :], "behind the mask")

@@ -109,8 +109,8 @@ MUTANTS = [
     ('axis = "A", offset = 1}', 'axis = "A", offset = 0}'),
     ("column = 2", "column = 1"),
     ("bit = 0", "bit = 1"),
-    ("relay.publish(%req_pool_indices, %new_seq_lens)", "relay.publish(%req_pool_indices, %lens)"),
-    ("carry.store(%req_pool_indices, %bonus)", "carry.store(%req_pool_indices, %root)"),
+    ("relay.publish(%admitted_rows, %new_seq_lens)", "relay.publish(%admitted_rows, %lens)"),
+    ("carry.store(%admitted_rows, %bonus)", "carry.store(%admitted_rows, %root)"),
     ("commit.extend_ids(%node_predict", "commit.extend_ids(%accept_index"),
 ]
 
@@ -121,15 +121,15 @@ TREE_MUTANTS = [
     ("offset = 1, page = 4, room = 3} : !kv", "offset = 0, page = 4, room = 3} : !kv"),
     ("offset = 1, page = 4, room = 3} : !kv", "offset = 1, page = 1, room = 3} : !kv"),
     ("kv.move(%verify_slots,", "kv.move(%tokens,"),
-    ("tree.mask(%lens, %parent)", "tree.mask(%lens, %depth)"),
-    ("tree.positions(%lens, %depth)", "tree.positions(%lens, %parent)"),
+    ("tree.mask(%admitted_lens, %parent)", "tree.mask(%admitted_lens, %depth)"),
+    ("tree.positions(%admitted_lens, %depth)", "tree.positions(%admitted_lens, %parent)"),
     ("tree.grow(%scores1, %p1, %index1)", "tree.grow(%topk_p, %p1, %index1)"),
     ("%candidates1, %candidates2,", "%candidates2, %candidates1,"),
     ("%index0, %index1, %kept1", "%index1, %index0, %kept1"),
     ("%index1, %kept1) {steps", "%index1, %kept2) {steps"),
-    ("verify.greedy(%tokens, %target_argmax, %req_pool_indices, %parent)",
-     "verify.greedy(%tokens, %target_argmax, %req_pool_indices, %depth)"),
-    ("carry.store(%req_pool_indices, %next_topk_p)", "carry.store(%req_pool_indices, %topk_p)"),
+    ("verify.greedy(%tokens, %target_argmax, %admitted_rows, %parent)",
+     "verify.greedy(%tokens, %target_argmax, %admitted_rows, %depth)"),
+    ("carry.store(%admitted_rows, %next_topk_p)", "carry.store(%admitted_rows, %topk_p)"),
     ("commit.extend_ids(%predict", "commit.extend_ids(%accept_index"),
 ]  # fmt: skip
 
@@ -137,8 +137,8 @@ TREE_MUTANTS = [
 OTHERS = [
     ("FROZEN_KV_MTP", 'axis = "", offset = -1', 'axis = "", offset = 0', {}),
     ("FROZEN_KV_MTP", 'axis = "K", offset = -1', 'axis = "K", offset = 0', {}),
-    ("FROZEN_KV_MTP", "carry.store(%req_pool_indices, %last_hidden)",
-     "carry.store(%req_pool_indices, %carried_hidden)", {}),
+    ("FROZEN_KV_MTP", "carry.store(%admitted_rows, %last_hidden)",
+     "carry.store(%admitted_rows, %carried_hidden)", {}),
     ("FROZEN_KV_MTP", "%seed_p, %candidates1", "%scores1, %candidates1", TREE),
     ("MULTI_LAYER_EAGLE", "%extend_tokens1, %accept_lens, %draft2", "%extend_tokens1, %accept_lens, %draft1", {}),
     ("MULTI_LAYER_EAGLE", "%draft2) {column = 1}", "%draft1) {column = 1}", {}),
@@ -146,11 +146,11 @@ OTHERS = [
     ("MULTI_LAYER_EAGLE", "bit = 3", "bit = 2", {}),
     ("DFLASH", 'axis = "A", offset = 0}', 'axis = "A", offset = 1}', {}),
     ("DFLASH", "model.inject(%block_positions, %block_slots,", "model.inject(%block_slots, %block_slots,", {}),
-    ("DFLASH", "carry.store(%req_pool_indices, %bonus)", "carry.store(%req_pool_indices, %root)", {}),
+    ("DFLASH", "carry.store(%admitted_rows, %bonus)", "carry.store(%admitted_rows, %root)", {}),
     ("NGRAM", "longest = 8, shortest = 1", "longest = 8, shortest = 3", {}),
-    ("NGRAM", "%lens, %text, %corpus)", "%lens, %text)", {}),
-    ("NGRAM", "carry.append(%req_pool_indices, %lens,", "carry.append(%req_pool_indices, %new_seq_lens,", {}),
-    ("NGRAM", "tree.comb(%req_pool_indices) {steps = 3}", "tree.comb(%req_pool_indices) {steps = 2}", TREE),
+    ("NGRAM", "%admitted_lens, %text, %corpus)", "%admitted_lens, %text)", {}),
+    ("NGRAM", "carry.append(%admitted_rows, %admitted_lens,", "carry.append(%admitted_rows, %new_seq_lens,", {}),
+    ("NGRAM", "tree.comb(%admitted_rows) {steps = 3}", "tree.comb(%admitted_rows) {steps = 2}", TREE),
 ]  # fmt: skip
 
 

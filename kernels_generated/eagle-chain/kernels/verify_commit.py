@@ -5,11 +5,11 @@
 # tiles: BLOCK 2048 = 8192 bytes a tile; rows allow 128-bit loads; 4 warps, 1 stages
 # at the largest bucket 263232 bytes, one comparison per logit, 2048 a row
 # ops:
-#   %target_argmax, %target_bad = vocab.argmax(%target_logits, %req_pool_indices) {dtype = "i32", keep = "", kernel = "verify_commit"} : i32[B, A], i1[B, A]
-#   %node_predict, %accept_index, %accept_lens = verify.greedy(%tokens_3, %target_argmax, %req_pool_indices) {kernel = "verify_commit"} : i32[B, A], i32[B, A], i32[B]
+#   %target_argmax, %target_bad = vocab.argmax(%target_logits, %admitted_rows) {dtype = "i32", keep = "", kernel = "verify_commit"} : i32[B, A], i1[B, A]
+#   %node_predict, %accept_index, %accept_lens = verify.greedy(%tokens_3, %target_argmax, %admitted_rows) {kernel = "verify_commit"} : i32[B, A], i32[B, A], i32[B]
 #   %health_target = health.raise(%health_draft_1, %target_bad) {bit = 1, kernel = "verify_commit"} : i32[B]
-#   %new_seq_lens, %bonus = commit.lengths(%lens, %accept_lens, %node_predict) {kernel = "verify_commit"} : i64[B], i32[B]
-#   relay.publish(%req_pool_indices, %new_seq_lens) {field = "seq_lens", kernel = "verify_commit"}
+#   %new_seq_lens, %bonus = commit.lengths(%admitted_lens, %accept_lens, %node_predict) {kernel = "verify_commit"} : i64[B], i32[B]
+#   relay.publish(%admitted_rows, %new_seq_lens) {field = "seq_lens", kernel = "verify_commit"}
 #   %extend_tokens = commit.extend_ids(%node_predict, %accept_lens) {kernel = "verify_commit"} : i64[B, A]
 #   %select = commit.select(%accept_lens) {kernel = "verify_commit"} : i64[B]
 import triton

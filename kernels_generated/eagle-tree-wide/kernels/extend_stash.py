@@ -5,12 +5,12 @@
 # tiles: BLOCK 2048 = 8192 bytes a tile; rows allow 128-bit loads; 4 warps, 1 stages
 # at the largest bucket 41440 bytes, one comparison and one exponential per logit, 2048 a row
 # ops:
-#   %next_topk_p, %next_topk_index, %extend_bad = vocab.topk(%extend_logits, %req_pool_indices) {kernel = "extend_stash"} : f32[B, K], i64[B, K], i1[B]
+#   %next_topk_p, %next_topk_index, %extend_bad = vocab.topk(%extend_logits, %admitted_rows) {kernel = "extend_stash"} : f32[B, K], i64[B, K], i1[B]
 #   %health_out = health.raise(%health_target, %extend_bad) {bit = 2, kernel = "extend_stash"} : i32[B]
-#   carry.store(%req_pool_indices, %bonus) {field = "bonus", kernel = "extend_stash"}
-#   carry.store(%req_pool_indices, %next_topk_p) {field = "topk_p", kernel = "extend_stash"}
-#   carry.store(%req_pool_indices, %next_topk_index) {field = "topk_index", kernel = "extend_stash"}
-#   carry.store(%req_pool_indices, %extend_hidden) {field = "hidden", kernel = "extend_stash"}
+#   carry.store(%admitted_rows, %bonus) {field = "bonus", kernel = "extend_stash"}
+#   carry.store(%admitted_rows, %next_topk_p) {field = "topk_p", kernel = "extend_stash"}
+#   carry.store(%admitted_rows, %next_topk_index) {field = "topk_index", kernel = "extend_stash"}
+#   carry.store(%admitted_rows, %extend_hidden) {field = "hidden", kernel = "extend_stash"}
 import triton
 import triton.language as tl
 

@@ -5,8 +5,8 @@
 # tiles: BLOCK 2048 = 8192 bytes a tile; rows allow 128-bit loads; the 8 hidden rows of a request in chunks of 256; 4 warps, 1 stages
 # at the largest bucket 332096 bytes, one comparison and one exponential per logit, 2048 a row
 # ops:
-#   %p0, %index0, %draft_bad0 = vocab.topk(%draft_logits0, %req_pool_indices) {kernel = "tree_step_0"} : f32[B, K, K], i64[B, K, K], i1[B, K]
-#   %health_draft = health.raise(%health, %draft_bad0) {bit = 0, kernel = "tree_step_0"} : i32[B]
+#   %p0, %index0, %draft_bad0 = vocab.topk(%draft_logits0, %admitted_rows) {kernel = "tree_step_0"} : f32[B, K, K], i64[B, K, K], i1[B, K]
+#   %health_draft = health.raise(%health_room, %draft_bad0) {bit = 0, kernel = "tree_step_0"} : i32[B]
 #   %draft_token1, %scores1, %kept1, %candidates1 = tree.grow(%topk_p, %p0, %index0) {kernel = "tree_step_0"} : i64[B, K], f32[B, K], i64[B, K], f32[B, K, K]
 #   %frontier_hidden1 = tree.gather(%draft_hidden0, %kept1) {kernel = "tree_step_0"} : f32[B, K, 256]
 #   %draft_positions1 = kv.advance(%draft_positions) {kernel = "tree_step_0"} : i64[B, K]

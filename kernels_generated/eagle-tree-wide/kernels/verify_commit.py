@@ -5,14 +5,14 @@
 # tiles: BLOCK 2048 = 8192 bytes a tile; rows allow 128-bit loads; 4 warps, 1 stages
 # at the largest bucket 2101952 bytes, one comparison and one exponential per logit, 2048 a row
 # ops:
-#   %target_argmax, %target_bad = vocab.argmax(%target_logits, %req_pool_indices) {dtype = "i32", keep = "", kernel = "verify_commit"} : i32[B, N], i1[B, N]
-#   %node_predict, %accept_index, %accept_lens = verify.greedy(%tokens, %target_argmax, %req_pool_indices, %parent) {kernel = "verify_commit"} : i32[B, N], i32[B, A], i32[B]
+#   %target_argmax, %target_bad = vocab.argmax(%target_logits, %admitted_rows) {dtype = "i32", keep = "", kernel = "verify_commit"} : i32[B, N], i1[B, N]
+#   %node_predict, %accept_index, %accept_lens = verify.greedy(%tokens, %target_argmax, %admitted_rows, %parent) {kernel = "verify_commit"} : i32[B, N], i32[B, A], i32[B]
 #   %health_target = health.raise(%health_tree, %target_bad) {bit = 1, kernel = "verify_commit"} : i32[B]
-#   %node_logprobs = vocab.logprob(%target_logits, %req_pool_indices, %node_predict) {kernel = "verify_commit"} : f32[B, N]
+#   %node_logprobs = vocab.logprob(%target_logits, %admitted_rows, %node_predict) {kernel = "verify_commit"} : f32[B, N]
 #   %logprobs = commit.compact(%node_logprobs, %accept_index) {kernel = "verify_commit"} : f32[B, A]
 #   %predict = commit.compact(%node_predict, %accept_index) {kernel = "verify_commit"} : i32[B, A]
-#   %new_seq_lens, %bonus = commit.lengths(%lens, %accept_lens, %predict) {kernel = "verify_commit"} : i64[B], i32[B]
-#   relay.publish(%req_pool_indices, %new_seq_lens) {field = "seq_lens", kernel = "verify_commit"}
+#   %new_seq_lens, %bonus = commit.lengths(%admitted_lens, %accept_lens, %predict) {kernel = "verify_commit"} : i64[B], i32[B]
+#   relay.publish(%admitted_rows, %new_seq_lens) {field = "seq_lens", kernel = "verify_commit"}
 #   %extend_tokens = commit.extend_ids(%predict, %accept_lens) {kernel = "verify_commit"} : i64[B, A]
 #   %select = commit.select(%accept_lens) {kernel = "verify_commit"} : i64[B]
 import triton

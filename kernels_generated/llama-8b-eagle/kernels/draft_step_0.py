@@ -5,9 +5,9 @@
 # tiles: BLOCK 2048 = 4096 bytes a tile; rows allow 128-bit loads; 4 warps, 1 stages
 # at the largest bucket 16423424 bytes, one comparison per logit, 128256 a row
 # ops:
-#   %draft_token, %draft_bad = vocab.argmax(%draft_logits0, %req_pool_indices) {dtype = "i64", keep = "", kernel = "draft_step_0"} : i64[B, K], i1[B, K]
+#   %draft_token, %draft_bad = vocab.argmax(%draft_logits0, %admitted_rows) {dtype = "i64", keep = "", kernel = "draft_step_0"} : i64[B, K], i1[B, K]
 #   %tokens_2 = chain.append(%tokens, %draft_token) {column = 2, kernel = "draft_step_0"} : i64[B, A]
-#   %health_draft = health.raise(%health, %draft_bad) {bit = 0, kernel = "draft_step_0"} : i32[B]
+#   %health_draft = health.raise(%health_room, %draft_bad) {bit = 0, kernel = "draft_step_0"} : i32[B]
 #   %draft_positions1 = kv.advance(%draft_positions) {kernel = "draft_step_0"} : i64[B, K]
 import triton
 import triton.language as tl

@@ -5,11 +5,11 @@
 # tiles: BLOCK 2048 = 4096 bytes a tile; rows allow 128-bit loads; 4 warps, 1 stages
 # at the largest bucket 17467392 bytes, one comparison per logit, 128256 a row
 # ops:
-#   %next_token_1, %next_bad_1 = vocab.argmax(%extend_logits, %req_pool_indices) {dtype = "i64", keep = "K", kernel = "extend_stash"} : i64[B, K], i1[B]
+#   %next_token_1, %next_bad_1 = vocab.argmax(%extend_logits, %admitted_rows) {dtype = "i64", keep = "K", kernel = "extend_stash"} : i64[B, K], i1[B]
 #   %health_out = health.raise(%health_target, %next_bad_1) {bit = 2, kernel = "extend_stash"} : i32[B]
-#   carry.store(%req_pool_indices, %bonus) {field = "bonus", kernel = "extend_stash"}
-#   carry.store(%req_pool_indices, %next_token_1) {field = "topk_index", kernel = "extend_stash"}
-#   carry.store(%req_pool_indices, %extend_hidden) {field = "hidden", kernel = "extend_stash"}
+#   carry.store(%admitted_rows, %bonus) {field = "bonus", kernel = "extend_stash"}
+#   carry.store(%admitted_rows, %next_token_1) {field = "topk_index", kernel = "extend_stash"}
+#   carry.store(%admitted_rows, %extend_hidden) {field = "hidden", kernel = "extend_stash"}
 import triton
 import triton.language as tl
 

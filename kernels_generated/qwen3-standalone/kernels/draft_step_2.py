@@ -5,7 +5,7 @@
 # tiles: BLOCK 2048 = 4096 bytes a tile; rows allow 128-bit loads; 4 warps, 1 stages
 # at the largest bucket 9726976 bytes, one comparison per logit, 151936 a row
 # ops:
-#   %draft_token_2, %draft_bad_2 = vocab.argmax(%draft_logits2, %req_pool_indices) {dtype = "i64", keep = "", kernel = "draft_step_2"} : i64[B, K], i1[B, K]
+#   %draft_token_2, %draft_bad_2 = vocab.argmax(%draft_logits2, %admitted_rows) {dtype = "i64", keep = "", kernel = "draft_step_2"} : i64[B, K], i1[B, K]
 #   %tokens_4 = chain.append(%tokens_3, %draft_token_2) {column = 4, kernel = "draft_step_2"} : i64[B, A]
 #   %health_draft_2 = health.raise(%health_draft_1, %draft_bad_2) {bit = 0, kernel = "draft_step_2"} : i32[B]
 import triton

@@ -5,7 +5,7 @@
 # tiles: BLOCK 2048 = 8192 bytes a tile; rows allow 128-bit loads; 4 warps, 1 stages
 # at the largest bucket 66176 bytes, one comparison per logit, 2048 a row
 # ops:
-#   %draft_token_1, %draft_bad_1 = vocab.argmax(%draft_logits1, %req_pool_indices) {dtype = "i64", keep = "", kernel = "draft_step_1"} : i64[B, K], i1[B, K]
+#   %draft_token_1, %draft_bad_1 = vocab.argmax(%draft_logits1, %admitted_rows) {dtype = "i64", keep = "", kernel = "draft_step_1"} : i64[B, K], i1[B, K]
 #   %tokens_3 = chain.append(%tokens_2, %draft_token_1) {column = 3, kernel = "draft_step_1"} : i64[B, A]
 #   %health_draft_1 = health.raise(%health_draft, %draft_bad_1) {bit = 0, kernel = "draft_step_1"} : i32[B]
 import triton

@@ -5,13 +5,13 @@
 # tiles: BLOCK 2048 = 8192 bytes a tile; rows allow 128-bit loads; a lane for each of 36 candidates, at most eight per thread; 4 warps, 1 stages
 # at the largest bucket 269792 bytes, one comparison and one exponential per logit, 2048 a row
 # ops:
-#   %p1, %index1, %draft_bad1 = vocab.topk(%draft_logits1, %req_pool_indices) {kernel = "tree_build"} : f32[B, K, K], i64[B, K, K], i1[B, K]
+#   %p1, %index1, %draft_bad1 = vocab.topk(%draft_logits1, %admitted_rows) {kernel = "tree_build"} : f32[B, K, K], i64[B, K, K], i1[B, K]
 #   %health_draft_1 = health.raise(%health_draft, %draft_bad1) {bit = 0, kernel = "tree_build"} : i32[B]
 #   %draft_token2, %scores2, %kept2, %candidates2 = tree.grow(%scores1, %p1, %index1) {kernel = "tree_build"} : i64[B, K], f32[B, K], i64[B, K], f32[B, K, K]
-#   %tokens, %parent, %depth, %orphan = tree.select(%req_pool_indices, %root, %topk_p, %candidates1, %candidates2, %topk_index, %index0, %index1, %kept1) {kernel = "tree_build", steps = 3} : i64[B, N], i64[B, N], i64[B, N], i1[B, N]
+#   %tokens, %parent, %depth, %orphan = tree.select(%admitted_rows, %root, %topk_p, %candidates1, %candidates2, %topk_index, %index0, %index1, %kept1) {kernel = "tree_build", steps = 3} : i64[B, N], i64[B, N], i64[B, N], i1[B, N]
 #   %health_tree = health.raise(%health_draft_1, %orphan) {bit = 4, kernel = "tree_build"} : i32[B]
-#   %verify_positions = tree.positions(%lens, %depth) {kernel = "tree_build"} : i64[B, N]
-#   %mask = tree.mask(%lens, %parent) {kernel = "tree_build", mode = "qlen", width = 0} : i1[B, N, N]
+#   %verify_positions = tree.positions(%admitted_lens, %depth) {kernel = "tree_build"} : i64[B, N]
+#   %mask = tree.mask(%admitted_lens, %parent) {kernel = "tree_build", mode = "qlen", width = 0} : i1[B, N, N]
 import triton
 import triton.language as tl
 

@@ -5,8 +5,8 @@
 # tiles: BLOCK 2048 = 8192 bytes a tile; rows allow 128-bit loads; 4 warps, 1 stages
 # at the largest bucket 265088 bytes, one comparison and one exponential per logit, 2048 a row
 # ops:
-#   %p0, %index0, %draft_bad0 = vocab.topk(%draft_logits0, %req_pool_indices) {kernel = "tree_step"} : f32[B, K, K], i64[B, K, K], i1[B, K]
-#   %health_draft = health.raise(%health, %draft_bad0) {bit = 0, kernel = "tree_step"} : i32[B]
+#   %p0, %index0, %draft_bad0 = vocab.topk(%draft_logits0, %admitted_rows) {kernel = "tree_step"} : f32[B, K, K], i64[B, K, K], i1[B, K]
+#   %health_draft = health.raise(%health_room, %draft_bad0) {bit = 0, kernel = "tree_step"} : i32[B]
 #   %draft_token1, %scores1, %kept1, %candidates1 = tree.grow(%topk_p, %p0, %index0) {kernel = "tree_step"} : i64[B, K], f32[B, K], i64[B, K], f32[B, K, K]
 #   %draft_positions1 = kv.advance(%draft_positions) {kernel = "tree_step"} : i64[B, K]
 import triton

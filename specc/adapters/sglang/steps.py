@@ -20,9 +20,13 @@ from .requests import refuses, unserved
 
 @dataclass
 class StepResult(GenerationBatchResult):
-    """What SGLang gets of a step, and the health words i32[b] of its requests, on the host once `copy_done` is."""
+    """What SGLang gets of a step, and the health words i32[b] of its requests, on the host once `copy_done` is.
+
+    `faults` names what a word says.
+    """
 
     health: Tensor | None = None
+    faults: Callable[[int], tuple[str, ...]] | None = None
 
 
 class Steps:
@@ -85,6 +89,7 @@ class Steps:
             next_token_ids=host["predict"].view(-1),
             accept_lens=host["accept_lens"],
             health=host["health"],
+            faults=self._package.faults,
             can_run_cuda_graph=self.captured != "none",
             speculative_num_draft_tokens=self._nodes,
             speculative_output_stride=self._width,

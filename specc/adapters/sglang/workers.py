@@ -21,8 +21,11 @@ from .steps import StepResult, Steps
 
 logger = logging.getLogger(__name__)
 
-TARGET_BIT = 2
-"""Of a health word: a row of the target that holds NaN or whose largest value is not finite."""
+FATAL = {
+    "target": "the target's scores hold NaN or are infinite",
+    "room": "there is no room for a step in req_to_token, or in the mask of a tree",
+}
+"""Faults after which nothing of a request is text, or nothing follows, by the program's names of them."""
 SPECULATIVE, MANAGERS = "sglang.srt.speculative", "sglang.srt.managers"
 
 
@@ -129,13 +132,14 @@ def _choose(programs: Sequence[Any], worker: Any) -> Any | None:
 
 
 def abort_unhealthy(processor: Any, batch: Any, result: Any) -> None:
-    """End requests whose target returned scores that are no numbers: nothing that follows from those is text."""
-    if not isinstance(result, StepResult) or result.health is None:
+    """End requests whose target returned scores that are no numbers, and those that have no room for a step."""
+    if not isinstance(result, StepResult) or result.health is None or result.faults is None:
         return
     result.copy_done.synchronize()
     for request, word in zip(batch.reqs, result.health.tolist(), strict=True):
-        if word & TARGET_BIT and not request.finished():
-            message = f"the target's scores hold NaN or are infinite (health word {word})"
+        reasons = [FATAL[name] for name in result.faults(word) if name in FATAL]
+        if reasons and not request.finished():
+            message = f"{', and '.join(reasons)} (health word {word})"
             request.to_finish = FINISH_ABORT(message, HTTPStatus.INTERNAL_SERVER_ERROR, "SpeccHealthError")
 
 

@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from specc.engine.disaggregation.channel import Channel
-from specc.engine.disaggregation.handshake import greet
-from specc.engine.disaggregation.listener import Announced, Arrived, Gone, Listener, News, Withdrawn
-from specc.engine.disaggregation.messages import Patience
+from specc.engine.disaggregation.handshake import MOST_ANNOUNCED, greet
+from specc.engine.disaggregation.listener import Announced, Arrived, Gone, Inbox, Listener, News, Withdrawn
+from specc.engine.disaggregation.messages import REQUEST, STATE, Patience
 from specc.engine.engine import Engine
 from specc.engine.errors import EngineError, TransferError
 from specc.engine.handover import Handover
 from specc.engine.request import Completion
+
+MOST_NEWS = 64
+"""Messages that are heard before the next step, so that no peer talks until others starve."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +24,8 @@ class Outcome:
     """The end of a request, by its peer and the name that the peer gave it.
 
     Either its completion, or the error that ended it: a TransferError when its peer is gone or has withdrawn it, a
-    SpeccError of the program's package when its record is wrong, another EngineError when it does not fit, and whatever
-    else taking it in has raised.
+    SpeccError of the program's package when its record is wrong, another EngineError when it does not fit, or has
+    failed again and again, and whatever else taking it in has raised.
     """
 
     peer: str
@@ -40,12 +43,21 @@ class DecodeWorker:
     `on_token` and its errors tell, with the peer and the name of the request.
     """
 
-    def __init__(self, engine: Engine, patience: Patience | None = None, *, most_waiting: int = 8) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        patience: Patience | None = None,
+        *,
+        most_waiting: int = 8,
+        most_announced: int = MOST_ANNOUNCED,
+    ) -> None:
         """engine: used for nothing else.
 
         most_waiting: requests that are here and wait for room in the engine; beyond them peers have to wait.
+        most_announced: requests that a peer may announce before it has sent the state of any; it is told.
         """
-        self.engine, self.patience, self.most_waiting = engine, patience or Patience(), most_waiting
+        self.engine, self.patience = engine, patience or Patience()
+        self.most_waiting, self.most_announced = most_waiting, most_announced
         self._news: queue.Queue[News] = queue.Queue(maxsize=1)
         self._listeners: dict[str, Listener] = {}
         self._expected: dict[tuple[str, str], Announced | None] = {}
@@ -59,8 +71,9 @@ class DecodeWorker:
         """
         if peer in self._listeners:
             raise EngineError(f"there is a peer {peer!r} already")
-        greet(self.engine, channel, self.patience, first=False)
-        self._listeners[peer] = Listener(peer, channel, self.patience, self._most_bytes(), self._news)
+        greet(self.engine, channel, self.patience, first=False, most_announced=self.most_announced)
+        inbox = Inbox(peer, self.most_announced)
+        self._listeners[peer] = Listener(inbox, channel, self.patience, self._most_bytes(), self._news)
         self._listeners[peer].start()
 
     @property
@@ -76,7 +89,8 @@ class DecodeWorker:
         """
         self._take_in(0.0 if self.engine.has_work else wait)
         for completion in self.engine.step():
-            self._ended.append(Outcome(*self.names.pop(completion.request_id), completion))
+            key, failed = self.names.pop(completion.request_id), completion.error
+            self._ended.append(Outcome(*key, error=failed) if failed else Outcome(*key, completion))
         ended, self._ended = self._ended, []
         return ended
 
@@ -102,7 +116,9 @@ class DecodeWorker:
 
     def _take_in(self, patience: float) -> None:
         """Hear what has come, while there is room for more; waits so many seconds for the first of it."""
-        while self._listeners and len(self.engine.scheduler.waiting) < self.most_waiting:
+        for _ in range(MOST_NEWS):
+            if not self._listeners or len(self.engine.scheduler.waiting) >= self.most_waiting:
+                break
             try:
                 news = self._news.get(timeout=patience) if patience else self._news.get_nowait()
             except queue.Empty:
@@ -110,10 +126,11 @@ class DecodeWorker:
             patience = 0.0
             self._hear(news)
 
-    def _most_bytes(self) -> int:
-        """What the longest request has in the pools, its record and its tokens."""
+    def _most_bytes(self) -> dict[str, int]:
+        """What the longest request has: its tokens, and then what is in the pools and in its record."""
         slot = sum(pool.shape.bytes_per_slot for pool in self.engine.pools.values())
-        return self.engine.table.columns * (slot + 8) + self.engine.program.record_layout.record_bytes
+        state = self.engine.table.columns * slot + self.engine.program.record_layout.record_bytes
+        return {REQUEST: self.engine.scheduler.max_context * 8, STATE: state}
 
     def _hear(self, news: News) -> None:
         """Act on the news of a peer."""

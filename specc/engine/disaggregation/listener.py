@@ -8,13 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 from specc.engine.disaggregation.channel import Channel
-from specc.engine.disaggregation.messages import END, REQUEST, STATE, WITHDRAWN, Message, Patience, receive
+from specc.engine.disaggregation.messages import END, REQUEST, STATE, WITHDRAWN, Message, Patience, integer, receive
 from specc.engine.errors import TransferError
 from specc.engine.handover import Kv
 from specc.engine.request import StopConditions
+
+LARGEST = 1 << 31
+"""No number of a message is as large."""
 
 
 @dataclass(frozen=True)
@@ -59,54 +63,71 @@ class Gone:
 News: TypeAlias = Announced | Arrived | Withdrawn | Gone
 
 
-class Listener(threading.Thread):
-    """Puts the news of a peer into a queue, the last of them being `Gone`.
+class Inbox:
+    """What the messages of one peer say, one after the other; needs no channel."""
 
-    A peer whose messages make no sense counts as gone: what it sends next cannot be known.
-    """
+    def __init__(self, peer: str, most_announced: int) -> None:
+        """most_announced: requests whose state has not come; more make no sense."""
+        self.peer, self.most_announced = peer, most_announced
+        self._announced: set[str] = set()
+
+    def read(self, message: Message) -> News:
+        """What a message says; TransferError if that is nothing."""
+        name, reads = message.request, {REQUEST: self._request, STATE: self._state, WITHDRAWN: self._withdrawn}
+        if message.kind not in reads or (name in self._announced) == (message.kind == REQUEST):
+            raise TransferError(name, f"the peer sent a {message.kind!r:.40} that nobody expected")
+        try:
+            news = reads[message.kind](name, message.fields, message.tensors)
+        except (KeyError, TypeError, ValueError) as error:
+            raise TransferError(name, f"its {message.kind} makes no sense: {error!r:.200}") from error
+        self._announced ^= {name}
+        return news
+
+    def _request(self, name: str, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Announced:
+        if len(self._announced) >= self.most_announced:
+            raise ValueError(f"{self.most_announced} are announced and have not come")
+        (prompt,) = (tensors[key] for key in tensors.keys() | {"prompt"})
+        if prompt.dtype != torch.int64 or prompt.dim() != 1:
+            raise ValueError(f"a prompt is {prompt.dtype}{list(prompt.shape)}")
+        eos, stop = fields["eos_token_ids"], fields["stop"]
+        if not (isinstance(eos, list) and isinstance(stop, list) and all(isinstance(text, str) for text in stop)):
+            raise TypeError("what ends a request is a list of tokens and one of texts")
+        most = integer(fields["max_new_tokens"], 1, LARGEST)
+        conditions = StopConditions(most, frozenset(integer(token, 0, LARGEST) for token in eos), tuple(stop))
+        return Announced(self.peer, name, tuple(prompt.tolist()), conditions)
+
+    def _state(self, name: str, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Arrived:
+        first, health = (integer(fields[key], -LARGEST, LARGEST) for key in ("first", "health"))
+        return Arrived(self.peer, name, first, health, _kv_of(tensors), _state_of(tensors))
+
+    def _withdrawn(self, name: str, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Withdrawn:
+        if not isinstance(fields["reason"], str):
+            raise TypeError("a reason is text")
+        return Withdrawn(self.peer, name, fields["reason"])
+
+
+class Listener(threading.Thread):
+    """Receives until the peer ends, and never raises. The last of its news is `Gone`."""
 
     def __init__(
-        self, peer: str, channel: Channel, patience: Patience, most_bytes: int, news: queue.Queue[News]
+        self, inbox: Inbox, channel: Channel, patience: Patience, most_bytes: Mapping[str, int], news: queue.Queue[News]
     ) -> None:
-        """most_bytes: no request can have more."""
-        super().__init__(name=f"requests of {peer}", daemon=True)
-        self.peer, self.channel = peer, channel
+        """most_bytes: of the tensors of a message, by kind. news: waits while it is full, and lets the peer wait."""
+        super().__init__(name=f"requests of {inbox.peer}", daemon=True)
+        self.inbox, self.channel = inbox, channel
         self._patience, self._most_bytes, self._news = patience, most_bytes, news
-        self._announced: set[str] = set()
 
     def run(self) -> None:
         """Listen until the peer ends, breaks, or is not understood."""
         try:
             while (message := receive(self.channel, self._patience, self._most_bytes)).kind != END:
-                self._news.put(self._read(message))
+                self._news.put(self.inbox.read(message))
             reason = TransferError(None, "the peer has ended")
         except TransferError as error:
             reason = error
         except Exception as error:  # nobody else sees what ends this thread, and somebody waits for its news
             reason = TransferError(None, f"receiving failed: {error!r}")
-        self._news.put(Gone(self.peer, reason))
-
-    def _read(self, message: Message) -> News:
-        """What a message says; TransferError if that is nothing."""
-        name, fields, tensors = message.request, message.fields, message.tensors
-        try:
-            if message.kind == REQUEST and name not in self._announced:
-                prompt = tuple(tensors["prompt"].tolist())
-                stop = StopConditions(
-                    fields["max_new_tokens"], frozenset(fields["eos_token_ids"]), tuple(fields["stop"])
-                )
-                self._announced.add(name)
-                return Announced(self.peer, name, prompt, stop)
-            if message.kind == STATE and name in self._announced:
-                self._announced.remove(name)
-                first, health = int(fields["first"]), int(fields["health"])
-                return Arrived(self.peer, name, first, health, _kv_of(tensors), _state_of(tensors))
-            if message.kind == WITHDRAWN and name in self._announced:
-                self._announced.remove(name)
-                return Withdrawn(self.peer, name, str(fields["reason"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise TransferError(name, f"its {message.kind} makes no sense: {error!r}") from error
-        raise TransferError(name, f"the peer sent a {message.kind!r} that nobody expected")
+        self._news.put(Gone(self.inbox.peer, reason))
 
 
 def _state_of(tensors: Mapping[str, Tensor]) -> Any:

@@ -24,6 +24,12 @@ the end of all."""
 
 MAX_HEAD = 1 << 20
 """Most bytes of a head: what claims to be longer is no message."""
+MAX_REQUEST = 1 << 16
+"""Most bytes of the head that announces a request, which is kept until its state comes."""
+MAX_DEPTH = 16
+"""Most objects and arrays within each other in a head."""
+MAX_AXES = 8
+"""Most axes of a tensor."""
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -60,12 +66,67 @@ class Message:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def send(channel: Channel, message: Message, patience: Patience) -> None:
-    """Send a message; raises TransferError when the peer is gone, or the channel fails in any other way."""
+@dataclass(frozen=True)
+class Listed:
+    """A tensor that a head says will come."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a message says before its tensors."""
+
+    kind: str
+    request: str
+    fields: Mapping[str, Any]
+    listed: tuple[Listed, ...]
+
+    @staticmethod
+    def parse(data: bytes, most_bytes: Mapping[str, int]) -> Head:
+        """Read a head; TransferError, whatever the bytes are, unless it is one.
+
+        most_bytes: by kind of message, how many bytes of tensors may follow; none where it is not named.
+        """
+        try:
+            found = json.loads(data.decode(), parse_constant=_refuse, object_pairs_hook=_once)
+            _check_plain(found)
+            if not isinstance(found, dict) or found.keys() != {"kind", "request", "fields", "tensors"}:
+                raise ValueError("its keys are others")
+            kind, request, fields = found["kind"], found["request"], found["fields"]
+            if not (isinstance(kind, str) and isinstance(request, str) and isinstance(fields, dict)):
+                raise TypeError("kind and request are text, fields an object")
+            listed = tuple(_listed(item) for item in found["tensors"])
+            if len({tensor.name for tensor in listed}) < len(listed):
+                raise ValueError("two tensors have one name")
+            if kind == REQUEST and len(data) > MAX_REQUEST:
+                raise ValueError(f"a request takes at most {MAX_REQUEST} bytes, not {len(data)}")
+        except (ValueError, TypeError, RecursionError) as error:
+            raise TransferError(None, f"the peer sent a head that is none: {error}") from error
+        total, most = sum(tensor.nbytes for tensor in listed), most_bytes.get(kind, 0)
+        if total > most:
+            raise TransferError(request, f"the peer wants to send {total} bytes, at most {most} can be of use")
+        return Head(kind, request, fields, listed)
+
+
+def head_of(message: Message) -> bytes:
+    """The head of a message."""
     listed = [[name, str(x.dtype).removeprefix("torch."), list(x.shape)] for name, x in message.tensors.items()]
     record = {"kind": message.kind, "request": message.request, "fields": dict(message.fields), "tensors": listed}
-    head = torch.frombuffer(bytearray(json.dumps(record).encode()), dtype=torch.uint8)
-    begun = 0
+    return json.dumps(record).encode()
+
+
+def send(channel: Channel, message: Message, patience: Patience) -> None:
+    """Send a message; raises TransferError when the peer is gone, or the channel fails in any other way."""
+    head = torch.frombuffer(bytearray(head_of(message)), dtype=torch.uint8)
+    begun, count = 0, len(message.tensors)
     try:
         channel.send(torch.tensor([len(head)]).view(torch.uint8), patience.idle)
         channel.send(head, patience.moving)
@@ -73,30 +134,39 @@ def send(channel: Channel, message: Message, patience: Patience) -> None:
             channel.send(tensor.to(channel.device).contiguous().view(-1).view(torch.uint8), patience.moving)
             begun += 1
     except Exception as error:  # whatever it is, nobody knows how much of the message has gone
-        raise _broken(message.kind, message.request, begun, len(listed), error) from error
+        raise _broken(message.kind, message.request, begun, count, error) from error
 
 
-def receive(channel: Channel, patience: Patience, most_bytes: int) -> Message:
+def receive(channel: Channel, patience: Patience, most_bytes: Mapping[str, int]) -> Message:
     """The next message; raises TransferError when the peer is gone, or sends what is none.
 
-    most_bytes: of the tensors of one message; more is not accepted.
+    most_bytes: of the tensors of a message, by its kind; more is not accepted, and nothing is allocated for it.
     """
-    kind, request, begun, listed = "", "", 0, []
+    head, begun = Head("", "", {}, ()), 0
     try:
         size = torch.zeros(8, dtype=torch.uint8)
         channel.receive(size, patience.idle)
-        head = torch.zeros(_length(int(size.view(torch.int64))), dtype=torch.uint8)
-        channel.receive(head, patience.moving)
-        kind, request, fields, listed = _head(bytes(head.tolist()), most_bytes)
+        data = torch.zeros(_length(int(size.view(torch.int64))), dtype=torch.uint8)
+        channel.receive(data, patience.moving)
+        head = Head.parse(data.numpy().tobytes(), most_bytes)
         tensors: dict[str, Tensor] = {}
-        for name, dtype, shape in listed:
-            held = torch.zeros(math.prod(shape) * dtype.itemsize, dtype=torch.uint8, device=channel.device)
+        for one in head.listed:
+            held = torch.zeros(one.nbytes, dtype=torch.uint8, device=channel.device)
             channel.receive(held, patience.moving)
-            tensors[name] = held.view(dtype).view(shape)
+            tensors[one.name] = held.view(one.dtype).view(one.shape)
             begun += 1
-    except OSError as error:
-        raise _broken(kind, request, begun, len(listed), error) from error
-    return Message(kind, request, fields, tensors)
+    except TransferError:
+        raise
+    except Exception as error:  # as in `send`
+        raise _broken(head.kind, head.request, begun, len(head.listed), error) from error
+    return Message(head.kind, head.request, head.fields, tensors)
+
+
+def integer(value: object, least: int, below: int) -> int:
+    """The value itself; ValueError unless it is a whole number in [least, below)."""
+    if type(value) is not int or not least <= value < below:
+        raise ValueError(f"{value!r:.40} is no whole number from {least} to {below - 1}")
+    return value
 
 
 def _length(size: int) -> int:
@@ -105,18 +175,43 @@ def _length(size: int) -> int:
     return size
 
 
-def _head(data: bytes, most_bytes: int) -> tuple[str, str, dict[str, Any], list[tuple[str, torch.dtype, list[int]]]]:
-    """Kind, request, fields, and the tensors that follow; TransferError when a head says anything else."""
-    try:
-        record = json.loads(data)
-        kind, request, fields = record["kind"], record["request"], dict(record["fields"])
-        listed = [(name, DTYPES[dtype], [int(size) for size in shape]) for name, dtype, shape in record["tensors"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise TransferError(None, f"the peer sent a head that is none: {error!r}") from error
-    total = sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in listed)
-    if total > most_bytes or any(size < 0 for *_, shape in listed for size in shape):
-        raise TransferError(request, f"the peer wants to send {total} bytes, at most {most_bytes} can be of use")
-    return kind, request, fields, listed
+def _listed(item: Any) -> Listed:
+    """A tensor of a head; ValueError or TypeError if it is none."""
+    name, dtype, shape = item
+    if not isinstance(name, str) or not isinstance(shape, list) or len(shape) > MAX_AXES:
+        raise TypeError(f"a tensor has a name and at most {MAX_AXES} sizes")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ValueError(f"{dtype!r:.40} is no dtype")
+    return Listed(name, DTYPES[dtype], tuple(integer(size, 0, 1 << 40) for size in shape))
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is no number")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, whose keys are all different."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands twice")
+    return found
+
+
+def _check_plain(found: object, depth: int = 0) -> None:
+    """ValueError for text that cannot be written, numbers without end, and what lies too deep."""
+    if depth > MAX_DEPTH:
+        raise ValueError(f"more than {MAX_DEPTH} objects and arrays lie within each other")
+    if isinstance(found, str):
+        found.encode()
+    elif isinstance(found, float) and not math.isfinite(found):
+        raise ValueError("a number is too large")
+    elif isinstance(found, dict):
+        for key, value in found.items():
+            key.encode()
+            _check_plain(value, depth + 1)
+    elif isinstance(found, list):
+        for value in found:
+            _check_plain(value, depth + 1)
 
 
 def _broken(kind: str, request: str, begun: int, count: int, error: Exception) -> TransferError:

@@ -10,11 +10,21 @@ import torch
 
 from specc.engine.disaggregation.channel import Channel
 from specc.engine.disaggregation.handshake import greet
-from specc.engine.disaggregation.messages import END, REQUEST, STATE, WITHDRAWN, Message, Patience, send
+from specc.engine.disaggregation.messages import (
+    END,
+    MAX_REQUEST,
+    REQUEST,
+    STATE,
+    WITHDRAWN,
+    Message,
+    Patience,
+    head_of,
+    send,
+)
 from specc.engine.engine import Engine
 from specc.engine.errors import EngineError, RequestTooLongError, TransferError
 from specc.engine.handover import Handover
-from specc.engine.request import Request, StopConditions
+from specc.engine.request import Completion, Request, StopConditions
 
 FIRST = StopConditions(max_new_tokens=2)
 """What requests run under here: the first token never ends one, the side that decodes decides."""
@@ -35,7 +45,7 @@ class PrefillWorker:
         self.engine, self.channel, self.patience = engine, channel, patience or Patience()
         self.names: dict[int, str] = {}
         self._lost: TransferError | None = None
-        self._max_context = greet(engine, channel, self.patience, first=True)
+        self._terms = greet(engine, channel, self.patience, first=True)
 
     @property
     def has_work(self) -> bool:
@@ -47,22 +57,32 @@ class PrefillWorker:
 
         conditions: when the peer is to stop; by default as `Engine.add`. Waits while the peer has as many requests as
         it can hold. Raises RequestTooLongError when the request can never fit, here or there, EngineError when
-        another one of its name waits, TransferError when the peer is gone.
+        another one of its name waits, or as many as the peer lets announce, or when name and conditions are larger than
+        it takes, TransferError when the peer is gone.
         """
         if self._lost is not None:
             raise TransferError(name, self._lost.reason)
         if name in self.names.values():
             raise EngineError(f"a request {name!r} waits already")
+        if len(self.names) >= self._terms.most_announced:
+            raise EngineError(f"{len(self.names)} requests wait, the peer takes no more before it has some of them")
         conditions = conditions or StopConditions(eos_token_ids=self.engine.target.eos_token_ids)
         ids = self.engine.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
         total = len(ids) + conditions.max_new_tokens
-        if total > self._max_context:
-            raise RequestTooLongError(f"the request takes {total} tokens, the peer's context holds {self._max_context}")
+        for whose, takes, holds in (
+            ("the peer's", total, self._terms.max_context),
+            ("the engine's", len(ids) + FIRST.max_new_tokens, self.engine.scheduler.max_context),
+        ):
+            if takes > holds:
+                raise RequestTooLongError(f"the request takes {takes} tokens, {whose} context holds {holds}")
+        said = asdict(conditions) | {"eos_token_ids": sorted(conditions.eos_token_ids)}
+        message = Message(REQUEST, name, said, {"prompt": torch.tensor(ids, dtype=torch.int64)})
+        if (size := len(head_of(message))) > MAX_REQUEST:
+            raise EngineError(f"name and stop conditions take {size} bytes, at most {MAX_REQUEST} are sent")
         request_id = self.engine.add(ids, FIRST)
         self.names[request_id] = name
-        said = asdict(conditions) | {"eos_token_ids": sorted(conditions.eos_token_ids)}
         try:
-            self._send(Message(REQUEST, name, said, {"prompt": torch.tensor(ids, dtype=torch.int64)}))
+            self._send(message)
         except TransferError:
             self._forget(request_id)
             raise
@@ -71,10 +91,14 @@ class PrefillWorker:
         """Prefill what fits at once and send it: the names of these requests, each with what kept it from going.
 
         Once the peer is gone, all that wait are among them. Raises StepFailedError as `Engine.prefill`: step again to
-        retry, or `abort` what was in it, see `names`.
+        retry, or `abort` what was in it, see `names`; one that fails again and again is given up by the next step.
         """
         gone: dict[str, TransferError | None] = {}
-        for request in self.engine.prefill():
+        prefilled = self.engine.prefill()
+        for completion in self.engine.collect():
+            name = self.names[completion.request_id]
+            gone[name] = self._give_up(name, completion)
+        for request in prefilled:
             name = self.names[request.request_id]
             try:
                 gone[name] = self._pass_on(name, request)
@@ -115,6 +139,13 @@ class PrefillWorker:
             self._withdraw(name, reason)
             return TransferError(name, reason)
         return None
+
+    def _give_up(self, name: str, completion: Completion) -> TransferError:
+        """What is told of a request that the engine has ended, which only its failures can do here."""
+        reason = f"its prefill failed: {completion.error}"
+        self._withdraw(name, reason)
+        self._forget(completion.request_id)
+        return TransferError(name, reason)
 
     def _withdraw(self, name: str, reason: str) -> None:
         """Tell the peer, if it is there, that nothing of a request will come."""

@@ -17,9 +17,11 @@ def add_forward(forward: OpDef) -> None:
     """Let modules call a forward that an algorithm from outside brings; again is nothing new.
 
     Raises:
-        TypeError: it is no external op of the dialect ``model``, or another op has its name.
+        TypeError: it is no external op of the dialect ``model``, its signature is misspelt, or another has its name.
     """
     if forward.effect != "external" or not forward.name.startswith("model."):
         raise TypeError(f"{forward.name} is not an external op of the dialect model")
+    if problem := forward.misspelt():
+        raise TypeError(f"the signature of {forward.name} {problem}: {forward.signature}")
     if OPS.setdefault(forward.name, forward) != forward:
         raise TypeError(f"there is another op named {forward.name}")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from specc.ir.opdef import OpDef
 
-DRAFT_BIT, TARGET_BIT, EXTEND_BIT, PREFILL_BIT, TREE_BIT = range(5)
-"""Bit numbers: bad logits (dialect `vocab`) of a draft forward, the target, extend, the draft's prefill; an orphan."""
+DRAFT_BIT, TARGET_BIT, EXTEND_BIT, PREFILL_BIT, TREE_BIT, ROOM_BIT = range(6)
+"""Bit numbers: bad logits (dialect `vocab`) of a draft forward, the target, extend, the draft's prefill; an orphan; no
+room for the step."""
 
 OPS = (
     OpDef("health.clear", "rows: i64[B] -> health: i32[B]", "No bits set."),

@@ -24,6 +24,13 @@ def _slots(_: Module, attrs: Mapping[str, Any]) -> Sequence[Type]:
 
 OPS = (
     OpDef(
+        "kv.admit",
+        f"{_TABLE} -> rows: i64[B], seq_lens: i64[B], full: i1[B]",
+        "A request without room is a padding row of this step: row and length 0, and full. There is room where"
+        " 0 <= seq_len <= C - ``window``, and seq_len <= ``longest`` unless that is negative. Padding: 0, 0, False.",
+        {"window": int, "longest": int},
+    ),
+    OpDef(
         "kv.positions",
         "seq_lens: i64[B] -> positions: i64[B, $axis]",
         "seq_lens[b] + offset + stride * i, i along ``axis``, but never less than 0; stride 0 puts all branches at one"

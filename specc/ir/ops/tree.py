@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from specc.ir.opdef import OpDef
+from specc.ir.opdef import OpDef, TypeMismatch
 from specc.ir.types import TensorType, Type
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ def _mask(_: Module, attrs: Mapping[str, Any]) -> Sequence[Type]:
         "qlen": TensorType("i1", ("B", "N", "N")),
         "bitpacked": TensorType("u8", ("B", "N", width)),
     }
+    if attrs["mode"] not in shapes:
+        raise TypeMismatch(-1, f"mode is {attrs['mode']!r}, and not one of {', '.join(shapes)}")
     return [shapes[str(attrs["mode"])]]
 
 

@@ -152,9 +152,11 @@ def test_plugins_are_found_by_entry_point() -> None:
     assert algorithms.algorithm("MINE") is MINE
     assert algorithms.needs("MINE") is MINE.needs
     assert algorithms.algorithm("EAGLE") is not MINE
-    with pytest.raises(TypeError, match=r"plugin:it is not a specc\.algorithms\.Algorithm"):
+    with pytest.raises(
+        DiagnosticError, match=r"WRONG, of plugin:it: it is no specc\.algorithms\.Algorithm but of type"
+    ):
         algorithms.algorithm("WRONG")
-    with pytest.raises(TypeError, match=r"tree\.root is not an external op of the dialect model"):
+    with pytest.raises(DiagnosticError, match=r"tree\.root is not an external op of the dialect model"):
         algorithms.needs("CONFUSED")
 
 

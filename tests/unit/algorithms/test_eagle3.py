@@ -46,7 +46,7 @@ def test_three_layers_are_the_default() -> None:
 
 def test_a_head_of_one_width_does_not_take_several_layers() -> None:
     loaded = load("EAGLE", target={"hidden_source": "aux", "aux_layers": [1, 2]})
-    check_widths(loaded, "hidden_size", "hidden_size")
+    check_widths(loaded, "hidden_source", "hidden_source")
 
 
 def test_who_reads_nothing_may_have_a_target_that_hands_over_layers() -> None:

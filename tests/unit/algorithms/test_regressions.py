@@ -85,7 +85,7 @@ def test_the_width_of_streams_is_that_of_the_model_that_hands_them_over(algorith
     """The number of streams was multiplied in for one model where the rows were the other's, or not at all."""
     shape = shape if needs(algorithm).trees else {}
     for side in ("target", "draft"):
-        check_widths(load(algorithm, **shape, **{side: STREAMS}), "hidden_size", "hidden_size")
+        check_widths(load(algorithm, **shape, **{side: STREAMS}), "hc_mult", "hc_mult")
     wide = front(algorithm, **shape, target=STREAMS, draft=STREAMS)
     assert {type_.rpartition(" ")[2] for type_ in reads(wide).values()} == {"256]"}
     merged = front(algorithm, **shape, target=MERGED, draft={})

@@ -169,6 +169,7 @@ class _Point:
     """An entry point of the plugin."""
 
     name: str
+    value: str = "plugin:it"
 
     def load(self) -> Algorithm:
         """The algorithm."""

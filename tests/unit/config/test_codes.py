@@ -40,7 +40,7 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
     ("config/not-yaml", "a: *nowhere\n", 1, 4),
     ("config/not-yaml", "name: 'abc\n", 1, 11),
     ("config/not-yaml", "name: a\x07b\n", 1, 8),
-    ("config/not-yaml", "a: " + "[" * 3000, 1, 1),
+    ("config/not-yaml", "a: " + "[" * 3000, 1, 69),
     ("config/not-yaml", "a: &x [*x]\n", 1, 4),
     ("config/encoding", b"name: caf\xe9\n", 1, 10),
     ("config/encoding", b"name: ok\ntopk: \xff\xfe\n", 2, 7),

@@ -7,9 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
+from ruamel.yaml.scanner import RoundTripScanner
 
 from specc.algorithms import names, needs
 from specc.config import Needs, load_config, load_text
+from specc.support.diagnostics import DiagnosticError
 
 from .conftest import VALID, Load
 
@@ -162,6 +164,42 @@ def test_alias_bomb_is_stopped(load: Load) -> None:
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
     with pytest.raises(Exception, match="more than 1024 values"):
         load("\n".join(lines))
+
+
+DEEP = {
+    "lists": "topk: " + "[" * 60_000,
+    "closed lists": "topk: " + "[" * 60_000 + "]" * 60_000,
+    "mappings": "topk: " + "{" * 60_000,
+    "mappings of mappings": "topk: " + "{a: " * 30_000,
+    "keys": "? " * 60_000,
+    "entries": "- " * 60_000,
+    "blocks": "\n".join(" " * level + "a:" for level in range(500)),
+    "blocks of entries": "\n".join(" " * level + "-" for level in range(500)),
+}
+
+
+@pytest.mark.parametrize("text", DEEP.values(), ids=DEEP)
+def test_deep_nesting_is_refused_where_it_is_too_deep(load: Load, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once: what is read of the text, in tokens, does not depend on how deep it goes on."""
+    tokens: list[object] = []
+    fetch = RoundTripScanner.fetch_more_tokens
+    monkeypatch.setattr(RoundTripScanner, "fetch_more_tokens", lambda self: (tokens.append(self), fetch(self))[1])
+    with pytest.raises(DiagnosticError) as raised:
+        load(text)
+    (found,) = raised.value.diagnostics
+    assert (found.code, found.message) == ("config/not-yaml", "the text is nested too deeply")
+    assert found.location is not None
+    assert max(found.location.line, found.location.column) > 64
+    assert len(tokens) < 500
+
+
+@pytest.mark.parametrize("line", ["topk: 1", "[1]: 1"])
+def test_findings_of_one_kind_end(load: Load, line: str) -> None:
+    """A file of thousands of mistakes is given up on."""
+    with pytest.raises(DiagnosticError) as raised:
+        load(f"{line}\n" * 10_000)
+    assert len(raised.value.diagnostics) <= 1026
+    assert "more than 1024 values, counting what aliases repeat" in {d.message for d in raised.value.diagnostics}
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from specc.engine.drafts import StandaloneDraft
 from specc.engine.engine import Engine
-from specc.engine.errors import EngineError, RequestTooLongError, UnknownTokenError, UnsupportedModelError
+from specc.engine.errors import (
+    EngineError,
+    OutOfRoomError,
+    RequestTooLongError,
+    UnknownTokenError,
+    UnsupportedModelError,
+)
 from specc.engine.models import TargetModel
 from specc.engine.reference import accepted_lengths, first_difference, greedy
 from specc.engine.request import StopConditions, TokenEvent
+from specc.ir.ops.health import ROOM_BIT
 from specc.support.diagnostics import DiagnosticError
 
 from .fake_program import FakeProgram, make_plan
@@ -96,6 +105,35 @@ def test_steps_accept_what_a_draft_without_kv_memory_would_get_right(
         text = (*completion.prompt_ids, *greedy(target, completion.prompt_ids, new))
         expected = accepted_lengths(target, draft, text, len(completion.prompt_ids), steps, shifted=shifted)
         assert completion.accept_lens == expected
+
+
+def test_whoever_a_step_leaves_out_ends_with_an_error(target: TargetModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third step has no room for the second request; the others of its batch go on."""
+    draft = make_drafts(target)["twin"]
+    program = FakeProgram(make_plan(target, draft))
+    engine = Engine(program, target, draft)
+    decode = engine._step.decode
+
+    def crowded(batch: Any, *, at_least: int) -> Any:
+        result = decode(batch, at_least=at_least)
+        if program.steps_run == 3:
+            result.predict[1] = [0] * len(result.predict[1])
+            result.accept_lens[1] = result.new_seq_lens[1] = result.bonus[1] = 0
+            result.health[1] = 1 << ROOM_BIT
+        return result
+
+    monkeypatch.setattr(engine._step, "decode", crowded)
+    first, second, third = engine.generate(make_prompts(3), StopConditions(max_new_tokens=NEW))
+    for completion in (first, third):
+        assert (completion.token_ids, completion.error) == (greedy(target, completion.prompt_ids, NEW), None)
+    assert second.finish_reason == "error"
+    assert isinstance(second.error, OutOfRoomError)
+    assert "no room" in str(second.error)
+    assert second.token_ids == greedy(target, second.prompt_ids, NEW)[: len(second.token_ids)]
+    assert engine.stats.finished == {"length": 2, "error": 1}
+    assert 0 not in engine.stats.accept_lens
+    assert not engine.has_work
+    assert engine.table.free_rows == engine.facts.rows - 1
 
 
 @pytest.mark.parametrize("page_size", [1, 4])

@@ -149,7 +149,7 @@ def test_untyped_modules_are_checked_without_types() -> None:
 def test_a_diagnostic_shows_the_neighbourhood() -> None:
     module = parse_module(HEAD.replace("ESTABLISHED", "typed") + in_phase(CLEAR, "%x = no.op() : i32[B]") + "\n}")
     (found,) = check_module(module)
-    assert found.message.splitlines()[1:] == ["in phase prepare:", f"  {CLEAR}", "> %x = no.op() : i32[B]"]
+    assert [note.message for note in found.notes] == ["in phase prepare:", f"  {CLEAR}", "> %x = no.op() : i32[B]"]
 
 
 def test_reading_before_overwriting_is_fine() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specc.ir.builder import Builder
-from specc.ir.core import PHASES, Module, Value, entry_of, is_state, tensor_type
+from specc.ir.core import PHASES, Carry, Module, Value, entry_of, is_state, tensor_type
 from specc.ir.plan import Kernel, Options
 from specc.ir.types import Dim, StateType, TensorType
 from specc.support.diagnostics import DiagnosticError
@@ -15,8 +15,9 @@ I64 = TensorType("i64", ("B",))
 
 
 def sample() -> tuple[Module, Builder, Value]:
-    """An empty module with one input."""
+    """A module with one input and two carried values."""
     module = Module("m")
+    module.carries |= {name: Carry(name, I64) for name in "ab"}
     return module, Builder(module), module.add_input("rows", I64)
 
 

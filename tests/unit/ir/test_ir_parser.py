@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from programs import EXAMPLES, MODEL, config_text, load, passes_to
 
@@ -9,6 +11,7 @@ from specc.algorithms import names, needs
 from specc.config import load_config
 from specc.config.load import load_text
 from specc.driver import start_module
+from specc.ir.checker import check_module
 from specc.ir.core import Module, Op
 from specc.ir.parser import parse_module, parse_type
 from specc.ir.plan import Options
@@ -54,6 +57,25 @@ def module_of(*lines: str) -> Module:
     return parse_module("\n".join(["module @m {", *lines, "}"]), "m.specir")
 
 
+def test_the_limit_of_a_carried_value() -> None:
+    """An axis, a count or none, before what else a carry says; one that is not declared is told."""
+    module = module_of(
+        "dim V : vocab = 8",
+        "carry @a : i32[B] limit V kept",
+        "carry @b : f32[B] limit 1",
+        "carry @c : i32[B]",
+        "carry @d : i32[B] limit Q",
+    )
+    assert [(c.limit, c.kept) for c in module.carries.values()] == [
+        ("V", True),
+        (1, False),
+        (None, False),
+        ("Q", False),
+    ]
+    assert print_module(parse_module(print_module(module))) == print_module(module)
+    assert "dimension Q is not declared" in [problem.message for problem in check_module(module)]
+
+
 def errors(text: str) -> list[tuple[int, int, str]]:
     """Line, column and message of every ``ir/parse`` error of a text."""
     with pytest.raises(DiagnosticError) as raised:
@@ -85,6 +107,9 @@ WRONG_LINES = [
     ('options @o {archs = ["a"], buckets = 4, page_size = 1, verify = "greedy"}', "buckets of options must be"),
     ("kernel @k {bytes 1}", "cannot read the attributes at 'bytes 1'"),
     ("kernel @k {bytes = }", "Expecting value"),
+    ("kernel @k {bytes = 1, bytes = 2}", "the attribute bytes is written twice"),
+    ("kernel @k {bytes = " + "[" * 100_000 + "}", "the line is nested too deeply"),
+    ("x" * 100_000, f"cannot read '{'x' * 187}..."),
     ("kernel @k {bytes = 1.5}", "is not an attribute's value"),
 ]
 
@@ -160,6 +185,27 @@ def test_all_errors_of_a_file_are_reported() -> None:
 }
 """
     assert [(line, column) for line, column, _ in errors(text)] == [(2, 3), (5, 7), (7, 5), (10, 1)]
+
+
+@pytest.mark.parametrize("line", ["dim B : request <= 8", "carry @c : i64[B]", "output o = %rows"])
+def test_what_is_declared_twice(line: str) -> None:
+    ((number, _, message),) = errors(f"module @m {{\n  input %rows : i64[B]\n  {line}\n  {line}\n}}\n")
+    assert number == 4
+    assert message.endswith("is declared twice")
+
+
+@pytest.mark.parametrize("unit", ["aaaa", "a[a[", "?, ?", '", "', "{a ="])
+@pytest.mark.parametrize("head", ["%a = x.y() : ", "%a = x.y() {", "%a = x.y(", "carry @a : ", ""])
+def test_time_grows_with_the_length_of_a_line(head: str, unit: str) -> None:
+    """Not with its square, which would be sixteen times as much."""
+
+    def seconds(count: int) -> float:
+        start = time.process_time()
+        errors(f"module @m {{\nphase prepare {{\n{head}{unit * count}\n}}\n}}\n")
+        return time.process_time() - start
+
+    short = min(seconds(2500) for _ in range(5))
+    assert min(seconds(10_000) for _ in range(3)) < 10 * short + 0.01
 
 
 def test_comments_and_blank_lines() -> None:

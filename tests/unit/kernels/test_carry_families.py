@@ -65,7 +65,7 @@ def test_what_others_read_in_the_pool_is_loaded_for_anyone_else() -> None:
 def test_lengths_of_two_kinds_are_not_mixed() -> None:
     """Slots for lengths that another op of the phase computes are left to others."""
     module = lowered("STANDALONE")
-    (lens,) = [op.result for op in module.find("carry.load") if op.attrs["field"] == "seq_lens"]
+    (lens,) = [op.results[1] for op in module.find("kv.admit")]
     advanced = module.add_op(
         "prepare", "kv.positions", [lens], [("later", None)], {"axis": "", "offset": 4, "stride": 0}, None
     )

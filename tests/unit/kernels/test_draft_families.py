@@ -97,10 +97,9 @@ def test_a_token_that_is_read_is_written() -> None:
 
 
 def test_trees_start_from_a_row() -> None:
-    ((plain, _), (clearing, spec)) = offers(module := lowered("FROZEN_KV_MTP", **TREE), "row_topk")
-    assert opcodes(plain) == {"vocab.topk", "health.raise", "tree.repeat"}
-    assert opcodes(clearing) == opcodes(plain) | {"health.clear"}
-    assert on(spec) == {"health", "clear", "p", "repeat"}
+    ((cluster, spec),) = offers(module := lowered("FROZEN_KV_MTP", **TREE), "row_topk")
+    assert opcodes(cluster) == {"vocab.topk", "health.raise", "tree.repeat"}
+    assert on(spec) == {"health", "p", "repeat"}
     assert bound(spec)["p_ptr"] == "seed_p"
     steps = offers(module, "tree_step")
     assert [on(spec) for _, spec in steps] == [{"frontier", "gather"}, set()]
@@ -111,13 +110,13 @@ def test_trees_start_from_a_row() -> None:
 def test_a_block_becomes_a_chain() -> None:
     module = lowered("DFLASH", num_steps=5)
     found = offers(module, "row_argmax")
-    assert [on(spec) for _, spec in found] == [{"health", "join", "unread"}, {"health", "clear", "join", "unread"}]
-    (cluster, spec), _ = found
+    ((cluster, spec),) = found
+    assert on(spec) == {"health", "join", "unread"}
     assert dict(spec.constants)["ROWS"] == 5
     assert spec.scratch[0].shape == (4, 5, MAX_SPLITS)
     assert FAMILIES["row_argmax"].grid(module, cluster, 2) == (2, 5, 1)
     module.outputs["drafts"] = cluster[0].results[0]
-    assert [bound(spec).get("index_ptr") for _, spec in offers(module, "row_argmax")] == ["drafts", "drafts"]
+    assert [bound(spec).get("index_ptr") for _, spec in offers(module, "row_argmax")] == ["drafts"]
 
 
 def test_splits_of_many_rows_are_combined_at_once() -> None:

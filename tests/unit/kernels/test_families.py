@@ -70,8 +70,9 @@ def test_specs(module: Module) -> None:
         names = [argument.name for argument in spec.arguments] + [name for name, _ in spec.constants]
         assert len(set(names)) == len(names)
         for argument in spec.arguments:
-            bound = [argument.value, argument.buffer or None, argument.input or None, argument.stride or None]
-            assert sum(way is not None for way in [*bound, argument.literal]) == 1, argument.name
+            ways = (argument.buffer, argument.input, argument.stride, argument.size)
+            bound = [argument.value, argument.literal, *(way or None for way in ways)]
+            assert sum(way is not None for way in bound) == 1, argument.name
         assert all(scratch.name.startswith(f"{kernel.name}.") for scratch in spec.scratch)
 
 

@@ -10,6 +10,7 @@ from programs import compile_to, load
 
 from specc.codegen.render import render_kernel
 from specc.ir.core import Module, Op
+from specc.ir.ops.health import ROOM_BIT
 from specc.kernels import FAMILIES
 from specc.kernels.base import Spec
 from specc.kernels.copying import alignment, programs
@@ -55,7 +56,15 @@ def test_prepare_is_one_launch_and_the_tail_another(variant: str) -> None:
     assert len(passed) == len(set(passed))
     results = {value for op in prepare for value in op.results}
     carried = {op.result for op in prepare if op.opcode == "carry.load" and op.attrs["field"] == "hidden"}
-    assert results - set(passed) == carried
+    (admit,) = [op for op in prepare if op.opcode == "kv.admit"]
+    assert admit.results[0] in set(passed)
+    inside = {admit.results[2], admit.operands[2], *(op.result for op in prepare if op.opcode == "health.clear")}
+    assert results - set(passed) == carried | inside & results
+    bound = {argument.name: argument for argument in spec.arguments}["columns"]
+    assert (bound.size, bound.axis) == ("req_to_token", 1)
+    constants = dict(spec.constants)
+    assert (constants["WINDOW"], constants["LONGEST"]) == (admit.attrs["window"], -1)
+    assert constants["HEALTH_BIT"] == 1 << ROOM_BIT
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -42,6 +42,7 @@ def tree_plan(*, batch: int = 4, layers: int = 2, row_bytes: int = 16, dtype: st
             "verify_window": 5,
             "reserve": 20,
             "longest": None,
+            "first_draft_position": 0,
             "draft_positions": "shifted",
         },
         "kv_pools": {

@@ -41,6 +41,7 @@ def lookup_plan(*, steps: int = 3, corpus: bool = True, vocab: int = 32, batch: 
             "verify_window": dims["N"],
             "reserve": 8,
             "longest": None,
+            "first_draft_position": 0,
             "draft_positions": "shifted",
         },
         "kv_pools": {"target": kv_pool(bound=False)},

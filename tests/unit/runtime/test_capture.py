@@ -37,9 +37,9 @@ def captured_step(plan: dict[str, Any], engine: Any, events: Events, monkeypatch
     """A step whose graphs replay their own nodes; runs of the step are written to the log."""
     run = Step._run
 
-    def logged(self: Step, entry: str, frame: Any) -> Any:
+    def logged(self: Step, entry: str, frame: Any, *more: Any) -> Any:
         events.append((entry, frame.rows))
-        return run(self, entry, frame)
+        return run(self, entry, frame, *more)
 
     monkeypatch.setattr(step_module.Step, "_run", logged)
     step = Step(Plan.from_json(plan), ReferenceBackend(), CPU, engine, engine.table, poison=0xFF)

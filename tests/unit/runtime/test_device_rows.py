@@ -18,7 +18,8 @@ from toy_plan import chain_plan
 from specc.runtime.arena import Arena
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.errors import BatchError
+from specc.runtime.carry import Carry
+from specc.runtime.errors import BatchError, FieldError
 from specc.runtime.plan import Plan
 from specc.runtime.staging import Staging
 
@@ -173,6 +174,20 @@ def test_state_moves_by_device_rows() -> None:
         for call in (one.step.read_carry, one.step.pack, lambda rows: one.step.write_carry(rows, by_rows)):
             with pytest.raises(BatchError, match="req_pool_indices"):
                 call(wrong)
+
+
+def test_values_of_a_carry_are_checked_where_nobody_waits_for_it() -> None:
+    """With integers, which are sent and waited for, a wrong value is refused, and nothing is written."""
+    one = machine("EAGLE", 1)
+    one.prefill({2: [3, 1, 4], 1: [5]})
+    before = {name: pool.clone() for name, pool in one.step.pools.items()}
+    fields = {name: values.clone() for name, values in one.step.read_carry([2, 1]).fields.items()}
+    fields["topk_index"][1] = 10**9
+    with pytest.raises(FieldError, match=r"request 1: field 'topk_index' holds 1000000000") as caught:
+        one.step.write_carry([2, 1], Carry(fields))
+    assert (caught.value.request, caught.value.field) == (1, "topk_index")
+    assert all(torch.equal(pool, before[name]) for name, pool in one.step.pools.items())
+    one.step.write_carry(strided([2, 1]), Carry(fields))
 
 
 def test_pools_are_the_state() -> None:

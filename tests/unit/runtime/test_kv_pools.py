@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,7 +77,8 @@ def test_only_bound_owners_are_wanted() -> None:
     pools = make_pools()
     step = bind({"target": pools["target"], "draft": "anything at all"}, plan)
     assert set(step._frame(1).kv) == {"target"}
-    assert bind(None, chain_plan(), SimpleNamespace(**dict.fromkeys(METHODS, print)), table=torch.zeros(8, 96).int())
+    callbacks = SimpleNamespace(**dict.fromkeys(METHODS, lambda **operands: None))
+    assert bind(None, chain_plan(), callbacks, table=torch.zeros(8, 96).int())
 
 
 METHODS = ("draft", "target", "extend", "prefill_target", "prefill_draft")
@@ -119,7 +121,20 @@ FAULTS: list[tuple[Callable[[Pools], Any], str]] = [
     ),
     (replaced(1, lambda t: t[1:].clone()), r"\[1\] has 199 slots, the first buffer 200"),
     (replaced(1, lambda t: torch.zeros(SLOTS, 8)[:, :4]), r"\[1\] has 32 bytes from slot to slot, the first buffer 16"),
-    (lambda pools: pools | {"target": pools["target"][:1] * 4}, "the same memory more than once"),
+    (
+        lambda pools: pools | {"target": pools["target"][:1] * 4},
+        r"\['target'\]\[0\] and kv_pools\['target'\]\[1\] share",
+    ),
+    (lambda pools: pools | {"draft": pools["target"]}, r"kv_pools\['target'\]\[0\] and kv_pools\['draft'\]\[0\] share"),
+    (replaced(3, lambda t: None), r"\[3\] is a NoneType, not a tensor"),
+    (replaced(3, lambda t: t.tolist()), r"\[3\] is a list, not a tensor"),
+    (replaced(0, lambda t: t.to_sparse()), r"\[0\] is torch.sparse_coo, not a dense tensor"),
+    (lambda pools: list(pools.items()), "kv_pools is a list, not a mapping by name"),
+    (lambda pools: 3, "kv_pools is a int, not a mapping"),
+    (lambda pools: pools | {3: []}, "kv_pools has 3; the program knows"),
+    (lambda pools: pools | {"draft": 3}, r"kv_pools\['draft'\] is a int, the program wants 4 tensors"),
+    (lambda pools: pools | {"draft": "abcd"}, r"kv_pools\['draft'\]\[0\] is a str, not a tensor"),
+    (lambda pools: pools | {"draft": iter(pools["draft"])}, r"kv_pools\['draft'\] is a list_iterator"),
 ]
 
 
@@ -127,6 +142,38 @@ FAULTS: list[tuple[Callable[[Pools], Any], str]] = [
 def test_buffers_that_do_not_fit(change: Callable[[Pools], Any], message: str) -> None:
     with pytest.raises(BindError, match=message):
         bind(change(make_pools()))
+
+
+def in_one(shape: tuple[int, ...], starts: list[int], stride: int) -> list[Tensor]:
+    """Tensors of one storage, with the same number of elements from slot to slot."""
+    memory = torch.zeros(max(starts) + shape[0] * stride)
+    strides = (stride, *torch.zeros(shape[1:]).stride())
+    return [memory.as_strided(shape, strides, start) for start in starts]
+
+
+@pytest.mark.parametrize(
+    ("starts", "stride", "apart"),
+    [
+        ([0, 4, 8, 12], 16, True),  # K and V of two layers side by side in a slot
+        ([0, 4, 8, 12], 12, False),  # the last one's row reaches into the next slot's first
+        ([0, 4, 800, 804], 8, True),  # a tensor [slots, 2, ...] per layer
+        ([0, 4, 792, 804], 8, False),  # by one slot
+        ([0, 400, 800, 1200], 4, True),  # one after the other
+        ([0, 400, 800, 1196], 4, False),
+    ],
+)
+def test_buffers_of_one_storage(starts: list[int], stride: int, apart: bool) -> None:
+    pools = make_pools() | {"target": in_one((100, 2, 2), starts, stride)}
+    with nullcontext() if apart else pytest.raises(BindError, match="share memory"):
+        bind(pools)
+
+
+def test_a_buffer_in_a_table() -> None:
+    pools, memory = make_pools(), torch.zeros(6 * 39 + SLOTS * 4, dtype=torch.int32)
+    table = memory[: 6 * 39].view(6, 39)
+    pools["draft"][2] = memory[232:][: SLOTS * 4].view(torch.float32).view(SLOTS, 2, 2)
+    with pytest.raises(BindError, match=r"kv_pools\['draft'\]\[2\] and req_to_token share memory"):
+        bind(pools, table=table)
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])

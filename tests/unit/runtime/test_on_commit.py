@@ -38,11 +38,17 @@ class Seen:
         self.calls.append([name for name, _ in self.engine.calls])
 
 
-def step_of(engine: ToyEngine, plan: dict[str, Any], capture: Any, monkeypatch: pytest.MonkeyPatch) -> Step:
+def step_of(
+    engine: ToyEngine,
+    plan: dict[str, Any],
+    capture: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    cuda: FakeCuda | None = None,
+) -> Step:
     """A step that is launched node by node, or captured."""
     if not capture:
         return bind(plan, engine)
-    cuda = FakeCuda()
+    cuda = cuda or FakeCuda()
     cuda.install(monkeypatch)
     backend = FakeBackend(cuda) if capture == "segments" else ReferenceBackend()
     step = Step(Plan.from_json(plan), backend, CPU, Static(engine), engine.table, poison=0xFF)

@@ -56,11 +56,11 @@ def test_what_it_says() -> None:
         "page_size": 4,
         "draft_positions": "shifted",
         "carry": {
-            "bonus": {"dtype": "i32", "shape": []},
-            "topk_p": {"dtype": "f32", "shape": [2]},
-            "topk_index": {"dtype": "i64", "shape": [2]},
-            "hidden": {"dtype": "f32", "shape": [64]},
-            "seq_lens": {"dtype": "i64", "shape": []},
+            "bonus": {"dtype": "i32", "shape": [], "limit": 96},
+            "topk_p": {"dtype": "f32", "shape": [2], "limit": "1"},
+            "topk_index": {"dtype": "i64", "shape": [2], "limit": 96},
+            "hidden": {"dtype": "f32", "shape": [64], "limit": None},
+            "seq_lens": {"dtype": "i64", "shape": [], "limit": "C"},
         },
         "kv_pools": {
             "target": {"layers": 2, "buffers": 2, "row_bytes": 128, "dtype": "float32"},
@@ -95,8 +95,8 @@ WIDE = {"target": {"hidden_size": 128}, "draft": {"hidden_size": 128}}
 HALF = {"target": {"dtype": "bfloat16"}, "draft": {"dtype": "bfloat16"}}
 DIFFERENT: list[tuple[dict[str, Any], str]] = [
     ({"algorithm": "STANDALONE"}, 'algorithm is "EAGLE" here, "STANDALONE" there'),
-    ({"algorithm": "STANDALONE"}, 'carry.hidden is {"dtype":"f32","shape":[64]} here, absent there'),
-    (TREE, 'carry.topk_p is absent here, {"dtype":"f32","shape":[2]} there'),
+    ({"algorithm": "STANDALONE"}, 'carry.hidden is {"dtype":"f32","limit":null,"shape":[64]} here, absent there'),
+    (TREE, 'carry.topk_p is absent here, {"dtype":"f32","limit":"1","shape":[2]} there'),
     (TREE, "carry.topk_index.shape is [1] here, [2] there"),
     (WIDE, "carry.hidden.shape is [64] here, [128] there"),
     (WIDE, "models.target.spec_width is 64 here, 128 there"),
@@ -109,7 +109,7 @@ DIFFERENT: list[tuple[dict[str, Any], str]] = [
     ({"draft": {"num_kv_heads": 4, "head_dim": 8}}, "models.draft.head_dim is 16 here, 8 there"),
     ({"page_size": 16}, "page_size is 1 here, 16 there"),
     ({"draft_positions": "true"}, 'draft_positions is "shifted" here, "true" there'),
-    ({"overlap": False}, 'carry.seq_lens is {"dtype":"i64","shape":[]} here, absent there'),
+    ({"overlap": False}, 'carry.seq_lens is {"dtype":"i64","limit":"C","shape":[]} here, absent there'),
     ({"target": {"vocab_size": 90}, "draft": {"vocab_size": 90}}, "models.target.vocab_size is 96 here, 90 there"),
 ]
 

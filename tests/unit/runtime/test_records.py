@@ -45,7 +45,7 @@ def foreign_plan(fields: list[tuple[str, str, list[int]]] = FOREIGN, **keys: Any
 
 
 def random_carry(plan: Plan, rows: int, seed: int = 0) -> Carry:
-    """Any bytes at all in every field, as floats NaN among them."""
+    """Any bytes at all in every field, as floats NaN among them, but numbers within the limit of one that has any."""
     generator = torch.Generator().manual_seed(seed)
     fields: dict[str, torch.Tensor] = {}
     for field in plan.carry.values():
@@ -54,6 +54,10 @@ def random_carry(plan: Plan, rows: int, seed: int = 0) -> Carry:
         most = 2 if dtype == torch.bool else 256
         raw = torch.randint(0, most, (count,), dtype=torch.uint8, generator=generator)
         fields[field.name] = raw.view(dtype).view(shape)
+        if field.limit is not None:
+            most = plan.dims.get(field.limit, 1)
+            within = torch.rand(shape, generator=generator) * most
+            fields[field.name] = within.to(dtype)
     return Carry(fields)
 
 
@@ -276,6 +280,68 @@ def test_a_wrong_field_is_named(name: str, value: Any, said: str) -> None:
     assert (raised.value.request, raised.value.field) == (7, name)
     again = pickle.loads(pickle.dumps(raised.value))  # on its way to another process
     assert (type(again), str(again), again.request) == (FieldError, str(raised.value), 7)
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+VOCABULARY, COLUMNS = 96, 40
+TOKEN = [-1, VOCABULARY, 2**31 - 1, -(2**31)]
+BEYOND: dict[str, list[Any]] = {
+    "bonus": TOKEN,
+    "text": TOKEN,
+    "topk_index": [*TOKEN, 10**9, 2**62, -(2**63)],
+    "topk_p": [-0.1, 1.0001, float("nan"), float("inf"), float("-inf")],
+    "seq_lens": [-1, COLUMNS, 2**62],
+}
+EDGES: dict[str, list[Any]] = {
+    "bonus": [0, VOCABULARY - 1],
+    "text": [0, VOCABULARY - 1],
+    "topk_index": [0, VOCABULARY - 1],
+    "topk_p": [0.0, -0.0, 1.0],
+    "seq_lens": [0, COLUMNS - 1],
+}
+LIMITED = [("EAGLE", {"topk": 2, "num_draft_tokens": 5}), ("MULTI_LAYER_EAGLE", {"num_steps": 2}), ("NGRAM", {})]
+
+
+def spoilt(carry: Carry, name: str, value: float) -> Carry:
+    """The carry with a number in the last place of its row 1."""
+    fields = {field: values.clone() for field, values in carry.fields.items()}
+    fields[name][1].view(-1)[-1] = value
+    return Carry(fields)
+
+
+@pytest.mark.parametrize(("algorithm", "keys"), LIMITED, ids=[name for name, _ in LIMITED])
+def test_values_beyond_their_limits_are_named(algorithm: str, keys: dict[str, Any]) -> None:
+    """However they come, in a record that is whole otherwise, with the request among others; edges are within."""
+    plan = Plan.from_json(build_program(load(algorithm, **keys)).plan)
+    layout = RecordLayout.of(plan, COLUMNS)
+    carry = random_carry(plan, 3)
+    assert {name for name, field in plan.carry.items() if field.limit is not None} == plan.carry.keys() - {"hidden"}
+    for name in plan.carry.keys() - {"hidden"}:
+        for value in EDGES[name]:
+            fine = spoilt(carry, name, value)
+            assert raw(layout.unpack(layout.pack(fine), CPU)) == raw(fine)
+        for value in BEYOND[name]:
+            bad = spoilt(carry, name, value)
+            rows = {f"r{i}": {field: values[i] for field, values in bad.fields.items()} for i in range(3)}
+            records = layout.pack(bad)
+            calls = {
+                1: lambda records=records: layout.unpack(records, CPU),
+                "r1": lambda rows=rows: layout.build_draft_input(rows, CPU),
+                "b": lambda records=records: layout.build_draft_input(dict(zip("abc", records, strict=True)), CPU),
+            }
+            for request, call in calls.items():
+                with pytest.raises(FieldError, match=r"holds .* the program carries numbers in \[0, ") as caught:
+                    call()
+                assert (caught.value.request, caught.value.field) == (request, name)
+
+
+def test_a_length_is_not_negative_where_no_table_is_known() -> None:
+    plan = Plan.from_json(build_program(load("EAGLE")).plan)
+    layout, carry = RecordLayout.of(plan), random_carry(plan, 3)
+    layout.unpack(layout.pack(spoilt(carry, "seq_lens", 2**40)), CPU)
+    with pytest.raises(FieldError, match="holds -5, the program carries no negative numbers there"):
+        layout.unpack(layout.pack(spoilt(carry, "seq_lens", -5)), CPU)
 
 
 def test_record_errors_reach_other_processes() -> None:

@@ -259,3 +259,19 @@ def test_outputs_are_named() -> None:
         result.predict  # noqa: B018
     with pytest.raises(AttributeError, match="no output 'predict'"):
         result.to_host().predict  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("hidden", "longest", "room"),
+    [(True, None, 96), (False, None, 95), (True, 40, 40), (False, 40, 40), (True, 200, 96)],
+)
+def test_a_prefill_fits_its_row_and_the_mask(hidden: bool, longest: int | None, room: int) -> None:
+    """A draft at true positions writes one position more than there are tokens in the prompt."""
+    plan = chain_plan(hidden=hidden)
+    plan["kv"]["longest"] = longest
+    engine = make_engine(plan)
+    engine.prompts |= {1: [3] * room, 2: [3] * (room + 1)}
+    step = bind(plan, engine)
+    step.prefill(Batch([1], [room]))
+    with pytest.raises(BatchError, match=f"pool row 2 has length {room + 1}; there is room for {room}"):
+        step.prefill(Batch([2], [room + 1]))

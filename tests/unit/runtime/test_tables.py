@@ -217,3 +217,12 @@ def test_the_ragged_axis_is_for_prompts() -> None:
     plan["inputs"].append({"name": "weights", "dtype": "f32", "axes": ["T"], "owner": "engine"})
     with pytest.raises(PlanError, match="weights"):
         Plan.from_json(plan)
+
+
+def test_the_guard_watches_how_many_columns_a_table_has() -> None:
+    """Kernels of a graph hold the number: fewer columns in the same memory leave less room."""
+    table = torch.zeros(8, 9, dtype=torch.int32)
+    guard = TableGuard({"req_to_token": table})
+    table.as_strided_((8, 7), (9, 1))
+    with pytest.raises(BindError, match="req_to_token has moved or changed its layout"):
+        guard.check()

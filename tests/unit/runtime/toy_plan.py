@@ -178,6 +178,7 @@ def _assemble(b: Builder, phases: list[Json], hidden: bool) -> Json:
             "verify_window": b.dims["N"],
             "reserve": 2 * b.dims["A"],
             "longest": None,
+            "first_draft_position": 0 if hidden else 1,
             "draft_positions": "shifted" if hidden else "true",
         },
         "kv_pools": {owner: kv_pool(bound=False) for owner in ("target", "draft")},

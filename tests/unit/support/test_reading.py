@@ -15,11 +15,20 @@ def test_a_regular_file(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"one\r\ntwo\rthree\n")
     assert read_regular(path) == path.read_bytes()
-    assert read_regular(path, 3) == b"one"
+    assert read_regular(path, 15) == path.read_bytes()
     assert read_text(path) == "one\ntwo\nthree\n"
     link = tmp_path / "link"
     link.symlink_to(path)
-    assert read_regular(link, 3) == b"one"
+    assert read_regular(link) == path.read_bytes()
+
+
+def test_a_file_larger_than_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"one\r\ntwo\rthree\n")
+    with pytest.raises(OSError, match="it is larger than 14 bytes"):
+        read_regular(path, 14)
+    with pytest.raises(OSError, match="it is larger than 14 bytes"):
+        read_text(path, 14)
 
 
 def test_what_is_no_regular_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
+import pytest
+
 from specc.support.diagnostics import Diagnostic, Note
 from specc.support.location import Location
-from specc.support.render import render, to_json
+from specc.support.render import MAX_SHOWN, render, render_all, to_json
 
 SOURCE = "name: a\n\ttopk: 1\nx: 'ein bißchen 日本語' # c\n" + "\n" * 6 + "num_steps: 4\n"
 SOURCES = {"c.yaml": SOURCE}
@@ -78,6 +82,53 @@ def test_control_characters_cannot_steer_a_terminal() -> None:
         Diagnostic("config/not-yet", "a\x1b[2Jb", Location("c.yaml", 1, 1)), {"c.yaml": "x: \x1b]0;t\x07\u202e"}
     )
     assert not set(text) & set("\x1b\x07\u202e")
+
+
+@pytest.mark.parametrize("char", ["\n", "\r", "\x00", "\x1b", "\x7f", "\x85", "\u200b", "\u2028", "\u202e", "\ud800"])
+def test_what_cannot_be_seen_is_escaped(char: str) -> None:
+    """In the message, notes, the hint and paths alike: a name cannot begin a line of its own."""
+    odd, place = f"a{char}b", Location("c.yaml", 1, 1)
+    text = render(Diagnostic("emit/io", odd, place, odd, (Note(odd),)), {}, paths={"c.yaml": odd})
+    assert text.split("\n") == [
+        line.replace("ODD", f"a{ascii(char)[1:-1]}b")
+        for line in ("error[emit/io]: ODD", " --> ODD:1:1", "note: ODD", "  = hint: ODD")
+    ]
+
+
+class Counting(Mapping[str, str]):
+    """Sources that count how often a text is asked for."""
+
+    def __init__(self, sources: Mapping[str, str]) -> None:
+        self.sources, self.asked = sources, 0
+
+    def __getitem__(self, key: str) -> str:
+        self.asked += 1
+        return self.sources[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.sources)
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.sources
+
+
+def test_a_text_is_cut_into_lines_once() -> None:
+    sources = Counting({"c.yaml": "key: 1\n" * MAX_SHOWN})
+    found = [Diagnostic("config/duplicate-key", "twice", Location("c.yaml", 1 + n, 1)) for n in range(MAX_SHOWN)]
+    assert len(list(render_all(found, sources))) == MAX_SHOWN
+    assert sources.asked == 1
+
+
+def test_the_first_findings_are_shown_and_the_others_counted() -> None:
+    found = [Diagnostic("emit/io", str(number)) for number in range(20_000)]
+    assert list(render_all(found[:MAX_SHOWN], {}))[-1] == f"error[emit/io]: {MAX_SHOWN - 1}"
+    shown = list(render_all(found, {}))
+    assert len(shown) == MAX_SHOWN + 1
+    assert shown[-1] == f"{20_000 - MAX_SHOWN} more of 20000 findings are not shown"
+    assert len(to_json(found)) == 20_000
 
 
 def test_colors_only_on_request() -> None:

@@ -33,7 +33,7 @@ FORWARD = OpDef(
 def _build(scope: Scope) -> None:
     scope.require_one_vocabulary()
     width = ("draft", "hidden_size")
-    scope.carry("bonus", "i32")
+    scope.carry("bonus", "i32", limit="V")
     scope.carry("anchor", dtype_of(scope.draft), scope.draft.spec_width, at=width)
     carry_lengths(scope)
     health, first, anchor = prefill_target(scope, last=True)

@@ -5,6 +5,19 @@ import triton.language as tl
 
 
 @triton.jit
+def admit(row, seq_len, columns, WINDOW: tl.constexpr, LONGEST: tl.constexpr):
+    """Row and length i64 of a request in a step that writes WINDOW slots of it, and i1, whether it has no room.
+
+    Without room, in its row of the table or in a mask that no text is longer than LONGEST for, row and length are 0.
+    """
+    room = columns - WINDOW
+    if LONGEST >= 0:
+        room = tl.minimum(room, LONGEST)
+    full = (row != 0) & ((seq_len < 0) | (seq_len > room))
+    return tl.where(full, 0, row), tl.where(full, 0, seq_len), full
+
+
+@triton.jit
 def store_positions(target_ptr, b, seq_len, OFFSET: tl.constexpr, STRIDE: tl.constexpr, SIZE: tl.constexpr):
     """seq_len + OFFSET + STRIDE * i, but never less than 0, to row b of i64[B, SIZE]."""
     i = tl.arange(0, triton.next_power_of_2(SIZE))

@@ -163,7 +163,8 @@ def write_mask(
     """Write the tree's own part of the mask of request b, from the parents i64[N] at `parent_ptr`.
 
     MODE 0, qlen: i1[B, N, N]. 1, bitpacked: u8[B, N, WIDTH]. 2, full: N rows of seq_len + N from element `start` on,
-    of which the first seq_len are left alone. Tiles of 4096 elements at most, 32 per thread.
+    of which the first seq_len are left alone. Tiles of 4096 elements at most, 32 per thread. Lengths are admitted ones
+    (`slots.admit`): no text is longer than a full mask has room for.
     """
     NODES: tl.constexpr = triton.next_power_of_2(N)
     COLUMNS: tl.constexpr = 8 * WIDTH if MODE == 1 else NODES
@@ -188,7 +189,10 @@ def write_mask(
 
 @triton.jit
 def flat_start(seq_lens_ptr, b, N: tl.constexpr):
-    """First element i64 of request b in a full mask: N rows of seq_len + N for each request before it."""
+    """First element i64 of request b in a full mask: N rows of seq_len + N for each request before it.
+
+    Admitted lengths are at most LONGEST, so it is at most b * N * (LONGEST + N): every request ends within the mask.
+    """
     total = tl.zeros([128], tl.int64)
     for first in range(0, b, 128):
         earlier = first + tl.arange(0, 128)
@@ -200,7 +204,8 @@ def flat_start(seq_lens_ptr, b, N: tl.constexpr):
 def fill_prefix(mask_ptr, start, seq_len, program, programs, N: tl.constexpr):
     """Set the first seq_len of seq_len + N elements of the rows program, program + programs, ... of a full mask.
 
-    Blocks start at multiples of 2048 elements, so those that lie inside a row take 16 bytes per store.
+    Blocks start at multiples of 2048 elements, so those that lie inside a row take 16 bytes per store. Lengths are
+    admitted ones, as for `write_mask`.
     """
     BLOCK: tl.constexpr = 2048
     lane = tl.arange(0, BLOCK)

@@ -1,0 +1,60 @@
+"""Which tensors of the engine's share memory, to the byte. Imports the standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where a tensor is: `count` rows of `size` contiguous bytes, the first at `start`, then one every `stride` bytes.
+
+    `name` is that of the tensor, for people.
+    """
+
+    name: str
+    start: int
+    size: int
+    stride: int
+    count: int
+
+    @staticmethod
+    def of(name: str, tensor: Tensor) -> Rows:
+        """The rows of a tensor [count, ...] whose rows are contiguous; of a contiguous one they are one."""
+        start, size, whole = tensor.data_ptr(), tensor.element_size(), tensor.is_contiguous()
+        if whole or not tensor.numel():
+            return Rows(name, start, tensor.numel() * size, 1, 1)
+        return Rows(name, start, tensor[0].numel() * size, tensor.stride(0) * size, len(tensor))
+
+    @property
+    def end(self) -> int:
+        """The byte after the last one."""
+        return self.start + (self.count - 1) * self.stride + self.size
+
+    def share(self, other: Rows) -> bool:
+        """Whether some row of one has a byte of some row of the other."""
+        if self.end <= other.start or other.end <= self.start or not self.size or not other.size:
+            return False
+        few, many = sorted((self, other), key=lambda rows: rows.count)
+        if few.count > 1 and few.stride != many.stride:
+            return any(many._has(few.start + row * few.stride, few.size, 1) for row in range(few.count))
+        return many._has(few.start, few.size, few.count)
+
+    def _has(self, start: int, size: int, count: int) -> bool:
+        """Whether a row overlaps one of `count` pieces of `size` bytes from `start` on, which have the same stride."""
+        ahead = start - self.start
+        nearest = max((ahead - self.size) // self.stride + 1, 1 - count)
+        return nearest < self.count and nearest * self.stride < ahead + size
+
+
+def sharing(written: Iterable[Rows], read: Iterable[Rows]) -> tuple[str, str] | None:
+    """The names of two that share memory, at least one of them written; None when no two do."""
+    kept = list(written)
+    pairs = [*combinations(kept, 2), *((one, other) for one in kept for other in read)]
+    return next(((one.name, other.name) for one, other in pairs if one.share(other)), None)

@@ -1,0 +1,84 @@
+"""docs/plugins.md: its blocks are a plugin, a configuration and an engine, and the engine's texts are greedy ones."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^```\w+\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BUILD = """
+from pathlib import Path
+from specc.algorithms import names, needs
+from specc.build import build_program
+from specc.config import load_config
+from specc.emit.program import emit_wheel
+emit_wheel(build_program(load_config(Path("medusa.yaml"), names(), needs)), Path("dist"))
+"""
+
+
+def run(folder: Path, *command: str) -> str:
+    """Run Python in the folder, with what lies in it and specc."""
+    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, check=False, cwd=folder, env=environment
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The blocks of the page as files, each put together of those that name it, and the plugin installed."""
+    files: dict[str, list[str]] = defaultdict(list)
+    for name, text in BLOCK.findall((ROOT / "docs" / "plugins.md").read_text()):
+        files[name].append(text)
+    folder = tmp_path_factory.mktemp("page")
+    for name, blocks in files.items():
+        (folder / name).write_text("\n\n".join(blocks))
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    about = folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    points = project["entry-points"]["specc.algorithms"]
+    (about / "entry_points.txt").write_text(
+        "[specc.algorithms]\n" + "".join(f"{name} = {value}\n" for name, value in points.items())
+    )
+    return folder
+
+
+def test_the_texts_are_the_targets_own(folder: Path) -> None:
+    """And accepted drafts make the steps fewer than the tokens."""
+    run(folder, "-c", BUILD)
+    (wheel,) = (folder / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    said = run(folder, "engine.py")
+    found = re.fullmatch(r"3 texts are the target's own, in (\d+) steps\n", said)
+    assert found
+    assert 15 <= int(found[1]) < 40
+
+
+def test_what_the_page_says_of_it(folder: Path) -> None:
+    explained = run(folder, "-m", "specc.cli.main", "explain", "medusa.yaml")
+    assert "one graph per step: 4 launches" in explained
+    text = (folder / "medusa.yaml").read_text().replace("num_steps: 3", "num_steps: 5")
+    (folder / "deep.yaml").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "specc.cli.main", "check", "deep.yaml"],
+        capture_output=True, text=True, check=False, cwd=folder,
+        env={**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[:2] == [
+        "error[config/out-of-range]: num_steps is 5, and there are 4 heads",
+        " --> deep.yaml:3:12",
+    ]

@@ -1,0 +1,37 @@
+"""Every generator: what runs one case, and how many inputs that is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from . import artefacts, configs, records, specir, steps
+
+Case = Callable[[str, random.Random], str]
+"""Runs one case of a seed and says its outcome; whatever it raises is a failure."""
+
+
+@dataclass(frozen=True)
+class Generator:
+    """One kind of input.
+
+    Attributes:
+        case: runs one case.
+        inputs: how many inputs a case is, as `--count` counts them.
+        share: its part of the time.
+
+    """
+
+    case: Case
+    inputs: int = 1
+    share: float = 1.0
+
+
+GENERATORS: dict[str, Generator] = {
+    "steps": Generator(steps.case, steps.STEPS, 3.0),
+    "configs": Generator(configs.case, 1, 3.0),
+    "specir": Generator(specir.case),
+    "artefacts": Generator(artefacts.case),
+    "records": Generator(records.case),
+}

@@ -1,0 +1,141 @@
+"""Configurations that this version can build, of any shape; nothing of them is tuned to what is known to work."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+import sys
+from functools import cache
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+from specc import algorithms
+
+Keys = dict[str, Any]
+
+DTYPES = ("float32", "bfloat16", "float16")
+KV_ROWS: tuple[Keys, ...] = (
+    {"num_kv_heads": 1, "head_dim": 1, "kv_dtype": "float32"},
+    {"num_kv_heads": 2, "head_dim": 4, "kv_dtype": "float16"},
+    {"num_kv_heads": 1, "head_dim": 6, "kv_dtype": "bfloat16"},
+    {"num_kv_heads": 1, "head_dim": 20, "kv_dtype": "float8_e4m3fn"},
+    {"num_kv_heads": 3, "head_dim": 4, "kv_dtype": "float8_e5m2"},
+    {"num_kv_heads": 1, "head_dim": 12, "kv_layout": "mla", "kv_dtype": "float32"},
+)
+"""Rows of keys and values whose bytes are whole words of 32 bits, which the fake engine fills."""
+OUTPUTS = ("accept_index", "hidden_states", "logprobs", "routed_experts", "indexer_topk")
+PLUGIN = "ANCHORED"
+_SHARED = ("hidden_size", "hc_mult", "hidden_source", "dtype")
+
+
+@cache
+def install_plugin() -> None:
+    """The example plugin, as if it were installed."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "plugin" / "src"))
+    importlib.import_module("specc_anchored")
+    point = EntryPoint(PLUGIN.lower(), f"specc_anchored:{PLUGIN}", "specc.algorithms")
+    found = [*algorithms.entry_points(group=point.group), point]
+    algorithms.entry_points = lambda group: [one for one in found if one.group == group]  # type: ignore[assignment]
+
+
+def _model(rng: random.Random, vocab: int) -> Keys:
+    return {
+        "hidden_size": rng.randint(2, 9),
+        "hc_mult": rng.choice([1, 1, 2]),
+        "hidden_source": rng.choice(["collapsed", "hc_residual"]),
+        "num_layers": rng.randint(1, 3),
+        "vocab_size": vocab,
+        "dtype": rng.choice(DTYPES),
+        "logits_dtype": rng.choice(DTYPES),
+        **rng.choice(KV_ROWS),
+    }
+
+
+def _width(model: Keys) -> int:
+    if model["hidden_source"] == "aux":
+        return model["hidden_size"] * len(model["aux_layers"])
+    return model["hidden_size"] * (model["hc_mult"] if model["hidden_source"] == "hc_residual" else 1)
+
+
+def _pair(rng: random.Random, algorithm: str, vocab: int, steps: int) -> tuple[Keys, Keys]:
+    """A target, and a draft that was made for it."""
+    target, draft = _model(rng, vocab), _model(rng, vocab)
+    if algorithm in ("EAGLE", "MULTI_LAYER_EAGLE", PLUGIN):
+        draft |= {key: target[key] for key in _SHARED}
+    if algorithm == "MULTI_LAYER_EAGLE":
+        draft["num_layers"] = steps + rng.randint(0, 2)
+    if algorithm in ("EAGLE3", "DFLASH"):
+        layers = sorted(rng.sample(range(1, target["num_layers"] + 1), rng.randint(1, target["num_layers"])))
+        target |= {"hidden_source": "aux", "aux_layers": layers}
+        draft |= {"target_hidden_size": target["hidden_size"], "num_aux_layers": len(layers)}
+    if algorithm == "FROZEN_KV_MTP":
+        kv = {"num_kv_heads", "head_dim", "kv_layout", "kv_dtype"}
+        draft = {key: value for key, value in draft.items() if key not in kv}
+        draft |= {key: target[key] for key in kv if key in target}
+        draft |= {"target_hidden_size": _width(target), "dtype": target["dtype"]}
+    return target, draft
+
+
+def _near(rng: random.Random, most: int) -> int:
+    """A size from 1 to ``most``, as often as not at a bound or next to a power of two."""
+    edges = {
+        1,
+        2,
+        most,
+        most - 1,
+        *(1 << i for i in range(9)),
+        *((1 << i) + 1 for i in range(9)),
+        *((1 << i) - 1 for i in range(9)),
+    }
+    if rng.random() < 0.5:
+        return rng.choice([edge for edge in sorted(edges) if 1 <= edge <= most])
+    return rng.randint(1, most)
+
+
+def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = False) -> Keys:
+    """The keys of one configuration."""
+    install_plugin()
+    algorithm = algorithm or rng.choice(algorithms.names())
+    needs = algorithms.needs(algorithm)
+    vocab = rng.choice([1, 2, 2, 3, 5, 9, 31, 64, 65, 300, rng.randint(2, 300)])
+    depths = sorted(rng.sample(range(1, 9), rng.choice([1, 1, 1, 2, 3])))
+    if algorithm == "MULTI_LAYER_EAGLE" or rng.random() < 0.4:
+        depths = [_near(rng, 4 if small else 8)]
+    topk = _near(rng, min(vocab, 3 if small else 8)) if needs.trees and rng.random() < 0.6 else 1
+    target, draft = _pair(rng, algorithm, vocab, depths[-1])
+    buckets = sorted(rng.sample(range(1, 9), rng.randint(1, 3)))
+    page = rng.choice([1, 1, 2, 4, 16, 64])
+    keys: Keys = {
+        "name": "fuzzed",
+        "algorithm": rng.choice([algorithm, algorithm.lower()]),
+        "num_steps": depths if len(depths) > 1 else rng.choice([depths, depths[0]]),
+        "topk": topk,
+        "page_size": page,
+        "max_requests": buckets[-1] + rng.randint(0, 3),
+        "buckets": buckets,
+        "outputs": rng.sample(OUTPUTS, rng.choice([0, 0, 1, 2, 5])),
+        "overlap": rng.random() < 0.5,
+        "disaggregation": rng.random() < 0.2,
+        "draft_positions": rng.choice(["auto", "auto", "true", "shifted"]),
+        "target": target | {"experts_per_token": rng.randint(1, 2), "index_topk": rng.randint(1, 3)},
+    }
+    if needs.draft:
+        keys["draft"] = draft
+    if algorithm == "NGRAM":
+        shortest = rng.randint(1, 4)
+        keys["options"] = {"window": rng.randint(64, 90), "shortest": shortest, "longest": shortest + rng.randint(0, 4)}
+        keys["options"] |= rng.choice([{}, {"corpus": "notes.txt"}])
+    if topk > 1:
+        most = needs.most_nodes(topk, depths[-1])
+        keys["num_draft_tokens"] = max(2, _near(rng, min(most, 512 if rng.random() < 0.02 else 40)))
+        keys["mask"] = rng.choice(["none", "qlen", "bitpacked", "full"] if keys["num_draft_tokens"] <= 64 else ["qlen"])
+        if keys["mask"] == "full":
+            keys["context_length"] = rng.randint(24, 200)
+    return keys
+
+
+def to_yaml(keys: Keys) -> str:
+    """The text of a configuration: JSON values are YAML."""
+    return "".join(f"{key}: {json.dumps(value)}\n" for key, value in keys.items())

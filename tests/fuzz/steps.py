@@ -1,0 +1,471 @@
+"""Sessions of decode steps against the oracle: emitted tokens, state, outputs, and what must stay as it was."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specc import algorithms
+from specc.build import build_program
+from specc.config import Config, load_text
+from specc.runtime.arena import allocate
+from specc.runtime.backends.cpu import ReferenceBackend
+from specc.runtime.batch import Batch
+from specc.runtime.errors import BatchError, SpeccError
+from specc.runtime.plan import PROMPT, Plan
+from specc.runtime.result import StepResult
+from specc.runtime.step import Step
+from specc.support.diagnostics import DiagnosticError
+
+from . import legal
+from .engine import Broken, Engine
+from .fake import Model, make
+from .oracle import ORACLES, Doubt, Expected, LookUp, Oracle, chain
+from .outcome import RIGHT, Failure, diagnosed, expect
+
+CPU = torch.device("cpu")
+POOL = 300
+"""Programs that the sessions of one seed share."""
+WORLDS = 3
+"""Pairs of models that the sessions of one program share."""
+ROOM = 32
+"""The bit of the health word of a request that a step has left out, having no room for it."""
+STEPS = 20
+"""Decode steps of a session."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A configuration and its program at every depth, the deepest first; ``texts`` are their plan.json."""
+
+    seed: str
+    config: Config
+    plans: tuple[Plan, ...]
+    texts: tuple[str, ...]
+
+    @property
+    def plan(self) -> Plan:
+        """That of the most steps."""
+        return self.plans[0]
+
+
+@lru_cache(maxsize=POOL)
+def program(seed: str) -> Compiled | str:
+    """The program of a seed, or the outcome where the configuration cannot be built."""
+    keys = legal.draw(random.Random(seed))
+    try:
+        loaded = load_text(legal.to_yaml(keys), Path("fuzzed.yaml"), algorithms.names(), algorithms.needs)
+        built = build_program(loaded)
+    except DiagnosticError as error:
+        return diagnosed(error)
+    texts = tuple(json.dumps(depth.plan) for depth in built.depths)
+    return Compiled(seed, loaded.config, tuple(Plan.from_json(json.loads(text)) for text in texts), texts)
+
+
+@lru_cache(maxsize=POOL)
+def world(seed: str, number: int) -> tuple[dict[str, Model], dict[Any, Any]]:
+    """The models of a program's session, and what oracles found out about their rows; a program has a few of them."""
+    compiled = program(seed)
+    assert isinstance(compiled, Compiled)
+    return make(compiled.config, random.Random(f"{seed}/{number}")), {}
+
+
+def case(seed: str, rng: random.Random) -> str:
+    """One session."""
+    compiled = program(f"{seed}/{rng.randrange(POOL)}")
+    if isinstance(compiled, str):
+        return compiled
+    torch.manual_seed(rng.randrange(1 << 31))
+    session = Session(compiled, rng)
+    session.run()
+    return f"{RIGHT} ({compiled.config.algorithm})"
+
+
+@dataclass
+class Session:
+    """An engine over one program: requests come, are decoded in changing batches, leave, fail and come back."""
+
+    compiled: Compiled
+    rng: random.Random
+    requests: dict[int, Oracle] = field(default_factory=dict)
+    steps: int = 0
+    doubts: int = 0
+
+    def __post_init__(self) -> None:
+        config, plan, rng = self.compiled.config, self.compiled.plan, self.rng
+        self.config, self.plan = config, plan
+        pool_rows = rng.randint(2, plan.size("P"))
+        self.window = int(plan.kv["window"])
+        columns = self.window + rng.choice([1, 2, 8, 40, 100])
+        slots = rng.sample(range(1, 2 * pool_rows * columns), pool_rows * columns)
+        self.table = torch.tensor(slots, dtype=torch.int32).view(pool_rows, columns)
+        self.room = min(columns - self.window, plan.kv["longest"] or columns)
+        self.models, self.cache = world(self.compiled.seed, rng.randrange(WORLDS))
+        self.engine = Engine(config, plan, self.models, self.table, rng)
+        self.corpus = [rng.randrange(config.target.vocab_size) for _ in range(rng.choice([0, 1, 5, 60]))]
+        self.step = self._bind()
+
+    def _bind(self) -> Step:
+        tables = {}
+        if any(table.name == "corpus" for table in self.plan.tables()):
+            tables["corpus"] = torch.tensor(self.corpus, dtype=torch.int32)
+        memory = allocate(self.compiled.plans, CPU, 0xA5)
+        bound: dict[int, Step] = {}
+        for plan in self.compiled.plans:
+            arguments = plan, ReferenceBackend(), CPU, self.engine, self.table, self.engine.kv, tables
+            bound[plan.size("S")] = Step(*arguments, memory=memory, depths=bound)
+        self.memory = memory
+        self.loose = _loose(self.compiled.plans, len(memory))
+        return bound[self.plan.size("S")]
+
+    # --- the scheduler ------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Prefill, and decode steps with whatever happens between them."""
+        self.admit(self.rng.randint(1, 5))
+        while self.steps < STEPS:
+            if self.rng.random() < 0.25 or not self.requests:
+                self.admit(self.rng.randint(1, 2))
+            if self.rng.random() < 0.06 and self.requests:
+                del self.requests[self.rng.choice(list(self.requests))]
+            if self.rng.random() < 0.05:
+                self.move()
+            if self.rng.random() < 0.05:
+                self.fail()
+            if self.rng.random() < 0.05:
+                self.refuse()
+            self.decode()
+
+    def admit(self, count: int) -> None:
+        """Prefill new requests, or old ones again with what they wrote as their prompt."""
+        rng = self.rng
+        rows = rng.sample(range(1, len(self.table)), min(count, len(self.table) - 1, self.plan.buckets[-1]))
+        prompts = {}
+        for row in rows:
+            again = self.requests[row].text if row in self.requests and rng.random() < 0.5 else None
+            if again is None:
+                length = min(self.room, rng.choice([1, 2, 3, rng.randint(1, 12), self.room if self.room < 20 else 5]))
+                again = self._prompt(length)
+            prompts[row] = again[: self.room]
+        self.prefill(prompts)
+
+    def _prompt(self, length: int) -> list[int]:
+        vocab = self.config.target.vocab_size
+        text = [self.rng.randrange(vocab)]
+        while len(text) < length:
+            text.append(text[-self.rng.randint(1, min(4, len(text)))] if self.rng.random() < 0.5 else
+                        self.rng.randrange(vocab))  # fmt: skip
+        return text
+
+    def prefill(self, prompts: dict[int, list[int]]) -> None:
+        """Prefill texts by pool row; a failing forward is tried again."""
+        self.engine.prompts |= prompts
+        rows, lengths = list(prompts), [len(prompt) for prompt in prompts.values()]
+        tokens: Any = None
+        if PROMPT in self.plan.reads("prefill"):
+            tokens = [token for prompt in prompts.values() for token in prompt]
+            tokens = torch.tensor(tokens) if self.rng.random() < 0.5 else tokens
+        before = self._pools()
+        if self.rng.random() < 0.1:
+            self.engine.fail_at = self.rng.randint(0, 2)
+        for _ in range(2):
+            try:
+                result = self.step.prefill(Batch(self._column(rows), lengths, tokens))
+                break
+            except Broken:
+                continue
+        self.engine.fail_at = None
+        oracles = [self._oracle(prompt) for prompt in prompts.values()]
+        host = result.to_host()
+        expect(host.bonus == [oracle.text[-1] for oracle in oracles], f"first tokens {host.bonus}")
+        expect(host.health == [oracle.health for oracle in oracles], f"health of the prefill {host.health}")
+        self.requests |= dict(zip(rows, oracles, strict=True))
+        self._check_pools(before, rows)
+        self._poison()
+
+    def _oracle(self, prompt: Sequence[int]) -> Oracle:
+        kind = ORACLES[self.config.algorithm]
+        oracle = kind(self.config, self.models, self.cache, list(prompt))
+        if isinstance(oracle, LookUp) and getattr(self.config.options, "corpus", None) is not None:
+            oracle.corpus = tuple(self.corpus)
+        oracle.prefill()
+        return oracle
+
+    def decode(self) -> None:
+        """One step of some requests, at any depth, checked in everything it says and leaves."""
+        rows = self._rows()
+        if not rows:
+            self.steps += 1
+            return
+        plan = self.rng.choice(self.compiled.plans)
+        step = self.step.at(plan.size("S"))
+        lengths = {row: self.requests[row].length for row in rows}
+        pools, kv = self._pools(), {owner: pool.words.clone() for owner, pool in self.engine.pools.items()}
+        seen: list[Tensor] = []
+        at_least = self.rng.choice([0, 0, 1, self.plan.buckets[-1]])
+        on_commit = seen.append if self.rng.random() < 0.3 else None
+        full = self._full(plan, self.plan.buckets[-1] - len(rows))
+        batch = self._unchecked([*rows, *full]) if full else self._batch(rows)
+        result = step.decode(batch, at_least=at_least, on_commit=on_commit)
+        nodes = plan.size("N")
+        self._check_result(result, rows, plan.size("S"), nodes)
+        self._check_left_out(result, full, len(rows))
+        if on_commit is not None:
+            expect(len(seen) == 1 and torch.equal(seen[0], result.new_seq_lens), "on_commit")
+        self._check_pools(pools, rows)
+        self._check_kv(kv, lengths)
+        self._poison()
+        self.steps += 1
+
+    def _rows(self) -> list[int]:
+        """Some requests that have room, in any order."""
+        able = [row for row, oracle in self.requests.items() if oracle.length <= self.room]
+        for row in self.requests.keys() - able:
+            if self.rng.random() < 0.5:
+                del self.requests[row]
+        return self.rng.sample(able, self.rng.randint(min(1, len(able)), min(len(able), self.plan.buckets[-1])))
+
+    def _batch(self, rows: list[int]) -> Batch:
+        """The batch of some rows, as integers or tensors; with overlap perhaps without lengths."""
+        if self.config.overlap and self.rng.random() < 0.7:
+            return Batch(self._column(rows))
+        return Batch(self._column(rows), self._column([self.requests[row].length for row in rows]))
+
+    def _full(self, plan: Plan, most: int) -> list[int]:
+        """Requests without room for a step of this depth, which leaves them out."""
+        columns = self.table.shape[1]
+        room = min(columns - int(plan.kv["window"]), plan.kv["longest"] or columns)
+        full = [row for row, oracle in self.requests.items() if oracle.length > room]
+        return full[: self.rng.randint(0, most)]
+
+    def _unchecked(self, rows: list[int]) -> Batch:
+        """A batch whose lengths are relayed, or on the device."""
+        if self.config.overlap and self.rng.random() < 0.5:
+            return Batch(self._column(rows))
+        return Batch(self._column(rows), torch.tensor([self.requests[row].length for row in rows]))
+
+    def _check_left_out(self, result: StepResult, full: list[int], start: int) -> None:
+        """A request without room emits nothing and says why; its pool rows are checked with those of no batch."""
+        host = result.to_host()
+        for b, row in enumerate(full, start):
+            said = host.accept_lens[b], host.new_seq_lens[b], host.bonus[b], host.health[b]
+            expect(said == (0, 0, 0, ROOM), f"step {self.steps}, pool row {row} without room: {said}")
+
+    def _column(self, values: list[int]) -> Any:
+        if self.rng.random() < 0.6:
+            return values
+        wide = torch.full((len(values), 3), -7, dtype=torch.int64)
+        wide[:, 1] = torch.tensor(values, dtype=torch.int64)
+        return wide[:, 1] if self.rng.random() < 0.5 else wide[:, 1].contiguous()
+
+    # --- trouble ------------------------------------------------------------------------------------------------------
+
+    def move(self) -> None:
+        """A request changes its pool row, as carry or as a record, and takes its keys and values along."""
+        free = [row for row in range(1, len(self.table)) if row not in self.requests]
+        if not free or not self.requests:
+            return
+        row, into = self.rng.choice(list(self.requests)), self.rng.choice(free)
+        oracle = self.requests.pop(row)
+        for owner, pool in self.engine.pools.items():
+            count = oracle.length + (self.engine.first if owner == "draft" else 0)
+            here, there = (self.table[r, :count].long() for r in (row, into))
+            pool.words[:, there] = pool.words[:, here]
+        if self.rng.random() < 0.5:
+            carry = self.step.read_carry(self._column([row]))
+        else:
+            (record,) = self.step.pack([row])
+            given = record if self.rng.random() < 0.5 else bytes(record.tolist())
+            carry = self.step.build_draft_input({"moved": given})
+        self.step.write_carry(self._column([into]), carry)
+        self.requests[into] = oracle
+
+    def fail(self) -> None:
+        """A forward raises in a decode step; its requests are prefilled again, the others go on."""
+        rows = self._rows()
+        if not rows:
+            return
+        before, batch = self._pools(), self._batch(rows)
+        self.engine.fail_at = self.rng.randint(0, 4)
+        try:
+            self.step.decode(batch)
+            failed = False
+        except Broken:
+            failed = True
+        self.engine.fail_at = None
+        self._check_pools(before, rows, untouched=True)
+        if failed and self.rng.random() < 0.5 and self._resumed(batch, rows):
+            return
+        texts = {row: self.requests.pop(row).text for row in rows}
+        if failed and self.rng.random() < 0.5:
+            self.prefill({row: text[: self.room] for row, text in texts.items()})
+
+    def _resumed(self, batch: Batch, rows: list[int]) -> bool:
+        """Whether a step that failed could be run again as it was: then it is right; else it is refused by name."""
+        try:
+            result = self.step.decode(batch)
+        except SpeccError:
+            return False
+        self._check_result(result, rows, self.plan.size("S"), self.plan.size("N"))
+        self._poison()
+        return True
+
+    def refuse(self) -> None:
+        """Batches that cannot run are refused by name, and change nothing."""
+        rng, rows = self.rng, list(self.requests) or [1]
+        lengths = [self.requests[row].length if row in self.requests else 1 for row in rows]
+        bad: Batch = rng.choice(
+            [
+                Batch([*rows, rows[0]], [*lengths, lengths[0]]),
+                Batch([0], [1]),
+                Batch([-1], [1]),
+                Batch([len(self.table)], [1]),
+                Batch(rows[:1], [0]),
+                Batch(rows[:1], [self.room + 1]),
+                Batch(rows[:1], [1, 1]),
+                Batch([1.0], [1]),  # type: ignore[list-item]
+                Batch(torch.tensor([1.0]), [1]),
+                Batch(torch.tensor([[1]]), [1]),
+                Batch(rows[:1], lengths[:1], [1]),
+                Batch(list(range(1, self.plan.buckets[-1] + 2)), [1] * (self.plan.buckets[-1] + 1)),
+            ]
+        )
+        before, memory, calls = self._pools(), self.memory.clone(), self.engine.calls
+        try:
+            self.step.decode(bad)
+        except BatchError:
+            pass
+        else:
+            raise Failure(f"{bad} is decoded")
+        expect(self.engine.calls == calls, "a forward ran for a batch that was refused")
+        expect(torch.equal(self.memory, memory), "a batch that was refused changed memory")
+        self._check_pools(before, [])
+        if not rows:
+            return
+        try:
+            self.step.at(99)
+        except SpeccError:
+            return
+        raise Failure("there is a step of 99 drafts")
+
+    # --- what a step must say and leave -------------------------------------------------------------------------------
+
+    def _check_result(self, result: StepResult, rows: list[int], steps: int, nodes: int) -> None:
+        host = result.to_host()
+        for b, row in enumerate(rows):
+            oracle = self.requests[row]
+            got = host.tokens(b)
+            where = f"step {self.steps}, request {b} in pool row {row}, {steps} drafts of {nodes} nodes"
+            try:
+                wanted, doubt = oracle.step(steps, nodes), False
+            except Doubt:
+                self.doubts += 1
+                if self.config.topk > 1 and self.config.mask == "none":
+                    oracle.text += got  # it cannot be followed
+                    self.requests.pop(row)
+                    continue
+                wanted, doubt = oracle.verify(chain(oracle.text[-1], got[:-1]), len(got) - 1), True
+            expect(got == wanted.tokens, f"{where}: emitted {got}, not {wanted.tokens}")
+            slots = len(host.predict[b])
+            expect(slots == steps + 1, f"{where}: predict has {slots} slots")
+            expect(host.predict[b] == got + [0] * (slots - len(got)), f"{where}: predict {host.predict[b]}")
+            expect(host.accept_lens[b] == len(got), f"{where}: accept_len {host.accept_lens[b]}")
+            expect(host.new_seq_lens[b] == wanted.length, f"{where}: new_seq_len {host.new_seq_lens[b]}")
+            expect(host.bonus[b] == got[-1], f"{where}: bonus {host.bonus[b]}")
+            if not doubt:
+                expect(host.health[b] == wanted.health, f"{where}: health {host.health[b]}, not {wanted.health}")
+            self._check_outputs(host, b, wanted, nodes, where, doubt)
+
+    def _check_outputs(self, host: Any, b: int, wanted: Expected, nodes: int, where: str, doubt: bool) -> None:
+        count = len(wanted.tokens)
+        for name in host.outputs:
+            got = host.outputs[name][b]
+            if name in ("predict", "accept_lens", "new_seq_lens", "bonus", "health"):
+                continue
+            if name == "accept_index":
+                path = [b * nodes + column for column in wanted.path]
+                expect(doubt or got == path + [-1] * (len(got) - count), f"{where}: accept_index {got}, not {path}")
+                continue
+            value = wanted.outputs[name]
+            value = [list(row) if isinstance(row, tuple) else row for row in value]
+            if name == "logprobs":
+                near = all(one == other or abs(one - other) <= 1e-3 + 1e-5 * abs(other)
+                           for one, other in zip(got, value, strict=False))  # fmt: skip
+                expect(near, f"{where}: logprobs {got}, not {value}")
+                continue
+            expect(got[:count] == value, f"{where}: {name} {got[:count]}, not {value}")
+
+    def _pools(self) -> dict[str, Tensor]:
+        return {name: pool.clone() for name, pool in self.step.pools.items()}
+
+    def _check_pools(self, before: dict[str, Tensor], rows: list[int], *, untouched: bool = False) -> None:
+        """Rows of other requests are as they were; those of these hold what their oracles carry."""
+        for name, pool in self.step.pools.items():
+            others = torch.ones(len(pool), dtype=torch.bool)
+            others[rows] = False
+            same = pool[others].contiguous().view(torch.uint8) == before[name][others].contiguous().view(torch.uint8)
+            expect(same.all(), f"pool {name}: a row that is in no batch has changed")
+            for row in rows if not untouched else ():
+                if row in self.requests:
+                    self._check_field(name, pool[row], self.requests[row].carried)
+
+    @staticmethod
+    def _check_field(name: str, got: Tensor, carried: dict[str, Any]) -> None:
+        expect(name in carried, f"{name} is carried, and nothing says what it is")
+        wanted, found = carried[name], got.tolist()
+        if isinstance(wanted, dict):
+            ring = [wanted.get(i, 0) for i in range(len(found))]
+            expect(found == ring, f"carried {name}: {found}, not {ring}")
+        elif name == "topk_p":
+            near = all(abs(one - other) <= 1e-5 * other + 1e-36 for one, other in zip(found, wanted, strict=True))
+            expect(near, f"carried {name}: {found}, not {wanted}")
+        else:
+            wanted = list(wanted) if isinstance(wanted, list | tuple) else wanted
+            expect(found == wanted, f"carried {name}: {found}, not {wanted}")
+
+    def _check_kv(self, before: dict[str, Tensor], lengths: dict[int, int]) -> None:
+        """The text's keys and values are those of its tokens, and only slots of the step's windows were written."""
+        for owner, pool in self.engine.pools.items():
+            allowed = torch.zeros(pool.words.shape[1], dtype=torch.bool)
+            allowed[0] = True
+            for row, length in lengths.items():
+                allowed[self.table[row, length : length + self.window].long()] = True
+            changed = (pool.words != before[owner]).any(-1).any(0)
+            expect(not (changed & ~allowed).any(), f"{owner}: slots outside the windows were written")
+        for row in lengths.keys() & self.requests.keys():
+            oracle, slots = self.requests[row], self.engine.rows[row]
+            codes = self.engine.pools["target"].read(slots[: oracle.length])
+            expect(codes == oracle.target_codes, f"row {row}: the target's keys and values of the text are others")
+            for layer, kept in self._kept(oracle):
+                codes = self.engine.pools["draft"].read(slots[: len(kept)], layer)
+                expect(codes == kept, f"row {row}: the draft's keys and values of the text are others")
+
+    @staticmethod
+    def _kept(oracle: Oracle) -> list[tuple[int | None, list[int]]]:
+        layers = getattr(oracle, "layers", None)
+        if layers is not None:
+            return list(enumerate(layers))
+        return [(None, oracle.draft_codes)] if oracle.draft_codes else []
+
+    def _poison(self) -> None:
+        """Nothing that lives in a step only may be read in the next one."""
+        self.memory[self.loose] = self.rng.randrange(256)
+
+
+def _loose(plans: Sequence[Plan], size: int) -> Tensor:
+    """Which bytes of the arena hold nothing across steps."""
+    loose = torch.ones(size, dtype=torch.bool)
+    for plan in plans:
+        for buffer in plan.buffers.values():
+            if buffer.owner == "arena" and (buffer.init == "zero" or buffer.name.endswith(".pointers")):
+                start = buffer.offset or 0
+                loose[start : start + buffer.bytes] = False
+    return loose

@@ -1,0 +1,23 @@
+"""A part of the attack, the same in every run: no input has a third outcome."""
+
+from __future__ import annotations
+
+import pytest
+
+from . import runner
+
+SEED = "ci"
+PARTS = 2
+CASES = {"steps": 70, "configs": 450, "specir": 250, "artefacts": 250, "records": 150}
+"""Cases in a part."""
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("name", CASES)
+def test_no_third_outcome(name: str, part: int) -> None:
+    tally = runner.Tally()
+    for number in range(part * CASES[name], (part + 1) * CASES[name]):
+        runner.attempt(name, SEED, number, tally)
+    assert tally.cases == CASES[name]
+    found = [f"{runner.reproducer(name, SEED, number)}\n  {text}" for number, text in tally.failures.items()]
+    assert not found, "\n".join(found)

@@ -1,0 +1,177 @@
+"""The attack finds what it is for: each fault, planted, is a failure within a few cases."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specc.codegen import plan
+from specc.ir import parser
+from specc.runtime import reference, reference_kv, reference_tree, semantics
+from specc.runtime.manifest import Manifest
+from specc.runtime.transfer import RecordLayout
+from specc.support.diagnostics import Diagnostics
+
+from . import runner
+from .generators import GENERATORS, Generator
+from .test_fuzz import SEED
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def failures(name: str, cases: int) -> dict[int, str]:
+    """What fails of the first cases, up to the first failure."""
+    tally = runner.Tally()
+    for number in range(cases):
+        runner.attempt(name, SEED, number, tally)
+        if tally.failures:
+            break
+    return tally.failures
+
+
+def op(*names: str, wrong: Callable[[Any, Any], Any]) -> Patch:
+    """Ops whose results ``wrong`` makes of the operands and the right results."""
+
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in names:
+            right = reference.OPS[name]
+            monkeypatch.setitem(
+                reference.OPS, name, lambda operands, *rest, right=right: wrong(operands, right(operands, *rest))
+            )
+
+    return patch
+
+
+def last_of_ties(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Argmax gives the highest index of equal values."""
+    right = reference.vocab_argmax
+
+    def wrong(operands: Any, attrs: Any, dims: Any) -> Any:
+        logits, rows = operands
+        index, bad = right((logits.flip(-1), rows), attrs, dims)
+        return logits.shape[-1] - 1 - index, bad
+
+    monkeypatch.setattr(reference, "vocab_argmax", wrong)
+    monkeypatch.setitem(reference.OPS, "vocab.argmax", wrong)
+
+
+def rank_from_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal path scores put the highest candidate first."""
+
+    def wrong(scores: Tensor) -> Tensor:
+        return scores.shape[-1] - 1 - semantics.ranking(scores.flip(-1))
+
+    monkeypatch.setattr(reference_tree, "ranking", wrong)
+
+
+def moves_nothing(name: str) -> Patch:
+    """KV rows that stay where they are."""
+
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(reference_kv.KV_OPS, name, (reference_kv.KV_OPS[name][0], lambda *_: None))
+
+    return patch
+
+
+SLOTS = ("kv.verify_slots", "kv.extend_slots", "kv.slots")
+STEPS: dict[str, Patch] = {
+    "ties": last_of_ties,
+    "ranks": rank_from_behind,
+    "slots": op(*SLOTS, wrong=lambda _, found: tuple(slots.roll(1, -1) for slots in found)),
+    "positions": op("kv.positions", wrong=lambda _, found: tuple(positions + 1 for positions in found)),
+    "publish": op("relay.publish", wrong=lambda operands, _: (operands[-1],)),
+    "store": op("carry.store", wrong=lambda operands, found: (found[0].roll(1, 0),)),
+    "append": op("carry.append", wrong=lambda operands, _: (operands[-1],)),
+    "health": op("health.raise", wrong=lambda operands, _: (operands[0],)),
+    "bits": op("tree.mask", wrong=lambda _, found: (found[0] | torch.ones_like(found[0]),)),
+    "moves": moves_nothing("kv.move"),
+    "tails": moves_nothing("kv.duplicate_tail"),
+    "lengths": op("commit.lengths", wrong=lambda _, found: (found[0] + 1, found[1])),
+}
+
+
+@pytest.mark.parametrize("fault", STEPS)
+def test_steps(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    STEPS[fault](monkeypatch)
+    assert failures("steps", 60)
+
+
+def without_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Findings that point nowhere."""
+    right = Diagnostics.error
+    monkeypatch.setattr(Diagnostics, "error", lambda self, code, message, *_, **more: right(self, code, message))
+
+
+def of_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A code that nobody knows is a bare ValueError."""
+    right = Diagnostics.error
+    monkeypatch.setattr(Diagnostics, "error", lambda self, code, *rest, **more: right(self, f"{code}s", *rest, **more))
+
+
+def one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All buffers at the start of the arena."""
+    right = plan._buffer
+    monkeypatch.setattr(plan, "_buffer", lambda buffer: {**right(buffer), **({"offset": 0} if buffer.offset else {})})
+
+
+CONFIGS: dict[str, Patch] = {"place": without_place, "code": of_no_code, "memory": one_address}
+
+
+@pytest.mark.parametrize("fault", CONFIGS)
+def test_configs(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    CONFIGS[fault](monkeypatch)
+    assert failures("configs", 400)
+
+
+def test_specir(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A type that is none is a bare ValueError."""
+    monkeypatch.setattr(parser, "DTYPES", {"i32"})
+    monkeypatch.setattr(parser._Parser, "line", _careless)
+    assert failures("specir", 100)
+
+
+def _careless(self: Any, number: int, line: str) -> None:
+    raise KeyError(line)
+
+
+def test_artefacts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Digests that nobody compares."""
+    monkeypatch.setattr(Manifest, "verify", lambda self, root: None)
+    assert failures("artefacts", 100)
+
+
+def test_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checksums that nobody compares."""
+    monkeypatch.setattr(RecordLayout, "_verify", lambda *_: None)
+    assert failures("records", 100)
+
+
+def test_time_and_memory_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "CASE_SECONDS", 0.05)
+    monkeypatch.setattr(runner, "CASE_BYTES", 1 << 26)
+    monkeypatch.setitem(GENERATORS, "sleeps", Generator(lambda seed, rng: str(time.sleep(5))))
+    monkeypatch.setitem(GENERATORS, "grows", Generator(lambda seed, rng: str(len(bytearray(b"x") * _room()))))
+    assert "longer than" in failures("sleeps", 1)[0]
+    monkeypatch.setattr(runner, "CASE_SECONDS", 30)
+    assert "grew by" in failures("grows", 1)[0]
+
+
+def _room() -> int:
+    """So many bytes that the process takes more than it ever has."""
+    now = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    return runner._peak() - now + (1 << 27)
+
+
+def test_a_report_ends_with_reproducers(capsys: pytest.CaptureFixture[str]) -> None:
+    tally = runner.Tally(cases=3, seconds=1.0, failures={2: "KeyError: 'x'"})
+    tally.outcomes.update({"right": 2, "FAILURE": 1})
+    assert runner.report({"steps": tally}, "7", 1) == 1
+    assert "python -m tests.fuzz steps --seed 7 --case 2\n  KeyError: 'x'" in capsys.readouterr().out
+    assert runner.report({"steps": runner.Tally(cases=1)}, "7", 1) == 0

@@ -1,0 +1,53 @@
+"""README.md says how many launches a step has at most: compared with plans over a grid of configurations."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from programs import load
+
+from specc.algorithms import needs
+from specc.driver import compile_module
+from specc.ir.plan import Node
+
+README = (Path(__file__).parents[3] / "README.md").read_text()
+ROW = re.compile(r"^\| (`[A-Z`, 0-9_]+`) \| (S \+ \d|\d) \| (S \+ \d|\d|) ?\|$", re.MULTILINE)
+BOUNDS = {name: row.group(2, 3) for row in ROW.finditer(README) for name in re.findall(r"\w+", row[1])}
+"""What the table says of chain and tree, by algorithm."""
+
+TREES: list[dict[str, Any]] = [
+    {"mask": "qlen"},
+    {"mask": "bitpacked", "overlap": False},
+    {"mask": "full", "context_length": 128, "outputs": ["hidden_states", "logprobs"]},
+    {"mask": "none", "outputs": ["accept_index"], "overlap": False},
+]
+CHAINS: list[dict[str, Any]] = [{}, {"overlap": False, "outputs": ["accept_index", "hidden_states", "logprobs"]}]
+
+
+def launches(algorithm: str, **keys: Any) -> int:
+    """Launches of one decode step."""
+    module = compile_module(load(algorithm, **keys)).module
+    return sum(node.phase != "prefill" and node.node == "launch" for node in module.decls_of(Node))
+
+
+def test_the_table_has_every_algorithm() -> None:
+    assert {name: bool(tree) for name, (_, tree) in BOUNDS.items()} == {
+        name: needs(name).trees
+        for name in ("STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "MULTI_LAYER_EAGLE", "DFLASH", "NGRAM")
+    }
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "shape"), [(name, shape) for name in BOUNDS for shape in (0, 1) if BOUNDS[name][shape]]
+)
+def test_no_step_has_more_and_one_has_as_many(algorithm: str, shape: int) -> None:
+    bound, slack = BOUNDS[algorithm][shape], []
+    for steps, page, more in product((1, 3), (1, 16), TREES if shape else CHAINS):
+        tree = {"topk": 2, "num_draft_tokens": 3} if shape else {}
+        count = launches(algorithm, num_steps=steps, page_size=page, **tree, **more)
+        slack.append(int(bound[-1]) + steps * bound.startswith("S") - count)
+    assert min(slack) == 0

@@ -1,0 +1,189 @@
+"""Plans and manifests with anything in the place of anything: read, or refused by name."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kv_plan import tree_plan
+from toy_plan import chain_plan, program_of
+
+from specc.runtime.errors import BindError, DamagedWheelError, PlanError, SpeccError
+from specc.runtime.manifest import MANIFEST, PLAN, Manifest
+from specc.runtime.plan import Plan
+from specc.runtime.plan_json import load_plan
+
+Json = dict[str, Any]
+ODD: list[Any] = [
+    *(None, True, False, 0, 1, -1, 7, 256, 10**6, 1 << 62, 1 << 63, 1 << 64, -(10**30), 10**30, 0.5, -0.0, 1e300),
+    *("", "B", "P", "0", "1e9", "\x00", "../../x", "/", "i64", "arena", "health", "x" * 10_000, "\ud800", "prefill"),
+    *([], [[]], [None], [1, "a"], {}, {"": None}, {"a": {"b": []}}, [{}], ["B"], [1, 2, 3]),
+]
+
+
+def manifest_json() -> Json:
+    """A manifest with machine code and plans of two depths."""
+    code = {"kernel": "prepare", "arch": "sm_90", "kind": "cubin", "file": "machine_code/p.cubin", "entry": "prepare"}
+    code |= {"num_warps": 4, "shared": 0, "parameters": ["*i64", "i64"], "registers": 40}
+    return {
+        "name": "toy",
+        "version": "0.1.0+p1",
+        "digest": "0" * 64,
+        "specc": "0.1.0",
+        "triton": "3.8.0",
+        "plan_format": 3,
+        "torch": "2.11",
+        "archs": ["sm_90"],
+        "artifacts": [code],
+        "engine": "sglang",
+        "files": {"plan.json": "1" * 64, "plan.1.json": "2" * 64, "machine_code/p.cubin": "3" * 64},
+        "plans": {"3": "plan.json", "1": "plan.1.json"},
+    }
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place of a JSON value, by the keys that lead there."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in items:
+        yield from places(one, (*path, key))
+
+
+def changed(value: Any, path: tuple[Any, ...], rng: random.Random) -> Any:
+    """Something else in a place: an odd value, nothing, what stands elsewhere, another key, a thing twice."""
+    value = copy.deepcopy(value)
+    if not path:
+        return rng.choice(ODD)
+    holder: Any = value
+    for key in path[:-1]:
+        holder = holder[key]
+    how, last = rng.randrange(8), path[-1]
+    if how == 0:
+        del holder[last]
+    elif how == 1 and isinstance(holder, list):
+        holder.insert(last, holder[last])
+    elif how == 1:
+        holder[rng.choice(["", "a", "-1", "1.5"])] = holder.pop(last)
+    elif how == 2:
+        place = rng.choice(list(places(value)))
+        found = value
+        for key in place:
+            found = found[key]
+        holder[last] = copy.deepcopy(found)
+    elif isinstance(holder[last], int) and how < 5:
+        holder[last] += rng.choice([-1, 1, -(1 << 40), 1 << 40])
+    else:
+        holder[last] = rng.choice(ODD)
+    return value
+
+
+def written(folder: Path, name: str, value: Any) -> Path:
+    (folder / name).write_text(json.dumps(value), encoding="utf-8", errors="surrogatepass")
+    return folder
+
+
+def test_manifests(tmp_path: Path) -> None:
+    """What is read can be used: every method answers, or raises an error of its own."""
+    rng, whole, outcomes = random.Random(0), manifest_json(), {"read": 0, "refused": 0}
+    Manifest.read(written(tmp_path, MANIFEST, whole))
+    for path in [path for path in places(whole) for _ in range(12)]:
+        written(tmp_path, MANIFEST, changed(whole, path, rng))
+        try:
+            found = Manifest.read(tmp_path)
+        except DamagedWheelError:
+            outcomes["refused"] += 1
+            continue
+        outcomes["read"] += 1
+        for call in (lambda m: m.verify(tmp_path), lambda m: m.check_torch("2.12"), lambda m: m.artifacts_for("sm_90")):
+            with suppress(SpeccError):
+                call(found)
+    assert min(outcomes.values()) > 50
+
+
+@pytest.mark.parametrize("make", [chain_plan, tree_plan])
+def test_plans(make: Any, tmp_path: Path) -> None:
+    """What is read can be asked and bound, or an error of its own says why not."""
+    rng, whole, outcomes = random.Random(1), make(), {"read": 0, "refused": 0}
+    everywhere = list(places(whole))
+    for path in [(), *((key,) for key in whole for _ in range(3)), *rng.choices(everywhere, k=400)]:
+        written(tmp_path, PLAN, changed(whole, path, rng))
+        try:
+            plan = load_plan(tmp_path)
+        except (PlanError, DamagedWheelError):
+            outcomes["refused"] += 1
+            continue
+        outcomes["read"] += 1
+        with suppress(SpeccError):
+            asked(plan)
+    assert min(outcomes.values()) > 50
+
+
+def asked(plan: Plan) -> None:
+    """Everything short of a step."""
+    if plan.memory["arena"] > 1 << 30:
+        return  # so much memory may be there
+    program = program_of(plan)
+    assert program.schema_digest
+    kv = {owner: [torch.zeros(4, 4) for _ in range(4)] for owner in plan.kv_pools}
+    methods = dict.fromkeys(plan.callbacks(), lambda self, **given: None)
+    with suppress(BindError):
+        program.bind(type("Callbacks", (), methods)(), torch.zeros(2, 50, dtype=torch.int32), kv)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "Expecting value"),
+        (b"\xff\xfe{}", "decode"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"a": ' * 100_000, "nested too deeply"),
+        (b'{"format": NaN}', "NaN is no number"),
+        (b'{"format": -Infinity}', "-Infinity is no number"),
+        (b'{"format": 1e999}', "1e999 is too large"),
+        (b'{"format": 3, "name": "a", "format": 3}', "key 'format' is there twice"),
+        (b'{"format": ' + b"9" * 5000 + b"}", "limit"),
+        (b'{"format": 3}\x00', "Extra data"),
+        (b'"\n"', "control character"),
+    ],
+)
+def test_texts_that_are_no_json(text: bytes, message: str, tmp_path: Path) -> None:
+    for name, read in ((PLAN, load_plan), (MANIFEST, Manifest.read)):
+        (tmp_path / name).write_bytes(text)
+        with pytest.raises(DamagedWheelError, match=f"(?s)^{name}: .*{message}"):
+            read(tmp_path)
+
+
+@pytest.mark.parametrize("value", ODD, ids=[str(i) for i in range(len(ODD))])
+def test_values_that_are_no_plan(value: Any, tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="plan format"):
+        Plan.from_json(value)
+    with pytest.raises(DamagedWheelError, match=MANIFEST):
+        Manifest.read(written(tmp_path, MANIFEST, value))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d["dims"].update(P=True), r"TypeError: the plan.dims.P is True"),
+        (lambda d: d["buffers"][0].update(shape=[-1]), r"the plan.buffers.req_pool_indices.shape\[0\] is -1"),
+        (lambda d: d["buffers"][0].update(dtype="i7"), "is of the unknown dtype 'i7'"),
+        (lambda d: d["buffers"][0].update(strides=[]), "not a stride for every axis"),
+        (lambda d: d["buffers"][0].update(bytes=1 << 40), "ends behind the arena"),
+        (lambda d: d["kv"].pop("window"), "kv.window is None"),
+        (lambda d: d["dims"].pop("A"), "axis 'A' has no size"),
+        (lambda d: d["kernels"]["prepare"].update(source=3), "the plan.kernels.prepare.source is 3"),
+        (lambda d: d.update(phases={}), "expected a list, got {}"),
+    ],
+)
+def test_what_a_plan_says_of_itself(change: Any, message: str) -> None:
+    data = chain_plan()
+    change(data)
+    with pytest.raises(PlanError, match=message):
+        Plan.from_json(data)

@@ -1,0 +1,31 @@
+"""Requests without room for a step, by the reference ops: every toy program, chains and trees of all algorithms."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from gpu.room import run_out
+from gpu.toy_programs import TOYS, Toy
+
+from specc.algorithms import names, needs
+from specc.build import build_program
+from specc.config import load_text
+from specc.emit.wheel import plan_text
+from specc.runtime.backends.cpu import ReferenceBackend
+from specc.runtime.batch import Batch
+from specc.runtime.plan_json import read_plan
+from specc.runtime.program import Program
+
+
+@pytest.mark.parametrize("toy", TOYS, ids=lambda toy: toy.name)
+def test_a_request_without_room_is_left_alone(toy: Toy) -> None:
+    torch.set_num_threads(1)
+    build = build_program(load_text(toy.text, Path("toy.yaml"), names(), needs))
+    plan = read_plan(json.loads(plan_text(build.plan)))
+    load = partial(Program, [plan], None, backend=ReferenceBackend())
+    run_out(SimpleNamespace(Batch=Batch, load=load), torch.device("cpu"), seed=len(toy.name))

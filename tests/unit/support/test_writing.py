@@ -1,0 +1,42 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from specc.support.writing import unfinished, write_whole
+
+
+def test_a_file_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "plan.json"
+    write_whole(path, b"new")
+    plain = tmp_path / "plain"
+    plain.write_bytes(b"")
+    assert path.read_bytes() == b"new"
+    assert [found.name for found in path.parent.iterdir()] == ["plan.json"]
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
+
+
+def test_what_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_bytes(b"old")
+
+    def fail() -> None:
+        with unfinished(path) as temporary:
+            temporary.write_bytes(b"hal")
+            assert path.read_bytes() == b"old"
+            raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        fail()
+    assert [(found.name, found.read_bytes()) for found in tmp_path.iterdir()] == [("plan.json", b"old")]
+
+
+def test_a_folder_in_its_place(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").mkdir()
+    with pytest.raises(OSError, match=r"plan\.json"):
+        write_whole(tmp_path / "plan.json", b"new")
+    assert [found.name for found in tmp_path.iterdir()] == ["plan.json"]
