@@ -24,6 +24,7 @@ class Operands:
         self.plan, self.source, self.longest, self.slots = plan, source, longest, slots
         calls = [call for node in plan.nodes("step") if isinstance(node, Launch) for call in node.ops]
         self.makers = {result: (call.op, index) for call in calls for index, result in enumerate(call.results)}
+        self.rows = torch.empty(0, dtype=torch.int64)
 
     def poison(self, arena: Arena) -> None:
         """Poison all memory but what keeps its content from step to step: that is zero, as after loading."""
@@ -37,6 +38,7 @@ class Operands:
 
         Arena values are written on the first frame alone. Rows from ``live`` on are padding.
         """
+        self.rows = torch.randperm(self.plan.size("P") - 1, generator=self.source) + 1
         for name, pool in frames[0].pools.items():
             pool.copy_(self.draw(tuple(pool.shape), pool.dtype, lengths=name == "seq_lens"))
         read, made = set[str](), {TABLE}
@@ -63,9 +65,9 @@ class Operands:
             frames[1].adopt(name, tensor.to(frames[1].table.device))
             return
         view = frame.read(name)
-        if name == "req_pool_indices":
+        if name == "req_pool_indices" or self.makers.get(name) == ("kv.admit", 0):
             view.zero_()
-            view[:live] = torch.randperm(self.plan.size("P") - 1, generator=self.source)[:live] + 1
+            view[:live] = self.rows[:live]
         elif view.dtype == torch.int64 and view.dim() == 1:
             view.copy_(self.draw(tuple(view.shape), view.dtype, lengths=True))
             view[live:] = 0  # as the runtime gives them, and prepare relays them

@@ -133,6 +133,8 @@ def test_verify_reads_nothing_of_padding(launcher: Launcher, addresses: list[int
     assert inside(addresses, arguments["logits_ptr"]) == of_rows([3, 4, 5], vocab)
     assert inside(addresses, arguments["tokens_ptr"]) == [4, 5]  # the drafts, not the root
     assert inside(addresses, arguments["seq_lens_ptr"]) == [1]
+    partials = inside(addresses, arguments["partial_value_ptr"])
+    assert {number // 4 for number in partials} == {3, 4, 5}  # nor of what lies past the path
     if tree:
         assert inside(addresses, arguments["parent_ptr"]) == [4, 5]
 

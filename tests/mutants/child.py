@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+PR_SET_PDEATHSIG = 1
 BROKEN = {"ImportError", "SyntaxError", "NameError", "TemplateError"}
 """What a mutant raises that is no program any more."""
 
@@ -52,6 +55,7 @@ def run(root: Path, tests: Sequence[str]) -> None:
     What they print is in the file `output` there, the first failure in `failure`.
     """
     os.setsid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody waits for the tests of who has gone
     os.chdir(root)
     with open("output", "wb") as output:
         os.dup2(output.fileno(), 1)

@@ -192,9 +192,15 @@ def run_mutants(mutants: Sequence[Mutant], jobs: int, timeout: float) -> list[Ve
                 free.put(tree)
 
         verdicts: list[Verdict] = []
-        for verdict in pool.map(judge, mutants):
-            verdicts.append(verdict)
-            print(f"{verdict.kind:9}{verdict.seconds:5.0f} s  {verdict.mutant}\n{'':18}{verdict.said}", flush=True)
+        try:
+            for verdict in pool.map(judge, mutants):
+                verdicts.append(verdict)
+                print(f"{verdict.kind:9}{verdict.seconds:5.0f} s  {verdict.mutant}\n{'':18}{verdict.said}", flush=True)
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.kill()
+            raise
         return verdicts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import random
 from collections.abc import Callable, Iterator
@@ -350,13 +351,24 @@ def test_a_carry_that_is_written_halfway() -> None:
     class Breaking(Carry):
         @property
         def fields(self) -> Any:
-            return {**whole, last: None}
+            return {**whole, last: whole[last].new_zeros((2, 7, 3))}
 
-    with pytest.raises(TypeError):
+    with pytest.raises(RuntimeError):
         one.step.write_carry([1, 2], Breaking(whole))
     assert one.step.torn == {1, 2}
     one.step.write_carry([1, 2], carry)
     one.decode([1, 2])
+
+
+def test_who_is_mended_mends_nobody_else() -> None:
+    torn = Torn(5)
+    with contextlib.suppress(ZeroDivisionError), torn.unless_done([1, 2, 4]):
+        raise ZeroDivisionError
+    torn.mend([2, 3])
+    assert torn.rows == {1, 4}
+    torn.check([2, 3])
+    with pytest.raises(TornError):
+        torn.check([3, 4])
 
 
 def test_the_ops_that_store_are_those_that_say_so() -> None:
