@@ -140,33 +140,36 @@ def test_verify_reads_nothing_of_padding(launcher: Launcher, addresses: list[int
 
 
 def test_prepare_reads_nothing_of_padding(launcher: Launcher, addresses: list[int]) -> None:
+    """Nor of the slots of a request without room, whose row ends within its window."""
     pool, context, nodes, drafts, width = 4, 10, 2, 3, 6
     arguments = {
-        "rows_ptr": torch.tensor([0, 2]),
+        "rows_ptr": torch.tensor([0, 2, 3]),
         "req_to_token_ptr": torch.ones(pool, context, dtype=torch.int32),
         "req_to_token_stride": context,
-        "relay_seq_lens_ptr": torch.full((pool,), 3),
+        "columns": context,
+        "relay_seq_lens_ptr": torch.tensor([3, 3, 3, 9]),
         "relay_bonus_ptr": torch.ones(pool, dtype=torch.int32),
         "relay_topk_index_ptr": torch.ones(pool, drafts, dtype=torch.int64),
         "relay_hidden_ptr": torch.ones(pool, width),
-        "health_ptr": torch.zeros(2, dtype=torch.int32),
-        "out_seq_lens_ptr": torch.zeros(2, dtype=torch.int64),
-        "tokens_ptr": torch.zeros(2, drafts + 1, dtype=torch.int64),
-        "kv_verify_slots_ptr": torch.zeros(2, nodes, dtype=torch.int64),
-        "copies_hidden_ptr": torch.zeros(2, 1, width),
+        "health_ptr": torch.zeros(3, dtype=torch.int32),
+        "out_seq_lens_ptr": torch.zeros(3, dtype=torch.int64),
+        "tokens_ptr": torch.zeros(3, drafts + 1, dtype=torch.int64),
+        "kv_verify_slots_ptr": torch.zeros(3, nodes, dtype=torch.int64),
+        "copies_hidden_ptr": torch.zeros(3, 1, width),
     }
     flags = {name: () if isinstance(value, tuple) else False for name, value in PREPARED[0].items()}
     flags |= {"scalars": ("seq_lens", "bonus"), "kept_scalars": ("seq_lens",), "length": ("seq_lens",), "health": True}
     flags |= {"vectors": ("topk_index",), "chain_root": ("bonus",), "chain_drafts": ("topk_index",)}
-    flags |= {"windows": ("verify_slots",), "wide": ("hidden",), "repeated": ("hidden",)}
+    flags |= {"admit": True, "windows": ("verify_slots",), "wide": ("hidden",), "repeated": ("hidden",)}
     sizes = {"OFFSET_verify_slots": 0, "SIZE_verify_slots": nodes, "W_topk_index": drafts, "W_hidden": width}
-    constants = {"A": drafts + 1, "K": 1, "BLOCK_W": 4, **sizes}
-    launcher.launch("prepare", flags, (2, 3), arguments, constants)
-    assert inside(addresses, arguments["relay_hidden_ptr"]) == of_rows([2], width)
-    assert inside(addresses, arguments["relay_topk_index_ptr"]) == of_rows([2], drafts)
+    constants = {"A": drafts + 1, "K": 1, "BLOCK_W": 4, "WINDOW": nodes, "LONGEST": -1, "HEALTH_BIT": 32, **sizes}
+    launcher.launch("prepare", flags, (3, 3), arguments, constants)
+    assert inside(addresses, arguments["relay_hidden_ptr"]) == of_rows([2, 3], width)
+    assert inside(addresses, arguments["relay_topk_index_ptr"]) == of_rows([2, 3], drafts)
     assert inside(addresses, arguments["req_to_token_ptr"]) == [2 * context + 3, 2 * context + 4]
+    assert arguments["health_ptr"].tolist() == [0, 0, 32]
     for name in ("relay_seq_lens_ptr", "relay_bonus_ptr"):
-        assert inside(addresses, arguments[name]) == [2]
+        assert inside(addresses, arguments[name]) == [2, 3]
 
 
 def test_extend_stash_reads_nothing_of_padding(launcher: Launcher, addresses: list[int]) -> None:
