@@ -15,7 +15,7 @@ from specc.support.diagnostics import Diagnostic, Note
 
 def check_module(module: Module) -> list[Diagnostic]:
     """Every violation found: undeclared dimensions, unknown ops and attributes, order, types, stage."""
-    found = _check_dims(module)
+    found = _check_dims(module) + _check_decls(module)
     order = module.order()
     for op in order:
         problems = _check_op(module, op, order)
@@ -33,6 +33,15 @@ def _check_dims(module: Module) -> list[Diagnostic]:
     entries |= {carry.limit for carry in module.carries.values() if carry.limit is not None}
     unknown = sorted(entry for entry in entries if isinstance(entry, str) and entry not in module.dims)
     return [Diagnostic("ir/invalid", f"dimension {name} is not declared") for name in unknown]
+
+
+def _check_decls(module: Module) -> list[Diagnostic]:
+    """A declaration is there because a pass has run: it makes none twice."""
+    early = [decl for decl in module.decls if decl.since and decl.since not in module.established]
+    found = [f"{decl.kind} @{decl.name} is declared, and the module is not {decl.since}" for decl in early]
+    if "clustered" not in module.established:
+        found += [f"{op.opcode} is in a kernel, and the module is not clustered" for op in module.ops() if "kernel" in op.attrs]
+    return [Diagnostic("ir/invalid", message) for message in found]
 
 
 def check_types(module: Module) -> list[Diagnostic]:

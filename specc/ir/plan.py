@@ -11,9 +11,13 @@ from typing import ClassVar
 
 @dataclass(frozen=True)
 class Decl:
-    """A named planning fact."""
+    """A named planning fact.
+
+    ``since``: the invariant that the pass which adds such declarations establishes; empty if they are always there.
+    """
 
     kind: ClassVar[str] = "decl"
+    since: ClassVar[str] = ""
     name: str
 
 
@@ -51,6 +55,7 @@ class KvLayout(Decl):
     """
 
     kind: ClassVar[str] = "kv"
+    since: ClassVar[str] = "kv-bound"
     page_size: int
     first_draft_position: int
     verify_window: int
@@ -90,6 +95,7 @@ class Kernel(Decl):
     """
 
     kind: ClassVar[str] = "kernel"
+    since: ClassVar[str] = "clustered"
     family: str
     phase: str
     bytes: int
@@ -108,6 +114,7 @@ class Layout(Decl):
     """
 
     kind: ClassVar[str] = "layout"
+    since: ClassVar[str] = "laid-out"
     buffer: str
     owner: str
     strides: tuple[int, ...]
@@ -119,6 +126,7 @@ class Grid(Decl):
     """The launch grid of kernel ``kernel`` in bucket ``bucket``; ``grid[0]`` is the number of batch rows."""
 
     kind: ClassVar[str] = "grid"
+    since: ClassVar[str] = "bucketed"
     kernel: str
     bucket: int
     grid: tuple[int, ...]
@@ -144,6 +152,7 @@ class Buffer(Decl):
     """
 
     kind: ClassVar[str] = "buffer"
+    since: ClassVar[str] = "memory-planned"
     dtype: str
     axes: tuple[str, ...]
     shape: tuple[int, ...]
@@ -176,6 +185,7 @@ class Node(Decl):
     """
 
     kind: ClassVar[str] = "node"
+    since: ClassVar[str] = "graph-planned"
     phase: str
     node: str
     after: tuple[str, ...]
@@ -188,6 +198,7 @@ class Resources(Decl):
     """What a compiled kernel takes on one architecture, as the machine code says."""
 
     kind: ClassVar[str] = "resources"
+    since: ClassVar[str] = "resources-checked"
     kernel: str
     arch: str
     registers: int

@@ -25,6 +25,7 @@ class AssignLayouts(Pass):
     name = "assign-layouts"
     requires = frozenset({"typed", "clustered"})
     establishes = frozenset({"laid-out"})
+    until = "laid-out"
 
     def run(self, module: Module, ctx: Context) -> None:
         """See the class."""

@@ -27,6 +27,7 @@ class BindKvLayout(Pass):
     name = "bind-kv-layout"
     requires = frozenset({"typed", "tree-form"})
     establishes = frozenset({"kv-bound"})
+    until = "kv-bound"
 
     def run(self, module: Module, ctx: Context) -> None:
         """See the class."""

@@ -38,6 +38,7 @@ class PlanMemory(Pass):
     name = "plan-memory"
     requires = frozenset({"clustered", "laid-out"})
     establishes = frozenset({"memory-planned"})
+    until = "memory-planned"
 
     def run(self, module: Module, ctx: Context) -> None:
         """See the class."""

@@ -28,7 +28,7 @@ class SelectTreeForm(Pass):
 
     def run(self, module: Module, ctx: Context) -> None:
         """See the class."""
-        if module.dims["K"].size != 1:
+        if module.size("K") != 1:
             k, n = module.size("K"), module.size("N")
             links = "selected and linked every step" if module.find("tree.select") else "with constant links"
             message = f"topk = {k}: a tree of {n} nodes, {links}; its node axis is no path"
@@ -49,7 +49,7 @@ class SelectTreeForm(Pass):
         self.remark(
             ctx,
             "topk = 1: a chain; links and mask are constants, the node axis is the path axis (N = A = "
-            f"{module.dims['A'].size}), tokens are argmaxes and carry no scores",
+            f"{module.size('A')}), tokens are argmaxes and carry no scores",
             ctx.at("topk"),
         )
 
