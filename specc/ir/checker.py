@@ -16,6 +16,8 @@ from specc.support.diagnostics import Diagnostic, Note
 def check_module(module: Module) -> list[Diagnostic]:
     """Every violation found: undeclared dimensions, unknown ops and attributes, order, types, stage."""
     found = _check_dims(module) + _check_decls(module)
+    states = [name for name, value in module.outputs.items() if is_state(value)]
+    found += [Diagnostic("ir/invalid", f"output {name} is a state, which is never handed over") for name in states]
     order = module.order()
     for op in order:
         problems = _check_op(module, op, order)
@@ -88,12 +90,20 @@ def check_form(op: Op) -> list[str]:
 def _check_attrs(op: Op, definition: OpDef) -> list[str]:
     wanted = definition.attrs or {}
     problems = [
-        f"attribute {name} must be {kind.__name__}, got {op.attrs.get(name)!r}"
+        f"attribute {name} must be {_spell(kind)}, got {op.attrs.get(name)!r}"
         for name, kind in wanted.items()
-        if type(op.attrs.get(name)) is not kind
+        if not _is_a(op.attrs.get(name), kind)
     ]
     unknown = sorted(set(op.attrs) - set(wanted) - {"kernel"})
     return problems + [f"{op.opcode} has no attribute {name}" for name in unknown]
+
+
+def _is_a(value: object, kind: type | range) -> bool:
+    return type(value) is int and value in kind if isinstance(kind, range) else type(value) is kind
+
+
+def _spell(kind: type | range) -> str:
+    return f"int from {kind.start} to {kind.stop - 1}" if isinstance(kind, range) else kind.__name__
 
 
 def _check_operand(op: Op, value: Value, order: dict[Op, int]) -> list[str]:

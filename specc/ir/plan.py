@@ -39,6 +39,13 @@ class Options(Decl):
     verify: str
     archs: tuple[str, ...]
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for buckets that do not ascend from 1, and for a page of no length."""
+        if not self.buckets or list(self.buckets) != sorted({max(bucket, 1) for bucket in self.buckets}):
+            raise ValueError("buckets must ascend, and be at least 1")
+        if self.page_size not in range(1, 1025):
+            raise ValueError(f"page_size is from 1 to 1024, not {self.page_size}")
+
 
 @dataclass(frozen=True)
 class KvLayout(Decl):
@@ -81,6 +88,11 @@ class KvPool(Decl):
     buffers: int
     row_bytes: int
     dtype: str
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a pool without layers, buffers or bytes."""
+        if min(self.layers, self.buffers, self.row_bytes) < 1:
+            raise ValueError("layers, buffers and row_bytes are at least 1")
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,9 @@ AXES: frozenset[str] = frozenset(
 )
 """The kinds of axes: what a dimension counts."""
 
+UNBOUNDED: frozenset[str] = frozenset({"context", "token", "corpus"})
+"""Those whose size the engine decides, if no configuration does."""
+
 
 @dataclass(frozen=True)
 class Dim:
@@ -36,6 +39,13 @@ class Dim:
     axis: str
     size: int | None
     dynamic: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a size that no dimension of this axis has; only a tree of one step has no forwards."""
+        if self.size is None and self.axis not in UNBOUNDED:
+            raise ValueError(f"only the engine's axes have no size: {', '.join(sorted(UNBOUNDED))}, not {self.axis}")
+        if self.size is not None and self.size < (self.axis != "forward"):
+            raise ValueError(f"{self.name} has a size of at least 1, not {self.size}")
 
 
 @dataclass(frozen=True)
