@@ -18,6 +18,7 @@ from specc.kernels.base import cluster_of
 from specc.passes.assign_layouts import layouts
 from specc.passes.pipeline import PASSES
 from specc.passes.plan_memory import unplaced
+from specc.passes.select_tree_form import OF_CHAINS
 from specc.support.diagnostics import Diagnostic
 
 
@@ -43,8 +44,8 @@ def _live(module: Module) -> list[str]:
 def _tree_form(module: Module) -> list[str]:
     if module.dims.get("K") is not None and module.dims["K"].size != 1:
         return []
-    kept = {"tree.repeat", "tree.root"}
-    return [f"{op.opcode} in a chain" for op in module.ops() if op.opcode.startswith("tree.") and op.opcode not in kept]
+    links = [op for op in module.ops() if op.opcode.startswith("tree.") and op.opcode not in OF_CHAINS]
+    return [f"{op.opcode} in a chain" for op in links]
 
 
 def _compacted(module: Module) -> list[str]:

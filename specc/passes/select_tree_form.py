@@ -17,6 +17,9 @@ from specc.ir.types import TensorType
 from specc.passes.base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
+OF_CHAINS = frozenset({"tree.repeat", "tree.root"})
+"""Ops of the ``tree`` dialect that a chain has too."""
+
 
 @dataclass(frozen=True)
 class SelectTreeForm(Pass):
@@ -41,6 +44,11 @@ class SelectTreeForm(Pass):
             _drop_links(module, *comb.results)
         for removed in sweep(module):
             self.remark(ctx, f"a chain does not need {removed.what}: {removed.verdict}", removed.location)
+        for op in module.ops():
+            if op.opcode.startswith("tree.") and op.opcode not in OF_CHAINS:
+                names = ", ".join(f"%{value.name}" for value in op.results)
+                message = f"topk is 1: a chain has no {op.opcode}, and {names} is read or handed out"
+                raise DiagnosticError(Diagnostic("ir/invalid", message, op.location))
         handed_out = module.outputs.values()
         for topk in module.find("vocab.topk"):
             if not module.users(topk.results[0]) and topk.results[0] not in handed_out:
