@@ -42,7 +42,11 @@ def _check_decls(module: Module) -> list[Diagnostic]:
     early = [decl for decl in module.decls if decl.since and decl.since not in module.established]
     found = [f"{decl.kind} @{decl.name} is declared, and the module is not {decl.since}" for decl in early]
     if "clustered" not in module.established:
-        found += [f"{op.opcode} is in a kernel, and the module is not clustered" for op in module.ops() if "kernel" in op.attrs]
+        found += [
+            f"{op.opcode} is in a kernel, and the module is not clustered"
+            for op in module.ops()
+            if "kernel" in op.attrs
+        ]
     return [Diagnostic("ir/invalid", message) for message in found]
 
 

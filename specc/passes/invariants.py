@@ -18,7 +18,7 @@ from specc.kernels.base import cluster_of
 from specc.passes.assign_layouts import layouts
 from specc.passes.pipeline import PASSES
 from specc.passes.plan_memory import unplaced
-from specc.passes.select_tree_form import OF_CHAINS
+from specc.passes.select_tree_form import links_of
 from specc.support.diagnostics import Diagnostic
 
 
@@ -44,8 +44,7 @@ def _live(module: Module) -> list[str]:
 def _tree_form(module: Module) -> list[str]:
     if module.dims.get("K") is not None and module.dims["K"].size != 1:
         return []
-    links = [op for op in module.ops() if op.opcode.startswith("tree.") and op.opcode not in OF_CHAINS]
-    return [f"{op.opcode} in a chain" for op in links]
+    return [f"{op.opcode} in a chain" for op in links_of(module)]
 
 
 def _compacted(module: Module) -> list[str]:
@@ -105,7 +104,9 @@ def _memory_planned(module: Module) -> list[str]:
         return bad
     bad = [f"buffer {name} is not {b}" for name, b in wanted.items() if replace(found[name], offset=b.offset) != b]
     buffers = [buffer for buffer in found.values() if buffer.owner == "arena"]
-    bad += [f"buffer {b.name} is not aligned to {b.alignment}" for b in buffers if b.offset < 0 or b.offset % b.alignment]
+    bad += [
+        f"buffer {b.name} is not aligned to {b.alignment}" for b in buffers if b.offset < 0 or b.offset % b.alignment
+    ]
     for a, b in combinations(buffers, 2):
         apart = a.offset + a.bytes <= b.offset or b.offset + b.bytes <= a.offset
         if not apart and a.first <= b.last and b.first <= a.last:

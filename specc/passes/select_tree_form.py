@@ -17,7 +17,7 @@ from specc.ir.types import TensorType
 from specc.passes.base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
-OF_CHAINS = frozenset({"tree.repeat", "tree.root"})
+_OF_CHAINS = frozenset({"tree.repeat", "tree.root"})
 """Ops of the ``tree`` dialect that a chain has too."""
 
 
@@ -44,11 +44,8 @@ class SelectTreeForm(Pass):
             _drop_links(module, *comb.results)
         for removed in sweep(module):
             self.remark(ctx, f"a chain does not need {removed.what}: {removed.verdict}", removed.location)
-        for op in module.ops():
-            if op.opcode.startswith("tree.") and op.opcode not in OF_CHAINS:
-                names = ", ".join(f"%{value.name}" for value in op.results)
-                message = f"topk is 1: a chain has no {op.opcode}, and {names} is read or handed out"
-                raise DiagnosticError(Diagnostic("ir/invalid", message, op.location))
+        if links := links_of(module):
+            raise DiagnosticError([_still_read(op) for op in links])
         handed_out = module.outputs.values()
         for topk in module.find("vocab.topk"):
             if not module.users(topk.results[0]) and topk.results[0] not in handed_out:
@@ -60,6 +57,17 @@ class SelectTreeForm(Pass):
             f"{module.size('A')}), tokens are argmaxes and carry no scores",
             ctx.at("topk"),
         )
+
+
+def links_of(module: Module) -> list[Op]:
+    """The ops that no chain has."""
+    return [op for op in module.ops() if op.opcode.startswith("tree.") and op.opcode not in _OF_CHAINS]
+
+
+def _still_read(op: Op) -> Diagnostic:
+    names = ", ".join(f"%{value.name}" for value in op.results)
+    message = f"topk is 1: a chain has no {op.opcode}, and something reads or hands out what comes of {names}"
+    return Diagnostic("ir/invalid", message, op.location)
 
 
 def _fold_grow(module: Module, grow: Op) -> tuple[Value, Value]:
