@@ -16,8 +16,6 @@ from specc.support.diagnostics import Diagnostic, Note
 def check_module(module: Module) -> list[Diagnostic]:
     """Every violation found: undeclared dimensions, unknown ops and attributes, order, types, stage."""
     found = _check_dims(module) + _check_decls(module)
-    states = [name for name, value in module.outputs.items() if is_state(value)]
-    found += [Diagnostic("ir/invalid", f"output {name} is a state, which is never handed over") for name in states]
     order = module.order()
     for op in order:
         problems = _check_op(module, op, order)
@@ -130,8 +128,9 @@ def _check_inplace(module: Module, op: Op, order: dict[Op, int]) -> list[str]:
 
 
 def check_linear(module: Module) -> list[Diagnostic]:
-    """States are read by exactly one op each (per entry): otherwise order is not dataflow."""
-    found: list[Diagnostic] = []
+    """States are read by exactly one op each (per entry), and never handed over: otherwise order is not dataflow."""
+    handed_out = [name for name, value in module.outputs.items() if is_state(value)]
+    found = [Diagnostic("ir/invalid", f"output {name} is a state, which is never handed over") for name in handed_out]
     for value in module.values():
         if not is_state(value):
             continue

@@ -7,6 +7,7 @@ import re
 import pytest
 from programs import compile_to, load
 
+from specc.ir.core import Module
 from specc.ir.parser import parse_module
 from specc.ir.printer import print_module
 from specc.passes.base import Context
@@ -24,16 +25,23 @@ def text_after(last: str, keys: dict[str, int]) -> str:
     return print_module(compile_to(last, load("EAGLE", **keys)))
 
 
+def take(text: str, passes: str) -> Module:
+    """The module of a text after some passes, checked before and after each."""
+    module = parse_module(text, "m.specir")
+    check_now(module)
+    run_passes(module, parse_pipeline(passes), Context(), [CheckEach()])
+    return module
+
+
 def what_is_wrong(text: str, passes: str) -> list[str]:
     """Code and message of every finding about a text, before the passes or while they run."""
     with pytest.raises(DiagnosticError) as raised:
-        module = parse_module(text, "m.specir")
-        check_now(module)
-        run_passes(module, parse_pipeline(passes), Context(), [CheckEach()])
+        take(text, passes)
     return [f"{found.code}: {found.message}" for found in raised.value.diagnostics]
 
 
 LATER = ",".join(step.name for step in default_passes()[2:])
+LATER_TYPED = f"infer-types,{LATER}"
 PLANS = "assign-layouts,specialize-buckets,plan-memory,plan-graphs"
 
 EDITS = [
@@ -65,6 +73,14 @@ EDITS = [
     ("expand-algorithm", CHAIN, r"axis = \"A\"", 'axis = "Z"', "infer-types", "dimension Z is not declared"),
     ("expand-algorithm", CHAIN, r'extras = ""', 'extras = "x: i32[B, ?m]"', "infer-types", "5 results|x is i32"),
     ("infer-types", CHAIN, r"output health = %\w+", "output health = %depth", LATER, "a chain has no tree.select"),
+    (
+        "expand-algorithm",
+        CHAIN,
+        r"output health = %\w+",
+        "output health = %kv_target",
+        LATER_TYPED,
+        "health is a state",
+    ),
     # what a stage promises
     ("form-kernels", CHAIN, "established clustered, ", "established ", PLANS, "and the module is not clustered"),
     ("form-kernels", CHAIN, "live, ", "", PLANS, "not clustered: it is not live"),
@@ -109,15 +125,13 @@ def test_hidden_states_that_only_an_output_read_are_no_longer_captured() -> None
     text = print_module(compile_to("select-compaction", load("STANDALONE", num_steps=2, outputs=["hidden_states"])))
     gone = re.sub(r" *output hidden_states = .*\n", "", text)
     assert gone != text
-    module = parse_module(gone)
-    run_passes(module, parse_pipeline("bind-kv-layout,cse,canonicalize"), Context(), [CheckEach()])
+    module = take(gone, "bind-kv-layout,cse,canonicalize")
     assert {op.attrs["capture"] for op in module.find("model.target")} == {"null"}
 
 
 def test_an_input_that_is_handed_out_stays() -> None:
     text = text_after("infer-types", CHAIN).replace("  output health", "  output same = %seq_lens\n  output health")
-    module = parse_module(text)
-    run_passes(module, parse_pipeline("prune-dead-dataflow"), Context(), [CheckEach()])
+    module = take(text, "prune-dead-dataflow")
     assert print_module(parse_module(print_module(module))) == print_module(module)
 
 
