@@ -86,7 +86,7 @@ def _origin(value: Value) -> Op | None:
 
 
 def _code(operand: Value, mismatch: TypeMismatch) -> str:
-    if not isinstance(operand.type, TensorType) or mismatch.axis not in range(len(operand.type.shape)):
+    if not isinstance(operand.type, TensorType) or mismatch.axis is None:
         return "type/dtype-mismatch" if " must be " in str(mismatch) else "type/axis-mismatch"
     return "type/width-mismatch" if isinstance(operand.type.shape[mismatch.axis], int) else "type/axis-mismatch"
 

@@ -214,8 +214,10 @@ def _match_shape(
         elif entry.startswith("$"):
             want = attrs[entry[1:]]
         if shape[position] != want:
-            message = f"{slot.name} must have {want} at axis {position}, got {shape[position]} in {type_}"
-            raise TypeMismatch(index, message, position)
+            axis = position + len(type_.shape) - len(shape)  # ``*x`` stands for any number of axes
+            raise TypeMismatch(
+                index, f"{slot.name} must have {want} at axis {axis}, got {shape[position]} in {type_}", axis
+            )
     if len(shape) != len(entries):
         raise TypeMismatch(index, f"{slot.name} must be {slot.pattern}, got {type_}")
 
