@@ -15,7 +15,7 @@ from specc.support.diagnostics import Diagnostic, Note
 
 def check_module(module: Module) -> list[Diagnostic]:
     """Every violation found: undeclared dimensions, unknown ops and attributes, order, types, stage."""
-    found = _check_dims(module)
+    found = _check_dims(module) + _check_decls(module)
     order = module.order()
     for op in order:
         problems = _check_op(module, op, order)
@@ -33,6 +33,19 @@ def _check_dims(module: Module) -> list[Diagnostic]:
     entries |= {carry.limit for carry in module.carries.values() if carry.limit is not None}
     unknown = sorted(entry for entry in entries if isinstance(entry, str) and entry not in module.dims)
     return [Diagnostic("ir/invalid", f"dimension {name} is not declared") for name in unknown]
+
+
+def _check_decls(module: Module) -> list[Diagnostic]:
+    """A declaration is there because a pass has run: it makes none twice."""
+    early = [decl for decl in module.decls if decl.since and decl.since not in module.established]
+    found = [f"{decl.kind} @{decl.name} is declared, and the module is not {decl.since}" for decl in early]
+    if "clustered" not in module.established:
+        found += [
+            f"{op.opcode} is in a kernel, and the module is not clustered"
+            for op in module.ops()
+            if "kernel" in op.attrs
+        ]
+    return [Diagnostic("ir/invalid", message) for message in found]
 
 
 def check_types(module: Module) -> list[Diagnostic]:
@@ -79,12 +92,20 @@ def check_form(op: Op) -> list[str]:
 def _check_attrs(op: Op, definition: OpDef) -> list[str]:
     wanted = definition.attrs or {}
     problems = [
-        f"attribute {name} must be {kind.__name__}, got {op.attrs.get(name)!r}"
+        f"attribute {name} must be {_spell(kind)}, got {op.attrs.get(name)!r}"
         for name, kind in wanted.items()
-        if type(op.attrs.get(name)) is not kind
+        if not _is_a(op.attrs.get(name), kind)
     ]
     unknown = sorted(set(op.attrs) - set(wanted) - {"kernel"})
     return problems + [f"{op.opcode} has no attribute {name}" for name in unknown]
+
+
+def _is_a(value: object, kind: type | range) -> bool:
+    return type(value) is int and value in kind if isinstance(kind, range) else type(value) is kind
+
+
+def _spell(kind: type | range) -> str:
+    return f"int from {kind.start} to {kind.stop - 1}" if isinstance(kind, range) else kind.__name__
 
 
 def _check_operand(op: Op, value: Value, order: dict[Op, int]) -> list[str]:
@@ -107,8 +128,9 @@ def _check_inplace(module: Module, op: Op, order: dict[Op, int]) -> list[str]:
 
 
 def check_linear(module: Module) -> list[Diagnostic]:
-    """States are read by exactly one op each (per entry): otherwise order is not dataflow."""
-    found: list[Diagnostic] = []
+    """States are read by exactly one op each (per entry), and never handed over: otherwise order is not dataflow."""
+    handed_out = [name for name, value in module.outputs.items() if is_state(value)]
+    found = [Diagnostic("ir/invalid", f"output {name} is a state, which is never handed over") for name in handed_out]
     for value in module.values():
         if not is_state(value):
             continue

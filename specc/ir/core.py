@@ -134,9 +134,11 @@ class Module:
         """Elements along a dimension, at its bound.
 
         Raises:
-            ValueError: the engine decides it.
+            DiagnosticError: ``ir/invalid``, it is not declared, or the engine decides it (only in edited text).
         """
-        (size,) = TensorType("i1", (dim,)).sizes(self.dims)
+        size = self.dims[dim].size if dim in self.dims else None
+        if size is None:
+            raise DiagnosticError(Diagnostic("ir/invalid", f"@{self.name} needs a size of dimension {dim}"))
         return size
 
     def decl(self, kind: type[D]) -> D:

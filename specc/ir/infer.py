@@ -26,10 +26,13 @@ def infer_op(module: Module, op: Op) -> tuple[Type, ...]:
     results = definition.result_types(module, [t for t in types if t is not None], op.attrs)
     if definition.effect == "carry":
         _check_field(module, op, definition)
-    if len(results) == len(op.results):
-        return results
-    slots = definition.result_slots(len(results), op.attrs)
-    return tuple(type_ for slot, type_ in zip(slots, results, strict=True) if not slot.optional)
+    if len(results) != len(op.results):
+        slots = definition.result_slots(len(results), op.attrs)
+        results = tuple(type_ for slot, type_ in zip(slots, results, strict=True) if not slot.optional)
+    axes = {entry for type_ in results if isinstance(type_, TensorType) for entry in type_.shape}
+    if unknown := sorted(axis for axis in axes if isinstance(axis, str) and axis not in module.dims):
+        raise TypeMismatch(-1, f"dimension {', '.join(unknown)} is not declared")
+    return results
 
 
 def assign_types(module: Module, op: Op) -> None:

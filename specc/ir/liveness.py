@@ -98,6 +98,10 @@ def hidden_result(op: Op) -> Value | None:
     return next((value for slot, value in zip(slots, op.results, strict=False) if slot.optional), None)
 
 
+_NOTHING = {"capture": "null", "width": 0}
+"""What a forward says of itself that hands over no hidden states."""
+
+
 def _drop_dead_results(module: Module, op: Op, live: set[Value]) -> list[Value]:
     """Remove the results that an op may lack and nothing reads: hidden states, and what else is handed over."""
     definition = OPS[op.opcode]
@@ -109,6 +113,8 @@ def _drop_dead_results(module: Module, op: Op, live: set[Value]) -> list[Value]:
         listed = [slot for slot in kept if slot not in definition.results]
         op.attrs[variadic] = ", ".join(f"{slot.name}: {slot.pattern}" for slot in listed)
     module.drop_results(op, [value for value in op.results if value not in dead])
+    if "capture" in op.attrs and hidden_result(op) is None:
+        op.attrs |= {name: nothing for name, nothing in _NOTHING.items() if name in op.attrs}
     return dead
 
 
@@ -131,7 +137,8 @@ def sweep(module: Module) -> list[Removed]:
             removed.append(Removed(f"%{value.name} of {op.opcode}", why_value[value], op.location))
     for name in [name for name in module.carries if name not in live.fields]:
         removed.append(Removed(f"carry @{name}", "no live op loads it", module.carries.pop(name).location))
-    for name in [n for n, v in module.inputs.items() if not module.users(v)]:
+    handed_out = module.outputs.values()
+    for name in [n for n, v in module.inputs.items() if not module.users(v) and v not in handed_out]:
         removed.append(Removed(f"input %{name}", why_value[module.inputs[name]]))
         module.erase_input(name)
     return removed

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from specc.ir.core import Module, Op
 
 Bindings = dict[str, Any]
+COUNT = range(1 << 48)
+"""What may be counted: more elements than any memory has."""
+PAGES = range(1, 1025)
+"""Tokens per page, as in a configuration."""
+STEPS = range(1, 513)
+"""Draft steps, or nodes that follow each other: no more than nodes are verified."""
 
 
 class TypeMismatch(Exception):
@@ -70,11 +76,12 @@ class OpDef:
         name: ``dialect.op``.
         signature: operands ``->`` results, see the module's docstring.
         doc: meaning, with units and the source of the semantics.
-        attrs: required attributes and their types.
+        attrs: required attributes, and their types or the numbers that they may be.
         until: invariant after which the op is illegal; empty if it is legal to the end.
         effect: ``carry`` for ops that write carried state, ``external`` for the engine's forwards, else empty.
         inplace: whether result 0 replaces operand 0 in memory.
         infer: result types which a signature cannot say, from the module and the op's attributes.
+        parts: the patterns of variadic operands, which a signature cannot say, from the op's attributes.
         indexes: by attribute the dimension that it counts along, or the operand along whose last axis it does.
 
     """
@@ -82,11 +89,12 @@ class OpDef:
     name: str
     signature: str
     doc: str
-    attrs: Mapping[str, type] | None = None
+    attrs: Mapping[str, type | range] | None = None
     until: str = ""
     effect: str = ""
     inplace: bool = False
     infer: Callable[[Module, Mapping[str, Any]], Sequence[Type]] | None = None
+    parts: Callable[[Mapping[str, Any]], Sequence[str]] | None = None
     indexes: Mapping[str, str | int] | None = None
 
     @cached_property
@@ -118,7 +126,7 @@ class OpDef:
         bound = self._bind(operands, attrs)
         if self.infer is not None:
             return tuple(self.infer(module, attrs))
-        return tuple(_build(slot.pattern, bound, attrs) for slot in self._all_results(attrs))
+        return tuple(_build(slot, bound, attrs) for slot in self._all_results(attrs))
 
     def bad_indexes(self, module: Module, op: Op) -> list[str]:
         """What is wrong with the attributes of a typed op that are indexes: each must lie on its axis."""
@@ -161,7 +169,12 @@ class OpDef:
         if optional and not variadic and len(operands) not in (required, required + optional):
             raise TypeMismatch(-1, f"takes {required} or {required + optional} operands, got {len(operands)}")
         bound: Bindings = {}
-        for index, (slot, type_) in enumerate(zip(self.operands, operands, strict=False)):
+        slots = self.operands
+        if self.parts is not None:
+            slots = (*slots[:required], *(Slot("part", part, False, True) for part in self.parts(attrs)))
+            if len(slots) != len(operands):
+                raise TypeMismatch(-1, f"takes {len(slots)} operands, got {len(operands)}")
+        for index, (slot, type_) in enumerate(zip(slots, operands, strict=False)):
             if slot.pattern != "?":
                 _match(index, slot, type_, bound, attrs)
         return bound
@@ -201,19 +214,25 @@ def _match_shape(
         elif entry.startswith("$"):
             want = attrs[entry[1:]]
         if shape[position] != want:
-            message = f"{slot.name} must have {want} at axis {position}, got {shape[position]} in {type_}"
-            raise TypeMismatch(index, message, position)
+            axis = position + len(type_.shape) - len(shape)  # ``*x`` stands for any number of axes
+            raise TypeMismatch(
+                index, f"{slot.name} must have {want} at axis {axis}, got {shape[position]} in {type_}", axis
+            )
     if len(shape) != len(entries):
         raise TypeMismatch(index, f"{slot.name} must be {slot.pattern}, got {type_}")
 
 
-def _build(pattern: str, bound: Bindings, attrs: Mapping[str, Any]) -> Type:
-    if pattern.startswith("!"):
-        return StateType(pattern[len("!kv<") : -1])
-    dtype, entries = _split(pattern)
+def _build(slot: Slot, bound: Bindings, attrs: Mapping[str, Any]) -> Type:
+    if slot.pattern.startswith("!"):
+        return StateType(slot.pattern[len("!kv<") : -1])
+    dtype, entries = _split(slot.pattern)
     dtype = str(attrs[dtype[1:]]) if dtype.startswith("$") else str(bound.get(dtype, dtype))
+    if dtype not in DTYPES:
+        raise TypeMismatch(-1, f"{slot.name} is made of {dtype!r}, and dtypes are {', '.join(DTYPES)}")
     shape: list[str | int] = []
     for entry in entries:
+        if entry[0] in "*?" and entry not in bound:
+            raise TypeMismatch(-1, f"{slot.name} is {slot.pattern}, and no operand says what {entry} is")
         if entry.startswith("*"):
             shape += bound[entry]
         elif entry.startswith("?"):

@@ -191,6 +191,7 @@ class _Parser:
         for field in fields(decl):
             if field.name != "name" and not _fits(attrs[field.name], str(field.type)):
                 raise _Failure(f"{field.name} of {found['kind']} must be {field.type}")
+        _once(f"{decl.kind} @", found["name"], {other.name for other in module.decls_of(decl)})
         module.decls.append(decl(name=found["name"], **attrs))
 
     def _op(self, module: Module, text: str) -> None:

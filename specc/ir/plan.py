@@ -11,9 +11,13 @@ from typing import ClassVar
 
 @dataclass(frozen=True)
 class Decl:
-    """A named planning fact."""
+    """A named planning fact.
+
+    ``since``: the invariant that the pass which adds such declarations establishes; empty if they are always there.
+    """
 
     kind: ClassVar[str] = "decl"
+    since: ClassVar[str] = ""
     name: str
 
 
@@ -35,6 +39,13 @@ class Options(Decl):
     verify: str
     archs: tuple[str, ...]
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for buckets that do not ascend from 1, and for a page of no length."""
+        if not self.buckets or list(self.buckets) != sorted({max(bucket, 1) for bucket in self.buckets}):
+            raise ValueError("buckets must ascend, and be at least 1")
+        if self.page_size not in range(1, 1025):
+            raise ValueError(f"page_size is from 1 to 1024, not {self.page_size}")
+
 
 @dataclass(frozen=True)
 class KvLayout(Decl):
@@ -51,6 +62,7 @@ class KvLayout(Decl):
     """
 
     kind: ClassVar[str] = "kv"
+    since: ClassVar[str] = "kv-bound"
     page_size: int
     first_draft_position: int
     verify_window: int
@@ -77,6 +89,11 @@ class KvPool(Decl):
     row_bytes: int
     dtype: str
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for a pool without layers, buffers or bytes."""
+        if min(self.layers, self.buffers, self.row_bytes) < 1:
+            raise ValueError("layers, buffers and row_bytes are at least 1")
+
 
 @dataclass(frozen=True)
 class Kernel(Decl):
@@ -90,6 +107,7 @@ class Kernel(Decl):
     """
 
     kind: ClassVar[str] = "kernel"
+    since: ClassVar[str] = "clustered"
     family: str
     phase: str
     bytes: int
@@ -108,6 +126,7 @@ class Layout(Decl):
     """
 
     kind: ClassVar[str] = "layout"
+    since: ClassVar[str] = "laid-out"
     buffer: str
     owner: str
     strides: tuple[int, ...]
@@ -119,6 +138,7 @@ class Grid(Decl):
     """The launch grid of kernel ``kernel`` in bucket ``bucket``; ``grid[0]`` is the number of batch rows."""
 
     kind: ClassVar[str] = "grid"
+    since: ClassVar[str] = "bucketed"
     kernel: str
     bucket: int
     grid: tuple[int, ...]
@@ -144,6 +164,7 @@ class Buffer(Decl):
     """
 
     kind: ClassVar[str] = "buffer"
+    since: ClassVar[str] = "memory-planned"
     dtype: str
     axes: tuple[str, ...]
     shape: tuple[int, ...]
@@ -176,6 +197,7 @@ class Node(Decl):
     """
 
     kind: ClassVar[str] = "node"
+    since: ClassVar[str] = "graph-planned"
     phase: str
     node: str
     after: tuple[str, ...]
@@ -188,6 +210,7 @@ class Resources(Decl):
     """What a compiled kernel takes on one architecture, as the machine code says."""
 
     kind: ClassVar[str] = "resources"
+    since: ClassVar[str] = "resources-checked"
     kernel: str
     arch: str
     registers: int

@@ -19,6 +19,12 @@ AXES: frozenset[str] = frozenset(
 )
 """The kinds of axes: what a dimension counts."""
 
+UNBOUNDED: frozenset[str] = frozenset({"context", "token", "corpus"})
+"""Those whose size the engine decides, if no configuration does."""
+
+LARGEST: dict[str, int] = {"branch": 16} | dict.fromkeys(("step", "node", "path", "forward"), 512)
+"""The most entries of axes that kernels hold in registers, as in a configuration."""
+
 
 @dataclass(frozen=True)
 class Dim:
@@ -36,6 +42,14 @@ class Dim:
     axis: str
     size: int | None
     dynamic: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a size that no dimension of this axis has; only a step of one draft has no forwards."""
+        if self.size is None and self.axis not in UNBOUNDED:
+            raise ValueError(f"only the engine's axes have no size: {', '.join(sorted(UNBOUNDED))}, not {self.axis}")
+        least, most = int(self.axis != "forward"), LARGEST.get(self.axis, 1 << 31)
+        if self.size is not None and not least <= self.size <= most:
+            raise ValueError(f"a dimension of the axis {self.axis} has from {least} to {most} entries, not {self.size}")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from specc.ir.core import Module, Op, Value, is_state, tensor_type
 from specc.ir.ops import OPS
 from specc.ir.plan import KvPool
 from specc.ir.types import DTYPES, TensorType
+from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 Cluster = tuple[Op, ...]
 Flag = int | tuple[str, ...]
@@ -273,8 +274,15 @@ def _carried_type(module: Module, op: Op) -> TensorType:
 
 
 def kv_pool(module: Module, owner: str) -> KvPool:
-    """The KV buffers of a model, ``target`` or ``draft``."""
-    return next(pool for pool in module.decls_of(KvPool) if pool.name == owner)
+    """The KV buffers of a model, ``target`` or ``draft``.
+
+    Raises:
+        DiagnosticError: ``ir/invalid``, they are not declared (only in edited text).
+    """
+    found = [pool for pool in module.decls_of(KvPool) if pool.name == owner]
+    if not found:
+        raise DiagnosticError(Diagnostic("ir/invalid", f"@{module.name} needs a kvpool declaration of the {owner}"))
+    return found[0]
 
 
 def kv_pointers(owner: str) -> str:

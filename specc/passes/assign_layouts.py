@@ -25,12 +25,11 @@ class AssignLayouts(Pass):
     name = "assign-layouts"
     requires = frozenset({"typed", "clustered"})
     establishes = frozenset({"laid-out"})
+    until = "laid-out"
 
     def run(self, module: Module, ctx: Context) -> None:
         """See the class."""
-        stored = crossing(module)
-        for value in stored:
-            layout = _layout(module, value, buffer_root(value, stored))
+        for value, layout in zip(crossing(module), layouts(module), strict=True):
             module.decls.append(layout)
             if layout.alignment < VECTOR_BYTES and _is_logits(module, value):
                 size = tensor_type(value).shape[-1]
@@ -40,6 +39,12 @@ class AssignLayouts(Pass):
                     f" a vocabulary padded from {module.dims[str(size)].size} to a multiple of 8 would widen them",
                     value.source.location if value.source else None,
                 )
+
+
+def layouts(module: Module) -> list[Layout]:
+    """The layout of every value that is in memory, in the order of `crossing`."""
+    stored = crossing(module)
+    return [_layout(module, value, buffer_root(value, stored)) for value in stored]
 
 
 def _layout(module: Module, value: Value, root: Value) -> Layout:

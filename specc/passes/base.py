@@ -54,13 +54,15 @@ class Pass(ABC):
     """One transformation of a module.
 
     The checker holds before and after; in between the module may be broken. ``requires`` must be established when it
-    starts; afterwards what it ``preserves`` and ``establishes`` is.
+    starts; afterwards what it ``preserves`` and ``establishes`` is. Once ``until`` is established it may not run: the
+    ops of kernels stay as they are, and no declaration is made twice.
     """
 
     name: ClassVar[str]
     requires: ClassVar[frozenset[str]] = frozenset()
     establishes: ClassVar[frozenset[str]] = frozenset()
     preserves: ClassVar[frozenset[str]] = ALL
+    until: ClassVar[str] = "clustered"
 
     @abstractmethod
     def run(self, module: Module, ctx: Context) -> None:

@@ -13,6 +13,7 @@ from specc.ir.nodes import is_external
 from specc.ir.ops.health import ROOM_BIT
 from specc.ir.plan import KvLayout, Options
 from specc.passes.base import Context, Pass
+from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.location import Location
 
 _TABLE_READERS = ("kv.slots", "kv.branch_slots", "kv.duplicate_tail")
@@ -27,6 +28,7 @@ class BindKvLayout(Pass):
     name = "bind-kv-layout"
     requires = frozenset({"typed", "tree-form"})
     establishes = frozenset({"kv-bound"})
+    until = "kv-bound"
 
     def run(self, module: Module, ctx: Context) -> None:
         """See the class."""
@@ -102,9 +104,12 @@ class BindKvLayout(Pass):
             message = "page_size 1: a branch starts with no partly filled page, no tail is duplicated"
             self.remark(ctx, message, op.location)
             return
-        drafts = [user for user in module.users(op.result) if is_external(user)]
-        first = min(drafts, key=module.order().__getitem__)
-        state = next(value for value in first.operands if is_state(value))
+        forwards = [user for user in module.users(op.result) if is_external(user)]
+        written = [(user, value) for user in forwards for value in user.operands if is_state(value)]
+        if not written:
+            message = f"%{op.result.name} are slots of branches, and no forward writes keys and values to them"
+            raise DiagnosticError(Diagnostic("ir/invalid", message, op.location))
+        first, state = written[0]
         copy = module.add_op(
             "prepare", "kv.duplicate_tail", (*op.operands, state), [(f"{state.name}_tail", state.type)],
             op.attrs, op.location,

@@ -25,6 +25,7 @@ class CheckResources(Pass):
     name = "check-resources"
     requires = frozenset({"clustered"})
     establishes = frozenset({"resources-checked"})
+    until = "resources-checked"
 
     def run(self, module: Module, ctx: Context) -> None:
         """See the class."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specc.ir.checker import check_linear, check_types
 from specc.ir.core import Module
 from specc.ir.infer import assign_types, explain
 from specc.ir.opdef import TypeMismatch
@@ -29,5 +30,6 @@ class InferTypes(Pass):
                 assign_types(module, op)
             except TypeMismatch as mismatch:
                 found.append(explain(op, mismatch))
+        found = found or check_types(module) + check_linear(module)
         if found:
             raise DiagnosticError(found)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import combinations
 
 import networkx as nx
 
 from specc.ir.core import Module, on_nodes
 from specc.ir.liveness import hidden_result, liveness
-from specc.ir.nodes import crossing, is_external, node_of, quotient
+from specc.ir.nodes import is_external, node_of, quotient
 from specc.ir.ops import OPS
 from specc.ir.plan import Buffer, Grid, Kernel, Layout, Node, Options
+from specc.kernels import FAMILIES
+from specc.kernels.base import cluster_of
+from specc.passes.assign_layouts import layouts
+from specc.passes.pipeline import PASSES
+from specc.passes.plan_memory import unplaced
+from specc.passes.select_tree_form import links_of
 from specc.support.diagnostics import Diagnostic
 
 
@@ -37,8 +44,7 @@ def _live(module: Module) -> list[str]:
 def _tree_form(module: Module) -> list[str]:
     if module.dims.get("K") is not None and module.dims["K"].size != 1:
         return []
-    kept = {"tree.repeat", "tree.root"}
-    return [f"{op.opcode} in a chain" for op in module.ops() if op.opcode.startswith("tree.") and op.opcode not in kept]
+    return [f"{op.opcode} in a chain" for op in links_of(module)]
 
 
 def _compacted(module: Module) -> list[str]:
@@ -54,7 +60,7 @@ def _compacted(module: Module) -> list[str]:
 
 def _clustered(module: Module) -> list[str]:
     kernels = {kernel.name for kernel in module.decls_of(Kernel)}
-    bad: list[str] = []
+    bad = [problem for kernel in module.decls_of(Kernel) for problem in _no_kernel(module, kernel)]
     for op in module.ops():
         if not is_external(op) and op.attrs.get("kernel") not in kernels:
             bad.append(f"{op.opcode} in {op.phase} is in no kernel")
@@ -63,9 +69,23 @@ def _clustered(module: Module) -> list[str]:
     return bad
 
 
+def _no_kernel(module: Module, kernel: Kernel) -> list[str]:
+    """Why the ops of a kernel are none that its family would launch together."""
+    family, cluster = FAMILIES.get(kernel.family), cluster_of(module, kernel.name)
+    if family is None:
+        return [f"kernel {kernel.name} is of the family {kernel.family}, which does not exist"]
+    if cluster not in family.candidates(module):
+        return [f"the ops of kernel {kernel.name} are nothing that {kernel.family} covers"]
+    return []
+
+
 def _laid_out(module: Module) -> list[str]:
-    known = {layout.name for layout in module.decls_of(Layout)}
-    return [f"%{value.name} crosses nodes and has no layout" for value in crossing(module) if value.name not in known]
+    found, wanted = module.decls_of(Layout), layouts(module)
+    crossed = {layout.name for layout in wanted}
+    known = {layout.name: layout for layout in found}
+    bad = [f"%{name} crosses nodes and has no layout" for name in sorted(crossed - known.keys())]
+    bad += [f"%{layout.name} has a layout, and crosses no nodes" for layout in found if layout.name not in crossed]
+    return bad + [f"the layout of %{x.name} is not {x}" for x in wanted if known.get(x.name, x) != x]
 
 
 def _bucketed(module: Module) -> list[str]:
@@ -76,9 +96,16 @@ def _bucketed(module: Module) -> list[str]:
 
 
 def _memory_planned(module: Module) -> list[str]:
-    buffers = [buffer for buffer in module.decls_of(Buffer) if buffer.owner == "arena"]
-    bad = [
-        f"buffer {b.name} is not aligned to {b.alignment}" for b in buffers if b.alignment < 1 or b.offset % b.alignment
+    found = {buffer.name: buffer for buffer in module.decls_of(Buffer)}
+    wanted = {buffer.name: buffer for buffer in unplaced(module)}
+    bad = [f"buffer {name} is not planned" for name in sorted(wanted.keys() - found.keys())]
+    bad += [f"buffer {name} is nobody's" for name in sorted(found.keys() - wanted.keys())]
+    if bad:
+        return bad
+    bad = [f"buffer {name} is not {b}" for name, b in wanted.items() if replace(found[name], offset=b.offset) != b]
+    buffers = [buffer for buffer in found.values() if buffer.owner == "arena"]
+    bad += [
+        f"buffer {b.name} is not aligned to {b.alignment}" for b in buffers if b.offset < 0 or b.offset % b.alignment
     ]
     for a, b in combinations(buffers, 2):
         apart = a.offset + a.bytes <= b.offset or b.offset + b.bytes <= a.offset
@@ -111,9 +138,31 @@ INVARIANTS: dict[str, Callable[[Module], list[str]]] = {
 """Predicates by name. ``verify-selected`` and ``kv-bound`` are the checker's: ops declare ``until``."""
 
 
+def _needs() -> dict[str, frozenset[str]]:
+    """By invariant, in the order of the passes: what every pass that establishes it starts from.
+
+    ``expanded`` apart: what is written by hand has no place in a configuration.
+    """
+    needs: dict[str, frozenset[str]] = {}
+    for step in PASSES.values():
+        for name in step.establishes:
+            needs[name] = needs.get(name, step.requires) & step.requires - {"expanded"}
+    return needs
+
+
+_NEEDS = _needs()
+
+
 def check_invariants(module: Module) -> list[Diagnostic]:
-    """Violations of every invariant the module claims."""
+    """Violations of every invariant the module claims; what rests on one that does not hold is not asked for."""
     found: list[Diagnostic] = []
-    for name in sorted(module.established & INVARIANTS.keys()):
-        found += [Diagnostic("ir/invalid", f"not {name}: {problem}") for problem in INVARIANTS[name](module)]
+    held: set[str] = set()
+    for name in (name for name in _NEEDS if name in module.established):
+        missing = sorted(_NEEDS[name] - module.established)
+        bad = [f"it is not {', '.join(missing)}"] * bool(missing)
+        if not bad and _NEEDS[name] <= held and name in INVARIANTS:
+            bad = INVARIANTS[name](module)
+        if not bad and _NEEDS[name] <= held:
+            held.add(name)
+        found += [Diagnostic("ir/invalid", f"not {name}: {problem}") for problem in bad]
     return found

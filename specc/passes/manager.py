@@ -40,7 +40,7 @@ def run_passes(module: Module, passes: Sequence[Pass], ctx: Context, instruments
     """Run ``passes`` over ``module`` in order.
 
     Raises:
-        DiagnosticError: the program cannot be built, or a pass needs what is not established.
+        DiagnosticError: the program cannot be built, a pass needs what is not established, or it comes too late.
 
     """
     for step in passes:
@@ -48,6 +48,8 @@ def run_passes(module: Module, passes: Sequence[Pass], ctx: Context, instruments
         if missing:
             message = f"{step.name} needs a module that is {', '.join(sorted(missing))}"
             raise DiagnosticError(Diagnostic("ir/invalid", message))
+        if step.until in module.established:
+            raise DiagnosticError(Diagnostic("ir/invalid", f"{step.name} comes before a module is {step.until}"))
         for instrument in instruments:
             instrument.before(module, step)
         try:

@@ -24,6 +24,7 @@ class PlanGraphs(Pass):
     name = "plan-graphs"
     requires = frozenset({"clustered", "memory-planned"})
     establishes = frozenset({"graph-planned"})
+    until = "graph-planned"
 
     def run(self, module: Module, ctx: Context) -> None:
         """See the class."""

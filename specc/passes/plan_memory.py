@@ -38,10 +38,11 @@ class PlanMemory(Pass):
     name = "plan-memory"
     requires = frozenset({"clustered", "laid-out"})
     establishes = frozenset({"memory-planned"})
+    until = "memory-planned"
 
     def run(self, module: Module, ctx: Context) -> None:
         """See the class."""
-        wanted = _buffers(module)
+        wanted = unplaced(module)
         placed = _place(_blocks(module, [buffer for buffer in wanted if buffer.owner == "arena"]))
         module.decls += [placed.get(buffer.name, buffer) for buffer in wanted]
         used = max((b.offset + b.bytes for b in placed.values()), default=0)
@@ -54,7 +55,8 @@ class PlanMemory(Pass):
         self.remark(ctx, f"{what}, but buffers that are never live together share theirs", ctx.at("buckets"))
 
 
-def _buffers(module: Module) -> list[Buffer]:
+def unplaced(module: Module) -> list[Buffer]:
+    """Every buffer of a module that is laid out, at offset -1."""
     positions = {name: index for index, name in enumerate(node_order(module), start=1)}
     end = {"prefill": _entry_end(module, positions, "prefill"), "step": _entry_end(module, positions, "step")}
     ranges: dict[str, tuple[int, int]] = {}

@@ -47,7 +47,6 @@ class PruneDeadDataflow(Pass):
         if hidden is None:
             if "width" not in op.attrs:
                 return  # a forward that hands over nothing but logits
-            op.attrs |= {"capture": "null", "width": 0}
             self.remark(ctx, f"{what} nothing: nothing reads its hidden states", op.location)
             return
         readers = [brief(user) for user in module.users(hidden)]

@@ -25,6 +25,7 @@ class SelectCompaction(Pass):
     name = "select-compaction"
     requires = frozenset({"typed", "tree-form", "verify-selected"})
     establishes = frozenset({"compacted"})
+    until = "compacted"
 
     def run(self, module: Module, ctx: Context) -> None:
         """See the class."""

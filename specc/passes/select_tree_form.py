@@ -17,6 +17,9 @@ from specc.ir.types import TensorType
 from specc.passes.base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
+_OF_CHAINS = frozenset({"tree.repeat", "tree.root"})
+"""Ops of the ``tree`` dialect that a chain has too."""
+
 
 @dataclass(frozen=True)
 class SelectTreeForm(Pass):
@@ -28,7 +31,7 @@ class SelectTreeForm(Pass):
 
     def run(self, module: Module, ctx: Context) -> None:
         """See the class."""
-        if module.dims["K"].size != 1:
+        if module.size("K") != 1:
             k, n = module.size("K"), module.size("N")
             links = "selected and linked every step" if module.find("tree.select") else "with constant links"
             message = f"topk = {k}: a tree of {n} nodes, {links}; its node axis is no path"
@@ -41,6 +44,8 @@ class SelectTreeForm(Pass):
             _drop_links(module, *comb.results)
         for removed in sweep(module):
             self.remark(ctx, f"a chain does not need {removed.what}: {removed.verdict}", removed.location)
+        if links := links_of(module):
+            raise DiagnosticError([_still_read(op) for op in links])
         handed_out = module.outputs.values()
         for topk in module.find("vocab.topk"):
             if not module.users(topk.results[0]) and topk.results[0] not in handed_out:
@@ -49,9 +54,20 @@ class SelectTreeForm(Pass):
         self.remark(
             ctx,
             "topk = 1: a chain; links and mask are constants, the node axis is the path axis (N = A = "
-            f"{module.dims['A'].size}), tokens are argmaxes and carry no scores",
+            f"{module.size('A')}), tokens are argmaxes and carry no scores",
             ctx.at("topk"),
         )
+
+
+def links_of(module: Module) -> list[Op]:
+    """The ops that no chain has."""
+    return [op for op in module.ops() if op.opcode.startswith("tree.") and op.opcode not in _OF_CHAINS]
+
+
+def _still_read(op: Op) -> Diagnostic:
+    names = ", ".join(f"%{value.name}" for value in op.results)
+    message = f"topk is 1: a chain has no {op.opcode}, and something reads or hands out what comes of {names}"
+    return Diagnostic("ir/invalid", message, op.location)
 
 
 def _fold_grow(module: Module, grow: Op) -> tuple[Value, Value]:

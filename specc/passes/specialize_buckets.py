@@ -22,11 +22,12 @@ class SpecializeBuckets(Pass):
     name = "specialize-buckets"
     requires = frozenset({"clustered"})
     establishes = frozenset({"bucketed"})
+    until = "bucketed"
 
     def run(self, module: Module, ctx: Context) -> None:
         """See the class."""
         options = module.decl(Options)
-        bound = module.dims["B"].size
+        bound = module.size("B")
         if options.buckets[-1] != bound:
             message = f"the largest bucket is {options.buckets[-1]}, but batches have up to {bound} rows"
             raise DiagnosticError(Diagnostic("config/buckets", message))

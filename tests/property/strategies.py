@@ -13,8 +13,8 @@ from programs import MODEL
 from specc.algorithms import names, needs
 from specc.ir.core import PHASES, Carry, Module
 from specc.ir.ops import OPS
-from specc.ir.plan import DECLS, Decl
-from specc.ir.types import AXES, DTYPES, Dim, StateType, TensorType, Type
+from specc.ir.plan import DECLS, Decl, KvPool, Options
+from specc.ir.types import AXES, DTYPES, LARGEST, UNBOUNDED, Dim, StateType, TensorType, Type
 from specc.support.location import Location
 
 # --- configurations -------------------------------------------------------------------------------------------------
@@ -198,13 +198,20 @@ FIELD_VALUES: dict[str, st.SearchStrategy[Any]] = {
     "tuple[str, ...]": st.lists(st.text(max_size=4), max_size=3).map(tuple),
 }
 
+COUNTS = st.integers(1, 1 << 40)
+TAKEN: dict[tuple[type[Decl], str], st.SearchStrategy[Any]] = {
+    (Options, "buckets"): st.sets(COUNTS, min_size=1, max_size=3).map(lambda found: tuple(sorted(found))),
+    (Options, "page_size"): st.integers(1, 1024),
+    **{(KvPool, name): COUNTS for name in ("layers", "buffers", "row_bytes")},
+}
+
 
 @st.composite
 def decls(draw: st.DrawFn) -> Decl:
-    """A declaration with fields of the right types and any values."""
+    """A declaration with fields of the right types and any values that it takes."""
     kind = draw(st.sampled_from(sorted(DECLS.values(), key=lambda decl: decl.kind)))
     rest = [field for field in dataclasses.fields(kind) if field.name != "name"]
-    return kind(draw(NAMES), *[draw(FIELD_VALUES[str(field.type)]) for field in rest])
+    return kind(draw(NAMES), *[draw(TAKEN.get((kind, field.name), FIELD_VALUES[str(field.type)])) for field in rest])
 
 
 @st.composite
@@ -213,9 +220,11 @@ def modules(draw: st.DrawFn) -> Module:
     module = Module(draw(NAMES))
     module.established = set(draw(st.lists(st.sampled_from(["typed", "kv-bound", "live"]), max_size=3)))
     for name in draw(st.lists(NAMES, max_size=3, unique=True)):
-        size = draw(st.none() | st.integers(0, 1 << 20))
+        axis = draw(st.sampled_from(sorted(AXES)))
+        sizes = st.integers(1, LARGEST.get(axis, 1 << 31))
+        size = draw(st.none() | sizes if axis in UNBOUNDED else sizes)
         dynamic = size is not None and draw(st.booleans())
-        module.dims[name] = Dim(name, draw(st.sampled_from(sorted(AXES))), size, dynamic)
+        module.dims[name] = Dim(name, axis, size, dynamic)
     for name in draw(st.lists(NAMES, max_size=3, unique=True)):
         module.add_input(name, draw(TYPES))
     for name in draw(st.lists(NAMES, max_size=2, unique=True)):
@@ -229,5 +238,5 @@ def modules(draw: st.DrawFn) -> Module:
     for name in draw(st.lists(NAMES, max_size=2, unique=True)):
         if values := list(module.values()):
             module.outputs[name] = draw(st.sampled_from(values))
-    module.decls = draw(st.lists(decls(), max_size=2))
+    module.decls = draw(st.lists(decls(), max_size=2, unique_by=lambda decl: (decl.kind, decl.name)))
     return module

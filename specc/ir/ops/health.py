@@ -14,7 +14,7 @@ OPS = (
         "health.raise",
         "health: i32[B], bad: i1[B, *x] -> health: i32[B]",
         "Set bit ``bit`` of every request with any ``bad``.",
-        {"bit": int},
+        {"bit": range(31)},
         inplace=True,
     ),
 )

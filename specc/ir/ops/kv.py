@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from specc.ir.opdef import OpDef
+from specc.ir.opdef import PAGES, STEPS, OpDef
 from specc.ir.types import TensorType, Type
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _TABLE = "req_to_token: i32[P, C], rows: i64[B], seq_lens: i64[B]"
 
 
-_BRANCHES = {"offset": int, "page": int, "room": int}
+_BRANCHES = {"offset": int, "page": PAGES, "room": STEPS}
 
 
 def _slots(_: Module, attrs: Mapping[str, Any]) -> Sequence[Type]:

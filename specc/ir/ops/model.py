@@ -9,12 +9,12 @@ hidden operand is declared by the forward that consumes it (attributes ``input_d
 
 from __future__ import annotations
 
-from specc.ir.opdef import OpDef
+from specc.ir.opdef import COUNT, OpDef
 
 _WINDOW = "rows: i64[B], seq_lens: i64[B]"
 _SCORES = {"capture": str, "logits_dtype": str}
-_OUT = {**_SCORES, "dtype": str, "width": int}
-_IN = {"input_dtype": str, "input_width": int}
+_OUT = {**_SCORES, "dtype": str, "width": COUNT}
+_IN = {"input_dtype": str, "input_width": COUNT}
 _IN_OUT = {**_OUT, **_IN}
 _MODULE = {**_SCORES, **_IN, "step": int}
 _INJECT = {"capture": str, **_IN}

@@ -6,7 +6,7 @@ which stands at position seq_len.
 
 from __future__ import annotations
 
-from specc.ir.opdef import OpDef
+from specc.ir.opdef import COUNT, STEPS, OpDef
 
 OPS = (
     OpDef(
@@ -14,7 +14,7 @@ OPS = (
         "rows: i64[B], seq_lens: i64[B], first: i32[B], prompt: i64[T] -> text: i32[B, $window]",
         "The ring after a prefill: the end of the ragged prompt at positions below seq_len, ``first`` at seq_len;"
         " entries without a position: 0.",
-        {"window": int},
+        {"window": COUNT},
     ),
     OpDef(
         "ngram.propose",
@@ -25,6 +25,6 @@ OPS = (
         " before earlier ones; every branch begins with another token. What follows a place in the text goes on into"
         " the drafts themselves; past the corpus' end, for negative tokens and for branches without a place: 0. Padding"
         " rows: 0.",
-        {"axis": str, "longest": int, "shortest": int, "steps": int},
+        {"axis": str, "longest": COUNT, "shortest": COUNT, "steps": STEPS},
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from specc.ir.opdef import OpDef, TypeMismatch
+from specc.ir.opdef import COUNT, STEPS, OpDef, TypeMismatch
 from specc.ir.types import TensorType, Type
 
 if TYPE_CHECKING:
@@ -24,6 +24,13 @@ def _mask(_: Module, attrs: Mapping[str, Any]) -> Sequence[Type]:
     return [shapes[str(attrs["mode"])]]
 
 
+def _parts(attrs: Mapping[str, Any]) -> Sequence[str]:
+    steps = int(attrs["steps"])
+    of = ["[B, K]", *["[B, K, K]"] * (steps - 1)]
+    kept = ["i64[B, K]"] * (steps - 2)
+    return [*(f"f32{axes}" for axes in of), *(f"i64{axes}" for axes in of), *kept]
+
+
 OPS = (
     OpDef("tree.repeat", "x: T[B, ?w] -> x: T[B, K, ?w]", "One copy per branch."),
     OpDef("tree.root", "bonus: i32[B] -> token: i64[B]", "The root as the token that a draft forward reads."),
@@ -32,7 +39,7 @@ OPS = (
         "rows: i64[B] -> parent: i64[B, N], depth: i64[B, N]",
         "Constant links: K branches of ``steps`` nodes hang from the root, one after the other; what does not fit into"
         " N nodes is cut off the last ones. ``parent`` is a column, -1 for the root.",
-        {"steps": int},
+        {"steps": STEPS},
     ),
     OpDef(
         "tree.grow",
@@ -51,7 +58,8 @@ OPS = (
         " -> tokens: i64[B, N], parent: i64[B, N], depth: i64[B, N], orphan: i1[B, N]",
         "From S score, S token and S-2 kept operands: the N-1 best candidates in ascending id, linked to a tree."
         " ``parent`` is a column, -1 for the root and for an ``orphan``, a candidate whose parent was not kept.",
-        {"steps": int},
+        {"steps": STEPS},
+        parts=_parts,
     ),
     OpDef("tree.positions", "seq_lens: i64[B], depth: i64[B, N] -> positions: i64[B, N]", "seq_len + depth."),
     OpDef(
@@ -60,7 +68,7 @@ OPS = (
         "Which columns every node attends to: itself, its ancestors and column 0. ``full``: i1[B, width], flat: per"
         " request N rows of seq_len + N columns, the prefix set; ``qlen``: i1[B, N, N]; ``bitpacked``: u8[B, N, width],"
         " bit j is column j, little endian.",
-        {"mode": str, "width": int},
+        {"mode": str, "width": COUNT},
         infer=_mask,
     ),
 )

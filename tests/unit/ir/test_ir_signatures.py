@@ -129,6 +129,8 @@ def test_variables_are_bound_and_built() -> None:
         ("x: T[B], y: T[B] ->", ["f32[B]", "f16[B]"], "y must be f32, got f16"),
         ("x: i64[?n], y: i64[?n] ->", ["i64[N]", "i64[A]"], "y must have N at axis 0, got A"),
         ("x: i64[B, *x], y: i64[B, *x] ->", ["i64[B, N]", "i64[B, A]"], "does not fit"),
+        ("x: i64[B, *x, Vd] ->", ["i64[B, V]"], r"x must have Vd at axis 1, got V in i64\[B, V\]"),
+        ("x: i64[B, *x, Vd] ->", ["i64[B, K, K, V]"], "x must have Vd at axis 3, got V"),
         ("x: i64[B] ->", [], "takes 1 operands, got 0"),
         ("x: i64[B] ->", ["i64[B]", "i64[B]"], "takes 1 operands, got 2"),
         ("x: i64[B, 64] ->", ["i64[B, 32]"], "x must have 64 at axis 1, got 32"),
