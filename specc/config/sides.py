@@ -114,7 +114,10 @@ def _facts(checked: Checked, side: Side, directory: Path) -> ModelFacts | None:
 def _own_draft(checked: Checked, directory: Path) -> bool:
     """Whether both sides name one directory."""
     paths = [block and block.model for block in (checked.file.target, checked.file.draft)]
-    found = [(directory / Path(path).expanduser()).resolve() for path in paths if path]
+    try:
+        found = [(directory / Path(path).expanduser()).resolve() for path in paths if path]
+    except (ValueError, RuntimeError, OSError):  # no path, of which `_facts` tells
+        return False
     return len(found) == 2 and found[0] == found[1]
 
 

@@ -73,7 +73,7 @@ def explain(op: Op, mismatch: TypeMismatch) -> Diagnostic:
         _code(operand, mismatch),
         f"{op.opcode}: {mismatch}",
         op.location,
-        hint=_hint(op, operand, mismatch),
+        hint=_hint(operand, mismatch, (op, origin)),
         notes=(note,) if note is not None else (),
     )
 
@@ -91,12 +91,13 @@ def _code(operand: Value, mismatch: TypeMismatch) -> str:
     return "type/width-mismatch" if isinstance(operand.type.shape[mismatch.axis], int) else "type/axis-mismatch"
 
 
-def _hint(op: Op, operand: Value, mismatch: TypeMismatch) -> str | None:
+def _hint(operand: Value, mismatch: TypeMismatch, ends: tuple[Op, Op | None]) -> str | None:
     if _code(operand, mismatch) == "type/width-mismatch":
         return (
             "the target must hand over rows as wide as the draft reads: check hidden_size, hc_mult and hidden_source,"
             " and, for rows of several layers, aux_layers, num_aux_layers and target_hidden_size"
         )
-    if _code(operand, mismatch) == "type/dtype-mismatch" and op.opcode.startswith("model."):
+    forwards = [op for op in ends if op is not None and op.opcode.startswith("model.")]
+    if _code(operand, mismatch) == "type/dtype-mismatch" and forwards:
         return "target and draft must agree on the dtype of the hidden states that pass between them"
     return None

@@ -35,6 +35,7 @@ Json = Mapping[str, Any]
 DTYPES = frozenset({"i1", "u8", "i32", "i64", "f16", "bf16", "f32"})
 """Those of `semantics`, which needs torch."""
 KV = {"page_size": (int,), "window": (int,), "reserve": (int,), "longest": (int, type(None)), "draft_positions": (str,)}
+KV |= {"first_draft_position": (int,)}
 STEP_AXES = ("B", "P", "S", "A", "N", "V")
 """Axes whose size the runtime itself asks for."""
 
@@ -211,6 +212,9 @@ def _check_fields(plan: Plan) -> None:
             raise PlanError(f"malformed plan: buffer {buffer.name!r} has no offset, or not a stride for every axis")
         if buffer.offset + buffer.bytes > plan.memory.get("arena", 0):
             raise PlanError(f"buffer {buffer.name!r} ends behind the arena")
+    calls = [call for entry in ("prefill", "step") for node in plan.nodes(entry) for call in getattr(node, "ops", ())]
+    for field in sorted({str(call.attrs["field"]) for call in calls if "field" in call.attrs} - plan.carry.keys()):
+        raise PlanError(f"an op is on the field {field!r}, which the plan does not carry")
     for key, kinds in KV.items():
         if key not in plan.kv or type(plan.kv[key]) not in kinds:
             raise PlanError(f"malformed plan: kv.{key} is {plan.kv.get(key)!r:.80}")

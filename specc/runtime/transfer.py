@@ -109,7 +109,8 @@ class RecordLayout:
     @staticmethod
     def of(plan: Plan, columns: int | None = None) -> RecordLayout:
         """The layout of a plan's carried fields; `columns`: C, those of the request table, if there is one."""
-        sizes = plan.dims if columns is None else {**plan.dims, CONTEXT_AXIS: columns}
+        # A text may fill its row of the table: whether a step has room behind it, is asked where it decodes.
+        sizes = plan.dims if columns is None else {**plan.dims, CONTEXT_AXIS: columns + 1}
         fields: list[RecordField] = []
         end = HEADER
         for name in sorted(plan.carry):

@@ -43,7 +43,7 @@ WARPS = {"prepare": 1, "stash": 1}
 # Constants of carried fields, and of positions and slots: by name, or for all whose names begin so.
 NAMED = {"W_hidden": 4096, "W_states": 8192, "W_": 1, "SIZE_": 4, "OFFSET_": 1, "STRIDE_": 1, "PAGE_": 16, "ROOM_": 3}
 NAMED |= {"L_": 4096, "ROW_hidden": 8192, "ROW_": 8, "UNIT_": 8, "KEPT_ROW_": 8192, "KEPT_UNIT_": 8}
-NAMED |= {"ROW_bonus": 4, "UNIT_bonus": 4}
+NAMED |= {"WINDOW": 4, "LONGEST": 4096, "ROW_bonus": 4, "UNIT_bonus": 4}
 
 # Families and flags with a softmax top-k, here of 8: 8 * 16 partial keys of a row, and all hidden rows in chunks.
 TOPK = {"K": 8, "SPLITS": 16}

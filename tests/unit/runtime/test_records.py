@@ -291,14 +291,14 @@ BEYOND: dict[str, list[Any]] = {
     "text": TOKEN,
     "topk_index": [*TOKEN, 10**9, 2**62, -(2**63)],
     "topk_p": [-0.1, 1.0001, float("nan"), float("inf"), float("-inf")],
-    "seq_lens": [-1, COLUMNS, 2**62],
+    "seq_lens": [-1, COLUMNS + 1, 2**62],
 }
 EDGES: dict[str, list[Any]] = {
     "bonus": [0, VOCABULARY - 1],
     "text": [0, VOCABULARY - 1],
     "topk_index": [0, VOCABULARY - 1],
     "topk_p": [0.0, -0.0, 1.0],
-    "seq_lens": [0, COLUMNS - 1],
+    "seq_lens": [0, COLUMNS],
 }
 LIMITED = [("EAGLE", {"topk": 2, "num_draft_tokens": 5}), ("MULTI_LAYER_EAGLE", {"num_steps": 2}), ("NGRAM", {})]
 

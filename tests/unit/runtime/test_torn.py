@@ -380,14 +380,3 @@ def test_the_error_travels() -> None:
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), again.rows, str(again)) == (TornError, (3, 7), str(error))
     assert isinstance(error, BatchError)
-
-
-def test_a_row_is_mended_alone() -> None:
-    torn = Torn(6)
-    with pytest.raises(ZeroDivisionError), torn.unless_done([1, 3, 4]):
-        raise ZeroDivisionError
-    torn.mend([3, 5])
-    torn.check([2, 3, 5])
-    with pytest.raises(TornError) as raised:
-        torn.check([3, 4, 1])
-    assert raised.value.rows == (1, 4)
