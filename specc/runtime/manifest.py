@@ -141,5 +141,5 @@ def for_inspection(arch: str) -> bool:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    numbers = re.match(r"\d+(\.\d+)*", version)
+    numbers = re.match(r"\d{1,9}(\.\d{1,9})*", version)
     return tuple(int(part) for part in numbers.group().split(".")[:2]) if numbers else (0,)

@@ -15,13 +15,17 @@ class ReferenceBackend:
     """Runs the ops of a node in order. A value with a buffer is written there and read back from there."""
 
     def launch(self, node: Launch, frame: Frame) -> None:
-        """Run one node. PlanError when an op is unknown or its result does not fit its buffer."""
+        """Run one node. PlanError when an op is unknown, cannot be computed, or its result does not fit its buffer."""
         local: dict[str, Tensor] = {}
         for call in node.ops:
             if call.op not in OPS and call.op not in KV_OPS:
                 raise PlanError(f"node {node.name!r} has the unknown op {call.op!r}")
             operands = tuple(local[name] if name in local else frame.read(name) for name in call.operands)
-            results = evaluate(call.op, operands, call.attrs, frame.dims, frame.pools, frame.kv)
+            try:
+                results = evaluate(call.op, operands, call.attrs, frame.dims, frame.pools, frame.kv)
+            except Exception as error:
+                told = f"as the plan has it, or with what the engine's tensors hold: {type(error).__name__}: {error}"
+                raise PlanError(f"{call.op} in {node.name!r} cannot be computed {told}") from error
             self._store(node, call, results, frame, local)
 
     def _store(

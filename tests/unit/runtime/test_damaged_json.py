@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import torch
 from kv_plan import tree_plan
 from toy_plan import chain_plan, program_of
 
-from specc.runtime.errors import BindError, DamagedWheelError, PlanError, SpeccError
+from specc.runtime.batch import Batch
+from specc.runtime.errors import BindError, DamagedWheelError, PlanError, SpeccError, UnsupportedTorchError
 from specc.runtime.manifest import MANIFEST, PLAN, Manifest
 from specc.runtime.plan import Plan
 from specc.runtime.plan_json import load_plan
@@ -187,3 +189,23 @@ def test_what_a_plan_says_of_itself(change: Any, message: str) -> None:
     change(data)
     with pytest.raises(PlanError, match=message):
         Plan.from_json(data)
+
+
+def test_a_release_of_any_length_is_compared() -> None:
+    manifest = replace(program_of(Plan.from_json(chain_plan())).manifest, torch="9" * 5000)
+    with pytest.raises(UnsupportedTorchError):
+        manifest.check_torch("2.13.0+cpu")
+    manifest.check_torch("9" * 5000)
+
+
+def test_an_op_that_cannot_be_computed_is_told_by_name() -> None:
+    data = chain_plan()
+    calls = [call for phase in data["phases"] for node in phase["nodes"] for call in node.get("ops", ())]
+    (call,) = [call for call in calls if call["op"] == "kv.positions" and call["attrs"]["axis"] == "A"][:1]
+    call["attrs"]["axis"] = "nowhere"
+    plan = Plan.from_json(data)
+    methods = dict.fromkeys(plan.callbacks(), lambda self, **given: None)
+    table = torch.zeros(plan.size("P"), 64, dtype=torch.int32)
+    step = program_of(plan).bind(type("Callbacks", (), methods)(), table)
+    with pytest.raises(PlanError, match="kv.positions in 'prepare' cannot be computed"):
+        step.decode(Batch([1], [5]))
