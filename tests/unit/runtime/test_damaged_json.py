@@ -207,5 +207,5 @@ def test_an_op_that_cannot_be_computed_is_told_by_name() -> None:
     methods = dict.fromkeys(plan.callbacks(), lambda self, **given: None)
     table = torch.zeros(plan.size("P"), 64, dtype=torch.int32)
     step = program_of(plan).bind(type("Callbacks", (), methods)(), table)
-    with pytest.raises(PlanError, match="kv.positions in 'prepare' cannot be computed"):
+    with pytest.raises(PlanError, match=r"kv\.positions in 'prepare' cannot be computed"):
         step.decode(Batch([1], [5]))
