@@ -24,6 +24,7 @@ from kernel_launcher import PACKAGE, Launcher
 from torch import Tensor
 
 from specc.codegen import render
+from specc.ir.ops.health import ROOM_BIT
 
 Case = dict[str, Any]
 Answer = dict[str, Tensor]
@@ -72,16 +73,16 @@ class Chain:
         at, drafts = case["draft_offset"], steps > 1
         flags: dict[str, Any] = {name: () if isinstance(value, tuple) else False for name, value in PREPARED[0].items()}
         flags |= {"health": True, "length": ("seq_lens",), "scalars": ("seq_lens", "bonus")}
-        flags |= {"kept_scalars": ("seq_lens",), "chain_root": ("bonus",), "chain_drafts": ("topk_index",)}
+        flags |= {"admit": True, "admitted": ("seq_lens",), "chain_root": ("bonus",), "chain_drafts": ("topk_index",)}
         flags |= {"vectors": ("topk_index",), "places": ("verify_positions", "extend_positions")}
         flags |= {"windows": ("verify_slots", "extend_slots")}
-        constants = {"A": nodes, "W_topk_index": 1}
+        constants = {"A": nodes, "W_topk_index": 1, "WINDOW": nodes + at, "LONGEST": -1, "HEALTH_BIT": 1 << ROOM_BIT}
         for window, offset in (("verify", 0), ("extend", at)):
             constants |= {f"OFFSET_{window}_positions": offset, f"STRIDE_{window}_positions": 1}
             constants |= {f"SIZE_{window}_positions": nodes, f"SIZE_{window}_slots": nodes}
             constants[f"OFFSET_{window}_slots"] = offset
         out = {
-            "out_seq_lens_ptr": poison(self.max_b, dtype=torch.int64),
+            "admitted_seq_lens_ptr": poison(self.max_b, dtype=torch.int64),
             "kv_verify_positions_ptr": poison(self.max_b, nodes, dtype=torch.int64),
             "kv_verify_slots_ptr": poison(self.max_b, nodes, dtype=torch.int64),
             "kv_extend_positions_ptr": poison(self.max_b, nodes, dtype=torch.int64),
@@ -104,10 +105,11 @@ class Chain:
             constants |= {"K": 1, "W_hidden": self.width, "BLOCK_W": BLOCK_W}
             columns += -(-self.width // BLOCK_W)
         table = {"req_to_token_ptr": case["table"], "req_to_token_stride": case["table"].stride(0)}
+        table["columns"] = case["table"].shape[1]
         arguments = {"rows_ptr": self.rows, "health_ptr": self.health, "tokens_ptr": self.tokens, **out, **table}
         grid = (len(self.rows), columns)
         self.launcher.launch("prepare", flags, grid, {**arguments, **self.relay}, constants)
-        self.seq_lens = out["out_seq_lens_ptr"]
+        self.seq_lens = out["admitted_seq_lens_ptr"]
         return self.prepared(out)
 
     def prepared(self, out: dict[str, Tensor]) -> Answer:
