@@ -20,6 +20,8 @@ CONTEXT_AXIS = "C"
 TABLE = "req_to_token"
 PROMPT = "prompt_tokens"
 """The inputs that are the engine's request table, and the tokens of a prefill's prompts."""
+MOST_DIGITS = 18
+"""Of a number that stands as text: those with more are no i64."""
 OF_TENSORS = ("value", "buffer", "input", "stride", "size")
 KINDS = (*OF_TENSORS, "slot_stride", "literal")
 """The kinds of kernel arguments; `target` of the first few names a value, an input or a buffer."""
@@ -231,7 +233,7 @@ class Plan:
 
     def size(self, axis: str) -> int:
         """Elements along an axis: a name of `dims`, or a count as text. PlanError if it is neither."""
-        if axis.isdecimal():
+        if axis.isdecimal() and len(axis) <= MOST_DIGITS:
             return int(axis)
         if axis not in self.dims:
             raise PlanError(f"axis {axis!r} has no size; known: {', '.join(sorted(self.dims))}")

@@ -205,6 +205,9 @@ def _check_fields(plan: Plan) -> None:
     for name, field in named:
         if field.dtype not in DTYPES:
             raise PlanError(f"{name!r} is of the unknown dtype {field.dtype!r}")
+    for carried in plan.carry.values():
+        if carried.limit is not None and carried.limit.isdecimal():
+            plan.size(carried.limit)
     for buffer in plan.buffers.values():
         if buffer.owner != "arena":
             continue
@@ -212,6 +215,9 @@ def _check_fields(plan: Plan) -> None:
             raise PlanError(f"malformed plan: buffer {buffer.name!r} has no offset, or not a stride for every axis")
         if buffer.offset + buffer.bytes > plan.memory.get("arena", 0):
             raise PlanError(f"buffer {buffer.name!r} ends behind the arena")
+        for axis, size in zip(buffer.axes, buffer.shape, strict=False):
+            if axis in plan.dims and plan.dims[axis] != size:
+                raise PlanError(f"buffer {buffer.name!r} has {size} along {axis}, which is {plan.dims[axis]} long")
     calls = [call for entry in ("prefill", "step") for node in plan.nodes(entry) for call in getattr(node, "ops", ())]
     for field in sorted({str(call.attrs["field"]) for call in calls if "field" in call.attrs} - plan.carry.keys()):
         raise PlanError(f"an op is on the field {field!r}, which the plan does not carry")

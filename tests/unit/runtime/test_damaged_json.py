@@ -180,6 +180,8 @@ def test_values_that_are_no_plan(value: Any, tmp_path: Path) -> None:
         (lambda d: d["buffers"][0].update(bytes=1 << 40), "ends behind the arena"),
         (lambda d: d["kv"].pop("window"), "kv.window is None"),
         (lambda d: d["dims"].pop("A"), "axis 'A' has no size"),
+        (lambda d: d["dims"].update(A=1 << 31), "along A, which is 2147483648 long"),
+        (lambda d: d["carry"][0].update(limit="9" * 5000), "axis '9+' has no size"),
         (lambda d: d["kernels"]["prepare"].update(source=3), "the plan.kernels.prepare.source is 3"),
         (lambda d: d.update(phases={}), "expected a list, got {}"),
     ],
