@@ -96,7 +96,7 @@ def run(piece: Piece, tool: str, logs: Path, limit: float) -> Outcome:
     if status is None:
         fault = f"not at its end after {limit:.0f} s"
     elif status == FOUND:
-        fault = (re.findall(r"=+ ((?:ERROR|RACECHECK) SUMMARY: .*)", text) or ["something was found"])[-1]
+        fault = (re.findall(r"=+ ((?:ERROR|RACECHECK) SUMMARY: .*)", text) or ["something was found"])[0]
     elif status != 0 or ended is None:
         fault = f"its tests ended with status {status}"
     elif tool and "SUMMARY: 0" not in text:

@@ -89,7 +89,7 @@ def _read(source: str, report: Report) -> tuple[Module, Context]:
     from specc.ir.parser import parse_module
     from specc.passes.base import Context
     from specc.support.diagnostics import Diagnostic, DiagnosticError
-    from specc.support.reading import read_text
+    from specc.support.reading import read_text, why_unreadable
 
     if source.endswith((".yaml", ".yml")):
         from specc.driver import start_module
@@ -99,8 +99,9 @@ def _read(source: str, report: Report) -> tuple[Module, Context]:
     try:
         text = _read_stdin() if source == "-" else read_text(Path(source), MAX_BYTES)
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise DiagnosticError(Diagnostic("config/unreadable", f"cannot read '{source}': {reason}")) from error
+        raise DiagnosticError(
+            Diagnostic("config/unreadable", f"cannot read '{source}': {why_unreadable(error)}")
+        ) from error
     name = Path(source).name
     report.know({name: text}, {name: source})
     return parse_module(text, name), Context()

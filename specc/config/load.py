@@ -17,7 +17,7 @@ from specc.config.validate import validate
 from specc.config.yaml_tree import read_tree
 from specc.support.diagnostics import Diagnostic, DiagnosticError, Diagnostics
 from specc.support.location import Location
-from specc.support.reading import read_regular
+from specc.support.reading import read_regular, why_unreadable
 
 MAX_BYTES = 1 << 17
 """Largest file that is read, in bytes."""
@@ -129,8 +129,9 @@ def _read(path: Path, file: str) -> str:
     try:
         data = read_regular(path, MAX_BYTES)
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise DiagnosticError(Diagnostic("config/unreadable", f"cannot read '{path}': {reason}")) from error
+        raise DiagnosticError(
+            Diagnostic("config/unreadable", f"cannot read '{path}': {why_unreadable(error)}")
+        ) from error
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import combinations
 
@@ -14,7 +14,7 @@ from specc.ir.nodes import is_external, node_of, quotient
 from specc.ir.ops import OPS
 from specc.ir.plan import Buffer, Grid, Kernel, Layout, Node, Options
 from specc.kernels import FAMILIES
-from specc.kernels.base import cluster_of
+from specc.kernels.base import Cluster, cluster_of
 from specc.passes.assign_layouts import layouts
 from specc.passes.pipeline import PASSES
 from specc.passes.plan_memory import unplaced
@@ -59,8 +59,10 @@ def _compacted(module: Module) -> list[str]:
 
 
 def _clustered(module: Module) -> list[str]:
-    kernels = {kernel.name for kernel in module.decls_of(Kernel)}
-    bad = [problem for kernel in module.decls_of(Kernel) for problem in _no_kernel(module, kernel)]
+    declared = module.decls_of(Kernel)
+    kernels, families = {kernel.name for kernel in declared}, {kernel.family for kernel in declared}
+    offered = {family: set(FAMILIES[family].candidates(module)) for family in families & FAMILIES.keys()}
+    bad = [problem for kernel in declared for problem in _no_kernel(module, kernel, offered)]
     for op in module.ops():
         if not is_external(op) and op.attrs.get("kernel") not in kernels:
             bad.append(f"{op.opcode} in {op.phase} is in no kernel")
@@ -69,12 +71,11 @@ def _clustered(module: Module) -> list[str]:
     return bad
 
 
-def _no_kernel(module: Module, kernel: Kernel) -> list[str]:
-    """Why the ops of a kernel are none that its family would launch together."""
-    family, cluster = FAMILIES.get(kernel.family), cluster_of(module, kernel.name)
-    if family is None:
+def _no_kernel(module: Module, kernel: Kernel, offered: Mapping[str, set[Cluster]]) -> list[str]:
+    """Why the ops of a kernel are none that its family would launch together; ``offered`` by family."""
+    if kernel.family not in offered:
         return [f"kernel {kernel.name} is of the family {kernel.family}, which does not exist"]
-    if cluster not in family.candidates(module):
+    if cluster_of(module, kernel.name) not in offered[kernel.family]:
         return [f"the ops of kernel {kernel.name} are nothing that {kernel.family} covers"]
     return []
 

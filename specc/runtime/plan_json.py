@@ -34,8 +34,15 @@ from .typed import check_types, listed, read_json
 Json = Mapping[str, Any]
 DTYPES = frozenset({"i1", "u8", "i32", "i64", "f16", "bf16", "f32"})
 """Those of `semantics`, which needs torch."""
-KV = {"page_size": (int,), "window": (int,), "reserve": (int,), "longest": (int, type(None)), "draft_positions": (str,)}
-KV |= {"first_draft_position": (int,)}
+KV = {
+    "page_size": (int,),
+    "window": (int,),
+    "reserve": (int,),
+    "longest": (int, type(None)),
+    "draft_positions": (str,),
+    "first_draft_position": (int,),
+}
+"""What the runtime reads of `kv`, and the types of it."""
 STEP_AXES = ("B", "P", "S", "A", "N", "V")
 """Axes whose size the runtime itself asks for."""
 
@@ -218,7 +225,8 @@ def _check_fields(plan: Plan) -> None:
         for axis, size in zip(buffer.axes, buffer.shape, strict=False):
             if axis in plan.dims and plan.dims[axis] != size:
                 raise PlanError(f"buffer {buffer.name!r} has {size} along {axis}, which is {plan.dims[axis]} long")
-    calls = [call for entry in ("prefill", "step") for node in plan.nodes(entry) for call in getattr(node, "ops", ())]
+    launches = [node for phase in plan.phases for node in phase.nodes if isinstance(node, Launch)]
+    calls = [call for launch in launches for call in launch.ops]
     for field in sorted({str(call.attrs["field"]) for call in calls if "field" in call.attrs} - plan.carry.keys()):
         raise PlanError(f"an op is on the field {field!r}, which the plan does not carry")
     for key, kinds in KV.items():

@@ -36,6 +36,8 @@ from .transfer import Record, RecordLayout, Requests
 ROWS, LENGTHS = "req_pool_indices", "seq_lens"
 ENTRIES = ("prefill", "step")
 NEW_LENGTHS = "new_seq_lens"
+COLUMNS = tuple(field.name for field in fields(Batch))
+"""What a batch has, this package's or another's."""
 
 
 class Step:
@@ -251,7 +253,7 @@ class Step:
 
     def _columns(self, entry: str, batch: Batch) -> dict[str, list[int] | Tensor]:
         """The batch by input name: checked lists of integers, or tensors on the device."""
-        if not all(hasattr(batch, field.name) for field in fields(Batch)):
+        if not all(hasattr(batch, name) for name in COLUMNS):
             raise BatchError(f"{entry} takes a Batch, got a {type(batch).__name__}")
         rows = batch_rows(batch.req_pool_indices, self._table.shape[0], self._device)
         if len(rows) > self._plan.buckets[-1]:

@@ -49,6 +49,11 @@ def read_text(path: Path, most: int = MOST_BYTES) -> str:
     return read_regular(path, most).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
 
 
+def why_unreadable(error: OSError | ValueError) -> str:
+    """What `read_regular` or `read_text` has raised, without the number and path that an OSError adds."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+
+
 def _require_regular(mode: int, path: Path) -> None:
     """Raise OSError unless a mode is that of a regular file."""
     if not stat.S_ISREG(mode):

@@ -28,8 +28,10 @@ from specc.support.diagnostics import DiagnosticError
 from . import legal
 from .engine import Broken, Engine
 from .fake import Model, make
-from .oracle import ORACLES, Doubt, Expected, LookUp, Oracle, chain
+from .oracle import Expected, Oracle
+from .oracles import ORACLES, LookUp
 from .outcome import RIGHT, Failure, diagnosed, expect
+from .ranking import Doubt, chain
 
 CPU = torch.device("cpu")
 POOL = 300

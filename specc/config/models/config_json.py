@@ -62,13 +62,13 @@ class Directory:
 
 def read_directory(directory: Path, written: str) -> Directory:
     """Return what the directory says; raises ModelUnreadableError unless it is of a model."""
+    problem = ""
     try:
-        problem = (
-            None if directory.is_dir() else "is a file, not a directory" if directory.exists() else "does not exist"
-        )
+        if not directory.is_dir():
+            problem = "is a file, not a directory" if directory.exists() else "does not exist"
     except OSError as error:  # a name longer than the file system takes, or a folder above that may not be entered
         problem = f"cannot be read: {error.strerror or error}"
-    if problem is not None:
+    if problem:
         raise ModelUnreadableError(f"model directory '{written[:80]}' {problem}", _ADVICE)
     found = _keys(directory, written, "config.json")
     if found is None:

@@ -1,0 +1,222 @@
+"""The oracle of each algorithm: what its draft keeps, drafts and carries."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from .fake import (
+    NO_HIDDEN,
+    Model,
+    block_code,
+    draft_code,
+    fold,
+    fold_all,
+    injected_code,
+    mix,
+)
+from .oracle import DRAFT, EXTEND, PREFILL, Oracle
+from .ranking import Branch, Tree, chain
+
+
+class Recurrent(Oracle):
+    """STANDALONE, EAGLE and EAGLE3."""
+
+    @cached_property
+    def reads(self) -> bool:
+        """Whether the draft reads hidden states."""
+        return self.config.algorithm != "STANDALONE"
+
+    def _prefill_draft(self, hidden: list[int]) -> None:
+        given = [*([NO_HIDDEN] if self.first else []), *hidden] if self.reads else [NO_HIDDEN] * len(self.text)
+        stream = self.text[1 - self.first :]
+        self.draft_codes = [draft_code(t, p, given[p]) for p, t in enumerate(stream)]
+        self._kept = fold_all(0, self.draft_codes)
+        self.health |= PREFILL * self.argmax("draft", stream[-1], self._kept)[1]
+        self.carry_choices(stream[-1], self._kept)
+        self.carry_hidden("hidden", "draft", self._kept)
+
+    def draft(self, steps: int, nodes: int) -> Tree:
+        own: list[list[int]] = [[] for _ in range(self.config.topk)]
+        base = self.length + self.first
+
+        def forward(step: int, place: int, branch: Branch) -> tuple[int, int]:
+            hidden = branch.hidden if self.reads and branch.hidden is not None else NO_HIDDEN
+            own[place].append(draft_code(branch.token, base + step, hidden))
+            seen = fold(fold_all(self._kept, own[place]), step)
+            return seen, self.hidden("draft", seen)
+
+        return self.grow(self.roots, self.handed, steps, nodes, forward)
+
+    def commit(self, emitted: list[int], hidden: list[int], steps: int) -> None:
+        base = len(self.draft_codes)
+        given = hidden if self.reads else [NO_HIDDEN] * len(emitted)
+        codes = [draft_code(t, base + i, given[i]) for i, t in enumerate(emitted)]
+        self.draft_codes += codes
+        self._kept = fold_all(self._kept, codes)
+        seen = fold(self._kept, len(emitted))
+        self.health |= EXTEND * self.argmax("draft", emitted[-1], seen)[1]
+        self.carry_choices(emitted[-1], seen)
+        self.carry_hidden("hidden", "draft", seen)
+
+
+class Frozen(Oracle):
+    """FROZEN_KV_MTP."""
+
+    def _prefill_draft(self, hidden: list[int]) -> None:
+        self.carry_hidden("hidden", "target", self._seen)
+
+    def commit(self, emitted: list[int], hidden: list[int], steps: int) -> None:
+        # The last accepted node has seen the whole path only where it attends to it.
+        self.handed = hidden[-1]
+
+    def _outputs(self, path: list[int], states: list[int], tree: Tree) -> dict[str, Any]:
+        self.carried["hidden"] = self.models["target"].hidden_rows[Model.hidden_row(states[-1])]
+        return super()._outputs(path, states, tree)
+
+    def draft(self, steps: int, nodes: int) -> Tree:
+        def assist(step: int, token: int, hidden: int) -> int:
+            return mix(6, step, self._seen, self.length - 1, hidden)
+
+        root = self.text[-1]
+        seen = assist(0, root, self.handed)
+        self.health |= DRAFT * self.argmax("draft", root, seen)[1]
+
+        def forward(step: int, place: int, branch: Branch) -> tuple[int, int]:
+            saw = assist(step + 1, branch.token, branch.hidden or 0)
+            return saw, self.hidden("draft", saw)
+
+        return self.grow(self.choices(root, seen), self.hidden("draft", seen), steps, nodes, forward)
+
+
+class Anchored(Oracle):
+    """ANCHORED, the plugin: a draft without memory, at the target's hidden row of the last accepted node."""
+
+    def _prefill_draft(self, hidden: list[int]) -> None:
+        self.carry_hidden("anchor", "target", self._seen)
+
+    def commit(self, emitted: list[int], hidden: list[int], steps: int) -> None:
+        self.handed = hidden[-1]
+
+    def _outputs(self, path: list[int], states: list[int], tree: Tree) -> dict[str, Any]:
+        self.carried["anchor"] = self.models["target"].hidden_rows[Model.hidden_row(states[-1])]
+        return super()._outputs(path, states, tree)
+
+    def draft(self, steps: int, nodes: int) -> Tree:
+        root = self.text[-1]
+        seen = mix(7, 0, self.length, self.handed)
+        self.health |= DRAFT * self.argmax("draft", root, seen)[1]
+
+        def forward(step: int, place: int, branch: Branch) -> tuple[int, int]:
+            return mix(7, step + 1, self.length + 1 + step, self.handed), 0
+
+        return self.grow(self.choices(root, seen), 0, steps, nodes, forward)
+
+
+class Modules(Oracle):
+    """MULTI_LAYER_EAGLE."""
+
+    def _prefill_draft(self, hidden: list[int]) -> None:
+        self.layers: list[list[int]] = []
+        self.drafts: list[int] = []
+        for step in range(self.config.num_steps):
+            stream = [*self.text, *self.drafts][step + 1 :][: len(hidden)]
+            codes = [draft_code(t, p, hidden[p]) for p, t in enumerate(stream)]
+            self.layers.append(codes)
+            token, bad = self.argmax("draft", stream[-1], fold(fold_all(0, codes), step))
+            self.health |= PREFILL * bad
+            self.drafts.append(token)
+        self.carried["topk_index"] = list(self.drafts)
+
+    def draft(self, steps: int, nodes: int) -> Tree:
+        return chain(self.text[-1], self.drafts)
+
+    def commit(self, emitted: list[int], hidden: list[int], steps: int) -> None:
+        self.drafts = []
+        for step, codes in enumerate(self.layers):
+            stream = [*emitted, *self.drafts][step:]
+            codes += [draft_code(t, len(codes) + i, hidden[i]) for i, t in enumerate(stream)]
+            token, bad = self.argmax("draft", stream[-1], fold(fold_all(0, codes), step))
+            self.health |= EXTEND * bad
+            self.drafts.append(token)
+        self.carried["topk_index"] = list(self.drafts)
+
+
+class Block(Oracle):
+    """DFLASH."""
+
+    def _prefill_draft(self, hidden: list[int]) -> None:
+        self.draft_codes = [injected_code(p, code) for p, code in enumerate(hidden)]
+
+    def draft(self, steps: int, nodes: int) -> Tree:
+        root = self.text[-1]
+        places = [block_code(root, self.length + i) for i in range(steps + 1)]
+        seen = fold_all(0, [*self.draft_codes, *places])
+        found = [self.argmax("draft", root + i, fold(seen, i)) for i in range(steps)]
+        self.health |= DRAFT * any(bad for _, bad in found)
+        return chain(root, [token for token, _ in found])
+
+    def commit(self, emitted: list[int], hidden: list[int], steps: int) -> None:
+        self.draft_codes += [injected_code(len(self.draft_codes) + i, code) for i, code in enumerate(hidden)]
+
+
+class LookUp(Oracle):
+    """NGRAM. `corpus` are the tokens that are looked through besides."""
+
+    corpus: tuple[int, ...] = ()
+
+    def _prefill_draft(self, hidden: list[int]) -> None:
+        self._carry()
+
+    def commit(self, emitted: list[int], hidden: list[int], steps: int) -> None:
+        self._carry()
+
+    def _carry(self) -> None:
+        window = int(getattr(self.config.options, "window"))  # noqa: B009
+        self.carried["text"] = {
+            p % window: self.text[p] for p in range(max(0, len(self.text) - window), len(self.text))
+        }
+
+    def draft(self, steps: int, nodes: int) -> Tree:
+        options: Any = self.config.options
+        own = self.text[-options.window :]
+        places = []
+        for rank, source in enumerate((own, list(self.corpus))):
+            for end in range(len(source) - 1):
+                same = 0
+                while same < min(options.longest, end + 1, len(own)) and source[end - same] == own[-1 - same]:
+                    same += 1
+                if same >= options.shortest:
+                    places.append((-same, rank, -end))
+        branches: list[list[int]] = []
+        for _, rank, negative in sorted(places):
+            source, after = (own, list(self.corpus))[rank], 1 - negative
+            if len(branches) == self.config.topk or any(branch[0] == source[after] for branch in branches):
+                continue
+            told = list(source)
+            branch = []
+            for i in range(steps):
+                token = told[after + i] if after + i < len(told) else 0
+                branch.append(token)
+                if rank == 0:
+                    told.append(token)  # past the root it goes on into the drafts themselves
+            branches.append(branch)
+        branches += [[0] * steps] * (self.config.topk - len(branches))
+        tokens, parents = [self.text[-1]], [-1]
+        for branch in branches:
+            for i, token in enumerate(branch):
+                parents.append(len(tokens) - 1 if i else 0)
+                tokens.append(token)
+        return Tree(tokens[:nodes], parents[:nodes])
+
+
+ORACLES: dict[str, type[Oracle]] = {
+    "STANDALONE": Recurrent,
+    "EAGLE": Recurrent,
+    "EAGLE3": Recurrent,
+    "FROZEN_KV_MTP": Frozen,
+    "ANCHORED": Anchored,
+    "MULTI_LAYER_EAGLE": Modules,
+    "DFLASH": Block,
+    "NGRAM": LookUp,
+}
