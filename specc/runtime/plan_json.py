@@ -252,6 +252,11 @@ def _check_node(plan: Plan, node: Node) -> None:
         if unknown:
             raise PlanError(f"node {node.name!r} names unknown values: {', '.join(unknown)}")
         return
+    known = plan.values.keys() | plan.inputs.keys()
+    for call in node.ops:
+        if unknown := sorted(set(call.operands) - known):
+            raise PlanError(f"{call.op} of node {node.name!r} reads {', '.join(unknown)}, which nothing has made")
+        known |= set(call.results)
     if node.kernel not in plan.kernels:
         raise PlanError(f"node {node.name!r} launches the unknown kernel {node.kernel!r}")
     wanted = [name for name, _ in plan.kernels[node.kernel].arguments]

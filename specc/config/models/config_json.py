@@ -22,6 +22,9 @@ _ALSO_KNOWN_AS = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}
 DTYPE_KEYS = ("dtype", "torch_dtype")
 """Names of the element type: today's, and an older one."""
 
+_MOST_LAYERS = 1 << 17
+"""Classes of transformers make lists of as many entries before anyone asks whether the number is in its range."""
+
 _ADVICE = "write the path of a local directory, relative to this file; a model of the Hub is downloaded first"
 
 
@@ -79,6 +82,8 @@ def read_directory(directory: Path, written: str) -> Directory:
         content, first_layer = _head_of_speculators(content, written), 1
     if not isinstance(content.get("model_type"), str):
         raise ModelUnreadableError(f"'{written}/config.json' has no model_type")
+    if (key := _endless(content)) is not None:
+        raise ModelUnreadableError(f"'{written}/config.json': {key[:60]} is more than {_MOST_LAYERS}")
     more = _keys(directory, written, "hf_quant_config.json")
     return Directory(b"\0".join([raw, *(more[:1] if more else ())]), content, more[1] if more else {}, first_layer)
 
@@ -97,6 +102,18 @@ def _keys(directory: Path, written: str, name: str) -> tuple[bytes, dict[str, An
     if not isinstance(content, dict):
         raise ModelUnreadableError(f"'{written}/{name}' is not a JSON object")
     return raw, cast("dict[str, Any]", content)
+
+
+def _endless(content: Mapping[str, Any]) -> str | None:
+    """Return the first key, of the model or of a part of it, with more layers than any model has; None without one."""
+    waiting = [content]
+    while waiting:
+        for key, value in waiting.pop().items():
+            if isinstance(value, dict):
+                waiting.append(cast("dict[str, Any]", value))
+            elif key.endswith(("layers", "n_layer")) and isinstance(value, int) and value > _MOST_LAYERS:
+                return key
+    return None
 
 
 def _head_of_speculators(content: Mapping[str, Any], written: str) -> dict[str, Any]:

@@ -213,6 +213,12 @@ def test_what_the_model_leaves_open_must_be_written(find: Find, load: Load, mode
         ("[]", "'m/config.json' is not a JSON object"),
         ("{}", "'m/config.json' has no model_type"),
         ('{"model_type": 7}', "'m/config.json' has no model_type"),
+        ('{"model_type": "llama", "num_hidden_layers": 1e9}', "transformers cannot read 'm/config.json'"),
+        (
+            '{"model_type": "llama", "num_hidden_layers": 131073}',
+            "'m/config.json': num_hidden_layers is more than 131072",
+        ),
+        (f'{{"model_type": "llama", "a": {{"n_layers": {10**400}}}}}', "'m/config.json': n_layers is more than 131072"),
         ('{"model_type": "no_such_model", "get_text_config": 1}', "transformers cannot read 'm/config.json'"),
         ('{"model_type": "llama", "hidden_size": "x"}', "transformers cannot read 'm/config.json'"),
     ],

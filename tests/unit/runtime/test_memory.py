@@ -86,6 +86,10 @@ def test_impossible_buffers(name: str, change: Json, message: str) -> None:
         (lambda d: d["phases"][0]["nodes"][0]["args"].pop(), "kernel 'prepare' takes"),
         (lambda d: d["phases"][0]["nodes"][0]["args"][0].pop("value"), "has no binding: value, buffer, input"),
         (lambda d: d["phases"][0]["nodes"][0].update(kernel="gone"), "unknown kernel 'gone'"),
+        (
+            lambda d: d["phases"][0]["nodes"][0]["ops"][-1]["operands"].append("gone"),
+            "reads gone, which nothing has made",
+        ),
         (lambda d: d["phases"][0]["nodes"][0].update(kind="copy"), "unknown kind 'copy'"),
         (lambda d: d["phases"][0]["nodes"][0]["grid"].pop("2"), "no grid for bucket 2"),
         (lambda d: d["phases"][1]["nodes"][0]["operands"].update(tokens="gone"), "unknown values: gone"),
