@@ -10,7 +10,6 @@ from specc.codegen.totals import memory, totals
 from specc.config import Config, ModelConfig
 from specc.ir.core import Carry, Module, Op, Value, entry_of, is_state, tensor_type
 from specc.ir.nodes import is_external, node_of
-from specc.ir.ops import OPS
 from specc.ir.plan import Buffer, Grid, KvLayout, KvPool, Layout, Node, Options
 from specc.ir.types import per_request
 from specc.kernels.base import Argument, cluster_of, kv_pointers
@@ -207,16 +206,14 @@ def _argument(arg: Argument) -> Json:
 def _external(module: Module, generated: Generated, name: str) -> Json:
     del generated
     (op,) = [op for op in module.ops() if is_external(op) and node_of(op) == name]
-    operands = zip(OPS[op.opcode].operand_names(len(op.operands)), op.operands, strict=True)
-    results = zip(OPS[op.opcode].result_slots(len(op.results), op.attrs), op.results, strict=True)
     return {
         "name": name,
         "kind": "external",
         "callback": op.opcode.removeprefix("model."),
         "step": op.attrs.get("step"),
         "capture": op.attrs["capture"],
-        "operands": {key: value.name for key, value in operands if not is_state(value)},
-        "results": {slot.name: value.name for slot, value in results if not is_state(value)},
+        "operands": {key: value.name for key, value in op.named.items() if not is_state(value)},
+        "results": {key: value.name for key, value in op.named_results.items() if not is_state(value)},
         "ops": [_op(op)],
     }
 

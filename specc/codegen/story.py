@@ -6,7 +6,7 @@ Nothing here needs a rendered kernel.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import prod
 
@@ -18,7 +18,6 @@ from specc.config.presets import PRESETS
 from specc.ir.core import Module, Op, entry_of, is_state, tensor_type
 from specc.ir.liveness import hidden_result
 from specc.ir.nodes import is_external, node_of
-from specc.ir.ops import OPS
 from specc.ir.plan import Grid, Kernel, KvLayout, Node, Options
 from specc.ir.types import DTYPES
 from specc.kernels.base import cluster_of, nbytes
@@ -305,6 +304,5 @@ def _launch(module: Module, node: Node, kernel: Kernel) -> LaunchStory:
 
 
 def _forward(node: Node, op: Op) -> ForwardStory:
-    names: Sequence[str] = OPS[op.opcode].operand_names(len(op.operands))
-    operands = {name: value.name for name, value in zip(names, op.operands, strict=True) if not is_state(value)}
+    operands = {name: value.name for name, value in op.named.items() if not is_state(value)}
     return ForwardStory(node.name, node.node, node.capture or None, operands, str(op.attrs["capture"]))

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import networkx as nx
 
+from specc.ir.ops import OPS
 from specc.ir.plan import Decl
 from specc.ir.types import Dim, StateType, TensorType, Type
 from specc.support.diagnostics import Diagnostic, DiagnosticError
@@ -60,6 +61,30 @@ class Op:
         """Operands in order."""
         edges = {key: value for _, _, key, value in self.graph.in_edges(self, keys=True, data="value")}
         return tuple(edges[key] for key in sorted(edges))
+
+    def __getitem__(self, name: str) -> Value:
+        """The operand that the op's signature calls ``name``. KeyError without one; variadic ones are numbered."""
+        return self.named[name]
+
+    def get(self, name: str) -> Value | None:
+        """The operand of this name, None where an optional one is left out."""
+        return self.named.get(name)
+
+    @property
+    def named(self) -> dict[str, Value]:
+        """Operands by name, in order."""
+        operands = self.operands
+        return dict(zip(OPS[self.opcode].operand_names(len(operands), self.attrs), operands, strict=True))
+
+    def out(self, name: str) -> Value:
+        """The result that the op's signature calls ``name``. KeyError without one."""
+        return self.named_results[name]
+
+    @property
+    def named_results(self) -> dict[str, Value]:
+        """Results by name, in order."""
+        slots = OPS[self.opcode].result_slots(len(self.results), self.attrs)
+        return {slot.name: value for slot, value in zip(slots, self.results, strict=True)}
 
     @property
     def result(self) -> Value:

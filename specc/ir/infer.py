@@ -50,7 +50,7 @@ def _check_field(module: Module, op: Op, definition: OpDef) -> None:
     carry = module.carries.get(str(op.attrs["field"]))
     if carry is None:
         raise TypeMismatch(-1, f"nothing named {op.attrs['field']} is carried")
-    names = definition.operand_names(len(op.operands))
+    names = definition.operand_names(len(op.operands), op.attrs)
     index = names.index("value" if "value" in names else "values")
     value = op.operands[index].type
     if not isinstance(value, TensorType):

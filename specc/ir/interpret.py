@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from specc.ir.core import Module, Op, Value, is_state
 from specc.ir.nodes import is_external
-from specc.ir.ops import OPS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,8 +64,6 @@ def interpret(
 
 
 def _call(op: Op, operands: list[Tensor], forwards: Mapping[str, Forward]) -> list[Tensor]:
-    names = OPS[op.opcode].operand_names(len(op.operands))
-    tensors = [name for name, value in zip(names, op.operands, strict=True) if not is_state(value)]
+    tensors = [name for name, value in op.named.items() if not is_state(value)]
     answer = forwards[op.opcode](op.attrs, dict(zip(tensors, operands, strict=True)))
-    slots = OPS[op.opcode].result_slots(len(op.results), op.attrs)
-    return [answer[slot.name] for slot in slots if slot.name != "kv"]
+    return [answer[name] for name, value in op.named_results.items() if not is_state(value)]

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from specc.ir.core import tensor_type
 from specc.ir.types import DTYPES, StateType, TensorType, Type
 
 if TYPE_CHECKING:
@@ -62,6 +61,12 @@ def _slots(text: str) -> tuple[Slot, ...]:
     return tuple(Slot(name, pattern.strip(), mark == "?", mark == "*") for name, mark, pattern in found)
 
 
+def _last_axis(type_: Type | None) -> str | int:
+    if not isinstance(type_, TensorType):
+        raise TypeError(f"{type_} is not a tensor type")
+    return type_.shape[-1]
+
+
 def _split(pattern: str) -> tuple[str, list[str]]:
     dtype, _, rest = pattern.partition("[")
     entries = [entry.strip() for entry in rest.rstrip("]").split(",")]
@@ -81,7 +86,7 @@ class OpDef:
         effect: ``carry`` for ops that write carried state, ``external`` for the engine's forwards, else empty.
         inplace: whether result 0 replaces operand 0 in memory.
         infer: result types which a signature cannot say, from the module and the op's attributes.
-        parts: the patterns of variadic operands, which a signature cannot say, from the op's attributes.
+        parts: the variadic operands, a signature of their own, from the op's attributes.
         indexes: by attribute the dimension that it counts along, or the operand along whose last axis it does.
 
     """
@@ -94,7 +99,7 @@ class OpDef:
     effect: str = ""
     inplace: bool = False
     infer: Callable[[Module, Mapping[str, Any]], Sequence[Type]] | None = None
-    parts: Callable[[Mapping[str, Any]], Sequence[str]] | None = None
+    parts: Callable[[Mapping[str, Any]], str] | None = None
     indexes: Mapping[str, str | int] | None = None
 
     @cached_property
@@ -132,7 +137,7 @@ class OpDef:
         """What is wrong with the attributes of a typed op that are indexes: each must lie on its axis."""
         problems: list[str] = []
         for attr, place in (self.indexes or {}).items():
-            axis = place if isinstance(place, str) else tensor_type(op.operands[place]).shape[-1]
+            axis = place if isinstance(place, str) else _last_axis(op.operands[place].type)
             if isinstance(axis, str) and axis not in module.dims:
                 problems.append(f"{attr} counts along dimension {axis}, which is not declared")
                 continue
@@ -150,8 +155,10 @@ class OpDef:
         listed = [_slots(str(attrs[slot.name])) if slot.variadic else (slot,) for slot in self.results]
         return tuple(slot for slots in listed for slot in slots)
 
-    def operand_names(self, count: int) -> tuple[str, ...]:
-        """Name of each of ``count`` operands; variadic ones are numbered."""
+    def operand_names(self, count: int, attrs: Mapping[str, Any]) -> tuple[str, ...]:
+        """Name of each of ``count`` operands; variadic ones have those of `parts`, or are numbered."""
+        if self.parts is not None:
+            return tuple(slot.name for slot in self._slots(attrs))
         names: list[str] = []
         for slot in self.operands:
             if slot.variadic:
@@ -159,6 +166,12 @@ class OpDef:
             elif len(names) < count:
                 names.append(slot.name)
         return tuple(names)
+
+    def _slots(self, attrs: Mapping[str, Any]) -> tuple[Slot, ...]:
+        """Operand slots, those of `parts` in place of the variadic one."""
+        if self.parts is None:
+            return self.operands
+        return (*(slot for slot in self.operands if not slot.variadic), *_slots(self.parts(attrs)))
 
     def _bind(self, operands: Sequence[Type], attrs: Mapping[str, Any]) -> Bindings:
         required = sum(not (slot.optional or slot.variadic) for slot in self.operands)
@@ -169,11 +182,9 @@ class OpDef:
         if optional and not variadic and len(operands) not in (required, required + optional):
             raise TypeMismatch(-1, f"takes {required} or {required + optional} operands, got {len(operands)}")
         bound: Bindings = {}
-        slots = self.operands
-        if self.parts is not None:
-            slots = (*slots[:required], *(Slot("part", part, False, True) for part in self.parts(attrs)))
-            if len(slots) != len(operands):
-                raise TypeMismatch(-1, f"takes {len(slots)} operands, got {len(operands)}")
+        slots = self._slots(attrs)
+        if self.parts is not None and len(slots) != len(operands):
+            raise TypeMismatch(-1, f"takes {len(slots)} operands, got {len(operands)}")
         for index, (slot, type_) in enumerate(zip(slots, operands, strict=False)):
             if slot.pattern != "?":
                 _match(index, slot, type_, bound, attrs)

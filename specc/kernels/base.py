@@ -15,7 +15,6 @@ from typing import ClassVar
 import networkx as nx
 
 from specc.ir.core import Module, Op, Value, is_state, tensor_type
-from specc.ir.ops import OPS
 from specc.ir.plan import KvPool
 from specc.ir.types import DTYPES, TensorType
 from specc.support.diagnostics import Diagnostic, DiagnosticError
@@ -237,8 +236,7 @@ def read_in_place(module: Module, op: Op) -> bool:
 
 
 def _in_place(op: Op) -> Value | None:
-    operands = dict(zip(OPS[op.opcode].operand_names(len(op.operands)), op.operands, strict=True))
-    return operands.get(IN_PLACE.get(op.opcode, ""))
+    return op.get(IN_PLACE.get(op.opcode, ""))
 
 
 def fields_of(cluster: Cluster, value: Value) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from specc.ir.core import NODE, PATH, Module, Op, Value, is_state, on_nodes, tensor_type
 from specc.ir.infer import assign_types
 from specc.ir.nodes import is_external
-from specc.ir.ops import OPS
 from specc.passes.base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.location import Location
@@ -76,8 +75,8 @@ class SelectCompaction(Pass):
 
 def _written_nodes(op: Op) -> Value | None:
     """The KV slots that an op writes along the node axis, if it is a forward that does."""
-    names = OPS[op.opcode].operand_names(len(op.operands)) if is_external(op) else ()
-    return next((v for name, v in zip(names, op.operands, strict=False) if name == "slots" and on_nodes(v)), None)
+    slots = op.get("slots") if is_external(op) else None
+    return slots if slots is not None and on_nodes(slots) else None
 
 
 def _place(value: Value) -> Location | None:

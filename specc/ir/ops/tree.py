@@ -24,11 +24,12 @@ def _mask(_: Module, attrs: Mapping[str, Any]) -> Sequence[Type]:
     return [shapes[str(attrs["mode"])]]
 
 
-def _parts(attrs: Mapping[str, Any]) -> Sequence[str]:
+def _parts(attrs: Mapping[str, Any]) -> str:
     steps = int(attrs["steps"])
-    of = ["[B, K]", *["[B, K, K]"] * (steps - 1)]
-    kept = ["i64[B, K]"] * (steps - 2)
-    return [*(f"f32{axes}" for axes in of), *(f"i64{axes}" for axes in of), *kept]
+    axes = ["[B, K]", *["[B, K, K]"] * (steps - 1)]
+    parts = [f"scores{step}: f32{shape}" for step, shape in enumerate(axes)]
+    parts += [f"tokens{step}: i64{shape}" for step, shape in enumerate(axes)]
+    return ", ".join([*parts, *(f"kept{step}: i64[B, K]" for step in range(1, steps - 1))])
 
 
 OPS = (

@@ -143,9 +143,24 @@ def test_mismatches(signature: str, operands: list[str], message: str) -> None:
 
 def test_operand_names() -> None:
     select = OPS["tree.select"]
-    assert select.operand_names(5) == ("rows", "bonus", "parts0", "parts1", "parts2")
-    assert OPS["verify.greedy"].operand_names(3) == ("tokens", "argmax", "rows")
-    assert OPS["model.draft"].operand_names(7)[-1] == "hidden"
+    parts = ("scores0", "scores1", "scores2", "tokens0", "tokens1", "tokens2", "kept1")
+    assert select.operand_names(9, {"steps": 3}) == ("rows", "bonus", *parts)
+    assert OPS["verify.greedy"].operand_names(3, {}) == ("tokens", "argmax", "rows")
+    assert OPS["model.draft"].operand_names(7, {})[-1] == "hidden"
+
+
+def test_operands_and_results_have_names() -> None:
+    module = Module("m")
+    seq_lens = module.add_input("seq_lens", TensorType("i64", ("B",)))
+    lens, predict = (module.add_input(name, TensorType("i32", ("B",))) for name in ("lens", "predict"))
+    op = module.add_op("commit", "commit.lengths", [seq_lens, lens, predict], [("a", None), ("b", None)], {}, None)
+    assert (op["seq_lens"], op["accept_lens"], op.get("predict")) == (seq_lens, lens, predict)
+    assert (op.out("new_seq_lens"), op.out("bonus")) == op.results
+    assert op.get("parent") is None
+    with pytest.raises(KeyError):
+        op["parent"]
+    with pytest.raises(KeyError):
+        op.out("predict")
 
 
 def test_equal_sizes_are_not_equal_axes() -> None:
