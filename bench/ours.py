@@ -157,14 +157,14 @@ class Ours:
         for name, pool in self.work.pools.items():
             self.pool(name).copy_(pool)
 
-    def launch(self, *families: str) -> None:
-        """The first launch of each kernel family."""
-        for family in families:
-            self.backend.launch(self.node(family), self.frame)
+    def launch(self, *names: str) -> None:
+        """The first launch of each name, whatever its number."""
+        for name in names:
+            self.backend.launch(self.node(name), self.frame)
 
-    def node(self, family: str) -> Launch:
-        """The first launch node of a kernel family in a step."""
-        return next(node for node in self.launches if self.plan.kernels[node.kernel].family == family)
+    def node(self, name: str) -> Launch:
+        """The first launch node of a name in a step."""
+        return next(node for node in self.launches if node.name.rstrip("0123456789").rstrip("_") == name)
 
     def step(self) -> None:
         """All launches of a step, in order, without the forwards."""

@@ -16,7 +16,7 @@ from specc.config import LoadedConfig
 from specc.driver import compile_depths
 from specc.ir.core import Module, Op
 from specc.ir.plan import Resources
-from specc.kernels.base import cluster_of
+from specc.kernels.shared.base import cluster_of
 from specc.passes.base import Context
 from specc.passes.check_resources import CheckResources
 from specc.passes.instruments import CheckEach

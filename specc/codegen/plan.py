@@ -12,7 +12,7 @@ from specc.ir.core import Carry, Module, Op, Value, entry_of, is_state, tensor_t
 from specc.ir.nodes import is_external, node_of
 from specc.ir.plan import Buffer, Grid, KvLayout, KvPool, Layout, Node, Options
 from specc.ir.types import per_request
-from specc.kernels.base import Argument, cluster_of, kv_pointers
+from specc.kernels.shared.base import Argument, cluster_of, kv_pointers
 from specc.version import __version__
 
 Json = dict[str, Any]

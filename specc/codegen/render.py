@@ -5,61 +5,25 @@ Pure functions of their arguments and of the template files: no time, no environ
 
 import functools
 import hashlib
-import importlib.resources
 import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Protocol
 
 import jinja2
 import jinja2.meta
 import jinja2.nodes
 
-LIB_FILES = tuple(
-    f"lib/{name}.py"
-    for name in (
-        *("__init__", "argmax", "copying", "frontier", "logprob", "lookup"),
-        *("rows", "slots", "topk", "tree", "walk"),
-    )
-)
-"""The device code that rendered kernels import, relative to the folder that holds them."""
+from specc.kernels.shared.base import Spec
+from specc.support.templates import lib_names, read_template
 
 _LIB_IMPORT = re.compile(r"^from \.(?:lib\.)?(\w+) import", re.MULTILINE)
 
-COUNTS = frozenset({"steps"})
+COUNTS = frozenset({"values"})
 """The flags that are numbers: how often a loop of a template writes its lines."""
-
-
-class _Directory(Protocol):
-    """What is needed of a folder, on disk or inside an installed package."""
-
-    def joinpath(self, *descendants: str) -> "_Directory": ...
-    def is_file(self) -> bool: ...
-    def is_dir(self) -> bool: ...
-    def read_text(self, encoding: str | None = None) -> str: ...
-
-
-@functools.cache
-def _root() -> _Directory:
-    """The templates folder: `specc/_templates` when installed, `templates` beside `specc` in a checkout."""
-    package = importlib.resources.files("specc")
-    installed = package.joinpath("_templates")
-    if installed.is_dir():
-        return installed
-    checkout = Path(__file__).resolve().parents[2] / "templates"
-    if checkout.is_dir():
-        return checkout
-    raise FileNotFoundError(f"no kernel templates in {installed} or {checkout}")
-
-
-@functools.cache
-def _read(name: str) -> str:
-    """The text of the file `name` of the templates folder. Raises FileNotFoundError with its name."""
-    file = _root().joinpath(*name.split("/"))
-    if not file.is_file():
-        raise FileNotFoundError(f"no template {name!r} in {_root()}")
-    return file.read_text(encoding="utf-8")
+GIVEN = frozenset({"spec", "numbers"})
+"""What every template is given besides flags."""
+COMPOSED = "composed"
+"""The template of kernels that bring their statements."""
 
 
 def _template_name(stem: str) -> str:
@@ -70,7 +34,7 @@ def _template_name(stem: str) -> str:
 
 def _load(name: str) -> str | None:
     try:
-        return _read(name)
+        return read_template(name)
     except FileNotFoundError:
         return None
 
@@ -96,7 +60,7 @@ def template_flags(stem: str) -> frozenset[str]:
 
     Raises FileNotFoundError if there is no template of that stem, ValueError if `stem` is no identifier.
     """
-    return frozenset(jinja2.meta.find_undeclared_variables(_parse(stem)) - _environment().globals.keys())
+    return frozenset(jinja2.meta.find_undeclared_variables(_parse(stem)) - _environment().globals.keys() - GIVEN)
 
 
 @functools.cache
@@ -104,12 +68,12 @@ def looped_flags(stem: str) -> frozenset[str]:
     """The flags of a template that are tuples of names: its loops run over them, alone or added up."""
     loops = [loop.iter for loop in _parse(stem).find_all(jinja2.nodes.For)]
     tuples = jinja2.nodes.List([loop for loop in loops if not isinstance(loop, jinja2.nodes.Call)])  # `range` is called
-    return frozenset(name.name for name in tuples.find_all(jinja2.nodes.Name))
+    return frozenset(name.name for name in tuples.find_all(jinja2.nodes.Name)) - GIVEN
 
 
 def template_digest(stem: str) -> str:
     """The sha256 (hex) of a template's text, before rendering. Raises as `template_flags`."""
-    return hashlib.sha256(_read(_template_name(stem)).encode()).hexdigest()
+    return hashlib.sha256(read_template(_template_name(stem)).encode()).hexdigest()
 
 
 def lib_sources(kernels: Iterable[str] | None = None) -> dict[str, str]:
@@ -119,29 +83,40 @@ def lib_sources(kernels: Iterable[str] | None = None) -> dict[str, str]:
     these import, directly or not.
     """
     if kernels is None:
-        return {name: _read(name) for name in LIB_FILES}
+        return {name: read_template(name) for name in lib_names()}
     found = {"lib/__init__.py"}
     waiting = [f"lib/{module}.py" for text in kernels for module in _LIB_IMPORT.findall(text)]
     while waiting:
         name = waiting.pop()
         if name not in found:
             found.add(name)
-            waiting += [f"lib/{module}.py" for module in _LIB_IMPORT.findall(_read(name))]
-    return {name: _read(name) for name in LIB_FILES if name in found}
+            waiting += [f"lib/{module}.py" for module in _LIB_IMPORT.findall(read_template(name))]
+    return {name: read_template(name) for name in lib_names() if name in found}
 
 
 def _parse(stem: str) -> jinja2.nodes.Template:
-    return _environment().parse(_read(_template_name(stem)))
+    return _environment().parse(read_template(_template_name(stem)))
 
 
-def render_kernel(stem: str, flags: Mapping[str, int | tuple[str, ...]], header: Sequence[str]) -> str:
-    """The Python source of one kernel; the kernel function is called `stem`.
+def render_kernel(spec: Spec, header: Sequence[str]) -> str:
+    """The Python source of one kernel; the function is called by its family's stem, and takes what the spec says.
 
-    `flags` gives every flag of the template a bool, those in COUNTS a number, those of `looped_flags` different
-    identifiers, and names nothing else. `header` is put on top, one comment line per entry. Raises ValueError when the
-    flags do not match the template or a header line is not one printable ASCII line, FileNotFoundError when there is no
-    template of that stem.
+    A composed kernel brings its statements. Of others a template of the stem has them, and the spec's flags give every
+    flag of the template a bool, those in COUNTS a number, those of `looped_flags` different identifiers, and name
+    nothing else. `header` is put on top, one comment line per entry. Raises ValueError when the flags do not match the
+    template or a header line is not one printable ASCII line, FileNotFoundError when there is no template of that stem.
     """
+    stem = COMPOSED if spec.body else spec.family
+    _check_flags(stem, spec.flags)
+    for line in header:
+        if not line.isascii() or (line and not line.isprintable()):
+            raise ValueError(f"{stem}: not a printable ASCII line: {line!r}")
+    top = "".join(f"# {line}".rstrip() + "\n" for line in header)
+    numbers = [f'"{argument.name}"' for argument in spec.arguments if not argument.type.startswith("*")]
+    return top + _environment().get_template(_template_name(stem)).render(spec.flags, spec=spec, numbers=numbers)
+
+
+def _check_flags(stem: str, flags: Mapping[str, int | tuple[str, ...]]) -> None:
     wanted = template_flags(stem)
     missing, unknown = sorted(wanted - flags.keys()), sorted(flags.keys() - wanted)
     if missing or unknown:
@@ -149,15 +124,10 @@ def render_kernel(stem: str, flags: Mapping[str, int | tuple[str, ...]], header:
     for words, fits, names in (
         ("a bool", _is_bool, flags.keys() - COUNTS - looped_flags(stem)),
         ("a count", _is_count, flags.keys() & COUNTS),
-        ("different identifiers", _are_identifiers, looped_flags(stem)),
+        ("different identifiers", _are_identifiers, flags.keys() & looped_flags(stem)),
     ):
         if wrong := sorted(name for name in names if not fits(flags[name])):
             raise ValueError(f"{stem}: not {words}: {wrong}")
-    for line in header:
-        if not line.isascii() or (line and not line.isprintable()):
-            raise ValueError(f"{stem}: not a printable ASCII line: {line!r}")
-    top = "".join(f"# {line}".rstrip() + "\n" for line in header)
-    return top + _environment().get_template(_template_name(stem)).render(flags)
 
 
 def _is_bool(flag: object) -> bool:

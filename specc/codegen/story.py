@@ -20,7 +20,7 @@ from specc.ir.liveness import hidden_result
 from specc.ir.nodes import is_external, node_of
 from specc.ir.plan import Grid, Kernel, KvLayout, Node, Options
 from specc.ir.types import DTYPES
-from specc.kernels.base import cluster_of, nbytes
+from specc.kernels.shared.base import cluster_of, nbytes
 from specc.passes.base import Context
 from specc.passes.pipeline import PASSES
 from specc.support.location import Location

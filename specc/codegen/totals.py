@@ -7,7 +7,7 @@ from specc.ir.liveness import hidden_result
 from specc.ir.nodes import is_external, node_of
 from specc.ir.ops import OPS
 from specc.ir.plan import Buffer, Kernel, Layout, Node, scratch_owner
-from specc.kernels.base import nbytes
+from specc.kernels.shared.base import nbytes
 
 
 def totals(module: Module, bucket: int) -> dict[str, int]:

@@ -1,40 +1,24 @@
-"""The kernel families. Each is two files of one stem: here its declaration, in templates/kernels/ its source."""
+"""The kernel families. Three compose their kernels from ops, the others have a template of their stem each."""
 
 from __future__ import annotations
 
-from specc.kernels import (
-    compact,
-    draft_step,
-    duplicate_tail,
-    extend_stash,
-    ngram_propose,
-    ngram_start,
-    prepare,
-    row_argmax,
-    row_topk,
-    stash,
-    tree_build,
-    tree_step,
-    verify_commit,
-)
-from specc.kernels.base import Family
+from specc.kernels import argmax, compact, duplicate_tail, ngram_propose, ngram_start, rows, stash, topk
+from specc.kernels.shared.base import Family
 
-FAMILIES: dict[str, Family] = {
+COMPOSED: dict[str, Family] = {family.stem: family for family in (argmax.FAMILY, topk.FAMILY, rows.FAMILY)}
+"""Those that compose, by stem."""
+
+LONE: dict[str, Family] = {
     family.stem: family
     for family in (
-        prepare.FAMILY,
-        duplicate_tail.FAMILY,
-        draft_step.FAMILY,
-        tree_step.FAMILY,
-        tree_build.FAMILY,
-        row_argmax.FAMILY,
-        row_topk.FAMILY,
-        verify_commit.FAMILY,
-        compact.FAMILY,
-        extend_stash.FAMILY,
         ngram_start.FAMILY,
         ngram_propose.FAMILY,
+        duplicate_tail.FAMILY,
+        compact.FAMILY,
         stash.FAMILY,
     )
 }
+"""Those that compose nothing, by stem, in the order in which they take their ops."""
+
+FAMILIES: dict[str, Family] = COMPOSED | LONE
 """Every family by stem."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from specc.ir.core import Module
-from specc.kernels import copying
-from specc.kernels.base import Arguments, Cluster, Family, Spec, kv_pool, only, power_of_two
+from specc.kernels.shared import copying
+from specc.kernels.shared.base import Arguments, Cluster, Family, Spec, kv_pool, only, power_of_two
 
 _TOKENS = 8
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from specc.ir.core import Module, Op, Value, tensor_type
-from specc.kernels.base import (
+from specc.kernels.shared.base import (
     CAPACITY,
     MASK_MODES,
     MAX_SPLITS,

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from specc.ir.core import Module, Value, tensor_type
 from specc.ir.nodes import crossing, is_external
-from specc.ir.ops import OPS
 from specc.ir.plan import Layout
 from specc.ir.types import DTYPES, per_request, row_major
-from specc.kernels.base import VECTOR_BYTES, alignment
+from specc.kernels.shared.base import VECTOR_BYTES, alignment
+from specc.kernels.shared.text import replaced
 from specc.passes.base import Context, Pass
 
 
@@ -44,7 +44,7 @@ class AssignLayouts(Pass):
 def layouts(module: Module) -> list[Layout]:
     """The layout of every value that is in memory, in the order of `crossing`."""
     stored = crossing(module)
-    return [_layout(module, value, buffer_root(value, stored)) for value in stored]
+    return [_layout(module, value, buffer_root(module, value, stored)) for value in stored]
 
 
 def _layout(module: Module, value: Value, root: Value) -> Layout:
@@ -60,14 +60,14 @@ def _layout(module: Module, value: Value, root: Value) -> Layout:
     return Layout(value.name, root.name, owner, row_major(sizes), aligned)
 
 
-def buffer_root(value: Value, stored: Sequence[Value]) -> Value:
+def buffer_root(module: Module, value: Value, stored: Sequence[Value]) -> Value:
     """The value whose buffer a value shares: back through in-place ops to the first that is in memory at all.
 
     Values between two in-place ops of one kernel are not in memory; the kernel changes what was there before both.
     """
     root = value
-    while value.source is not None and OPS[value.source.opcode].inplace and value is value.source.results[0]:
-        value = value.source.operands[0]
+    while (victim := replaced(module, value)) is not None:
+        value = victim
         if value in stored:
             root = value
     return root

@@ -1,44 +1,48 @@
-"""form-kernels: instruction selection. The cheapest legal cover of all ops by kernel families.
+"""form-kernels: which launch computes which op.
 
-Families offer clusters; each costs one launch plus its bytes over the memory bandwidth. The search is exact (branch
-and bound over the first uncovered op), and a cover is legal only if kernels and forwards do not wait for each other
-in a circle.
+Every reduction over a vocabulary is a launch, and so is what moves or looks up on its own: keys and values, rows along
+the accepted path, n-grams. Any other op joins the first launch that can compute it, from what it has in registers and
+from what earlier nodes have left in memory; only where there is none, a launch begins. So a launch is a reduction with
+all that follows from it, and what a step begins with is one launch. What is carried is stored as late as its phase
+allows, so that a step that fails before has stored nothing.
+
+Nodes are ordered as they are formed and every op is placed behind all that it waits for, so no two wait for each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import prod
 
-import networkx as nx
-
-from specc.ir.core import Module, Op, entry_of
-from specc.ir.nodes import is_external, quotient
+from specc.ir.core import PHASES, Module, Op, entry_of, tensor_type
+from specc.ir.nodes import is_external
+from specc.ir.ops import OPS
 from specc.ir.plan import Kernel
-from specc.kernels import FAMILIES
-from specc.kernels.base import Cluster, traffic
+from specc.kernels import COMPOSED, LONE
+from specc.kernels.shared.base import STORES, Cluster, convex, traffic
+from specc.kernels.shared.compose import has_tile
+from specc.kernels.shared.text import block_shape, is_long
+from specc.kernels.shared.tiles import in_memory, is_prologue, side_of
 from specc.passes.base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
-LAUNCH_US = 2.5
-"""Cost of one launch inside a CUDA graph, microseconds; a round figure for recent data-centre GPUs."""
+REDUCTIONS = {"vocab.argmax": "argmax", "vocab.topk": "topk"}
+"""The ops that a launch begins with, and its family."""
 
-BYTES_PER_US = 4.0e6
-"""Copy bandwidth, bytes per microsecond (an H200's measured 4.3 TB/s, rounded down)."""
+MOST_ELEMENTS = 1 << 15
+"""Most elements of all blocks of a launch: 256 for each of 128 threads."""
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A cluster a family offers, and what it costs."""
+@dataclass(eq=False)
+class Launch:
+    """A node of an entry: a forward, the only op of its own, or ops that are launched together."""
 
     family: str
-    cluster: Cluster
-    bytes: int
-
-    @property
-    def cost(self) -> float:
-        """Microseconds at the largest batch."""
-        return LAUNCH_US + self.bytes / BYTES_PER_US
+    phase: str
+    ops: list[Op] = field(default_factory=list)
+    closed: bool = False
+    """Whether no more ops may join."""
 
 
 @dataclass(frozen=True)
@@ -51,106 +55,201 @@ class FormKernels(Pass):
 
     def run(self, module: Module, ctx: Context) -> None:
         """See the class."""
-        candidates = [
-            Candidate(family.stem, cluster, traffic(module, cluster))
-            for family in FAMILIES.values()
-            for cluster in family.candidates(module)
-        ]
-        ops = [op for op in module.ops() if not is_external(op)]
-        cover = _cover(ops, candidates)
-        self.remark(
-            ctx,
-            f"the cheapest cover of {len(ops)} ops by kernels: {LAUNCH_US} us per launch and 1 us per"
-            f" {BYTES_PER_US / 1e6:g} MB, at the largest bucket",
-        )
-        for name, chosen in _named(module, cover):
-            for op in chosen.cluster:
+        for entry in ("prefill", "step"):
+            forming = _Forming(module, entry)
+            forming.run()
+            self._declare(module, ctx, [node for node in forming.nodes if node.family])
+
+    def _declare(self, module: Module, ctx: Context, launches: Sequence[Launch]) -> None:
+        for launch in launches:
+            order = module.order()
+            launch.ops.sort(key=order.__getitem__)
+            name = _name(launch, launches)
+            for op in launch.ops:
                 op.attrs["kernel"] = name
-            phase = chosen.cluster[0].phase
-            module.decls.append(Kernel(name, chosen.family, phase, chosen.bytes))
-            self._explain(ctx, name, chosen, _alternatives(ops, cover, chosen, candidates))
-        if not nx.is_directed_acyclic_graph(quotient(module)):
-            raise DiagnosticError(Diagnostic("kernel/no-cover", "the chosen kernels wait for each other in a circle"))
-
-    def _explain(self, ctx: Context, name: str, chosen: Candidate, others: list[str]) -> None:
-        message = f"{name}: {chosen.family} covers {_opcodes(chosen)}: {chosen.bytes} bytes, {chosen.cost:.2f} us"
-        if not others:
-            message += "; nothing else is offered for them"
-        self.remark(ctx, message, chosen.cluster[0].location, *others)
+            cluster = tuple(launch.ops)
+            bytes_ = traffic(module, cluster)
+            module.decls.append(Kernel(name, launch.family, launch.phase, bytes_))
+            opcodes = ", ".join(sorted({op.opcode for op in cluster}))
+            self.remark(ctx, f"{name}: {launch.family} over {opcodes}: {bytes_} bytes", cluster[0].location)
 
 
-def _opcodes(candidate: Candidate) -> str:
-    return ", ".join(sorted({op.opcode for op in candidate.cluster}))
+def _name(launch: Launch, launches: Sequence[Launch]) -> str:
+    """The phase and the family, numbered where an entry has several."""
+    name = _stem(launch)
+    twins = [other for other in launches if _stem(other) == name]
+    return f"{name}_{twins.index(launch)}" if len(twins) > 1 else name
 
 
-def _alternatives(
-    ops: Sequence[Op], cover: list[Candidate], chosen: Candidate, candidates: list[Candidate]
-) -> list[str]:
-    """Every other offer for ops of a chosen cluster, and what the cheapest program with it would cost in addition."""
-    found: list[str] = []
-    for other in candidates:
-        if other is chosen or not set(other.cluster) & set(chosen.cluster):
-            continue
-        rest = _cheapest([op for op in ops if op not in other.cluster], candidates)
-        verdict = "nothing covers the rest"
-        if rest is not None:
-            more = sum(c.cost for c in (other, *rest)) - sum(c.cost for c in cover)
-            verdict = f"{len(rest) + 1} launches instead of {len(cover)}, {more:.2f} us more in all"
-        found.append(f"{other.family} over {_opcodes(other)}: {verdict}")
+def _stem(launch: Launch) -> str:
+    if launch.family in COMPOSED:
+        return f"{launch.phase}_{launch.family}"
+    return f"prefill_{launch.family}" if launch.phase == "prefill" else launch.family
+
+
+class _Forming:
+    """The nodes of one entry while ops are placed."""
+
+    def __init__(self, module: Module, entry: str) -> None:
+        self.module, self.entry = module, entry
+        self.ops = list(module.ops(entry))
+        self.nodes: list[Launch] = []
+        self.place: dict[Op, int] = {}
+        self.lone = _lone(module, entry)
+        self.waits = {op: self._waits(op) for op in self.ops}
+
+    def run(self) -> None:
+        """Place every op."""
+        for op in self.ops:
+            if op in self.place:
+                continue
+            if is_external(op):
+                self._begin([op], "")
+            elif op.opcode in REDUCTIONS:
+                self._begin([*_prologues(self.module, op), op], REDUCTIONS[op.opcode])
+            elif op in self.lone and op is self.lone[op][1][-1]:
+                self._begin(list(self.lone[op][1]), self.lone[op][0])
+            self._join()
+        for op in self.ops:
+            if op not in self.place:
+                self._need(op)
+        assert self.place.keys() == set(self.ops)
+
+    def _begin(self, ops: list[Op], family: str) -> None:
+        """Form a node of some ops, after all that they wait for."""
+        for op in ops:
+            for before in self.waits[op]:
+                if before not in ops:
+                    self._need(before)
+        if any(op in self.place for op in ops):
+            return
+        self.nodes.append(Launch(family, ops[0].phase, list(ops), closed=family not in COMPOSED))
+        self.place |= dict.fromkeys(ops, len(self.nodes) - 1)
+
+    def _need(self, op: Op) -> None:
+        """Place an op now, with all that it waits for."""
+        if op in self.place:
+            return
+        if op in self.lone:
+            self._begin(list(self.lone[op][1]), self.lone[op][0])
+            return
+        for before in self.waits[op]:
+            self._need(before)
+        if op in self.place or self._host(op):
+            return
+        if not (has_tile(self.module, op) or is_long(self.module, op)):
+            raise DiagnosticError(_uncovered(op))
+        self._begin([op], "rows")
+        self._join()
+
+    def _join(self) -> None:
+        """Let ops whose operands are there join launches; what is carried waits."""
+        for op in self.ops:
+            waits = op in self.place or op in self.lone or is_external(op) or op.opcode in REDUCTIONS
+            if waits or OPS[op.opcode].effect == "carry":
+                continue
+            if all(before in self.place for before in self.waits[op]):
+                self._host(op)
+
+    def _host(self, op: Op) -> bool:
+        """Let the first launch that can compute an op do it; what is carried is stored by the last of its phase."""
+        first = max((self.place[before] for before in self.waits[op]), default=0)
+        able = [index for index in range(first, len(self.nodes)) if self._can(op, self.nodes[index])]
+        if OPS[op.opcode].effect == "carry":
+            able = [index for index in able if PHASES.index(self.nodes[index].phase) <= PHASES.index(op.phase)]
+            able = [index for index in able if self.nodes[index].phase == op.phase][-1:] or able
+        if not able:
+            return False
+        self.nodes[able[0]].ops.append(op)
+        self.place[op] = able[0]
+        return True
+
+    def _can(self, op: Op, launch: Launch) -> bool:
+        """Whether a launch can compute an op besides its own."""
+        module = self.module
+        if launch.closed:
+            return False
+        if op.opcode == "vocab.logprob":
+            return _of_argmax(op, launch.ops)
+        if not (is_long(module, op) or has_tile(module, op)):
+            return False
+        operands = [(name, value.source) for name, value in op.named.items() if value.source in launch.ops]
+        if not all(maker is not None and _within(module, op, name, maker) for name, maker in operands):
+            return False
+        return sum(_elements(module, member) for member in (*launch.ops, op)) <= MOST_ELEMENTS
+
+    def _waits(self, op: Op) -> list[Op]:
+        """Ops of the entry that come before an op: what it reads, readers of what it replaces, loads before stores."""
+        module = self.module
+        found = [value.source for value in op.operands if value.source is not None]
+        if OPS[op.opcode].inplace:
+            found += [user for user in module.users(op.operands[0]) if user is not op]
+        if OPS[op.opcode].effect == "carry" and self.entry == "step":
+            field_ = op.attrs["field"]
+            found += [load for load in module.find("carry.load") if load.attrs["field"] == field_]
+        if is_external(op) and op.phase == "extend":
+            found += module.find("relay.publish")
+        return [before for before in dict.fromkeys(found) if entry_of(before.phase) == self.entry]
+
+
+def _within(module: Module, op: Op, name: str, maker: Op) -> bool:
+    """Whether an op can have an operand that another op of the same launch makes.
+
+    What all programs of a request share is done before the last one knows anything, and nothing waits for it.
+    """
+    if is_long(module, op):
+        if op.opcode == "tree.gather":
+            return name == "kept"
+        return op.opcode == "tree.repeat" and maker.opcode == "carry.load"
+    if is_long(module, maker):
+        return maker.opcode == "carry.load" and has_tile(module, maker)
+    side = side_of(op) if op.attrs.get("mode") == "full" else None
+    return side is None or f"{name}_ptr" not in side.parameters
+
+
+def _lone(module: Module, entry: str) -> dict[Op, tuple[str, Cluster]]:
+    """The clusters of families that compose nothing, largest first, by each of their ops."""
+    found: dict[Op, tuple[str, Cluster]] = {}
+    for stem, family in LONE.items():
+        clusters = sorted(family.candidates(module), key=len, reverse=True)
+        for cluster in clusters:
+            if entry_of(cluster[0].phase) != entry or not convex(module, cluster):
+                continue
+            if found.keys().isdisjoint(cluster):
+                found |= dict.fromkeys(cluster, (stem, cluster))
     return found
 
 
-def _cover(ops: Sequence[Op], candidates: list[Candidate]) -> list[Candidate]:
-    """The cheapest set of disjoint candidates that holds every op.
-
-    Raises:
-        DiagnosticError: ``kernel/no-cover``, naming the ops nobody covers.
-
-    """
-    offered = {op for candidate in candidates for op in candidate.cluster}
-    missing = [op for op in ops if op not in offered]
-    if missing:
-        raise DiagnosticError([_uncovered(op) for op in missing])
-    cover = _cheapest(ops, candidates)
-    if cover is None:
-        raise DiagnosticError([_uncovered(op) for op in ops])
-    return cover
+def _prologues(module: Module, reduction: Op) -> list[Op]:
+    """The ops that change logits for one reduction alone."""
+    found: list[Op] = []
+    value = reduction["logits"]
+    while value.source is not None and is_prologue(value.source) and len(module.users(value)) == 1:
+        found.insert(0, value.source)
+        value = value.source["logits"]
+    return found
 
 
-def _cheapest(ops: Sequence[Op], candidates: list[Candidate]) -> list[Candidate] | None:
-    """The cheapest set of disjoint candidates that holds every op and nothing else, or None."""
-    best: tuple[float, list[Candidate] | None] = (float("inf"), None)
+def _of_argmax(op: Op, ops: Sequence[Op]) -> bool:
+    """Whether a log-probability is that of the argmax of the same logits, at the nodes where it means anything."""
+    index = op["index"]
+    if index.source is not None and index.source.opcode == "verify.greedy" and index is index.source.out("predict"):
+        index = index.source["argmax"]
+    source = index.source
+    if source is None or source not in ops or source.opcode != "vocab.argmax":
+        return False
+    return source["logits"] is op["logits"] and source["rows"] is op["rows"]
 
-    def search(left: frozenset[Op], chosen: list[Candidate], cost: float) -> None:
-        nonlocal best
-        if cost >= best[0]:
-            return
-        if not left:
-            best = (cost, list(chosen))
-            return
-        first = next(op for op in ops if op in left)
-        for candidate in candidates:
-            if first in candidate.cluster and set(candidate.cluster) <= left:
-                search(left - set(candidate.cluster), [*chosen, candidate], cost + candidate.cost)
 
-    search(frozenset(ops), [], 0.0)
-    return best[1]
+def _elements(module: Module, op: Op) -> int:
+    """Elements of the blocks that an op gives."""
+    if is_long(module, op) or op.opcode in STORES:
+        return 0
+    memory = in_memory(op)
+    given = [value for name, value in op.named_results.items() if name not in memory]
+    return sum(prod(block_shape(module, tensor_type(value))) for value in given)
 
 
 def _uncovered(op: Op) -> Diagnostic:
     names = ", ".join(f"%{value.name}" for value in op.results) or op.opcode
     return Diagnostic("kernel/no-cover", f"no kernel family covers {op.opcode} ({names}) in {op.phase}", op.location)
-
-
-def _named(module: Module, cover: list[Candidate]) -> list[tuple[str, Candidate]]:
-    """Names in execution order: the family's stem, numbered where an entry launches it more than once."""
-    order = module.order()
-    cover = sorted(cover, key=lambda candidate: order[candidate.cluster[0]])
-    named: list[tuple[str, Candidate]] = []
-    for candidate in cover:
-        entry = entry_of(candidate.cluster[0].phase)
-        twins = [c for c in cover if c.family == candidate.family and entry_of(c.cluster[0].phase) == entry]
-        prefix = "prefill_" if entry == "prefill" else ""
-        suffix = f"_{twins.index(candidate)}" if len(twins) > 1 else ""
-        named.append((f"{prefix}{candidate.family}{suffix}", candidate))
-    return named

@@ -13,8 +13,8 @@ from specc.ir.liveness import hidden_result, liveness
 from specc.ir.nodes import is_external, node_of, quotient
 from specc.ir.ops import OPS
 from specc.ir.plan import Buffer, Grid, Kernel, Layout, Node, Options
-from specc.kernels import FAMILIES
-from specc.kernels.base import Cluster, cluster_of
+from specc.kernels import FAMILIES, LONE
+from specc.kernels.shared.base import Cluster, cluster_of
 from specc.passes.assign_layouts import layouts
 from specc.passes.pipeline import PASSES
 from specc.passes.plan_memory import unplaced
@@ -61,7 +61,7 @@ def _compacted(module: Module) -> list[str]:
 def _clustered(module: Module) -> list[str]:
     declared = module.decls_of(Kernel)
     kernels, families = {kernel.name for kernel in declared}, {kernel.family for kernel in declared}
-    offered = {family: set(FAMILIES[family].candidates(module)) for family in families & FAMILIES.keys()}
+    offered = {family: set(FAMILIES[family].candidates(module)) for family in families & set(LONE)}
     bad = [problem for kernel in declared for problem in _no_kernel(module, kernel, offered)]
     for op in module.ops():
         if not is_external(op) and op.attrs.get("kernel") not in kernels:
@@ -73,6 +73,8 @@ def _clustered(module: Module) -> list[str]:
 
 def _no_kernel(module: Module, kernel: Kernel, offered: Mapping[str, set[Cluster]]) -> list[str]:
     """Why the ops of a kernel are none that its family would launch together; ``offered`` by family."""
+    if kernel.family in FAMILIES and kernel.family not in offered:
+        return []
     if kernel.family not in offered:
         return [f"kernel {kernel.name} is of the family {kernel.family}, which does not exist"]
     if cluster_of(module, kernel.name) not in offered[kernel.family]:

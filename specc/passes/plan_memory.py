@@ -17,7 +17,7 @@ from specc.ir.nodes import node_of, node_order
 from specc.ir.plan import Buffer, Kernel, KvPool, Layout
 from specc.ir.types import TensorType, row_major
 from specc.kernels import FAMILIES
-from specc.kernels.base import Scratch, Spec, cluster_of, kv_pointers, nbytes
+from specc.kernels.shared.base import Scratch, Spec, cluster_of, kv_pointers, nbytes
 from specc.passes.base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 

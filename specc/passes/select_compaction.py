@@ -45,6 +45,7 @@ class SelectCompaction(Pass):
             width, nodes = module.size(PATH), module.size(NODE)
             message = f"%{value.name} has the node axis: {width} of {nodes} rows are kept, as %{name}"
             self.remark(ctx, message, _place(value))
+            _read_argmax(module, path)
             return
         if tensor_type(value) != tensor_type(path.result):
             message = f"%{value.name} is {value.type}: it lies neither along the nodes nor along the path"
@@ -71,6 +72,21 @@ class SelectCompaction(Pass):
             " text lies in the slots that follow each other",
             forward.location,
         )
+
+
+def _read_argmax(module: Module, path: Op) -> None:
+    """Let the path take the target's tokens from the argmax: at accepted nodes that is what is predicted.
+
+    So is the token whose log-probability it takes. Nothing has to know then which nodes are accepted.
+    """
+    value, greedy = path["x"], path["accept_index"].source
+    if greedy is None or greedy.opcode != "verify.greedy":
+        return
+    predict, reader = greedy.out("predict"), path
+    if value.source is not None and value.source.opcode == "vocab.logprob" and module.users(value) == [path]:
+        reader = value.source
+    if predict in reader.operands:
+        module.replace_operand(reader, predict, greedy["argmax"])
 
 
 def _written_nodes(op: Op) -> Value | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from specc.ir.core import Module
 from specc.ir.plan import Grid, Kernel, Options
 from specc.kernels import FAMILIES
-from specc.kernels.base import cluster_of
+from specc.kernels.shared.base import cluster_of
 from specc.passes.base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 

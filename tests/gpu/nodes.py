@@ -120,7 +120,7 @@ class Pair:
         approximate = inexact(node.ops)
         homes = {home.name for name in approximate if frame.holds(name) and (home := self.plan.home(name))}
         for name, buffer in self.cpu.arena.buffers.items():
-            scratch = name.startswith((f"{node.name}.partial_", "kv."))
+            scratch = name.startswith((f"{node.name}.", "kv.")) and (buffer.init != "zero" or name.startswith("kv."))
             if scratch or name in homes or name in approximate:
                 self.bytes_of(mask, buffer)[:] = True
         for call in node.ops:

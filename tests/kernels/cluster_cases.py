@@ -18,7 +18,7 @@ from specc.ir.infer import assign_types
 from specc.ir.ops import OPS
 from specc.ir.types import Dim, TensorType
 from specc.kernels import FAMILIES
-from specc.kernels.base import Argument, Cluster, Spec
+from specc.kernels.shared.base import Argument, Cluster, Spec
 from specc.runtime.reference import evaluate
 from specc.runtime.semantics import DTYPES
 

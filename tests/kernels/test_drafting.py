@@ -11,7 +11,7 @@ from programs import compile_to, load
 
 from specc.ir.core import Module, tensor_type
 from specc.kernels import FAMILIES
-from specc.kernels.base import Cluster
+from specc.kernels.shared.base import Cluster
 
 TREE = {"topk": 3, "num_draft_tokens": 6}
 PROGRAMS: dict[str, dict[str, Any]] = {

@@ -8,7 +8,7 @@ from kernel_cases import generator, quicker
 from kernel_launcher import Launcher
 from kv_cases import ROWS, Pool, random_pool, units
 
-from specc.kernels.base import power_of_two
+from specc.kernels.shared.base import power_of_two
 from specc.runtime.reference import evaluate
 
 shapes = st.fixed_dictionaries(

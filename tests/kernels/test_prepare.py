@@ -26,7 +26,7 @@ from kernel_launcher import Launcher
 
 from specc.ir.core import Module, Value
 from specc.kernels import FAMILIES
-from specc.kernels.base import Spec
+from specc.kernels.shared.base import Spec
 
 LONGEST = 40
 WINDOW = 8 * 64 + 40

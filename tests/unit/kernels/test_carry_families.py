@@ -14,7 +14,7 @@ from specc.ir.core import Carry, Module, Op, tensor_type
 from specc.ir.infer import assign_types
 from specc.ir.types import Dim, TensorType
 from specc.kernels import FAMILIES
-from specc.kernels.base import Cluster, Spec, convex, in_order, read_in_place, traffic
+from specc.kernels.shared.base import Cluster, Spec, convex, in_order, read_in_place, traffic
 
 TREE: dict[str, Any] = {"topk": 4, "num_steps": 4, "num_draft_tokens": 9}
 FORMS = [(name, form) for name in names() for form in ({"num_steps": 4}, TREE) if form is not TREE or needs(name).trees]

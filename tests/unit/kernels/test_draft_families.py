@@ -14,7 +14,7 @@ from specc.ir.ops import OPS
 from specc.ir.parser import parse_module
 from specc.kernels import FAMILIES
 from specc.kernels.argmax import most_splits, rows_of
-from specc.kernels.base import MAX_SPLITS, Cluster, Spec
+from specc.kernels.shared.base import MAX_SPLITS, Cluster, Spec
 
 TREE: dict[str, Any] = {"topk": 4, "num_draft_tokens": 9}
 

@@ -17,7 +17,7 @@ from specc.ir.plan import Kernel
 from specc.ir.types import TensorType
 from specc.kernels import FAMILIES
 from specc.kernels.argmax import block, splits
-from specc.kernels.base import MAX_SPLITS, cluster_of, nbytes, traffic
+from specc.kernels.shared.base import MAX_SPLITS, cluster_of, nbytes, traffic
 
 VARIANTS: list[dict[str, Any]] = [
     {"algorithm": "STANDALONE"},

@@ -12,7 +12,7 @@ from specc.codegen.render import render_kernel
 from specc.ir.core import Module, Op
 from specc.ir.ops.health import ROOM_BIT
 from specc.kernels import FAMILIES
-from specc.kernels.base import Spec
+from specc.kernels.shared.base import Spec
 from specc.kernels.copying import alignment, programs
 
 OUTPUTS = ["hidden_states", "logprobs", "routed_experts", "indexer_topk", "accept_index"]

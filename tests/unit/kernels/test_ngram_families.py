@@ -11,7 +11,7 @@ from specc.build import build_program
 from specc.ir.core import Module, Op
 from specc.ir.types import TensorType
 from specc.kernels import FAMILIES
-from specc.kernels.base import CAPACITY, Cluster, read_in_place
+from specc.kernels.shared.base import CAPACITY, Cluster, read_in_place
 from specc.runtime.plan import Launch, Plan
 
 START, PROPOSE = FAMILIES["ngram_start"], FAMILIES["ngram_propose"]

@@ -9,7 +9,7 @@ from programs import compile_to, load
 
 from specc.ir.core import Module, Op
 from specc.kernels import FAMILIES
-from specc.kernels.base import Cluster
+from specc.kernels.shared.base import Cluster
 
 FAMILY = FAMILIES["tree_build"]
 TREE = ["tree.select", "health.raise", "tree.positions"]

@@ -10,7 +10,7 @@ from programs import compile_to, load
 
 from specc.algorithms import needs
 from specc.ir.core import Module, Op, tensor_type
-from specc.kernels.base import MAX_SPLITS, only
+from specc.kernels.shared.base import MAX_SPLITS, only
 from specc.kernels.verify_commit import FAMILY
 
 TREE: dict[str, Any] = {"topk": 4, "num_steps": 4, "num_draft_tokens": 9}

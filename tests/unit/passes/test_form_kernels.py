@@ -8,7 +8,7 @@ import pytest
 from programs import run_on
 
 from specc.ir.core import Module
-from specc.kernels.base import Cluster, Family, Spec
+from specc.kernels.shared.base import Cluster, Family, Spec
 from specc.passes import form_kernels
 from specc.passes.form_kernels import FormKernels
 from specc.support.diagnostics import DiagnosticError

@@ -104,6 +104,9 @@ class Spec:
         num_warps: warps of 32 threads per program.
         num_stages: software pipelining depth; without matrix products there is nothing to pipeline.
         tiles: the tile sizes chosen and why, for the header of the generated file.
+        imports: of a composed kernel, the device functions it calls by module of ``templates/lib``.
+        prologue: of a composed kernel, the function that its scan calls, if it is written for it.
+        body: of a composed kernel, its statements; of others a template has them.
 
     """
 
@@ -115,6 +118,9 @@ class Spec:
     num_warps: int = 4
     num_stages: int = 1
     tiles: str = ""
+    imports: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    prologue: tuple[str, ...] = ()
+    body: tuple[str, ...] = ()
 
 
 class Family(ABC):

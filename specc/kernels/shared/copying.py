@@ -7,7 +7,7 @@ from math import prod
 from specc.ir.core import Module
 from specc.ir.plan import KvPool
 from specc.ir.types import DTYPES, TensorType
-from specc.kernels.base import CAPACITY, alignment
+from specc.kernels.shared.base import CAPACITY, alignment
 
 TILE = 2048
 """Units of one tile: of 8 bytes that is 16 per thread, eight 16-byte loads in flight, in 32 registers."""

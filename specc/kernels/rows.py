@@ -1,0 +1,21 @@
+"""rows: ops of a request that wait for no reduction: what a step begins with, and whatever stands alone."""
+
+from __future__ import annotations
+
+from specc.ir.core import Op
+from specc.kernels.shared.base import Cluster
+from specc.kernels.shared.compose import Composed
+from specc.kernels.shared.text import Text
+
+
+class Rows(Composed):
+    """One program per request, and some that copy long rows."""
+
+    stem = "rows"
+
+    def scan(self, text: Text, reduction: Op, cluster: Cluster) -> str:
+        """Nothing is scanned."""
+        raise AssertionError(f"{reduction.opcode} is no op of a kernel without reductions")
+
+
+FAMILY = Rows()

@@ -1,0 +1,1 @@
+"""What kernel families share."""

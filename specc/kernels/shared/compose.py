@@ -1,0 +1,184 @@
+"""Kernels composed from ops: what reduces over a vocabulary, then the ops' device functions, then stores.
+
+One program per request computes what blocks in registers hold; with a reduction it is the last of the request's
+programs to arrive, otherwise the first. Long rows are copied in chunks, which all programs share. What decides the
+text is the ops alone: a value that something else reads is stored, one that another kernel made is loaded.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from specc.ir.core import Module, Op, is_state
+from specc.kernels.shared import vocabulary
+from specc.kernels.shared.base import CAPACITY, ROW_BLOCK, STORES, Cluster, Family, Spec, leaves
+from specc.kernels.shared.text import INDENT, Text, all_fit, fits_registers, flags_first, is_computed, is_long
+from specc.kernels.shared.tiles import in_memory, is_prologue, side_of, tile_of
+
+_OF_ENTRIES = frozenset({"commit.compact", "commit.last", "tree.gather"})
+"""Ops whose device functions pick entries of T[N], no rows."""
+
+_RESIDENT_WARPS = 132 * 16
+"""Warps with about 120 registers per thread that a large GPU runs at once: those of the programs that build trees."""
+
+
+def has_tile(module: Module, op: Op) -> bool:
+    """Whether one program can compute an op of a request from blocks, memory, and pool rows."""
+    if op.opcode in ("carry.load", *STORES):
+        return all_fit(module, op)
+    function = tile_of(op)
+    if function is None or any(is_state(value) for value in op.operands):
+        return False
+    if op.opcode in _OF_ENTRIES and op["x"].type is not None and not all_fit(module, op):
+        return False
+    memory = in_memory(op)
+    blocks = [value for name, value in op.named.items() if name in function.parameters]
+    blocks += [value for name, value in op.named_results.items() if name not in memory]
+    return all(fits_registers(module, value) for value in blocks)
+
+
+@dataclass(frozen=True)
+class Composition:
+    """A composed kernel.
+
+    Attributes:
+        spec: the kernel.
+        chunks: chunks of long rows that its programs share.
+        work: whether one program of a request computes anything.
+
+    """
+
+    spec: Spec
+    chunks: int
+    work: bool
+
+
+class Composed(Family):
+    """Ops of a request in one launch, with at most one reduction over a vocabulary."""
+
+    reduces: ClassVar[str] = ""
+    """The op that it begins with."""
+
+    def candidates(self, module: Module) -> Iterable[Cluster]:
+        """None: `form-kernels` composes these clusters itself."""
+        return ()
+
+    @abstractmethod
+    def scan(self, text: Text, reduction: Op, cluster: Cluster) -> str:
+        """Write how partial results are combined into the body; the statement that scans a chunk of a row."""
+
+    def reduction(self, cluster: Cluster) -> Op | None:
+        """The op that reduces."""
+        return next((op for op in cluster if op.opcode == self.reduces), None)
+
+    def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
+        """The kernel: what it takes and what it does."""
+        return self.compose(module, name, cluster).spec
+
+    def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
+        """Programs that scan, or copy chunks, or share what ops let them."""
+        composition, reduction = self.compose(module, "", cluster), self.reduction(cluster)
+        if reduction is not None:
+            resident = _RESIDENT_WARPS // composition.spec.num_warps if _candidates(module, cluster) else CAPACITY
+            count = vocabulary.splits(module, reduction, batch, resident)
+            return batch, vocabulary.rows_of(module, reduction) * count, 1
+        if composition.chunks:
+            return batch, composition.chunks + composition.work, 1
+        if any(side_of(op) is not None and op.attrs.get("mode") == "full" for op in cluster):
+            return batch, min(module.size("N"), max(1, CAPACITY // batch)), 1
+        return batch, 1, 1
+
+    def compose(self, module: Module, name: str, cluster: Cluster) -> Composition:
+        """Write a kernel."""
+        text, reduction = Text(module, name, cluster), self.reduction(cluster)
+        long = [op for op in cluster if _in_chunks(module, op, cluster)]
+        done = [*long, *(op for op in cluster if op is reduction or op.opcode == "vocab.logprob" or is_prologue(op))]
+        short = [op for op in cluster if op not in done]
+        for op in long:
+            source = op if "field" in op.attrs else op["x"].source
+            if source in cluster:
+                text.row(source["rows"])
+        scan = ""
+        if reduction is not None:
+            text.head.append(f"live = {text.row(reduction['rows'])} != 0")
+            scan = self.scan(text, reduction, cluster)
+        for op in flags_first(short):
+            _write(text, op)
+        for op in short if reduction is None else [*done, *short]:
+            for result, value in op.named_results.items():
+                if value in text.blocks and value not in text.stored and leaves(module, value, cluster):
+                    text.stores.append(text.put(value, result))
+        for op in short:
+            if (function := side_of(op)) is not None:
+                text.side.append(text.call(op, function))
+        for op in long:
+            text.copy(op, loop=reduction is not None)
+        return Composition(self._spec(text, reduction, scan, bool(short)), text.chunks, bool(short))
+
+    def _spec(self, text: Text, reduction: Op | None, scan: str, work: bool) -> Spec:
+        inner = [f"{INDENT}{line}" for line in (*text.loads, *text.body, *text.stores)]
+        lines = ["b = tl.program_id(0)"]
+        share = ["program = tl.program_id(1)", "programs = tl.num_programs(1)"]
+        if reduction is not None:
+            lines += [*share, *text.head, "last = program == 0", "if live:", f"{INDENT}{scan}"]
+            lines += ["if last:", *inner, *text.side]
+        elif text.chunks:
+            lines += [f"chunk = tl.program_id(1){' - 1' * work}", *text.head]
+            lines += ["if chunk < 0:", *inner] * work + text.side
+        elif text.side:
+            lines += [*share, *text.head, *text.side, "if program == 0:", *inner]
+        else:
+            lines += [*text.head, *(line.removeprefix(INDENT) for line in inner)]
+        tiles = vocabulary.tiles(text.module, reduction) if reduction is not None else "one program per request"
+        return Spec(
+            self.stem,
+            {},
+            tuple(text.constants),
+            tuple(text.arguments.found),
+            tuple(text.scratch),
+            num_warps=_warps(text.module, text.cluster, reduction is not None),
+            tiles=f"{tiles}; long rows in chunks of {ROW_BLOCK}" if text.chunks else tiles,
+            imports={module: tuple(sorted(names)) for module, names in sorted(text.imports.items())},
+            prologue=tuple(text.prologue),
+            body=tuple(lines),
+        )
+
+
+def _in_chunks(module: Module, op: Op, cluster: Cluster) -> bool:
+    """Whether all programs share the rows that an op moves."""
+    return is_long(module, op) and op.opcode != "tree.gather" and not is_computed(module, op, cluster)
+
+
+def _write(text: Text, op: Op) -> None:
+    if op.opcode in ("carry.load", *STORES):
+        text.carry(op)
+    elif op.opcode == "tree.gather" and is_long(text.module, op):
+        text.gather(op)
+    elif op.opcode != "health.raise" or not text.raised(op):
+        function = tile_of(op)
+        assert function is not None, op.opcode
+        text.tile(op, function)
+
+
+def _candidates(module: Module, cluster: Sequence[Op]) -> int:
+    """The candidates of the tree that a cluster selects; 0 without one."""
+    select = next((op for op in cluster if op.opcode == "tree.select"), None)
+    if select is None:
+        return 0
+    branches, steps = module.size("K"), int(select.attrs["steps"])
+    return branches + (steps - 1) * branches * branches
+
+
+def _warps(module: Module, cluster: Cluster, scans: bool) -> int:
+    """4 warps to scan with, otherwise one; for the candidates of a tree 4, those of up to 512 candidates.
+
+    More warps make each of the about ten exchanges between them slower, so there are more only for large trees, to have
+    the registers: a thread holds at most eight candidates with score, token and parent.
+    """
+    count = _candidates(module, cluster)
+    if count > 512:
+        return 8 if count <= 2048 else 16
+    return 4 if scans or count else 1
