@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from specc.ir.core import Module, Value, tensor_type
 from specc.ir.nodes import crossing, is_external
-from specc.ir.ops import OPS
 from specc.ir.plan import Layout
 from specc.ir.types import DTYPES, per_request, row_major
 from specc.kernels.base import VECTOR_BYTES, alignment
@@ -66,8 +65,8 @@ def buffer_root(value: Value, stored: Sequence[Value]) -> Value:
     Values between two in-place ops of one kernel are not in memory; the kernel changes what was there before both.
     """
     root = value
-    while value.source is not None and OPS[value.source.opcode].inplace and value is value.source.results[0]:
-        value = value.source.operands[0]
+    while value.source is not None and (before := value.source.overwritten) is not None:
+        value = before
         if value in stored:
             root = value
     return root
