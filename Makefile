@@ -72,7 +72,7 @@ resolve: setup
 check: lint types test
 
 golden: setup
-	$(BIN)/python -m pytest tests/golden --update-golden
+	$(BIN)/python -m pytest tests/golden tests/aot/test_registers.py --update-golden
 
 # Small mistakes, each in a copy of the tree, and whether the tests that must notice them do: tests/mutants/mutants.toml.
 # CHANGED=main: only mistakes in files that differ from a revision's.

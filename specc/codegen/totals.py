@@ -48,7 +48,7 @@ def _covered(buffers: list[Buffer]) -> int:
 def _vocab_bytes(module: Module, bucket: int) -> int:
     """A kernel reads every logits row once, whatever it computes of it."""
     ops = [op for op in module.ops("step") if op.opcode.startswith("vocab.")]
-    reads = dict.fromkeys((node_of(op), op.operands[0]) for op in ops)
+    reads = dict.fromkeys((node_of(op), op["logits"]) for op in ops)
     return sum(nbytes(module, tensor_type(logits), bucket) for _, logits in reads)
 
 
@@ -74,10 +74,10 @@ def _hidden(module: Module) -> tuple[set[Value], set[str]]:
     while size != len(values) + len(fields):
         size = len(values) + len(fields)
         for op in module.ops():
-            if OPS[op.opcode].effect == "carry" and op.operands[1] in values:
+            if OPS[op.opcode].effect == "carry" and op.get("value") in values:
                 fields.add(str(op.attrs["field"]))
             elif op.opcode == "carry.load" and op.attrs["field"] in fields:
                 values.add(op.result)
-            elif op.opcode.startswith(("tree.", "commit.")) and op.operands[0] in values:
+            elif op.opcode.startswith(("tree.", "commit.")) and op.get("x") in values:
                 values |= set(op.results)
     return values, fields

@@ -80,7 +80,6 @@ class PlanFacts:
         kv, dims = get(plan, "kv"), get(plan, "dims")
         shifted = get(kv, "draft_positions") == "shifted"
         mask = _attrs(plan, "tree.mask")
-        nodes = int(dims["N"])
         forwards = tuple((get(node, "callback"), _fields(node).get("step")) for node in _calls(plan))
         calls = frozenset(callback for callback, _ in forwards)
         modules = len(list(_calls(plan, MODULE)))
@@ -91,7 +90,7 @@ class PlanFacts:
             page_size=int(get(kv, "page_size")),
             branches=int(dims["K"]),
             branch_room=int(get(kv, "branch_room")),
-            reach=max(nodes, int(dims["A"]) + (not shifted)),
+            reach=max(int(dims["N"]), int(dims["A"]) + (not shifted)),
             reserve=max(int(get(kv, "reserve")), int(get(kv, "window"))),
             pools=tuple(get(plan, "kv_pools")),
             forwards=forwards,
@@ -106,7 +105,7 @@ class PlanFacts:
             accepts=int(dims["A"]),
             relays=LENGTHS in _names(get(plan, "carry")),
             mask_mode=str(mask["mode"]) if mask else None,
-            mask_context=int(mask["width"]) // nodes - nodes if mask.get("mode") == "full" else None,
+            mask_context=get(kv, "longest"),
             extras=tuple(
                 sorted({name for node in _calls(plan, "target") for name in get(node, "results")} - FORWARD_RESULTS)
             ),

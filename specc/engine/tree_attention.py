@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specc.engine.context import PagedContext
 from specc.engine.kv_pool import KVPool
+from specc.runtime.reference_slots import branch_run
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Branches:
         branch = torch.arange(count, device=seq_lens.device)[None, :, None]
         base = (seq_lens + self.offset)[:, None, None]
         tail = base % self.page
-        run = (tail + self.room + self.page - 1) // self.page * self.page
+        run = branch_run(base, self.page, self.room)
         return positions + torch.where(positions >= base - tail, branch * run, 0)
 
 

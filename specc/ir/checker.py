@@ -73,8 +73,8 @@ def _check_op(module: Module, op: Op, order: dict[Op, int]) -> list[str]:
         problems.append(f"{op.opcode} is not legal once the module is {definition.until}")
     for value in op.operands:
         problems += _check_operand(op, value, order)
-    if definition.inplace and op.operands:
-        problems += _check_inplace(module, op, order)
+    if op.operands and (victim := op.overwritten) is not None:
+        problems += _check_inplace(module, op, victim, order)
     return problems
 
 
@@ -119,9 +119,8 @@ def _check_operand(op: Op, value: Value, order: dict[Op, int]) -> list[str]:
     return []
 
 
-def _check_inplace(module: Module, op: Op, order: dict[Op, int]) -> list[str]:
+def _check_inplace(module: Module, op: Op, victim: Value, order: dict[Op, int]) -> list[str]:
     """Nothing may read the operand after it has been overwritten."""
-    victim = op.operands[0]
     late = [user for user in module.users(victim) if order[user] > order[op]]
     late += [] if victim not in module.outputs.values() else [op]
     return [f"%{victim.name} is read after {op.opcode} overwrote it" for _ in late[:1]]

@@ -87,6 +87,11 @@ class Op:
         return {slot.name: value for slot, value in zip(slots, self.results, strict=True)}
 
     @property
+    def overwritten(self) -> Value | None:
+        """The operand whose memory the result of an op in place takes; None for other ops."""
+        return self.operands[0] if OPS[self.opcode].inplace else None
+
+    @property
     def result(self) -> Value:
         """The only result."""
         (value,) = self.results

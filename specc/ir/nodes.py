@@ -27,8 +27,8 @@ def quotient(module: Module) -> nx.DiGraph:
     for op in module.ops():
         graph.add_node(node_of(op))
         edges = [(value.source, op) for value in op.operands if value.source is not None]
-        if OPS[op.opcode].inplace:
-            edges += [(user, op) for user in module.users(op.operands[0]) if user is not op]
+        if (victim := op.overwritten) is not None:
+            edges += [(user, op) for user in module.users(victim) if user is not op]
         for before, after in edges:
             if node_of(before) != node_of(after):
                 graph.add_edge(node_of(before), node_of(after))

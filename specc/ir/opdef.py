@@ -84,7 +84,7 @@ class OpDef:
         attrs: required attributes, and their types or the numbers that they may be.
         until: invariant after which the op is illegal; empty if it is legal to the end.
         effect: ``carry`` for ops that write carried state, ``external`` for the engine's forwards, else empty.
-        inplace: whether result 0 replaces operand 0 in memory.
+        inplace: whether the only result replaces the first operand in memory.
         infer: result types which a signature cannot say, from the module and the op's attributes.
         parts: the variadic operands, a signature of their own, from the op's attributes.
         indexes: by attribute the dimension that it counts along, or the operand along whose last axis it does.

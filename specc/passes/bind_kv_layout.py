@@ -62,7 +62,7 @@ class BindKvLayout(Pass):
         readers = [op for op in module.find(*_TABLE_READERS) if entry_of(op.phase) == "step"]
         if not readers:
             return
-        table, rows, lens = readers[0].operands[:3]
+        table, rows, lens = (readers[0][name] for name in ("req_to_token", "rows", "seq_lens"))
         others = [op for op in module.ops("step") if op.opcode not in _WHATEVER_THE_LENGTH]
         longest, location = _longest(module), readers[0].location
         admit = self._insert(
@@ -70,10 +70,10 @@ class BindKvLayout(Pass):
             window=layout.window, longest=longest,
         )  # fmt: skip
         for op in others:
-            module.replace_operand(op, rows, admit.results[0])
-            module.replace_operand(op, lens, admit.results[1])
+            module.replace_operand(op, rows, admit.out("rows"))
+            module.replace_operand(op, lens, admit.out("seq_lens"))
         for clear in (op for op in module.find("health.clear") if entry_of(op.phase) == "step"):
-            operands = clear.result, admit.results[2]
+            operands = clear.result, admit.out("full")
             told = self._insert(module, "health.raise", operands, ("health_room",), location, bit=ROOM_BIT)
             module.replace_uses(clear.result, told.result)
             module.set_operands(told, operands)

@@ -30,9 +30,10 @@ class Cse(Pass):
             key = (entry_of(op.phase), op.opcode, op.operands, tuple(sorted(op.attrs.items())))
             first = seen.setdefault(key, op)
             if first is not op:
-                what = f"%{op.results[0].name} is %{first.results[0].name}: computed once"
-                self.remark(ctx, f"{what}, {op.opcode} of the same operands", op.location)
-                for old, new in zip(op.results, first.results, strict=True):
+                same = list(zip(op.results, first.results, strict=True))
+                what = ", ".join(f"%{old.name} is %{new.name}" for old, new in same)
+                self.remark(ctx, f"{what}: computed once, {op.opcode} of the same operands", op.location)
+                for old, new in same:
                     module.replace_uses(old, new)
                 module.erase(op)
                 return True
@@ -43,5 +44,4 @@ def _mergeable(module: Module, op: Op) -> bool:
     definition = OPS[op.opcode]
     if definition.effect or definition.inplace:
         return False
-    users = [(user, value) for value in op.results for user in module.users(value)]
-    return not any(OPS[user.opcode].inplace and user.operands[0] is value for user, value in users)
+    return not any(user.overwritten is value for value in op.results for user in module.users(value))

@@ -39,7 +39,7 @@ class SelectCompaction(Pass):
                 self._move(module, forward, slots, ctx)
 
     def _lower(self, module: Module, path: Op, ctx: Context) -> None:
-        value, name = path.operands[0], path.result.name
+        value, name = path["x"], path.result.name
         if on_nodes(value):
             path.opcode = "commit.compact"  # same operands and type: only the choice has been made
             width, nodes = module.size(PATH), module.size(NODE)
@@ -61,7 +61,7 @@ class SelectCompaction(Pass):
         readers = module.users(state)
         greedy = _acceptance(module)
         move = module.add_op(
-            "commit", "kv.move", (slots, greedy.results[1], greedy.results[2], state),
+            "commit", "kv.move", (slots, greedy.out("accept_index"), greedy.out("accept_lens"), state),
             [(f"{state.name}_path", state.type)], {}, forward.location,
         )  # fmt: skip
         for reader in readers:
@@ -116,7 +116,7 @@ def _path_of(module: Module, value: Value) -> Value:
     for user in module.users(value):
         if user.opcode == "commit.path":
             return user.result
-    accept_index = _acceptance(module).results[1]
+    accept_index = _acceptance(module).out("accept_index")
     location = _place(value)
     name = value.name.removeprefix("node_")
     path = module.add_op("commit", "commit.path", (value, accept_index), [(name, None)], {}, location, 0)

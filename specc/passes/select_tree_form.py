@@ -41,14 +41,14 @@ class SelectTreeForm(Pass):
         for select in module.find("tree.select"):
             _fold_select(module, select, drafted)
         for comb in module.find("tree.comb"):
-            _drop_links(module, *comb.results)
+            _drop_links(module, comb.out("parent"), comb.out("depth"))
         for removed in sweep(module):
             self.remark(ctx, f"a chain does not need {removed.what}: {removed.verdict}", removed.location)
         if links := links_of(module):
             raise DiagnosticError([_still_read(op) for op in links])
         handed_out = module.outputs.values()
         for topk in module.find("vocab.topk"):
-            if not module.users(topk.results[0]) and topk.results[0] not in handed_out:
+            if not module.users(topk.out("p")) and topk.out("p") not in handed_out:
                 _topk_to_argmax(module, topk, keep="K")
         _rename_axis(module, "N", "A")
         self.remark(
@@ -75,19 +75,17 @@ def _fold_grow(module: Module, grow: Op) -> tuple[Value, Value]:
 
     Returns the candidates' tokens [B, K, K] and what they are now, the token [B, K].
     """
-    tokens, _, kept, _ = grow.results
-    _, p, candidates = grow.operands
-    topk = p.source
-    if topk is None or topk.opcode != "vocab.topk" or topk.results[1] is not candidates:
+    candidates, topk = grow["index"], grow["p"].source
+    if topk is None or topk.opcode != "vocab.topk" or topk.out("index") is not candidates:
         message = f"a chain drafts the most probable token, and the candidates %{candidates.name} are no vocab.topk's"
         raise DiagnosticError(Diagnostic("ir/invalid", message, grow.location))
     argmax = _insert(module, topk, "vocab.argmax", topk.operands, ("draft_token", "draft_bad"), dtype="i64", keep="")
-    module.replace_uses(tokens, argmax.results[0])
-    module.replace_uses(topk.results[2], argmax.results[1])
-    for user in module.users(kept):
+    module.replace_uses(grow.out("tokens"), argmax.out("index"))
+    module.replace_uses(topk.out("bad"), argmax.out("bad"))
+    for user in module.users(grow.out("kept")):
         if user.opcode == "tree.gather":
-            module.replace_uses(user.result, user.operands[0])
-    return candidates, argmax.results[0]
+            module.replace_uses(user.result, user["x"])
+    return candidates, argmax.out("index")
 
 
 def _fold_select(module: Module, select: Op, drafted: Mapping[Value, Value]) -> None:
@@ -95,19 +93,18 @@ def _fold_select(module: Module, select: Op, drafted: Mapping[Value, Value]) -> 
 
     drafted: what the candidates of every step have become, see `_fold_grow`.
     """
-    steps = int(select.attrs["steps"])
-    bonus, first, *candidates = select.operands[1], *select.operands[2 + steps : 2 + 2 * steps]
-    tokens = _append(module, select, (bonus, first), "chain.start")
-    for column, grown in enumerate(candidates, start=2):
+    tokens = _append(module, select, (select["bonus"], select["tokens0"]), "chain.start")
+    for step in range(1, int(select.attrs["steps"])):
+        grown = select[f"tokens{step}"]
         if grown not in drafted:
             message = f"a chain is linked from what was grown, and %{grown.name} are no candidates of a tree.grow"
             raise DiagnosticError(Diagnostic("ir/invalid", message, select.location))
-        tokens = _append(module, select, (tokens, drafted[grown]), "chain.append", column=column)
-    old_tokens, parent, depth, orphan = select.results
-    module.replace_uses(old_tokens, tokens)
-    for user in module.users(orphan):
-        module.replace_uses(user.result, user.operands[0])
-    _drop_links(module, parent, depth)
+        tokens = _append(module, select, (tokens, drafted[grown]), "chain.append", column=step + 1)
+    module.replace_uses(select.out("tokens"), tokens)
+    for user in module.users(select.out("orphan")):
+        if user.opcode == "health.raise":
+            module.replace_uses(user.result, user["health"])
+    _drop_links(module, select.out("parent"), select.out("depth"))
 
 
 def _append(module: Module, select: Op, operands: tuple[Value, Value], opcode: str, **attrs: int) -> Value:
@@ -128,17 +125,18 @@ def _drop_links(module: Module, parent: Value, depth: Value) -> None:
             if user.opcode != "tree.mask":
                 module.set_operands(user, [value for value in user.operands if value is not dropped])
     for user in module.users(depth):
+        if user.opcode != "tree.positions":
+            continue
         positions = _insert(
-            module, user, "kv.positions", user.operands[:1], ("verify_positions",), axis="A", offset=0, stride=1
+            module, user, "kv.positions", (user["seq_lens"],), ("verify_positions",), axis="A", offset=0, stride=1
         )
         module.replace_uses(user.result, positions.result)
 
 
 def _topk_to_argmax(module: Module, topk: Op, keep: str) -> None:
-    _, index, bad = topk.results
     argmax = _insert(module, topk, "vocab.argmax", topk.operands, ("next_token", "next_bad"), dtype="i64", keep=keep)
-    module.replace_uses(index, argmax.results[0])
-    module.replace_uses(bad, argmax.results[1])
+    module.replace_uses(topk.out("index"), argmax.out("index"))
+    module.replace_uses(topk.out("bad"), argmax.out("bad"))
     module.erase(topk)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from specc.ir.core import Module, Op
 from specc.ir.infer import assign_types
+from specc.ir.ops import OPS
 from specc.passes.base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
@@ -34,13 +35,12 @@ class SelectVerify(Pass):
 
 
 def _lower_greedy(module: Module, accept: Op) -> None:
-    tokens, logits, rows, *links = accept.operands
     phase = module.phases[accept.phase]
     at = phase.index(accept)
     argmax = module.add_op(
         accept.phase,
         "vocab.argmax",
-        (logits, rows),
+        (accept["logits"], accept["rows"]),
         [("target_argmax", None), ("target_bad", None)],
         {"dtype": "i32", "keep": ""},
         accept.location,
@@ -49,17 +49,18 @@ def _lower_greedy(module: Module, accept: Op) -> None:
     greedy = module.add_op(
         accept.phase,
         "verify.greedy",
-        (tokens, argmax.results[0], rows, *links),
-        [(value.name, None) for value in accept.results[:3]],
+        [argmax.out("index") if name == "logits" else value for name, value in accept.named.items()],
+        [(accept.out(slot.name).name, None) for slot in OPS["verify.greedy"].results],
         {},
         accept.location,
         at + 1,
     )
     assign_types(module, argmax)
     assign_types(module, greedy)
-    for old, new in zip(accept.results, (*greedy.results, argmax.results[1]), strict=True):
-        module.replace_uses(old, new)
-    names = [value.name for value in accept.results]
+    verdicts = {"bad": argmax.out("bad"), **greedy.named_results}
+    names = {name: old.name for name, old in accept.named_results.items()}
+    for name, old in accept.named_results.items():
+        module.replace_uses(old, verdicts[name])
     module.erase(accept)
-    for value, name in zip(greedy.results, names, strict=False):
-        module.rename(value, name)
+    for name, value in greedy.named_results.items():
+        module.rename(value, names[name])

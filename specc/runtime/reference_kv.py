@@ -12,6 +12,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from .reference_slots import branch_run
 from .semantics import Attrs, Dims, Tensors
 
 KvOp: TypeAlias = Callable[[Tensors, Attrs, Dims, Sequence[Tensor]], None]
@@ -42,7 +43,7 @@ def kv_duplicate_tail(operands: Tensors, attrs: Attrs, dims: Dims, buffers: Sequ
     for row, length in zip(rows.tolist(), seq_lens.tolist(), strict=True):
         base = length + int(attrs["offset"])
         tail = base % page
-        run = (tail + room + page - 1) // page * page
+        run = branch_run(base, page, room)
         for branch in range(1, dims["K"] if row else 0):
             sources.append(table[row, base - tail : base])
             targets.append(table[row, base - tail + branch * run : base + branch * run])

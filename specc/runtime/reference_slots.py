@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 from torch import Tensor
 
 from .semantics import Attrs, Dims, Semantics, Tensors, register, zero_rows
+
+Positions = TypeVar("Positions", int, Tensor)
 
 SLOT_OPS: dict[str, Semantics] = {}
 
@@ -75,7 +79,7 @@ def kv_branch_slots(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return (slots.permute(2, 0, 1).contiguous(),)
 
 
-def branch_run(base: Tensor, page: int, room: int) -> Tensor:
+def branch_run(base: Positions, page: int, room: int) -> Positions:
     """Positions from one branch to the next: room and the partly filled page before `base`, in whole pages."""
     return (base % page + room + page - 1) // page * page
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import re
+import struct
 from collections.abc import Iterable
 
 from programs import compile_to
@@ -58,3 +59,11 @@ def opcodes(artifact: Artifact) -> list[str]:
     """The instructions' names of a cubin, in order, without predicates."""
     pattern = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
     return pattern.findall(machine_code.sass(artifact.binary))
+
+
+def code_bytes(artifact: Artifact) -> int:
+    """Bytes of instructions of a cubin, an ELF file: its sections that can be executed."""
+    elf = artifact.binary
+    (start,), (size, count) = struct.unpack_from("<Q", elf, 40), struct.unpack_from("<HH", elf, 58)
+    sections = [struct.unpack_from("<IIQQQQ", elf, start + size * number) for number in range(count)]
+    return sum(length for _, _, flags, _, _, length in sections if flags & 4)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from math import prod
 
 from specc.ir.core import Module, Op, Value, is_state, tensor_type
-from specc.ir.ops import OPS
 from specc.ir.types import TensorType
 from specc.kernels.shared.base import (
     NARROW,
@@ -79,10 +78,8 @@ def is_computed(module: Module, op: Op, cluster: Cluster) -> bool:
 
 def replaced(module: Module, value: Value) -> Value | None:
     """The operand whose memory a value takes, None without one: what is handed out keeps its own."""
-    op = value.source
-    if op is None or not OPS[op.opcode].inplace or value is not op.results[0]:
-        return None
-    return None if op.operands[0] in module.outputs.values() else op.operands[0]
+    victim = value.source.overwritten if value.source is not None else None
+    return None if victim in module.outputs.values() else victim
 
 
 @dataclass

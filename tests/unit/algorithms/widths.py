@@ -8,18 +8,13 @@ from specc.config import LoadedConfig
 from specc.driver import compile_module
 from specc.ir.core import Module, tensor_type
 from specc.ir.nodes import is_external, node_of
-from specc.ir.ops import OPS
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 
 def reads(module: Module) -> dict[str, str]:
     """Type of the hidden rows that every forward reads, by node; of those that read any."""
-    found: dict[str, str] = {}
-    for op in (op for op in module.ops() if is_external(op)):
-        slots = OPS[op.opcode].operand_names(len(op.operands))
-        rows = [value for slot, value in zip(slots, op.operands, strict=True) if slot == "hidden"]
-        found |= {node_of(op): str(tensor_type(value)) for value in rows}
-    return found
+    hidden = {node_of(op): op.get("hidden") for op in module.ops() if is_external(op)}
+    return {node: str(tensor_type(value)) for node, value in hidden.items() if value is not None}
 
 
 def refused(loaded: LoadedConfig) -> tuple[Diagnostic, ...]:

@@ -57,6 +57,7 @@ def make_plan(
             "window": steps + 1 + (not shifted),
             "branch_room": 0,
             "reserve": 2 * (steps + 1),
+            "longest": None,
             "draft_positions": "shifted" if shifted else "true",
         },
         "kv_pools": {owner: {} for owner in owners},

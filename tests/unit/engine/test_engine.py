@@ -350,8 +350,8 @@ def test_programs_that_want_what_no_model_gives_are_refused(target: TargetModel)
 def test_a_full_mask_bounds_the_context(target: TargetModel) -> None:
     draft = make_drafts(target)["twin"]
     plan = make_plan(target, draft)
-    nodes = plan["dims"]["N"]
-    plan["phases"][0]["nodes"].append(launch_with("tree.mask", mode="full", width=nodes * (50 + nodes)))
+    plan["kv"]["longest"] = 50
+    plan["phases"][0]["nodes"].append(launch_with("tree.mask", mode="full"))
     engine = Engine(FakeProgram(plan), target, draft)
     assert (engine.facts.mask_mode, engine.facts.mask_context) == ("full", 50)
     assert engine.scheduler.max_context == 50

@@ -149,6 +149,11 @@ def test_operand_names() -> None:
     assert OPS["model.draft"].operand_names(7, {})[-1] == "hidden"
 
 
+def test_ops_in_place_have_one_result() -> None:
+    """Whose memory is that of the first operand."""
+    assert {op.name: len(op.results) for op in OPS.values() if op.inplace and len(op.results) != 1} == {}
+
+
 def test_operands_and_results_have_names() -> None:
     module = Module("m")
     seq_lens = module.add_input("seq_lens", TensorType("i64", ("B",)))

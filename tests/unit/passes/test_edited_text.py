@@ -73,6 +73,14 @@ EDITS = [
     ("expand-algorithm", CHAIN, r'extras = ""', 'extras = "x: i32[B, ?m]"', "infer-types", "5 results|x is i32"),
     ("infer-types", CHAIN, r"output health = %\w+", "output health = %depth", LATER, "a chain has no tree.select"),
     (
+        "infer-types",
+        CHAIN,
+        r"(?s)(\n +)(%\w+ = commit\.path.*)output health = %\w+",
+        r'\1%depths = commit.path(%depth, %accept_index) : i64[B, A] loc("x":1:1)\1\2output health = %depths',
+        LATER,
+        "a chain has no tree.select",
+    ),
+    (
         "expand-algorithm",
         CHAIN,
         r"output health = %\w+",
