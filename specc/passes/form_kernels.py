@@ -157,7 +157,7 @@ class _Forming:
         able = [index for index in range(first, len(self.nodes)) if self._can(op, self.nodes[index])]
         if OPS[op.opcode].effect == "carry":
             able = [index for index in able if PHASES.index(self.nodes[index].phase) <= PHASES.index(op.phase)]
-            able = [index for index in able if self.nodes[index].phase == op.phase][-1:] or able
+            able = [index for index in able if self.nodes[index].phase == op.phase][-1:] or able[-1:]
         if not able:
             return False
         self.nodes[able[0]].ops.append(op)
