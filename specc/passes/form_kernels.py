@@ -182,8 +182,8 @@ class _Forming:
         """Ops of the entry that come before an op: what it reads, readers of what it replaces, loads before stores."""
         module = self.module
         found = [value.source for value in op.operands if value.source is not None]
-        if OPS[op.opcode].inplace:
-            found += [user for user in module.users(op.operands[0]) if user is not op]
+        if op.overwritten is not None:
+            found += [user for user in module.users(op.overwritten) if user is not op]
         if OPS[op.opcode].effect == "carry" and self.entry == "step":
             field_ = op.attrs["field"]
             found += [load for load in module.find("carry.load") if load.attrs["field"] == field_]

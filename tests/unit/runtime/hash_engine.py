@@ -156,7 +156,8 @@ def seen(tensor: Tensor, lengths: Tensor | None, select: Tensor | None) -> Tenso
 def tokens_before(node: External, operands: Mapping[str, Tensor], rows: int) -> Tensor:
     """The tokens that the rows of a forward's logits stand after, i64[B, ...]; of a block, what mostly would follow."""
     if "select" in operands:
-        return operands["tokens"].reshape(-1)[operands["select"]]
+        tokens = operands["tokens"].reshape(-1)
+        return tokens[operands["select"] % len(tokens)]  # anything at all while a graph is recorded: no kernel has run
     if "tokens" in operands:
         return operands["tokens"]
     token = operands.get("bonus", operands.get("first", torch.zeros(rows))).to(torch.int64)
