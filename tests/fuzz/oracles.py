@@ -5,16 +5,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from .fake import (
-    NO_HIDDEN,
-    Model,
-    block_code,
-    draft_code,
-    fold,
-    fold_all,
-    injected_code,
-    mix,
-)
+from fakes.models import NO_HIDDEN, Model, block_code, draft_code, fold, fold_all, injected_code, mix
+
 from .oracle import DRAFT, EXTEND, PREFILL, Oracle
 from .ranking import Branch, Tree, chain
 

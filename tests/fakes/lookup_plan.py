@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from toy_plan import Builder, Json, external, graphs_of, kv_pool, memory_of, op
+from .chain_plan import Builder, Json, external, graphs_of, kv_pool, memory_of, op
 
 WINDOW, LONGEST, SHORTEST = 24, 4, 1
 

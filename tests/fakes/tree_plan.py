@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from toy_plan import Builder, external, graphs_of, kv_pool, memory_of, op
+from .chain_plan import Builder, external, graphs_of, kv_pool, memory_of, op
 
 Json = dict[str, Any]
 PAGE, ROOM = 4, 2
