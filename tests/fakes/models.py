@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -161,30 +161,35 @@ def wild_models(config: Config, rng: random.Random, padding: float = NAN) -> dic
     return found
 
 
-def tame_models(plan: Plan, seed: int = 3) -> dict[str, Model]:
+def tame_models(plan: Plan) -> dict[str, Model]:
     """The models of a plan, whose rows have one largest value; scores of two paths are as good as never equal."""
-    rng = random.Random(seed)
-    levels = [8 * rng.random() for _ in range(251)]
-    types: dict[str, dict[str, Any]] = {"target": {}, "draft": {}}
+    types: dict[str, dict[str, Any]] = {}
     # A package has classes of its own, so nodes are told apart by what they have.
     for node in (node for entry in ("prefill", "step") for node in plan.nodes(entry) if hasattr(node, "callback")):
-        types["target" if node.callback.endswith("target") else "draft"] |= {
-            name: plan.values[value] for name, value in node.results.items()
-        }
+        results = {name: plan.values[value] for name, value in node.results.items()}
+        types.setdefault("target" if node.callback.endswith("target") else "draft", {}).update(results)
     found = {}
-    for side, errs in (("target", 0.1), ("draft", 0.3)):
-        if "logits" not in types[side]:
-            continue
-        logits, hidden = types[side]["logits"], types[side].get("hidden")
-        vocab, width = plan.size(logits.axes[-1]), plan.size(hidden.axes[-1]) if hidden else 1
-        follows = [follow(token) for token in range(min(vocab, CLASSES))]
-
-        def row(peak: int, size: int = vocab) -> list[float]:
-            return [9 + rng.random() if token == peak else rng.choice(levels) for token in range(size)]
-
-        dtypes = DTYPES[logits.dtype], DTYPES[hidden.dtype] if hidden else torch.float32
-        found[side] = _model(rng, row, follows, errs, vocab, width, *dtypes, NAN)
+    for side, results in types.items():
+        sizes = [
+            (plan.size(results[name].axes[-1]), DTYPES[results[name].dtype]) if name in results else (1, torch.float32)
+            for name in ("logits", "hidden")
+        ]
+        found[side] = _tame_model(side, *sizes)
     return found
+
+
+@cache
+def _tame_model(side: str, logits: tuple[int, torch.dtype], hidden: tuple[int, torch.dtype]) -> Model:
+    """A model of a side, by the widths and dtypes of what it returns."""
+    rng = random.Random(side)
+    levels = [8 * rng.random() for _ in range(251)]
+    (vocab, dtype), (width, hidden_dtype) = logits, hidden
+
+    def row(peak: int) -> list[float]:
+        return [9 + rng.random() if token == peak else rng.choice(levels) for token in range(vocab)]
+
+    follows = [follow(token) for token in range(min(vocab, CLASSES))]
+    return _model(rng, row, follows, 0.1 if side == "target" else 0.3, vocab, width, dtype, hidden_dtype, NAN)
 
 
 def follow(token: int) -> int:

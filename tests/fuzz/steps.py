@@ -126,12 +126,10 @@ class Session:
     def _engine(self) -> Engine:
         """What the configuration says that the models are, and the plan where drafts are."""
         kv, target, slots = self.plan.kv, self.config.target, int(self.table.max()) + 1
-        interleaved = self.rng.random() < 0.3
+        models = {owner: self.config.models[owner] for owner in self.plan.kv_pools}
+        fill, interleaved = self.rng.randrange(1 << 30), self.rng.random() < 0.3
         memory = {
-            owner: Memory.of_model(
-                self.config.models[owner], slots, self.rng.randrange(1 << 30), interleaved=interleaved
-            )
-            for owner in self.plan.kv_pools
+            owner: Memory.of_model(model, slots, fill, interleaved=interleaved) for owner, model in models.items()
         }
         sizes = {"routed_experts": target.experts_per_token, "indexer_topk": target.index_topk}
         extras = {name: (target.depth, int(size or 0)) for name, size in sizes.items() if name in self.config.outputs}
