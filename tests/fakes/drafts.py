@@ -73,12 +73,15 @@ class Engine(TargetEngine):
     def forward_block(
         self, *, bonus: Tensor, positions: Tensor, slots: Tensor, rows: Tensor, seq_lens: Tensor, capture: str
     ) -> SimpleNamespace:
-        """All places but the bonus token's, at once."""
+        """All places but the bonus token's, at once, each as if what mostly comes next stood before it."""
         assert capture == "null"
         self.memory["draft"].write(slots, block_code(bonus[:, None], positions))
         place = torch.arange(positions.shape[1] - 1, device=rows.device)
         text = self.texts("draft", rows, seq_lens + positions.shape[1])
-        return self.answer("draft", capture, fold(text[:, None], place), bonus[:, None] + place, rows)
+        tokens = [bonus]
+        while len(tokens) < len(place):
+            tokens.append(self._follows[tokens[-1] % len(self._follows)])
+        return self.answer("draft", capture, fold(text[:, None], place), torch.stack(tokens, 1), rows)
 
     def forward_inject(
         self, *, positions: Tensor, slots: Tensor, rows: Tensor, seq_lens: Tensor, hidden: Tensor, capture: str

@@ -5,7 +5,7 @@ Nothing waits for the device but a prefill, so that a step can be captured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specc.config import Config
 from specc.runtime.plan import Plan
 
 from .memory import LOST, Memory, scattered, visible
@@ -59,6 +60,7 @@ class TargetEngine:
         while len(powers) <= table.shape[1] + 64:
             powers.append(powers[-1] * BASE % MODULUS)
         self._powers = torch.tensor(powers, device=table.device)
+        self._follows = torch.tensor(models["target"].follows, device=table.device)
 
     @classmethod
     def of_plan(cls, plan: Plan, table: Tensor | None = None, seed: int = 0) -> Any:
@@ -74,6 +76,18 @@ class TargetEngine:
                 extras = {name: (plan.size(layers), plan.size(size)) for name, (*_, layers, size) in axes.items()}
         said = {name: int(plan.kv.get(key) or 0) for name, key in kv.items()}
         return cls(tame_models(plan), memory, table, **said, extras=extras)
+
+    @classmethod
+    def of_config(
+        cls, config: Config, models: Mapping[str, Model], table: Tensor, owners: Iterable[str], **more: Any
+    ) -> Any:
+        """An engine for a configuration; ``more`` says ``first`` and ``room``, and how KV memory lies."""
+        slots, target = int(table.max()) + 1, config.target
+        how = {name: more.pop(name) for name in ("fill", "interleaved") if name in more}
+        memory = {owner: Memory.of_model(config.models[owner], slots, **how) for owner in owners}
+        sizes = {"routed_experts": target.experts_per_token, "indexer_topk": target.index_topk}
+        extras = {name: (target.depth, int(size or 0)) for name, size in sizes.items() if name in config.outputs}
+        return cls(models, memory, table, page=config.page_size, extras=extras, **more)
 
     @property
     def kv(self) -> dict[str, list[Tensor]]:

@@ -142,9 +142,15 @@ def extra(seen: Any, output: int, layer: Any, entry: Any) -> Any:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def wild_models(config: Config, rng: random.Random, padding: float = NAN) -> dict[str, Model]:
+ODD = (0.0, 0.0, 0.02, 0.1, 0.5)
+"""Shares of rows that say what no model should."""
+
+
+def wild_models(
+    config: Config, rng: random.Random, *, odd: Sequence[float] = ODD, padding: float = NAN
+) -> dict[str, Model]:
     """The models of a configuration, in whose rows are ties, NaN and infinities; padding rows say ``padding``."""
-    odd = rng.choice([0.0, 0.0, 0.02, 0.1, 0.5])
+    share = rng.choice(odd)
     vocab = config.target.vocab_size
     follows = [rng.randrange(vocab) for _ in range(min(vocab, CLASSES))]
     found = {}
@@ -155,7 +161,7 @@ def wild_models(config: Config, rng: random.Random, padding: float = NAN) -> dic
         width = width if side == "draft" and width else model.spec_width
 
         def row(peak: int, size: int = model.vocab_size, dtype: torch.dtype = dtype) -> list[float]:
-            return _wild_row(rng, size, peak, odd, dtype)
+            return _wild_row(rng, size, peak, share, dtype)
 
         found[side] = _model(rng, row, follows, errs, model.vocab_size, width, dtype, TORCH[model.dtype], padding)
     return found

@@ -144,7 +144,10 @@ class Block(Oracle):
         root = self.text[-1]
         places = [block_code(root, self.length + i) for i in range(steps + 1)]
         seen = fold_all(0, [*self.draft_codes, *places])
-        found = [self.argmax("draft", root + i, fold(seen, i)) for i in range(steps)]
+        before = [root]
+        while len(before) < steps:
+            before.append(self.models["draft"].follow(before[-1]))
+        found = [self.argmax("draft", token, fold(seen, i)) for i, token in enumerate(before)]
         self.health |= DRAFT * any(bad for _, bad in found)
         return chain(root, [token for token, _ in found])
 

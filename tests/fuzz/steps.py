@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from fakes.drafts import Engine
-from fakes.memory import Memory
 from fakes.models import Model, wild_models
 from torch import Tensor
 
@@ -125,16 +124,9 @@ class Session:
 
     def _engine(self) -> Engine:
         """What the configuration says that the models are, and the plan where drafts are."""
-        kv, target, slots = self.plan.kv, self.config.target, int(self.table.max()) + 1
-        models = {owner: self.config.models[owner] for owner in self.plan.kv_pools}
-        fill, interleaved = self.rng.randrange(1 << 30), self.rng.random() < 0.3
-        memory = {
-            owner: Memory.of_model(model, slots, fill, interleaved=interleaved) for owner, model in models.items()
-        }
-        sizes = {"routed_experts": target.experts_per_token, "indexer_topk": target.index_topk}
-        extras = {name: (target.depth, int(size or 0)) for name, size in sizes.items() if name in self.config.outputs}
-        where = {"first": kv["first_draft_position"], "page": self.config.page_size, "room": kv["branch_room"]}
-        engine = Engine(self.models, memory, self.table, **where, extras=extras)
+        where = {"first": self.plan.kv["first_draft_position"], "room": self.plan.kv["branch_room"]}
+        how = {"fill": self.rng.randrange(1 << 15), "interleaved": self.rng.random() < 0.3}
+        engine = Engine.of_config(self.config, self.models, self.table, self.plan.kv_pools, **where, **how)
         engine.on_call = self._fail
         return engine
 
