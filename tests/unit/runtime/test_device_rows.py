@@ -57,10 +57,9 @@ def test_every_algorithm_decodes_what_it_does_of_host_rows(algorithm: str, keys:
 
 
 def test_nobody_waits_and_nothing_comes_from_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a launch or a forward does is the CPU's own way; all around them reads no value."""
+    """What a launch does is the CPU's own way; all around it, forwards included, reads no value."""
     reads = HostReads(monkeypatch)
     reads.allow(ReferenceBackend, "launch")
-    reads.allow(Engine, "_run")
     one = machine("EAGLE", 1)
     one.prefill({2: [3, 1, 4], 1: [5]})
     batch = device_batch(one, [2, 1])

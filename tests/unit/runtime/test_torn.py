@@ -321,7 +321,6 @@ def test_rows_that_cannot_be_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_while_nothing_is_torn_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     reads = HostReads(monkeypatch)
     reads.allow(ReferenceBackend, "launch")
-    reads.allow(Engine, "_run")
     one = machine("EAGLE", 1)
     one.prefill({2: [3, 1, 4], 1: [5]})
     rows, lengths = device(2, 1), device(3, 1)
