@@ -7,6 +7,7 @@ true positions; `overlap` relays the committed lengths. Some buffers that are ne
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,18 +142,13 @@ def chain_plan(
     dims |= {"V": vocab, "Vd": vocab, "P": pool, "W": width}
     b = Builder(dims, overlap)
     _declare(b, hidden)
-    nodes = {
+    phases = {
         "prepare": [_prepare(b, hidden)],
         "draft": _draft(b, hidden),
         "verify": _verify(b, hidden),
         "extend": _extend(b, hidden),
         "prefill": _prefill(b, hidden),
     }
-    phases = [{"name": n, "entry": "prefill" if n == "prefill" else "step", "nodes": v} for n, v in nodes.items()]
-    return _assemble(b, phases, hidden)
-
-
-def _assemble(b: Builder, phases: list[Json], hidden: bool) -> Json:
     carry = [
         {"name": "bonus", "dtype": "i32", "axes": ["B"]},
         {"name": "topk_index", "dtype": "i64", "axes": ["B", "K"]},
@@ -166,44 +162,69 @@ def _assemble(b: Builder, phases: list[Json], hidden: bool) -> Json:
         "bonus": "bonus",
         "health": "h",
     }
-    plan = {
-        "format": 3,
-        "name": "toy_chain",
-        "algorithm": "EAGLE" if hidden else "STANDALONE",
-        "specc": "0.0.0",
-        "dims": b.dims,
-        "kv": {
-            "page_size": 1,
+    return plan_of(
+        b,
+        phases,
+        name="toy_chain",
+        algorithm="EAGLE" if hidden else "STANDALONE",
+        kv={
             "window": b.dims["A"] + 1,
-            "verify_window": b.dims["N"],
             "reserve": 2 * b.dims["A"],
-            "longest": None,
             "first_draft_position": 0 if hidden else 1,
             "draft_positions": "shifted" if hidden else "true",
         },
-        "kv_pools": {owner: kv_pool(bound=False) for owner in ("target", "draft")},
+        kv_pools={owner: kv_pool(bound=False) for owner in ("target", "draft")},
+        carry=carry,
+        outputs=[(name, value, "step") for name, value in outputs.items()]
+        + [("bonus", "first", "prefill"), ("health", "ph", "prefill")],
+    )
+
+
+INPUTS = (
+    ("req_pool_indices", "i64", ["B"], "arena"),
+    ("seq_lens", "i64", ["B"], "arena"),
+    ("req_to_token", "i32", ["P", "C"], "engine"),
+)
+
+
+def plan_of(
+    b: Builder,
+    phases: Mapping[str, list[Json]],
+    *,
+    kv: Json,
+    outputs: Iterable[tuple[str, str, str]],
+    inputs: Iterable[tuple[str, str, list[str], str]] = INPUTS,
+    **said: Any,
+) -> Json:
+    """A whole plan of what was built; ``kv`` and ``said`` are what is not the same in all of them.
+
+    ``outputs`` are names, values and entries, ``inputs`` names, dtypes, axes and owners.
+    """
+    listed = [
+        {"name": name, "entry": "prefill" if name == "prefill" else "step", "nodes": nodes}
+        for name, nodes in phases.items()
+    ]
+    usual = {"page_size": 1, "verify_window": b.dims["N"], "longest": None}
+    usual |= {"first_draft_position": 0, "draft_positions": "shifted"}
+    plan = {
+        "format": 3,
+        "specc": "0.0.0",
+        "dims": b.dims,
+        "kv": usual | kv,
         "models": {},
         "options": {},
         "disaggregation": False,
-        "inputs": [
-            {"name": "req_pool_indices", "dtype": "i64", "axes": ["B"], "owner": "arena"},
-            {"name": "seq_lens", "dtype": "i64", "axes": ["B"], "owner": "arena"},
-            {"name": "req_to_token", "dtype": "i32", "axes": ["P", "C"], "owner": "engine"},
-        ],
-        "carry": carry,
-        "outputs": [{"name": name, "value": value, "entry": "step"} for name, value in outputs.items()]
-        + [
-            {"name": "bonus", "value": "first", "entry": "prefill"},
-            {"name": "health", "value": "ph", "entry": "prefill"},
-        ],
+        "inputs": [dict(zip(("name", "dtype", "axes", "owner"), item, strict=True)) for item in inputs],
+        "outputs": [dict(zip(("name", "value", "entry"), item, strict=True)) for item in outputs],
         "values": b.values,
         "buffers": b.buffers,
         "kernels": b.kernels,
-        "phases": phases,
+        "phases": listed,
         "buckets": b.buckets,
         "totals": {},
-        **graphs_of(phases),
+        **graphs_of(listed),
         **memory_of(b),
+        **said,
     }
     return json.loads(json.dumps(plan))
 
