@@ -17,7 +17,8 @@ from specc.config import Config
 from specc.runtime.plan import Plan
 
 from .memory import LOST, Memory, scattered, visible
-from .models import BASE, MODULUS, NO_HIDDEN, OUTPUTS, Model, extra, fold, hidden_code, mix, tame_models, target_code
+from .models import BASE, MODULUS, NO_HIDDEN, OUTPUTS, Model, extra, fold, hidden_code, mix, target_code
+from .tables import tame_models
 
 COLUMNS = 96
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .chain_plan import INPUTS, Builder, Json, external, kv_pool, op, plan_of
+from .plans import INPUTS, Builder, Json, external, kv_pool, op, plan_of
 
 WINDOW, LONGEST, SHORTEST = 24, 4, 1
 

@@ -5,7 +5,7 @@ Tokens and parents of the tree are memory that nobody writes: a test puts them t
 
 from __future__ import annotations
 
-from .chain_plan import Builder, Json, external, kv_pool, op, plan_of
+from .plans import Builder, Json, external, kv_pool, op, plan_of
 
 PAGE, ROOM = 4, 2
 POINTERS = "kv.{}.pointers"

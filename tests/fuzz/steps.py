@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from fakes.drafts import Engine
-from fakes.models import Model, wild_models
+from fakes.models import Model
+from fakes.tables import wild_models
 from torch import Tensor
 
 from specc import algorithms

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import torch
 from fakes.drafts import Engine
 from fakes.memory import scattered
-from fakes.models import tame_text, target_next
+from fakes.models import target_next
+from fakes.tables import tame_text
 from torch import Tensor
 
 from specc.runtime.plan import PROMPT

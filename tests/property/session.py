@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from fakes.drafts import Engine
-from fakes.models import TORCH, Model, wild_models
+from fakes.models import Model
+from fakes.tables import wild_models
 from torch import Tensor
 
 from specc.config import Config
@@ -22,7 +23,7 @@ UNSPECIFIED = ("hidden_states", "logprobs", "routed_experts", "indexer_topk")
 """Outputs whose rows past the accepted length, and in padding rows, may be anything."""
 
 DTYPES = {"i1": torch.bool, "u8": torch.uint8, "i32": torch.int32, "i64": torch.int64, "f32": torch.float32}
-DTYPES |= {"bf16": TORCH["bfloat16"], "f16": TORCH["float16"]}
+DTYPES |= {"bf16": torch.bfloat16, "f16": torch.float16}
 
 
 @dataclass

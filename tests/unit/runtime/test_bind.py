@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from chains import batch_of, make_engine, start
-from fakes.chain_plan import chain_plan, program_of
+from fakes.chain_plan import chain_plan
 from fakes.drafts import Engine
 from fakes.lookup_plan import lookup_plan
+from fakes.plans import program_of
 from torch import Tensor
 
 from specc.runtime import step as step_module

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from fakes.chain_plan import program_of
 from fakes.cuda import FakeBackend, FakeCuda
 from fakes.drafts import Engine
+from fakes.plans import program_of
 from programs import load
 from returned import Fresh, Static
 from test_transfer import CASES, CPU, IDS, Machine, plugin, text

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from fakes.chain_plan import chain_plan, program_of
+from fakes.chain_plan import chain_plan
+from fakes.plans import program_of
 from fakes.tree_plan import tree_plan
 
 from specc.runtime.batch import Batch

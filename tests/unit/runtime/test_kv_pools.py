@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from fakes.chain_plan import chain_plan, program_of
+from fakes.chain_plan import chain_plan
+from fakes.plans import program_of
 from fakes.tree_plan import PAGE, ROOM, tree_plan
 from torch import Tensor
 

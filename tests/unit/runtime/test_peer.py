@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 import pytest
-from fakes.chain_plan import program_of
+from fakes.plans import program_of
 from programs import load
 
 from specc.algorithms import names, needs

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from fakes.chain_plan import Json, chain_plan, kv_pool, program_of
+from fakes.chain_plan import chain_plan
+from fakes.plans import Json, kv_pool, program_of
 from programs import load
 
 from specc.build import build_program

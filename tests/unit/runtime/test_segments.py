@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 from chains import make_engine, start
-from fakes.chain_plan import chain_plan, program_of
+from fakes.chain_plan import chain_plan
 from fakes.cuda import GRAPH_BYTES, FakeBackend, FakeCuda
 from fakes.drafts import Engine
 from fakes.lookup_plan import lookup_plan
+from fakes.plans import program_of
 from programs import load
 from returned import Fresh, Static
 from test_step import CPU, VARIANTS, decode

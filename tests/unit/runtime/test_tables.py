@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from fakes.chain_plan import chain_plan, program_of
+from fakes.chain_plan import chain_plan
 from fakes.drafts import Engine
 from fakes.lookup_plan import LONGEST, SHORTEST, WINDOW, lookup_plan
 from fakes.memory import scattered
-from fakes.models import tame_models, target_next
+from fakes.models import target_next
+from fakes.plans import program_of
+from fakes.tables import tame_models
 from torch import Tensor
 
 from specc.runtime.backends.cpu import ReferenceBackend

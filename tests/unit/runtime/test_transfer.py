@@ -13,7 +13,7 @@ import torch
 from chains import batch_of, make_engine, start
 from fakes.chain_plan import chain_plan
 from fakes.drafts import Engine
-from fakes.models import tame_text
+from fakes.tables import tame_text
 from programs import EXAMPLES, load
 
 from specc import algorithms

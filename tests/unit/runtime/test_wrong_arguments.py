@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 from chains import make_engine, start
-from fakes.chain_plan import chain_plan, program_of
+from fakes.chain_plan import chain_plan
 from fakes.lookup_plan import lookup_plan
+from fakes.plans import program_of
 from test_step import bind, decode
 from test_torn import machine_of
 from test_transfer import machine
