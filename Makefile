@@ -84,7 +84,7 @@ mutants: setup
 
 # The list of causal language models in docs/models.md: what the reference engine runs, and what it refuses.
 models: setup
-	PYTHONPATH=tests/unit $(BIN)/python -m engine.causal_types
+	PYTHONPATH=tests:tests/unit $(BIN)/python -m engine.causal_types
 
 conformance: setup
 	$(PYTHON) tests/conformance/make_oracle.py

@@ -9,11 +9,20 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
-from fake_engine import FakeEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import load
-from session import Script, Trace, assert_same, content, defined, defined_call, interpret_script, script
+from session import (
+    RecordingEngine,
+    Script,
+    Trace,
+    assert_same,
+    content,
+    defined,
+    defined_call,
+    interpret_script,
+    script,
+)
 from strategies import configs, to_yaml
 
 from specc.algorithms import names, needs
@@ -160,7 +169,7 @@ def test_outputs_live_to_the_end_of_their_entry(key: str) -> None:
 def run_plan(built: Build, todo: Script, poison: int) -> Trace:
     """Run a plan through the runtime's reference backend, in memory that starts as garbage."""
     config = built.loaded.config
-    engine, trace = FakeEngine(config, todo.table), Trace()
+    engine, trace = RecordingEngine(config, todo), Trace()
     plan, tables = Plan.from_json(built.plan), todo.tables(built.module)
     step = Step(plan, ReferenceBackend(), CPU, engine, todo.table, engine.kv, tables, poison=poison)
     reads_prompts = "prompt_tokens" in built.module.inputs

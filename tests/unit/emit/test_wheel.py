@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kv_plan import tree_plan
+from fakes.chain_plan import chain_plan
+from fakes.tree_plan import tree_plan
 from packaging.metadata import Metadata
 from packaging.utils import parse_wheel_filename
-from toy_plan import chain_plan
 from toy_wheel import ToyArtifact, toy_wheel
 from wheel.wheelfile import WheelFile
 

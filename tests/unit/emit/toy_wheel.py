@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toy_plan import chain_plan
+from fakes.chain_plan import chain_plan
 
 from specc.emit.wheel import write_wheel
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from lookup_plan import lookup_plan
-from toy_engine import make_engine
-from toy_plan import chain_plan
+from chains import make_engine
+from fakes.chain_plan import chain_plan
+from fakes.lookup_plan import lookup_plan
 
 from specc.runtime import program
 from specc.runtime.arena import Arena

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from kv_plan import tree_plan
-from toy_plan import chain_plan, program_of
+from fakes.chain_plan import chain_plan
+from fakes.plans import program_of
+from fakes.tree_plan import tree_plan
 
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BindError, DamagedWheelError, PlanError, SpeccError, UnsupportedTorchError

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from toy_plan import chain_plan
+from fakes.chain_plan import chain_plan
 
 from specc.runtime.arena import ALIGNMENT, Arena
 from specc.runtime.errors import PlanError
