@@ -29,7 +29,7 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Json:
     """
     options = module.decl(Options)
     return {
-        "format": 3,
+        "format": 4,
         "name": module.name,
         "algorithm": config.algorithm,
         **({"engine": config.engine} if config.engine is not None else {}),
@@ -170,8 +170,7 @@ def _kernel(module: Module, generated: Generated, name: str) -> Json:
 def _phases(module: Module, generated: Generated) -> list[Json]:
     phases: dict[str, list[Json]] = {}
     for node in module.decls_of(Node):
-        make = _launch if node.node == "launch" else _external
-        phases.setdefault(node.phase, []).append(make(module, generated, node.name))
+        phases.setdefault(node.phase, []).append(_NODES[node.node](module, generated, node.name))
     return [{"name": name, "entry": entry_of(name), "nodes": nodes} for name, nodes in phases.items()]
 
 
@@ -203,6 +202,11 @@ def _argument(arg: Argument) -> Json:
     return {"name": arg.name, "literal": arg.literal}
 
 
+def _reference(module: Module, generated: Generated, name: str) -> Json:
+    del generated
+    return {"name": name, "kind": "reference", "ops": [_op(op) for op in cluster_of(module, name)]}
+
+
 def _external(module: Module, generated: Generated, name: str) -> Json:
     del generated
     (op,) = [op for op in module.ops() if is_external(op) and node_of(op) == name]
@@ -216,6 +220,9 @@ def _external(module: Module, generated: Generated, name: str) -> Json:
         "results": {key: value.name for key, value in op.named_results.items() if not is_state(value)},
         "ops": [_op(op)],
     }
+
+
+_NODES = {"launch": _launch, "reference": _reference, "external": _external}
 
 
 def _op(op: Op) -> Json:

@@ -1,4 +1,7 @@
-"""The CPU backend: every op through its reference semantics, every value through the memory the plan gives it."""
+"""Ops through their reference semantics, values through the memory the plan gives them.
+
+The CPU backend computes every node so, the CUDA backend those that no kernel computes.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from torch import Tensor
 
 from ..errors import PlanError
 from ..frame import Frame
-from ..plan import Launch, OpCall
+from ..plan import Computed, OpCall
 from ..reference import OPS, evaluate
 from ..reference_kv import KV_OPS
 
@@ -14,7 +17,7 @@ from ..reference_kv import KV_OPS
 class ReferenceBackend:
     """Runs the ops of a node in order. A value with a buffer is written there and read back from there."""
 
-    def launch(self, node: Launch, frame: Frame) -> None:
+    def launch(self, node: Computed, frame: Frame) -> None:
         """Run one node. PlanError when an op is unknown, cannot be computed, or its result does not fit its buffer."""
         local: dict[str, Tensor] = {}
         for call in node.ops:
@@ -29,7 +32,7 @@ class ReferenceBackend:
             self._store(node, call, results, frame, local)
 
     def _store(
-        self, node: Launch, call: OpCall, results: tuple[Tensor, ...], frame: Frame, local: dict[str, Tensor]
+        self, node: Computed, call: OpCall, results: tuple[Tensor, ...], frame: Frame, local: dict[str, Tensor]
     ) -> None:
         if len(results) != len(call.results):
             raise PlanError(f"{call.op} in {node.name!r} gives {len(results)} results, not {len(call.results)}")

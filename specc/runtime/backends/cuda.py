@@ -1,4 +1,8 @@
-"""The CUDA backend: machine code of the wheel, loaded and launched through `cuda.core`."""
+"""The CUDA backend: machine code of the wheel, loaded and launched through `cuda.core`.
+
+What has no kernel is queued by torch, as the CPU backend computes it: references neither read a value on the host nor
+copy one from there, so that a capture takes them as it takes the forwards.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,8 @@ import torch
 from ..errors import BindError, DamagedWheelError, UnsupportedDeviceError
 from ..frame import Frame
 from ..manifest import Artifact, Manifest
-from ..plan import Argument, Kernel, Launch, Plan
+from ..plan import Argument, Computed, Kernel, Launch, Plan, Reference
+from .cpu import ReferenceBackend
 
 WARP = 32
 DEFAULT_SHARED = 48 * 1024
@@ -60,6 +65,7 @@ class CudaBackend:
         self._core = import_cuda_core()
         self._configs: dict[tuple[tuple[int, ...], int, int], Any] = {}
         self._streams: dict[int, Any] = {}
+        self._torch = ReferenceBackend()
         arch = device_arch(device)
         artifacts = manifest.artifacts_for(arch)
         with torch.cuda.device(device):
@@ -83,12 +89,15 @@ class CudaBackend:
             allow_shared(loaded, artifact.shared, self._device.index)
         return Loaded(loaded, kernel, artifact.num_warps * WARP, artifact.shared, scratch)
 
-    def launch(self, node: Launch, frame: Frame) -> None:
-        """Queue one kernel on torch's current stream, none for 0 rows, which no grid can have.
+    def launch(self, node: Computed, frame: Frame) -> None:
+        """Queue one kernel, or the reference of an op, on torch's current stream; nothing for 0 rows, as of no grid.
 
         BindError when a pointer lacks a promised alignment.
         """
         if frame.rows == 0:
+            return
+        if isinstance(node, Reference):
+            self._torch.launch(node, frame)
             return
         loaded = self._kernels[node.kernel]
         types = dict(loaded.plan.arguments)

@@ -1,4 +1,4 @@
-"""Covers that no family of today offers: kernels that wait for each other."""
+"""Covers that no family of today offers: kernels that wait for each other, and ops that none takes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from programs import run_on
 
 from specc.ir.core import Module
 from specc.kernels.base import Cluster, Family, Spec
-from specc.passes import form_kernels
+from specc.ir.plan import Kernel, Reference
+from specc.passes import form_kernels, invariants
 from specc.passes.form_kernels import FormKernels
-from specc.support.diagnostics import DiagnosticError
 
 CROSSED = """
 module @program {
@@ -50,8 +50,18 @@ class ByLetter(Family):
         raise NotImplementedError
 
 
-def test_kernels_that_wait_for_each_other_are_no_cover(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(form_kernels, "FAMILIES", {"by_letter": ByLetter()})
-    with pytest.raises(DiagnosticError, match="wait for each other in a circle") as found:
-        run_on(CROSSED, FormKernels())
-    assert [one.code for one in found.value.diagnostics] == ["kernel/no-cover"]
+def test_of_kernels_that_wait_for_each_other_one_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (form_kernels, invariants):
+        monkeypatch.setattr(module, "FAMILIES", {"by_letter": ByLetter()})
+    found, ctx = run_on(CROSSED, FormKernels())
+    (kernel,), references = found.decls_of(Kernel), found.decls_of(Reference)
+    assert (kernel.family, len(references)) == ("by_letter", 2)
+    remarks = [remark.message for remark in ctx.remarks if "runs as its reference" in remark.message]
+    assert len(remarks) == 2 and all("what by_letter would launch it with" in remark for remark in remarks)
+
+
+def test_a_program_without_any_family_runs_by_references_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (form_kernels, invariants):
+        monkeypatch.setattr(module, "FAMILIES", {})
+    found, _ = run_on(CROSSED, FormKernels())
+    assert [op.attrs["kernel"] for op in found.ops()] == [f"torch_kv_advance_{i}" for i in range(4)]

@@ -30,7 +30,7 @@ def tree_plan(*, batch: int = 4, layers: int = 2, row_bytes: int = 16, dtype: st
     listed = [{"name": name, "entry": "step", "nodes": nodes} for name, nodes in phases]
     outputs = {"predict": "predict", "accept_lens": "alens", "routed_experts": "experts"}
     plan = {
-        "format": 3,
+        "format": 4,
         "name": "toy_tree",
         "algorithm": "STANDALONE",
         "specc": "0.0.0",

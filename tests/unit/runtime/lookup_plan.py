@@ -30,7 +30,7 @@ def lookup_plan(*, steps: int = 3, corpus: bool = True, vocab: int = 32, batch: 
         for name, nodes in phases.items()
     ]
     plan = {
-        "format": 3,
+        "format": 4,
         "name": "toy_lookup",
         "algorithm": "NGRAM",
         "specc": "0.0.0",

@@ -167,7 +167,7 @@ def _assemble(b: Builder, phases: list[Json], hidden: bool) -> Json:
         "health": "h",
     }
     plan = {
-        "format": 3,
+        "format": 4,
         "name": "toy_chain",
         "algorithm": "EAGLE" if hidden else "STANDALONE",
         "specc": "0.0.0",
