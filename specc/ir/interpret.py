@@ -6,7 +6,7 @@ values and calls of forwards. torch is imported when a module is run, not before
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from specc.ir.core import Module, Op, Value, is_state
@@ -28,7 +28,7 @@ def interpret(
     module: Module,
     entry: str,
     inputs: Mapping[str, Tensor],
-    pools: MutableMapping[str, Tensor],
+    pools: Mapping[str, Tensor],
     forwards: Mapping[str, Forward],
     batch: int,
     kv: Mapping[str, Sequence[Tensor]] | None = None,
@@ -39,7 +39,7 @@ def interpret(
         module: a typed module, before or after any pass.
         entry: ``prefill`` or ``step``.
         inputs: tensors of the module's inputs, by name.
-        pools: carried values as pool rows [P, ...], by field; read and replaced.
+        pools: carried values as pool rows [P, ...], by field; read, and changed in place.
         forwards: functions by opcode.
         batch: rows of this batch (the size of axis B).
         kv: KV buffers by owner, changed in place; left out where they do not matter.
