@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from specc.algorithms.base import DTYPES
+from specc.algorithms.references import ReferenceSource, reference_source
 from specc.codegen.kernels import Generated, aligned_arguments
 from specc.codegen.totals import memory, totals
 from specc.config import Config, ModelConfig
 from specc.ir.core import Carry, Module, Op, Value, entry_of, is_state, tensor_type
 from specc.ir.nodes import is_external, node_of
+from specc.ir.ops import OPS
 from specc.ir.plan import Buffer, Grid, KvLayout, KvPool, Layout, Node, Options
 from specc.ir.types import per_request
 from specc.kernels.base import Argument, cluster_of, kv_pointers
@@ -46,6 +48,7 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Json:
         "values": _values(module),
         "buffers": [_buffer(buffer) for buffer in module.decls_of(Buffer)],
         "kernels": {source.name: _kernel(module, generated, source.name) for source in generated.sources},
+        "ops": {name: {"source": at.path, "function": at.function} for name, at in brought(module).items()},
         "phases": _phases(module, generated),
         "captures": _graphs(module, "capture"),
         "segments": _graphs(module, "segment"),
@@ -53,6 +56,12 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Json:
         "memory": memory(module),
         "totals": {str(bucket): totals(module, bucket) for bucket in options.buckets},
     }
+
+
+def brought(module: Module) -> dict[str, ReferenceSource]:
+    """The references of the ops in a module that specc does not know, by op."""
+    names = sorted({op.opcode for op in module.ops() if OPS[op.opcode].reference is not None})
+    return {name: reference_source(OPS[name]) for name in names}
 
 
 def _carry(carry: Carry) -> Json:

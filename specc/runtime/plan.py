@@ -113,6 +113,14 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class OpSource:
+    """An op that a plugin brought: its reference is `function` of the Python file `source` in the package."""
+
+    source: str
+    function: str
+
+
+@dataclass(frozen=True)
 class OpCall:
     """One op of a node, in an order that respects dataflow. Operands are SSA or input names."""
 
@@ -216,6 +224,7 @@ class Plan:
     values: Mapping[str, Value]
     buffers: Mapping[str, Buffer]
     kernels: Mapping[str, Kernel]
+    ops: Mapping[str, OpSource]
     phases: tuple[Phase, ...]
     captures: tuple[Capture, ...]
     segments: tuple[Capture, ...]

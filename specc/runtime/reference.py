@@ -38,12 +38,18 @@ LOAD = "carry.load"
 
 
 def evaluate(
-    op: str, operands: Tensors, attrs: Attrs, dims: Dims, pools: Pools, kv: Mapping[str, Sequence[Tensor]] | None = None
+    op: str,
+    operands: Tensors,
+    attrs: Attrs,
+    dims: Dims,
+    pools: Pools,
+    kv: Mapping[str, Sequence[Tensor]] | None = None,
+    semantics: Mapping[str, Semantics] = OPS,
 ) -> Tensors:
     """Run one op with state: pools of `pools` are read and written, and do not show in operands or results.
 
     `kv` has the KV buffers of each owner, T[slots, ...] each; ops on them change them in place. Without it they do
-    nothing. Raises KeyError for an op that has no reference semantics, or a field or owner that has no pool.
+    nothing. `semantics` are `OPS`, and those of ops that a plugin brought. Raises KeyError for an op that has no reference semantics, or a field or owner that has no pool.
     """
     if op in KV_OPS:
         owner, function = KV_OPS[op]
@@ -54,7 +60,7 @@ def evaluate(
         pool = pools[attrs["field"]]
         pool.index_copy_(0, operands[0], STORES[op](operands, pool))
         return ()
-    return OPS[op]((*operands, pools[attrs["field"]]) if op == LOAD else operands, attrs, dims)
+    return semantics[op]((*operands, pools[attrs["field"]]) if op == LOAD else operands, attrs, dims)
 
 
 # --- health -----------------------------------------------------------------------------------------------------------

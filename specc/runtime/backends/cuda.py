@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from ..errors import BindError, DamagedWheelError, UnsupportedDeviceError
 from ..frame import Frame
 from ..manifest import Artifact, Manifest
 from ..plan import Argument, Computed, Kernel, Launch, Plan, Reference
+from ..semantics import Semantics
 from .cpu import ReferenceBackend
 
 WARP = 32
@@ -59,13 +60,20 @@ class CudaBackend:
     Raises UnsupportedDeviceError when the wheel has no machine code for the device or `cuda.core` is missing.
     """
 
-    def __init__(self, plans: Sequence[Plan], manifest: Manifest, root: Path, device: torch.device) -> None:
-        """Load the machine code in the package folder `root` onto `device`."""
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        manifest: Manifest,
+        root: Path,
+        device: torch.device,
+        brought: Mapping[str, Semantics] | None = None,
+    ) -> None:
+        """Load the machine code in the package folder `root` onto `device`; `brought` as in `ReferenceBackend`."""
         self._device = device
         self._core = import_cuda_core()
         self._configs: dict[tuple[tuple[int, ...], int, int], Any] = {}
         self._streams: dict[int, Any] = {}
-        self._torch = ReferenceBackend()
+        self._torch = ReferenceBackend(brought)
         arch = device_arch(device)
         artifacts = manifest.artifacts_for(arch)
         with torch.cuda.device(device):

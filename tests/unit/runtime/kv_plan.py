@@ -61,6 +61,7 @@ def tree_plan(*, batch: int = 4, layers: int = 2, row_bytes: int = 16, dtype: st
         "values": b.values,
         "buffers": b.buffers,
         "kernels": b.kernels,
+        "ops": {},
         "phases": listed,
         "buckets": b.buckets,
         "totals": {},

@@ -57,6 +57,7 @@ def lookup_plan(*, steps: int = 3, corpus: bool = True, vocab: int = 32, batch: 
         "values": b.values,
         "buffers": b.buffers,
         "kernels": b.kernels,
+        "ops": {},
         "phases": listed,
         "buckets": b.buckets,
         "totals": {},

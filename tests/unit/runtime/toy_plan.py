@@ -199,6 +199,7 @@ def _assemble(b: Builder, phases: list[Json], hidden: bool) -> Json:
         "values": b.values,
         "buffers": b.buffers,
         "kernels": b.kernels,
+        "ops": {},
         "phases": phases,
         "buckets": b.buckets,
         "totals": {},
