@@ -47,7 +47,7 @@ class PlanGraphs(Pass):
 
     def _explain(self, ctx: Context, segment: dict[str, str], references: set[str], longest: int) -> None:
         nodes = f"{len(segment) - len(references)} launches"
-        nodes += f", {len(references)} ops by torch" if references else ""
+        nodes += f", {len(references)} op{'s' * (len(references) > 1)} by torch" if references else ""
         whole = f"one graph per step: {nodes}, no host sync, {longest} nodes on the longest path"
         self.remark(ctx, f"{whole}; what the step needs, lengths included, is on the device")
         cut = f"cut at the forwards, for engines whose forwards cannot be captured: {len(set(segment.values()))} graphs"
