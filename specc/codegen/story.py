@@ -322,9 +322,7 @@ def _launch(module: Module, node: Node, kernel: Kernel) -> LaunchStory:
 
 def _reference(module: Module, node: Node, reference: Reference) -> ReferenceStory:
     (op,) = cluster_of(module, node.name)
-    return ReferenceStory(
-        node.name, node.node, node.capture or None, op.opcode, REFERENCE_LAUNCHES, reference.bytes
-    )
+    return ReferenceStory(node.name, node.node, node.capture or None, op.opcode, REFERENCE_LAUNCHES, reference.bytes)
 
 
 def _forward(node: Node, op: Op) -> ForwardStory:

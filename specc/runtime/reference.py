@@ -49,7 +49,8 @@ def evaluate(
     """Run one op with state: pools of `pools` are read and written, and do not show in operands or results.
 
     `kv` has the KV buffers of each owner, T[slots, ...] each; ops on them change them in place. Without it they do
-    nothing. `semantics` are `OPS`, and those of ops that a plugin brought. Raises KeyError for an op that has no reference semantics, or a field or owner that has no pool.
+    nothing. `semantics` are `OPS`, and those of ops that a plugin brought. Raises KeyError for an op that has no
+    reference semantics, or a field or owner that has no pool.
     """
     if op in KV_OPS:
         owner, function = KV_OPS[op]

@@ -122,7 +122,9 @@ def tree_mask(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     if attrs["mode"] == "qlen":
         return (mask,)
     if attrs["mode"] == "bitpacked":
-        bits = torch.nn.functional.pad(mask, (0, 8 * int(attrs["width"]) - nodes)).view(count, nodes, int(attrs["width"]), 8)
+        bits = torch.nn.functional.pad(mask, (0, 8 * int(attrs["width"]) - nodes)).view(
+            count, nodes, int(attrs["width"]), 8
+        )
         return (
             (bits.to(torch.uint8) << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(-1).to(torch.uint8),
         )

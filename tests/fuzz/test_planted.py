@@ -54,9 +54,7 @@ def store(name: str, wrong: Callable[[Tensor, Tensor], Tensor]) -> Patch:
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
         right = reference.STORES[name]
-        monkeypatch.setitem(
-            reference.STORES, name, lambda given, pool: wrong(right(given, pool), pool[given[0]])
-        )
+        monkeypatch.setitem(reference.STORES, name, lambda given, pool: wrong(right(given, pool), pool[given[0]]))
 
     return patch
 

@@ -37,9 +37,7 @@ class ReferenceBackend:
                 raise PlanError(f"node {node.name!r} has the unknown op {call.op!r}")
             operands = tuple(local[name] if name in local else frame.read(name) for name in call.operands)
             try:
-                results = evaluate(
-                    call.op, operands, call.attrs, frame.dims, frame.pools, frame.kv, self._semantics
-                )
+                results = evaluate(call.op, operands, call.attrs, frame.dims, frame.pools, frame.kv, self._semantics)
             except Exception as error:
                 told = f"as the plan has it, or with what the engine's tensors hold: {type(error).__name__}: {error}"
                 raise PlanError(f"{call.op} in {node.name!r} cannot be computed {told}") from error

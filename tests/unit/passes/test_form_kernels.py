@@ -8,8 +8,8 @@ import pytest
 from programs import run_on
 
 from specc.ir.core import Module
-from specc.kernels.base import Cluster, Family, Spec
 from specc.ir.plan import Kernel, Reference
+from specc.kernels.base import Cluster, Family, Spec
 from specc.passes import form_kernels, invariants
 from specc.passes.form_kernels import FormKernels
 
