@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from .errors import DamagedWheelError
 from .manifest import Manifest
@@ -25,7 +26,7 @@ def load_ops(plans: Iterable[Plan], manifest: Manifest, root: Path) -> dict[str,
     modules = {source: _run(root, source) for source in sorted({at.source for at in ops.values()})}
     found: dict[str, Semantics] = {}
     for name, at in ops.items():
-        function = getattr(modules[at.source], at.function, None)
+        function: Any = getattr(modules[at.source], at.function, None)
         if not callable(function):
             raise DamagedWheelError(f"{at.source} has no function {at.function!r}, the reference of {name}")
         found[name] = function

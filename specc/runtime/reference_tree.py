@@ -122,12 +122,9 @@ def tree_mask(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     if attrs["mode"] == "qlen":
         return (mask,)
     if attrs["mode"] == "bitpacked":
-        bits = torch.nn.functional.pad(mask, (0, 8 * int(attrs["width"]) - nodes)).view(
-            count, nodes, int(attrs["width"]), 8
-        )
-        return (
-            (bits.to(torch.uint8) << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(-1).to(torch.uint8),
-        )
+        width = int(attrs["width"])
+        bits = torch.nn.functional.pad(mask, (0, 8 * width - nodes)).view(count, nodes, width, 8).to(torch.uint8)
+        return ((bits << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(-1).to(torch.uint8),)
     width, length = int(attrs["width"]), seq_lens[:, None, None] + nodes
     end = (length * nodes).cumsum(0)
     left = end[-1:].flatten(1) - width * torch.arange(count, device=parent.device)[:, None]
@@ -137,7 +134,7 @@ def tree_mask(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 
 
 def _parents(branches: int, kept: Sequence[Tensor], like: Tensor) -> Tensor:
-    """`parent_list` i64[B, 1 + K (S - 1)]: entry s // K is the candidate that candidate s grew from, -1 for the root."""
+    """Entry s // K of i64[B, 1 + K (S - 1)] is the candidate that candidate s grew from, -1 for the root."""
     first = torch.arange(-1, branches, device=like.device).expand(len(like), -1)
     grown = [branches + branches * branches * step + one for step, one in enumerate(kept)]
     return torch.cat([first, *grown], dim=1)

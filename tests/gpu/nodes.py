@@ -205,7 +205,7 @@ def kv_rows(pool: KvPool, slots: int, source: torch.Generator) -> list[Tensor]:
 
 
 def check_program(pair: Pair, buckets: Sequence[int] = ()) -> None:
-    """Check every node that a program computes, for some buckets or all: full, half padding, nothing but padding, cut short.
+    """Check what a program computes, for some buckets or all: full, half padding, nothing but padding, cut short.
 
     Every launch writes something in one of the buckets; in a small one, and of an op alone, it may be what was there.
     """

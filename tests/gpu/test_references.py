@@ -1,4 +1,4 @@
-"""Ops without a kernel on a GPU: torch computes them in the graph, as the CPU backend does, and nothing waits for it."""
+"""Ops without a kernel on a GPU: torch computes them in the graph, and nothing waits for it."""
 
 from __future__ import annotations
 

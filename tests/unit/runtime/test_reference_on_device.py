@@ -1,7 +1,7 @@
 """References are queued like kernels: none reads a value on the host, and none copies one from there.
 
-Tensors of the device `meta` have no values, so who reads one, or counts what is true, fails. A tensor made of numbers of
-the host would be copied; a mode refuses it.
+Tensors of the device `meta` have no values, so who reads one, or counts what is true, fails. A tensor made of numbers
+of the host would be copied; a mode refuses it.
 """
 
 from __future__ import annotations
