@@ -109,6 +109,19 @@ class Builder:
         return [bucket for bucket in (1, 2, 4, 8) if bucket <= self.dims["B"]]
 
 
+def by_torch(plan: Json, *names: str) -> Json:
+    """The plan, whose launches of these names are references instead."""
+    nodes = [node for phase in plan["phases"] for node in phase["nodes"]]
+    for node in nodes:
+        if node["name"] in names:
+            kernel = node.pop("kernel")
+            node["kind"] = "reference"
+            del node["args"], node["grid"]
+            if all(other.get("kernel") != kernel for other in nodes):
+                del plan["kernels"][kernel]
+    return plan
+
+
 def op(name: str, operands: str, results: str = "", **attrs: Any) -> Json:
     """One op call; operands and results are blank separated."""
     return {"op": name, "operands": operands.split(), "results": results.split(), "attrs": attrs}
