@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from programs import brought
 from torch import Tensor
 
 from specc import algorithms
@@ -122,7 +123,7 @@ class Session:
         memory = allocate(self.compiled.plans, CPU, 0xA5)
         bound: dict[int, Step] = {}
         for plan in self.compiled.plans:
-            arguments = plan, ReferenceBackend(), CPU, self.engine, self.table, self.engine.kv, tables
+            arguments = plan, ReferenceBackend(brought()), CPU, self.engine, self.table, self.engine.kv, tables
             bound[plan.size("S")] = Step(*arguments, memory=memory, depths=bound)
         self.memory = memory
         self.loose = _loose(self.compiled.plans, len(memory))

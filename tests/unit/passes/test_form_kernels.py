@@ -60,6 +60,22 @@ def test_of_kernels_that_wait_for_each_other_one_is_not_taken(monkeypatch: pytes
     assert len(remarks) == 2 and all("what by_letter would launch it with" in remark for remark in remarks)
 
 
+class Neighbours(ByLetter):
+    """Covers the third op with the first, or with the second."""
+
+    def candidates(self, module: Module) -> Iterable[Cluster]:
+        """See the class."""
+        ops = list(module.ops())
+        return [(ops[0], ops[2]), (ops[1], ops[2])]
+
+
+def test_no_op_is_in_two_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (form_kernels, invariants):
+        monkeypatch.setattr(module, "FAMILIES", {"by_letter": Neighbours()})
+    found, _ = run_on(CROSSED, FormKernels())
+    assert (len(found.decls_of(Kernel)), len(found.decls_of(Reference))) == (1, 2)
+
+
 def test_a_program_without_any_family_runs_by_references_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (form_kernels, invariants):
         monkeypatch.setattr(module, "FAMILIES", {})

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from hash_engine import HashEngine, follow
-from programs import EXAMPLES, load
+from programs import EXAMPLES, brought, load
 from toy_engine import batch_of, make_engine, start
 from toy_plan import chain_plan
 
@@ -73,7 +73,9 @@ def machine(algorithm: str, seed: int, **keys: Any) -> Machine:
     keys |= {"options": {"window": 64}} if algorithm == "NGRAM" else {}
     plan = Plan.from_json(build_program(load(algorithm, **keys)).plan)
     engine = HashEngine(plan, seed)
-    return Machine(plan, engine, Step(plan, ReferenceBackend(), CPU, engine, engine.table, engine.kv, poison=0x5A))
+    return Machine(
+        plan, engine, Step(plan, ReferenceBackend(brought()), CPU, engine, engine.table, engine.kv, poison=0x5A)
+    )
 
 
 def text(rng: random.Random) -> list[int]:
