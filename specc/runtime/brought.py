@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from .errors import DamagedWheelError
 from .manifest import Manifest
@@ -26,10 +25,9 @@ def load_ops(plans: Iterable[Plan], manifest: Manifest, root: Path) -> dict[str,
     modules = {source: _run(root, source) for source in sorted({at.source for at in ops.values()})}
     found: dict[str, Semantics] = {}
     for name, at in ops.items():
-        function: Any = getattr(modules[at.source], at.function, None)
-        if not callable(function):
+        if not callable(getattr(modules[at.source], at.function, None)):
             raise DamagedWheelError(f"{at.source} has no function {at.function!r}, the reference of {name}")
-        found[name] = function
+        found[name] = getattr(modules[at.source], at.function)
     return found
 
 
