@@ -32,6 +32,7 @@ class Algorithm:
         build: writes the ops of every phase through a `Scope`.
         needs: what it asks of a configuration.
         forwards: forwards of the engine that it calls and specc does not know: external ops of the dialect ``model``.
+        ops: ops of its own, in a dialect of its own, each with a reference.
 
     """
 
@@ -40,6 +41,7 @@ class Algorithm:
     build: Callable[[Scope], None]
     needs: Needs = field(default_factory=Needs)
     forwards: tuple[OpDef, ...] = ()
+    ops: tuple[OpDef, ...] = ()
 
 
 class Scope:

@@ -150,7 +150,7 @@ def write_wheel(
         name: the configuration's name.
         version: specc's version.
         plans: path inside the package to the plan of every depth, `plan.json`, that of the deepest, first.
-        sources: Triton sources, path inside the package (`kernels/prepare.py`) to text.
+        sources: Triton sources and references of plugins' ops, path inside the package (`kernels/prepare.py`) to text.
         specirs: path inside the package to the lowered module of every depth as text.
         config_text: the configuration as written.
         artifacts: machine code; none makes a wheel for the CPU backend alone.
@@ -235,7 +235,7 @@ class _Files:
 
 
 def _check_sources(plans: Mapping[str, Mapping[str, Any]], sources: Mapping[str, str]) -> None:
-    named = {kernel["source"] for plan in plans.values() for kernel in plan["kernels"].values()}
+    named = {one["source"] for plan in plans.values() for key in ("kernels", "ops") for one in plan[key].values()}
     missing = sorted(named - sources.keys())
     if missing:
         raise ValueError(f"the plan names sources that are not there: {', '.join(missing)}")

@@ -88,6 +88,7 @@ class OpDef:
         infer: result types which a signature cannot say, from the module and the op's attributes.
         parts: the variadic operands, a signature of their own, from the op's attributes.
         indexes: by attribute the dimension that it counts along, or the operand along whose last axis it does.
+        reference: of an op from outside what it computes, in torch, by the calling convention of `runtime.reference`.
 
     """
 
@@ -101,6 +102,7 @@ class OpDef:
     infer: Callable[[Module, Mapping[str, Any]], Sequence[Type]] | None = None
     parts: Callable[[Mapping[str, Any]], str] | None = None
     indexes: Mapping[str, str | int] | None = None
+    reference: Callable[..., Any] | None = None
 
     @cached_property
     def operands(self) -> tuple[Slot, ...]:

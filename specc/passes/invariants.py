@@ -12,7 +12,7 @@ from specc.ir.core import Module, on_nodes
 from specc.ir.liveness import hidden_result, liveness
 from specc.ir.nodes import is_external, node_of, quotient
 from specc.ir.ops import OPS
-from specc.ir.plan import Buffer, Grid, Kernel, Layout, Node, Options
+from specc.ir.plan import Buffer, Grid, Kernel, Layout, Node, Options, Reference
 from specc.kernels import FAMILIES, LONE
 from specc.kernels.shared.base import Cluster, cluster_of
 from specc.passes.assign_layouts import layouts
@@ -63,9 +63,11 @@ def _clustered(module: Module) -> list[str]:
     kernels, families = {kernel.name for kernel in declared}, {kernel.family for kernel in declared}
     offered = {family: set(FAMILIES[family].candidates(module)) for family in families & set(LONE)}
     bad = [problem for kernel in declared for problem in _no_kernel(module, kernel, offered)]
+    references = {reference.name for reference in module.decls_of(Reference)}
+    bad += [f"reference {name} is of several ops, or none" for name in references if len(cluster_of(module, name)) != 1]
     for op in module.ops():
-        if not is_external(op) and op.attrs.get("kernel") not in kernels:
-            bad.append(f"{op.opcode} in {op.phase} is in no kernel")
+        if not is_external(op) and op.attrs.get("kernel") not in kernels | references:
+            bad.append(f"{op.opcode} in {op.phase} is in no kernel, and runs by no reference")
     if not nx.is_directed_acyclic_graph(quotient(module)):
         bad.append("kernels depend on each other in a circle")
     return bad

@@ -106,6 +106,19 @@ class Builder:
         return [bucket for bucket in (1, 2, 4, 8) if bucket <= self.dims["B"]]
 
 
+def by_torch(plan: Json, *names: str) -> Json:
+    """The plan, whose launches of these names are references instead."""
+    nodes = [node for phase in plan["phases"] for node in phase["nodes"]]
+    for node in nodes:
+        if node["name"] in names:
+            kernel = node.pop("kernel")
+            node["kind"] = "reference"
+            del node["args"], node["grid"]
+            if all(other.get("kernel") != kernel for other in nodes):
+                del plan["kernels"][kernel]
+    return plan
+
+
 def op(name: str, operands: str, results: str = "", **attrs: Any) -> Json:
     """One op call; operands and results are blank separated."""
     return {"op": name, "operands": operands.split(), "results": results.split(), "attrs": attrs}
@@ -150,7 +163,7 @@ def plan_of(
     usual = {"page_size": 1, "verify_window": b.dims["N"], "longest": None}
     usual |= {"first_draft_position": 0, "draft_positions": "shifted"}
     plan = {
-        "format": 3,
+        "format": 4,
         "specc": "0.0.0",
         "dims": b.dims,
         "kv": usual | kv,
@@ -162,6 +175,7 @@ def plan_of(
         "values": b.values,
         "buffers": b.buffers,
         "kernels": b.kernels,
+        "ops": {},
         "phases": listed,
         "buckets": b.buckets,
         "totals": {},

@@ -47,7 +47,7 @@ def files_of(compiled: steps.Compiled) -> dict[str, bytes]:
         found[file] = plan.encode()
         plans[str(json.loads(plan)["dims"]["S"])] = file
     manifest = {
-        "name": "fuzzed", "version": "1.0+p0", "digest": "0" * 64, "specc": "1.0", "triton": None, "plan_format": 3,
+        "name": "fuzzed", "version": "1.0+p0", "digest": "0" * 64, "specc": "1.0", "triton": None, "plan_format": 4,
         "torch": "2.11",
         "archs": [], "artifacts": [], "plans": plans,
     }  # fmt: skip

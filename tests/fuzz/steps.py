@@ -19,6 +19,7 @@ from torch import Tensor
 from specc import algorithms
 from specc.build import build_program
 from specc.config import Config, load_text
+from specc.ir.ops import OPS
 from specc.runtime.arena import allocate
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
@@ -145,7 +146,8 @@ class Session:
         memory = allocate(self.compiled.plans, CPU, 0xA5)
         bound: dict[int, Step] = {}
         for plan in self.compiled.plans:
-            arguments = plan, ReferenceBackend(), CPU, self.engine, self.table, self.engine.kv, tables
+            brought = {name: op.reference for name, op in OPS.items() if op.reference is not None}
+            arguments = plan, ReferenceBackend(brought), CPU, self.engine, self.table, self.engine.kv, tables
             bound[plan.size("S")] = Step(*arguments, memory=memory, depths=bound)
         self.memory = memory
         self.loose = _loose(self.compiled.plans, len(memory))

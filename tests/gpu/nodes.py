@@ -1,4 +1,4 @@
-"""One launch node on two backends: same memory before, same memory after.
+"""One node on two backends: same memory before, same memory after.
 
 Both arenas have the plan's own layout, so they are compared byte for byte, and so are the KV buffers that kernels move
 rows of. What may differ: scratch, addresses, the columns of a chain that its start leaves to later kernels while the
@@ -18,7 +18,7 @@ from specc.runtime.backends import Backend
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.frame import Frame
 from specc.runtime.kv_pools import KvPools
-from specc.runtime.plan import Buffer, KvPool, Launch, OpCall, Plan
+from specc.runtime.plan import Buffer, Computed, External, KvPool, OpCall, Plan, Reference
 from specc.runtime.relay import RelayPools
 
 from .operands import POISON, Operands
@@ -65,7 +65,7 @@ class Pair:
         longest = min(LONGEST, int(plan.kv["longest"] or LONGEST))
         self.operands = Operands(plan, source, longest, table.numel() + 1)
 
-    def check(self, node: Launch, rows: int, padding: int) -> int:
+    def check(self, node: Computed, rows: int, padding: int) -> int:
         """Run a node on both for `rows` batch rows, the last `padding` of them padding; the number of bytes written.
 
         Raises AssertionError where the memory differs afterwards.
@@ -87,14 +87,14 @@ class Pair:
         self.check_close(node, frames, what)
         return int((want != before).sum()) + self.check_moved(node, held, what)
 
-    def moved(self, node: Launch, side: Side) -> Iterator[tuple[str, Tensor]]:
+    def moved(self, node: Computed, side: Side) -> Iterator[tuple[str, Tensor]]:
         """The KV buffers that a node changes, as bytes, by name."""
         owners = {"kv.move": "target", "kv.duplicate_tail": "draft"}
         for owner in {owners[call.op] for call in node.ops if call.op in owners}:
             for index, buffer in enumerate(side.kv.buffers[owner]):
                 yield f"{owner} {index}", buffer.view(torch.uint8)
 
-    def check_moved(self, node: Launch, before: dict[str, Tensor], what: str) -> int:
+    def check_moved(self, node: Computed, before: dict[str, Tensor], what: str) -> int:
         """Compare KV buffers; the number of bytes that changed."""
         mine, changed = dict(self.moved(node, self.other)), 0
         for name, want in self.moved(node, self.cpu):
@@ -102,7 +102,7 @@ class Pair:
             changed += int((want != before[name]).sum())
         return changed
 
-    def check_close(self, node: Launch, frames: tuple[Frame, Frame], what: str) -> None:
+    def check_close(self, node: Computed, frames: tuple[Frame, Frame], what: str) -> None:
         """Compare what comes from sums over a vocabulary."""
         for name in sorted(inexact(node.ops)):
             if name.startswith("relay."):
@@ -114,7 +114,7 @@ class Pair:
                 continue
             torch.testing.assert_close(*found, **CLOSE, msg=lambda text, name=name: f"{what}: {name}: {text}")
 
-    def ignored(self, node: Launch, frame: Frame) -> Tensor:
+    def ignored(self, node: Computed, frame: Frame) -> Tensor:
         """Bytes that may differ, or are compared otherwise."""
         mask = torch.zeros(len(self.cpu.arena.bytes), dtype=torch.bool)
         approximate = inexact(node.ops)
@@ -164,7 +164,7 @@ def inexact(ops: Sequence[OpCall]) -> set[str]:
     return found
 
 
-def specified(node: Launch, frame: Frame, name: str) -> Tensor:
+def specified(node: Computed, frame: Frame, name: str) -> Tensor:
     """Which elements of a value mean anything: of rows along the path the accepted ones, of a flat mask its start."""
     (call,) = [call for call in node.ops if name in call.results]
     value = frame.read(name)
@@ -174,12 +174,13 @@ def specified(node: Launch, frame: Frame, name: str) -> Tensor:
             nodes = frame.dims["N"]
             live.view(-1)[int((nodes * (frame.read(call.operands[0]) + nodes)).sum()) :] = False
         return live
-    if call.op not in ("commit.compact", "vocab.logprob"):
+    walked = any(op.op == "verify.greedy" for op in node.ops)
+    if call.op != "commit.compact" and not (call.op == "vocab.logprob" and walked):
         return torch.ones(value.shape[:2], dtype=torch.bool)
     return torch.arange(value.shape[1]) < accepted(node, frame, call)[:, None]
 
 
-def accepted(node: Launch, frame: Frame, call: OpCall) -> Tensor:
+def accepted(node: Computed, frame: Frame, call: OpCall) -> Tensor:
     """Accepted lengths i64[B] behind a value along the path."""
     for op in node.ops:
         if op.op == "verify.greedy":
@@ -204,16 +205,16 @@ def kv_rows(pool: KvPool, slots: int, source: torch.Generator) -> list[Tensor]:
 
 
 def check_program(pair: Pair, buckets: Sequence[int] = ()) -> None:
-    """Check every launch of a program, for some buckets or all: full, half padding, nothing but padding, cut short.
+    """Check what a program computes, for some buckets or all: full, half padding, nothing but padding, cut short.
 
-    Every node writes something in one of the buckets; in a small one it may be what was there before.
+    Every launch writes something in one of the buckets; in a small one, and of an op alone, it may be what was there.
     """
     for node in (*pair.plan.nodes("prefill"), *pair.plan.nodes("step")):
-        if isinstance(node, Launch):
+        if not isinstance(node, External):
             written = 0
             for bucket in buckets or pair.plan.buckets:
                 written += sum(pair.check(node, bucket, padding) for padding in sorted({0, bucket // 2}))
                 pair.check(node, bucket, bucket)
                 if bucket > 1:
                     pair.check(node, bucket - 1, 0)
-            assert written > 0, f"{node.name} writes nothing"
+            assert written > 0 or isinstance(node, Reference), f"{node.name} writes nothing"

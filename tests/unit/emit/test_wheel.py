@@ -129,7 +129,7 @@ def test_manifest(built: Path) -> None:
     files = read(built)
     manifest = json.loads(files[f"{PACKAGE}/manifest.json"])
     assert manifest["archs"] == ["sm_100", "sm_90"]
-    assert (manifest["torch"], manifest["triton"], manifest["plan_format"]) == ("2.11", "3.8.0", 3)
+    assert (manifest["torch"], manifest["triton"], manifest["plan_format"]) == ("2.11", "3.8.0", 4)
     assert manifest["version"] == version_of(built) == f"0.1.0+{label(manifest['digest'])}"
     own = {name.removeprefix(f"{PACKAGE}/") for name in files if name.startswith(PACKAGE + "/")}
     assert manifest["files"].keys() == own - {"manifest.json"}

@@ -14,7 +14,7 @@ from chains import batch_of, make_engine, start
 from fakes.chain_plan import chain_plan
 from fakes.drafts import Engine
 from fakes.tables import tame_text
-from programs import EXAMPLES, load
+from programs import EXAMPLES, brought, load
 
 from specc import algorithms
 from specc.build import build_program
@@ -75,7 +75,9 @@ def machine(algorithm: str, seed: int, **keys: Any) -> Machine:
     keys |= {"options": {"window": 64}} if algorithm == "NGRAM" else {}
     plan = Plan.from_json(build_program(load(algorithm, **keys)).plan)
     engine = Engine.of_plan(plan, seed=seed)
-    return Machine(plan, engine, Step(plan, ReferenceBackend(), CPU, engine, engine.table, engine.kv, poison=0x5A))
+    return Machine(
+        plan, engine, Step(plan, ReferenceBackend(brought()), CPU, engine, engine.table, engine.kv, poison=0x5A)
+    )
 
 
 def text(rng: random.Random) -> list[int]:
@@ -178,7 +180,7 @@ def test_against_plain_speculative_decoding(hidden: bool, overlap: bool) -> None
     plans = [chain_plan(hidden=hidden, overlap=overlap, pool=pool, batch=batch) for pool, batch in ((8, 4), (12, 2))]
     engines = [make_engine(plan, seed=seed) for seed, plan in enumerate(plans)]
     here, there = (
-        Step(Plan.from_json(plan), ReferenceBackend(), CPU, engine, engine.table, poison=0xFF)
+        Step(Plan.from_json(plan), ReferenceBackend(brought()), CPU, engine, engine.table, poison=0xFF)
         for plan, engine in zip(plans, engines, strict=True)
     )
     oracles = start(here, engines[0], prompts, steps=3)
