@@ -113,7 +113,7 @@ def tiles(module: Module, cluster: Cluster) -> str:
 def tile_of(module: Module, reduction: Op) -> str:
     """The tile of an op that reduces over a vocabulary, and how wide its rows' alignment lets loads be."""
     size = block(module, reduction)
-    width = DTYPES[tensor_type(reduction.operands[0]).dtype]
+    width = DTYPES[tensor_type(reduction.operands[0]).dtype].bytes
     bits = 8 * alignment(vocabulary(module, reduction) * width)
     return f"BLOCK {size} = {size * width} bytes a tile; rows allow {bits}-bit loads"
 

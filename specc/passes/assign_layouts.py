@@ -55,7 +55,7 @@ def _layout(module: Module, value: Value, root: Value) -> Layout:
     elif value.source is None and not per_request(type_):
         owner = "input"
     sizes = type_.sizes(module.dims, unbounded=0)
-    row = sizes[-1] * DTYPES[type_.dtype] if len(sizes) > 1 else VECTOR_BYTES
+    row = sizes[-1] * DTYPES[type_.dtype].bytes if len(sizes) > 1 else VECTOR_BYTES
     aligned = alignment(row) if row else VECTOR_BYTES
     return Layout(value.name, root.name, owner, row_major(sizes), aligned)
 
