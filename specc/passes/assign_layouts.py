@@ -28,7 +28,7 @@ class AssignLayouts(Pass):
     until = "laid-out"
 
     def run(self, module: Module, ctx: Context) -> None:
-        """See the class."""
+        """Declare the layout of every value that crosses nodes."""
         for value, layout in zip(crossing(module), layouts(module), strict=True):
             module.decls.append(layout)
             if layout.alignment < VECTOR_BYTES and _is_logits(module, value):

@@ -50,7 +50,7 @@ class FormKernels(Pass):
     establishes = frozenset({"clustered"})
 
     def run(self, module: Module, ctx: Context) -> None:
-        """See the class."""
+        """Choose a cover, and declare its kernels."""
         candidates = [
             Candidate(family.stem, cluster, traffic(module, cluster))
             for family in FAMILIES.values()

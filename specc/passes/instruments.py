@@ -39,7 +39,7 @@ class CheckEach(BaseInstrument):
     """Run the checker, and the predicate of every established invariant, after each pass."""
 
     def after(self, module: Module, step: Pass) -> None:
-        """See the class.
+        """Check what the pass left.
 
         Raises:
             BrokenModuleError: naming the pass and everything that does not hold.

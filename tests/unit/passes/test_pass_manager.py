@@ -33,7 +33,6 @@ class Noop(Pass):
 
     name = "noop"
     establishes = frozenset({"special"})
-    preserves = frozenset({"typed"})
 
     def run(self, module: Module, ctx: Context) -> None:
         """Do nothing."""
@@ -71,15 +70,15 @@ class Log(BaseInstrument):
     told: list[str] = field(default_factory=list)
 
     def before(self, module: Module, step: Pass) -> None:
-        """See the class."""
+        """It begins."""
         self.told.append(f"before {step.name}")
 
     def after(self, module: Module, step: Pass) -> None:
-        """See the class."""
+        """It is done."""
         self.told.append(f"after {step.name}: {', '.join(sorted(module.established))}")
 
     def failed(self, module: Module, step: Pass, error: Exception) -> None:
-        """See the class."""
+        """It raised."""
         self.told.append(f"failed {step.name}: {type(error).__name__}")
 
 
@@ -90,7 +89,7 @@ def test_invariants_are_recorded() -> None:
         "before canonicalize",
         "after canonicalize: live, typed",
         "before noop",
-        "after noop: special, typed",
+        "after noop: live, special, typed",
     ]
 
 
