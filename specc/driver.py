@@ -12,7 +12,7 @@ from specc.ir.core import Carry, Module
 from specc.ir.plan import KvPool, Options
 from specc.link import link
 from specc.passes.base import Context
-from specc.passes.instruments import CheckEach
+from specc.passes.invariants import CheckEach
 from specc.passes.manager import Instrument, run_passes
 from specc.passes.pipeline import FRONT, default_passes
 from specc.support.diagnostics import Diagnostic, DiagnosticError

@@ -18,8 +18,8 @@ from specc.passes.canonicalize import Canonicalize
 from specc.passes.check_resources import CheckResources
 from specc.passes.cse import Cse
 from specc.passes.form_kernels import FormKernels
-from specc.passes.instruments import BrokenModuleError, CheckEach, PrintIr, Reproducer, TimePasses, check_now, spell
-from specc.passes.invariants import INVARIANTS, check_invariants
+from specc.passes.instruments import PrintIr, Reproducer, TimePasses, spell
+from specc.passes.invariants import INVARIANTS, BrokenModuleError, CheckEach, check_invariants, check_now
 from specc.passes.manager import BaseInstrument, run_passes
 from specc.passes.pipeline import BACK, FRONT, PASSES, PLANNING, default_passes, parse_pipeline
 from specc.support.diagnostics import DiagnosticError
