@@ -16,7 +16,7 @@ def reads(module: Module) -> dict[str, str]:
     """Type of the hidden rows that every forward reads, by node; of those that read any."""
     found: dict[str, str] = {}
     for op in (op for op in module.ops() if is_external(op)):
-        slots = OPS[op.opcode].operand_names(len(op.operands))
+        slots = OPS[op.opcode].operand_names(len(op.operands), op.attrs)
         rows = [value for slot, value in zip(slots, op.operands, strict=True) if slot == "hidden"]
         found |= {node_of(op): str(tensor_type(value)) for value in rows}
     return found
