@@ -13,7 +13,7 @@ from specc.ir.core import Module
 from specc.ir.ops import OPS
 from specc.ir.parser import parse_module
 from specc.passes.base import Context, Pass
-from specc.passes.instruments import CheckEach
+from specc.passes.invariants import CheckEach
 from specc.passes.manager import run_passes
 from specc.passes.pipeline import PASSES
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specc.algorithms.base import DTYPES
+from specc.algorithms.base import dtype_of, logits_dtype_of
 from specc.algorithms.references import ReferenceSource, reference_source
 from specc.codegen.kernels import Generated, aligned_arguments
 from specc.codegen.totals import memory, totals
@@ -114,8 +114,8 @@ def _model(model: ModelConfig) -> Json:
         "head_dim": model.head_dim,
         "kv_layout": model.kv_layout,
         "vocab_size": model.vocab_size,
-        "dtype": DTYPES[model.dtype],
-        "logits_dtype": DTYPES[model.logits_dtype],
+        "dtype": dtype_of(model),
+        "logits_dtype": logits_dtype_of(model),
         **aux,
     }
 

@@ -293,7 +293,8 @@ def _capture(module: Module, forward: Op) -> CaptureStory:
 def _field(loaded: LoadedConfig, module: Module, name: str) -> FieldStory:
     carry = module.carries[name]
     width = prod(carry.type.sizes(module.dims)[1:])
-    return FieldStory(name, carry.type.dtype, width, width * DTYPES[carry.type.dtype], _place(loaded, carry.location))
+    row = width * DTYPES[carry.type.dtype].bytes
+    return FieldStory(name, carry.type.dtype, width, row, _place(loaded, carry.location))
 
 
 def _phases(module: Module) -> tuple[PhaseStory, ...]:

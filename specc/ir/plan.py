@@ -28,16 +28,12 @@ class Options(Decl):
     Attributes:
         buckets: batch sizes to capture, ascending.
         page_size: tokens per KV page.
-        verify: verification mode.
-        archs: architectures to compile for.
 
     """
 
     kind: ClassVar[str] = "options"
     buckets: tuple[int, ...]
     page_size: int
-    verify: str
-    archs: tuple[str, ...]
 
     def __post_init__(self) -> None:
         """Raise ValueError for buckets that do not ascend from 1, and for a page of no length."""

@@ -28,7 +28,7 @@ class AssignLayouts(Pass):
     until = "laid-out"
 
     def run(self, module: Module, ctx: Context) -> None:
-        """See the class."""
+        """Declare the layout of every value that crosses nodes."""
         for value, layout in zip(crossing(module), layouts(module), strict=True):
             module.decls.append(layout)
             if layout.alignment < VECTOR_BYTES and _is_logits(module, value):
@@ -55,7 +55,7 @@ def _layout(module: Module, value: Value, root: Value) -> Layout:
     elif value.source is None and not per_request(type_):
         owner = "input"
     sizes = type_.sizes(module.dims, unbounded=0)
-    row = sizes[-1] * DTYPES[type_.dtype] if len(sizes) > 1 else VECTOR_BYTES
+    row = sizes[-1] * DTYPES[type_.dtype].bytes if len(sizes) > 1 else VECTOR_BYTES
     aligned = alignment(row) if row else VECTOR_BYTES
     return Layout(value.name, root.name, owner, row_major(sizes), aligned)
 

@@ -59,7 +59,7 @@ class FormKernels(Pass):
     establishes = frozenset({"clustered"})
 
     def run(self, module: Module, ctx: Context) -> None:
-        """See the class."""
+        """Form the nodes of every entry, and declare its launches."""
         for entry in ("prefill", "step"):
             forming = _Forming(module, entry)
             forming.run()
@@ -83,15 +83,6 @@ class FormKernels(Pass):
                 module.decls.append(Kernel(name, launch.family, launch.phase, moved))
                 message = f"{name}: {launch.family} over {opcodes}: {moved} bytes"
             self.remark(ctx, message, cluster[0].location)
-
-    def _explain_reference(self, ctx: Context, name: str, chosen: Candidate, offers: list[Candidate]) -> None:
-        (op,) = chosen.cluster
-        families = sorted({offer.family for offer in offers if op in offer.cluster})
-        why = "no kernel family takes it here"
-        if families:
-            why = f"what {', '.join(families)} would launch it with leaves ops that no kernel takes"
-        cost = f"some {chosen.launches} launches of torch and {chosen.bytes} bytes, {chosen.cost:.2f} us"
-        self.remark(ctx, f"{name}: {op.opcode} runs as its reference, for {why}: {cost}", op.location)
 
 
 def _name(launch: Launch, launches: Sequence[Launch]) -> str:

@@ -27,7 +27,7 @@ class PlanGraphs(Pass):
     until = "graph-planned"
 
     def run(self, module: Module, ctx: Context) -> None:
-        """See the class."""
+        """Put the nodes in order, and declare each with what it waits for and the graph it is captured in."""
         order = node_order(module)
         first: dict[str, Op] = {}
         for op in module.ops():

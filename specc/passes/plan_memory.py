@@ -41,7 +41,7 @@ class PlanMemory(Pass):
     until = "memory-planned"
 
     def run(self, module: Module, ctx: Context) -> None:
-        """See the class."""
+        """Place every buffer, and check that the arena has room."""
         wanted = unplaced(module)
         placed = _place(_blocks(module, [buffer for buffer in wanted if buffer.owner == "arena"]))
         module.decls += [placed.get(buffer.name, buffer) for buffer in wanted]

@@ -27,7 +27,7 @@ class SelectCompaction(Pass):
     until = "compacted"
 
     def run(self, module: Module, ctx: Context) -> None:
-        """See the class."""
+        """Compact what is read along the path."""
         for name, value in list(module.outputs.items()):
             if on_nodes(value):
                 module.outputs[name] = _path_of(module, value)

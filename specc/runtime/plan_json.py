@@ -7,6 +7,7 @@ from importlib.resources.abc import Traversable
 from itertools import groupby
 from typing import Any
 
+from .dtypes import DTYPES
 from .errors import DamagedWheelError, PlanError
 from .manifest import PLAN
 from .plan import (
@@ -34,7 +35,6 @@ from .plan import (
 from .typed import check_types, listed, read_json
 
 Json = Mapping[str, Any]
-DTYPES = frozenset({"i1", "u8", "i32", "i64", "f16", "bf16", "f32"})
 """Those of `semantics`, which needs torch."""
 KV = {
     "page_size": (int,),

@@ -20,7 +20,7 @@ from specc.ir.core import Module
 from specc.ir.parser import parse_module
 from specc.ir.printer import print_module
 from specc.passes.base import Context, Pass
-from specc.passes.instruments import CheckEach
+from specc.passes.invariants import CheckEach
 from specc.passes.manager import BaseInstrument, run_passes
 
 

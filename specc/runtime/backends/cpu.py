@@ -26,7 +26,7 @@ class ReferenceBackend:
     """
 
     def __init__(self, brought: Mapping[str, Semantics] | None = None) -> None:
-        """See the class."""
+        """Evaluate the ops, one after the other."""
         self._semantics = {**OPS, **(brought or {})}
 
     def launch(self, node: Computed, frame: Frame) -> None:

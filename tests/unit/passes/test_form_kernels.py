@@ -38,7 +38,7 @@ class ByLetter(Family):
     stem = "by_letter"
 
     def candidates(self, module: Module) -> Iterable[Cluster]:
-        """See the class."""
+        """One for each letter."""
         return [tuple(op for op in module.ops() if op.result.name.startswith(letter)) for letter in "ab"]
 
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
