@@ -73,6 +73,13 @@ class Pair:
         frames = self.cpu.frame(rows), self.other.frame(rows)
         self.operands.poison(self.cpu.arena)
         self.operands.fill(node, frames, rows - padding)
+        return self.compare(node, frames, f"{node.name}, {rows} rows, {padding} padding")
+
+    def compare(self, node: Launch, frames: tuple[Frame, Frame], what: str) -> int:
+        """Run a node on both, from the memory of the CPU's side; the number of bytes written.
+
+        Raises AssertionError, which begins with `what`, where the memory differs afterwards.
+        """
         before = self.cpu.arena.bytes.clone()
         held = {name: tensor.clone() for name, tensor in self.moved(node, self.cpu)}
         self.other.fill(before)
@@ -80,7 +87,6 @@ class Pair:
         self.backend.launch(node, frames[1])
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        what = f"{node.name}, {rows} rows, {padding} padding"
         mine, want = self.other.arena.bytes.cpu(), self.cpu.arena.bytes
         differs = (mine != want) & ~self.ignored(node, frames[0])
         assert not differs.any(), f"{what}: {self.where(differs)}"
