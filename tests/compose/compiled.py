@@ -23,36 +23,28 @@ from specc.passes.manager import run_passes
 from specc.passes.pipeline import PLANNING
 from specc.support.diagnostics import DiagnosticError
 
-NOT_COVERED = "not covered"
-"""The outcome of a legal module whose ops no set of kernel families covers."""
 MAY_BE_UNCOVERED = True
-"""Whether that is an outcome, and not a failure."""
+"""Whether a legal module may end without kernels: no set of families covers its ops."""
 
 
-class Uncovered(AssertionError):
-    """A legal module for which there are no kernels."""
-
-
-def compile_planned(module: Module, loaded: LoadedConfig) -> Build:
-    """Planning passes, kernels and plan of a module as the front leaves it.
+def compile_planned(module: Module, loaded: LoadedConfig) -> Build | None:
+    """Planning passes, kernels and plan of a module as the front leaves it; None if it may be, and is, uncovered.
 
     Raises:
-        Uncovered: no set of kernel families covers its ops.
-        DiagnosticError: it cannot be built for another reason.
+        DiagnosticError: it cannot be built.
 
     """
     ctx = Context(loaded)
     try:
         run_passes(module, [step() for step in PLANNING], ctx)
     except DiagnosticError as error:
-        if any(diagnostic.code == "kernel/no-cover" for diagnostic in error.diagnostics):
-            raise Uncovered("; ".join(diagnostic.message for diagnostic in error.diagnostics)) from None
+        if MAY_BE_UNCOVERED and error.diagnostics[0].code == "kernel/no-cover":
+            return None
         raise
     check_now(module)
     (generated,) = generate_kernels({loaded.config.num_steps: module}, loaded.file)
-    plan = build_plan(module, generated, loaded.config)
-    return Build(loaded, (DepthBuild(loaded, module, ctx, generated, plan),),
-                 lib_sources(source.text for source in generated.sources))  # fmt: skip
+    depth = DepthBuild(loaded, module, ctx, generated, build_plan(module, generated, loaded.config))
+    return Build(loaded, (depth,), lib_sources(source.text for source in generated.sources))
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from gpu.nodes import Pair
 from torch import Tensor
 
-from gpu.nodes import Pair
 from specc.ir.core import Module
 from specc.ir.interpret import Forward, interpret
 from specc.runtime.backends.cpu import ReferenceBackend
@@ -95,9 +95,7 @@ class Flow(Pair):
         """The pool rows on the side of the ops, by field."""
         return RelayPools(self.plan, self.cpu.arena)
 
-    def _begin(
-        self, entry: str, batch: Mapping[str, Tensor], pools: Mapping[str, Tensor]
-    ) -> tuple[Frame, Frame]:
+    def _begin(self, entry: str, batch: Mapping[str, Tensor], pools: Mapping[str, Tensor]) -> tuple[Frame, Frame]:
         """Frames of poisoned memory that holds the batch and the pools."""
         self.operands.poison(self.cpu.arena)
         for name, pool in self.pools.items():
@@ -140,7 +138,4 @@ class Flow(Pair):
 
 def assert_equal(mine: Tensor, wanted: Tensor, what: str) -> None:
     """Bit for bit; NaN equals NaN."""
-    torch.testing.assert_close(
-        mine, wanted, rtol=0, atol=0, equal_nan=True, msg=lambda text: f"{what}: {text}"
-    )
-
+    torch.testing.assert_close(mine, wanted, rtol=0, atol=0, equal_nan=True, msg=lambda text: f"{what}: {text}")

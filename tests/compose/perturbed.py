@@ -2,33 +2,66 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from typing import NamedTuple
 
-from programs import EXAMPLES
+import programs
+import torch
+from fake_engine import FakeEngine
+from session import Script, outputs_of
+from torch import Tensor
 
 from specc.algorithms import names, needs
-from specc.config import LoadedConfig, load_config
+from specc.build import Build
+from specc.config import Config, LoadedConfig, load_config, load_text
 from specc.driver import start_module
+from specc.emit.wheel import plan_text
 from specc.ir.core import Module, Value, entry_of, is_state, on_nodes
+from specc.ir.interpret import interpret
 from specc.ir.ops import OPS
 from specc.passes.base import Context
 from specc.passes.manager import run_passes
 from specc.passes.pipeline import FRONT
 from specc.passes.select_compaction import SelectCompaction
+from specc.runtime.backends.cpu import ReferenceBackend
+from specc.runtime.batch import Batch
+from specc.runtime.plan import Plan
+from specc.runtime.semantics import DTYPES
+from specc.runtime.step import Step
+
+
+def _load(path: Path) -> LoadedConfig:
+    return load_config(path, names(), needs).depths()[0]
+
 
 PROBE = "probe"
 """The name of the output."""
+CPU = torch.device("cpu")
+SMALL = {"vocab_size": 512, "hidden_size": 64, "num_layers": 2, "num_kv_heads": 2, "head_dim": 16, "max_requests": 12}
+"""Sizes that a program has when it runs, in place of those that stand in its file."""
 NOT_HERE = ("random-qwen3-chain",)
 """Examples whose models are made by a script; another example has the same program."""
 
 
+EXAMPLES = {
+    path.stem: partial(_load, path) for path in sorted(programs.EXAMPLES.glob("*.yaml")) if path.stem not in NOT_HERE
+}
+"""What loads every example at its deepest, by the name of its file."""
+
+
 @cache
-def examples() -> dict[str, LoadedConfig]:
-    """Every example at its deepest, by the name of its file."""
-    found = {path.stem: path for path in sorted(EXAMPLES.glob("*.yaml")) if path.stem not in NOT_HERE}
-    return {name: load_config(path, names(), needs).depths()[0] for name, path in found.items()}
+def small(name: str) -> LoadedConfig:
+    """An example at its deepest, of which a CPU runs a step at once: where its file has sizes, they are small."""
+    path = programs.EXAMPLES / f"{name}.yaml"
+    text = path.read_text(encoding="utf-8")
+    for key, size in SMALL.items():
+        text = re.sub(rf"{key}: \d+", f"{key}: {size}", text)
+    text = re.sub(r"buckets: .*", "buckets: [1, 4, 6]", text)
+    return load_text(text, path, names(), needs).depths()[0]
 
 
 class Probe(NamedTuple):
@@ -52,7 +85,10 @@ def internal(module: Module) -> Iterator[Value]:
 def probes(loaded: LoadedConfig) -> list[Probe]:
     """All internal values of a program."""
     found: list[Probe] = []
-    front(loaded, lambda module, nodes: found.extend(Probe(v.name, nodes) for v in internal(module) if on_nodes(v) == nodes))
+    front(
+        loaded,
+        lambda module, nodes: found.extend(Probe(v.name, nodes) for v in internal(module) if on_nodes(v) == nodes),
+    )
     return found
 
 
@@ -81,3 +117,44 @@ def handing_out(loaded: LoadedConfig, probe: Probe) -> Module:
             module.outputs[prefix + PROBE] = value
 
     return front(loaded, hand_out)
+
+
+def run(build: Build, todo: Script) -> list[dict[str, Tensor]]:
+    """Outputs of a program on the CPU backend: of a prefill, then of every step of the script."""
+    config = build.loaded.config
+    engine, plan = FakeEngine(config, todo.table), Plan.from_json(json.loads(plan_text(build.plan)))
+    step = Step(plan, ReferenceBackend(), CPU, engine, todo.table, engine.kv, todo.tables(build.module), poison=0x5A)
+    lengths, found = dict(todo.prompts), list[dict[str, Tensor]]()
+    for index, batch in enumerate([list(todo.prompts), *todo.batches]):
+        rows = [row for row in batch if row]
+        prompts = todo.prompt_tokens(rows) if "prompt_tokens" in build.module.inputs and not index else None
+        request = Batch(rows, [lengths[row] for row in rows], prompts)
+        result = step.decode(request) if index else step.prefill(request)
+        found.append({name: tensor.clone() for name, tensor in result.outputs.items()})
+        if index:
+            lengths |= dict(zip(rows, found[-1]["new_seq_lens"].tolist(), strict=True))
+    return found
+
+
+def meaning(module: Module, config: Config, todo: Script) -> list[dict[str, Tensor]]:
+    """The same outputs, by the interpreter of modules."""
+    engine = FakeEngine(config, todo.table)
+    pools = {
+        name: torch.zeros((config.pool_rows, *carry.type.sizes(module.dims)[1:]), dtype=DTYPES[carry.type.dtype])
+        for name, carry in module.carries.items()
+    }
+    lengths, found = dict(todo.prompts), list[dict[str, Tensor]]()
+    for index, batch in enumerate([list(todo.prompts), *todo.batches]):
+        rows, entry = [row for row in batch if row], "step" if index else "prefill"
+        inputs = {
+            "req_pool_indices": torch.tensor(rows),
+            "seq_lens": torch.tensor([lengths[row] for row in rows]),
+            "req_to_token": todo.table,
+            "prompt_tokens": torch.tensor(todo.prompt_tokens(() if index else rows), dtype=torch.int64),
+            "corpus": todo.corpus,
+        }
+        values = interpret(module, entry, inputs, pools, engine.interpreted(), len(rows), engine.kv)
+        found.append(outputs_of(module, entry, values))
+        if index:
+            lengths |= dict(zip(rows, found[-1]["new_seq_lens"].tolist(), strict=True))
+    return found
