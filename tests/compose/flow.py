@@ -95,6 +95,11 @@ class Flow(Pair):
         """The pool rows on the side of the ops, by field."""
         return RelayPools(self.plan, self.cpu.arena)
 
+    def specified(self, node: Launch, frame: Frame, name: str) -> Tensor:
+        """Whoever reads a value may read all of it, but for the end of a flat mask."""
+        masks = {call.results[0] for call in node.ops if call.op == "tree.mask"}
+        return super().specified(node, frame, name) if name in masks else torch.ones_like(frame.read(name)).bool()
+
     def _begin(self, entry: str, batch: Mapping[str, Tensor], pools: Mapping[str, Tensor]) -> tuple[Frame, Frame]:
         """Frames of poisoned memory that holds the batch and the pools."""
         self.operands.poison(self.cpu.arena)

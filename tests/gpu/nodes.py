@@ -27,6 +27,8 @@ LONGEST = 40
 """Committed lengths are below this."""
 SET_COLUMNS = {"chain.start": 2, "chain.first": 1}
 """How many columns an op sets, of those that leave the others to later ones; the reference writes zeros there."""
+HANDED_ON = ("commit.compact", "commit.last", "tree.gather", "tree.repeat")
+"""Ops that move numbers and change none."""
 CLOSE = {"rtol": 2e-5, "atol": 2e-6, "equal_nan": True}
 """How near f32 numbers must be that come from a sum over a vocabulary."""
 
@@ -114,7 +116,7 @@ class Pair:
             if name.startswith("relay."):
                 found = [side.arena.buffer(name).cpu() for side in (self.other, self.cpu)]
             elif frames[0].holds(name):
-                live = specified(node, frames[0], name)
+                live = self.specified(node, frames[0], name)
                 found = [frame.read(name).cpu()[live] for frame in reversed(frames)]
             else:
                 continue
@@ -126,22 +128,39 @@ class Pair:
         approximate = inexact(node.ops)
         homes = {home.name for name in approximate if frame.holds(name) and (home := self.plan.home(name))}
         for name, buffer in self.cpu.arena.buffers.items():
-            scratch = name.startswith((f"{node.name}.partial_", "kv."))
-            if scratch or name in homes or name in approximate:
+            scratch = name.startswith(f"{node.name}.") and buffer.init != "zero"
+            if scratch or name.startswith("kv.") or name in homes or name in approximate:
                 self.bytes_of(mask, buffer)[:] = True
         for call in node.ops:
             if call.op in ("commit.compact", "tree.mask") and frame.holds(call.results[0]):
                 name = call.results[0]
                 home = self.plan.home(name)
                 assert home is not None
-                live, view = specified(node, frame, name), frame.read(name)
+                live, view = self.specified(node, frame, name), frame.read(name)
                 columns = self.bytes_of(mask, home)[: view.numel() * view.element_size()].view(*live.shape, -1)
                 columns[~live] = True
-        if call := next((call for call in node.ops if call.op in SET_COLUMNS), None):
-            home = self.plan.home(call.results[0])
-            assert home is not None
-            self.bytes_of(mask, home).view(-1, home.shape[1], 8)[:, SET_COLUMNS[call.op] :] = True
+        for call in (call for call in node.ops if call.op in SET_COLUMNS):
+            for name, columns in chain_columns(node, call):
+                home = self.plan.home(name)
+                if home is not None:
+                    kept = self.bytes_of(mask, home).view(-1, home.shape[1], 8)
+                    kept[:, [column for column in range(home.shape[1]) if column not in columns]] = True
+                    break
         return mask
+
+    def specified(self, node: Launch, frame: Frame, name: str) -> Tensor:
+        """Which elements of a value are read: of rows along the path the accepted ones, of a flat mask its start."""
+        (call,) = [call for call in node.ops if name in call.results]
+        value = frame.read(name)
+        if call.op == "tree.mask":
+            live = torch.ones(value.shape, dtype=torch.bool)
+            if call.attrs["mode"] == "full":
+                nodes = frame.dims["N"]
+                live.view(-1)[int((nodes * (frame.read(call.operands[0]) + nodes)).sum()) :] = False
+            return live
+        if call.op not in ("commit.compact", "vocab.logprob"):
+            return torch.ones(value.shape[:2], dtype=torch.bool)
+        return torch.arange(value.shape[1]) < accepted(node, frame, call)[:, None]
 
     def bytes_of(self, mask: Tensor, buffer: Buffer) -> Tensor:
         """The part of a byte mask that stands for a buffer."""
@@ -155,6 +174,15 @@ class Pair:
         return ", ".join(found) or f"{int(differs.sum())} bytes in no buffer"
 
 
+def chain_columns(node: Launch, start: OpCall) -> list[tuple[str, set[int]]]:
+    """The values of a chain that a node starts, the last one first, and the columns that are set by then."""
+    found = [(start.results[0], set(range(SET_COLUMNS[start.op])))]
+    for call in node.ops:
+        if call.op == "chain.append" and call.operands[0] == found[0][0]:
+            found.insert(0, (call.results[0], found[0][1] | {int(call.attrs["column"])}))
+    return found
+
+
 def inexact(ops: Sequence[OpCall]) -> set[str]:
     """Values and pools of a node that depend on a sum over a vocabulary; indices are exact."""
     found: set[str] = set()
@@ -163,26 +191,11 @@ def inexact(ops: Sequence[OpCall]) -> set[str]:
             found.add(call.results[0])
         elif call.op == "tree.grow":
             found |= {call.results[1], call.results[3]}
-        elif call.op == "commit.compact" and call.operands[0] in found:
+        elif call.op in HANDED_ON and call.operands[0] in found:
             found.add(call.results[0])
-        elif call.op == "carry.store" and call.operands[1] in found:
+        elif call.op in ("carry.store", "relay.publish") and call.operands[1] in found:
             found.add(f"relay.{call.attrs['field']}")
     return found
-
-
-def specified(node: Launch, frame: Frame, name: str) -> Tensor:
-    """Which elements of a value mean anything: of rows along the path the accepted ones, of a flat mask its start."""
-    (call,) = [call for call in node.ops if name in call.results]
-    value = frame.read(name)
-    if call.op == "tree.mask":
-        live = torch.ones(value.shape, dtype=torch.bool)
-        if call.attrs["mode"] == "full":
-            nodes = frame.dims["N"]
-            live.view(-1)[int((nodes * (frame.read(call.operands[0]) + nodes)).sum()) :] = False
-        return live
-    if call.op not in ("commit.compact", "vocab.logprob"):
-        return torch.ones(value.shape[:2], dtype=torch.bool)
-    return torch.arange(value.shape[1]) < accepted(node, frame, call)[:, None]
 
 
 def accepted(node: Launch, frame: Frame, call: OpCall) -> Tensor:
