@@ -125,13 +125,17 @@ class Flow(Pair):
         called = node.callback, node.step
         forwards.given[called] = {name: frames[0].read(value).clone() for name, value in node.operands.items()}
         answer = {
-            name: self.operands.forward_result(frames[0].shape(value), DTYPES[self.plan.values[value].dtype])
+            name: self.given(value, frames[0].shape(value), DTYPES[self.plan.values[value].dtype])
             for name, value in node.results.items()
         }
         for name, value in node.results.items():
             for frame in frames:
                 frame.adopt(value, answer[name].clone())
         forwards.returned[called] = answer
+
+    def given(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """What a forward returns for a value."""
+        return self.operands.forward_result(shape, dtype)
 
     def _skip(self, node: Launch, frame: Frame) -> None:
         """Run the ops of a launch alone."""
