@@ -33,8 +33,15 @@ class ModuleFlow(Flow):
     rows: Tensor
 
     def given(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """What a forward returns for a value."""
-        return self.draw(self.made.facts.get(name, Fact()), shape, dtype)
+        """What a forward returns for a value; of a path and its count in either order."""
+        fact = self.made.facts.get(name, Fact())
+        if fact.kind == "count":
+            assert fact.pair is not None
+            path = self.given(fact.pair.name, (*shape, self.plan.size("A")), dtype)
+            return (path >= 0).sum(1).to(dtype)
+        if name not in self.drawn:
+            self.drawn[name] = self.draw(fact, shape, dtype)
+        return self.drawn[name]
 
     def draw(self, fact: Fact, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Random content of a kind."""
@@ -53,10 +60,7 @@ class ModuleFlow(Flow):
             case "parent":
                 return ((torch.rand(shape, generator=source) * (torch.arange(shape[-1]) + 1)).long() - 1).to(dtype)
             case "path":
-                self.path = self.paths(self.plan.size(fact.axis), shape)
-                return self.path
-            case "count":
-                return (self.path >= 0).sum(1).to(dtype)
+                return self.paths(self.plan.size(fact.axis), shape)
         if dtype.is_floating_point:
             return self.operands.forward_result(shape, dtype) if shape[-1] >= FEW else self.scores(shape).to(dtype)
         if dtype == torch.bool:
@@ -89,6 +93,7 @@ class ModuleFlow(Flow):
         """Run an entry from other pools, with another batch."""
         for name, pool in self.pools.items():
             pool.copy_(self.draw(self.made.fields[name], tuple(pool.shape), pool.dtype))
+        self.drawn: dict[str, Tensor] = {}
         self.rows, lengths = self.batch(rng)
         self.run(self.made.module, entry, self.rows, lengths)
 
