@@ -51,7 +51,8 @@ class Prepare(Family):
         cluster += [op for op in made if op.opcode in _OF_LOADS] + [op for op in made if op.opcode in _CHAINS][:1]
         for clear in [op for op in ops if op.opcode == "health.clear"][:1]:
             cluster += [clear, *(op for op in module.users(clear.result) if _tells(op, admits[:1]))]
-        if any(op.opcode in _ROWS for op in cluster):
+        kept = any(leaves(module, admit.out("full"), cluster) for admit in admits[:1])  # it has no place in memory
+        if any(op.opcode in _ROWS for op in cluster) and not kept:
             yield in_order(module, cluster)
 
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:

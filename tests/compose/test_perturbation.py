@@ -83,9 +83,15 @@ def test_its_kernels(name: str, every: bool) -> None:
 
 
 def launches(plan: Plan) -> dict[str, str]:
-    """By node, all that a launch is, but for names of kernels."""
+    """By node, all that a launch is, but for names of kernels; and which of its results are in memory."""
     return {
-        node.name: repr((replace(plan.kernels[node.kernel], name="", source=""), node.ops, node.args, node.grid))
+        node.name: repr(
+            (
+                replace(plan.kernels[node.kernel], name="", source=""),
+                (node.ops, node.args, node.grid),
+                [name for call in node.ops for name in call.results if name in plan.values],
+            )
+        )
         for entry in ("prefill", "step")
         for node in plan.nodes(entry)
         if isinstance(node, Launch)
