@@ -82,7 +82,7 @@ def compose(rng: random.Random) -> Composed:
 
 
 def _configuration(rng: random.Random) -> LoadedConfig:
-    branches, steps = rng.choice([1, 1, 2, 3, 4]), rng.randint(1, 4)
+    branches, steps = rng.choice([1, 2, 3]), rng.randint(1, 4)
     keys = {
         "num_steps": steps, "topk": branches, "buckets": sorted({rng.randint(1, 3), rng.randint(3, 5)}),
         "max_requests": 7, "page_size": rng.choice([1, 4]),
@@ -149,7 +149,7 @@ class Composer(Builder):
             self._some(1, 3, (self.admit, self.load, self.load))
             self._some(1, 5, (self.positions, self.slots, self.branch_slots, self.health, self.handed_on, self.propose))
         middle = (
-            self.source, self.source, self.reduce, self.reduce, self.logprob, self.grow, self.select, self.comb,
+            self.source, self.source, self.reduce, self.reduce, self.logprob, self.grow, self.grow, self.select, self.comb,
             self.tree_positions, self.mask, self.gather, self.handed_on, self.health, self.advance, self.chain_of_tokens,
             self.join, self.walk, self.positions,
         )  # fmt: skip
@@ -160,8 +160,8 @@ class Composer(Builder):
             self._read_nodes()
         with self.phase("commit"):
             self._some(2, 9, (
-                self.compact, self.compact, self.last, self.lengths, self.extend_ids, self.chosen, self.shift,
-                self.store, self.append, self.health, self.handed_on, self.move, self.tail,
+                self.compact, self.compact, self.compact, self.move, self.move, self.last, self.lengths, self.extend_ids, self.chosen, self.shift,
+                self.store, self.append, self.health, self.handed_on, self.tail,
             ))  # fmt: skip
         with self.phase("extend"):
             self._some(0, 6, (self.source, self.reduce, self.logprob, self.store, self.handed_on, self.health, self.extend_ids))
@@ -210,12 +210,27 @@ class Composer(Builder):
         return found[max(self.rng.randrange(len(found)), self.rng.randrange(len(found)))]
 
     def of(self, dtype: str, *shape: str | int) -> Value:
-        """A value of a type."""
-        return self.pick(lambda type_, _: type_ == TensorType(dtype, shape))
+        """A value of a type, perhaps one that a forward gives for it."""
+        type_ = TensorType(dtype, shape)
+        try:
+            return self.pick(lambda found, _: found == type_)
+        except Unfit:
+            return self._asked("asked", type_, Fact())
 
     def kind(self, kind: str, axis: str = "") -> Value:
-        """A value of a kind."""
-        return self.pick(lambda _, fact: (fact.kind, fact.axis) == (kind, axis))
+        """A value of a kind, perhaps one that a forward gives for it."""
+        try:
+            return self.pick(lambda _, fact: (fact.kind, fact.axis) == (kind, axis))
+        except Unfit:
+            if kind != "kept":
+                raise
+            return self._asked(kind, TensorType("i64", ("B", "K")), Fact(kind))
+
+    def _asked(self, name: str, type_: TensorType, fact: Fact) -> Value:
+        if self._late or self.rng.random() < 0.5:
+            raise Unfit
+        self._forward([], [(name, type_, fact)])
+        return self.here[-1]
 
     def rows(self) -> Value:
         """Pool rows."""
