@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,9 +85,12 @@ def compose(rng: random.Random) -> Composed:
 def _configuration(rng: random.Random) -> LoadedConfig:
     branches, steps = rng.choice([1, 2, 3]), rng.randint(1, 4)
     keys = {
-        "num_steps": steps, "topk": branches, "buckets": sorted({rng.randint(1, 3), rng.randint(3, 5)}),
-        "max_requests": 7, "page_size": rng.choice([1, 4]),
-    }  # fmt: skip
+        "num_steps": steps,
+        "topk": branches,
+        "buckets": sorted({rng.randint(1, 3), rng.randint(3, 5)}),
+        "max_requests": 7,
+        "page_size": rng.choice([1, 4]),
+    }
     if branches > 1:
         keys |= {"num_draft_tokens": rng.randint(2, min(14, 1 + branches + (steps - 1) * branches**2)), "mask": "none"}
     model = {"num_layers": rng.randint(1, 2), "head_dim": 4, "dtype": rng.choice(["float32", "bfloat16"])}
@@ -149,22 +153,57 @@ class Composer(Builder):
             self._some(1, 3, (self.admit, self.load, self.load))
             self._some(1, 5, (self.positions, self.slots, self.branch_slots, self.health, self.handed_on, self.propose))
         middle = (
-            self.source, self.source, self.reduce, self.reduce, self.logprob, self.grow, self.grow, self.select, self.comb,
-            self.tree_positions, self.mask, self.gather, self.handed_on, self.health, self.advance, self.chain_of_tokens,
-            self.join, self.walk, self.positions,
-        )  # fmt: skip
+            self.source,
+            self.source,
+            self.reduce,
+            self.reduce,
+            self.logprob,
+            self.grow,
+            self.grow,
+            self.select,
+            self.comb,
+            self.tree_positions,
+            self.mask,
+            self.gather,
+            self.handed_on,
+            self.health,
+            self.advance,
+            self.chain_of_tokens,
+            self.join,
+            self.walk,
+            self.positions,
+        )
         with self.phase("draft"):
             self._some(2, 8, middle)
         with self.phase("verify"):
             self._some(2, 9, (*middle, self.walk, self.walk))
             self._read_nodes()
         with self.phase("commit"):
-            self._some(2, 9, (
-                self.compact, self.compact, self.compact, self.move, self.move, self.last, self.lengths, self.extend_ids, self.chosen, self.shift,
-                self.store, self.append, self.health, self.handed_on, self.tail,
-            ))  # fmt: skip
+            self._some(
+                2,
+                9,
+                (
+                    self.compact,
+                    self.compact,
+                    self.compact,
+                    self.move,
+                    self.move,
+                    self.last,
+                    self.lengths,
+                    self.extend_ids,
+                    self.chosen,
+                    self.shift,
+                    self.store,
+                    self.append,
+                    self.health,
+                    self.handed_on,
+                    self.tail,
+                ),
+            )
         with self.phase("extend"):
-            self._some(0, 6, (self.source, self.reduce, self.logprob, self.store, self.handed_on, self.health, self.extend_ids))
+            self._some(
+                0, 6, (self.source, self.reduce, self.logprob, self.store, self.handed_on, self.health, self.extend_ids)
+            )
             self._leave("")
 
     def _read_nodes(self) -> None:
@@ -177,7 +216,7 @@ class Composer(Builder):
         rows, lens = self.module.inputs["req_pool_indices"], self.module.inputs["seq_lens"]
         self.here, self.stored = [rows, lens], set()
         self.facts |= {rows: Fact("rows"), lens: Fact("lens", most=LONGEST)}
-        self.states = {owner: None for owner in ("target", "draft")}
+        self.states: dict[str, Value | None] = {"target": None, "draft": None}
 
     def _some(self, least: int, most: int, makers: tuple[Callable[[], object], ...]) -> None:
         for _ in range(self.rng.randint(least, most)):
@@ -278,11 +317,17 @@ class Composer(Builder):
         names = tuple(f"{name}{i}_{self.sources}" for i, (name, _, _) in enumerate(gives))
         rows = self.module.inputs["req_pool_indices"]
         results = self.many(
-            SOURCE.name, rows, *reads, names=names, gives=text, capture="null", step=self.sources,
-        )  # fmt: skip
+            SOURCE.name,
+            rows,
+            *reads,
+            names=names,
+            gives=text,
+            capture="null",
+            step=self.sources,
+        )
         self.sources += 1
         self._typed(results, [fact for _, _, fact in gives])
-        for path, count in zip(results, results[1:], strict=False):
+        for path, count in pairwise(results):
             if self.fact(count).kind == "count":
                 self.facts[count] = Fact("count", pair=path)
 
@@ -350,9 +395,21 @@ class Composer(Builder):
         return self._phase in ("commit", "extend")
 
     def store(self) -> None:
-        value = self.pick(lambda type_, fact: NODE not in type_.shape[1:] and type_.shape[0] == "B" and fact.kind not in ("rows", "path") and "T" not in type_.shape and len(type_.shape) < 4)
+        value = self.pick(
+            lambda type_, fact: (
+                NODE not in type_.shape[1:]
+                and type_.shape[0] == "B"
+                and fact.kind not in ("rows", "path")
+                and "T" not in type_.shape
+                and len(type_.shape) < 4
+            )
+        )
         type_ = tensor_type(value)
-        same = [name for name, carry in self.module.carries.items() if carry.type == type_ and name not in self.stored and self.fields[name].kind in ("", self.fact(value).kind)]
+        same = [
+            name
+            for name, carry in self.module.carries.items()
+            if carry.type == type_ and name not in self.stored and self.fields[name].kind in ("", self.fact(value).kind)
+        ]
         fact = self.fact(value)._replace(pair=None, rough=False)
         if fact.most > LONGEST or fact.kind in ("count", "slots"):
             fact = Fact()
@@ -367,10 +424,15 @@ class Composer(Builder):
         ring = TensorType(tensor_type(values).dtype, ("B", self.rng.randint(self.module.size("A"), 60)))
         count = self.kind("count")
         rings = [
-            name for name, carry in self.module.carries.items()
-            if carry.type.dtype == ring.dtype and len(carry.type.shape) == 2 and name not in self.stored
-            and isinstance(size := carry.type.shape[1], int) and size >= self.module.size("A") and not self.fields[name].kind
-        ]  # fmt: skip
+            name
+            for name, carry in self.module.carries.items()
+            if carry.type.dtype == ring.dtype
+            and len(carry.type.shape) == 2
+            and name not in self.stored
+            and isinstance(size := carry.type.shape[1], int)
+            and size >= self.module.size("A")
+            and not self.fields[name].kind
+        ]
         name = self.rng.choice(rings) if rings else self.field("ring", ring, Fact())
         self.stored.add(name)
         self.make("carry.append", self.rows(), self.lens(), values, count, field=name)
@@ -380,16 +442,23 @@ class Composer(Builder):
             raise Unfit
         window, longest = COLUMNS - self.rng.randint(20, LONGEST), self.rng.choice([-1, 30])
         self.make(
-            "kv.admit", self.table, self.rows(), self.lens(LONGEST), window=window, longest=longest,
+            "kv.admit",
+            self.table,
+            self.rows(),
+            self.lens(LONGEST),
+            window=window,
+            longest=longest,
             facts=[Fact("rows"), Fact("lens", most=LONGEST)],
-        )  # fmt: skip
+        )
 
     def positions(self) -> None:
         axis = self.rng.choice(["", "K", "A", "S", self.nodes])
         self.make("kv.positions", self.lens(), axis=axis, offset=self.rng.randint(-2, 3), stride=self.rng.randint(0, 2))
 
     def advance(self) -> None:
-        self.make("kv.advance", self.replaced(lambda type_, fact: type_ == TensorType("i64", ("B", "K")) and not fact.kind))
+        self.make(
+            "kv.advance", self.replaced(lambda type_, fact: type_ == TensorType("i64", ("B", "K")) and not fact.kind)
+        )
 
     def slots(self) -> None:
         axis = self.rng.choice(["A", self.nodes, *(["D"] if self.chain and self.module.size("D") else [])])
@@ -413,7 +482,10 @@ class Composer(Builder):
         return found or self.module.add_input(f"kv_{owner}", StateType(owner))
 
     def move(self) -> None:
-        slots, count = self.kind("slots", NODE), self.pick(lambda _, fact: fact.pair is not None and self.fact(fact.pair).axis == NODE)
+        slots, count = (
+            self.kind("slots", NODE),
+            self.pick(lambda _, fact: fact.pair is not None and self.fact(fact.pair).axis == NODE),
+        )
         path = self.fact(count).pair
         assert path is not None
         (self.states["target"],) = self.make("kv.move", slots, path, count, self.state("target"))
@@ -426,9 +498,14 @@ class Composer(Builder):
 
     def logits(self, columns: int = 1) -> Value:
         """Floats with rows of so many columns at least."""
+
         def fits(type_: TensorType, fact: Fact) -> bool:
             wide = len(type_.shape) > 1 and type_.dtype in FLOATS and not fact.rough and type_.shape[0] == "B"
-            return wide and not (self._late and NODE in type_.shape[1:2]) and TensorType("i1", type_.shape[-1:]).sizes(self.module.dims)[0] >= columns
+            return (
+                wide
+                and not (self._late and NODE in type_.shape[1:2])
+                and TensorType("i1", type_.shape[-1:]).sizes(self.module.dims)[0] >= columns
+            )
 
         return self.pick(fits)
 
@@ -449,7 +526,14 @@ class Composer(Builder):
         def fits(type_: TensorType, fact: Fact) -> bool:
             return type_ == TensorType("i32", shape) and fact.kind == "token"
 
-        same = [v for v in self.here if v.source and v.source.opcode == "vocab.argmax" and v.source["logits"] is logits and tensor_type(v) == TensorType("i32", shape)]
+        same = [
+            v
+            for v in self.here
+            if v.source
+            and v.source.opcode == "vocab.argmax"
+            and v.source["logits"] is logits
+            and tensor_type(v) == TensorType("i32", shape)
+        ]
         index = self.rng.choice(same) if same else self.pick(fits)
         self.make("vocab.logprob", logits, self.rows(), index, facts=[Fact(rough=True)])
 
@@ -497,12 +581,18 @@ class Composer(Builder):
     def gather(self) -> None:
         self._only(chain=False)
         x = self.pick(lambda type_, _: type_.shape[:2] == ("B", "K"))
-        self.make("tree.gather", x, self.kind("kept"), facts=[self.fact(x) if self.fact(x).kind != "kept" else Fact("kept")])
+        self.make(
+            "tree.gather", x, self.kind("kept"), facts=[self.fact(x) if self.fact(x).kind != "kept" else Fact("kept")]
+        )
 
     def handed_on(self) -> None:
         """One copy per branch, or the root as a token."""
         if self.rng.random() < 0.5:
-            x = self.pick(lambda type_, _: len(type_.shape) == 2 and type_.shape[0] == "B" and not (self._late and type_.shape[1] == NODE))
+            x = self.pick(
+                lambda type_, _: (
+                    len(type_.shape) == 2 and type_.shape[0] == "B" and not (self._late and type_.shape[1] == NODE)
+                )
+            )
             fact = self.fact(x)
             self.make("tree.repeat", x, facts=[Fact(rough=fact.rough)])
         else:
@@ -530,8 +620,17 @@ class Composer(Builder):
         self.make("chain.shift", tokens, self.kind("count"), self.of("i64", "B", "K"))
 
     def ngram_start(self) -> None:
-        prompt = self.module.inputs.get("prompt_tokens") or self.module.add_input("prompt_tokens", TensorType("i64", ("T",)))
-        self.make("ngram.start", self.rows(), self.module.inputs["seq_lens"], self.of("i32", "B"), prompt, window=self.rng.randint(3, 60))
+        prompt = self.module.inputs.get("prompt_tokens") or self.module.add_input(
+            "prompt_tokens", TensorType("i64", ("T",))
+        )
+        self.make(
+            "ngram.start",
+            self.rows(),
+            self.module.inputs["seq_lens"],
+            self.of("i32", "B"),
+            prompt,
+            window=self.rng.randint(3, 60),
+        )
 
     def propose(self) -> None:
         text = self.pick(lambda type_, _: type_.dtype == "i32" and len(type_.shape) == 2)
@@ -539,7 +638,14 @@ class Composer(Builder):
         operands = self.rows(), self.lens(), text, *corpus[: self.rng.randint(0, 1)]
         steps = self.module.size("S") if self.chain else -(-(self.module.size(NODE) - 1) // self.module.size("K"))
         shortest = self.rng.randint(1, 2)
-        self.make("ngram.propose", *operands, axis=self.nodes, steps=steps, shortest=shortest, longest=shortest + self.rng.randint(0, 3))
+        self.make(
+            "ngram.propose",
+            *operands,
+            axis=self.nodes,
+            steps=steps,
+            shortest=shortest,
+            longest=shortest + self.rng.randint(0, 3),
+        )
 
     # --- verification and what follows -----------------------------------------------------------------------
 
@@ -559,7 +665,8 @@ class Composer(Builder):
         count = self.pick(lambda _, fact: fact.pair is not None)
         path = self.fact(count).pair
         assert path is not None
-        x = self.pick(lambda type_, _: type_.shape[:2] == ("B", self.fact(path).axis))
+        axis = self.fact(path).axis
+        x = self.pick(lambda type_, _: type_.shape[:2] == ("B", axis) and type_.shape[2:3] != (NODE,))
         self.make("commit.last", x, path, count, facts=[Fact(rough=self.fact(x).rough)])
 
     def lengths(self) -> None:

@@ -16,11 +16,11 @@ from .outcome import RIGHT
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from compose.compiled import compile_planned, interpreted  # noqa: E402
-from compose.flow import Flow  # noqa: E402
-from compose.random_modules import LONGEST, SOURCE, Composed, Fact, compose  # noqa: E402
-from gpu.operands import FEW  # noqa: E402
-from ours import plan_of  # noqa: E402
+from compose.compiled import compile_planned, interpreted
+from compose.flow import Flow
+from compose.random_modules import LONGEST, SOURCE, Composed, Fact, compose
+from gpu.operands import FEW
+from ours import plan_of
 
 NOT_COVERED = "not covered"
 BATCHES = 2
