@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from specc.ir.core import Module, Value, tensor_type
 from specc.ir.nodes import crossing, is_external
 from specc.ir.plan import Layout
-from specc.ir.types import DTYPES, per_request, row_major
+from specc.ir.types import DTYPES, TensorType, per_request, row_major
 from specc.kernels.shared.base import VECTOR_BYTES, alignment
 from specc.kernels.shared.text import replaced
 from specc.passes.base import Context, Pass
@@ -32,11 +32,11 @@ class AssignLayouts(Pass):
         for value, layout in zip(crossing(module), layouts(module), strict=True):
             module.decls.append(layout)
             if layout.alignment < VECTOR_BYTES and _is_logits(module, value):
-                size = tensor_type(value).shape[-1]
+                (size,) = TensorType("i1", tensor_type(value).shape[-1:]).sizes(module.dims)
                 self.remark(
                     ctx,
                     f"rows of %{value.name} are aligned to {layout.alignment} bytes: loads are narrower than 128 bits;"
-                    f" a vocabulary padded from {module.dims[str(size)].size} to a multiple of 8 would widen them",
+                    f" a vocabulary padded from {size} to a multiple of 8 would widen them",
                     value.source.location if value.source else None,
                 )
 

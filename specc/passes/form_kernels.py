@@ -244,12 +244,9 @@ def _prologues(module: Module, reduction: Op) -> list[Op]:
 
 
 def _of_argmax(op: Op, ops: Sequence[Op]) -> bool:
-    """Whether a log-probability is that of the argmax of the same logits, at the nodes where it means anything."""
-    index = op["index"]
-    if index.source is not None and index.source.opcode == "verify.greedy" and index is index.source.out("predict"):
-        index = index.source["argmax"]
-    source = index.source
-    if source is None or source not in ops or source.opcode != "vocab.argmax":
+    """Whether a log-probability is that of the argmax of the same logits, which one of the ops finds."""
+    source = op["index"].source
+    if source is None or source not in ops or source.opcode != "vocab.argmax" or op["index"] is not source.out("index"):
         return False
     return source["logits"] is op["logits"] and source["rows"] is op["rows"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import networkx as nx
 
-from specc.ir.core import Module, Op, entry_of
+from specc.ir.core import PHASES, Module, Op, entry_of
 from specc.ir.nodes import is_external, node_of, node_order, quotient
 from specc.ir.plan import Buffer, Kernel, Layout, Node, Reference, scratch_owner
 from specc.passes.base import Context, Pass
@@ -37,12 +37,14 @@ class PlanGraphs(Pass):
         step = [name for name in order if entry_of(first[name].phase) == "step"]
         segment = _segments([(name, is_external(first[name])) for name in step])
         references = {reference.name for reference in module.decls_of(Reference)}
+        latest = 0
         for name in order:
             op = first[name]
+            latest = max(latest, PHASES.index(op.phase))  # who waits for a later phase runs in it
             after = tuple(sorted(reduced.predecessors(name), key=order.index))
             kind = "external" if is_external(op) else "reference" if name in references else "launch"
             capture = "step" if entry_of(op.phase) == "step" else ""
-            module.decls.append(Node(name, op.phase, kind, after, capture, segment.get(name, "")))
+            module.decls.append(Node(name, PHASES[latest], kind, after, capture, segment.get(name, "")))
         self._explain(ctx, segment, references & segment.keys(), len(nx.dag_longest_path(graph)))
 
     def _explain(self, ctx: Context, segment: dict[str, str], references: set[str], longest: int) -> None:

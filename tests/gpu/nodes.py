@@ -1,9 +1,8 @@
 """One node on two backends: same memory before, same memory after.
 
 Both arenas have the plan's own layout, so they are compared byte for byte, and so are the KV buffers that kernels move
-rows of. What may differ: scratch, addresses, the columns of a chain that its start leaves to later kernels while the
-reference writes zeros there, and what docs/semantics.md leaves unspecified. Sums of exponentials depend on their order:
-what is computed from them is compared to a few units in the last place.
+rows of. What may differ: scratch, addresses, and what docs/semantics.md leaves unspecified. Sums of exponentials depend
+on their order: what is computed from them is compared to a few units in the last place.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from .operands import POISON, Operands
 
 LONGEST = 40
 """Committed lengths are below this."""
-SET_COLUMNS = {"chain.start": 2, "chain.first": 1}
-"""How many columns an op sets, of those that leave the others to later ones; the reference writes zeros there."""
+HANDED_ON = ("commit.compact", "commit.last", "tree.gather", "tree.repeat")
+"""Ops that move numbers and change none."""
 CLOSE = {"rtol": 2e-5, "atol": 2e-6, "equal_nan": True}
 """How near f32 numbers must be that come from a sum over a vocabulary."""
 
@@ -73,6 +72,13 @@ class Pair:
         frames = self.cpu.frame(rows), self.other.frame(rows)
         self.operands.poison(self.cpu.arena)
         self.operands.fill(node, frames, rows - padding)
+        return self.compare(node, frames, f"{node.name}, {rows} rows, {padding} padding")
+
+    def compare(self, node: Launch, frames: tuple[Frame, Frame], what: str) -> int:
+        """Run a node on both, from the memory of the CPU's side; the number of bytes written.
+
+        Raises AssertionError, which begins with `what`, where the memory differs afterwards.
+        """
         before = self.cpu.arena.bytes.clone()
         held = {name: tensor.clone() for name, tensor in self.moved(node, self.cpu)}
         self.other.fill(before)
@@ -80,7 +86,6 @@ class Pair:
         self.backend.launch(node, frames[1])
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        what = f"{node.name}, {rows} rows, {padding} padding"
         mine, want = self.other.arena.bytes.cpu(), self.cpu.arena.bytes
         differs = (mine != want) & ~self.ignored(node, frames[0])
         assert not differs.any(), f"{what}: {self.where(differs)}"
@@ -108,7 +113,7 @@ class Pair:
             if name.startswith("relay."):
                 found = [side.arena.buffer(name).cpu() for side in (self.other, self.cpu)]
             elif frames[0].holds(name):
-                live = specified(node, frames[0], name)
+                live = self.specified(node, frames[0], name)
                 found = [frame.read(name).cpu()[live] for frame in reversed(frames)]
             else:
                 continue
@@ -120,22 +125,33 @@ class Pair:
         approximate = inexact(node.ops)
         homes = {home.name for name in approximate if frame.holds(name) and (home := self.plan.home(name))}
         for name, buffer in self.cpu.arena.buffers.items():
-            scratch = name.startswith((f"{node.name}.", "kv.")) and (buffer.init != "zero" or name.startswith("kv."))
-            if scratch or name in homes or name in approximate:
+            scratch = name.startswith(f"{node.name}.") and buffer.init != "zero"
+            if scratch or name.startswith("kv.") or name in homes or name in approximate:
                 self.bytes_of(mask, buffer)[:] = True
         for call in node.ops:
             if call.op in ("commit.compact", "tree.mask") and frame.holds(call.results[0]):
                 name = call.results[0]
                 home = self.plan.home(name)
                 assert home is not None
-                live, view = specified(node, frame, name), frame.read(name)
+                live, view = self.specified(node, frame, name), frame.read(name)
                 columns = self.bytes_of(mask, home)[: view.numel() * view.element_size()].view(*live.shape, -1)
                 columns[~live] = True
-        if call := next((call for call in node.ops if call.op in SET_COLUMNS), None):
-            home = self.plan.home(call.results[0])
-            assert home is not None
-            self.bytes_of(mask, home).view(-1, home.shape[1], 8)[:, SET_COLUMNS[call.op] :] = True
         return mask
+
+    def specified(self, node: Computed, frame: Frame, name: str) -> Tensor:
+        """Which elements of a value are read: of rows along the path the accepted ones, of a flat mask its start."""
+        (call,) = [call for call in node.ops if name in call.results]
+        value = frame.read(name)
+        if call.op == "tree.mask":
+            live = torch.ones(value.shape, dtype=torch.bool)
+            if call.attrs["mode"] == "full":
+                nodes = frame.dims["N"]
+                live.view(-1)[int((nodes * (frame.read(call.operands[0]) + nodes)).sum()) :] = False
+            return live
+        walked = any(op.op == "verify.greedy" for op in node.ops)
+        if call.op != "commit.compact" and not (call.op == "vocab.logprob" and walked):
+            return torch.ones(value.shape[:2], dtype=torch.bool)
+        return torch.arange(value.shape[1]) < accepted(node, frame, call)[:, None]
 
     def bytes_of(self, mask: Tensor, buffer: Buffer) -> Tensor:
         """The part of a byte mask that stands for a buffer."""
@@ -157,27 +173,11 @@ def inexact(ops: Sequence[OpCall]) -> set[str]:
             found.add(call.results[0])
         elif call.op == "tree.grow":
             found |= {call.results[1], call.results[3]}
-        elif call.op == "commit.compact" and call.operands[0] in found:
+        elif call.op in HANDED_ON and call.operands[0] in found:
             found.add(call.results[0])
-        elif call.op == "carry.store" and call.operands[1] in found:
+        elif call.op in ("carry.store", "relay.publish") and call.operands[1] in found:
             found.add(f"relay.{call.attrs['field']}")
     return found
-
-
-def specified(node: Computed, frame: Frame, name: str) -> Tensor:
-    """Which elements of a value mean anything: of rows along the path the accepted ones, of a flat mask its start."""
-    (call,) = [call for call in node.ops if name in call.results]
-    value = frame.read(name)
-    if call.op == "tree.mask":
-        live = torch.ones(value.shape, dtype=torch.bool)
-        if call.attrs["mode"] == "full":
-            nodes = frame.dims["N"]
-            live.view(-1)[int((nodes * (frame.read(call.operands[0]) + nodes)).sum()) :] = False
-        return live
-    walked = any(op.op == "verify.greedy" for op in node.ops)
-    if call.op != "commit.compact" and not (call.op == "vocab.logprob" and walked):
-        return torch.ones(value.shape[:2], dtype=torch.bool)
-    return torch.arange(value.shape[1]) < accepted(node, frame, call)[:, None]
 
 
 def accepted(node: Computed, frame: Frame, call: OpCall) -> Tensor:

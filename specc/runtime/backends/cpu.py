@@ -26,7 +26,7 @@ class ReferenceBackend:
     """
 
     def __init__(self, brought: Mapping[str, Semantics] | None = None) -> None:
-        """Evaluate the ops, one after the other."""
+        """Take what the program brings besides the ops of specc."""
         self._semantics = {**OPS, **(brought or {})}
 
     def launch(self, node: Computed, frame: Frame) -> None:
