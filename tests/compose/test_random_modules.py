@@ -14,7 +14,7 @@ from specc.build import Build
 from specc.ir.ops import OPS, add_forward
 from specc.ir.parser import parse_module
 from specc.ir.printer import print_module
-from specc.passes.instruments import check_now
+from specc.passes.invariants import check_now
 from specc.runtime.frame import Frame
 from specc.runtime.plan import Launch
 

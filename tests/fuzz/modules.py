@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specc.ir.ops import OPS, add_forward
-from specc.passes.instruments import check_now
+from specc.passes.invariants import check_now
 
 from .outcome import RIGHT
 

@@ -74,7 +74,7 @@ class Pair:
         self.operands.fill(node, frames, rows - padding)
         return self.compare(node, frames, f"{node.name}, {rows} rows, {padding} padding")
 
-    def compare(self, node: Launch, frames: tuple[Frame, Frame], what: str) -> int:
+    def compare(self, node: Computed, frames: tuple[Frame, Frame], what: str) -> int:
         """Run a node on both, from the memory of the CPU's side; the number of bytes written.
 
         Raises AssertionError, which begins with `what`, where the memory differs afterwards.
