@@ -214,9 +214,11 @@ def _within(module: Module, op: Op, name: str, maker: Op) -> bool:
         if op.opcode == "tree.gather":
             return name == "kept"
         return op.opcode == "tree.repeat" and maker.opcode == "carry.load"
+    if side_of(maker) is not None:
+        return False
     if is_long(module, maker):
         return maker.opcode == "carry.load" and has_tile(module, maker)
-    side = side_of(op) if op.attrs.get("mode") == "full" else None
+    side = side_of(op)
     return side is None or f"{name}_ptr" not in side.parameters
 
 
