@@ -10,7 +10,7 @@ MODELS := examples/models
 DEMOS  := standalone-chain eagle-chain eagle-chain-adaptive eagle3-chain frozen-kv-chain mtp-chain dflash-chain ngram-chain \
           standalone-tree eagle-tree eagle-tree-wide eagle3-tree frozen-kv-tree ngram-tree
 
-.PHONY: setup demo test lint types check golden models versions resolve conformance sglang gpu sanitize fuzz mutants bench clean
+.PHONY: setup demo test lint types check golden models versions resolve conformance sglang gpu sanitize fuzz perturb mutants bench clean
 
 setup: $(VENV)/.ready
 
@@ -50,6 +50,10 @@ JOBS    ?=
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(COUNT:%=--count %) $(SEED:%=--seed %) $(JOBS:%=--jobs %)
 
+# Every internal value of every example as an output more: compiled, run, and the kernels that it changes interpreted.
+perturb: setup
+	$(BIN)/python -m pytest -n 2 -W error tests/compose --every-value
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -84,7 +88,7 @@ mutants: setup
 
 # The list of causal language models in docs/models.md: what the reference engine runs, and what it refuses.
 models: setup
-	PYTHONPATH=tests/unit $(BIN)/python -m engine.causal_types
+	PYTHONPATH=tests:tests/unit $(BIN)/python -m engine.causal_types
 
 conformance: setup
 	$(PYTHON) tests/conformance/make_oracle.py

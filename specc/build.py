@@ -19,7 +19,7 @@ from specc.ir.plan import Resources
 from specc.kernels.shared.base import cluster_of
 from specc.passes.base import Context
 from specc.passes.check_resources import CheckResources
-from specc.passes.instruments import CheckEach
+from specc.passes.invariants import CheckEach
 from specc.passes.manager import Instrument, run_passes
 from specc.support.diagnostics import Diagnostic, DiagnosticError, Note
 

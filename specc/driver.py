@@ -12,7 +12,7 @@ from specc.ir.core import Carry, Module
 from specc.ir.plan import KvPool, Options
 from specc.link import link
 from specc.passes.base import Context
-from specc.passes.instruments import CheckEach
+from specc.passes.invariants import CheckEach
 from specc.passes.manager import Instrument, run_passes
 from specc.passes.pipeline import FRONT, default_passes
 from specc.support.diagnostics import Diagnostic, DiagnosticError
@@ -30,7 +30,7 @@ def start_module(loaded: LoadedConfig) -> Module:
     """The module before the first pass: options and one ``spec.step``."""
     config = loaded.config
     module = Module(config.name)
-    module.decls.append(Options("config", config.buckets, config.page_size, config.verify, config.archs))
+    module.decls.append(Options("config", config.buckets, config.page_size))
     module.decls += [_kv_pool(owner, model) for owner, model in config.models.items()]
     attrs = {"algorithm": config.algorithm}
     module.add_op("prepare", "spec.step", (), (), attrs, loaded.location("algorithm"))

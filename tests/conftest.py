@@ -1,4 +1,4 @@
-"""What every test folder shares: the option that rewrites golden files, and the helper module `programs`."""
+"""What every test folder shares: the option that rewrites golden files, and where helpers are imported from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if os.environ.get("SPECC_TEST_GPU") != "1":
     os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("SPECC_CACHE_DIR", str(Path(__file__).parents[1] / ".specc-cache"))
 
-sys.path.insert(0, str(Path(__file__).parent))  # programs.py
+sys.path.insert(0, str(Path(__file__).parent))  # programs.py, fakes
 
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("dev", deadline=None)

@@ -10,9 +10,10 @@ from specc.algorithms import names, needs
 from specc.config import LoadedConfig, load_text
 from specc.driver import start_module
 from specc.ir.core import Module
+from specc.ir.ops import OPS
 from specc.ir.parser import parse_module
 from specc.passes.base import Context, Pass
-from specc.passes.instruments import CheckEach
+from specc.passes.invariants import CheckEach
 from specc.passes.manager import run_passes
 from specc.passes.pipeline import PASSES
 
@@ -81,3 +82,8 @@ def run_on(text: str, *steps: Pass) -> tuple[Module, Context]:
     module, ctx = parse_module(text, "test.specir"), Context()
     run_passes(module, steps, ctx, [CheckEach()])
     return module, ctx
+
+
+def brought() -> dict[str, Any]:
+    """The references of the ops that plugins have brought into this process, as the runtime finds them in a wheel."""
+    return {name: op.reference for name, op in OPS.items() if op.reference is not None}

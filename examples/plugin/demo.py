@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -107,6 +108,9 @@ def main() -> None:
             expected = [text[-1], *tokens[:-1]]  # the accepted path as it was drafted: the root, then all but the bonus
             if result.drafted[request][: len(tokens)] != expected:
                 sys.exit(f"drafted {result.drafted[request]}, the path is {expected}")
+            again = sum(token == before for before, token in pairwise(tokens))
+            if result.repeats[request] != again:
+                sys.exit(f"{result.repeats[request]} repeats, in {tokens} there are {again}")
             text += tokens
         lengths, steps = result.new_seq_lens, steps + 1
     for row, prompt, text, length in zip(rows, PROMPTS, texts, lengths, strict=True):

@@ -12,13 +12,13 @@ from specc.config.resolved import TARGET_OUTPUTS
 from specc.ir.builder import Builder
 from specc.ir.core import Carry, Module, Value, entry_of
 from specc.ir.opdef import OpDef
-from specc.ir.types import Dim, StateType, TensorType
+from specc.ir.types import DTYPES, Dim, StateType, TensorType
 from specc.support.diagnostics import Diagnostic, DiagnosticError, Note
 from specc.support.location import Location
 
 OptionsT = TypeVar("OptionsT", bound=Block)
 
-DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+NAMES = {dtype.torch: name for name, dtype in DTYPES.items()}
 """Names of the configuration's dtypes in the IR."""
 
 
@@ -32,6 +32,7 @@ class Algorithm:
         build: writes the ops of every phase through a `Scope`.
         needs: what it asks of a configuration.
         forwards: forwards of the engine that it calls and specc does not know: external ops of the dialect ``model``.
+        ops: ops of its own, in a dialect of its own, each with a reference.
 
     """
 
@@ -40,6 +41,7 @@ class Algorithm:
     build: Callable[[Scope], None]
     needs: Needs = field(default_factory=Needs)
     forwards: tuple[OpDef, ...] = ()
+    ops: tuple[OpDef, ...] = ()
 
 
 class Scope:
@@ -142,12 +144,12 @@ class Scope:
 
 def dtype_of(model: ModelConfig) -> str:
     """The IR dtype of a model's activations."""
-    return DTYPES[model.dtype]
+    return NAMES[model.dtype]
 
 
 def logits_dtype_of(model: ModelConfig) -> str:
     """The IR dtype of the logits that a model's forwards hand over."""
-    return DTYPES[model.logits_dtype]
+    return NAMES[model.logits_dtype]
 
 
 def _declare_dims(module: Module, config: Config) -> None:

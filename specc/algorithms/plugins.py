@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from specc.algorithms.base import Algorithm, Scope
+from specc.algorithms.references import reference_source
 from specc.config import Needs
 from specc.config.block import Block
 from specc.ir.checker import check_linear, check_module
 from specc.ir.opdef import OpDef
-from specc.ir.ops import add_forward
+from specc.ir.ops import add_forward, add_op
 from specc.support.diagnostics import Diagnostic, DiagnosticError, Note
 from specc.support.location import Location
 
@@ -38,7 +39,7 @@ class Plugin:
         return f"{self.point.name.upper()}, of {f'{dist.name} {dist.version}, ' if dist else ''}{self.point.value}"
 
     def load(self) -> Algorithm:
-        """Import the algorithm and let modules call its forwards.
+        """Import the algorithm and let modules call its forwards and compute its ops.
 
         Raises:
             DiagnosticError: ``plugin/unusable``.
@@ -55,6 +56,12 @@ class Plugin:
                 add_forward(forward)
             except TypeError as error:
                 self._blame("plugin/unusable", "has a forward that cannot be called", error)
+        for op in found.ops:
+            try:
+                add_op(op)
+                reference_source(op)
+            except TypeError as error:
+                self._blame("plugin/unusable", "has an op that cannot be computed", error)
         return found
 
     def needs(self, found: Algorithm) -> Needs:
@@ -167,6 +174,7 @@ def _no_algorithm(found: object) -> str | None:
         return f"its needs are no specc.config.Needs but of type {type(found.needs).__name__}"
     if not isinstance(found.needs.options, type) or not issubclass(found.needs.options, Block):
         return "the options of its needs are no class derived from specc.config.block.Block"
-    if not isinstance(found.forwards, tuple) or not all(isinstance(one, OpDef) for one in found.forwards):
-        return "its forwards are no tuple of specc.ir.opdef.OpDef"
+    for what, ops in (("forwards", found.forwards), ("ops", found.ops)):
+        if not isinstance(ops, tuple) or not all(isinstance(one, OpDef) for one in ops):
+            return f"its {what} are no tuple of specc.ir.opdef.OpDef"
     return None

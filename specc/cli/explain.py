@@ -151,12 +151,17 @@ def _carry(story: Story) -> Group:
 
 
 def _nodes(story: Story) -> Group:
-    from specc.codegen.story import LaunchStory
+    from specc.codegen.story import LaunchStory, ReferenceStory
 
     rows: list[tuple[object, ...]] = []
     for phase in story.phases:
         for node in phase.nodes:
-            cells = _launch(node) if isinstance(node, LaunchStory) else _forward(node)
+            if isinstance(node, LaunchStory):
+                cells = _launch(node)
+            elif isinstance(node, ReferenceStory):
+                cells = "torch", f"{node.op}, in some {node.launches} launches", "", f"{node.bytes:,}"
+            else:
+                cells = _forward(node)
             rows.append((phase.name, node.name, *cells, node.graph or "none"))
     columns = ("phase", "node", "kernel", "what", "grid", "bytes", "graph")
     return _table("launches and forwards in order, grids and bytes at the largest bucket", *columns, rows=rows)

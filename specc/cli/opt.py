@@ -57,7 +57,8 @@ def opt(
 ) -> None:
     """Read a module, run passes over it, print it."""
     with reporting() as report:
-        from specc.passes.instruments import CheckEach, PrintIr, Reproducer, TimePasses, check_now
+        from specc.passes.instruments import PrintIr, Reproducer, TimePasses
+        from specc.passes.invariants import CheckEach, check_now
         from specc.passes.manager import run_passes
         from specc.passes.pipeline import default_passes, parse_pipeline
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from specc.algorithms.base import DTYPES
+from specc.algorithms.base import dtype_of, logits_dtype_of
+from specc.algorithms.references import ReferenceSource, reference_source
 from specc.codegen.kernels import Generated, aligned_arguments
 from specc.codegen.totals import memory, totals
 from specc.config import Config, ModelConfig
 from specc.ir.core import Carry, Module, Op, Value, entry_of, is_state, tensor_type
 from specc.ir.nodes import is_external, node_of
+from specc.ir.ops import OPS
 from specc.ir.plan import Buffer, Grid, KvLayout, KvPool, Layout, Node, Options
 from specc.ir.types import per_request
 from specc.kernels.shared.base import Argument, cluster_of, kv_pointers
@@ -29,7 +31,7 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Json:
     """
     options = module.decl(Options)
     return {
-        "format": 3,
+        "format": 4,
         "name": module.name,
         "algorithm": config.algorithm,
         **({"engine": config.engine} if config.engine is not None else {}),
@@ -46,6 +48,7 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Json:
         "values": _values(module),
         "buffers": [_buffer(buffer) for buffer in module.decls_of(Buffer)],
         "kernels": {source.name: _kernel(module, generated, source.name) for source in generated.sources},
+        "ops": {name: {"source": at.path, "function": at.function} for name, at in brought(module).items()},
         "phases": _phases(module, generated),
         "captures": _graphs(module, "capture"),
         "segments": _graphs(module, "segment"),
@@ -53,6 +56,12 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Json:
         "memory": memory(module),
         "totals": {str(bucket): totals(module, bucket) for bucket in options.buckets},
     }
+
+
+def brought(module: Module) -> dict[str, ReferenceSource]:
+    """The references of the ops in a module that specc does not know, by op."""
+    names = sorted({op.opcode for op in module.ops() if OPS[op.opcode].reference is not None})
+    return {name: reference_source(OPS[name]) for name in names}
 
 
 def _carry(carry: Carry) -> Json:
@@ -105,8 +114,8 @@ def _model(model: ModelConfig) -> Json:
         "head_dim": model.head_dim,
         "kv_layout": model.kv_layout,
         "vocab_size": model.vocab_size,
-        "dtype": DTYPES[model.dtype],
-        "logits_dtype": DTYPES[model.logits_dtype],
+        "dtype": dtype_of(model),
+        "logits_dtype": logits_dtype_of(model),
         **aux,
     }
 
@@ -170,8 +179,7 @@ def _kernel(module: Module, generated: Generated, name: str) -> Json:
 def _phases(module: Module, generated: Generated) -> list[Json]:
     phases: dict[str, list[Json]] = {}
     for node in module.decls_of(Node):
-        make = _launch if node.node == "launch" else _external
-        phases.setdefault(node.phase, []).append(make(module, generated, node.name))
+        phases.setdefault(node.phase, []).append(_NODES[node.node](module, generated, node.name))
     return [{"name": name, "entry": entry_of(name), "nodes": nodes} for name, nodes in phases.items()]
 
 
@@ -203,6 +211,11 @@ def _argument(arg: Argument) -> Json:
     return {"name": arg.name, "literal": arg.literal}
 
 
+def _reference(module: Module, generated: Generated, name: str) -> Json:
+    del generated
+    return {"name": name, "kind": "reference", "ops": [_op(op) for op in cluster_of(module, name)]}
+
+
 def _external(module: Module, generated: Generated, name: str) -> Json:
     del generated
     (op,) = [op for op in module.ops() if is_external(op) and node_of(op) == name]
@@ -216,6 +229,9 @@ def _external(module: Module, generated: Generated, name: str) -> Json:
         "results": {key: value.name for key, value in op.named_results.items() if not is_state(value)},
         "ops": [_op(op)],
     }
+
+
+_NODES = {"launch": _launch, "reference": _reference, "external": _external}
 
 
 def _op(op: Op) -> Json:

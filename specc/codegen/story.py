@@ -18,10 +18,11 @@ from specc.config.presets import PRESETS
 from specc.ir.core import Module, Op, entry_of, is_state, tensor_type
 from specc.ir.liveness import hidden_result
 from specc.ir.nodes import is_external, node_of
-from specc.ir.plan import Grid, Kernel, KvLayout, Node, Options
+from specc.ir.plan import Grid, Kernel, KvLayout, Node, Options, Reference
 from specc.ir.types import DTYPES
 from specc.kernels.shared.base import cluster_of, nbytes
 from specc.passes.base import Context
+from specc.passes.form_kernels import REFERENCE_LAUNCHES
 from specc.passes.pipeline import PASSES
 from specc.support.location import Location
 from specc.version import __version__
@@ -125,6 +126,18 @@ class LaunchStory:
 
 
 @dataclass(frozen=True)
+class ReferenceStory:
+    """An op that no kernel computes, but torch, in about so many launches; bytes moved at the largest bucket."""
+
+    name: str
+    kind: str
+    graph: str | None
+    op: str
+    launches: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class ForwardStory:
     """One of the engine's forwards: what it reads, parameter by parameter, and what it captures."""
 
@@ -141,7 +154,7 @@ class PhaseStory:
 
     name: str
     entry: str
-    nodes: tuple[LaunchStory | ForwardStory, ...]
+    nodes: tuple[LaunchStory | ReferenceStory | ForwardStory, ...]
 
 
 @dataclass(frozen=True)
@@ -279,18 +292,23 @@ def _capture(module: Module, forward: Op) -> CaptureStory:
 def _field(loaded: LoadedConfig, module: Module, name: str) -> FieldStory:
     carry = module.carries[name]
     width = prod(carry.type.sizes(module.dims)[1:])
-    return FieldStory(name, carry.type.dtype, width, width * DTYPES[carry.type.dtype], _place(loaded, carry.location))
+    row = width * DTYPES[carry.type.dtype].bytes
+    return FieldStory(name, carry.type.dtype, width, row, _place(loaded, carry.location))
 
 
 def _phases(module: Module) -> tuple[PhaseStory, ...]:
     """The nodes of the plan, phase by phase."""
     kernels = {kernel.name: kernel for kernel in module.decls_of(Kernel)}
+    references = {reference.name: reference for reference in module.decls_of(Reference)}
     forwards = {node_of(op): op for op in module.ops() if is_external(op)}
-    phases: dict[str, list[LaunchStory | ForwardStory]] = {}
+    phases: dict[str, list[LaunchStory | ReferenceStory | ForwardStory]] = {}
     for node in module.decls_of(Node):
-        told = (
-            _launch(module, node, kernels[node.name]) if node.name in kernels else _forward(node, forwards[node.name])
-        )
+        if node.name in kernels:
+            told = _launch(module, node, kernels[node.name])
+        elif node.name in references:
+            told = _reference(module, node, references[node.name])
+        else:
+            told = _forward(node, forwards[node.name])
         phases.setdefault(node.phase, []).append(told)
     return tuple(PhaseStory(name, entry_of(name), tuple(nodes)) for name, nodes in phases.items())
 
@@ -300,6 +318,11 @@ def _launch(module: Module, node: Node, kernel: Kernel) -> LaunchStory:
     (grid,) = [g.grid for g in module.decls_of(Grid) if (g.kernel, g.bucket) == (kernel.name, largest)]
     ops = tuple(op.opcode for op in cluster_of(module, kernel.name))
     return LaunchStory(node.name, node.node, node.capture or None, kernel.family, ops, grid, kernel.bytes)
+
+
+def _reference(module: Module, node: Node, reference: Reference) -> ReferenceStory:
+    (op,) = cluster_of(module, node.name)
+    return ReferenceStory(node.name, node.node, node.capture or None, op.opcode, REFERENCE_LAUNCHES, reference.bytes)
 
 
 def _forward(node: Node, op: Op) -> ForwardStory:

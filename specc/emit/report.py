@@ -50,9 +50,9 @@ def _phases(plan: Any, title: str) -> Table:
 
 
 def _what(node: Any) -> str:
-    if node["kind"] != "launch":
+    if node["kind"] == "external":
         return f"the engine's {node['callback']} forward"
-    return counted(op["op"] for op in node["ops"])
+    return counted(op["op"] for op in node["ops"]) + " (torch)" * (node["kind"] == "reference")
 
 
 def counted(words: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from email.message import Message
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from zipfile import ZIP_STORED, ZipInfo
 
 import jinja2
@@ -33,6 +33,7 @@ from specc.support.writing import unfinished
 if TYPE_CHECKING:
     from _typeshed import SizedBuffer
 
+    from specc.codegen import aot
     from specc.config.presets import Engine
 
 EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -46,65 +47,6 @@ CUDA_REQUIRES = ("cuda-core>=0.5", "cuda-bindings>=12")
 ENTRY_POINTS = "specc.programs"
 PREFIX = "specc-program-"
 """What the distribution of every program begins with, so that none has the name of specc, a plugin or another tool."""
-
-
-class WheelArtifact(Protocol):
-    """Machine code of one kernel for one arch, as `codegen.aot` makes it."""
-
-    @property
-    def kernel(self) -> str:
-        """Key of the plan's kernels."""
-        ...
-
-    @property
-    def arch(self) -> str:
-        """As `sm_90`."""
-        ...
-
-    @property
-    def kind(self) -> str:
-        """`cubin`, or what another backend calls it."""
-        ...
-
-    @property
-    def binary(self) -> bytes:
-        """The machine code."""
-        ...
-
-    @property
-    def entry(self) -> str:
-        """Symbol to launch."""
-        ...
-
-    @property
-    def num_warps(self) -> int:
-        """Warps per block."""
-        ...
-
-    @property
-    def shared(self) -> int:
-        """Dynamic shared memory in bytes."""
-        ...
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """Types of all parameters, hidden trailing ones included."""
-        ...
-
-    @property
-    def registers(self) -> int:
-        """Registers per thread."""
-        ...
-
-    @property
-    def global_scratch(self) -> int:
-        """Bytes of device memory per program that a launch would have to bring; must be 0."""
-        ...
-
-    @property
-    def profile_scratch(self) -> int:
-        """The same for profiling; must be 0."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -134,7 +76,7 @@ def write_wheel(
     sources: Mapping[str, str],
     specirs: Mapping[str, str],
     config_text: str,
-    artifacts: Sequence[WheelArtifact],
+    artifacts: Sequence[aot.Artifact],
     summary: str,
     triton: str | None = None,
     requires: Sequence[str] = (),
@@ -150,7 +92,7 @@ def write_wheel(
         name: the configuration's name.
         version: specc's version.
         plans: path inside the package to the plan of every depth, `plan.json`, that of the deepest, first.
-        sources: Triton sources, path inside the package (`kernels/prepare.py`) to text.
+        sources: Triton sources and references of plugins' ops, path inside the package (`kernels/prepare.py`) to text.
         specirs: path inside the package to the lowered module of every depth as text.
         config_text: the configuration as written.
         artifacts: machine code; none makes a wheel for the CPU backend alone.
@@ -235,7 +177,7 @@ class _Files:
 
 
 def _check_sources(plans: Mapping[str, Mapping[str, Any]], sources: Mapping[str, str]) -> None:
-    named = {kernel["source"] for plan in plans.values() for kernel in plan["kernels"].values()}
+    named = {one["source"] for plan in plans.values() for key in ("kernels", "ops") for one in plan[key].values()}
     missing = sorted(named - sources.keys())
     if missing:
         raise ValueError(f"the plan names sources that are not there: {', '.join(missing)}")
@@ -249,7 +191,7 @@ def _entry_points(names: Names, engine: Engine | None) -> str:
     return f"{text}\n[{PRESETS[engine].plugins}]\n{names.package} = {names.package}._{engine}:register\n"
 
 
-def _add_artifact(files: _Files, artifact: WheelArtifact) -> Artifact:
+def _add_artifact(files: _Files, artifact: aot.Artifact) -> Artifact:
     if artifact.global_scratch or artifact.profile_scratch:
         raise ValueError(f"{artifact.kernel} for {artifact.arch} needs scratch memory, which no launch gives it")
     file = f"machine_code/{artifact.arch}/{artifact.kernel}.{artifact.kind}"

@@ -12,9 +12,10 @@ from specc.engine.context import PagedContext
 from specc.engine.errors import ContractError
 from specc.engine.kv_pool import KVPool
 from specc.engine.models import ModelFacts, TargetModel
-from specc.engine.plan_facts import DTYPES, PlanFacts
+from specc.engine.plan_facts import PlanFacts
 from specc.engine.prompts import Prefix, Prompt, PromptBatch, Span, grouped
 from specc.engine.tree_attention import TreeContext, visible_keys
+from specc.runtime.semantics import DTYPES
 
 
 class Forward(NamedTuple):

@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
+from specc.engine import fitting
 from specc.engine.callbacks import Memory
 from specc.engine.draft_callbacks import make_callbacks
 from specc.engine.drafts import Draft
 from specc.engine.errors import EngineError
-from specc.engine.fitting import bring_tables, check_callbacks, check_models, check_program, context_length, overlaps
 from specc.engine.handover import Handover, Places
 from specc.engine.in_flight import InFlight, unread
 from specc.engine.kv_pool import KVPool, PageAllocator, ReqToToken
@@ -77,12 +77,12 @@ class Engine:
         self.program = program
         self.facts = facts = PlanFacts.read(program.plan)
         self.models = {"target": target, **({} if draft is None else {"draft": draft})}
-        check_program(facts, self.models)
-        context = context_length(max_context, self.models, facts)
-        check_models(self.models, context)
+        fitting.check_program(facts, self.models)
+        context = fitting.context_length(max_context, self.models, facts)
+        fitting.check_models(self.models, context)
         self.target, self.draft = target, draft
         self.tokenizer = tokenizer if tokenizer is not None else target.tokenizer
-        self.ahead = int(overlaps(facts, overlap, target.device))
+        self.ahead = int(fitting.overlaps(facts, overlap, target.device))
         self.depth: DepthPolicy = depth or AcceptanceDepth(list(program.plans))
         self._make_memory(context, num_pages, share_prefixes)
         self._bind(tables or {}, capture, nvtx)
@@ -112,12 +112,12 @@ class Engine:
         self._prompts: dict[int, Prompt] = {}
         self.memory = Memory(self.pools, self.table.tensor, self._prompts)
         self.callbacks = make_callbacks(self.target, self.draft, self.memory, self.facts)
-        check_callbacks(self.facts, self.callbacks)
+        fitting.check_callbacks(self.facts, self.callbacks)
         self._batch = batch_type(self.program)
         self._fixed_width = self.target.device.type == "cuda" and capture is not False
         self._range = ranges(self.target.device, nvtx)
         buffers = {owner: pool.buffers for owner, pool in self.pools.items()}
-        brought = bring_tables(self.facts, tables)
+        brought = fitting.bring_tables(self.facts, tables)
         self._step = self.program.bind(
             self.callbacks, self.table.tensor, kv_pools=buffers, tables=brought, capture=capture, nvtx=nvtx
         )

@@ -20,7 +20,8 @@ from specc.engine.frozen_kv_head import FrozenKvHead
 from specc.engine.generation import ignored_settings
 from specc.engine.models import TargetModel
 from specc.engine.mtp_heads import MtpHeads
-from specc.engine.plan_facts import DTYPES, PlanFacts
+from specc.engine.plan_facts import PlanFacts
+from specc.runtime.semantics import DTYPES
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.reading import read_text
 

@@ -16,9 +16,9 @@ from specc.engine.aux_states import AuxStates
 from specc.engine.context import PagedContext
 from specc.engine.errors import UnknownTokenError
 from specc.engine.kv_pool import PoolShape
-from specc.engine.plan_facts import DTYPES
 from specc.engine.probing import Kept, kept_by
 from specc.engine.scores import LmHead, layers_of
+from specc.runtime.semantics import DTYPES
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 DYNAMIC_ROPE = {"dynamic", "longrope"}

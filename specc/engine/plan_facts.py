@@ -6,11 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-DTYPES: dict[str, torch.dtype] = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-"""The plan's names of the dtypes that a model can have."""
-
 RECURRENT = ("draft", "extend", "prefill_draft")
 MODULE = "extend_module"
 """Forwards of drafts that may see at a position a token after it: the next one, or one as far on as their number."""

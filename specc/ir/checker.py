@@ -60,7 +60,9 @@ def check_types(module: Module) -> list[Diagnostic]:
         for value, type_ in zip(op.results, types, strict=True):
             if value.type != type_:
                 found.append(_report(module, op, f"%{value.name} is {value.type}, should be {type_}"))
-        found += [_report(module, op, problem) for problem in OPS[op.opcode].bad_indexes(module, op)]
+        operands = [value.type for value in op.operands]
+        bad = OPS[op.opcode].bad_indexes(module.dims, operands, op.attrs)
+        found += [_report(module, op, problem) for problem in bad]
     return found
 
 

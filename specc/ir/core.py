@@ -290,8 +290,8 @@ class Module:
 
 
 def on_nodes(value: Value) -> bool:
-    """Whether a value has the node axis."""
-    return isinstance(value.type, TensorType) and NODE in value.type.shape
+    """Whether a value has a row per node. A path's rows may say something of all nodes, as those of a mask do."""
+    return isinstance(value.type, TensorType) and value.type.shape[1:2] == (NODE,)
 
 
 def is_state(value: Value) -> bool:

@@ -23,7 +23,8 @@ def infer_op(module: Module, op: Op) -> tuple[Type, ...]:
     types = [operand.type for operand in op.operands]
     if any(type_ is None for type_ in types):
         raise TypeMismatch(-1, "an operand has no type yet")
-    results = definition.result_types(module, [t for t in types if t is not None], op.attrs)
+    carried = {name: carry.type for name, carry in module.carries.items()}
+    results = definition.result_types(carried, [t for t in types if t is not None], op.attrs)
     if definition.effect == "carry":
         _check_field(module, op, definition)
     if len(results) != len(op.results):

@@ -6,11 +6,12 @@ values and calls of forwards. torch is imported when a module is run, not before
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from specc.ir.core import Module, Op, Value, is_state
 from specc.ir.nodes import is_external
+from specc.ir.ops import OPS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +29,7 @@ def interpret(
     module: Module,
     entry: str,
     inputs: Mapping[str, Tensor],
-    pools: MutableMapping[str, Tensor],
+    pools: Mapping[str, Tensor],
     forwards: Mapping[str, Forward],
     batch: int,
     kv: Mapping[str, Sequence[Tensor]] | None = None,
@@ -39,7 +40,7 @@ def interpret(
         module: a typed module, before or after any pass.
         entry: ``prefill`` or ``step``.
         inputs: tensors of the module's inputs, by name.
-        pools: carried values as pool rows [P, ...], by field; read and replaced.
+        pools: carried values as pool rows [P, ...], by field; read, and changed in place.
         forwards: functions by opcode.
         batch: rows of this batch (the size of axis B).
         kv: KV buffers by owner, changed in place; left out where they do not matter.
@@ -48,8 +49,9 @@ def interpret(
         Every value the entry computed, by SSA name.
 
     """
-    from specc.runtime.reference import evaluate
+    from specc.runtime import reference
 
+    semantics = reference.OPS | {name: op.reference for name, op in OPS.items() if op.reference is not None}
     dims = {dim.name: dim.size for dim in module.dims.values() if dim.size is not None} | {"B": batch}
     values: dict[Value, Tensor] = {v: inputs[name] for name, v in module.inputs.items() if name in inputs}
     for op in module.ops(entry):
@@ -57,7 +59,7 @@ def interpret(
         if is_external(op):
             results = _call(op, operands, forwards)
         else:
-            results = evaluate(op.opcode, tuple(operands), op.attrs, dims, pools, kv)
+            results = reference.evaluate(op.opcode, tuple(operands), op.attrs, dims, pools, kv, semantics)
         tensors = [value for value in op.results if not is_state(value)]
         values |= dict(zip(tensors, results, strict=True))
     return {value.name: tensor for value, tensor in values.items()}

@@ -9,7 +9,7 @@ from specc.ir.ops import OPS
 
 
 def node_of(op: Op) -> str:
-    """Name of the node that executes an op: its kernel, or for a forward its phase and step."""
+    """Name of the node that executes an op: its kernel or reference, or for a forward its phase and step."""
     if "kernel" in op.attrs:
         return str(op.attrs["kernel"])
     forward = op.opcode.removeprefix("model.")

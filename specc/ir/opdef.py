@@ -16,12 +16,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from specc.ir.types import DTYPES, StateType, TensorType, Type
-
-if TYPE_CHECKING:
-    from specc.ir.core import Module, Op
+from specc.ir.types import DTYPES, Dim, StateType, TensorType, Type
 
 Bindings = dict[str, Any]
 COUNT = range(1 << 48)
@@ -85,9 +82,10 @@ class OpDef:
         until: invariant after which the op is illegal; empty if it is legal to the end.
         effect: ``carry`` for ops that write carried state, ``external`` for the engine's forwards, else empty.
         inplace: whether the only result replaces the first operand in memory.
-        infer: result types which a signature cannot say, from the module and the op's attributes.
+        infer: result types which a signature cannot say, from the types of carried values and the op's attributes.
         parts: the variadic operands, a signature of their own, from the op's attributes.
         indexes: by attribute the dimension that it counts along, or the operand along whose last axis it does.
+        reference: of an op from outside what it computes, in torch, by the calling convention of `runtime.reference`.
 
     """
 
@@ -98,9 +96,10 @@ class OpDef:
     until: str = ""
     effect: str = ""
     inplace: bool = False
-    infer: Callable[[Module, Mapping[str, Any]], Sequence[Type]] | None = None
+    infer: Callable[[Mapping[str, TensorType], Mapping[str, Any]], Sequence[Type]] | None = None
     parts: Callable[[Mapping[str, Any]], str] | None = None
     indexes: Mapping[str, str | int] | None = None
+    reference: Callable[..., Any] | None = None
 
     @cached_property
     def operands(self) -> tuple[Slot, ...]:
@@ -121,8 +120,10 @@ class OpDef:
         unknown = sorted(set(re.findall(r"\$(\w+)", self.signature)) - set(self.attrs or {}))
         return f"reads {', '.join(unknown)}, which is no attribute" if unknown else None
 
-    def result_types(self, module: Module, operands: Sequence[Type], attrs: Mapping[str, Any]) -> tuple[Type, ...]:
-        """Types of all results, the optional ones included.
+    def result_types(
+        self, carried: Mapping[str, TensorType], operands: Sequence[Type], attrs: Mapping[str, Any]
+    ) -> tuple[Type, ...]:
+        """Types of all results, the optional ones included; ``carried``: of the fields of the carry.
 
         Raises:
             TypeMismatch: an operand does not fit.
@@ -130,18 +131,20 @@ class OpDef:
         """
         bound = self._bind(operands, attrs)
         if self.infer is not None:
-            return tuple(self.infer(module, attrs))
+            return tuple(self.infer(carried, attrs))
         return tuple(_build(slot, bound, attrs) for slot in self._all_results(attrs))
 
-    def bad_indexes(self, module: Module, op: Op) -> list[str]:
+    def bad_indexes(
+        self, dims: Mapping[str, Dim], operands: Sequence[Type | None], attrs: Mapping[str, Any]
+    ) -> list[str]:
         """What is wrong with the attributes of a typed op that are indexes: each must lie on its axis."""
         problems: list[str] = []
         for attr, place in (self.indexes or {}).items():
-            axis = place if isinstance(place, str) else _last_axis(op.operands[place].type)
-            if isinstance(axis, str) and axis not in module.dims:
+            axis = place if isinstance(place, str) else _last_axis(operands[place])
+            if isinstance(axis, str) and axis not in dims:
                 problems.append(f"{attr} counts along dimension {axis}, which is not declared")
                 continue
-            index, size = int(op.attrs[attr]), TensorType("i1", (axis,)).sizes(module.dims)[0]
+            index, size = int(attrs[attr]), TensorType("i1", (axis,)).sizes(dims)[0]
             if not 0 <= index < size:
                 problems.append(f"{attr} is {index}, and axis {axis} has {size} entries")
         return problems

@@ -28,16 +28,12 @@ class Options(Decl):
     Attributes:
         buckets: batch sizes to capture, ascending.
         page_size: tokens per KV page.
-        verify: verification mode.
-        archs: architectures to compile for.
 
     """
 
     kind: ClassVar[str] = "options"
     buckets: tuple[int, ...]
     page_size: int
-    verify: str
-    archs: tuple[str, ...]
 
     def __post_init__(self) -> None:
         """Raise ValueError for buckets that do not ascend from 1, and for a page of no length."""
@@ -114,6 +110,22 @@ class Kernel(Decl):
 
 
 @dataclass(frozen=True)
+class Reference(Decl):
+    """The node of an op (the one whose ``kernel`` attribute names it) that no kernel computes, but torch.
+
+    Attributes:
+        phase: phase in which it runs.
+        bytes: device memory it moves at the largest bucket, by the cost model.
+
+    """
+
+    kind: ClassVar[str] = "reference"
+    since: ClassVar[str] = "clustered"
+    phase: str
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Layout(Decl):
     """Where a value of this name is kept: strides in elements, and how its buffer is aligned in bytes.
 
@@ -185,11 +197,11 @@ def scratch_owner(buffer: Buffer) -> str:
 
 @dataclass(frozen=True)
 class Node(Decl):
-    """One step of execution, in order: a kernel launch or an external call.
+    """One step of execution, in order: a kernel launch, an op in torch, or an external call.
 
     Attributes:
         phase: phase it belongs to.
-        node: ``launch`` or ``external``.
+        node: ``launch``, ``reference`` or ``external``.
         after: nodes it must follow, transitively reduced.
         capture: name of the graph it is captured in when forwards can be captured, empty if it never is.
         segment: name of the graph it is captured in when they cannot; forwards have none.
@@ -219,5 +231,5 @@ class Resources(Decl):
 
 
 DECLS: dict[str, type[Decl]] = {
-    decl.kind: decl for decl in (Options, KvLayout, KvPool, Kernel, Layout, Grid, Buffer, Node, Resources)
+    decl.kind: decl for decl in (Options, KvLayout, KvPool, Kernel, Reference, Layout, Grid, Buffer, Node, Resources)
 }

@@ -10,8 +10,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-DTYPES: dict[str, int] = {"i1": 1, "u8": 1, "i32": 4, "i64": 8, "f16": 2, "bf16": 2, "f32": 4}
-"""Bytes of one element of every dtype of the IR."""
+
+@dataclass(frozen=True)
+class Dtype:
+    """What elements of a tensor are.
+
+    Attributes:
+        bytes: of one element.
+        torch: torch's name of it, which configurations use.
+        pointer: Triton's type of a pointer to them.
+
+    """
+
+    bytes: int
+    torch: str
+    pointer: str
+
+
+DTYPES: dict[str, Dtype] = {
+    "i1": Dtype(1, "bool", "*i1"),
+    "u8": Dtype(1, "uint8", "*u8"),
+    "i32": Dtype(4, "int32", "*i32"),
+    "i64": Dtype(8, "int64", "*i64"),
+    "f16": Dtype(2, "float16", "*fp16"),
+    "bf16": Dtype(2, "bfloat16", "*bf16"),
+    "f32": Dtype(4, "float32", "*fp32"),
+}
+"""Every dtype of the IR, by its name there."""
 
 AXES: frozenset[str] = frozenset(
     {"request", "branch", "step", "node", "path", "forward", "vocab", "draft_vocab"}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from specc.ir.core import Module, Value, tensor_type
 from specc.ir.nodes import crossing, is_external
 from specc.ir.plan import Layout
-from specc.ir.types import DTYPES, per_request, row_major
+from specc.ir.types import DTYPES, TensorType, per_request, row_major
 from specc.kernels.shared.base import VECTOR_BYTES, alignment
 from specc.kernels.shared.text import replaced
 from specc.passes.base import Context, Pass
@@ -28,15 +28,15 @@ class AssignLayouts(Pass):
     until = "laid-out"
 
     def run(self, module: Module, ctx: Context) -> None:
-        """See the class."""
+        """Declare the layout of every value that crosses nodes."""
         for value, layout in zip(crossing(module), layouts(module), strict=True):
             module.decls.append(layout)
             if layout.alignment < VECTOR_BYTES and _is_logits(module, value):
-                size = tensor_type(value).shape[-1]
+                (size,) = TensorType("i1", tensor_type(value).shape[-1:]).sizes(module.dims)
                 self.remark(
                     ctx,
                     f"rows of %{value.name} are aligned to {layout.alignment} bytes: loads are narrower than 128 bits;"
-                    f" a vocabulary padded from {module.dims[str(size)].size} to a multiple of 8 would widen them",
+                    f" a vocabulary padded from {size} to a multiple of 8 would widen them",
                     value.source.location if value.source else None,
                 )
 
@@ -55,7 +55,7 @@ def _layout(module: Module, value: Value, root: Value) -> Layout:
     elif value.source is None and not per_request(type_):
         owner = "input"
     sizes = type_.sizes(module.dims, unbounded=0)
-    row = sizes[-1] * DTYPES[type_.dtype] if len(sizes) > 1 else VECTOR_BYTES
+    row = sizes[-1] * DTYPES[type_.dtype].bytes if len(sizes) > 1 else VECTOR_BYTES
     aligned = alignment(row) if row else VECTOR_BYTES
     return Layout(value.name, root.name, owner, row_major(sizes), aligned)
 

@@ -12,9 +12,6 @@ from specc.ir.core import Module
 from specc.ir.plan import Resources
 from specc.support.location import Location
 
-ALL = frozenset({"*"})
-"""For ``preserves``: every invariant survives."""
-
 
 @dataclass(frozen=True)
 class Remark:
@@ -53,14 +50,13 @@ class Pass(ABC):
     """One transformation of a module.
 
     The checker holds before and after; in between the module may be broken. ``requires`` must be established when it
-    starts; afterwards what it ``preserves`` and ``establishes`` is. Once ``until`` is established it may not run: the
-    ops of kernels stay as they are, and no declaration is made twice.
+    starts; afterwards what it ``establishes`` is, besides what was: no pass takes an invariant back. Once ``until`` is
+    established it may not run: the ops of kernels stay as they are, and no declaration is made twice.
     """
 
     name: ClassVar[str]
     requires: ClassVar[frozenset[str]] = frozenset()
     establishes: ClassVar[frozenset[str]] = frozenset()
-    preserves: ClassVar[frozenset[str]] = ALL
     until: ClassVar[str] = "clustered"
 
     @abstractmethod

@@ -31,7 +31,7 @@ class BindKvLayout(Pass):
     until = "kv-bound"
 
     def run(self, module: Module, ctx: Context) -> None:
-        """See the class."""
+        """Give every window, branch and position its slots, and the step its question for room."""
         extra = max((int(op.attrs["offset"]) for op in module.find("kv.extend_slots")), default=0)
         for op in module.find("kv.verify_slots", "kv.extend_slots"):
             op.opcode = "kv.slots"  # same operands, attributes and type: only the choice has been made

@@ -19,7 +19,7 @@ class Canonicalize(Pass):
     establishes = frozenset({"live"})
 
     def run(self, module: Module, ctx: Context) -> None:
-        """See the class."""
+        """Sweep what is dead, then drop the dimensions that nothing mentions."""
         for removed in sweep(module):
             self.remark(ctx, f"nothing reads {removed.what} any more: {removed.verdict}", removed.location)
         types = [value.type for value in module.values()] + [carry.type for carry in module.carries.values()]

@@ -28,7 +28,7 @@ class CheckResources(Pass):
     until = "resources-checked"
 
     def run(self, module: Module, ctx: Context) -> None:
-        """See the class."""
+        """Hold what the compiled kernels take against the limits."""
         found: list[Diagnostic] = []
         if not ctx.resources:
             self.remark(ctx, "no machine code: nothing to check")

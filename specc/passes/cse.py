@@ -17,7 +17,7 @@ class Cse(Pass):
     requires = frozenset({"typed"})
 
     def run(self, module: Module, ctx: Context) -> None:
-        """See the class."""
+        """Merge equal ops until none are left."""
         changed = True
         while changed:
             changed = self._round(module, ctx)

@@ -19,7 +19,7 @@ class ExpandAlgorithm(Pass):
     establishes = frozenset({"expanded"})
 
     def run(self, module: Module, ctx: Context) -> None:
-        """See the class."""
+        """Put the ops that the algorithm writes in the place of ``spec.step``."""
         for op in module.find("spec.step"):
             if ctx.loaded is None:
                 raise DiagnosticError(

@@ -2,9 +2,9 @@
 
 Every reduction over a vocabulary is a launch, and so is what moves or looks up on its own: keys and values, rows along
 the accepted path, n-grams. Any other op joins the first launch that can compute it, from what it has in registers and
-from what earlier nodes have left in memory; only where there is none, a launch begins. So a launch is a reduction with
-all that follows from it, and what a step begins with is one launch. What is carried is stored as late as its phase
-allows, so that a step that fails before has stored nothing.
+from what earlier nodes have left in memory; only where there is none, a launch begins. An op without a device function
+runs as its torch reference. So a launch is a reduction with all that follows from it, and what a step begins with is
+one launch. What is carried is stored as late as its phase allows, so that a step that fails before has stored nothing.
 
 Nodes are ordered as they are formed and every op is placed behind all that it waits for, so no two wait for each other.
 """
@@ -18,17 +18,22 @@ from math import prod
 from specc.ir.core import PHASES, Module, Op, entry_of, tensor_type
 from specc.ir.nodes import is_external
 from specc.ir.ops import OPS
-from specc.ir.plan import Kernel
+from specc.ir.plan import Kernel, Reference
 from specc.kernels import COMPOSED, LONE
 from specc.kernels.shared.base import STORES, Cluster, convex, traffic
 from specc.kernels.shared.compose import has_tile
 from specc.kernels.shared.text import block_shape, is_long
 from specc.kernels.shared.tiles import in_memory, is_prologue, side_of
 from specc.passes.base import Context, Pass
-from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 REDUCTIONS = {"vocab.argmax": "argmax", "vocab.topk": "topk"}
 """The ops that a launch begins with, and its family."""
+
+TORCH = "torch"
+"""What is no family: an op alone, computed by its torch reference."""
+
+REFERENCE_LAUNCHES = 10
+"""Launches that torch takes for the reference of an op; a round figure, the references have from 1 to some 100."""
 
 MOST_ELEMENTS = 1 << 15
 """Most elements of all blocks of a launch: 256 for each of 128 threads."""
@@ -47,14 +52,14 @@ class Launch:
 
 @dataclass(frozen=True)
 class FormKernels(Pass):
-    """Put every op that is not a forward into exactly one kernel."""
+    """Put every op that is not a forward into exactly one kernel, or let torch compute it."""
 
     name = "form-kernels"
     requires = frozenset({"typed", "live", "tree-form", "verify-selected", "compacted", "kv-bound"})
     establishes = frozenset({"clustered"})
 
     def run(self, module: Module, ctx: Context) -> None:
-        """See the class."""
+        """Form the nodes of every entry, and declare its launches."""
         for entry in ("prefill", "step"):
             forming = _Forming(module, entry)
             forming.run()
@@ -68,10 +73,16 @@ class FormKernels(Pass):
             for op in launch.ops:
                 op.attrs["kernel"] = name
             cluster = tuple(launch.ops)
-            bytes_ = traffic(module, cluster)
-            module.decls.append(Kernel(name, launch.family, launch.phase, bytes_))
+            moved = traffic(module, cluster)
             opcodes = ", ".join(sorted({op.opcode for op in cluster}))
-            self.remark(ctx, f"{name}: {launch.family} over {opcodes}: {bytes_} bytes", cluster[0].location)
+            if launch.family == TORCH:
+                module.decls.append(Reference(name, launch.phase, moved))
+                cost = f"some {REFERENCE_LAUNCHES} launches of torch and {moved} bytes"
+                message = f"{name}: {opcodes} runs as its reference, for no kernel computes it here: {cost}"
+            else:
+                module.decls.append(Kernel(name, launch.family, launch.phase, moved))
+                message = f"{name}: {launch.family} over {opcodes}: {moved} bytes"
+            self.remark(ctx, message, cluster[0].location)
 
 
 def _name(launch: Launch, launches: Sequence[Launch]) -> str:
@@ -84,7 +95,10 @@ def _name(launch: Launch, launches: Sequence[Launch]) -> str:
 def _stem(launch: Launch) -> str:
     if launch.family in COMPOSED:
         return f"{launch.phase}_{launch.family}"
-    return f"prefill_{launch.family}" if launch.phase == "prefill" else launch.family
+    name = launch.family
+    if name == TORCH:
+        name += f"_{launch.ops[0].opcode.replace('.', '_')}"
+    return f"prefill_{name}" if launch.phase == "prefill" else name
 
 
 class _Forming:
@@ -137,9 +151,8 @@ class _Forming:
             self._need(before)
         if op in self.place or self._host(op):
             return
-        if not (has_tile(self.module, op) or is_long(self.module, op)):
-            raise DiagnosticError(_uncovered(op))
-        self._begin([op], "rows")
+        computed = has_tile(self.module, op) or is_long(self.module, op)
+        self._begin([op], "rows" if computed else TORCH)
         self._join()
 
     def _join(self) -> None:
@@ -201,9 +214,11 @@ def _within(module: Module, op: Op, name: str, maker: Op) -> bool:
         if op.opcode == "tree.gather":
             return name == "kept"
         return op.opcode == "tree.repeat" and maker.opcode == "carry.load"
+    if side_of(maker) is not None:
+        return False
     if is_long(module, maker):
         return maker.opcode == "carry.load" and has_tile(module, maker)
-    side = side_of(op) if op.attrs.get("mode") == "full" else None
+    side = side_of(op)
     return side is None or f"{name}_ptr" not in side.parameters
 
 
@@ -231,12 +246,9 @@ def _prologues(module: Module, reduction: Op) -> list[Op]:
 
 
 def _of_argmax(op: Op, ops: Sequence[Op]) -> bool:
-    """Whether a log-probability is that of the argmax of the same logits, at the nodes where it means anything."""
-    index = op["index"]
-    if index.source is not None and index.source.opcode == "verify.greedy" and index is index.source.out("predict"):
-        index = index.source["argmax"]
-    source = index.source
-    if source is None or source not in ops or source.opcode != "vocab.argmax":
+    """Whether a log-probability is that of the argmax of the same logits, which one of the ops finds."""
+    source = op["index"].source
+    if source is None or source not in ops or source.opcode != "vocab.argmax" or op["index"] is not source.out("index"):
         return False
     return source["logits"] is op["logits"] and source["rows"] is op["rows"]
 
@@ -248,8 +260,3 @@ def _elements(module: Module, op: Op) -> int:
     memory = in_memory(op)
     given = [value for name, value in op.named_results.items() if name not in memory]
     return sum(prod(block_shape(module, tensor_type(value))) for value in given)
-
-
-def _uncovered(op: Op) -> Diagnostic:
-    names = ", ".join(f"%{value.name}" for value in op.results) or op.opcode
-    return Diagnostic("kernel/no-cover", f"no kernel family covers {op.opcode} ({names}) in {op.phase}", op.location)

@@ -21,7 +21,7 @@ class InferTypes(Pass):
     establishes = frozenset({"typed"})
 
     def run(self, module: Module, ctx: Context) -> None:
-        """See the class."""
+        """Type every op in order, and report all that does not fit."""
         found: list[Diagnostic] = []
         for op in module.ops():
             if any(operand.type is None for operand in op.operands):

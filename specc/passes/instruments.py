@@ -1,4 +1,4 @@
-"""Instruments: check-each, print-ir, print-ir-diff, time-passes and the crash reproducer."""
+"""Instruments that know no pass: print-ir, print-ir-diff, time-passes and the crash reproducer."""
 
 from __future__ import annotations
 
@@ -8,47 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from specc.ir.checker import check_linear, check_module
 from specc.ir.core import Module
 from specc.ir.printer import print_module
 from specc.passes.base import Pass
-from specc.passes.invariants import check_invariants
 from specc.passes.manager import BaseInstrument
 from specc.support.diagnostics import DiagnosticError
 from specc.support.writing import write_output
-
-
-def check_now(module: Module) -> None:
-    """Run the checker, and the predicate of every invariant the module claims.
-
-    Raises:
-        DiagnosticError: ``ir/invalid`` or a mismatch of types.
-
-    """
-    found = check_module(module)
-    found += check_linear(module) + check_invariants(module) if not found else []
-    if found:
-        raise DiagnosticError(found)
-
-
-class BrokenModuleError(Exception):
-    """A pass left a module that breaks a rule of the IR: a bug in specc, never the user's doing."""
-
-
-class CheckEach(BaseInstrument):
-    """Run the checker, and the predicate of every established invariant, after each pass."""
-
-    def after(self, module: Module, step: Pass) -> None:
-        """See the class.
-
-        Raises:
-            BrokenModuleError: naming the pass and everything that does not hold.
-
-        """
-        try:
-            check_now(module)
-        except DiagnosticError as error:
-            raise BrokenModuleError(f"{step.name} left a module that does not hold: {error}") from None
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Named invariants: what a pass establishes, as a predicate that can fail."""
+"""Named invariants: what a pass establishes, as a predicate that can fail; check-each asks for them after each pass."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from itertools import combinations
 
 import networkx as nx
 
+from specc.ir.checker import check_linear, check_module
 from specc.ir.core import Module, on_nodes
 from specc.ir.liveness import hidden_result, liveness
 from specc.ir.nodes import is_external, node_of, quotient
 from specc.ir.ops import OPS
-from specc.ir.plan import Buffer, Grid, Kernel, Layout, Node, Options
+from specc.ir.plan import Buffer, Grid, Kernel, Layout, Node, Options, Reference
 from specc.kernels import FAMILIES, LONE
 from specc.kernels.shared.base import Cluster, cluster_of
 from specc.passes.assign_layouts import layouts
+from specc.passes.base import Pass
+from specc.passes.manager import BaseInstrument
 from specc.passes.pipeline import PASSES
 from specc.passes.plan_memory import unplaced
 from specc.passes.select_tree_form import links_of
-from specc.support.diagnostics import Diagnostic
+from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 
 def _expanded(module: Module) -> list[str]:
@@ -63,9 +66,11 @@ def _clustered(module: Module) -> list[str]:
     kernels, families = {kernel.name for kernel in declared}, {kernel.family for kernel in declared}
     offered = {family: set(FAMILIES[family].candidates(module)) for family in families & set(LONE)}
     bad = [problem for kernel in declared for problem in _no_kernel(module, kernel, offered)]
+    references = {reference.name for reference in module.decls_of(Reference)}
+    bad += [f"reference {name} is of several ops, or none" for name in references if len(cluster_of(module, name)) != 1]
     for op in module.ops():
-        if not is_external(op) and op.attrs.get("kernel") not in kernels:
-            bad.append(f"{op.opcode} in {op.phase} is in no kernel")
+        if not is_external(op) and op.attrs.get("kernel") not in kernels | references:
+            bad.append(f"{op.opcode} in {op.phase} is in no kernel, and runs by no reference")
     if not nx.is_directed_acyclic_graph(quotient(module)):
         bad.append("kernels depend on each other in a circle")
     return bad
@@ -169,3 +174,36 @@ def check_invariants(module: Module) -> list[Diagnostic]:
             held.add(name)
         found += [Diagnostic("ir/invalid", f"not {name}: {problem}") for problem in bad]
     return found
+
+
+def check_now(module: Module) -> None:
+    """Run the checker, and the predicate of every invariant the module claims.
+
+    Raises:
+        DiagnosticError: ``ir/invalid`` or a mismatch of types.
+
+    """
+    found = check_module(module)
+    found += check_linear(module) + check_invariants(module) if not found else []
+    if found:
+        raise DiagnosticError(found)
+
+
+class BrokenModuleError(Exception):
+    """A pass left a module that breaks a rule of the IR: a bug in specc, never the user's doing."""
+
+
+class CheckEach(BaseInstrument):
+    """Run the checker, and the predicate of every established invariant, after each pass."""
+
+    def after(self, module: Module, step: Pass) -> None:
+        """Check what the pass left.
+
+        Raises:
+            BrokenModuleError: naming the pass and everything that does not hold.
+
+        """
+        try:
+            check_now(module)
+        except DiagnosticError as error:
+            raise BrokenModuleError(f"{step.name} left a module that does not hold: {error}") from None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from specc.ir.core import Module
-from specc.passes.base import ALL, Context, Pass
+from specc.passes.base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 
@@ -54,8 +54,7 @@ def run_passes(module: Module, passes: Sequence[Pass], ctx: Context, instruments
             instrument.before(module, step)
         try:
             step.run(module, ctx)
-            kept = module.established if step.preserves == ALL else module.established & step.preserves
-            module.established = kept | step.establishes
+            module.established |= step.establishes
             for instrument in instruments:
                 instrument.after(module, step)
         except Exception as error:

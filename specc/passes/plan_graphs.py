@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 import networkx as nx
 
-from specc.ir.core import Module, Op, entry_of
+from specc.ir.core import PHASES, Module, Op, entry_of
 from specc.ir.nodes import is_external, node_of, node_order, quotient
-from specc.ir.plan import Buffer, Kernel, Layout, Node, scratch_owner
+from specc.ir.plan import Buffer, Kernel, Layout, Node, Reference, scratch_owner
 from specc.passes.base import Context, Pass
 
 
 @dataclass(frozen=True)
 class PlanGraphs(Pass):
-    """One `Node` per launch and forward, in execution order."""
+    """One `Node` per launch, reference and forward, in execution order."""
 
     name = "plan-graphs"
     requires = frozenset({"clustered", "memory-planned"})
@@ -27,7 +27,7 @@ class PlanGraphs(Pass):
     until = "graph-planned"
 
     def run(self, module: Module, ctx: Context) -> None:
-        """See the class."""
+        """Put the nodes in order, and declare each with what it waits for and the graph it is captured in."""
         order = node_order(module)
         first: dict[str, Op] = {}
         for op in module.ops():
@@ -36,16 +36,21 @@ class PlanGraphs(Pass):
         reduced = nx.transitive_reduction(graph)
         step = [name for name in order if entry_of(first[name].phase) == "step"]
         segment = _segments([(name, is_external(first[name])) for name in step])
+        references = {reference.name for reference in module.decls_of(Reference)}
+        latest = 0
         for name in order:
             op = first[name]
+            latest = max(latest, PHASES.index(op.phase))  # who waits for a later phase runs in it
             after = tuple(sorted(reduced.predecessors(name), key=order.index))
-            kind = "external" if is_external(op) else "launch"
+            kind = "external" if is_external(op) else "reference" if name in references else "launch"
             capture = "step" if entry_of(op.phase) == "step" else ""
-            module.decls.append(Node(name, op.phase, kind, after, capture, segment.get(name, "")))
-        self._explain(ctx, segment, len(nx.dag_longest_path(graph)))
+            module.decls.append(Node(name, PHASES[latest], kind, after, capture, segment.get(name, "")))
+        self._explain(ctx, segment, references & segment.keys(), len(nx.dag_longest_path(graph)))
 
-    def _explain(self, ctx: Context, segment: dict[str, str], longest: int) -> None:
-        whole = f"one graph per step: {len(segment)} launches, no host sync, {longest} nodes on the longest path"
+    def _explain(self, ctx: Context, segment: dict[str, str], references: set[str], longest: int) -> None:
+        nodes = f"{len(segment) - len(references)} launches"
+        nodes += f", {len(references)} op{'s' * (len(references) > 1)} by torch" if references else ""
+        whole = f"one graph per step: {nodes}, no host sync, {longest} nodes on the longest path"
         self.remark(ctx, f"{whole}; what the step needs, lengths included, is on the device")
         cut = f"cut at the forwards, for engines whose forwards cannot be captured: {len(set(segment.values()))} graphs"
         self.remark(ctx, cut)

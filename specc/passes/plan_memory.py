@@ -14,8 +14,8 @@ import networkx as nx
 
 from specc.ir.core import Module, entry_of, tensor_type
 from specc.ir.nodes import node_of, node_order
-from specc.ir.plan import Buffer, Kernel, KvPool, Layout
-from specc.ir.types import TensorType, row_major
+from specc.ir.plan import Buffer, Kernel, KvPool, Layout, Reference
+from specc.ir.types import StateType, TensorType, row_major
 from specc.kernels import FAMILIES
 from specc.kernels.shared.base import Scratch, Spec, cluster_of, kv_pointers, nbytes
 from specc.passes.base import Context, Pass
@@ -41,7 +41,7 @@ class PlanMemory(Pass):
     until = "memory-planned"
 
     def run(self, module: Module, ctx: Context) -> None:
-        """See the class."""
+        """Place every buffer, and check that the arena has room."""
         wanted = unplaced(module)
         placed = _place(_blocks(module, [buffer for buffer in wanted if buffer.owner == "arena"]))
         module.decls += [placed.get(buffer.name, buffer) for buffer in wanted]
@@ -111,8 +111,11 @@ def _relay_buffers(module: Module) -> list[Buffer]:
 
 
 def _pointer_buffers(module: Module, specs: dict[str, Spec]) -> list[Buffer]:
-    """One table of addresses for each model whose KV buffers a kernel touches; the runtime fills it once."""
+    """One table of addresses for each model whose KV buffers are touched; the runtime fills it once."""
     passed = {argument.buffer for spec in specs.values() for argument in spec.arguments}
+    references = {reference.name for reference in module.decls_of(Reference)}
+    states = [value.type for op in module.ops() if node_of(op) in references for value in op.results]
+    passed |= {kv_pointers(type_.owner) for type_ in states if isinstance(type_, StateType)}
     buffers = []
     for pool in module.decls_of(KvPool):
         if kv_pointers(pool.name) in passed:

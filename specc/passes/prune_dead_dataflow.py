@@ -25,7 +25,7 @@ class PruneDeadDataflow(Pass):
     establishes = frozenset({"live"})
 
     def run(self, module: Module, ctx: Context) -> None:
-        """See the class."""
+        """Sweep what no output depends on, and set what every forward captures."""
         for removed in sweep(module):
             self.remark(ctx, f"nothing reads {removed.what}: {removed.verdict}", removed.location)
         self._drop_pools(module, ctx)

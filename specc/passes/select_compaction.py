@@ -27,7 +27,7 @@ class SelectCompaction(Pass):
     until = "compacted"
 
     def run(self, module: Module, ctx: Context) -> None:
-        """See the class."""
+        """Compact what is read along the path."""
         for name, value in list(module.outputs.items()):
             if on_nodes(value):
                 module.outputs[name] = _path_of(module, value)
@@ -39,13 +39,13 @@ class SelectCompaction(Pass):
                 self._move(module, forward, slots, ctx)
 
     def _lower(self, module: Module, path: Op, ctx: Context) -> None:
+        _read_argmax(module, path)
         value, name = path["x"], path.result.name
         if on_nodes(value):
             path.opcode = "commit.compact"  # same operands and type: only the choice has been made
             width, nodes = module.size(PATH), module.size(NODE)
             message = f"%{value.name} has the node axis: {width} of {nodes} rows are kept, as %{name}"
             self.remark(ctx, message, _place(value))
-            _read_argmax(module, path)
             return
         if tensor_type(value) != tensor_type(path.result):
             message = f"%{value.name} is {value.type}: it lies neither along the nodes nor along the path"
@@ -75,18 +75,18 @@ class SelectCompaction(Pass):
 
 
 def _read_argmax(module: Module, path: Op) -> None:
-    """Let the path take the target's tokens from the argmax: at accepted nodes that is what is predicted.
+    """Let the path take the target's tokens, and the log-probabilities of these, from the argmax.
 
-    So is the token whose log-probability it takes. Nothing has to know then which nodes are accepted.
+    At accepted nodes that is what is predicted, and past them nobody reads; so nothing has to know which are accepted.
     """
     value, greedy = path["x"], path["accept_index"].source
     if greedy is None or greedy.opcode != "verify.greedy":
         return
-    predict, reader = greedy.out("predict"), path
-    if value.source is not None and value.source.opcode == "vocab.logprob" and module.users(value) == [path]:
-        reader = value.source
-    if predict in reader.operands:
-        module.replace_operand(reader, predict, greedy["argmax"])
+    predict, logprob = greedy.out("predict"), value.source
+    if value is predict and on_nodes(value):
+        module.replace_operand(path, predict, greedy["argmax"])
+    elif logprob is not None and logprob.opcode == "vocab.logprob" and module.users(value) == [path]:
+        module.replace_operand(logprob, predict, greedy["argmax"])
 
 
 def _written_nodes(op: Op) -> Value | None:

@@ -30,7 +30,7 @@ class SelectTreeForm(Pass):
     establishes = frozenset({"tree-form"})
 
     def run(self, module: Module, ctx: Context) -> None:
-        """See the class."""
+        """Fold the tree of a single branch into a chain."""
         if module.size("K") != 1:
             k, n = module.size("K"), module.size("N")
             links = "selected and linked every step" if module.find("tree.select") else "with constant links"

@@ -20,7 +20,7 @@ class SelectVerify(Pass):
     establishes = frozenset({"verify-selected"})
 
     def run(self, module: Module, ctx: Context) -> None:
-        """See the class."""
+        """Lower the verification of the step to one verify op and its passes over the logits."""
         for accept in module.find("verify.accept"):
             mode = accept.attrs["mode"]
             if mode != "greedy":

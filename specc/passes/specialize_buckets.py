@@ -25,7 +25,7 @@ class SpecializeBuckets(Pass):
     until = "bucketed"
 
     def run(self, module: Module, ctx: Context) -> None:
-        """See the class."""
+        """Declare the grid of every kernel at every bucket."""
         options = module.decl(Options)
         bound = module.size("B")
         if options.buckets[-1] != bound:

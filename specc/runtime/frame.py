@@ -102,12 +102,14 @@ class Frame:
         return tuple(self.dims[axis] if axis in self.dims else self.plan.size(axis) for axis in axes)
 
     def output(self, name: str, rows: int) -> Tensor:
-        """The first `rows` rows of the value `name`; empty when `rows` is 0 and nothing has run."""
-        value = self.plan.values.get(name)
-        if rows == 0 and value is not None and self.plan.buffers[value.buffer].owner != "arena":
-            shape = [0 if axis == BATCH_AXIS else self.plan.size(axis) for axis in value.axes]
-            return self.table.new_empty(shape, dtype=DTYPES[value.dtype])
-        return self.read(name)[:rows]
+        """The value or input `name` of the first `rows` rows; empty when `rows` is 0 and nothing has run."""
+        field = self.plan.values.get(name) or self.plan.inputs[name]
+        home = self.plan.home(name)
+        if rows == 0 and home is not None and home.owner != "arena":
+            shape = [0 if axis == BATCH_AXIS else size for axis, size in zip(field.axes, self.shape(name), strict=True)]
+            return self.table.new_empty(shape, dtype=DTYPES[field.dtype])
+        tensor = self.read(name)
+        return tensor.narrow(field.axes.index(BATCH_AXIS), 0, rows) if BATCH_AXIS in field.axes else tensor
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from .errors import PlanError
 
-FORMAT = 3
+FORMAT = 4
 BATCH_AXIS = "B"
 RAGGED_AXIS = "T"
 """The axis of all prompt tokens of a prefill: the sum of the batch's lengths, known only at run time."""
@@ -113,6 +113,14 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class OpSource:
+    """An op that a plugin brought: its reference is `function` of the Python file `source` in the package."""
+
+    source: str
+    function: str
+
+
+@dataclass(frozen=True)
 class OpCall:
     """One op of a node, in an order that respects dataflow. Operands are SSA or input names."""
 
@@ -159,7 +167,17 @@ class External:
     results: Mapping[str, str]
 
 
-Node: TypeAlias = Launch | External
+@dataclass(frozen=True)
+class Reference:
+    """A node whose ops torch computes, by their reference semantics: there is no kernel for them."""
+
+    name: str
+    ops: tuple[OpCall, ...]
+
+
+Computed: TypeAlias = Launch | Reference
+"""Nodes that the program computes itself."""
+Node: TypeAlias = Launch | Reference | External
 
 
 @dataclass(frozen=True)
@@ -186,7 +204,7 @@ class Capture:
 class Plan:
     """One compiled program. Build it with `Plan.from_json`.
 
-    `captures` says what is captured when the forwards can be, `segments` when they cannot: every run of launches
+    `captures` says what is captured when the forwards can be, `segments` when they cannot: every run of other nodes
     between two forwards of the step. `memory` has the bytes that it allocates, of the whole `arena`, and in it of
     `relay` and `scratch`.
     """
@@ -206,6 +224,7 @@ class Plan:
     values: Mapping[str, Value]
     buffers: Mapping[str, Buffer]
     kernels: Mapping[str, Kernel]
+    ops: Mapping[str, OpSource]
     phases: tuple[Phase, ...]
     captures: tuple[Capture, ...]
     segments: tuple[Capture, ...]
@@ -266,11 +285,11 @@ class Plan:
 
     def stores(self, entry: str) -> frozenset[str]:
         """Names of the nodes of `entry` that write pool rows."""
-        launches = [node for node in self.nodes(entry) if isinstance(node, Launch)]
-        return frozenset(node.name for node in launches if not STORES.isdisjoint(call.op for call in node.ops))
+        computed = [node for node in self.nodes(entry) if not isinstance(node, External)]
+        return frozenset(node.name for node in computed if not STORES.isdisjoint(call.op for call in node.ops))
 
-    def engine_reads(self, node: Launch) -> frozenset[str]:
-        """Buffers that a launch reads where a forward of the engine has returned them."""
+    def engine_reads(self, node: Computed) -> frozenset[str]:
+        """Buffers that a node reads where a forward of the engine has returned them."""
         homes = [self.home(name) for name in _read_by(node)]
         return frozenset(home.name for home in homes if home is not None and home.owner == "engine")
 
@@ -302,7 +321,8 @@ def _results(node: Node) -> set[str]:
     return {name for call in node.ops for name in call.results}
 
 
-def _read_by(node: Launch) -> set[str]:
+def _read_by(node: Computed) -> set[str]:
     """Values, inputs and buffers that the ops or the kernel's arguments name."""
     names = {name for call in node.ops for name in call.operands}
-    return names | {str(argument.target) for argument in node.args if argument.kind in OF_TENSORS}
+    arguments = node.args if isinstance(node, Launch) else ()
+    return names | {str(argument.target) for argument in arguments if argument.kind in OF_TENSORS}

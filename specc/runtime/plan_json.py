@@ -7,6 +7,7 @@ from importlib.resources.abc import Traversable
 from itertools import groupby
 from typing import Any
 
+from .dtypes import DTYPES
 from .errors import DamagedWheelError, PlanError
 from .manifest import PLAN
 from .plan import (
@@ -24,15 +25,16 @@ from .plan import (
     Launch,
     Node,
     OpCall,
+    OpSource,
     Output,
     Phase,
     Plan,
+    Reference,
     Value,
 )
 from .typed import check_types, listed, read_json
 
 Json = Mapping[str, Any]
-DTYPES = frozenset({"i1", "u8", "i32", "i64", "f16", "bf16", "f32"})
 """Those of `semantics`, which needs torch."""
 KV = {
     "page_size": (int,),
@@ -90,6 +92,7 @@ def _plan(data: Json) -> Plan:
         values={name: Value(v["buffer"], v["dtype"], _axes(v)) for name, v in data["values"].items()},
         buffers={item["name"]: _buffer(item) for item in listed(data["buffers"])},
         kernels={name: _kernel(name, item) for name, item in data["kernels"].items()},
+        ops={name: OpSource(item["source"], item["function"]) for name, item in data["ops"].items()},
         phases=tuple(map(_phase, listed(data["phases"]))),
         captures=tuple(_capture(item) for item in listed(data["captures"])),
         segments=tuple(_capture(item) for item in listed(data["segments"])),
@@ -166,6 +169,8 @@ def _node(item: Json) -> Node:
     if item["kind"] == "launch":
         grid = {int(bucket): listed(g) for bucket, g in item["grid"].items()}
         return Launch(item["name"], item["kernel"], _ops(item), tuple(_argument(a) for a in listed(item["args"])), grid)
+    if item["kind"] == "reference":
+        return Reference(item["name"], _ops(item))
     if item["kind"] == "external":
         operands, results = item["operands"], item["results"]
         return External(item["name"], item["callback"], item["step"], item["capture"], operands, results)
@@ -225,8 +230,8 @@ def _check_fields(plan: Plan) -> None:
         for axis, size in zip(buffer.axes, buffer.shape, strict=False):
             if axis in plan.dims and plan.dims[axis] != size:
                 raise PlanError(f"buffer {buffer.name!r} has {size} along {axis}, which is {plan.dims[axis]} long")
-    launches = [node for phase in plan.phases for node in phase.nodes if isinstance(node, Launch)]
-    calls = [call for launch in launches for call in launch.ops]
+    computed = [node for phase in plan.phases for node in phase.nodes if not isinstance(node, External)]
+    calls = [call for node in computed for call in node.ops]
     for field in sorted({str(call.attrs["field"]) for call in calls if "field" in call.attrs} - plan.carry.keys()):
         raise PlanError(f"an op is on the field {field!r}, which the plan does not carry")
     for key, kinds in KV.items():
@@ -237,12 +242,12 @@ def _check_fields(plan: Plan) -> None:
 
 
 def _check_segments(plan: Plan) -> None:
-    """They must be the runs of launches between forwards, so that every launch is in one, and in order."""
-    runs = groupby(plan.nodes("step"), key=lambda node: isinstance(node, Launch))
-    wanted = [tuple(node.name for node in nodes) for launches, nodes in runs if launches]
+    """They must be the runs of nodes between forwards, so that every other node is in one, and in order."""
+    runs = groupby(plan.nodes("step"), key=lambda node: isinstance(node, External))
+    wanted = [tuple(node.name for node in nodes) for forwards, nodes in runs if not forwards]
     given = [segment.nodes for segment in plan.segments]
     if wanted != given:
-        raise PlanError(f"segments are {given}, the step's launches between forwards {wanted}")
+        raise PlanError(f"segments are {given}, the step's nodes between forwards {wanted}")
 
 
 def _check_node(plan: Plan, node: Node) -> None:
@@ -257,6 +262,8 @@ def _check_node(plan: Plan, node: Node) -> None:
         if unknown := sorted(set(call.operands) - known):
             raise PlanError(f"{call.op} of node {node.name!r} reads {', '.join(unknown)}, which nothing has made")
         known |= set(call.results)
+    if isinstance(node, Reference):
+        return
     if node.kernel not in plan.kernels:
         raise PlanError(f"node {node.name!r} launches the unknown kernel {node.kernel!r}")
     wanted = [name for name, _ in plan.kernels[node.kernel].arguments]

@@ -12,6 +12,7 @@ from torch import Tensor
 from .arena import allocate
 from .backends import Backend
 from .backends.cpu import ReferenceBackend
+from .brought import load_ops
 from .capture import check_device
 from .carry import Carry
 from .errors import BindError, UnsupportedDeviceError
@@ -164,8 +165,9 @@ def _resolve(given: str | torch.device) -> torch.device:
 
 
 def _backend(plans: Sequence[Plan], manifest: Manifest, root: Path, device: torch.device) -> Backend:
+    ops = load_ops(plans, manifest, root)
     if device.type == "cpu":
-        return ReferenceBackend()
+        return ReferenceBackend(ops)
     from .backends.cuda import CudaBackend
 
-    return CudaBackend(plans, manifest, root, device)
+    return CudaBackend(plans, manifest, root, device, ops)

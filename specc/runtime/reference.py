@@ -2,12 +2,12 @@
 
 `OPS[name](operands, attrs, dims) -> results`: `operands` and `results` are tuples of tensors in the order of the op
 table, `attrs` the op's attributes, `dims` the size of every axis with `B` the rows of this batch. Every function is
-functional: it changes no operand, and no result shares memory with one. In-place ops return the new value.
+functional: it changes no operand, and no result shares memory with one. In-place ops return the new value. None reads a
+value on the host, and none copies one from there: on CUDA they are queued, and captured, like kernels.
 
 State is explicit. `carry.load`, `carry.store`, `carry.append` and `relay.publish` take the pool of their field,
-T[P, ...], as an extra last operand, and the stores return the new pool. `evaluate` supplies it: give it `pools`, any
-mutable mapping from field to pool (a dict will do), and it reads and replaces the entry, so that callers treat all ops
-alike.
+T[P, ...], as an extra last operand, and the stores return the new pool. `evaluate` supplies it: give it `pools`, a
+mapping from field to pool, and it reads the pool, or writes rows of it in place, so that callers treat all ops alike.
 
 Conventions: b counts requests, `rows[b] == 0` is a padding row. `model.*` and `spec.*` have no entry: they are
 external calls and unexpanded programs.
@@ -15,7 +15,7 @@ external calls and unexpanded programs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
@@ -28,33 +28,40 @@ from .reference_tree import TREE_OPS
 from .semantics import DTYPES, Attrs, Dims, Semantics, Tensors, comparable, ranking, zero_rows
 from .semantics import register as _register
 
-Pools: TypeAlias = MutableMapping[str, Tensor]
+Pools: TypeAlias = Mapping[str, Tensor]
+Store: TypeAlias = Callable[[Tensors, Tensor], Tensor]
 
 OPS: dict[str, Semantics] = {**SLOT_OPS, **TREE_OPS, **NGRAM_OPS}
-STATE_OPS = frozenset({"carry.load", "carry.store", "carry.append", "relay.publish"})
+STORES: dict[str, Store] = {}
+"""By op, of its operands, of which rows i64[B] come first, and the pool: what these rows of the pool become."""
+LOAD = "carry.load"
 
 
 def evaluate(
-    op: str, operands: Tensors, attrs: Attrs, dims: Dims, pools: Pools, kv: Mapping[str, Sequence[Tensor]] | None = None
+    op: str,
+    operands: Tensors,
+    attrs: Attrs,
+    dims: Dims,
+    pools: Pools,
+    kv: Mapping[str, Sequence[Tensor]] | None = None,
+    semantics: Mapping[str, Semantics] = OPS,
 ) -> Tensors:
-    """Run one op with state: pools of `pools` are read and replaced, and do not show in operands or results.
+    """Run one op with state: pools of `pools` are read and written, and do not show in operands or results.
 
     `kv` has the KV buffers of each owner, T[slots, ...] each; ops on them change them in place. Without it they do
-    nothing. Raises KeyError for an op that has no reference semantics, or a field or owner that has no pool.
+    nothing. `semantics` are `OPS`, and those of ops that a plugin brought. Raises KeyError for an op that has no
+    reference semantics, or a field or owner that has no pool.
     """
     if op in KV_OPS:
         owner, function = KV_OPS[op]
         if kv is not None:
             function(operands, attrs, dims, kv[owner])
         return ()
-    if op not in STATE_OPS:
-        return OPS[op](operands, attrs, dims)
-    field = attrs["field"]
-    results = OPS[op]((*operands, pools[field]), attrs, dims)
-    if op == "carry.load":
-        return results
-    (pools[field],) = results
-    return ()
+    if op in STORES:
+        pool = pools[attrs["field"]]
+        pool.index_copy_(0, operands[0], STORES[op](operands, pool))
+        return ()
+    return semantics[op]((*operands, pools[attrs["field"]]) if op == LOAD else operands, attrs, dims)
 
 
 # --- health -----------------------------------------------------------------------------------------------------------
@@ -78,39 +85,53 @@ def health_raise(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 # --- state between steps ----------------------------------------------------------------------------------------------
 
 
-@_register(OPS, "carry.load")
+@_register(OPS, LOAD)
 def carry_load(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Rows i64[B], pool T[P, ...] -> T[B, ...]: the rows of the pool; padding rows: 0."""
     rows, pool = operands
     return (zero_rows(pool[rows], rows == 0),)
 
 
-@_register(OPS, "relay.publish")
-@_register(OPS, "carry.store")
-def carry_store(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Rows i64[B], value T[B, ...], pool T[P, ...] -> the pool with the rows replaced; padding rows store nothing.
+def _store(name: str) -> Callable[[Store], Store]:
+    """Decorator: the function has the rows and what they become, for an op `name` that stores."""
+
+    def add(function: Store) -> Store:
+        def stored(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+            *given, pool = operands
+            return (pool.index_copy(0, given[0], function(tuple(given), pool)),)
+
+        STORES[name] = function
+        OPS[name] = stored
+        return function
+
+    return add
+
+
+@_store("relay.publish")
+@_store("carry.store")
+def carry_store(operands: Tensors, pool: Tensor) -> Tensor:
+    """Rows i64[B], value T[B, ...], pool T[P, ...] -> what the rows become; padding rows store nothing.
 
     A value that only lacks or has extra axes of size 1 is reshaped to the pool's row.
     """
-    rows, value, pool = operands
+    rows, value = operands
     value = value.reshape(rows.shape[0], *pool.shape[1:])
     active = (rows != 0).view(-1, *[1] * (pool.ndim - 1))
-    return (pool.index_copy(0, rows, torch.where(active, value, pool[:1])),)
+    return torch.where(active, value, pool[:1])
 
 
-@_register(OPS, "carry.append")
-def carry_append(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Rows i64[B], seq_lens i64[B], values T[B, A], count i32[B], pool T[P, L] -> the pool with values appended.
+@_store("carry.append")
+def carry_append(operands: Tensors, pool: Tensor) -> Tensor:
+    """Rows i64[B], seq_lens i64[B], values T[B, A], count i32[B], pool T[P, L] -> what the rows become.
 
     values[b, i], i < count[b], replaces entry (seq_lens[b] + 1 + i) % L of its row; padding rows store nothing.
     """
-    rows, seq_lens, values, count, pool = operands
-    columns = torch.arange(values.shape[1], device=rows.device)
-    kept = (columns < count[:, None]) & (rows != 0)[:, None]
-    entries = (seq_lens[:, None] + 1 + columns) % pool.shape[1]
-    updated = pool.clone()
-    updated[rows[:, None].expand_as(entries)[kept], entries[kept]] = values[kept]
-    return (updated,)
+    rows, seq_lens, values, count = operands
+    size, written = pool.shape[1], count[:, None].clamp(max=values.shape[1])
+    first = (torch.arange(size, device=rows.device) - seq_lens[:, None] - 1) % size
+    last = first + (written - 1 - first) // size * size  # of the values that come to an entry
+    ring = torch.where(first < written, values.gather(1, last.clamp(min=0)), pool[rows])
+    return carry_store((rows, ring), pool)
 
 
 # --- vocabulary -------------------------------------------------------------------------------------------------------
@@ -125,14 +146,10 @@ def vocab_argmax(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     the vocabulary.
     """
     logits, rows = operands
-    best, index = logits.max(dim=-1)  # the first of equal ones
-    bad = ~(best.abs() < torch.inf)
-    if bad.any():  # NaN would be the largest
-        scores = torch.nan_to_num(logits, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-        index = scores.max(dim=-1).indices
+    scores = torch.nan_to_num(logits, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     padding = rows == 0
-    index = zero_rows(index, padding).to(DTYPES[attrs["dtype"]])
-    return index[..., None] if attrs.get("keep") else index, zero_rows(bad, padding)
+    index = zero_rows(scores.max(dim=-1).indices, padding).to(DTYPES[attrs["dtype"]])  # the first of equal ones
+    return index[..., None] if attrs.get("keep") else index, zero_rows(_bad(logits), padding)
 
 
 @_register(OPS, "vocab.topk")
@@ -238,34 +255,23 @@ def verify_greedy(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """
     tokens, argmax, rows, *parents = operands
     count, nodes = tokens.shape
-    (parent,) = parents or (torch.arange(-1, nodes - 1).expand(count, nodes),)
-    predict = [[0] * nodes for _ in range(count)]
-    accept_index = [[-1] * dims["A"] for _ in range(count)]
-    accept_lens = [0] * count
-    node_tokens, wanted, above = (t.tolist() for t in (tokens, argmax, parent))
-    for b, row in enumerate(rows.tolist()):
-        if row == 0:
-            continue
-        path = _walk(node_tokens[b], wanted[b], above[b], dims["A"])
-        for i, node in enumerate(path):
-            predict[b][node] = wanted[b][node]
-            accept_index[b][i] = b * nodes + node
-        accept_lens[b] = len(path)
-    shapes = ((count, nodes), (count, dims["A"]), (count,))
-    found = zip((predict, accept_index, accept_lens), shapes, strict=True)
-    return tuple(torch.tensor(rows, dtype=torch.int32, device=tokens.device).view(shape) for rows, shape in found)
-
-
-def _walk(tokens: list[int], argmax: list[int], parent: list[int], limit: int) -> list[int]:
-    """Columns of the accepted path, root first: of a node's children, in ascending column, the first that agrees."""
-    path = [0]
-    while len(path) < limit:
-        node = path[-1]
-        agreed = [c for c in range(1, len(tokens)) if parent[c] == node and tokens[c] == argmax[node]]
-        if not agreed:
-            break
-        path.append(agreed[0])
-    return path
+    columns = torch.arange(nodes, device=tokens.device)
+    (parent,) = parents or ((columns - 1).expand(count, nodes),)
+    node, alive = torch.zeros_like(rows), rows != 0
+    path: list[Tensor] = []
+    for _ in range(dims["A"]):
+        path.append(torch.where(alive, node, -1))
+        agreed = (parent == node[:, None]) & (tokens == argmax.gather(1, node[:, None])) & (columns > 0)
+        child = torch.where(agreed, columns, nodes).amin(dim=1)  # in ascending column the first that agrees
+        alive = alive & (child < nodes)
+        node = torch.where(alive, child, 0)
+    accepted = torch.stack(path, dim=1)
+    on_path = (accepted[:, None] == columns[:, None]).any(dim=2)
+    first = torch.arange(count, device=tokens.device)[:, None] * nodes
+    accept_index = torch.where(accepted < 0, -1, first + accepted)
+    accept_lens = (accepted >= 0).sum(dim=1)
+    predict = torch.where(on_path, argmax, 0)
+    return tuple(result.to(torch.int32) for result in (predict, accept_index, accept_lens))
 
 
 @_register(OPS, "verify.accept")

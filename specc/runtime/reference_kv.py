@@ -26,9 +26,10 @@ def kv_move(operands: Tensors, attrs: Attrs, dims: Dims, buffers: Sequence[Tenso
     """
     slots, accept_index, accept_lens = operands
     width = min(slots.shape[1], accept_index.shape[1])  # a tree may have fewer nodes than a path has slots
+    targets = slots[:, :width]
     valid = torch.arange(width, device=slots.device) < accept_lens[:, None]
-    sources = slots.reshape(-1)[accept_index[:, :width].to(torch.int64).clamp(min=0)][valid]
-    _copy(buffers, sources, slots[:, :width][valid])
+    sources = slots.reshape(-1)[accept_index[:, :width].to(torch.int64).clamp(min=0)]
+    _copy(buffers, torch.where(valid, sources, targets), targets)
 
 
 def kv_duplicate_tail(operands: Tensors, attrs: Attrs, dims: Dims, buffers: Sequence[Tensor]) -> None:
@@ -39,19 +40,22 @@ def kv_duplicate_tail(operands: Tensors, attrs: Attrs, dims: Dims, buffers: Sequ
     """
     table, rows, seq_lens = operands
     page, room = int(attrs["page"]), int(attrs["room"])
-    sources, targets = [table.new_empty(0)], [table.new_empty(0)]
-    for row, length in zip(rows.tolist(), seq_lens.tolist(), strict=True):
-        base = length + int(attrs["offset"])
-        tail = base % page
-        run = branch_run(base, page, room)
-        for branch in range(1, dims["K"] if row else 0):
-            sources.append(table[row, base - tail : base])
-            targets.append(table[row, base - tail + branch * run : base + branch * run])
-    _copy(buffers, torch.cat(sources).to(torch.int64), torch.cat(targets).to(torch.int64))
+    base = (seq_lens + int(attrs["offset"]))[:, None, None]
+    branches = torch.arange(1, dims["K"], device=rows.device)[:, None]
+    place = torch.arange(page - 1, device=rows.device)
+    valid = (place < base % page) & (rows != 0)[:, None, None]
+    sources = base - base % page + place
+    targets = sources + branches * branch_run(base, page, room)
+    found = (table[rows[:, None, None], torch.where(valid, at, 0)].to(torch.int64) for at in (sources, targets))
+    found = torch.broadcast_tensors(*(torch.where(valid, slots, 0) for slots in found))
+    _copy(buffers, *(slots.flatten() for slots in found))
 
 
 def _copy(buffers: Sequence[Tensor], sources: Tensor, targets: Tensor) -> None:
-    """Copy rows of every buffer; advanced indexing on the right reads all of them first."""
+    """Copy rows of every buffer; advanced indexing on the right reads all of them first.
+
+    What is not to be copied is a slot that is its own source: the number of rows is known without the device.
+    """
     for buffer in buffers:
         raw = buffer.view(torch.uint8) if buffer.dtype.itemsize == 1 else buffer
         raw[targets] = raw[sources]

@@ -1,10 +1,10 @@
-"""What the ops that look drafts up in a text mean, in Python: their semantics, see `reference`."""
+"""Reference semantics of the ops that look drafts up in a text; see `reference`."""
 
 from __future__ import annotations
 
 import torch
 
-from .semantics import Attrs, Dims, Semantics, Tensors
+from .semantics import Attrs, Dims, Semantics, Tensors, zero_rows
 from .semantics import register as _register
 
 NGRAM_OPS: dict[str, Semantics] = {}
@@ -18,58 +18,53 @@ def ngram_start(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     are 0. Prompts follow each other. Padding rows: 0.
     """
     rows, seq_lens, first, prompt = operands
-    window = int(attrs["window"])
-    text = torch.zeros(len(rows), window, dtype=torch.int32)
-    begin = 0
-    for b, (row, length) in enumerate(zip(rows.tolist(), seq_lens.tolist(), strict=True)):
-        tokens = [*prompt[begin : begin + length].tolist(), int(first[b])]
-        begin += length
-        for position in range(max(0, length + 1 - window), length + 1) if row else ():
-            text[b, position % window] = tokens[position]
-    return (text.to(rows.device),)
+    entries = torch.arange(int(attrs["window"]), device=rows.device)
+    back = (seq_lens[:, None] - entries) % len(entries)  # positions from the entry's to that of `first`
+    position = seq_lens[:, None] - back
+    begin = (seq_lens.cumsum(0) - seq_lens)[:, None]
+    read = torch.cat([prompt, prompt.new_zeros(1)])[(begin + position).clamp(0, len(prompt))]
+    text = torch.where(back == 0, first[:, None].to(torch.int64), read)
+    return (torch.where((position >= 0) & (rows != 0)[:, None], text, 0).to(torch.int32),)
 
 
 @_register(NGRAM_OPS, "ngram.propose")
 def ngram_propose(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Rows i64[B], seq_lens i64[B], text i32[B, L][, corpus i32[M]] -> tokens i64[B, X], X = `axis`.
 
-    The rule stands at the op's definition; brute force.
+    The rule stands at the op's definition. Every place of text and corpus has a rank: by its match, then those of the
+    text, then the latest.
     """
     rows, seq_lens, text, *rest = operands
-    corpus = rest[0].tolist() if rest else []
-    size, steps = dims[attrs["axis"]], int(attrs["steps"])
-    tokens = torch.zeros(len(rows), 1 + dims["K"] * steps, dtype=torch.int64)
-    for b, (row, length) in enumerate(zip(rows.tolist(), seq_lens.tolist(), strict=True)):
-        if row == 0:
-            continue
-        ring = text[b].tolist()
-        own = [ring[position % len(ring)] for position in range(max(0, length + 1 - len(ring)), length + 1)]
-        drafts = _branches(own, corpus, dims["K"], steps, int(attrs["longest"]), int(attrs["shortest"]))
-        tokens[b, : 1 + len(drafts)] = torch.tensor([own[-1], *(max(token, 0) for token in drafts)])
-    return (tokens[:, :size].to(rows.device),)
-
-
-def _branches(own: list[int], corpus: list[int], count: int, steps: int, longest: int, shortest: int) -> list[int]:
-    """The drafts of up to `count` branches, one after the other."""
-    places: list[tuple[int, bool, int]] = []
-    for of_text, source in ((True, own), (False, corpus)):
-        matches = [(_match(own, source, end, longest), of_text, end) for end in range(len(source) - 1)]
-        places += [place for place in matches if place[0] >= shortest]
-    drafts: list[int] = []
-    first: set[int] = set()
-    for _, of_text, end in sorted(places, reverse=True):
-        source = own if of_text else corpus
-        if len(first) < count and source[end + 1] not in first:
-            first.add(source[end + 1])
-            period = len(own) - 1 - end
-            following = [end + 1 + (i % period if of_text else i) for i in range(steps)]
-            drafts += [source[at] if at < len(source) else 0 for at in following]
-    return drafts
-
-
-def _match(own: list[int], source: list[int], end: int, longest: int) -> int:
-    """How many of the last tokens of `own` are those of `source` up to and including `end`, at most `longest`."""
-    length = 0
-    while length < min(longest, end + 1, len(own)) and source[end - length] == own[-1 - length]:
-        length += 1
-    return length
+    corpus = rest[0] if rest else text.new_empty(0)
+    size, steps, count = dims[attrs["axis"]], int(attrs["steps"]), text.shape[1]
+    back = torch.arange(count, device=rows.device)
+    own = text.gather(1, (seq_lens[:, None] - back) % count).to(torch.int64)  # the text read backwards from the root
+    known = (seq_lens[:, None] + 1).clamp(max=count)
+    corpus = corpus.to(torch.int64).expand(len(rows), -1)
+    stop = torch.arange(corpus.shape[1], device=rows.device)
+    period, end = back[1:], stop[:-1]
+    in_text, in_corpus = torch.zeros_like(own[:, 1:]), torch.zeros_like(corpus[:, 1:])
+    more_text, more_corpus = period < known, in_corpus == 0
+    for i in range(min(int(attrs["longest"]), count)):
+        more_text = more_text & (period + i < known) & (own.roll(-i, dims=1)[:, 1:] == own[:, i : i + 1])
+        more_corpus = more_corpus & (end >= i) & (i < known) & (corpus.roll(i, dims=1)[:, :-1] == own[:, i : i + 1])
+        in_text, in_corpus = in_text + more_text, in_corpus + more_corpus
+    match = torch.cat([in_text, in_corpus], dim=1)
+    place = torch.cat([len(stop) + count - period, end])
+    possible = torch.cat([period < known, torch.ones_like(in_corpus, dtype=torch.bool)], dim=1)
+    rank = torch.where(possible & (match >= int(attrs["shortest"])), match * (len(stop) + count) + place, -1)
+    follows = torch.cat([own[:, :-1], corpus[:, 1:]], dim=1)
+    ahead = torch.arange(steps, device=rows.device)
+    columns = [own[:, :1]]
+    for _ in range(dims["K"] if rank.shape[1] else 0):
+        best, chosen = rank.max(dim=1, keepdim=True)
+        begin = follows.gather(1, chosen)
+        at = chosen - len(period) + 1 + ahead
+        texts = own.gather(1, (chosen - ahead % (chosen + 1)).clamp(0, count - 1))
+        corpora = torch.nn.functional.pad(corpus, (0, 1)).gather(1, at.clamp(0, len(stop)))
+        drafts = torch.where(chosen < len(period), texts, corpora)
+        columns.append(torch.where(best < 0, 0, drafts.clamp(min=0)))
+        rank = torch.where(follows == begin, -1, rank)
+    tokens = torch.cat(columns, dim=1)[:, :size]
+    tokens = torch.nn.functional.pad(tokens, (0, size - tokens.shape[1]))
+    return (zero_rows(tokens, rows == 0),)

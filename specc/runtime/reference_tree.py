@@ -6,7 +6,10 @@ parent's place in the frontier of that step and c % K the rank among its childre
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from torch import Tensor
 
 from .semantics import Attrs, Dims, Semantics, Tensors, comparable, ranking, register, zero_rows
 
@@ -81,25 +84,21 @@ def tree_select(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """
     steps = int(attrs["steps"])
     rows, bonus, *parts = operands
-    count = bonus.shape[0]
     scores = torch.cat([part.flatten(1) for part in parts[:steps]], dim=1)
     tokens = torch.cat([part.flatten(1) for part in parts[steps : 2 * steps]], dim=1)
-    kept = [part.tolist() for part in parts[2 * steps :]]
     best = ranking(comparable(scores))[:, : dims["N"] - 1].sort(dim=1).values
-    linked = []
-    for b, chosen in enumerate(best.tolist()):
-        parents = _parents(dims["K"], [step[b] for step in kept])
-        linked.append(_link(chosen, parents, dims["K"]))
-    root = bonus.to(torch.int64)[:, None]
-    links = torch.tensor(linked, dtype=torch.int64, device=bonus.device).reshape(count, 2, dims["N"])
-    parent, depth = links.unbind(1)
-    orphan = (parent < 0) & (depth > 0)
-    padding = rows == 0
+    above = _parents(dims["K"], parts[2 * steps :], bonus).gather(1, best // dims["K"])
+    columns = torch.arange(1, dims["N"], device=bonus.device)
+    column = torch.where(best[:, None] == above[:, :, None], columns, -1).amax(dim=2)
+    root, padding = torch.zeros_like(rows)[:, None], rows == 0
+    parent = torch.cat([root - 1, torch.where(above < 0, 0, column)], dim=1)
+    depth = torch.cat([root, _depth(best, dims["K"])], dim=1)
+    chosen = torch.cat([bonus.to(torch.int64)[:, None], tokens.gather(1, best)], dim=1)
     return (
-        zero_rows(torch.cat([root, tokens.gather(1, best)], dim=1), padding),
+        zero_rows(chosen, padding),
         parent.masked_fill(padding[:, None], -1),
         zero_rows(depth, padding),
-        zero_rows(orphan, padding),
+        zero_rows((parent < 0) & (depth > 0), padding),
     )
 
 
@@ -113,48 +112,34 @@ def tree_mask(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """
     seq_lens, parent = operands
     count, nodes = parent.shape
-    mask = torch.eye(nodes, dtype=torch.bool, device=parent.device).repeat(count, 1, 1)
-    mask[:, :, 0] = True
-    current = parent.clone()
-    for _ in range(nodes):
-        if not bool((current >= 0).any()):
-            break
-        found = torch.nn.functional.one_hot(current.clamp(min=0), nodes).bool()
-        mask |= found & (current >= 0)[..., None]
-        current = torch.where(current >= 0, parent.gather(1, current.clamp(min=0)), -1)
+    columns = torch.arange(nodes, device=parent.device)
+    mask = (columns == columns[:, None]) | (columns == 0) | (columns == parent[..., None])
+    above = parent  # as many levels as the mask covers, which doubles
+    for _ in range(nodes.bit_length()):
+        at, there = above.clamp(min=0), above >= 0
+        mask = mask | (mask.gather(1, at[..., None].expand_as(mask)) & there[..., None])
+        above = torch.where(there, above.gather(1, at), -1)
     if attrs["mode"] == "qlen":
         return (mask,)
     if attrs["mode"] == "bitpacked":
-        bits = torch.nn.functional.pad(mask, (0, 8 * int(attrs["width"]) - nodes)).view(count, nodes, -1, 8)
-        return (
-            (bits.to(torch.uint8) << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(-1).to(torch.uint8),
-        )
-    flat = torch.zeros(count * int(attrs["width"]), dtype=torch.bool, device=parent.device)
-    rows = [
-        torch.cat([mask.new_ones(nodes, n), own], dim=1).reshape(-1)
-        for n, own in zip(seq_lens.tolist(), mask, strict=True)
-    ]
-    used = torch.cat([*rows, flat[:0]])
-    flat[: len(used)] = used
-    return (flat.view(count, -1),)
+        width = int(attrs["width"])
+        bits = torch.nn.functional.pad(mask, (0, 8 * width - nodes)).view(count, nodes, width, 8).to(torch.uint8)
+        return ((bits << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(-1).to(torch.uint8),)
+    width, length = int(attrs["width"]), seq_lens[:, None, None] + nodes
+    end = (length * nodes).cumsum(0)
+    left = end[-1:].flatten(1) - width * torch.arange(count, device=parent.device)[:, None]
+    flat = (torch.arange(width, device=parent.device) < left).flatten()
+    own = (end - length * nodes + columns[:, None] * length + seq_lens[:, None, None] + columns).flatten()
+    return (flat.index_copy(0, own, mask.flatten()).view(count, width),)
 
 
-def _parents(branches: int, kept: list[list[int]]) -> list[int]:
-    """`parent_list`: entry s // K is the candidate that candidate s grew from, -1 for the root."""
-    parents = [-1, *range(branches)]
-    for step, candidates in enumerate(kept):
-        base = branches + branches * branches * step
-        parents.extend(base + candidate for candidate in candidates)
-    return parents
+def _parents(branches: int, kept: Sequence[Tensor], like: Tensor) -> Tensor:
+    """Entry s // K of i64[B, 1 + K (S - 1)] is the candidate that candidate s grew from, -1 for the root."""
+    first = torch.arange(-1, branches, device=like.device).expand(len(like), -1)
+    grown = [branches + branches * branches * step + one for step, one in enumerate(kept)]
+    return torch.cat([first, *grown], dim=1)
 
 
-def _link(chosen: list[int], parents: list[int], branches: int) -> list[list[int]]:
-    """Parent and depth of the root and the chosen candidates (ascending ids)."""
-    columns = {-1: 0} | {candidate: column for column, candidate in enumerate(chosen, start=1)}
-    parent = [-1, *(columns.get(parents[candidate // branches], -1) for candidate in chosen)]
-    return [parent, [0, *(_depth(candidate, branches) for candidate in chosen)]]
-
-
-def _depth(candidate: int, branches: int) -> int:
+def _depth(candidates: Tensor, branches: int) -> Tensor:
     """Levels below the root: the step that grew the candidate, plus one."""
-    return 1 if candidate < branches else 2 + (candidate - branches) // (branches * branches)
+    return torch.where(candidates < branches, 1, 2 + (candidates - branches) // (branches * branches))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,8 +16,8 @@ from .torn import Torn
 from .transfer import RecordLayout
 
 
-class RelayPools(MutableMapping[str, Tensor]):
-    """The pools by field. Setting one copies into its buffer: addresses never change."""
+class RelayPools(Mapping[str, Tensor]):
+    """The pools by field: buffers of the arena, whose addresses never change."""
 
     def __init__(self, plan: Plan, arena: Arena) -> None:
         """The pools of `plan`'s carried fields in `arena`."""
@@ -26,14 +26,6 @@ class RelayPools(MutableMapping[str, Tensor]):
     def __getitem__(self, field: str) -> Tensor:
         """The pool of a field, T[P, ...]."""
         return self._pools[field]
-
-    def __setitem__(self, field: str, pool: Tensor) -> None:
-        """Replace the content of a pool."""
-        self._pools[field].copy_(pool)
-
-    def __delitem__(self, field: str) -> None:
-        """Pools cannot be removed."""
-        raise TypeError("the pools of a program are fixed")
 
     def __iter__(self) -> Iterator[str]:
         """The carried fields."""

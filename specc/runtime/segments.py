@@ -1,7 +1,7 @@
-"""The step cut at its forwards: per bucket a CUDA graph of every run of launches, the forwards called in between.
+"""The step cut at its forwards: per bucket a CUDA graph of every run of other nodes, the forwards called in between.
 
 A graph holds the addresses of what it reads, and a forward that is not captured may return its results anywhere. So the
-addresses are kept with the graph, and a segment whose operands have moved is launched kernel by kernel.
+addresses are kept with the graph, and a segment whose operands have moved is launched node by node.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import torch
 
 from .capture import Recorder, Replays, warm_up
 from .frame import Frame, Progress
-from .plan import External, Launch, Node, Plan
+from .plan import Computed, External, Node, Plan
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Launches between two forwards; `operands` are the buffers that forwards return and the launches read."""
+    """Nodes between two forwards; `operands` are the buffers that forwards return and the nodes read."""
 
     name: str
-    launches: tuple[Launch, ...]
+    nodes: tuple[Computed, ...]
     operands: tuple[str, ...]
 
     def places(self, frame: Frame) -> list[int]:
@@ -88,7 +88,7 @@ class SegmentGraphs:
         return frame
 
     def _launch(self, segment: Segment, frame: Frame) -> None:
-        for node in segment.launches:
+        for node in segment.nodes:
             self._execute(node, frame)
 
     def _capture(self, recorder: Recorder, segment: Segment, frame: Frame) -> None:
@@ -108,7 +108,7 @@ class SegmentGraphs:
 
 
 def _names(part: Segment | External) -> list[str]:
-    return [node.name for node in (part.launches if isinstance(part, Segment) else (part,))]
+    return [node.name for node in (part.nodes if isinstance(part, Segment) else (part,))]
 
 
 def _parts(plan: Plan) -> list[Segment | External]:
@@ -120,7 +120,7 @@ def _parts(plan: Plan) -> list[Segment | External]:
         if isinstance(node, External):
             parts.append(node)
         elif name in heads:
-            launches = [launch for one in heads[name].nodes if isinstance(launch := nodes[one], Launch)]
-            operands = sorted({buffer for launch in launches for buffer in plan.engine_reads(launch)})
-            parts.append(Segment(heads[name].name, tuple(launches), tuple(operands)))
+            computed = [found for one in heads[name].nodes if not isinstance(found := nodes[one], External)]
+            operands = sorted({buffer for one in computed for buffer in plan.engine_reads(one)})
+            parts.append(Segment(heads[name].name, tuple(computed), tuple(operands)))
     return parts

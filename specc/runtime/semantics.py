@@ -8,20 +8,15 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from . import dtypes
+
 Tensors: TypeAlias = tuple[Tensor, ...]
 Attrs: TypeAlias = Mapping[str, Any]
 Dims: TypeAlias = Mapping[str, int]
 Semantics: TypeAlias = Callable[[Tensors, Attrs, Dims], Tensors]
 
-DTYPES: dict[str, torch.dtype] = {
-    "i1": torch.bool,
-    "u8": torch.uint8,
-    "i32": torch.int32,
-    "i64": torch.int64,
-    "f16": torch.float16,
-    "bf16": torch.bfloat16,
-    "f32": torch.float32,
-}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, known) for name, known in dtypes.DTYPES.items()}
+"""torch's dtypes by their names in plans."""
 
 
 def register(table: dict[str, Semantics], name: str) -> Callable[[Semantics], Semantics]:

@@ -47,7 +47,6 @@ CODES: dict[str, str] = {
     "type/axis-mismatch": "A producer and a consumer of one value disagree about its axes.",
     "ir/parse": "The text is not well-formed `.specir`.",
     "ir/invalid": "The module breaks a rule of the IR.",
-    "kernel/no-cover": "No kernel family covers an operation.",
     "kernel/resources": "A program needs more of a GPU than allowed: registers, shared memory, stack, grid or memory.",
     "aot/compile-failed": "The kernel compiler rejected a generated kernel.",
     "aot/no-compiler": "No compiler for a requested architecture is installed.",

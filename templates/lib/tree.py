@@ -339,32 +339,36 @@ def tree_select(
     kept, so what is left then is one exchange of columns between lanes. Padding: 0, -1, 0, false.
     """
     M: tl.constexpr = K + (STEPS - 1) * K * K
-    STORED: tl.constexpr = STEPS if scores_late is None else STEPS - 1
-    FIRST_LATE: tl.constexpr = K + (STORED - 1) * K * K
+    LAST: tl.constexpr = K + (STEPS - 2) * K * K
+    SCORES: tl.constexpr = STEPS if scores_late is None else STEPS - 1
+    TOKENS: tl.constexpr = STEPS if tokens_late is None else STEPS - 1
+    KP: tl.constexpr = triton.next_power_of_2(K)
     s = tl.arange(0, triton.next_power_of_2(M))
     step = step_of(s, K)
     # Addresses first, so that one load fetches what the steps' buffers hold.
     score_base = tl.zeros_like(s) + base_of(scores_ptrs[0], b, 0, K, 4)
     token_base = tl.zeros_like(s) + base_of(tokens_ptrs[0], b, 0, K, 8)
     kept_base = tl.zeros_like(token_base)
-    for i in tl.static_range(1, STORED):
+    for i in tl.static_range(1, SCORES):
         score_base = tl.where(step == i, base_of(scores_ptrs[i], b, i, K, 4), score_base)
+    for i in tl.static_range(1, TOKENS):
         token_base = tl.where(step == i, base_of(tokens_ptrs[i], b, i, K, 8), token_base)
     for i in tl.static_range(2, STEPS):
         kept_base = tl.where(step == i, base_of(kept_ptrs[i - 2], b, 0, K, 8), kept_base)
-    score = tl.load((score_base + s * 4).to(tl.pointer_type(tl.float32)), mask=s < FIRST_LATE, other=0.0)
-    token = tl.load((token_base + s * 8).to(tl.pointer_type(tl.int64)), mask=s < FIRST_LATE, other=0)
+    score = tl.load((score_base + s * 4).to(tl.pointer_type(tl.float32)), mask=step < SCORES, other=0.0)
+    token = tl.load((token_base + s * 8).to(tl.pointer_type(tl.int64)), mask=step < TOKENS, other=0)
     place = (s - K) % (K * K) // K
     # Of kept, which is less than K * K, the low word: little endian.
     linked = (step >= 2) & (step < STEPS)
     kept = tl.load((kept_base + place * 8).to(tl.pointer_type(tl.int32)), mask=linked, other=0)
     origin = parent_of(s, kept, K)
+    # The last step's, straight from the registers that they were made in.
+    at = tl.maximum(s - LAST, 0) % (K * K)
+    at = at // K * KP + at % K
     if scores_late is not None:
-        KP: tl.constexpr = triton.next_power_of_2(K)
-        at = tl.maximum(s - FIRST_LATE, 0) % (K * K)
-        at = at // K * KP + at % K
-        score = tl.where(s < FIRST_LATE, score, tl.gather(tl.reshape(scores_late, [KP * KP]), at, 0))
-        token = tl.where(s < FIRST_LATE, token, tl.gather(tl.reshape(tokens_late, [KP * KP]), at, 0))
+        score = tl.where(s < LAST, score, tl.gather(tl.reshape(scores_late, [KP * KP]), at, 0))
+    if tokens_late is not None:
+        token = tl.where(s < LAST, token, tl.gather(tl.reshape(tokens_late, [KP * KP]), at, 0))
     column = columns(tl.where(s < M, order(score), 0), N - 1)
     parent = tl.where(origin < 0, 0, tl.gather(column, tl.minimum(tl.maximum(origin, 0), M - 1), 0))
     chosen = column > 0
@@ -388,7 +392,7 @@ def tree_mask(
     seq_lens_ptr,
     b,
     N: tl.constexpr,
-    A: tl.constexpr,
+    LEVELS: tl.constexpr,
     MODE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
@@ -397,12 +401,11 @@ def tree_mask(
     if MODE == "full":
         start = flat_start(seq_lens_ptr, b, N)
     KIND: tl.constexpr = 2 if MODE == "full" else 1 if MODE == "bitpacked" else 0
-    write_mask(mask_ptr, parent_ptr + b * N, b, start, seq_lens, N, A - 1, KIND, WIDTH)
+    write_mask(mask_ptr, parent_ptr + b * N, b, start, seq_lens, N, LEVELS, KIND, WIDTH)
 
 
 @triton.jit
-def tree_mask_side(mask_ptr, seq_lens_ptr, b, program, programs, N: tl.constexpr, MODE: tl.constexpr):
-    """What all programs of a request share: the rows of a full mask, of which they set the prefixes."""
-    if MODE == "full":
-        start = flat_start(seq_lens_ptr, b, N)
-        fill_prefix(mask_ptr, start, tl.load(seq_lens_ptr + b), program, programs, N)
+def tree_mask_side(mask_ptr, seq_lens_ptr, b, program, programs, N: tl.constexpr):
+    """What all programs of a request share of a full mask: its rows, of which they set the prefixes."""
+    start = flat_start(seq_lens_ptr, b, N)
+    fill_prefix(mask_ptr, start, tl.load(seq_lens_ptr + b), program, programs, N)

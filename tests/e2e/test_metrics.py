@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_cuda import FakeBackend, FakeCuda, FakeNvtx
+from fakes.cuda import FakeBackend, FakeCuda, FakeNvtx
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 

@@ -12,15 +12,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from fakes.models import Model, extra, fold, fold_all, target_code
+
 from specc.config import Config
 
-from .fake import (
-    Model,
-    extra,
-    fold,
-    fold_all,
-    target_code,
-)
 from .ranking import Branch, Choice, Tree, argmax, best_of, log_probability, most_probable
 
 DRAFT, TARGET, EXTEND, PREFILL, ORPHAN = 1, 2, 4, 8, 16

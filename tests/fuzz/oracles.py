@@ -5,16 +5,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from .fake import (
-    NO_HIDDEN,
-    Model,
-    block_code,
-    draft_code,
-    fold,
-    fold_all,
-    injected_code,
-    mix,
-)
+from fakes.models import NO_HIDDEN, Model, block_code, draft_code, fold, fold_all, injected_code, mix
+
 from .oracle import DRAFT, EXTEND, PREFILL, Oracle
 from .ranking import Branch, Tree, chain
 
@@ -152,7 +144,10 @@ class Block(Oracle):
         root = self.text[-1]
         places = [block_code(root, self.length + i) for i in range(steps + 1)]
         seen = fold_all(0, [*self.draft_codes, *places])
-        found = [self.argmax("draft", root + i, fold(seen, i)) for i in range(steps)]
+        before = [root]
+        while len(before) < steps:
+            before.append(self.models["draft"].follow(before[-1]))
+        found = [self.argmax("draft", token, fold(seen, i)) for i, token in enumerate(before)]
         self.health |= DRAFT * any(bad for _, bad in found)
         return chain(root, [token for token, _ in found])
 

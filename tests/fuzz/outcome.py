@@ -12,7 +12,7 @@ from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.render import render, to_json
 
 RIGHT = "right"
-BLAMED_ON_US = ("internal/", "ir/", "kernel/no-cover")
+BLAMED_ON_US = ("internal/", "ir/")
 """Codes by which the compiler accuses itself: never the answer to a user's file."""
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 LONGEST = 1 << 20

@@ -92,8 +92,8 @@ def handed_over(compiled: steps.Compiled, rng: random.Random) -> str:
 def goes_on(session: steps.Session, others: list[int], row: int, into: int) -> None:
     """Decode the forged request together with others, which must not notice."""
     length = min(session.requests[row].length, session.room)
-    for owner, pool in session.engine.pools.items():
-        count = length + (session.engine.first if owner == "draft" else 0)
+    for owner, pool in session.engine.memory.items():
+        count = session.engine.positions(owner, length)
         here, there = (session.table[r, :count].long() for r in (row, into))
         pool.words[:, there] = pool.words[:, here]
     plan, vocab = session.plan, session.config.target.vocab_size

@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fakes.drafts import Engine
+from fakes.models import Model
+from fakes.tables import wild_models
 from torch import Tensor
 
 from specc import algorithms
 from specc.build import build_program
 from specc.config import Config, load_text
+from specc.ir.ops import OPS
 from specc.runtime.arena import allocate
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
@@ -26,8 +30,6 @@ from specc.runtime.step import Step
 from specc.support.diagnostics import DiagnosticError
 
 from . import legal
-from .engine import Broken, Engine
-from .fake import Model, make
 from .oracle import Expected, Oracle
 from .oracles import ORACLES, LookUp
 from .outcome import RIGHT, Failure, diagnosed, expect
@@ -42,6 +44,10 @@ ROOM = 32
 """The bit of the health word of a request that a step has left out, having no room for it."""
 STEPS = 20
 """Decode steps of a session."""
+
+
+class Broken(Exception):
+    """A forward that fails."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ def world(seed: str, number: int) -> tuple[dict[str, Model], dict[Any, Any]]:
     """The models of a program's session, and what oracles found out about their rows; a program has a few of them."""
     compiled = program(seed)
     assert isinstance(compiled, Compiled)
-    return make(compiled.config, random.Random(f"{seed}/{number}")), {}
+    return wild_models(compiled.config, random.Random(f"{seed}/{number}")), {}
 
 
 def case(seed: str, rng: random.Random) -> str:
@@ -85,7 +91,6 @@ def case(seed: str, rng: random.Random) -> str:
     compiled = program(f"{seed}/{rng.randrange(POOL)}")
     if isinstance(compiled, str):
         return compiled
-    torch.manual_seed(rng.randrange(1 << 31))
     session = Session(compiled, rng)
     session.run()
     return f"{RIGHT} ({compiled.config.algorithm})"
@@ -93,13 +98,17 @@ def case(seed: str, rng: random.Random) -> str:
 
 @dataclass
 class Session:
-    """An engine over one program: requests come, are decoded in changing batches, leave, fail and come back."""
+    """An engine over one program: requests come, are decoded in changing batches, leave, fail and come back.
+
+    `fail_at` is how many forwards from now one raises `Broken`; None for never.
+    """
 
     compiled: Compiled
     rng: random.Random
     requests: dict[int, Oracle] = field(default_factory=dict)
     steps: int = 0
     doubts: int = 0
+    fail_at: int | None = None
 
     def __post_init__(self) -> None:
         config, plan, rng = self.compiled.config, self.compiled.plan, self.rng
@@ -111,9 +120,24 @@ class Session:
         self.table = torch.tensor(slots, dtype=torch.int32).view(pool_rows, columns)
         self.room = min(columns - self.window, plan.kv["longest"] or columns)
         self.models, self.cache = world(self.compiled.seed, rng.randrange(WORLDS))
-        self.engine = Engine(config, plan, self.models, self.table, rng)
+        self.engine = self._engine()
         self.corpus = [rng.randrange(config.target.vocab_size) for _ in range(rng.choice([0, 1, 5, 60]))]
         self.step = self._bind()
+
+    def _engine(self) -> Engine:
+        """What the configuration says that the models are, and the plan where drafts are."""
+        where = {"first": self.plan.kv["first_draft_position"], "room": self.plan.kv["branch_room"]}
+        how = {"fill": self.rng.randrange(1 << 15), "interleaved": self.rng.random() < 0.3}
+        engine = Engine.of_config(self.config, self.models, self.table, self.plan.kv_pools, **where, **how)
+        engine.on_call = self._fail
+        return engine
+
+    def _fail(self, name: str, operands: Any) -> None:
+        if self.fail_at is not None:
+            self.fail_at -= 1
+            if self.fail_at < 0:
+                self.fail_at = None
+                raise Broken(name)
 
     def _bind(self) -> Step:
         tables = {}
@@ -122,7 +146,8 @@ class Session:
         memory = allocate(self.compiled.plans, CPU, 0xA5)
         bound: dict[int, Step] = {}
         for plan in self.compiled.plans:
-            arguments = plan, ReferenceBackend(), CPU, self.engine, self.table, self.engine.kv, tables
+            brought = {name: op.reference for name, op in OPS.items() if op.reference is not None}
+            arguments = plan, ReferenceBackend(brought), CPU, self.engine, self.table, self.engine.kv, tables
             bound[plan.size("S")] = Step(*arguments, memory=memory, depths=bound)
         self.memory = memory
         self.loose = _loose(self.compiled.plans, len(memory))
@@ -177,14 +202,14 @@ class Session:
             tokens = torch.tensor(tokens) if self.rng.random() < 0.5 else tokens
         before = self._pools()
         if self.rng.random() < 0.1:
-            self.engine.fail_at = self.rng.randint(0, 2)
+            self.fail_at = self.rng.randint(0, 2)
         for _ in range(2):
             try:
                 result = self.step.prefill(Batch(self._column(rows), lengths, tokens))
                 break
             except Broken:
                 continue
-        self.engine.fail_at = None
+        self.fail_at = None
         oracles = [self._oracle(prompt) for prompt in prompts.values()]
         host = result.to_host()
         expect(host.bonus == [oracle.text[-1] for oracle in oracles], f"first tokens {host.bonus}")
@@ -210,7 +235,7 @@ class Session:
         plan = self.rng.choice(self.compiled.plans)
         step = self.step.at(plan.size("S"))
         lengths = {row: self.requests[row].length for row in rows}
-        pools, kv = self._pools(), {owner: pool.words.clone() for owner, pool in self.engine.pools.items()}
+        pools, kv = self._pools(), {owner: pool.words.clone() for owner, pool in self.engine.memory.items()}
         seen: list[Tensor] = []
         at_least = self.rng.choice([0, 0, 1, self.plan.buckets[-1]])
         on_commit = seen.append if self.rng.random() < 0.3 else None
@@ -277,8 +302,8 @@ class Session:
             return
         row, into = self.rng.choice(list(self.requests)), self.rng.choice(free)
         oracle = self.requests.pop(row)
-        for owner, pool in self.engine.pools.items():
-            count = oracle.length + (self.engine.first if owner == "draft" else 0)
+        for owner, pool in self.engine.memory.items():
+            count = self.engine.positions(owner, oracle.length)
             here, there = (self.table[r, :count].long() for r in (row, into))
             pool.words[:, there] = pool.words[:, here]
         if self.rng.random() < 0.5:
@@ -296,13 +321,13 @@ class Session:
         if not rows:
             return
         before, batch = self._pools(), self._batch(rows)
-        self.engine.fail_at = self.rng.randint(0, 4)
+        self.fail_at = self.rng.randint(0, 4)
         try:
             self.step.decode(batch)
             failed = False
         except Broken:
             failed = True
-        self.engine.fail_at = None
+        self.fail_at = None
         self._check_pools(before, rows, untouched=True)
         if failed and self.rng.random() < 0.5 and self._resumed(batch, rows):
             return
@@ -340,14 +365,14 @@ class Session:
                 Batch(list(range(1, self.plan.buckets[-1] + 2)), [1] * (self.plan.buckets[-1] + 1)),
             ]
         )
-        before, memory, calls = self._pools(), self.memory.clone(), self.engine.calls
+        before, memory, calls = self._pools(), self.memory.clone(), len(self.engine.calls)
         try:
             self.step.decode(bad)
         except BatchError:
             pass
         else:
             raise Failure(f"{bad} is decoded")
-        expect(self.engine.calls == calls, "a forward ran for a batch that was refused")
+        expect(len(self.engine.calls) == calls, "a forward ran for a batch that was refused")
         expect(torch.equal(self.memory, memory), "a batch that was refused changed memory")
         self._check_pools(before, [])
         if not rows:
@@ -435,7 +460,7 @@ class Session:
 
     def _check_kv(self, before: dict[str, Tensor], lengths: dict[int, int]) -> None:
         """The text's keys and values are those of its tokens, and only slots of the step's windows were written."""
-        for owner, pool in self.engine.pools.items():
+        for owner, pool in self.engine.memory.items():
             allowed = torch.zeros(pool.words.shape[1], dtype=torch.bool)
             allowed[0] = True
             for row, length in lengths.items():
@@ -443,11 +468,11 @@ class Session:
             changed = (pool.words != before[owner]).any(-1).any(0)
             expect(not (changed & ~allowed).any(), f"{owner}: slots outside the windows were written")
         for row in lengths.keys() & self.requests.keys():
-            oracle, slots = self.requests[row], self.engine.rows[row]
-            codes = self.engine.pools["target"].read(slots[: oracle.length])
+            oracle, slots = self.requests[row], self.table[row]
+            codes = self.engine.memory["target"].read(slots[: oracle.length]).tolist()
             expect(codes == oracle.target_codes, f"row {row}: the target's keys and values of the text are others")
             for layer, kept in self._kept(oracle):
-                codes = self.engine.pools["draft"].read(slots[: len(kept)], layer)
+                codes = self.engine.memory["draft"].read(slots[: len(kept)], layer).tolist()
                 expect(codes == kept, f"row {row}: the draft's keys and values of the text are others")
 
     @staticmethod

@@ -49,6 +49,16 @@ def op(*names: str, wrong: Callable[[Any, Any], Any]) -> Patch:
     return patch
 
 
+def store(name: str, wrong: Callable[[Tensor, Tensor], Tensor]) -> Patch:
+    """A store that writes what ``wrong`` makes of the right rows and those that were there."""
+
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        right = reference.STORES[name]
+        monkeypatch.setitem(reference.STORES, name, lambda given, pool: wrong(right(given, pool), pool[given[0]]))
+
+    return patch
+
+
 def last_of_ties(monkeypatch: pytest.MonkeyPatch) -> None:
     """Argmax gives the highest index of equal values."""
     right = reference.vocab_argmax
@@ -86,9 +96,9 @@ STEPS: dict[str, Patch] = {
     "ranks": rank_from_behind,
     "slots": op(*SLOTS, wrong=lambda _, found: tuple(slots.roll(1, -1) for slots in found)),
     "positions": op("kv.positions", wrong=lambda _, found: tuple(positions + 1 for positions in found)),
-    "publish": op("relay.publish", wrong=lambda operands, _: (operands[-1],)),
-    "store": op("carry.store", wrong=lambda operands, found: (found[0].roll(1, 0),)),
-    "append": op("carry.append", wrong=lambda operands, _: (operands[-1],)),
+    "publish": store("relay.publish", lambda _, before: before),
+    "store": store("carry.store", lambda found, _: found.roll(1, 0)),
+    "append": store("carry.append", lambda _, before: before),
     "health": op("health.raise", wrong=lambda operands, _: (operands[0],)),
     "bits": op("tree.mask", wrong=lambda _, found: (found[0] | torch.ones_like(found[0]),)),
     "moves": moves_nothing("kv.move"),

@@ -14,13 +14,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from fakes.toys import TOYS
 from ours import TritonBackend, plan_of
 from triton_interpreter import lighten, quietly
 
 from gpu.nodes import Pair, check_program
 from gpu.room import run_out
 from gpu.serving import Serving, Variant
-from gpu.toy_programs import TOYS
 from specc.algorithms import names, needs
 from specc.build import build_program
 from specc.config import load_config, load_text

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specc.runtime.arena import Arena
 from specc.runtime.frame import Frame
-from specc.runtime.plan import PROMPT, TABLE, Launch, Plan
+from specc.runtime.plan import PROMPT, TABLE, Computed, External, Plan
 from specc.runtime.semantics import DTYPES
 
 POISON = 0x5A
@@ -22,7 +22,7 @@ class Operands:
 
     def __init__(self, plan: Plan, source: torch.Generator, longest: int, slots: int) -> None:
         self.plan, self.source, self.longest, self.slots = plan, source, longest, slots
-        calls = [call for node in plan.nodes("step") if isinstance(node, Launch) for call in node.ops]
+        calls = [call for node in plan.nodes("step") if not isinstance(node, External) for call in node.ops]
         self.makers = {result: (call.op, index) for call in calls for index, result in enumerate(call.results)}
         self.rows = torch.empty(0, dtype=torch.int64)
 
@@ -33,7 +33,7 @@ class Operands:
             if buffer.init == "zero":
                 arena.buffer(name).zero_()
 
-    def fill(self, node: Launch, frames: tuple[Frame, Frame], live: int) -> None:
+    def fill(self, node: Computed, frames: tuple[Frame, Frame], live: int) -> None:
         """Write everything that the node reads: request rows, pools, operands, results of forwards.
 
         Arena values are written on the first frame alone. Rows from ``live`` on are padding.

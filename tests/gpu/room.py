@@ -10,13 +10,13 @@ import random
 from typing import Any
 
 import torch
+from fakes.memory import scattered
+from fakes.models import target_next
 from torch import Tensor
 
 from specc.runtime.plan import PROMPT
-from specc.runtime.semantics import DTYPES
 
-from .serving import ON_PATH, Package
-from .toy_drafts import ToyModels
+from .serving import ON_PATH, Package, engine_of, tables_of
 
 BAND, NO_SLOT = 512, 2**30
 """Columns of poison on both sides of every row, and what stands there: a slot that no KV buffer has."""
@@ -36,26 +36,19 @@ class Requests:
         window, longest = int(self.plan.kv["window"]), self.plan.kv["longest"]
         self.last = SHORT if longest is None else int(longest)
         columns = self.last + window + (0 if longest is None else 7)
-        slots = torch.randperm(self.plan.size("P") * columns, generator=torch.Generator().manual_seed(9)) + 1
         whole = torch.full((self.plan.size("P"), columns + 2 * BAND), NO_SLOT, dtype=torch.int32, device=program.device)
         self.table = whole[:, BAND : BAND + columns]
-        self.table.copy_(slots.view(self.plan.size("P"), columns))
+        self.table.copy_(scattered(self.plan.size("P"), columns))
         self.table[0] = 0
-        prompts = dict[int, list[int]]()
-        self.models, self.prompts = ToyModels(self.plan, self.table, prompts), prompts
-        words = self.models.text(60)
-        tables = {
-            field.name: torch.tensor(words, dtype=DTYPES[field.dtype], device=program.device)
-            for field in self.plan.tables()
-        }
-        self.step = program.bind(self.models, self.table, self.models.kv_pools, tables=tables, **options)
+        self.engine, tables = engine_of(program, self.table), tables_of(program)
+        self.step = program.bind(self.engine, self.table, self.engine.kv, tables=tables, **options)
         self.overlap = "seq_lens" in self.step.pools
         self.lengths: dict[int, int] = {}
         self.texts: dict[int, list[int]] = {}
 
     def prefill(self, prompts: dict[int, list[int]]) -> None:
         """Admit requests by pool row."""
-        self.prompts |= prompts
+        self.engine.prompts |= prompts
         tokens = [token for prompt in prompts.values() for token in prompt]
         given = tokens if PROMPT in self.plan.reads("prefill") else None
         batch = self.batch_type(list(prompts), [len(prompt) for prompt in prompts.values()], given)
@@ -78,18 +71,15 @@ class Requests:
     def state(self, rows: list[int]) -> list[Tensor]:
         """What is carried of requests, and the KV rows of their committed text."""
         found = [pool[rows].cpu() for pool in self.step.pools.values()]
-        for row in rows:
-            for owner, pool in self.models.kv.items():
-                found += pool.content(row, self.lengths[row] + (self.models.first if owner == "draft" else 0))
-        return found
+        return found + [words for row in rows for words in self.engine.content(row, self.lengths[row])]
 
     def commit(self, row: int, outputs: dict[str, Any]) -> None:
-        """Append what a request emitted: each token the target's own after the two before it."""
+        """Append what a request emitted: each token the target's own."""
         text, count = self.texts[row], outputs["accept_lens"]
         assert count >= 1
         assert outputs["new_seq_lens"] == self.lengths[row] + count
         for token in outputs["predict"][:count]:
-            assert token == self.models.following(text[-1], text[-2])
+            assert token == target_next(self.engine.models["target"], text)
             text.append(token)
         self.lengths[row] += count
 

@@ -8,12 +8,14 @@ from collections import Counter
 from typing import Any, Protocol
 
 import torch
+from fakes.drafts import Engine
+from fakes.memory import scattered
+from fakes.models import target_next
+from fakes.tables import tame_text
 from torch import Tensor
 
-from specc.runtime.plan import PROMPT, Plan
+from specc.runtime.plan import PROMPT
 from specc.runtime.semantics import DTYPES
-
-from .toy_drafts import ToyModels
 
 LONGEST = 120
 """A request leaves when its text is longer."""
@@ -37,23 +39,19 @@ class Variant:
     """One bound program with models and memory of its own."""
 
     def __init__(self, package: Package, device: str | torch.device, **options: Any) -> None:
-        """`options`: `capture` for `bind`, `padded` for every decode, `returns`: what to bind around the models."""
-        returns = options.pop("returns", None) or (lambda models: models)
+        """`options`: `capture` for `bind`, `padded` for every decode, `returns`: what to bind around the engine."""
+        returns = options.pop("returns", None) or (lambda engine: engine)
         self.padded = bool(options.pop("padded", False))
         program = package.load(device)
         self.batch_type, self.plan = package.Batch, program.plan
-        self.table, self.prompts = slot_table(program.plan).to(program.device), dict[int, list[int]]()
-        self.models = ToyModels(program.plan, self.table, self.prompts)
-        words = self.models.text(WORDS)
-        tables = {
-            field.name: torch.tensor(words, dtype=DTYPES[field.dtype], device=program.device)
-            for field in self.plan.tables()
-        }
-        self.step = program.bind(returns(self.models), self.table, self.models.kv_pools, tables=tables, **options)
+        self.engine = engine_of(program, scattered(self.plan.size("P"), LONGEST + int(self.plan.kv["window"])))
+        self.table = self.engine.table
+        tables = tables_of(program)
+        self.step = program.bind(returns(self.engine), self.table, self.engine.kv, tables=tables, **options)
 
     def prefill(self, rows: list[int], prompts: list[list[int]]) -> dict[str, list[Any]]:
         """Admit requests; the outputs."""
-        self.prompts.update(zip(rows, prompts, strict=True))
+        self.engine.prompts.update(zip(rows, prompts, strict=True))
         read = PROMPT in self.plan.reads("prefill")
         tokens = [token for prompt in prompts for token in prompt] if read else None
         batch = self.batch_type(rows, [len(prompt) for prompt in prompts], tokens)
@@ -72,11 +70,7 @@ class Variant:
 
     def kept(self, lengths: dict[int, int]) -> list[Tensor]:
         """The KV rows of the committed text of requests, of every model that has some."""
-        found: list[Tensor] = []
-        for row, length in lengths.items():
-            for owner, pool in self.models.kv.items():
-                found += pool.content(row, length + (self.models.first if owner == "draft" else 0))
-        return found
+        return [words for row, length in lengths.items() for words in self.engine.content(row, length)]
 
 
 class Serving:
@@ -134,11 +128,11 @@ class Serving:
         self.same_state()
 
     def write(self, row: int, tokens: list[int]) -> None:
-        """Append what was emitted, each token the target's own after the two before it."""
-        models, text = next(iter(self.variants.values())).models, self.texts[row]
+        """Append what was emitted, each token the target's own."""
+        target, text = next(iter(self.variants.values())).engine.models["target"], self.texts[row]
         assert tokens
         for token in tokens:
-            assert token == models.following(text[-1], text[-2] if len(text) > 1 else 0), f"row {row}: {text}"
+            assert token == target_next(target, text), f"row {row}: {text}"
             text.append(token)
 
     def same(self, call: str, *arguments: Any) -> dict[str, list[Any]]:
@@ -173,10 +167,17 @@ def alike(output: str, found: list[Any], want: list[Any]) -> bool:
     return all(math.isclose(mine, theirs, rel_tol=1e-4, abs_tol=1e-5) for mine, theirs in pairs)
 
 
-def slot_table(plan: Plan, seed: int = 5) -> Tensor:
-    """i32[P, C]: every position of every row has a slot of its own; row 0 has none but the sink."""
-    pool, columns = plan.size("P"), LONGEST + int(plan.kv["window"])
-    slots = torch.randperm(pool * columns, generator=torch.Generator().manual_seed(seed)).to(torch.int32) + 1
-    table = slots.view(pool, columns).clone()
-    table[0] = 0
-    return table
+def engine_of(program: Any, table: Tensor) -> Engine:
+    """The fake engine of a loaded program, on its device."""
+    engine = Engine.of_plan(program.plan, table.to(program.device))
+    engine.capturable = True
+    return engine
+
+
+def tables_of(program: Any) -> dict[str, Tensor]:
+    """What a program reads besides: a text that drafts may be looked up in."""
+    words = tame_text(random.Random(5), WORDS)
+    return {
+        field.name: torch.tensor(words, dtype=DTYPES[field.dtype], device=program.device)
+        for field in program.plan.tables()
+    }

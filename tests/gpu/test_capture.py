@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from fakes.toys import TOYS, TREES
 
 from .conftest import Built
 from .serving import Serving, Variant
-from .toy_programs import TOYS, TREES
 
 
 @pytest.fixture(params=TOYS, ids=lambda program: program.name)
@@ -79,7 +79,7 @@ def test_kv_buffers_that_move_are_refused(
     variant = Variant(package, device, capture=capture)
     variant.prefill([1], [[3, 4]])
     variant.decode([1], [2])
-    buffer = variant.models.kv_pools["target"][1]
+    buffer = variant.engine.kv["target"][1]
     buffer.set_(buffer.clone())
     with pytest.raises(package.BindError, match="moved"):
         variant.decode([1], [2])

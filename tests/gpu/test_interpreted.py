@@ -8,10 +8,10 @@ import sys
 
 import pytest
 import torch
+from fakes.toys import TOYS
 
 from .conftest import ROOT
 from .interpreted import check, crowd
-from .toy_programs import TOYS
 
 SLOW = "toy_ngram_tree"
 """Half a minute with texts as long as its mask."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from fakes.toys import TOYS, Toy
 
 from specc.runtime.backends.cuda import CudaBackend
 from specc.runtime.manifest import Manifest
@@ -13,7 +14,6 @@ from specc.runtime.plan_json import load_plan
 
 from .conftest import RUNNABLE, Built
 from .nodes import Pair, check_program
-from .toy_programs import TOYS, Toy
 
 NAMES = (*RUNNABLE, "llama-8b-eagle", "qwen3-standalone", "standalone-tree-paged", "eagle-tree-wide")
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from fakes.toys import TOYS, Toy
 
 from .conftest import Built
 from .room import run_out
-from .toy_programs import TOYS, Toy
 
 
 @pytest.mark.parametrize("capture", [True, "segments", False])

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from fakes.toys import TOYS, TREES
 from returned import Fresh, Static
 
 from .conftest import Built
 from .serving import Serving, Variant
-from .toy_programs import TOYS, TREES
 
 
 @pytest.fixture(params=TOYS, ids=lambda program: program.name)
@@ -74,7 +74,7 @@ def test_kv_buffers_that_move_are_refused(build: Callable[..., Built], arch: str
     variant = Variant(package, device, returns=Static)
     variant.prefill([1], [[3, 4]])
     variant.decode([1], [2])
-    buffer = variant.models.kv_pools["target"][1]
+    buffer = variant.engine.kv["target"][1]
     buffer.set_(buffer.clone())
     with pytest.raises(package.BindError, match="moved"):
         variant.decode([1], [2])

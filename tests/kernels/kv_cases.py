@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-
 from specc.kernels.copying import alignment
 
 # Dtype and elements of a row: every unit from one byte to eight, rows that 16 bytes divide and rows that they do not.

@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import torch
-from fake_engine import Call, FakeEngine
-from fake_memory import TORCH, runs
+from fakes.drafts import Engine
+from fakes.models import Model
+from fakes.tables import wild_models
 from torch import Tensor
 
 from specc.config import Config
 from specc.ir.core import Module, entry_of, on_nodes
-from specc.ir.interpret import interpret
+from specc.ir.interpret import Forward, interpret
 
 UNSPECIFIED = ("hidden_states", "logprobs", "routed_experts", "indexer_topk")
 """Outputs whose rows past the accepted length, and in padding rows, may be anything."""
 
 DTYPES = {"i1": torch.bool, "u8": torch.uint8, "i32": torch.int32, "i64": torch.int64, "f32": torch.float32}
-DTYPES |= {"bf16": TORCH["bfloat16"], "f16": TORCH["float16"]}
+DTYPES |= {"bf16": torch.bfloat16, "f16": torch.float16}
 
 
 @dataclass
 class Script:
     """What the scheduler does: prompts by pool row, then batches of pool rows; 0 is a padding row.
 
-    ``prompts`` are lengths, ``texts`` the tokens of prompts, ``corpus`` the tokens that are looked through besides.
+    ``prompts`` are lengths, ``texts`` the tokens of prompts, ``corpus`` the tokens that are looked through besides, and
+    ``models`` those that all engines of the scenario have.
     """
 
     prompts: dict[int, int]
@@ -34,6 +39,7 @@ class Script:
     table: Tensor
     texts: dict[int, list[int]]
     corpus: Tensor
+    models: dict[str, Model]
 
     def prompt_tokens(self, rows: Sequence[int]) -> list[int]:
         """The prompts of some pool rows, one after the other."""
@@ -57,20 +63,18 @@ def script(config: Config, seed: int, steps: int = 3) -> Script:
     slots = rng.sample(range(1, 4 * longest * config.pool_rows), longest * config.pool_rows)
     table = torch.tensor(slots, dtype=torch.int32).view(config.pool_rows, longest)
     prompts = {row: rng.randint(1, 5) for row in rows}
-    follow = FakeEngine(config, table).follow
-    texts = {row: _text(follow, rng, config, length, 0.2) for row, length in prompts.items()}
-    corpus = _text(follow, rng, config, rng.randint(0, 60), 0.1)
-    return Script(prompts, batches, table, texts, torch.tensor(corpus, dtype=torch.int32))
+    models = wild_models(config, rng, odd=[0.15], padding=0.0)
+    texts = {row: _text(models["target"], rng, config, length, 0.2) for row, length in prompts.items()}
+    corpus = _text(models["target"], rng, config, rng.randint(0, 60), 0.1)
+    return Script(prompts, batches, table, texts, torch.tensor(corpus, dtype=torch.int32), models)
 
 
-def _text(
-    follow: Callable[[Tensor], Tensor], rng: random.Random, config: Config, length: int, noise: float
-) -> list[int]:
+def _text(target: Model, rng: random.Random, config: Config, length: int, noise: float) -> list[int]:
     """Tokens as the models would mostly write them."""
     text = list[int]()
     for _ in range(length):
         fresh = not text or rng.random() < noise
-        text.append(rng.randrange(config.target.vocab_size) if fresh else int(follow(torch.tensor(text[-1]))))
+        text.append(rng.randrange(config.target.vocab_size) if fresh else target.follow(text[-1]))
     return text
 
 
@@ -80,8 +84,49 @@ def room(config: Config) -> int:
     return max(config.topk * pages * config.page_size, config.num_nodes, config.path_slots) + 1
 
 
+RECURRENT = ("STANDALONE", "EAGLE", "EAGLE3")
+"""Algorithms whose draft runs step by step, and over what was accepted."""
+
+Call = tuple[str, int | None, dict[str, Tensor]]
+"""Name, step and operands of a forward."""
+
+
+class RecordingEngine:
+    """The fake engine of a scenario, by what the configuration alone says. ``calls`` records what each forward saw."""
+
+    def __init__(self, config: Config, todo: Script) -> None:
+        auto = config.algorithm == "STANDALONE"
+        true = {"true": True, "shifted": False, "auto": auto}[config.draft_positions]
+        first = int(true and config.algorithm in RECURRENT)
+        owners = [owner for owner in config.models if (owner, config.algorithm) != ("draft", "FROZEN_KV_MTP")]
+        self.config, self.calls = config, list[Call]()
+        self.engine = Engine.of_config(config, todo.models, todo.table, owners, first=first, room=config.num_steps)
+        self.engine.prompts |= todo.texts
+        self.engine.on_call = self._record
+
+    def _record(self, name: str, operands: Mapping[str, Any]) -> None:
+        seen = {key: value.clone() for key, value in operands.items() if isinstance(value, Tensor)}
+        self.calls.append((name, operands.get("step"), seen))
+
+    def __getattr__(self, name: str) -> Any:
+        """Forwards as the runtime calls them, and whatever else the engine has."""
+        return getattr(self.engine, name)
+
+    def interpreted(self) -> dict[str, Forward]:
+        """Forwards by opcode, for the interpreter of modules."""
+
+        def call(name: str, attrs: Mapping[str, Any], operands: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+            given: dict[str, Any] = dict(operands) | {key: attrs[key] for key in ("step", "capture") if key in attrs}
+            if name == "draft" and given["slots"].dim() == 3:
+                given["slots"] = given["slots"][given["step"]]
+            return vars(getattr(self.engine, name)(**given) or SimpleNamespace())
+
+        names = [name.removeprefix("forward_") for name in dir(Engine) if name.startswith("forward_")]
+        return {f"model.{name}": partial(call, name) for name in names}
+
+
 Content = dict[tuple[str, int], list[Tensor]]
-"""What the KV buffers hold at the committed positions, by owner and pool row."""
+"""What the KV buffers hold, as words, at the committed positions, by owner and pool row."""
 
 
 @dataclass
@@ -99,7 +144,7 @@ def interpret_script(module: Module, config: Config, todo: Script) -> Trace:
 
     What a module does not move yet of the KV rows, because its passes have not run, is moved here, in plain loops.
     """
-    engine, trace = FakeEngine(config, todo.table), Trace()
+    engine, trace = RecordingEngine(config, todo), Trace()
     pools = {
         name: torch.zeros((config.pool_rows, *carry.type.sizes(module.dims)[1:]), dtype=DTYPES[carry.type.dtype])
         for name, carry in module.carries.items()
@@ -135,11 +180,12 @@ def interpret_script(module: Module, config: Config, todo: Script) -> Trace:
     return trace
 
 
-def duplicate_tails(engine: FakeEngine, lengths: dict[int, int]) -> None:
+def duplicate_tails(engine: RecordingEngine, lengths: dict[int, int]) -> None:
     """Copy the partly filled page before every branch but the first, for requests of these lengths."""
     for row, length in lengths.items():
         base = length + engine.first
-        run, tail = int(runs(engine.config, torch.tensor(base))), base % engine.config.page_size
+        page, tail = engine.config.page_size, base % engine.config.page_size
+        run = -(-(tail + engine.config.num_steps) // page) * page
         for buffer in engine.kv["draft"]:
             for branch in range(1, engine.config.topk):
                 for position in range(base - tail, base):
@@ -162,7 +208,7 @@ def along(value: Tensor, paths: list[list[int]], slots: int) -> Tensor:
     return found
 
 
-def move_paths(engine: FakeEngine, lengths: dict[int, int], paths: list[list[int]]) -> None:
+def move_paths(engine: RecordingEngine, lengths: dict[int, int], paths: list[list[int]]) -> None:
     """Move the accepted nodes' KV rows to the front of the window; one request after another, padding has no path."""
     for (row, length), path in zip(lengths.items(), paths[: len(lengths)], strict=True):
         slots = [int(slot) for slot in engine.table[row, length : length + engine.config.num_nodes]]
@@ -172,13 +218,12 @@ def move_paths(engine: FakeEngine, lengths: dict[int, int], paths: list[list[int
                 buffer[slot] = content
 
 
-def content(engine: FakeEngine, lengths: dict[int, int]) -> Content:
+def content(engine: RecordingEngine, lengths: dict[int, int]) -> Content:
     """The KV rows of all committed positions of all requests."""
     found: Content = {}
     for row, length in lengths.items():
         for owner, memory in engine.memory.items() if row else ():
-            rows = memory.rows(row, torch.arange(length + (engine.first if owner == "draft" else 0)))
-            found[owner, row] = [held.clone() for held in rows]
+            found[owner, row] = list(memory.words[:, engine.table[row, : engine.positions(owner, length)].long()])
     return found
 
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from fake_engine import FakeEngine
 from programs import compile_to, load
-from session import DTYPES, Script, script
+from session import DTYPES, RecordingEngine, Script, script
 from torch import Tensor
 
 from specc.algorithms import names, needs
@@ -46,7 +45,7 @@ class Session:
 
     def __init__(self, loaded: LoadedConfig, last: str, todo: Script) -> None:
         self.module = compile_to(last, loaded)
-        self.todo, self.engine = todo, FakeEngine(loaded.config, todo.table)
+        self.todo, self.engine = todo, RecordingEngine(loaded.config, todo)
         self.pools = {
             name: torch.zeros(
                 (loaded.config.pool_rows, *carry.type.sizes(self.module.dims)[1:]), dtype=DTYPES[carry.type.dtype]
@@ -102,15 +101,14 @@ def test_nothing_happens_without_requests(algorithm: str, shape: dict[str, Any],
     assert all(torch.equal(pool[1:], alone.pools[name][1:]) for name, pool in busy.pools.items())
 
 
-def held(engine: FakeEngine, lengths: dict[int, int]) -> list[Tensor]:
+def held(engine: RecordingEngine, lengths: dict[int, int]) -> list[Tensor]:
     """The KV rows of all requests, in all buffers."""
-    rows = [(memory, row, length) for memory in engine.memory.values() for row, length in lengths.items() if row]
-    return [buffer.clone() for memory, row, length in rows for buffer in memory.rows(row, torch.arange(length))]
+    return [words for row, length in lengths.items() if row for words in engine.content(row, length)]
 
 
 def step_of(built: Build, todo: Script) -> Step:
     """A program on the fake engine, in memory that starts as garbage."""
-    engine = FakeEngine(built.loaded.config, todo.table)
+    engine = RecordingEngine(built.loaded.config, todo)
     plan, tables = Plan.from_json(built.plan), todo.tables(built.module)
     return Step(plan, ReferenceBackend(), torch.device("cpu"), engine, todo.table, engine.kv, tables, poison=0x5A)
 
@@ -119,8 +117,8 @@ def state(step: Step, built: Build) -> list[Tensor]:
     """What a step keeps of all pool rows but the padding row, and what is in all KV slots but the sink."""
     carried = step.read_carry(range(1, built.loaded.config.pool_rows)).fields
     engine = step._callbacks
-    assert isinstance(engine, FakeEngine)
-    return [*carried.values(), *(buffer[1:].clone() for held in engine.kv.values() for buffer in held)]
+    assert isinstance(engine, RecordingEngine)
+    return [*carried.values(), *(memory.words[:, 1:].clone() for memory in engine.memory.values())]
 
 
 @pytest.mark.parametrize(("algorithm", "shape"), SHAPES)

@@ -9,11 +9,20 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
-from fake_engine import FakeEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import load
-from session import Script, Trace, assert_same, content, defined, defined_call, interpret_script, script
+from session import (
+    RecordingEngine,
+    Script,
+    Trace,
+    assert_same,
+    content,
+    defined,
+    defined_call,
+    interpret_script,
+    script,
+)
 from strategies import configs, to_yaml
 
 from specc.algorithms import names, needs
@@ -22,6 +31,8 @@ from specc.config import load_text
 from specc.emit.wheel import plan_text
 from specc.ir.ops import OPS
 from specc.ir.printer import print_module
+from specc.kernels import FAMILIES
+from specc.passes import form_kernels
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.plan import Plan
@@ -160,7 +171,7 @@ def test_outputs_live_to_the_end_of_their_entry(key: str) -> None:
 def run_plan(built: Build, todo: Script, poison: int) -> Trace:
     """Run a plan through the runtime's reference backend, in memory that starts as garbage."""
     config = built.loaded.config
-    engine, trace = FakeEngine(config, todo.table), Trace()
+    engine, trace = RecordingEngine(config, todo), Trace()
     plan, tables = Plan.from_json(built.plan), todo.tables(built.module)
     step = Step(plan, ReferenceBackend(), CPU, engine, todo.table, engine.kv, tables, poison=poison)
     reads_prompts = "prompt_tokens" in built.module.inputs
@@ -184,8 +195,24 @@ def run_plan(built: Build, todo: Script, poison: int) -> Trace:
 @given(configs(), st.integers(0, 1 << 16))
 def test_poisoned_memory_changes_nothing(keys: dict[str, Any], seed: int) -> None:
     """The runtime on the plan's memory, whatever it held, does what the interpreter does without memory."""
+    check_poisoned(build(keys), seed)
+
+
+@settings(max_examples=20)
+@given(configs(), st.sets(st.sampled_from(sorted(FAMILIES))), st.integers(0, 1 << 16))
+def test_whatever_has_no_kernel_runs_as_its_reference(keys: dict[str, Any], families: set[str], seed: int) -> None:
+    """With any part of the families, or none, there is a program, and it does what the interpreter does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(form_kernels, "FAMILIES", {name: FAMILIES[name] for name in families})
+        built = build(keys)
+    kinds = {node["kind"] for phase in built.plan["phases"] for node in phase["nodes"]}
+    assert kinds >= ({"external"} if families else {"external", "reference"})
+    check_poisoned(built, seed)
+
+
+def check_poisoned(built: Build, seed: int) -> None:
+    """Run the plan in memory that held other things, and compare it with the module."""
     torch.set_num_threads(1)
-    built = build(keys)
     todo = script(built.loaded.config, seed)
     wanted = interpret_script(built.module, built.loaded.config, todo)
     for outputs, batch in zip(wanted.outputs[1:], todo.batches, strict=True):

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from fake_engine import RECURRENT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import load, passes_to
-from session import Trace, assert_same, interpret_script, script
+from session import RECURRENT, Trace, assert_same, interpret_script, script
 from strategies import configs, to_yaml
 
 from specc.algorithms import names, needs
@@ -21,7 +20,7 @@ from specc.ir.core import Module
 from specc.ir.parser import parse_module
 from specc.ir.printer import print_module
 from specc.passes.base import Context, Pass
-from specc.passes.instruments import CheckEach
+from specc.passes.invariants import CheckEach
 from specc.passes.manager import BaseInstrument, run_passes
 
 

@@ -15,7 +15,7 @@ from specc.algorithms import names, needs
 from specc.config import LoadedConfig, load_text
 from specc.driver import start_module
 from specc.passes.base import Context
-from specc.passes.instruments import CheckEach
+from specc.passes.invariants import CheckEach
 from specc.passes.manager import run_passes
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from specc.engine.disaggregation.channel import Channel
 from specc.engine.errors import TransferError
+from specc.runtime.dtypes import DTYPES as TORCH_NAMES
+from specc.runtime.semantics import DTYPES
 
 HELLO, REQUEST, STATE, WITHDRAWN, END = "hello", "request", "state", "withdrawn", "end"
 """The kinds: a program's schema, a request that will be prefilled, its state afterwards or that there will be none, and
@@ -30,18 +32,8 @@ MAX_DEPTH = 16
 """Most objects and arrays within each other in a head."""
 MAX_AXES = 8
 """Most axes of a tensor."""
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.uint8,
-        torch.bool,
-        torch.int32,
-        torch.int64,
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-    )
-}
+BY_NAME = {TORCH_NAMES[name]: dtype for name, dtype in DTYPES.items()}
+"""What a tensor may be of, by torch's names."""
 
 
 @dataclass(frozen=True)
@@ -180,9 +172,9 @@ def _listed(item: Any) -> Listed:
     name, dtype, shape = item
     if not isinstance(name, str) or not isinstance(shape, list) or len(shape) > MAX_AXES:
         raise TypeError(f"a tensor has a name and at most {MAX_AXES} sizes")
-    if not isinstance(dtype, str) or dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in BY_NAME:
         raise ValueError(f"{dtype!r:.40} is no dtype")
-    return Listed(name, DTYPES[dtype], tuple(integer(size, 0, 1 << 40) for size in shape))
+    return Listed(name, BY_NAME[dtype], tuple(integer(size, 0, 1 << 40) for size in shape))
 
 
 def _refuse(word: str) -> None:

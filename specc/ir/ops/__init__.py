@@ -12,6 +12,9 @@ OPS: dict[str, OpDef] = {
 }
 """Every op by name."""
 
+DIALECTS = frozenset(name.partition(".")[0] for name in OPS)
+"""Those of specc."""
+
 
 def add_forward(forward: OpDef) -> None:
     """Let modules call a forward that an algorithm from outside brings; again is nothing new.
@@ -21,7 +24,28 @@ def add_forward(forward: OpDef) -> None:
     """
     if forward.effect != "external" or not forward.name.startswith("model."):
         raise TypeError(f"{forward.name} is not an external op of the dialect model")
-    if problem := forward.misspelt():
-        raise TypeError(f"the signature of {forward.name} {problem}: {forward.signature}")
-    if OPS.setdefault(forward.name, forward) != forward:
-        raise TypeError(f"there is another op named {forward.name}")
+    _add(forward)
+
+
+def add_op(op: OpDef) -> None:
+    """Let modules compute an op that an algorithm from outside brings, with its reference; again is nothing new.
+
+    Raises:
+        TypeError: its dialect is one of specc's, it has no reference, or it does more than to compute tensors; its
+            signature is misspelt, or another has its name.
+    """
+    dialect, _, rest = op.name.partition(".")
+    if not (dialect.isidentifier() and rest.isidentifier()) or dialect in DIALECTS:
+        raise TypeError(f"{op.name} is not named dialect.op, with a dialect that specc does not have")
+    if not callable(op.reference):
+        raise TypeError(f"{op.name} has no reference")
+    if op.effect or op.inplace or op.until or "!" in op.signature:
+        raise TypeError(f"{op.name} has an effect, a state or an invariant: it may compute tensors of tensors")
+    _add(op)
+
+
+def _add(op: OpDef) -> None:
+    if problem := op.misspelt():
+        raise TypeError(f"the signature of {op.name} {problem}: {op.signature}")
+    if OPS.setdefault(op.name, op) != op:
+        raise TypeError(f"there is another op named {op.name}")

@@ -7,20 +7,16 @@ step before this one's results reach the host (SGLang's FutureMap). Row 0 is the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specc.ir.opdef import OpDef, TypeMismatch
-from specc.ir.types import Type
-
-if TYPE_CHECKING:
-    from specc.ir.core import Module
+from specc.ir.types import TensorType, Type
 
 
-def _field_type(module: Module, attrs: Mapping[str, Any]) -> Sequence[Type]:
-    carry = module.carries.get(str(attrs["field"]))
-    if carry is None:
+def _field_type(carried: Mapping[str, TensorType], attrs: Mapping[str, Any]) -> Sequence[Type]:
+    if attrs["field"] not in carried:
         raise TypeMismatch(-1, f"nothing named {attrs['field']} is carried")
-    return [carry.type]
+    return [carried[attrs["field"]]]
 
 
 _STORE = "rows: i64[B], value: T[B, *x] ->"

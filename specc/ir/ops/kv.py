@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specc.ir.opdef import PAGES, STEPS, OpDef
 from specc.ir.types import TensorType, Type
-
-if TYPE_CHECKING:
-    from specc.ir.core import Module
 
 _TABLE = "req_to_token: i32[P, C], rows: i64[B], seq_lens: i64[B]"
 
@@ -17,7 +14,7 @@ _TABLE = "req_to_token: i32[P, C], rows: i64[B], seq_lens: i64[B]"
 _BRANCHES = {"offset": int, "page": PAGES, "room": STEPS}
 
 
-def _slots(_: Module, attrs: Mapping[str, Any]) -> Sequence[Type]:
+def _slots(_: Mapping[str, TensorType], attrs: Mapping[str, Any]) -> Sequence[Type]:
     axis = str(attrs["axis"])
     return [TensorType("i64", ("D", "B", "K") if axis == "D" else ("B", axis))]
 

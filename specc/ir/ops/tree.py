@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specc.ir.opdef import COUNT, STEPS, OpDef, TypeMismatch
 from specc.ir.types import TensorType, Type
 
-if TYPE_CHECKING:
-    from specc.ir.core import Module
 
-
-def _mask(_: Module, attrs: Mapping[str, Any]) -> Sequence[Type]:
+def _mask(_: Mapping[str, TensorType], attrs: Mapping[str, Any]) -> Sequence[Type]:
     width = int(attrs["width"])
     shapes: dict[str, TensorType] = {
         "full": TensorType("i1", ("B", width)),

@@ -23,9 +23,6 @@ Cluster = tuple[Op, ...]
 Flag = int | tuple[str, ...]
 """A bool, a count, or the names of fields or values that a template loops over."""
 
-POINTERS = {"i1": "*i1", "u8": "*u8", "i32": "*i32", "i64": "*i64", "f16": "*fp16", "bf16": "*bf16", "f32": "*fp32"}
-"""Triton's pointer type of every dtype."""
-
 VECTOR_BYTES = 16
 """Bytes of the widest access; buffers of the arena start at a multiple of 256."""
 
@@ -149,11 +146,11 @@ class Arguments:
 
     def value(self, name: str, value: Value) -> None:
         """Pass the memory of an SSA value."""
-        self.found.append(Argument(name, POINTERS[tensor_type(value).dtype], value=value))
+        self.found.append(Argument(name, DTYPES[tensor_type(value).dtype].pointer, value=value))
 
     def buffer(self, name: str, dtype: str, buffer: str) -> None:
         """Pass a named buffer."""
-        self.found.append(Argument(name, POINTERS[dtype], buffer=buffer))
+        self.found.append(Argument(name, DTYPES[dtype].pointer, buffer=buffer))
 
     def relay(self, module: Module, field_name: str) -> None:
         """Pass the pool rows of a carried value."""
@@ -162,7 +159,7 @@ class Arguments:
 
     def input(self, name: str, value: Value) -> None:
         """Pass a tensor the engine owns."""
-        self.found.append(Argument(name, POINTERS[tensor_type(value).dtype], input=value.name))
+        self.found.append(Argument(name, DTYPES[tensor_type(value).dtype].pointer, input=value.name))
 
     def stride(self, name: str, value: Value) -> None:
         """Pass the row stride of a tensor the engine owns."""
@@ -310,4 +307,4 @@ def nbytes(module: Module, type_: TensorType, batch: int | None = None) -> int:
     sizes = type_.sizes(module.dims, unbounded=0)
     if batch is not None:
         sizes = tuple(batch if entry == "B" else size for entry, size in zip(type_.shape, sizes, strict=True))
-    return DTYPES[type_.dtype] * prod(sizes)
+    return DTYPES[type_.dtype].bytes * prod(sizes)

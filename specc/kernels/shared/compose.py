@@ -87,7 +87,7 @@ class Composed(Family):
             return batch, vocabulary.rows_of(module, reduction) * count, 1
         if composition.chunks:
             return batch, composition.chunks + composition.work, 1
-        if any(side_of(op) is not None and op.attrs.get("mode") == "full" for op in cluster):
+        if any(side_of(op) is not None for op in cluster):
             return batch, min(module.size("N"), max(1, CAPACITY // batch)), 1
         return batch, 1, 1
 

@@ -22,7 +22,7 @@ def row(module: Module, type_: TensorType, axes: int) -> tuple[int, int]:
     A forward may have returned the value: its rows along the last axis are aligned as far as their length allows; of
     rows that are single elements only these are.
     """
-    sizes, element = type_.sizes(module.dims), DTYPES[type_.dtype]
+    sizes, element = type_.sizes(module.dims), DTYPES[type_.dtype].bytes
     last = sizes[-1] if len(sizes) > axes else 1
     return prod(sizes[axes:]) * element, min(_MAX_UNIT, alignment(last * element))
 

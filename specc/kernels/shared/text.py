@@ -220,8 +220,8 @@ class Text:
 
     def memory(self, value: Value, hint: str) -> str:
         """The memory of a value, which has it when the next statement runs."""
-        if value.source in self.cluster:
-            if value in self.blocks and value not in self.stored:
+        if value.source in self.cluster and (value in self.blocks or value in self.stored):
+            if value not in self.stored:
                 self.body.append(self.put(value, hint))
             self._barrier()
         return self.pointer(value, hint)
@@ -283,10 +283,13 @@ class Text:
         if parameter.lower() in op.attrs:
             value = op.attrs[parameter.lower()]
             return f'"{value}"' if isinstance(value, str) else str(value)
+        if parameter == "LEVELS":
+            tree = op["parent"].source
+            return str(tree.attrs["steps"] if tree is not None and "steps" in tree.attrs else self.module.size("N") - 1)
         if parameter == "RING":
             return str(row_elements(self.module, str(op.attrs["field"])))
         if parameter.startswith("SIZE_"):
-            value = (op.named | op.named_results)[parameter.removeprefix("SIZE_").lower()]
+            value = (op.named_results | op.named)[parameter.removeprefix("SIZE_").lower()]
             return str((block_shape(self.module, tensor_type(value)) or (0,))[-1])
         return str(self.module.size(parameter))
 
@@ -296,17 +299,28 @@ class Text:
         late = found[-1] if len(found) > 1 and found[-1] in self.blocks and found[-1].source in self.cluster else None
         if kind == "late":
             return "None" if late is None else self.blocks[late]
-        names = [self.memory(value, f"{stem}{i}") for i, value in enumerate(found) if value is not late]
+        stored = found if late is None else found[:-1]
+        names = [self.memory(value, f"{stem}{i}") for i, value in enumerate(stored)]
         return f"({', '.join(names)}{',' * (len(names) == 1)})"
 
     def raised(self, op: Op) -> bool:
-        """Raise a bit of a word that another kernel has left in memory, in place; false if the word is elsewhere."""
+        """Raise a bit of a word that stays in memory, in place; false if the word is elsewhere or computed with."""
         root = self.root(op.result)
-        if root is op.result:
+        if root is op.result or not self._only_raised(op.result):
             return False
         at = self.address(self.pointer(op.result, "health"), tensor_type(root))
         self.body.append(f"{self.use('raise_in_place')}({at}, {self.block(op['bad'], 'bad')}, BIT={op.attrs['bit']})")
         return True
+
+    def _only_raised(self, health: Value) -> bool:
+        """Whether nothing here reads a word, back to memory and on to what leaves, but what raises its bits."""
+        while health.source in self.cluster:
+            health = health.source["health"]
+        users = [user for user in self.module.users(health) if user in self.cluster]
+        while len(users) == 1 and users[0].opcode == "health.raise":
+            health = users[0].result
+            users = [user for user in self.module.users(health) if user in self.cluster]
+        return not users and leaves(self.module, health, self.cluster)
 
     def carry(self, op: Op) -> None:
         """Load or store a short row of a field."""

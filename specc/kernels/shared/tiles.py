@@ -9,6 +9,7 @@ is to declare. Its parameters say what it wants, by the names of the op's signat
 * ``tokens_late``: the block of the last of the operands ``tokens0``, ..., if this kernel makes it, or None;
 * ``pool_ptr``: the pool rows of the op's field, ``RING`` their length;
 * ``column``, an attribute: a run-time number; ``COLUMN``: a constant;
+* ``LEVELS``: how deep the nodes of ``parent`` are at most;
 * ``N``, ``A``, ...: a dimension; ``SIZE_TOKENS``: the last axis of an operand or a result, 0 of a scalar;
 * ``b``, ``program``, ``programs``: the request, and which of the programs that it has this one is.
 
@@ -60,7 +61,9 @@ def tile_of(op: Op) -> Function | None:
 
 
 def side_of(op: Op) -> Function | None:
-    """What all programs of a request share of an op, None without such a part."""
+    """What all programs of a request share of an op, None without such a part: of masks only flat ones have it."""
+    if op.attrs.get("mode", "full") != "full":
+        return None
     return functions().get(f"{op.opcode.replace('.', '_')}_side")
 
 

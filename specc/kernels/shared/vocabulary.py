@@ -76,7 +76,7 @@ def splits(module: Module, reduction: Op, batch: int, resident: int) -> int:
 def tiles(module: Module, reduction: Op) -> str:
     """The tile, and how wide its rows' alignment lets loads be."""
     size = block(module, reduction)
-    width = DTYPES[tensor_type(reduction["logits"]).dtype]
+    width = DTYPES[tensor_type(reduction["logits"]).dtype].bytes
     bits = 8 * alignment(vocabulary(module, reduction) * width)
     return f"BLOCK {size} = {size * width} bytes a tile; rows allow {bits}-bit loads"
 

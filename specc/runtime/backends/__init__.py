@@ -1,16 +1,16 @@
-"""How launch nodes are executed: by reference semantics on the CPU, by machine code on CUDA."""
+"""How the nodes that a program computes are executed: by reference semantics, or by machine code on CUDA."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 from ..frame import Frame
-from ..plan import Launch
+from ..plan import Computed
 
 
 class Backend(Protocol):
-    """Executes launch nodes on the memory of a frame."""
+    """Executes nodes that the program computes on the memory of a frame."""
 
-    def launch(self, node: Launch, frame: Frame) -> None:
+    def launch(self, node: Computed, frame: Frame) -> None:
         """Do what the node's ops say; on CUDA, queue it on the current stream."""
         ...

@@ -1,10 +1,14 @@
-"""The CUDA backend: machine code of the wheel, loaded and launched through `cuda.core`."""
+"""The CUDA backend: machine code of the wheel, loaded and launched through `cuda.core`.
+
+What has no kernel is queued by torch, as the CPU backend computes it: references neither read a value on the host nor
+copy one from there, so that a capture takes them as it takes the forwards.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,9 @@ import torch
 from ..errors import BindError, DamagedWheelError, UnsupportedDeviceError
 from ..frame import Frame
 from ..manifest import Artifact, Manifest
-from ..plan import Argument, Kernel, Launch, Plan
+from ..plan import Argument, Computed, Kernel, Launch, Plan, Reference
+from ..semantics import Semantics
+from .cpu import ReferenceBackend
 
 WARP = 32
 DEFAULT_SHARED = 48 * 1024
@@ -54,12 +60,20 @@ class CudaBackend:
     Raises UnsupportedDeviceError when the wheel has no machine code for the device or `cuda.core` is missing.
     """
 
-    def __init__(self, plans: Sequence[Plan], manifest: Manifest, root: Path, device: torch.device) -> None:
-        """Load the machine code in the package folder `root` onto `device`."""
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        manifest: Manifest,
+        root: Path,
+        device: torch.device,
+        brought: Mapping[str, Semantics] | None = None,
+    ) -> None:
+        """Load the machine code in the package folder `root` onto `device`; `brought` as in `ReferenceBackend`."""
         self._device = device
         self._core = import_cuda_core()
         self._configs: dict[tuple[tuple[int, ...], int, int], Any] = {}
         self._streams: dict[int, Any] = {}
+        self._torch = ReferenceBackend(brought)
         arch = device_arch(device)
         artifacts = manifest.artifacts_for(arch)
         with torch.cuda.device(device):
@@ -83,12 +97,15 @@ class CudaBackend:
             allow_shared(loaded, artifact.shared, self._device.index)
         return Loaded(loaded, kernel, artifact.num_warps * WARP, artifact.shared, scratch)
 
-    def launch(self, node: Launch, frame: Frame) -> None:
-        """Queue one kernel on torch's current stream, none for 0 rows, which no grid can have.
+    def launch(self, node: Computed, frame: Frame) -> None:
+        """Queue one kernel, or the reference of an op, on torch's current stream; nothing for 0 rows, as of no grid.
 
         BindError when a pointer lacks a promised alignment.
         """
         if frame.rows == 0:
+            return
+        if isinstance(node, Reference):
+            self._torch.launch(node, frame)
             return
         loaded = self._kernels[node.kernel]
         types = dict(loaded.plan.arguments)

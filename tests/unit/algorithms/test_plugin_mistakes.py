@@ -14,20 +14,28 @@ from specc.cli.main import app
 from specc.ir.ops import OPS
 
 ROOT = Path(__file__).parents[3]
-SOURCE = (ROOT / "examples" / "plugin" / "src" / "specc_anchored" / "__init__.py").read_text()
+PLUGIN = ROOT / "examples" / "plugin" / "src" / "specc_anchored"
+SOURCE = (PLUGIN / "__init__.py").read_text().replace("specc_anchored.reference", "specc_broken_reference")
+REFERENCE = (PLUGIN / "reference.py").read_text()
 WHO = "BROKEN, of specc-broken 1.2, specc_broken:ANCHORED"
 Check = Callable[[str, str], list[str]]
 
 
 @pytest.fixture
 def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Check]:
-    """Installs the example's plugin with one passage replaced, as `broken`; returns what `specc check` says of it."""
+    """Installs the example's plugin with one passage replaced, as `broken`; returns what `specc check` says of it.
+
+    The passage is one of the algorithm's file, or else of that with the reference of its op.
+    """
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
 
     def run(old: str, new: str) -> list[str]:
-        assert SOURCE.count(old) >= 1
-        (tmp_path / "specc_broken.py").write_text(SOURCE.replace(old, new, 1).replace("model.anchored", "model.broken"))
+        assert (SOURCE + REFERENCE).count(old) >= 1
+        source = SOURCE.replace(old, new, 1).replace("model.anchored", "model.broken")
+        (tmp_path / "specc_broken.py").write_text(source.replace("anchored.repeats", "broken.repeats"))
+        reference = REFERENCE if old in SOURCE else REFERENCE.replace(old, new, 1)
+        (tmp_path / "specc_broken_reference.py").write_text(reference)
         about = tmp_path / "specc_broken-1.2.dist-info"
         about.mkdir()
         (about / "METADATA").write_text("Metadata-Version: 2.1\nName: specc-broken\nVersion: 1.2\n")
@@ -40,8 +48,10 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Check]:
         return result.stderr.splitlines()
 
     yield run
-    sys.modules.pop("specc_broken", None)
-    OPS.pop("model.broken", None)
+    for module in ("specc_broken", "specc_broken_reference"):
+        sys.modules.pop(module, None)
+    for op in ("model.broken", "broken.repeats"):
+        OPS.pop(op, None)
 
 
 FAILED = [
@@ -80,6 +90,15 @@ UNUSABLE = [
     ("an attribute", "$input_width]", "$inputwidth]", "reads inputwidth, which is no attribute"),
     ("a signature", "tokens: i64", "tokens i64", "is not of the form"),
     ("another effect", 'effect="external"', 'effect=""', "is not an external op of the dialect model"),
+    ("ops", "ops=(REPEATS,)", "ops=REPEATS", "its ops are no tuple"),
+    ("no reference", "reference=repeats,", "", "broken.repeats has no reference"),
+    ("a reference of no file", "reference=repeats,", "reference=lambda *_: (),", "is no function of a module"),
+    ("a dialect of specc's", '"anchored.repeats",', '"commit.repeats",', "with a dialect that specc does not have"),
+    ("an op in place", "reference=repeats,", "reference=repeats, inplace=True,", "has an effect, a state"),
+    ("an op's signature", "count: i32[B] -> repeats", "count i32[B] -> repeats", "is not of the form"),
+    ("numpy", "import torch\n", "import torch, numpy\n", "specc_broken_reference.py, which has the reference of"),
+    ("specc", "import torch\n", "import torch, specc.ir\n", "imports specc; it goes into wheels"),
+    ("a neighbour", "import torch\n", "import torch\nif 0:\n    from . import other\n", "imports .; it goes"),
 ]
 
 

@@ -159,7 +159,7 @@ def test_a_requests_record_is_what_its_program_carries(algorithm: str) -> None:
     keys, size = SHIPPED[algorithm]
     module = front(algorithm, **keys)
     types = {name: carry.type for name, carry in module.carries.items()}
-    assert sum(DTYPES[type_.dtype] * prod(type_.sizes(module.dims)[1:]) for type_ in types.values()) == size
+    assert sum(DTYPES[type_.dtype].bytes * prod(type_.sizes(module.dims)[1:]) for type_ in types.values()) == size
     stored = {str(op.attrs["field"]) for op in module.phases["prefill"] if op.opcode == "carry.store"}
     loaded = {str(op.attrs["field"]) for op in module.ops("step") if op.opcode == "carry.load"}
     assert stored == loaded == set(types)

@@ -129,7 +129,7 @@ class _Wider(Scope):
         self.__dict__.update(vars(scope))
 
     def target_extras(self) -> dict[str, str]:
-        """See the class."""
+        """What the algorithm asks for, and heads."""
         return super().target_extras() | {"heads": "f32[B, ?n, 7]"}
 
 

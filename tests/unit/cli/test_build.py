@@ -55,7 +55,7 @@ def test_specir(config: Path, tmp_path: Path) -> None:
 def test_plan(config: Path, tmp_path: Path) -> None:
     assert build(config, "-o", tmp_path, "--emit", "plan", "--quiet").exit_code == 0
     assert files(tmp_path) == {"plan.json"}
-    assert json.loads((tmp_path / "plan.json").read_text())["format"] == 3
+    assert json.loads((tmp_path / "plan.json").read_text())["format"] == 4
 
 
 def test_the_files_of_several_depths(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kv_plan import tree_plan
+from fakes.chain_plan import chain_plan
+from fakes.tree_plan import tree_plan
 from packaging.metadata import Metadata
 from packaging.utils import parse_wheel_filename
-from toy_plan import chain_plan
-from toy_wheel import ToyArtifact, toy_wheel
+from toy_wheel import toy_artifact, toy_wheel
 from wheel.wheelfile import WheelFile
 
 import specc.runtime
@@ -129,7 +129,7 @@ def test_manifest(built: Path) -> None:
     files = read(built)
     manifest = json.loads(files[f"{PACKAGE}/manifest.json"])
     assert manifest["archs"] == ["sm_100", "sm_90"]
-    assert (manifest["torch"], manifest["triton"], manifest["plan_format"]) == ("2.11", "3.8.0", 3)
+    assert (manifest["torch"], manifest["triton"], manifest["plan_format"]) == ("2.11", "3.8.0", 4)
     assert manifest["version"] == version_of(built) == f"0.1.0+{label(manifest['digest'])}"
     own = {name.removeprefix(f"{PACKAGE}/") for name in files if name.startswith(PACKAGE + "/")}
     assert manifest["files"].keys() == own - {"manifest.json"}
@@ -152,7 +152,7 @@ def test_bytes_depend_on_the_arguments_alone(built: Path, tmp_path: Path, monkey
     plan = dict(reversed(chain_plan().items()))
     sources = {kernel["source"]: f"# {name}\n" for name, kernel in reversed(plan["kernels"].items())}
     archs = ("sm_100", "sm_90")
-    artifacts = [ToyArtifact(name, arch) for name in reversed(plan["kernels"]) for arch in archs]
+    artifacts = [toy_artifact(name, arch) for name in reversed(plan["kernels"]) for arch in archs]
     again = toy_wheel(tmp_path / "new" / "folder", plan=plan, sources=sources, artifacts=artifacts)
     assert again.read_bytes() == built.read_bytes()
     assert list(again.parent.iterdir()) == [again]
@@ -165,7 +165,7 @@ def test_bytes_depend_on_the_arguments_alone(built: Path, tmp_path: Path, monkey
 
 CHANGES: list[dict[str, Any]] = [
     {"artifacts": []},
-    {"artifacts": [ToyArtifact("prepare", shared=1024)]},
+    {"artifacts": [toy_artifact("prepare", shared=1024)]},
     {"config_text": "algorithm: STANDALONE  # another\n"},
     {"plan": chain_plan() | {"page_size": 64}},
     {"specirs": {"module.specir": "module @other {\n}\n"}},
@@ -220,10 +220,10 @@ def test_a_wheel_replaces_older_ones_of_its_name_alone(tmp_path: Path) -> None:
         ({"name": "a b"}, "a program cannot be called"),
         ({"sources": {}}, "sources that are not there: kernels/draft_step.py"),
         ({"summary": "two\nlines"}, "Summary of a wheel must be one line"),
-        ({"artifacts": [ToyArtifact("a")] * 2}, "two files of the path 'machine_code/sm_90/a.cubin'"),
-        ({"artifacts": [ToyArtifact("../a")]}, "not a path inside the package"),
-        ({"artifacts": [ToyArtifact("a", global_scratch=128)]}, "a for sm_90 needs scratch memory"),
-        ({"artifacts": [ToyArtifact("a", profile_scratch=8)]}, "a for sm_90 needs scratch memory"),
+        ({"artifacts": [toy_artifact("a")] * 2}, "two files of the path 'machine_code/sm_90/a.cubin'"),
+        ({"artifacts": [toy_artifact("../a")]}, "not a path inside the package"),
+        ({"artifacts": [toy_artifact("a", global_scratch=128)]}, "a for sm_90 needs scratch memory"),
+        ({"artifacts": [toy_artifact("a", profile_scratch=8)]}, "a for sm_90 needs scratch memory"),
         ({"requires": ["a b c"]}, "requires-dist|a b c"),
     ],
 )

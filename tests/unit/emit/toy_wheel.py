@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from toy_plan import chain_plan
+from fakes.chain_plan import chain_plan
 
+from specc.codegen.aot import Artifact
 from specc.emit.wheel import write_wheel
 
+PARAMETERS = ("*i64", "i64", "*i8", "*i8")
 
-@dataclass(frozen=True)
-class ToyArtifact:
-    """What the compiler knows of one piece of machine code, as far as a wheel needs it."""
 
-    kernel: str
-    arch: str = "sm_90"
-    kind: str = "cubin"
-    binary: bytes = b"\x7fELF"
-    entry: str = "entry"
-    num_warps: int = 4
-    shared: int = 512
-    registers: int = 40
-    global_scratch: int = 0
-    profile_scratch: int = 0
-    parameters: tuple[str, ...] = ("*i64", "i64", "*i8", "*i8")
+def toy_artifact(kernel: str, arch: str = "sm_90", **changes: Any) -> Artifact:
+    """One piece of machine code; `changes` replace its figures."""
+    code = Artifact(kernel, arch, "cubin", b"\x7fELF", "entry", 4, 512, 40, 0, 0, 0, PARAMETERS, "")
+    return replace(code, **changes)
 
 
 def toy_wheel(out: Path, **changes: Any) -> Path:
@@ -38,7 +30,7 @@ def toy_wheel(out: Path, **changes: Any) -> Path:
         "sources": {kernel["source"]: f"# {name}\n" for name, kernel in plan["kernels"].items()},
         "specirs": {"module.specir": "module @toy_chain {\n}\n"},
         "config_text": "algorithm: STANDALONE\n",
-        "artifacts": [ToyArtifact(name, arch) for arch in ("sm_90", "sm_100") for name in plan["kernels"]],
+        "artifacts": [toy_artifact(name, arch) for arch in ("sm_90", "sm_100") for name in plan["kernels"]],
         "triton": "3.8.0",
         "summary": "A toy chain: Größe 3",
     }

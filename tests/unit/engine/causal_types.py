@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import transformers
+from fakes.program import FakeProgram, make_plan
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -25,8 +26,6 @@ from specc.engine.errors import UnsupportedModelError
 from specc.engine.models import TargetModel
 from specc.engine.reference import greedy
 from specc.engine.request import StopConditions
-
-from .fake_program import FakeProgram, make_plan
 
 TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 LARGEST = 40_000_000

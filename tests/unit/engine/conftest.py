@@ -10,12 +10,12 @@ from types import ModuleType
 
 import pytest
 import torch
+from fakes import program as fake_program
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from specc.engine.models import CausalModel
 
-from . import fake_program
 from .models_for_tests import VOCAB, make_drafts, make_target
 
 NAME = "specc_fake_chain"

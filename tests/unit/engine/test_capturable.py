@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fakes.program import make_plan
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 
 from specc.engine.callbacks import Memory
@@ -21,7 +22,6 @@ from specc.engine.plan_facts import PlanFacts
 from specc.engine.prompts import Prompt
 from specc.engine.tree_attention import Branches
 
-from .fake_program import make_plan
 from .models_for_tests import CONFIGS, make_drafts, make_pair, make_target
 
 BATCH, NODES, COLUMNS = 3, 4, 64

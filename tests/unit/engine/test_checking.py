@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from fakes.program import FakeProgram, make_plan
 
 from specc.engine.callbacks import Memory
 from specc.engine.checking import boundaries, check_scores
@@ -15,7 +16,6 @@ from specc.engine.engine import Engine
 from specc.engine.errors import EngineError, UnsupportedModelError
 from specc.engine.models import CausalModel, TargetModel
 
-from .fake_program import FakeProgram, make_plan
 from .models_for_tests import make_drafts, make_model, make_target
 
 FAMILIES = ["llama", "qwen3", "mistral", "gemma2", "gemma3_text"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fakes.program import FakeProgram, make_plan
 from torch import Tensor
 
 from specc.engine.drafts import DflashDraft, Draft, FrozenKvDraft, MtpDraft
@@ -22,7 +23,6 @@ from specc.engine.reference import accepted_lengths, greedy
 from specc.engine.request import Completion, StopConditions
 from specc.support.diagnostics import DiagnosticError
 
-from .fake_program import FakeProgram, make_plan
 from .models_for_tests import AUX_LAYERS, VOCAB, make_drafts, make_pair, make_target
 
 torch.set_num_threads(1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from fakes.program import FakeProgram, make_plan
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import LlamaConfig, Qwen3Config
 
@@ -24,7 +25,6 @@ from specc.engine.reference import accepted_lengths, greedy
 from specc.engine.request import StopConditions
 from specc.support.diagnostics import DiagnosticError
 
-from .fake_program import FakeProgram, make_plan
 from .models_for_tests import COMMON, make_model
 from .test_capturable import BATCH, NODES, make_callbacks, window
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from fakes.program import FakeProgram, make_plan
 
 from specc.engine.drafts import StandaloneDraft
 from specc.engine.engine import Engine
@@ -22,7 +23,6 @@ from specc.engine.request import StopConditions, TokenEvent
 from specc.ir.ops.health import ROOM_BIT
 from specc.support.diagnostics import DiagnosticError
 
-from .fake_program import FakeProgram, make_plan
 from .models_for_tests import VOCAB, make_drafts, make_model, make_target
 
 torch.set_num_threads(1)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from fakes.program import make_plan
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specc.engine.drafts import EagleDraft, StandaloneDraft
@@ -21,7 +22,6 @@ from specc.engine.models import TargetModel
 from specc.engine.plan_facts import PlanFacts
 from specc.support.diagnostics import DiagnosticError
 
-from .fake_program import make_plan
 from .models_for_tests import CONFIGS, make_drafts, make_target
 
 ROOT = Path(__file__).parents[3]

@@ -11,6 +11,8 @@ from types import ModuleType
 import pytest
 import torch
 import typer
+from fakes import program as fake_program
+from fakes.program import FakeProgram, make_plan
 from typer.testing import CliRunner, Result
 
 from specc.cli.run import run
@@ -20,9 +22,7 @@ from specc.engine.models import TargetModel
 from specc.engine.reference import compare, greedy
 from specc.engine.request import StopConditions
 
-from . import fake_program
 from .conftest import save_tokenizer
-from .fake_program import FakeProgram, make_plan
 from .models_for_tests import make_model
 
 PROMPTS = ((5, 9, 2, 30, 11), (40, 41, 42), (7, 7, 8, 6, 5, 4))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.program import FakeProgram, make_plan
 
 from specc.engine.drafts import EagleDraft, StandaloneDraft
 from specc.engine.eagle_head import EagleHead
@@ -13,8 +14,6 @@ from specc.engine.engine import Engine
 from specc.engine.models import TargetModel
 from specc.engine.reference import accepted_lengths, greedy
 from specc.engine.request import StopConditions
-
-from .fake_program import FakeProgram, make_plan
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "models"
 PROMPTS = ["def main():\n", "import os\n", "class Node:\n    def __init__(self, value):\n        self."]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from fakes.program import make_plan
 from torch import Tensor
 
 from specc.engine.attention import plain_attention
@@ -18,7 +19,6 @@ from specc.engine.plan_facts import PlanFacts
 from specc.engine.prompts import Span
 from specc.engine.tree_attention import Branches, visible_keys
 
-from .fake_program import make_plan
 from .models_for_tests import VOCAB, make_drafts, make_target
 
 LENGTHS = (19, 1, 64, 31)

@@ -9,13 +9,13 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from fakes import program as fake_program
 
 from specc.engine.errors import EngineError
 from specc.engine.plan_facts import PlanFacts
 from specc.engine.wheel import batch_type, load_program, package
 from specc.support.diagnostics import DiagnosticError
 
-from . import fake_program
 from .conftest import NAME, source_of_package
 from .models_for_tests import make_drafts, make_target
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from programs import compile_to, load
+from specc.kernels.copying import alignment, programs
 
 from specc.codegen.render import render_kernel
 from specc.ir.core import Module, Op
 from specc.ir.ops.health import ROOM_BIT
 from specc.kernels import FAMILIES
 from specc.kernels.shared.base import Spec
-from specc.kernels.copying import alignment, programs
 
 OUTPUTS = ["hidden_states", "logprobs", "routed_experts", "indexer_topk", "accept_index"]
 TREE: dict[str, Any] = {"topk": 4, "num_draft_tokens": 16, "page_size": 16}

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from programs import compile_to, load
+from specc.kernels.verify_commit import FAMILY
 
 from specc.algorithms import needs
 from specc.ir.core import Module, Op, tensor_type
 from specc.kernels.shared.base import MAX_SPLITS, only
-from specc.kernels.verify_commit import FAMILY
 
 TREE: dict[str, Any] = {"topk": 4, "num_steps": 4, "num_draft_tokens": 9}
 FORMS: list[dict[str, Any]] = [{"num_steps": 4}, TREE]

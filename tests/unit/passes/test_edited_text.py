@@ -11,7 +11,7 @@ from specc.ir.core import Module
 from specc.ir.parser import parse_module
 from specc.ir.printer import print_module
 from specc.passes.base import Context
-from specc.passes.instruments import CheckEach, check_now
+from specc.passes.invariants import CheckEach, check_now
 from specc.passes.manager import run_passes
 from specc.passes.pipeline import default_passes, parse_pipeline
 from specc.support.diagnostics import DiagnosticError

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from programs import compile_to, load, run_on
 
 from specc.ir.core import Module
 from specc.ir.nodes import is_external
-from specc.ir.plan import Kernel
+from specc.ir.plan import Kernel, Reference
 from specc.passes.form_kernels import MOST_ELEMENTS, FormKernels
-from specc.support.diagnostics import DiagnosticError
 
 INVARIANTS = "established compacted, kv-bound, live, tree-form, typed, verify-selected"
 
@@ -21,7 +19,7 @@ def formed(body: str, *, v: int = 64) -> Module:
 
 def launches(module: Module) -> dict[str, list[str]]:
     """The results, or without one the field, of every launch's ops, by its name."""
-    found: dict[str, list[str]] = {kernel.name: [] for kernel in module.decls_of(Kernel)}
+    found: dict[str, list[str]] = {node.name: [] for node in module.decls_of(Kernel | Reference)}
     for op in module.ops():
         if not is_external(op):
             found[str(op.attrs["kernel"])].append(op.results[0].name if op.results else f"@{op.attrs['field']}")
@@ -160,16 +158,23 @@ def test_a_launch_takes_no_more_blocks_than_its_registers_hold() -> None:
     assert {name: len(ops) for name, ops in found.items()} == {"prepare_rows_0": count - 1, "prepare_rows_1": 1}
 
 
-def test_an_op_that_nothing_can_compute_is_named() -> None:
-    """A log-probability of tokens that no argmax of these logits gave."""
-    with pytest.raises(DiagnosticError, match=r"no kernel family covers vocab.logprob \(%p\) in verify") as found:
-        formed("""
+def test_an_op_that_nothing_can_compute_runs_as_its_reference() -> None:
+    """A log-probability of tokens that no argmax of these logits gave. What reads it is a launch again."""
+    module = formed("""
+  dim P : pool = 9
   input %rows : i64[B]
   input %index : i32[B]
   input %x : f32[B, V]
+  carry @p : f32[B]
+  phase prepare {
+    %old = carry.load(%rows) {field = "p"} : f32[B]
+  }
   phase verify {
     %p = vocab.logprob(%x, %rows, %index) : f32[B]
+    carry.store(%rows, %p) {field = "p"}
   }
-  output p = %p
+  output old = %old
 """)
-    assert [one.code for one in found.value.diagnostics] == ["kernel/no-cover"]
+    (reference,) = module.decls_of(Reference)
+    assert (reference.name, reference.phase) == ("torch_vocab_logprob", "verify")
+    assert launches(module) == {"prepare_rows": ["old"], "torch_vocab_logprob": ["p"], "verify_rows": ["@p"]}

@@ -18,8 +18,8 @@ from specc.passes.canonicalize import Canonicalize
 from specc.passes.check_resources import CheckResources
 from specc.passes.cse import Cse
 from specc.passes.form_kernels import FormKernels
-from specc.passes.instruments import BrokenModuleError, CheckEach, PrintIr, Reproducer, TimePasses, check_now, spell
-from specc.passes.invariants import INVARIANTS, check_invariants
+from specc.passes.instruments import PrintIr, Reproducer, TimePasses, spell
+from specc.passes.invariants import INVARIANTS, BrokenModuleError, CheckEach, check_invariants, check_now
 from specc.passes.manager import BaseInstrument, run_passes
 from specc.passes.pipeline import BACK, FRONT, PASSES, PLANNING, default_passes, parse_pipeline
 from specc.support.diagnostics import DiagnosticError
@@ -33,7 +33,6 @@ class Noop(Pass):
 
     name = "noop"
     establishes = frozenset({"special"})
-    preserves = frozenset({"typed"})
 
     def run(self, module: Module, ctx: Context) -> None:
         """Do nothing."""
@@ -71,15 +70,15 @@ class Log(BaseInstrument):
     told: list[str] = field(default_factory=list)
 
     def before(self, module: Module, step: Pass) -> None:
-        """See the class."""
+        """It begins."""
         self.told.append(f"before {step.name}")
 
     def after(self, module: Module, step: Pass) -> None:
-        """See the class."""
+        """It is done."""
         self.told.append(f"after {step.name}: {', '.join(sorted(module.established))}")
 
     def failed(self, module: Module, step: Pass, error: Exception) -> None:
-        """See the class."""
+        """It raised."""
         self.told.append(f"failed {step.name}: {type(error).__name__}")
 
 
@@ -90,7 +89,7 @@ def test_invariants_are_recorded() -> None:
         "before canonicalize",
         "after canonicalize: live, typed",
         "before noop",
-        "after noop: special, typed",
+        "after noop: live, special, typed",
     ]
 
 

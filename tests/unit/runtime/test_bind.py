@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from lookup_plan import lookup_plan
+from chains import batch_of, make_engine, start
+from fakes.chain_plan import chain_plan
+from fakes.drafts import Engine
+from fakes.lookup_plan import lookup_plan
+from fakes.plans import program_of
 from torch import Tensor
-from toy_engine import ToyEngine, batch_of, make_engine, start
-from toy_plan import chain_plan, program_of
 
 from specc.runtime import step as step_module
 from specc.runtime.backends.cpu import ReferenceBackend
@@ -207,14 +209,14 @@ class EagerGraphs:
 
 
 @pytest.fixture
-def captured(monkeypatch: pytest.MonkeyPatch) -> tuple[Step, ToyEngine]:
+def captured(monkeypatch: pytest.MonkeyPatch) -> tuple[Step, Engine]:
     monkeypatch.setattr(step_module, "Graphs", EagerGraphs)
     plan = chain_plan(hidden=True)
     engine = make_engine(plan)
     return make_step(plan, engine, engine.table, capture=True), engine
 
 
-def test_a_captured_step_replays_the_bucket(captured: tuple[Step, ToyEngine]) -> None:
+def test_a_captured_step_replays_the_bucket(captured: tuple[Step, Engine]) -> None:
     step, engine = captured
     assert [rows for name, rows in engine.calls if name == "target"] == [1, 2, 4]
     oracles = start(step, engine, {1: [3, 1], 4: [2, 6], 5: [1]}, 3)
@@ -226,7 +228,7 @@ def test_a_captured_step_replays_the_bucket(captured: tuple[Step, ToyEngine]) ->
     assert step._graphs.replayed == [4, 1, 1]  # type: ignore[union-attr]
 
 
-def test_a_captured_step_notices_that_the_table_moved(captured: tuple[Step, ToyEngine]) -> None:
+def test_a_captured_step_notices_that_the_table_moved(captured: tuple[Step, Engine]) -> None:
     step, engine = captured
     engine.prompts[1] = [3]
     step.prefill(Batch([1], [1]))
@@ -239,7 +241,8 @@ def test_a_captured_step_notices_that_the_table_moved(captured: tuple[Step, ToyE
 def test_a_captured_step_notices_that_a_corpus_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_module, "Graphs", EagerGraphs)
     plan = lookup_plan()
-    engine = ToyEngine(plan["dims"]["V"], 1, False, make_engine(chain_plan()).table, {1: [3]})
+    engine = make_engine(plan)
+    engine.prompts[1] = [3]
     tables = {"corpus": torch.tensor([3, 1, 4], dtype=torch.int32)}
     step = make_step(plan, engine, engine.table, tables=tables, capture=True)
     step.prefill(Batch([1], [1], [3]))

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from functools import partial
 from itertools import count
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from fake_cuda import FakeBackend, FakeCuda
-from hash_engine import HashEngine
+from fakes.cuda import FakeBackend, FakeCuda
+from fakes.drafts import Engine
+from fakes.plans import program_of
 from programs import load
 from returned import Fresh, Static
 from test_transfer import CASES, CPU, IDS, Machine, plugin, text
-from toy_plan import program_of
 
 from specc.build import build_program
 from specc.runtime import program as program_module
@@ -24,7 +22,7 @@ from specc.runtime.arena import allocate
 from specc.runtime.backends import Backend
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.errors import BindError
-from specc.runtime.plan import BATCH_AXIS, Plan
+from specc.runtime.plan import Plan
 from specc.runtime.program import Program
 from specc.runtime.step import Step
 
@@ -38,34 +36,6 @@ each_case = pytest.mark.parametrize(
 )
 
 
-class DepthsEngine:
-    """Forwards, request table and KV buffers of a program of several depths: each call is that of a depth it fits."""
-
-    def __init__(self, plans: Sequence[Plan], seed: int) -> None:
-        self._engines = [HashEngine(plan, seed) for plan in plans]
-        self.table, self.kv = self._engines[0].table, self._engines[0].kv
-        for engine in self._engines:
-            engine.table, engine.kv = self.table, self.kv
-        for name in {name for plan in plans for name in plan.callbacks()}:
-            setattr(self, name, partial(self._call, name))
-
-    def _call(self, name: str, **operands: Any) -> SimpleNamespace:
-        engine = next(engine for engine in self._engines if _fits(engine, name, operands))
-        return getattr(engine, name)(**operands)
-
-
-def _fits(engine: HashEngine, name: str, operands: dict[str, Any]) -> bool:
-    """Whether the depth of an engine has this forward, with operands of these shapes and this capture."""
-    node = engine._nodes.get((name, operands.get("step")))
-    if node is None or node.capture != operands["capture"]:
-        return False
-    for operand, value in node.operands.items():
-        batch, *axes = engine._axes(value)
-        if batch == BATCH_AXIS and list(operands[operand].shape[1:]) != [engine.plan.size(axis) for axis in axes]:
-            return False
-    return True
-
-
 def plans_of(algorithm: str, steps: list[int] = STEPS, **keys: Any) -> list[Plan]:
     """The plans of all depths, the deepest first."""
     keys |= {"options": {"window": 64}} if algorithm == "NGRAM" else {}
@@ -75,7 +45,7 @@ def plans_of(algorithm: str, steps: list[int] = STEPS, **keys: Any) -> list[Plan
 
 def bind(plans: Sequence[Plan], seed: int) -> Machine:
     """A program of these depths, bound on the CPU."""
-    engine: Any = DepthsEngine(plans, seed)
+    engine = Engine.of_plan(plans[0], seed=seed)
     program = Program(plans, program_of(plans[0]).manifest, CPU, ReferenceBackend())
     return Machine(plans[0], engine, program.bind(engine, engine.table, engine.kv))
 
@@ -100,7 +70,7 @@ def captured(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(program_module, "allocate", lambda plans, device: allocate(plans, CPU, poison=0xA5))
 
     def run(plans: Sequence[Plan], seed: int, returns: type[Static] = Static, **how: Any) -> Machine:
-        engine: Any = DepthsEngine(plans, seed)
+        engine = Engine.of_plan(plans[0], seed=seed)
         program = Program(plans, program_of(plans[0]).manifest, torch.device("cuda", 0), FakeBackend(cuda))
         return Machine(plans[0], engine, program.bind(returns(engine), engine.table, engine.kv, **how))
 

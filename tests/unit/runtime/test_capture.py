@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any
 
 import pytest
-from fake_cuda import FakeCuda
+from chains import make_engine, start
+from fakes.chain_plan import chain_plan
+from fakes.cuda import FakeCuda
 from test_step import CPU, VARIANTS, decode
-from toy_engine import make_engine, start
-from toy_plan import chain_plan
 
 from specc.runtime import step as step_module
 from specc.runtime.backends.cpu import ReferenceBackend

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fakes.chain_plan import chain_plan
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from toy_plan import chain_plan
 
 from specc.runtime.carry import Carry
 from specc.runtime.errors import CarryError

@@ -11,18 +11,20 @@ from typing import Any
 
 import pytest
 import torch
-from lookup_plan import lookup_plan
-from toy_engine import make_engine
-from toy_plan import chain_plan
+from chains import make_engine
+from fakes.chain_plan import chain_plan
+from fakes.lookup_plan import lookup_plan
+from fakes.plans import by_torch
 
 from specc.runtime import program
 from specc.runtime.arena import Arena
 from specc.runtime.backends import cuda
+from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.errors import BindError, DamagedWheelError, PlanError, UnsupportedDeviceError
 from specc.runtime.external import Forward
 from specc.runtime.frame import Frame
 from specc.runtime.manifest import Artifact, Manifest
-from specc.runtime.plan import Launch, Plan
+from specc.runtime.plan import Launch, Plan, Reference
 from specc.runtime.relay import RelayPools
 
 DEVICE = torch.device("cuda", 1)
@@ -132,6 +134,25 @@ def test_arguments_grid_and_stream(driver: Driver, tmp_path: Path) -> None:
     assert tokens == arena.buffer("tokens").data_ptr()
     assert scratch == [0, 0]
     assert driver.shared == []
+
+
+def test_what_has_no_kernel_is_computed_by_torch(driver: Driver, tmp_path: Path) -> None:
+    """On the memory of the launch that it stands for; of 0 rows nothing is computed."""
+    plan, torched = Plan.from_json(chain_plan()), Plan.from_json(by_torch(chain_plan(), "prepare"))
+    backend = cuda.CudaBackend([torched], artifacts(torched, tmp_path), tmp_path, DEVICE)
+    (reference,) = [one for one in torched.nodes("step") if isinstance(one, Reference)]
+    (frame, arena, _), (other, wanted, _) = frame_of(torched, 3), frame_of(plan, 3)
+    for memory in (arena, wanted):
+        memory.bytes.copy_(torch.arange(len(memory.bytes)) % 3)
+        memory.buffer("req_pool_indices").copy_(torch.tensor([3, 0, 1, 2]))
+        memory.buffer("seq_lens").copy_(torch.tensor([2, 0, 1, 3]))
+    before = arena.bytes.clone()
+    backend.launch(reference, frame_of(torched, 0)[0])
+    backend.launch(reference, frame)
+    ReferenceBackend().launch(node(plan, "prepare"), other)
+    assert driver.launches == []
+    assert torch.equal(arena.bytes, wanted.bytes)
+    assert not torch.equal(arena.bytes, before)
 
 
 def test_a_launch_has_the_grid_of_its_own_bucket(driver: Driver, tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from kv_plan import tree_plan
-from toy_plan import chain_plan, program_of
+from fakes.chain_plan import chain_plan
+from fakes.plans import program_of
+from fakes.tree_plan import tree_plan
 
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BindError, DamagedWheelError, PlanError, SpeccError, UnsupportedTorchError
@@ -40,7 +41,7 @@ def manifest_json() -> Json:
         "digest": "0" * 64,
         "specc": "0.1.0",
         "triton": "3.8.0",
-        "plan_format": 3,
+        "plan_format": 4,
         "torch": "2.11",
         "archs": ["sm_90"],
         "artifacts": [code],
@@ -149,9 +150,9 @@ def asked(plan: Plan) -> None:
         (b'{"format": NaN}', "NaN is no number"),
         (b'{"format": -Infinity}', "-Infinity is no number"),
         (b'{"format": 1e999}', "1e999 is too large"),
-        (b'{"format": 3, "name": "a", "format": 3}', "key 'format' is there twice"),
+        (b'{"format": 4, "name": "a", "format": 4}', "key 'format' is there twice"),
         (b'{"format": ' + b"9" * 5000 + b"}", "limit"),
-        (b'{"format": 3}\x00', "Extra data"),
+        (b'{"format": 4}\x00', "Extra data"),
         (b'"\n"', "control character"),
     ],
 )

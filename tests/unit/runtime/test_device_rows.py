@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from hash_engine import HashEngine
+from chains import batch_of, make_engine, start
+from fakes.chain_plan import chain_plan
 from host_reads import HostReads
 from test_step import CPU, VARIANTS, bind
 from test_transfer import CASES, IDS, Machine, machine, plugin, text
 from torch import Tensor
-from toy_engine import batch_of, make_engine, start
-from toy_plan import chain_plan
 
 from specc.runtime.arena import Arena
 from specc.runtime.backends.cpu import ReferenceBackend
@@ -57,10 +56,9 @@ def test_every_algorithm_decodes_what_it_does_of_host_rows(algorithm: str, keys:
 
 
 def test_nobody_waits_and_nothing_comes_from_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a launch or a forward does is the CPU's own way; all around them reads no value."""
+    """What a launch does is the CPU's own way; all around it, forwards included, reads no value."""
     reads = HostReads(monkeypatch)
     reads.allow(ReferenceBackend, "launch")
-    reads.allow(HashEngine, "_run")
     one = machine("EAGLE", 1)
     one.prefill({2: [3, 1, 4], 1: [5]})
     batch = device_batch(one, [2, 1])

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from kv_plan import PAGE, ROOM, tree_plan
+from fakes.chain_plan import chain_plan
+from fakes.plans import program_of
+from fakes.tree_plan import PAGE, ROOM, tree_plan
 from torch import Tensor
-from toy_plan import chain_plan, program_of
 
 from specc.runtime.backends.cuda import _number
 from specc.runtime.batch import Batch

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from toy_plan import chain_plan
+from fakes.chain_plan import chain_plan
 
 from specc.runtime.arena import ALIGNMENT, Arena
 from specc.runtime.errors import PlanError
@@ -70,7 +70,7 @@ def test_impossible_buffers(name: str, change: Json, message: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d.update(format=1), "plan format 1, this runtime reads format 3"),
+        (lambda d: d.update(format=1), "plan format 1, this runtime reads format 4"),
         (lambda d: d.pop("values"), "malformed plan: KeyError: 'values'"),
         (lambda d: d["values"]["predict"].update(buffer="gone"), "unknown buffer 'gone'"),
         (lambda d: d["values"]["predict"].update(axes=["B", "Q"]), "axis 'Q' has no size"),

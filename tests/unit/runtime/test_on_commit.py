@@ -7,13 +7,14 @@ from functools import partial
 from typing import Any
 
 import pytest
-from fake_cuda import FakeBackend, FakeCuda
+from chains import batch_of, make_engine, start
+from fakes.chain_plan import chain_plan
+from fakes.cuda import FakeBackend, FakeCuda
+from fakes.drafts import Engine
 from returned import Static
 from test_step import CPU, bind
 from test_transfer import CASES, IDS, machine, plugin, text
 from torch import Tensor
-from toy_engine import ToyEngine, batch_of, make_engine, start
-from toy_plan import chain_plan
 
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
@@ -28,7 +29,7 @@ PROMPTS = {3: [4, 9, 2], 1: [7, 1], 6: [5, 5, 8, 1, 2]}
 class Seen:
     """Lengths that were handed over, and the forwards called so far in the step each time."""
 
-    def __init__(self, engine: ToyEngine) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.lengths: list[list[int]] = []
         self.calls: list[list[str]] = []
@@ -39,7 +40,7 @@ class Seen:
 
 
 def step_of(
-    engine: ToyEngine,
+    engine: Engine,
     plan: dict[str, Any],
     capture: Any,
     monkeypatch: pytest.MonkeyPatch,

@@ -8,8 +8,8 @@ import json
 from typing import Any
 
 import pytest
+from fakes.plans import program_of
 from programs import load
-from toy_plan import program_of
 
 from specc.algorithms import names, needs
 from specc.build import build_program

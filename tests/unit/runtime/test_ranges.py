@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from fake_cuda import FakeBackend, FakeCuda, FakeNvtx
+from chains import Oracle, make_engine, start
+from fakes.chain_plan import chain_plan
+from fakes.cuda import FakeBackend, FakeCuda, FakeNvtx
+from fakes.drafts import Engine
+from fakes.plans import program_of
 from test_step import CPU, decode
-from toy_engine import Oracle, ToyEngine, make_engine, start
-from toy_plan import chain_plan, program_of
 
 from specc.runtime import program as program_module
 from specc.runtime.backends.cpu import ReferenceBackend
@@ -30,7 +32,7 @@ def nvtx(monkeypatch: pytest.MonkeyPatch) -> FakeNvtx:
 
 
 def bind(
-    engine: ToyEngine | None = None, backend: Any = None, *, nvtx: bool = False, capture: bool = False
+    engine: Engine | None = None, backend: Any = None, *, nvtx: bool = False, capture: bool = False
 ) -> tuple[Step, dict[int, Oracle]]:
     """A step whose prompts were prefilled, and what it must decode."""
     plan = chain_plan()

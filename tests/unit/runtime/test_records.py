@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from fakes.chain_plan import chain_plan
+from fakes.plans import Json, kv_pool, program_of
 from programs import load
-from toy_plan import Json, chain_plan, kv_pool, program_of
 
 from specc.build import build_program
 from specc.runtime.carry import Carry

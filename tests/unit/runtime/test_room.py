@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fakes.toys import TOYS, Toy
 from gpu.room import run_out
-from gpu.toy_programs import TOYS, Toy
 
 from specc.algorithms import names, needs
 from specc.build import build_program

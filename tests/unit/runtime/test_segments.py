@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from fake_cuda import GRAPH_BYTES, FakeBackend, FakeCuda
-from hash_engine import HashEngine
-from lookup_plan import lookup_plan
+from chains import make_engine, start
+from fakes.chain_plan import chain_plan
+from fakes.cuda import GRAPH_BYTES, FakeBackend, FakeCuda
+from fakes.drafts import Engine
+from fakes.lookup_plan import lookup_plan
+from fakes.plans import program_of
 from programs import load
 from returned import Fresh, Static
 from test_step import CPU, VARIANTS, decode
 from test_transfer import CASES, IDS, TREE, Machine, machine, plugin, text
-from toy_engine import make_engine, start
-from toy_plan import chain_plan, program_of
 
 from specc.build import build_program
 from specc.runtime import program as program_module
@@ -194,7 +195,7 @@ def test_every_algorithm_replays_what_it_runs(algorithm: str, keys: dict[str, An
 
 def captured(eager: Machine, returns: type[Static], backend: FakeBackend) -> Machine:
     """The same machine, with captured segments."""
-    engine = HashEngine(eager.plan, 7)
+    engine = Engine.of_plan(eager.plan, seed=7)
     step = Step(eager.plan, backend, CPU, returns(engine), engine.table, engine.kv, poison=0xA5)
     step.capture("segments")
     return Machine(eager.plan, engine, step)
@@ -202,12 +203,9 @@ def captured(eager: Machine, returns: type[Static], backend: FakeBackend) -> Mac
 
 def same_kv(one: Machine, other: Machine) -> bool:
     """Whether the rows of the committed text are the same."""
-    found = []
-    for each in (one, other):
-        engine = each.engine
-        slots = {o: [engine.table[r, : engine.positions(o, n)] for r, n in each.lengths.items()] for o in engine.kv}
-        found.append([b[torch.cat(slots[o]).long()] for o, buffers in engine.kv.items() for b in buffers])
-    return all(torch.equal(mine, theirs) for mine, theirs in zip(*found, strict=True))
+    found = [[each.engine.content(row, length) for row, length in one.lengths.items()] for each in (one, other)]
+    pairs = ((mine, theirs) for rows in zip(*found, strict=True) for mine, theirs in zip(*rows, strict=True))
+    return all(torch.equal(mine, theirs) for mine, theirs in pairs)
 
 
 @pytest.mark.parametrize("moved", ["corpus", "req_to_token"])
@@ -228,7 +226,7 @@ def test_a_table_that_moved_is_refused(moved: str, cuda: FakeCuda) -> None:
 
 def test_kv_buffers_that_moved_are_refused(cuda: FakeCuda) -> None:
     plan = Plan.from_json(build_program(load("EAGLE", **TREE)).plan)
-    engine = HashEngine(plan, 1)
+    engine = Engine.of_plan(plan, seed=1)
     step = Step(plan, FakeBackend(cuda), CPU, Static(engine), engine.table, engine.kv)
     step.capture("segments")
     step.prefill(Batch([1], [3]))

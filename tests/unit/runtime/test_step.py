@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from toy_engine import Oracle, ToyEngine, batch_of, make_engine, start
-from toy_plan import chain_plan
+from chains import Oracle, batch_of, make_engine, start
+from fakes.chain_plan import chain_plan
+from fakes.drafts import Engine
 
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
@@ -25,7 +26,7 @@ VARIANTS = [(hidden, overlap) for hidden in (False, True) for overlap in (False,
 POISON = 0xFF
 
 
-def bind(plan: dict[str, Any], engine: ToyEngine, poison: int | None = POISON) -> Step:
+def bind(plan: dict[str, Any], engine: Engine, poison: int | None = POISON) -> Step:
     return Step(Plan.from_json(plan), ReferenceBackend(), CPU, engine, engine.table, poison=poison)
 
 
@@ -58,8 +59,7 @@ def test_tokens_of_several_steps(hidden: bool, overlap: bool, padded: bool, step
 def test_something_is_accepted_and_something_rejected() -> None:
     lengths = set[int]()
     for hidden in (False, True):
-        oracle = Oracle([4, 9, 2], 32, 3, hidden)
-        oracle.first()
+        oracle = Oracle([4, 9, 2], make_engine(chain_plan(hidden=hidden)).models, 3, hidden)
         lengths |= {len(oracle.step()) for _ in range(20)}
     assert lengths == {1, 2, 3, 4}
 

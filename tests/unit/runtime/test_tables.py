@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from lookup_plan import LONGEST, SHORTEST, WINDOW, lookup_plan
+from fakes.chain_plan import chain_plan
+from fakes.drafts import Engine
+from fakes.lookup_plan import LONGEST, SHORTEST, WINDOW, lookup_plan
+from fakes.memory import scattered
+from fakes.models import target_next
+from fakes.plans import program_of
+from fakes.tables import tame_models
 from torch import Tensor
-from toy_engine import ToyEngine, target_next
-from toy_plan import chain_plan, program_of
 
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.backends.cuda import _number
@@ -22,17 +26,20 @@ from specc.runtime.step import Step
 from specc.runtime.tables import TableGuard
 
 CPU = torch.device("cpu")
-VOCAB = 32
 PROMPTS = {3: [4, 9, 2], 1: [7, 7, 7, 7, 7], 6: [5, 5, 8, 1, 2] * 9}
 
 
-def make_engine(prompts: dict[int, list[int]]) -> ToyEngine:
+TARGET = tame_models(Plan.from_json(lookup_plan()))["target"]
+
+
+def make_engine(prompts: dict[int, list[int]]) -> Engine:
     """An engine for 8 pool rows of 128 positions."""
-    table = 1 + torch.randperm(8 * 128, generator=torch.Generator().manual_seed(2)).to(torch.int32).view(8, 128)
-    return ToyEngine(VOCAB, 1, False, table, dict(prompts))
+    engine = Engine.of_plan(Plan.from_json(lookup_plan()), scattered(8, 128))
+    engine.prompts |= prompts
+    return engine
 
 
-def bind(plan: dict[str, Any], engine: ToyEngine, tables: dict[str, Tensor] | None = None) -> Step:
+def bind(plan: dict[str, Any], engine: Engine, tables: dict[str, Tensor] | None = None) -> Step:
     return Step(Plan.from_json(plan), ReferenceBackend(), CPU, engine, engine.table, tables=tables, poison=0xFF)
 
 
@@ -44,7 +51,7 @@ def continuation(prompt: list[int], count: int) -> list[int]:
     """The target's own text."""
     text = list(prompt)
     for _ in range(count):
-        text.append(target_next(text, VOCAB))
+        text.append(target_next(TARGET, text))
     return text
 
 
@@ -68,7 +75,7 @@ def step_of(text: list[int], known: list[int], steps: int) -> list[int]:
     """What one decode step emits, the bonus last; it is appended to the text."""
     emitted: list[int] = []
     for token in [*drafts(text, known, steps), None]:
-        emitted.append(target_next(text + emitted, VOCAB))
+        emitted.append(target_next(TARGET, text + emitted))
         if token != emitted[-1]:
             break
     text += emitted

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from fake_cuda import FakeCuda
-from hash_engine import HashEngine
+from chains import Oracle, batch_of, make_engine, start
+from fakes.chain_plan import chain_plan
+from fakes.cuda import FakeCuda
+from fakes.drafts import Engine
 from host_reads import HostReads
 from test_bound_depths import bind as bind_depths
 from test_bound_depths import plans_of
@@ -20,8 +22,6 @@ from test_on_commit import step_of
 from test_step import bind, decode
 from test_transfer import CASES, IDS, Machine, machine, plugin, text
 from torch import Tensor
-from toy_engine import Oracle, ToyEngine, batch_of, make_engine, start
-from toy_plan import chain_plan
 
 from specc.ir.ops import OPS
 from specc.runtime.backends.cpu import ReferenceBackend
@@ -45,7 +45,7 @@ class Boom(BaseException):
 
 def machine_of(plan: Plan) -> Machine:
     """One of many with the same program, engine, prompts and first step."""
-    engine = HashEngine(plan, 7)
+    engine = Engine.of_plan(plan, seed=7)
     made = Machine(plan, engine, Step(plan, ReferenceBackend(), CPU, engine, engine.table, engine.kv, poison=0x5A))
     rng = random.Random(1)
     made.prefill({row: text(rng) for row in EVERY})
@@ -202,7 +202,7 @@ def test_every_graph(capture: Any, overlap: bool, late: bool, monkeypatch: pytes
     assert torn == (published if capture == "segments" else [True])
 
 
-def again(step: Step, engine: ToyEngine, oracles: dict[int, Oracle], rows: list[int]) -> None:
+def again(step: Step, engine: Engine, oracles: dict[int, Oracle], rows: list[int]) -> None:
     """Torn requests are refused; then they are prefilled with their text."""
     assert step.torn == set(rows)
     calls = list(engine.calls)
@@ -321,7 +321,6 @@ def test_rows_that_cannot_be_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_while_nothing_is_torn_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     reads = HostReads(monkeypatch)
     reads.allow(ReferenceBackend, "launch")
-    reads.allow(HashEngine, "_run")
     one = machine("EAGLE", 1)
     one.prefill({2: [3, 1, 4], 1: [5]})
     rows, lengths = device(2, 1), device(3, 1)

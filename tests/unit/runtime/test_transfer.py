@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from hash_engine import HashEngine, follow
-from programs import EXAMPLES, load
-from toy_engine import batch_of, make_engine, start
-from toy_plan import chain_plan
+from chains import batch_of, make_engine, start
+from fakes.chain_plan import chain_plan
+from fakes.drafts import Engine
+from fakes.tables import tame_text
+from programs import EXAMPLES, brought, load
 
 from specc import algorithms
 from specc.build import build_program
@@ -49,12 +50,13 @@ class Machine:
     """A bound program, its engine, and the committed lengths of its requests by pool row."""
 
     plan: Plan
-    engine: HashEngine
+    engine: Engine
     step: Step
     lengths: dict[int, int] = field(default_factory=dict)
 
     def prefill(self, prompts: dict[int, list[int]]) -> None:
         """Prefill prompts by pool row."""
+        self.engine.prompts |= prompts
         tokens = [token for prompt in prompts.values() for token in prompt]
         lengths = [len(prompt) for prompt in prompts.values()]
         reads = PROMPT in self.plan.reads("prefill")
@@ -72,16 +74,15 @@ def machine(algorithm: str, seed: int, **keys: Any) -> Machine:
     """A machine with a program of its own."""
     keys |= {"options": {"window": 64}} if algorithm == "NGRAM" else {}
     plan = Plan.from_json(build_program(load(algorithm, **keys)).plan)
-    engine = HashEngine(plan, seed)
-    return Machine(plan, engine, Step(plan, ReferenceBackend(), CPU, engine, engine.table, engine.kv, poison=0x5A))
+    engine = Engine.of_plan(plan, seed=seed)
+    return Machine(
+        plan, engine, Step(plan, ReferenceBackend(brought()), CPU, engine, engine.table, engine.kv, poison=0x5A)
+    )
 
 
 def text(rng: random.Random) -> list[int]:
     """A prompt like what the engine's models write."""
-    tokens, length = [rng.randrange(10)], rng.randint(1, 16)
-    while len(tokens) < length:
-        tokens.append(int(follow(torch.tensor(tokens[-1]))))
-    return tokens
+    return tame_text(rng, rng.randint(1, 16))
 
 
 @dataclass
@@ -179,18 +180,13 @@ def test_against_plain_speculative_decoding(hidden: bool, overlap: bool) -> None
     plans = [chain_plan(hidden=hidden, overlap=overlap, pool=pool, batch=batch) for pool, batch in ((8, 4), (12, 2))]
     engines = [make_engine(plan, seed=seed) for seed, plan in enumerate(plans)]
     here, there = (
-        Step(Plan.from_json(plan), ReferenceBackend(), CPU, engine, engine.table, poison=0xFF)
+        Step(Plan.from_json(plan), ReferenceBackend(brought()), CPU, engine, engine.table, poison=0xFF)
         for plan, engine in zip(plans, engines, strict=True)
     )
     oracles = start(here, engines[0], prompts, steps=3)
     there.write_carry(list(places.values()), there.unpack(here.pack(list(places))))
     for row, place in places.items():
-        count = len(oracles[row].text) - hidden
-        slots = zip(engines[0].table[row, :count].tolist(), engines[1].table[place, :count].tolist(), strict=True)
-        for theirs, mine in slots:
-            for name in ("target_kv", "draft_kv"):
-                kv = getattr(engines[0], name)
-                getattr(engines[1], name).update({mine: kv[theirs]} if theirs in kv else {})
+        engines[1].take(engines[0], row, place, len(oracles[row].text) - 1)
     moved = {places[row]: oracle for row, oracle in oracles.items()}
     for _ in range(4):
         for part in ([9, 2], [10]):

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lookup_plan import lookup_plan
+from chains import make_engine, start
+from fakes.chain_plan import chain_plan
+from fakes.lookup_plan import lookup_plan
+from fakes.plans import program_of
 from test_step import bind, decode
 from test_torn import machine_of
 from test_transfer import machine
-from toy_engine import ToyEngine, make_engine, start
-from toy_plan import chain_plan, program_of
 
 from specc.runtime import program as module
 from specc.runtime.batch import Batch
@@ -108,7 +109,8 @@ def test_what_is_bound(value: Any) -> None:
 @pytest.mark.parametrize("value", ODD, ids=TYPES)
 def test_prompts(value: Any) -> None:
     plan = lookup_plan()
-    engine = ToyEngine(plan["dims"]["V"], 1, False, make_engine(chain_plan()).table, {1: [3]})
+    engine = make_engine(plan)
+    engine.prompts[1] = [3]
     tables = {"corpus": torch.tensor([3, 1, 4], dtype=torch.int32)}
     step = program_of(Plan.from_json(plan)).bind(engine, engine.table, tables=tables)
     survives(lambda: step.prefill(Batch([1], [1], value)))
@@ -118,7 +120,8 @@ def test_prompts(value: Any) -> None:
 @pytest.mark.parametrize("token", [-1, 32, 10**9, 10**30])
 def test_tokens_that_the_target_does_not_know(token: int) -> None:
     plan = lookup_plan()
-    engine = ToyEngine(plan["dims"]["V"], 1, False, make_engine(chain_plan()).table, {1: [3, 3]})
+    engine = make_engine(plan)
+    engine.prompts[1] = [3, 3]
     step = program_of(Plan.from_json(plan)).bind(engine, engine.table, tables={"corpus": torch.ones(2).int()})
     with pytest.raises(BatchError, match=rf"prompt_tokens has token {token}, the target knows 0\.\.31"):
         step.prefill(Batch([1], [2], [3, token]))

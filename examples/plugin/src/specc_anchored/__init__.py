@@ -1,14 +1,17 @@
 """ANCHORED: a draft without memory, an algorithm for specc that specc does not know.
 
 Every forward of the draft reads a token and the *anchor*, the target's hidden row of the last accepted node; it keeps
-no keys and values and passes nothing on (in the spirit of Hydra's heads, arXiv 2402.05109). It brings three things:
+no keys and values and passes nothing on (in the spirit of Hydra's heads, arXiv 2402.05109). It brings four things:
 
 * a forward of its own, `model.anchored`, which the engine has to have as the callback ``anchored``;
 * a carried value of its own, ``anchor``;
-* an output of its own along the nodes, ``drafted``: which tokens the accepted path was drafted as.
+* an output of its own along the nodes, ``drafted``: which tokens the accepted path was drafted as;
+* an op of its own, ``anchored.repeats``, whose result is another output: how many emitted tokens are the one before
+  them, by which an engine sees a text that goes round in circles.
 
 That the anchor is pooled, loaded and stored, that the target has to capture its hidden states and the draft nothing,
 that ``drafted`` is compacted in a tree and costs nothing in a chain is said nowhere: specc finds out.
+The op has no kernel: torch computes it, within the step's graph.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from specc.algorithms.verification import State, carry_lengths, finish_prefill, 
 from specc.ir.core import Value
 from specc.ir.opdef import OpDef
 from specc.ir.ops.health import DRAFT_BIT
+from specc_anchored.reference import repeats
 
 FORWARD = OpDef(
     "model.anchored",
@@ -27,6 +31,13 @@ FORWARD = OpDef(
     "The draft over any tokens of a request, each on its own, at the request's anchor.",
     {"capture": str, "logits_dtype": str, "input_dtype": str, "input_width": int, "step": int},
     effect="external",
+)
+
+REPEATS = OpDef(
+    "anchored.repeats",
+    "tokens: i32[B, A], count: i32[B] -> repeats: i32[B]",
+    "How many of the first ``count`` tokens are the one before them.",
+    reference=repeats,
 )
 
 
@@ -55,6 +66,8 @@ def _build(scope: Scope) -> None:
     with b.phase("commit"), b.at(scope.at(*width)):
         last = b("commit.last", accepted.hidden, accepted.accept_index, accepted.accept_lens, names=("next_anchor",))
         store(scope, {"bonus": accepted.bonus, "anchor": last})
+    with b.phase("commit"):
+        scope.output("repeats", b("anchored.repeats", accepted.predict, accepted.accept_lens))
     scope.output("drafted", nodes.tokens)
     scope.output("health", state.health)
 
@@ -85,4 +98,6 @@ def _draft(scope: Scope, tokens: Value, positions: Value, anchor: Value, step: i
         )  # fmt: skip
 
 
-ANCHORED = Algorithm("ANCHORED", "a draft without memory, at the target's last hidden row", _build, forwards=(FORWARD,))
+ANCHORED = Algorithm(
+    "ANCHORED", "a draft without memory, at the target's last hidden row", _build, forwards=(FORWARD,), ops=(REPEATS,)
+)

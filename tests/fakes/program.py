@@ -15,7 +15,7 @@ from specc.engine.drafts import DflashDraft, Draft, FrozenKvDraft, MtpDraft
 from specc.engine.models import ModelFacts, TargetModel
 from specc.runtime.depth import FixedDepth
 
-from .fake_steps import KINDS, FakeStep, LookupStep
+from .program_steps import KINDS, FakeStep, LookupStep
 
 __all__ = ["FixedDepth"]  # where the command looks for it: in the module of the program
 

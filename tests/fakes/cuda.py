@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 import torch
+from programs import brought
 
 from specc.runtime import capture as capture_module
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.frame import Frame
-from specc.runtime.plan import Launch
+from specc.runtime.plan import Computed
 
 GRAPH_BYTES = 4096
 """What the fake reserves for every graph, times the place of the graph in the order of capture."""
@@ -108,9 +109,10 @@ class FakeBackend(ReferenceBackend):
     """
 
     def __init__(self, cuda: FakeCuda) -> None:
+        super().__init__(brought())
         self._cuda, self.launched = cuda, list[str]()
 
-    def launch(self, node: Launch, frame: Frame) -> None:
+    def launch(self, node: Computed, frame: Frame) -> None:
         graph = self._cuda.graph
         if graph is None:
             self.launched.append(node.name)

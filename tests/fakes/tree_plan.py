@@ -5,12 +5,8 @@ Tokens and parents of the tree are memory that nobody writes: a test puts them t
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from .plans import Builder, Json, external, kv_pool, op, plan_of
 
-from toy_plan import Builder, external, graphs_of, kv_pool, memory_of, op
-
-Json = dict[str, Any]
 PAGE, ROOM = 4, 2
 POINTERS = "kv.{}.pointers"
 
@@ -26,48 +22,18 @@ def tree_plan(*, batch: int = 4, layers: int = 2, row_bytes: int = 16, dtype: st
     for name in ("tokens", "parent", "vslots"):
         b.value(name, "i64", ["B", "N"])
     b.value("mask", "u8", ["B", "N", "1"])
-    phases = [("prepare", [_prepare(b, rows)]), ("verify", [*_verify(b, rows)])]
-    listed = [{"name": name, "entry": "step", "nodes": nodes} for name, nodes in phases]
+    pool = kv_pool(bound=True, layers=layers, row_bytes=row_bytes, dtype=dtype)
     outputs = {"predict": "predict", "accept_lens": "alens", "routed_experts": "experts"}
-    plan = {
-        "format": 3,
-        "name": "toy_tree",
-        "algorithm": "STANDALONE",
-        "specc": "0.0.0",
-        "dims": dims,
-        "kv": {
-            "page_size": PAGE,
-            "branch_room": ROOM,
-            "window": 10,
-            "verify_window": 5,
-            "reserve": 20,
-            "longest": None,
-            "first_draft_position": 0,
-            "draft_positions": "shifted",
-        },
-        "kv_pools": {
-            owner: kv_pool(bound=True, layers=layers, row_bytes=row_bytes, dtype=dtype) for owner in ("target", "draft")
-        },
-        "models": {},
-        "options": {},
-        "disaggregation": False,
-        "inputs": [
-            {"name": "req_pool_indices", "dtype": "i64", "axes": ["B"], "owner": "arena"},
-            {"name": "seq_lens", "dtype": "i64", "axes": ["B"], "owner": "arena"},
-            {"name": "req_to_token", "dtype": "i32", "axes": ["P", "C"], "owner": "engine"},
-        ],
-        "carry": [],
-        "outputs": [{"name": name, "value": value, "entry": "step"} for name, value in outputs.items()],
-        "values": b.values,
-        "buffers": b.buffers,
-        "kernels": b.kernels,
-        "phases": listed,
-        "buckets": b.buckets,
-        "totals": {},
-        **graphs_of(listed),
-        **memory_of(b),
-    }
-    return json.loads(json.dumps(plan))
+    return plan_of(
+        b,
+        {"prepare": [_prepare(b, rows)], "verify": _verify(b, rows)},
+        name="toy_tree",
+        algorithm="STANDALONE",
+        kv={"page_size": PAGE, "branch_room": ROOM, "window": 10, "reserve": 20},
+        kv_pools=dict.fromkeys(("target", "draft"), pool),
+        carry=[],
+        outputs=[(name, value, "step") for name, value in outputs.items()],
+    )
 
 
 def _pool_args(owner: str) -> tuple[Json, ...]:

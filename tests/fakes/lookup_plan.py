@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
-from toy_plan import Builder, Json, external, graphs_of, kv_pool, memory_of, op
+from .plans import INPUTS, Builder, Json, external, kv_pool, op, plan_of
 
 WINDOW, LONGEST, SHORTEST = 24, 4, 1
 
@@ -23,47 +21,22 @@ def lookup_plan(*, steps: int = 3, corpus: bool = True, vocab: int = 32, batch: 
     said = [(name, value, "step") for name, value in outputs.items()] + [("health", "h", "step")]
     said += [("bonus", "first", "prefill"), ("health", "ph", "prefill")]
     brought = [("prompt_tokens", "i64", ["T"]), *([("corpus", "i32", ["M"])] if corpus else [])]
-    written = [("req_pool_indices", "i64", ["B"], "arena"), ("seq_lens", "i64", ["B"], "arena")]
-    inputs = [*written, *((*item, "engine") for item in [("req_to_token", "i32", ["P", "C"]), *brought])]
-    listed = [
-        {"name": name, "entry": "prefill" if name == "prefill" else "step", "nodes": nodes}
-        for name, nodes in phases.items()
-    ]
-    plan = {
-        "format": 3,
-        "name": "toy_lookup",
-        "algorithm": "NGRAM",
-        "specc": "0.0.0",
-        "dims": dims,
-        "kv": {
-            "page_size": 1,
-            "window": dims["A"],
-            "verify_window": dims["N"],
-            "reserve": 8,
-            "longest": None,
-            "first_draft_position": 0,
-            "draft_positions": "shifted",
-        },
-        "kv_pools": {"target": kv_pool(bound=False)},
-        "models": {"target": {}},
-        "options": {"window": WINDOW},
-        "disaggregation": False,
-        "inputs": [dict(zip(("name", "dtype", "axes", "owner"), item, strict=True)) for item in inputs],
-        "carry": [
+    return plan_of(
+        b,
+        phases,
+        name="toy_lookup",
+        algorithm="NGRAM",
+        kv={"window": dims["A"], "reserve": 8},
+        kv_pools={"target": kv_pool(bound=False)},
+        models={"target": {}},
+        options={"window": WINDOW},
+        carry=[
             {"name": "text", "dtype": "i32", "axes": ["B", str(WINDOW)]},
             {"name": "seq_lens", "dtype": "i64", "axes": ["B"]},
         ],
-        "outputs": [dict(zip(("name", "value", "entry"), item, strict=True)) for item in said],
-        "values": b.values,
-        "buffers": b.buffers,
-        "kernels": b.kernels,
-        "phases": listed,
-        "buckets": b.buckets,
-        "totals": {},
-        **graphs_of(listed),
-        **memory_of(b),
-    }
-    return json.loads(json.dumps(plan))
+        inputs=[*INPUTS, *((*item, "engine") for item in brought)],
+        outputs=said,
+    )
 
 
 def _prefill(b: Builder) -> list[Json]:

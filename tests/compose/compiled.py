@@ -1,0 +1,53 @@
+"""From a module that no family has seen yet to kernels and plan; and those kernels, interpreted."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ours import TritonBackend
+from triton_interpreter import lighten, quietly
+
+from specc.build import Build, DepthBuild
+from specc.codegen.kernels import generate_kernels
+from specc.codegen.plan import build_plan
+from specc.codegen.render import lib_sources
+from specc.config import LoadedConfig
+from specc.ir.core import Module
+from specc.passes.base import Context
+from specc.passes.invariants import check_now
+from specc.passes.manager import run_passes
+from specc.passes.pipeline import PLANNING
+
+
+def compile_planned(module: Module, loaded: LoadedConfig) -> Build:
+    """Planning passes, kernels and plan of a module as the front leaves it.
+
+    Raises:
+        DiagnosticError: it cannot be built.
+
+    """
+    ctx = Context(loaded)
+    run_passes(module, [step() for step in PLANNING], ctx)
+    check_now(module)
+    (generated,) = generate_kernels({loaded.config.num_steps: module}, loaded.file)
+    depth = DepthBuild(loaded, module, ctx, generated, build_plan(module, generated, loaded.config))
+    return Build(loaded, (depth,), lib_sources(source.text for source in generated.sources))
+
+
+@contextmanager
+def interpreted(build: Build) -> Iterator[TritonBackend]:
+    """The kernels of a build in Triton's interpreter; nothing of them is left afterwards."""
+    lighten()
+    path, known = list(sys.path), set(sys.modules)
+    with tempfile.TemporaryDirectory() as folder, quietly():
+        try:
+            yield TritonBackend(build, Path(folder))
+        finally:
+            sys.path[:] = path
+            for name in [name for name in sys.modules.keys() - known if name.startswith("bench_kernels_")]:
+                del sys.modules[name]
+            sys.path_importer_cache.pop(folder, None)

@@ -1,0 +1,150 @@
+"""One entry of a plan, node after node: every launch by its kernel and by its ops, on the same memory.
+
+What a launch reads is what the launches before it left, or what a forward returned; forwards return random tensors. In
+the end the ops have done in the plan's memory what the module says without any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from gpu.nodes import Pair
+from torch import Tensor
+
+from specc.ir.core import Module
+from specc.ir.interpret import Forward, interpret
+from specc.runtime.backends.cpu import ReferenceBackend
+from specc.runtime.frame import Frame
+from specc.runtime.plan import PROMPT, TABLE, External, Launch
+from specc.runtime.relay import RelayPools
+from specc.runtime.semantics import DTYPES
+
+Called = tuple[str, int | None]
+"""A forward: its callback and its step."""
+
+
+@dataclass
+class Forwards:
+    """What forwards were given, and what they returned, so that the interpreter of modules can be given the same."""
+
+    given: dict[Called, dict[str, Tensor]] = field(default_factory=dict)
+    returned: dict[Called, dict[str, Tensor]] = field(default_factory=dict)
+
+    def by_opcode(self) -> dict[str, Forward]:
+        """They return what they did; AssertionError when they are given anything else."""
+
+        def forward(name: str) -> Forward:
+            def call(attrs: Mapping[str, Any], operands: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+                called = name, attrs.get("step")
+                for operand, tensor in operands.items():
+                    assert_equal(self.given[called][operand], tensor, f"{operand} of {name} {called[1]}")
+                return self.returned[called]
+
+            return call
+
+        return {f"model.{name}": forward(name) for name, _ in self.given}
+
+
+class Flow(Pair):
+    """A plan's memory twice, in which entries are run."""
+
+    def run(
+        self, module: Module, entry: str, rows: Tensor, lengths: Tensor, only: Collection[str] | None = None
+    ) -> None:
+        """Run an entry of the plan, and of the module that it was made of.
+
+        Pools and KV buffers keep what they hold; all other memory is poisoned first.
+
+        Args:
+            module: the module, after any pass.
+            entry: ``prefill`` or ``step``.
+            rows: i64[b], pool rows of the batch, 0 in padding rows.
+            lengths: i64[b], 0 in padding rows.
+            only: names of the launches whose kernels run, by default all; the ops of all launches do.
+
+        Raises:
+            AssertionError: a kernel leaves other memory than its ops, or the plan other results than the module.
+
+        """
+        pools = {name: pool.clone() for name, pool in self.pools.items()}
+        kv = {owner: [buffer.clone() for buffer in buffers] for owner, buffers in self.cpu.kv.buffers.items()}
+        batch = {"req_pool_indices": rows, "seq_lens": lengths}
+        frames, forwards = self._begin(entry, batch, pools), Forwards()
+        for node in self.plan.nodes(entry):
+            if isinstance(node, External):
+                self._call(node, frames, forwards)
+            elif isinstance(node, Launch) and (only is None or node.name in only):
+                self.compare(node, frames, f"{node.name}, rows {rows.tolist()}, lengths {lengths.tolist()}")
+            else:
+                self._skip(node, frames[0])
+        inputs = {**batch, TABLE: self.cpu.table, **frames[0].inputs}
+        values = interpret(module, entry, inputs, pools, forwards.by_opcode(), len(rows), kv)
+        for output in (output for output in self.plan.outputs if output.entry == entry):
+            assert_equal(frames[0].read(output.value), values[output.value], f"output {output.name}")
+        for name, pool in self.pools.items():
+            assert_equal(pool, pools[name], f"pool {name}")
+        for owner, buffers in self.cpu.kv.buffers.items():
+            for mine, wanted in zip(buffers, kv[owner], strict=True):
+                assert_equal(mine.view(torch.uint8), wanted.view(torch.uint8), f"KV rows of {owner}")
+
+    @property
+    def pools(self) -> RelayPools:
+        """The pool rows on the side of the ops, by field."""
+        return RelayPools(self.plan, self.cpu.arena)
+
+    def specified(self, node: Launch, frame: Frame, name: str) -> Tensor:
+        """Whoever reads a value may read all of it, but for the end of a flat mask."""
+        masks = {call.results[0] for call in node.ops if call.op == "tree.mask"}
+        return super().specified(node, frame, name) if name in masks else torch.ones_like(frame.read(name)).bool()
+
+    def _begin(self, entry: str, batch: Mapping[str, Tensor], pools: Mapping[str, Tensor]) -> tuple[Frame, Frame]:
+        """Frames of poisoned memory that holds the batch and the pools."""
+        self.operands.poison(self.cpu.arena)
+        for name, pool in self.pools.items():
+            pool.copy_(pools[name])
+        tokens = int(batch["seq_lens"].sum()) if entry == "prefill" else 0
+        sides, count = (self.cpu, self.other), len(batch["seq_lens"])
+        mine, other = (
+            Frame(self.plan, side.arena, RelayPools(self.plan, side.arena), side.table, count, tokens, side.kv.buffers)
+            for side in sides
+        )
+        for name in self.plan.inputs.keys() - {TABLE}:
+            if name in batch and self.plan.home(name) is not None:
+                mine.read(name).copy_(batch[name])
+            elif name not in batch:
+                size = tokens if name == PROMPT else int(torch.randint(0, 50, (), generator=self.operands.source))
+                brought = self.operands.draw((size,), DTYPES[self.plan.inputs[name].dtype], lengths=False)
+                mine.inputs = other.inputs = {**mine.inputs, name: brought}
+        return mine, other
+
+    def _call(self, node: External, frames: tuple[Frame, Frame], forwards: Forwards) -> None:
+        """Let a forward return random tensors."""
+        called = node.callback, node.step
+        forwards.given[called] = {name: frames[0].read(value).clone() for name, value in node.operands.items()}
+        answer = {
+            name: self.given(value, frames[0].shape(value), DTYPES[self.plan.values[value].dtype])
+            for name, value in node.results.items()
+        }
+        for name, value in node.results.items():
+            for frame in frames:
+                frame.adopt(value, answer[name].clone())
+        forwards.returned[called] = answer
+
+    def given(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """What a forward returns for a value."""
+        return self.operands.forward_result(shape, dtype)
+
+    def _skip(self, node: Launch, frame: Frame) -> None:
+        """Run the ops of a launch alone."""
+        ReferenceBackend().launch(node, frame)
+        theirs = dict(self.moved(node, self.other))
+        for name, moved in self.moved(node, self.cpu):
+            theirs[name].copy_(moved)
+
+
+def assert_equal(mine: Tensor, wanted: Tensor, what: str) -> None:
+    """Bit for bit; NaN equals NaN."""
+    torch.testing.assert_close(mine, wanted, rtol=0, atol=0, equal_nan=True, msg=lambda text: f"{what}: {text}")

@@ -1,0 +1,681 @@
+"""Legal modules composed at random: any op on any values that its signature and its meaning allow.
+
+A value may be read often, stored, handed out and carried; several walks, several reductions of one forward's logits and
+long chains of ops occur. What types do not say is kept apart by `Fact`: which integers are lengths, paths or parents.
+Tensors of any kind come from a forward, `SOURCE`, that is given some values and returns others.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from programs import config_text
+
+from specc.algorithms import names, needs
+from specc.config import LoadedConfig, load_text
+from specc.driver import start_module
+from specc.ir.builder import Builder
+from specc.ir.core import NODE, Attr, Carry, Module, Value, is_state, on_nodes, tensor_type
+from specc.ir.infer import assign_types
+from specc.ir.opdef import OpDef
+from specc.ir.ops import OPS
+from specc.ir.plan import KvLayout
+from specc.ir.types import Dim, StateType, TensorType
+
+SOURCE = OpDef(
+    "model.source",
+    "rows: i64[B], reads*: ? -> gives*: ?",
+    "A forward of a test: anything is read, anything is given.",
+    {"gives": str, "capture": str, "step": int},
+    effect="external",
+)
+LONGEST, COLUMNS = 40, 128
+"""Committed lengths are below the first; rows of the request table have as many columns as the second."""
+FLOATS = ("f32", "f16", "bf16")
+ESTABLISHED = ("typed", "live", "tree-form", "verify-selected", "compacted", "kv-bound")
+
+
+class Fact(NamedTuple):
+    """What is known of a value besides its type.
+
+    kind: ``rows``, ``lens``, ``path`` and ``count`` (accepted nodes, how many), ``parent``, ``kept``, ``slots``,
+    ``token`` (below every vocabulary), or nothing.
+    axis: of a path and a parent, the axis that its numbers count along.
+    most: of lengths, the largest.
+    pair: of a count, the path that is as long.
+    rough: it comes from a sum whose order is free.
+    """
+
+    kind: str = ""
+    axis: str = ""
+    most: int = 0
+    pair: Value | None = None
+    rough: bool = False
+
+
+class Unfit(Exception):
+    """The values that there are do not fit an op."""
+
+
+@dataclass
+class Composed:
+    """A module, the configuration whose sizes it has, and what its values and carried fields hold."""
+
+    loaded: LoadedConfig
+    module: Module
+    facts: dict[str, Fact]
+    fields: dict[str, Fact]
+
+
+def compose(rng: random.Random) -> Composed:
+    """One module, typed and legal: what form-kernels starts from."""
+    loaded = _configuration(rng)
+    composer = Composer(rng, start(loaded))
+    composer.prefill()
+    composer.step()
+    facts = {value.name: fact for value, fact in composer.facts.items()}
+    return Composed(loaded, composer.module, facts, composer.fields)
+
+
+def _configuration(rng: random.Random) -> LoadedConfig:
+    branches, steps = rng.choice([1, 2, 3]), rng.randint(1, 4)
+    keys = {
+        "num_steps": steps,
+        "topk": branches,
+        "buckets": sorted({rng.randint(1, 3), rng.randint(3, 5)}),
+        "max_requests": 7,
+        "page_size": rng.choice([1, 4]),
+    }
+    if branches > 1:
+        keys |= {"num_draft_tokens": rng.randint(2, min(14, 1 + branches + (steps - 1) * branches**2)), "mask": "none"}
+    model = {"num_layers": rng.randint(1, 2), "head_dim": 4, "dtype": rng.choice(["float32", "bfloat16"])}
+    model |= {"vocab_size": rng.randint(5, 70)}
+    text = config_text("STANDALONE", target=model, draft=model, **keys)
+    return load_text(text, Path("random.yaml"), names(), needs)
+
+
+def start(loaded: LoadedConfig) -> Module:
+    """A module without ops that has the dimensions and inputs of a step, and claims what the front establishes."""
+    config, module = loaded.config, start_module(loaded)
+    module.erase(next(module.ops()))
+    sizes = {"B": ("request", config.buckets[-1]), "K": ("branch", config.topk), "S": ("step", config.num_steps)}
+    sizes |= {"D": ("forward", config.num_steps - 1), "A": ("path", config.path_slots), "P": ("pool", config.pool_rows)}
+    if config.topk > 1:
+        sizes[NODE] = ("node", config.num_nodes)
+    assert config.draft is not None
+    sizes |= {"V": ("vocab", config.target.vocab_size), "Vd": ("draft_vocab", config.draft.vocab_size)}
+    module.dims = {name: Dim(name, axis, size, dynamic=name == "B") for name, (axis, size) in sizes.items()}
+    module.dims |= {n: Dim(n, axis, None) for n, axis in {"C": "context", "T": "token", "M": "corpus"}.items()}
+    module.add_input("req_pool_indices", TensorType("i64", ("B",)))
+    module.add_input("seq_lens", TensorType("i64", ("B",)))
+    module.add_input("req_to_token", TensorType("i32", ("P", "C")))
+    window = COLUMNS - LONGEST
+    room = config.num_steps if config.topk > 1 else 0
+    module.decls.append(KvLayout("kv", config.page_size, 0, config.num_nodes, room, window, 2 * window))
+    module.established = set(ESTABLISHED)
+    return module
+
+
+class Composer(Builder):
+    """Adds random ops to a module. Methods named after an op build one, or raise `Unfit`."""
+
+    def __init__(self, rng: random.Random, module: Module) -> None:
+        super().__init__(module)
+        self.rng, self.chain = rng, module.size("K") == 1
+        self.facts: dict[Value, Fact] = {}
+        self.fields: dict[str, Fact] = {}
+        self.here: list[Value] = []
+        self.nodes = "A" if self.chain else NODE
+        self.sources = 0
+        self.table = module.inputs["req_to_token"]
+        self.stored, self.loaded = set[str](), set[str]()
+
+    # --- entries ---------------------------------------------------------------------------------------------
+
+    def prefill(self) -> None:
+        """Perhaps some ops of a prefill."""
+        if self.rng.random() < 0.4:
+            with self.phase("prefill"):
+                self._enter()
+                self._some(3, 8, (self.source, self.reduce, self.store, self.health, self.ngram_start, self.handed_on))
+                self._read_nodes()
+                self._leave("prefill.")
+
+    def step(self) -> None:
+        """Ops of every phase of a step."""
+        self._enter()
+        with self.phase("prepare"):
+            self._some(1, 3, (self.admit, self.load, self.load))
+            self._some(1, 5, (self.positions, self.slots, self.branch_slots, self.health, self.handed_on, self.propose))
+        middle = (
+            self.source,
+            self.source,
+            self.reduce,
+            self.reduce,
+            self.logprob,
+            self.grow,
+            self.grow,
+            self.select,
+            self.comb,
+            self.tree_positions,
+            self.mask,
+            self.gather,
+            self.handed_on,
+            self.health,
+            self.advance,
+            self.chain_of_tokens,
+            self.join,
+            self.walk,
+            self.positions,
+        )
+        with self.phase("draft"):
+            self._some(2, 8, middle)
+        with self.phase("verify"):
+            self._some(2, 9, (*middle, self.walk, self.walk))
+            self._read_nodes()
+        with self.phase("commit"):
+            self._some(
+                2,
+                9,
+                (
+                    self.compact,
+                    self.compact,
+                    self.compact,
+                    self.move,
+                    self.move,
+                    self.last,
+                    self.lengths,
+                    self.extend_ids,
+                    self.chosen,
+                    self.shift,
+                    self.store,
+                    self.append,
+                    self.health,
+                    self.handed_on,
+                    self.tail,
+                ),
+            )
+        with self.phase("extend"):
+            self._some(
+                0, 6, (self.source, self.reduce, self.logprob, self.store, self.handed_on, self.health, self.extend_ids)
+            )
+            self._leave("")
+
+    def _read_nodes(self) -> None:
+        """Let a forward read the rows of all nodes that nothing has read: no output can be such a value."""
+        if unread := [value for value in self.here if on_nodes(value) and not self.module.users(value)]:
+            self._forward(unread, [("seen", TensorType("i32", ("B",)), Fact())])
+
+    def _enter(self) -> None:
+        """Nothing is there but what the engine gives."""
+        rows, lens = self.module.inputs["req_pool_indices"], self.module.inputs["seq_lens"]
+        self.here, self.stored = [rows, lens], set()
+        self.facts |= {rows: Fact("rows"), lens: Fact("lens", most=LONGEST)}
+        self.states: dict[str, Value | None] = {"target": None, "draft": None}
+
+    def _some(self, least: int, most: int, makers: tuple[Callable[[], object], ...]) -> None:
+        for _ in range(self.rng.randint(least, most)):
+            for _ in range(20):
+                try:
+                    self.rng.choice(makers)()
+                    break
+                except Unfit:
+                    continue
+
+    def _leave(self, prefix: str) -> None:
+        """Hand out what nothing reads, and some of what is read; a forward reads what has been moved."""
+        if moved := [state for state in self.states.values() if state is not None]:
+            self._forward(moved, [("moved", TensorType("i32", ("B",)), Fact())])
+        for value in (value for value in self.here if value.source and not on_nodes(value)):
+            if not self.module.users(value) or self.rng.random() < 0.2:
+                self.module.outputs[prefix + value.name] = value
+
+    # --- picking ---------------------------------------------------------------------------------------------
+
+    def fact(self, value: Value) -> Fact:
+        """What is known of a value."""
+        return self.facts.get(value, Fact())
+
+    def pick(self, fits: Callable[[TensorType, Fact], bool]) -> Value:
+        """A value that fits, rather a late one."""
+        found = [value for value in self.here if fits(tensor_type(value), self.fact(value))]
+        if not found:
+            raise Unfit
+        return found[max(self.rng.randrange(len(found)), self.rng.randrange(len(found)))]
+
+    def of(self, dtype: str, *shape: str | int) -> Value:
+        """A value of a type, perhaps one that a forward gives for it."""
+        type_ = TensorType(dtype, shape)
+        try:
+            return self.pick(lambda found, _: found == type_)
+        except Unfit:
+            return self._asked("asked", type_, Fact())
+
+    def kind(self, kind: str, axis: str = "") -> Value:
+        """A value of a kind, perhaps one that a forward gives for it."""
+        try:
+            return self.pick(lambda _, fact: (fact.kind, fact.axis) == (kind, axis))
+        except Unfit:
+            if kind != "kept":
+                raise
+            return self._asked(kind, TensorType("i64", ("B", "K")), Fact(kind))
+
+    def _asked(self, name: str, type_: TensorType, fact: Fact) -> Value:
+        if self._late or self.rng.random() < 0.5:
+            raise Unfit
+        self._forward([], [(name, type_, fact)])
+        return self.here[-1]
+
+    def rows(self) -> Value:
+        """Pool rows."""
+        return self.kind("rows")
+
+    def lens(self, most: int = 1 << 30) -> Value:
+        """Lengths up to a largest."""
+        return self.pick(lambda _, fact: fact.kind == "lens" and fact.most <= most)
+
+    def make(self, opcode: str, *operands: Value, facts: Iterable[Fact] = (), **attrs: Attr) -> tuple[Value, ...]:
+        """Build an op; its tensors are there from now on, and what it replaces is not."""
+        results = self.many(opcode, *operands, **attrs)
+        self._typed(results, facts)
+        if OPS[opcode].inplace:
+            self.here.remove(operands[0])
+        return results
+
+    def _typed(self, results: tuple[Value, ...], facts: Iterable[Fact]) -> None:
+        assign_types(self.module, self.module.phases[self._phase][-1])
+        self.here += [value for value in results if not is_state(value)]
+        self.facts |= dict(zip(results, facts, strict=False))
+
+    def replaced(self, fits: Callable[[TensorType, Fact], bool]) -> Value:
+        """A value that an op in place may replace: one in memory of the program's own."""
+
+        def own(value: Value) -> bool:
+            return value.source is not None and value.source.opcode != SOURCE.name
+
+        found = [value for value in self.here if own(value) and fits(tensor_type(value), self.fact(value))]
+        if not found:
+            raise Unfit
+        return self.rng.choice(found)
+
+    # --- sources ---------------------------------------------------------------------------------------------
+
+    def source(self) -> None:
+        """A forward that reads some values, and gives logits, hidden rows or numbers of any kind."""
+        there = [value for value in self.here if not (self._late and on_nodes(value))]
+        reads = self.rng.sample(there, min(len(there), self.rng.randint(0, 3)))
+        self._forward(reads, [self._given() for _ in range(self.rng.randint(1, 3))])
+
+    def _forward(self, reads: list[Value], gives: list[tuple[str, TensorType, Fact]]) -> None:
+        gives = [pair for given in gives for pair in self._with_count(*given)]
+        text = ", ".join(f"{name}{i}: {type_}" for i, (name, type_, _) in enumerate(gives))
+        names = tuple(f"{name}{i}_{self.sources}" for i, (name, _, _) in enumerate(gives))
+        rows = self.module.inputs["req_pool_indices"]
+        results = self.many(
+            SOURCE.name,
+            rows,
+            *reads,
+            names=names,
+            gives=text,
+            capture="null",
+            step=self.sources,
+        )
+        self.sources += 1
+        self._typed(results, [fact for _, _, fact in gives])
+        for path, count in pairwise(results):
+            if self.fact(count).kind == "count":
+                self.facts[count] = Fact("count", pair=path)
+
+    def _with_count(self, name: str, type_: TensorType, fact: Fact) -> list[tuple[str, TensorType, Fact]]:
+        given = [(name, type_, fact)]
+        return [*given, ("count", TensorType("i32", ("B",)), Fact("count"))] if fact.kind == "path" else given
+
+    def _given(self) -> tuple[str, TensorType, Fact]:
+        """A name, a type and a kind."""
+        rng, nodes = self.rng, "A" if self._late else self.nodes
+        path, axes = rng.choice(["A", self.nodes]), rng.choice([(), ("K",), (nodes,), ("A",), ("S",)])
+        floats = rng.choice(FLOATS)
+        choices: list[tuple[str, TensorType, Fact]] = [
+            ("logits", TensorType(floats, ("B", *axes, rng.choice(["V", "Vd"]))), Fact()),
+            ("logits", TensorType(floats, ("B", *axes, rng.choice(["V", "Vd"]))), Fact()),
+            ("hidden", TensorType(floats, ("B", *axes, rng.randint(1, 40))), Fact()),
+            ("extra", TensorType(rng.choice(["i32", "i64", "u8"]), ("B", *axes, rng.randint(1, 3))), Fact()),
+            ("tokens", TensorType("i64", ("B", *(axes or ("K",)))), Fact("token")),
+            ("ids", TensorType("i32", ("B", *axes)), Fact("token")),
+            ("path", TensorType("i32", ("B", "A")), Fact("path", path)),
+            ("parent", TensorType("i64", ("B", nodes)), Fact("parent", nodes)),
+            ("text", TensorType("i32", ("B", rng.randint(3, 60))), Fact("token")),
+            ("flag", TensorType("i1", ("B", *axes)), Fact()),
+        ]
+        if not self.chain:
+            choices += [
+                ("kept", TensorType("i64", ("B", "K")), Fact("kept")),
+                ("scores", TensorType("f32", ("B", "K")), Fact()),
+                ("scores", TensorType("f32", ("B", "K", "K")), Fact()),
+                ("numbers", TensorType("i64", ("B", "K", "K")), Fact("token")),
+            ]
+        return rng.choice(choices)
+
+    def load(self) -> None:
+        """A carried field, of any type that a forward could give; lengths as well."""
+        name, type_, fact = self._given()
+        if fact.kind == "path" or on_nodes(Value("", type_)):
+            raise Unfit
+        if self.rng.random() < 0.2:
+            name, type_, fact = "lens", TensorType("i64", ("B",)), Fact("lens", most=LONGEST)
+        known = [name for name in self.fields if name not in self.loaded]
+        chosen = self.rng.choice(known) if known and self.rng.random() < 0.5 else self.field(name, type_, fact)
+        self.loaded.add(chosen)
+        self.make("carry.load", self.rows(), field=chosen, facts=[self.fields[chosen]])
+
+    def field(self, name: str, type_: TensorType, fact: Fact) -> str:
+        """A new carried field."""
+        name = f"{name}_{len(self.fields)}"
+        self.module.carries[name], self.fields[name] = Carry(name, type_, kept=True), fact
+        return name
+
+    # --- health, carry, positions ----------------------------------------------------------------------------
+
+    def health(self) -> None:
+        words = [v for v in self.here if v.source and v.source.opcode.startswith("health.")]
+        if not words or self.rng.random() < 0.2:
+            self.make("health.clear", self.rows())
+            return
+        bad = self.pick(lambda type_, _: type_.dtype == "i1" and not (self._late and NODE in type_.shape[1:2]))
+        self.make("health.raise", self.rng.choice(words), bad, bit=self.rng.randrange(31))
+
+    @property
+    def _late(self) -> bool:
+        """Whether ops may read rows of the path only."""
+        return self._phase in ("commit", "extend")
+
+    def store(self) -> None:
+        value = self.pick(
+            lambda type_, fact: (
+                NODE not in type_.shape[1:]
+                and type_.shape[0] == "B"
+                and fact.kind not in ("rows", "path")
+                and "T" not in type_.shape
+                and len(type_.shape) < 4
+            )
+        )
+        type_ = tensor_type(value)
+        same = [
+            name
+            for name, carry in self.module.carries.items()
+            if carry.type == type_ and name not in self.stored and self.fields[name].kind in ("", self.fact(value).kind)
+        ]
+        fact = self.fact(value)._replace(pair=None, rough=False)
+        if fact.most > LONGEST or fact.kind in ("count", "slots"):
+            fact = Fact()
+            same = [name for name in same if not self.fields[name].kind]
+        name = self.rng.choice(same) if same else self.field("kept", type_, fact)
+        self.stored.add(name)
+        published = self._phase == "commit" and self.rng.random() < 0.3
+        self.make("relay.publish" if published else "carry.store", self.rows(), value, field=name)
+
+    def append(self) -> None:
+        values = self.pick(lambda type_, _: type_.shape == ("B", "A") and type_.dtype in ("i32", "i64"))
+        ring = TensorType(tensor_type(values).dtype, ("B", self.rng.randint(self.module.size("A"), 60)))
+        count = self.kind("count")
+        rings = [
+            name
+            for name, carry in self.module.carries.items()
+            if carry.type.dtype == ring.dtype
+            and len(carry.type.shape) == 2
+            and name not in self.stored
+            and isinstance(size := carry.type.shape[1], int)
+            and size >= self.module.size("A")
+            and not self.fields[name].kind
+        ]
+        name = self.rng.choice(rings) if rings else self.field("ring", ring, Fact())
+        self.stored.add(name)
+        self.make("carry.append", self.rows(), self.lens(), values, count, field=name)
+
+    def admit(self) -> None:
+        if self.module.find("kv.admit"):
+            raise Unfit
+        window, longest = COLUMNS - self.rng.randint(20, LONGEST), self.rng.choice([-1, 30])
+        self.make(
+            "kv.admit",
+            self.table,
+            self.rows(),
+            self.lens(LONGEST),
+            window=window,
+            longest=longest,
+            facts=[Fact("rows"), Fact("lens", most=LONGEST)],
+        )
+
+    def positions(self) -> None:
+        axis = self.rng.choice(["", "K", "A", "S", self.nodes])
+        self.make("kv.positions", self.lens(), axis=axis, offset=self.rng.randint(-2, 3), stride=self.rng.randint(0, 2))
+
+    def advance(self) -> None:
+        self.make(
+            "kv.advance", self.replaced(lambda type_, fact: type_ == TensorType("i64", ("B", "K")) and not fact.kind)
+        )
+
+    def slots(self) -> None:
+        axis = self.rng.choice(["A", self.nodes, *(["D"] if self.chain and self.module.size("D") else [])])
+        kind = [Fact("slots", axis)] if axis == NODE else []
+        lens = self.lens(COLUMNS - 64)
+        self.make("kv.slots", self.table, self.rows(), lens, axis=axis, offset=self.rng.randint(0, 2), facts=kind)
+
+    def _runs(self) -> dict[str, Attr]:
+        if self.chain:
+            raise Unfit
+        return {"offset": self.rng.randint(0, 1), "page": self.rng.choice([1, 2, 4]), "room": self.module.size("S")}
+
+    def branch_slots(self) -> None:
+        if not self.module.size("D"):
+            raise Unfit
+        self.make("kv.branch_slots", self.table, self.rows(), self.lens(COLUMNS - 64), **self._runs())
+
+    def state(self, owner: str) -> Value:
+        """The KV state of a model as it is by now; it is read once."""
+        found = self.states[owner] or self.module.inputs.get(f"kv_{owner}")
+        return found or self.module.add_input(f"kv_{owner}", StateType(owner))
+
+    def move(self) -> None:
+        slots, count = (
+            self.kind("slots", NODE),
+            self.pick(lambda _, fact: fact.pair is not None and self.fact(fact.pair).axis == NODE),
+        )
+        path = self.fact(count).pair
+        assert path is not None
+        (self.states["target"],) = self.make("kv.move", slots, path, count, self.state("target"))
+
+    def tail(self) -> None:
+        operands = self.table, self.rows(), self.lens(COLUMNS - 64), self.state("draft")
+        (self.states["draft"],) = self.make("kv.duplicate_tail", *operands, **self._runs())
+
+    # --- reductions ------------------------------------------------------------------------------------------
+
+    def logits(self, columns: int = 1) -> Value:
+        """Floats with rows of so many columns at least."""
+
+        def fits(type_: TensorType, fact: Fact) -> bool:
+            wide = len(type_.shape) > 1 and type_.dtype in FLOATS and not fact.rough and type_.shape[0] == "B"
+            return (
+                wide
+                and not (self._late and NODE in type_.shape[1:2])
+                and TensorType("i1", type_.shape[-1:]).sizes(self.module.dims)[0] >= columns
+            )
+
+        return self.pick(fits)
+
+    def reduce(self) -> None:
+        """An argmax or a top-k."""
+        if self.rng.random() < 0.4:
+            logits = self.logits(self.module.size("K"))
+            self.make("vocab.topk", logits, self.rows(), facts=[Fact(rough=True)])
+            return
+        keep = "K" if self.chain and self.rng.random() < 0.5 else ""
+        self.make("vocab.argmax", self.logits(), self.rows(), dtype=self.rng.choice(["i32", "i64"]), keep=keep)
+
+    def logprob(self) -> None:
+        """Of the winners of the same logits, or of tokens that are below every vocabulary."""
+        logits = self.logits(4)
+        shape = tensor_type(logits).shape[:-1]
+
+        def fits(type_: TensorType, fact: Fact) -> bool:
+            return type_ == TensorType("i32", shape) and fact.kind == "token"
+
+        same = [
+            v
+            for v in self.here
+            if v.source
+            and v.source.opcode == "vocab.argmax"
+            and v.source["logits"] is logits
+            and tensor_type(v) == TensorType("i32", shape)
+        ]
+        index = self.rng.choice(same) if same else self.pick(fits)
+        self.make("vocab.logprob", logits, self.rows(), index, facts=[Fact(rough=True)])
+
+    # --- trees and chains ------------------------------------------------------------------------------------
+
+    def _only(self, *, chain: bool) -> None:
+        if self.chain != chain:
+            raise Unfit
+
+    def grow(self) -> None:
+        self._only(chain=False)
+        scores, p, index = self.of("f32", "B", "K"), self.of("f32", "B", "K", "K"), self.of("i64", "B", "K", "K")
+        facts = [self.fact(index), Fact(rough=True), Fact("kept"), Fact(rough=True)]
+        self.make("tree.grow", scores, p, index, facts=facts)
+
+    def select(self) -> None:
+        self._only(chain=False)
+        branches, nodes, steps = self.module.size("K"), self.module.size(NODE), 1
+        while branches + (steps - 1) * branches**2 < nodes - 1:
+            steps += 1
+        steps += self.rng.randint(0, 1)
+        scores = [self.of("f32", "B", "K"), *(self.of("f32", "B", "K", "K") for _ in range(1, steps))]
+        tokens = [self.of("i64", "B", "K"), *(self.of("i64", "B", "K", "K") for _ in range(1, steps))]
+        kept = [self.kind("kept") for _ in range(1, steps - 1)]
+        operands = self.rows(), self.of("i32", "B"), *scores, *tokens, *kept
+        self.make("tree.select", *operands, steps=steps, facts=[Fact(), Fact("parent", NODE)])
+
+    def comb(self) -> None:
+        self._only(chain=False)
+        steps = -(-(self.module.size(NODE) - 1) // self.module.size("K")) + self.rng.randint(0, 1)
+        self.make("tree.comb", self.rows(), steps=steps, facts=[Fact("parent", NODE)])
+
+    def tree_positions(self) -> None:
+        self._only(chain=False)
+        self.make("tree.positions", self.lens(), self.of("i64", "B", NODE))
+
+    def mask(self) -> None:
+        self._only(chain=False)
+        nodes = self.module.size(NODE)
+        mode = self.rng.choice(["qlen", "bitpacked", "full"])
+        lens = self.module.inputs["seq_lens"] if mode == "full" else self.lens()
+        width = {"qlen": 0, "bitpacked": 1 if nodes <= 8 else 2, "full": nodes * (LONGEST + nodes)}[mode]
+        self.make("tree.mask", lens, self.kind("parent", NODE), mode=mode, width=width)
+
+    def gather(self) -> None:
+        self._only(chain=False)
+        x = self.pick(lambda type_, _: type_.shape[:2] == ("B", "K"))
+        self.make(
+            "tree.gather", x, self.kind("kept"), facts=[self.fact(x) if self.fact(x).kind != "kept" else Fact("kept")]
+        )
+
+    def handed_on(self) -> None:
+        """One copy per branch, or the root as a token."""
+        if self.rng.random() < 0.5:
+            x = self.pick(
+                lambda type_, _: (
+                    len(type_.shape) == 2 and type_.shape[0] == "B" and not (self._late and type_.shape[1] == NODE)
+                )
+            )
+            fact = self.fact(x)
+            self.make("tree.repeat", x, facts=[Fact(rough=fact.rough)])
+        else:
+            bonus = self.of("i32", "B")
+            self.make("tree.root", bonus)
+
+    def chain_of_tokens(self) -> None:
+        """A chain, column after column, of any tokens."""
+        self._only(chain=True)
+        token = self.of("i64", "B", "K")
+        if self.rng.random() < 0.5:
+            (tokens,), size, done = self.make("chain.start", self.of("i32", "B"), token), self.module.size("A"), 2
+        else:
+            (tokens,), size, done = self.make("chain.first", token), self.module.size("S"), 1
+        for column in range(done, size):
+            (tokens,) = self.make("chain.append", tokens, self.of("i64", "B", "K"), column=column)
+
+    def join(self) -> None:
+        self._only(chain=True)
+        self.make("chain.join", self.of("i32", "B"), self.of("i64", "B", "S"))
+
+    def shift(self) -> None:
+        self._only(chain=True)
+        tokens = self.replaced(lambda type_, fact: type_ == TensorType("i64", ("B", "A")))
+        self.make("chain.shift", tokens, self.kind("count"), self.of("i64", "B", "K"))
+
+    def ngram_start(self) -> None:
+        prompt = self.module.inputs.get("prompt_tokens") or self.module.add_input(
+            "prompt_tokens", TensorType("i64", ("T",))
+        )
+        self.make(
+            "ngram.start",
+            self.rows(),
+            self.module.inputs["seq_lens"],
+            self.of("i32", "B"),
+            prompt,
+            window=self.rng.randint(3, 60),
+        )
+
+    def propose(self) -> None:
+        text = self.pick(lambda type_, _: type_.dtype == "i32" and len(type_.shape) == 2)
+        corpus = [self.module.inputs.get("corpus") or self.module.add_input("corpus", TensorType("i32", ("M",)))]
+        operands = self.rows(), self.lens(), text, *corpus[: self.rng.randint(0, 1)]
+        steps = self.module.size("S") if self.chain else -(-(self.module.size(NODE) - 1) // self.module.size("K"))
+        shortest = self.rng.randint(1, 2)
+        self.make(
+            "ngram.propose",
+            *operands,
+            axis=self.nodes,
+            steps=steps,
+            shortest=shortest,
+            longest=shortest + self.rng.randint(0, 3),
+        )
+
+    # --- verification and what follows -----------------------------------------------------------------------
+
+    def walk(self) -> None:
+        axis = self.rng.choice(["A", self.nodes])
+        tokens, argmax = self.of("i64", "B", axis), self.of("i32", "B", axis)
+        parents = [self.kind("parent", axis)] if self.rng.random() < 0.7 and not self.chain else []
+        results = self.make("verify.greedy", tokens, argmax, self.rows(), *parents)
+        self.facts |= {results[1]: Fact("path", axis), results[2]: Fact("count", pair=results[1])}
+
+    def compact(self) -> None:
+        self._only(chain=False)
+        x = self.pick(lambda type_, _: type_.shape[:2] == ("B", NODE))
+        self.make("commit.compact", x, self.kind("path", NODE), facts=[Fact(rough=self.fact(x).rough)])
+
+    def last(self) -> None:
+        count = self.pick(lambda _, fact: fact.pair is not None)
+        path = self.fact(count).pair
+        assert path is not None
+        axis = self.fact(path).axis
+        x = self.pick(lambda type_, _: type_.shape[:2] == ("B", axis) and type_.shape[2:3] != (NODE,))
+        self.make("commit.last", x, path, count, facts=[Fact(rough=self.fact(x).rough)])
+
+    def lengths(self) -> None:
+        lens = self.lens()
+        longer = Fact("lens", most=self.fact(lens).most + self.module.size("A"))
+        self.make("commit.lengths", lens, self.kind("count"), self.of("i32", "B", "A"), facts=[longer])
+
+    def extend_ids(self) -> None:
+        self.make("commit.extend_ids", self.of("i32", "B", "A"), self.kind("count"))
+
+    def chosen(self) -> None:
+        self.make("commit.select", self.kind("count"))

@@ -1,0 +1,82 @@
+"""Modules composed at random: they are legal, the same for the same seed, and every op occurs in them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import torch
+from ours import plan_of
+
+from specc.build import Build
+from specc.ir.ops import OPS, add_forward
+from specc.ir.parser import parse_module
+from specc.ir.printer import print_module
+from specc.passes.invariants import check_now
+from specc.runtime.frame import Frame
+from specc.runtime.plan import Launch
+
+from .compiled import compile_planned, interpreted
+from .flow import Flow
+from .perturbed import CPU, front, small
+from .random_modules import ESTABLISHED, SOURCE, compose
+
+MODULES = 150
+
+
+@pytest.fixture(autouse=True)
+def source() -> Iterator[None]:
+    """The forward of these modules, for one test."""
+    add_forward(SOURCE)
+    yield
+    del OPS[SOURCE.name]
+
+
+def test_they_are_legal_and_have_every_op() -> None:
+    seen, read, kept = Counter[str](), Counter[int](), 0
+    for seed in range(MODULES):
+        module = compose(random.Random(seed)).module
+        check_now(module)
+        text = print_module(module)
+        assert print_module(parse_module(text)) == text
+        assert print_module(compose(random.Random(seed)).module) == text
+        seen.update(op.opcode for op in module.ops())
+        read.update(len(module.users(value)) for value in module.values())
+        kept += sum(1 for value in module.outputs.values() if module.users(value))
+    legal = {name for name, op in OPS.items() if op.until not in ESTABLISHED and op.until != "expanded"}
+    assert {name for name in legal if not name.startswith("model.")} == seen.keys() - {SOURCE.name}
+    assert min(seen.values()) >= 3, seen
+    assert all(read[readers] > MODULES for readers in range(4)), read
+    assert kept > MODULES
+
+
+class Lazy:
+    """A backend that leaves out one launch."""
+
+    def __init__(self, backend: object, left_out: str) -> None:
+        self.backend, self.left_out = backend, left_out
+
+    def launch(self, node: Launch, frame: Frame) -> None:
+        """Launch, or not."""
+        if node.name != self.left_out:
+            self.backend.launch(node, frame)
+
+
+def run_often(build: Build, backend: Lazy, entry: str) -> None:
+    """Run an entry a few times: a path may have nothing to move."""
+    for seed in range(5):
+        flow = Flow(plan_of(build), backend, CPU, seed)
+        flow.run(build.module, entry, torch.tensor([3, 0, 5, 1]), torch.tensor([4, 0, 7, 2]))
+
+
+@pytest.mark.parametrize("name", ["eagle-chain", "standalone-tree"])
+def test_a_launch_that_does_nothing_is_noticed(name: str) -> None:
+    build = compile_planned(front(small(name)), small(name))
+    plan = plan_of(build)
+    with interpreted(build) as backend:
+        for entry in ("prefill", "step"):
+            for node in (node for node in plan.nodes(entry) if isinstance(node, Launch)):
+                with pytest.raises(AssertionError, match=rf"^{node.name}, "):
+                    run_often(build, Lazy(backend, node.name), entry)

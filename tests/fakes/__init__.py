@@ -1,0 +1,7 @@
+"""What stands in for engines, programs and devices, in all tests. Oracles are not here: they lie with what they judge.
+
+`models`, `tables`, `memory`, `engine`, `drafts`: an engine of any program, on any device, whose models are arithmetic.
+`toys`: configurations of programs for it. `plans`, `chain_plan`, `tree_plan`, `lookup_plan`: plans by hand, for which
+nothing was built. `program`, `program_steps`: programs in plain Python, for real models. `cuda`: a torch.cuda that
+only writes down.
+"""

@@ -1,0 +1,102 @@
+"""References are queued like kernels: none reads a value on the host, and none copies one from there.
+
+Tensors of the device `meta` have no values, so who reads one, or counts what is true, fails. A tensor made of numbers
+of the host would be copied; a mode refuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from programs import compile_to, load
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from specc.ir.core import Module, Op, Value, is_state, tensor_type
+from specc.ir.nodes import is_external
+from specc.runtime.reference import OPS, evaluate
+from specc.runtime.reference_kv import KV_OPS
+from specc.runtime.semantics import DTYPES
+
+UNBOUNDED = {"C": 40, "T": 11, "M": 9}
+ROWS = 3
+TREE: dict[str, Any] = {"topk": 2, "num_draft_tokens": 6, "page_size": 4}
+PROGRAMS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("EAGLE", {"overlap": True}),
+    ("EAGLE", TREE | {"mask": "qlen", "outputs": ["logprobs"]}),
+    ("STANDALONE", TREE | {"mask": "bitpacked"}),
+    ("EAGLE", TREE | {"mask": "full", "context_length": 64}),
+    ("MULTI_LAYER_EAGLE", {}),
+    ("DFLASH", {}),
+    ("FROZEN_KV_MTP", {}),
+    ("NGRAM", {"options": {"corpus": "corpus"}}),
+    ("NGRAM", {"topk": 2, "num_draft_tokens": 6}),
+)
+
+
+class Queued(TorchFunctionMode):
+    """Refuses what makes a tensor of numbers of the host."""
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """See the class."""
+        if func in (torch.tensor, torch.as_tensor, torch.from_numpy, Tensor.new_tensor):
+            raise RuntimeError(f"{func} copies from the host")
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_mode_and_the_device_notice() -> None:
+    x = torch.empty(3, device="meta")
+    wrong: tuple[Callable[[], object], ...] = (
+        lambda: torch.tensor([1.0], device="meta"),
+        lambda: x.sum().item(),
+        lambda: x[x > 0],
+        lambda: x.tolist(),
+        lambda: x + torch.zeros(3),
+        lambda: bool((x > 0).any()),
+    )
+    for one in wrong:
+        with Queued(), pytest.raises((RuntimeError, NotImplementedError)):
+            one()
+
+
+def modules() -> Iterator[Module]:
+    """Programs as algorithms write them, and as they are at the end."""
+    for algorithm, keys in PROGRAMS:
+        for last in ("infer-types", "form-kernels"):
+            yield compile_to(last, load(algorithm, **keys))
+
+
+def test_every_reference_is_queued() -> None:
+    seen: set[str] = set()
+    for module in modules():
+        for op in module.ops():
+            if not is_external(op):
+                run(module, op)
+                seen.add(op.opcode)
+    # Those that no program has in either place.
+    assert (OPS.keys() | KV_OPS.keys()) - seen <= {"commit.path", "verify.accept"}
+
+
+def run(module: Module, op: Op) -> None:
+    """The op on tensors of its operands' types; results are of its results'."""
+    dims = {dim.name: dim.size for dim in module.dims.values() if dim.size is not None} | {"B": ROWS}
+
+    def meta(type_: Any, **other: int) -> Tensor:
+        sizes = dims | UNBOUNDED | other
+        shape = [sizes[entry] if isinstance(entry, str) else entry for entry in type_.shape]
+        return torch.empty(shape, dtype=DTYPES[type_.dtype], device="meta")
+
+    def tensors(values: Sequence[Value]) -> list[Tensor]:
+        return [meta(tensor_type(value)) for value in values if not is_state(value)]
+
+    pools = {name: meta(carry.type, B=dims["P"]) for name, carry in module.carries.items()}
+    kv = {owner: [torch.empty(90, 2, 3, device="meta")] for owner in ("target", "draft")}
+    with Queued():
+        results = evaluate(op.opcode, tuple(tensors(op.operands)), op.attrs, dims, pools, kv)
+    wanted = tensors(op.results)
+    assert [(r.shape, r.dtype) for r in results] == [(w.shape, w.dtype) for w in wanted], op.opcode
