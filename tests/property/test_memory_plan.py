@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import load
+from programs import load, without_kernels
 from session import (
     RecordingEngine,
     Script,
@@ -30,9 +30,9 @@ from specc.build import Build, build_program
 from specc.config import load_text
 from specc.emit.wheel import plan_text
 from specc.ir.ops import OPS
+from specc.ir.plan import Kernel
 from specc.ir.printer import print_module
-from specc.kernels import FAMILIES
-from specc.passes import form_kernels
+from specc.kernels import COMPOSED, LONE
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.plan import Plan
@@ -199,14 +199,14 @@ def test_poisoned_memory_changes_nothing(keys: dict[str, Any], seed: int) -> Non
 
 
 @settings(max_examples=20)
-@given(configs(), st.sets(st.sampled_from(sorted(FAMILIES))), st.integers(0, 1 << 16))
-def test_whatever_has_no_kernel_runs_as_its_reference(keys: dict[str, Any], families: set[str], seed: int) -> None:
-    """With any part of the families, or none, there is a program, and it does what the interpreter does."""
+@given(configs(), st.sets(st.sampled_from(sorted({*OPS, *LONE}))), st.integers(0, 1 << 16))
+def test_whatever_has_no_kernel_runs_as_its_reference(keys: dict[str, Any], without: set[str], seed: int) -> None:
+    """Without any ops and families that copy there is a program, and it does what the interpreter does."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(form_kernels, "FAMILIES", {name: FAMILIES[name] for name in families})
+        without_kernels(patch, without)
         built = build(keys)
-    kinds = {node["kind"] for phase in built.plan["phases"] for node in phase["nodes"]}
-    assert kinds >= ({"external"} if families else {"external", "reference"})
+    composed = {kernel.name for kernel in built.module.decls_of(Kernel) if kernel.family in COMPOSED}
+    assert not any(op.opcode in without and op.attrs.get("kernel") in composed for op in built.module.ops())
     check_poisoned(built, seed)
 
 
