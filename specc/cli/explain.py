@@ -126,10 +126,7 @@ def _settings(title: str, settings: Iterable[Setting]) -> Group:
 
 
 def _pass(told: PassStory) -> Group:
-    rows: list[tuple[str | None, str]] = []
-    for remark in told.remarks:
-        rows.append((remark.place, remark.message))
-        rows += [(None, f"  instead of {alternative}") for alternative in remark.alternatives]
+    rows = [(remark.place, remark.message) for remark in told.remarks]
     return _table(f"{told.name}: {told.summary}", "where", "what", rows=rows)
 
 

@@ -134,8 +134,6 @@ def _finish(
         for remark in ctx.remarks:
             where = f"{remark.location}: " if remark.location else ""
             typer.echo(f"{where}remark[{remark.pass_name}]: {remark.message}", err=True)
-            for alternative in remark.alternatives:
-                typer.echo(f"  instead of {alternative}", err=True)
     for name, seconds in clock.seconds.items():
         typer.echo(f"{seconds * 1e3:8.2f} ms  {name}", err=True)
 

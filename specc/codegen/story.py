@@ -29,7 +29,7 @@ from specc.version import __version__
 
 Value = int | str | bool | tuple[int | str, ...]
 
-FORMAT = 1
+FORMAT = 2
 """Raised when a field changes its meaning or goes."""
 
 _SYMBOLS = {"topk": "K", "num_steps": "S", "num_draft_tokens": "N"}
@@ -70,11 +70,10 @@ class ModelStory:
 
 @dataclass(frozen=True)
 class RemarkStory:
-    """A decision: what and why, where the configuration asked for it, and what else there was at which cost."""
+    """A decision: what and why, and where the configuration asked for it."""
 
     message: str
     place: str | None
-    alternatives: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -265,7 +264,7 @@ def _passes(loaded: LoadedConfig, ctx: Context) -> tuple[PassStory, ...]:
     """Passes in order, without those that decided nothing."""
     remarks: dict[str, list[RemarkStory]] = {}
     for remark in ctx.remarks:
-        told = RemarkStory(remark.message, _place(loaded, remark.location), remark.alternatives)
+        told = RemarkStory(remark.message, _place(loaded, remark.location))
         remarks.setdefault(remark.pass_name, []).append(told)
     return tuple(
         PassStory(name, (PASSES[name].__doc__ or "").partition("\n")[0].replace("`", ""), tuple(found))

@@ -15,12 +15,11 @@ from specc.support.location import Location
 
 @dataclass(frozen=True)
 class Remark:
-    """A decision a pass took: what, why, and what else it could have done at which cost."""
+    """A decision a pass took: what and why."""
 
     pass_name: str
     message: str
     location: Location | None = None
-    alternatives: tuple[str, ...] = ()
 
 
 @dataclass
@@ -69,6 +68,6 @@ class Pass(ABC):
 
         """
 
-    def remark(self, ctx: Context, message: str, location: Location | None = None, *alternatives: str) -> None:
+    def remark(self, ctx: Context, message: str, location: Location | None = None) -> None:
         """Record a decision."""
-        ctx.remarks.append(Remark(self.name, message, location, alternatives))
+        ctx.remarks.append(Remark(self.name, message, location))

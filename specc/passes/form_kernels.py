@@ -170,7 +170,7 @@ class _Forming:
         able = [index for index in range(first, len(self.nodes)) if self._can(op, self.nodes[index])]
         if OPS[op.opcode].effect == "carry":
             able = [index for index in able if PHASES.index(self.nodes[index].phase) <= PHASES.index(op.phase)]
-            able = [index for index in able if self.nodes[index].phase == op.phase][-1:] or able
+            able = [index for index in able if self.nodes[index].phase == op.phase][-1:] or able[-1:]
         if not able:
             return False
         self.nodes[able[0]].ops.append(op)
@@ -195,8 +195,8 @@ class _Forming:
         """Ops of the entry that come before an op: what it reads, readers of what it replaces, loads before stores."""
         module = self.module
         found = [value.source for value in op.operands if value.source is not None]
-        if OPS[op.opcode].inplace:
-            found += [user for user in module.users(op.operands[0]) if user is not op]
+        if op.overwritten is not None:
+            found += [user for user in module.users(op.overwritten) if user is not op]
         if OPS[op.opcode].effect == "carry" and self.entry == "step":
             field_ = op.attrs["field"]
             found += [load for load in module.find("carry.load") if load.attrs["field"] == field_]

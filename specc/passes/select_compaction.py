@@ -33,6 +33,8 @@ class SelectCompaction(Pass):
                 module.outputs[name] = _path_of(module, value)
         for path in module.find("commit.path"):
             self._lower(module, path, ctx)
+        for greedy in module.find("verify.greedy"):
+            _score_argmax(module, greedy)
         for forward in list(module.ops()):
             slots = _written_nodes(forward)
             if slots is not None:
@@ -75,18 +77,27 @@ class SelectCompaction(Pass):
 
 
 def _read_argmax(module: Module, path: Op) -> None:
-    """Let the path take the target's tokens, and the log-probabilities of these, from the argmax.
+    """Let the path take the target's tokens from the argmax.
 
     At accepted nodes that is what is predicted, and past them nobody reads; so nothing has to know which are accepted.
     """
     value, greedy = path["x"], path["accept_index"].source
     if greedy is None or greedy.opcode != "verify.greedy":
         return
-    predict, logprob = greedy.out("predict"), value.source
-    if value is predict and on_nodes(value):
-        module.replace_operand(path, predict, greedy["argmax"])
-    elif logprob is not None and logprob.opcode == "vocab.logprob" and module.users(value) == [path]:
-        module.replace_operand(logprob, predict, greedy["argmax"])
+    if value is greedy.out("predict") and on_nodes(value):
+        module.replace_operand(path, value, greedy["argmax"])
+
+
+def _score_argmax(module: Module, greedy: Op) -> None:
+    """Let log-probabilities that only the path takes, or the engine along it, be those of the argmax: see above."""
+    predict = greedy.out("predict")
+    for op in module.users(predict):
+        if op.opcode != "vocab.logprob":
+            continue
+        readers = module.users(op.result)
+        paths = [reader for reader in readers if reader.opcode == "commit.compact"]
+        if paths == readers and all(path["accept_index"] is greedy.out("accept_index") for path in paths):
+            module.replace_operand(op, predict, greedy["argmax"])
 
 
 def _written_nodes(op: Op) -> Value | None:

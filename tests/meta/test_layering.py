@@ -173,7 +173,7 @@ ENGINE = re.compile(r"engine/(\w+_heads?|drafts|draft_callbacks|loading|memoryle
 """The reference engine runs kinds of draft models, which have the names of the papers that they come from."""
 
 DIALECT = re.compile(
-    r"ir/ops/(__init__|ngram)\.py|runtime/reference(_ngram)?\.py|kernels/(__init__|base|ngram_\w+)\.py"
+    r"ir/ops/(__init__|ngram)\.py|runtime/reference(_ngram)?\.py|kernels/(__init__|shared/base|ngram_\w+)\.py"
     r"|kernels/ngram_\w+\.py\.jinja"
 )
 """The dialect `ngram` of look-ups in a text, its semantics and its kernels: any algorithm may use them."""

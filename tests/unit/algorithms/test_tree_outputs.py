@@ -58,7 +58,7 @@ def test_every_set_of_outputs(algorithm: str, outputs: tuple[str, ...]) -> None:
         "routed_experts": "routed_experts",
         "indexer_topk": "indexer_topk",
     }
-    always = {"node_predict", *(["target_hidden"] if algorithm == "EAGLE" else [])}
+    always = {"target_argmax", *(["target_hidden"] if algorithm == "EAGLE" else [])}
     module = program(outputs, algorithm=algorithm, **TREE)
     wanted = always | {per_node[name] for name in outputs if name in per_node}
     assert compactions(module) == wanted

@@ -78,7 +78,7 @@ def test_the_files_of_several_depths(tmp_path: Path) -> None:
 def test_kernels(config: Path, tmp_path: Path) -> None:
     assert build(config, "-o", tmp_path, "--emit", "kernels", "--quiet").exit_code == 0
     found = files(tmp_path)
-    assert {"kernels/__init__.py", "kernels/prepare.py", "kernels/verify_commit.py", "kernels/extend_stash.py"} <= found
+    assert {f"kernels/{name}.py" for name in ("__init__", "prepare_rows", "verify_argmax", "extend_argmax")} <= found
     for name in found:
         compile((tmp_path / name).read_text(), name, "exec")
 
@@ -87,13 +87,13 @@ def test_cubins_and_wheel(config: Path, tmp_path: Path) -> None:
     result = build(config, "-o", tmp_path, "--emit", "cubins", "--emit", "wheel", "--arch", "sm_80", "-j", "2")
     assert result.exit_code == 0, result.output
     cubins = {name for name in files(tmp_path) if name.startswith("cubins/")}
-    assert "cubins/prepare.sm_80.cubin" in cubins
+    assert "cubins/prepare_rows.sm_80.cubin" in cubins
     assert all(name.endswith(".sm_80.cubin") for name in cubins)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         machine_code = {name for name in archive.namelist() if "/machine_code/" in name}
     assert len(machine_code) == len(cubins)
-    assert "prepare" in result.stdout
+    assert "prepare_rows" in result.stdout
     assert f"wrote {wheel}" in result.stdout.replace("\n", "")
     assert "\x1b" not in result.output
 
@@ -193,12 +193,12 @@ def test_a_kernel_that_does_not_compile(config: Path, tmp_path: Path, monkeypatc
     """The compiler's message stands under the YAML line of the kernel's first op."""
 
     def fail(*_: object, **__: object) -> None:
-        raise CompileError("prepare", "sm_90", "expected a pointer")
+        raise CompileError("prepare_rows", "sm_90", "expected a pointer")
 
     monkeypatch.setattr("specc.codegen.aot.compile_kernels", fail)
     result = build(config, "-o", tmp_path)
     assert result.exit_code == 1
-    assert "error[aot/compile-failed]: prepare for sm_90: expected a pointer" in result.stderr
+    assert "error[aot/compile-failed]: prepare_rows for sm_90: expected a pointer" in result.stderr
     assert f"--> {config}:" in result.stderr
 
 

@@ -74,8 +74,7 @@ def test_remarks_and_times_go_to_stderr() -> None:
     assert result.exit_code == 0
     assert parse_module(result.stdout)
     assert "c.yaml:" in result.stderr
-    assert "remark[form-kernels]: prepare: " in result.stderr
-    assert "  instead of row_argmax over health.raise, vocab.argmax: " in result.stderr
+    assert "remark[form-kernels]: prepare_rows: rows over carry.load, " in result.stderr
     for name in PASSES:
         assert (f" ms  {name}\n" in result.stderr) == (name != "check-resources")
 

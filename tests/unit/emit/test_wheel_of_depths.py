@@ -72,10 +72,10 @@ def test_depths_share_what_does_not_depend_on_them(built: Build) -> None:
     launched = {depth.num_steps: depth.generated.kernel_of for depth in built.depths}
     prefill = [{k for node, k in nodes.items() if node.startswith("prefill")} for nodes in launched.values()]
     assert prefill[0] == prefill[1] == prefill[2] != set()
-    assert [nodes["verify_commit"] for nodes in launched.values()] == [
-        "verify_commit",
-        "verify_commit_of_2",
-        "verify_commit_of_1",
+    assert [nodes["verify_argmax"] for nodes in launched.values()] == [
+        "verify_argmax",
+        "verify_argmax_of_2",
+        "verify_argmax_of_1",
     ]
 
 

@@ -52,7 +52,7 @@ EDITS = [
     ("infer-types", CHAIN, r"buckets = \[.*?\]", "buckets = []", LATER, "buckets must ascend"),
     ("infer-types", TREE, "page_size = 4", "page_size = 0", LATER, "page_size is from 1 to 1024, not 0"),
     ("infer-types", TREE, r"(kvpool @draft .*)layers = \d+", r"\1layers = 0", LATER, "layers, buffers and row_bytes"),
-    ("form-kernels", CHAIN, r"( *kernel @prepare .*\n)", r"\1\1", PLANS, "kernel @prepare is declared twice"),
+    ("form-kernels", CHAIN, r"( *kernel @prepare_rows .*\n)", r"\1\1", PLANS, "kernel @prepare_rows is declared twice"),
     # what passes look for
     ("select-tree-form", CHAIN, "dim K : branch = 1", "dim K : branch = 7", LATER, "needs a size of dimension N"),
     ("infer-types", TREE, r" *kvpool @draft .*\n", "", LATER, "needs a kvpool declaration of the draft"),
@@ -91,14 +91,14 @@ EDITS = [
     # what a stage promises
     ("form-kernels", CHAIN, "established clustered, ", "established ", PLANS, "and the module is not clustered"),
     ("form-kernels", CHAIN, "live, ", "", PLANS, "not clustered: it is not live"),
-    ("form-kernels", CHAIN, 'family = "prepare"', 'family = "repair"', PLANS, "family repair, which does not exist"),
+    ("form-kernels", CHAIN, 'family = "rows"', 'family = "repair"', PLANS, "family repair, which does not exist"),
     (
         "form-kernels",
         CHAIN,
-        'family = "prepare"',
+        'family = "rows"',
         'family = "compact"',
         PLANS,
-        "kernel prepare are nothing that compact",
+        "kernel prepare_rows are nothing that compact",
     ),
     (
         "assign-layouts",

@@ -237,7 +237,7 @@ BROKEN = [
     ("live", "canonicalize", "  output health = %health_out\n", "", "health.raise in extend is dead"),
     ("live", "canonicalize", 'capture = "last"', 'capture = "null"', "which does not fit its results"),
     ("tree-form", "select-tree-form", "chain.append(", "tree.positions(", "tree.positions in a chain"),
-    ("clustered", "form-kernels", ', kernel = "verify_commit"', "", "is in no kernel"),
+    ("clustered", "form-kernels", ', kernel = "verify_argmax"', "", "is in no kernel"),
     (
         "laid-out",
         "assign-layouts",
@@ -248,11 +248,11 @@ BROKEN = [
     (
         "bucketed",
         "specialize-buckets",
-        "  grid @prepare.1 {bucket = 1,",
-        "  grid @prepare.1 {bucket = 3,",
+        "  grid @prepare_rows.1 {bucket = 1,",
+        "  grid @prepare_rows.1 {bucket = 3,",
         "for bucket 1",
     ),
-    ("graph-planned", "plan-graphs", "node @prepare {", "node @repare {", "prepare is not planned"),
+    ("graph-planned", "plan-graphs", "node @prepare_rows {", "node @repare_rows {", "prepare_rows is not planned"),
     ("graph-planned", "plan-graphs", "after = []", 'after = ["extend"]', "runs before extend"),
 ]
 

@@ -130,7 +130,7 @@ def test_operands_of_every_launch_are_followed(cuda: FakeCuda) -> None:
     for rows in ([2, 1], [1], [1, 2]):
         assert other.decode(rows, padded=True) == eager.decode(rows, padded=True)
         assert same_kv(eager, other)
-    (segment,) = [one.nodes for one in eager.plan.segments if "verify_commit" in one.nodes]
+    (segment,) = [one.nodes for one in eager.plan.segments if "verify_argmax" in one.nodes]
     assert len(segment) > 1
     assert other.step.replays.moved == {segment[0]: 3}
 
@@ -188,7 +188,7 @@ def test_every_algorithm_replays_what_it_runs(algorithm: str, keys: dict[str, An
     launches = [n for segment in eager.plan.segments for n in segment.nodes]
     assert (backends[0].launched, static.moved) == ([], {})
     assert static.replayed == 4 * len(eager.plan.segments)
-    assert fresh.moved["verify_commit"] == 4
+    assert fresh.moved["verify_argmax"] == 4
     assert fresh.replayed + fresh.moved.total() == static.replayed
     assert set(backends[1].launched) < set(launches)
 

@@ -255,7 +255,7 @@ def test_all_depths_know_them() -> None:
     one = bind_depths(plans_of("EAGLE"), 1)
     prompts = {2: [3, 1, 4], 5: [1]}
     one.prefill(prompts)
-    failing(one.step.at(1), "extend_stash", late=True)
+    failing(one.step.at(1), "extend_argmax", late=True)
     with pytest.raises(Boom):
         one.step.at(1).decode(Batch([5], [1]))
     for steps in (1, 2, 3):
