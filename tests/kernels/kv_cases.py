@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specc.kernels.copying import alignment
+from specc.kernels.shared.base import alignment
 
 # Dtype and elements of a row: every unit from one byte to eight, rows that 16 bytes divide and rows that they do not.
 ROWS = (
