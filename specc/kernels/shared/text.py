@@ -267,7 +267,7 @@ class Text:
             return self.block(named[parameter], parameter)
         stem, _, kind = parameter.rpartition("_")
         if kind == "ptr":
-            return self.pool(op) if stem == "pool" else self.memory((named | op.named_results)[stem], stem)
+            return self.pool(op) if stem == "pool" else self.memory((op.named_results | named)[stem], stem)
         if kind in ("stride", "columns"):
             return self.scalar(named[stem], stem, kind)
         if kind in ("ptrs", "late"):
@@ -286,7 +286,7 @@ class Text:
         if parameter == "RING":
             return str(row_elements(self.module, str(op.attrs["field"])))
         if parameter.startswith("SIZE_"):
-            value = (op.named | op.named_results)[parameter.removeprefix("SIZE_").lower()]
+            value = (op.named_results | op.named)[parameter.removeprefix("SIZE_").lower()]
             return str((block_shape(self.module, tensor_type(value)) or (0,))[-1])
         return str(self.module.size(parameter))
 
