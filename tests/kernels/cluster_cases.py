@@ -279,7 +279,7 @@ def expect(memory: Memory, sums: Mapping[Value, Tensor]) -> tuple[Memory, dict[s
             values[total] = sums[total]
         for value in op.results:
             if value in values and (name := memory.root(value).name) in want.tensors:
-                put(memory, value, want.tensors[name], values[value])
+                put(memory, op, operands, value, want.tensors[name], values[value])
     want.tensors |= {f"relay.{name}": pool for name, pool in pools.items()}
     return want, {value.name: tensor for value, tensor in values.items()}
 
@@ -293,13 +293,17 @@ def specified(op: Op, operands: Sequence[Tensor]) -> Tensor:
     return index == argmax
 
 
-def put(memory: Memory, value: Value, target: Tensor, result: Tensor) -> None:
+def put(
+    memory: Memory, op: Op, operands: Sequence[Tensor], value: Value, target: Tensor, result: Tensor
+) -> None:
     """Write a result where it is in memory: a full mask is flat, and ends with the texts of the batch."""
-    shape = tensor_type(value).shape
-    if "B" in shape:
-        memory.prefix(value, target).copy_(result)
+    if op.attrs.get("mode") == "full":
+        lens, parent = operands
+        nodes = parent.shape[1]
+        size = int((lens + nodes).sum()) * nodes
+        target.view(-1)[:size] = result.reshape(-1)[:size]
     else:
-        target.view(-1)[: result.numel()] = result.reshape(-1)
+        memory.prefix(value, target).copy_(result)
 
 
 # --- launches -----------------------------------------------------------------------------------------------------
@@ -410,14 +414,14 @@ def sums_of(launcher: Launcher, memory: Memory, stem: str, scan: Scan) -> dict[V
 
 def check_partials(cluster: Cluster, launch: Launch, rows: Tensor, scratch: Mapping[str, Tensor]) -> None:
     """Partials of padding, of rows beyond the batch and of splits beyond the grid's stay poisoned; no others do."""
-    live = torch.zeros(MAX_B, dtype=torch.bool)
-    live[: len(rows)] = rows != 0
     if not any(op.opcode in LOGITS for op in cluster):
         return
     for name, tensor in scratch.items():
         if ".partial_" not in name:
             continue
         partial = tensor.cpu()
+        live = torch.zeros(len(partial), dtype=torch.bool)
+        live[: len(rows)] = rows != 0
         axis = -2 if name.endswith("_key") else -1
         splits = launch.grid[1] // math.prod(partial.shape[1:axis])
         assert (partial[~live] == POISON).all(), name

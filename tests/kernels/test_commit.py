@@ -30,7 +30,7 @@ from specc.ir.core import Module, Value
 from specc.runtime.semantics import DTYPES
 
 BIT, RING = 1, 11
-EVERYTHING = {"logprobs": True, "index": True, "extend": True, "carry": True, "raised": True}
+EVERYTHING = {"logprobs": True, "index": True, "extend": True, "carry": True, "raised": True, "nodes": True}
 shapes = st.fixed_dictionaries(
     {
         "seed": st.integers(0, 2**32),
@@ -65,7 +65,7 @@ def verification(shape: dict[str, Any], *, tree: bool) -> Module:
             sums = b("vocab.logprob", logits, rows, targets, names=("sums",))
             b.hand_out(b("commit.compact", sums, index, names=("logprobs",)) if tree else sums)
         commit(b, shape, rows, lens, count, path)
-    b.hand_out(path, count, *([index] if parts["index"] or tree else []))
+    b.hand_out(path, count, *([index] if parts["index"] or tree else []), *([predict, bad] if parts["nodes"] else []))
     return module
 
 
