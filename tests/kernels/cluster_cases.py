@@ -196,7 +196,7 @@ class Memory:
 
     def apart(self, value: Value, sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Poison; of logits that are reduced +inf, with rows further apart than they are long."""
-        if any(op.opcode in LOGITS and op["logits"] is value for op in self.cluster):
+        if any(op.get("logits") is value for op in self.cluster):
             return torch.full((*sizes[:-1], sizes[-1] + self.slack), math.inf, dtype=dtype)[..., : sizes[-1]]
         return torch.full(sizes, POISON, dtype=dtype)
 
