@@ -343,8 +343,13 @@ def launch_of(module: Module, stem: str, cluster: Cluster, batch: int, scan: Sca
         changed = {"STRIDE": sizes[-1] + scan.slack} | ({"BLOCK": scan.block} if scan.block else {})
     elif scan.programs:
         programs = scan.programs
-    constants = tuple((name, changed.get(name, value)) for name, value in spec.constants)
-    return Launch(replace(spec, constants=constants), (rows, programs))
+    return Launch(with_constants(spec, changed), (rows, programs))
+
+
+def with_constants(spec: Spec, changed: Mapping[str, int]) -> Spec:
+    """A kernel with other values of some of its constants."""
+    assert changed.keys() <= dict(spec.constants).keys()
+    return replace(spec, constants=tuple((name, changed.get(name, value)) for name, value in spec.constants))
 
 
 def check_cluster(
