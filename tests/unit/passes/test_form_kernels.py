@@ -11,6 +11,7 @@ from specc.passes.form_kernels import MOST_ELEMENTS, FormKernels
 
 INVARIANTS = "established compacted, kv-bound, live, tree-form, typed, verify-selected"
 
+
 def formed(body: str, *, v: int = 64) -> Module:
     """A module of some lines after the pass."""
     top = f"  {INVARIANTS}\n  dim B : request <= 4\n  dim K : branch = 1\n  dim A : path = 3\n  dim V : vocab = {v}\n"
@@ -125,7 +126,9 @@ def test_a_family_that_composes_nothing_takes_what_it_can_at_once() -> None:
     """Copies along one path are one launch; along two paths they are two, numbered."""
     both = formed(ROWS_OF_THE_LAST.replace("{second}", "index"))
     assert launches(both) == {"compact": ["px", "py"]}
-    apart = ROWS_OF_THE_LAST.replace("{second}", "other").replace("  input %x", "  input %other : i32[B, A]\n  input %x")
+    apart = ROWS_OF_THE_LAST.replace("{second}", "other").replace(
+        "  input %x", "  input %other : i32[B, A]\n  input %x"
+    )
     assert launches(formed(apart)) == {"compact_0": ["px"], "compact_1": ["py"]}
 
 
@@ -150,7 +153,7 @@ def test_a_launch_takes_no_more_blocks_than_its_registers_hold() -> None:
     width = 512
     count = MOST_ELEMENTS // width + 1
     lines = [
-        f"    %p{n} = kv.positions(%lens) {{axis = \"W\", offset = {n}, stride = 1}} : i64[B, W]" for n in range(count)
+        f'    %p{n} = kv.positions(%lens) {{axis = "W", offset = {n}, stride = 1}} : i64[B, W]' for n in range(count)
     ]
     outputs = [f"  output p{n} = %p{n}" for n in range(count)]
     top = [f"  dim W : path = {width}", "  input %lens : i64[B]", "  phase prepare {"]

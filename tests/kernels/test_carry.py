@@ -1,4 +1,4 @@
-"""stash of random phases: rows in memory and of last nodes, of all widths and dtypes; against the reference ops."""
+"""What is carried: rows in memory and of last nodes, of all widths and dtypes; against the reference ops."""
 
 import torch
 from cluster_cases import (
@@ -6,10 +6,9 @@ from cluster_cases import (
     Drawn,
     TypedBuilder,
     carry,
-    check_cluster,
+    check_module,
     choice,
     integer,
-    only_cluster,
     random_batch,
     random_shape,
     small_module,
@@ -43,7 +42,7 @@ def test_random_phases(launcher: Launcher, seed: int) -> None:
     rows = module.inputs["req_pool_indices"]
     index = module.add_input("accept_index", TensorType("i32", ("B", "A")))
     lens = module.add_input("accept_lens", TensorType("i32", ("B",)))
-    b, kept = TypedBuilder(module), []
+    b = TypedBuilder(module)
     with b.phase("commit"):
         for name in [f"field{number}" for number in range(integer(source, 1, 4))]:
             dtype, shape, kind = choice(source, (*ANY, "u8", "i1")), random_shape(source), integer(source, 0, 3)
@@ -57,8 +56,24 @@ def test_random_phases(launcher: Launcher, seed: int) -> None:
                 b.many(choice(source, ("carry.store", "relay.publish")), rows, value, field=name)
             if kind > 1:
                 module.outputs[name] = value
-                kept += [value.source] if kind == 3 else []
-    drawn = random_ends(module, source, random_batch(source), axis)
-    stored = [op for op in module.phases["commit"] if op not in kept]
-    for ops in [stored] * bool(stored) + [[last] for last in kept]:
-        check_cluster(launcher, module, "stash", only_cluster(module, "stash", ops), source, drawn)
+    check_module(launcher, module, source, random_ends(module, source, random_batch(source), axis))
+
+
+@settings(quick, max_examples=30)
+@given(seed=st.integers(0, 2**32))
+def test_stores_of_one_phase_after_loads_of_another(launcher: Launcher, seed: int) -> None:
+    """A step loads fields, hands them out or stores them in others; every field is stored when all have read it."""
+    source = torch.Generator().manual_seed(seed)
+    module = small_module(K=integer(source, 1, 4))
+    rows, b, values = module.inputs["req_pool_indices"], TypedBuilder(module), []
+    dtype, shape = choice(source, ANY), random_shape(source)
+    names = [f"field{number}" for number in range(integer(source, 1, 4))]
+    with b.phase("prepare"):
+        for name in names:
+            carry(module, name, dtype, *shape)
+            values.append(b("carry.load", rows, names=(name,), field=name))
+    with b.phase("commit"):
+        for name in names:
+            b.many("carry.store", rows, values[integer(source, 0, len(values) - 1)], field=name)
+    b.hand_out(*(value for value in values if not module.users(value) or integer(source, 0, 1)))
+    check_module(launcher, module, source, {"req_pool_indices": random_batch(source)})
