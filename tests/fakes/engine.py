@@ -107,6 +107,8 @@ class TargetEngine:
             self.on_call(name, operands)
         whole = {key: value.long() if getattr(value, "dtype", None) == torch.int32 else value
                  for key, value in operands.items()}  # fmt: skip
+        if "select" in whole:  # may be anything while a graph is recorded, for no kernel runs then
+            whole["select"] = whole["select"] % whole["tokens"].numel()
         return getattr(self, f"forward_{name}")(**whole)
 
     # --- requests -----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import torch
 from fakes.cuda import FakeBackend, FakeCuda
 from fakes.drafts import Engine
 from fakes.plans import program_of
-from programs import load
+from programs import brought, load
 from returned import Fresh, Static
 from test_transfer import CASES, CPU, IDS, Machine, plugin, text
 
@@ -46,7 +46,7 @@ def plans_of(algorithm: str, steps: list[int] = STEPS, **keys: Any) -> list[Plan
 def bind(plans: Sequence[Plan], seed: int) -> Machine:
     """A program of these depths, bound on the CPU."""
     engine = Engine.of_plan(plans[0], seed=seed)
-    program = Program(plans, program_of(plans[0]).manifest, CPU, ReferenceBackend())
+    program = Program(plans, program_of(plans[0]).manifest, CPU, ReferenceBackend(brought()))
     return Machine(plans[0], engine, program.bind(engine, engine.table, engine.kv))
 
 
@@ -93,7 +93,7 @@ def test_a_step_knows_its_depth_and_the_others() -> None:
 
 def test_the_program_has_its_plans_deepest_first() -> None:
     plans = plans_of("EAGLE")
-    program = Program(plans[::-1], program_of(plans[0]).manifest, CPU, ReferenceBackend())
+    program = Program(plans[::-1], program_of(plans[0]).manifest, CPU, ReferenceBackend(brought()))
     assert list(program.plans.items()) == [(3, plans[0]), (2, plans[1]), (1, plans[2])]
     assert program.plan is plans[0]
 

@@ -16,6 +16,7 @@ from fakes.chain_plan import chain_plan
 from fakes.cuda import FakeCuda
 from fakes.drafts import Engine
 from host_reads import HostReads
+from programs import brought
 from test_bound_depths import bind as bind_depths
 from test_bound_depths import plans_of
 from test_on_commit import step_of
@@ -46,7 +47,7 @@ class Boom(BaseException):
 def machine_of(plan: Plan) -> Machine:
     """One of many with the same program, engine, prompts and first step."""
     engine = Engine.of_plan(plan, seed=7)
-    made = Machine(plan, engine, Step(plan, ReferenceBackend(), CPU, engine, engine.table, engine.kv, poison=0x5A))
+    made = Machine(plan, engine, Step(plan, ReferenceBackend(brought()), CPU, engine, engine.table, engine.kv, poison=0x5A))
     rng = random.Random(1)
     made.prefill({row: text(rng) for row in EVERY})
     made.decode(EVERY)
