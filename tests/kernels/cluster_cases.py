@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from kernel_cases import POISON, assert_same
 from kernel_launcher import Launcher
-from kv_cases import Pool
 from topk_cases import assert_probabilities
 from torch import Tensor
 
@@ -166,7 +165,6 @@ class Memory:
     source: torch.Generator
     given: Mapping[str, Tensor]
     slack: int = 0
-    kv: Mapping[str, Pool] = field(default_factory=dict[str, Pool])
     tensors: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
     def prefix(self, value: Value, tensor: Tensor) -> Tensor:
@@ -226,9 +224,6 @@ class Memory:
             return self.value(argument.value)
         if argument.buffer.startswith("relay."):
             return self.pool(argument.buffer.removeprefix("relay."))
-        if argument.buffer.startswith("kv."):
-            _, owner, _ = argument.buffer.split(".")
-            return self.kv[owner].pointers()
         if argument.buffer:
             (scratch,) = [scratch for scratch in spec.scratch if scratch.name == argument.buffer]
             content = 0 if scratch.zero else POISON
@@ -239,8 +234,6 @@ class Memory:
             return self.value(self.module.inputs[argument.input])
         if argument.literal is not None:
             return argument.literal
-        if argument.slot_stride:
-            return self.kv[argument.slot_stride].stride
         if argument.size:
             return self.value(self.module.inputs[argument.size]).shape[argument.axis]
         assert argument.stride
@@ -249,8 +242,7 @@ class Memory:
     def moved(self, device: str, kept: Mapping[str, Tensor]) -> Memory:
         """The same memory in another place, but for what is kept from launch to launch."""
         tensors = {name: copied(tensor, device) for name, tensor in self.tensors.items()} | kept
-        kv = {owner: pool.copy(device) for owner, pool in self.kv.items()}
-        return replace(self, kv=kv, tensors=tensors)
+        return replace(self, tensors=tensors)
 
 
 def expect(memory: Memory, sums: Mapping[Value, Tensor]) -> tuple[Memory, dict[str, Tensor]]:
@@ -268,17 +260,16 @@ def expect(memory: Memory, sums: Mapping[Value, Tensor]) -> tuple[Memory, dict[s
         return values[value] if value in values else memory.prefix(value, memory.value(value)).clone()
 
     for op in memory.cluster:
-        operands = tuple(read(value) for value in op.operands if isinstance(value.type, TensorType))
-        kv = {owner: pool.tensors() for owner, pool in want.kv.items()}
-        results = evaluate(op.opcode, operands, op.attrs, dims, pools, kv)
-        values |= dict(zip(op.results, results, strict=False))  # a state has no content
+        operands = tuple(read(value) for value in op.operands)
+        results = evaluate(op.opcode, operands, op.attrs, dims, pools)
+        values |= dict(zip(op.results, results, strict=True))
         if op.opcode in SUMS:
             total = op.out(SUMS[op.opcode])
             meant = specified(op, operands)
             assert_probabilities(sums[total][meant], values[total][meant])
             values[total] = sums[total]
         for value in op.results:
-            if value in values and (name := memory.root(value).name) in want.tensors:
+            if (name := memory.root(value).name) in want.tensors:
                 put(memory, op, operands, value, want.tensors[name], values[value])
     want.tensors |= {f"relay.{name}": pool for name, pool in pools.items()}
     return want, {value.name: tensor for value, tensor in values.items()}
@@ -358,7 +349,6 @@ def check_cluster(
     source: torch.Generator,
     given: Mapping[str, Tensor],
     scan: Scan = PLAIN,
-    kv: Mapping[str, Pool] | None = None,
 ) -> dict[str, Tensor]:
     """Launch the kernel of a cluster twice; all memory it is given must be as the reference ops leave it.
 
@@ -370,14 +360,13 @@ def check_cluster(
         source: randomness for what is not given.
         given: values and pools (``relay.<field>``) by name; ``req_pool_indices`` is one of them.
         scan: how reductions are cut.
-        kv: KV buffers by owner.
 
     Returns:
         what the cluster computes, by value.
 
     """
     rows = given["req_pool_indices"]
-    memory = Memory(module, cluster, rows, source, given, scan.slack, kv or {})
+    memory = Memory(module, cluster, rows, source, given, scan.slack)
     launch = launch_of(module, stem, cluster, len(rows), scan)
     for argument in launch.spec.arguments:
         memory.argument(argument, launch.spec)
@@ -390,8 +379,6 @@ def check_cluster(
         launch.run(launcher, after)
         for name in after.tensors.keys() - scratch.keys() - unread(memory):
             assert_same(whole(after.tensors[name]).cpu(), whole(want.tensors[name]), f"{name} of {stem}, {attempt}")
-        for owner, pool in after.kv.items():
-            assert torch.equal(pool.memory.cpu(), want.kv[owner].memory), f"buffers of the {owner}, {attempt}"
         for name, tensor in kept.items():
             assert not scratch[name].zero or not tensor.any(), f"{name}, {attempt}"
     check_partials(cluster, launch, rows, kept)
@@ -444,12 +431,11 @@ def check_module(
     source: torch.Generator,
     given: Mapping[str, Tensor],
     scan: Scan = PLAIN,
-    kv: Mapping[str, Pool] | None = None,
 ) -> dict[str, Tensor]:
     """Form the kernels of a module and check each on what those before it leave; all that they compute, by value."""
     known = dict(given)
     for stem, cluster in form(module):
-        known |= check_cluster(launcher, module, stem, cluster, source, known, scan, kv)
+        known |= check_cluster(launcher, module, stem, cluster, source, known, scan)
     return known
 
 
