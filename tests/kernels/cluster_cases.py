@@ -284,9 +284,7 @@ def specified(op: Op, operands: Sequence[Tensor]) -> Tensor:
     return index == argmax
 
 
-def put(
-    memory: Memory, op: Op, operands: Sequence[Tensor], value: Value, target: Tensor, result: Tensor
-) -> None:
+def put(memory: Memory, op: Op, operands: Sequence[Tensor], value: Value, target: Tensor, result: Tensor) -> None:
     """Write a result where it is in memory: a full mask is flat, and ends with the texts of the batch."""
     if op.attrs.get("mode") == "full":
         lens, parent = operands

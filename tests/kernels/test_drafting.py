@@ -58,9 +58,7 @@ def test_kernels(launcher: Launcher, program: str, dtype: str, hidden: str, voca
         given[reduction["rows"].name] = rows
         kept = [op.out("kept").name for op in module.find("tree.grow")]
         branches = module.size("K")
-        given |= {
-            name: torch.randint(0, branches**2, (len(rows), branches), generator=source) for name in kept
-        }
+        given |= {name: torch.randint(0, branches**2, (len(rows), branches), generator=source) for name in kept}
         given["admitted_seq_lens"] = torch.randint(0, 99, (len(rows),), generator=source)
         check_cluster(launcher, module, kernel.family, cluster, source, given)
         checked += 1

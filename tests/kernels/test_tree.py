@@ -216,7 +216,12 @@ def selection(shape: dict[str, Any], last: tuple[Value, Value] | None = None, b:
     with b.phase("tree"):
         parts = (*scores, *tokens, *kept)
         chosen, parent, depth, orphan = b.many(
-            "tree.select", rows, b.given("bonus", "i32"), *parts, steps=steps, names=("tokens", "parent", "depth", "orphan")
+            "tree.select",
+            rows,
+            b.given("bonus", "i32"),
+            *parts,
+            steps=steps,
+            names=("tokens", "parent", "depth", "orphan"),
         )
         before = module.outputs.get("health", None) or b.given("earlier", "i32")
         health = b("health.raise", before, orphan, names=("health_of_tree",), bit=ORPHAN)

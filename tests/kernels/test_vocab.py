@@ -189,9 +189,7 @@ def test_ties_go_to_the_lowest_index(launcher: Launcher, opcode: str, splits: in
     ("value", "count", "bad"),
     [(math.nan, 1, True), (math.inf, 1, True), (math.inf, 3, True), (-math.inf, 198, False), (-math.inf, 200, True)],
 )
-def test_who_is_accused(
-    launcher: Launcher, opcode: str, value: float, count: int, bad: bool, clear: bool
-) -> None:
+def test_who_is_accused(launcher: Launcher, opcode: str, value: float, count: int, bad: bool, clear: bool) -> None:
     """Of two requests the one with odd values; a word that is cleared keeps no earlier bit."""
     source, module = generator(count), small_module(K=4, V=200)
     rows, b = module.inputs["req_pool_indices"], TypedBuilder(module)
