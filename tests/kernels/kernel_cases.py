@@ -1,12 +1,9 @@
 """Inputs, poisoned outputs and the comparison that the kernel tests share."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from hypothesis import Phase, settings
-from kernel_launcher import Launcher
 
 POISON = -77
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

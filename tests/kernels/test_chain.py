@@ -95,7 +95,7 @@ def test_a_chain_of_every_length(launcher: Launcher, steps: int) -> None:
     module = module_of(steps)
     b = TypedBuilder(module)
     with b.phase("draft"):
-        bonus = b.given("bonus", "i32")
+        bonus, chain = b.given("bonus", "i32"), b.given("before", "i64", "A")
         for column in range(1, steps + 1):
             logits = b.given(f"logits{column}", "f32", "V")
             rows = module.inputs["req_pool_indices"]

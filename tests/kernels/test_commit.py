@@ -8,7 +8,6 @@ import pytest
 import torch
 from cluster_cases import (
     FLOATS,
-    POOL,
     Drawn,
     Scan,
     TypedBuilder,

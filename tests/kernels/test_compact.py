@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from cluster_cases import TypedBuilder, form, small_module, with_constants
 from hypothesis import given
 from hypothesis import strategies as st
-from cluster_cases import TypedBuilder, form, small_module, with_constants
 from kernel_cases import generator, quick, quicker
 from kernel_launcher import Launcher
 from kv_cases import ROWS, Pool, kv_state, random_pool, units

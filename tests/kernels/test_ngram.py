@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from cluster_cases import TypedBuilder, carry, form, integer, small_module, with_constants
 from hypothesis import given
 from hypothesis import strategies as st
-from cluster_cases import TypedBuilder, carry, form, integer, small_module, with_constants
 from kernel_cases import assert_same, generator, poison, quick, random_rows
 from kernel_launcher import Launcher
 

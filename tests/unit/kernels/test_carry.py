@@ -16,7 +16,6 @@ from specc.ir.plan import Kernel
 from specc.ir.types import Dim, TensorType
 from specc.kernels import FAMILIES
 from specc.kernels.shared.base import (
-    STORES,
     Cluster,
     Spec,
     cluster_of,

@@ -114,7 +114,7 @@ def test_launches_of_a_step(algorithm: str, form: dict[str, Any]) -> None:
     forwards = [op for op in module.ops("step") if is_external(op) and any(True for _ in logits_of(module, op))]
     moves = [kernel for kernel in step if kernel.family in ("compact", "stash", "duplicate_tail", "ngram_propose")]
     assert len(step) == 1 + len(forwards) + len(moves)
-    assert [kernel.name for kernel in step][0] == "prepare_rows"
+    assert step[0].name == "prepare_rows"
     assert len({kernel.family for kernel in moves}) == len(moves)
 
 
