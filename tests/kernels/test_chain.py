@@ -95,15 +95,13 @@ def test_a_chain_of_every_length(launcher: Launcher, steps: int) -> None:
     module = module_of(steps)
     b = TypedBuilder(module)
     with b.phase("draft"):
-        bonus, chains = b.given("bonus", "i32"), list[Value]()
+        bonus, chain = b.given("bonus", "i32"), b.given("before", "i64", "A")
         for column in range(1, steps + 1):
             logits = b.given(f"logits{column}", "f32", "V")
             rows = module.inputs["req_pool_indices"]
             token, _ = b.many("vocab.argmax", logits, rows, dtype="i64", keep="K")
-            chains.append(
-                b("chain.append", chains[-1], token, column=column) if chains else b("chain.start", bonus, token)
-            )
-    module.outputs["chain"] = chains[-1]
+            chain = b("chain.start", bonus, token) if column == 1 else b("chain.append", chain, token, column=column)
+    module.outputs["chain"] = chain
     source, batch = generator(steps), torch.tensor([3, 0, 7])
     drawn = {"req_pool_indices": batch, "bonus": torch.tensor([5, 0, 9], dtype=torch.int32)}
     drawn |= {f"logits{column}": torch.randn(3, 40, generator=source) for column in range(1, steps + 1)}

@@ -421,7 +421,7 @@ def test_scores_that_are_no_usual_probabilities(launcher: Launcher, scale: float
 def test_kept_out_of_range_reads_nothing_else(launcher: Launcher, wild: int) -> None:
     """No draft kernel writes such a thing; if memory holds it, the tree is some tree with clamped parents."""
     shape = PLAIN | {"k": 4, "steps": 4, "nodes": 30, "mode": "qlen", "longest": 0}
-    source, drawn = random_case(shape, [4])
+    _, drawn = random_case(shape, [4])
     found = {}
     for content in (wild, max(0, min(15, (wild + 2**31) % 2**32 - 2**31))):  # of the low word
         values = drawn | {"kept1": torch.full_like(drawn["kept1"], content)}

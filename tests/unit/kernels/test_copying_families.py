@@ -1,4 +1,4 @@
-"""The families that prepare a tree and copy rows: what they cover, how they cut the work, what they assume."""
+"""The families that copy rows of bytes: what they cover, how they cut the work, what they assume."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from specc.kernels.copying import alignment, programs
 
 from specc.codegen.render import render_kernel
 from specc.ir.core import Module, Op
-from specc.ir.ops.health import ROOM_BIT
 from specc.kernels import FAMILIES
-from specc.kernels.shared.base import Spec
+from specc.kernels.shared.base import Spec, alignment
+from specc.kernels.shared.copying import programs
 
 OUTPUTS = ["hidden_states", "logprobs", "routed_experts", "indexer_topk", "accept_index"]
 TREE: dict[str, Any] = {"topk": 4, "num_draft_tokens": 16, "page_size": 16}
@@ -40,44 +40,17 @@ def clusters(module: Module, stem: str) -> list[tuple[tuple[Op, ...], Spec]]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_prepare_is_one_launch_and_the_tail_another(variant: str) -> None:
-    tree = module(variant)
-    ((prepare, spec),) = clusters(tree, "prepare")
-    tails = [op for cluster, _ in clusters(tree, "duplicate_tail") for op in cluster]
-    assert {*prepare, *tails} == set(tree.phases["prepare"])
-    assert len(prepare) + len(tails) == len(tree.phases["prepare"])
-    paged = VARIANTS[variant]["page_size"] > 1 and VARIANTS[variant].get("num_steps") != 1
-    assert [op.opcode for op in tails] == ["kv.duplicate_tail"] * paged
-    assert spec.flags["chain_root"] == ()
-    assert spec.flags["runs"] == (() if VARIANTS[variant].get("num_steps") == 1 else ("draft_slots",))
-    assert spec.flags["given"] != VARIANTS[variant].get("overlap", True)
-    # Every result is somewhere in memory for others, none is passed twice.
-    passed = [argument.value for argument in spec.arguments if argument.value is not None]
-    assert len(passed) == len(set(passed))
-    results = {value for op in prepare for value in op.results}
-    carried = {op.result for op in prepare if op.opcode == "carry.load" and op.attrs["field"] == "hidden"}
-    (admit,) = [op for op in prepare if op.opcode == "kv.admit"]
-    assert admit.results[0] in set(passed)
-    inside = {admit.results[2], admit.operands[2], *(op.result for op in prepare if op.opcode == "health.clear")}
-    assert results - set(passed) == carried | inside & results
-    bound = {argument.name: argument for argument in spec.arguments}["columns"]
-    assert (bound.size, bound.axis) == ("req_to_token", 1)
-    constants = dict(spec.constants)
-    assert (constants["WINDOW"], constants["LONGEST"]) == (admit.attrs["window"], -1)
-    assert constants["HEALTH_BIT"] == 1 << ROOM_BIT
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
 def test_compact_is_all_that_verification_does_not_compute(variant: str) -> None:
     tree = module(variant)
-    ((cluster, spec),) = clusters(tree, "compact")
-    copied = [op.operands[0].source for op in cluster if op.opcode == "commit.compact"]
+    (cluster, spec), *alone = clusters(tree, "compact")
+    assert [ops for ops, _ in alone] == [(op,) for op in cluster]
+    copied = [op["x"].source for op in cluster if op.opcode == "commit.compact"]
     assert {source.opcode for source in copied if source is not None} <= {"model.target"}
     others = [op for op in tree.find("commit.compact") if op not in cluster]
-    elsewhere = {source.opcode for op in others if (source := op.operands[0].source) is not None}
-    assert elsewhere == {"verify.greedy"} | ({"vocab.logprob"} if "outputs" in VARIANTS[variant] else set())
+    elsewhere = {source.opcode for op in others if (source := op["x"].source) is not None}
+    assert elsewhere == {"vocab.argmax"} | ({"vocab.logprob"} if "outputs" in VARIANTS[variant] else set())
     assert [op.opcode for op in cluster].count("kv.move") == 1
-    assert [spec.flags[f"value{number}"] for number in range(4)].count(True) == len(copied)
+    assert spec.flags == {"move": True, "values": len(copied)}
     assert len(copied) == (3 if "outputs" in VARIANTS[variant] else int(variant.startswith("eagle")))
 
 
@@ -85,30 +58,38 @@ def test_a_chain_copies_nothing() -> None:
     chain = compile_to("canonicalize", load("EAGLE", outputs=["hidden_states"]))
     assert clusters(chain, "compact") == []
     assert clusters(chain, "duplicate_tail") == []
-    ((_, spec),) = clusters(chain, "prepare")
-    assert (spec.flags["chain_root"], spec.flags["chain_drafts"]) == (("bonus",), ("topk_index",))
-    assert {("K", 1), ("PAGE_draft_slots", 1), ("ROOM_draft_slots", 0)} <= set(spec.constants)
 
 
-def test_more_values_than_a_launch_has_take_another() -> None:
+def test_a_launch_copies_any_number_of_values() -> None:
     tree = module("eagle-outputs")
     compact = next(op for op in tree.find("commit.compact") if op.result.name == "path_hidden")
     for copy in range(3):
         results = [(f"copy{copy}", compact.result.type)]
         tree.add_op("commit", "commit.compact", compact.operands, results, {}, None)
-    (first, one), (second, two) = clusters(tree, "compact")
-    assert (len(first), len(second)) == (5, 2)
-    assert (one.flags["move"], two.flags["move"]) == (True, False)
-    assert [two.flags[f"value{number}"] for number in range(4)] == [True, True, False, False]
-    assert [argument.name for argument in two.arguments[:2]] == ["accept_index_ptr", "value0_ptr"]
-    assert FAMILIES["compact"].grid(tree, second, 4) == (4, 2 * 1, 1)
+    (cluster, spec), *_ = clusters(tree, "compact")
+    assert spec.flags == {"move": True, "values": 6}
+    names = [argument.name for argument in spec.arguments]
+    assert names[5:] == [f"{kind}{number}_ptr" for number in range(6) for kind in ("value", "path")]
+    path = [op for op in cluster if op.opcode != "kv.move"]
+    alone = FAMILIES["compact"].spec(tree, "compact", tuple(path))
+    assert alone.flags == {"move": False, "values": 6}
+    assert [argument.name for argument in alone.arguments[:2]] == ["accept_index_ptr", "value0_ptr"]
+
+
+def test_values_of_two_paths_are_two_launches() -> None:
+    tree = module("eagle-outputs")
+    compact = next(op for op in tree.find("commit.compact") if op.result.name == "path_hidden")
+    other = tree.add_input("other_path", compact["accept_index"].type)
+    results = [("copy", compact.result.type)]
+    tree.add_op("commit", "commit.compact", (compact["x"], other), results, {}, None)
+    assert {len(cluster) for cluster, _ in clusters(tree, "compact")} == {1}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("stem", ["prepare", "compact", "duplicate_tail"])
+@pytest.mark.parametrize("stem", ["compact", "duplicate_tail"])
 def test_sources_take_what_declarations_pass(variant: str, stem: str) -> None:
     for _, spec in clusters(module(variant), stem):
-        tree = ast.parse(render_kernel(stem, spec.flags, []))
+        tree = ast.parse(render_kernel(spec, []))
         (function,) = (node for node in tree.body if isinstance(node, ast.FunctionDef))
         declared = [argument.name for argument in spec.arguments] + [name for name, _ in spec.constants]
         assert [argument.arg for argument in function.args.args] == declared
@@ -121,7 +102,7 @@ def test_work_is_shared_by_as_many_programs_as_help(stem: str) -> None:
     large = {"num_layers": 80, "num_kv_heads": 8, "head_dim": 128}
     many = compile_to("canonicalize", load("EAGLE", **{**TREE, "buckets": [64]}, target=large, draft=large))
     for tree, most in ((few, 16), (many, 4000)):
-        ((cluster, _),) = clusters(tree, stem)
+        (cluster, _), *_ = clusters(tree, stem)
         sizes = [FAMILIES[stem].grid(tree, cluster, batch)[1] for batch in (1, 2, 8, 64, 512)]
         assert sizes == sorted(sizes, reverse=True)
         assert 1 <= sizes[-1] <= sizes[0] <= most
@@ -149,7 +130,7 @@ def test_units_of_kv_rows(target: dict[str, Any], row: int, unit: int, align: in
     tree = compile_to(
         "canonicalize", load("EAGLE", **TREE, target={"dtype": "bfloat16", **target}, draft={"dtype": "bfloat16"})
     )
-    ((_, spec),) = clusters(tree, "compact")
+    (_, spec), *_ = clusters(tree, "compact")
     known = dict(spec.constants)
     assert (known["KV_ROW"], known["KV_UNIT"], known["KV_ALIGN"]) == (row, unit, align)
     assert known["KV_BUFFERS"] == (2 if "kv_layout" in target else 4)
@@ -161,5 +142,5 @@ def test_units_of_values(experts: int, row: int, unit: int) -> None:
     """Experts i32[B, N, layers, k]: as wide as the last axis allows, which is all that is known of a forward's rows."""
     target = {"experts_per_token": experts}
     tree = compile_to("canonicalize", load("STANDALONE", **TREE, outputs=["routed_experts"], target=target))
-    ((_, spec),) = clusters(tree, "compact")
+    (_, spec), *_ = clusters(tree, "compact")
     assert (dict(spec.constants)["ROW0"], dict(spec.constants)["UNIT0"]) == (row, unit)
