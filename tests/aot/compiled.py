@@ -5,18 +5,25 @@ from __future__ import annotations
 import fcntl
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from programs import compile_to
+from programs import load
 
+from specc.build import build_program
 from specc.codegen import machine_code, render
 from specc.codegen.aot import Artifact, KernelSource, compile_kernels
 from specc.codegen.cache import Cache, default_directory
 from specc.config import LoadedConfig
-from specc.kernels import FAMILIES
+from specc.ir.plan import Kernel
 
 ARCHS = ("sm_80", "sm_90", "sm_100", "gfx942")
 """One of every kind: two older and newer than sm_90, and one with warps of 64 lanes."""
+
+MODEL = {"vocab_size": 128256, "hidden_size": 4096, "dtype": "bfloat16"}
+"""A model as large as real ones, where kernels see it."""
+TREE = {"topk": 8, "num_draft_tokens": 64, "num_steps": 5}
+"""A tree of 64 nodes, 8 branches and 5 steps."""
 
 
 def compiled(sources: Iterable[KernelSource], *archs: str) -> dict[tuple[str, str], Artifact]:
@@ -33,26 +40,18 @@ def compiled(sources: Iterable[KernelSource], *archs: str) -> dict[tuple[str, st
         return compile_kernels(list(sources), archs, lib=lib, cache=store, workers=None, on_done=None)
 
 
-def candidates(loaded: LoadedConfig, stem: str, phases: tuple[str, ...] = ()) -> list[KernelSource]:
-    """What a family offers a configuration, in some phases or all; every buffer is aligned, but the engine's inputs."""
-    module, family = compile_to("canonicalize", loaded), FAMILIES[stem]
-    clusters = [found for found in family.candidates(module) if not phases or found[0].phase in phases]
-    sources: list[KernelSource] = []
-    for number, cluster in enumerate(clusters):
-        spec = family.spec(module, stem, cluster)
-        sources.append(
-            KernelSource(
-                name=f"{stem}_{number}",
-                function=stem,
-                text=render.render_kernel(stem, spec.flags, ["a test"]),
-                arguments=tuple((argument.name, argument.type) for argument in spec.arguments),
-                constants=spec.constants,
-                aligned=frozenset(a.name for a in spec.arguments if a.value is not None or a.buffer),
-                num_warps=spec.num_warps,
-                num_stages=spec.num_stages,
-            )
-        )
-    return sources
+def kernels_of(loaded: LoadedConfig, *families: str, phases: tuple[str, ...] = ()) -> list[KernelSource]:
+    """The distinct kernels that a program launches, of some families and phases or of all."""
+    build = build_program(loaded)
+    declared = {kernel.name: kernel for kernel in build.module.decls_of(Kernel)}
+    chosen = [source for source in build.sources if not families or source.function in families]
+    return [source for source in chosen if not phases or declared[source.name].phase in phases]
+
+
+def kernel(name: str, algorithm: str = "EAGLE", *, model: Mapping[str, Any] = MODEL, **keys: Any) -> KernelSource:
+    """The first kernel of a name, whatever its number, of a configuration whose models are alike."""
+    loaded = load(algorithm, **keys, target=dict(model), draft=dict(model))
+    return next(s for s in kernels_of(loaded) if s.name.rstrip("0123456789").rstrip("_") == name)
 
 
 def opcodes(artifact: Artifact) -> list[str]:

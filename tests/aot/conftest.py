@@ -1,11 +1,6 @@
-"""Compilation tests: sources made from the same description of the families as in tests/kernels."""
-
-import sys
-from pathlib import Path
+"""Compilation tests."""
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from aot_sources import all_off, source
+from compiled import kernel
 
 from specc.codegen import aot, cache, render
 from specc.codegen.aot import Artifact, CompileError, KernelSource, cache_key, compile_kernels, parse_arch
@@ -16,7 +16,7 @@ from specc.codegen.cache import Cache
 
 ROOT = Path(aot.__file__).parents[2]
 LIB = render.lib_sources()
-SMALL = source("draft_step", all_off("draft_step"), vocab=4096)
+SMALL = kernel("draft_argmax", "STANDALONE", model={"vocab_size": 4096, "dtype": "bfloat16"})
 
 
 def build(store: Cache, *sources: KernelSource, done: list[str] | None = None) -> dict[tuple[str, str], Artifact]:
@@ -141,10 +141,10 @@ def test_equal_sources_are_compiled_once(tmp_path: Path) -> None:
 
 PROGRAM = """
 import json, sys, pathlib
-sys.path[:0] = [{root!r}, {tests!r} + "/aot", {tests!r} + "/kernels"]
-from aot_sources import all_on, source
+sys.path[:0] = [{root!r}, {tests!r} + "/aot", {tests!r}]
+from compiled import kernel
 from specc.codegen import aot, cache, render
-sources = [source(stem, all_on(stem), vocab=4096) for stem in ("draft_step", "prepare")]
+sources = [kernel(name, model={{"vocab_size": 4096}}) for name in ("draft_argmax", "prepare_rows")]
 artifacts = aot.compile_kernels(
     sources,
     ["sm_90", "gfx942"],
@@ -204,7 +204,7 @@ def test_a_crash_is_an_error_message() -> None:
 def test_what_a_source_prints_does_not_get_between() -> None:
     noisy = altered(text=SMALL.text + "\nprint('noise')\nimport os\nos.write(1, b'more noise')\n")
     (artifact,) = build(Cache.disabled(), noisy).values()
-    assert artifact.entry == "draft_step"
+    assert artifact.entry == "argmax"
 
 
 def test_contradictions_are_refused() -> None:

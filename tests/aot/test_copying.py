@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
-from compiled import candidates, compiled, opcodes
+from compiled import compiled, kernels_of, opcodes
 from programs import load
 
 from specc.codegen.aot import KernelSource
 
-STEMS = ("prepare", "compact", "duplicate_tail")
+STEMS = ("rows", "compact", "duplicate_tail")
 LARGE = {"hidden_size": 4096, "num_layers": 80, "num_kv_heads": 8, "head_dim": 128, "vocab_size": 128256}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "mha": LARGE,
@@ -25,7 +25,7 @@ def sources(
     target = {**LAYOUTS[layout], "dtype": "bfloat16", "experts_per_token": 8}
     tree = {"topk": 8, "num_steps": 5, "num_draft_tokens": 64, "page_size": 64, "buckets": [64]}
     loaded = load(algorithm, **tree, outputs=outputs, target=target, draft={**target, "num_layers": 2})
-    return [source for stem in STEMS for source in candidates(loaded, stem)]
+    return kernels_of(loaded, *STEMS)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -4,53 +4,60 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from aot_sources import COPYING, NUM_WARPS, WARPS, all_off, all_on, source
-from compiled import ARCHS, compiled
-from kernel_families import FAMILIES
+from compiled import ARCHS, MODEL, TREE, compiled, kernel, kernels_of
+from programs import load
 
 from specc.codegen import machine_code
 from specc.codegen.aot import KNOWN_ARCHS, Artifact, CompileError, KernelSource
 
-SCANNING = [stem for stem, family in FAMILIES.items() if "logits_ptr" in family.names(all_off(stem))]
-SCANNING = [stem for stem in SCANNING if stem not in ("row_topk", "tree_step")]
+PROGRAMS = {
+    "chain": load(target=MODEL, draft=MODEL),
+    "logprobs": load(**TREE, outputs=["logprobs"], target=MODEL, draft=MODEL),
+    "look_up": load("NGRAM", num_draft_tokens=21, topk=4, num_steps=5, target=MODEL),
+}
+
+
+def sources() -> list[KernelSource]:
+    """All kernels of some programs, named after both."""
+    return [
+        KernelSource(**{**vars(source), "name": f"{program}_{source.name}"})
+        for program, loaded in PROGRAMS.items()
+        for source in kernels_of(loaded)
+    ]
 
 
 @pytest.fixture(scope="module")
-def sm_90() -> dict[tuple[str, str], Artifact]:
-    """Every family under every combination of flags."""
-    return compiled([source(s, flags) for s in FAMILIES for flags in FAMILIES[s].combinations()], "sm_90")
+def sm_90() -> dict[str, Artifact]:
+    """The kernels of the programs."""
+    return {name: artifact for (name, _), artifact in compiled(sources(), "sm_90").items()}
 
 
-def test_every_combination_compiles_without_spills(sm_90: dict[tuple[str, str], Artifact]) -> None:
-    assert len(sm_90) == sum(len(list(family.combinations())) for family in FAMILIES.values())
-    over = {}
-    for artifact in sm_90.values():
-        assert artifact.spills == 0, artifact.kernel
-        # Copying holds a tile in registers, and where its rows go; a top-k has the state of a softmax in every lane,
-        # log-probabilities in every eighth; a look-up has two tiles in flight, and where their tokens are.
-        heavy = artifact.entry in (*COPYING, "ngram_propose", "tree_step")
-        heavy |= "topk" in artifact.kernel or "logprobs" in artifact.kernel
-        # Storing all that a path gives, which no program does, takes a few more than half of it.
-        heavy |= "tree" in artifact.kernel and "rings" in artifact.kernel
-        # A tree's candidates wait in registers while the last top-k is combined.
-        # Releases of Triton differ by a few: 3.7.1 takes 78 for the verification of a tree, 3.8.0 106 for its step.
-        most = 112 if artifact.entry == "tree_step" else 96 if heavy else 80 if "tree" in artifact.kernel else 72
-        most = 128 if "tree_build" in artifact.kernel and "fused" in artifact.kernel else most
+def test_registers_leave_room_for_blocks(sm_90: dict[str, Artifact]) -> None:
+    """A scan has 28 KB in flight with seven blocks of 128 threads, which take 72 registers at most.
+
+    Verification of a tree combines the partials of all its rows at once, log-probabilities are added in every eighth
+    lane; a top-k has the state of a softmax in every lane, and a tree's candidates wait while the last one is combined.
+    Copying holds a tile, a look-up two.
+    """
+    over: dict[str, int] = {}
+    for name, artifact in sm_90.items():
+        assert artifact.spills == 0, name
+        heavy = artifact.entry in ("topk", "compact", "ngram_propose") or "logprobs_verify" in name
+        most = 128 if "logprobs_draft" in name else 96 if heavy else 72
         if artifact.registers > most:
-            over[artifact.kernel] = artifact.registers
-        assert (artifact.kind, artifact.threads) == ("cubin", 32 * WARPS.get(artifact.entry, NUM_WARPS))
-        assert artifact.entry in FAMILIES
+            over[name] = artifact.registers
+        assert artifact.kind == "cubin"
         assert artifact.shared <= 4096
         assert not artifact.global_scratch
         assert not artifact.profile_scratch
     assert not over
 
 
-def test_parameters_are_the_arguments_and_two_hidden_pointers(sm_90: dict[tuple[str, str], Artifact]) -> None:
-    for stem in FAMILIES:
-        given = source(stem, all_on(stem))
-        artifact = sm_90[given.name, "sm_90"]
+def test_parameters_are_the_arguments_and_two_hidden_pointers(sm_90: dict[str, Artifact]) -> None:
+    for given in sources():
+        artifact = sm_90[given.name]
         assert artifact.parameters == (*(kind for _, kind in given.arguments), "*i8", "*i8")
+        assert (artifact.entry, artifact.threads) == (given.function, 32 * given.num_warps)
 
 
 def instructions(sass: str) -> Iterator[str]:
@@ -71,74 +78,63 @@ def loads_by_width(sass: str) -> dict[int, int]:
     return counts
 
 
-# Loads of the scalars each family reads, found by hand in the template: rows i64, and in the tail positions
-# i64 (draft_step+advance), tokens i64 and seq_lens i64 (verify_commit), bonus i32 (extend_stash).
+# Loads of the scalars that each launch of a chain reads, found by hand in its text: pool rows i64, and of the first
+# launch after a draft forward the position i64 and the first draft i64, of verification tokens i64 and the length i64,
+# of extend the bonus i32.
 SCALAR_LOADS = {
-    "row_argmax": {64: 1},
-    "draft_step": {64: 1},
-    "verify_commit": {64: 3},
-    "extend_stash": {64: 1, 32: 1},
+    "prefill_argmax": {64: 1},
+    "draft_argmax": {64: 3},
+    "verify_argmax": {64: 3},
+    "extend_argmax": {64: 1, 32: 1},
 }
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+VOCABULARIES = [("bf16", 32000), ("bf16", 128256), ("fp16", 128256), ("fp32", 32000), ("fp32", 128256)]
 
 
-@pytest.fixture(scope="module")
-def vocabularies() -> dict[tuple[str, str], Artifact]:
-    """Families by dtype and by two vocabularies, one of them no multiple of the block."""
-    return compiled(
-        [
-            source(stem, all_off(stem), logits=dtype, vocab=vocab)
-            for stem in SCANNING
-            for dtype, vocab in (
-                ("bf16", 32000),
-                ("bf16", 128256),
-                ("fp16", 128256),
-                ("fp32", 32000),
-                ("fp32", 128256),
-            )
-        ],
-        "sm_90",
-    )
+@pytest.mark.parametrize(("dtype", "vocab"), VOCABULARIES)
+def test_logits_are_read_by_128_bit_loads_only(dtype: str, vocab: int) -> None:
+    """Every load that is not a known scalar is 128 bits wide; the loop has several independent ones.
 
-
-def test_logits_are_read_by_128_bit_loads_only(vocabularies: dict[tuple[str, str], Artifact]) -> None:
-    """Every load that is not a known scalar is 128 bits wide; the loop has several independent ones."""
-    for artifact in vocabularies.values():
+    Of two vocabularies one is no multiple of the block. Without hidden states nothing else is read that wide.
+    """
+    model = MODEL | {"vocab_size": vocab, "logits_dtype": DTYPES[dtype]}
+    given = [kernel(name, "STANDALONE", model=model) for name in SCALAR_LOADS]
+    for name, artifact in zip(SCALAR_LOADS, compiled(given, "sm_90").values(), strict=True):
         widths = loads_by_width(machine_code.sass(artifact.binary))
         wide = widths.pop(128)
-        assert widths == SCALAR_LOADS[artifact.entry], artifact.kernel
+        assert widths == SCALAR_LOADS[name], artifact.kernel
         # 2048 elements over 128 threads: 2 loads of 8 or 4 loads of 4, in the loop and once more in the tail.
-        assert wide >= (4 if "fp32" in artifact.kernel else 2), artifact.kernel
+        assert wide >= (4 if dtype == "fp32" else 2), artifact.kernel
         assert artifact.spills == 0
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_logits_of_trees_are_read_by_128_bit_loads_only(dtype: str) -> None:
-    """With log-probabilities too. The rest, all i64: row and length, and tokens and parents of a thread's 4 columns."""
-    sources = [
-        source("verify_commit", {**all_off("verify_commit"), "tree": True, "logprobs": logprobs}, logits=dtype)
-        for logprobs in (False, True)
-    ]
-    for artifact in compiled(sources, "sm_90").values():
-        widths = loads_by_width(machine_code.sass(artifact.binary))
-        assert widths.pop(128) >= (4 if dtype == "fp32" else 2), artifact.kernel
-        assert widths == {64: 10}, artifact.kernel
-        assert artifact.spills == 0
+@pytest.mark.parametrize("outputs", [[], ["logprobs"]], ids=["plain", "logprobs"])
+def test_logits_of_trees_are_read_by_128_bit_loads_only(dtype: str, outputs: list[str]) -> None:
+    """The rest, all i64: row and length, and tokens and parents of a thread's 4 columns."""
+    model = MODEL | {"logits_dtype": DTYPES[dtype]}
+    (artifact,) = compiled([kernel("verify_argmax", model=model, outputs=outputs, **TREE)], "sm_90").values()
+    widths = loads_by_width(machine_code.sass(artifact.binary))
+    assert widths.pop(128) >= (4 if dtype == "fp32" else 2), artifact.kernel
+    assert widths == {64: 10}, artifact.kernel
+    assert artifact.spills == 0
 
 
 def test_the_criterion_sees_narrow_loads() -> None:
     """The same kernel without the alignment facts reads logits 16 bits at a time."""
-    given = source("row_argmax", all_off("row_argmax"))
-    narrow = KernelSource(**{**vars(given), "aligned": frozenset()})
+    narrow = KernelSource(**{**vars(kernel("prefill_argmax")), "aligned": frozenset()})
     (artifact,) = compiled([narrow], "sm_90").values()
     widths = loads_by_width(machine_code.sass(artifact.binary))
     assert 128 not in widths
     assert sum(widths.values()) > 16
 
 
-def test_last_arriver_is_ordered(sm_90: dict[tuple[str, str], Artifact]) -> None:
+def test_last_arriver_is_ordered(sm_90: dict[str, Artifact]) -> None:
     """Partials are stored before a barrier, a fence, the atomic; they are read past the L1 cache."""
-    for stem in (*SCANNING, "ngram_propose"):
-        code = list(instructions(machine_code.sass(sm_90[source(stem, all_off(stem)).name, "sm_90"].binary)))
+    scanning = [name for name, artifact in sm_90.items() if artifact.entry in ("argmax", "ngram_propose")]
+    assert len(scanning) > 5
+    for stem in scanning:
+        code = list(instructions(machine_code.sass(sm_90[stem].binary)))
         opcodes = [instruction.split()[0] for instruction in code]
         atomic = next(i for i, op in enumerate(opcodes) if op.startswith("ATOMG") and ".STRONG.GPU" in op)
         fence = max(i for i, op in enumerate(opcodes[:atomic]) if op.startswith("MEMBAR") and op.endswith(".GPU"))
@@ -152,17 +148,16 @@ def test_last_arriver_is_ordered(sm_90: dict[tuple[str, str], Artifact]) -> None
         assert any(op.startswith("BAR.SYNC") for op in opcodes[atomic : min(strong)]), stem
 
 
-def test_hidden_rows_are_copied_by_128_bits(sm_90: dict[tuple[str, str], Artifact]) -> None:
-    for stem in ("prepare", "extend_stash", "stash"):
-        sass = machine_code.sass(sm_90[source(stem, all_on(stem)).name, "sm_90"].binary)
-        opcodes = [instruction.split()[0] for instruction in instructions(sass)]
+def test_hidden_rows_are_copied_by_128_bits(sm_90: dict[str, Artifact]) -> None:
+    for name in ("chain_prepare_rows", "chain_extend_argmax", "logprobs_extend_topk"):
+        opcodes = [line.split()[0] for line in instructions(machine_code.sass(sm_90[name].binary))]
         stores = [op for op in opcodes if op.startswith("STG")]
-        assert any(".128" in op for op in stores), stem
-        assert not any(".U8" in op or ".U16" in op for op in stores), stem
+        assert any(".128" in op for op in stores), name
+        assert not any(".U8" in op or ".U16" in op for op in stores), name
 
 
-def test_resource_usage_agrees_with_the_artifact(sm_90: dict[tuple[str, str], Artifact]) -> None:
-    artifact = sm_90[source("row_argmax", all_off("row_argmax")).name, "sm_90"]
+def test_resource_usage_agrees_with_the_artifact(sm_90: dict[str, Artifact]) -> None:
+    artifact = sm_90["chain_verify_argmax"]
     usage = machine_code.resource_usage(artifact.binary)
     assert (usage.registers, usage.spills) == (artifact.registers, artifact.spills)
 
@@ -178,16 +173,15 @@ def test_tools_refuse_what_is_no_cubin() -> None:
 
 @pytest.mark.slow
 def test_no_spills_on_the_other_targets() -> None:
-    given = [source(stem, all_on(stem)) for stem in SCANNING]
+    given = [source for source in sources() if source.function in ("argmax", "topk")]
     for artifact in compiled(given, *(KNOWN_ARCHS.keys() - set(ARCHS))).values():
         assert artifact.spills == 0, (artifact.kernel, artifact.arch)
 
 
 def test_compile_errors_are_tritons_words() -> None:
-    given = source("row_argmax", all_off("row_argmax"))
-    wrong = given.text.replace("V: tl.constexpr", "V").replace("r < ROWS", "r < undefined_name")
-    broken = KernelSource(**{**vars(given), "text": wrong})
-    with pytest.raises(CompileError, match=r"(?s)row_argmax.*sm_90.*undefined_name") as caught:
+    given = kernel("verify_argmax")
+    broken = KernelSource(**{**vars(given), "text": given.text.replace("SPLITS, BLOCK)", "undefined_name, BLOCK)")})
+    with pytest.raises(CompileError, match=r"(?s)verify_argmax.*sm_90.*undefined_name") as caught:
         compiled([broken], "sm_90")
     assert (caught.value.kernel, caught.value.arch) == (given.name, "sm_90")
     assert "undefined_name" in caught.value.message

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from compiled import candidates, compiled
+from compiled import compiled, kernels_of
 from programs import load
 
 WIDE = {"topk": 4, "num_steps": 5, "num_draft_tokens": 21}
@@ -22,7 +22,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 def test_no_spills(shape: str) -> None:
     """A look-up's registers leave room for five programs of 128 threads on a multiprocessor."""
     loaded = load("NGRAM", **SHAPES[shape])
-    artifacts = compiled([*candidates(loaded, "ngram_start"), *candidates(loaded, "ngram_propose")], "sm_90")
+    artifacts = compiled(kernels_of(loaded, "ngram_start", "ngram_propose"), "sm_90")
     assert len(artifacts) == 2
     for artifact in artifacts.values():
         assert artifact.spills == 0, artifact

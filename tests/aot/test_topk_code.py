@@ -4,34 +4,44 @@ import re
 from collections import Counter
 
 import pytest
-from aot_sources import BLOCK, TOPK, all_off, all_on, source
-from compiled import ARCHS, compiled, opcodes
-from kernel_families import FAMILIES
+from compiled import ARCHS, MODEL, TREE, compiled, kernel, kernels_of, opcodes
+from programs import load
 
 from specc.codegen import machine_code
 from specc.codegen.aot import Artifact
 
-STASH = next(flags for flags in FAMILIES["extend_stash"].combinations() if flags["topk"])
 VOCABULARIES = [("bf16", 32000), ("bf16", 128256), ("fp16", 128256), ("fp32", 128256)]
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+BLOCK = 2048
+
+
+def model(dtype: str, vocab: int = 128256) -> dict[str, object]:
+    """A model with such logits and hidden rows of 16 bits."""
+    return MODEL | {"vocab_size": vocab, "logits_dtype": DTYPES[dtype]}
 
 
 @pytest.fixture(scope="module")
 def scans() -> dict[tuple[str, int], Artifact]:
-    """The plainest kernel with a top-k, by dtype and vocabulary."""
-    sources = [source("extend_stash", STASH, logits=dtype, vocab=vocab) for dtype, vocab in VOCABULARIES]
-    return dict(zip(VOCABULARIES, compiled(sources, "sm_90").values(), strict=True))
+    """The plainest kernel with a top-k, by dtype and vocabulary: no hidden rows follow."""
+    found = {
+        case: compiled([kernel("extend_topk", "STANDALONE", model=model(*case), **TREE)], "sm_90")
+        for case in VOCABULARIES
+    }
+    return {case: artifact for case, made in found.items() for artifact in made.values()}
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_large_trees_on_every_target(dtype: str) -> None:
-    """K = 8, V = 128256, hidden rows of 4096: no spills anywhere, five blocks on a multiprocessor of sm_90."""
-    given = [source("tree_step", all_on("tree_step"), logits=dtype)]
-    given.append(source("extend_stash", all_on("extend_stash"), logits=dtype))
-    for artifact in compiled(given, *ARCHS).values():
+    """K = 8, V = 128256, hidden rows of 4096: no spills anywhere, four blocks on a multiprocessor of sm_90 at least, where
+    nothing but what is carried follows five.
+    """
+    loaded = load(**TREE, target=model(dtype), draft=model(dtype))
+    for artifact in compiled(kernels_of(loaded, "topk"), *ARCHS).values():
         assert artifact.spills == 0, (artifact.kernel, artifact.arch)
         assert artifact.shared <= 4096
         if artifact.arch == "sm_90" and dtype == "bf16":
-            assert artifact.registers <= 65536 // (5 * 128) // 8 * 8, artifact.kernel
+            blocks = 4 if artifact.kernel.startswith("draft") else 5
+            assert artifact.registers <= 65536 // (blocks * 128) // 8 * 8, artifact.kernel
 
 
 def test_logits_are_scanned_by_128_bit_loads_only(scans: dict[tuple[str, int], Artifact]) -> None:
@@ -39,7 +49,7 @@ def test_logits_are_scanned_by_128_bit_loads_only(scans: dict[tuple[str, int], A
     for (dtype, vocab), artifact in scans.items():
         loads = Counter(op for op in opcodes(artifact) if op.startswith("LDG") and ".STRONG" not in op)
         tiles = 1 << (-(-vocab // BLOCK) - 1).bit_length()
-        columns = TOPK["K"] * tiles // artifact.threads
+        columns = TREE["topk"] * tiles // artifact.threads
         narrow = {"LDG.E.64": 1, "LDG.E": 1}
         narrow |= {"LDG.E": 1 + columns} if dtype == "fp32" else {"LDG.E.U16": columns}
         wide = loads.pop("LDG.E.128")
@@ -63,10 +73,10 @@ def test_one_exponential_per_logit(scans: dict[tuple[str, int], Artifact]) -> No
     assert len(fast) < 13 * 16
 
 
-@pytest.mark.parametrize("stem", ["tree_step", "extend_stash"])
-def test_last_arriver_is_ordered(stem: str) -> None:
+@pytest.mark.parametrize("name", ["draft_topk", "extend_topk"])
+def test_last_arriver_is_ordered(name: str) -> None:
     """Keys and sums are stored before a barrier, a fence, the atomic; they are read past the L1 cache."""
-    (artifact,) = compiled([source(stem, STASH if stem == "extend_stash" else all_off(stem))], "sm_90").values()
+    (artifact,) = compiled([kernel(name, **TREE)], "sm_90").values()
     code = opcodes(artifact)
     atomic = next(i for i, op in enumerate(code) if op.startswith("ATOMG") and ".STRONG.GPU" in op)
     fence = max(i for i, op in enumerate(code[:atomic]) if op.startswith("MEMBAR") and op.endswith(".GPU"))
@@ -80,21 +90,21 @@ def test_last_arriver_is_ordered(stem: str) -> None:
     assert any(op.startswith("BAR.SYNC") for op in code[atomic : min(strong)])
 
 
-@pytest.mark.parametrize("stem", ["tree_step", "extend_stash", "row_topk"])
-def test_lanes_that_share_a_sum_agree_in_every_bit(stem: str) -> None:
+@pytest.mark.parametrize("name", ["draft_topk", "extend_topk", "prefill_topk"])
+def test_lanes_that_share_a_sum_agree_in_every_bit(name: str) -> None:
     """A lane adds what another one has, and the other way round; then all of them store the sum in one place.
 
     An addition fused with the product before it would round one of the two and not the other.
     """
-    (artifact,) = compiled([source(stem, all_on(stem))], "sm_90").values()
+    (artifact,) = compiled([kernel(name, **TREE)], "sm_90").values()
     code = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.+?) ;", machine_code.sass(artifact.binary))
     shuffled: set[str] = set()
     added = 0
     for line in code:
-        name, *registers = re.findall(r"(?<![\w.])[A-Z][\w.]*", re.sub(r"^@!?U?P\w+ ", "", line))
-        written = registers[1] if name.startswith("SHFL") else registers[0] if registers else ""
+        opcode, *registers = re.findall(r"(?<![\w.])[A-Z][\w.]*", re.sub(r"^@!?U?P\w+ ", "", line))
+        written = registers[1] if opcode.startswith("SHFL") else registers[0] if registers else ""
         read = {register.partition(".")[0] for register in registers} - {written}
-        assert not (name.startswith("FFMA") and read & shuffled), line
-        added += name.startswith("FADD") and bool(read & shuffled)
-        shuffled = shuffled | {written} if name.startswith("SHFL") else shuffled - {written}
+        assert not (opcode.startswith("FFMA") and read & shuffled), line
+        added += opcode.startswith("FADD") and bool(read & shuffled)
+        shuffled = shuffled | {written} if opcode.startswith("SHFL") else shuffled - {written}
     assert added
