@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from programs import compile_to, load
-from specc.kernels.copying import alignment, programs
 
 from specc.codegen.render import render_kernel
 from specc.ir.core import Module, Op
