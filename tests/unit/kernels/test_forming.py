@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from specc.ir.nodes import is_external, node_order, quotient
 from specc.ir.opdef import OpDef
 from specc.ir.ops import OPS
 from specc.ir.parser import parse_module
-from specc.ir.plan import Kernel
+from specc.ir.plan import Kernel, Reference
 from specc.ir.types import TensorType
 from specc.kernels import FAMILIES
 from specc.kernels.shared.base import CAPACITY, STORES, Spec, cluster_of
@@ -329,6 +330,53 @@ def test_more_blocks_than_registers_take_another_launch() -> None:
         assert list(launches(module)) == names_
 
 
+PROBE = OpDef(
+    "model.probe",
+    "rows: i64[B], at: i64[B, K] -> logits: $dtype[B, V]",
+    "A forward that nobody knows, with its positions under another name.",
+    {"capture": str, "dtype": str, "step": int},
+    effect="external",
+)
+
+
+def test_positions_advance_when_every_forward_has_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are replaced in memory; whoever else reads them does so before, whatever its name is."""
+    monkeypatch.setitem(OPS, "model.probe", PROBE)
+    line = '%l{0} = model.probe(%rows, {1}) {{capture = "null", dtype = "f32", step = {0}}} : f32[B, V]'
+    forwards = [line.format(0, "%at"), line.format(1, "%at"), line.format(2, "%at1")]
+    draft = [ARGMAX.format(step, f"%l{step}") for step in range(3)]
+    ops = [forwards[0], draft[0], "%at1 = kv.advance(%at) : i64[B, K]", forwards[1], draft[1], forwards[2], draft[2]]
+    module = small(("draft", ops), outputs={f"a{step}": f"a{step}" for step in range(3)})
+    (advance,) = module.find("kv.advance")
+    assert advance.attrs["kernel"] == "draft_argmax_1"
+
+
+def test_log_probabilities_of_other_logits_are_not_those_of_an_argmax() -> None:
+    """Nor of other rows of them; whoever computes them, it is not the launch of the argmax."""
+    module = compile_to("canonicalize", load("EAGLE", outputs=["logprobs"]))
+    assert _launch_with(module, *_verified(module))
+    for name in ("logits", "rows"):
+        other = compile_to("canonicalize", load("EAGLE", outputs=["logprobs"]))
+        argmax, logprob = _verified(other)
+        value = logprob[name]
+        other.replace_operand(logprob, value, other.add_input("others", value.type))
+        assert not _launch_with(other, argmax, logprob)
+
+
+def _verified(module: Module) -> tuple[Op, Op]:
+    """The argmax of the target's logits, and the log-probabilities."""
+    (argmax,) = [op for op in module.find("vocab.argmax") if op.phase == "verify"]
+    (logprob,) = module.find("vocab.logprob")
+    return argmax, logprob
+
+
+def _launch_with(module: Module, one: Op, other: Op) -> bool:
+    """Whether two ops are launched together."""
+    with contextlib.suppress(DiagnosticError):
+        FormKernels().run(module, Context())
+    return "kernel" in one.attrs and one.attrs["kernel"] == other.attrs.get("kernel")
+
+
 CROSSED = """
 module @program {
   established compacted, kv-bound, live, tree-form, typed, verify-selected
@@ -353,11 +401,11 @@ def test_launches_never_wait_for_each_other() -> None:
     assert list(launches(module)) == ["prepare_rows"]
 
 
-PROBE = OpDef("test.probe", "x: f32[B, V] -> x: f32[B, V]", "An op without a device function.")
+UNKNOWN = OpDef("test.probe", "x: f32[B, V] -> x: f32[B, V]", "An op without a device function.")
 
 
 def test_what_nothing_computes_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(OPS, "test.probe", PROBE)
+    monkeypatch.setitem(OPS, "test.probe", UNKNOWN)
     module = small(("draft", ["%z = test.probe(%x) : f32[B, V]"]), outputs={"z": "z"})
     assert [reference.name for reference in module.decls_of(Reference)] == ["torch_test_probe"]
 
