@@ -56,10 +56,10 @@ def parts(ours: Ours, theirs: Sequence) -> list[harness.Part]:
         theirs.verify_inputs()  # which our prepare writes
 
     return [
-        harness.Part("verify + commit", lambda: ours.launch("verify_commit"), theirs.verify_commit, (verify,)),
-        harness.Part("draft step", lambda: ours.launch("draft_step"), lambda: theirs.draft_step(0), (row,)),
-        harness.Part("prepare", lambda: ours.launch("prepare"), prepare, (state,)),
-        harness.Part("extend + stash", lambda: ours.launch("extend_stash"), theirs.extend_stash, (row + state,)),
+        harness.Part("verify + commit", lambda: ours.launch("verify_argmax"), theirs.verify_commit, (verify,)),
+        harness.Part("draft step", lambda: ours.launch("draft_argmax"), lambda: theirs.draft_step(0), (row,)),
+        harness.Part("prepare", lambda: ours.launch("prepare_rows"), prepare, (state,)),
+        harness.Part("extend + stash", lambda: ours.launch("extend_argmax"), theirs.extend_stash, (row + state,)),
         harness.Part("whole step", ours.step, theirs.step, (state, *[row] * (shape.steps - 1), verify, row + state)),
     ]
 

@@ -158,13 +158,13 @@ class Ours:
             self.pool(name).copy_(pool)
 
     def launch(self, *names: str) -> None:
-        """The first launch of each name, whatever its number."""
+        """The launch of each name; without its number, the first."""
         for name in names:
             self.backend.launch(self.node(name), self.frame)
 
     def node(self, name: str) -> Launch:
-        """The first launch node of a name in a step."""
-        return next(node for node in self.launches if node.name.rstrip("0123456789").rstrip("_") == name)
+        """The launch node of a name in a step; without its number, the first."""
+        return next(node for node in self.launches if name in (node.name, node.name.rstrip("0123456789").rstrip("_")))
 
     def step(self) -> None:
         """All launches of a step, in order, without the forwards."""

@@ -103,17 +103,17 @@ def parts(ours: Ours, theirs: TreeSequence) -> list[harness.Part]:
         theirs.build()
 
     if ours.work.shape.page > 1:
-        families, launches = ("prepare", "duplicate_tail"), (sizes.prepare, sizes.duplicate)
-        return [harness.Part("prepare + tail duplication", lambda: ours.launch(*families), prepare, launches)]
+        nodes, launches = ("prepare_rows", "duplicate_tail"), (sizes.prepare, sizes.duplicate)
+        return [harness.Part("prepare + tail duplication", lambda: ours.launch(*nodes), prepare, launches)]
     last = (sizes.build, sizes.verify, sizes.compact)
     whole = (sizes.prepare, *[sizes.step] * (ours.work.shape.steps - 2), *last, sizes.extend)
-    verify = ("verify_commit", "compact")
+    verify, builds = ("verify_argmax", "compact"), f"draft_topk_{ours.work.shape.steps - 2}"
     return [
-        harness.Part("draft expansion", lambda: ours.launch("tree_step"), lambda: theirs.draft_step(0), (sizes.step,)),
-        harness.Part("tree build", lambda: ours.launch("tree_build"), build, (sizes.build,)),
+        harness.Part("draft expansion", lambda: ours.launch("draft_topk"), lambda: theirs.draft_step(0), (sizes.step,)),
+        harness.Part("tree build", lambda: ours.launch(builds), build, (sizes.build,)),
         harness.Part("verify + commit + move", lambda: ours.launch(*verify), theirs.verify_commit, last[1:]),
-        harness.Part("prepare", lambda: ours.launch("prepare"), prepare, (sizes.prepare,)),
-        harness.Part("extend + stash", lambda: ours.launch("extend_stash"), theirs.extend_stash, (sizes.extend,)),
+        harness.Part("prepare", lambda: ours.launch("prepare_rows"), prepare, (sizes.prepare,)),
+        harness.Part("extend + stash", lambda: ours.launch("extend_topk"), theirs.extend_stash, (sizes.extend,)),
         harness.Part("whole step", ours.step, theirs.step, whole),
     ]
 

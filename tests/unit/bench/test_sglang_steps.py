@@ -57,7 +57,7 @@ def one_graph():
     for step in range(STEPS):
         trace.until(100 + step * STEP)
         trace.run(("Memcpy HtoD", 1.0), cat="gpu_memcpy")
-        kernels = [("prepare", 3.0), ("get_num_kv_splits_triton", 2.0), ("gemm", 360.0), ("verify_commit", 7.0)]
+        kernels = [("rows", 3.0), ("get_num_kv_splits_triton", 2.0), ("gemm", 360.0), ("argmax", 7.0)]
         trace.run(*kernels, graph=True)
     return trace.events
 
@@ -89,10 +89,10 @@ def test_time_is_split_by_kind():
 
 
 def test_a_step_of_one_graph_has_nothing_between():
-    found = steps.summarise(one_graph(), STEPS, {"prepare", "verify_commit", "extend_stash"})
+    found = steps.summarise(one_graph(), STEPS, {"rows", "argmax", "topk"})
     assert found["graphs_per_step"] == 1
     assert found["between_per_step"] == 0
-    assert found["program_kernels"] == ["prepare", "verify_commit"]
+    assert found["program_kernels"] == ["argmax", "rows"]
     assert found["kernels_by_kind"] == {
         "program": 2,
         "metadata": 1,
@@ -120,9 +120,9 @@ def test_a_trace_without_steps_is_an_error_and_no_exception(events, count):
 
 
 def test_names_of_a_programs_kernels(tmp_path):
-    plan = {"kernels": {"prefill_extend_stash": {"function": "extend_stash"}, "prepare": {"function": "prepare"}}}
+    plan = {"kernels": {"prefill_topk": {"function": "topk"}, "prepare_rows": {"function": "rows"}}}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    assert steps.read_program(tmp_path / "plan.json") == {"extend_stash", "prepare"}
+    assert steps.read_program(tmp_path / "plan.json") == {"topk", "rows"}
 
 
 def test_overlapping_kernels_are_busy_once():
