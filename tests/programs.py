@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specc.algorithms import names, needs
 from specc.config import LoadedConfig, load_text
 from specc.driver import start_module
-from specc.ir.core import Module, Op
+from specc.ir.core import Module
 from specc.ir.ops import OPS
 from specc.ir.parser import parse_module
-from specc.passes import form_kernels
 from specc.passes.base import Context, Pass
 from specc.passes.invariants import CheckEach
 from specc.passes.manager import run_passes
 from specc.passes.pipeline import PASSES
-
-if TYPE_CHECKING:
-    import pytest
 
 MODEL: dict[str, Any] = {
     "hidden_size": 64,
@@ -92,16 +87,3 @@ def run_on(text: str, *steps: Pass) -> tuple[Module, Context]:
 def brought() -> dict[str, Any]:
     """The references of the ops that plugins have brought into this process, as the runtime finds them in a wheel."""
     return {name: op.reference for name, op in OPS.items() if op.reference is not None}
-
-
-def without_kernels(patch: pytest.MonkeyPatch, names: Collection[str]) -> None:
-    """Let no kernel compute ops of these opcodes, and let families of these stems that copy take none."""
-
-    def unless_named(function: Callable[[Module, Op], bool]) -> Callable[[Module, Op], bool]:
-        return lambda module, op: op.opcode not in names and function(module, op)
-
-    for name in ("has_tile", "is_long"):
-        patch.setattr(form_kernels, name, unless_named(getattr(form_kernels, name)))
-    for name in ("REDUCTIONS", "LONE"):
-        left = {key: found for key, found in getattr(form_kernels, name).items() if key not in names}
-        patch.setattr(form_kernels, name, left)

@@ -236,10 +236,13 @@ def _lone(module: Module, entry: str) -> dict[Op, tuple[str, Cluster]]:
 
 
 def _prologues(module: Module, reduction: Op) -> list[Op]:
-    """The ops that change logits for one reduction alone."""
+    """The ops that change logits for one reduction alone, and for the log-probabilities that come with it."""
     found: list[Op] = []
     value = reduction["logits"]
-    while value.source is not None and is_prologue(value.source) and len(module.users(value)) == 1:
+    while value.source is not None and is_prologue(value.source):
+        others = [op for op in module.users(value) if op.opcode != "vocab.logprob" or not _of_argmax(op, [reduction])]
+        if len(others) > 1 or value in module.outputs.values():
+            break
         found.insert(0, value.source)
         value = value.source["logits"]
     return found

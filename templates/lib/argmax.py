@@ -58,9 +58,7 @@ def identity(logits, column, row, operands):
 
 
 @triton.jit
-def scan_chunk(
-    row_ptr, row, chunk, chunks, PROLOGUE: tl.constexpr, operands, V: tl.constexpr, BLOCK: tl.constexpr
-):
+def scan_chunk(row_ptr, row, chunk, chunks, PROLOGUE: tl.constexpr, operands, V: tl.constexpr, BLOCK: tl.constexpr):
     """(value f32, mark i32) of the best logit in chunk `chunk` of `chunks` of the row T[V] at `row_ptr`.
 
     What is reduced is PROLOGUE(logits f32, columns i32, row, operands), a function of a block of them.

@@ -41,7 +41,16 @@ def store_rows(row_ptr, live, x, ROWS: tl.constexpr, SIZE: tl.constexpr, STRIDE:
 
 @triton.jit
 def copy_row(
-    source_ptr, source, target_ptr, target, there, wanted, chunk, COPIES: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr
+    source_ptr,
+    source,
+    target_ptr,
+    target,
+    there,
+    wanted,
+    chunk,
+    COPIES: tl.constexpr,
+    W: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Columns `chunk` of row `source` of T[*, W] to the COPIES rows of `target` in T[*, COPIES, W], if `wanted` i1.
 

@@ -100,42 +100,6 @@ def columns(key, NEED: tl.constexpr):
 
 
 @triton.jit
-def link(
-    b,
-    score,
-    token,
-    origin,
-    bonus,
-    seq_len,
-    tokens_ptr,
-    parent_ptr,
-    positions_ptr,
-    K: tl.constexpr,
-    S: tl.constexpr,
-    N: tl.constexpr,
-):
-    """Choose the N - 1 best candidates and write the tree of request b; gives how many are orphans.
-
-    Lane s is candidate s: its score f32 and token i64, and the candidate i32 it grew from. Column j of tokens, parent
-    and positions, i64[B, N], is the j-th kept candidate by ascending id, column 0 the root. Every candidate has its
-    parent before it is known which are kept, so what is left then is one exchange of columns between lanes.
-    """
-    M: tl.constexpr = K + (S - 1) * K * K
-    s = tl.arange(0, triton.next_power_of_2(M))
-    column = columns(tl.where(s < M, order(score), 0), N - 1)
-    parent = tl.where(origin < 0, 0, tl.gather(column, tl.minimum(tl.maximum(origin, 0), M - 1), 0))
-    chosen = column > 0
-    at = b * N + tl.where(chosen, column, 0)
-    tl.store(tokens_ptr + at, token, mask=chosen)
-    tl.store(parent_ptr + at, parent.to(tl.int64), mask=chosen)
-    tl.store(positions_ptr + at, seq_len + 1 + step_of(s, K), mask=chosen)
-    tl.store(tokens_ptr + b * N, bonus.to(tl.int64))
-    tl.store(parent_ptr + b * N, -1)
-    tl.store(positions_ptr + b * N, seq_len)
-    return tl.sum((chosen & (parent < 0)).to(tl.int32), axis=0)
-
-
-@triton.jit
 def ancestors(parent_ptr, node, N: tl.constexpr, S: tl.constexpr, COLUMNS: tl.constexpr):
     """i1[nodes, COLUMNS]: the columns that each node of the block `node` sees, itself, its ancestors and column 0.
 
@@ -166,7 +130,7 @@ def write_mask(
 
     MODE 0, qlen: i1[B, N, N]. 1, bitpacked: u8[B, N, WIDTH]. 2, full: N rows of seq_len + N from element `start` on,
     of which the first seq_len are left alone. Tiles of 4096 elements at most, 32 per thread. Lengths are admitted ones
-    (`slots.admit`): no text is longer than a full mask has room for.
+    (`kv_admit`): no text is longer than a full mask has room for.
     """
     NODES: tl.constexpr = triton.next_power_of_2(N)
     COLUMNS: tl.constexpr = 8 * WIDTH if MODE == 1 else NODES

@@ -50,7 +50,9 @@ def test_logits_are_read_by_128_bit_loads_only(artifacts: list[Artifact]) -> Non
         assert narrow <= (9 if artifact.entry == "topk" else 4), (artifact.kernel, loads)
 
 
-@pytest.mark.parametrize(("program", "kernel", "branches"), [("assisted", "draft_argmax_0", 1), ("assisted_tree", "draft_topk_0", 8)])
+@pytest.mark.parametrize(
+    ("program", "kernel", "branches"), [("assisted", "draft_argmax_0", 1), ("assisted_tree", "draft_topk_0", 8)]
+)
 def test_hidden_rows_are_copied_by_128_bits(program: str, kernel: str, branches: int) -> None:
     """One load for the copies of all branches: nothing else is stored that wide."""
     (made,) = (artifact for artifact in build(program) if artifact.kernel == kernel)

@@ -32,8 +32,9 @@ def scans() -> dict[tuple[str, int], Artifact]:
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_large_trees_on_every_target(dtype: str) -> None:
-    """K = 8, V = 128256, hidden rows of 4096: no spills anywhere, four blocks on a multiprocessor of sm_90 at least, where
-    nothing but what is carried follows five.
+    """K = 8, V = 128256, hidden rows of 4096: no spills anywhere, four blocks on a multiprocessor of sm_90 at least.
+
+    Where nothing but what is carried follows, five.
     """
     loaded = load(**TREE, target=model(dtype), draft=model(dtype))
     for artifact in compiled(kernels_of(loaded, "topk"), *ARCHS).values():

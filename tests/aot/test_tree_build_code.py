@@ -1,4 +1,4 @@
-"""The launch that builds a tree, as real configurations declare it: no spills with any mask, with logits and without."""
+"""The launch that builds a tree, as real configurations declare it: no spills, any mask, with and without logits."""
 
 import pytest
 from compiled import MODEL, compiled, kernels_of

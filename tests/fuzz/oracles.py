@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from fakes.models import NO_HIDDEN, Model, block_code, draft_code, fold, fold_all, injected_code, mix
@@ -92,7 +93,9 @@ class Anchored(Oracle):
 
     def _outputs(self, path: list[int], states: list[int], tree: Tree) -> dict[str, Any]:
         self.carried["anchor"] = self.models["target"].hidden_rows[Model.hidden_row(states[-1])]
-        return super()._outputs(path, states, tree)
+        emitted = self.text[-len(path) :]
+        again = sum(one == other for one, other in pairwise(emitted))
+        return super()._outputs(path, states, tree) | {"repeats": again}
 
     def draft(self, steps: int, nodes: int) -> Tree:
         root = self.text[-1]

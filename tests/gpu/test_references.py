@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from programs import without_kernels
+from fakes.toys import TOYS
 from returned import Static
 
-from specc.ir.ops import OPS
-from specc.kernels import LONE
+from specc.passes import form_kernels
 from specc.runtime.backends.cuda import CudaBackend
 from specc.runtime.frame import Frame, Progress
 from specc.runtime.manifest import Manifest
@@ -21,10 +20,9 @@ from specc.runtime.plan_json import load_plan
 from .conftest import Built
 from .nodes import Pair, check_program
 from .serving import Serving, Variant
-from .toy_programs import TOYS
 
-KEPT = ("carry.load", "carry.store", "relay.publish", "health.clear", "kv.admit", "kv.slots")
-"""The ops that have kernels; all others of these programs are references."""
+DIALECTS = ("carry.", "kv.", "health.")
+"""The ops that keep their kernels; all others of these programs are references."""
 
 
 @pytest.fixture(params=TOYS, ids=lambda program: program.name)
@@ -32,7 +30,12 @@ def toy(
     request: pytest.FixtureRequest, build: Callable[..., Built], arch: str, monkeypatch: pytest.MonkeyPatch
 ) -> Built:
     """A toy program most of whose ops have no kernel."""
-    without_kernels(monkeypatch, {*OPS, *LONE} - {*KEPT})
+    has_tile = form_kernels.has_tile
+    monkeypatch.setattr(form_kernels, "LONE", {})
+    monkeypatch.setattr(form_kernels, "REDUCTIONS", {})
+    monkeypatch.setattr(
+        form_kernels, "has_tile", lambda module, op: op.opcode.startswith(DIALECTS) and has_tile(module, op)
+    )
     return build(replace(request.param, name=f"{request.param.name}_by_torch").text, (arch,))
 
 

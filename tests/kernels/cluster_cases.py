@@ -1,10 +1,11 @@
-"""A cluster of a module: its kernel against the reference ops of the cluster, on the same random memory."""
+"""Modules of a few ops: every kernel that they become, against the reference ops, on the same random memory."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 import torch
 from kernel_cases import POISON, assert_same
@@ -15,20 +16,26 @@ from torch import Tensor
 from specc.ir.builder import Builder
 from specc.ir.core import Attr, Carry, Module, Op, Value, tensor_type
 from specc.ir.infer import assign_types
-from specc.ir.ops import OPS
+from specc.ir.plan import Kernel
 from specc.ir.types import Dim, TensorType
 from specc.kernels import FAMILIES
-from specc.kernels.shared.base import Argument, Cluster, Spec
+from specc.kernels.shared.base import Argument, Cluster, Spec, cluster_of, leaves
+from specc.passes.base import Context
+from specc.passes.form_kernels import FormKernels
 from specc.runtime.reference import evaluate
 from specc.runtime.semantics import DTYPES
 
 MAX_B, POOL = 6, 12
 FLOATS = ("f32", "f16", "bf16")
 ANY = (*FLOATS, "i32", "i64")
-SET_COLUMNS = {"chain.start": 2, "chain.first": 1}
-"""How many columns of its result an op sets, of those that set only the first."""
+SUMS = {"vocab.topk": "p", "vocab.logprob": "logprob"}
+"""Results, by opcode, that are sums over a vocabulary and known up to rounding."""
+LOGITS = ("vocab.argmax", "vocab.topk")
 Drawn = dict[str, Tensor]
 """Content of values and pools (``relay.<field>``) by name."""
+
+
+# --- modules ------------------------------------------------------------------------------------------------------
 
 
 def small_module(**sizes: int) -> Module:
@@ -58,6 +65,23 @@ class TypedBuilder(Builder):
         assign_types(self.module, self.module.phases[self._phase][-1])
         return results
 
+    def given(self, name: str, dtype: str, *shape: str | int) -> Value:
+        """An input T[B, *shape]."""
+        return self.module.add_input(name, TensorType(dtype, ("B", *shape)))
+
+    def hand_out(self, *values: Value) -> None:
+        """Let values be outputs of their names."""
+        self.module.outputs |= {value.name: value for value in values}
+
+
+def form(module: Module) -> list[tuple[str, Cluster]]:
+    """Form the kernels of a module; the family and the ops of each, in the order in which they are launched."""
+    FormKernels().run(module, Context())
+    return [(kernel.family, cluster_of(module, kernel.name)) for kernel in module.decls_of(Kernel)]
+
+
+# --- randomness ---------------------------------------------------------------------------------------------------
+
 
 def integer(source: torch.Generator, low: int, high: int) -> int:
     """Low to high, both included."""
@@ -84,11 +108,51 @@ def random_tensor(source: torch.Generator, shape: Sequence[int], dtype: torch.dt
     return torch.randint(0, min(torch.iinfo(dtype).max, 2**40), tuple(shape), generator=source).to(dtype)
 
 
+def random_value(b: TypedBuilder, source: torch.Generator, name: str) -> Value:
+    """An input of any type that may be carried."""
+    return b.given(name, choice(source, ANY), *random_shape(source))
+
+
 def random_batch(source: torch.Generator) -> Tensor:
     """Request pool rows of one batch, which may be smaller than the bucket; some are padding."""
     rows = torch.randperm(POOL - 1, generator=source)[: integer(source, 1, MAX_B)] + 1
     rows[torch.rand(len(rows), generator=source) < 0.3] = 0
     return rows
+
+
+# --- memory -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scan:
+    """How a reduction is cut where a family would not; 0 leaves it to the family.
+
+    Attributes:
+        splits: programs per row of logits.
+        block: logits of a tile.
+        slack: elements between the rows of logits, +inf, so that reading past a row is seen.
+        programs: programs of a request where nothing is reduced.
+
+    """
+
+    splits: int = 0
+    block: int = 0
+    slack: int = 0
+    programs: int = 0
+
+
+PLAIN = Scan()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of the memory that a tensor is a part of."""
+    return tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
+
+
+def copied(tensor: Tensor, device: str = "cpu") -> Tensor:
+    """The same tensor in the same place of other memory."""
+    other = whole(tensor).clone().to(device)
+    return other.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 @dataclass
@@ -100,7 +164,8 @@ class Memory:
     rows: Tensor
     source: torch.Generator
     given: Mapping[str, Tensor]
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    slack: int = 0
+    tensors: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
     def prefix(self, value: Value, tensor: Tensor) -> Tensor:
         """The part that belongs to this batch."""
@@ -113,25 +178,33 @@ class Memory:
         if value.name not in self.tensors:
             type_ = tensor_type(value)
             sizes, dtype = type_.sizes(self.module.dims, unbounded=0), DTYPES[type_.dtype]
-            if value.source in self.cluster:
+            if value.source in self.cluster and dtype not in (torch.bool, torch.uint8):
                 tensor = torch.full(sizes, POISON, dtype=dtype)
+            elif value.source in self.cluster:
+                tensor = random_tensor(self.source, sizes, dtype)
+            elif value.name in self.given and "B" in type_.shape:
+                tensor = self.apart(value, sizes, dtype)
+                self.prefix(value, tensor).copy_(self.given[value.name])
             elif value.name in self.given:
                 tensor = self.given[value.name]
-                if "B" in type_.shape:
-                    full = torch.full(sizes, POISON, dtype=dtype)
-                    self.prefix(value, full).copy_(tensor)
-                    tensor = full
             else:
                 tensor = random_tensor(self.source, sizes, dtype)
             self.tensors[value.name] = tensor
         return self.tensors[value.name]
 
+    def apart(self, value: Value, sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Poison; of logits that are reduced +inf, with rows further apart than they are long."""
+        if any(op.get("logits") is value for op in self.cluster):
+            return torch.full((*sizes[:-1], sizes[-1] + self.slack), math.inf, dtype=dtype)[..., : sizes[-1]]
+        return torch.full(sizes, POISON, dtype=dtype)
+
     def root(self, value: Value) -> Value:
-        """What an in-place op of the cluster replaces."""
-        source = value.source
-        while source in self.cluster and OPS[source.opcode].inplace and value is source.results[0]:
-            value = source.operands[0]
-            source = value.source
+        """What the cluster replaces in memory by a value; what is handed out stays."""
+        while value.source in self.cluster:
+            victim = value.source.overwritten
+            if victim is None or victim in self.module.outputs.values():
+                break
+            value = victim
         return value
 
     def pool(self, name: str) -> Tensor:
@@ -141,7 +214,7 @@ class Memory:
             shape = (POOL, *type_.sizes(self.module.dims)[1:])
             given = self.given.get(f"relay.{name}")
             self.tensors[f"relay.{name}"] = (
-                random_tensor(self.source, shape, DTYPES[type_.dtype]) if given is None else given
+                random_tensor(self.source, shape, DTYPES[type_.dtype]) if given is None else given.clone()
             )
         return self.tensors[f"relay.{name}"]
 
@@ -164,15 +237,23 @@ class Memory:
         if argument.size:
             return self.value(self.module.inputs[argument.size]).shape[argument.axis]
         assert argument.stride
-        return self.value(self.module.inputs[argument.stride]).stride(argument.axis)
+        return self.value(self.module.inputs[argument.stride]).stride(0)
+
+    def moved(self, device: str, kept: Mapping[str, Tensor]) -> Memory:
+        """The same memory in another place, but for what is kept from launch to launch."""
+        tensors = {name: copied(tensor, device) for name, tensor in self.tensors.items()} | kept
+        return replace(self, tensors=tensors)
 
 
-def expect(memory: Memory) -> dict[str, Tensor]:
-    """Memory after the cluster, by the reference ops; chains leave columns to others that the reference sets to 0."""
-    want = {name: tensor.clone() for name, tensor in memory.tensors.items()}
+def expect(memory: Memory, sums: Mapping[Value, Tensor]) -> tuple[Memory, dict[str, Tensor]]:
+    """Memory after the cluster, and its values by name, by the reference ops.
+
+    ``sums`` are the kernel's own sums over a vocabulary, from which the rest follows bit by bit.
+    """
+    want = memory.moved("cpu", {})
     dims = {dim.name: dim.size for dim in memory.module.dims.values() if dim.size is not None}
     dims["B"] = len(memory.rows)
-    pools = {name: want[f"relay.{name}"] for name in memory.module.carries if f"relay.{name}" in want}
+    pools = {name: want.tensors[f"relay.{name}"] for name in memory.module.carries if f"relay.{name}" in want.tensors}
     values: dict[Value, Tensor] = {}
 
     def read(value: Value) -> Tensor:
@@ -182,13 +263,82 @@ def expect(memory: Memory) -> dict[str, Tensor]:
         operands = tuple(read(value) for value in op.operands)
         results = evaluate(op.opcode, operands, op.attrs, dims, pools)
         values |= dict(zip(op.results, results, strict=True))
-        for value, result in zip(op.results, results, strict=True):
-            name = memory.root(value).name
-            if name in want:
-                target = memory.prefix(value, want[name])
-                columns = slice(SET_COLUMNS.get(op.opcode))
-                target[..., columns] = result[..., columns]
-    return want | {f"relay.{name}": pool for name, pool in pools.items()}
+        if op.opcode in SUMS:
+            total = op.out(SUMS[op.opcode])
+            meant = specified(op, operands)
+            assert_probabilities(sums[total][meant], values[total][meant])
+            values[total] = sums[total]
+        for value in op.results:
+            if (name := memory.root(value).name) in want.tensors:
+                put(memory, op, operands, value, want.tensors[name], values[value])
+    want.tensors |= {f"relay.{name}": pool for name, pool in pools.items()}
+    return want, {value.name: tensor for value, tensor in values.items()}
+
+
+def specified(op: Op, operands: Sequence[Tensor]) -> Tensor:
+    """Which sums mean anything: the log-probabilities of rows' largest logits, and every probability."""
+    if op.opcode != "vocab.logprob":
+        return torch.tensor(True)
+    logits, rows, index = operands
+    argmax, _ = evaluate("vocab.argmax", (logits, rows), {"dtype": "i32", "keep": ""}, {}, {})
+    return index == argmax
+
+
+def put(memory: Memory, op: Op, operands: Sequence[Tensor], value: Value, target: Tensor, result: Tensor) -> None:
+    """Write a result where it is in memory: a full mask is flat, and ends with the texts of the batch."""
+    if op.attrs.get("mode") == "full":
+        lens, parent = operands
+        nodes = parent.shape[1]
+        size = int((lens + nodes).sum()) * nodes
+        target.view(-1)[:size] = result.reshape(-1)[:size]
+    else:
+        memory.prefix(value, target).copy_(result)
+
+
+# --- launches -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def handed_out(module: Module, values: Sequence[Value]) -> Iterator[None]:
+    """Let values be outputs, so that kernels store them."""
+    before = dict(module.outputs)
+    module.outputs |= {f"out.{value.name}": value for value in values}
+    yield
+    module.outputs = before
+
+
+@dataclass
+class Launch:
+    """One kernel and the grid that a batch gives it."""
+
+    spec: Spec
+    grid: tuple[int, int]
+
+    def run(self, launcher: Launcher, memory: Memory) -> None:
+        """Launch it once, in place."""
+        arguments = {argument.name: memory.argument(argument, self.spec) for argument in self.spec.arguments}
+        launcher.launch(self.spec, self.grid, arguments)
+
+
+def launch_of(module: Module, stem: str, cluster: Cluster, batch: int, scan: Scan) -> Launch:
+    """The kernel of a cluster, cut as ``scan`` says."""
+    spec = FAMILIES[stem].spec(module, stem, cluster)
+    rows, programs, _ = FAMILIES[stem].grid(module, cluster, batch)
+    reduction = next((op for op in cluster if op.opcode in LOGITS), None)
+    changed: dict[str, int] = {}
+    if reduction is not None:
+        sizes = tensor_type(reduction["logits"]).sizes(module.dims)
+        programs = math.prod(sizes[1:-1]) * scan.splits if scan.splits else programs
+        changed = {"STRIDE": sizes[-1] + scan.slack} | ({"BLOCK": scan.block} if scan.block else {})
+    elif scan.programs:
+        programs = scan.programs
+    return Launch(with_constants(spec, changed), (rows, programs))
+
+
+def with_constants(spec: Spec, changed: Mapping[str, int]) -> Spec:
+    """A kernel with other values of some of its constants."""
+    assert changed.keys() <= dict(spec.constants).keys()
+    return replace(spec, constants=tuple((name, changed.get(name, value)) for name, value in spec.constants))
 
 
 def check_cluster(
@@ -198,41 +348,104 @@ def check_cluster(
     cluster: Cluster,
     source: torch.Generator,
     given: Mapping[str, Tensor],
-    inexact: Collection[str] = (),
-) -> Spec:
+    scan: Scan = PLAIN,
+) -> dict[str, Tensor]:
     """Launch the kernel of a cluster twice; all memory it is given must be as the reference ops leave it.
 
     Args:
         launcher: where to launch.
         module: a typed module.
         stem: family of the cluster.
-        cluster: ops that the family offers.
+        cluster: ops that the family composes.
         source: randomness for what is not given.
         given: values and pools (``relay.<field>``) by name; ``req_pool_indices`` is one of them.
-        inexact: names of what comes from sums over a vocabulary and is compared up to rounding.
+        scan: how reductions are cut.
+
+    Returns:
+        what the cluster computes, by value.
+
     """
-    family, rows = FAMILIES[stem], given["req_pool_indices"]
-    spec = family.spec(module, stem, cluster)
-    before = Memory(module, cluster, rows, source, given)
-    for argument in spec.arguments:
-        before.argument(argument, spec)
-    want = expect(before)
-    scratch = {scratch.name for scratch in spec.scratch}
-    kept = {name: before.tensors[name].clone().to(launcher.device) for name in scratch}
+    rows = given["req_pool_indices"]
+    memory = Memory(module, cluster, rows, source, given, scan.slack)
+    launch = launch_of(module, stem, cluster, len(rows), scan)
+    for argument in launch.spec.arguments:
+        memory.argument(argument, launch.spec)
+    sums = sums_of(launcher, memory, stem, scan)
+    want, values = expect(memory, sums)
+    scratch = {scratch.name: scratch for scratch in launch.spec.scratch}
+    kept = {name: memory.tensors[name].clone().to(launcher.device) for name in scratch}
     for attempt in ("first launch", "second launch"):
-        moved = {name: tensor.clone().to(launcher.device) for name, tensor in before.tensors.items()} | kept
-        after = Memory(module, cluster, rows, source, given, moved)
-        arguments = {argument.name: after.argument(argument, spec) for argument in spec.arguments}
-        launcher.launch(stem, spec.flags, family.grid(module, cluster, len(rows))[:2], arguments, dict(spec.constants))
-        for name in moved.keys() - scratch:
-            if name in inexact:
-                assert_probabilities(moved[name].cpu(), want[name])
-            else:
-                assert_same(moved[name].cpu(), want[name], f"{name} of {stem}, {attempt}")
-    return spec
+        after = memory.moved(launcher.device, kept)
+        launch.run(launcher, after)
+        for name in after.tensors.keys() - scratch.keys() - unread(memory):
+            assert_same(whole(after.tensors[name]).cpu(), whole(want.tensors[name]), f"{name} of {stem}, {attempt}")
+        for name, tensor in kept.items():
+            assert not scratch[name].zero or not tensor.any(), f"{name}, {attempt}"
+    check_partials(cluster, launch, rows, kept)
+    return values
 
 
-def only_cluster(module: Module, stem: str, ops: Collection[Op]) -> Cluster:
-    """The cluster of exactly these ops that a family offers."""
-    (found,) = [cluster for cluster in FAMILIES[stem].candidates(module) if set(cluster) == set(ops)]
+def unread(memory: Memory) -> set[str]:
+    """Memory that values replace of which nothing outside of the cluster reads the last: it may hold any of them."""
+    last = {memory.root(value).name: value for op in memory.cluster for value in op.results}
+    return {name for name, value in last.items() if not leaves(memory.module, value, memory.cluster)}
+
+
+def sums_of(launcher: Launcher, memory: Memory, stem: str, scan: Scan) -> dict[Value, Tensor]:
+    """The kernel's own sums over a vocabulary: those of the same kernel, which hands them out."""
+    sums = [op.out(SUMS[op.opcode]) for op in memory.cluster if op.opcode in SUMS]
+    if not sums:
+        return {}
+    before = dict(memory.tensors)
+    with handed_out(memory.module, sums):
+        launch = launch_of(memory.module, stem, memory.cluster, len(memory.rows), scan)
+        for argument in launch.spec.arguments:
+            memory.argument(argument, launch.spec)
+        after = memory.moved(launcher.device, {})
+        launch.run(launcher, after)
+    found = {value: memory.prefix(value, after.tensors[value.name]).cpu() for value in sums}
+    memory.tensors = before
     return found
+
+
+def check_partials(cluster: Cluster, launch: Launch, rows: Tensor, scratch: Mapping[str, Tensor]) -> None:
+    """Partials of padding, of rows beyond the batch and of splits beyond the grid's stay poisoned; no others do."""
+    if not any(op.opcode in LOGITS for op in cluster):
+        return
+    for name, tensor in scratch.items():
+        if ".partial_" not in name:
+            continue
+        partial = tensor.cpu()
+        live = torch.zeros(len(partial), dtype=torch.bool)
+        live[: len(rows)] = rows != 0
+        axis = -2 if name.endswith("_key") else -1
+        splits = launch.grid[1] // math.prod(partial.shape[1:axis])
+        assert (partial[~live] == POISON).all(), name
+        assert (partial.narrow(axis, splits, partial.shape[axis] - splits) == POISON).all(), name
+        assert not (partial[live].narrow(axis, 0, splits) == POISON).any(), name
+
+
+def check_module(
+    launcher: Launcher,
+    module: Module,
+    source: torch.Generator,
+    given: Mapping[str, Tensor],
+    scan: Scan = PLAIN,
+) -> dict[str, Tensor]:
+    """Form the kernels of a module and check each on what those before it leave; all that they compute, by value."""
+    known = dict(given)
+    for stem, cluster in form(module):
+        known |= check_cluster(launcher, module, stem, cluster, source, known, scan)
+    return known
+
+
+def prepared(
+    module: Module, given: Mapping[str, Tensor], source: torch.Generator, scan: Scan = PLAIN
+) -> tuple[Memory, Launch]:
+    """The only kernel of a module with the memory of its arguments, for those who look at more than results."""
+    ((stem, cluster),) = form(module)
+    rows = given["req_pool_indices"]
+    memory, launch = Memory(module, cluster, rows, source, given), launch_of(module, stem, cluster, len(rows), scan)
+    for argument in launch.spec.arguments:
+        memory.argument(argument, launch.spec)
+    return memory, launch

@@ -1,12 +1,9 @@
 """Inputs, poisoned outputs and the comparison that the kernel tests share."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from hypothesis import Phase, settings
-from kernel_launcher import Launcher
 
 POISON = -77
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -25,11 +22,6 @@ def argmax(row: torch.Tensor) -> tuple[int, bool]:
         if value > best:  # false for NaN and for ties, -0.0 == 0.0
             best, index = value, position
     return index, held_nan or not math.isfinite(best)
-
-
-def affordable(shape: Mapping[str, int]) -> int:
-    """The block size of a case, raised where the interpreter would loop for seconds."""
-    return shape["block"] if shape["vocab"] <= 512 else max(shape["block"], 256)
 
 
 def poison(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -83,57 +75,6 @@ def random_rows(source: torch.Generator, count: int, pool: int) -> torch.Tensor:
     return rows
 
 
-def scratch(max_b: int, *partials: int) -> dict[str, torch.Tensor]:
-    """The scratch buffers of an argmax family: partials poisoned, counters zero."""
-    return {
-        "partial_value_ptr": poison(max_b, *partials, dtype=torch.float32),
-        "partial_index_ptr": poison(max_b, *partials, dtype=torch.int32),
-        "arrivals_ptr": torch.zeros(max_b, dtype=torch.int32),
-    }
-
-
-def check(
-    launcher: Launcher,
-    stem: str,
-    flags: Mapping[str, bool],
-    grid: tuple[int, int],
-    inputs: Mapping[str, torch.Tensor | int],
-    scratches: Mapping[str, torch.Tensor],
-    outputs: Mapping[str, torch.Tensor],
-    expected: Mapping[str, torch.Tensor],
-    constants: Mapping[str, int],
-    rounded: frozenset[str] = frozenset(),
-) -> None:
-    """Launch twice; every output buffer must equal `expected` whole, every input stay as it was.
-
-    `outputs` is what is in the buffers before. The scratch is not renewed for the second launch. Buffers named in
-    `rounded` hold sums of many exponentials and are compared to five digits.
-    """
-    kept = {name: value.to(launcher.device) for name, value in scratches.items()}
-    for attempt in ("first launch", "second launch"):
-        given: dict[str, Any] = {
-            name: value.clone().to(launcher.device) if isinstance(value, torch.Tensor) else value
-            for name, value in {**inputs, **outputs}.items()
-        }
-        launcher.launch(stem, flags, grid, {**given, **kept}, constants)
-        for name, want in {**inputs, **expected}.items():
-            if isinstance(want, torch.Tensor):
-                assert_same(given[name].cpu(), want, f"{name}, {attempt}", rounded=name in rounded)
-        if "arrivals_ptr" in kept:
-            assert not kept["arrivals_ptr"].any(), f"counters, {attempt}"
-    untouched_beyond(kept, grid)
-
-
-def untouched_beyond(kept: Mapping[str, torch.Tensor], grid: tuple[int, int]) -> None:
-    """Partials of rows beyond the grid and of splits beyond the grid's stay poisoned."""
-    for name in ("partial_value_ptr", "partial_index_ptr", "partial_sum_ptr"):
-        if name in kept:
-            partial = kept[name]
-            splits = grid[1] // math.prod(partial.shape[1:-1])
-            assert (partial[grid[0] :] == POISON).all(), name
-            assert (partial[..., splits:] == POISON).all(), name
-
-
 def assert_same(actual: torch.Tensor, want: torch.Tensor, what: str, *, rounded: bool = False) -> None:
     """Bit for bit, or to five digits; NaN equal to NaN."""
     assert actual.dtype == want.dtype, what
@@ -144,14 +85,3 @@ def assert_same(actual: torch.Tensor, want: torch.Tensor, what: str, *, rounded:
 def generator(seed: int) -> torch.Generator:
     """A seeded source of randomness."""
     return torch.Generator().manual_seed(seed)
-
-
-def flag_id(flags: Mapping[str, Any]) -> str:
-    """A short name of a combination of flags, and of what they list."""
-    listed = ["-".join((name, *value)) if isinstance(value, tuple) else name for name, value in flags.items() if value]
-    return "+".join(listed) or "none"
-
-
-def ids(combinations: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Test ids of combinations."""
-    return [flag_id(flags) for flags in combinations]

@@ -18,11 +18,11 @@ if not ON_GPU:
 
 import triton
 import triton.language as tl
-from kernel_families import FAMILIES
 from triton_interpreter import lighten, quietly
 
-from specc.codegen import render
 from specc.codegen.aot import COMMON_OPTIONS
+from specc.codegen.render import render_kernel
+from specc.kernels.shared.base import Spec
 
 PACKAGE = "specc_test_kernels"
 INTERPRETED = not isinstance(tl.max, triton.JITFunction)
@@ -30,8 +30,12 @@ if INTERPRETED:
     lighten()
 
 
-OPTIONS: Mapping[str, Any] = {} if INTERPRETED else {"enable_fp_fusion": COMMON_OPTIONS["enable_fp_fusion"]}
-"""What wheels are compiled with too. A fused product would make the lanes of a sum differ in its last bit."""
+def options(spec: Spec) -> dict[str, Any]:
+    """What wheels are compiled with too. A fused product would make the lanes of a sum differ in its last bit."""
+    if INTERPRETED:
+        return {}
+    fusion = COMMON_OPTIONS["enable_fp_fusion"]
+    return {"enable_fp_fusion": fusion, "num_warps": spec.num_warps, "num_stages": spec.num_stages}
 
 
 @dataclass
@@ -42,28 +46,20 @@ class Launcher:
     folder: Path
     kernels: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
-    def kernel(self, stem: str, flags: Mapping[str, Any]) -> Any:
-        """The kernel `stem` under `flags`, imported from a file as a wheel would."""
-        name = f"{stem}_{hashlib.sha256(repr(sorted(flags.items())).encode()).hexdigest()[:16]}"
+    def kernel(self, spec: Spec) -> Any:
+        """The kernel of a spec, imported from a file as a wheel would."""
+        text = render_kernel(spec, [])
+        name = f"{spec.family}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         if name not in self.kernels:
-            (self.folder / f"{name}.py").write_text(render.render_kernel(stem, flags, [name]))
+            (self.folder / f"{name}.py").write_text(text)
             importlib.invalidate_caches()
-            self.kernels[name] = getattr(importlib.import_module(f"{PACKAGE}.{name}"), stem)
+            self.kernels[name] = getattr(importlib.import_module(f"{PACKAGE}.{name}"), spec.family)
         return self.kernels[name]
 
-    def launch(
-        self,
-        stem: str,
-        flags: Mapping[str, Any],
-        grid: tuple[int, int],
-        arguments: Mapping[str, Any],
-        constants: Mapping[str, int],
-    ) -> None:
-        """Launch; `arguments` and `constants` must name exactly what docs/kernels.md lists under `flags`."""
-        family = FAMILIES[stem]
-        names = family.names(flags)
+    def launch(self, spec: Spec, grid: tuple[int, int], arguments: Mapping[str, Any]) -> None:
+        """Launch with the constants of the spec; `arguments` names exactly those of the spec."""
+        names = [argument.name for argument in spec.arguments]
         assert sorted(names) == sorted(arguments)
-        assert sorted(family.constant_names(flags)) == sorted(constants)
-        kernel = self.kernel(stem, flags)
+        kernel = self.kernel(spec)
         with quietly():
-            kernel[grid](*(arguments[name] for name in names), **constants, **OPTIONS)
+            kernel[grid](*(arguments[name] for name in names), **dict(spec.constants), **options(spec))

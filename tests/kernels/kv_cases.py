@@ -6,7 +6,11 @@ import math
 from dataclasses import dataclass
 
 import torch
-from specc.kernels.copying import alignment
+
+from specc.ir.core import Module, Value
+from specc.ir.plan import KvPool
+from specc.ir.types import StateType
+from specc.kernels.shared.base import alignment
 
 # Dtype and elements of a row: every unit from one byte to eight, rows that 16 bytes divide and rows that they do not.
 ROWS = (
@@ -72,11 +76,6 @@ class Pool:
             first, second = (self.start + slot * self.stride for slot in (source, target))
             self.memory[:, second : second + self.row_bytes] = before[:, first : first + self.row_bytes]
 
-    def constants(self, unit: int) -> dict[str, int]:
-        """What the kernels are told."""
-        align = alignment(self.row_bytes)
-        return {"KV_BUFFERS": len(self.memory), "KV_ROW": self.row_bytes, "KV_UNIT": unit, "KV_ALIGN": align}
-
 
 def _offset(buffer: torch.Tensor, pool: Pool) -> int:
     return buffer.storage_offset() // pool.dtype.itemsize
@@ -96,3 +95,10 @@ def random_pool(
 def units(size: int) -> list[int]:
     """Every unit that rows of this many bytes allow, 8 bytes at most."""
     return [unit for unit in (1, 2, 4, 8) if size % unit == 0]
+
+
+def kv_state(module: Module, owner: str, pool: Pool, layers: int) -> Value:
+    """Declare the buffers of a model; what ops on them take."""
+    buffers = len(pool.memory) // layers
+    module.decls.append(KvPool(owner, layers, buffers, pool.row_bytes, "uint8"))
+    return module.add_input(f"{owner}_kv", StateType(owner))

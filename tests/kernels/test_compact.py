@@ -5,17 +5,20 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from cluster_cases import TypedBuilder, form, small_module, with_constants
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_cases import generator, ids, quick, quicker
-from kernel_families import FAMILIES, VALUES
+from kernel_cases import generator, quick, quicker
 from kernel_launcher import Launcher
-from kv_cases import ROWS, Pool, random_pool, units
+from kv_cases import ROWS, Pool, kv_state, random_pool, units
 
+from specc.kernels import FAMILIES
+from specc.kernels.shared.base import Spec
 from specc.runtime.reference import OPS, evaluate
+from specc.runtime.semantics import DTYPES
 
 MORE = 2  # rows of buffers beyond the batch
-TYPES = {"value0": torch.bfloat16, "value1": torch.int32, "value2": torch.bool, "value3": torch.int64}
+TYPES = ("bf16", "i32", "i1", "i64")
 shapes = st.fixed_dictionaries(
     {
         "seed": st.integers(0, 2**32),
@@ -30,6 +33,14 @@ shapes = st.fixed_dictionaries(
         "programs": st.integers(1, 7),
     }
 )
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What one launch copies: KV rows, and so many values."""
+
+    move: bool
+    values: int
 
 
 @dataclass
@@ -49,7 +60,7 @@ class Case:
         return len(self.accept_lens)
 
 
-def random_case(flags: dict[str, bool], shape: dict[str, int]) -> Case:
+def random_case(flags: Flags, shape: dict[str, int]) -> Case:
     """Paths in any order, with nodes twice; what is past a path's end must not be followed."""
     source = generator(shape["seed"])
     batch, nodes, width = shape["batch"], shape["nodes"], shape["steps"] + 1
@@ -62,16 +73,17 @@ def random_case(flags: dict[str, bool], shape: dict[str, int]) -> Case:
     index = columns + torch.arange(batch, dtype=torch.int32)[:, None] * nodes
     past = torch.arange(width) >= lens[:, None]
     index[past] = torch.where(torch.rand(batch, width, generator=source) < 0.5, 2**31 - 1, -1).int()[past]
-    if not flags["move"]:  # then the index alone says where a path ends
+    if not flags.move:  # then the index alone says where a path ends
         index[past] = -1
     slots = torch.randperm(batch * nodes + 5, generator=source)[: batch * nodes].view(batch, nodes)
     dtype, row = ROWS[shape["row"]]
     pool = random_pool(source, shape["layers"] * shape["per_layer"], batch * nodes + 5, dtype, row, shape["gap"])
     values, paths = [], []
-    for flag in (flag for flag in VALUES if flags[flag]):
+    for number in range(flags.values):
+        kind = DTYPES[TYPES[(number + shape["seed"]) % len(TYPES)]]
         rest = tuple(torch.randint(1, 5, (int(torch.randint(0, 3, (), generator=source)),), generator=source).tolist())
-        values.append(random_bits(source, TYPES[flag], batch, nodes, *rest))
-        paths.append(random_bits(source, TYPES[flag], batch + MORE, width, *rest))
+        values.append(random_bits(source, kind, batch, nodes, *rest))
+        paths.append(random_bits(source, kind, batch + MORE, width, *rest))
     return Case(index, lens, slots, values, paths, pool)
 
 
@@ -81,7 +93,7 @@ def random_bits(source: torch.Generator, dtype: torch.dtype, *shape: int) -> tor
     return torch.randint(0, 2 if dtype == torch.bool else 256, size, generator=source, dtype=torch.uint8).view(dtype)
 
 
-def constants(flags: dict[str, bool], shape: dict[str, int], case: Case) -> dict[str, int]:
+def constants(flags: Flags, shape: dict[str, int], case: Case) -> dict[str, int]:
     """The constexprs; units as wide as rows allow, or narrower."""
     source = generator(shape["seed"] + 1)
 
@@ -89,29 +101,44 @@ def constants(flags: dict[str, bool], shape: dict[str, int], case: Case) -> dict
         allowed = units(size)
         return allowed[int(torch.randint(0, len(allowed), (), generator=source))]
 
-    values = {"A": shape["steps"] + 1, "BLOCK": shape["block"]}
-    if flags["move"]:
-        values |= {"N": shape["nodes"], **case.pool.constants(unit(case.pool.row_bytes))}
+    values = {"BLOCK": shape["block"]} | ({"KV_UNIT": unit(case.pool.row_bytes)} if flags.move else {})
     for number, value in enumerate(case.values):
         size = math.prod(value.shape[2:]) * value.element_size()
-        values |= {f"ROW{number}": size, f"UNIT{number}": unit(size)}
+        values[f"UNIT{number}"] = unit(size)
     return values
 
 
-def launch(launcher: Launcher, flags: dict[str, bool], shape: dict[str, int], case: Case) -> tuple[list, Pool]:
+def spec_of(flags: Flags, shape: dict[str, int], case: Case) -> Spec:
+    """The kernel of the ops of a case, as its family writes it but for tiles and units."""
+    module = small_module(N=shape["nodes"], A=shape["steps"] + 1)
+    b = TypedBuilder(module)
+    index, lens, slots = b.given("index", "i32", "A"), b.given("lens", "i32"), b.given("slots", "i64", "N")
+    with b.phase("commit"):
+        for number, value in enumerate(case.values):
+            dtype = TYPES[(number + shape["seed"]) % len(TYPES)]
+            b.hand_out(b("commit.compact", b.given(f"x{number}", dtype, "N", *value.shape[2:]), index))
+        if flags.move:
+            kv = kv_state(module, "target", case.pool, shape["layers"])
+            b.many("kv.move", slots, index, lens, kv)
+    ((stem, cluster),) = form(module)
+    return with_constants(FAMILIES[stem].spec(module, stem, cluster), constants(flags, shape, case))
+
+
+def launch(launcher: Launcher, flags: Flags, shape: dict[str, int], case: Case) -> tuple[list, Pool]:
     """The targets of the values, and the pool, after one launch."""
-    device, known = launcher.device, constants(flags, shape, case)
+    device, spec = launcher.device, spec_of(flags, shape, case)
+    known = dict(spec.constants)
     paths, pool = [path.clone().to(device) for path in case.paths], case.pool.copy(device)
     chunks = [-(-known[f"ROW{i}"] // (known[f"UNIT{i}"] * shape["block"])) for i in range(len(paths))]
     arguments = {"accept_index_ptr": case.accept_index.to(device)}
-    if flags["move"]:
+    if flags.move:
         arguments |= {"accept_lens_ptr": case.accept_lens.to(device), "slots_ptr": case.slots.to(device)}
         arguments |= {"kv_pointers_ptr": pool.pointers(), "kv_stride": pool.stride}
     for number, (value, path) in enumerate(zip(case.values, paths, strict=True)):
         arguments |= {f"value{number}_ptr": value.to(device), f"path{number}_ptr": path}
-    programs = sum(chunks) + (shape["programs"] if flags["move"] else 0)
+    programs = sum(chunks) + (shape["programs"] if flags.move else 0)
     kept = {name: given.clone() for name, given in arguments.items() if isinstance(given, torch.Tensor)}
-    launcher.launch("compact", flags, (case.batch, max(programs, 1)), arguments, known)
+    launcher.launch(spec, (case.batch, max(programs, 1)), arguments)
     for name, before in kept.items():
         assert name.startswith("path") or same_bits(arguments[name], before), name
     return [path.cpu() for path in paths], pool.copy("cpu")
@@ -122,7 +149,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
-def check(launcher: Launcher, flags: dict[str, bool], shape: dict[str, int], case: Case) -> None:
+def check(launcher: Launcher, flags: Flags, shape: dict[str, int], case: Case) -> None:
     """The kernel, plain copying and the reference ops agree; all else is as it was."""
     paths, pool = launch(launcher, flags, shape, case)
     ends = case.accept_lens.tolist()
@@ -138,7 +165,7 @@ def check(launcher: Launcher, flags: dict[str, bool], shape: dict[str, int], cas
         (reference,) = OPS["commit.compact"]((value, index), {}, {})
         assert same_bits(path[: case.batch].contiguous(), reference)
     brute, reference = case.pool.copy(), case.pool.copy()
-    if flags["move"]:
+    if flags.move:
         flat = case.slots.reshape(-1)
         pairs = [(b, i) for b, end in enumerate(ends) for i in range(end)]
         brute.copy_rows([(int(flat[case.accept_index[b, i]]), int(case.slots[b, i])) for b, i in pairs])
@@ -149,17 +176,17 @@ def check(launcher: Launcher, flags: dict[str, bool], shape: dict[str, int], cas
     assert torch.equal(pool.memory, reference.memory)
 
 
-COMPACT = list(FAMILIES["compact"].combinations())
+COMPACT = [Flags(move, values) for move in (False, True) for values in range(5) if move or values]
 
 
-@pytest.mark.parametrize("flags", COMPACT, ids=ids(COMPACT))
+@pytest.mark.parametrize("flags", COMPACT, ids=str)
 @quicker
 @given(shape=shapes)
-def test_compact(launcher: Launcher, flags: dict[str, bool], shape: dict[str, int]) -> None:
+def test_compact(launcher: Launcher, flags: Flags, shape: dict[str, int]) -> None:
     check(launcher, flags, shape, random_case(flags, shape))
 
 
-MOVE = {"move": True, **dict.fromkeys(VALUES, False)}
+MOVE = Flags(move=True, values=0)
 
 
 @pytest.mark.parametrize("row", range(len(ROWS)), ids=[f"{dtype}{row}".removeprefix("torch.") for dtype, row in ROWS])

@@ -2,13 +2,15 @@
 
 import pytest
 import torch
+from cluster_cases import TypedBuilder, form, small_module, with_constants
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_cases import generator, quicker
 from kernel_launcher import Launcher
-from kv_cases import ROWS, Pool, random_pool, units
+from kv_cases import ROWS, Pool, kv_state, random_pool, units
 
-from specc.kernels.shared.base import power_of_two
+from specc.kernels import FAMILIES
+from specc.kernels.shared.base import Spec, power_of_two
 from specc.runtime.reference import evaluate
 
 shapes = st.fixed_dictionaries(
@@ -79,15 +81,7 @@ def launch(
     allowed = units(pool.row_bytes)
     unit = allowed[shape["seed"] % len(allowed)]
     tokens, block = affordable(shape, page, pool.row_bytes // unit)
-    constants = {
-        "K": shape["branches"],
-        "OFFSET": shape["offset"],
-        "PAGE": page,
-        "ROOM": shape["room"],
-        "TOKENS": tokens,
-        "BLOCK": block,
-        **pool.constants(unit),
-    }
+    spec = with_constants(spec_of(shape, page, pool), {"TOKENS": tokens, "BLOCK": block, "KV_UNIT": unit})
     arguments = {
         "rows_ptr": rows.to(device),
         "seq_lens_ptr": seq_lens.to(device),
@@ -97,9 +91,20 @@ def launch(
         "kv_stride": pool.stride,
     }
     kept = {name: value.clone() for name, value in arguments.items() if isinstance(value, torch.Tensor)}
-    launcher.launch("duplicate_tail", {}, (len(rows), shape["programs"]), arguments, constants)
+    launcher.launch(spec, (len(rows), shape["programs"]), arguments)
     assert all(torch.equal(arguments[name], value) for name, value in kept.items())
     return pool.copy("cpu")
+
+
+def spec_of(shape: dict[str, int], page: int, pool: Pool) -> Spec:
+    """The kernel of the op, as its family writes it."""
+    module = small_module(K=shape["branches"])
+    b, inputs = TypedBuilder(module), (module.inputs[n] for n in ("req_to_token", "req_pool_indices", "seq_lens"))
+    with b.phase("prepare"):
+        kv = kv_state(module, "draft", pool, shape["layers"])
+        b.many("kv.duplicate_tail", *inputs, kv, offset=shape["offset"], page=page, room=shape["room"])
+    ((stem, cluster),) = form(module)
+    return FAMILIES[stem].spec(module, stem, cluster)
 
 
 @pytest.mark.parametrize("page", [1, 2, 4, 16, 64])

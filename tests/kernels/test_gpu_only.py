@@ -2,15 +2,17 @@
 
 import pytest
 import torch
-from kernel_cases import DTYPES, argmax, generator, scratch
-from kernel_families import FAMILIES
+from cluster_cases import FLOATS, Launch, Memory, Scan, TypedBuilder, launch_of, prepared, small_module, with_constants
+from kernel_cases import argmax, generator
 from kernel_launcher import Launcher
-from topk_cases import assert_probabilities, reference_topk, topk_scratch
+from topk_cases import assert_probabilities, reference_topk
+from torch import Tensor
 
+from specc.ir.core import Module
 from specc.runtime.reference import OPS
+from specc.runtime.semantics import DTYPES
 
 pytestmark = pytest.mark.gpu
-BLOCKS = {"bf16": 2048, "fp16": 2048, "fp32": 2048}
 
 
 @pytest.fixture
@@ -21,98 +23,88 @@ def gpu(launcher: Launcher) -> Launcher:
     return launcher
 
 
-def launch_row_argmax(
-    gpu: Launcher,
-    rows: torch.Tensor,
-    logits: torch.Tensor,
-    splits: int,
-    buffers: dict[str, torch.Tensor],
-    block: int,
-) -> None:
-    """One launch of row_argmax over a contiguous [B, V]."""
-    vocab = logits.shape[1]
-    constants = {"ROWS": 1, "V": vocab, "STRIDE": vocab, "SPLITS": 128, "BLOCK": block, "HEALTH_BIT": 1}
-    arguments = {"rows_ptr": rows, "logits_ptr": logits, **buffers}
-    gpu.launch(
-        "row_argmax", FAMILIES["row_argmax"].flagged("health", "clear"), (len(rows), splits), arguments, constants
-    )
+def argmaxes(dtype: str, batch: int, vocab: int) -> Module:
+    """An argmax with a health word that is cleared."""
+    module = small_module(B=batch, K=1, V=vocab)
+    rows, b = module.inputs["req_pool_indices"], TypedBuilder(module)
+    with b.phase("draft"):
+        index, bad = b.many("vocab.argmax", b.given("logits", dtype, "V"), rows, dtype="i32", keep="")
+        b.hand_out(index, b("health.raise", b("health.clear", rows, names=("word",)), bad, names=("health",), bit=1))
+    return module
 
 
-@pytest.mark.parametrize("dtype", sorted(DTYPES))
+def on_gpu(module: Module, drawn: dict[str, Tensor]) -> tuple[Memory, Launch]:
+    """The memory of the only kernel of a module on the GPU, and the launch."""
+    memory, launch = prepared(module, drawn, generator(0))
+    return memory.moved("cuda", {}), launch
+
+
+def cut(memory: Memory, launch: Launch, splits: int) -> Launch:
+    """The same launch by another number of programs."""
+    return launch_of(memory.module, launch.spec.family, memory.cluster, len(memory.rows), Scan(splits))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("vocab", [32000, 128256, 50257])
 def test_last_arriver_under_load(gpu: Launcher, dtype: str, vocab: int) -> None:
-    """Many launches in a row on one set of counters, each with other logits, none awaited: no partial is
-    stale.
-    """
+    """Many launches in a row on one set of counters, each with other logits, none awaited: no partial is stale."""
     batch, rounds = 16, 200
-    source = generator(vocab)
-    logits = torch.randn(batch * 4, vocab, generator=source).to(DTYPES[dtype])
+    logits = torch.randn(batch * 4, vocab, generator=generator(vocab)).to(DTYPES[dtype])
     want = torch.tensor([argmax(row)[0] for row in logits], dtype=torch.int32).view(4, batch)
-    on_gpu = logits.cuda().view(4, batch, vocab)
-    rows = torch.arange(1, batch + 1).cuda()
-    shared = {name: value.cuda() for name, value in scratch(batch, 128).items()}
-    health = torch.zeros(batch, dtype=torch.int32).cuda()
+    given = {"req_pool_indices": torch.arange(1, batch + 1), "logits": logits[:batch]}
+    memory, launch = on_gpu(argmaxes(dtype, batch, vocab), given)
+    parts = logits.cuda().view(4, batch, vocab)
     results = torch.full((rounds, batch), -1, dtype=torch.int32).cuda()
+    launches = [cut(memory, launch, splits) for splits in (1, 7, 16, 63, 64)]
     for i in range(rounds):
-        splits = (1, 7, 16, 63, 128)[i % 5]
-        buffers = {**shared, "health_ptr": health, "index_ptr": results[i]}
-        launch_row_argmax(gpu, rows, on_gpu[i % 4], splits, buffers, BLOCKS[dtype])
+        memory.tensors |= {"logits": parts[i % 4], "index": results[i]}
+        launches[i % 5].run(gpu, memory)
     assert torch.equal(results.cpu(), want[torch.arange(rounds) % 4])
-    assert not shared["arrivals_ptr"].any()
-    assert not health.any()
+    assert not memory.tensors["argmax.arrivals"].any()
+    assert not memory.tensors["word"].any()
 
 
 def test_bf16_subnormals(gpu: Launcher) -> None:
-    logits = torch.arange(1, 301, dtype=torch.int16).view(1, 300).view(torch.bfloat16)  # all subnormal or tiny
-    logits = logits[:, :100].contiguous()
-    buffers = {name: value.cuda() for name, value in scratch(1, 128).items()}
-    buffers |= {"health_ptr": torch.zeros(1, dtype=torch.int32).cuda()}
-    buffers |= {"index_ptr": torch.zeros(1, dtype=torch.int32).cuda()}
-    launch_row_argmax(gpu, torch.tensor([1]).cuda(), logits.cuda(), 1, buffers, 16)
-    assert buffers["index_ptr"].item() == 99
-    assert buffers["health_ptr"].item() == 0
+    logits = torch.arange(1, 101, dtype=torch.int16).view(1, 100).view(torch.bfloat16)  # all subnormal or tiny
+    module = argmaxes("bf16", 1, 100)
+    memory, launch = on_gpu(module, {"req_pool_indices": torch.tensor([1]), "logits": logits})
+    Launch(with_constants(launch.spec, {"BLOCK": 16}), (1, 1)).run(gpu, memory)
+    assert memory.tensors["index"].item() == 99
+    assert memory.tensors["word"].item() == 0
 
 
 @pytest.mark.parametrize("vocab", [32000, 50257, 128256])
 def test_last_arriver_of_a_tree_under_load(gpu: Launcher, vocab: int) -> None:
-    """As above for tree_step, whose last arriver also moves the hidden rows: tokens, candidates and rows all fit."""
+    """As above for a step of a tree, whose last arriver also moves hidden rows: tokens, candidates and rows all fit."""
     batch, k, width, rounds = 8, 8, 4096, 100
-    source = generator(vocab)
+    source, rows = generator(vocab), torch.arange(1, batch + 1)
     logits = torch.randn(4, batch, k, vocab, generator=source).to(torch.bfloat16)
     hidden = torch.randn(batch, k, width, generator=source).to(torch.bfloat16)
-    rows = torch.arange(1, batch + 1)
-    p, index, _ = zip(*(reference_topk(part, rows, k) for part in logits), strict=True)
-    fixed = {"rows_ptr": rows, "parent_scores_ptr": torch.ones(batch, k), "hidden_ptr": hidden}
-    fixed |= {**topk_scratch(batch, k, 16, k), "health_ptr": torch.zeros(batch, dtype=torch.int32)}
-    fixed = {name: value.cuda() for name, value in fixed.items()}
-    on_gpu, outputs = logits.cuda(), []
+    exact, index, _ = zip(*(reference_topk(part, rows, k) for part in logits), strict=True)
+    module = small_module(B=batch, K=k, V=vocab)
+    b = TypedBuilder(module)
+    with b.phase("draft"):
+        p, places, bad = b.many("vocab.topk", b.given("logits", "bf16", "K", "V"), module.inputs["req_pool_indices"])
+        grown = b.many("tree.grow", b.given("parents", "f32", "K"), p, places)
+        moved = b("tree.gather", b.given("hidden", "bf16", "K", width), grown[2], names=("moved",))
+        b.hand_out(p, places, bad, *grown, moved)
+    ones = torch.ones(batch, k)
+    memory, launch = on_gpu(module, {"req_pool_indices": rows, "logits": logits[0], "parents": ones, "hidden": hidden})
+    parts, outputs = logits.cuda(), []
+    launches = [cut(memory, launch, splits) for splits in (1, 7, 16, 5, 2)]
+    names = [value.name for value in module.outputs.values()]
     for i in range(rounds):
-        out: dict[str, torch.Tensor] = {
-            "index_ptr": torch.full((batch, k, k), -1).cuda(),
-            "candidates_ptr": torch.zeros(batch, k, k).cuda(),
-            "tokens_ptr": torch.full((batch, k), -1).cuda(),
-            "scores_ptr": torch.zeros(batch, k).cuda(),
-            "kept_ptr": torch.full((batch, k), -1).cuda(),
-            "next_hidden_ptr": torch.zeros_like(hidden).cuda(),
-            "positions_ptr": torch.zeros(batch, k, dtype=torch.int64).cuda(),
-        }
-        constants = {"K": k, "V": vocab, "STRIDE": vocab, "SPLITS": 16, "BLOCK": 2048, "HEALTH_BIT": 1}
-        constants |= {"W": width, "BLOCK_W": 1024}
-        flags = {"frontier": True, "gather": True, "advance": True}
-        grid = (batch, k * (1, 7, 16, 5, 2)[i % 5])
-        gpu.launch("tree_step", flags, grid, {**fixed, "logits_ptr": on_gpu[i % 4], **out}, constants)
+        out = {name: torch.zeros_like(memory.tensors[name]) for name in names}
+        memory.tensors |= {"logits": parts[i % 4], **out}
+        launches[i % 5].run(gpu, memory)
         outputs.append(out)
     for i, out in enumerate(outputs):
         got = {name: value.cpu() for name, value in out.items()}
-        assert torch.equal(got["index_ptr"], index[i % 4])
-        assert_probabilities(got["candidates_ptr"], p[i % 4])
-        ones = torch.ones(batch, k)
-        tokens, scores, kept, _ = OPS["tree.grow"]((ones, got["candidates_ptr"], index[i % 4]), {}, {"K": k})
-        assert torch.equal(got["tokens_ptr"], tokens)
-        assert torch.equal(got["scores_ptr"], scores)
-        assert torch.equal(got["kept_ptr"], kept)
+        assert torch.equal(got["index"], index[i % 4])
+        assert_probabilities(got["p"], exact[i % 4])
+        tokens, scores, kept, candidates = OPS["tree.grow"]((ones, got["p"], index[i % 4]), {}, {"K": k})
         (gathered,) = OPS["tree.gather"]((hidden, kept), {}, {"K": k})
-        assert torch.equal(got["next_hidden_ptr"], gathered)
-        assert (got["positions_ptr"] == 1).all()
-    assert not fixed["arrivals_ptr"].any()
-    assert not fixed["health_ptr"].any()
+        want = {"tokens": tokens, "scores": scores, "kept": kept, "candidates": candidates, "moved": gathered}
+        assert all(torch.equal(got[name], value) for name, value in want.items())
+        assert not got["bad"].any()
+    assert not memory.tensors["topk.arrivals"].any()

@@ -1,4 +1,4 @@
-"""prepare of random programs: fields of all widths and dtypes, used in all ways; against the reference ops."""
+"""What a step begins with: fields of all widths and dtypes, used in all ways, rooms, positions, slots, first drafts."""
 
 from dataclasses import replace
 
@@ -6,27 +6,23 @@ import pytest
 import torch
 from cluster_cases import (
     ANY,
-    MAX_B,
     POOL,
     Drawn,
     TypedBuilder,
     carry,
-    check_cluster,
+    check_module,
     choice,
     integer,
-    only_cluster,
     random_batch,
     random_shape,
     small_module,
 )
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from kernel_cases import POISON, poison, quick
+from kernel_cases import POISON, quick
 from kernel_launcher import Launcher
 
 from specc.ir.core import Module, Value
-from specc.kernels import FAMILIES
-from specc.kernels.shared.base import Spec
 
 LONGEST = 40
 WINDOW = 8 * 64 + 40
@@ -113,19 +109,19 @@ def admit(b: TypedBuilder, source: torch.Generator, rows: Value, lens: Value) ->
     return admitted, admitted_lens
 
 
-def check(launcher: Launcher, module: Module, source: torch.Generator, rows: torch.Tensor) -> Spec:
-    """Check the kernel that has all of the phase prepare, with lengths of all kinds."""
+def check(launcher: Launcher, module: Module, source: torch.Generator, rows: torch.Tensor) -> None:
+    """Check that all of the phase prepare is one launch, with lengths of all kinds, and a table amid other memory."""
     columns = WINDOW + integer(source, -1, LONGEST)
     last = columns - WINDOW
     edges = torch.tensor([-(2**63), -1, 0, last - 1, last, last + 1, columns, columns + 1, 2**40, 2**63 - 1])
     lengths = torch.randint(0, LONGEST, (POOL,), generator=source)
     at_edge = torch.rand(POOL, generator=source) < 0.5
     lengths[at_edge] = edges[torch.randint(0, len(edges), (int(at_edge.sum()),), generator=source)]
-    table = torch.randint(1, 2**31 - 1, (POOL, columns), generator=source, dtype=torch.int32)
+    table = torch.randint(1, 2**31 - 1, (POOL, columns + 7), generator=source, dtype=torch.int32)[:, 3:-4]
     drawn: Drawn = {"req_pool_indices": rows, "req_to_token": table, "relay.seq_lens": lengths}
     drawn["seq_lens"] = torch.where(rows == 0, 0, lengths[rows])
-    cluster = only_cluster(module, "prepare", module.phases["prepare"])
-    return check_cluster(launcher, module, "prepare", cluster, source, drawn)
+    check_module(launcher, module, source, drawn)
+    assert len({op.attrs["kernel"] for op in module.ops()}) == 1
 
 
 @settings(quick, max_examples=60)
@@ -188,29 +184,20 @@ def test_room_ends_with_the_row_and_with_the_mask(
     window = NODES if page == 1 else BRANCHES * 2 * page
     last = 20 if bound == "mask" else 40
     columns, length = 40 + window, (0 if bound == "zero" else last) + past
-    whole = torch.full((POOL, columns + 512), POISON, dtype=torch.int32, device=launcher.device)
+    whole = torch.full((POOL, columns + 512), POISON, dtype=torch.int32)
     table = whole[:, 256 : 256 + columns]
     table.copy_(torch.arange(1, POOL * columns + 1, dtype=torch.int32).view(POOL, columns))
     module = begin(given_=given_, window=window, longest=last if bound == "mask" else -1, page=page)
-    cluster = only_cluster(module, "prepare", module.phases["prepare"])
-    spec = FAMILIES["prepare"].spec(module, "prepare", cluster)
     rows, lengths = [3, 0, 5, 2], [length, 99, 7, length]
-    values = {"rows": rows, "seq_lens": lengths, "relay_seq_lens": [0, 0, length, length, 0, 7, *[0] * (POOL - 6)]}
-    arguments = {f"{name}_ptr": torch.tensor(value, device=launcher.device) for name, value in values.items()}
-    shapes = {"admitted_rows": (), "admitted_seq_lens": (), "kv_window": (NODES,)}
-    arguments |= {f"{n}_ptr": poison(MAX_B, *x, dtype=torch.int64).to(launcher.device) for n, x in shapes.items()}
-    arguments["kv_runs_ptr"] = poison(STEPS - 1, MAX_B, BRANCHES, dtype=torch.int64).to(launcher.device)
-    arguments["health_ptr"] = poison(MAX_B, dtype=torch.int32).to(launcher.device)
-    passed = {"req_to_token_ptr": table, "req_to_token_stride": table.stride(0), "columns": columns, **arguments}
-    passed = {argument.name: passed[argument.name] for argument in spec.arguments}
-    launcher.launch("prepare", spec.flags, (len(rows), 1), passed, dict(spec.constants))
-    slots, found = table.tolist(), {name: tensor.cpu() for name, tensor in arguments.items()}
+    drawn = {"req_pool_indices": torch.tensor(rows), "seq_lens": torch.tensor(lengths), "req_to_token": table}
+    drawn["relay.seq_lens"] = torch.tensor([0, 0, length, length, 0, 7, *[0] * (POOL - 6)])
+    found, slots = check_module(launcher, module, torch.Generator(), drawn), table.tolist()
     for i, (row, size) in enumerate(zip(rows, lengths, strict=True)):
         has_room, run = row != 0 and 0 <= size <= last, -(-(size % page + STEPS) // page) * page
         places = [[size + k * run + step for k in range(BRANCHES)] for step in range(STEPS - 1)]
-        assert found["health_ptr"][i] == (1 << ROOM_BIT if row and not has_room else 0)
-        assert found["admitted_rows_ptr"][i] == (row if has_room else 0)
-        assert found["admitted_seq_lens_ptr"][i] == (size if has_room else 0)
-        assert found["kv_window_ptr"][i].tolist() == (slots[row][size:][:NODES] if has_room else [0] * NODES)
+        assert found["told"][i] == (1 << ROOM_BIT if row and not has_room else 0)
+        assert found["rows"][i] == (row if has_room else 0)
+        assert found["lens"][i] == (size if has_room else 0)
+        assert found["window"][i].tolist() == (slots[row][size:][:NODES] if has_room else [0] * NODES)
         want = [[slots[row][place] if has_room else 0 for place in step] for step in places]
-        assert found["kv_runs_ptr"][:, i].tolist() == want
+        assert found["runs"][:, i].tolist() == want

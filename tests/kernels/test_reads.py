@@ -1,13 +1,17 @@
 """What kernels read, seen through the interpreter: logits exactly once, and nothing of a padding row."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
-from kernel_cases import generator, scratch
-from kernel_families import FAMILIES, PREPARED
+from cluster_cases import POOL, Scan, TypedBuilder, carry, prepared, small_module
+from kernel_cases import generator
 from kernel_launcher import ON_GPU, Launcher
-from topk_cases import topk_scratch
+from test_ngram import PLAIN, completed, look_up, start
+from torch import Tensor
+
+from specc.ir.core import Module
 
 if not ON_GPU:
     from triton.runtime.interpreter import InterpreterBuilder
@@ -29,10 +33,10 @@ def addresses(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def inside(addresses: list[int], tensor: torch.Tensor) -> list[int]:
+def inside(addresses: list[int], tensor: Tensor) -> list[int]:
     """The loads from `tensor`, as element numbers in it, sorted."""
-    start, size = tensor.data_ptr(), tensor.element_size()
-    numbers = ((address - start) // size for address in addresses)
+    start_, size = tensor.data_ptr(), tensor.element_size()
+    numbers = ((address - start_) // size for address in addresses)
     return sorted(number for number in numbers if 0 <= number < tensor.numel())
 
 
@@ -41,175 +45,43 @@ def of_rows(rows: list[int], width: int) -> list[int]:
     return [row * width + column for row in rows for column in range(width)]
 
 
-@pytest.mark.parametrize(("vocab", "block", "splits"), [(1, 16, 4), (300, 64, 3), (512, 64, 8), (1000, 1024, 2)])
+def launched(
+    launcher: Launcher, module: Module, rows: list[int], scan: Scan | None = None, **given: Tensor
+) -> Mapping[str, Tensor]:
+    """The memory of the only kernel of a module, which has been launched."""
+    drawn = {"req_pool_indices": torch.tensor(rows), **given}
+    memory, launch = prepared(module, drawn, generator(0), scan or Scan())
+    launch.run(launcher, memory)
+    return memory.tensors
+
+
+CUTS = [(1, 16, 4), (300, 64, 3), (512, 64, 8), (1000, 1024, 2)]
+
+
+@pytest.mark.parametrize(("vocab", "block", "splits"), CUTS)
+@pytest.mark.parametrize("sums", [False, True])
+@pytest.mark.parametrize("each", [1, 3])
 def test_argmax_reads_every_logit_once(
-    launcher: Launcher, addresses: list[int], vocab: int, block: int, splits: int
+    launcher: Launcher, addresses: list[int], each: int, vocab: int, block: int, splits: int, sums: bool
 ) -> None:
-    rows = torch.tensor([3, 0, 7, 0])
-    arguments = {
-        "rows_ptr": rows,
-        "logits_ptr": torch.randn(4, vocab, generator=generator(0)),
-        "health_ptr": torch.zeros(4, dtype=torch.int32),
-        "index_ptr": torch.zeros(4, dtype=torch.int32),
-        **scratch(4, 8),
-    }
-    constants = {"ROWS": 1, "V": vocab, "STRIDE": vocab, "SPLITS": 8, "BLOCK": block, "HEALTH_BIT": 1}
-    launcher.launch("row_argmax", FAMILIES["row_argmax"].flagged("health"), (4, splits), arguments, constants)
-    assert inside(addresses, arguments["logits_ptr"]) == of_rows([0, 2], vocab)
+    """Of a padding row not one; with log-probabilities too, and when a health word may have to be raised."""
+    module = small_module(N=each, V=vocab)
+    rows, b = module.inputs["req_pool_indices"], TypedBuilder(module)
+    logits, earlier = b.given("logits", "f32", "N", "V"), b.given("earlier", "i32")
+    with b.phase("verify"):
+        index, bad = b.many("vocab.argmax", logits, rows, dtype="i32", keep="")
+        b.hand_out(index, b("health.raise", earlier, bad, names=("health",), bit=1))
+        if sums:
+            b.hand_out(b("vocab.logprob", logits, rows, index))
+    memory = launched(launcher, module, [3, 0, 7, 0], Scan(splits, block))
+    live = [b * each + i for b in (0, 2) for i in range(each)]
+    assert inside(addresses, memory["logits"]) == of_rows(live, vocab)
     # The partials of live rows, one per split, and no counter by a plain load.
-    assert inside(addresses, arguments["partial_value_ptr"]) == [r * 8 + s for r in (0, 2) for s in range(splits)]
-    assert inside(addresses, arguments["arrivals_ptr"]) == []
-
-
-@pytest.mark.parametrize(("each", "splits"), [(1, 3), (3, 2)])
-def test_blocks_read_every_logit_once(launcher: Launcher, addresses: list[int], each: int, splits: int) -> None:
-    """Of a padding row not one."""
-    vocab = 300
-    arguments = {
-        "rows_ptr": torch.tensor([3, 0]),
-        "logits_ptr": torch.randn(2 * each, vocab, generator=generator(0)),
-        "bonus_ptr": torch.ones(2, dtype=torch.int32),
-        "tokens_ptr": torch.zeros(2, each + 1, dtype=torch.int64),
-        **scratch(2, each, 4),
-    }
-    constants = {"ROWS": each, "V": vocab, "STRIDE": vocab, "SPLITS": 4, "BLOCK": 64}
-    flags = FAMILIES["row_argmax"].flagged("join", "unread")
-    launcher.launch("row_argmax", flags, (2, each * splits), arguments, constants)
-    assert inside(addresses, arguments["logits_ptr"]) == of_rows(list(range(each)), vocab)
-    partials = [r * 4 + s for r in range(each) for s in range(splits)]
-    assert inside(addresses, arguments["partial_value_ptr"]) == partials
-
-
-def test_drafting_reads_what_it_moves_once(launcher: Launcher, addresses: list[int]) -> None:
-    """Logits of live requests, hidden rows of all, and the tokens that move."""
-    vocab, width, path = 100, 70, 5
-    arguments = {
-        "rows_ptr": torch.tensor([0, 5]),
-        "logits_ptr": torch.randn(2, vocab, generator=generator(1)),
-        "health_ptr": torch.zeros(2, dtype=torch.int32),
-        "tokens_ptr": torch.zeros(2, 3, dtype=torch.int64),
-        "column": 1,
-        "shifted_ptr": torch.arange(2 * path),
-        "accept_lens_ptr": torch.tensor([0, 4], dtype=torch.int32),
-        "hidden_ptr": torch.ones(2, width),
-        "draft_hidden_ptr": torch.zeros(2, 1, width),
-        **scratch(2, 4),
-    }
-    constants = {"V": vocab, "STRIDE": vocab, "N": 3, "SPLITS": 4, "BLOCK": 32, "HEALTH_BIT": 1}
-    constants |= {"A": path, "W": width, "BLOCK_W": 16}
-    flags = FAMILIES["draft_step"].flagged("shift", "repeat")
-    launcher.launch("draft_step", flags, (2, 3), arguments, constants)
-    assert inside(addresses, arguments["logits_ptr"]) == of_rows([1], vocab)
-    assert inside(addresses, arguments["hidden_ptr"]) == of_rows([0, 1], width)
-    assert inside(addresses, arguments["shifted_ptr"]) == [path + 1, path + 2, path + 3]
-
-
-@pytest.mark.parametrize("tree", [False, True])
-def test_verify_reads_nothing_of_padding(launcher: Launcher, addresses: list[int], tree: bool) -> None:
-    """Logits once, the log-probabilities of the tree included; nothing behind the tokens of a request either."""
-    nodes, vocab = 3, 100
-    arguments = {
-        "rows_ptr": torch.tensor([0, 5]),
-        "logits_ptr": torch.randn(2 * nodes, vocab, generator=generator(1)),
-        "health_ptr": torch.zeros(2, dtype=torch.int32),
-        "tokens_ptr": torch.zeros(3, nodes, dtype=torch.int64),
-        "seq_lens_ptr": torch.zeros(2, dtype=torch.int64),
-        "predict_ptr": torch.zeros(2, nodes, dtype=torch.int32),
-        "accept_lens_ptr": torch.zeros(2, dtype=torch.int32),
-        "new_seq_lens_ptr": torch.zeros(2, dtype=torch.int64),
-        "bonus_ptr": torch.zeros(2, dtype=torch.int32),
-        "extend_ids_ptr": torch.zeros(2, nodes, dtype=torch.int64),
-        "select_ptr": torch.zeros(2, dtype=torch.int64),
-        **scratch(2, nodes, 4),
-    }
-    if tree:
-        arguments["parent_ptr"] = torch.tensor([[-1, 0, 1]] * 2)
-        arguments["logprobs_ptr"] = torch.zeros(2, nodes)
-        arguments["partial_sum_ptr"] = torch.zeros(2, nodes, 4)
-    constants = {"N": nodes, "A": nodes, "V": vocab, "STRIDE": vocab, "SPLITS": 4, "BLOCK": 32, "HEALTH_BIT": 2}
-    flags = {"tree": tree, "accept_index": False, "logprobs": tree, "extend_ids": True, "select": True}
-    flags |= {"lengths": (), "bonuses": (), "rings": ()}
-    launcher.launch("verify_commit", flags, (2, nodes * 2), arguments, constants)
-    assert inside(addresses, arguments["logits_ptr"]) == of_rows([3, 4, 5], vocab)
-    assert inside(addresses, arguments["tokens_ptr"]) == [4, 5]  # the drafts, not the root
-    assert inside(addresses, arguments["seq_lens_ptr"]) == [1]
-    partials = inside(addresses, arguments["partial_value_ptr"])
-    assert {number // 4 for number in partials} == {3, 4, 5}  # nor of what lies past the path
-    if tree:
-        assert inside(addresses, arguments["parent_ptr"]) == [4, 5]
-
-
-def test_prepare_reads_nothing_of_padding(launcher: Launcher, addresses: list[int]) -> None:
-    """Nor of the slots of a request without room, whose row ends within its window."""
-    pool, context, nodes, drafts, width = 4, 10, 2, 3, 6
-    arguments = {
-        "rows_ptr": torch.tensor([0, 2, 3]),
-        "req_to_token_ptr": torch.ones(pool, context, dtype=torch.int32),
-        "req_to_token_stride": context,
-        "columns": context,
-        "relay_seq_lens_ptr": torch.tensor([3, 3, 3, 9]),
-        "relay_bonus_ptr": torch.ones(pool, dtype=torch.int32),
-        "relay_topk_index_ptr": torch.ones(pool, drafts, dtype=torch.int64),
-        "relay_hidden_ptr": torch.ones(pool, width),
-        "health_ptr": torch.zeros(3, dtype=torch.int32),
-        "out_seq_lens_ptr": torch.zeros(3, dtype=torch.int64),
-        "tokens_ptr": torch.zeros(3, drafts + 1, dtype=torch.int64),
-        "kv_verify_slots_ptr": torch.zeros(3, nodes, dtype=torch.int64),
-        "copies_hidden_ptr": torch.zeros(3, 1, width),
-    }
-    flags = {name: () if isinstance(value, tuple) else False for name, value in PREPARED[0].items()}
-    flags |= {"scalars": ("seq_lens", "bonus"), "kept_scalars": ("seq_lens",), "length": ("seq_lens",), "health": True}
-    flags |= {"vectors": ("topk_index",), "chain_root": ("bonus",), "chain_drafts": ("topk_index",)}
-    flags |= {"admit": True, "windows": ("verify_slots",), "wide": ("hidden",), "repeated": ("hidden",)}
-    sizes = {"OFFSET_verify_slots": 0, "SIZE_verify_slots": nodes, "W_topk_index": drafts, "W_hidden": width}
-    constants = {"A": drafts + 1, "K": 1, "BLOCK_W": 4, "WINDOW": nodes, "LONGEST": -1, "HEALTH_BIT": 32, **sizes}
-    launcher.launch("prepare", flags, (3, 3), arguments, constants)
-    assert inside(addresses, arguments["relay_hidden_ptr"]) == of_rows([2, 3], width)
-    assert inside(addresses, arguments["relay_topk_index_ptr"]) == of_rows([2, 3], drafts)
-    assert inside(addresses, arguments["req_to_token_ptr"]) == [2 * context + 3, 2 * context + 4]
-    assert arguments["health_ptr"].tolist() == [0, 0, 32]
-    for name in ("relay_seq_lens_ptr", "relay_bonus_ptr"):
-        assert inside(addresses, arguments[name]) == [2, 3]
-
-
-def test_extend_stash_reads_nothing_of_padding(launcher: Launcher, addresses: list[int]) -> None:
-    pool, vocab, short, width = 4, 50, 2, 6
-    arguments = {
-        "rows_ptr": torch.tensor([0, 2, 0]),
-        "logits_ptr": torch.randn(3, vocab, generator=generator(2)),
-        "health_ptr": torch.zeros(3, dtype=torch.int32),
-        "new_bonus_ptr": torch.ones(3, short, dtype=torch.int32),
-        "new_hidden_ptr": torch.ones(3, width),
-        "relay_bonus_ptr": torch.zeros(pool, short, dtype=torch.int32),
-        "relay_topk_index_ptr": torch.zeros(pool, 1, dtype=torch.int64),
-        "relay_hidden_ptr": torch.zeros(pool, width),
-        **scratch(3, 4),
-    }
-    constants = {"V": vocab, "STRIDE": vocab, "SPLITS": 4, "BLOCK": 32, "HEALTH_BIT": 4, "BLOCK_W": 4}
-    constants |= {"W_bonus": short, "W_hidden": width}
-    flags = {"topk": False, "index": ("topk_index",), "p": (), "narrow": ("bonus",), "wide": ("hidden",)}
-    launcher.launch("extend_stash", flags, (3, 2), arguments, constants)
-    assert inside(addresses, arguments["logits_ptr"]) == of_rows([1], vocab)
-    assert inside(addresses, arguments["new_hidden_ptr"]) == of_rows([1], width)
-    assert inside(addresses, arguments["new_bonus_ptr"]) == of_rows([1], short)
-
-
-def test_stash_reads_the_last_rows_of_live_requests(launcher: Launcher, addresses: list[int]) -> None:
-    pool, nodes, width = 4, 3, 6
-    arguments = {
-        "rows_ptr": torch.tensor([0, 2, 3]),
-        "accept_index_ptr": torch.tensor([[-1, -1], [3, 5], [8, -1]], dtype=torch.int32),
-        "accept_lens_ptr": torch.tensor([0, 2, 1], dtype=torch.int32),
-        "new_bonus_ptr": torch.ones(3, dtype=torch.int32),
-        "relay_bonus_ptr": torch.zeros(pool, dtype=torch.int32),
-        "new_hidden_ptr": torch.ones(3, nodes, width),
-        "relay_hidden_ptr": torch.zeros(pool, width),
-    }
-    constants = {"A": 2, "BLOCK": 4, "ROW_bonus": 4, "UNIT_bonus": 4, "ROW_hidden": 4 * width, "UNIT_hidden": 4}
-    flags = {"copied": ("bonus",), "last": ("hidden",), "kept": ()}
-    launcher.launch("stash", flags, (3, 3), arguments, constants)
-    assert inside(addresses, arguments["new_bonus_ptr"]) == [1, 2]
-    assert inside(addresses, arguments["new_hidden_ptr"]) == of_rows([5, 8], width)
+    most = memory["argmax.partial_value"].shape[-1]
+    partials = sorted([row * most + split for row in live for split in range(splits)] * (1 + sums))
+    assert inside(addresses, memory["argmax.partial_value"]) == partials
+    assert inside(addresses, memory["argmax.arrivals"]) == []
+    assert inside(addresses, memory["earlier"]) == []
 
 
 @pytest.mark.parametrize(("vocab", "block", "splits"), [(40, 16, 1), (300, 64, 3), (512, 64, 8), (1000, 256, 2)])
@@ -217,79 +89,170 @@ def test_topk_reads_logits_once_and_the_columns_of_winners_again(
     launcher: Launcher, addresses: list[int], vocab: int, block: int, splits: int
 ) -> None:
     k, width = 3, 5
-    arguments = {
-        "rows_ptr": torch.tensor([0, 7]),
-        "logits_ptr": torch.randn(2 * k, vocab, generator=generator(3)),
-        "health_ptr": torch.zeros(2, dtype=torch.int32),
-        "parent_scores_ptr": torch.ones(2, k),
-        "index_ptr": torch.zeros(2, k, k, dtype=torch.int64),
-        "candidates_ptr": torch.zeros(2, k, k),
-        "tokens_ptr": torch.zeros(2, k, dtype=torch.int64),
-        "scores_ptr": torch.zeros(2, k),
-        "kept_ptr": torch.zeros(2, k, dtype=torch.int64),
-        "hidden_ptr": torch.ones(2, k, width),
-        "next_hidden_ptr": torch.ones(2, k, width),
-        "positions_ptr": torch.zeros(2, k, dtype=torch.int64),
-        **topk_scratch(2, k, 8, k),
-    }
-    constants = {"K": k, "V": vocab, "STRIDE": vocab, "SPLITS": 8, "BLOCK": block, "HEALTH_BIT": 1}
-    flags = {"frontier": True, "gather": True, "advance": True}
-    launcher.launch("tree_step", flags, (2, k * splits), arguments, {**constants, "W": width, "BLOCK_W": 8})
-    loads = inside(addresses, arguments["logits_ptr"])
+    module = small_module(K=k, V=vocab)
+    rows, b = module.inputs["req_pool_indices"], TypedBuilder(module)
+    with b.phase("draft"):
+        p, index, _ = b.many("vocab.topk", b.given("logits", "f32", "K", "V"), rows)
+        *grown, kept, candidates = b.many("tree.grow", b.given("parents", "f32", "K"), p, index)
+        moved = b("tree.gather", b.given("hidden", "f32", "K", width), kept)
+        b.hand_out(index, *grown, kept, candidates, moved, b("kv.advance", b.given("at", "i64", "K")))
+    parents = torch.tensor([[0.0] * k, [1.0] * k])
+    memory = launched(launcher, module, [0, 7], Scan(splits, block), parents=parents)
+    loads = inside(addresses, memory["logits"])
     assert sorted(set(loads)) == of_rows([3, 4, 5], vocab)
     again = [number for number in set(loads) if loads.count(number) > 1]
     # Every chunk reads the columns of its winners again, and nothing a third time.
     blocks, programs = -(-vocab // block), min(splits, -(-vocab // block))
     assert len(loads) == 3 * vocab + len(again)
     assert 0 < len(again) <= 3 * k * programs * -(-blocks // splits)
-    assert inside(addresses, arguments["parent_scores_ptr"]) == [3, 4, 5]
     # What a padding row inherits is the hidden row of its first branch, once per branch.
-    of_padding = [number for number in inside(addresses, arguments["hidden_ptr"]) if number < k * width]
+    of_padding = [number for number in inside(addresses, memory["hidden"]) if number < k * width]
     assert of_padding == sorted(list(range(width)) * k)
 
 
-def test_tree_build_reads_nothing_of_padding(launcher: Launcher, addresses: list[int]) -> None:
-    k, nodes = 2, 4
-    arguments: dict[str, torch.Tensor] = {
-        "rows_ptr": torch.tensor([0, 5]),
-        "health_ptr": torch.zeros(2, dtype=torch.int32),
-        "bonus_ptr": torch.ones(2, dtype=torch.int32),
-        "seq_lens_ptr": torch.tensor([0, 7]),
-        "scores0_ptr": torch.tensor([[0.5, 0.5], [0.6, 0.4]]),
-        "tokens0_ptr": torch.ones(2, k, dtype=torch.int64),
-        "kept1_ptr": torch.zeros(2, k, dtype=torch.int64),
-        **{f"scores{step}_ptr": torch.full((2, k, k), 0.1 / step) for step in (1, 2)},
-        **{f"tokens{step}_ptr": torch.ones(2, k, k, dtype=torch.int64) for step in (1, 2)},
-        **{name: torch.zeros(2, nodes, dtype=torch.int64) for name in ("tokens_ptr", "parent_ptr", "positions_ptr")},
+def test_drafting_reads_what_it_moves_once(launcher: Launcher, addresses: list[int]) -> None:
+    """Logits of live requests, hidden rows of all, and the tokens that move."""
+    vocab, width, path = 100, 3000, 5
+    module = small_module(K=1, A=path, V=vocab)
+    rows, b = module.inputs["req_pool_indices"], TypedBuilder(module)
+    with b.phase("extend"):
+        token, _ = b.many("vocab.argmax", b.given("logits", "f32", "V"), rows, dtype="i64", keep="K")
+        b.hand_out(b("chain.shift", b.given("tokens", "i64", "A"), b.given("lens", "i32"), token))
+        b.hand_out(b("tree.repeat", b.given("hidden", "f32", width)))
+    memory = launched(launcher, module, [0, 5], Scan(3, 32), lens=torch.tensor([0, 4], dtype=torch.int32))
+    assert inside(addresses, memory["logits"]) == of_rows([1], vocab)
+    assert inside(addresses, memory["hidden"]) == of_rows([0, 1], width)
+    assert inside(addresses, memory["tokens"]) == of_rows([0, 1], path)
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_verify_reads_no_logits_of_padding(launcher: Launcher, addresses: list[int], tree: bool) -> None:
+    """Logits once, the log-probabilities of the tree included; nothing behind the tokens of the batch either."""
+    nodes, vocab = 3, 100
+    module = small_module(N=nodes, A=nodes, V=vocab)
+    rows, lens, b = module.inputs["req_pool_indices"], module.inputs["seq_lens"], TypedBuilder(module)
+    axis = "N" if tree else "A"
+    logits, tokens = b.given("logits", "f32", axis, "V"), b.given("tokens", "i64", axis)
+    parents = [b.given("parent", "i64", "N")] if tree else []
+    with b.phase("verify"):
+        targets, _ = b.many("vocab.argmax", logits, rows, dtype="i32", keep="")
+        path, index, count = b.many("verify.greedy", tokens, targets, rows, *parents)
+        if tree:
+            sums = b("vocab.logprob", logits, rows, targets)
+            path = b("commit.compact", targets, index)
+            b.hand_out(b("commit.compact", sums, index, names=("logprobs",)))
+        b.hand_out(path, count, *b.many("commit.lengths", lens, count, path))
+    memory = launched(launcher, module, [0, 5], Scan(2, 32))
+    assert inside(addresses, memory["logits"]) == of_rows([3, 4, 5], vocab)
+    assert inside(addresses, memory["tokens"]) == of_rows([0, 1], nodes)
+    assert inside(addresses, memory["seq_lens"]) == [0, 1]
+    most = memory["argmax.partial_value"].shape[-1]
+    assert {number // most for number in inside(addresses, memory["argmax.partial_value"])} == {3, 4, 5}
+    if tree:
+        assert inside(addresses, memory["parent"]) == of_rows([0, 1], nodes)
+
+
+def test_a_step_reads_nothing_of_padding(launcher: Launcher, addresses: list[int]) -> None:
+    """Nor of the slots of a request without room, whose row ends within its window."""
+    context, nodes, drafts, width = 10, 2, 3, 300
+    module = small_module(K=1, S=drafts, A=drafts + 1, N=nodes)
+    rows, table, b = module.inputs["req_pool_indices"], module.inputs["req_to_token"], TypedBuilder(module)
+    carry(module, "seq_lens", "i64")
+    carry(module, "bonus", "i32")
+    carry(module, "drafts", "i64", "S")
+    carry(module, "hidden", "f32", width)
+    with b.phase("prepare"):
+        lens = b("carry.load", rows, field="seq_lens", names=("lens",))
+        root, first = b("carry.load", rows, field="bonus"), b("carry.load", rows, field="drafts")
+        hidden = b("carry.load", rows, field="hidden")
+        b.hand_out(lens, b("chain.join", root, first), b("tree.repeat", hidden))
+        names = ("rows", "admitted", "full")
+        admitted, lens, full = b.many("kv.admit", table, rows, lens, names=names, window=nodes, longest=-1)
+        b.hand_out(b("kv.slots", table, admitted, lens, axis="N", offset=0))
+        b.hand_out(b("health.raise", b("health.clear", rows), full, names=("told",), bit=5))
+    lengths = torch.tensor([3, 3, 3, 9, *[0] * (POOL - 4)])
+    table_ = torch.ones(POOL, context, dtype=torch.int32)
+    given = {"relay.seq_lens": lengths, "req_to_token": table_}
+    memory = launched(launcher, module, [0, 2, 3], **given)
+    assert inside(addresses, memory["relay.hidden"]) == of_rows([2, 3], width)
+    assert inside(addresses, memory["relay.drafts"]) == of_rows([2, 3], drafts)
+    assert inside(addresses, memory["req_to_token"]) == [2 * context + 3, 2 * context + 4]
+    assert memory["health"][:3].tolist() == [0, 0, 32]
+    for name in ("relay.seq_lens", "relay.bonus"):
+        assert inside(addresses, memory[name]) == [2, 3]
+
+
+def test_what_is_carried_after_a_reduction_is_read_once(launcher: Launcher, addresses: list[int]) -> None:
+    """Logits of live requests, short rows by one program of each request, long ones by all of them."""
+    vocab, short, width = 50, 2, 3000
+    module = small_module(K=1, V=vocab)
+    rows, b = module.inputs["req_pool_indices"], TypedBuilder(module)
+    for name, dtype, shape in (("token", "i64", ("K",)), ("bonus", "i32", (short,)), ("hidden", "f32", (width,))):
+        carry(module, name, dtype, *shape)
+    with b.phase("extend"):
+        token, _ = b.many("vocab.argmax", b.given("logits", "f32", "V"), rows, dtype="i64", keep="K")
+        b.many("carry.store", rows, token, field="token")
+        b.many("carry.store", rows, b.given("new_bonus", "i32", short), field="bonus")
+        b.many("carry.store", rows, b.given("new_hidden", "f32", width), field="hidden")
+    memory = launched(launcher, module, [0, 2, 0], Scan(2, 32))
+    assert inside(addresses, memory["logits"]) == of_rows([1], vocab)
+    assert inside(addresses, memory["new_hidden"]) == of_rows([0, 1, 2], width)
+    assert inside(addresses, memory["new_bonus"]) == of_rows([0, 1, 2], short)
+
+
+def test_the_last_rows_of_live_requests_are_read(launcher: Launcher, addresses: list[int]) -> None:
+    nodes, width = 3, 600
+    module = small_module(N=nodes, A=2)
+    rows, b = module.inputs["req_pool_indices"], TypedBuilder(module)
+    index, lens = b.given("accept_index", "i32", "A"), b.given("accept_lens", "i32")
+    carry(module, "hidden", "f32", width)
+    with b.phase("commit"):
+        last = b("commit.last", b.given("nodes", "f32", "N", width), index, lens)
+        b.many("carry.store", rows, last, field="hidden")
+    given = {
+        "accept_index": torch.tensor([[-1, -1], [3, 5], [8, -1]], dtype=torch.int32),
+        "accept_lens": torch.tensor([0, 2, 1], dtype=torch.int32),
     }
-    constants = {"K": k, "S": 3, "N": nodes, "ORPHAN_BIT": 16}
-    launcher.launch("tree_build", {"fused": False, "mask": False, "steps": 3}, (2, 1), arguments, constants)
-    for name in ("scores0_ptr", "tokens0_ptr", "bonus_ptr"):
-        assert inside(addresses, arguments[name]) == of_rows([1], arguments[name][0].numel())
-    for name in ("scores1_ptr", "scores2_ptr", "tokens1_ptr", "tokens2_ptr"):
-        assert inside(addresses, arguments[name]) == of_rows([1], k * k)
-    # The low words of kept, one per candidate of the last step.
-    assert inside(addresses, arguments["kept1_ptr"]) == [2, 2, 3, 3]
+    memory = launched(launcher, module, [0, 2, 3], **given)
+    halves = [number for row in (5, 8) for number in range(row * width, (row + 1) * width, 2)]
+    assert [number * 2 for number in inside(addresses, memory["nodes"].view(torch.int64))] == halves
+
+
+def test_a_selection_reads_every_candidate_once(launcher: Launcher, addresses: list[int]) -> None:
+    """Scores and tokens of all steps, and of kept, the low words, one for each candidate of the step after."""
+    k, nodes = 2, 4
+    module = small_module(K=k, N=nodes, A=4)
+    rows, b = module.inputs["req_pool_indices"], TypedBuilder(module)
+    shapes = [("K",), ("K", "K"), ("K", "K")]
+    scores = [b.given(f"scores{i}", "f32", *shape) for i, shape in enumerate(shapes)]
+    tokens = [b.given(f"tokens{i}", "i64", *shape) for i, shape in enumerate(shapes)]
+    with b.phase("tree"):
+        parts = (*scores, *tokens, b.given("kept1", "i64", "K"))
+        b.hand_out(*b.many("tree.select", rows, b.given("bonus", "i32"), *parts, steps=3))
+    memory = launched(launcher, module, [0, 5], kept1=torch.zeros(2, k, dtype=torch.int64))
+    for name in ("scores0", "tokens0", "bonus", "scores1", "scores2", "tokens1", "tokens2"):
+        assert inside(addresses, memory[name]) == of_rows([0, 1], memory[name][0].numel()), name
+    low = [number // 2 for number in inside(addresses, memory["kept1"].view(torch.int32)) if number % 2 == 0]
+    assert sorted(low) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_a_look_up_reads_nothing_of_padding_and_nothing_outside(launcher: Launcher, addresses: list[int]) -> None:
     """A text and a corpus of one token that match everywhere, so that all lengths are counted back past their start."""
     window, branches = 16, 2
-    arguments = {
+    shape = completed(PLAIN | {"k": branches, "longest": 32, "block": 4})
+    arguments: dict[str, Any] = {
         "rows_ptr": torch.tensor([0, 2]),
         "seq_lens_ptr": torch.tensor([40, 9]),
         "text_ptr": torch.ones(3, window, dtype=torch.int32),
         "corpus_ptr": torch.ones(21, dtype=torch.int32),
         "corpus_size": 21,
-        "partial_key_ptr": torch.zeros(2, 4, branches, dtype=torch.int64),
-        "partial_token_ptr": torch.zeros(2, 4, branches, dtype=torch.int32),
+        "partial_key_ptr": torch.zeros(2, 8, branches, dtype=torch.int64),
+        "partial_token_ptr": torch.zeros(2, 8, branches, dtype=torch.int32),
         "arrivals_ptr": torch.zeros(2, dtype=torch.int32),
         "tokens_ptr": torch.zeros(2, 7, dtype=torch.int64),
     }
-    constants = {"WINDOW": window, "LONGEST": 32, "SHORTEST": 1, "K": branches, "S": 3, "N": 7, "BLOCK": 4, "SPLITS": 4}
-    flags = {"corpus": True, "tree": False, "mask": False}
-    launcher.launch("ngram_propose", flags, (2, 2), arguments, constants)
-    tensors = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
+    launcher.launch(look_up(shape, corpus=True, width=0), (2, 2), arguments)
+    tensors = [value for value in arguments.values() if isinstance(value, Tensor)]
     assert len(addresses) == sum(len(inside(addresses, tensor)) for tensor in tensors)
     assert set(inside(addresses, arguments["text_ptr"])) == set(of_rows([2], window))
     assert set(inside(addresses, arguments["corpus_ptr"])) == set(range(21))
@@ -304,6 +267,6 @@ def test_a_prefill_reads_its_own_prompt_only(launcher: Launcher, addresses: list
         "prompt_ptr": torch.arange(19),
         "text_ptr": torch.zeros(3, 8, dtype=torch.int32),
     }
-    launcher.launch("ngram_start", {}, (3, 2), arguments, {"WINDOW": 8, "BLOCK": 4})
+    launcher.launch(start(8, 4), (3, 2), arguments)
     assert inside(addresses, arguments["prompt_ptr"]) == [0, 1, 2, *range(12, 19)]
     assert len(addresses) == sum(len(inside(addresses, tensor)) for tensor in arguments.values())

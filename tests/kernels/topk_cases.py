@@ -1,10 +1,9 @@
 """What the tests of the kernels with a softmax top-k share: hostile rows, scratch, and the comparison of p."""
 
 import math
-from collections.abc import Mapping
 
 import torch
-from kernel_cases import POISON, poison, random_row
+from kernel_cases import random_row
 
 from specc.runtime.reference import OPS
 
@@ -32,27 +31,6 @@ def hostile_logits(source: torch.Generator, rows: int, length: int, stride: int,
     for row in range(rows):
         logits[row, :length] = hostile_row(source, length, dtype)
     return logits
-
-
-def topk_scratch(max_b: int, *sizes: int) -> dict[str, torch.Tensor]:
-    """The scratch buffers of a top-k family, `sizes` being [branches,] splits, K: partials poisoned, counters zero."""
-    return {
-        "partial_key_ptr": poison(max_b, *sizes, dtype=torch.int64),
-        "partial_max_ptr": poison(max_b, *sizes[:-1], dtype=torch.float32),
-        "partial_sum_ptr": poison(max_b, *sizes[:-1], dtype=torch.float32),
-        "arrivals_ptr": torch.zeros(max_b, dtype=torch.int32),
-    }
-
-
-def nothing_beyond(scratch: Mapping[str, torch.Tensor], rows: torch.Tensor, splits: int) -> None:
-    """Partials of padding rows, of rows beyond the grid and of splits beyond the grid's stay poisoned."""
-    live = torch.zeros(len(scratch["arrivals_ptr"]), dtype=torch.bool)
-    live[: len(rows)] = rows.cpu() != 0
-    for name, axis in (("partial_key_ptr", -2), ("partial_max_ptr", -1), ("partial_sum_ptr", -1)):
-        partial = scratch[name].cpu()
-        assert (partial[~live] == POISON).all(), name
-        assert (partial.narrow(axis, splits, partial.shape[axis] - splits) == POISON).all(), name
-        assert not (partial[live].narrow(axis, 0, splits) == POISON).any(), name
 
 
 def reference_topk(logits: torch.Tensor, rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -36,7 +36,7 @@ def test_valid_configurations_build(keys: dict[str, Any]) -> None:
 
 
 def launches(keys: dict[str, Any]) -> int:
-    """Launches of one step: its rows, verification and a tree's compaction everywhere; what else there is by algorithm."""
+    """Launches of one step: its rows, verification, a tree's compaction; what else there is differs by algorithm."""
     steps, tree = keys["num_steps"], keys["topk"] > 1
     around = 2 + tree
     tails = tree and keys["page_size"] > 1 and steps > 1

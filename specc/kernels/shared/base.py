@@ -187,11 +187,6 @@ def row_elements(module: Module, field_name: str) -> int:
     return prod(module.carries[field_name].type.sizes(module.dims)[1:])
 
 
-def is_narrow(module: Module, field_name: str) -> bool:
-    """Whether the row of a carried field is no more than an access or two of one program."""
-    return row_elements(module, field_name) <= NARROW
-
-
 def power_of_two(size: int) -> int:
     """The smallest power of two that is no smaller."""
     return 1 << (size - 1).bit_length()
@@ -240,11 +235,6 @@ def read_in_place(module: Module, op: Op) -> bool:
 
 def _in_place(op: Op) -> Value | None:
     return op.get(IN_PLACE.get(op.opcode, ""))
-
-
-def fields_of(cluster: Cluster, value: Value) -> tuple[str, ...]:
-    """The fields in which the stores of a cluster keep a value."""
-    return tuple(str(op.attrs["field"]) for op in cluster if op.opcode in STORES and op.operands[1] is value)
 
 
 def leaves(module: Module, value: Value, cluster: Sequence[Op]) -> bool:

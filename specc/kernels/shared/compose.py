@@ -30,7 +30,7 @@ def has_tile(module: Module, op: Op) -> bool:
     if op.opcode in ("carry.load", *STORES):
         return all_fit(module, op)
     function = tile_of(op)
-    if function is None or any(is_state(value) for value in op.operands):
+    if function is None or is_prologue(op) or any(is_state(value) for value in op.operands):
         return False
     if op.opcode in _OF_ENTRIES and op["x"].type is not None and not all_fit(module, op):
         return False

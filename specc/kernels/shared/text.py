@@ -267,7 +267,7 @@ class Text:
             return self.block(named[parameter], parameter)
         stem, _, kind = parameter.rpartition("_")
         if kind == "ptr":
-            return self.pool(op) if stem == "pool" else self.memory((named | op.named_results)[stem], stem)
+            return self.pool(op) if stem == "pool" else self.memory((op.named_results | named)[stem], stem)
         if kind in ("stride", "columns"):
             return self.scalar(named[stem], stem, kind)
         if kind in ("ptrs", "late"):

@@ -122,7 +122,7 @@ def test_vocabulary_bytes() -> None:
 @pytest.mark.parametrize("page", [1, 16])
 @pytest.mark.parametrize("steps", range(1, 6))
 def test_launches_of_a_tree(steps: int, page: int) -> None:
-    """At most S + 4: what it begins with, one for each draft forward, the last with the tree; verify, compact, extend; tails."""
+    """At most S + 4: what it begins with, draft forwards, the last with the tree; verify, compact, extend; tails."""
     tails = page > 1 and steps > 1
     for figures in tree_totals(steps, page_size=page).values():
         assert figures["launches_in_graph"] == 4 + (steps - 1) + tails

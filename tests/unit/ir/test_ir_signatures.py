@@ -63,7 +63,7 @@ def documented_ops() -> set[str]:
 
 
 def test_the_document_lists_exactly_these_ops() -> None:
-    assert documented_ops() == set(OPS)
+    assert documented_ops() == {name for name, op in OPS.items() if op.reference is None}  # others are a plugin's
 
 
 def documented_attributes() -> dict[str, set[str]]:
@@ -87,7 +87,7 @@ def test_the_document_names_the_attributes() -> None:
 
 
 def test_every_op_but_forwards_has_reference_semantics() -> None:
-    wanted = {name for name in OPS if not name.startswith(("model.", "spec."))}
+    wanted = {name for name, op in OPS.items() if not name.startswith(("model.", "spec.")) and op.reference is None}
     assert wanted == set(REFERENCE) | set(KV_OPS)
     assert not set(REFERENCE) & set(KV_OPS)
 

@@ -15,10 +15,11 @@ from specc.ir.core import Module, is_state
 from specc.ir.nodes import is_external
 from specc.ir.plan import Kernel
 from specc.ir.types import TensorType
-from specc.kernels import FAMILIES
-from specc.kernels.argmax import block, splits
-from specc.kernels.shared.base import MAX_SPLITS, cluster_of, nbytes, traffic
+from specc.kernels import COMPOSED, FAMILIES, LONE
+from specc.kernels.shared.base import CAPACITY, MAX_SPLITS, cluster_of, nbytes, traffic
+from specc.kernels.shared.vocabulary import block, most_splits, rows_of, splits
 
+TREE: dict[str, Any] = {"topk": 4, "num_draft_tokens": 9}
 VARIANTS: list[dict[str, Any]] = [
     {"algorithm": "STANDALONE"},
     {"algorithm": "STANDALONE", "overlap": False, "num_steps": 1},
@@ -28,6 +29,12 @@ VARIANTS: list[dict[str, Any]] = [
     {"algorithm": "EAGLE", "num_steps": 1},
     {"algorithm": "EAGLE", "outputs": ["logprobs"]},
     {"algorithm": "EAGLE", "draft_positions": "true"},
+    {"algorithm": "EAGLE", **TREE},
+    {"algorithm": "EAGLE", **TREE, "mask": "full", "context_length": 64, "outputs": ["logprobs", "accept_index"]},
+    {"algorithm": "FROZEN_KV_MTP", **TREE},
+    {"algorithm": "MULTI_LAYER_EAGLE"},
+    {"algorithm": "DFLASH"},
+    {"algorithm": "NGRAM", **TREE},
 ]
 IDS = ["-".join(str(value) for value in variant.values()) for variant in VARIANTS]
 
@@ -38,9 +45,12 @@ def module(request: pytest.FixtureRequest) -> Module:
     return compile_to("assign-layouts", load(**request.param))
 
 
-def test_every_family_has_its_two_files() -> None:
+def test_every_family_has_its_files() -> None:
+    """A file of its name; a template as well where nothing is composed."""
     stems = {path.name.removesuffix(".py.jinja") for path in (ROOT / "templates" / "kernels").glob("*.py.jinja")}
-    assert stems == set(FAMILIES)
+    assert stems == set(LONE) | {"composed"}
+    assert FAMILIES.keys() == COMPOSED.keys() | LONE.keys()
+    assert {path.stem for path in (ROOT / "specc" / "kernels").glob("[a-z]*.py")} == set(FAMILIES)
     for stem, family in FAMILIES.items():
         assert family.stem == stem
         assert type(family).__module__ == f"specc.kernels.{stem}"
@@ -51,7 +61,8 @@ def test_every_op_is_covered_once(module: Module) -> None:
     covered = Counter(op for cluster in clusters for op in cluster)
     assert set(covered.values()) == {1}
     assert set(covered) == {op for op in module.ops() if not is_external(op)}
-    assert all(not is_state(value) for op in covered for value in op.operands)
+    composed = [op for op in covered if not op.opcode.startswith("kv.")]
+    assert all(not is_state(value) for op in composed for value in op.operands)
 
 
 def test_grids_start_with_the_batch(module: Module) -> None:
@@ -70,7 +81,7 @@ def test_specs(module: Module) -> None:
         names = [argument.name for argument in spec.arguments] + [name for name, _ in spec.constants]
         assert len(set(names)) == len(names)
         for argument in spec.arguments:
-            ways = (argument.buffer, argument.input, argument.stride, argument.size)
+            ways = (argument.buffer, argument.input, argument.stride, argument.size, argument.slot_stride)
             bound = [argument.value, argument.literal, *(way or None for way in ways)]
             assert sum(way is not None for way in bound) == 1, argument.name
         assert all(scratch.name.startswith(f"{kernel.name}.") for scratch in spec.scratch)
@@ -112,10 +123,43 @@ def test_splits(vocab: int) -> None:
     """At most one program per tile; a single long row is shared by many, thousands of rows by few."""
     module, argmax = argmax_of(vocab)
     tiles = -(-vocab // block(module, argmax))
-    found = {rows: splits(module, argmax, rows) for rows in (1, 4, 8, 64, 132, 512, 4096)}
+    found = {rows: splits(module, argmax, rows, CAPACITY) for rows in (1, 4, 8, 64, 132, 512, 4096)}
     assert all(1 <= count <= min(MAX_SPLITS, tiles) for count in found.values())
     assert found[1] >= found[64] >= found[4096]
     assert found[1] > 1 or tiles == 1
+
+
+def test_kernels_of_more_registers_take_fewer_programs() -> None:
+    """What fits on the device at once bounds the waves that are counted."""
+    module, argmax = argmax_of(128256)
+    counts = [splits(module, argmax, 8, resident) for resident in (132, 264, CAPACITY, 1 << 20)]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-2] == counts[-1]
+
+
+@pytest.mark.parametrize(("nodes", "most"), [(2, 64), (9, 64), (32, 64), (33, 32), (64, 32), (200, 8), (300, 4)])
+def test_splits_shrink_with_the_nodes(nodes: int, most: int) -> None:
+    """One block of the last arriver holds all partial results: of every grid, and in the scratch."""
+    model = {"vocab_size": 128256, "dtype": "bfloat16"}
+    tree = {"topk": 8, "num_steps": 6, "num_draft_tokens": nodes}
+    module = compile_to("form-kernels", load("EAGLE", **tree, target=model, draft=model))
+    cluster = cluster_of(module, "verify_argmax")
+    (argmax,) = [op for op in cluster if op.opcode == "vocab.argmax"]
+    assert (rows_of(module, argmax), most_splits(module, argmax)) == (nodes, most)
+    spec = FAMILIES["argmax"].spec(module, "verify_argmax", cluster)
+    assert dict(spec.constants)["SPLITS"] == spec.scratch[0].shape[-1] == most
+    for batch in (1, 2, 3, 64):
+        rows, programs, _ = FAMILIES["argmax"].grid(module, cluster, batch)
+        assert rows == batch
+        assert programs % nodes == 0
+        assert 1 <= programs // nodes <= most
+
+
+@pytest.mark.parametrize(("topk", "most"), [(2, 64), (3, 32), (8, 16), (9, 8), (16, 8)])
+def test_partial_keys_of_a_row_are_a_block(topk: int, most: int) -> None:
+    model = {"vocab_size": 128256}
+    module = compile_to("select-verify", load("EAGLE", topk=topk, num_draft_tokens=8, target=model, draft=model))
+    assert {most_splits(module, op) for op in module.find("vocab.topk")} == {most}
 
 
 @pytest.mark.parametrize("topk", [1, 2, 3, 8, 16])
@@ -127,7 +171,7 @@ def test_no_grid_has_more_splits_than_scratch(topk: int) -> None:
     for kernel in module.decls_of(Kernel):
         family, cluster = FAMILIES[kernel.family], cluster_of(module, kernel.name)
         spec = family.spec(module, kernel.name, cluster)
-        partials = [scratch.shape for scratch in spec.scratch if scratch.name.endswith(("_value", "_sum"))]
+        partials = [scratch.shape for scratch in spec.scratch if scratch.name.endswith(("_value", "_sum", "_max"))]
         for shape in partials:
             splits = dict(spec.constants)["SPLITS"]
             assert splits == shape[-1]
@@ -137,9 +181,9 @@ def test_no_grid_has_more_splits_than_scratch(topk: int) -> None:
 
 
 def test_traffic_is_what_the_ops_touch() -> None:
-    """draft_step of 4 rows of 96 f32: logits, rows, health and tokens in; health, tokens, token and positions out."""
+    """A draft of 4 rows of 96 f32: logits, rows, health, tokens and positions in; these and the token out."""
     module = compile_to("form-kernels", load("STANDALONE", num_steps=3, buckets=[4]))
-    cluster = cluster_of(module, "draft_step_0")
+    cluster = cluster_of(module, "draft_argmax_0")
     logits, rows, health, tokens, token, positions = 4 * 96 * 4, 4 * 8, 4 * 4, 4 * 4 * 8, 4 * 8, 4 * 8
     assert traffic(module, cluster) == logits + rows + 2 * health + 2 * tokens + token + 2 * positions
 

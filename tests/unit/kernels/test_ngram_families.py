@@ -168,7 +168,7 @@ def test_a_step_is_three_launches(tree: bool) -> None:
     plan = Plan.from_json(build.plan)
     launches = [node for node in plan.nodes("step") if isinstance(node, Launch)]
     families = [plan.kernels[node.kernel].family for node in launches]
-    assert families == ["prepare", "ngram_propose", "verify_commit", *(["compact"] if tree else [])]
+    assert families == ["rows", "ngram_propose", "argmax", *(["compact"] if tree else [])]
     passed = {argument.name: (argument.kind, argument.target) for argument in launches[1].args}
     assert passed["corpus_ptr"] == ("input", "corpus")
     assert passed["corpus_size"] == ("size", "corpus")

@@ -47,7 +47,9 @@ class Boom(BaseException):
 def machine_of(plan: Plan) -> Machine:
     """One of many with the same program, engine, prompts and first step."""
     engine = Engine.of_plan(plan, seed=7)
-    made = Machine(plan, engine, Step(plan, ReferenceBackend(brought()), CPU, engine, engine.table, engine.kv, poison=0x5A))
+    made = Machine(
+        plan, engine, Step(plan, ReferenceBackend(brought()), CPU, engine, engine.table, engine.kv, poison=0x5A)
+    )
     rng = random.Random(1)
     made.prefill({row: text(rng) for row in EVERY})
     made.decode(EVERY)

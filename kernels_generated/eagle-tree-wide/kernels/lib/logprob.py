@@ -39,7 +39,9 @@ def _add_tile(peak, total, x, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _sum_exactly(row_ptr, first, stop, value, V: tl.constexpr, BLOCK: tl.constexpr):
+def _sum_exactly(
+    row_ptr, row, first, stop, value, PROLOGUE: tl.constexpr, operands, V: tl.constexpr, BLOCK: tl.constexpr
+):
     """(sum of exp(x - value) f32, whether there is NaN i1) of a chunk's tiles, given its largest value."""
     lane = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
@@ -47,6 +49,7 @@ def _sum_exactly(row_ptr, first, stop, value, V: tl.constexpr, BLOCK: tl.constex
     for block in range(first, tl.minimum(stop, (V + BLOCK - 1) // BLOCK)):
         offset = block * BLOCK + lane
         x = tl.load(row_ptr + offset, mask=offset < V, other=float("-inf")).to(tl.float32)
+        x = tl.where(offset < V, PROLOGUE(x, offset, row, operands), float("-inf"))
         nan = tl.maximum(nan, nan_of_eight(x, BLOCK), propagate_nan=tl.PropagateNan.ALL)
         # The difference of equal infinities would be NaN.
         total += tl.where(x < value, tl.exp(x - value), tl.where(x == value, 1.0, 0.0))
@@ -54,7 +57,9 @@ def _sum_exactly(row_ptr, first, stop, value, V: tl.constexpr, BLOCK: tl.constex
 
 
 @triton.jit
-def scan_chunk_and_sum(row_ptr, chunk, chunks, V: tl.constexpr, BLOCK: tl.constexpr):
+def scan_chunk_and_sum(
+    row_ptr, row, chunk, chunks, PROLOGUE: tl.constexpr, operands, V: tl.constexpr, BLOCK: tl.constexpr
+):
     """(value f32, mark i32, sum f32) of chunk `chunk` of `chunks` of the row T[V] at `row_ptr`.
 
     As `scan_chunk`. Logits are read a second time only in a chunk that holds NaN or +inf.
@@ -71,7 +76,8 @@ def scan_chunk_and_sum(row_ptr, chunk, chunks, V: tl.constexpr, BLOCK: tl.conste
     peak = tl.full([BLOCK // 8], LOWEST, tl.float32)
     total = tl.zeros([BLOCK // 8], tl.float32)
     for block in range(first, tl.minimum(stop, WHOLE)):
-        x = tl.load(row_ptr + (block * BLOCK + lane)).to(tl.float32)
+        offset = block * BLOCK + lane
+        x = PROLOGUE(tl.load(row_ptr + offset).to(tl.float32), offset, row, operands)
         better = x > best
         best = tl.where(better, x, best)
         best_block = tl.where(better, block, best_block)
@@ -80,6 +86,7 @@ def scan_chunk_and_sum(row_ptr, chunk, chunks, V: tl.constexpr, BLOCK: tl.conste
         if (first <= WHOLE) & (stop > WHOLE):
             offset = WHOLE * BLOCK + lane
             x = tl.load(row_ptr + offset, mask=offset < V, other=float("-inf")).to(tl.float32)
+            x = tl.where(offset < V, PROLOGUE(x, offset, row, operands), float("-inf"))
             better = x > best
             best = tl.where(better, x, best)
             best_block = tl.where(better, WHOLE, best_block)
@@ -87,7 +94,7 @@ def scan_chunk_and_sum(row_ptr, chunk, chunks, V: tl.constexpr, BLOCK: tl.conste
     value, index = first_of_largest(best, best_block * BLOCK + lane, 0)
     mass = tl.sum(rescaled(total, peak, tl.maximum(value, LOWEST)), axis=0)
     if tl.max((total != total).to(tl.int32), axis=0) != 0:
-        mass, held_nan = _sum_exactly(row_ptr, first, stop, value, V, BLOCK)
+        mass, held_nan = _sum_exactly(row_ptr, row, first, stop, value, PROLOGUE, operands, V, BLOCK)
         index = tl.where(held_nan, ~index, index)
     return value, index, mass
 

@@ -52,8 +52,16 @@ def nan_of_eight(x, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def scan_chunk(row_ptr, chunk, chunks, V: tl.constexpr, BLOCK: tl.constexpr):
+def identity(logits, column, row, operands):
+    """The prologue of a reduction that reads logits as they are."""
+    return logits
+
+
+@triton.jit
+def scan_chunk(row_ptr, row, chunk, chunks, PROLOGUE: tl.constexpr, operands, V: tl.constexpr, BLOCK: tl.constexpr):
     """(value f32, mark i32) of the best logit in chunk `chunk` of `chunks` of the row T[V] at `row_ptr`.
+
+    What is reduced is PROLOGUE(logits f32, columns i32, row, operands), a function of a block of them.
 
     Every lane keeps its own running best, so an iteration is loads and four operations per element and no
     reduction across lanes. `x > best` is false for NaN and for a tie: NaN is never taken and the earliest index stays.
@@ -71,7 +79,8 @@ def scan_chunk(row_ptr, chunk, chunks, V: tl.constexpr, BLOCK: tl.constexpr):
     nan = tl.zeros([BLOCK // 8], tl.float32)
     # Whole blocks carry no mask; the one partial block, if there is one, is peeled off below.
     for block in range(first, tl.minimum(stop, WHOLE)):
-        x = tl.load(row_ptr + (block * BLOCK + lane)).to(tl.float32)
+        offset = block * BLOCK + lane
+        x = PROLOGUE(tl.load(row_ptr + offset).to(tl.float32), offset, row, operands)
         nan = tl.maximum(nan, nan_of_eight(x, BLOCK), propagate_nan=tl.PropagateNan.ALL)
         better = x > best
         best = tl.where(better, x, best)
@@ -81,6 +90,7 @@ def scan_chunk(row_ptr, chunk, chunks, V: tl.constexpr, BLOCK: tl.constexpr):
         if (first <= WHOLE) & (stop > WHOLE):
             offset = WHOLE * BLOCK + lane
             x = tl.load(row_ptr + offset, mask=offset < V, other=float("-inf")).to(tl.float32)
+            x = tl.where(offset < V, PROLOGUE(x, offset, row, operands), float("-inf"))
             nan = tl.maximum(nan, nan_of_eight(x, BLOCK), propagate_nan=tl.PropagateNan.ALL)
             better = x > best
             best = tl.where(better, x, best)
@@ -125,58 +135,3 @@ def gather(value_ptr, mark_ptr, slot, present):
     value = tl.load(value_ptr + slot, mask=present, other=float("-inf"), cache_modifier=".cg")
     mark = tl.load(mark_ptr + slot, mask=present, other=0, cache_modifier=".cg")
     return value, mark
-
-
-@triton.jit
-def scan_rows(
-    logits_ptr,
-    value_ptr,
-    mark_ptr,
-    arrivals_ptr,
-    b,
-    program,
-    programs,
-    ROWS: tl.constexpr,
-    V: tl.constexpr,
-    STRIDE: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Scan one chunk of one of the ROWS rows of request b, and arrive; true in the last of its `programs` programs.
-
-    program = row * splits + split. Logits T[B, ROWS, V] with rows STRIDE apart, partials [B, ROWS, SPLITS], one counter
-    per request: the last program has the results of all of its rows.
-    """
-    row = b
-    split = program
-    splits = programs
-    if ROWS > 1:
-        splits = programs // ROWS
-        row = b * ROWS + program // splits
-        split = program % splits
-    # 64-bit: B * ROWS * STRIDE may pass 2**31.
-    row_ptr = logits_ptr + row.to(tl.int64) * STRIDE
-    value, mark = scan_chunk(row_ptr, split, splits, V, BLOCK)
-    return arrive(value_ptr, mark_ptr, row * SPLITS + split, value, mark, arrivals_ptr + b, programs)
-
-
-@triton.jit
-def best_of_row(value_ptr, mark_ptr, b, splits, SPLITS: tl.constexpr):
-    """(index i32, bad i1) of the one row of request b. Only after `scan_rows` gave true."""
-    lane = tl.arange(0, SPLITS)
-    values, marks = gather(value_ptr, mark_ptr, b * SPLITS + lane, lane < splits)
-    return best_of_chunks(values, marks, 0)
-
-
-@triton.jit
-def best_of_rows(value_ptr, mark_ptr, b, programs, ROWS: tl.constexpr, SPLITS: tl.constexpr):
-    """(index i32[R], bad i1[R]) of the rows of request b, R being ROWS rounded up to a power of 2.
-
-    Only after `scan_rows` gave true. Rows from ROWS on hold index 0 and False.
-    """
-    row = tl.arange(0, triton.next_power_of_2(ROWS))[:, None]
-    lane = tl.arange(0, SPLITS)[None, :]
-    present = (row < ROWS) & (lane < programs // ROWS)
-    values, marks = gather(value_ptr, mark_ptr, (b * ROWS + row) * SPLITS + lane, present)
-    index, bad = best_of_chunks(values, marks, 1)
-    return index, bad & (tl.arange(0, triton.next_power_of_2(ROWS)) < ROWS)

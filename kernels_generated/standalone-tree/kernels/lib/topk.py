@@ -5,7 +5,7 @@ softmax over the whole row, in which equal infinities share; a row of only NaN a
 K-1 and p 0. A row is bad if it holds NaN or its largest value is not finite. V must be at least K.
 
 How a kernel uses it, with `slot = row * SPLITS + chunk` and partials i64[slots, K], f32[slots], f32[slots]:
-    top, mass = scan_topk(row_ptr, chunk, chunks, key_ptr + slot * K, K, V, BLOCK)
+    top, mass = scan_topk(row_ptr, row, chunk, chunks, key_ptr + slot * K, PROLOGUE, operands, K, V, BLOCK)
     if arrive(max_ptr, sum_ptr, slot, top, mass, arrivals_ptr, expected):
         p, index, bad = combine_topk(key_ptr, max_ptr, sum_ptr, first_slot, chunks, ROWS, K, SPLITS)
 
@@ -62,7 +62,7 @@ def _fold(x, block, best, best_block, total):
 
 
 @triton.jit
-def scan_fast(row_ptr, first, stop, V: tl.constexpr, BLOCK: tl.constexpr):
+def scan_fast(row_ptr, row, first, stop, PROLOGUE: tl.constexpr, operands, V: tl.constexpr, BLOCK: tl.constexpr):
     """Per lane: the largest value above LOWEST, its block, the sum of exp(x - largest); a NaN sum is wrong.
 
     Starting above -inf makes every -inf add exp(-inf) = 0 without a comparison.
@@ -78,7 +78,7 @@ def scan_fast(row_ptr, first, stop, V: tl.constexpr, BLOCK: tl.constexpr):
     last = tl.minimum(stop, WHOLE)
     ahead = tl.load(row_ptr + (first * BLOCK + lane), mask=first < last)
     for block in range(first, last):
-        x = ahead.to(tl.float32)
+        x = PROLOGUE(ahead.to(tl.float32), block * BLOCK + lane, row, operands)
         ahead = tl.load(row_ptr + ((block + 1) * BLOCK + lane), mask=block + 1 < last)
         best, best_block, total = _fold(x, block, best, best_block, total)
     # Two conditions, not one: the first is decided while compiling, and takes this code away when V is whole.
@@ -86,12 +86,13 @@ def scan_fast(row_ptr, first, stop, V: tl.constexpr, BLOCK: tl.constexpr):
         if (first <= WHOLE) & (stop > WHOLE):
             offset = WHOLE * BLOCK + lane
             x = tl.load(row_ptr + offset, mask=offset < V, other=float("-inf")).to(tl.float32)
+            x = tl.where(offset < V, PROLOGUE(x, offset, row, operands), float("-inf"))
             best, best_block, total = _fold(x, WHOLE, best, best_block, total)
     return best, best_block, total
 
 
 @triton.jit
-def scan_exactly(row_ptr, first, stop, V: tl.constexpr, BLOCK: tl.constexpr):
+def scan_exactly(row_ptr, row, first, stop, PROLOGUE: tl.constexpr, operands, V: tl.constexpr, BLOCK: tl.constexpr):
     """What `scan_fast` gives, right for all values, and nan i32[BLOCK], whether the lane held NaN.
 
     A lane of only NaN and -inf has the value -inf at its first index.
@@ -105,6 +106,7 @@ def scan_exactly(row_ptr, first, stop, V: tl.constexpr, BLOCK: tl.constexpr):
         offset = block * BLOCK + lane
         real = offset < V
         x = tl.load(row_ptr + offset, mask=real, other=float("-inf")).to(tl.float32)
+        x = tl.where(real, PROLOGUE(x, offset, row, operands), float("-inf"))
         nan = tl.where(x == x, nan, 1)
         x = tl.where(x == x, x, float("-inf"))
         better = x > best
@@ -136,7 +138,18 @@ def _columns_of_largest(key, K: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def scan_topk(row_ptr, chunk, chunks, key_ptr, K: tl.constexpr, V: tl.constexpr, BLOCK: tl.constexpr):
+def scan_topk(
+    row_ptr,
+    row,
+    chunk,
+    chunks,
+    key_ptr,
+    PROLOGUE: tl.constexpr,
+    operands,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Scan chunk `chunk` of `chunks` of the row T[V] at `row_ptr`; its K best keys go to i64[K] at `key_ptr`.
 
     Gives (the largest value f32, the sum f32 of exp(x - largest)), the sum negative if the chunk held NaN. For
@@ -152,12 +165,12 @@ def scan_topk(row_ptr, chunk, chunks, key_ptr, K: tl.constexpr, V: tl.constexpr,
     per = (BLOCKS + chunks - 1) // chunks
     first = chunk * per
     stop = first + per
-    best, best_block, total = scan_fast(row_ptr, first, stop, V, BLOCK)
+    best, best_block, total = scan_fast(row_ptr, row, first, stop, PROLOGUE, operands, V, BLOCK)
     # Lanes that have a best element; one NaN outweighs all of them.
     found = tl.sum(tl.where(total == total, (best > LOWEST).to(tl.int32), -BLOCK), axis=0)
     sign = 1.0
     if found < K:
-        best, best_block, total, nan = scan_exactly(row_ptr, first, stop, V, BLOCK)
+        best, best_block, total, nan = scan_exactly(row_ptr, row, first, stop, PROLOGUE, operands, V, BLOCK)
         sign = tl.where(tl.max(nan, axis=0) != 0, -1.0, 1.0)
     top = tl.max(best, axis=0)
     mass = tl.sum(rescaled(total, best, top), axis=0) * sign
@@ -166,7 +179,7 @@ def scan_topk(row_ptr, chunk, chunks, key_ptr, K: tl.constexpr, V: tl.constexpr,
     block = first + tl.arange(0, TILES)
     index = columns[:, None] + block[None, :] * BLOCK
     inside = (columns >= 0)[:, None] & (block < stop)[None, :] & (index < V)
-    x = tl.load(row_ptr + index, mask=inside, other=0.0).to(tl.float32)
+    x = PROLOGUE(tl.load(row_ptr + index, mask=inside, other=0.0).to(tl.float32), index, row, operands)
     keys = tl.where(inside, sort_key(x, index), NO_KEY)
     for j in range(K):
         winner = tl.max(keys)

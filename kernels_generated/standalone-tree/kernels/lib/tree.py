@@ -9,6 +9,8 @@ Scores order like this: the larger first, lowest candidate on ties; NaN counts a
 import triton
 import triton.language as tl
 
+from .topk import NO_KEY, key_index, sort_key
+
 
 @triton.jit
 def step_of(candidate, K: tl.constexpr):
@@ -98,42 +100,6 @@ def columns(key, NEED: tl.constexpr):
 
 
 @triton.jit
-def link(
-    b,
-    score,
-    token,
-    origin,
-    bonus,
-    seq_len,
-    tokens_ptr,
-    parent_ptr,
-    positions_ptr,
-    K: tl.constexpr,
-    S: tl.constexpr,
-    N: tl.constexpr,
-):
-    """Choose the N - 1 best candidates and write the tree of request b; gives how many are orphans.
-
-    Lane s is candidate s: its score f32 and token i64, and the candidate i32 it grew from. Column j of tokens, parent
-    and positions, i64[B, N], is the j-th kept candidate by ascending id, column 0 the root. Every candidate has its
-    parent before it is known which are kept, so what is left then is one exchange of columns between lanes.
-    """
-    M: tl.constexpr = K + (S - 1) * K * K
-    s = tl.arange(0, triton.next_power_of_2(M))
-    column = columns(tl.where(s < M, order(score), 0), N - 1)
-    parent = tl.where(origin < 0, 0, tl.gather(column, tl.minimum(tl.maximum(origin, 0), M - 1), 0))
-    chosen = column > 0
-    at = b * N + tl.where(chosen, column, 0)
-    tl.store(tokens_ptr + at, token, mask=chosen)
-    tl.store(parent_ptr + at, parent.to(tl.int64), mask=chosen)
-    tl.store(positions_ptr + at, seq_len + 1 + step_of(s, K), mask=chosen)
-    tl.store(tokens_ptr + b * N, bonus.to(tl.int64))
-    tl.store(parent_ptr + b * N, -1)
-    tl.store(positions_ptr + b * N, seq_len)
-    return tl.sum((chosen & (parent < 0)).to(tl.int32), axis=0)
-
-
-@triton.jit
 def ancestors(parent_ptr, node, N: tl.constexpr, S: tl.constexpr, COLUMNS: tl.constexpr):
     """i1[nodes, COLUMNS]: the columns that each node of the block `node` sees, itself, its ancestors and column 0.
 
@@ -164,7 +130,7 @@ def write_mask(
 
     MODE 0, qlen: i1[B, N, N]. 1, bitpacked: u8[B, N, WIDTH]. 2, full: N rows of seq_len + N from element `start` on,
     of which the first seq_len are left alone. Tiles of 4096 elements at most, 32 per thread. Lengths are admitted ones
-    (`slots.admit`): no text is longer than a full mask has room for.
+    (`kv_admit`): no text is longer than a full mask has room for.
     """
     NODES: tl.constexpr = triton.next_power_of_2(N)
     COLUMNS: tl.constexpr = 8 * WIDTH if MODE == 1 else NODES
@@ -219,3 +185,191 @@ def fill_prefix(mask_ptr, start, seq_len, program, programs, N: tl.constexpr):
             else:
                 inside = (element >= begin) & (element < end)
                 tl.store(mask_ptr + element, tl.full([BLOCK], 1, tl.int1), mask=inside)
+
+
+# --- ops, on what one program has in registers of a request: blocks are as rows.py says -------------------------------
+
+
+@triton.jit
+def tree_root(bonus):
+    """The bonus token as i64."""
+    return bonus.to(tl.int64)
+
+
+@triton.jit
+def tree_repeat(x, K: tl.constexpr):
+    """T[K] of one T, or T[K, W] of a row T[W]."""
+    k = tl.arange(0, triton.next_power_of_2(K))
+    for _ in tl.static_range(len(x.shape)):
+        k = k[:, None]
+    return tl.where(k >= 0, x, x)
+
+
+@triton.jit
+def tree_comb(rows, STEPS: tl.constexpr, N: tl.constexpr):
+    """Parents and depths i64[N] of branches of STEPS nodes, one after the other, under the root; padding: -1, 0."""
+    column = tl.arange(0, triton.next_power_of_2(N))
+    below = (rows != 0) & (column > 0)
+    depth = tl.where(below, (column - 1) % STEPS + 1, 0)
+    parent = tl.where(below, tl.where(depth == 1, 0, column - 1), -1)
+    return parent.to(tl.int64), depth.to(tl.int64)
+
+
+@triton.jit
+def tree_positions(seq_lens, depth):
+    """Positions i64[N]: seq_len + depth."""
+    return seq_lens + depth
+
+
+@triton.jit
+def best_lanes(score, K: tl.constexpr, KP: tl.constexpr):
+    """The lanes i32[KP], parent * KP + child, of the K best scores f32[KP * KP] in descending order.
+
+    The candidate id orders equal scores. Up to 64 lanes are compared pairwise, which waits for two exchanges between
+    threads; more would take too many registers and are picked one by one.
+    """
+    lane = tl.arange(0, KP * KP)
+    real = (lane // KP < K) & (lane % KP < K)
+    place = tl.arange(0, KP)
+    key = tl.where(real, sort_key(score, lane), NO_KEY)
+    if KP * KP <= 64:
+        rank = tl.sum((key[None, :] > key[:, None]).to(tl.int32), axis=1)
+        found = tl.sum(tl.where(rank[None, :] == place[:, None], lane[None, :], 0), axis=1)
+    else:
+        found = tl.zeros([KP], tl.int32)
+        for j in range(K):
+            winner = tl.max(key, axis=0)
+            found = tl.where(place == j, key_index(winner), found)
+            key = tl.where(key == winner, NO_KEY, key)
+    return tl.where(place < K, found, 0)
+
+
+@triton.jit
+def tree_grow(scores, p, index, K: tl.constexpr):
+    """The K best of K * K candidates: tokens i64[K], path scores f32[K], ids kept i64[K], all path scores f32[K, K]."""
+    KP: tl.constexpr = triton.next_power_of_2(K)
+    candidates = scores[:, None] * p
+    flat = tl.reshape(candidates, [KP * KP])
+    lane = best_lanes(flat, K, KP)
+    tokens = tl.gather(tl.reshape(index, [KP * KP]), lane, 0)
+    return tokens, tl.gather(flat, lane, 0), (lane // KP * K + lane % KP).to(tl.int64), candidates
+
+
+@triton.jit
+def tree_gather(x, kept, K: tl.constexpr):
+    """Entries kept // K of T[K]."""
+    return tl.gather(x, tl.minimum(tl.maximum(kept // K, 0), K - 1).to(tl.int32), 0)
+
+
+@triton.jit
+def tree_gather_rows(x_ptr, kept, out_ptr, b, K: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr):
+    """Row j of T[B, K, W] at `out_ptr` becomes row kept[j] // K of T[B, K, W] at `x_ptr`, of request b.
+
+    A chunk of all rows is loaded before any of it is stored: many loads at a time, one wait.
+    """
+    row = tl.arange(0, triton.next_power_of_2(K))
+    base = b.to(tl.int64) * (K * W)
+    source = tl.minimum(tl.maximum(kept // K, 0), K - 1) * W
+    for chunk in range((W + BLOCK - 1) // BLOCK):
+        w = chunk * BLOCK + tl.arange(0, BLOCK)
+        inside = (row < K)[:, None] & (w < W)[None, :]
+        x = tl.load(x_ptr + base + source[:, None] + w[None, :], mask=inside)
+        tl.store(out_ptr + base + row[:, None] * W + w[None, :], x, mask=inside)
+
+
+@triton.jit
+def tree_select(
+    b,
+    rows,
+    bonus,
+    scores_ptrs,
+    tokens_ptrs,
+    kept_ptrs,
+    scores_late,
+    tokens_late,
+    tokens_ptr,
+    parent_ptr,
+    depth_ptr,
+    orphan_ptr,
+    STEPS: tl.constexpr,
+    K: tl.constexpr,
+    N: tl.constexpr,
+):
+    """Choose the N - 1 best candidates and link them to a tree of N columns, which goes to memory.
+
+    Scores f32, tokens i64 and kept i64 of the steps are tuples of pointers; the last step's scores and tokens may be
+    blocks [K, K] instead, None otherwise. Column j of tokens, parent, depth i64[B, N] and orphan i1[B, N] is the j-th
+    kept candidate by ascending id, column 0 the root. Every candidate has its parent before it is known which are
+    kept, so what is left then is one exchange of columns between lanes. Padding: 0, -1, 0, false.
+    """
+    M: tl.constexpr = K + (STEPS - 1) * K * K
+    LAST: tl.constexpr = K + (STEPS - 2) * K * K
+    SCORES: tl.constexpr = STEPS if scores_late is None else STEPS - 1
+    TOKENS: tl.constexpr = STEPS if tokens_late is None else STEPS - 1
+    KP: tl.constexpr = triton.next_power_of_2(K)
+    s = tl.arange(0, triton.next_power_of_2(M))
+    step = step_of(s, K)
+    # Addresses first, so that one load fetches what the steps' buffers hold.
+    score_base = tl.zeros_like(s) + base_of(scores_ptrs[0], b, 0, K, 4)
+    token_base = tl.zeros_like(s) + base_of(tokens_ptrs[0], b, 0, K, 8)
+    kept_base = tl.zeros_like(token_base)
+    for i in tl.static_range(1, SCORES):
+        score_base = tl.where(step == i, base_of(scores_ptrs[i], b, i, K, 4), score_base)
+    for i in tl.static_range(1, TOKENS):
+        token_base = tl.where(step == i, base_of(tokens_ptrs[i], b, i, K, 8), token_base)
+    for i in tl.static_range(2, STEPS):
+        kept_base = tl.where(step == i, base_of(kept_ptrs[i - 2], b, 0, K, 8), kept_base)
+    score = tl.load((score_base + s * 4).to(tl.pointer_type(tl.float32)), mask=step < SCORES, other=0.0)
+    token = tl.load((token_base + s * 8).to(tl.pointer_type(tl.int64)), mask=step < TOKENS, other=0)
+    place = (s - K) % (K * K) // K
+    # Of kept, which is less than K * K, the low word: little endian.
+    linked = (step >= 2) & (step < STEPS)
+    kept = tl.load((kept_base + place * 8).to(tl.pointer_type(tl.int32)), mask=linked, other=0)
+    origin = parent_of(s, kept, K)
+    # The last step's, straight from the registers that they were made in.
+    at = tl.maximum(s - LAST, 0) % (K * K)
+    at = at // K * KP + at % K
+    if scores_late is not None:
+        score = tl.where(s < LAST, score, tl.gather(tl.reshape(scores_late, [KP * KP]), at, 0))
+    if tokens_late is not None:
+        token = tl.where(s < LAST, token, tl.gather(tl.reshape(tokens_late, [KP * KP]), at, 0))
+    column = columns(tl.where(s < M, order(score), 0), N - 1)
+    parent = tl.where(origin < 0, 0, tl.gather(column, tl.minimum(tl.maximum(origin, 0), M - 1), 0))
+    chosen = column > 0
+    live = rows != 0
+    at = b * N + tl.where(chosen, column, 0)
+    tl.store(tokens_ptr + at, tl.where(live, token, 0), mask=chosen)
+    tl.store(parent_ptr + at, tl.where(live, parent, -1).to(tl.int64), mask=chosen)
+    tl.store(depth_ptr + at, tl.where(live, step + 1, 0).to(tl.int64), mask=chosen)
+    tl.store(orphan_ptr + at, live & (parent < 0), mask=chosen)
+    tl.store(tokens_ptr + b * N, tl.where(live, bonus.to(tl.int64), 0))
+    tl.store(parent_ptr + b * N, -1)
+    tl.store(depth_ptr + b * N, 0)
+    tl.store(orphan_ptr + b * N, False)
+
+
+@triton.jit
+def tree_mask(
+    mask_ptr,
+    parent_ptr,
+    seq_lens,
+    seq_lens_ptr,
+    b,
+    N: tl.constexpr,
+    LEVELS: tl.constexpr,
+    MODE: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """The tree's own part of the mask of request b, from the parents i64[B, N]: `write_mask`."""
+    start = seq_lens
+    if MODE == "full":
+        start = flat_start(seq_lens_ptr, b, N)
+    KIND: tl.constexpr = 2 if MODE == "full" else 1 if MODE == "bitpacked" else 0
+    write_mask(mask_ptr, parent_ptr + b * N, b, start, seq_lens, N, LEVELS, KIND, WIDTH)
+
+
+@triton.jit
+def tree_mask_side(mask_ptr, seq_lens_ptr, b, program, programs, N: tl.constexpr):
+    """What all programs of a request share of a full mask: its rows, of which they set the prefixes."""
+    start = flat_start(seq_lens_ptr, b, N)
+    fill_prefix(mask_ptr, start, tl.load(seq_lens_ptr + b), program, programs, N)

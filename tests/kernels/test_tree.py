@@ -1,0 +1,466 @@
+"""Trees: how frontiers grow, what is selected of all candidates, and the masks of it; against the reference ops."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from cluster_cases import (
+    FLOATS,
+    MAX_B,
+    POOL,
+    Drawn,
+    Scan,
+    TypedBuilder,
+    check_module,
+    choice,
+    integer,
+    prepared,
+    random_tensor,
+    small_module,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_cases import assert_same, generator, quick, quicker, random_rows
+from kernel_launcher import Launcher
+from topk_cases import hostile_logits
+from torch import Tensor
+
+from specc.ir.core import Module, Value
+from specc.runtime.reference import OPS
+from specc.runtime.semantics import DTYPES
+
+BAD, ORPHAN = 0, 4
+MODES = ("none", "qlen", "bitpacked", "full")
+NEVER_SEEN = 1 << 40
+scans = st.builds(
+    Scan,
+    splits=st.integers(1, 2) | st.integers(1, 4),
+    block=st.sampled_from([16, 64, 512, 1024]),
+    slack=st.sampled_from([0, 0, 1, 8]),
+)
+
+
+# --- frontiers ----------------------------------------------------------------------------------------------------
+
+
+def step(shape: dict[str, Any]) -> Module:
+    """What follows a draft's forward: the next frontier, with what each of its branches inherits."""
+    module = small_module(K=shape["k"], V=shape["vocab"])
+    rows, b = module.inputs["req_pool_indices"], TypedBuilder(module)
+    logits, scores = b.given("logits", shape["dtype"], "K", "V"), b.given("parents", "f32", "K")
+    hidden, numbers = b.given("hidden", shape["dtype"], "K", shape["width"]), b.given("numbers", "i32", "K")
+    with b.phase("draft"):
+        p, index, bad = b.many("vocab.topk", logits, rows)
+        b.hand_out(b("health.raise", b.given("earlier", "i32"), bad, names=("health",), bit=BAD))
+        tokens, best, kept, candidates = b.many("tree.grow", scores, p, index)
+        results = [index, candidates]
+        if shape["frontier"]:
+            results += [tokens, best, kept]
+        if shape["gather"]:
+            results += [b("tree.gather", hidden, kept, names=("next",)), b("tree.gather", numbers, kept)]
+        if shape["advance"]:
+            results.append(b("kv.advance", b.given("at", "i64", "K")))
+    b.hand_out(*results)
+    return module
+
+
+shapes = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 2**32),
+        "k": st.integers(1, 4) | st.integers(1, 8),
+        "vocab": st.integers(8, 300) | st.integers(301, 2000) | st.sampled_from([64, 512, 2048]),
+        "width": st.integers(1, 200) | st.integers(1, 3000),
+        "frontier": st.booleans(),
+        "gather": st.booleans(),
+        "advance": st.booleans(),
+        "scan": scans,
+    }
+)
+ALL = {"frontier": True, "gather": True, "advance": True}
+
+
+def parent_scores(source: torch.Generator, batch: int, k: int) -> Tensor:
+    """f32[B, K]: products of probabilities, with ties, or poisoned by what bad logits leave behind."""
+    scores = torch.rand(batch, k, generator=source)
+    for b in range(batch):
+        kind = integer(source, 0, 3)
+        if kind == 1:  # all candidates of all parents tie where p does
+            scores[b] = 0.5
+        elif kind == 2:
+            scores[b, torch.rand(k, generator=source) < 0.4] = math.nan
+        elif kind == 3:
+            scores[b, torch.rand(k, generator=source) < 0.3] = math.inf
+            scores[b, torch.rand(k, generator=source) < 0.3] = 0.0
+    return scores
+
+
+def check_step(launcher: Launcher, shape: dict[str, Any], source: torch.Generator, **drawn: Tensor) -> Drawn:
+    """Check one forward's kernels; as the padding of a step, that of the frontier before has the scores 0."""
+    k, vocab = shape["k"], shape["vocab"]
+    rows = drawn.setdefault("req_pool_indices", random_rows(source, 2, POOL))
+    drawn.setdefault("logits", hostile_logits(source, len(rows) * k, vocab, vocab, DTYPES[shape["dtype"]]))
+    drawn["logits"] = drawn["logits"].view(len(rows), k, vocab)
+    drawn.setdefault("parents", parent_scores(source, len(rows), k))
+    drawn["parents"][rows == 0] = 0
+    drawn["earlier"] = torch.randint(0, 32, (len(rows),), generator=source, dtype=torch.int32) & ~(1 << BAD)
+    drawn["at"] = torch.randint(0, 2**40, (len(rows), k), generator=source)
+    return check_module(launcher, step(shape), source, drawn, shape["scan"])
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@settings(quicker, max_examples=12)
+@given(shape=shapes)
+def test_frontiers(launcher: Launcher, dtype: str, shape: dict[str, Any]) -> None:
+    scan = shape["scan"]
+    scan = scan if shape["vocab"] <= 512 else Scan(scan.splits, max(scan.block, 256), scan.slack)
+    check_step(launcher, shape | {"dtype": dtype, "scan": scan}, generator(shape["seed"]))
+
+
+def case(**sizes: Any) -> dict[str, Any]:
+    """A shape of which only some sizes matter."""
+    return {"k": 4, "vocab": 200, "width": 9, "dtype": "f32", "scan": Scan(3, 16), **ALL} | sizes
+
+
+@pytest.mark.parametrize(("k", "more", "splits"), [(1, 0, 1), (2, 0, 1), (3, 1, 3), (8, 40, 4), (9, 0, 2), (16, 20, 2)])
+def test_small_vocabularies(launcher: Launcher, k: int, more: int, splits: int) -> None:
+    """As many tokens as children, or a few more; more branches than are compared pairwise."""
+    shape = case(k=k, vocab=k + more, scan=Scan(splits, 16))
+    check_step(launcher, shape, generator(k), req_pool_indices=torch.tensor([7]))
+
+
+@pytest.mark.parametrize("splits", [1, 2, 4])
+@pytest.mark.parametrize("k", [3, 4, 9])
+def test_ties_go_to_the_lowest_index_and_candidate(launcher: Launcher, k: int, splits: int) -> None:
+    """Equal logits and equal scores: tokens 0..K-1 of parent 0, wherever they are scanned."""
+    logits, scores = torch.full((k, 200), -0.0, dtype=torch.bfloat16), torch.full((1, k), 0.25)
+    found = check_step(
+        launcher, case(k=k, dtype="bf16", scan=Scan(splits, 16)), generator(0),
+        req_pool_indices=torch.tensor([3]), logits=logits, parents=scores,
+    )  # fmt: skip
+    assert found["tokens"][0].tolist() == found["kept"][0].tolist() == list(range(k))
+
+
+def test_padding_rows_hold_what_zeros_give(launcher: Launcher) -> None:
+    source = generator(1)
+    found = check_step(launcher, case(), source, req_pool_indices=torch.tensor([0, 5]))
+    assert found["kept"][0].tolist() == [0, 1, 2, 3]
+    assert not any(found[name][0].any() for name in ("index", "candidates", "tokens", "scores"))
+
+
+@settings(quick, max_examples=30)
+@given(seed=st.integers(0, 2**32), k=st.integers(1, 9), width=st.integers(1, 9) | st.integers(1, 3000))
+def test_branches_of_a_row(launcher: Launcher, seed: int, k: int, width: int) -> None:
+    """A row becomes K of them; and whichever parents are kept, even such that there are none, rows follow them."""
+    source = generator(seed)
+    module = small_module(K=k)
+    b = TypedBuilder(module)
+    row, rows = b.given("row", choice(source, (*FLOATS, "i32", "i64")), width), b.given("rows", "bf16", "K", width)
+    numbers, kept = b.given("numbers", choice(source, ("f32", "i32", "i64")), "K"), b.given("kept", "i64", "K")
+    with b.phase("draft"):
+        b.hand_out(b("tree.repeat", row), b("tree.gather", rows, kept), b("tree.gather", numbers, kept))
+        b.hand_out(b("tree.root", b.given("bonus", "i32")))
+    batch = random_rows(source, integer(source, 1, MAX_B), POOL)
+    drawn = {"req_pool_indices": batch, "kept": torch.randint(0, k * k, (len(batch), k), generator=source)}
+    check_module(launcher, module, source, drawn)
+
+
+# --- selection ----------------------------------------------------------------------------------------------------
+
+trees = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 2**32),
+        "batch": st.integers(1, 4),
+        "k": st.integers(1, 8),
+        "steps": st.integers(1, 6),
+        "share": st.sampled_from([0.0, 1.0]) | st.floats(0, 1) | st.floats(0, 0.3),
+        "mode": st.sampled_from(MODES),
+    }
+)
+PLAIN = {"seed": 3, "batch": 1, "share": 1.0, "mode": "none", "programs": 1}
+
+
+def most(k: int, steps: int) -> int:
+    """Candidates of all steps."""
+    return k + (steps - 1) * k * k
+
+
+def nodes_of(shape: dict[str, Any]) -> int:
+    """N: between 2 and the most there can be, or that the mask can hold."""
+    largest = 1 + most(shape["k"], shape["steps"])
+    largest = min(largest, 64) if shape["mode"] == "bitpacked" else largest
+    return shape.get("nodes") or 2 + round(shape["share"] * (largest - 2))
+
+
+def width_of(mode: str, nodes: int, longest: int) -> int:
+    """The attribute of a mask: bytes of a row, or elements of all rows of a request."""
+    if mode == "full":
+        return nodes * (longest + nodes)
+    return next(size for size in (1, 2, 4, 8) if 8 * size >= nodes) if mode == "bitpacked" else 0
+
+
+def selection(shape: dict[str, Any], last: tuple[Value, Value] | None = None, b: TypedBuilder | None = None) -> Module:
+    """The tree of the steps' candidates; those of a last step may be made in the same module."""
+    steps, nodes, mode = shape["steps"], nodes_of(shape), shape["mode"]
+    module = b.module if b else small_module(K=shape["k"], N=nodes, A=steps + 1, B=max(MAX_B, shape["batch"]))
+    b = b or TypedBuilder(module)
+    stored = steps if last is None else steps - 1
+    scores = [b.given(f"scores{i}", "f32", *("K" for _ in range(1 + (i > 0)))) for i in range(stored)]
+    tokens = [b.given(f"tokens{i}", "i64", *("K" for _ in range(1 + (i > 0)))) for i in range(stored)]
+    kept = [b.given(f"kept{i}", "i64", "K") for i in range(1, steps - 1)]
+    if last is not None:
+        scores, tokens = [*scores, last[0]], [*tokens, last[1]]
+    rows, lens = module.inputs["req_pool_indices"], module.inputs["seq_lens"]
+    with b.phase("tree"):
+        parts = (*scores, *tokens, *kept)
+        chosen, parent, depth, orphan = b.many(
+            "tree.select",
+            rows,
+            b.given("bonus", "i32"),
+            *parts,
+            steps=steps,
+            names=("tokens", "parent", "depth", "orphan"),
+        )
+        before = module.outputs.get("health", None) or b.given("earlier", "i32")
+        health = b("health.raise", before, orphan, names=("health_of_tree",), bit=ORPHAN)
+        module.outputs["health"] = health
+        b.hand_out(chosen, parent, b("tree.positions", lens, depth))
+        if mode != "none":
+            b.hand_out(b("tree.mask", lens, parent, mode=mode, width=width_of(mode, nodes, shape["longest"])))
+    return module
+
+
+def hostile_scores(source: torch.Generator, count: int) -> Tensor:
+    """f32[count]: path scores of one request as any step could leave them."""
+    kind = integer(source, 0, 8)
+    scores = torch.rand(count, generator=source)
+    some = torch.rand(count, generator=source) < 0.4
+    if kind == 1:  # few values, so many ties
+        scores = torch.randint(0, 3, (count,), generator=source) / 2
+    elif kind == 2:
+        scores[some] = math.nan
+    elif kind == 3:
+        scores[:] = math.nan
+    elif kind == 4:
+        scores[some] = torch.randint(-1, 2, (count,), generator=source)[some] * math.inf  # NaN, too
+    elif kind == 5:  # negative, and zeros of both signs
+        scores = torch.where(some, torch.copysign(torch.zeros(count), scores - 0.5), scores - 0.5)
+    elif kind == 6:  # far apart, subnormal at one end
+        scores = torch.exp2(-150 * scores)
+    elif kind == 7:  # neighbours: only the last bits differ
+        scores = (torch.randint(0, 40, (count,), generator=source, dtype=torch.int32) + 0x3F000000).view(torch.float32)
+    elif kind == 8:
+        scores[:] = torch.tensor([0.0, -0.0, math.inf, -math.inf])[integer(source, 0, 3)]
+    return scores
+
+
+def drafted(source: torch.Generator, shape: dict[str, Any]) -> Drawn:
+    """What S draft steps leave: scores and tokens of every step, the kept of those in between.
+
+    Half of the requests are grown by the reference, so that their trees hang together; of the others every number is
+    random, and few of their nodes have a parent.
+    """
+    batch, k, steps = shape["batch"], shape["k"], shape["steps"]
+    frontier = torch.rand(batch, k, generator=source).sort(descending=True).values
+    left = {"scores0": frontier}
+    for number in range(1, steps):
+        p = torch.rand(batch, k, k, generator=source).sort(descending=True).values
+        index = torch.zeros(batch, k, k, dtype=torch.int64)
+        _, frontier, kept, scores = OPS["tree.grow"]((frontier, p, index), {}, {"K": k})
+        left |= {f"scores{number}": scores, f"kept{number}": kept}
+    left.pop(f"kept{steps - 1}", None)
+    for b in range(batch):
+        if torch.rand((), generator=source) < 0.5:
+            for name, value in left.items():
+                random = torch.randint(0, k * k, (k,), generator=source) if "kept" in name else None
+                value[b] = hostile_scores(source, value[b].numel()).view(value[b].shape) if random is None else random
+    for number in range(steps):
+        shown = left[f"scores{number}"].shape
+        left[f"tokens{number}"] = torch.randint(0, NEVER_SEEN, shown, generator=source)
+    return left
+
+
+def random_case(shape: dict[str, Any], rows: list[int] | None = None) -> tuple[torch.Generator, Drawn]:
+    """(randomness, the inputs of a selection of what all steps left)."""
+    source, batch = generator(shape["seed"]), shape["batch"]
+    drawn_rows = random_rows(source, batch, max(POOL, batch + 1)) if rows is None else torch.tensor(rows)
+    drawn = {
+        "req_pool_indices": drawn_rows,
+        "bonus": torch.randint(0, 999, (batch,), generator=source, dtype=torch.int32),
+        "seq_lens": torch.randint(0, 99, (batch,), generator=source).masked_fill(drawn_rows == 0, 0),
+        **drafted(source, shape),
+    }
+    return source, drawn
+
+
+def check(launcher: Launcher, shape: dict[str, Any], drawn: Drawn, source: torch.Generator) -> Drawn:
+    """Check a selection."""
+    shape = shape | {"longest": int(drawn["seq_lens"].max())}
+    drawn["earlier"] = torch.randint(0, 16, (shape["batch"],), generator=source, dtype=torch.int32)
+    return check_module(launcher, selection(shape), source, drawn, Scan(programs=shape.get("programs", 0)))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@settings(quick, max_examples=16)
+@given(shape=trees)
+def test_selections(launcher: Launcher, mode: str, shape: dict[str, Any]) -> None:
+    shape = shape | {"mode": mode, "programs": 1 + shape["seed"] % 3 if mode == "full" else 0}
+    source, drawn = random_case(shape)
+    check(launcher, shape, drawn, source)
+
+
+def last_step(shape: dict[str, Any], dtype: str, vocab: int) -> Module:
+    """A selection in the launch of the last forward's top-k."""
+    nodes, steps = nodes_of(shape), shape["steps"]
+    module = small_module(K=shape["k"], N=nodes, A=steps + 1, V=vocab)
+    rows, b = module.inputs["req_pool_indices"], TypedBuilder(module)
+    with b.phase("draft"):
+        p, index, bad = b.many("vocab.topk", b.given("logits", dtype, "K", "V"), rows)
+        health = b("health.raise", b.given("earlier", "i32"), bad, names=("health",), bit=BAD)
+        *_, candidates = b.many("tree.grow", b.given("parents", "f32", "K"), p, index)
+    module.outputs["health"] = health
+    return selection(shape, (candidates, index), b)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@settings(quicker, max_examples=6)
+@given(
+    shape=trees,
+    dtype=st.sampled_from(FLOATS),
+    vocab=st.integers(8, 250) | st.sampled_from([64, 256]),
+    scan=st.builds(
+        Scan, splits=st.integers(1, 2), block=st.sampled_from([64, 256]), slack=st.sampled_from([0, 0, 1, 8])
+    ),
+)
+def test_with_the_last_draft_step(
+    launcher: Launcher, mode: str, shape: dict[str, Any], dtype: str, vocab: int, scan: Scan
+) -> None:
+    """The tree is that of the reference's grow and select, on the kernel's own probabilities; in one launch."""
+    shape = shape | {"steps": max(2, shape["steps"]), "batch": min(2, shape["batch"]), "mode": mode}
+    source, drawn = random_case(shape)
+    k, last = shape["k"], shape["steps"] - 1
+    del drawn[f"scores{last}"], drawn[f"tokens{last}"]
+    lines = hostile_logits(source, shape["batch"] * k, vocab, vocab, DTYPES[dtype])
+    drawn["logits"] = lines.view(shape["batch"], k, vocab)
+    drawn["parents"] = torch.stack([hostile_scores(source, k) for _ in range(shape["batch"])])
+    module = last_step(shape | {"longest": int(drawn["seq_lens"].max())}, dtype, vocab)
+    check_module(launcher, module, source, drawn, scan)
+    assert len({op.attrs["kernel"] for op in module.ops()}) == 1
+
+
+def test_flat_masks_of_many_requests(launcher: Launcher) -> None:
+    """A request's part begins behind those of all before it, which are counted 128 at a time."""
+    shape = PLAIN | {"batch": 300, "k": 2, "steps": 1, "nodes": 3, "mode": "full"}
+    source, drawn = random_case(shape, [(b + 1) * (b % 7 != 0) for b in range(300)])
+    drawn["seq_lens"] = torch.randint(0, 3, (300,), generator=source).masked_fill(drawn["req_pool_indices"] == 0, 0)
+    check(launcher, shape, drawn, source)
+
+
+@pytest.mark.parametrize(("k", "steps", "nodes"), [(8, 10, 512), (16, 5, 64), (10, 6, 128)])
+def test_large_trees(launcher: Launcher, k: int, steps: int, nodes: int) -> None:
+    """Up to 1034 candidates, grown by the reference: everyone but the root has a parent."""
+    shape = PLAIN | {"k": k, "steps": steps, "nodes": nodes}
+    source, drawn = random_case(shape, [4])
+    frontier = drawn["scores0"] = torch.rand(1, k, generator=source).sort(descending=True).values
+    for number in range(1, steps):
+        p = torch.rand(1, k, k, generator=source).sort(descending=True).values
+        index = torch.zeros(1, k, k, dtype=torch.int64)
+        _, frontier, kept, drawn[f"scores{number}"] = OPS["tree.grow"]((frontier, p, index), {}, {"K": k})
+        if number < steps - 1:
+            drawn[f"kept{number}"] = kept
+    found = check(launcher, shape, drawn, source)
+    assert (found["parent"][0, 1:] >= 0).all()
+
+
+def test_an_orphan_is_reported_and_unreachable(launcher: Launcher) -> None:
+    """The parent of the best candidate of step 1 has a NaN score, as its request's other step 0 candidates have."""
+    shape = PLAIN | {"k": 2, "steps": 2, "batch": 3, "nodes": 4, "mode": "qlen"}
+    source, drawn = random_case(shape, [4, 5, 0])
+    drawn["scores0"] = torch.tensor([[math.nan, math.nan], [0.6, 0.4], [math.nan, math.nan]])
+    drawn["scores1"] = torch.tensor([[[0.4, 0.1], [0.3, 0.2]]]).repeat(3, 1, 1)
+    found = check(launcher, shape, drawn, source)
+    assert found["parent"].tolist() == [[-1, -1, -1, -1], [-1, 0, 0, 1], [-1, -1, -1, -1]]
+    assert [bool(word & (1 << ORPHAN)) for word in found["health_of_tree"].tolist()] == [True, False, False]
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf, 0.0, -0.0, 1.0, math.inf])
+def test_equal_scores_keep_the_first(launcher: Launcher, value: float) -> None:
+    shape = PLAIN | {"k": 3, "steps": 3, "nodes": 8}
+    source, drawn = random_case(shape, [4])
+    for number in range(3):
+        drawn[f"scores{number}"].fill_(value)
+    found = check(launcher, shape, drawn, source)
+    tokens = torch.cat([drawn["tokens0"].view(-1), drawn["tokens1"].view(-1)])[:7]
+    assert torch.equal(found["tokens"][0, 1:], tokens)
+
+
+def test_zeros_of_both_signs_tie(launcher: Launcher) -> None:
+    shape = PLAIN | {"k": 3, "steps": 3, "nodes": 8}
+    source, drawn = random_case(shape, [4])
+    for number in range(3):
+        scores = drawn[f"scores{number}"].view(-1)
+        scores.copy_(torch.copysign(torch.zeros(len(scores)), torch.arange(len(scores)) % 2 - 0.5))
+    found = check(launcher, shape, drawn, source)
+    assert torch.equal(found["tokens"][0, 1:4], drawn["tokens0"][0])
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("scale", [1e-40, 1e-12, 2e-9, 2.0, 7.0, 1e30, -1e-12, -1.0])
+def test_scores_that_are_no_usual_probabilities(launcher: Launcher, scale: float, share: float) -> None:
+    """Wherever the scores lie the best are found: what the search guesses first may be wrong on either side."""
+    shape = PLAIN | {"k": 4, "steps": 3, "share": share}
+    source, drawn = random_case(shape, [4])
+    for number in range(3):
+        drawn[f"scores{number}"] = scale * torch.rand(drawn[f"scores{number}"].shape, generator=source)
+    check(launcher, shape, drawn, source)
+
+
+@pytest.mark.parametrize("wild", [-1, 16, 2**31, -(2**40), 2**62])
+def test_kept_out_of_range_reads_nothing_else(launcher: Launcher, wild: int) -> None:
+    """No draft kernel writes such a thing; if memory holds it, the tree is some tree with clamped parents."""
+    shape = PLAIN | {"k": 4, "steps": 4, "nodes": 30, "mode": "qlen", "longest": 0}
+    _, drawn = random_case(shape, [4])
+    found = {}
+    for content in (wild, max(0, min(15, (wild + 2**31) % 2**32 - 2**31))):  # of the low word
+        values = drawn | {"kept1": torch.full_like(drawn["kept1"], content)}
+        values["earlier"] = torch.zeros(1, dtype=torch.int32)
+        memory, launch = prepared(selection(shape), values, generator(1))
+        after = memory.moved(launcher.device, {})
+        launch.run(launcher, after)
+        found[content] = {name: value.cpu() for name, value in after.tensors.items() if name != "kept1"}
+    ours, clamped = found.values() if len(found) > 1 else [*found.values()] * 2
+    for name, value in ours.items():
+        assert_same(value, clamped[name], name)
+
+
+@pytest.mark.parametrize("short", [0, 1, 7])
+def test_a_mask_of_the_longest_texts_ends_where_its_buffer_does(launcher: Launcher, short: int) -> None:
+    """N * (longest + N) elements for each request are enough: noise around them stays as it is."""
+    longest, nodes, band = 33, 6, 4096
+    shape = PLAIN | {"k": 2, "steps": 3, "batch": MAX_B, "nodes": nodes, "mode": "full", "longest": longest}
+    source, drawn = random_case(shape, list(range(1, MAX_B + 1)))
+    drawn["seq_lens"] = torch.tensor([longest] * (MAX_B - 1) + [longest - short])
+    drawn["earlier"] = torch.zeros(MAX_B, dtype=torch.int32)
+    memory, launch = prepared(selection(shape), drawn, source, Scan(programs=2))
+    noise = random_tensor(source, (MAX_B * nodes * (longest + nodes) + 2 * band,), torch.bool)
+    parent, lens = drawn_parents(launcher, memory, launch), drawn["seq_lens"]
+    after = memory.moved(launcher.device, {})
+    spread = noise.clone().to(launcher.device)
+    after.tensors["mask"] = spread[band:-band]
+    launch.run(launcher, after)
+    attrs = {"mode": "full", "width": nodes * (longest + nodes)}
+    (mask,) = OPS["tree.mask"]((lens, parent), attrs, {"N": nodes})
+    size = int((lens + nodes).sum()) * nodes
+    assert size == mask.numel() - short * nodes
+    want = noise.clone()
+    want[band : band + size] = mask.reshape(-1)[:size]
+    assert_same(spread.cpu(), want, "the mask and what is around it")
+
+
+def drawn_parents(launcher: Launcher, memory: Any, launch: Any) -> Tensor:
+    """The parents that a selection finds."""
+    after = memory.moved(launcher.device, {})
+    launch.run(launcher, after)
+    return after.tensors["parent"].cpu()
