@@ -1,105 +1,107 @@
-"""specc's tree kernels in Triton's interpreter, one after the other: build, verify and commit, compact."""
+"""specc's tree kernels in Triton's interpreter: select, link and mask, verify and commit, compact."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from kernel_cases import poison, scratch
+from cluster_cases import Scan, TypedBuilder, small_module
 from kernel_launcher import Launcher
+from our_launches import launch_all, padded
 from torch import Tensor
+
+from specc.ir.core import Module
+from specc.ir.ops.health import TARGET_BIT, TREE_BIT
 
 Case = dict[str, Any]
 Answer = dict[str, Tensor]
-SPLITS, BLOCK, MORE_ROWS = 4, 64, 2
-TARGET_BIT, ORPHAN_BIT = 2, 16
-MODES = ("qlen", "bitpacked", "full")
+BLOCK, MORE_ROWS = 64, 2
 PACKED = (1, 2, 4, 8)
+MASKS = {"qlen": "mask", "bitpacked": "packed", "full": "full"}
+RESULTS = (
+    "tokens",
+    "parent",
+    "predict",
+    "accept_index",
+    "accept_lens",
+    "new_seq_lens",
+    "bonus",
+    "extend_ids",
+    "select",
+)
 
 
 def tree(launcher: Launcher, case: Case) -> Answer | None:
     """The live rows of one batch, or None where the case is not for kernels."""
     if not case["kernels"]:
         return None
-    count = len(case["bonus"])
-    rows = torch.cat((torch.arange(1, count + 1), torch.zeros(case["padding"], dtype=torch.int64)))
-    health = torch.zeros(len(rows), dtype=torch.int32)
-    seq_lens = padded(case, case["seq_lens"])
-    seq_lens[count:] = 0  # as prepare leaves it
-    answer = build(launcher, case, rows, seq_lens, health)
-    answer |= verify(launcher, case, rows, seq_lens, health, answer)
-    answer["states"] = compact(launcher, case, answer["accept_index"])
-    answer["health"] = health
-    return {name: value[:count] if name != "full" else value.flatten() for name, value in answer.items()}
-
-
-def padded(case: Case, value: Tensor) -> Tensor:
-    """A value with rows of padding behind the batch, which repeat the first request: nothing of it may show."""
-    return torch.cat((value, value[:1].expand(case["padding"], *value.shape[1:]))).contiguous()
-
-
-def build(launcher: Launcher, case: Case, rows: Tensor, seq_lens: Tensor, health: Tensor) -> Answer:
-    """Launch `tree_build` on what the draft steps left."""
-    steps, nodes, mode = case["steps"], case["nodes"], case["mode"]
-    max_b = len(rows) + MORE_ROWS
-    answer = {name: poison(max_b, nodes, dtype=torch.int64) for name in ("tokens", "parent", "positions")}
-    arguments = {f"{name}_ptr": value for name, value in answer.items()}
-    arguments |= {"rows_ptr": rows, "bonus_ptr": padded(case, case["bonus"]), "seq_lens_ptr": seq_lens}
-    arguments["health_ptr"] = health
-    for step, (scores, tokens) in enumerate(zip(case["scores"], case["index"], strict=True)):
-        arguments |= {f"scores{step}_ptr": padded(case, scores), f"tokens{step}_ptr": padded(case, tokens)}
-        if 0 < step < steps - 1:
-            arguments[f"kept{step}_ptr"] = padded(case, case["kept"][step - 1])
-    constants = {"K": case["branches"], "S": steps, "N": nodes, "ORPHAN_BIT": ORPHAN_BIT}
-    width = next((size for size in PACKED if 8 * size >= nodes), 0) if mode == "bitpacked" else 0
-    constants |= {"MODE": MODES.index(mode), "WIDTH": width}
-    if mode == "bitpacked":
-        mask = answer["packed"] = torch.full((max_b, nodes, width), 0xA5, dtype=torch.uint8)
-    else:
-        columns = nodes + (int(seq_lens.max()) if mode == "full" else 0)
-        mask = answer["full" if mode == "full" else "mask"] = torch.ones(max_b, nodes, columns, dtype=torch.bool)
-    flags = {"fused": False, "mask": True, "steps": steps}
-    launcher.launch("tree_build", flags, (len(rows), 1), {**arguments, "mask_ptr": mask}, constants)
-    return answer
-
-
-def verify(
-    launcher: Launcher, case: Case, rows: Tensor, seq_lens: Tensor, health: Tensor, built: Answer
-) -> dict[str, Tensor]:
-    """Launch `verify_commit` on logits whose argmax is the target's token; those of padding rows are +inf."""
-    nodes, width, vocab = case["nodes"], case["steps"] + 1, case["vocab"]
-    logits = torch.full((len(rows), nodes, vocab), torch.inf)
-    target = case["target"]
-    logits[: len(target)] = torch.sin(torch.arange(target.numel() * vocab)).view(*target.shape, vocab)
-    logits[: len(target)].scatter_(2, target[..., None], 2.0)
-    max_b = len(rows) + MORE_ROWS
-    out = {
-        "predict_ptr": poison(max_b, width, dtype=torch.int32),
-        "accept_index_ptr": poison(max_b, width, dtype=torch.int32),
-        "accept_lens_ptr": poison(max_b, dtype=torch.int32),
-        "new_seq_lens_ptr": poison(max_b, dtype=torch.int64),
-        "bonus_ptr": poison(max_b, dtype=torch.int32),
-        "extend_ids_ptr": poison(max_b, width, dtype=torch.int64),
-        "select_ptr": poison(max_b, dtype=torch.int64),
+    count, mask = len(case["bonus"]), MASKS[case["mode"]]
+    found = launch_all(launcher, build(case), given(case), Scan(case["splits"], BLOCK))
+    answer = {name: found[name][:count] for name in RESULTS}
+    answer |= {
+        "positions": found["at"][:count],
+        "states": found["path_states"][:count],
+        "health": found["raised"][:count],
     }
-    arguments = {"rows_ptr": rows, "logits_ptr": logits.view(-1, vocab), "health_ptr": health}
-    arguments |= {"tokens_ptr": built["tokens"], "parent_ptr": built["parent"], "seq_lens_ptr": seq_lens}
-    constants = {"N": nodes, "A": width, "V": vocab, "STRIDE": vocab, "SPLITS": SPLITS, "BLOCK": BLOCK}
-    flags = {"tree": True, "accept_index": True, "logprobs": False, "extend_ids": True, "select": True}
-    flags |= {"lengths": (), "bonuses": (), "rings": ()}
-    launcher.launch(
-        "verify_commit", flags, (len(rows), nodes * case["splits"]),
-        {**arguments, **out, **scratch(max_b, nodes, SPLITS)}, {**constants, "HEALTH_BIT": TARGET_BIT},
-    )  # fmt: skip
-    return {name.removesuffix("_ptr"): value for name, value in out.items()}
+    return answer | {mask: found["tree_mask"].flatten() if mask == "full" else found["tree_mask"][:count]}
 
 
-def compact(launcher: Launcher, case: Case, accept_index: Tensor) -> Tensor:
-    """Launch `compact` on two numbers per node: f32[B, A, 2]."""
-    states = padded(case, case["states"])
-    path = poison(len(accept_index), case["steps"] + 1, 2, dtype=torch.float32)
-    flags = {"move": False, "value0": True, "value1": False, "value2": False, "value3": False}
-    constants = {"A": case["steps"] + 1, "BLOCK": 4, "ROW0": 8, "UNIT0": 4}
-    arguments = {"accept_index_ptr": accept_index, "value0_ptr": states, "path0_ptr": path}
-    launcher.launch("compact", flags, (len(states), 1), arguments, constants)
-    return path
+def build(case: Case) -> Module:
+    """What follows the last draft forward, and the target's, of a tree; all candidates are in memory."""
+    steps, nodes, mode = case["steps"], case["nodes"], case["mode"]
+    sizes = {"B": len(case["bonus"]) + case["padding"] + MORE_ROWS, "K": case["branches"], "S": steps, "N": nodes}
+    module = small_module(**sizes, A=steps + 1, V=case["vocab"])
+    b = TypedBuilder(module)
+    rows, lens = module.inputs["req_pool_indices"], module.inputs["seq_lens"]
+    shapes = [("K",), *[("K", "K")] * (steps - 1)]
+    parts = [b.given(f"scores{i}", "f32", *shape) for i, shape in enumerate(shapes)]
+    parts += [b.given(f"tokens{i}", "i64", *shape) for i, shape in enumerate(shapes)]
+    parts += [b.given(f"kept{i}", "i64", "K") for i in range(1, steps - 1)]
+    with b.phase("tree"):
+        tokens, parent, depth, orphan = b.many("tree.select", rows, b.given("root", "i32"), *parts, steps=steps)
+        health = b("health.raise", b("health.clear", rows), orphan, bit=TREE_BIT)
+        positions = b("tree.positions", lens, depth, names=("at",))
+        mask = b("tree.mask", lens, parent, mode=mode, width=width(case), names=("tree_mask",))
+    with b.phase("verify"):
+        logits = b.given("target_logits", "f32", "N", "V")
+        argmax, bad = b.many("vocab.argmax", logits, rows, dtype="i32", keep="")
+        _, accept_index, accept_lens = b.many(
+            "verify.greedy", tokens, argmax, rows, parent, names=("by_node", *RESULTS[3:5])
+        )
+        health = b("health.raise", health, bad, bit=TARGET_BIT, names=("raised",))
+    with b.phase("commit"):
+        predict = b("commit.compact", argmax, accept_index, names=("predict",))
+        new_lens, bonus = b.many("commit.lengths", lens, accept_lens, predict)
+        ids = b("commit.extend_ids", predict, accept_lens, names=("extend_ids",))
+        states = b("commit.compact", b.given("states", "f32", "N", 2), accept_index, names=("path_states",))
+        b.hand_out(tokens, parent, positions, mask, health, predict, accept_index, accept_lens)
+        b.hand_out(new_lens, bonus, ids, states, b("commit.select", accept_lens))
+    return module
+
+
+def width(case: Case) -> int:
+    """Bytes of a row of a bitpacked mask, entries of a flat one."""
+    nodes = case["nodes"]
+    if case["mode"] == "full":
+        return nodes * (int(case["seq_lens"].max()) + nodes)
+    return next(size for size in PACKED if 8 * size >= nodes) if case["mode"] == "bitpacked" else 0
+
+
+def given(case: Case) -> Answer:
+    """All inputs. Rows of padding repeat the first request, and nothing of it may show; their lengths are 0."""
+    padding, target = case["padding"], case["target"]
+    values = {"root": case["bonus"], "states": case["states"]}
+    for step, (scores, tokens) in enumerate(zip(case["scores"], case["index"], strict=True)):
+        values |= {f"scores{step}": scores, f"tokens{step}": tokens}
+    values |= {f"kept{step}": kept for step, kept in enumerate(case["kept"][:-1], 1)}
+    values = {name: repeated(value, padding) for name, value in values.items()}
+    logits = torch.sin(torch.arange(target.numel() * case["vocab"])).view(*target.shape, case["vocab"])
+    values["target_logits"] = padded(logits.scatter_(2, target[..., None], 2.0), padding, torch.inf)
+    values["seq_lens"] = padded(case["seq_lens"], padding, 0)
+    values["req_pool_indices"] = padded(torch.arange(1, len(case["bonus"]) + 1), padding, 0)
+    return values
+
+
+def repeated(value: Tensor, padding: int) -> Tensor:
+    """A value with the first request's again behind the batch."""
+    return torch.cat((value, value[:1].expand(padding, *value.shape[1:]))).contiguous()

@@ -14,8 +14,8 @@ What is compared, and how:
 * SGLang's Triton kernel gives the masks `full` and `qlen`; `bitpacked` is compared with its `qlen` mask, packed.
 * Most of SGLang's answers come from the bodies of its kernels run as plain Python (`plain_triton.py`), because Triton's
   interpreter takes half a minute for a tree of 300 nodes; hundreds of trees run in both, which must agree.
-* specc's kernels run on hundreds of the trees, in Triton's interpreter: `tree_build` on given scores (how probabilities
-  are rounded is another matter, and SGLang's are torch's), then `verify_commit` and `compact`.
+* specc's kernels run on hundreds of the trees, in Triton's interpreter: selection on given scores (how probabilities
+  are rounded is another matter, and SGLang's are torch's), then verification and compaction.
 """
 
 from __future__ import annotations
