@@ -1,4 +1,4 @@
-"""One argmax: SGLang's `draft_topk1_postprocess` against the launch that follows specc's draft forward, over hostile rows too.
+"""One argmax: SGLang's `draft_topk1_postprocess` against what follows a draft forward in specc, over hostile rows too.
 
 Both take the lowest index on ties and hold -0.0 equal to 0.0. They differ on NaN: SGLang reads it as -1e30, specc as
 -inf. So where a row has NaN and no value above -1e30, SGLang picks the first NaN, and specc the largest value, or, when
