@@ -422,7 +422,8 @@ def check_partials(cluster: Cluster, launch: Launch, rows: Tensor, scratch: Mapp
         splits = launch.grid[1] // math.prod(partial.shape[1:axis])
         assert (partial[~live] == POISON).all(), name
         assert (partial.narrow(axis, splits, partial.shape[axis] - splits) == POISON).all(), name
-        assert not (partial[live].narrow(axis, 0, splits) == POISON).any(), name
+        if not name.endswith("_index"):  # where a complement, the mark of NaN, may be any number
+            assert not (partial[live].narrow(axis, 0, splits) == POISON).any(), name
 
 
 def check_module(
