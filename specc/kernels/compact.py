@@ -28,7 +28,7 @@ class Compact(Family):
             yield (op,)
 
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
-        """See docs/kernels.md for the order of arguments."""
+        """See `Family.spec`."""
         values, move = _values(cluster), maybe(cluster, "kv.move")
         arguments = Arguments()
         arguments.value("accept_index_ptr", (move or values[0])["accept_index"])

@@ -21,7 +21,7 @@ class DuplicateTail(Family):
         return [(op,) for op in module.find("kv.duplicate_tail")]
 
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
-        """See docs/kernels.md for the order of arguments."""
+        """See `Family.spec`."""
         op, pool = only(cluster, "kv.duplicate_tail"), kv_pool(module, "draft")
         table, rows, seq_lens = op.operands[:3]
         arguments = Arguments()

@@ -50,7 +50,7 @@ class NgramPropose(Family):
                 yield in_order(module, [load, propose, *_links(module, propose)])
 
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
-        """See docs/kernels.md for the order of arguments."""
+        """See `Family.spec`."""
         shape = _Shape.of(module, cluster)
         attrs = only(cluster, "ngram.propose").attrs
         constants = [("WINDOW", shape.window), ("LONGEST", int(attrs["longest"])), ("SHORTEST", int(attrs["shortest"]))]

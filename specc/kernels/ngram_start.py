@@ -24,7 +24,7 @@ class NgramStart(Family):
                 yield start, stores[0]
 
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
-        """See docs/kernels.md for the order of arguments."""
+        """See `Family.spec`."""
         start = only(cluster, "ngram.start")
         rows, seq_lens, first, prompt = start.operands
         arguments = Arguments()

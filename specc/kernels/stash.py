@@ -31,7 +31,7 @@ class Stash(Family):
             yield in_order(module, [*lasts, *(op for op in users if op.opcode in STORES and op.phase == phase)])
 
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
-        """See docs/kernels.md for the order of arguments."""
+        """See `Family.spec`."""
         shape = _Shape(module, cluster)
         block = shape.block(module)
         constants = [("A", module.size("A")), ("BLOCK", block)]

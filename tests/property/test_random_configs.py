@@ -36,14 +36,15 @@ def test_valid_configurations_build(keys: dict[str, Any]) -> None:
 
 
 def launches(keys: dict[str, Any]) -> int:
-    """Launches of one step: prepare, verify_commit and compact of a tree everywhere; what lies between by algorithm."""
+    """Launches of one step: its rows, verification, a tree's compaction; what else there is differs by algorithm."""
     steps, tree = keys["num_steps"], keys["topk"] > 1
     around = 2 + tree
     tails = tree and keys["page_size"] > 1 and steps > 1
-    recurrent = (max(steps - 1, 1) if tree else steps - 1) + 1 + tails  # the stash follows extend
+    waits = tree and steps == 1 and keys["mask"] == "full"  # its prefixes are filled by all programs, from lengths
+    recurrent = steps - 1 + waits + 1 + tails  # of draft forwards, and of extend
     between = {
-        "FROZEN_KV_MTP": (max(steps, 2) if tree else steps) + 1,
-        "MULTI_LAYER_EAGLE": steps + 1,
+        "FROZEN_KV_MTP": steps + 1,  # of forwards, and the last row
+        "MULTI_LAYER_EAGLE": steps,
         "DFLASH": 1,
         "NGRAM": 1,
     }
