@@ -46,9 +46,9 @@ def kv_duplicate_tail(operands: Tensors, attrs: Attrs, dims: Dims, buffers: Sequ
     valid = (place < base % page) & (rows != 0)[:, None, None]
     sources = base - base % page + place
     targets = sources + branches * branch_run(base, page, room)
+    # What is not copied is the slot of position 0, which no request's branches reach.
     found = (table[rows[:, None, None], torch.where(valid, at, 0)].to(torch.int64) for at in (sources, targets))
-    found = torch.broadcast_tensors(*(torch.where(valid, slots, 0) for slots in found))
-    _copy(buffers, *(slots.flatten() for slots in found))
+    _copy(buffers, *(slots.flatten() for slots in torch.broadcast_tensors(*found)))
 
 
 def _copy(buffers: Sequence[Tensor], sources: Tensor, targets: Tensor) -> None:

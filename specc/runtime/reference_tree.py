@@ -35,9 +35,8 @@ def tree_comb(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Rows i64[B] -> parent i64[B, N], depth i64[B, N] of K branches of `steps` nodes; padding rows: -1, 0."""
     (rows,) = operands
     place = torch.arange(-1, dims["N"] - 1, device=rows.device)
-    depth = place % int(attrs["steps"]) + 1
+    depth = torch.where(place < 0, 0, place % int(attrs["steps"]) + 1)
     parent = torch.where(depth == 1, 0, place)
-    depth[0], parent[0] = 0, -1
     active = (rows != 0)[:, None]
     return torch.where(active, parent, -1), torch.where(active, depth, 0)
 
