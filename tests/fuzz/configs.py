@@ -369,5 +369,9 @@ def to_text(rng: random.Random, keys: Any) -> str:
 
 
 def _spelt(given: Any) -> str:
-    """JSON, but for the numbers that it has no words for."""
-    return json.dumps(given).replace("NaN", ".nan").replace("-Infinity", "-.inf").replace("Infinity", ".inf")
+    """JSON, but for the numbers that it has no words for, and for what holds itself."""
+    try:
+        text = json.dumps(given)
+    except ValueError:
+        return "&itself [*itself]"
+    return text.replace("NaN", ".nan").replace("-Infinity", "-.inf").replace("Infinity", ".inf")
