@@ -49,7 +49,7 @@ def _sum_exactly(
     for block in range(first, tl.minimum(stop, (V + BLOCK - 1) // BLOCK)):
         offset = block * BLOCK + lane
         x = tl.load(row_ptr + offset, mask=offset < V, other=float("-inf")).to(tl.float32)
-        x = tl.where(offset < V, PROLOGUE(x, offset, row, operands), float("-inf"))
+        x = tl.where(offset < V, PROLOGUE(x, tl.minimum(offset, V - 1), row, operands), float("-inf"))
         nan = tl.maximum(nan, nan_of_eight(x, BLOCK), propagate_nan=tl.PropagateNan.ALL)
         # The difference of equal infinities would be NaN.
         total += tl.where(x < value, tl.exp(x - value), tl.where(x == value, 1.0, 0.0))
@@ -86,7 +86,7 @@ def scan_chunk_and_sum(
         if (first <= WHOLE) & (stop > WHOLE):
             offset = WHOLE * BLOCK + lane
             x = tl.load(row_ptr + offset, mask=offset < V, other=float("-inf")).to(tl.float32)
-            x = tl.where(offset < V, PROLOGUE(x, offset, row, operands), float("-inf"))
+            x = tl.where(offset < V, PROLOGUE(x, tl.minimum(offset, V - 1), row, operands), float("-inf"))
             better = x > best
             best = tl.where(better, x, best)
             best_block = tl.where(better, WHOLE, best_block)

@@ -90,7 +90,7 @@ def scan_chunk(row_ptr, row, chunk, chunks, PROLOGUE: tl.constexpr, operands, V:
         if (first <= WHOLE) & (stop > WHOLE):
             offset = WHOLE * BLOCK + lane
             x = tl.load(row_ptr + offset, mask=offset < V, other=float("-inf")).to(tl.float32)
-            x = tl.where(offset < V, PROLOGUE(x, offset, row, operands), float("-inf"))
+            x = tl.where(offset < V, PROLOGUE(x, tl.minimum(offset, V - 1), row, operands), float("-inf"))
             nan = tl.maximum(nan, nan_of_eight(x, BLOCK), propagate_nan=tl.PropagateNan.ALL)
             better = x > best
             best = tl.where(better, x, best)

@@ -86,7 +86,7 @@ def scan_fast(row_ptr, row, first, stop, PROLOGUE: tl.constexpr, operands, V: tl
         if (first <= WHOLE) & (stop > WHOLE):
             offset = WHOLE * BLOCK + lane
             x = tl.load(row_ptr + offset, mask=offset < V, other=float("-inf")).to(tl.float32)
-            x = tl.where(offset < V, PROLOGUE(x, offset, row, operands), float("-inf"))
+            x = tl.where(offset < V, PROLOGUE(x, tl.minimum(offset, V - 1), row, operands), float("-inf"))
             best, best_block, total = _fold(x, WHOLE, best, best_block, total)
     return best, best_block, total
 
@@ -106,7 +106,7 @@ def scan_exactly(row_ptr, row, first, stop, PROLOGUE: tl.constexpr, operands, V:
         offset = block * BLOCK + lane
         real = offset < V
         x = tl.load(row_ptr + offset, mask=real, other=float("-inf")).to(tl.float32)
-        x = tl.where(real, PROLOGUE(x, offset, row, operands), float("-inf"))
+        x = tl.where(real, PROLOGUE(x, tl.minimum(offset, V - 1), row, operands), float("-inf"))
         nan = tl.where(x == x, nan, 1)
         x = tl.where(x == x, x, float("-inf"))
         better = x > best
@@ -179,7 +179,8 @@ def scan_topk(
     block = first + tl.arange(0, TILES)
     index = columns[:, None] + block[None, :] * BLOCK
     inside = (columns >= 0)[:, None] & (block < stop)[None, :] & (index < V)
-    x = PROLOGUE(tl.load(row_ptr + index, mask=inside, other=0.0).to(tl.float32), index, row, operands)
+    x = tl.load(row_ptr + index, mask=inside, other=0.0).to(tl.float32)
+    x = PROLOGUE(x, tl.where(inside, index, 0), row, operands)
     keys = tl.where(inside, sort_key(x, index), NO_KEY)
     for j in range(K):
         winner = tl.max(keys)
