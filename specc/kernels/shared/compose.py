@@ -181,4 +181,5 @@ def _warps(module: Module, cluster: Cluster, scans: bool) -> int:
     count = _candidates(module, cluster)
     if count > 512:
         return 8 if count <= 2048 else 16
-    return 4 if scans or count else 1
+    masks = any(op.opcode == "tree.mask" for op in cluster)
+    return 4 if scans or count or masks else 1
