@@ -71,7 +71,7 @@ def test_the_texts_are_the_targets_own(folder: Path) -> None:
 def test_what_the_page_says_of_it(folder: Path) -> None:
     explained = run(folder, "-m", "specc.cli.main", "explain", "medusa.yaml")
     assert "one graph per step: 4 launches, 1 op by torch, no host sync" in explained
-    assert "torch_medusa_ban: medusa.ban runs as its reference, for no kernel family takes it here" in explained
+    assert "torch_medusa_ban: medusa.ban runs as its reference, for no kernel computes it here" in explained
     text = (folder / "medusa.yaml").read_text().replace("num_steps: 3", "num_steps: 5")
     (folder / "deep.yaml").write_text(text)
     done = subprocess.run(
