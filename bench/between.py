@@ -27,15 +27,15 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from specc.algorithms import names, needs
-from specc.build import build_program, compile_machine_code
 from specc.codegen.cache import Cache
 from specc.config import load_config
-from specc.emit.program import emit_wheel
+from specc.driver.build import build_program, compile_machine_code
+from specc.emit.build_wheel import emit_wheel
 from specc.engine.engine import Engine
-from specc.engine.loading import load_draft, load_target
+from specc.engine.models.loading import load_draft, load_target
 from specc.engine.plan_facts import PlanFacts
 from specc.engine.reference import greedy
-from specc.engine.request import StopConditions
+from specc.engine.serving.request import StopConditions
 from specc.engine.wheel import package
 from specc.runtime.backends.cuda import device_arch
 from specc.runtime.depth import FixedDepth

@@ -33,13 +33,13 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from specc.algorithms import names, needs
-from specc.build import build_program
 from specc.config import load_text
-from specc.emit.program import emit_wheel
+from specc.driver.build import build_program
+from specc.emit.build_wheel import emit_wheel
 from specc.engine.engine import Engine
-from specc.engine.loading import load_draft, load_target
+from specc.engine.models.loading import load_draft, load_target
 from specc.engine.plan_facts import PlanFacts
-from specc.engine.request import StopConditions
+from specc.engine.serving.request import StopConditions
 from specc.engine.wheel import package
 
 EXAMPLES = ROOT / "examples"

@@ -32,7 +32,7 @@ from ours import Ours, TritonBackend, compile_shape, cuda_backend, plan_of
 from work import Shape, differences, equal
 
 from specc.runtime.backends import Backend
-from specc.runtime.plan import Plan
+from specc.runtime.plan.plan import Plan
 
 COMPARED_STEPS = 3
 """Steps that are compared, each on the state that the last one left."""

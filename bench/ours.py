@@ -17,21 +17,21 @@ from torch import Tensor
 from work import Shape, Work, observed
 
 from specc.algorithms import names, needs
-from specc.build import Build, build_program, compile_machine_code
 from specc.codegen.cache import Cache
 from specc.config import load_text
+from specc.driver.build import Build, build_program, compile_machine_code
+from specc.emit.build_wheel import emit_wheel
 from specc.emit.files import kernel_files
-from specc.emit.program import emit_wheel
 from specc.emit.wheel import plan_text, wheel_names
-from specc.runtime.arena import Arena
 from specc.runtime.backends import Backend
 from specc.runtime.backends.cuda import CudaBackend, device_arch
 from specc.runtime.frame import Frame
-from specc.runtime.kv_pools import KvPools
-from specc.runtime.manifest import Manifest
-from specc.runtime.plan import External, Launch, Plan
-from specc.runtime.plan_json import read_plan
-from specc.runtime.relay import RelayPools
+from specc.runtime.memory.arena import Arena
+from specc.runtime.memory.kv_pools import KvPools
+from specc.runtime.plan.manifest import Manifest
+from specc.runtime.plan.plan import External, Launch, Plan
+from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.state.relay import RelayPools
 
 CONFIG = """\
 name: bench_{kind}

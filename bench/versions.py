@@ -25,13 +25,13 @@ from ours import Ours, compile_shape
 from work import Shape, Work, differences
 from work_tree import TreeWork
 
-from specc.build import compile_machine_code
 from specc.codegen.cache import Cache
-from specc.emit.program import emit_wheel
+from specc.driver.build import compile_machine_code
+from specc.emit.build_wheel import emit_wheel
 from specc.runtime.backends.cuda import CudaBackend
-from specc.runtime.manifest import Manifest
-from specc.runtime.plan import Plan
-from specc.runtime.plan_json import load_plan
+from specc.runtime.plan.manifest import Manifest
+from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.plan_json import load_plan
 
 VOCABULARIES, BATCHES, WIDTH, POOL = (32000, 128256), (1, 8, 64), 4096, 65
 EFFORT = Effort(copies=10, samples=30)

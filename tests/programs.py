@@ -8,13 +8,13 @@ from typing import Any
 
 from specc.algorithms import names, needs
 from specc.config import LoadedConfig, load_text
-from specc.driver import start_module
+from specc.driver.compile import start_module
 from specc.ir.core import Module
 from specc.ir.ops import OPS
 from specc.ir.parser import parse_module
-from specc.passes.base import Context, Pass
+from specc.pass_manager.manager import run_passes
+from specc.pass_manager.pass_base import Context, Pass
 from specc.passes.invariants import CheckEach
-from specc.passes.manager import run_passes
 from specc.passes.pipeline import PASSES
 
 MODEL: dict[str, Any] = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 
-from specc.algorithms.base import Algorithm
+from specc.algorithms.blocks.scope import Algorithm
 from specc.algorithms.dflash import DFLASH
 from specc.algorithms.eagle import EAGLE
 from specc.algorithms.eagle3 import EAGLE3

@@ -7,8 +7,8 @@ carried.
 
 from __future__ import annotations
 
-from specc.algorithms.base import Algorithm, Scope, logits_dtype_of
-from specc.algorithms.verification import (
+from specc.algorithms.blocks.scope import Algorithm, Scope, logits_dtype_of
+from specc.algorithms.blocks.verification import (
     Accepted,
     FromTarget,
     Nodes,

@@ -7,8 +7,8 @@ target's spec width must be the draft's: `infer-types` finds out.
 
 from __future__ import annotations
 
-from specc.algorithms.base import Algorithm, Scope
-from specc.algorithms.recurrent import build_recurrent
+from specc.algorithms.blocks.recurrent import build_recurrent
+from specc.algorithms.blocks.scope import Algorithm, Scope
 from specc.config import Needs
 
 

@@ -8,9 +8,9 @@ hands over as many layers of the size that the draft was made for.
 
 from __future__ import annotations
 
-from specc.algorithms.base import Algorithm, Scope
-from specc.algorithms.recurrent import build_recurrent
-from specc.algorithms.verification import aux_rows
+from specc.algorithms.blocks.recurrent import build_recurrent
+from specc.algorithms.blocks.scope import Algorithm, Scope
+from specc.algorithms.blocks.verification import aux_rows
 from specc.config import Needs
 
 

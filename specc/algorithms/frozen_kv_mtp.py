@@ -7,9 +7,9 @@ nothing is written and there is no extend: what is carried is a row of the targe
 
 from __future__ import annotations
 
-from specc.algorithms.base import Algorithm, Scope, dtype_of, logits_dtype_of
-from specc.algorithms.growth import Frontier, grow_tree
-from specc.algorithms.verification import (
+from specc.algorithms.blocks.growth import Frontier, grow_tree
+from specc.algorithms.blocks.scope import Algorithm, Scope, dtype_of, logits_dtype_of
+from specc.algorithms.blocks.verification import (
     State,
     carry_lengths,
     finish_prefill,

@@ -7,8 +7,8 @@ drafts are carried, and no hidden state is. Semantics: SGLang's multi_layer_eagl
 
 from __future__ import annotations
 
-from specc.algorithms.base import Algorithm, Scope, dtype_of, logits_dtype_of
-from specc.algorithms.verification import (
+from specc.algorithms.blocks.scope import Algorithm, Scope, dtype_of, logits_dtype_of
+from specc.algorithms.blocks.verification import (
     Accepted,
     Nodes,
     State,

@@ -11,8 +11,16 @@ from typing import Annotated
 
 from pydantic import Field
 
-from specc.algorithms.base import Algorithm, Scope
-from specc.algorithms.verification import Nodes, State, carry_lengths, finish_prefill, prefill_target, start, verify
+from specc.algorithms.blocks.scope import Algorithm, Scope
+from specc.algorithms.blocks.verification import (
+    Nodes,
+    State,
+    carry_lengths,
+    finish_prefill,
+    prefill_target,
+    start,
+    verify,
+)
 from specc.config import Needs
 from specc.config.block import Block
 from specc.config.schema import Count

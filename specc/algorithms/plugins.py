@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import NoReturn
 
-from specc.algorithms.base import Algorithm, Scope
+from specc.algorithms.blocks.scope import Algorithm, Scope
 from specc.algorithms.references import reference_source
 from specc.config import Needs
 from specc.config.block import Block

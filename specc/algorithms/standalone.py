@@ -6,8 +6,8 @@ a hidden state is captured, stored or moved is not said here: it follows from no
 
 from __future__ import annotations
 
-from specc.algorithms.base import Algorithm, Scope
-from specc.algorithms.recurrent import build_recurrent
+from specc.algorithms.blocks.recurrent import build_recurrent
+from specc.algorithms.blocks.scope import Algorithm, Scope
 
 
 def _build(scope: Scope) -> None:

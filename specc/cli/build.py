@@ -15,8 +15,8 @@ from specc.cli.configuration import EngineOption, load
 from specc.cli.reporting import printing, reporting
 
 if TYPE_CHECKING:
-    from specc.build import Build
     from specc.config import LoadedConfig
+    from specc.driver.build import Build
 
 
 class Emit(StrEnum):
@@ -45,8 +45,8 @@ def build(
     """Compile a configuration into specialised kernels, a plan and an installable wheel."""
     wanted = emit or [Emit.wheel]
     with reporting() as report:
-        from specc.build import build_program, unloadable
-        from specc.passes.instruments import Reproducer
+        from specc.driver.build import build_program, unloadable
+        from specc.pass_manager.instruments import Reproducer
 
         loaded = load(config, report, engine)
         report.show(loaded.warnings)
@@ -77,8 +77,8 @@ def _archs(loaded: LoadedConfig, chosen: str | None) -> Sequence[str]:
 
 
 def _compile(result: Build, archs: Sequence[str], jobs: int | None, cached: bool, quiet: bool) -> None:
-    from specc.build import compile_machine_code
     from specc.codegen.cache import Cache
+    from specc.driver.build import compile_machine_code
 
     cache = Cache.default() if cached else Cache.disabled()
     with _progress(len(result.sources) * len(archs), quiet) as on_done:
@@ -104,8 +104,8 @@ def _progress(total: int, quiet: bool) -> Iterator[Callable[[str, str], None] | 
 
 
 def _write(result: Build, wanted: Sequence[Emit], output: Path) -> list[Path]:
+    from specc.emit.build_wheel import emit_wheel
     from specc.emit.files import EMITTERS
-    from specc.emit.program import emit_wheel
 
     with result.stage("emit"):
         files: list[Path] = []
@@ -120,7 +120,7 @@ def _finish(result: Build, files: Sequence[Path], quiet: bool) -> None:
         for path in files:
             typer.echo(path)
         return
-    from specc.emit.report import print_summary
+    from specc.explain.report import print_summary
 
     with printing() as console:
         print_summary(result, console, files)

@@ -21,8 +21,8 @@ def check(
 ) -> None:
     """Check a configuration, without compiling anything."""
     with reporting(format) as report:
-        from specc.build import unloadable
-        from specc.driver import check_config
+        from specc.driver.build import unloadable
+        from specc.driver.compile import check_config
 
         loaded = load(config, report, engine)
         check_config(loaded)

@@ -16,8 +16,8 @@ from specc.cli.reporting import Format, printing, reporting
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
 
-    from specc.codegen.story import ForwardStory, LaunchStory, PassStory, Setting, Story
     from specc.config import LoadedConfig
+    from specc.explain.story import ForwardStory, LaunchStory, PassStory, Setting, Story
 
 
 def explain(
@@ -33,8 +33,8 @@ def explain(
 ) -> None:
     """Tell what becomes of a configuration and why, without compiling anything."""
     with reporting(format) as report:
-        from specc.codegen.story import tell
-        from specc.driver import compile_depths
+        from specc.driver.compile import compile_depths
+        from specc.explain.story import tell
         from specc.support.render import to_json
 
         _require_pass(only)
@@ -73,7 +73,7 @@ def _text(story: Story) -> Iterator[RenderableType]:
     """The parts in order, each with a heading and a blank line before it but the first."""
     from rich.text import Text
 
-    from specc.emit.report import totals_table
+    from specc.explain.report import totals_table
 
     several = f" of num_steps {story.num_steps}, compiled for {', '.join(map(str, story.depths))}"
     form = story.form + several * (len(story.depths) > 1)
@@ -151,7 +151,7 @@ def _carry(story: Story) -> Group:
 
 
 def _nodes(story: Story) -> Group:
-    from specc.codegen.story import LaunchStory, ReferenceStory
+    from specc.explain.story import LaunchStory, ReferenceStory
 
     rows: list[tuple[object, ...]] = []
     for phase in story.phases:
@@ -168,7 +168,7 @@ def _nodes(story: Story) -> Group:
 
 
 def _launch(node: LaunchStory) -> tuple[str, str, str, str]:
-    from specc.emit.report import counted
+    from specc.explain.report import counted
 
     return node.family, counted(node.ops), " x ".join(map(str, node.grid)), f"{node.bytes:,}"
 

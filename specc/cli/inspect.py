@@ -13,8 +13,8 @@ import typer
 
 from specc.cli.reporting import Format, reporting
 from specc.runtime.errors import DamagedWheelError, PlanError
-from specc.runtime.manifest import MANIFEST, Manifest, for_inspection
-from specc.runtime.plan_json import load_plan
+from specc.runtime.plan.manifest import MANIFEST, Manifest, for_inspection
+from specc.runtime.plan.plan_json import load_plan
 from specc.support.archives import UNREADABLE
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 

@@ -13,9 +13,9 @@ from specc.cli.reporting import Report, reporting, run
 
 if TYPE_CHECKING:
     from specc.ir.core import Module
-    from specc.passes.base import Context
-    from specc.passes.instruments import TimePasses
-    from specc.passes.manager import Instrument
+    from specc.pass_manager.instruments import TimePasses
+    from specc.pass_manager.manager import Instrument
+    from specc.pass_manager.pass_base import Context
 
 MAX_BYTES = 1 << 20
 """Largest `.specir` file that is read, in bytes; those of builds have a tenth."""
@@ -57,9 +57,9 @@ def opt(
 ) -> None:
     """Read a module, run passes over it, print it."""
     with reporting() as report:
-        from specc.passes.instruments import PrintIr, Reproducer, TimePasses
+        from specc.pass_manager.instruments import PrintIr, Reproducer, TimePasses
+        from specc.pass_manager.manager import run_passes
         from specc.passes.invariants import CheckEach, check_now
-        from specc.passes.manager import run_passes
         from specc.passes.pipeline import default_passes, parse_pipeline
 
         module, ctx = _read(source, report)
@@ -88,12 +88,12 @@ def _read(source: str, report: Report) -> tuple[Module, Context]:
 
     """
     from specc.ir.parser import parse_module
-    from specc.passes.base import Context
+    from specc.pass_manager.pass_base import Context
     from specc.support.diagnostics import Diagnostic, DiagnosticError
     from specc.support.reading import read_text, why_unreadable
 
     if source.endswith((".yaml", ".yml")):
-        from specc.driver import start_module
+        from specc.driver.compile import start_module
 
         loaded = load(Path(source), report)
         return start_module(loaded), Context(loaded)

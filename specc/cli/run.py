@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from specc.engine.engine import Engine
     from specc.engine.plan_facts import PlanFacts
     from specc.engine.reference import Verdict
-    from specc.engine.request import Completion, StopConditions, TokenEvent
+    from specc.engine.serving.request import Completion, StopConditions, TokenEvent
 
 
 class Device(StrEnum):
@@ -202,7 +202,7 @@ def _make_engine(
 
     from specc.engine.engine import Engine
     from specc.engine.errors import EngineError, UnsupportedModelError
-    from specc.engine.loading import load_corpus, load_draft, load_target
+    from specc.engine.models.loading import load_corpus, load_draft, load_target
     from specc.engine.plan_facts import PlanFacts
     from specc.engine.wheel import exported, load_program
 
@@ -232,7 +232,7 @@ def _make_engine(
 
 def _conditions(engine: Engine, max_new_tokens: int, stop: Sequence[str]) -> StopConditions:
     """Return when to stop: the model's own EOS tokens, and what was asked for."""
-    from specc.engine.request import StopConditions
+    from specc.engine.serving.request import StopConditions
 
     return StopConditions(max_new_tokens, engine.target.eos_token_ids, tuple(stop))
 
@@ -257,7 +257,7 @@ def _generate(engine: Engine, texts: Sequence[str], conditions: StopConditions, 
 
 def _write_metrics(engine: Engine, file: Path) -> None:
     """Write what the engine has counted in Prometheus' text format; raises DiagnosticError where it cannot."""
-    from specc.engine.metrics import Metrics
+    from specc.engine.observe.metrics import Metrics
 
     write_output(file, Metrics(engine).text())
 

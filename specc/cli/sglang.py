@@ -39,8 +39,8 @@ def check(
     with reporting() as report:
         from specc.algorithms import names, needs
         from specc.config import load_text
-        from specc.config.presets.sglang_arguments import configuration, parse
-        from specc.driver import check_config
+        from specc.config.sglang_arguments import configuration, parse
+        from specc.driver.compile import check_config
 
         parsed = parse(arguments)
         text = configuration(parsed, name)

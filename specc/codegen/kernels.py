@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from specc.codegen.aot import KernelSource
 from specc.codegen.render import render_kernel, template_digest
 from specc.ir.core import Module
-from specc.ir.plan import Kernel, Layout
+from specc.ir.declarations import Kernel, Layout
 from specc.ir.printer import print_op
 from specc.kernels import FAMILIES
 from specc.kernels.shared.base import Argument, Cluster, Spec, cluster_of

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from specc.algorithms.base import dtype_of, logits_dtype_of
+from specc.algorithms.blocks.scope import dtype_of, logits_dtype_of
 from specc.algorithms.references import ReferenceSource, reference_source
 from specc.codegen.kernels import Generated, aligned_arguments
 from specc.codegen.totals import memory, totals
 from specc.config import Config, ModelConfig
 from specc.ir.core import Carry, Module, Op, Value, entry_of, is_state, tensor_type
+from specc.ir.declarations import Buffer, Grid, KvLayout, KvPool, Layout, Node, Options
 from specc.ir.nodes import is_external, node_of
 from specc.ir.ops import OPS
-from specc.ir.plan import Buffer, Grid, KvLayout, KvPool, Layout, Node, Options
 from specc.ir.types import per_request
 from specc.kernels.shared.base import Argument, cluster_of, kv_pointers
 from specc.version import __version__

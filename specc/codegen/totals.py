@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from specc.ir.core import Module, Value, entry_of, tensor_type
+from specc.ir.declarations import Buffer, Kernel, Layout, Node, scratch_owner
 from specc.ir.liveness import hidden_result
 from specc.ir.nodes import is_external, node_of
 from specc.ir.ops import OPS
-from specc.ir.plan import Buffer, Kernel, Layout, Node, scratch_owner
 from specc.kernels.shared.base import nbytes
 
 

@@ -10,7 +10,7 @@ from specc.config.archs import NATIVE
 from specc.config.legality import Checked
 from specc.config.models import ModelFacts
 from specc.config.presets import PRESETS, Preset
-from specc.config.presets.base import Value
+from specc.config.presets.preset import Value
 from specc.config.schema import ConfigFile, ModelBlock
 from specc.config.sides import Side
 from specc.support.diagnostics import Note

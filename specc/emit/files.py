@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from specc.build import Build, DepthBuild
 from specc.codegen.plan import brought
+from specc.driver.build import Build, DepthBuild
 from specc.emit.wheel import plan_text
 from specc.ir.printer import print_module
 from specc.support.writing import write_output

@@ -26,8 +26,8 @@ from wheel.wheelfile import WheelFile
 
 from specc.config.presets import PRESETS
 from specc.emit.sources import LICENSE, copied, license_text, template
-from specc.runtime.manifest import MANIFEST, PLAN, Artifact
-from specc.runtime.plan import PROMPT, TABLE
+from specc.runtime.plan.manifest import MANIFEST, PLAN, Artifact
+from specc.runtime.plan.plan import PROMPT, TABLE
 from specc.support.writing import unfinished
 
 if TYPE_CHECKING:

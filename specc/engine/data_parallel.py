@@ -19,7 +19,7 @@ from specc.engine.disaggregation.distributed import plain_errors
 from specc.engine.engine import Engine
 from specc.engine.errors import LockStepError
 from specc.engine.plan_facts import PlanFacts
-from specc.engine.request import Completion, Request
+from specc.engine.serving.request import Completion, Request
 
 
 class Peers(Protocol):

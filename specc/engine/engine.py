@@ -11,23 +11,23 @@ from typing import Any
 
 from torch import Tensor
 
-from specc.engine import fitting
-from specc.engine.callbacks import Memory
-from specc.engine.draft_callbacks import make_callbacks
-from specc.engine.drafts import Draft
 from specc.engine.errors import EngineError
-from specc.engine.handover import Handover, Places
-from specc.engine.in_flight import InFlight, unread
-from specc.engine.kv_pool import KVPool, PageAllocator, ReqToToken
-from specc.engine.models import TargetModel
+from specc.engine.memory.kv_pool import KVPool, PageAllocator, ReqToToken
+from specc.engine.memory.prefix_cache import PrefixCache
+from specc.engine.models.causal_models import TargetModel
+from specc.engine.models.drafts import Draft
 from specc.engine.plan_facts import PlanFacts
-from specc.engine.prefix_cache import PrefixCache
-from specc.engine.prompts import Prompt
-from specc.engine.ranges import ranges
-from specc.engine.request import ABORT, Completion, Request, StopConditions, TokenEvent, blame
-from specc.engine.scheduler import Scheduler
-from specc.engine.stats import Stats
-from specc.engine.text import Detokenizer, StopText
+from specc.engine.serving import fitting
+from specc.engine.serving.callbacks import Memory
+from specc.engine.serving.draft_callbacks import make_callbacks
+from specc.engine.serving.handover import Handover, Places
+from specc.engine.serving.in_flight import InFlight, unread
+from specc.engine.serving.prompts import Prompt
+from specc.engine.serving.ranges import ranges
+from specc.engine.serving.request import ABORT, Completion, Request, StopConditions, TokenEvent, blame
+from specc.engine.serving.scheduler import Scheduler
+from specc.engine.serving.stats import Stats
+from specc.engine.serving.text import Detokenizer, StopText
 from specc.engine.wheel import batch_type
 from specc.runtime import AcceptanceDepth, DepthPolicy
 from specc.support.diagnostics import Diagnostic

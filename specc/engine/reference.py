@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from specc.engine.attention import plain_attention
-from specc.engine.drafts import Draft
-from specc.engine.generation import without_settings
-from specc.engine.memoryless import memoryless
-from specc.engine.models import TargetModel
-from specc.engine.request import STOP, Completion
+from specc.engine.memory.attention import plain_attention
+from specc.engine.models.causal_models import TargetModel
+from specc.engine.models.drafts import Draft
+from specc.engine.models.generation import without_settings
+from specc.engine.models.memoryless import memoryless
+from specc.engine.serving.request import STOP, Completion
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from specc.engine.errors import EngineError
 from specc.runtime.errors import DamagedWheelError
-from specc.runtime.manifest import MANIFEST, Manifest
+from specc.runtime.plan.manifest import MANIFEST, Manifest
 from specc.support.archives import UNREADABLE
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 

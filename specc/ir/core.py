@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import networkx as nx
 
+from specc.ir.declarations import Decl
 from specc.ir.ops import OPS
-from specc.ir.plan import Decl
 from specc.ir.types import Dim, StateType, TensorType, Type
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.location import Location

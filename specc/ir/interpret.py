@@ -49,7 +49,7 @@ def interpret(
         Every value the entry computed, by SSA name.
 
     """
-    from specc.runtime import reference
+    from specc.runtime.semantics import reference
 
     semantics = reference.OPS | {name: op.reference for name, op in OPS.items() if op.reference is not None}
     dims = {dim.name: dim.size for dim in module.dims.values() if dim.size is not None} | {"B": batch}

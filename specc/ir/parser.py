@@ -13,7 +13,7 @@ from dataclasses import fields
 from typing import Any
 
 from specc.ir.core import PHASES, Carry, Module, Value
-from specc.ir.plan import DECLS
+from specc.ir.declarations import DECLS
 from specc.ir.types import AXES, DTYPES, Dim, StateType, TensorType, Type
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.location import Location

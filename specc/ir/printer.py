@@ -6,7 +6,7 @@ import json
 from dataclasses import fields
 
 from specc.ir.core import Attr, Carry, Module, Op, entry_of
-from specc.ir.plan import Decl
+from specc.ir.declarations import Decl
 from specc.ir.types import Dim
 from specc.support.location import Location
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specc.ir.core import Module, Value, tensor_type
+from specc.ir.declarations import Layout
 from specc.ir.nodes import crossing, is_external
-from specc.ir.plan import Layout
 from specc.ir.types import DTYPES, TensorType, per_request, row_major
 from specc.kernels.shared.base import VECTOR_BYTES, alignment
 from specc.kernels.shared.text import replaced
-from specc.passes.base import Context, Pass
+from specc.pass_manager.pass_base import Context, Pass
 
 
 @dataclass(frozen=True)

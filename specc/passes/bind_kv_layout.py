@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specc.ir.core import Module, Op, Value, entry_of, is_state
+from specc.ir.declarations import KvLayout, Options
 from specc.ir.infer import assign_types
 from specc.ir.nodes import is_external
 from specc.ir.ops.health import ROOM_BIT
-from specc.ir.plan import KvLayout, Options
-from specc.passes.base import Context, Pass
+from specc.pass_manager.pass_base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.location import Location
 

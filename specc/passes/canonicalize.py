@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from specc.ir.core import Module
 from specc.ir.liveness import sweep
 from specc.ir.types import TensorType
-from specc.passes.base import Context, Pass
+from specc.pass_manager.pass_base import Context, Pass
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from specc.ir.core import Module, Op, entry_of
 from specc.ir.ops import OPS
-from specc.passes.base import Context, Pass
+from specc.pass_manager.pass_base import Context, Pass
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from specc.algorithms import algorithm, plugin
-from specc.algorithms.base import Scope
+from specc.algorithms.blocks.scope import Scope
 from specc.ir.core import Module
-from specc.passes.base import Context, Pass
+from specc.pass_manager.pass_base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 

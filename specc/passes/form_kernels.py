@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from math import prod
 
 from specc.ir.core import PHASES, Module, Op, entry_of, tensor_type
+from specc.ir.declarations import Kernel, Reference
 from specc.ir.nodes import is_external
 from specc.ir.ops import OPS
-from specc.ir.plan import Kernel, Reference
 from specc.kernels import COMPOSED, LONE
 from specc.kernels.shared.base import STORES, Cluster, convex, traffic
 from specc.kernels.shared.compose import has_tile
 from specc.kernels.shared.text import block_shape, is_long
 from specc.kernels.shared.tiles import in_memory, is_prologue, side_of
-from specc.passes.base import Context, Pass
+from specc.pass_manager.pass_base import Context, Pass
 
 REDUCTIONS = {"vocab.argmax": "argmax", "vocab.topk": "topk"}
 """The ops that a launch begins with, and its family."""

@@ -8,7 +8,7 @@ from specc.ir.checker import check_linear, check_types
 from specc.ir.core import Module
 from specc.ir.infer import assign_types, explain
 from specc.ir.opdef import TypeMismatch
-from specc.passes.base import Context, Pass
+from specc.pass_manager.pass_base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 

@@ -10,15 +10,15 @@ import networkx as nx
 
 from specc.ir.checker import check_linear, check_module
 from specc.ir.core import Module, on_nodes
+from specc.ir.declarations import Buffer, Grid, Kernel, Layout, Node, Options, Reference
 from specc.ir.liveness import hidden_result, liveness
 from specc.ir.nodes import is_external, node_of, quotient
 from specc.ir.ops import OPS
-from specc.ir.plan import Buffer, Grid, Kernel, Layout, Node, Options, Reference
 from specc.kernels import FAMILIES, LONE
 from specc.kernels.shared.base import Cluster, cluster_of
+from specc.pass_manager.manager import BaseInstrument
+from specc.pass_manager.pass_base import Pass
 from specc.passes.assign_layouts import layouts
-from specc.passes.base import Pass
-from specc.passes.manager import BaseInstrument
 from specc.passes.pipeline import PASSES
 from specc.passes.plan_memory import unplaced
 from specc.passes.select_tree_form import links_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from itertools import chain
 
+from specc.pass_manager.pass_base import Pass
 from specc.passes.assign_layouts import AssignLayouts
-from specc.passes.base import Pass
 from specc.passes.bind_kv_layout import BindKvLayout
 from specc.passes.canonicalize import Canonicalize
 from specc.passes.check_resources import CheckResources

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import networkx as nx
 
 from specc.ir.core import PHASES, Module, Op, entry_of
+from specc.ir.declarations import Buffer, Kernel, Layout, Node, Reference, scratch_owner
 from specc.ir.nodes import is_external, node_of, node_order, quotient
-from specc.ir.plan import Buffer, Kernel, Layout, Node, Reference, scratch_owner
-from specc.passes.base import Context, Pass
+from specc.pass_manager.pass_base import Context, Pass
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from itertools import combinations
 import networkx as nx
 
 from specc.ir.core import Module, entry_of, tensor_type
+from specc.ir.declarations import Buffer, Kernel, KvPool, Layout, Reference
 from specc.ir.nodes import node_of, node_order
-from specc.ir.plan import Buffer, Kernel, KvPool, Layout, Reference
 from specc.ir.types import StateType, TensorType, row_major
 from specc.kernels import FAMILIES
 from specc.kernels.shared.base import Scratch, Spec, cluster_of, kv_pointers, nbytes
-from specc.passes.base import Context, Pass
+from specc.pass_manager.pass_base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 ALIGNMENT = 256

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specc.ir.core import Module, Op
+from specc.ir.declarations import KvPool
 from specc.ir.liveness import brief, hidden_result, sweep
 from specc.ir.nodes import is_external
-from specc.ir.plan import KvPool
 from specc.ir.types import StateType
-from specc.passes.base import Context, Pass
+from specc.pass_manager.pass_base import Context, Pass
 
 
 @dataclass(frozen=True)

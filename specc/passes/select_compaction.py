@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from specc.ir.core import NODE, PATH, Module, Op, Value, is_state, on_nodes, tensor_type
 from specc.ir.infer import assign_types
 from specc.ir.nodes import is_external
-from specc.passes.base import Context, Pass
+from specc.pass_manager.pass_base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.location import Location
 

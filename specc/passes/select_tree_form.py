@@ -14,7 +14,7 @@ from specc.ir.core import Module, Op, Value
 from specc.ir.infer import assign_types
 from specc.ir.liveness import sweep
 from specc.ir.types import TensorType
-from specc.passes.base import Context, Pass
+from specc.pass_manager.pass_base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 _OF_CHAINS = frozenset({"tree.repeat", "tree.root"})

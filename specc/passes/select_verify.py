@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from specc.ir.core import Module, Op
 from specc.ir.infer import assign_types
 from specc.ir.ops import OPS
-from specc.passes.base import Context, Pass
+from specc.pass_manager.pass_base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 

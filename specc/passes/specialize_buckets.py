@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specc.ir.core import Module
-from specc.ir.plan import Grid, Kernel, Options
+from specc.ir.declarations import Grid, Kernel, Options
 from specc.kernels import FAMILIES
 from specc.kernels.shared.base import cluster_of
-from specc.passes.base import Context, Pass
+from specc.pass_manager.pass_base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 MAX_PROGRAMS = 65535

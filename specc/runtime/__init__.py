@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .batch import Batch
-    from .capture import Replays
-    from .carry import Carry
     from .depth import AcceptanceDepth, DepthPolicy, FixedDepth
     from .errors import (
         BatchError,
@@ -31,20 +29,22 @@ if TYPE_CHECKING:
         UnsupportedTorchError,
     )
     from .external import Forward
+    from .graphs.capture import Replays
     from .health import faults
-    from .manifest import Manifest
-    from .memory import Memory
-    from .peer import check_peer, schema, schema_digest
-    from .plan import Plan
+    from .memory.footprint import Memory
+    from .plan.manifest import Manifest
+    from .plan.plan import Plan
     from .program import Program, load
     from .result import HostCopy, HostResult, StepResult
+    from .state.carry import Carry
+    from .state.peer import check_peer, schema, schema_digest
+    from .state.transfer import RecordField, RecordLayout
     from .step import Step
-    from .transfer import RecordField, RecordLayout
 
 _HOMES = {
     "batch": ("Batch",),
-    "capture": ("Replays",),
-    "carry": ("Carry",),
+    "graphs.capture": ("Replays",),
+    "state.carry": ("Carry",),
     "depth": ("AcceptanceDepth", "DepthPolicy", "FixedDepth"),
     "errors": (
         "BatchError",
@@ -64,14 +64,14 @@ _HOMES = {
     ),
     "external": ("Forward",),
     "health": ("faults",),
-    "manifest": ("Manifest",),
-    "memory": ("Memory",),
-    "peer": ("check_peer", "schema", "schema_digest"),
-    "plan": ("Plan",),
+    "plan.manifest": ("Manifest",),
+    "memory.footprint": ("Memory",),
+    "state.peer": ("check_peer", "schema", "schema_digest"),
+    "plan.plan": ("Plan",),
     "program": ("Program", "load"),
     "result": ("HostCopy", "HostResult", "StepResult"),
     "step": ("Step",),
-    "transfer": ("RecordField", "RecordLayout"),
+    "state.transfer": ("RecordField", "RecordLayout"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

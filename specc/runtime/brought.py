@@ -9,9 +9,9 @@ from pathlib import Path
 from types import ModuleType
 
 from .errors import DamagedWheelError
-from .manifest import Manifest
-from .plan import Plan
-from .semantics import Semantics
+from .plan.manifest import Manifest
+from .plan.plan import Plan
+from .semantics.convention import Semantics
 
 
 def load_ops(plans: Iterable[Plan], manifest: Manifest, root: Path) -> dict[str, Semantics]:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from .errors import BindError, ForwardContractError
 from .frame import Frame
-from .plan import External, Plan
-from .semantics import DTYPES
-from .tables import plain_fault
+from .memory.tables import plain_fault
+from .plan.plan import External, Plan
+from .semantics.convention import DTYPES
 
 STEP_AXIS = "D"
 

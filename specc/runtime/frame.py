@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .arena import Arena
 from .errors import PlanError
-from .plan import BATCH_AXIS, RAGGED_AXIS, TABLE, Plan
-from .relay import RelayPools
-from .semantics import DTYPES
+from .memory.arena import Arena
+from .plan.plan import BATCH_AXIS, RAGGED_AXIS, TABLE, Plan
+from .semantics.convention import DTYPES
+from .state.relay import RelayPools
 
 
 class Frame:

@@ -9,19 +9,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .arena import allocate
 from .backends import Backend
 from .backends.cpu import ReferenceBackend
 from .brought import load_ops
-from .capture import check_device
-from .carry import Carry
 from .errors import BindError, UnsupportedDeviceError
-from .manifest import Manifest
-from .peer import schema, schema_digest
-from .plan import Plan
-from .plan_json import load_plan
+from .graphs.capture import check_device
+from .memory.arena import allocate
+from .plan.manifest import Manifest
+from .plan.plan import Plan
+from .plan.plan_json import load_plan
+from .state.carry import Carry
+from .state.peer import schema, schema_digest
+from .state.transfer import RecordLayout, Requests
 from .step import Step
-from .transfer import RecordLayout, Requests
 
 
 class Program:

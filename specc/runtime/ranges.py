@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from .frame import Frame
-from .plan import Node
+from .plan.plan import Node
 
 
 def in_ranges(execute: Callable[[Node, Frame], None]) -> Callable[[Node, Frame], None]:

@@ -13,25 +13,25 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .arena import Arena
 from .backends import Backend
 from .batch import Batch, check_lengths, integers
-from .capture import Graphs, Recorder, Replays
-from .carry import Carry
 from .errors import BatchError, BindError
 from .external import call, check_callbacks
 from .frame import After, Frame, Progress
-from .kv_pools import KvPools
-from .memory import Memory
-from .plan import PROMPT, TABLE, External, Node, Plan
+from .graphs.capture import Graphs, Recorder, Replays
+from .graphs.segments import SegmentGraphs
+from .memory.arena import Arena
+from .memory.footprint import Memory
+from .memory.kv_pools import KvPools
+from .memory.staging import Staging
+from .memory.tables import TableGuard, batch_column, batch_rows, check_request_table, check_tables, prompt_tokens
+from .plan.plan import PROMPT, TABLE, External, Node, Plan
 from .ranges import in_ranges
-from .relay import Relay, RelayPools
 from .result import StepResult
-from .segments import SegmentGraphs
-from .staging import Staging
-from .tables import TableGuard, batch_column, batch_rows, check_request_table, check_tables, prompt_tokens
-from .torn import Torn
-from .transfer import Record, RecordLayout, Requests
+from .state.carry import Carry
+from .state.relay import Relay, RelayPools
+from .state.torn import Torn
+from .state.transfer import Record, RecordLayout, Requests
 
 ROWS, LENGTHS = "req_pool_indices", "seq_lens"
 ENTRIES = ("prefill", "step")

@@ -100,7 +100,7 @@ def load(device: str | torch.device = "cuda", *, verify: bool = True) -> Program
 
     Raises DamagedWheelError, UnsupportedTorchError or UnsupportedDeviceError.
     """
-    from ._runtime.manifest import Manifest
+    from ._runtime.plan.manifest import Manifest
 
     if verify:  # before anything else is imported: a damaged runtime must not show as some other error
         Manifest.read(_ROOT).verify(_ROOT)
@@ -114,11 +114,11 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "plan":
-        from ._runtime.plan_json import load_plan
+        from ._runtime.plan.plan_json import load_plan
 
         value: Any = load_plan(_ROOT)
     elif name in ("manifest", "__version__"):
-        from ._runtime.manifest import Manifest
+        from ._runtime.plan.manifest import Manifest
 
         found = Manifest.read(_ROOT)
         value = found if name == "manifest" else found.version

@@ -10,12 +10,12 @@ from typing import Any
 
 from programs import load
 
-from specc.build import build_program
 from specc.codegen import machine_code, render
 from specc.codegen.aot import Artifact, KernelSource, compile_kernels
 from specc.codegen.cache import Cache, default_directory
 from specc.config import LoadedConfig
-from specc.ir.plan import Kernel
+from specc.driver.build import build_program
+from specc.ir.declarations import Kernel
 
 ARCHS = ("sm_80", "sm_90", "sm_100", "gfx942")
 """One of every kind: two older and newer than sm_90, and one with warps of 64 lanes."""

@@ -9,8 +9,8 @@ from compiled import ARCHS, compiled
 from programs import load
 
 from specc.algorithms import names, needs
-from specc.build import build_program
 from specc.codegen.aot import KNOWN_ARCHS
+from specc.driver.build import build_program
 
 MODEL = {"vocab_size": 128256, "hidden_size": 4096, "num_kv_heads": 8, "head_dim": 128, "dtype": "bfloat16"}
 WIDER_LOGITS = {"logits_dtype": "float32"}

@@ -11,15 +11,15 @@ from pathlib import Path
 from ours import TritonBackend
 from triton_interpreter import lighten, quietly
 
-from specc.build import Build, DepthBuild
 from specc.codegen.kernels import generate_kernels
 from specc.codegen.plan import build_plan
 from specc.codegen.render import lib_sources
 from specc.config import LoadedConfig
+from specc.driver.build import Build, DepthBuild
 from specc.ir.core import Module
-from specc.passes.base import Context
+from specc.pass_manager.manager import run_passes
+from specc.pass_manager.pass_base import Context
 from specc.passes.invariants import check_now
-from specc.passes.manager import run_passes
 from specc.passes.pipeline import PLANNING
 
 

@@ -18,9 +18,9 @@ from specc.ir.core import Module
 from specc.ir.interpret import Forward, interpret
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.frame import Frame
-from specc.runtime.plan import PROMPT, TABLE, External, Launch
-from specc.runtime.relay import RelayPools
-from specc.runtime.semantics import DTYPES
+from specc.runtime.plan.plan import PROMPT, TABLE, External, Launch
+from specc.runtime.semantics.convention import DTYPES
+from specc.runtime.state.relay import RelayPools
 
 Called = tuple[str, int | None]
 """A forward: its callback and its step."""

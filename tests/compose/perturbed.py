@@ -15,20 +15,20 @@ from session import RecordingEngine, Script, outputs_of
 from torch import Tensor
 
 from specc.algorithms import names, needs
-from specc.build import Build
 from specc.config import Config, LoadedConfig, load_config, load_text
-from specc.driver import start_module
+from specc.driver.build import Build
+from specc.driver.compile import start_module
 from specc.emit.wheel import plan_text
 from specc.ir.core import Module, Value, entry_of, is_state, on_nodes
 from specc.ir.interpret import interpret
-from specc.passes.base import Context
-from specc.passes.manager import run_passes
+from specc.pass_manager.manager import run_passes
+from specc.pass_manager.pass_base import Context
 from specc.passes.pipeline import FRONT
 from specc.passes.select_compaction import SelectCompaction
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.plan import Plan
-from specc.runtime.semantics import DTYPES
+from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.step import Step
 
 
@@ -120,7 +120,7 @@ def handing_out(loaded: LoadedConfig, probe: Probe) -> Module:
 def run(build: Build, todo: Script) -> list[dict[str, Tensor]]:
     """Outputs of a program on the CPU backend: of a prefill, then of every step of the script."""
     config = build.loaded.config
-    engine, plan = RecordingEngine(config, todo), Plan.from_json(json.loads(plan_text(build.plan)))
+    engine, plan = RecordingEngine(config, todo), read_plan(json.loads(plan_text(build.plan)))
     step = Step(plan, ReferenceBackend(), CPU, engine, todo.table, engine.kv, todo.tables(build.module), poison=0x5A)
     lengths, found = dict(todo.prompts), list[dict[str, Tensor]]()
     for index, batch in enumerate([list(todo.prompts), *todo.batches]):

@@ -18,13 +18,13 @@ from programs import config_text
 
 from specc.algorithms import names, needs
 from specc.config import LoadedConfig, load_text
-from specc.driver import start_module
+from specc.driver.compile import start_module
 from specc.ir.builder import Builder
 from specc.ir.core import NODE, Attr, Carry, Module, Value, is_state, on_nodes, tensor_type
+from specc.ir.declarations import KvLayout
 from specc.ir.infer import assign_types
 from specc.ir.opdef import OpDef
 from specc.ir.ops import OPS
-from specc.ir.plan import KvLayout
 from specc.ir.types import Dim, StateType, TensorType
 
 SOURCE = OpDef(

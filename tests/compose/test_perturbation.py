@@ -10,7 +10,7 @@ import torch
 from ours import plan_of
 from session import script
 
-from specc.runtime.plan import Launch, Plan
+from specc.runtime.plan.plan import Launch, Plan
 
 from .compiled import compile_planned, interpreted
 from .flow import Flow, assert_equal

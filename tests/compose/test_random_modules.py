@@ -10,13 +10,13 @@ import pytest
 import torch
 from ours import plan_of
 
-from specc.build import Build
+from specc.driver.build import Build
 from specc.ir.ops import OPS, add_forward
 from specc.ir.parser import parse_module
 from specc.ir.printer import print_module
 from specc.passes.invariants import check_now
 from specc.runtime.frame import Frame
-from specc.runtime.plan import Launch
+from specc.runtime.plan.plan import Launch
 
 from .compiled import compile_planned, interpreted
 from .flow import Flow

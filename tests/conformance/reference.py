@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specc.runtime.reference import evaluate
+from specc.runtime.semantics.reference import evaluate
 
 Case = dict[str, Any]
 Answer = dict[str, Tensor]

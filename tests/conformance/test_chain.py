@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from specc.runtime.reference import evaluate
+from specc.runtime.semantics.reference import evaluate
 
 from .compare import SIDES, rounds, same
 from .conftest import Answers

@@ -18,11 +18,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, Qwen3C
 from typer.testing import CliRunner
 
 from specc.cli.main import app
-from specc.engine.dflash_head import DflashHead
-from specc.engine.eagle3_head import Eagle3Head
-from specc.engine.eagle_head import EagleHead
-from specc.engine.frozen_kv_head import FrozenKvHead
-from specc.engine.mtp_heads import MtpHeads
+from specc.engine.models.dflash_head import DflashHead
+from specc.engine.models.eagle3_head import Eagle3Head
+from specc.engine.models.eagle_head import EagleHead
+from specc.engine.models.frozen_kv_head import FrozenKvHead
+from specc.engine.models.mtp_heads import MtpHeads
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "models"
@@ -229,7 +229,7 @@ def run_command(module: str, *arguments: str) -> str:
 def load_engine(package: ModuleType, case: Case, models: Models, **options: Any) -> Any:
     """Make an engine for a case's package."""
     from specc.engine.engine import Engine
-    from specc.engine.loading import load_corpus, load_draft, load_target
+    from specc.engine.models.loading import load_corpus, load_draft, load_target
     from specc.engine.plan_facts import PlanFacts
 
     program = package.load("cpu")

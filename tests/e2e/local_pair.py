@@ -12,8 +12,8 @@ from specc.engine.disaggregation.channel import LocalChannel
 from specc.engine.disaggregation.messages import Patience
 from specc.engine.disaggregation.prefill import FIRST
 from specc.engine.engine import Engine
-from specc.engine.handover import Handover
-from specc.engine.request import StopConditions
+from specc.engine.serving.handover import Handover
+from specc.engine.serving.request import StopConditions
 
 from .tree_engine import Config, base_texts, expected, make_engine
 

@@ -13,11 +13,21 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from specc.engine.attention import plain_attention
 from specc.engine.engine import Engine
 from specc.engine.errors import StepFailedError
-from specc.engine.in_flight import unread
-from specc.engine.request import ABORT, EOS, ERROR, LENGTH, STOP, Completion, Request, StopConditions, TokenEvent
+from specc.engine.memory.attention import plain_attention
+from specc.engine.serving.in_flight import unread
+from specc.engine.serving.request import (
+    ABORT,
+    EOS,
+    ERROR,
+    LENGTH,
+    STOP,
+    Completion,
+    Request,
+    StopConditions,
+    TokenEvent,
+)
 
 from .tree_engine import (
     CONTEXT,

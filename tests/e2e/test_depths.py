@@ -12,7 +12,7 @@ import pytest
 from specc.algorithms import needs
 from specc.config.resolved import Depth
 from specc.engine.errors import StepFailedError
-from specc.engine.request import Completion, StopConditions
+from specc.engine.serving.request import Completion, StopConditions
 from specc.runtime.depth import AcceptanceDepth, DepthPolicy, FixedDepth
 
 from .test_tree_accept import NEW, PROMPTS, lengths_of

@@ -15,10 +15,10 @@ from specc.engine.disaggregation import prefill as prefill_module
 from specc.engine.disaggregation.channel import LocalChannel
 from specc.engine.disaggregation.messages import STATE, Message, Patience, send
 from specc.engine.errors import ContractError, EngineError, RequestTooLongError, StepFailedError, TransferError
-from specc.engine.handover import Places
-from specc.engine.request import StopConditions
-from specc.runtime.carry import Carry
+from specc.engine.serving.handover import Places
+from specc.engine.serving.request import StopConditions
 from specc.runtime.errors import FieldError, MissingFieldError, RecordError, SchemaMismatchError
+from specc.runtime.state.carry import Carry
 
 from .local_pair import CHAIN, NEW, PROMPTS, QUICK, TREE, expect_empty, expect_text, outcomes_of, prefilling, send_all
 from .tree_engine import CONTEXT, Config, expected, kv_buffers, make_engine

@@ -21,7 +21,7 @@ from specc.engine.disaggregation.handshake import VERSION, greet
 from specc.engine.disaggregation.listener import News
 from specc.engine.disaggregation.messages import Patience
 from specc.engine.errors import EngineError, RequestTooLongError, StepFailedError, TransferError
-from specc.engine.request import Completion, StopConditions, TokenEvent
+from specc.engine.serving.request import Completion, StopConditions, TokenEvent
 from specc.runtime.errors import SchemaMismatchError
 
 from .local_pair import (

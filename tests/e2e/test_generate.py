@@ -13,7 +13,7 @@ import pytest
 
 from specc.engine.engine import Engine
 from specc.engine.reference import accepted_lengths, compare, greedy
-from specc.engine.request import StopConditions
+from specc.engine.serving.request import StopConditions
 
 from .conftest import DRAFTS, PROMPTS, ROOT, Case, Models, build_wheel
 

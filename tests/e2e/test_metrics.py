@@ -18,15 +18,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from specc.engine import engine as engine_module
 from specc.engine.engine import Engine
 from specc.engine.errors import StepFailedError
-from specc.engine.in_flight import InFlight
-from specc.engine.metrics import Metrics
-from specc.engine.ranges import ranges
-from specc.engine.request import Completion, StopConditions
+from specc.engine.observe.metrics import Metrics
+from specc.engine.serving.in_flight import InFlight
+from specc.engine.serving.ranges import ranges
+from specc.engine.serving.request import Completion, StopConditions
 from specc.ir.ops.health import TREE_BIT
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.frame import Frame
 from specc.runtime.health import FAULTS
-from specc.runtime.plan import Launch
+from specc.runtime.plan.plan import Launch
 
 from .tree_engine import Config, InjectedError, Launched, base_texts, expected, make_engine, program_of
 

@@ -18,9 +18,9 @@ BLOCK = re.compile(r"^```\w+\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BUILD = """
 from pathlib import Path
 from specc.algorithms import names, needs
-from specc.build import build_program
+from specc.driver.build import build_program
 from specc.config import load_config
-from specc.emit.program import emit_wheel
+from specc.emit.build_wheel import emit_wheel
 emit_wheel(build_program(load_config(Path("medusa.yaml"), names(), needs)), Path("dist"))
 """
 

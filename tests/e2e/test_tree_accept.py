@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from specc.config.resolved import Depth
-from specc.engine.memoryless import Growing, memoryless
-from specc.engine.request import Completion, StopConditions
+from specc.engine.models.memoryless import Growing, memoryless
+from specc.engine.serving.request import Completion, StopConditions
 
 from .tree_engine import LOOKUP, Config, base_texts, corpus, draft_of, expected, make_engine, target_of
 

@@ -17,31 +17,40 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from specc.build import build_program
-from specc.engine.attention import plain_attention
-from specc.engine.dflash_head import DflashHead
-from specc.engine.drafts import DflashDraft, Draft, Eagle3Draft, EagleDraft, FrozenKvDraft, MtpDraft, StandaloneDraft
-from specc.engine.eagle3_head import Eagle3Head
-from specc.engine.eagle_head import EagleHead
+from specc.driver.build import build_program
 from specc.engine.engine import Engine
-from specc.engine.frozen_kv_head import FrozenKvHead
-from specc.engine.memoryless import plain_head
-from specc.engine.models import TargetModel
-from specc.engine.mtp_heads import MtpHeads
+from specc.engine.memory.attention import plain_attention
+from specc.engine.models.causal_models import TargetModel
+from specc.engine.models.dflash_head import DflashHead
+from specc.engine.models.drafts import (
+    DflashDraft,
+    Draft,
+    Eagle3Draft,
+    EagleDraft,
+    FrozenKvDraft,
+    MtpDraft,
+    StandaloneDraft,
+)
+from specc.engine.models.eagle3_head import Eagle3Head
+from specc.engine.models.eagle_head import EagleHead
+from specc.engine.models.frozen_kv_head import FrozenKvHead
+from specc.engine.models.memoryless import plain_head
+from specc.engine.models.mtp_heads import MtpHeads
 from specc.engine.plan_facts import PlanFacts
 from specc.engine.reference import greedy
-from specc.runtime.arena import allocate
 from specc.runtime.backends import Backend
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.capture import Replays
-from specc.runtime.carry import Carry
 from specc.runtime.errors import SpeccError
-from specc.runtime.peer import check_peer, schema
-from specc.runtime.plan import Plan
+from specc.runtime.graphs.capture import Replays
+from specc.runtime.memory.arena import allocate
+from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.result import HostResult, StepResult
+from specc.runtime.state.carry import Carry
+from specc.runtime.state.peer import check_peer, schema
+from specc.runtime.state.transfer import RecordLayout
 from specc.runtime.step import Step
-from specc.runtime.transfer import RecordLayout
 
 VOCAB = 64
 CONTEXT = 96
@@ -100,7 +109,7 @@ def plans_of(config: Config) -> tuple[Plan, ...]:
     """Compile a configuration for the models below, short of machine code; the deepest first."""
     draft = SIZES | {"num_layers": LAYERS.get(config.algorithm, SIZES["num_layers"])}
     loaded = programs.load(config.algorithm, target=SIZES, draft=draft, **config.keys)
-    return tuple(Plan.from_json(depth.plan) for depth in build_program(loaded).depths)
+    return tuple(read_plan(depth.plan) for depth in build_program(loaded).depths)
 
 
 class InjectedError(RuntimeError):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specc.config import Config
-from specc.runtime.plan import Plan
+from specc.runtime.plan.plan import Plan
 
 from .memory import LOST, Memory, scattered, visible
 from .models import BASE, MODULUS, NO_HIDDEN, OUTPUTS, Model, extra, fold, hidden_code, mix, target_code

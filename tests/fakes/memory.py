@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specc.config import ModelConfig
-from specc.runtime.plan import KvPool
+from specc.runtime.plan.plan import KvPool
 
 from .models import MODULUS
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from specc.runtime.backends.cpu import ReferenceBackend
-from specc.runtime.manifest import Manifest
-from specc.runtime.plan import Plan
+from specc.runtime.plan.manifest import Manifest
+from specc.runtime.plan.plan import Plan
 from specc.runtime.program import Program
 
 Json = dict[str, Any]

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from specc.engine.drafts import DflashDraft, Draft, FrozenKvDraft, MtpDraft
-from specc.engine.models import ModelFacts, TargetModel
+from specc.engine.models.causal_models import ModelFacts, TargetModel
+from specc.engine.models.drafts import DflashDraft, Draft, FrozenKvDraft, MtpDraft
 from specc.runtime.depth import FixedDepth
 
 from .program_steps import KINDS, FakeStep, LookupStep

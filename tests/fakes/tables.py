@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from specc.config import Config
-from specc.runtime.plan import Plan
-from specc.runtime.semantics import DTYPES
+from specc.runtime.plan.plan import Plan
+from specc.runtime.semantics.convention import DTYPES
 
 from .models import HIDDEN_ROWS, VARIANTS, Model
 

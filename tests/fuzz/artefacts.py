@@ -20,8 +20,8 @@ from fakes import engine
 
 from specc.runtime.batch import Batch
 from specc.runtime.errors import DamagedWheelError, SpeccError
-from specc.runtime.manifest import MANIFEST, PLAN
-from specc.runtime.plan import PROMPT
+from specc.runtime.plan.manifest import MANIFEST, PLAN
+from specc.runtime.plan.plan import PROMPT
 from specc.runtime.program import load
 
 from . import steps

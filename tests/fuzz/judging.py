@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from specc import algorithms
-from specc.build import build_program
 from specc.config import LoadedConfig, load_text
 from specc.config.load import MAX_BYTES
-from specc.runtime.plan import Plan
+from specc.driver.build import build_program
+from specc.runtime.plan.plan_json import read_plan
 from specc.support.diagnostics import DiagnosticError
 
 from .outcome import RIGHT, diagnosed, expect
@@ -47,7 +47,7 @@ def outcome(load: Callable[[], LoadedConfig], compiled: float, rng: random.Rando
 def check_plan(plan: dict[str, Any]) -> None:
     """It round-trips, every argument resolves, and no two buffers that live at once share a byte."""
     text = json.dumps(plan, allow_nan=False)
-    again = Plan.from_json(json.loads(text))
+    again = read_plan(json.loads(text))
     expect(json.dumps(json.loads(text)) == text, "plan.json does not round-trip")
     buffers = {buffer["name"]: buffer for buffer in plan["buffers"]}
     named = buffers.keys() | plan["values"].keys() | again.inputs.keys()

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from specc import algorithms
 from specc.config import load_text
-from specc.driver import start_module
+from specc.driver.compile import start_module
 from specc.ir.parser import parse_module
 from specc.ir.printer import print_module
-from specc.passes.base import Context
+from specc.pass_manager.manager import run_passes
+from specc.pass_manager.pass_base import Context
 from specc.passes.invariants import CheckEach, check_now
-from specc.passes.manager import run_passes
 from specc.passes.pipeline import PASSES, default_passes
 from specc.support.diagnostics import DiagnosticError
 

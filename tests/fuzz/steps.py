@@ -17,14 +17,15 @@ from fakes.tables import wild_models
 from torch import Tensor
 
 from specc import algorithms
-from specc.build import build_program
 from specc.config import Config, load_text
+from specc.driver.build import build_program
 from specc.ir.ops import OPS
-from specc.runtime.arena import allocate
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BatchError, SpeccError
-from specc.runtime.plan import PROMPT, Plan
+from specc.runtime.memory.arena import allocate
+from specc.runtime.plan.plan import PROMPT, Plan
+from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.result import StepResult
 from specc.runtime.step import Step
 from specc.support.diagnostics import DiagnosticError
@@ -75,7 +76,7 @@ def program(seed: str) -> Compiled | str:
     except DiagnosticError as error:
         return diagnosed(error)
     texts = tuple(json.dumps(depth.plan) for depth in built.depths)
-    return Compiled(seed, loaded.config, tuple(Plan.from_json(json.loads(text)) for text in texts), texts)
+    return Compiled(seed, loaded.config, tuple(read_plan(json.loads(text)) for text in texts), texts)
 
 
 @lru_cache(maxsize=POOL)

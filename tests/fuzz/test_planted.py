@@ -14,9 +14,10 @@ from torch import Tensor
 
 from specc.codegen import plan
 from specc.ir import parser
-from specc.runtime import reference, reference_kv, reference_tree, semantics
-from specc.runtime.manifest import Manifest
-from specc.runtime.transfer import RecordLayout
+from specc.runtime.plan.manifest import Manifest
+from specc.runtime.semantics import convention as semantics
+from specc.runtime.semantics import reference, reference_kv, reference_tree
+from specc.runtime.state.transfer import RecordLayout
 from specc.support.diagnostics import Diagnostics
 
 from . import runner

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from specc.algorithms import names, needs
-from specc.build import build_program
 from specc.config import load_config
+from specc.driver.build import build_program
 from specc.emit.files import EMITTERS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,10 +20,10 @@ from torch import Tensor
 from specc.engine.disaggregation import Channel, DecodeWorker, PrefillWorker, Role, connect
 from specc.engine.disaggregation.messages import Patience
 from specc.engine.engine import Engine
-from specc.engine.loading import load_draft, load_target
+from specc.engine.models.loading import load_draft, load_target
 from specc.engine.plan_facts import PlanFacts
 from specc.engine.reference import greedy
-from specc.engine.request import StopConditions
+from specc.engine.serving.request import StopConditions
 
 MODELS = Path(__file__).resolve().parents[2] / "examples" / "models"
 HOST = "127.0.0.1"

@@ -22,12 +22,12 @@ from gpu.nodes import Pair, check_program
 from gpu.room import run_out
 from gpu.serving import Serving, Variant
 from specc.algorithms import names, needs
-from specc.build import build_program
 from specc.config import load_config, load_text
+from specc.driver.build import build_program
 from specc.runtime.backends import Backend
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.plan import Plan
+from specc.runtime.plan.plan import Plan
 from specc.runtime.program import Program
 
 ROOT = Path(__file__).resolve().parents[2]

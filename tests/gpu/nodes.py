@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from specc.runtime.arena import Arena
 from specc.runtime.backends import Backend
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.frame import Frame
-from specc.runtime.kv_pools import KvPools
-from specc.runtime.plan import Buffer, Computed, External, KvPool, OpCall, Plan, Reference
-from specc.runtime.relay import RelayPools
+from specc.runtime.memory.arena import Arena
+from specc.runtime.memory.kv_pools import KvPools
+from specc.runtime.plan.plan import Buffer, Computed, External, KvPool, OpCall, Plan, Reference
+from specc.runtime.state.relay import RelayPools
 
 from .operands import POISON, Operands
 

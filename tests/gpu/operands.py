@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specc.runtime.arena import Arena
 from specc.runtime.frame import Frame
-from specc.runtime.plan import PROMPT, TABLE, Computed, External, Plan
-from specc.runtime.semantics import DTYPES
+from specc.runtime.memory.arena import Arena
+from specc.runtime.plan.plan import PROMPT, TABLE, Computed, External, Plan
+from specc.runtime.semantics.convention import DTYPES
 
 POISON = 0x5A
 FEW = 4

@@ -14,7 +14,7 @@ from fakes.memory import scattered
 from fakes.models import target_next
 from torch import Tensor
 
-from specc.runtime.plan import PROMPT
+from specc.runtime.plan.plan import PROMPT
 
 from .serving import ON_PATH, Package, engine_of, tables_of
 

@@ -14,8 +14,8 @@ from fakes.models import target_next
 from fakes.tables import tame_text
 from torch import Tensor
 
-from specc.runtime.plan import PROMPT
-from specc.runtime.semantics import DTYPES
+from specc.runtime.plan.plan import PROMPT
+from specc.runtime.semantics.convention import DTYPES
 
 LONGEST = 120
 """A request leaves when its text is longer."""

@@ -58,10 +58,10 @@ def several(
 def test_any_depth_after_any_other(several: tuple[Built, str], device: torch.device) -> None:
     pytest.importorskip("transformers")
     from specc.engine.engine import Engine
-    from specc.engine.loading import load_draft, load_target
+    from specc.engine.models.loading import load_draft, load_target
     from specc.engine.plan_facts import PlanFacts
     from specc.engine.reference import greedy
-    from specc.engine.request import StopConditions
+    from specc.engine.serving.request import StopConditions
 
     def run(place: torch.device, capture: Any) -> list[tuple[int, tuple[int, ...]]]:
         program = several[0].load_module().load(place)

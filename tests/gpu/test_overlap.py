@@ -44,10 +44,10 @@ def test_steps_in_flight_wait_for_nothing(
     """Events waited for are counted: one per step, recorded before the last launch."""
     pytest.importorskip("transformers")
     from specc.engine.engine import Engine
-    from specc.engine.loading import load_draft, load_target
+    from specc.engine.models.loading import load_draft, load_target
     from specc.engine.plan_facts import PlanFacts
     from specc.engine.reference import greedy
-    from specc.engine.request import StopConditions
+    from specc.engine.serving.request import StopConditions
 
     program = example(name).load_module().load(device)
     facts = PlanFacts.read(program.plan)

@@ -13,9 +13,9 @@ from returned import Static
 from specc.passes import form_kernels
 from specc.runtime.backends.cuda import CudaBackend
 from specc.runtime.frame import Frame, Progress
-from specc.runtime.manifest import Manifest
-from specc.runtime.plan import Computed, Reference
-from specc.runtime.plan_json import load_plan
+from specc.runtime.plan.manifest import Manifest
+from specc.runtime.plan.plan import Computed, Reference
+from specc.runtime.plan.plan_json import load_plan
 
 from .conftest import Built
 from .nodes import Pair, check_program

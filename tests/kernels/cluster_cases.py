@@ -15,15 +15,15 @@ from torch import Tensor
 
 from specc.ir.builder import Builder
 from specc.ir.core import Attr, Carry, Module, Op, Value, tensor_type
+from specc.ir.declarations import Kernel
 from specc.ir.infer import assign_types
-from specc.ir.plan import Kernel
 from specc.ir.types import Dim, TensorType
 from specc.kernels import FAMILIES
 from specc.kernels.shared.base import Argument, Cluster, Spec, cluster_of, leaves
-from specc.passes.base import Context
+from specc.pass_manager.pass_base import Context
 from specc.passes.form_kernels import FormKernels
-from specc.runtime.reference import evaluate
-from specc.runtime.semantics import DTYPES
+from specc.runtime.semantics.convention import DTYPES
+from specc.runtime.semantics.reference import evaluate
 
 MAX_B, POOL = 6, 12
 FLOATS = ("f32", "f16", "bf16")

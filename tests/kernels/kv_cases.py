@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from specc.ir.core import Module, Value
-from specc.ir.plan import KvPool
+from specc.ir.declarations import KvPool
 from specc.ir.types import StateType
 from specc.kernels.shared.base import alignment
 

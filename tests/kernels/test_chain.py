@@ -9,7 +9,7 @@ from kernel_cases import argmax, generator, quick, random_logits
 from kernel_launcher import Launcher
 
 from specc.ir.core import Module, Value
-from specc.runtime.semantics import DTYPES
+from specc.runtime.semantics.convention import DTYPES
 
 FLOATS = ("f32", "f16", "bf16")
 

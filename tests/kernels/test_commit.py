@@ -26,7 +26,7 @@ from topk_cases import hostile_logits
 from torch import Tensor
 
 from specc.ir.core import Module, Value
-from specc.runtime.semantics import DTYPES
+from specc.runtime.semantics.convention import DTYPES
 
 BIT, RING = 1, 11
 EVERYTHING = {"logprobs": True, "index": True, "extend": True, "carry": True, "raised": True, "nodes": True}

@@ -14,8 +14,8 @@ from kv_cases import ROWS, Pool, kv_state, random_pool, units
 
 from specc.kernels import FAMILIES
 from specc.kernels.shared.base import Spec
-from specc.runtime.reference import OPS, evaluate
-from specc.runtime.semantics import DTYPES
+from specc.runtime.semantics.convention import DTYPES
+from specc.runtime.semantics.reference import OPS, evaluate
 
 MORE = 2  # rows of buffers beyond the batch
 TYPES = ("bf16", "i32", "i1", "i64")

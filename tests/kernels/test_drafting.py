@@ -10,7 +10,7 @@ from kernel_launcher import Launcher
 from programs import compile_to, load
 
 from specc.ir.core import tensor_type
-from specc.ir.plan import Kernel
+from specc.ir.declarations import Kernel
 from specc.kernels.shared.base import cluster_of
 
 TREE = {"topk": 3, "num_draft_tokens": 6}

@@ -11,7 +11,7 @@ from kv_cases import ROWS, Pool, kv_state, random_pool, units
 
 from specc.kernels import FAMILIES
 from specc.kernels.shared.base import Spec, power_of_two
-from specc.runtime.reference import evaluate
+from specc.runtime.semantics.reference import evaluate
 
 shapes = st.fixed_dictionaries(
     {

@@ -9,8 +9,8 @@ from topk_cases import assert_probabilities, reference_topk
 from torch import Tensor
 
 from specc.ir.core import Module
-from specc.runtime.reference import OPS
-from specc.runtime.semantics import DTYPES
+from specc.runtime.semantics.convention import DTYPES
+from specc.runtime.semantics.reference import OPS
 
 pytestmark = pytest.mark.gpu
 

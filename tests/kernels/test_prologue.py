@@ -34,8 +34,8 @@ from specc.ir.opdef import OpDef
 from specc.ir.ops import OPS
 from specc.ir.types import TensorType
 from specc.kernels.shared.tiles import Function, functions
-from specc.runtime import reference
-from specc.runtime.semantics import DTYPES
+from specc.runtime.semantics import reference
+from specc.runtime.semantics.convention import DTYPES
 
 BAN = OpDef(
     "logits.ban",

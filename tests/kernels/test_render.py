@@ -15,7 +15,7 @@ import pytest
 from programs import ROOT, compile_to, load
 
 from specc.codegen import render
-from specc.ir.plan import Kernel
+from specc.ir.declarations import Kernel
 from specc.kernels import COMPOSED, FAMILIES, LONE
 from specc.kernels.shared.base import Argument, Spec, cluster_of
 

@@ -29,8 +29,8 @@ from topk_cases import hostile_logits
 from torch import Tensor
 
 from specc.ir.core import Module, Value
-from specc.runtime.reference import OPS
-from specc.runtime.semantics import DTYPES
+from specc.runtime.semantics.convention import DTYPES
+from specc.runtime.semantics.reference import OPS
 
 BAD, ORPHAN = 0, 4
 MODES = ("none", "qlen", "bitpacked", "full")

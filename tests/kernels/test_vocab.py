@@ -26,7 +26,7 @@ from topk_cases import hostile_logits
 from torch import Tensor
 
 from specc.ir.core import Module, tensor_type
-from specc.runtime.semantics import DTYPES
+from specc.runtime.semantics.convention import DTYPES
 
 BIT, WIDTH = 2, 5
 scans = st.builds(

@@ -5,7 +5,7 @@ import math
 import torch
 from kernel_cases import random_row
 
-from specc.runtime.reference import OPS
+from specc.runtime.semantics.reference import OPS
 
 
 def hostile_row(source: torch.Generator, length: int, dtype: torch.dtype) -> torch.Tensor:

@@ -6,9 +6,11 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 from specc.algorithms import names
@@ -24,11 +26,11 @@ LAYERS = (
     "config",
     "kernels",
     "algorithms",
+    "pass_manager",
     "passes",
-    "link",
-    "driver",
     "codegen",
-    "build",
+    "driver",
+    "explain",
     "emit",
     "engine",
     "cli",
@@ -44,6 +46,14 @@ ISLANDS = ("runtime", "adapters")
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 
+def module(path: Path) -> str:
+    """``specc/ir/core.py`` -> ``specc.ir.core``; the face of a package is the package."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module(path): path for path in SOURCES}
+
+
 def imports(path: Path) -> Iterator[str]:
     """Absolute names of modules a file imports, in functions too; relative imports resolved."""
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
@@ -53,8 +63,10 @@ def imports(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             above = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
             base = ".".join(part for part in (above, node.module) if part)
-            yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+            named = [f"{base}.{alias.name}" for alias in node.names]
+            yield from named
+            if not MODULES.keys() >= set(named):
+                yield base
 
 
 def layer(name: str) -> str:
@@ -88,6 +100,24 @@ def test_imports_go_down(path: Path) -> None:
         assert LAYERS.index(other) <= LAYERS.index(own), f"{parts(path)} imports {name}"
 
 
+def room(path: Path) -> str:
+    """A folder without folders is a room; in any other, every file is one."""
+    folders = any(child.is_dir() and any(child.glob("*.py")) for child in path.parent.iterdir())
+    return parts(path) if folders else parts(path.parent)
+
+
+def test_no_import_goes_in_a_circle() -> None:
+    """Between rooms, imports for type checkers and in functions included."""
+    arrows = {(room(path), room(MODULES[name])) for path in SOURCES for name in imports(path) if name in MODULES}
+    house = nx.DiGraph((one, other) for one, other in arrows if one != other)
+    assert [sorted(circle) for circle in nx.strongly_connected_components(house) if len(circle) > 1] == []
+
+
+def test_no_name_stands_three_times() -> None:
+    count = Counter(path.name for path in SOURCES if path.name != "__init__.py")
+    assert {name for name, times in count.items() if times > 2} == set()
+
+
 @pytest.mark.parametrize("path", [path for path in SOURCES if parts(path).startswith("runtime/")], ids=parts)
 def test_the_runtime_is_an_island(path: Path) -> None:
     """It is copied into wheels: nothing of specc outside itself, and of others only torch and CUDA's bindings."""
@@ -113,7 +143,7 @@ def test_an_adapter_is_an_island(path: Path) -> None:
 
 
 def test_every_engine_has_a_preset_and_an_adapter() -> None:
-    assert {path.stem for path in (PACKAGE / "config/presets").glob("*.py")} - {"__init__", "base"} >= set(ENGINES)
+    assert {path.stem for path in (PACKAGE / "config/presets").glob("*.py")} - {"__init__", "preset"} >= set(ENGINES)
     assert {path.name for path in (PACKAGE / "adapters").iterdir() if path.is_dir()} - {"__pycache__"} == set(ENGINES)
 
 
@@ -166,14 +196,14 @@ def code_words(path: Path) -> list[str]:
 ALGORITHMS = {name: re.compile(name.replace("_", "_?"), re.IGNORECASE) for name in names()}
 TEMPLATES = sorted(path for path in (ROOT / "templates").rglob("*") if path.suffix in (".py", ".jinja"))
 
-KEYS_OF_MODELS = {"config/models/__init__.py", "config/models/config_json.py", "engine/generation.py"}
+KEYS_OF_MODELS = {"config/models/__init__.py", "config/models/config_json.py", "engine/models/generation.py"}
 """Keys of config.json and generation_config.json are spelled there, such as `eagle_config`."""
 
-ENGINE = re.compile(r"engine/(\w+_heads?|drafts|draft_callbacks|loading|memoryless)\.py")
+ENGINE = re.compile(r"engine/(models/(\w+_heads?|drafts|loading|memoryless)|serving/draft_callbacks)\.py")
 """The reference engine runs kinds of draft models, which have the names of the papers that they come from."""
 
 DIALECT = re.compile(
-    r"ir/ops/(__init__|ngram)\.py|runtime/reference(_ngram)?\.py|kernels/(__init__|shared/base|ngram_\w+)\.py"
+    r"ir/ops/(__init__|ngram)\.py|runtime/semantics/reference(_ngram)?\.py|kernels/(__init__|shared/base|ngram_\w+)\.py"
     r"|kernels/ngram_\w+\.py\.jinja"
 )
 """The dialect `ngram` of look-ups in a text, its semantics and its kernels: any algorithm may use them."""
@@ -186,7 +216,7 @@ def named(path: Path, base: Path) -> set[str]:
     return found - {"NGRAM"} if DIALECT.fullmatch(path.relative_to(base).as_posix()) else found
 
 
-PRESET = re.compile(rf"(config/presets|adapters)/({'|'.join(ENGINES)})\w*(\.py|/.*)")
+PRESET = re.compile(rf"(config(/presets)?|adapters)/({'|'.join(ENGINES)})\w*(\.py|/.*)")
 """What is of one engine: it serves some algorithms, by name."""
 
 
@@ -225,7 +255,7 @@ def test_every_exception_is_needed() -> None:
 
 FORWARD = re.compile(r"model\.\w+")
 FIELDS = {"bonus", "topk_index", "topk_p", "hidden"}
-STRUCTURE = ("passes/", "kernels/", "codegen/", "ir/")
+STRUCTURE = ("passes/", "kernels/", "codegen/", "explain/", "ir/")
 
 
 @pytest.mark.parametrize("path", [path for path in SOURCES if parts(path).startswith(STRUCTURE)], ids=parts)
@@ -262,7 +292,7 @@ def test_compiling_needs_no_torch() -> None:
     example = ROOT / "examples" / "llama-8b-eagle.yaml"
     code = (
         "from pathlib import Path\nfrom specc.algorithms import names, needs\nfrom specc.config import load_config\n"
-        "from specc.build import build_program\n"
+        "from specc.driver.build import build_program\n"
     )
     assert not {"torch", "triton", "transformers"} & loaded_by(
         f"{code}build_program(load_config(Path({str(example)!r}), names(), needs))"

@@ -12,8 +12,8 @@ from programs import MODEL
 
 from specc.algorithms import names, needs
 from specc.ir.core import PHASES, Carry, Module
+from specc.ir.declarations import DECLS, Decl, KvPool, Options
 from specc.ir.ops import OPS
-from specc.ir.plan import DECLS, Decl, KvPool, Options
 from specc.ir.types import AXES, DTYPES, LARGEST, UNBOUNDED, Dim, StateType, TensorType, Type
 from specc.support.location import Location
 

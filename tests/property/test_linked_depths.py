@@ -14,16 +14,16 @@ from programs import load
 from strategies import configs, to_yaml
 
 from specc.algorithms import names, needs
-from specc.build import Build, build_program
 from specc.config import load_text
-from specc.driver import compile_depths
+from specc.driver.build import Build, build_program
+from specc.driver.compile import compile_depths
 from specc.ir.core import Module
 from specc.ir.parser import parse_module
 from specc.ir.printer import print_module
 from specc.passes.plan_memory import FOREVER
-from specc.runtime.arena import Arena, allocate
-from specc.runtime.memory import Memory
-from specc.runtime.plan import Plan
+from specc.runtime.memory.arena import Arena, allocate
+from specc.runtime.memory.footprint import Memory
+from specc.runtime.plan.plan_json import read_plan
 
 Json = dict[str, Any]
 TREE = {"topk": 2, "num_draft_tokens": 6, "page_size": 16}
@@ -82,7 +82,7 @@ def check_live(plan: Json) -> None:
 
 def check_bytes(plans: list[Json]) -> None:
     """What plans say of their memory is what their tensors take; one allocation, of the largest, is enough."""
-    parsed = [Plan.from_json(plan) for plan in plans]
+    parsed = [read_plan(plan) for plan in plans]
     memory = allocate(parsed, torch.device("cpu"))
     assert memory.nbytes == max(plan["memory"]["arena"] for plan in plans)
     for plan, own in zip(plans, parsed, strict=True):

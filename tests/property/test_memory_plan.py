@@ -26,8 +26,8 @@ from session import (
 from strategies import configs, to_yaml
 
 from specc.algorithms import names, needs
-from specc.build import Build, build_program
 from specc.config import load_text
+from specc.driver.build import Build, build_program
 from specc.emit.wheel import plan_text
 from specc.ir.ops import OPS
 from specc.ir.printer import print_module
@@ -35,7 +35,7 @@ from specc.kernels import LONE
 from specc.passes import form_kernels
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.plan import Plan
+from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.step import Step
 
 CPU = torch.device("cpu")
@@ -174,7 +174,7 @@ def run_plan(built: Build, todo: Script, poison: int) -> Trace:
     """Run a plan through the runtime's reference backend, in memory that starts as garbage."""
     config = built.loaded.config
     engine, trace = RecordingEngine(config, todo), Trace()
-    plan, tables = Plan.from_json(built.plan), todo.tables(built.module)
+    plan, tables = read_plan(built.plan), todo.tables(built.module)
     step = Step(plan, ReferenceBackend(), CPU, engine, todo.table, engine.kv, tables, poison=poison)
     reads_prompts = "prompt_tokens" in built.module.inputs
     lengths = dict(todo.prompts)

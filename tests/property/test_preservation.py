@@ -15,13 +15,13 @@ from strategies import configs, to_yaml
 
 from specc.algorithms import names, needs
 from specc.config import Config, LoadedConfig, load_text
-from specc.driver import start_module
+from specc.driver.compile import start_module
 from specc.ir.core import Module
 from specc.ir.parser import parse_module
 from specc.ir.printer import print_module
-from specc.passes.base import Context, Pass
+from specc.pass_manager.manager import BaseInstrument, run_passes
+from specc.pass_manager.pass_base import Context, Pass
 from specc.passes.invariants import CheckEach
-from specc.passes.manager import BaseInstrument, run_passes
 
 
 class Snapshots(BaseInstrument):

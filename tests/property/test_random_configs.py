@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from strategies import changed_configs, configs, to_yaml
 
 from specc.algorithms import names, needs
-from specc.build import build_program
 from specc.config import load_text
+from specc.driver.build import build_program
 from specc.emit.wheel import plan_text
 from specc.ir.parser import parse_module
 from specc.ir.printer import print_module

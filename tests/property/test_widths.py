@@ -13,10 +13,10 @@ from strategies import DTYPE_NAMES, to_yaml, width
 
 from specc.algorithms import names, needs
 from specc.config import LoadedConfig, load_text
-from specc.driver import start_module
-from specc.passes.base import Context
+from specc.driver.compile import start_module
+from specc.pass_manager.manager import run_passes
+from specc.pass_manager.pass_base import Context
 from specc.passes.invariants import CheckEach
-from specc.passes.manager import run_passes
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 SIZES = st.sampled_from([2, 4, 8])

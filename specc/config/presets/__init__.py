@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, get_args
 
-from specc.config.presets.base import Preset
+from specc.config.presets.preset import Preset
 from specc.config.presets.sglang import SGLANG
 
 __all__ = ["ENGINES", "PRESETS", "Engine", "Preset"]

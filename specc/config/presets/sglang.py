@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specc.config.presets.base import Preset
+from specc.config.presets.preset import Preset
 
 SGLANG = Preset(
     title="SGLang 0.5.23",

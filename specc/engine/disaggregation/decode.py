@@ -12,8 +12,8 @@ from specc.engine.disaggregation.listener import Announced, Arrived, Gone, Inbox
 from specc.engine.disaggregation.messages import REQUEST, STATE, Patience
 from specc.engine.engine import Engine
 from specc.engine.errors import EngineError, TransferError
-from specc.engine.handover import Handover
-from specc.engine.request import Completion
+from specc.engine.serving.handover import Handover
+from specc.engine.serving.request import Completion
 
 MOST_NEWS = 64
 """Messages that are heard before the next step, so that no peer talks until others starve."""

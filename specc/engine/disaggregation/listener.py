@@ -14,8 +14,8 @@ from torch import Tensor
 from specc.engine.disaggregation.channel import Channel
 from specc.engine.disaggregation.messages import END, REQUEST, STATE, WITHDRAWN, Message, Patience, integer, receive
 from specc.engine.errors import TransferError
-from specc.engine.handover import Kv
-from specc.engine.request import StopConditions
+from specc.engine.serving.handover import Kv
+from specc.engine.serving.request import StopConditions
 
 LARGEST = 1 << 31
 """No number of a message is as large."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from specc.engine.disaggregation.channel import Channel
 from specc.engine.errors import TransferError
 from specc.runtime.dtypes import DTYPES as TORCH_NAMES
-from specc.runtime.semantics import DTYPES
+from specc.runtime.semantics.convention import DTYPES
 
 HELLO, REQUEST, STATE, WITHDRAWN, END = "hello", "request", "state", "withdrawn", "end"
 """The kinds: a program's schema, a request that will be prefilled, its state afterwards or that there will be none, and

@@ -23,8 +23,8 @@ from specc.engine.disaggregation.messages import (
 )
 from specc.engine.engine import Engine
 from specc.engine.errors import EngineError, RequestTooLongError, TransferError
-from specc.engine.handover import Handover
-from specc.engine.request import Completion, Request, StopConditions
+from specc.engine.serving.handover import Handover
+from specc.engine.serving.request import Completion, Request, StopConditions
 
 FIRST = StopConditions(max_new_tokens=2)
 """What requests run under here: the first token never ends one, the side that decodes decides."""

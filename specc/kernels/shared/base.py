@@ -15,7 +15,7 @@ from typing import ClassVar
 import networkx as nx
 
 from specc.ir.core import Module, Op, Value, is_state, tensor_type
-from specc.ir.plan import KvPool
+from specc.ir.declarations import KvPool
 from specc.ir.types import DTYPES, TensorType
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from specc.ir.core import Module
-from specc.ir.plan import KvPool
+from specc.ir.declarations import KvPool
 from specc.ir.types import DTYPES, TensorType
 from specc.kernels.shared.base import CAPACITY, alignment
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ..frame import Frame
-from ..plan import Computed
+from ..plan.plan import Computed
 
 
 class Backend(Protocol):

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ..errors import PlanError
 from ..frame import Frame
-from ..plan import Computed, OpCall
-from ..reference import OPS, evaluate
-from ..reference_kv import KV_OPS
-from ..semantics import Semantics
+from ..plan.plan import Computed, OpCall
+from ..semantics.convention import Semantics
+from ..semantics.reference import OPS, evaluate
+from ..semantics.reference_kv import KV_OPS
 
 
 class ReferenceBackend:

@@ -17,9 +17,9 @@ import torch
 
 from ..errors import BindError, DamagedWheelError, UnsupportedDeviceError
 from ..frame import Frame
-from ..manifest import Artifact, Manifest
-from ..plan import Argument, Computed, Kernel, Launch, Plan, Reference
-from ..semantics import Semantics
+from ..plan.manifest import Artifact, Manifest
+from ..plan.plan import Argument, Computed, Kernel, Launch, Plan, Reference
+from ..semantics.convention import Semantics
 from .cpu import ReferenceBackend
 
 WARP = 32

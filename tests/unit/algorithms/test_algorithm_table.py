@@ -13,12 +13,12 @@ from programs import compile_to, load
 from widths import reads
 
 from specc.algorithms import names, needs
-from specc.build import build_program
+from specc.driver.build import build_program
 from specc.ir.core import Module, entry_of
+from specc.ir.declarations import KvPool
 from specc.ir.liveness import hidden_result
 from specc.ir.nodes import is_external, node_of
 from specc.ir.ops import OPS
-from specc.ir.plan import KvPool
 
 TREE = {"topk": 2, "num_draft_tokens": 6}
 NARROW = {"hidden_size": 32, "dtype": "float16"}

@@ -14,7 +14,7 @@ from specc import algorithms
 from specc.algorithms.ngram import NgramOptions
 from specc.config import LoadedConfig, Needs, load_text
 from specc.config.block import Block
-from specc.driver import check_config, compile_module
+from specc.driver.compile import check_config, compile_module
 from specc.ir.opdef import OpDef
 from specc.ir.ops import OPS, add_forward
 from specc.support.diagnostics import Diagnostic, DiagnosticError

@@ -10,8 +10,8 @@ import pytest
 from programs import compile_to, config_text, load
 
 from specc import algorithms
-from specc.algorithms.base import Algorithm, Scope
-from specc.algorithms.recurrent import build_recurrent
+from specc.algorithms.blocks.recurrent import build_recurrent
+from specc.algorithms.blocks.scope import Algorithm, Scope
 from specc.config import load_text
 from specc.ir.core import Module, Op
 from specc.support.diagnostics import DiagnosticError

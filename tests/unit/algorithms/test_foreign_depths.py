@@ -10,11 +10,11 @@ import pytest
 from programs import config_text
 
 from specc import algorithms
-from specc.algorithms.base import Algorithm, Scope
-from specc.algorithms.recurrent import build_recurrent
-from specc.algorithms.verification import store
+from specc.algorithms.blocks.recurrent import build_recurrent
+from specc.algorithms.blocks.scope import Algorithm, Scope
+from specc.algorithms.blocks.verification import store
 from specc.config import load_text
-from specc.driver import Compiled, compile_depths
+from specc.driver.compile import Compiled, compile_depths
 from specc.support.diagnostics import DiagnosticError
 
 FIELDS = ("first", "second", "third", "fourth")

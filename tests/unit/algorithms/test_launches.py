@@ -11,8 +11,8 @@ import pytest
 from programs import load
 
 from specc.algorithms import needs
-from specc.driver import compile_module
-from specc.ir.plan import Node
+from specc.driver.compile import compile_module
+from specc.ir.declarations import Node
 
 README = (Path(__file__).parents[3] / "README.md").read_text()
 ROW = re.compile(r"^\| (`[A-Z`, 0-9_]+`) \| (S \+ \d|\d) \| (S \+ \d|\d|) ?\|$", re.MULTILINE)

@@ -16,9 +16,9 @@ from widths import check_widths, reads, refused
 
 from specc import algorithms
 from specc.algorithms import names, needs
-from specc.algorithms.base import Algorithm, Scope
-from specc.algorithms.recurrent import build_recurrent
-from specc.algorithms.verification import store
+from specc.algorithms.blocks.recurrent import build_recurrent
+from specc.algorithms.blocks.scope import Algorithm, Scope
+from specc.algorithms.blocks.verification import store
 from specc.ir.core import Module, is_state, tensor_type
 from specc.ir.liveness import hidden_result
 from specc.ir.nodes import is_external

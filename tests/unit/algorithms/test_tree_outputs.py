@@ -19,17 +19,17 @@ from programs import compile_to, config_text, load
 from torch import Tensor
 
 from specc import algorithms
-from specc.algorithms.base import Algorithm, Scope
-from specc.algorithms.recurrent import build_recurrent
-from specc.build import build_program
+from specc.algorithms.blocks.recurrent import build_recurrent
+from specc.algorithms.blocks.scope import Algorithm, Scope
 from specc.config import LoadedConfig, load_text
 from specc.config.schema import OUTPUTS
+from specc.driver.build import build_program
 from specc.ir.core import Module, is_state, on_nodes
 from specc.ir.interpret import interpret
 from specc.ir.printer import print_module
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.plan import Plan
+from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.step import Step
 from specc.support.diagnostics import DiagnosticError
 
@@ -311,7 +311,7 @@ def test_a_plugins_program_is_built_and_runs() -> None:
     assert plan["values"][output]["axes"] == ["B", "A", 7]
     forwards, table = _Forwards(3), torch.arange(5 * 64, dtype=torch.int32).view(5, 64)
     pools = {owner: [torch.zeros(5 * 64, 2, 16) for _ in range(4)] for owner in ("target", "draft")}
-    step = Step(Plan.from_json(plan), ReferenceBackend(), torch.device("cpu"), forwards, table, pools, poison=0x5A)
+    step = Step(read_plan(plan), ReferenceBackend(), torch.device("cpu"), forwards, table, pools, poison=0x5A)
     lengths, lens = {3: 4, 1: 6}, set[int]()
     step.prefill(Batch(list(lengths), list(lengths.values())))
     for _ in range(8):

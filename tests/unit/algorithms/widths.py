@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specc.config import LoadedConfig
-from specc.driver import compile_module
+from specc.driver.compile import compile_module
 from specc.ir.core import Module, tensor_type
 from specc.ir.nodes import is_external, node_of
 from specc.support.diagnostics import Diagnostic, DiagnosticError

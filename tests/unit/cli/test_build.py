@@ -210,7 +210,7 @@ def test_without_a_compiler(config: Path, tmp_path: Path, monkeypatch: pytest.Mo
     def missing(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("specc.build.importlib.metadata.version", missing)
+    monkeypatch.setattr("specc.driver.build.importlib.metadata.version", missing)
     result = build(config, "-o", tmp_path)
     assert result.exit_code == 1
     assert "error[aot/no-compiler]" in result.stderr

@@ -13,11 +13,11 @@ from programs import ROOT, config_text
 from typer.testing import CliRunner, Result
 
 from specc.algorithms import names, needs
-from specc.build import build_program
 from specc.cli.main import app
-from specc.codegen import story
 from specc.config import load_config
 from specc.config.remembered import Answer
+from specc.driver.build import build_program
+from specc.explain import story
 
 TREE = {"topk": 2, "num_draft_tokens": 6, "page_size": 16}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -13,10 +13,11 @@ import pytest
 from programs import ROOT, load
 
 from specc.algorithms import names
-from specc.build import Build, build_program
+from specc.driver.build import Build, build_program
 from specc.emit.wheel import plan_text
 from specc.ir.printer import print_module
-from specc.runtime.plan import KINDS, Launch, Plan
+from specc.runtime.plan.plan import KINDS, Launch
+from specc.runtime.plan.plan_json import read_plan
 
 DOC = (ROOT / "docs" / "plan.md").read_text()
 SIZES = {"i1": 1, "u8": 1, "i32": 4, "i64": 8, "f16": 2, "bf16": 2, "f32": 4}
@@ -58,7 +59,7 @@ def test_disaggregation_changes_nothing_else(algorithm: str) -> None:
     """Every program can move its requests, so the key only says what it is meant for."""
     together, apart = (build_program(load(algorithm, disaggregation=apart)) for apart in (False, True))
     assert (together.plan["disaggregation"], apart.plan["disaggregation"]) == (False, True)
-    assert Plan.from_json(apart.plan).disaggregation
+    assert read_plan(apart.plan).disaggregation
     assert together.plan == apart.plan | {"disaggregation": False}
     assert together.generated.sources == apart.generated.sources
 
@@ -77,7 +78,7 @@ def test_the_plan_of_an_engine_has_the_engine_and_what_it_settles() -> None:
     plan = build_program(load("STANDALONE", **by_hand)).plan
     assert "engine" not in plan
     assert for_engine == plan | {"engine": "sglang"}
-    assert Plan.from_json(for_engine).name == "small"
+    assert read_plan(for_engine).name == "small"
 
 
 def test_the_figures_are_documented(plan: Any) -> None:
@@ -186,7 +187,7 @@ def test_memory_is_counted_from_buffers(plan: Any) -> None:
 
 
 def test_the_runtime_reads_it(plan: Any) -> None:
-    read = Plan.from_json(plan)
+    read = read_plan(plan)
     assert read.buckets == tuple(plan["buckets"])
     assert [node.name for node in read.nodes("step")] == plan["captures"][0]["nodes"]
     for owner, pool in read.kv_pools.items():

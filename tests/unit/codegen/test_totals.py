@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from programs import load
 
-from specc.build import Build, build_program
+from specc.driver.build import Build, build_program
 from specc.ir.printer import print_module
 
 

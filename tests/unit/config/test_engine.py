@@ -12,7 +12,7 @@ from programs import compile_to, config_text
 from specc.algorithms import names, needs
 from specc.config import LoadedConfig, load_text
 from specc.config.presets import ENGINES
-from specc.ir.plan import KvLayout
+from specc.ir.declarations import KvLayout
 from specc.support.diagnostics import DiagnosticError
 
 from .conftest import Model

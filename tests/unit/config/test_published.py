@@ -12,7 +12,7 @@ import pytest
 
 from specc.algorithms import names, needs
 from specc.config import LoadedConfig, ModelConfig, load_text
-from specc.driver import check_config
+from specc.driver.compile import check_config
 from specc.support.diagnostics import DiagnosticError
 
 ROOT = Path(__file__).parents[3]

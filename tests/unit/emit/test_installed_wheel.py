@@ -125,7 +125,7 @@ print(*[(point.name, point.value) for point in entry_points(group="specc.program
         ("kernels/prepare.py", b"# other\n", "kernels/prepare.py differs from its digest"),
         ("machine_code/sm_90/prepare.cubin", b"", "machine_code/sm_90/prepare.cubin differs"),
         ("plan.json", None, "plan.json is missing"),
-        ("_runtime/relay.py", None, "_runtime/relay.py is missing"),
+        ("_runtime/state/relay.py", None, "_runtime/state/relay.py is missing"),
         ("manifest.json", b"{", "manifest.json: JSONDecodeError"),
         ("manifest.json", b"{}", "manifest.json: KeyError"),
         ("manifest.json", None, "manifest.json: FileNotFoundError"),

@@ -185,7 +185,7 @@ def test_the_version_changes_with_whatever_the_wheel_holds(built: Path, tmp_path
 
 
 def test_the_version_changes_with_the_runtime(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    changed = module.copied("runtime", "_runtime") | {"_runtime/relay.py": "# changed\n"}
+    changed = module.copied("runtime", "_runtime") | {"_runtime/state/relay.py": "# changed\n"}
     monkeypatch.setattr(module, "copied", lambda *_: changed)
     assert version_of(toy_wheel(tmp_path)) != version_of(built)
 

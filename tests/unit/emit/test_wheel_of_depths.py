@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from programs import load
 
-from specc.build import Build, build_program
+from specc.driver.build import Build, build_program
+from specc.emit.build_wheel import emit_wheel
 from specc.emit.files import emit_kernels, emit_plan, emit_specir
-from specc.emit.program import emit_wheel
 from specc.emit.wheel import plan_text
 from specc.ir.parser import parse_module
 from specc.ir.printer import print_module
-from specc.runtime.manifest import Manifest
+from specc.runtime.plan.manifest import Manifest
 from specc.runtime.program import load as load_program
 
 STEPS = [1, 2, 4]

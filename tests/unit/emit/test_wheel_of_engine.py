@@ -15,7 +15,7 @@ from toy_wheel import toy_wheel
 
 import specc.adapters.sglang
 from specc.runtime.errors import DamagedWheelError
-from specc.runtime.manifest import Manifest
+from specc.runtime.plan.manifest import Manifest
 
 PACKAGE = "specc_program_toy_chain"
 

@@ -20,12 +20,12 @@ from fakes.program import FakeProgram, make_plan
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from specc.engine.drafts import StandaloneDraft
 from specc.engine.engine import Engine
 from specc.engine.errors import UnsupportedModelError
-from specc.engine.models import TargetModel
+from specc.engine.models.causal_models import TargetModel
+from specc.engine.models.drafts import StandaloneDraft
 from specc.engine.reference import greedy
-from specc.engine.request import StopConditions
+from specc.engine.serving.request import StopConditions
 
 TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 LARGEST = 40_000_000

@@ -14,7 +14,7 @@ from fakes import program as fake_program
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from specc.engine.models import CausalModel
+from specc.engine.models.causal_models import CausalModel
 
 from .models_for_tests import VOCAB, make_drafts, make_target
 

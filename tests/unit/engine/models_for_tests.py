@@ -16,12 +16,12 @@ from transformers import (
     Qwen3Config,
 )
 
-from specc.engine.dflash_head import DflashHead
-from specc.engine.drafts import DflashDraft, EagleDraft, FrozenKvDraft, MtpDraft, StandaloneDraft
-from specc.engine.eagle_head import EagleHead
-from specc.engine.frozen_kv_head import FrozenKvHead
-from specc.engine.models import TargetModel
-from specc.engine.mtp_heads import MtpHeads
+from specc.engine.models.causal_models import TargetModel
+from specc.engine.models.dflash_head import DflashHead
+from specc.engine.models.drafts import DflashDraft, EagleDraft, FrozenKvDraft, MtpDraft, StandaloneDraft
+from specc.engine.models.eagle_head import EagleHead
+from specc.engine.models.frozen_kv_head import FrozenKvHead
+from specc.engine.models.mtp_heads import MtpHeads
 
 VOCAB = 97
 AUX_LAYERS = (1, 3)

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from specc.engine.attention import plain_attention
-from specc.engine.context import PagedContext
 from specc.engine.errors import UnsupportedModelError
-from specc.engine.kv_pool import KVPool, PageAllocator, PoolShape, ReqToToken
-from specc.engine.models import TargetModel
+from specc.engine.memory.attention import plain_attention
+from specc.engine.memory.context import PagedContext
+from specc.engine.memory.kv_pool import KVPool, PageAllocator, PoolShape, ReqToToken
+from specc.engine.models.causal_models import TargetModel
 
 from .models_for_tests import VOCAB, make_target
 

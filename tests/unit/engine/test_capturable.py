@@ -13,14 +13,14 @@ import torch
 from fakes.program import make_plan
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 
-from specc.engine.callbacks import Memory
-from specc.engine.draft_callbacks import make_callbacks as bind_callbacks
-from specc.engine.drafts import Draft
-from specc.engine.kv_pool import KVPool
-from specc.engine.models import TargetModel
+from specc.engine.memory.kv_pool import KVPool
+from specc.engine.memory.tree_attention import Branches
+from specc.engine.models.causal_models import TargetModel
+from specc.engine.models.drafts import Draft
 from specc.engine.plan_facts import PlanFacts
-from specc.engine.prompts import Prompt
-from specc.engine.tree_attention import Branches
+from specc.engine.serving.callbacks import Memory
+from specc.engine.serving.draft_callbacks import make_callbacks as bind_callbacks
+from specc.engine.serving.prompts import Prompt
 
 from .models_for_tests import CONFIGS, make_drafts, make_pair, make_target
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import transformers
 
-from specc.engine import models as engine_models
+from specc.engine.models import causal_models as engine_models
 
 from . import causal_types
 from .causal_types import HEADING, PAGE, TYPES, in_page, read_list, rendered, verdict
@@ -67,7 +67,7 @@ def test_the_page_shows_the_list() -> None:
 
 def test_text_is_judged_without_the_check_of_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the check of scores would have refused is seen by the text alone: a rotary embedding gone wrong."""
-    monkeypatch.setattr("specc.engine.fitting.check_scores", lambda *given: None)
+    monkeypatch.setattr("specc.engine.serving.fitting.check_scores", lambda *given: None)
     assert verdict("llama").status == "right"
     plain = engine_models.CausalModel.forward
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from fakes.program import FakeProgram, make_plan
 
-from specc.engine.callbacks import Memory
-from specc.engine.checking import boundaries, check_scores
-from specc.engine.context import PagedContext
-from specc.engine.drafts import StandaloneDraft
 from specc.engine.engine import Engine
 from specc.engine.errors import EngineError, UnsupportedModelError
-from specc.engine.models import CausalModel, TargetModel
+from specc.engine.memory.context import PagedContext
+from specc.engine.models.causal_models import CausalModel, TargetModel
+from specc.engine.models.drafts import StandaloneDraft
+from specc.engine.serving.callbacks import Memory
+from specc.engine.serving.checking import boundaries, check_scores
 
 from .models_for_tests import make_drafts, make_model, make_target
 

@@ -11,16 +11,16 @@ import torch
 from fakes.program import FakeProgram, make_plan
 from torch import Tensor
 
-from specc.engine.drafts import DflashDraft, Draft, FrozenKvDraft, MtpDraft
 from specc.engine.engine import Engine
 from specc.engine.errors import EngineError, UnsupportedModelError
-from specc.engine.loading import load_corpus, load_draft
-from specc.engine.memoryless import memoryless
-from specc.engine.models import TargetModel
+from specc.engine.models.causal_models import TargetModel
+from specc.engine.models.drafts import DflashDraft, Draft, FrozenKvDraft, MtpDraft
+from specc.engine.models.loading import load_corpus, load_draft
+from specc.engine.models.memoryless import memoryless
 from specc.engine.plan_facts import PlanFacts
-from specc.engine.prompts import Prompt
 from specc.engine.reference import accepted_lengths, greedy
-from specc.engine.request import Completion, StopConditions
+from specc.engine.serving.prompts import Prompt
+from specc.engine.serving.request import Completion, StopConditions
 from specc.support.diagnostics import DiagnosticError
 
 from .models_for_tests import AUX_LAYERS, VOCAB, make_drafts, make_pair, make_target

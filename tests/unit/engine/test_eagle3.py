@@ -11,18 +11,18 @@ from fakes.program import FakeProgram, make_plan
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import LlamaConfig, Qwen3Config
 
-from specc.engine.attention import plain_attention
-from specc.engine.aux_states import AuxStates
-from specc.engine.drafts import Eagle3Draft
-from specc.engine.eagle3_head import Eagle3Head
 from specc.engine.engine import Engine
 from specc.engine.errors import UnsupportedModelError
-from specc.engine.loading import load_draft
-from specc.engine.memoryless import plain_head
-from specc.engine.models import TargetModel
+from specc.engine.memory.attention import plain_attention
+from specc.engine.models.aux_states import AuxStates
+from specc.engine.models.causal_models import TargetModel
+from specc.engine.models.drafts import Eagle3Draft
+from specc.engine.models.eagle3_head import Eagle3Head
+from specc.engine.models.loading import load_draft
+from specc.engine.models.memoryless import plain_head
 from specc.engine.plan_facts import PlanFacts
 from specc.engine.reference import accepted_lengths, greedy
-from specc.engine.request import StopConditions
+from specc.engine.serving.request import StopConditions
 from specc.support.diagnostics import DiagnosticError
 
 from .models_for_tests import COMMON, make_model

@@ -8,7 +8,6 @@ import pytest
 import torch
 from fakes.program import FakeProgram, make_plan
 
-from specc.engine.drafts import StandaloneDraft
 from specc.engine.engine import Engine
 from specc.engine.errors import (
     EngineError,
@@ -17,9 +16,10 @@ from specc.engine.errors import (
     UnknownTokenError,
     UnsupportedModelError,
 )
-from specc.engine.models import TargetModel
+from specc.engine.models.causal_models import TargetModel
+from specc.engine.models.drafts import StandaloneDraft
 from specc.engine.reference import accepted_lengths, first_difference, greedy
-from specc.engine.request import StopConditions, TokenEvent
+from specc.engine.serving.request import StopConditions, TokenEvent
 from specc.ir.ops.health import ROOM_BIT
 from specc.support.diagnostics import DiagnosticError
 

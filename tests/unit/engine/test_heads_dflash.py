@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, Qwen3Config
 
-from specc.engine.attention import PAGED
-from specc.engine.context import PagedContext
-from specc.engine.dflash_head import DflashHead
-from specc.engine.kv_pool import KVPool, PoolShape
+from specc.engine.memory.attention import PAGED
+from specc.engine.memory.context import PagedContext
+from specc.engine.memory.kv_pool import KVPool, PoolShape
+from specc.engine.models.dflash_head import DflashHead
 
 from .models_for_tests import COMMON, VOCAB, make_model
 from .test_attention import make_tables

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaModel, Qwen3Config, Qwen3Model
 
-from specc.engine.attention import PAGED
-from specc.engine.kv_pool import KVPool, PoolShape
-from specc.engine.mtp_heads import MtpHeads
+from specc.engine.memory.attention import PAGED
+from specc.engine.memory.kv_pool import KVPool, PoolShape
+from specc.engine.models.mtp_heads import MtpHeads
 
 from .models_for_tests import COMMON, VOCAB, make_model
 from .test_attention import context, make_tables

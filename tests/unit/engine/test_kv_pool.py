@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specc.engine.errors import OutOfPagesError, OutOfRowsError
-from specc.engine.kv_pool import KVPool, PageAllocator, PoolShape, ReqToToken
+from specc.engine.memory.kv_pool import KVPool, PageAllocator, PoolShape, ReqToToken
 
 ACTIONS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 40), st.booleans()), max_size=40)
 

@@ -15,10 +15,10 @@ import torch
 from fakes.program import make_plan
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from specc.engine.drafts import EagleDraft, StandaloneDraft
 from specc.engine.errors import UnsupportedModelError
-from specc.engine.loading import load_draft, load_target
-from specc.engine.models import TargetModel
+from specc.engine.models.causal_models import TargetModel
+from specc.engine.models.drafts import EagleDraft, StandaloneDraft
+from specc.engine.models.loading import load_draft, load_target
 from specc.engine.plan_facts import PlanFacts
 from specc.support.diagnostics import DiagnosticError
 
@@ -166,7 +166,7 @@ def test_a_directorys_own_code_is_never_run(
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     lines = [
         "import json, sys",
-        "from specc.engine.loading import load_draft, load_target",
+        "from specc.engine.models.loading import load_draft, load_target",
         "from specc.engine.plan_facts import PlanFacts",
         "facts = PlanFacts.read(json.load(open(sys.argv[1])))",
         "target = load_target(sys.argv[2], facts)",

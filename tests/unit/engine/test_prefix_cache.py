@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specc.engine.kv_pool import PageAllocator
-from specc.engine.prefix_cache import PrefixCache
+from specc.engine.memory.kv_pool import PageAllocator
+from specc.engine.memory.prefix_cache import PrefixCache
 
 TEXTS = st.lists(st.integers(0, 1), min_size=1, max_size=12).map(tuple)
 ACTIONS = st.lists(

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specc.engine.attention import plain_attention
-from specc.engine.callbacks import Memory
-from specc.engine.kv_pool import KVPool
-from specc.engine.prompts import MOST_TOKENS, Span, grouped
+from specc.engine.memory.attention import plain_attention
+from specc.engine.memory.kv_pool import KVPool
+from specc.engine.serving.callbacks import Memory
+from specc.engine.serving.prompts import MOST_TOKENS, Span, grouped
 
 from .models_for_tests import make_target
 

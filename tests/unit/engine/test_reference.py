@@ -18,9 +18,9 @@ from typer.testing import CliRunner, Result
 from specc.cli.run import run
 from specc.engine import reference
 from specc.engine.engine import Engine
-from specc.engine.models import TargetModel
+from specc.engine.models.causal_models import TargetModel
 from specc.engine.reference import compare, greedy
-from specc.engine.request import StopConditions
+from specc.engine.serving.request import StopConditions
 
 from .conftest import save_tokenizer
 from .models_for_tests import make_model

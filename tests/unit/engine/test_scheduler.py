@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from specc.engine.errors import RequestTooLongError
-from specc.engine.kv_pool import PageAllocator, ReqToToken
-from specc.engine.prefix_cache import PrefixCache
-from specc.engine.request import Request, StopConditions
-from specc.engine.scheduler import Scheduler
+from specc.engine.memory.kv_pool import PageAllocator, ReqToToken
+from specc.engine.memory.prefix_cache import PrefixCache
+from specc.engine.serving.request import Request, StopConditions
+from specc.engine.serving.scheduler import Scheduler
 
 PAGE, RESERVE, CONTEXT = 4, 6, 64
 

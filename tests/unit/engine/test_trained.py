@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from fakes.program import FakeProgram, make_plan
 
-from specc.engine.drafts import EagleDraft, StandaloneDraft
-from specc.engine.eagle_head import EagleHead
 from specc.engine.engine import Engine
-from specc.engine.models import TargetModel
+from specc.engine.models.causal_models import TargetModel
+from specc.engine.models.drafts import EagleDraft, StandaloneDraft
+from specc.engine.models.eagle_head import EagleHead
 from specc.engine.reference import accepted_lengths, greedy
-from specc.engine.request import StopConditions
+from specc.engine.serving.request import StopConditions
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "models"
 PROMPTS = ["def main():\n", "import os\n", "class Node:\n    def __init__(self, value):\n        self."]

@@ -9,15 +9,15 @@ import torch
 from fakes.program import make_plan
 from torch import Tensor
 
-from specc.engine.attention import plain_attention
-from specc.engine.callbacks import Memory
-from specc.engine.draft_callbacks import make_callbacks as bind_callbacks
-from specc.engine.drafts import StandaloneDraft
-from specc.engine.kv_pool import KVPool
-from specc.engine.models import CausalModel, TargetModel
+from specc.engine.memory.attention import plain_attention
+from specc.engine.memory.kv_pool import KVPool
+from specc.engine.memory.tree_attention import Branches, visible_keys
+from specc.engine.models.causal_models import CausalModel, TargetModel
+from specc.engine.models.drafts import StandaloneDraft
 from specc.engine.plan_facts import PlanFacts
-from specc.engine.prompts import Span
-from specc.engine.tree_attention import Branches, visible_keys
+from specc.engine.serving.callbacks import Memory
+from specc.engine.serving.draft_callbacks import make_callbacks as bind_callbacks
+from specc.engine.serving.prompts import Span
 
 from .models_for_tests import VOCAB, make_drafts, make_target
 

@@ -6,7 +6,7 @@ import pytest
 
 from specc.ir.builder import Builder
 from specc.ir.core import PHASES, Carry, Module, Value, entry_of, is_state, tensor_type
-from specc.ir.plan import Kernel, Options
+from specc.ir.declarations import Kernel, Options
 from specc.ir.types import Dim, StateType, TensorType
 from specc.support.diagnostics import DiagnosticError
 from specc.support.location import Location

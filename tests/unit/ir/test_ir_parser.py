@@ -10,15 +10,15 @@ from programs import EXAMPLES, MODEL, config_text, load, passes_to
 from specc.algorithms import names, needs
 from specc.config import load_config
 from specc.config.load import load_text
-from specc.driver import start_module
+from specc.driver.compile import start_module
 from specc.ir.checker import check_module
 from specc.ir.core import Module, Op
+from specc.ir.declarations import Options
 from specc.ir.parser import parse_module, parse_type
-from specc.ir.plan import Options
 from specc.ir.printer import print_module, print_op
 from specc.ir.types import StateType, TensorType
-from specc.passes.base import Context
-from specc.passes.manager import BaseInstrument, run_passes
+from specc.pass_manager.manager import BaseInstrument, run_passes
+from specc.pass_manager.pass_base import Context
 from specc.passes.pipeline import PASSES
 from specc.support.diagnostics import DiagnosticError
 from specc.support.location import Location

@@ -12,8 +12,8 @@ from specc.ir.opdef import OpDef, TypeMismatch
 from specc.ir.ops import OPS
 from specc.ir.parser import parse_type
 from specc.ir.types import DTYPES, StateType, TensorType
-from specc.runtime.reference import OPS as REFERENCE
-from specc.runtime.reference_kv import KV_OPS
+from specc.runtime.semantics.reference import OPS as REFERENCE
+from specc.runtime.semantics.reference_kv import KV_OPS
 
 DOC = (ROOT / "docs" / "ir.md").read_text()
 

@@ -9,7 +9,7 @@ from triton.runtime.jit import type_canonicalisation_dict
 from specc.config.resolved import KV_BYTES
 from specc.ir.types import DTYPES, Dtype
 from specc.runtime import dtypes
-from specc.runtime.semantics import DTYPES as OF_TORCH
+from specc.runtime.semantics.convention import DTYPES as OF_TORCH
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)

@@ -11,8 +11,8 @@ from programs import compile_to, load
 from specc.algorithms import names, needs
 from specc.ir.builder import Builder
 from specc.ir.core import Carry, Module, Op
+from specc.ir.declarations import Kernel
 from specc.ir.infer import assign_types
-from specc.ir.plan import Kernel
 from specc.ir.types import Dim, TensorType
 from specc.kernels import FAMILIES
 from specc.kernels.shared.base import (
@@ -26,7 +26,7 @@ from specc.kernels.shared.base import (
     traffic,
 )
 from specc.kernels.shared.text import is_long
-from specc.passes.base import Context
+from specc.pass_manager.pass_base import Context
 from specc.passes.form_kernels import FormKernels
 
 TREE: dict[str, Any] = {"topk": 4, "num_steps": 4, "num_draft_tokens": 9}

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from programs import ROOT, compile_to, load
 
-from specc.build import build_program
+from specc.driver.build import build_program
 from specc.ir.core import Module, is_state
+from specc.ir.declarations import Kernel
 from specc.ir.nodes import is_external
-from specc.ir.plan import Kernel
 from specc.ir.types import TensorType
 from specc.kernels import COMPOSED, FAMILIES, LONE
 from specc.kernels.shared.base import CAPACITY, MAX_SPLITS, cluster_of, nbytes, traffic

@@ -11,18 +11,18 @@ from programs import compile_to, load
 
 from specc.algorithms import names, needs
 from specc.ir.core import PHASES, Module, Op, entry_of, tensor_type
+from specc.ir.declarations import Kernel, Reference
 from specc.ir.infer import assign_types
 from specc.ir.nodes import is_external, node_order, quotient
 from specc.ir.opdef import OpDef
 from specc.ir.ops import OPS
 from specc.ir.parser import parse_module
-from specc.ir.plan import Kernel, Reference
 from specc.ir.types import TensorType
 from specc.kernels import FAMILIES
 from specc.kernels.shared.base import CAPACITY, STORES, Spec, cluster_of
 from specc.kernels.shared.compose import has_tile
 from specc.kernels.shared.text import Text, is_long
-from specc.passes.base import Context
+from specc.pass_manager.pass_base import Context
 from specc.passes.form_kernels import FormKernels
 from specc.support.diagnostics import DiagnosticError
 

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from programs import compile_to, load
 
-from specc.build import build_program
+from specc.driver.build import build_program
 from specc.ir.core import Module, Op
 from specc.ir.types import TensorType
 from specc.kernels import FAMILIES
 from specc.kernels.shared.base import CAPACITY, Cluster, read_in_place
-from specc.runtime.plan import Launch, Plan
+from specc.runtime.plan.plan import Launch
+from specc.runtime.plan.plan_json import read_plan
 
 START, PROPOSE = FAMILIES["ngram_start"], FAMILIES["ngram_propose"]
 LOOK_UP = ["carry.load", "ngram.propose"]
@@ -165,7 +166,7 @@ def test_grids() -> None:
 def test_a_step_is_three_launches(tree: bool) -> None:
     """And one more for what a tree has to move. The plan passes a corpus with its length, and both are the engine's."""
     build = build_program(load("NGRAM", options={"corpus": "words.txt"}, **(TREE if tree else {})))
-    plan = Plan.from_json(build.plan)
+    plan = read_plan(build.plan)
     launches = [node for node in plan.nodes("step") if isinstance(node, Launch)]
     families = [plan.kernels[node.kernel].family for node in launches]
     assert families == ["rows", "ngram_propose", "argmax", *(["compact"] if tree else [])]

@@ -10,9 +10,9 @@ from programs import compile_to, load
 from specc.ir.core import Module
 from specc.ir.parser import parse_module
 from specc.ir.printer import print_module
-from specc.passes.base import Context
+from specc.pass_manager.manager import run_passes
+from specc.pass_manager.pass_base import Context
 from specc.passes.invariants import CheckEach, check_now
-from specc.passes.manager import run_passes
 from specc.passes.pipeline import default_passes, parse_pipeline
 from specc.support.diagnostics import DiagnosticError
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from programs import run_on
 
 from specc.ir.core import Module
+from specc.ir.declarations import Kernel
 from specc.ir.nodes import is_external
-from specc.ir.plan import Kernel
 from specc.passes.form_kernels import FormKernels
 
 INVARIANTS = "established compacted, kv-bound, live, tree-form, typed, verify-selected"

@@ -9,8 +9,8 @@ import pytest
 from programs import ROOT, compile_to, load
 
 from specc.ir.core import Module
+from specc.ir.declarations import Kernel, KvLayout
 from specc.ir.nodes import is_external
-from specc.ir.plan import Kernel, KvLayout
 
 EVERYTHING = ["accept_index", "hidden_states", "logprobs", "routed_experts", "indexer_topk"]
 

@@ -13,7 +13,7 @@ from programs import load
 
 from specc.config import Config
 from specc.runtime.batch import Batch
-from specc.runtime.plan import Plan
+from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.step import Step
 
 
@@ -43,7 +43,7 @@ def _config(hidden: bool) -> Config:
 
 def make_engine(plan: dict[str, Any], seed: int = 0) -> Engine:
     """An engine for plan.json."""
-    return Engine.of_plan(Plan.from_json(plan), seed=seed)
+    return Engine.of_plan(read_plan(plan), seed=seed)
 
 
 def batch_of(oracles: dict[int, Oracle], rows: list[int]) -> Batch:

@@ -18,19 +18,20 @@ from torch import Tensor
 from specc.runtime import step as step_module
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.capture import check_capturable
 from specc.runtime.errors import BatchError, BindError, ForwardContractError
 from specc.runtime.external import Forward
 from specc.runtime.frame import Frame
-from specc.runtime.plan import Plan
+from specc.runtime.graphs.capture import check_capturable
+from specc.runtime.memory.tables import TableGuard
+from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.step import Step
-from specc.runtime.tables import TableGuard
 
 CPU = torch.device("cpu")
 
 
 def make_step(plan: dict[str, Any], engine: object, table: Tensor, *, capture: bool = False, **how: Any) -> Step:
-    step = Step(Plan.from_json(plan), ReferenceBackend(), CPU, engine, table, **how)
+    step = Step(read_plan(plan), ReferenceBackend(), CPU, engine, table, **how)
     if capture:
         step.capture()
     return step
@@ -268,11 +269,11 @@ def test_a_plan_without_the_whole_capture_cannot_be_captured() -> None:
     plan = chain_plan()
     plan["captures"][0]["nodes"].pop()
     with pytest.raises(BindError, match="capture=False"):
-        check_capturable(Plan.from_json(plan))
+        check_capturable(read_plan(plan))
 
 
 def test_capture_is_for_cuda() -> None:
-    plan = Plan.from_json(chain_plan())
+    plan = read_plan(chain_plan())
     engine = make_engine(chain_plan())
     program = program_of(plan)
     with pytest.raises(BindError, match="only a program on CUDA"):

@@ -16,13 +16,14 @@ from programs import brought, load
 from returned import Fresh, Static
 from test_transfer import CASES, CPU, IDS, Machine, plugin, text
 
-from specc.build import build_program
+from specc.driver.build import build_program
 from specc.runtime import program as program_module
-from specc.runtime.arena import allocate
 from specc.runtime.backends import Backend
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.errors import BindError
-from specc.runtime.plan import Plan
+from specc.runtime.memory.arena import allocate
+from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.program import Program
 from specc.runtime.step import Step
 
@@ -40,7 +41,7 @@ def plans_of(algorithm: str, steps: list[int] = STEPS, **keys: Any) -> list[Plan
     """The plans of all depths, the deepest first."""
     keys |= {"options": {"window": 64}} if algorithm == "NGRAM" else {}
     built = build_program(load(algorithm, **keys | {"num_steps": steps, "buckets": BUCKETS, "max_requests": 6}))
-    return [Plan.from_json(depth.plan) for depth in built.depths]
+    return [read_plan(depth.plan) for depth in built.depths]
 
 
 def bind(plans: Sequence[Plan], seed: int) -> Machine:

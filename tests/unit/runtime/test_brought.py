@@ -11,14 +11,15 @@ from chains import make_engine
 from fakes.chain_plan import chain_plan
 from fakes.plans import by_torch
 
-from specc.runtime.arena import Arena
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.brought import load_ops
 from specc.runtime.errors import DamagedWheelError, PlanError
 from specc.runtime.frame import Frame
-from specc.runtime.manifest import Manifest
-from specc.runtime.plan import OpSource, Plan, Reference
-from specc.runtime.relay import RelayPools
+from specc.runtime.memory.arena import Arena
+from specc.runtime.plan.manifest import Manifest
+from specc.runtime.plan.plan import OpSource, Plan, Reference
+from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.state.relay import RelayPools
 
 FILE = "ops/toy/reference.py"
 TEXT = """
@@ -46,7 +47,7 @@ def folder_of(tmp_path: Path, text: str = TEXT) -> tuple[Manifest, Path]:
 
 def plan_with(function: str = "shift", source: str = FILE) -> Plan:
     """A plan with the op ``toy.shift``."""
-    return replace(Plan.from_json(chain_plan()), ops={"toy.shift": OpSource(source, function)})
+    return replace(read_plan(chain_plan()), ops={"toy.shift": OpSource(source, function)})
 
 
 def test_the_function_of_the_file_is_run(tmp_path: Path) -> None:
@@ -79,7 +80,7 @@ def test_a_node_computes_with_it(tmp_path: Path) -> None:
     slots |= {"op": "toy.slots", "attrs": {"most": 5}}
     raw["ops"] = {"toy.slots": {"source": FILE, "function": "slots"}}
     text = "def slots(operands, attrs, dims):\n    return (operands[0][: dims['B'], :4].clamp(max=attrs['most']){},)\n"
-    plan = Plan.from_json(raw)
+    plan = read_plan(raw)
     (node,) = [one for one in plan.nodes("step") if isinstance(one, Reference)]
     arena = Arena(plan, torch.device("cpu"))
     for name in ("req_pool_indices", "seq_lens"):

@@ -19,7 +19,7 @@ from specc.runtime import step as step_module
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BindError
-from specc.runtime.plan import Plan
+from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.step import Step
 
 Events = list[tuple[str, Any]]
@@ -42,7 +42,7 @@ def captured_step(plan: dict[str, Any], engine: Any, events: Events, monkeypatch
         return run(self, entry, frame, *more)
 
     monkeypatch.setattr(step_module.Step, "_run", logged)
-    step = Step(Plan.from_json(plan), ReferenceBackend(), CPU, engine, engine.table, poison=0xFF)
+    step = Step(read_plan(plan), ReferenceBackend(), CPU, engine, engine.table, poison=0xFF)
     step.capture()
     assert step._graphs is not None
     for bucket, graph in step._graphs._graphs.items():

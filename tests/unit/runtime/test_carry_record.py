@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specc.runtime.carry import Carry
 from specc.runtime.errors import CarryError
-from specc.runtime.plan import Plan
+from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.state.carry import Carry
 
 Row = tuple[int, tuple[float, float]]
 rows = st.lists(st.tuples(st.integers(0, 99), st.tuples(st.floats(0, 1, width=32), st.floats(0, 1, width=32))))
@@ -42,7 +42,7 @@ def test_a_carry_is_a_list_of_rows(first: list[Row], second: list[Row], extra: i
 
 
 def test_idle_has_the_types_of_the_plan() -> None:
-    plan = Plan.from_json(chain_plan(hidden=True, overlap=True, width=6))
+    plan = read_plan(chain_plan(hidden=True, overlap=True, width=6))
     idle = Carry.idle(plan, torch.device("cpu"))
     assert len(idle) == 0
     types = {name: (t.dtype, tuple(t.shape)) for name, t in idle.fields.items()}
@@ -53,7 +53,7 @@ def test_idle_has_the_types_of_the_plan() -> None:
         "seq_lens": (torch.int64, (0,)),
     }
     assert len(idle.merge(idle).pad(3).filter([2, 0])) == 2
-    assert "hidden" not in Carry.idle(Plan.from_json(chain_plan()), torch.device("cpu")).fields
+    assert "hidden" not in Carry.idle(read_plan(chain_plan()), torch.device("cpu")).fields
 
 
 ROW = carry_of([(1, (0.5, 0.5))])

@@ -17,15 +17,16 @@ from fakes.lookup_plan import lookup_plan
 from fakes.plans import by_torch
 
 from specc.runtime import program
-from specc.runtime.arena import Arena
 from specc.runtime.backends import cuda
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.errors import BindError, DamagedWheelError, PlanError, UnsupportedDeviceError
 from specc.runtime.external import Forward
 from specc.runtime.frame import Frame
-from specc.runtime.manifest import Artifact, Manifest
-from specc.runtime.plan import Launch, Plan, Reference
-from specc.runtime.relay import RelayPools
+from specc.runtime.memory.arena import Arena
+from specc.runtime.plan.manifest import Artifact, Manifest
+from specc.runtime.plan.plan import Launch, Plan, Reference
+from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.state.relay import RelayPools
 
 DEVICE = torch.device("cuda", 1)
 
@@ -117,7 +118,7 @@ def node(plan: Plan, name: str) -> Launch:
 
 
 def test_arguments_grid_and_stream(driver: Driver, tmp_path: Path) -> None:
-    plan = Plan.from_json(chain_plan())
+    plan = read_plan(chain_plan())
     backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path, shared=1024), tmp_path, DEVICE)
     frame, arena, table = frame_of(plan, 3)
     backend.launch(node(plan, "prepare"), frame)
@@ -138,7 +139,7 @@ def test_arguments_grid_and_stream(driver: Driver, tmp_path: Path) -> None:
 
 def test_what_has_no_kernel_is_computed_by_torch(driver: Driver, tmp_path: Path) -> None:
     """On the memory of the launch that it stands for; of 0 rows nothing is computed."""
-    plan, torched = Plan.from_json(chain_plan()), Plan.from_json(by_torch(chain_plan(), "prepare"))
+    plan, torched = read_plan(chain_plan()), read_plan(by_torch(chain_plan(), "prepare"))
     backend = cuda.CudaBackend([torched], artifacts(torched, tmp_path), tmp_path, DEVICE)
     (reference,) = [one for one in torched.nodes("step") if isinstance(one, Reference)]
     (frame, arena, _), (other, wanted, _) = frame_of(torched, 3), frame_of(plan, 3)
@@ -161,7 +162,7 @@ def test_a_launch_has_the_grid_of_its_own_bucket(driver: Driver, tmp_path: Path)
     programs = {1: (9, 1), 2: (5, 2), 4: (3, 1)}
     for launch in (one for phase in raw["phases"] for one in phase["nodes"] if one["kind"] == "launch"):
         launch["grid"] = {str(bucket): [bucket, *per_row] for bucket, per_row in programs.items()}
-    plan = Plan.from_json(raw)
+    plan = read_plan(raw)
     backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path), tmp_path, DEVICE)
     for rows in (1, 2, 3, 4, 1):
         backend.launch(node(plan, "prepare"), frame_of(plan, rows)[0])
@@ -171,7 +172,7 @@ def test_a_launch_has_the_grid_of_its_own_bucket(driver: Driver, tmp_path: Path)
 
 
 def test_engine_values_and_literals(driver: Driver, tmp_path: Path) -> None:
-    plan = Plan.from_json(chain_plan())
+    plan = read_plan(chain_plan())
     backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path, hidden=0), tmp_path, DEVICE)
     frame, _, _ = frame_of(plan, 2)
     for step in (0, 1):
@@ -185,7 +186,7 @@ def test_engine_values_and_literals(driver: Driver, tmp_path: Path) -> None:
 
 
 def test_a_grid_of_no_rows_is_not_launched(driver: Driver, tmp_path: Path) -> None:
-    plan = Plan.from_json(chain_plan())
+    plan = read_plan(chain_plan())
     backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path), tmp_path, DEVICE)
     for rows in (0, 2, 0):
         backend.launch(node(plan, "prepare"), frame_of(plan, rows)[0])
@@ -193,7 +194,7 @@ def test_a_grid_of_no_rows_is_not_launched(driver: Driver, tmp_path: Path) -> No
 
 
 def test_launch_configurations_are_made_once(driver: Driver, tmp_path: Path) -> None:
-    plan = Plan.from_json(chain_plan())
+    plan = read_plan(chain_plan())
     backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path), tmp_path, DEVICE)
     for rows in (3, 3, 4, 3):
         backend.launch(node(plan, "prepare"), frame_of(plan, rows)[0])
@@ -202,7 +203,7 @@ def test_launch_configurations_are_made_once(driver: Driver, tmp_path: Path) -> 
 
 
 def test_kernels_of_one_grid_have_each_its_own_shared_memory(driver: Driver, tmp_path: Path) -> None:
-    plan = Plan.from_json(chain_plan())
+    plan = read_plan(chain_plan())
     manifest = artifacts(plan, tmp_path, hidden=0)
     sizes = {one.kernel: 1024 * count for count, one in enumerate(manifest.artifacts)}
     listed = tuple(replace(one, shared=sizes[one.kernel]) for one in manifest.artifacts)
@@ -220,7 +221,7 @@ def test_kernels_of_one_grid_have_each_its_own_shared_memory(driver: Driver, tmp
 def test_streams_are_adopted_once_and_the_default_stream_has_a_name(
     driver: Driver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    plan = Plan.from_json(chain_plan())
+    plan = read_plan(chain_plan())
     backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path), tmp_path, DEVICE)
     for handle in (0, 77, 0, 77, 78):
         stream = SimpleNamespace(cuda_stream=handle)
@@ -242,7 +243,7 @@ def test_versions_of_cuda_core_that_adopt_streams_through_the_device() -> None:
 
 
 def test_tables_are_passed_with_their_sizes(driver: Driver, tmp_path: Path) -> None:
-    plan = Plan.from_json(lookup_plan())
+    plan = read_plan(lookup_plan())
     backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path), tmp_path, DEVICE)
     arena = Arena(plan, torch.device("cpu"))
     for corpus in (torch.arange(5, dtype=torch.int32), torch.arange(0, dtype=torch.int32)):
@@ -258,7 +259,7 @@ def test_tables_are_passed_with_their_sizes(driver: Driver, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("shared", "asks"), [(48 * 1024 - 1, False), (48 * 1024, True), (100_000, True)])
 def test_much_shared_memory_is_asked_for(driver: Driver, tmp_path: Path, shared: int, asks: bool) -> None:
-    plan = Plan.from_json(chain_plan())
+    plan = read_plan(chain_plan())
     cuda.CudaBackend([plan], artifacts(plan, tmp_path, shared=shared), tmp_path, DEVICE)
     assert driver.shared == [("max", shared, "handle", ("device", 1))] * len(plan.kernels) * asks
 
@@ -267,7 +268,7 @@ def test_much_shared_memory_is_asked_for(driver: Driver, tmp_path: Path, shared:
 def test_promised_alignment_is_checked(driver: Driver, tmp_path: Path, columns: int) -> None:
     data = chain_plan()
     data["kernels"]["prepare"]["aligned"] = ["rows_ptr", "req_to_token_stride"]
-    plan = Plan.from_json(data)
+    plan = read_plan(data)
     backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path), tmp_path, DEVICE)
     frame, _, _ = frame_of(plan, 2)
     backend.launch(node(plan, "prepare"), frame)
@@ -278,7 +279,7 @@ def test_promised_alignment_is_checked(driver: Driver, tmp_path: Path, columns: 
 
 @pytest.mark.parametrize(("held", "fits"), [("sm_90", True), ("sm_90a", True), ("sm_80", False), ("sm_100", False)])
 def test_machine_code_is_for_one_arch(driver: Driver, tmp_path: Path, held: str, fits: bool) -> None:
-    plan = Plan.from_json(chain_plan())
+    plan = read_plan(chain_plan())
     manifest = artifacts(plan, tmp_path, arch=held)
     if fits:
         cuda.CudaBackend([plan], manifest, tmp_path, DEVICE)
@@ -288,7 +289,7 @@ def test_machine_code_is_for_one_arch(driver: Driver, tmp_path: Path, held: str,
 
 
 def test_of_several_archs_the_devices_own_is_loaded(driver: Driver, tmp_path: Path) -> None:
-    plan = Plan.from_json(chain_plan())
+    plan = read_plan(chain_plan())
     own = artifacts(plan, tmp_path)
     others = tuple(replace(one, arch="sm_80", entry="other") for one in own.artifacts)
     for listed in ((*others, *own.artifacts), (*own.artifacts, *others)):
@@ -299,7 +300,7 @@ def test_of_several_archs_the_devices_own_is_loaded(driver: Driver, tmp_path: Pa
 
 
 def test_gfx_code_is_for_inspection(driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = Plan.from_json(chain_plan())
+    plan = read_plan(chain_plan())
     manifest = artifacts(plan, tmp_path, arch="gfx942")
     with pytest.raises(UnsupportedDeviceError, match=r"the wheel has gfx942 \(gfx942 for inspection: .* NVIDIA's"):
         cuda.CudaBackend([plan], manifest, tmp_path, DEVICE)
@@ -310,7 +311,7 @@ def test_gfx_code_is_for_inspection(driver: Driver, tmp_path: Path, monkeypatch:
 
 
 def test_machine_code_that_does_not_fit_the_plan(driver: Driver, tmp_path: Path) -> None:
-    plan = Plan.from_json(chain_plan())
+    plan = read_plan(chain_plan())
     whole = artifacts(plan, tmp_path)
     some = Manifest("toy", "0", "0", "0", "3.8.0", 1, "2.11", ("sm_90",), {}, whole.artifacts[1:], {})
     with pytest.raises(DamagedWheelError, match="no machine code of kernel 'prepare' for sm_90"):
@@ -319,7 +320,7 @@ def test_machine_code_that_does_not_fit_the_plan(driver: Driver, tmp_path: Path)
     data["kernels"]["prepare"]["arguments"].extend([["x", "i32"]] * 3)
     data["phases"][0]["nodes"][0]["args"].extend([{"name": "x", "literal": 1}] * 3)
     with pytest.raises(DamagedWheelError, match="takes 7 parameters, not 8"):
-        cuda.CudaBackend([Plan.from_json(data)], whole, tmp_path, DEVICE)
+        cuda.CudaBackend([read_plan(data)], whole, tmp_path, DEVICE)
 
 
 def test_early_versions_of_cuda_core(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,9 @@ from fakes.tree_plan import tree_plan
 
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BindError, DamagedWheelError, PlanError, SpeccError, UnsupportedTorchError
-from specc.runtime.manifest import MANIFEST, PLAN, Manifest
-from specc.runtime.plan import Plan
-from specc.runtime.plan_json import load_plan
+from specc.runtime.plan.manifest import MANIFEST, PLAN, Manifest
+from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.plan_json import load_plan, read_plan
 
 Json = dict[str, Any]
 ODD: list[Any] = [
@@ -166,7 +166,7 @@ def test_texts_that_are_no_json(text: bytes, message: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("value", ODD, ids=[str(i) for i in range(len(ODD))])
 def test_values_that_are_no_plan(value: Any, tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="plan format"):
-        Plan.from_json(value)
+        read_plan(value)
     with pytest.raises(DamagedWheelError, match=MANIFEST):
         Manifest.read(written(tmp_path, MANIFEST, value))
 
@@ -191,11 +191,11 @@ def test_what_a_plan_says_of_itself(change: Any, message: str) -> None:
     data = chain_plan()
     change(data)
     with pytest.raises(PlanError, match=message):
-        Plan.from_json(data)
+        read_plan(data)
 
 
 def test_a_release_of_any_length_is_compared() -> None:
-    manifest = replace(program_of(Plan.from_json(chain_plan())).manifest, torch="9" * 5000)
+    manifest = replace(program_of(read_plan(chain_plan())).manifest, torch="9" * 5000)
     with pytest.raises(UnsupportedTorchError):
         manifest.check_torch("2.13.0+cpu")
     manifest.check_torch("9" * 5000)
@@ -206,7 +206,7 @@ def test_an_op_that_cannot_be_computed_is_told_by_name() -> None:
     calls = [call for phase in data["phases"] for node in phase["nodes"] for call in node.get("ops", ())]
     (call,) = [call for call in calls if call["op"] == "kv.positions" and call["attrs"]["axis"] == "A"][:1]
     call["attrs"]["axis"] = "nowhere"
-    plan = Plan.from_json(data)
+    plan = read_plan(data)
     methods = dict.fromkeys(plan.callbacks(), lambda self, **given: None)
     table = torch.zeros(plan.size("P"), 64, dtype=torch.int32)
     step = program_of(plan).bind(type("Callbacks", (), methods)(), table)

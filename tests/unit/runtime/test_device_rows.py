@@ -14,13 +14,13 @@ from test_step import CPU, VARIANTS, bind
 from test_transfer import CASES, IDS, Machine, machine, plugin, text
 from torch import Tensor
 
-from specc.runtime.arena import Arena
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.carry import Carry
 from specc.runtime.errors import BatchError, FieldError
-from specc.runtime.plan import Plan
-from specc.runtime.staging import Staging
+from specc.runtime.memory.arena import Arena
+from specc.runtime.memory.staging import Staging
+from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.state.carry import Carry
 
 __all__ = ["plugin"]
 PROMPTS = {3: [4, 9, 2], 1: [7, 1], 6: [5, 5, 8, 1, 2], 2: [1]}
@@ -113,7 +113,7 @@ def test_the_next_step_takes_the_lengths_of_the_last() -> None:
 
 def test_columns_are_padded_with_zeros_whatever_lay_there() -> None:
     """Also those that lie in the arena themselves, as results of another depth may."""
-    plan = Plan.from_json(chain_plan())
+    plan = read_plan(chain_plan())
     arena = Arena(plan, CPU, poison=0xA5)
     names = ["req_pool_indices", "seq_lens"]
     staging = Staging(plan, arena, names)

@@ -19,7 +19,8 @@ from specc.runtime.backends.cuda import _number
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BatchError, BindError, ForwardContractError, PlanError
 from specc.runtime.frame import Frame
-from specc.runtime.plan import Launch, Plan
+from specc.runtime.plan.plan import Launch
+from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.step import Step
 
 CPU = torch.device("cpu")
@@ -59,7 +60,7 @@ class Target:
 
 
 def bind(pools: Any, plan: dict[str, Any] | None = None, engine: object = None, table: Tensor | None = None) -> Step:
-    program = program_of(Plan.from_json(plan or tree_plan()))
+    program = program_of(read_plan(plan or tree_plan()))
     return program.bind(engine or Target(torch.zeros(2, 5)), make_table() if table is None else table, pools)
 
 
@@ -295,7 +296,7 @@ def test_a_mask_over_the_whole_text_bounds_the_length(longest: int | None, room:
 
 
 def test_cuda_kernels_get_the_bytes_between_slots() -> None:
-    plan = Plan.from_json(tree_plan())
+    plan = read_plan(tree_plan())
     pools = {owner: interleaved(buffers) for owner, buffers in make_pools().items()}
     step = bind(pools)
     frame: Frame = step._frame(2)
@@ -328,11 +329,11 @@ def test_plans_whose_pools_contradict_them(change: Callable[[Json], object], mes
     data = tree_plan()
     change(data)
     with pytest.raises(PlanError, match=message):
-        Plan.from_json(data)
+        read_plan(data)
 
 
 def test_pools_of_a_plan() -> None:
-    plan = Plan.from_json(tree_plan(layers=3, row_bytes=8, dtype="bfloat16"))
+    plan = read_plan(tree_plan(layers=3, row_bytes=8, dtype="bfloat16"))
     pool = plan.kv_pools["draft"]
     assert (pool.layers, pool.buffers, pool.row_bytes, pool.dtype, pool.bound) == (3, 2, 8, "bfloat16", True)
     assert plan.buffers[pool.pointers].shape == (6,)

@@ -9,13 +9,13 @@ import pytest
 import torch
 from fakes.chain_plan import chain_plan
 
-from specc.runtime.arena import ALIGNMENT, Arena
 from specc.runtime.errors import PlanError
 from specc.runtime.frame import Frame
-from specc.runtime.plan import Plan
-from specc.runtime.relay import RelayPools
+from specc.runtime.memory.arena import ALIGNMENT, Arena
+from specc.runtime.memory.staging import Staging
+from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.result import SPAN_LIMIT, StepResult
-from specc.runtime.staging import Staging
+from specc.runtime.state.relay import RelayPools
 
 CPU = torch.device("cpu")
 Json = dict[str, Any]
@@ -26,7 +26,7 @@ def buffer(plan: Json, name: str) -> Json:
 
 
 def test_buffers_are_aligned_views_of_one_allocation() -> None:
-    plan = Plan.from_json(chain_plan(hidden=True))
+    plan = read_plan(chain_plan(hidden=True))
     arena = Arena(plan, CPU, poison=0xFF)
     base = arena.bytes.data_ptr()
     assert base % ALIGNMENT == 0
@@ -38,7 +38,7 @@ def test_buffers_are_aligned_views_of_one_allocation() -> None:
 
 
 def test_views_are_prefixes_and_always_the_same() -> None:
-    plan = Plan.from_json(chain_plan(steps=3))
+    plan = read_plan(chain_plan(steps=3))
     arena = Arena(plan, CPU)
     for rows in (0, 1, 3, 4):
         slots = arena.view("dslots", rows)
@@ -64,7 +64,7 @@ def test_impossible_buffers(name: str, change: Json, message: str) -> None:
     data = chain_plan()
     buffer(data, name).update(change)
     with pytest.raises(PlanError, match=message):
-        Arena(Plan.from_json(data), CPU)
+        Arena(read_plan(data), CPU)
 
 
 @pytest.mark.parametrize(
@@ -99,12 +99,12 @@ def test_plans_that_contradict_themselves(change: Callable[[Json], object], mess
     data = chain_plan()
     change(data)
     with pytest.raises(PlanError, match=message):
-        Arena(Plan.from_json(data), CPU).view("predict", 4)
+        Arena(read_plan(data), CPU).view("predict", 4)
 
 
 def test_what_entries_read() -> None:
     for overlap in (False, True):
-        plan = Plan.from_json(chain_plan(overlap=overlap))
+        plan = read_plan(chain_plan(overlap=overlap))
         lengths = [] if overlap else ["seq_lens"]
         assert plan.written_inputs("step") == ["req_pool_indices", *lengths]
         assert plan.written_inputs("prefill") == ["req_pool_indices", "seq_lens"]
@@ -118,7 +118,7 @@ def test_what_entries_read() -> None:
 
 
 def test_frames_refuse_what_the_plan_does_not_say() -> None:
-    plan = Plan.from_json(chain_plan())
+    plan = read_plan(chain_plan())
     arena = Arena(plan, CPU)
     frame = Frame(plan, arena, RelayPools(plan, arena), torch.zeros(8, 9, dtype=torch.int32), 2)
     with pytest.raises(PlanError, match="before a forward returned it"):
@@ -132,7 +132,7 @@ def test_frames_refuse_what_the_plan_does_not_say() -> None:
 
 
 def staged(plan: Json) -> tuple[Arena, Staging]:
-    parsed = Plan.from_json(plan)
+    parsed = read_plan(plan)
     arena = Arena(parsed, CPU, poison=0xFF)
     return arena, Staging(parsed, arena, ["req_pool_indices", "seq_lens"])
 
@@ -160,7 +160,7 @@ def test_inputs_go_in_one_copy_when_they_are_neighbours(apart: bool) -> None:
 
 
 def test_a_step_without_inputs_sends_nothing() -> None:
-    plan = Plan.from_json(chain_plan())
+    plan = read_plan(chain_plan())
     Staging(plan, Arena(plan, CPU), []).send({}, 4)
 
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.errors import PlanError
-from specc.runtime.plan import External, Plan
+from specc.runtime.plan.plan import External
+from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.step import Step
 
 __all__ = ["plugin"]
@@ -52,7 +53,7 @@ def step_of(
     cuda = cuda or FakeCuda()
     cuda.install(monkeypatch)
     backend = FakeBackend(cuda) if capture == "segments" else ReferenceBackend()
-    step = Step(Plan.from_json(plan), backend, CPU, Static(engine), engine.table, poison=0xFF)
+    step = Step(read_plan(plan), backend, CPU, Static(engine), engine.table, poison=0xFF)
     step.capture(capture)
     if capture is True:
         graphs: Any = step._graphs
@@ -107,7 +108,7 @@ def test_every_algorithm_commits_after_the_target(algorithm: str, keys: dict[str
 
 
 def test_who_computes_a_value() -> None:
-    plan = Plan.from_json(chain_plan())
+    plan = read_plan(chain_plan())
     assert plan.producer(plan.output("new_seq_lens", "step").value).name == "verify_commit"
     extend = plan.producer("elogits")
     assert isinstance(extend, External)

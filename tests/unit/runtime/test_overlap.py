@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from specc.runtime.overlap import Rows, sharing
+from specc.runtime.memory.overlap import Rows, sharing
 
 
 def bytes_of(rows: Rows) -> set[int]:

@@ -12,14 +12,15 @@ from fakes.plans import program_of
 from programs import load
 
 from specc.algorithms import names, needs
-from specc.build import build_program
+from specc.driver.build import build_program
 from specc.runtime.errors import SchemaMismatchError
-from specc.runtime.peer import check_peer, schema, schema_digest
-from specc.runtime.plan import Plan
+from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.state.peer import check_peer, schema, schema_digest
 
 
 def plan_of(algorithm: str = "EAGLE", **keys: Any) -> Plan:
-    return Plan.from_json(build_program(load(algorithm, **keys)).plan)
+    return read_plan(build_program(load(algorithm, **keys)).plan)
 
 
 def differences(mine: Plan, theirs: Plan) -> str:

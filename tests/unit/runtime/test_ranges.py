@@ -16,7 +16,8 @@ from test_step import CPU, decode
 
 from specc.runtime import program as program_module
 from specc.runtime.backends.cpu import ReferenceBackend
-from specc.runtime.plan import External, Plan
+from specc.runtime.plan.plan import External
+from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.program import Program
 from specc.runtime.step import Step
 
@@ -37,14 +38,14 @@ def bind(
     """A step whose prompts were prefilled, and what it must decode."""
     plan = chain_plan()
     engine = engine or make_engine(plan)
-    step = Step(Plan.from_json(plan), backend or ReferenceBackend(), CPU, engine, engine.table, nvtx=nvtx)
+    step = Step(read_plan(plan), backend or ReferenceBackend(), CPU, engine, engine.table, nvtx=nvtx)
     if capture:
         step.capture("segments")
     return step, start(step, engine, PROMPTS, 3)
 
 
 def test_every_node_has_its_range(nvtx: FakeNvtx) -> None:
-    plan = Plan.from_json(chain_plan())
+    plan = read_plan(chain_plan())
     step, oracles = bind(nvtx=True)
     assert nvtx.take() == [node.name for node in plan.nodes("prefill")]
     decode(step, oracles, list(PROMPTS))
@@ -81,7 +82,7 @@ def test_between_segments_only_forwards_are_called(nvtx: FakeNvtx, monkeypatch: 
     decode(step, oracles, list(PROMPTS))
     names = nvtx.take()
     assert step.replays.replayed
-    plan = Plan.from_json(chain_plan())
+    plan = read_plan(chain_plan())
     moved = {name for segment in plan.segments if segment.name in step.replays.moved for name in segment.nodes}
     assert names == [node.name for node in plan.nodes("step") if isinstance(node, External) or node.name in moved]
 
@@ -91,7 +92,7 @@ def test_only_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     bound = SimpleNamespace(capture=lambda how: None)
     monkeypatch.setattr(program_module, "Step", lambda *arguments, nvtx, **shared: (asked.append(nvtx), bound)[1])
     monkeypatch.setattr(program_module, "allocate", lambda plans, device: None)
-    plan = Plan.from_json(chain_plan())
+    plan = read_plan(chain_plan())
     gpu = Program((plan,), program_of(plan).manifest, torch.device("cuda", 0), ReferenceBackend())
     for program in (gpu, program_of(plan)):
         for wanted in (True, False):

@@ -13,13 +13,14 @@ from fakes.chain_plan import chain_plan
 from fakes.plans import Json, kv_pool, program_of
 from programs import load
 
-from specc.build import build_program
-from specc.runtime.carry import Carry
+from specc.driver.build import build_program
 from specc.runtime.errors import CarryError, FieldError, MissingFieldError, RecordError
-from specc.runtime.peer import schema_digest
-from specc.runtime.plan import Plan
-from specc.runtime.semantics import DTYPES
-from specc.runtime.transfer import RecordLayout
+from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.semantics.convention import DTYPES
+from specc.runtime.state.carry import Carry
+from specc.runtime.state.peer import schema_digest
+from specc.runtime.state.transfer import RecordLayout
 
 CPU = torch.device("cpu")
 FOREIGN: list[tuple[str, str, list[int]]] = [
@@ -42,7 +43,7 @@ def foreign_plan(fields: list[tuple[str, str, list[int]]] = FOREIGN, **keys: Any
         plan["carry"].insert(0, {"name": name, "dtype": dtype, "axes": ["B", *axes]})
         pool = {"name": f"relay.{name}", "dtype": dtype, "axes": ["P", *axes], "shape": [8, *shape], "strides": []}
         plan["buffers"].append(pool | {"owner": "engine", "offset": None, "bytes": 0, "init": "none"})
-    return Plan.from_json(plan)
+    return read_plan(plan)
 
 
 def random_carry(plan: Plan, rows: int, seed: int = 0) -> Carry:
@@ -118,7 +119,7 @@ WIDTHS: list[tuple[str, dict[str, Any], dict[str, tuple[str, tuple[int, ...]]]]]
 @pytest.mark.parametrize(("algorithm", "keys", "expected"), WIDTHS, ids=[name for name, _, _ in WIDTHS])
 def test_widths_are_those_of_the_schema(algorithm: str, keys: dict[str, Any], expected: dict[str, Any]) -> None:
     """Of the model whose rows are carried, and as many branches as there are."""
-    plan = Plan.from_json(build_program(load(algorithm, **keys)).plan)
+    plan = read_plan(build_program(load(algorithm, **keys)).plan)
     layout = RecordLayout.of(plan)
     expected = expected | {"seq_lens": ("i64", ())} | ({} if algorithm == "NGRAM" else {"bonus": ("i32", ())})
     assert {field.name: (field.dtype, field.shape) for field in layout.fields} == expected
@@ -314,7 +315,7 @@ def spoilt(carry: Carry, name: str, value: float) -> Carry:
 @pytest.mark.parametrize(("algorithm", "keys"), LIMITED, ids=[name for name, _ in LIMITED])
 def test_values_beyond_their_limits_are_named(algorithm: str, keys: dict[str, Any]) -> None:
     """However they come, in a record that is whole otherwise, with the request among others; edges are within."""
-    plan = Plan.from_json(build_program(load(algorithm, **keys)).plan)
+    plan = read_plan(build_program(load(algorithm, **keys)).plan)
     layout = RecordLayout.of(plan, COLUMNS)
     carry = random_carry(plan, 3)
     assert {name for name, field in plan.carry.items() if field.limit is not None} == plan.carry.keys() - {"hidden"}
@@ -338,7 +339,7 @@ def test_values_beyond_their_limits_are_named(algorithm: str, keys: dict[str, An
 
 
 def test_a_length_is_not_negative_where_no_table_is_known() -> None:
-    plan = Plan.from_json(build_program(load("EAGLE")).plan)
+    plan = read_plan(build_program(load("EAGLE")).plan)
     layout, carry = RecordLayout.of(plan), random_carry(plan, 3)
     layout.unpack(layout.pack(spoilt(carry, "seq_lens", 2**40)), CPU)
     with pytest.raises(FieldError, match="holds -5, the program carries no negative numbers there"):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specc.runtime.reference import OPS, STORES, evaluate
+from specc.runtime.semantics.reference import OPS, STORES, evaluate
 
 NAN, INF = math.nan, math.inf
 SPECIAL = [NAN, -INF, INF, 0.0, -0.0, 1.0, 1.5, -2.0, 65504.0]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specc.runtime.reference import evaluate
+from specc.runtime.semantics.reference import evaluate
 
 SLOTS = 400
 MAKERS: dict[str, Callable[[], Tensor]] = {

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from specc.runtime.reference import OPS
+from specc.runtime.semantics.reference import OPS
 
 
 def ring(text: list[int], window: int) -> list[int]:

@@ -17,9 +17,9 @@ from torch.overrides import TorchFunctionMode
 
 from specc.ir.core import Module, Op, Value, is_state, tensor_type
 from specc.ir.nodes import is_external
-from specc.runtime.reference import OPS, evaluate
-from specc.runtime.reference_kv import KV_OPS
-from specc.runtime.semantics import DTYPES
+from specc.runtime.semantics.convention import DTYPES
+from specc.runtime.semantics.reference import OPS, evaluate
+from specc.runtime.semantics.reference_kv import KV_OPS
 
 UNBOUNDED = {"C": 40, "T": 11, "M": 9}
 ROWS = 3

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specc.runtime.reference import OPS
+from specc.runtime.semantics.reference import OPS
 
 
 def test_repeat_and_gather() -> None:

@@ -13,12 +13,12 @@ from fakes.toys import TOYS, Toy
 from gpu.room import run_out
 
 from specc.algorithms import names, needs
-from specc.build import build_program
 from specc.config import load_text
+from specc.driver.build import build_program
 from specc.emit.wheel import plan_text
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.plan_json import read_plan
+from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.program import Program
 
 

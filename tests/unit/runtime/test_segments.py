@@ -20,12 +20,12 @@ from returned import Fresh, Static
 from test_step import CPU, VARIANTS, decode
 from test_transfer import CASES, IDS, TREE, Machine, machine, plugin, text
 
-from specc.build import build_program
+from specc.driver.build import build_program
 from specc.runtime import program as program_module
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BindError, PlanError
-from specc.runtime.plan import Plan
+from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.program import Program
 from specc.runtime.step import Step
 
@@ -44,7 +44,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 def bind(plan: dict[str, Any], callbacks: object, engine: Any, backend: FakeBackend, **more: Any) -> Step:
     """A step with captured segments; `engine` has the request table."""
-    step = Step(Plan.from_json(plan), backend, CPU, callbacks, engine.table, poison=0xFF, **more)
+    step = Step(read_plan(plan), backend, CPU, callbacks, engine.table, poison=0xFF, **more)
     step.capture("segments")
     return step
 
@@ -225,7 +225,7 @@ def test_a_table_that_moved_is_refused(moved: str, cuda: FakeCuda) -> None:
 
 
 def test_kv_buffers_that_moved_are_refused(cuda: FakeCuda) -> None:
-    plan = Plan.from_json(build_program(load("EAGLE", **TREE)).plan)
+    plan = read_plan(build_program(load("EAGLE", **TREE)).plan)
     engine = Engine.of_plan(plan, seed=1)
     step = Step(plan, FakeBackend(cuda), CPU, Static(engine), engine.table, engine.kv)
     step.capture("segments")
@@ -281,7 +281,7 @@ def test_segments_must_be_the_runs_of_launches(change: Any) -> None:
     plan = chain_plan()
     change(plan["segments"])
     with pytest.raises(PlanError, match="segments are"):
-        Plan.from_json(plan)
+        read_plan(plan)
 
 
 def test_what_is_captured_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +290,7 @@ def test_what_is_captured_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SimpleNamespace(capture=lambda how: asked.append(how))
     monkeypatch.setattr(program_module, "Step", lambda *arguments, **shared: fake)
     monkeypatch.setattr(program_module, "allocate", lambda plans, device: None)
-    plan = Plan.from_json(chain_plan())
+    plan = read_plan(chain_plan())
     gpu = Program((plan,), program_of(plan).manifest, torch.device("cuda", 0), ReferenceBackend())
     for program in (gpu, program_of(plan)):
         for callbacks in (SimpleNamespace(capturable=True), SimpleNamespace(capturable=False), SimpleNamespace()):

@@ -14,11 +14,11 @@ from fakes.drafts import Engine
 
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.carry import Carry
 from specc.runtime.errors import BatchError, CarryError
 from specc.runtime.external import Forward
-from specc.runtime.plan import Plan
+from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.result import StepResult
+from specc.runtime.state.carry import Carry
 from specc.runtime.step import Step
 
 CPU = torch.device("cpu")
@@ -27,7 +27,7 @@ POISON = 0xFF
 
 
 def bind(plan: dict[str, Any], engine: Engine, poison: int | None = POISON) -> Step:
-    return Step(Plan.from_json(plan), ReferenceBackend(), CPU, engine, engine.table, poison=poison)
+    return Step(read_plan(plan), ReferenceBackend(), CPU, engine, engine.table, poison=poison)
 
 
 def decode(step: Step, oracles: dict[int, Oracle], rows: list[int], at_least: int = 0) -> None:

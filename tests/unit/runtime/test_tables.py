@@ -21,26 +21,27 @@ from specc.runtime.backends.cuda import _number
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BatchError, BindError, PlanError
 from specc.runtime.frame import Frame
-from specc.runtime.plan import Argument, Plan
+from specc.runtime.memory.tables import TableGuard
+from specc.runtime.plan.plan import Argument
+from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.step import Step
-from specc.runtime.tables import TableGuard
 
 CPU = torch.device("cpu")
 PROMPTS = {3: [4, 9, 2], 1: [7, 7, 7, 7, 7], 6: [5, 5, 8, 1, 2] * 9}
 
 
-TARGET = tame_models(Plan.from_json(lookup_plan()))["target"]
+TARGET = tame_models(read_plan(lookup_plan()))["target"]
 
 
 def make_engine(prompts: dict[int, list[int]]) -> Engine:
     """An engine for 8 pool rows of 128 positions."""
-    engine = Engine.of_plan(Plan.from_json(lookup_plan()), scattered(8, 128))
+    engine = Engine.of_plan(read_plan(lookup_plan()), scattered(8, 128))
     engine.prompts |= prompts
     return engine
 
 
 def bind(plan: dict[str, Any], engine: Engine, tables: dict[str, Tensor] | None = None) -> Step:
-    return Step(Plan.from_json(plan), ReferenceBackend(), CPU, engine, engine.table, tables=tables, poison=0xFF)
+    return Step(read_plan(plan), ReferenceBackend(), CPU, engine, engine.table, tables=tables, poison=0xFF)
 
 
 def corpus(tokens: Sequence[int] = (1, 2, 3)) -> Tensor:
@@ -165,8 +166,8 @@ def test_axes_of_tables_agree(shapes: tuple[tuple[int, ...], ...], message: str 
 def test_a_program_without_tables_takes_none() -> None:
     engine = make_engine(PROMPTS)
     with pytest.raises(BindError, match="reads the tables none"):
-        program_of(Plan.from_json(chain_plan())).bind(engine, engine.table, tables={"corpus": corpus()})
-    assert Plan.from_json(lookup_plan(corpus=False)).tables() == ()
+        program_of(read_plan(chain_plan())).bind(engine, engine.table, tables={"corpus": corpus()})
+    assert read_plan(lookup_plan(corpus=False)).tables() == ()
 
 
 @pytest.mark.parametrize(
@@ -223,7 +224,7 @@ def test_the_ragged_axis_is_for_prompts() -> None:
     plan = lookup_plan()
     plan["inputs"].append({"name": "weights", "dtype": "f32", "axes": ["T"], "owner": "engine"})
     with pytest.raises(PlanError, match="weights"):
-        Plan.from_json(plan)
+        read_plan(plan)
 
 
 def test_the_guard_watches_how_many_columns_a_table_has() -> None:

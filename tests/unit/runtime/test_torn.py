@@ -27,11 +27,11 @@ from torch import Tensor
 from specc.ir.ops import OPS
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.carry import Carry
 from specc.runtime.errors import BatchError, CarryError, ForwardContractError, TornError
-from specc.runtime.plan import STORES, Plan
+from specc.runtime.plan.plan import STORES, Plan
+from specc.runtime.state.carry import Carry
+from specc.runtime.state.torn import Torn
 from specc.runtime.step import Step
-from specc.runtime.torn import Torn
 
 __all__ = ["plugin"]
 CPU = torch.device("cpu")

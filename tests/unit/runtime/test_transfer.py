@@ -17,12 +17,13 @@ from fakes.tables import tame_text
 from programs import EXAMPLES, brought, load
 
 from specc import algorithms
-from specc.build import build_program
+from specc.driver.build import build_program
 from specc.ir.ops import OPS
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.peer import check_peer, schema
-from specc.runtime.plan import PROMPT, Plan
+from specc.runtime.plan.plan import PROMPT, Plan
+from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.state.peer import check_peer, schema
 from specc.runtime.step import Step
 
 CPU = torch.device("cpu")
@@ -73,7 +74,7 @@ class Machine:
 def machine(algorithm: str, seed: int, **keys: Any) -> Machine:
     """A machine with a program of its own."""
     keys |= {"options": {"window": 64}} if algorithm == "NGRAM" else {}
-    plan = Plan.from_json(build_program(load(algorithm, **keys)).plan)
+    plan = read_plan(build_program(load(algorithm, **keys)).plan)
     engine = Engine.of_plan(plan, seed=seed)
     return Machine(
         plan, engine, Step(plan, ReferenceBackend(brought()), CPU, engine, engine.table, engine.kv, poison=0x5A)
@@ -180,7 +181,7 @@ def test_against_plain_speculative_decoding(hidden: bool, overlap: bool) -> None
     plans = [chain_plan(hidden=hidden, overlap=overlap, pool=pool, batch=batch) for pool, batch in ((8, 4), (12, 2))]
     engines = [make_engine(plan, seed=seed) for seed, plan in enumerate(plans)]
     here, there = (
-        Step(Plan.from_json(plan), ReferenceBackend(brought()), CPU, engine, engine.table, poison=0xFF)
+        Step(read_plan(plan), ReferenceBackend(brought()), CPU, engine, engine.table, poison=0xFF)
         for plan, engine in zip(plans, engines, strict=True)
     )
     oracles = start(here, engines[0], prompts, steps=3)

@@ -22,7 +22,6 @@ from test_transfer import machine
 
 from specc.runtime import program as module
 from specc.runtime.batch import Batch
-from specc.runtime.carry import Carry
 from specc.runtime.errors import (
     BatchError,
     BindError,
@@ -31,7 +30,9 @@ from specc.runtime.errors import (
     SpeccError,
     UnsupportedDeviceError,
 )
-from specc.runtime.plan import Plan
+from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.state.carry import Carry
 from specc.runtime.step import Step
 
 ODD: list[Any] = [
@@ -93,7 +94,7 @@ def test_calls_of_a_step(overlap: bool, value: Any) -> None:
 @pytest.mark.parametrize("value", ODD, ids=TYPES)
 def test_what_is_bound(value: Any) -> None:
     plan = lookup_plan()
-    program, engine = program_of(Plan.from_json(plan)), make_engine(chain_plan())
+    program, engine = program_of(read_plan(plan)), make_engine(chain_plan())
     tables = {"corpus": torch.tensor([3, 1, 4], dtype=torch.int32)}
     assert survives(lambda: program.bind(engine, engine.table, tables=tables))
     assert not survives(lambda: program.bind(value, engine.table, tables=tables)) or callable(value)
@@ -112,7 +113,7 @@ def test_prompts(value: Any) -> None:
     engine = make_engine(plan)
     engine.prompts[1] = [3]
     tables = {"corpus": torch.tensor([3, 1, 4], dtype=torch.int32)}
-    step = program_of(Plan.from_json(plan)).bind(engine, engine.table, tables=tables)
+    step = program_of(read_plan(plan)).bind(engine, engine.table, tables=tables)
     survives(lambda: step.prefill(Batch([1], [1], value)))
     assert step.prefill(Batch([1], [1], [3])).to_host().health == [0]
 
@@ -122,7 +123,7 @@ def test_tokens_that_the_target_does_not_know(token: int) -> None:
     plan = lookup_plan()
     engine = make_engine(plan)
     engine.prompts[1] = [3, 3]
-    step = program_of(Plan.from_json(plan)).bind(engine, engine.table, tables={"corpus": torch.ones(2).int()})
+    step = program_of(read_plan(plan)).bind(engine, engine.table, tables={"corpus": torch.ones(2).int()})
     with pytest.raises(BatchError, match=rf"prompt_tokens has token {token}, the target knows 0\.\.31"):
         step.prefill(Batch([1], [2], [3, token]))
 
@@ -140,13 +141,13 @@ def test_tokens_that_the_target_does_not_know(token: int) -> None:
 def test_request_tables(table: Any, message: str) -> None:
     engine = make_engine(chain_plan())
     with pytest.raises(BindError, match=message):
-        program_of(Plan.from_json(chain_plan())).bind(engine, table)
+        program_of(read_plan(chain_plan())).bind(engine, table)
 
 
 def test_rows_of_a_wider_table() -> None:
     wide = torch.zeros(8, 200, dtype=torch.int32)
     for table in (wide[:, :96], wide[:1].expand(1, 200)):
-        program_of(Plan.from_json(chain_plan())).bind(make_engine(chain_plan()), table)
+        program_of(read_plan(chain_plan())).bind(make_engine(chain_plan()), table)
 
 
 @pytest.mark.parametrize("device", ["foo", "cuda:-1", "cuda:99", "", "cpu:x", "mps", "meta", None, 3, 3.5, [], b"cpu"])

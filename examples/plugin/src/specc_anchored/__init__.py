@@ -16,9 +16,17 @@ The op has no kernel: torch computes it, within the step's graph.
 
 from __future__ import annotations
 
-from specc.algorithms.base import Algorithm, Scope, dtype_of, logits_dtype_of
-from specc.algorithms.growth import Frontier, grow_tree
-from specc.algorithms.verification import State, carry_lengths, finish_prefill, prefill_target, start, store, verify
+from specc.algorithms.blocks.growth import Frontier, grow_tree
+from specc.algorithms.blocks.scope import Algorithm, Scope, dtype_of, logits_dtype_of
+from specc.algorithms.blocks.verification import (
+    State,
+    carry_lengths,
+    finish_prefill,
+    prefill_target,
+    start,
+    store,
+    verify,
+)
 from specc.ir.core import Value
 from specc.ir.opdef import OpDef
 from specc.ir.ops.health import DRAFT_BIT

@@ -1,0 +1,1 @@
+"""What algorithms are built of: the scope they write in, and the parts that several share."""

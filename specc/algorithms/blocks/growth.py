@@ -1,0 +1,77 @@
+"""Growing a draft tree from a frontier, forward by forward (EAGLE-2, arXiv 2406.16858; SGLang's eagle_worker_v2).
+
+It is written for any topk: what a chain does not need, scores and links, is removed by the passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from specc.algorithms.blocks.scope import Scope
+from specc.algorithms.blocks.verification import Nodes, State
+from specc.ir.core import Value
+from specc.ir.ops.health import DRAFT_BIT, TREE_BIT
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """What the draft expands: tokens, path scores, positions [B, K], and hidden rows [B, K, W] if it passes any on."""
+
+    tokens: Value
+    scores: Value
+    positions: Value
+    hidden: Value | None = None
+
+
+Forward = Callable[[int, Frontier], tuple[Value, Value | None]]
+"""The draft's forward number ``step`` over a frontier: logits [B, K, Vd], and hidden rows [B, K, W] to pass on."""
+
+
+def grow_tree(scope: Scope, state: State, root: Value, frontier: Frontier, forward: Forward, *, advance: bool) -> Nodes:
+    """Expand a frontier S - 1 times and choose the nodes to verify among all candidates.
+
+    Args:
+        scope: module under construction.
+        state: health and committed lengths are read, health is raised.
+        root: the bonus token of the step before, i32[B].
+        frontier: the children of the root.
+        forward: writes one forward of the draft.
+        advance: whether each forward stands one position further than the one before.
+
+    """
+    b = scope.b
+    scores, tokens, kept = [frontier.scores], [frontier.tokens], list[Value]()
+    with b.phase("draft"), b.at(scope.at("num_steps")):
+        for step in range(scope.config.num_steps - 1):
+            logits, hidden = forward(step, frontier)
+            p, index, bad = b.many(
+                "vocab.topk", logits, scope.rows, names=(f"p{step}", f"index{step}", f"draft_bad{step}")
+            )
+            state.health = b("health.raise", state.health, bad, names=("health_draft",), bit=DRAFT_BIT)
+            grown, best, origin, candidates = b.many(
+                "tree.grow", frontier.scores, p, index,
+                names=(f"draft_token{step + 1}", f"scores{step + 1}", f"kept{step + 1}", f"candidates{step + 1}"),
+            )  # fmt: skip
+            if hidden is not None:
+                hidden = b("tree.gather", hidden, origin, names=(f"frontier_hidden{step + 1}",))
+            frontier = replace(frontier, tokens=grown, scores=best, hidden=hidden)
+            if advance:
+                further = b("kv.advance", frontier.positions, names=(f"draft_positions{step + 1}",))
+                frontier = replace(frontier, positions=further)
+            scores.append(candidates)
+            tokens.append(index)
+            kept.append(origin)
+    # What would grow from the last candidates is never drafted.
+    return _select(scope, state, root, [*scores, *tokens, *kept[:-1]])
+
+
+def _select(scope: Scope, state: State, root: Value, parts: list[Value]) -> Nodes:
+    b = scope.b
+    with b.phase("tree"), b.at(scope.at("num_draft_tokens")):
+        tokens, parent, depth, orphan = b.many(
+            "tree.select", scope.rows, root, *parts,
+            names=("tokens", "parent", "depth", "orphan"), steps=scope.config.num_steps,
+        )  # fmt: skip
+        state.health = b("health.raise", state.health, orphan, names=("health_tree",), bit=TREE_BIT)
+    return Nodes(tokens, parent, depth)

@@ -1,0 +1,1 @@
+"""Paged memory of keys and values, and attention over it."""

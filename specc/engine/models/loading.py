@@ -1,0 +1,184 @@
+"""Models from directories. Whatever is wrong with one is a DiagnosticError; Python that comes with one is never run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from specc.engine.errors import UnsupportedModelError
+from specc.engine.models.causal_models import TargetModel
+from specc.engine.models.dflash_head import DflashHead
+from specc.engine.models.drafts import (
+    DflashDraft,
+    Draft,
+    Eagle3Draft,
+    EagleDraft,
+    FrozenKvDraft,
+    MtpDraft,
+    StandaloneDraft,
+)
+from specc.engine.models.eagle3_head import Eagle3Head
+from specc.engine.models.eagle_head import EagleHead, SharingHead
+from specc.engine.models.frozen_kv_head import FrozenKvHead
+from specc.engine.models.generation import ignored_settings
+from specc.engine.models.mtp_heads import MtpHeads
+from specc.engine.plan_facts import PlanFacts
+from specc.runtime.semantics.convention import DTYPES
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.support.reading import read_text
+
+CONFIGS = ("config.json", "tokenizer_config.json")
+FILES = "give a directory with config.json and model.safetensors"
+CONTENT = "the files are there: what is in them is damaged, or of another model, or unknown to transformers"
+OWN_CODE = "asks for Python of the directory's own (auto_map), which is never run"
+OWN_CODE_HINT = "the engine runs models that transformers has classes for; convert the directory to one of those"
+
+
+def load_target(path: str | Path, facts: PlanFacts, device: torch.device | str = "cpu") -> TargetModel:
+    """Load a target and its tokenizer, in the dtype that the program was built for; check that they fit."""
+    with _readable("target", path):
+        plan = facts.models["target"]
+        loaded = _weights(path, plan["dtype"], device)
+        model = TargetModel(loaded, _tokenizer(path), facts.aux_layers)
+    model.facts.check("target", plan)
+    model.warnings = [*_own_code_left_out("target", path, loaded), *ignored_settings(loaded)]
+    return model
+
+
+def load_draft(path: str | Path, facts: PlanFacts, target: TargetModel) -> Draft:
+    """Load the draft that the program's forwards ask for beside its target, and check that it fits."""
+    plan = facts.models["draft"]
+    with _readable("draft", path):
+        found = _head_of(facts)
+        if found is None:
+            loaded = _weights(path, plan["dtype"], target.device)
+            draft = StandaloneDraft(loaded)
+            draft.warnings = _own_code_left_out("draft", path, loaded)
+        else:
+            if "speculators_model_type" in _json(Path(path) / "config.json"):
+                raise ValueError("this engine does not load heads in the format of speculators yet")
+            kind, wrap = found
+            head = kind.from_directory(path, target.model, DTYPES[plan["dtype"]])
+            if isinstance(head, Eagle3Head | DflashHead):
+                _check_aux(head, facts.aux_layers)
+            draft = wrap(head)
+    draft.facts.check("draft", plan)
+    return draft
+
+
+def load_corpus(path: str | Path, target: TargetModel) -> torch.Tensor:
+    """The tokens i32[M] of a text file, for programs that look drafts up there as well."""
+    try:
+        text = read_text(Path(path))
+    except (OSError, ValueError) as error:
+        message = f"cannot read the corpus {str(path)!r}: {error}"
+        raise DiagnosticError(Diagnostic("config/unreadable", message)) from error
+    tokens = target.tokenizer(text, add_special_tokens=False)["input_ids"]
+    return torch.tensor(tokens, dtype=torch.int32, device=target.device)
+
+
+def _head_of(facts: PlanFacts) -> tuple[type[SharingHead], Callable[[Any], Draft]] | None:
+    """Return the head that the forwards need and the draft it becomes; None for a language model of its own."""
+    if "assist" in facts.calls:
+        return FrozenKvHead, FrozenKvDraft
+    if "extend_module" in facts.calls:
+        return MtpHeads, MtpDraft
+    if "block" in facts.calls:
+        return DflashHead, DflashDraft
+    if not facts.reads_hidden:
+        return None
+    return (Eagle3Head, Eagle3Draft) if facts.aux_layers else (EagleHead, EagleDraft)
+
+
+def _check_aux(head: Eagle3Head | DflashHead, layers: tuple[int, ...]) -> None:
+    """Refuse a head that was trained on other layers than the target hands over."""
+    trained, count = head.aux_layers, head.fc.in_features // head.target_width
+    if len(layers) != count or trained not in (None, layers):
+        reads = f"layers {', '.join(map(str, trained))}" if trained else f"{count} layers"
+        message = f"the draft reads {reads}, the target hands over layers {', '.join(map(str, layers))}"
+        hint = "give the draft that the config's `draft.model` named, or rebuild for this one"
+        raise DiagnosticError(Diagnostic("run/model-mismatch", message, hint=hint))
+
+
+@contextmanager
+def _readable(role: str, path: str | Path) -> Iterator[None]:
+    """Turn what transformers raises for a bad directory into a diagnostic."""
+    what = f"cannot load the {role} model {str(path)!r}"
+    if not Path(path).is_dir():
+        raise _refused("run/model-unreadable", f"{what}: there is no such directory", FILES)
+    for file in Path(path).iterdir():  # transformers would wait for who writes to a pipe
+        if file.exists() and not (file.is_file() or file.is_dir()):
+            raise _refused("run/model-unreadable", f"{what}: {file.name} is no regular file", FILES)
+    try:
+        yield
+    except DiagnosticError:
+        raise
+    except UnsupportedModelError as error:
+        raise _refused("run/model-unsupported", f"the {role} model cannot be run: {error}", error.hint) from error
+    except Exception as error:  # transformers and safetensors raise many types here
+        if "trust_remote_code" in str(error) and _asks_for_own_code(path):
+            files = " and ".join(_asks_for_own_code(path))
+            raise _refused("run/own-code", f"{what}: {files} {OWN_CODE}", OWN_CODE_HINT) from error
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise _refused("run/model-unreadable", f"{what}: {reason}", CONTENT if _has_files(path) else FILES) from error
+
+
+def _refused(code: str, message: str, hint: str | None) -> DiagnosticError:
+    return DiagnosticError(Diagnostic(code, message, hint=hint))
+
+
+def _has_files(path: str | Path) -> bool:
+    """Whether a directory has a configuration and some weights."""
+    names = {file.name for file in Path(path).iterdir()}
+    return "config.json" in names and any(name.endswith((".safetensors", ".bin")) for name in names)
+
+
+def _asks_for_own_code(path: str | Path) -> list[str]:
+    """The files of a directory that ask for Python of its own."""
+    return [name for name in CONFIGS if "auto_map" in _json(Path(path) / name)]
+
+
+def _json(file: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is none."""
+    try:
+        content = json.loads(read_text(file))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _own_code_left_out(role: str, path: str | Path, model: PreTrainedModel) -> list[Diagnostic]:
+    """A warning where a directory comes with Python of its own, and transformers' is run."""
+    files = " and ".join(_asks_for_own_code(path))
+    message = f"{files} of the {role} model {OWN_CODE}; transformers' own {type(model).__name__} is run instead"
+    return [Diagnostic("run/own-code", message, severity="warning")] if files else []
+
+
+def _weights(path: str | Path, dtype: str, device: torch.device | str) -> PreTrainedModel:
+    """Load a causal language model; raises ValueError when the checkpoint lacks weights."""
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        path,
+        dtype=DTYPES[dtype],
+        local_files_only=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+    )
+    model, info = loaded
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ValueError(f"the checkpoint has no weights for {', '.join(missing[:3])}")
+    return model.to(device)
+
+
+def _tokenizer(path: str | Path) -> Any:
+    """Load the tokenizer of a directory, None if it has none."""
+    names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+    has_one = any((Path(path) / name).exists() for name in names)
+    read = AutoTokenizer.from_pretrained
+    return read(path, local_files_only=True, trust_remote_code=False) if has_one else None

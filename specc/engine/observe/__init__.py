@@ -1,0 +1,1 @@
+"""What an engine has done, for whoever watches it."""

@@ -1,0 +1,1 @@
+"""What serves requests: their queue and schedule, the callbacks of a program, and what fits."""

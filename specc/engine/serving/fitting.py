@@ -1,0 +1,78 @@
+"""Whether models, tables and options fit a program; asked once, when an engine is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from specc.engine.errors import EngineError, UnsupportedModelError
+from specc.engine.models.causal_models import CausalModel, TargetModel
+from specc.engine.models.drafts import Draft
+from specc.engine.plan_facts import PlanFacts
+from specc.engine.serving.checking import check_scores
+
+DEFAULT_CONTEXT = 1024
+"""Context length to serve if the models can, in tokens."""
+
+
+def check_program(facts: PlanFacts, models: Mapping[str, TargetModel | Draft]) -> None:
+    """Raise EngineError or DiagnosticError for models that are not those of the program.
+
+    UnsupportedModelError for what it asks of them and no model here can give.
+    """
+    for role in sorted(facts.models.keys() ^ models.keys()):
+        raise EngineError(f"the program has {'a' if role in facts.models else 'no'} {role} model")
+    for role, model in models.items():
+        model.facts.check(role, facts.models[role])
+    if facts.extras:
+        wanted = ", ".join(facts.extras)
+        raise UnsupportedModelError(f"the program hands out {wanted}, which the engine's models do not give")
+    if facts.branches > 1 and facts.mask_mode is None:
+        raise UnsupportedModelError("the program gives the target no tree mask (`mask: none`), this engine needs one")
+
+
+def check_models(models: Mapping[str, TargetModel | Draft], max_context: int) -> None:
+    """Raise UnsupportedModelError for a language model that paged memory changes; see `check_scores`."""
+    for role, model in models.items():
+        if isinstance(model, CausalModel):
+            try:
+                check_scores(model, max_context)
+            except UnsupportedModelError as error:
+                raise UnsupportedModelError(f"the {role} model cannot be run: {error}", error.hint) from error
+
+
+def check_callbacks(facts: PlanFacts, callbacks: object) -> None:
+    """Raise UnsupportedModelError for forwards that the program calls and the models do not have."""
+    missing = sorted(name for name in facts.calls if not callable(getattr(callbacks, name, None)))
+    if missing:
+        raise UnsupportedModelError(f"the program calls {', '.join(missing)}, which the engine's models do not have")
+
+
+def overlaps(facts: PlanFacts, wanted: bool | None, device: torch.device) -> bool:
+    """Whether to launch ahead; raises EngineError where the program needs the lengths of the step before.
+
+    By default where it gains something: a CPU has done a step's work when its launch returns.
+    """
+    if wanted and not facts.relays:
+        raise EngineError("the program does not relay lengths (`overlap: false`), every step waits for the one before")
+    return facts.relays and device.type != "cpu" if wanted is None else wanted
+
+
+def bring_tables(facts: PlanFacts, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tables of the program; raises EngineError when they are not those that it reads."""
+    for name in sorted(set(facts.tables) ^ given.keys()):
+        raise EngineError(f"the program reads {'a' if name in facts.tables else 'no'} table {name!r}")
+    return dict(given)
+
+
+def context_length(wanted: int | None, models: Mapping[str, TargetModel | Draft], facts: PlanFacts) -> int:
+    """Return the context length to serve; raises EngineError when it is more than models or program were made for."""
+    known = [model.facts.max_context for model in models.values()]
+    limit = min((length for length in (*known, facts.mask_context) if length), default=None)
+    if wanted is None:
+        return min(DEFAULT_CONTEXT, limit or DEFAULT_CONTEXT)
+    if wanted < 1 or (limit is not None and wanted > limit):
+        raise EngineError(f"max_context must be between 1 and {limit}, what models and program allow, not {wanted}")
+    return wanted

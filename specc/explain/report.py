@@ -1,0 +1,83 @@
+"""The summary a build ends with: phases, launches, bytes, buffers, time per stage."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from specc.driver.build import Build
+
+
+def print_summary(build: Build, console: Console, files: Iterable[object]) -> None:
+    """Print the summary of a finished build."""
+    several = len(build.depths) > 1
+    for depth in build.depths:
+        title = f"{depth.plan['name']}: {depth.plan['algorithm']}" + f", num_steps {depth.num_steps}" * several
+        console.print(Group(_phases(depth.plan, title), totals_table(depth.plan["totals"])))
+    if several:
+        console.print(Text(_shared(build)))
+    console.print(*_resources(build))
+    for path in files:
+        console.print(Text(f"wrote {path}"))
+    stages = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in build.seconds.items())
+    console.print(Text(f"time: {stages}"))
+
+
+def _shared(build: Build) -> str:
+    """What the depths have in common."""
+    uses = Counter(source.name for depth in build.depths for source in depth.generated.sources)
+    shared = sum(times > 1 for times in uses.values())
+    arena = max(depth.plan["memory"]["arena"] for depth in build.depths)
+    return f"{len(uses)} kernels, {shared} of them for more than one num_steps; one arena of {arena:,} bytes"
+
+
+def _phases(plan: Any, title: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None)
+    table.add_column("phase")
+    table.add_column("node")
+    table.add_column("what")
+    table.add_column("captures")
+    for phase in plan["phases"]:
+        for node in phase["nodes"]:
+            table.add_row(phase["name"], node["name"], _what(node), node.get("capture", ""))
+    return table
+
+
+def _what(node: Any) -> str:
+    if node["kind"] == "external":
+        return f"the engine's {node['callback']} forward"
+    return counted(op["op"] for op in node["ops"]) + " (torch)" * (node["kind"] == "reference")
+
+
+def counted(words: Iterable[str]) -> str:
+    """Words in order, each once: ``a x2, b``."""
+    return ", ".join(word if n == 1 else f"{word} x{n}" for word, n in Counter(words).items())
+
+
+def totals_table(totals: Mapping[str, Mapping[str, int]]) -> Table:
+    """What a decode step costs in every bucket, as ``totals`` of a plan has it."""
+    table = Table(title="per decode step, by bucket", title_justify="left", box=None)
+    keys = list(next(iter(totals.values())))
+    table.add_column("bucket", justify="right")
+    for key in keys:
+        table.add_column(key.replace("_", " "), justify="right")
+    for bucket, figures in totals.items():
+        table.add_row(bucket, *[f"{figures[key]:,}" for key in keys])
+    return table
+
+
+def _resources(build: Build) -> list[Table]:
+    if not build.artifacts:
+        return []
+    table = Table(title="machine code", title_justify="left", box=None)
+    for name in ("kernel", "arch", "bytes", "registers", "spills", "shared"):
+        table.add_column(name, justify="left" if name in ("kernel", "arch") else "right")
+    for (kernel, arch), a in build.artifacts.items():
+        table.add_row(kernel, arch, f"{len(a.binary):,}", str(a.registers), str(a.spills), str(a.shared))
+    return [table]

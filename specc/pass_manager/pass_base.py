@@ -1,0 +1,73 @@
+"""What a pass is. Its dataclass fields are its options, spelled the same on the command line and in tests."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from specc.config import LoadedConfig
+from specc.ir.core import Module
+from specc.ir.declarations import Resources
+from specc.support.location import Location
+
+
+@dataclass(frozen=True)
+class Remark:
+    """A decision a pass took: what and why."""
+
+    pass_name: str
+    message: str
+    location: Location | None = None
+
+
+@dataclass
+class Context:
+    """What passes share besides the module.
+
+    Attributes:
+        loaded: the configuration; None when a module was read from ``.specir``.
+        kept: carried values that stay though nothing may load them: a program of another depth does.
+        resources: figures of compiled kernels, by (kernel, arch); empty before AOT compilation.
+        remarks: decisions taken so far, in order.
+
+    """
+
+    loaded: LoadedConfig | None = None
+    kept: frozenset[str] = frozenset()
+    resources: Mapping[tuple[str, str], Resources] = field(default_factory=dict)
+    remarks: list[Remark] = field(default_factory=list)
+
+    def at(self, *key: str) -> Location | None:
+        """Where a key of the configuration was written; None if it was not, or there is no configuration."""
+        written = self.loaded is not None and self.loaded.locations.written(*key)
+        return self.loaded.location(*key) if self.loaded is not None and written else None
+
+
+@dataclass(frozen=True)
+class Pass(ABC):
+    """One transformation of a module.
+
+    The checker holds before and after; in between the module may be broken. ``requires`` must be established when it
+    starts; afterwards what it ``establishes`` is, besides what was: no pass takes an invariant back. Once ``until`` is
+    established it may not run: the ops of kernels stay as they are, and no declaration is made twice.
+    """
+
+    name: ClassVar[str]
+    requires: ClassVar[frozenset[str]] = frozenset()
+    establishes: ClassVar[frozenset[str]] = frozenset()
+    until: ClassVar[str] = "clustered"
+
+    @abstractmethod
+    def run(self, module: Module, ctx: Context) -> None:
+        """Transform ``module`` in place.
+
+        Raises:
+            DiagnosticError: the program cannot be built.
+
+        """
+
+    def remark(self, ctx: Context, message: str, location: Location | None = None) -> None:
+        """Record a decision."""
+        ctx.remarks.append(Remark(self.name, message, location))

@@ -1,0 +1,1 @@
+"""CUDA graphs: of whole steps, and of what lies between forwards that are not captured."""

@@ -1,0 +1,1 @@
+"""What every op computes, in plain torch."""

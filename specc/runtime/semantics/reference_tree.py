@@ -1,0 +1,144 @@
+"""Reference semantics of the `tree.*` ops; `reference.py` explains the calling convention.
+
+Candidates are numbered over all steps: step 0 gives 0..K-1, step i >= 1 gives K + K*K*(i-1) + c, where c // K is the
+parent's place in the frontier of that step and c % K the rank among its children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .convention import Attrs, Dims, Semantics, Tensors, comparable, ranking, register, zero_rows
+
+TREE_OPS: dict[str, Semantics] = {}
+
+
+@register(TREE_OPS, "tree.repeat")
+def tree_repeat(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Values T[B, W] -> T[B, K, W]: one copy per branch."""
+    (x,) = operands
+    return (x[:, None].repeat(1, dims["K"], *([1] * (x.dim() - 1))),)
+
+
+@register(TREE_OPS, "tree.root")
+def tree_root(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Bonus i32[B] -> i64[B]."""
+    (bonus,) = operands
+    return (bonus.to(torch.int64),)
+
+
+@register(TREE_OPS, "tree.comb")
+def tree_comb(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Rows i64[B] -> parent i64[B, N], depth i64[B, N] of K branches of `steps` nodes; padding rows: -1, 0."""
+    (rows,) = operands
+    place = torch.arange(-1, dims["N"] - 1, device=rows.device)
+    depth = torch.where(place < 0, 0, place % int(attrs["steps"]) + 1)
+    parent = torch.where(depth == 1, 0, place)
+    active = (rows != 0)[:, None]
+    return torch.where(active, parent, -1), torch.where(active, depth, 0)
+
+
+@register(TREE_OPS, "tree.grow")
+def tree_grow(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Extend K paths by K tokens each and keep the best K: lowest candidate on ties, NaN as -inf.
+
+    scores f32[B, K], p f32[B, K, K], index i64[B, K, K] -> tokens i64[B, K], scores f32[B, K], kept i64[B, K] (local
+    candidate c in 0..K*K-1, by descending score), candidates f32[B, K, K] (every path score).
+    """
+    scores, p, index = operands
+    candidates = scores[:, :, None] * p
+    flat = candidates.flatten(1)
+    kept = ranking(comparable(flat))[:, : dims["K"]].contiguous()
+    tokens = index.flatten(1).gather(1, kept)
+    return tokens, flat.gather(1, kept), kept, candidates
+
+
+@register(TREE_OPS, "tree.gather")
+def tree_gather(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Values T[B, K, ...], kept i64[B, K] -> T[B, K, ...]: the row of every kept candidate's parent."""
+    x, kept = operands
+    requests = torch.arange(x.shape[0], device=x.device)[:, None]
+    return (x[requests, kept // dims["K"]],)
+
+
+@register(TREE_OPS, "tree.positions")
+def tree_positions(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Lengths i64[B], depth i64[B, N] -> i64[B, N]: seq_len + depth."""
+    seq_lens, depth = operands
+    return (seq_lens[:, None] + depth,)
+
+
+@register(TREE_OPS, "tree.select")
+def tree_select(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Keep the N - 1 best candidates of all steps and link them under the root.
+
+    Operands, with S = `steps`: rows i64[B]; bonus i32[B]; S scores (f32[B, K], then f32[B, K, K]); S tokens (i64[B, K],
+    then i64[B, K, K]); S - 2 kept i64[B, K], those of steps 1 to S - 2.
+    Results: tokens, parent and depth i64[B, N], orphan i1[B, N]. Columns follow ascending candidate id; column 0 is the
+    root. `parent` is a column, -1 for the root and for an orphan: a kept candidate whose parent was not kept, which
+    nothing can reach. Padding rows: tokens 0, parent -1, depth 0, no orphan.
+    """
+    steps = int(attrs["steps"])
+    rows, bonus, *parts = operands
+    scores = torch.cat([part.flatten(1) for part in parts[:steps]], dim=1)
+    tokens = torch.cat([part.flatten(1) for part in parts[steps : 2 * steps]], dim=1)
+    best = ranking(comparable(scores))[:, : dims["N"] - 1].sort(dim=1).values
+    above = _parents(dims["K"], parts[2 * steps :], bonus).gather(1, best // dims["K"])
+    columns = torch.arange(1, dims["N"], device=bonus.device)
+    column = torch.where(best[:, None] == above[:, :, None], columns, -1).amax(dim=2)
+    root, padding = torch.zeros_like(rows)[:, None], rows == 0
+    parent = torch.cat([root - 1, torch.where(above < 0, 0, column)], dim=1)
+    depth = torch.cat([root, _depth(best, dims["K"])], dim=1)
+    chosen = torch.cat([bonus.to(torch.int64)[:, None], tokens.gather(1, best)], dim=1)
+    return (
+        zero_rows(chosen, padding),
+        parent.masked_fill(padding[:, None], -1),
+        zero_rows(depth, padding),
+        zero_rows((parent < 0) & (depth > 0), padding),
+    )
+
+
+@register(TREE_OPS, "tree.mask")
+def tree_mask(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Lengths i64[B], parent i64[B, N] -> the columns every node attends to: itself, its ancestors, column 0.
+
+    `mode` qlen: i1[B, N, N]. bitpacked: u8[B, N, width], bit j of the little-endian word is column j. full: i1[B,
+    width] read flat: for each request N rows of seq_len + N entries, of which the first seq_len are set, one request
+    after the other; what is left over is unspecified. Walks take N steps at most, whatever the parents say.
+    """
+    seq_lens, parent = operands
+    count, nodes = parent.shape
+    columns = torch.arange(nodes, device=parent.device)
+    mask = (columns == columns[:, None]) | (columns == 0) | (columns == parent[..., None])
+    above = parent  # as many levels as the mask covers, which doubles
+    for _ in range(nodes.bit_length()):
+        at, there = above.clamp(min=0), above >= 0
+        mask = mask | (mask.gather(1, at[..., None].expand_as(mask)) & there[..., None])
+        above = torch.where(there, above.gather(1, at), -1)
+    if attrs["mode"] == "qlen":
+        return (mask,)
+    if attrs["mode"] == "bitpacked":
+        width = int(attrs["width"])
+        bits = torch.nn.functional.pad(mask, (0, 8 * width - nodes)).view(count, nodes, width, 8).to(torch.uint8)
+        return ((bits << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(-1).to(torch.uint8),)
+    width, length = int(attrs["width"]), seq_lens[:, None, None] + nodes
+    end = (length * nodes).cumsum(0)
+    left = end[-1:].flatten(1) - width * torch.arange(count, device=parent.device)[:, None]
+    flat = (torch.arange(width, device=parent.device) < left).flatten()
+    own = (end - length * nodes + columns[:, None] * length + seq_lens[:, None, None] + columns).flatten()
+    return (flat.index_copy(0, own, mask.flatten()).view(count, width),)
+
+
+def _parents(branches: int, kept: Sequence[Tensor], like: Tensor) -> Tensor:
+    """Entry s // K of i64[B, 1 + K (S - 1)] is the candidate that candidate s grew from, -1 for the root."""
+    first = torch.arange(-1, branches, device=like.device).expand(len(like), -1)
+    grown = [branches + branches * branches * step + one for step, one in enumerate(kept)]
+    return torch.cat([first, *grown], dim=1)
+
+
+def _depth(candidates: Tensor, branches: int) -> Tensor:
+    """Levels below the root: the step that grew the candidate, plus one."""
+    return torch.where(candidates < branches, 1, 2 + (candidates - branches) // (branches * branches))
