@@ -33,7 +33,6 @@ from specc.driver.build import build_program, compile_machine_code
 from specc.emit.build_wheel import emit_wheel
 from specc.engine.engine import Engine
 from specc.engine.models.loading import load_draft, load_target
-from specc.engine.plan_facts import PlanFacts
 from specc.engine.reference import greedy
 from specc.engine.serving.request import StopConditions
 from specc.engine.wheel import package
@@ -91,9 +90,8 @@ def built(name: str) -> Iterator[ModuleType]:
 def compare(title: str, module: ModuleType, ways: Sequence[Way], rounds: int) -> None:
     """Check every way, then time them in turn."""
     program = module.load(DEVICE)
-    facts = PlanFacts.read(program.plan)
-    target = load_target(MODELS / "target", facts, DEVICE)
-    draft = load_draft(MODELS / "eagle", facts, target)
+    target = load_target(MODELS / "target", program.plan, DEVICE)
+    draft = load_draft(MODELS / "eagle", program.plan, target)
     wanted = [greedy(target, tuple(target.tokenizer(prompt)["input_ids"]), NEW) for prompt in PROMPTS]
     for way in ways:
         way.engine = Engine(program, target, draft, max_context=CONTEXT, share_prefixes=False, **way.options)

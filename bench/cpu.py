@@ -38,7 +38,6 @@ from specc.driver.build import build_program
 from specc.emit.build_wheel import emit_wheel
 from specc.engine.engine import Engine
 from specc.engine.models.loading import load_draft, load_target
-from specc.engine.plan_facts import PlanFacts
 from specc.engine.serving.request import StopConditions
 from specc.engine.wheel import package
 
@@ -109,9 +108,8 @@ def engine_of(chain: str, target: Path, folder: Path) -> Iterator[Engine]:
     (wheel,) = emit_wheel(build, folder)
     with package(str(wheel)) as module:
         program = module.load("cpu")
-        facts = PlanFacts.read(program.plan)
-        model, name = load_target(target, facts), DRAFTS[chain]
-        draft = None if name is None else load_draft(EXAMPLES / "models" / name, facts, model)
+        model, name = load_target(target, program.plan), DRAFTS[chain]
+        draft = None if name is None else load_draft(EXAMPLES / "models" / name, program.plan, model)
         yield Engine(program, model, draft, max_context=CONTEXT, share_prefixes=False)
 
 

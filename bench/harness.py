@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import baseline
 from measure import WARM_UPS, Effort, Floors, Ratio, Run, capture, nothing, pairs
-from ours import Ours, TritonBackend, compile_shape, cuda_backend, plan_of
+from ours import Ours, TritonBackend, compile_shape, cuda_backend
 from work import Shape, differences, equal
 
 from specc.runtime.backends import Backend
@@ -129,7 +129,7 @@ def compiled(
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         backend = cuda_backend(build, root, device) if ON_GPU and not jit else TritonBackend(build, root)
-        yield plan_of(build), backend
+        yield build.plan, backend
 
 
 def most_runs(effort: Effort) -> int:

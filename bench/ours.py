@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ from specc.config import load_text
 from specc.driver.build import Build, build_program, compile_machine_code
 from specc.emit.build_wheel import emit_wheel
 from specc.emit.files import kernel_files
-from specc.emit.wheel import plan_text, wheel_names
+from specc.emit.wheel import wheel_names
 from specc.runtime.backends import Backend
 from specc.runtime.backends.cuda import CudaBackend, device_arch
 from specc.runtime.frame import Frame
@@ -30,7 +29,6 @@ from specc.runtime.memory.arena import Arena
 from specc.runtime.memory.kv_pools import KvPools
 from specc.runtime.plan.manifest import Manifest
 from specc.runtime.plan.plan import External, Launch, Plan
-from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.state.relay import RelayPools
 
 CONFIG = """\
@@ -58,11 +56,6 @@ def compile_shape(shape: Shape, buckets: Sequence[int], archs: Sequence[str] = (
     return build_program(load_text(text, Path(f"bench_{kind}.yaml"), names(), needs))
 
 
-def plan_of(build: Build) -> Plan:
-    """The plan as the runtime reads it."""
-    return read_plan(json.loads(plan_text(build.plan)))
-
-
 def cuda_backend(build: Build, folder: Path, device: torch.device) -> Backend:
     """Machine code through the runtime's own CUDA backend: compile, write the wheel, unpack, load."""
     compile_machine_code(build, [device_arch(device)], cache=Cache.default())
@@ -70,7 +63,7 @@ def cuda_backend(build: Build, folder: Path, device: torch.device) -> Backend:
     with ZipFile(wheel) as archive:
         archive.extractall(folder)
     package = folder / wheel_names(build.loaded.config.name).package
-    return CudaBackend([plan_of(build)], Manifest.read(package), package, device)
+    return CudaBackend([build.plan], Manifest.read(package), package, device)
 
 
 READ = ("tokens", "positions", "slots", "mask", "select", "hidden")
@@ -108,8 +101,8 @@ class TritonBackend:
 
 def argument_value(argument: Any, frame: Frame) -> Tensor | int:
     """A tensor for a pointer, a number for anything else."""
-    if argument.kind == "literal":
-        return int(argument.target)
+    if argument.literal is not None:
+        return argument.literal
     if argument.kind == "buffer":
         return frame.buffer(argument.target)
     if argument.kind == "slot_stride":

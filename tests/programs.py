@@ -16,6 +16,8 @@ from specc.pass_manager.manager import run_passes
 from specc.pass_manager.pass_base import Context, Pass
 from specc.passes.invariants import CheckEach
 from specc.passes.pipeline import PASSES
+from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.plan_json import plan_text
 
 MODEL: dict[str, Any] = {
     "hidden_size": 64,
@@ -82,6 +84,11 @@ def run_on(text: str, *steps: Pass) -> tuple[Module, Context]:
     module, ctx = parse_module(text, "test.specir"), Context()
     run_passes(module, steps, ctx, [CheckEach()])
     return module, ctx
+
+
+def written(plan: Plan) -> dict[str, Any]:
+    """A plan as a reader of the file sees it."""
+    return json.loads(plan_text(plan))
 
 
 def brought() -> dict[str, Any]:

@@ -72,7 +72,7 @@ def _facts(root: Traversable) -> dict[str, Any]:
         "algorithm": plan.algorithm,
         "num_steps": sorted(manifest.plans),
         "verified_tokens": plan.size("N"),
-        "page_size": plan.kv["page_size"],
+        "page_size": plan.kv.page_size,
         "buckets": list(plan.buckets),
         "archs": list(manifest.archs),
         "for_inspection": [arch for arch in manifest.archs if for_inspection(arch)],

@@ -25,9 +25,9 @@ from specc.support.writing import write_output
 
 if TYPE_CHECKING:
     from specc.engine.engine import Engine
-    from specc.engine.plan_facts import PlanFacts
     from specc.engine.reference import Verdict
     from specc.engine.serving.request import Completion, StopConditions, TokenEvent
+    from specc.runtime.plan.plan import Plan
 
 
 class Device(StrEnum):
@@ -92,9 +92,9 @@ class _Files:
     draft: Path | None
     corpus: Path | None
 
-    def check(self, facts: PlanFacts) -> None:
+    def check(self, plan: Plan) -> None:
         """Raise BadParameter unless there is exactly what the program needs."""
-        needs = {"--draft": ("draft" in facts.models, self.draft), "--corpus": ("corpus" in facts.tables, self.corpus)}
+        needs = {"--draft": ("draft" in plan.models, self.draft), "--corpus": ("corpus" in plan.tables(), self.corpus)}
         for option, (needed, given) in needs.items():
             if needed != (given is not None):
                 raise typer.BadParameter(
@@ -203,7 +203,6 @@ def _make_engine(
     from specc.engine.engine import Engine
     from specc.engine.errors import EngineError, UnsupportedModelError
     from specc.engine.models.loading import load_corpus, load_draft, load_target
-    from specc.engine.plan_facts import PlanFacts
     from specc.engine.wheel import exported, load_program
 
     if device == "cuda" and not torch.cuda.is_available():
@@ -213,13 +212,12 @@ def _make_engine(
         known = ", ".join(map(str, sorted(loaded.plans)))
         raise typer.BadParameter(f"the program was compiled for {known}", param_hint="--num-steps")
     depth = None if num_steps is None else exported(loaded, "FixedDepth")(num_steps)
-    facts = PlanFacts.read(loaded.plan)
-    files.check(facts)
-    target = load_target(files.target, facts, device)
+    files.check(loaded.plan)
+    target = load_target(files.target, loaded.plan, device)
     if target.tokenizer is None:
         message = f"the target model {str(files.target)!r} has no tokenizer"
         raise DiagnosticError(Diagnostic("run/model-unreadable", message, hint="add its tokenizer.json"))
-    draft = None if files.draft is None else load_draft(files.draft, facts, target)
+    draft = None if files.draft is None else load_draft(files.draft, loaded.plan, target)
     tables = {} if files.corpus is None else {"corpus": load_corpus(files.corpus, target)}
     options: dict[str, Any] = {"max_context": max_context, "depth": depth, "on_token": printer.token}
     try:

@@ -1,27 +1,54 @@
-"""The plan: a planned module as plan.json (docs/plan.md). A pure function of (configuration, specc version)."""
+"""The last stage of the compiler: a planned module as a `Plan`. A pure function of (configuration, specc version)."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from specc.algorithms.blocks.scope import dtype_of, logits_dtype_of
 from specc.algorithms.references import ReferenceSource, reference_source
 from specc.codegen.kernels import Generated, aligned_arguments
 from specc.codegen.totals import memory, totals
 from specc.config import Config, ModelConfig
-from specc.ir.core import Carry, Module, Op, Value, entry_of, is_state, tensor_type
-from specc.ir.declarations import Buffer, Grid, KvLayout, KvPool, Layout, Node, Options
+from specc.ir import declarations as ir
+from specc.ir.core import Module, Op, Value, entry_of, is_state, tensor_type
+from specc.ir.liveness import hidden_result
 from specc.ir.nodes import is_external, node_of
 from specc.ir.ops import OPS
-from specc.ir.types import per_request
-from specc.kernels.shared.base import Argument, cluster_of, kv_pointers
+from specc.ir.types import TensorType, per_request
+from specc.kernels.shared import base as kernels
+from specc.runtime.plan.plan import (
+    Argument,
+    Buffer,
+    Capture,
+    Carried,
+    External,
+    Input,
+    Kernel,
+    Kv,
+    KvPool,
+    Launch,
+    Model,
+    Node,
+    OpCall,
+    OpSource,
+    Output,
+    Phase,
+    Plan,
+    Reference,
+    Serving,
+    kv_pointers,
+)
+from specc.runtime.plan.plan import Value as Place
 from specc.version import __version__
 
-Json = dict[str, Any]
+RECURRENT = ("draft", "extend", "prefill_draft")
+"""Forwards of drafts that read their own hidden states again."""
+MODULE = "extend_module"
+"""Forwards of drafts that may see at a position a token after it: the next one, or one as far on as their number."""
 
 
-def build_plan(module: Module, generated: Generated, config: Config) -> Json:
-    """The content of plan.json.
+def build_plan(module: Module, generated: Generated, config: Config) -> Plan:
+    """The plan of a program.
 
     Args:
         module: a module all planning passes have run on.
@@ -29,33 +56,39 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Json:
         config: the configuration it was built from.
 
     """
-    options = module.decl(Options)
-    return {
-        "format": 4,
-        "name": module.name,
-        "algorithm": config.algorithm,
-        **({"engine": config.engine} if config.engine is not None else {}),
-        "specc": __version__,
-        "dims": _dims(module, config),
-        "kv": _kv(module),
-        "kv_pools": _kv_pools(module),
-        "models": {role: _model(model) for role, model in config.models.items()},
-        "options": config.options.model_dump(mode="json"),
-        "disaggregation": config.disaggregation,
-        "inputs": [_input(value) for value in module.inputs.values() if not is_state(value)],
-        "carry": [_carry(carry) for carry in module.carries.values()],
-        "outputs": [_output(name, value) for name, value in module.outputs.items()],
-        "values": _values(module),
-        "buffers": [_buffer(buffer) for buffer in module.decls_of(Buffer)],
-        "kernels": {source.name: _kernel(module, generated, source.name) for source in generated.sources},
-        "ops": {name: {"source": at.path, "function": at.function} for name, at in brought(module).items()},
-        "phases": _phases(module, generated),
-        "captures": _graphs(module, "capture"),
-        "segments": _graphs(module, "segment"),
-        "buckets": list(options.buckets),
-        "memory": memory(module),
-        "totals": {str(bucket): totals(module, bucket) for bucket in options.buckets},
-    }
+    options = module.decl(ir.Options)
+    inputs = [_input(value) for value in module.inputs.values() if not is_state(value)]
+    buffers = [_buffer(buffer) for buffer in module.decls_of(ir.Buffer)]
+    kv, dims = _kv(module), _dims(module, config)
+    return Plan(
+        name=module.name,
+        algorithm=config.algorithm,
+        engine=config.engine,
+        specc=__version__,
+        dims=dims,
+        kv=kv,
+        kv_pools=_kv_pools(module),
+        models={role: _model(model) for role, model in config.models.items()},
+        serving=_serving(module, kv, dims),
+        options=config.options.model_dump(mode="json"),
+        disaggregation=config.disaggregation,
+        inputs={one.name: one for one in inputs},
+        carry={
+            one.name: Carried(one.name, one.type.dtype, _axes(one.type), None if one.limit is None else str(one.limit))
+            for one in module.carries.values()
+        },
+        outputs=tuple(_output(name, value) for name, value in module.outputs.items()),
+        values=_values(module),
+        buffers={one.name: one for one in buffers},
+        kernels={source.name: _kernel(module, generated, source.name) for source in generated.sources},
+        ops={name: OpSource(at.path, at.function) for name, at in brought(module).items()},
+        phases=_phases(module, generated),
+        captures=_graphs(module, "capture"),
+        segments=_graphs(module, "segment"),
+        buckets=options.buckets,
+        memory=memory(module),
+        totals={bucket: totals(module, bucket) for bucket in options.buckets},
+    )
 
 
 def brought(module: Module) -> dict[str, ReferenceSource]:
@@ -64,196 +97,192 @@ def brought(module: Module) -> dict[str, ReferenceSource]:
     return {name: reference_source(OPS[name]) for name in names}
 
 
-def _carry(carry: Carry) -> Json:
-    return {"name": carry.name, "dtype": carry.type.dtype, "axes": list(carry.type.shape), "limit": carry.limit}
+def _axes(type_: TensorType) -> tuple[str, ...]:
+    return tuple(map(str, type_.shape))
 
 
-def _dims(module: Module, config: Config) -> Json:
+def _dims(module: Module, config: Config) -> dict[str, int]:
     fixed = {"K": config.topk, "S": config.num_steps, "D": config.num_steps - 1, "N": config.num_nodes}
     fixed |= {"A": config.path_slots, "P": config.pool_rows}
     return fixed | {dim.name: dim.size for dim in module.dims.values() if dim.size is not None}
 
 
-def _kv(module: Module) -> Json:
-    kv = module.decl(KvLayout)
+def _kv(module: Module) -> Kv:
+    kv = module.decl(ir.KvLayout)
     longest = max((int(op.attrs["longest"]) for op in module.find("kv.admit")), default=-1)
-    return {
-        "page_size": kv.page_size,
-        "verify_window": kv.verify_window,
-        "branch_room": kv.branch_room,
-        "window": kv.window,
-        "reserve": kv.reserve,
-        "longest": longest if longest >= 0 else None,
-        "first_draft_position": kv.first_draft_position,
-        "draft_positions": "true" if kv.first_draft_position else "shifted",
-    }
+    return Kv(
+        page_size=kv.page_size,
+        verify_window=kv.verify_window,
+        branch_room=kv.branch_room,
+        window=kv.window,
+        reserve=kv.reserve,
+        longest=longest if longest >= 0 else None,
+        first_draft_position=kv.first_draft_position,
+    )
 
 
-def _kv_pools(module: Module) -> Json:
+def _kv_pools(module: Module) -> dict[str, KvPool]:
     """The engine's KV buffers; ``bound`` are those that kernels touch, so that the runtime needs their addresses."""
-    tables = {buffer.name for buffer in module.decls_of(Buffer)}
+    tables = {buffer.name for buffer in module.decls_of(ir.Buffer)}
     return {
-        pool.name: {
-            "layers": pool.layers,
-            "buffers": pool.buffers,
-            "row_bytes": pool.row_bytes,
-            "dtype": pool.dtype,
-            "bound": kv_pointers(pool.name) in tables,
-        }
-        for pool in module.decls_of(KvPool)
+        pool.name: KvPool(pool.layers, pool.buffers, pool.row_bytes, pool.dtype, kv_pointers(pool.name) in tables)
+        for pool in module.decls_of(ir.KvPool)
     }
 
 
-def _model(model: ModelConfig) -> Json:
-    aux = {"aux_layers": list(model.aux_layers or ())} if model.hidden_source == "aux" else {}
-    return {
-        "hidden_size": model.hidden_size,
-        "spec_width": model.spec_width,
-        "num_layers": model.num_layers,
-        "num_kv_heads": model.num_kv_heads,
-        "head_dim": model.head_dim,
-        "kv_layout": model.kv_layout,
-        "vocab_size": model.vocab_size,
-        "dtype": dtype_of(model),
-        "logits_dtype": logits_dtype_of(model),
-        **aux,
-    }
+def _model(model: ModelConfig) -> Model:
+    return Model(
+        hidden_size=model.hidden_size,
+        spec_width=model.spec_width,
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        kv_layout=model.kv_layout,
+        vocab_size=model.vocab_size,
+        dtype=dtype_of(model),
+        logits_dtype=logits_dtype_of(model),
+        aux_layers=tuple(model.aux_layers or ()) if model.hidden_source == "aux" else (),
+    )
 
 
-def _input(value: Value) -> Json:
+def _serving(module: Module, kv: Kv, dims: Mapping[str, int]) -> Serving:
+    forwards = [op for op in module.ops() if is_external(op)]
+    recurrent = [op for op in forwards if _callback(op) in RECURRENT]
+    modules = sum(_callback(op) == MODULE for op in forwards)
+    targets = [op for op in forwards if _callback(op) == "target"]
+    return Serving(
+        reach=max(dims["N"], dims["A"] + kv.first_draft_position),
+        lookahead=modules or int(kv.shifted and bool(recurrent)),
+        settled=not modules,
+        reads_hidden=any(op.get("hidden") is not None for op in recurrent),
+        mask_mode=next((str(op.attrs["mode"]) for op in module.find("tree.mask")), None),
+        extras=tuple(sorted({name for op in targets for name in _extras(op)})),
+    )
+
+
+def _extras(op: Op) -> list[str]:
+    """What a forward of the target hands over besides logits and hidden states, which any does."""
+    usual = (op.out("logits"), hidden_result(op))
+    return [name for name, value in op.named_results.items() if not is_state(value) and value not in usual]
+
+
+def _callback(op: Op) -> str:
+    return op.opcode.removeprefix("model.")
+
+
+def _input(value: Value) -> Input:
     type_ = tensor_type(value)
-    owner = "arena" if per_request(type_) else "engine"
-    return {"name": value.name, "dtype": type_.dtype, "axes": list(type_.shape), "owner": owner}
+    return Input(value.name, type_.dtype, _axes(type_), "arena" if per_request(type_) else "engine")
 
 
-def _output(name: str, value: Value) -> Json:
+def _output(name: str, value: Value) -> Output:
     """Outputs of the prefill entry are named ``prefill.<name>`` in the module."""
     entry, _, bare = name.rpartition(".")
-    return {"name": bare, "value": value.name, "entry": entry or "step"}
+    return Output(bare, value.name, entry or "step")
 
 
-def _values(module: Module) -> Json:
-    layouts = {layout.name: layout for layout in module.decls_of(Layout) if layout.owner != "input"}
+def _values(module: Module) -> dict[str, Place]:
+    layouts = {layout.name: layout for layout in module.decls_of(ir.Layout) if layout.owner != "input"}
     return {
-        value.name: {
-            "buffer": layouts[value.name].buffer,
-            "dtype": tensor_type(value).dtype,
-            "axes": list(tensor_type(value).shape),
-        }
+        value.name: Place(layouts[value.name].buffer, tensor_type(value).dtype, _axes(tensor_type(value)))
         for value in module.values()
         if value.name in layouts
     }
 
 
-def _buffer(buffer: Buffer) -> Json:
-    return {
-        "name": buffer.name,
-        "dtype": buffer.dtype,
-        "axes": list(buffer.axes),
-        "shape": list(buffer.shape),
-        "strides": list(buffer.strides),
-        "owner": buffer.owner,
-        "offset": None if buffer.offset < 0 else buffer.offset,
-        "bytes": buffer.bytes,
-        "lifetime": [buffer.first, buffer.last],
-        "init": buffer.init,
-        "alignment": buffer.alignment,
-    }
+def _buffer(buffer: ir.Buffer) -> Buffer:
+    return Buffer(
+        name=buffer.name,
+        dtype=buffer.dtype,
+        axes=buffer.axes,
+        shape=buffer.shape,
+        strides=buffer.strides,
+        owner=buffer.owner,
+        offset=None if buffer.offset < 0 else buffer.offset,
+        bytes=buffer.bytes,
+        lifetime=(buffer.first, buffer.last),
+        init=buffer.init,
+        alignment=buffer.alignment,
+    )
 
 
-def _kernel(module: Module, generated: Generated, name: str) -> Json:
+def _kernel(module: Module, generated: Generated, name: str) -> Kernel:
     source, spec = generated.source(name), generated.spec(name)
-    return {
-        "family": spec.family,
-        "function": source.function,
-        "source": f"kernels/{name}.py",
-        "flags": dict(spec.flags),
-        "constants": dict(source.constants),
-        "arguments": [list(argument) for argument in source.arguments],
-        "aligned": sorted(aligned_arguments(module, spec)),
-        "num_warps": source.num_warps,
-        "num_stages": source.num_stages,
-    }
+    return Kernel(
+        family=spec.family,
+        function=source.function,
+        source=f"kernels/{name}.py",
+        flags={name: list(flag) if isinstance(flag, tuple) else flag for name, flag in spec.flags.items()},
+        constants=dict(source.constants),
+        arguments=tuple(source.arguments),
+        aligned=tuple(sorted(aligned_arguments(module, spec))),
+        num_warps=source.num_warps,
+        num_stages=source.num_stages,
+    )
 
 
-def _phases(module: Module, generated: Generated) -> list[Json]:
-    phases: dict[str, list[Json]] = {}
-    for node in module.decls_of(Node):
-        phases.setdefault(node.phase, []).append(_NODES[node.node](module, generated, node.name))
-    return [{"name": name, "entry": entry_of(name), "nodes": nodes} for name, nodes in phases.items()]
+def _phases(module: Module, generated: Generated) -> tuple[Phase, ...]:
+    phases: dict[str, list[Node]] = {}
+    for node in module.decls_of(ir.Node):
+        phases.setdefault(node.phase, []).append(_node(module, generated, node))
+    return tuple(Phase(name, entry_of(name), tuple(nodes)) for name, nodes in phases.items())
 
 
-def _launch(module: Module, generated: Generated, name: str) -> Json:
-    grids = [grid for grid in module.decls_of(Grid) if grid.kernel == name]
-    return {
-        "name": name,
-        "kind": "launch",
-        "kernel": generated.kernel_of[name],
-        "ops": [_op(op) for op in cluster_of(module, name)],
-        "args": [_argument(arg) for arg in generated.specs[name].arguments],
-        "grid": {str(grid.bucket): list(grid.grid) for grid in grids},
-    }
-
-
-def _argument(arg: Argument) -> Json:
-    if arg.value is not None:
-        return {"name": arg.name, "value": arg.value.name}
-    if arg.buffer:
-        return {"name": arg.name, "buffer": arg.buffer}
-    if arg.input:
-        return {"name": arg.name, "input": arg.input}
-    if arg.stride:
-        return {"name": arg.name, "stride": arg.stride, "axis": arg.axis}
-    if arg.size:
-        return {"name": arg.name, "size": arg.size, "axis": arg.axis}
-    if arg.slot_stride:
-        return {"name": arg.name, "slot_stride": arg.slot_stride}
-    return {"name": arg.name, "literal": arg.literal}
-
-
-def _reference(module: Module, generated: Generated, name: str) -> Json:
-    del generated
-    return {"name": name, "kind": "reference", "ops": [_op(op) for op in cluster_of(module, name)]}
-
-
-def _external(module: Module, generated: Generated, name: str) -> Json:
-    del generated
+def _node(module: Module, generated: Generated, node: ir.Node) -> Node:
+    name = node.name
+    if node.node == "launch":
+        grids: dict[int, tuple[int, int, int]] = {}
+        for grid in (grid for grid in module.decls_of(ir.Grid) if grid.kernel == name):
+            x, y, z = grid.grid
+            grids[grid.bucket] = x, y, z
+        args = tuple(_argument(arg) for arg in generated.specs[name].arguments)
+        return Launch(name, generated.kernel_of[name], _calls(kernels.cluster_of(module, name)), args, grids)
+    if node.node == "reference":
+        return Reference(name, _calls(kernels.cluster_of(module, name)))
     (op,) = [op for op in module.ops() if is_external(op) and node_of(op) == name]
-    return {
-        "name": name,
-        "kind": "external",
-        "callback": op.opcode.removeprefix("model."),
-        "step": op.attrs.get("step"),
-        "capture": op.attrs["capture"],
-        "operands": {key: value.name for key, value in op.named.items() if not is_state(value)},
-        "results": {key: value.name for key, value in op.named_results.items() if not is_state(value)},
-        "ops": [_op(op)],
-    }
+    return External(
+        name=name,
+        callback=_callback(op),
+        step=int(op.attrs["step"]) if "step" in op.attrs else None,
+        capture=str(op.attrs["capture"]),
+        operands={key: value.name for key, value in op.named.items() if not is_state(value)},
+        results={key: value.name for key, value in op.named_results.items() if not is_state(value)},
+        ops=_calls([op]),
+    )
 
 
-_NODES = {"launch": _launch, "reference": _reference, "external": _external}
+def _argument(arg: kernels.Argument) -> Argument:
+    if arg.value is not None:
+        return Argument(arg.name, "value", arg.value.name)
+    for kind in ("buffer", "input", "stride", "size", "slot_stride"):
+        if target := getattr(arg, kind):
+            return Argument(arg.name, kind, target, arg.axis)
+    return Argument(arg.name, "literal", literal=arg.literal)
 
 
-def _op(op: Op) -> Json:
-    return {
-        "op": op.opcode,
-        "operands": [value.name for value in op.operands if not is_state(value)],
-        "results": [value.name for value in op.results if not is_state(value)],
-        "attrs": {key: value for key, value in sorted(op.attrs.items()) if key != "kernel"},
-    }
+def _calls(ops: Iterable[Op]) -> tuple[OpCall, ...]:
+    return tuple(
+        OpCall(
+            op=op.opcode,
+            operands=tuple(value.name for value in op.operands if not is_state(value)),
+            results=tuple(value.name for value in op.results if not is_state(value)),
+            attrs={key: value for key, value in sorted(op.attrs.items()) if key != "kernel"},
+        )
+        for op in ops
+    )
 
 
-def _graphs(module: Module, cut: str) -> list[Json]:
+def _graphs(module: Module, cut: str) -> tuple[Capture, ...]:
     """What is captured together, for one way to cut: the field of `Node` that names the graph."""
-    graphs: dict[str, list[Node]] = {}
-    for node in module.decls_of(Node):
+    graphs: dict[str, list[ir.Node]] = {}
+    for node in module.decls_of(ir.Node):
         if getattr(node, cut):
             graphs.setdefault(getattr(node, cut), []).append(node)
-    return [_graph(name, nodes) for name, nodes in graphs.items()]
+    return tuple(_graph(name, nodes) for name, nodes in graphs.items())
 
 
-def _graph(name: str, nodes: list[Node]) -> Json:
-    names = [node.name for node in nodes]
-    edges = [[before, node.name] for node in nodes for before in node.after if before in names]
-    phases = list(dict.fromkeys(node.phase for node in nodes))
-    return {"name": name, "entry": entry_of(phases[0]), "phases": phases, "nodes": names, "edges": edges}
+def _graph(name: str, nodes: list[ir.Node]) -> Capture:
+    names = tuple(node.name for node in nodes)
+    edges = tuple((before, node.name) for node in nodes for before in node.after if before in names)
+    phases = tuple(dict.fromkeys(node.phase for node in nodes))
+    return Capture(name, entry_of(phases[0]), phases, names, edges)

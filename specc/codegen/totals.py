@@ -8,33 +8,33 @@ from specc.ir.liveness import hidden_result
 from specc.ir.nodes import is_external, node_of
 from specc.ir.ops import OPS
 from specc.kernels.shared.base import nbytes
+from specc.runtime.plan.plan import ArenaBytes, Totals
 
 
-def totals(module: Module, bucket: int) -> dict[str, int]:
-    """Launches, host syncs and bytes of one decode step at a bucket; keys as in docs/plan.md."""
+def totals(module: Module, bucket: int) -> Totals:
+    """Launches, host syncs and bytes of one decode step at a bucket."""
     nodes = [node for node in module.decls_of(Node) if entry_of(node.phase) == "step"]
     launches = [node for node in nodes if node.node == "launch"]
-    references = sum(node.node == "reference" for node in nodes)
-    return {
-        "launches_in_graph": sum(bool(node.capture) for node in launches),
-        "launches_outside_graph": sum(not node.capture for node in launches),
-        "references": references,
-        "host_syncs": 0,  # there is no op that waits for the device
-        "vocab_bytes_read": _vocab_bytes(module, bucket),
-        "hidden_state_bytes": hidden_state_bytes(module, bucket),
-        "arena_bytes": memory(module)["arena"],
-    }
+    return Totals(
+        launches_in_graph=sum(bool(node.capture) for node in launches),
+        launches_outside_graph=sum(not node.capture for node in launches),
+        references=sum(node.node == "reference" for node in nodes),
+        host_syncs=0,  # there is no op that waits for the device
+        vocab_bytes_read=_vocab_bytes(module, bucket),
+        hidden_state_bytes=hidden_state_bytes(module, bucket),
+        arena_bytes=memory(module).arena,
+    )
 
 
-def memory(module: Module) -> dict[str, int]:
-    """Bytes the program allocates, whatever the batch; keys as in docs/plan.md."""
+def memory(module: Module) -> ArenaBytes:
+    """Bytes the program allocates, whatever the batch."""
     arena = [buffer for buffer in module.decls_of(Buffer) if buffer.owner == "arena"]
     kernels = {kernel.name for kernel in module.decls_of(Kernel)}
-    return {
-        "arena": max((buffer.offset + buffer.bytes for buffer in arena), default=0),
-        "relay": _covered([buffer for buffer in arena if buffer.name.startswith("relay.")]),
-        "scratch": _covered([buffer for buffer in arena if scratch_owner(buffer) in kernels]),
-    }
+    return ArenaBytes(
+        arena=max((buffer.offset + buffer.bytes for buffer in arena), default=0),
+        relay=_covered([buffer for buffer in arena if buffer.name.startswith("relay.")]),
+        scratch=_covered([buffer for buffer in arena if scratch_owner(buffer) in kernels]),
+    )
 
 
 def _covered(buffers: list[Buffer]) -> int:

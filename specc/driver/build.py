@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specc.codegen.kernels import Generated, generate_kernels
 from specc.codegen.plan import build_plan
@@ -21,6 +21,7 @@ from specc.pass_manager.manager import Instrument, run_passes
 from specc.pass_manager.pass_base import Context
 from specc.passes.check_resources import CheckResources
 from specc.passes.invariants import CheckEach
+from specc.runtime.plan.plan import Plan
 from specc.support.diagnostics import Diagnostic, DiagnosticError, Note
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class DepthBuild:
         module: the final module.
         ctx: remarks of the passes.
         generated: rendered kernels; those that serve other depths too are in each.
-        plan: content of its plan.json.
+        plan: what its plan.json has.
 
     """
 
@@ -45,7 +46,7 @@ class DepthBuild:
     module: Module
     ctx: Context
     generated: Generated
-    plan: dict[str, Any]
+    plan: Plan
 
     @property
     def num_steps(self) -> int:
@@ -93,7 +94,7 @@ class Build:
         return self.depths[0].generated
 
     @property
-    def plan(self) -> dict[str, Any]:
+    def plan(self) -> Plan:
         """The plan of the deepest program."""
         return self.depths[0].plan
 

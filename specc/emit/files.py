@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from specc.codegen.plan import brought
 from specc.driver.build import Build, DepthBuild
-from specc.emit.wheel import plan_text
 from specc.ir.printer import print_module
+from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.plan_json import plan_text
 from specc.support.writing import write_output
 
 
@@ -31,7 +31,7 @@ def specir_files(build: Build) -> dict[str, str]:
     return {_of_depth(build, depth, "module", ".specir"): print_module(depth.module) for depth in build.depths}
 
 
-def plan_files(build: Build) -> dict[str, dict[str, Any]]:
+def plan_files(build: Build) -> dict[str, Plan]:
     """Path below the output directory -> plan, of every depth, the deepest first."""
     return {_of_depth(build, depth, "plan", ".json"): depth.plan for depth in build.depths}
 

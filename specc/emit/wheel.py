@@ -12,10 +12,10 @@ import json
 import re
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from zipfile import ZIP_STORED, ZipInfo
 
 import jinja2
@@ -26,8 +26,10 @@ from wheel.wheelfile import WheelFile
 
 from specc.config.presets import PRESETS
 from specc.emit.sources import LICENSE, copied, license_text, template
-from specc.runtime.plan.manifest import MANIFEST, PLAN, Artifact
-from specc.runtime.plan.plan import PROMPT, TABLE
+from specc.runtime.plan.manifest import MANIFEST, PLAN, Artifact, Manifest
+from specc.runtime.plan.plan import FORMAT, PROMPT, Plan
+from specc.runtime.plan.plan_json import plan_text
+from specc.runtime.plan.typed import to_json
 from specc.support.writing import unfinished
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ def write_wheel(
     *,
     name: str,
     version: str,
-    plans: Mapping[str, Mapping[str, Any]],
+    plans: Mapping[str, Plan],
     sources: Mapping[str, str],
     specirs: Mapping[str, str],
     config_text: str,
@@ -112,7 +114,7 @@ def write_wheel(
     archs = sorted({artifact.arch for artifact in listed})
     needed = [f"torch>={torch_minimum}", *requires]
     info = {
-        "entry_points.txt": _entry_points(names, plans[PLAN].get("engine")).encode(),
+        "entry_points.txt": _entry_points(names, plans[PLAN].engine).encode(),
         f"licenses/{LICENSE}": license_text().encode(),
         "WHEEL": _wheel_file(version),
     }
@@ -130,14 +132,14 @@ def write_wheel(
 
 
 def _package_files(
-    config_text: str, plans: Mapping[str, Mapping[str, Any]], specirs: Mapping[str, str], sources: Mapping[str, str]
+    config_text: str, plans: Mapping[str, Plan], specirs: Mapping[str, str], sources: Mapping[str, str]
 ) -> _Files:
     """All text of the package but the manifest."""
     files = _Files()
     own = {"config.yaml": config_text, "py.typed": "", "__init__.py": template("package.py")}
     texts = {path: plan_text(plan) for path, plan in plans.items()}
     islands = copied("runtime", RUNTIME)
-    if engine := plans[PLAN].get("engine"):
+    if engine := plans[PLAN].engine:
         islands |= copied(f"adapters/{engine}", f"_{engine}")
     for part in (texts, specirs, own, sources, islands):
         for path, text in part.items():
@@ -156,11 +158,6 @@ def _digest(files: Mapping[str, bytes]) -> str:
     return hashlib.sha256(listed.encode()).hexdigest()
 
 
-def plan_text(plan: Mapping[str, Any]) -> str:
-    """The canonical text of a plan: keys sorted, two blanks per level, a final newline."""
-    return json.dumps(plan, sort_keys=True, indent=2, allow_nan=False) + "\n"
-
-
 class _Files:
     """Content by path inside the package."""
 
@@ -176,19 +173,20 @@ class _Files:
         self.content[path] = content.encode() if isinstance(content, str) else content
 
 
-def _check_sources(plans: Mapping[str, Mapping[str, Any]], sources: Mapping[str, str]) -> None:
-    named = {one["source"] for plan in plans.values() for key in ("kernels", "ops") for one in plan[key].values()}
+def _check_sources(plans: Mapping[str, Plan], sources: Mapping[str, str]) -> None:
+    named = {one.source for plan in plans.values() for one in (*plan.kernels.values(), *plan.ops.values())}
     missing = sorted(named - sources.keys())
     if missing:
         raise ValueError(f"the plan names sources that are not there: {', '.join(missing)}")
 
 
-def _entry_points(names: Names, engine: Engine | None) -> str:
+def _entry_points(names: Names, engine: str | None) -> str:
     """The program by its configuration's name; for an engine also the adapter, as a plugin of the package's name."""
     text = f"[{ENTRY_POINTS}]\n{names.config} = {names.package}\n"
     if engine is None:
         return text
-    return f"{text}\n[{PRESETS[engine].plugins}]\n{names.package} = {names.package}._{engine}:register\n"
+    plugins = PRESETS[cast("Engine", engine)].plugins
+    return f"{text}\n[{plugins}]\n{names.package} = {names.package}._{engine}:register\n"
 
 
 def _add_artifact(files: _Files, artifact: aot.Artifact) -> Artifact:
@@ -214,38 +212,37 @@ def _manifest(
     version: str,
     digest: str,
     triton: str | None,
-    plans: Mapping[str, Mapping[str, Any]],
+    plans: Mapping[str, Plan],
     artifacts: Sequence[Artifact],
     files: _Files,
     torch_minimum: str,
 ) -> str:
     plan = plans[PLAN]
     ordered = sorted(artifacts, key=lambda artifact: (artifact.arch, artifact.kernel))
-    manifest = {
-        "name": names.config,
-        "version": version,
-        "digest": digest,
-        **({"engine": plan["engine"]} if "engine" in plan else {}),
-        "specc": plan["specc"],
-        "triton": triton,
-        "plan_format": plan["format"],
-        "plans": {str(one["dims"]["S"]): path for path, one in plans.items()},
-        "torch": torch_minimum,
-        "archs": sorted({artifact.arch for artifact in artifacts}),
-        "artifacts": [asdict(artifact) for artifact in ordered],
-        "files": {path: hashlib.sha256(content).hexdigest() for path, content in files.content.items()},
-    }
-    return json.dumps(manifest, sort_keys=True, indent=2) + "\n"
+    manifest = Manifest(
+        name=names.config,
+        version=version,
+        digest=digest,
+        engine=plan.engine,
+        specc=plan.specc,
+        triton=triton,
+        plan_format=FORMAT,
+        plans={one.size("S"): path for path, one in plans.items()},
+        torch=torch_minimum,
+        archs=tuple(sorted({artifact.arch for artifact in artifacts})),
+        artifacts=tuple(ordered),
+        files={path: hashlib.sha256(content).hexdigest() for path, content in files.content.items()},
+    )
+    return json.dumps(to_json(manifest), sort_keys=True, indent=2) + "\n"
 
 
-def _wanted(plan: Mapping[str, Any]) -> dict[str, Any]:
+def _wanted(plan: Plan) -> dict[str, Any]:
     """What the README says of the engine's side: KV buffers that are changed, tables, whether prompts, its name."""
-    brought = [item["name"] for item in plan["inputs"] if item["owner"] == "engine"]
     return {
-        "moved": sorted(owner for owner, pool in plan["kv_pools"].items() if pool["bound"]),
-        "tables": [name for name in brought if name not in (TABLE, PROMPT)],
-        "prompts": PROMPT in brought,
-        "engine": plan.get("engine"),
+        "moved": sorted(owner for owner, pool in plan.kv_pools.items() if pool.bound),
+        "tables": list(plan.tables()),
+        "prompts": PROMPT in plan.inputs,
+        "engine": plan.engine,
     }
 
 

@@ -18,8 +18,8 @@ from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImpor
 from specc.engine.disaggregation.distributed import plain_errors
 from specc.engine.engine import Engine
 from specc.engine.errors import LockStepError
-from specc.engine.plan_facts import PlanFacts
 from specc.engine.serving.request import Completion, Request
+from specc.runtime.plan.plan import Plan
 
 
 class Peers(Protocol):
@@ -167,6 +167,11 @@ class LockStep:
 
 def _number(program: Any) -> int:
     """A number that tells apart programs whose forwards, or the shapes of whose forwards, differ at any depth."""
-    plans = map(PlanFacts.read, program.plans.values())
-    shapes = [(facts.forwards, facts.buckets, facts.branches, facts.accepts, facts.reach) for facts in plans]
+    shapes = [_shape(plan) for plan in program.plans.values()]
     return crc32(repr(shapes).encode())
+
+
+def _shape(plan: Plan) -> tuple[object, ...]:
+    """The forwards of a step, and what decides their shapes."""
+    forwards = tuple((node.callback, node.step) for node in plan.externals())
+    return forwards, plan.buckets, plan.size("K"), plan.size("A"), plan.serving.reach

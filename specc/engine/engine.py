@@ -16,7 +16,6 @@ from specc.engine.memory.kv_pool import KVPool, PageAllocator, ReqToToken
 from specc.engine.memory.prefix_cache import PrefixCache
 from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.drafts import Draft
-from specc.engine.plan_facts import PlanFacts
 from specc.engine.serving import fitting
 from specc.engine.serving.callbacks import Memory
 from specc.engine.serving.draft_callbacks import make_callbacks
@@ -30,13 +29,14 @@ from specc.engine.serving.stats import Stats
 from specc.engine.serving.text import Detokenizer, StopText
 from specc.engine.wheel import batch_type
 from specc.runtime import AcceptanceDepth, DepthPolicy
+from specc.runtime.plan.plan import PROMPT
 from specc.support.diagnostics import Diagnostic
 
 
 class Engine:
     """Serves prompts with a target, a draft if there is one, and a program; one thread, one device.
 
-    The program decides rows, page size, batch size and reserve (`facts`); the engine owns the KV pools, the
+    The program decides rows, page size, batch size and reserve (`plan`); the engine owns the KV pools, the
     request table and the queue. `stats` counts what it did. `ahead`: how many launches stay unread, 1 with overlap.
 
     `step` is made of `admit`, `launch`, `due`, `read` and `collect`, for those who have something to do in between.
@@ -62,7 +62,7 @@ class Engine:
         """Allocate pools and bind the program.
 
         program: what a generated package's `load` returned, on the device of the models. draft: None for a program
-        that drafts without a model. tables: what else the program reads, by the names in `facts.tables`.
+        that drafts without a model. tables: what else the program reads, by the names in `plan.tables()`.
         max_context: most tokens, prompt and completion, of one request; by default what the models can
         do, at most 1024. num_pages: pages of the KV pools, page 0 included; by default enough for a full
         batch of longest requests. tokenizer: by default the target's. capture: see docs/runtime.md.
@@ -75,14 +75,14 @@ class Engine:
         memory are not its own, which is found out once per model.
         """
         self.program = program
-        self.facts = facts = PlanFacts.read(program.plan)
+        self.plan = plan = program.plan
         self.models = {"target": target, **({} if draft is None else {"draft": draft})}
-        fitting.check_program(facts, self.models)
-        context = fitting.context_length(max_context, self.models, facts)
+        fitting.check_program(plan, self.models)
+        context = fitting.context_length(max_context, self.models, plan)
         fitting.check_models(self.models, context)
         self.target, self.draft = target, draft
         self.tokenizer = tokenizer if tokenizer is not None else target.tokenizer
-        self.ahead = int(fitting.overlaps(facts, overlap, target.device))
+        self.ahead = int(fitting.overlaps(plan, overlap, target.device))
         self.depth: DepthPolicy = depth or AcceptanceDepth(list(program.plans))
         self._make_memory(context, num_pages, share_prefixes)
         self._bind(tables or {}, capture, nvtx)
@@ -95,29 +95,29 @@ class Engine:
 
     def _make_memory(self, max_context: int, num_pages: int | None, share_prefixes: bool) -> None:
         """Make the table, the pages and a pool for every model that has one."""
-        facts, device = self.facts, self.target.device
-        columns = -(-(max_context + facts.reserve) // facts.page_size) * facts.page_size
-        max_batch = min(facts.max_batch, facts.rows - 1)
-        self.table = ReqToToken(facts.rows, columns, device)
-        self.allocator = PageAllocator(num_pages or max_batch * columns // facts.page_size + 1, facts.page_size)
-        slots = self.allocator.num_pages * facts.page_size
-        self.pools = {owner: KVPool(self.models[owner].facts.pool, slots, device) for owner in facts.pools}
-        self.prefixes = PrefixCache(self.allocator, facts.lookahead, enabled=share_prefixes)
-        limits = {"max_batch": max_batch, "max_context": max_context, "reserve": facts.reserve}
-        self.scheduler = Scheduler(self.table, self.allocator, self.prefixes, **limits, settled=facts.settled)
-        self.places = Places(self.pools, self.table.tensor, ahead=int(not facts.shifted))
+        plan, device = self.plan, self.target.device
+        columns = -(-(max_context + plan.kv.reserve) // plan.kv.page_size) * plan.kv.page_size
+        max_batch = min(plan.buckets[-1], plan.size("P") - 1)
+        self.table = ReqToToken(plan.size("P"), columns, device)
+        self.allocator = PageAllocator(num_pages or max_batch * columns // plan.kv.page_size + 1, plan.kv.page_size)
+        slots = self.allocator.num_pages * plan.kv.page_size
+        self.pools = {owner: KVPool(self.models[owner].facts.pool, slots, device) for owner in plan.kv_pools}
+        self.prefixes = PrefixCache(self.allocator, plan.serving.lookahead, enabled=share_prefixes)
+        limits = {"max_batch": max_batch, "max_context": max_context, "reserve": plan.kv.reserve}
+        self.scheduler = Scheduler(self.table, self.allocator, self.prefixes, **limits, settled=plan.serving.settled)
+        self.places = Places(self.pools, self.table.tensor, ahead=int(not plan.kv.shifted))
 
     def _bind(self, tables: Mapping[str, Tensor], capture: bool | None, nvtx: bool) -> None:
         """Bind the program to the models' forwards over that memory, and to what else it reads."""
         self._prompts: dict[int, Prompt] = {}
         self.memory = Memory(self.pools, self.table.tensor, self._prompts)
-        self.callbacks = make_callbacks(self.target, self.draft, self.memory, self.facts)
-        fitting.check_callbacks(self.facts, self.callbacks)
+        self.callbacks = make_callbacks(self.target, self.draft, self.memory, self.plan)
+        fitting.check_callbacks(self.plan, self.callbacks)
         self._batch = batch_type(self.program)
         self._fixed_width = self.target.device.type == "cuda" and capture is not False
         self._range = ranges(self.target.device, nvtx)
         buffers = {owner: pool.buffers for owner, pool in self.pools.items()}
-        brought = fitting.bring_tables(self.facts, tables)
+        brought = fitting.bring_tables(self.plan, tables)
         self._step = self.program.bind(
             self.callbacks, self.table.tensor, kv_pools=buffers, tables=brought, capture=capture, nvtx=nvtx
         )
@@ -323,13 +323,13 @@ class Engine:
 
     def _fits_mask(self) -> bool:
         """Whether every request is surely short enough for the tree mask."""
-        longest = self.facts.mask_context
+        longest = self.plan.kv.longest
         return longest is None or max(self._bounds(self.scheduler.running), default=0) <= longest
 
     def _bounds(self, requests: Sequence[Request]) -> list[int]:
         """The most tokens that each may have committed when all that is in flight has run."""
         known = unread(self._flights)
-        return [request.committed + self.facts.accepts * known[request] for request in requests]
+        return [request.committed + self.plan.size("A") * known[request] for request in requests]
 
     def _prefill(self, requests: Sequence[Request], at_least: int) -> Any:
         """Queue the prefill of newly admitted requests."""
@@ -337,14 +337,14 @@ class Engine:
         self._prompts.clear()
         self._prompts.update({row: Prompt(tuple(r.ids), r.shared) for row, r in zip(rows, requests, strict=True)})
         lengths = [len(request.ids) for request in requests]
-        prompts = [token for request in requests for token in request.ids] if self.facts.reads_prompts else None
+        prompts = [token for request in requests for token in request.ids] if PROMPT in self.plan.inputs else None
         return self._step.prefill(self._batch(rows, lengths, prompts), run_idle=at_least > 0)
 
     def _decode(self, requests: Sequence[Request], num_steps: int, at_least: int) -> Any:
         """Queue one decode step of so many drafts; with overlap nobody knows the lengths, only how long they can be."""
         rows, bounds = [request.row or 0 for request in requests], self._bounds(requests)
         if not self._fixed_width:
-            self.memory.width = min(max(bounds, default=0) + self.facts.reach, self.table.columns)
+            self.memory.width = min(max(bounds, default=0) + self.plan.serving.reach, self.table.columns)
         step = self._step.at(num_steps)
         return step.decode(self._batch(rows, None if self.ahead else bounds), at_least=at_least)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
+
+from specc.runtime.plan.plan import External, Node, Plan, Reference, Totals
 
 if TYPE_CHECKING:
     from specc.driver.build import Build
@@ -18,8 +21,8 @@ def print_summary(build: Build, console: Console, files: Iterable[object]) -> No
     """Print the summary of a finished build."""
     several = len(build.depths) > 1
     for depth in build.depths:
-        title = f"{depth.plan['name']}: {depth.plan['algorithm']}" + f", num_steps {depth.num_steps}" * several
-        console.print(Group(_phases(depth.plan, title), totals_table(depth.plan["totals"])))
+        title = f"{depth.plan.name}: {depth.plan.algorithm}" + f", num_steps {depth.num_steps}" * several
+        console.print(Group(_phases(depth.plan, title), totals_table(depth.plan.totals)))
     if several:
         console.print(Text(_shared(build)))
     console.print(*_resources(build))
@@ -33,26 +36,26 @@ def _shared(build: Build) -> str:
     """What the depths have in common."""
     uses = Counter(source.name for depth in build.depths for source in depth.generated.sources)
     shared = sum(times > 1 for times in uses.values())
-    arena = max(depth.plan["memory"]["arena"] for depth in build.depths)
+    arena = max(depth.plan.memory.arena for depth in build.depths)
     return f"{len(uses)} kernels, {shared} of them for more than one num_steps; one arena of {arena:,} bytes"
 
 
-def _phases(plan: Any, title: str) -> Table:
+def _phases(plan: Plan, title: str) -> Table:
     table = Table(title=title, title_justify="left", box=None)
     table.add_column("phase")
     table.add_column("node")
     table.add_column("what")
     table.add_column("captures")
-    for phase in plan["phases"]:
-        for node in phase["nodes"]:
-            table.add_row(phase["name"], node["name"], _what(node), node.get("capture", ""))
+    for phase in plan.phases:
+        for node in phase.nodes:
+            table.add_row(phase.name, node.name, _what(node), node.capture if isinstance(node, External) else "")
     return table
 
 
-def _what(node: Any) -> str:
-    if node["kind"] == "external":
-        return f"the engine's {node['callback']} forward"
-    return counted(op["op"] for op in node["ops"]) + " (torch)" * (node["kind"] == "reference")
+def _what(node: Node) -> str:
+    if isinstance(node, External):
+        return f"the engine's {node.callback} forward"
+    return counted(call.op for call in node.ops) + " (torch)" * isinstance(node, Reference)
 
 
 def counted(words: Iterable[str]) -> str:
@@ -60,15 +63,15 @@ def counted(words: Iterable[str]) -> str:
     return ", ".join(word if n == 1 else f"{word} x{n}" for word, n in Counter(words).items())
 
 
-def totals_table(totals: Mapping[str, Mapping[str, int]]) -> Table:
+def totals_table(totals: Mapping[int, Totals]) -> Table:
     """What a decode step costs in every bucket, as ``totals`` of a plan has it."""
     table = Table(title="per decode step, by bucket", title_justify="left", box=None)
-    keys = list(next(iter(totals.values())))
+    keys = [field.name for field in fields(Totals)]
     table.add_column("bucket", justify="right")
     for key in keys:
         table.add_column(key.replace("_", " "), justify="right")
     for bucket, figures in totals.items():
-        table.add_row(bucket, *[f"{figures[key]:,}" for key in keys])
+        table.add_row(str(bucket), *[f"{getattr(figures, key):,}" for key in keys])
     return table
 
 

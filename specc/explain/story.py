@@ -24,6 +24,7 @@ from specc.kernels.shared.base import cluster_of, nbytes
 from specc.pass_manager.pass_base import Context
 from specc.passes.form_kernels import REFERENCE_LAUNCHES
 from specc.passes.pipeline import PASSES
+from specc.runtime.plan.plan import Totals
 from specc.support.location import Location
 from specc.version import __version__
 
@@ -179,7 +180,7 @@ class Story:
     carry: tuple[FieldStory, ...]
     carry_bytes: int
     phases: tuple[PhaseStory, ...]
-    totals: Mapping[str, Mapping[str, int]]
+    totals: Mapping[int, Totals]
     kv: Mapping[str, int]
 
 
@@ -210,7 +211,7 @@ def tell(loaded: LoadedConfig, module: Module, ctx: Context) -> Story:
         carry=carry,
         carry_bytes=sum(field.bytes for field in carry),
         phases=_phases(module),
-        totals={str(bucket): totals(module, bucket) for bucket in module.decl(Options).buckets},
+        totals={bucket: totals(module, bucket) for bucket in module.decl(Options).buckets},
         kv={field.name: getattr(kv, field.name) for field in fields(kv) if field.name != "name"},
     )
 

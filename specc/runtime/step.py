@@ -259,9 +259,9 @@ class Step:
         if len(rows) > self._plan.buckets[-1]:
             raise BatchError(f"{len(rows)} requests, the largest bucket holds {self._plan.buckets[-1]}")
         columns: dict[str, list[int] | Tensor] = {ROWS: rows}
-        room, longest = self._table.shape[1], self._plan.kv["longest"]
+        room, longest = self._table.shape[1], self._plan.kv.longest
         # A draft at true positions prefills the first token behind the prompt.
-        room -= int(self._plan.kv["window" if entry == "step" else "first_draft_position"])
+        room -= self._plan.kv.window if entry == "step" else self._plan.kv.first_draft_position
         room = room if longest is None else min(room, int(longest))
         if isinstance(batch.seq_lens, Tensor):
             columns[LENGTHS] = batch_column(LENGTHS, batch.seq_lens, self._device, len(rows))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -18,7 +17,6 @@ from specc.algorithms import names, needs
 from specc.config import Config, LoadedConfig, load_config, load_text
 from specc.driver.build import Build
 from specc.driver.compile import start_module
-from specc.emit.wheel import plan_text
 from specc.ir.core import Module, Value, entry_of, is_state, on_nodes
 from specc.ir.interpret import interpret
 from specc.pass_manager.manager import run_passes
@@ -27,7 +25,6 @@ from specc.passes.pipeline import FRONT
 from specc.passes.select_compaction import SelectCompaction
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.step import Step
 
@@ -120,7 +117,7 @@ def handing_out(loaded: LoadedConfig, probe: Probe) -> Module:
 def run(build: Build, todo: Script) -> list[dict[str, Tensor]]:
     """Outputs of a program on the CPU backend: of a prefill, then of every step of the script."""
     config = build.loaded.config
-    engine, plan = RecordingEngine(config, todo), read_plan(json.loads(plan_text(build.plan)))
+    engine, plan = RecordingEngine(config, todo), build.plan
     step = Step(plan, ReferenceBackend(), CPU, engine, todo.table, engine.kv, todo.tables(build.module), poison=0x5A)
     lengths, found = dict(todo.prompts), list[dict[str, Tensor]]()
     for index, batch in enumerate([list(todo.prompts), *todo.batches]):

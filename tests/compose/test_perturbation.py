@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ours import plan_of
 from session import script
 
 from specc.runtime.plan.plan import Launch, Plan
@@ -68,10 +67,10 @@ def test_its_kernels(name: str, every: bool) -> None:
     loaded = small(name)
     seen = set[str]()
     plain = compile_planned(front(loaded), loaded)
-    seen |= set(launches(plan_of(plain)).values())
+    seen |= set(launches(plain.plan).values())
     for probe in probes(loaded) if every else some(name, INTERPRETED):
         build = compile_planned(handing_out(loaded, probe), loaded)
-        plan, module = plan_of(build), build.module
+        plan, module = build.plan, build.module
         fresh = {node: what for node, what in launches(plan).items() if what not in seen}
         if fresh:
             seen |= set(fresh.values())
@@ -86,7 +85,7 @@ def launches(plan: Plan) -> dict[str, str]:
     return {
         node.name: repr(
             (
-                replace(plan.kernels[node.kernel], name="", source=""),
+                replace(plan.kernels[node.kernel], source=""),
                 (node.ops, node.args, node.grid),
                 [name for call in node.ops for name in call.results if name in plan.values],
             )

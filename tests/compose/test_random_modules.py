@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from ours import plan_of
 
 from specc.driver.build import Build
 from specc.ir.ops import OPS, add_forward
@@ -68,14 +67,14 @@ class Lazy:
 def run_often(build: Build, backend: Lazy, entry: str) -> None:
     """Run an entry a few times: a path may have nothing to move."""
     for seed in range(5):
-        flow = Flow(plan_of(build), backend, CPU, seed)
+        flow = Flow(build.plan, backend, CPU, seed)
         flow.run(build.module, entry, torch.tensor([3, 0, 5, 1]), torch.tensor([4, 0, 7, 2]))
 
 
 @pytest.mark.parametrize("name", ["eagle-chain", "standalone-tree"])
 def test_a_launch_that_does_nothing_is_noticed(name: str) -> None:
     build = compile_planned(front(small(name)), small(name))
-    plan = plan_of(build)
+    plan = build.plan
     with interpreted(build) as backend:
         for entry in ("prefill", "step"):
             for node in (node for node in plan.nodes(entry) if isinstance(node, Launch)):

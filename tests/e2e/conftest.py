@@ -230,12 +230,10 @@ def load_engine(package: ModuleType, case: Case, models: Models, **options: Any)
     """Make an engine for a case's package."""
     from specc.engine.engine import Engine
     from specc.engine.models.loading import load_corpus, load_draft, load_target
-    from specc.engine.plan_facts import PlanFacts
 
     program = package.load("cpu")
-    facts = PlanFacts.read(program.plan)
-    target = load_target(models.target, facts)
-    draft = load_draft(models.drafts[case.algorithm], facts, target) if case.algorithm in DRAFTS else None
+    target = load_target(models.target, program.plan)
+    draft = load_draft(models.drafts[case.algorithm], program.plan, target) if case.algorithm in DRAFTS else None
     tables = {"corpus": load_corpus(models.corpus, target)} if case.corpus else {}
     return Engine(program, target, draft, tables=tables, **{"max_context": 256, "overlap": case.overlap, **options})
 

@@ -77,7 +77,7 @@ def expect_empty(engine: Engine) -> None:
     assert not engine.has_work
     engine.prefixes.clear()
     assert engine.allocator.free_pages == engine.allocator.capacity
-    assert engine.table.free_rows == engine.facts.rows - 1
+    assert engine.table.free_rows == engine.plan.size("P") - 1
     assert not engine.table.tensor.any()
 
 

@@ -249,7 +249,7 @@ class Machine:
         for _ in range(2):
             self.admit(ask)
             self.drain()
-        page_size, settled = self.engine.facts.page_size, len(ask.prompt) - max(1, self.engine.facts.lookahead)
+        page_size, settled = self.engine.plan.kv.page_size, len(ask.prompt) - max(1, self.engine.plan.serving.lookahead)
         shared = self.engine.stats.shared_tokens - before
         assert shared == settled // page_size * page_size
         self.seen["shared token"] += shared
@@ -301,12 +301,12 @@ class Machine:
             if event == "launch":
                 self.launched = number
             else:
-                assert self.launched - number in range(1 + self.engine.facts.relays)
+                assert self.launched - number in range(1 + self.engine.plan.relays)
         self.program.log.clear()
 
     def _check_cache(self) -> None:
         """New pages have the target's keys and values of the tokens they are found by; old ones are as they were."""
-        page_size, buffers = self.engine.facts.page_size, kv_buffers(self.engine)
+        page_size, buffers = self.engine.plan.kv.page_size, kv_buffers(self.engine)
         now: dict[int, tuple[object, Tensor]] = {}
         for page, node in self.engine.prefixes._nodes.items():
             slots = slice(page * page_size, (page + 1) * page_size)
@@ -328,7 +328,7 @@ def check_memory(engine: Engine) -> None:
     assert all(allocator.holders(page) == count for page, count in wanted.items())
     assert sorted([*wanted, *allocator._free]) == list(range(1, allocator.num_pages))
     assert len({request.row for request in running} | {0}) == 1 + len(running)
-    assert engine.table.free_rows == engine.facts.rows - 1 - len(running)
+    assert engine.table.free_rows == engine.plan.size("P") - 1 - len(running)
     table = torch.zeros_like(engine.table.tensor)
     for request in running:
         check_private(engine, request, wanted)
@@ -346,8 +346,8 @@ def check_private(engine: Engine, request: Request, holders: Counter[int]) -> No
 
 def check_page(engine: Engine, node: Any, slots: slice) -> None:
     """A page of the prefix cache is full of the target's own keys and values of its tokens."""
-    page_size, tokens = engine.facts.page_size, list[int]()
-    assert len(node.key) == page_size + engine.facts.lookahead
+    page_size, tokens = engine.plan.kv.page_size, list[int]()
+    assert len(node.key) == page_size + engine.plan.serving.lookahead
     while node.parent is not None:
         tokens[:0] = node.key[:page_size]
         node = node.parent

@@ -58,7 +58,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     worker.close()
     engine.prefixes.clear()
     lost = engine.allocator.capacity - engine.allocator.free_pages
-    return {"gone": gone, "pages": lost, "rows": engine.facts.rows - 1 - engine.table.free_rows}
+    return {"gone": gone, "pages": lost, "rows": engine.plan.size("P") - 1 - engine.table.free_rows}
 
 
 def main() -> None:

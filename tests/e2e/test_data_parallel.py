@@ -92,7 +92,7 @@ def test_texts_and_forwards(case: Case, answers: Answers, make_engine: Callable[
         assert rank["texts"] == wanted(engine, number)
     calls = ranks[0]["calls"]
     assert calls == ranks[1]["calls"] == ranks[2]["calls"]
-    assert {name for name, _, _ in calls} == engine.facts.calls
+    assert {name for name, _, _ in calls} == set(engine.plan.callbacks())
     assert {rows for name, _, rows in calls if name == "target"} == {1, 2, 4}
     launches = [rank["prefills"] + rank["steps"] for rank in ranks]
     assert launches[0] == launches[1] == launches[2] == ranks[2]["idle"]

@@ -60,7 +60,7 @@ def check(engine: Engine, done: Sequence[Completion], prompts: Prompts) -> None:
         assert len(completion.token_ids) == NEW + prompts.index(completion.prompt_ids)
     assert not engine.has_work
     assert engine.allocator.free_pages + len(engine.prefixes) == engine.allocator.capacity
-    assert engine.table.free_rows == engine.facts.rows - 1
+    assert engine.table.free_rows == engine.plan.size("P") - 1
 
 
 def serve(engine: Engine, prompts: Prompts, peers: Peers, forwards: Peers) -> Meeting:

@@ -107,7 +107,7 @@ def expect_empty(engine: Engine, kept: int = 0) -> None:
     """Nobody holds a row, or a page but `kept` ones."""
     engine.prefixes.clear()
     assert engine.allocator.free_pages == engine.allocator.capacity - kept
-    assert engine.table.free_rows == engine.facts.rows - 1
+    assert engine.table.free_rows == engine.plan.size("P") - 1
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

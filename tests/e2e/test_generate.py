@@ -112,8 +112,8 @@ def expect_greedy(alone: TargetAlone, case: Case, engine: Engine, conditions: St
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_text_equals_generate(case: Case, make_engine: Callable[..., Engine], alone: TargetAlone) -> None:
     engine = make_engine(case)
-    assert engine.facts.page_size == case.page_size
-    assert engine.facts.shifted is (case.algorithm != "STANDALONE" or case.draft_positions == "shifted")
+    assert engine.plan.kv.page_size == case.page_size
+    assert engine.plan.kv.shifted is (case.algorithm != "STANDALONE" or case.draft_positions == "shifted")
     assert (engine.draft is None) is (case.algorithm == "NGRAM")
     expect_greedy(alone, case, engine, StopConditions(NEW, engine.target.eos_token_ids))
 
@@ -122,7 +122,7 @@ def test_text_equals_generate(case: Case, make_engine: Callable[..., Engine], al
 def test_scores_in_f32_beside_hidden_states_in_bf16(case: Case, make_engine: Callable[..., Engine]) -> None:
     """As engines have them; the text is that of `generate` up to near-ties of its scores in bf16."""
     engine = make_engine(case)
-    records = engine.facts.models.values()
+    records = engine.plan.models.values()
     assert {(record["dtype"], record["logits_dtype"]) for record in records} == {("bf16", "f32")}
     for completion in engine.generate(PROMPTS, StopConditions(NEW)):
         assert compare(engine.target, completion, NEW).right
@@ -150,7 +150,7 @@ def test_steps_accept_what_a_draft_without_kv_memory_would_get_right(
         prompt = completion.prompt_ids
         text = (*prompt, *alone.write(case, engine, prompt, NEW + case.steps))
         expected = accepted_lengths(
-            engine.target, engine.draft, text, len(prompt), case.steps, shifted=engine.facts.shifted
+            engine.target, engine.draft, text, len(prompt), case.steps, shifted=engine.plan.kv.shifted
         )
         assert completion.accept_lens == expected[: len(completion.accept_lens)]
 
@@ -158,8 +158,8 @@ def test_steps_accept_what_a_draft_without_kv_memory_would_get_right(
 @pytest.mark.parametrize("case", TRAINED, ids=lambda case: case.name)
 def test_retraction_keeps_the_text(case: Case, make_engine: Callable[..., Engine], alone: TargetAlone) -> None:
     roomy = make_engine(case, max_context=128)
-    pages = [roomy.allocator.pages_for(len(roomy.encode(prompt)) + roomy.facts.reserve) for prompt in PROMPTS]
-    longest = roomy.allocator.pages_for(128 + roomy.facts.reserve)
+    pages = [roomy.allocator.pages_for(len(roomy.encode(prompt)) + roomy.plan.kv.reserve) for prompt in PROMPTS]
+    longest = roomy.allocator.pages_for(128 + roomy.plan.kv.reserve)
     # room for as many requests as run at once to begin, not for them to go on
     engine = make_engine(case, num_pages=1 + max(longest, sum(pages[:4])), max_context=128)
     expect_greedy(alone, case, engine, StopConditions(NEW))

@@ -55,7 +55,7 @@ def expect_idle(engine: Engine) -> None:
     """Only the prefix cache holds pages, and no request holds a row."""
     assert engine.allocator.free_pages + len(engine.prefixes) == engine.allocator.capacity
     assert engine.prefixes.evictable() == len(engine.prefixes)
-    assert engine.table.free_rows == engine.facts.rows - 1
+    assert engine.table.free_rows == engine.plan.size("P") - 1
     assert not engine.table.tensor.any()
 
 
@@ -346,7 +346,7 @@ def test_a_tokenizer_may_fail(every: int, overlap: bool) -> None:
         mine = [event for event in heard if event.request_id == completion.request_id]
         assert tuple(event.token for event in mine) == completion.token_ids
         assert "".join(event.text for event in mine) == completion.text
-        assert sum(completion.accept_lens) < len(completion.token_ids) + engine.facts.accepts
+        assert sum(completion.accept_lens) < len(completion.token_ids) + engine.plan.size("A")
     expect_idle(engine)
 
 
@@ -354,8 +354,8 @@ def test_a_full_mask_holds_the_longest_text() -> None:
     """Close to the context's end lengths are read before the next launch: `make_engine` looks at them."""
     config = Config("STANDALONE", 2, 3, 6, 1, mask="full", overlap=True)
     engine = make_engine(config)
-    assert engine.facts.mask_context is not None
-    done = engine.generate(prompts(), StopConditions(engine.facts.mask_context - CUT))
+    assert engine.plan.kv.longest is not None
+    done = engine.generate(prompts(), StopConditions(engine.plan.kv.longest - CUT))
     assert [completion.token_ids for completion in done] == [expected(prompt) for prompt in prompts()]
     log = program_of(engine).log
     assert any(event == "wait" and log[at - 1] == ("launch", number) for at, (event, number) in enumerate(log))

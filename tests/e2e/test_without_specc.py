@@ -42,7 +42,7 @@ class Memoryless:
         rows = plan.dims["P"]
         slots = torch.randperm(rows * columns) + 1
         self.table = slots.to(torch.int32).view(rows, columns)
-        self.facts = plan.kv
+        self.layout = plan.kv
         self.pools = {}
         for owner, pool in plan.kv_pools.items():
             dtype = getattr(torch, pool.dtype)
@@ -76,11 +76,11 @@ class Memoryless:
     def draft(self, *, step, tokens, positions, slots, rows, seq_lens, capture):
         assert capture == "null"
         self.write(draft, slots, tokens)
-        found, page = [], self.facts["page_size"]
+        found, page = [], self.layout.page_size
         for row, length in zip(rows.tolist(), seq_lens.tolist()):
-            base = length + self.facts["first_draft_position"]
+            base = length + self.layout.first_draft_position
             tail = base % page
-            run = -(-(self.facts["branch_room"] + tail) // page) * page
+            run = -(-(self.layout.branch_room + tail) // page) * page
             for branch in range(tokens.shape[1]):
                 # Whole pages of the text, then those of the branch, which begin with a copy of the text's last tokens.
                 start = base + branch * run

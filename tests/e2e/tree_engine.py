@@ -36,7 +36,6 @@ from specc.engine.models.eagle_head import EagleHead
 from specc.engine.models.frozen_kv_head import FrozenKvHead
 from specc.engine.models.memoryless import plain_head
 from specc.engine.models.mtp_heads import MtpHeads
-from specc.engine.plan_facts import PlanFacts
 from specc.engine.reference import greedy
 from specc.runtime.backends import Backend
 from specc.runtime.backends.cpu import ReferenceBackend
@@ -45,7 +44,6 @@ from specc.runtime.errors import SpeccError
 from specc.runtime.graphs.capture import Replays
 from specc.runtime.memory.arena import allocate
 from specc.runtime.plan.plan import Plan
-from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.result import HostResult, StepResult
 from specc.runtime.state.carry import Carry
 from specc.runtime.state.peer import check_peer, schema
@@ -109,7 +107,7 @@ def plans_of(config: Config) -> tuple[Plan, ...]:
     """Compile a configuration for the models below, short of machine code; the deepest first."""
     draft = SIZES | {"num_layers": LAYERS.get(config.algorithm, SIZES["num_layers"])}
     loaded = programs.load(config.algorithm, target=SIZES, draft=draft, **config.keys)
-    return tuple(read_plan(depth.plan) for depth in build_program(loaded).depths)
+    return tuple(depth.plan for depth in build_program(loaded).depths)
 
 
 class InjectedError(RuntimeError):
@@ -151,7 +149,6 @@ class MemoryProgram:
         """padded: run the bucket that holds the batch, as a captured step does. backend: runs the launches."""
         self.plans = {plan.size("S"): plan for plan in plans}
         self.plan, self.padded, self.backend = plans[0], padded, backend or ReferenceBackend()
-        self.facts = PlanFacts.read(self.plan)
         self.log: list[tuple[str, int]] = []
         self.buckets: list[int] = []
         self.schema, self.record_layout = schema(self.plan), RecordLayout.of(self.plan)
@@ -206,9 +203,9 @@ class MemoryStep:
 
     def _check_room(self, result: StepResult) -> None:
         longest = max((result.new_seq_lens - result.accept_lens).tolist(), default=0)
-        facts, memory = self.program.facts, self.program.faults.callbacks.memory
-        assert memory.width >= min(longest + facts.reach, memory.req_to_token.shape[1])
-        assert longest <= (facts.mask_context or longest)
+        plan, memory = self.program.plan, self.program.faults.callbacks.memory
+        assert memory.width >= min(longest + plan.serving.reach, memory.req_to_token.shape[1])
+        assert longest <= (plan.kv.longest or longest)
 
     def idle(self) -> None:
         """A decode step of nobody, as a rank without requests runs it."""
@@ -249,7 +246,7 @@ def make_engine(
     would on a GPU.
     """
     program = MemoryProgram(plans_of(config), padded=padded, backend=backend)
-    longest = -(-(CONTEXT - 1 + program.facts.reserve) // config.page_size)
+    longest = -(-(CONTEXT - 1 + program.plan.kv.reserve) // config.page_size)
     pages = 1 + int(longest * memory)
     draft = draft_of(config.algorithm)
     tables = {} if draft is not None else {"corpus": torch.tensor(corpus(), dtype=torch.int32)}

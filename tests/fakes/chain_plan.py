@@ -53,7 +53,6 @@ def chain_plan(
             "window": b.dims["A"] + 1,
             "reserve": 2 * b.dims["A"],
             "first_draft_position": 0 if hidden else 1,
-            "draft_positions": "shifted" if hidden else "true",
         },
         kv_pools={owner: kv_pool(bound=False) for owner in ("target", "draft")},
         carry=carry,

@@ -75,7 +75,7 @@ class TargetEngine:
             if getattr(node, "callback", None) == "target":
                 axes = {name: plan.values[value].axes for name, value in node.results.items() if name in OUTPUTS}
                 extras = {name: (plan.size(layers), plan.size(size)) for name, (*_, layers, size) in axes.items()}
-        said = {name: int(plan.kv.get(key) or 0) for name, key in kv.items()}
+        said = {name: int(getattr(plan.kv, key) or 0) for name, key in kv.items()}
         return cls(tame_models(plan), memory, table, **said, extras=extras)
 
     @classmethod

@@ -28,7 +28,6 @@ def lookup_plan(*, steps: int = 3, corpus: bool = True, vocab: int = 32, batch: 
         algorithm="NGRAM",
         kv={"window": dims["A"], "reserve": 8},
         kv_pools={"target": kv_pool(bound=False)},
-        models={"target": {}},
         options={"window": WINDOW},
         carry=[
             {"name": "text", "dtype": "i32", "axes": ["B", str(WINDOW)]},

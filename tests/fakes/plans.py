@@ -11,7 +11,7 @@ import torch
 
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.plan.manifest import Manifest
-from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.plan import FORMAT, Plan
 from specc.runtime.program import Program
 
 Json = dict[str, Any]
@@ -83,9 +83,9 @@ class Builder:
         return name
 
     def launch(self, kernel: str, *ops: Json, name: str | None = None, args: tuple[Json, ...] = ()) -> Json:
-        types = {"value": "*i64", "buffer": "*i64", "input": "*i64"}
-        types |= {"stride": "i64", "size": "i64", "slot_stride": "i64", "literal": "i32"}
-        arguments = [[a["name"], next(types[kind] for kind in types if kind in a)] for a in args]
+        given = [_argument(**arg) for arg in args]
+        types = {"value": "*i64", "buffer": "*i64", "input": "*i64", "literal": "i32"}
+        arguments = [[arg["name"], types.get(arg["kind"], "i64")] for arg in given]
         self.kernels[kernel] = {
             "family": kernel,
             "function": kernel,
@@ -99,11 +99,18 @@ class Builder:
         }
         grid = {str(bucket): [bucket, 2, 1] for bucket in self.buckets}
         node = {"name": name or kernel, "kind": "launch", "kernel": kernel, "ops": list(ops)}
-        return node | {"args": list(args), "grid": grid}
+        return node | {"args": given, "grid": grid}
 
     @property
     def buckets(self) -> list[int]:
         return [bucket for bucket in (1, 2, 4, 8) if bucket <= self.dims["B"]]
+
+
+def _argument(name: str, axis: int = 0, **bound: Any) -> Json:
+    """An argument, and what is bound to it: a kind and its target, or ``literal`` and a number."""
+    ((kind, target),) = bound.items()
+    said = {"literal": target} if kind == "literal" else {"target": target}
+    return {"name": name, "kind": kind, **said, **({"axis": axis} if axis else {})}
 
 
 def by_torch(plan: Json, *names: str) -> Json:
@@ -161,13 +168,14 @@ def plan_of(
         for name, nodes in phases.items()
     ]
     usual = {"page_size": 1, "verify_window": b.dims["N"], "longest": None}
-    usual |= {"first_draft_position": 0, "draft_positions": "shifted"}
+    usual |= {"first_draft_position": 0, "branch_room": 0}
     plan = {
-        "format": 4,
+        "format": FORMAT,
         "specc": "0.0.0",
         "dims": b.dims,
         "kv": usual | kv,
         "models": {},
+        "serving": {"reach": b.dims["N"], "lookahead": 0, "settled": True, "reads_hidden": False},
         "options": {},
         "disaggregation": False,
         "inputs": [dict(zip(("name", "dtype", "axes", "owner"), item, strict=True)) for item in inputs],

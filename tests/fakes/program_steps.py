@@ -44,7 +44,7 @@ class FakeStep(ABC):
     def __init__(self, program: Any, callbacks: Any, table: Tensor, tables: Mapping[str, Tensor]) -> None:
         """Keep the carry of every pool row in a dict."""
         self.program, self.callbacks, self.table, self.tables = program, callbacks, table, tables
-        self.steps = program.plan["dims"]["S"]
+        self.steps = program.plan.size("S")
         self.replays = SimpleNamespace(replayed=0, moved={})
         self.carry: dict[int, SimpleNamespace] = {}
 
@@ -84,7 +84,7 @@ class FakeStep(ABC):
         """Draft, verify, extend."""
         assert at_least == 0
         raw = len(batch.req_pool_indices)
-        bucket = min(size for size in self.program.plan["buckets"] if size >= raw)
+        bucket = min(size for size in self.program.plan.buckets if size >= raw)
         rows = torch.tensor([*batch.req_pool_indices, *[0] * (bucket - raw)])
         lens = torch.tensor([*batch.seq_lens, *[0] * (bucket - raw)])
         self.program.steps_run += 1
@@ -162,9 +162,9 @@ class RecurrentStep(FakeStep):
     def __init__(self, program: Any, *rest: Any) -> None:
         """Read from the plan whether hidden states are handed over."""
         super().__init__(program, *rest)
-        self.reads_hidden = any("hidden" in node.get("operands", ()) for node in program.plan["phases"][0]["nodes"])
+        self.reads_hidden = any("hidden" in node.operands for node in program.plan.externals())
         self.captures = ("full", "full") if self.reads_hidden else ("null", "null")
-        self.offset = int(program.plan["kv"]["draft_positions"] == "true")
+        self.offset = program.plan.kv.first_draft_position
         self.capture = "last" if self.reads_hidden else "null"
 
     def start(self, rows: Tensor, lens: Tensor, first: Tensor, hidden: Tensor | None) -> None:

@@ -21,7 +21,8 @@ from fakes import engine
 from specc.runtime.batch import Batch
 from specc.runtime.errors import DamagedWheelError, SpeccError
 from specc.runtime.plan.manifest import MANIFEST, PLAN
-from specc.runtime.plan.plan import PROMPT
+from specc.runtime.plan.plan import FORMAT, PROMPT
+from specc.runtime.plan.plan import KINDS as BINDINGS
 from specc.runtime.program import load
 
 from . import steps
@@ -35,7 +36,7 @@ ODD: tuple[Any, ...] = (
     "req_to_token", "plan.json", "../plan.json", "/etc/passwd", "a\x00b", "\ud800", [], [1], [[1]], ["B"], [None],
     {}, {"a": 1}, "9" * 5000,
 )  # fmt: skip
-KINDS = ("bytes", "plan", "plan", "plan", "manifest", "text")
+KINDS = ("bytes", "plan", "plan", "plan", "argument", "manifest", "text")
 
 
 def files_of(compiled: steps.Compiled) -> dict[str, bytes]:
@@ -47,8 +48,8 @@ def files_of(compiled: steps.Compiled) -> dict[str, bytes]:
         found[file] = plan.encode()
         plans[str(json.loads(plan)["dims"]["S"])] = file
     manifest = {
-        "name": "fuzzed", "version": "1.0+p0", "digest": "0" * 64, "specc": "1.0", "triton": None, "plan_format": 4,
-        "torch": "2.11",
+        "name": "fuzzed", "version": "1.0+p0", "digest": "0" * 64, "specc": "1.0", "triton": None,
+        "plan_format": FORMAT, "torch": "2.11",
         "archs": [], "artifacts": [], "plans": plans,
     }  # fmt: skip
     return signed(found, manifest)
@@ -76,6 +77,11 @@ def case(seed: str, rng: random.Random) -> str:
         data = json.loads(files[plan])
         for _ in range(rng.choice([1, 1, 2, 4])):
             data = changed(rng, data)
+        files = signed({**files, plan: json.dumps(data).encode()}, manifest)
+    elif kind == "argument":
+        data = json.loads(files[plan])
+        for _ in range(rng.choice([1, 1, 2, 4])):
+            rebind(rng, data)
         files = signed({**files, plan: json.dumps(data).encode()}, manifest)
     elif kind == "text":
         files = signed({**files, plan: damaged(rng, files[plan])}, manifest)
@@ -122,7 +128,7 @@ def attempt(folder: Path, compiled: steps.Compiled, rng: random.Random, *, caugh
 
 
 def _has_corpus(compiled: steps.Compiled) -> bool:
-    return any(table.name == "corpus" for table in compiled.plan.tables())
+    return "corpus" in compiled.plan.tables()
 
 
 def damaged(rng: random.Random, content: bytes) -> bytes:
@@ -143,6 +149,24 @@ def damaged(rng: random.Random, content: bytes) -> bytes:
             return (
                 content[:at] + bytes([content[at] ^ (1 << rng.randrange(8))]) + content[at + 1 :] if content else b"x"
             )
+
+
+def rebind(rng: random.Random, plan: Any) -> None:
+    """Give an argument of a launch another kind, target, literal or axis, or all that another one is bound to."""
+    nodes = [node for phase in plan["phases"] for node in phase["nodes"]]
+    args = [argument for node in nodes for argument in node.get("args", ())]
+    one, other = rng.choice(args), rng.choice(args)
+    match rng.randrange(5):
+        case 0:
+            one["kind"] = rng.choice(BINDINGS)
+        case 1:
+            one["target"] = rng.choice([*plan["values"], *plan["kv_pools"], other.get("target", "x")])
+        case 2:
+            one["literal"] = rng.choice([0, -1, 1 << 31, (1 << 63) - 1, -(1 << 63), other.get("literal")])
+        case 3:
+            one["axis"] = rng.choice([0, 1, 9, 1 << 40, -1])
+        case _:
+            one |= {key: inner for key, inner in other.items() if key != "name"}
 
 
 def changed(rng: random.Random, data: Any) -> Any:

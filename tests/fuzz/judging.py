@@ -6,13 +6,13 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from specc import algorithms
 from specc.config import LoadedConfig, load_text
 from specc.config.load import MAX_BYTES
 from specc.driver.build import build_program
-from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.plan.plan import OF_TENSORS, Buffer, Launch, Plan
+from specc.runtime.plan.plan_json import plan_text, read_plan
 from specc.support.diagnostics import DiagnosticError
 
 from .outcome import RIGHT, diagnosed, expect
@@ -44,28 +44,25 @@ def outcome(load: Callable[[], LoadedConfig], compiled: float, rng: random.Rando
     return f"{RIGHT} (compiled)"
 
 
-def check_plan(plan: dict[str, Any]) -> None:
+def check_plan(plan: Plan) -> None:
     """It round-trips, every argument resolves, and no two buffers that live at once share a byte."""
-    text = json.dumps(plan, allow_nan=False)
+    text = plan_text(plan)
     again = read_plan(json.loads(text))
-    expect(json.dumps(json.loads(text)) == text, "plan.json does not round-trip")
-    buffers = {buffer["name"]: buffer for buffer in plan["buffers"]}
-    named = buffers.keys() | plan["values"].keys() | again.inputs.keys()
-    last = 0
-    for phase in plan["phases"]:
-        for node in phase["nodes"]:
-            last += 1
-            for argument in node.get("args", ()):
-                kinds = [kind for kind in ("value", "buffer", "input", "stride", "size") if kind in argument]
-                for kind in kinds:
-                    expect(argument[kind] in named, f"{node['name']}: {argument} names nothing")
-    arena = sorted((b for b in buffers.values() if b["owner"] == "arena" and b["bytes"]), key=lambda b: b["offset"])
-    live: list[dict[str, Any]] = []
-    for buffer in arena:
-        expect(buffer["offset"] % 256 == 0, f"{buffer['name']} is at {buffer['offset']}")
-        expect(buffer["offset"] + buffer["bytes"] <= plan["memory"]["arena"], f"{buffer['name']} ends behind the arena")
-        live = [other for other in live if other["offset"] + other["bytes"] > buffer["offset"]]
-        for other in live:
-            apart = other["lifetime"][1] < buffer["lifetime"][0] or buffer["lifetime"][1] < other["lifetime"][0]
-            expect(apart, f"{buffer['name']} and {other['name']} live at once in the same memory")
-        live.append(buffer)
+    expect(again == plan and plan_text(again) == text, "plan.json does not round-trip")
+    named = plan.buffers.keys() | plan.values.keys() | plan.inputs.keys()
+    for phase in plan.phases:
+        for node in phase.nodes:
+            for argument in node.args if isinstance(node, Launch) else ():
+                known = argument.kind not in OF_TENSORS or argument.target in named
+                expect(known, f"{node.name}: {argument} names nothing")
+    placed = [(b.offset, b.offset + b.bytes, b) for b in plan.buffers.values() if b.offset is not None and b.bytes]
+    live: list[tuple[int, Buffer]] = []
+    for start, end, buffer in sorted(placed, key=lambda one: one[0]):
+        expect(buffer.owner == "arena", f"{buffer.name} is the engine's, and in the arena")
+        expect(start % 256 == 0, f"{buffer.name} is at {start}")
+        expect(end <= plan.memory.arena, f"{buffer.name} ends behind the arena")
+        live = [(stop, other) for stop, other in live if stop > start]
+        for _, other in live:
+            apart = other.lifetime[1] < buffer.lifetime[0] or buffer.lifetime[1] < other.lifetime[0]
+            expect(apart, f"{buffer.name} and {other.name} live at once in the same memory")
+        live.append((end, buffer))

@@ -20,7 +20,6 @@ from compose.compiled import compile_planned, interpreted
 from compose.flow import Flow
 from compose.random_modules import LONGEST, SOURCE, Composed, Fact, compose
 from gpu.operands import FEW
-from ours import plan_of
 
 BATCHES = 2
 
@@ -105,7 +104,7 @@ def case(seed: str, rng: random.Random) -> str:
         check_now(made.module)
         build = compile_planned(made.module, made.loaded)
         with interpreted(build) as backend:
-            flow = ModuleFlow(plan_of(build), backend, torch.device("cpu"), rng.randrange(1 << 30))
+            flow = ModuleFlow(build.plan, backend, torch.device("cpu"), rng.randrange(1 << 30))
             flow.made = made
             for _ in range(BATCHES):
                 for entry in ("prefill", "step"):

@@ -25,7 +25,7 @@ from specc.runtime.batch import Batch
 from specc.runtime.errors import BatchError, SpeccError
 from specc.runtime.memory.arena import allocate
 from specc.runtime.plan.plan import PROMPT, Plan
-from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.plan.plan_json import plan_text, read_plan
 from specc.runtime.result import StepResult
 from specc.runtime.step import Step
 from specc.support.diagnostics import DiagnosticError
@@ -75,7 +75,7 @@ def program(seed: str) -> Compiled | str:
         built = build_program(loaded)
     except DiagnosticError as error:
         return diagnosed(error)
-    texts = tuple(json.dumps(depth.plan) for depth in built.depths)
+    texts = tuple(plan_text(depth.plan) for depth in built.depths)
     return Compiled(seed, loaded.config, tuple(read_plan(json.loads(text)) for text in texts), texts)
 
 
@@ -115,11 +115,11 @@ class Session:
         config, plan, rng = self.compiled.config, self.compiled.plan, self.rng
         self.config, self.plan = config, plan
         pool_rows = rng.randint(2, plan.size("P"))
-        self.window = int(plan.kv["window"])
+        self.window = plan.kv.window
         columns = self.window + rng.choice([1, 2, 8, 40, 100])
         slots = rng.sample(range(1, 2 * pool_rows * columns), pool_rows * columns)
         self.table = torch.tensor(slots, dtype=torch.int32).view(pool_rows, columns)
-        self.room = min(columns - self.window, plan.kv["longest"] or columns)
+        self.room = min(columns - self.window, plan.kv.longest or columns)
         self.models, self.cache = world(self.compiled.seed, rng.randrange(WORLDS))
         self.engine = self._engine()
         self.corpus = [rng.randrange(config.target.vocab_size) for _ in range(rng.choice([0, 1, 5, 60]))]
@@ -127,7 +127,7 @@ class Session:
 
     def _engine(self) -> Engine:
         """What the configuration says that the models are, and the plan where drafts are."""
-        where = {"first": self.plan.kv["first_draft_position"], "room": self.plan.kv["branch_room"]}
+        where = {"first": self.plan.kv.first_draft_position, "room": self.plan.kv.branch_room}
         how = {"fill": self.rng.randrange(1 << 15), "interleaved": self.rng.random() < 0.3}
         engine = Engine.of_config(self.config, self.models, self.table, self.plan.kv_pools, **where, **how)
         engine.on_call = self._fail
@@ -142,7 +142,7 @@ class Session:
 
     def _bind(self) -> Step:
         tables = {}
-        if any(table.name == "corpus" for table in self.plan.tables()):
+        if "corpus" in self.plan.tables():
             tables["corpus"] = torch.tensor(self.corpus, dtype=torch.int32)
         memory = allocate(self.compiled.plans, CPU, 0xA5)
         bound: dict[int, Step] = {}
@@ -270,7 +270,7 @@ class Session:
     def _full(self, plan: Plan, most: int) -> list[int]:
         """Requests without room for a step of this depth, which leaves them out."""
         columns = self.table.shape[1]
-        room = min(columns - int(plan.kv["window"]), plan.kv["longest"] or columns)
+        room = min(columns - plan.kv.window, plan.kv.longest or columns)
         full = [row for row, oracle in self.requests.items() if oracle.length > room]
         return full[: self.rng.randint(0, most)]
 

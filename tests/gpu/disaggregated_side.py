@@ -21,7 +21,6 @@ from specc.engine.disaggregation import Channel, DecodeWorker, PrefillWorker, Ro
 from specc.engine.disaggregation.messages import Patience
 from specc.engine.engine import Engine
 from specc.engine.models.loading import load_draft, load_target
-from specc.engine.plan_facts import PlanFacts
 from specc.engine.reference import greedy
 from specc.engine.serving.request import StopConditions
 
@@ -51,9 +50,8 @@ class Dying:
 def make_engine(job: dict[str, Any]) -> Engine:
     """The job's program with the example models, on the job's GPU."""
     program = importlib.import_module(job["package"]).load(job["device"])
-    facts = PlanFacts.read(program.plan)
-    target = load_target(MODELS / "target", facts, job["device"])
-    draft = load_draft(MODELS / job["draft"], facts, target) if job["draft"] else None
+    target = load_target(MODELS / "target", program.plan, job["device"])
+    draft = load_draft(MODELS / job["draft"], program.plan, target) if job["draft"] else None
     return Engine(program, target, draft, max_context=256)
 
 
@@ -95,7 +93,7 @@ def what_is_left(engine: Engine) -> dict[str, int]:
     """Pages and rows that somebody still holds."""
     engine.prefixes.clear()
     pages = engine.allocator.capacity - engine.allocator.free_pages
-    return {"pages": pages, "rows": engine.facts.rows - 1 - engine.table.free_rows}
+    return {"pages": pages, "rows": engine.plan.size("P") - 1 - engine.table.free_rows}
 
 
 def main() -> None:

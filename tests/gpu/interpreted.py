@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import torch
 from fakes.toys import TOYS
-from ours import TritonBackend, plan_of
+from ours import TritonBackend
 from triton_interpreter import lighten, quietly
 
 from gpu.nodes import Pair, check_program
@@ -53,9 +53,9 @@ def check(name: str) -> None:
     build = build_program(loaded)
     with tempfile.TemporaryDirectory() as folder, quietly():
         backend = TritonBackend(build, Path(folder))
-        check_program(Pair(plan_of(build), backend, CPU, seed=len(name)), (1, 4))
+        check_program(Pair(build.plan, backend, CPU, seed=len(name)), (1, 4))
         if name in TEXTS:
-            serve(plan_of(build), backend)
+            serve(build.plan, backend)
 
 
 def crowd(name: str) -> None:
@@ -63,7 +63,7 @@ def crowd(name: str) -> None:
     lighten()
     build = build_program(load_text(TEXTS[name], ROOT / f"{name}.yaml", names(), needs))
     with tempfile.TemporaryDirectory() as folder, quietly():
-        load = partial(Program, [plan_of(build)], None, backend=TritonBackend(build, Path(folder)))
+        load = partial(Program, [build.plan], None, backend=TritonBackend(build, Path(folder)))
         run_out(SimpleNamespace(Batch=Batch, load=load), CPU, seed=len(name))
 
 

@@ -54,14 +54,14 @@ class Pair:
     def __init__(self, plan: Plan, backend: Backend, device: torch.device, seed: int) -> None:
         self.plan, self.backend, self.device = plan, backend, device
         source = torch.Generator().manual_seed(seed)
-        columns = LONGEST + int(plan.kv["window"])
-        bound = [pool for pool in plan.kv_pools.values() if pool.bound]
+        columns = LONGEST + plan.kv.window
+        bound = {owner: pool for owner, pool in plan.kv_pools.items() if pool.bound}
         table = slot_table((plan.size("P"), columns), source, dense=bool(bound))
-        pools = {pool.owner: kv_rows(pool, table.numel() + 1, source) for pool in bound}
+        pools = {owner: kv_rows(pool, table.numel() + 1, source) for owner, pool in bound.items()}
         self.cpu = Side(plan, torch.device("cpu"), table, pools)
         other = {owner: [t.clone() for t in buffers] for owner, buffers in pools.items()}
         self.other = Side(plan, device, table, other)
-        longest = min(LONGEST, int(plan.kv["longest"] or LONGEST))
+        longest = min(LONGEST, plan.kv.longest or LONGEST)
         self.operands = Operands(plan, source, longest, table.numel() + 1)
 
     def check(self, node: Computed, rows: int, padding: int) -> int:

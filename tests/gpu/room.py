@@ -33,7 +33,7 @@ class Requests:
         """`options` are those of `bind`."""
         program = package.load(device)
         self.plan, self.batch_type = program.plan, package.Batch
-        window, longest = int(self.plan.kv["window"]), self.plan.kv["longest"]
+        window, longest = self.plan.kv.window, self.plan.kv.longest
         self.last = SHORT if longest is None else int(longest)
         columns = self.last + window + (0 if longest is None else 7)
         whole = torch.full((self.plan.size("P"), columns + 2 * BAND), NO_SLOT, dtype=torch.int32, device=program.device)
@@ -89,7 +89,7 @@ def run_out(package: Package, device: str | torch.device, seed: int, **options: 
     pick = random.Random(seed)
     crowd, others = (Requests(package, device, **options) for _ in range(2))
     last, vocab = crowd.last, crowd.plan.size("V")
-    masked = crowd.plan.kv["longest"] is not None
+    masked = crowd.plan.kv.longest is not None
     sizes = {3: last - 9, 1: last - 1, 6: last, 4: last - 4 if masked else last + 1}
     prompts = {row: pick.choices(range(vocab), k=size) for row, size in sizes.items()}
     for one in (crowd, others):

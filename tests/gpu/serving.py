@@ -44,7 +44,7 @@ class Variant:
         self.padded = bool(options.pop("padded", False))
         program = package.load(device)
         self.batch_type, self.plan = package.Batch, program.plan
-        self.engine = engine_of(program, scattered(self.plan.size("P"), LONGEST + int(self.plan.kv["window"])))
+        self.engine = engine_of(program, scattered(self.plan.size("P"), LONGEST + self.plan.kv.window))
         self.table = self.engine.table
         tables = tables_of(program)
         self.step = program.bind(returns(self.engine), self.table, self.engine.kv, tables=tables, **options)
@@ -179,5 +179,5 @@ def tables_of(program: Any) -> dict[str, Tensor]:
     words = tame_text(random.Random(5), WORDS)
     return {
         field.name: torch.tensor(words, dtype=DTYPES[field.dtype], device=program.device)
-        for field in program.plan.tables()
+        for field in program.plan.tables().values()
     }

@@ -59,15 +59,13 @@ def test_any_depth_after_any_other(several: tuple[Built, str], device: torch.dev
     pytest.importorskip("transformers")
     from specc.engine.engine import Engine
     from specc.engine.models.loading import load_draft, load_target
-    from specc.engine.plan_facts import PlanFacts
     from specc.engine.reference import greedy
     from specc.engine.serving.request import StopConditions
 
     def run(place: torch.device, capture: Any) -> list[tuple[int, tuple[int, ...]]]:
         program = several[0].load_module().load(place)
-        facts = PlanFacts.read(program.plan)
-        target = load_target(EXAMPLES / "models" / "target", facts, str(place))
-        draft = load_draft(EXAMPLES / "models" / several[1], facts, target)
+        target = load_target(EXAMPLES / "models" / "target", program.plan, str(place))
+        draft = load_draft(EXAMPLES / "models" / several[1], program.plan, target)
         turns = Turns([1, *program.plans])
         engine = Engine(program, target, draft, max_context=256, capture=capture, depth=turns)
         for completion in engine.generate(PROMPTS, StopConditions(NEW)):

@@ -45,15 +45,13 @@ def test_steps_in_flight_wait_for_nothing(
     pytest.importorskip("transformers")
     from specc.engine.engine import Engine
     from specc.engine.models.loading import load_draft, load_target
-    from specc.engine.plan_facts import PlanFacts
     from specc.engine.reference import greedy
     from specc.engine.serving.request import StopConditions
 
     program = example(name).load_module().load(device)
-    facts = PlanFacts.read(program.plan)
-    target = load_target(EXAMPLES / "models" / "target", facts, str(device))
+    target = load_target(EXAMPLES / "models" / "target", program.plan, str(device))
     directory = DRAFTS[name]
-    draft = None if directory is None else load_draft(EXAMPLES / "models" / directory, facts, target)
+    draft = None if directory is None else load_draft(EXAMPLES / "models" / directory, program.plan, target)
     engine = Engine(program, target, draft, max_context=256, capture=capture)
     for prompt in PROMPTS:
         engine.add(prompt, StopConditions(NEW))

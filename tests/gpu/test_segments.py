@@ -96,6 +96,6 @@ def test_memory_is_what_the_plan_says(toy: Built, device: torch.device) -> None:
     for capture, returns in ((True, None), ("segments", Static)):
         variant = Variant(package, device, capture=capture, returns=returns)
         memory = variant.step.memory
-        assert {"arena": memory.arena, "relay": memory.relay, "scratch": memory.scratch} == variant.plan.memory
+        assert {"arena": memory.arena, "relay": memory.relay, "scratch": memory.scratch} == vars(variant.plan.memory)
         assert set(memory.graphs) == set(variant.plan.buckets)
         assert all(size >= 0 for size in memory.graphs.values())

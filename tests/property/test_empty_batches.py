@@ -18,7 +18,6 @@ from specc.ir.interpret import interpret
 from specc.ir.types import TensorType
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.state.carry import Carry
 from specc.runtime.step import Step
 
@@ -109,7 +108,7 @@ def held(engine: RecordingEngine, lengths: dict[int, int]) -> list[Tensor]:
 def step_of(built: Build, todo: Script) -> Step:
     """A program on the fake engine, in memory that starts as garbage."""
     engine = RecordingEngine(built.loaded.config, todo)
-    plan, tables = read_plan(built.plan), todo.tables(built.module)
+    plan, tables = built.plan, todo.tables(built.module)
     return Step(plan, ReferenceBackend(), torch.device("cpu"), engine, todo.table, engine.kv, tables, poison=0x5A)
 
 
@@ -146,7 +145,7 @@ def test_the_runtime_idles(algorithm: str, shape: dict[str, Any]) -> None:
         for name, value in mine.outputs.items():
             assert torch.equal(value, theirs.outputs[name]), name
         carried, wanted = busy.read_carry(rows), alone.read_carry(rows)
-        merged = Carry.idle(read_plan(built.plan), torch.device("cpu")).merge(carried)
+        merged = Carry.idle(built.plan, torch.device("cpu")).merge(carried)
         for record in (carried, merged):
             assert record.fields.keys() == wanted.fields.keys()
             assert all(torch.equal(field, wanted.fields[name]) for name, field in record.fields.items())

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import load
+from programs import load, written
 from strategies import configs, to_yaml
 
 from specc.algorithms import names, needs
@@ -33,7 +33,7 @@ SEVERAL = [name for name in names() if name != "MULTI_LAYER_EAGLE"]
 
 def plans_of(build: Build) -> dict[int, Json]:
     """The plans by num_steps."""
-    return {depth.num_steps: depth.plan for depth in build.depths}
+    return {depth.num_steps: written(depth.plan) for depth in build.depths}
 
 
 def in_arena(plan: Json) -> dict[str, Json]:
@@ -176,9 +176,9 @@ def test_one_depth_is_as_it_is_without_a_list() -> None:
 
 def test_a_depth_carries_what_another_reads() -> None:
     """One draft step never reads hidden states of the last step; alone, it does not carry them."""
-    alone: Json = build_program(load(num_steps=1)).plan
+    alone = written(build_program(load(num_steps=1)).plan)
     both = plans_of(build_program(load(num_steps=[1, 3])))
-    deep: Json = build_program(load(num_steps=3)).plan
+    deep = written(build_program(load(num_steps=3)).plan)
     assert "hidden" not in {field["name"] for field in alone["carry"]}
     assert both[1]["carry"] == both[3]["carry"] == deep["carry"]
     for entry in ("prefill", "step"):

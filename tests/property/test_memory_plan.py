@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import load
+from programs import load, written
 from session import (
     RecordingEngine,
     Script,
@@ -28,14 +28,13 @@ from strategies import configs, to_yaml
 from specc.algorithms import names, needs
 from specc.config import load_text
 from specc.driver.build import Build, build_program
-from specc.emit.wheel import plan_text
 from specc.ir.ops import OPS
 from specc.ir.printer import print_module
 from specc.kernels import LONE
 from specc.passes import form_kernels
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.plan.plan_json import plan_text
 from specc.runtime.step import Step
 
 CPU = torch.device("cpu")
@@ -55,7 +54,7 @@ def uses(plan: Any) -> dict[str, tuple[int, int]]:
     nodes = [node for phase in plan["phases"] for node in phase["nodes"]]
     for position, node in enumerate(nodes, start=1):
         names = {home.get(ssa, ssa) for op in node["ops"] for ssa in (*op["operands"], *op["results"])}
-        names |= {argument["buffer"] for argument in node.get("args", []) if "buffer" in argument}
+        names |= {argument["target"] for argument in node.get("args", []) if argument["kind"] == "buffer"}
         for name in names:
             found.setdefault(name, []).append(position)
     return {name: (min(positions), max(positions)) for name, positions in found.items()}
@@ -64,7 +63,7 @@ def uses(plan: Any) -> dict[str, tuple[int, int]]:
 @settings(max_examples=25)
 @given(configs())
 def test_live_buffers_never_overlap(keys: dict[str, Any]) -> None:
-    plan: Any = build(keys).plan
+    plan = written(build(keys).plan)
     arena = {b["name"]: b for b in plan["buffers"] if b["owner"] == "arena"}
     size = plan["totals"][str(plan["buckets"][-1])]["arena_bytes"]
     touched = uses(plan)
@@ -100,7 +99,7 @@ def accesses(plan: Any, node: Any) -> tuple[set[str], set[str]]:
         if "field" in op["attrs"]:
             (reads if op["op"] == "carry.load" else writes).add(f"relay.{op['attrs']['field']}")
         writes |= touched_rows(op["op"])
-    named = {argument["buffer"] for argument in node.get("args", []) if "buffer" in argument}
+    named = {argument["target"] for argument in node.get("args", []) if argument["kind"] == "buffer"}
     return reads, writes | {name for name in named if not name.startswith(("relay.", "kv."))}
 
 
@@ -108,7 +107,7 @@ def accesses(plan: Any, node: Any) -> tuple[set[str], set[str]]:
 @given(configs())
 def test_edges_order_every_conflict(keys: dict[str, Any]) -> None:
     """Of two nodes of the graph one waits for the other, if one writes bytes that the other touches."""
-    plan: Any = build(keys).plan
+    plan = written(build(keys).plan)
     (capture,) = plan["captures"]
     buffers = {buffer["name"]: buffer for buffer in plan["buffers"]}
     buffers |= {f"rows of {owner}": {"name": f"rows of {owner}", "owner": "engine"} for owner in OWNERS}
@@ -137,7 +136,7 @@ def test_addresses_are_kept_of_pools_that_kernels_touch(keys: dict[str, Any]) ->
 
     Only branches that write keys and values have tails; a draft that writes none, and no draft, have no pool.
     """
-    plan: Any = build(keys).plan
+    plan = written(build(keys).plan)
     tree, pages = keys["topk"] > 1, keys["page_size"] > 1 and keys["num_steps"] > 1
     draft = {} if keys["algorithm"] in ("FROZEN_KV_MTP", "NGRAM") else {"draft": tree and pages}
     assert {owner: pool["bound"] for owner, pool in plan["kv_pools"].items()} == {"target": tree, **draft}
@@ -163,7 +162,7 @@ def test_planning_is_deterministic(keys: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("key", ["bonus", "health", "predict", "accept_lens", "new_seq_lens"])
 def test_outputs_live_to_the_end_of_their_entry(key: str) -> None:
-    plan: Any = build_program(load()).plan
+    plan = written(build_program(load()).plan)
     (output,) = [o for o in plan["outputs"] if o["name"] == key and o["entry"] == "step"]
     buffer = plan["values"][output["value"]]["buffer"]
     (found,) = [b for b in plan["buffers"] if b["name"] == buffer]
@@ -174,7 +173,7 @@ def run_plan(built: Build, todo: Script, poison: int) -> Trace:
     """Run a plan through the runtime's reference backend, in memory that starts as garbage."""
     config = built.loaded.config
     engine, trace = RecordingEngine(config, todo), Trace()
-    plan, tables = read_plan(built.plan), todo.tables(built.module)
+    plan, tables = built.plan, todo.tables(built.module)
     step = Step(plan, ReferenceBackend(), CPU, engine, todo.table, engine.kv, tables, poison=poison)
     reads_prompts = "prompt_tokens" in built.module.inputs
     lengths = dict(todo.prompts)
@@ -213,7 +212,7 @@ def test_whatever_has_no_kernel_runs_as_its_reference(keys: dict[str, Any], left
                 form_kernels, name, lambda module, op, can=can: op.opcode.split(".")[0] in left and can(module, op)
             )
         built = build(keys)
-    kinds = {node["kind"] for phase in built.plan["phases"] for node in phase["nodes"]}
+    kinds = {node.kind for phase in built.plan.phases for node in phase.nodes}
     assert kinds >= ({"external"} if left else {"external", "reference"})
     check_poisoned(built, seed)
 

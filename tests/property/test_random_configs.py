@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from hypothesis import given, settings
+from programs import written
 from strategies import changed_configs, configs, to_yaml
 
 from specc.algorithms import names, needs
 from specc.config import load_text
 from specc.driver.build import build_program
-from specc.emit.wheel import plan_text
 from specc.ir.parser import parse_module
 from specc.ir.printer import print_module
+from specc.runtime.plan.plan_json import read_plan
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.render import render
 
@@ -23,13 +23,14 @@ from specc.support.render import render
 @given(configs())
 def test_valid_configurations_build(keys: dict[str, Any]) -> None:
     built = build_program(load_text(to_yaml(keys), Path("random.yaml"), names(), needs))
-    plan: Any = json.loads(plan_text(built.plan))
+    plan = built.plan
+    assert read_plan(written(plan)) == plan
     reads = keys["algorithm"] not in ("STANDALONE", "NGRAM")
-    for bucket, totals in plan["totals"].items():
-        assert int(bucket) in keys["buckets"]
-        assert totals["launches_in_graph"] == launches(keys)
-        assert (totals["host_syncs"], totals["launches_outside_graph"]) == (0, 0)
-        assert (totals["hidden_state_bytes"] > 0) == (reads or "hidden_states" in keys["outputs"])
+    for bucket, totals in plan.totals.items():
+        assert bucket in keys["buckets"]
+        assert totals.launches_in_graph == launches(keys)
+        assert (totals.host_syncs, totals.launches_outside_graph) == (0, 0)
+        assert (totals.hidden_state_bytes > 0) == (reads or "hidden_states" in keys["outputs"])
     for source in built.generated.sources:
         compile(source.text, source.name, "exec")
     parse_module(print_module(built.module))

@@ -73,15 +73,15 @@ def _arguments(plan: Any) -> Iterator[str]:
         "topk": (plan.size("K"), spec.speculative_eagle_topk),
         "num_steps": (plan.size("S"), spec.speculative_num_steps),
         "num_draft_tokens": (plan.size("N"), spec.speculative_num_draft_tokens),
-        "page_size": (plan.kv["page_size"], get_schedule().page_size),
-        "draft_positions": (plan.kv["draft_positions"], "shifted"),
+        "page_size": (plan.kv.page_size, get_schedule().page_size),
+        "draft_positions": (plan.kv.draft_positions, "shifted"),
     }
     for name, (mine, theirs) in asked.items():
         if mine != theirs:
             yield f"{name} is {mine} in the program, {theirs} in the server"
     allocated = get_alloc_reserve_per_decode()
-    if plan.kv["reserve"] > allocated:
-        yield f"a step may write {plan.kv['reserve']} slots of a request, the server allocates {allocated}"
+    if plan.kv.reserve > allocated:
+        yield f"a step may write {plan.kv.reserve} slots of a request, the server allocates {allocated}"
 
 
 def _models(plan: Any, worker: Any) -> Iterator[str]:
@@ -95,8 +95,8 @@ def _models(plan: Any, worker: Any) -> Iterator[str]:
             "logits_dtype": "f32",
         }
         for name, theirs in found.items():
-            if model[name] != theirs:
-                yield f"{name} of the {role} is {model[name]} in the program, {theirs} in the server"
+            if (mine := getattr(model, name)) != theirs:
+                yield f"{name} of the {role} is {mine} in the program, {theirs} in the server"
 
 
 def _memory(plan: Any, worker: Any) -> Iterator[str]:
@@ -109,18 +109,12 @@ def _memory(plan: Any, worker: Any) -> Iterator[str]:
         if plan.buckets[-1] > most:
             yield f"the largest bucket is {plan.buckets[-1]}, the server captures graphs of up to {most} requests"
     # A step may start before the two that end a text are known to.
-    length, longest = target.model_config.context_len + 2 * plan.size("A"), plan.kv["longest"]
+    length, longest = target.model_config.context_len + 2 * plan.size("A"), plan.kv.longest
     if longest is not None and length > longest:
         yield f"texts of the server, and two steps, have up to {length} tokens, context_length is {longest}"
-    mode, backend = _mask_mode(plan), BACKENDS.get(type(target.attn_backend))
+    mode, backend = plan.serving.mask_mode, BACKENDS.get(type(target.attn_backend))
     if mode is not None and backend is not None and mode != backend:
         yield f"mask is {mode} in the program, {backend} in the server's attention backend"
-
-
-def _mask_mode(plan: Any) -> str | None:
-    """The mode of the mask that the program writes for a tree; None for a chain."""
-    calls = [call for node in plan.nodes("step") for call in getattr(node, "ops", ())]
-    return next((call.attrs["mode"] for call in calls if call.op == "tree.mask"), None)
 
 
 def _runners(worker: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -18,6 +18,7 @@ from specc.engine.memory.kv_pool import PoolShape
 from specc.engine.memory.probing import Kept, kept_by
 from specc.engine.models.aux_states import AuxStates
 from specc.engine.models.scores import LmHead, layers_of
+from specc.runtime.plan.plan import Model
 from specc.runtime.semantics.convention import DTYPES
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
@@ -62,13 +63,13 @@ class ModelFacts:
         sizes = (self.num_layers, self.num_kv_heads, self.head_dim)
         return PoolShape(*sizes, DTYPES[self.dtype], latent=self.kv_layout == "mla")
 
-    def check(self, role: str, plan: Mapping[str, Any]) -> None:
+    def check(self, role: str, wanted: Model) -> None:
         """Refuse a model that the program was not built for: a DiagnosticError with every difference."""
         names = ("hidden_size", "num_layers", "num_kv_heads", "head_dim", "kv_layout", "vocab_size", "dtype")
         wrong = [
-            f"{name} is {getattr(self, name)}, the program was built for {plan[name]}"
+            f"{name} is {getattr(self, name)}, the program was built for {getattr(wanted, name)}"
             for name in names
-            if plan.get(name) is not None and plan[name] != getattr(self, name)
+            if getattr(wanted, name) != getattr(self, name)
         ]
         if wrong:
             hint = f"give the model that the config's `{role}.model` named, or rebuild for this one"

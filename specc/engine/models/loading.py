@@ -28,7 +28,7 @@ from specc.engine.models.eagle_head import EagleHead, SharingHead
 from specc.engine.models.frozen_kv_head import FrozenKvHead
 from specc.engine.models.generation import ignored_settings
 from specc.engine.models.mtp_heads import MtpHeads
-from specc.engine.plan_facts import PlanFacts
+from specc.runtime.plan.plan import Plan
 from specc.runtime.semantics.convention import DTYPES
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.reading import read_text
@@ -40,35 +40,35 @@ OWN_CODE = "asks for Python of the directory's own (auto_map), which is never ru
 OWN_CODE_HINT = "the engine runs models that transformers has classes for; convert the directory to one of those"
 
 
-def load_target(path: str | Path, facts: PlanFacts, device: torch.device | str = "cpu") -> TargetModel:
+def load_target(path: str | Path, plan: Plan, device: torch.device | str = "cpu") -> TargetModel:
     """Load a target and its tokenizer, in the dtype that the program was built for; check that they fit."""
     with _readable("target", path):
-        plan = facts.models["target"]
-        loaded = _weights(path, plan["dtype"], device)
-        model = TargetModel(loaded, _tokenizer(path), facts.aux_layers)
-    model.facts.check("target", plan)
+        wanted = plan.models["target"]
+        loaded = _weights(path, wanted.dtype, device)
+        model = TargetModel(loaded, _tokenizer(path), wanted.aux_layers)
+    model.facts.check("target", wanted)
     model.warnings = [*_own_code_left_out("target", path, loaded), *ignored_settings(loaded)]
     return model
 
 
-def load_draft(path: str | Path, facts: PlanFacts, target: TargetModel) -> Draft:
+def load_draft(path: str | Path, plan: Plan, target: TargetModel) -> Draft:
     """Load the draft that the program's forwards ask for beside its target, and check that it fits."""
-    plan = facts.models["draft"]
+    wanted = plan.models["draft"]
     with _readable("draft", path):
-        found = _head_of(facts)
+        found = _head_of(plan)
         if found is None:
-            loaded = _weights(path, plan["dtype"], target.device)
+            loaded = _weights(path, wanted.dtype, target.device)
             draft = StandaloneDraft(loaded)
             draft.warnings = _own_code_left_out("draft", path, loaded)
         else:
             if "speculators_model_type" in _json(Path(path) / "config.json"):
                 raise ValueError("this engine does not load heads in the format of speculators yet")
             kind, wrap = found
-            head = kind.from_directory(path, target.model, DTYPES[plan["dtype"]])
+            head = kind.from_directory(path, target.model, DTYPES[wanted.dtype])
             if isinstance(head, Eagle3Head | DflashHead):
-                _check_aux(head, facts.aux_layers)
+                _check_aux(head, plan.models["target"].aux_layers)
             draft = wrap(head)
-    draft.facts.check("draft", plan)
+    draft.facts.check("draft", wanted)
     return draft
 
 
@@ -83,17 +83,18 @@ def load_corpus(path: str | Path, target: TargetModel) -> torch.Tensor:
     return torch.tensor(tokens, dtype=torch.int32, device=target.device)
 
 
-def _head_of(facts: PlanFacts) -> tuple[type[SharingHead], Callable[[Any], Draft]] | None:
+def _head_of(plan: Plan) -> tuple[type[SharingHead], Callable[[Any], Draft]] | None:
     """Return the head that the forwards need and the draft it becomes; None for a language model of its own."""
-    if "assist" in facts.calls:
+    calls = plan.callbacks()
+    if "assist" in calls:
         return FrozenKvHead, FrozenKvDraft
-    if "extend_module" in facts.calls:
+    if "extend_module" in calls:
         return MtpHeads, MtpDraft
-    if "block" in facts.calls:
+    if "block" in calls:
         return DflashHead, DflashDraft
-    if not facts.reads_hidden:
+    if not plan.serving.reads_hidden:
         return None
-    return (Eagle3Head, Eagle3Draft) if facts.aux_layers else (EagleHead, EagleDraft)
+    return (Eagle3Head, Eagle3Draft) if plan.models["target"].aux_layers else (EagleHead, EagleDraft)
 
 
 def _check_aux(head: Eagle3Head | DflashHead, layers: tuple[int, ...]) -> None:

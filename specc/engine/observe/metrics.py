@@ -71,7 +71,7 @@ class Series:
 def _accepted_length(usage: Usage) -> Metric:
     """A histogram with a bucket for every length that a step can commit, so that nothing of it is lost."""
     lengths = Counter(usage.engine.stats.accept_lens)
-    ends = range(1, usage.engine.facts.accepts + 1)
+    ends = range(1, usage.engine.plan.size("A") + 1)
     buckets = [(f"{end}.0", float(sum(lengths[length] for length in range(1, end + 1)))) for end in ends]
     return HistogramMetricFamily(
         "specc_accepted_length_tokens",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from specc.engine.engine import Engine
-from specc.engine.plan_facts import get
+from specc.runtime.plan.plan import Plan
 
 
 class Usage:
@@ -20,7 +20,7 @@ class Usage:
         """Read the costs of a step from the plans, one for each depth: launches by bucket, and forwards."""
         self.engine = engine
         self._costs = {num_steps: _Cost.read(plan) for num_steps, plan in engine.program.plans.items()}
-        self._buckets = sorted(int(bucket) for bucket in get(engine.program.plan, "buckets"))
+        self._buckets = engine.plan.buckets
 
     @property
     def captured(self) -> bool:
@@ -67,7 +67,7 @@ class Usage:
         return {place: sum(n for length, n in lengths.items() if length > place) for place in self._places()}
 
     def _places(self) -> range:
-        return range(1, self.engine.facts.num_steps + 1)
+        return range(1, self.engine.plan.size("S") + 1)
 
     def _batches(self) -> Iterator[tuple[int, int]]:
         """Yield numbers of requests, with how many steps had so many."""
@@ -86,13 +86,8 @@ class _Cost:
     forwards: int
 
     @classmethod
-    def read(cls, plan: object) -> _Cost:
+    def read(cls, plan: Plan) -> _Cost:
         """Read a plan."""
-        where = ("launches_in_graph", "launches_outside_graph")
-        launches = {int(bucket): sum(int(cost[key]) for key in where) for bucket, cost in get(plan, "totals").items()}
-        steps = [phase for phase in get(plan, "phases") if get(phase, "entry") == "step"]
-        return cls(launches, sum(_is_forward(node) for phase in steps for node in get(phase, "nodes")))
-
-
-def _is_forward(node: object) -> bool:
-    return "callback" in (node if isinstance(node, dict) else vars(node))
+        totals = plan.totals.items()
+        launches = {bucket: cost.launches_in_graph + cost.launches_outside_graph for bucket, cost in totals}
+        return cls(launches, sum(node.kind == "external" for node in plan.nodes("step")))

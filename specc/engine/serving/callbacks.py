@@ -13,8 +13,8 @@ from specc.engine.memory.context import PagedContext
 from specc.engine.memory.kv_pool import KVPool
 from specc.engine.memory.tree_attention import TreeContext, visible_keys
 from specc.engine.models.causal_models import ModelFacts, TargetModel
-from specc.engine.plan_facts import PlanFacts
 from specc.engine.serving.prompts import Prefix, Prompt, PromptBatch, Span, grouped
+from specc.runtime.plan.plan import Plan
 from specc.runtime.semantics.convention import DTYPES
 
 
@@ -76,10 +76,10 @@ class Memory:
 class TargetCallbacks:
     """The target on static inputs over its paged pool; all there is for a program without draft model."""
 
-    def __init__(self, target: TargetModel, memory: Memory, facts: PlanFacts) -> None:
+    def __init__(self, target: TargetModel, memory: Memory, plan: Plan) -> None:
         """Bind the model to memory."""
-        self.target_model, self.memory, self.mask_mode = target, memory, facts.mask_mode
-        self.logits_dtypes = {role: DTYPES[plan["logits_dtype"]] for role, plan in facts.models.items()}
+        self.target_model, self.memory, self.mask_mode = target, memory, plan.serving.mask_mode
+        self.logits_dtypes = {role: DTYPES[model.logits_dtype] for role, model in plan.models.items()}
 
     @property
     def capturable(self) -> bool:

@@ -13,28 +13,28 @@ from specc.engine.memory.context import BlockContext, PagedContext
 from specc.engine.memory.tree_attention import BranchContext, Branches
 from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.drafts import DflashDraft, Draft, FrozenKvDraft, MtpDraft, RecurrentDraft
-from specc.engine.plan_facts import PlanFacts
 from specc.engine.serving.callbacks import Forward, Memory, TargetCallbacks, captured, in_order
 from specc.engine.serving.prompts import Prefix, PromptBatch, Span
+from specc.runtime.plan.plan import Plan
 
 DraftT = TypeVar("DraftT", bound=Draft)
 
 
-def make_callbacks(target: TargetModel, draft: Draft | None, memory: Memory, facts: PlanFacts) -> TargetCallbacks:
+def make_callbacks(target: TargetModel, draft: Draft | None, memory: Memory, plan: Plan) -> TargetCallbacks:
     """The forwards of a target and a draft; without draft the target's alone."""
     if draft is None:
-        return TargetCallbacks(target, memory, facts)
+        return TargetCallbacks(target, memory, plan)
     kinds = {FrozenKvDraft: AssistCallbacks, MtpDraft: ModuleCallbacks, DflashDraft: BlockCallbacks}
     kind: type[DraftCallbacks[Any]] = kinds.get(type(draft), RecurrentCallbacks)
-    return kind(target, draft, memory, facts)
+    return kind(target, draft, memory, plan)
 
 
 class DraftCallbacks(TargetCallbacks, Generic[DraftT]):
     """What the forwards of every draft share."""
 
-    def __init__(self, target: TargetModel, draft: DraftT, memory: Memory, facts: PlanFacts) -> None:
+    def __init__(self, target: TargetModel, draft: DraftT, memory: Memory, plan: Plan) -> None:
         """Bind both models to memory."""
-        super().__init__(target, memory, facts)
+        super().__init__(target, memory, plan)
         self.draft_model = draft
 
     @property
@@ -68,11 +68,11 @@ def rows_to_run(prompts: Sequence[Prefix], hidden: Tensor) -> list[Tensor]:
 class RecurrentCallbacks(DraftCallbacks[RecurrentDraft]):
     """A draft that runs on from what it gave before: step by step, then once over what was accepted."""
 
-    def __init__(self, target: TargetModel, draft: RecurrentDraft, memory: Memory, facts: PlanFacts) -> None:
+    def __init__(self, target: TargetModel, draft: RecurrentDraft, memory: Memory, plan: Plan) -> None:
         """Bind both models to memory."""
-        super().__init__(target, draft, memory, facts)
-        self.shifted = facts.shifted
-        self.branches = Branches(int(not facts.shifted), facts.page_size, facts.branch_room)
+        super().__init__(target, draft, memory, plan)
+        self.shifted = plan.kv.shifted
+        self.branches = Branches(int(not plan.kv.shifted), plan.kv.page_size, plan.kv.branch_room)
 
     @torch.inference_mode()
     def draft(

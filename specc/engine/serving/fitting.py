@@ -10,26 +10,26 @@ from torch import Tensor
 from specc.engine.errors import EngineError, UnsupportedModelError
 from specc.engine.models.causal_models import CausalModel, TargetModel
 from specc.engine.models.drafts import Draft
-from specc.engine.plan_facts import PlanFacts
 from specc.engine.serving.checking import check_scores
+from specc.runtime.plan.plan import Plan
 
 DEFAULT_CONTEXT = 1024
 """Context length to serve if the models can, in tokens."""
 
 
-def check_program(facts: PlanFacts, models: Mapping[str, TargetModel | Draft]) -> None:
+def check_program(plan: Plan, models: Mapping[str, TargetModel | Draft]) -> None:
     """Raise EngineError or DiagnosticError for models that are not those of the program.
 
     UnsupportedModelError for what it asks of them and no model here can give.
     """
-    for role in sorted(facts.models.keys() ^ models.keys()):
-        raise EngineError(f"the program has {'a' if role in facts.models else 'no'} {role} model")
+    for role in sorted(plan.models.keys() ^ models.keys()):
+        raise EngineError(f"the program has {'a' if role in plan.models else 'no'} {role} model")
     for role, model in models.items():
-        model.facts.check(role, facts.models[role])
-    if facts.extras:
-        wanted = ", ".join(facts.extras)
+        model.facts.check(role, plan.models[role])
+    if plan.serving.extras:
+        wanted = ", ".join(plan.serving.extras)
         raise UnsupportedModelError(f"the program hands out {wanted}, which the engine's models do not give")
-    if facts.branches > 1 and facts.mask_mode is None:
+    if plan.size("K") > 1 and plan.serving.mask_mode is None:
         raise UnsupportedModelError("the program gives the target no tree mask (`mask: none`), this engine needs one")
 
 
@@ -43,34 +43,34 @@ def check_models(models: Mapping[str, TargetModel | Draft], max_context: int) ->
                 raise UnsupportedModelError(f"the {role} model cannot be run: {error}", error.hint) from error
 
 
-def check_callbacks(facts: PlanFacts, callbacks: object) -> None:
+def check_callbacks(plan: Plan, callbacks: object) -> None:
     """Raise UnsupportedModelError for forwards that the program calls and the models do not have."""
-    missing = sorted(name for name in facts.calls if not callable(getattr(callbacks, name, None)))
+    missing = sorted(name for name in plan.callbacks() if not callable(getattr(callbacks, name, None)))
     if missing:
         raise UnsupportedModelError(f"the program calls {', '.join(missing)}, which the engine's models do not have")
 
 
-def overlaps(facts: PlanFacts, wanted: bool | None, device: torch.device) -> bool:
+def overlaps(plan: Plan, wanted: bool | None, device: torch.device) -> bool:
     """Whether to launch ahead; raises EngineError where the program needs the lengths of the step before.
 
     By default where it gains something: a CPU has done a step's work when its launch returns.
     """
-    if wanted and not facts.relays:
+    if wanted and not plan.relays:
         raise EngineError("the program does not relay lengths (`overlap: false`), every step waits for the one before")
-    return facts.relays and device.type != "cpu" if wanted is None else wanted
+    return plan.relays and device.type != "cpu" if wanted is None else wanted
 
 
-def bring_tables(facts: PlanFacts, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def bring_tables(plan: Plan, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tables of the program; raises EngineError when they are not those that it reads."""
-    for name in sorted(set(facts.tables) ^ given.keys()):
-        raise EngineError(f"the program reads {'a' if name in facts.tables else 'no'} table {name!r}")
+    for name in sorted(plan.tables().keys() ^ given.keys()):
+        raise EngineError(f"the program reads {'a' if name in plan.tables() else 'no'} table {name!r}")
     return dict(given)
 
 
-def context_length(wanted: int | None, models: Mapping[str, TargetModel | Draft], facts: PlanFacts) -> int:
+def context_length(wanted: int | None, models: Mapping[str, TargetModel | Draft], plan: Plan) -> int:
     """Return the context length to serve; raises EngineError when it is more than models or program were made for."""
     known = [model.facts.max_context for model in models.values()]
-    limit = min((length for length in (*known, facts.mask_context) if length), default=None)
+    limit = min((length for length in (*known, plan.kv.longest) if length), default=None)
     if wanted is None:
         return min(DEFAULT_CONTEXT, limit or DEFAULT_CONTEXT)
     if wanted < 1 or (limit is not None and wanted > limit):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specc.engine.errors import ContractError
 from specc.engine.memory.kv_pool import KVPool
-from specc.engine.plan_facts import LENGTHS
+from specc.runtime.plan.plan import LENGTHS
 
 Kv = dict[str, list[Tensor]]
 """By owner of a pool: rows T[n, kv_heads, head_dim] of each of its buffers, in the order of `KVPool.buffers`."""

@@ -17,6 +17,7 @@ import networkx as nx
 from specc.ir.core import Module, Op, Value, is_state, tensor_type
 from specc.ir.declarations import KvPool
 from specc.ir.types import DTYPES, TensorType
+from specc.runtime.plan.plan import kv_pointers
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 Cluster = tuple[Op, ...]
@@ -274,11 +275,6 @@ def kv_pool(module: Module, owner: str) -> KvPool:
     if not found:
         raise DiagnosticError(Diagnostic("ir/invalid", f"@{module.name} needs a kvpool declaration of the {owner}"))
     return found[0]
-
-
-def kv_pointers(owner: str) -> str:
-    """Name of the arena buffer that holds the addresses of a model's KV buffers."""
-    return f"kv.{owner}.pointers"
 
 
 def kv_bytes(module: Module, op: Op) -> int:

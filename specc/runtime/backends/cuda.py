@@ -81,12 +81,12 @@ class CudaBackend:
             self._core.Device(device.index).set_current()
             kernels = {name: kernel for plan in plans for name, kernel in plan.kernels.items()}
             self._kernels = {
-                name: self._load(kernel, artifacts.get(name), root, arch) for name, kernel in kernels.items()
+                name: self._load(name, kernel, artifacts.get(name), root, arch) for name, kernel in kernels.items()
             }
 
-    def _load(self, kernel: Kernel, artifact: Artifact | None, root: Path, arch: str) -> Loaded:
+    def _load(self, name: str, kernel: Kernel, artifact: Artifact | None, root: Path, arch: str) -> Loaded:
         if artifact is None:
-            raise DamagedWheelError(f"the wheel has no machine code of kernel {kernel.name!r} for {arch}")
+            raise DamagedWheelError(f"the wheel has no machine code of kernel {name!r} for {arch}")
         scratch = len(artifact.parameters) - len(kernel.arguments)
         if scratch < 0:
             count = len(artifact.parameters)
@@ -109,7 +109,7 @@ class CudaBackend:
             return
         loaded = self._kernels[node.kernel]
         types = dict(loaded.plan.arguments)
-        values = [_value(argument, types[argument.name], frame, loaded.plan) for argument in node.args]
+        values = [_value(argument, types[argument.name], frame, node, loaded.plan) for argument in node.args]
         config = self._config(node, loaded, frame)
         self._core.launch(self._stream(), config, loaded.kernel, *values, *([0] * loaded.scratch))
 
@@ -129,18 +129,18 @@ class CudaBackend:
         return self._configs[key]
 
 
-def _value(argument: Argument, kind: str, frame: Frame, kernel: Kernel) -> Any:
+def _value(argument: Argument, kind: str, frame: Frame, node: Launch, kernel: Kernel) -> Any:
     """The value to pass: an int is a pointer to `cuda.core`, a ctypes scalar a number of that width."""
     value = _number(argument, frame)
     if argument.name in kernel.aligned and value % ALIGNMENT:
-        name = f"{argument.name} of kernel {kernel.name!r}"
+        name = f"{argument.name} of kernel {node.kernel!r}"
         raise BindError(f"{name} is {value:#x}, promised to be a multiple of {ALIGNMENT}")
     return value if kind.startswith("*") else SCALARS[kind](value)
 
 
 def _number(argument: Argument, frame: Frame) -> int:
-    if argument.kind == "literal":
-        return argument.target
+    if argument.literal is not None:
+        return argument.literal
     if argument.kind == "buffer":
         return frame.buffer(argument.target).data_ptr()
     if argument.kind == "slot_stride":

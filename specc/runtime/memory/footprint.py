@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..plan.plan import Plan
+from ..plan.plan import Plan, kv_pointers
 from .arena import Arena
 
 
@@ -34,7 +34,7 @@ class Memory:
         """What the tensors of an arena take, and graphs."""
         relay = {f"relay.{field}" for field in plan.carry}
         homes = {home.name for name in (*plan.values, *plan.inputs) if (home := plan.home(name)) is not None}
-        tables = {pool.pointers for pool in plan.kv_pools.values()}
+        tables = {kv_pointers(owner) for owner in plan.kv_pools}
         scratch = arena.buffers.keys() - relay - homes - tables
         return Memory(
             arena=arena.bytes.nbytes,

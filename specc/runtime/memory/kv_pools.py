@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BindError
-from ..plan.plan import KvPool, Plan
+from ..plan.plan import KvPool, Plan, kv_pointers
 from .arena import Arena
 from .overlap import Rows, sharing
 from .tables import check_names, plain_fault
@@ -30,8 +30,8 @@ class KvPools:
     def __init__(self, plan: Plan, device: torch.device, given: Mapping[str, Sequence[Tensor]]) -> None:
         """Check the buffers of every owner that the plan binds; others are left alone. BindError says what is wrong."""
         check_names("kv_pools", given, plan.kv_pools, "the program knows the KV buffers of")
-        self._pools = [pool for pool in plan.kv_pools.values() if pool.bound]
-        self.buffers = {pool.owner: _checked(pool, device, given.get(pool.owner)) for pool in self._pools}
+        pools = {owner: pool for owner, pool in plan.kv_pools.items() if pool.bound}
+        self.buffers = {owner: _checked(owner, pool, device, given.get(owner)) for owner, pool in pools.items()}
         self._addresses = self._where()
 
     def check_apart(self, read: Mapping[str, Tensor]) -> None:
@@ -44,9 +44,9 @@ class KvPools:
 
     def write_pointers(self, arena: Arena) -> None:
         """Fill the pointer tables, i64[layers * buffers] per owner."""
-        for pool in self._pools:
-            addresses = [buffer.data_ptr() for buffer in self.buffers[pool.owner]]
-            arena.buffer(pool.pointers).copy_(torch.tensor(addresses, dtype=torch.int64))
+        for owner, buffers in self.buffers.items():
+            addresses = [buffer.data_ptr() for buffer in buffers]
+            arena.buffer(kv_pointers(owner)).copy_(torch.tensor(addresses, dtype=torch.int64))
 
     def check_place(self) -> None:
         """BindError when a buffer has moved since: the tables hold addresses."""
@@ -57,20 +57,20 @@ class KvPools:
         return [buffer.data_ptr() for buffers in self.buffers.values() for buffer in buffers]
 
 
-def _checked(pool: KvPool, device: torch.device, given: Sequence[Tensor] | None) -> tuple[Tensor, ...]:
+def _checked(owner: str, pool: KvPool, device: torch.device, given: Sequence[Tensor] | None) -> tuple[Tensor, ...]:
     count = pool.layers * pool.buffers
     wanted = f"{count} tensors, {pool.layers} layers of {pool.buffers}"
     if given is None:
-        raise BindError(f"kv_pools has no {pool.owner!r}: the program moves KV rows of that model in {wanted}")
+        raise BindError(f"kv_pools has no {owner!r}: the program moves KV rows of that model in {wanted}")
     if not isinstance(given, Sequence):
-        raise BindError(f"kv_pools[{pool.owner!r}] is a {type(given).__name__}, the program wants {wanted}")
+        raise BindError(f"kv_pools[{owner!r}] is a {type(given).__name__}, the program wants {wanted}")
     buffers = tuple(given)
     if len(buffers) != count:
-        raise BindError(f"kv_pools[{pool.owner!r}] has {len(buffers)} tensors, the program wants {wanted}")
+        raise BindError(f"kv_pools[{owner!r}] has {len(buffers)} tensors, the program wants {wanted}")
     for index, buffer in enumerate(buffers):
         wrong = _row_fault(pool, device, buffer) or _fault_beside(buffers[0], buffer)
         if wrong:
-            raise BindError(f"kv_pools[{pool.owner!r}][{index}] {wrong}")
+            raise BindError(f"kv_pools[{owner!r}][{index}] {wrong}")
     return buffers
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..batch import LARGEST, check_rows, integers
 from ..errors import BatchError, BindError
-from ..plan.plan import PROMPT, TABLE, Field, Plan
+from ..plan.plan import PROMPT, TABLE, Input, Plan
 from ..semantics.convention import DTYPES
 
 Place = tuple[int, tuple[int, ...], tuple[int, ...]]
@@ -33,7 +33,7 @@ def check_request_table(plan: Plan, device: torch.device, table: Tensor) -> None
 
 def check_tables(plan: Plan, device: torch.device, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of `plan.tables()`, by name. BindError when one is missing, unknown, or does not fit."""
-    wanted = {field.name: field for field in plan.tables()}
+    wanted = plan.tables()
     check_names("tables", given, wanted, "the program reads the tables")
     sizes = dict(plan.dims)
     for name, field in wanted.items():
@@ -91,7 +91,7 @@ def batch_rows(rows: Sequence[int] | Tensor, pool_rows: int, device: torch.devic
 
 def batch_column(name: str, column: Tensor, device: torch.device, count: int | None = None) -> Tensor:
     """The column itself. BatchError unless it is i64[count], or i64[any], on the device; its values are not read."""
-    fault = _type_fault(Field(name, "i64", ("b",)), device, column, {} if count is None else {"b": count})
+    fault = _type_fault(Input(name, "i64", ("b",), "engine"), device, column, {} if count is None else {"b": count})
     if fault:
         raise BatchError(f"{name} {fault}")
     return column
@@ -103,7 +103,7 @@ def prompt_tokens(tokens: Sequence[int] | Tensor, count: int, vocabulary: int, d
     Integers must be in 0..vocabulary-1; the values of a tensor are not read.
     """
     if isinstance(tokens, Tensor):
-        fault = _fault(Field(PROMPT, "i64", ("T",)), device, tokens, {})
+        fault = _fault(Input(PROMPT, "i64", ("T",), "engine"), device, tokens, {})
         if fault:
             raise BatchError(f"{PROMPT} {fault}")
         found = tokens
@@ -119,7 +119,7 @@ def prompt_tokens(tokens: Sequence[int] | Tensor, count: int, vocabulary: int, d
     return found
 
 
-def _fault(field: Field, device: torch.device, tensor: Tensor, sizes: dict[str, int]) -> str:
+def _fault(field: Input, device: torch.device, tensor: Tensor, sizes: dict[str, int]) -> str:
     """What is wrong with a tensor that kernels read in place, or nothing; see `_type_fault`."""
     if fault := _type_fault(field, device, tensor, sizes):
         return fault
@@ -130,7 +130,7 @@ def _fault(field: Field, device: torch.device, tensor: Tensor, sizes: dict[str, 
     return ""
 
 
-def _type_fault(field: Field, device: torch.device, tensor: Tensor, sizes: dict[str, int]) -> str:
+def _type_fault(field: Input, device: torch.device, tensor: Tensor, sizes: dict[str, int]) -> str:
     """What is wrong with type and place of a tensor, or nothing; an axis that has no size yet takes the tensor's."""
     if fault := plain_fault(tensor):
         return fault

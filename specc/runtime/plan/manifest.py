@@ -10,7 +10,7 @@ from importlib.resources.abc import Traversable
 from typing import Any
 
 from ..errors import DamagedWheelError, UnsupportedDeviceError, UnsupportedTorchError
-from .typed import check_types, listed, read_json
+from .typed import from_json, read_json
 
 MANIFEST = "manifest.json"
 PLAN = "plan.json"
@@ -77,24 +77,9 @@ class Manifest:
             raise DamagedWheelError(f"{MANIFEST}: {type(error).__name__}: {error}") from error
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Manifest:
-        """From parsed JSON; KeyError, TypeError, ValueError or AttributeError when it is malformed."""
-        artifacts = (Artifact(**{**a, "parameters": listed(a["parameters"])}) for a in listed(data["artifacts"]))
-        manifest = Manifest(
-            name=data["name"],
-            version=data["version"],
-            digest=data["digest"],
-            specc=data["specc"],
-            triton=data["triton"],
-            plan_format=data["plan_format"],
-            torch=data["torch"],
-            archs=listed(data["archs"]),
-            files=data["files"],
-            artifacts=tuple(artifacts),
-            plans={int(steps): file for steps, file in data["plans"].items()},
-            engine=data.get("engine"),
-        )
-        check_types(manifest, MANIFEST)
+    def from_json(data: Any) -> Manifest:
+        """From parsed JSON; TypeError or ValueError when it is malformed."""
+        manifest = from_json(Manifest, data, MANIFEST)
         named = [*manifest.plans.values(), *(artifact.file for artifact in manifest.artifacts)]
         if not manifest.plans or not manifest.files.keys() >= set(named):
             raise ValueError("it names no plan, or a file without a digest")

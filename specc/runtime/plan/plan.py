@@ -1,17 +1,19 @@
-"""The plan (`plan.json`) as frozen dataclasses: everything the runtime knows about a program.
+"""The plan: everything that is known of a compiled program, as frozen dataclasses.
 
-Sizes are in bytes, shapes and strides in elements. This module imports the standard library only.
+The compiler ends with one, `plan.json` is its text (`plan_json`), and the runtime and engines read nothing else. Sizes
+are in bytes, shapes and strides in elements. This module imports the standard library only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from ..errors import PlanError
+from .typed import Signed
 
-FORMAT = 4
+FORMAT = 5
 BATCH_AXIS = "B"
 RAGGED_AXIS = "T"
 """The axis of all prompt tokens of a prefill: the sum of the batch's lengths, known only at run time."""
@@ -22,6 +24,8 @@ PROMPT = "prompt_tokens"
 """The inputs that are the engine's request table, and the tokens of a prefill's prompts."""
 MOST_DIGITS = 18
 """Of a number that stands as text: those with more are no i64."""
+LENGTHS = "seq_lens"
+"""The carried field of committed lengths, where steps relay them."""
 OF_TENSORS = ("value", "buffer", "input", "stride", "size")
 KINDS = (*OF_TENSORS, "slot_stride", "literal")
 """The kinds of kernel arguments; `target` of the first few names a value, an input or a buffer."""
@@ -40,7 +44,18 @@ class Value:
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory of one or more values. `offset` is None for an engine buffer: the tensor a forward returned."""
+    """Memory of one or more values.
+
+    Attributes:
+        axes: dimension names or element counts, outermost first.
+        owner: `arena`, or `engine`: the tensor that a forward returned.
+        offset: bytes from the start of the arena, None of an engine buffer.
+        lifetime: places, in the order of execution, of the first node that touches it and the last; the first is 0 if
+            it lives across steps.
+        init: `zero` if it must be zero when the program is loaded, else `none`.
+        alignment: bytes that divide its address; of an engine buffer, what the engine has to keep.
+
+    """
 
     name: str
     dtype: str
@@ -50,35 +65,121 @@ class Buffer:
     owner: str
     offset: int | None
     bytes: int
+    lifetime: tuple[int, int]
     init: str
     alignment: int
+
+
+@dataclass(frozen=True)
+class Kv:
+    """KV slots of a step, in tokens.
+
+    Attributes:
+        page_size: tokens per page.
+        verify_window: slots that the target writes per request, from the committed length on.
+        branch_room: positions that a branch of a tree drafts into, on pages of its own; 0 for a chain.
+        window: positions from the committed length on that one step may write per request.
+        reserve: slots to hold per request and step there.
+        longest: the longest committed text whose mask fits, None where no mask covers the text.
+        first_draft_position: 0 if the draft sees token p + 1 at position p, 1 if it sees tokens where they are.
+
+    """
+
+    page_size: int
+    verify_window: int
+    branch_room: int
+    window: int
+    reserve: int
+    longest: int | None
+    first_draft_position: int
+
+    @property
+    def shifted(self) -> bool:
+        """Whether the draft sees token p + 1 at position p."""
+        return self.first_draft_position == 0
+
+    @property
+    def draft_positions(self) -> str:
+        """`shifted` or `true`, as configurations say it."""
+        return "shifted" if self.shifted else "true"
 
 
 @dataclass(frozen=True)
 class KvPool:
     """The KV buffers of one model, the engine's: `layers` times `buffers` tensors of `row_bytes` per slot.
 
-    `bound` says whether kernels touch them. Their addresses are then in the arena buffer `pointers`.
+    `bound` says whether kernels touch them. Their addresses are then in the arena buffer `kv_pointers(owner)`.
     """
 
-    owner: str
     layers: int
     buffers: int
     row_bytes: int
     dtype: str
     bound: bool
 
-    @property
-    def pointers(self) -> str:
-        """The arena buffer i64[layers * buffers] of their addresses, layer by layer."""
-        return f"kv.{self.owner}.pointers"
+
+def kv_pointers(owner: str) -> str:
+    """The arena buffer i64[layers * buffers] of the addresses of a model's KV buffers, layer by layer."""
+    return f"kv.{owner}.pointers"
 
 
 @dataclass(frozen=True)
-class Field:
-    """A named typed array: an input of the program, or a carried value (axes start with `B`).
+class Model:
+    """What a program was compiled for of a target or draft; in `docs/configuration.md` as keys of the model.
 
-    `limit`, of a carried value: the axis or the count that its values are checked with, see `RecordField`.
+    `aux_layers`: layers of the target, counted from 1, whose outputs it hands over, side by side; none where it hands
+    over its hidden states.
+    """
+
+    hidden_size: int
+    spec_width: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    kv_layout: str
+    vocab_size: int
+    dtype: str
+    logits_dtype: str
+    aux_layers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What an engine has to follow, beyond sizes.
+
+    Attributes:
+        reach: positions beyond a request's committed tokens that its forwards may be at.
+        lookahead: tokens after a position that the draft's keys and values there depend on.
+        settled: those of committed tokens never come from tokens that were only drafted.
+        reads_hidden: some forward of a recurrent draft reads hidden states.
+        mask_mode: how the target is told the tree, None if it is not.
+        extras: what the program wants of the target besides logits and hidden states, sorted.
+
+    """
+
+    reach: int
+    lookahead: int
+    settled: bool
+    reads_hidden: bool
+    mask_mode: str | None = None
+    extras: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input of the program; `owner` is `arena` where the runtime writes it, else `engine`."""
+
+    name: str
+    dtype: str
+    axes: tuple[str, ...]
+    owner: str
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A carried value: a record of every request, whose axes start with `B`.
+
+    `limit`: the axis or the count that its values are checked with, see `RecordField`; None: any value is one.
     """
 
     name: str
@@ -98,9 +199,12 @@ class Output:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A rendered kernel: `arguments` are (name, type) of the run-time arguments in order, pointers start with `*`."""
+    """A rendered kernel: `arguments` are (name, type) of the run-time arguments in order, pointers start with `*`.
 
-    name: str
+    `flags` are those of a template, none where it is composed from ops; `aligned` are pointers that are promised to be
+    multiples of 16.
+    """
+
     family: str
     function: str
     source: str
@@ -140,14 +244,16 @@ class Argument:
 
     name: str
     kind: str
-    target: Any
+    target: str = ""
     axis: int = 0
+    literal: Signed | None = None
 
 
 @dataclass(frozen=True)
 class Launch:
     """A node that launches `kernel`; `grid` maps a bucket to (x, y, z), x being the number of batch rows."""
 
+    kind: ClassVar[str] = "launch"
     name: str
     kernel: str
     ops: tuple[OpCall, ...]
@@ -157,20 +263,27 @@ class Launch:
 
 @dataclass(frozen=True)
 class External:
-    """A node that calls the engine: `operands` and `results` map parameter and result names to values."""
+    """A node that calls the engine: `operands` and `results` map parameter and result names to values.
 
+    `step` numbers forwards that run several times; `capture` says of which rows the hidden states are handed over:
+    `null`, `last` or `full`.
+    """
+
+    kind: ClassVar[str] = "external"
     name: str
     callback: str
     step: int | None
     capture: str
     operands: Mapping[str, str]
     results: Mapping[str, str]
+    ops: tuple[OpCall, ...] = ()
 
 
 @dataclass(frozen=True)
 class Reference:
     """A node whose ops torch computes, by their reference semantics: there is no kernel for them."""
 
+    kind: ClassVar[str] = "reference"
     name: str
     ops: tuple[OpCall, ...]
 
@@ -201,25 +314,55 @@ class Capture:
 
 
 @dataclass(frozen=True)
+class ArenaBytes:
+    """Bytes that a program allocates for itself, whatever the batch.
+
+    Of the whole `arena` those of the pool rows (`relay`), and those that kernels use for themselves while they run
+    (`scratch`; at other times they may hold values).
+    """
+
+    arena: int
+    relay: int
+    scratch: int
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What one decode step costs in one bucket; bytes where nothing else is said.
+
+    `references` are nodes that torch computes, whose launches torch chooses and nobody counts. `vocab_bytes_read`
+    counts every read of a logits row by a kernel, `hidden_state_bytes` every buffer that holds hidden states.
+    """
+
+    launches_in_graph: int
+    launches_outside_graph: int
+    references: int
+    host_syncs: int
+    vocab_bytes_read: int
+    hidden_state_bytes: int
+    arena_bytes: int
+
+
+@dataclass(frozen=True)
 class Plan:
-    """One compiled program. `plan_json.read_plan` makes it.
+    """One compiled program.
 
     `captures` says what is captured when the forwards can be, `segments` when they cannot: every run of other nodes
-    between two forwards of the step. `memory` has the bytes that it allocates, of the whole `arena`, and in it of
-    `relay` and `scratch`.
+    between two forwards of the step. `engine` is the serving engine that it was built for, None where it is for any.
     """
 
     name: str
     algorithm: str
     specc: str
     dims: Mapping[str, int]
-    kv: Mapping[str, Any]
+    kv: Kv
     kv_pools: Mapping[str, KvPool]
-    models: Mapping[str, Mapping[str, Any]]
+    models: Mapping[str, Model]
+    serving: Serving
     options: Mapping[str, Any]
     disaggregation: bool
-    inputs: Mapping[str, Field]
-    carry: Mapping[str, Field]
+    inputs: Mapping[str, Input]
+    carry: Mapping[str, Carried]
     outputs: tuple[Output, ...]
     values: Mapping[str, Value]
     buffers: Mapping[str, Buffer]
@@ -229,8 +372,9 @@ class Plan:
     captures: tuple[Capture, ...]
     segments: tuple[Capture, ...]
     buckets: tuple[int, ...]
-    memory: Mapping[str, int]
-    totals: Mapping[str, Any]
+    memory: ArenaBytes
+    totals: Mapping[int, Totals]
+    engine: str | None = None
 
     def nodes(self, entry: str) -> tuple[Node, ...]:
         """The nodes of `prefill` or `step`, in execution order."""
@@ -255,12 +399,23 @@ class Plan:
         """The buffer of a value or input, by default the one of its own name; None when the engine brings it."""
         return self.buffers.get(self.values[name].buffer if name in self.values else name)
 
-    def tables(self) -> tuple[Field, ...]:
+    @property
+    def relays(self) -> bool:
+        """Whether steps read committed lengths from the carry, so that one may start before the last one's are read."""
+        return LENGTHS in self.carry
+
+    def externals(self, *callbacks: str) -> tuple[External, ...]:
+        """The forwards of all entries in execution order, or those of these callbacks."""
+        found = [node for phase in self.phases for node in phase.nodes if isinstance(node, External)]
+        return tuple(node for node in found if not callbacks or node.callback in callbacks)
+
+    def tables(self) -> dict[str, Input]:
         """Inputs that the engine brings once, when it binds the program: all that have no buffer, but two.
 
         Those are the request table, and the prompt tokens that come with each prefill.
         """
-        return tuple(f for f in self.inputs.values() if self.home(f.name) is None and f.name not in (TABLE, PROMPT))
+        known = (TABLE, PROMPT)
+        return {name: one for name, one in self.inputs.items() if self.home(name) is None and name not in known}
 
     def written_inputs(self, entry: str) -> list[str]:
         """Inputs that `entry` reads and the runtime writes: they have a buffer. Sorted."""
@@ -318,4 +473,4 @@ def _read_by(node: Computed) -> set[str]:
     """Values, inputs and buffers that the ops or the kernel's arguments name."""
     names = {name for call in node.ops for name in call.operands}
     arguments = node.args if isinstance(node, Launch) else ()
-    return names | {str(argument.target) for argument in arguments if argument.kind in OF_TENSORS}
+    return names | {argument.target for argument in arguments if argument.kind in OF_TENSORS}

@@ -1,16 +1,25 @@
-"""JSON held to its own rules, and values to the annotations of dataclasses. Imports the standard library only."""
+"""JSON held to its own rules, and dataclasses to and from it by their annotations. Imports the standard library only.
+
+A dataclass is an object of its fields; one that is at its default is left out. A tuple is a list. A mapping to
+dataclasses that have a field `name` is a list of them, in order, and any other mapping an object. Of a union of
+dataclasses each has the class variable `kind`, which its object has as a key. Whole numbers are not below 0, unless
+they are annotated `Signed`.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 LARGEST = (1 << 63) - 1
+T = TypeVar("T")
+Signed: TypeAlias = Annotated[int, "signed"]
+"""A whole number that may be below 0."""
 
 
 def read_json(text: str) -> Any:
@@ -39,52 +48,126 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def listed(value: Any) -> tuple[Any, ...]:
-    """A list of JSON. TypeError when it is something else that could be run through, as a text is."""
-    if not isinstance(value, list | tuple):
-        raise TypeError(f"expected a list, got {value!r:.80}")
-    return tuple(value)
+def to_json(value: Any) -> dict[str, Any]:
+    """A dataclass as parsed JSON, which `from_json` reads again."""
+    hints, kind = _annotations(type(value)), type(value)
+    found = {} if "kind" in hints or not hasattr(kind, "kind") else {"kind": kind.kind}
+    for field in fields(value):
+        one = getattr(value, field.name)
+        if field.default is MISSING or field.default != one:
+            found[field.name] = _written(hints[field.name], one)
+    return found
 
 
-def check_types(value: object, where: str) -> None:
-    """TypeError, naming the place, unless all in a dataclass is what its annotations say; whole numbers are not < 0."""
-    fault = next(_faults(value, type(value), where), None)
-    if fault:
-        raise TypeError(fault)
+def _written(wanted: Any, value: Any) -> Any:
+    if is_dataclass(value):
+        return to_json(value)
+    if get_origin(wanted) is tuple:
+        return [_written(kind, one) for kind, one in zip(_each(get_args(wanted), len(value)), value, strict=True)]
+    if get_origin(wanted) is Mapping:
+        kind = get_args(wanted)[1]
+        if _is_listed(kind):
+            return [to_json(one) for one in value.values()]
+        return {str(key): _written(kind, one) for key, one in value.items()}
+    return value
 
 
-def _faults(value: Any, wanted: Any, where: str) -> Iterator[str]:
-    """What is not as annotated, with its place."""
+def from_json(kind: type[T], data: Any, where: str) -> T:
+    """A dataclass of parsed JSON. TypeError, naming the place, unless all in it is what the annotations say."""
+    return _read(kind, data, where)
+
+
+def _read(wanted: Any, data: Any, where: str) -> Any:
     origin, args = get_origin(wanted), get_args(wanted)
     if wanted is Any:
-        return
+        return data
+    if wanted == Signed:
+        return _checked(type(data) is int and -LARGEST <= data <= LARGEST, data, where)
     if origin in (Union, UnionType):
-        if all(next(_faults(value, one, where), None) for one in args):
-            yield f"{where} is {value!r:.80}"
-    elif origin is tuple and isinstance(value, tuple) and args[-1:] == (...,):
-        for index, one in enumerate(value):
-            yield from _faults(one, args[0], f"{where}[{index}]")
-    elif origin is tuple and isinstance(value, tuple) and len(value) == len(args):
-        for index, (one, kind) in enumerate(zip(value, args, strict=True)):
-            yield from _faults(one, kind, f"{where}[{index}]")
-    elif origin is Mapping and isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from _faults(key, args[0], f"a key of {where}")
-            yield from _faults(one, args[1], f"{where}.{key}")
-    elif origin is not None or not _is(value, wanted):
-        yield f"{where} is {value!r:.80}"
-    elif is_dataclass(wanted):
-        for name, kind in _annotations(wanted):
-            yield from _faults(getattr(value, name), kind, f"{where}.{name}")
-
-
-def _is(value: Any, wanted: type) -> bool:
+        return _one_of(args, data, where)
+    if origin is tuple:
+        return _tuple(args, data, where)
+    if origin is Mapping:
+        return _mapping(args, data, where)
+    if is_dataclass(wanted):
+        return _record(wanted, data, where)
     if wanted is int:
-        return type(value) is int and 0 <= value <= LARGEST
-    return isinstance(value, wanted)
+        return _checked(type(data) is int and 0 <= data <= LARGEST, data, where)
+    return _checked(isinstance(data, wanted), data, where)
+
+
+def _checked(right: bool, data: Any, where: str) -> Any:
+    if not right:
+        raise TypeError(f"{where} is {data!r:.80}")
+    return data
+
+
+def _one_of(kinds: tuple[Any, ...], data: Any, where: str) -> Any:
+    if all(is_dataclass(kind) for kind in kinds):
+        named = {kind.kind: kind for kind in kinds}
+        said = data.get("kind") if isinstance(data, Mapping) else None
+        _checked(isinstance(said, str) and said in named, said, f"the kind of {where}")
+        return _record(named[said], {key: one for key, one in data.items() if key != "kind"}, where)
+    for kind in kinds:
+        try:
+            return _read(kind, data, where)
+        except TypeError:
+            continue
+    return _checked(False, data, where)
+
+
+def _tuple(kinds: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:
+    _checked(isinstance(data, list), data, where)
+    kinds = _each(kinds, len(data))
+    _checked(len(kinds) == len(data), data, where)
+    pairs = enumerate(zip(kinds, data, strict=True))
+    return tuple(_read(kind, one, f"{where}[{index}]") for index, (kind, one) in pairs)
+
+
+def _mapping(kinds: tuple[Any, ...], data: Any, where: str) -> Mapping[Any, Any]:
+    key_kind, kind = kinds
+    if _is_listed(kind):
+        return _object_of([(one.name, one) for one in _tuple((kind, ...), data, where)], where)
+    _checked(isinstance(data, dict), data, where)
+    pairs = [(_key(key_kind, key, where), _read(kind, one, f"{where}.{key}")) for key, one in data.items()]
+    return _object_of(pairs, where)
+
+
+def _each(kinds: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+    """The kind of every element of a tuple."""
+    return kinds[:1] * count if kinds[-1] is ... else kinds
+
+
+def _is_listed(kind: Any) -> bool:
+    return is_dataclass(kind) and "name" in _annotations(kind)
+
+
+def _object_of(pairs: list[tuple[Any, Any]], where: str) -> dict[Any, Any]:
+    try:
+        return _object(pairs)
+    except ValueError as error:
+        raise TypeError(f"{where}: {error}") from error
+
+
+def _key(kind: Any, key: str, where: str) -> Any:
+    if kind is not int:
+        return key
+    digits = key.isascii() and key.isdecimal() and len(key) <= len(str(LARGEST))
+    return _read(int, int(_checked(digits, key, f"a key of {where}")), f"a key of {where}")
+
+
+def _record(kind: Any, data: Any, where: str) -> Any:
+    _checked(isinstance(data, dict), data, where)
+    hints = _annotations(kind)
+    if unknown := sorted(data.keys() - hints.keys()):
+        raise TypeError(f"{where} has {unknown[0]!r:.80}, which nothing reads")
+    needed = {field.name for field in fields(kind) if field.default is MISSING}
+    if missing := sorted(needed - data.keys()):
+        raise TypeError(f"{where} has no {missing[0]!r}")
+    return kind(**{name: _read(hints[name], one, f"{where}.{name}") for name, one in data.items()})
 
 
 @cache
-def _annotations(kind: type) -> list[tuple[str, Any]]:
-    hints = get_type_hints(kind)
-    return [(field.name, hints[field.name]) for field in fields(kind)]
+def _annotations(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(kind)}

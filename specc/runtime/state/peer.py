@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import SchemaMismatchError
 from ..plan.plan import Plan
+from ..plan.typed import to_json
 
 RECORD_FORMAT = 1
 """Version of the layout of records, see `transfer`."""
@@ -27,8 +28,8 @@ def schema(plan: Plan) -> dict[str, Any]:
         "record_format": RECORD_FORMAT,
         "algorithm": plan.algorithm,
         "options": dict(plan.options),
-        "page_size": plan.kv["page_size"],
-        "draft_positions": plan.kv["draft_positions"],
+        "page_size": plan.kv.page_size,
+        "draft_positions": plan.kv.draft_positions,
         "carry": {
             field.name: {
                 "dtype": field.dtype,
@@ -42,7 +43,8 @@ def schema(plan: Plan) -> dict[str, Any]:
             for owner, pool in plan.kv_pools.items()
         },
         "models": {
-            role: {key: model[key] for key in MODEL_KEYS if key in model} for role, model in plan.models.items()
+            role: {key: one for key, one in to_json(model).items() if key in MODEL_KEYS}
+            for role, model in plan.models.items()
         },
     }
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import FieldError, MissingFieldError, RecordError
-from ..plan.plan import CONTEXT_AXIS, Field, Plan
+from ..plan.plan import CONTEXT_AXIS, Carried, Plan
 from ..semantics.convention import DTYPES
 from .carry import Carry
 from .peer import schema_digest
@@ -231,7 +231,7 @@ class RecordLayout:
         return Carry({field.name: field.view(table) for field in self.fields})
 
 
-def _limit(carried: Field, sizes: Mapping[str, int]) -> int | None:
+def _limit(carried: Carried, sizes: Mapping[str, int]) -> int | None:
     """What the values of a carried field are compared with."""
     if carried.limit is None:
         return None

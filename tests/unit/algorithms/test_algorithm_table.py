@@ -19,6 +19,7 @@ from specc.ir.declarations import KvPool
 from specc.ir.liveness import hidden_result
 from specc.ir.nodes import is_external, node_of
 from specc.ir.ops import OPS
+from specc.runtime.plan.plan import Plan
 
 TREE = {"topk": 2, "num_draft_tokens": 6}
 NARROW = {"hidden_size": 32, "dtype": "float16"}
@@ -252,7 +253,7 @@ frontier that is picked of it; the target's rows, per node; of a tree those of t
 
 
 @pytest.fixture(scope="module")
-def plans() -> dict[tuple[str, str], Any]:
+def plans() -> dict[tuple[str, str], Plan]:
     """Plans of all programs."""
     return {
         (name, shape): build_program(TABLE[name].load(name, **(TREE if shape == "tree" else {}))).plan
@@ -261,20 +262,19 @@ def plans() -> dict[tuple[str, str], Any]:
 
 
 @pytest.mark.parametrize(("algorithm", "shape"), SHAPES)
-def test_the_plan(plans: dict[tuple[str, str], Any], algorithm: str, shape: str) -> None:
+def test_the_plan(plans: dict[tuple[str, str], Plan], algorithm: str, shape: str) -> None:
     """Forwards, pools and carry of plan.json, and bytes of a request's record."""
     plan, row = plans[algorithm, shape], TABLE[algorithm]
-    nodes = [node for phase in plan["phases"] for node in phase["nodes"] if node["kind"] == "external"]
-    assert {node["callback"] for node in nodes} == CALLBACKS[algorithm]
-    assert {node["name"]: node["capture"] for node in nodes} == row.hands_over
-    assert tuple(plan["kv_pools"]) == row.pools
-    fields = {field["name"]: f"{field['dtype']}[{', '.join(map(str, field['axes']))}]" for field in plan["carry"]}
+    assert set(plan.callbacks()) == CALLBACKS[algorithm]
+    assert {node.name: node.capture for node in plan.externals()} == row.hands_over
+    assert tuple(plan.kv_pools) == row.pools
+    fields = {name: f"{field.dtype}[{', '.join(field.axes)}]" for name, field in plan.carry.items()}
     assert fields == row.carry | (row.tree if shape == "tree" else {})
-    pools = [buffer for buffer in plan["buffers"] if buffer["name"].startswith("relay.")]
-    assert {buffer["name"] for buffer in pools} == {f"relay.{name}" for name in fields}
-    assert sum(buffer["bytes"] for buffer in pools) == 5 * RECORD[algorithm][shape == "tree"]
+    pools = {name: buffer for name, buffer in plan.buffers.items() if name.startswith("relay.")}
+    assert pools.keys() == {f"relay.{name}" for name in fields}
+    assert sum(buffer.bytes for buffer in pools.values()) == 5 * RECORD[algorithm][shape == "tree"]
 
 
 @pytest.mark.parametrize(("algorithm", "shape"), SHAPES)
-def test_bytes_of_hidden_states(plans: dict[tuple[str, str], Any], algorithm: str, shape: str) -> None:
-    assert plans[algorithm, shape]["totals"]["4"]["hidden_state_bytes"] == HIDDEN[algorithm][shape == "tree"]
+def test_bytes_of_hidden_states(plans: dict[tuple[str, str], Plan], algorithm: str, shape: str) -> None:
+    assert plans[algorithm, shape].totals[4].hidden_state_bytes == HIDDEN[algorithm][shape == "tree"]

@@ -32,10 +32,10 @@ def test_two_widths_and_two_dtypes(shape: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("shape", [{}, TREE], ids=["chain", "tree"])
 def test_the_plan_says_which_layers(shape: dict[str, Any]) -> None:
-    models = build_program(load("EAGLE3", **shape)).plan["models"]
-    assert (models["target"]["aux_layers"], models["target"]["spec_width"]) == ([1, 2], 128)
-    assert "aux_layers" not in models["draft"]
-    assert "aux_layers" not in build_program(load("EAGLE")).plan["models"]["target"]
+    models = build_program(load("EAGLE3", **shape)).plan.models
+    assert (models["target"].aux_layers, models["target"].spec_width) == ((1, 2), 128)
+    assert models["draft"].aux_layers == ()
+    assert build_program(load("EAGLE")).plan.models["target"].aux_layers == ()
 
 
 def test_three_layers_are_the_default() -> None:

@@ -29,7 +29,7 @@ from specc.ir.interpret import interpret
 from specc.ir.printer import print_module
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.plan.plan import Launch
 from specc.runtime.step import Step
 from specc.support.diagnostics import DiagnosticError
 
@@ -301,17 +301,17 @@ def test_a_plugins_outputs_follow_the_accepted_path(seed: int) -> None:
 @pytest.mark.usefixtures("plugin")
 def test_a_plugins_program_is_built_and_runs() -> None:
     """Kernels and plan included: the output is compacted by the launch that moves everything else, and handed out."""
-    built = build_program(curious("CURIOUS", **TREE))
-    plan: Any = built.plan
-    (compact,) = [node for phase in plan["phases"] for node in phase["nodes"] if "kv.move" in opcodes(node)]
-    paths = {op["operands"][0]: op["results"][0] for op in compact["ops"] if op["op"] == "commit.compact"}
-    (output,) = [output["value"] for output in plan["outputs"] if output["name"] == "heads"]
+    plan = build_program(curious("CURIOUS", **TREE)).plan
+    (compact,) = [node for node in plan.nodes("step") if "kv.move" in [call.op for call in node.ops]]
+    assert isinstance(compact, Launch)
+    paths = {call.operands[0]: call.results[0] for call in compact.ops if call.op == "commit.compact"}
+    output = plan.output("heads", "step").value
     assert paths["heads"] == output
-    assert {"heads", output} <= {argument.get("value") for argument in compact["args"]}
-    assert plan["values"][output]["axes"] == ["B", "A", 7]
+    assert {"heads", output} <= {argument.target for argument in compact.args if argument.kind == "value"}
+    assert plan.values[output].axes == ("B", "A", "7")
     forwards, table = _Forwards(3), torch.arange(5 * 64, dtype=torch.int32).view(5, 64)
     pools = {owner: [torch.zeros(5 * 64, 2, 16) for _ in range(4)] for owner in ("target", "draft")}
-    step = Step(read_plan(plan), ReferenceBackend(), torch.device("cpu"), forwards, table, pools, poison=0x5A)
+    step = Step(plan, ReferenceBackend(), torch.device("cpu"), forwards, table, pools, poison=0x5A)
     lengths, lens = {3: 4, 1: 6}, set[int]()
     step.prefill(Batch(list(lengths), list(lengths.values())))
     for _ in range(8):
@@ -322,8 +322,3 @@ def test_a_plugins_program_is_built_and_runs() -> None:
             lens.add(len(path))
             lengths[row] += len(path)
     assert len(lens) > 1
-
-
-def opcodes(node: Any) -> list[str]:
-    """The ops of a node of a plan."""
-    return [op["op"] for op in node["ops"]]

@@ -16,6 +16,7 @@ from specc.cli.main import app
 from specc.codegen.aot import KNOWN_ARCHS, CompileError
 from specc.config import ARCHS
 from specc.ir.parser import parse_module
+from specc.runtime.plan.plan import FORMAT
 from specc.support.diagnostics import DiagnosticError
 from specc.version import __version__
 
@@ -55,7 +56,7 @@ def test_specir(config: Path, tmp_path: Path) -> None:
 def test_plan(config: Path, tmp_path: Path) -> None:
     assert build(config, "-o", tmp_path, "--emit", "plan", "--quiet").exit_code == 0
     assert files(tmp_path) == {"plan.json"}
-    assert json.loads((tmp_path / "plan.json").read_text())["format"] == 4
+    assert json.loads((tmp_path / "plan.json").read_text())["format"] == FORMAT
 
 
 def test_the_files_of_several_depths(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import ROOT, config_text
+from programs import ROOT, config_text, written
 from typer.testing import CliRunner, Result
 
 from specc.algorithms import names, needs
@@ -137,7 +137,7 @@ def test_a_paged_eagle_tree(texts: dict[str, str], documents: dict[str, Any]) ->
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_runs_is_the_plan(name: str, configs: dict[str, Path], documents: dict[str, Any]) -> None:
-    plan: Any = build_program(load_config(configs[name], names(), needs)).plan
+    plan = written(build_program(load_config(configs[name], names(), needs)).plan)
     told = documents[name]["phases"]
     assert [(p["name"], p["entry"]) for p in told] == [(p["name"], p["entry"]) for p in plan["phases"]]
     graphs = {node: capture["name"] for capture in plan["captures"] for node in capture["nodes"]}

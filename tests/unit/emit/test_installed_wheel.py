@@ -127,7 +127,7 @@ print(*[(point.name, point.value) for point in entry_points(group="specc.program
         ("plan.json", None, "plan.json is missing"),
         ("_runtime/state/relay.py", None, "_runtime/state/relay.py is missing"),
         ("manifest.json", b"{", "manifest.json: JSONDecodeError"),
-        ("manifest.json", b"{}", "manifest.json: KeyError"),
+        ("manifest.json", b"{}", "manifest.json: TypeError: manifest.json has no 'archs'"),
         ("manifest.json", None, "manifest.json: FileNotFoundError"),
     ],
 )

@@ -20,7 +20,9 @@ from wheel.wheelfile import WheelFile
 import specc.runtime
 from specc.emit import sources
 from specc.emit import wheel as module
-from specc.emit.wheel import label, plan_text, wheel_names
+from specc.emit.wheel import label, wheel_names
+from specc.runtime.plan.plan import FORMAT
+from specc.runtime.plan.plan_json import plan_text, read_plan
 
 ROOT = Path(module.__file__).parents[2]
 PACKAGE = "specc_program_toy_chain"
@@ -81,8 +83,8 @@ def test_files(built: Path, info: str) -> None:
     about = sorted(name for name in files if info in name and "RECORD" not in name)
     assert list(files) == [*own, *about, f"{info}/RECORD"]
     assert files[f"{info}/licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
-    assert json.loads(files[f"{PACKAGE}/plan.json"]) == chain_plan()
-    assert files[f"{PACKAGE}/plan.json"].decode() == plan_text(chain_plan())
+    assert read_plan(json.loads(files[f"{PACKAGE}/plan.json"])) == read_plan(chain_plan())
+    assert files[f"{PACKAGE}/plan.json"].decode() == plan_text(read_plan(chain_plan()))
 
 
 def test_the_runtime_is_copied_byte_for_byte(built: Path) -> None:
@@ -119,7 +121,7 @@ def test_the_description_says_which_kv_buffers_to_bind(built: Path, info: str, t
     chain = read(built)[f"{info}/METADATA"].decode()
     assert "step = program.bind(callbacks, req_to_token)\n" in chain
     assert "kv_pools" not in chain
-    other = toy_wheel(tmp_path, plan=tree_plan())
+    other = toy_wheel(tmp_path, plan=read_plan(tree_plan()))
     tree = read(other)[f"{PACKAGE}-{version_of(other)}.dist-info/METADATA"].decode()
     assert "step = program.bind(callbacks, req_to_token, kv_pools)\n" in tree
     assert 'of the draft and the target. `kv_pools` has the engine\'s buffers, by model: `"draft"`, `"target"`,' in tree
@@ -129,7 +131,7 @@ def test_manifest(built: Path) -> None:
     files = read(built)
     manifest = json.loads(files[f"{PACKAGE}/manifest.json"])
     assert manifest["archs"] == ["sm_100", "sm_90"]
-    assert (manifest["torch"], manifest["triton"], manifest["plan_format"]) == ("2.11", "3.8.0", 4)
+    assert (manifest["torch"], manifest["triton"], manifest["plan_format"]) == ("2.11", "3.8.0", FORMAT)
     assert manifest["version"] == version_of(built) == f"0.1.0+{label(manifest['digest'])}"
     own = {name.removeprefix(f"{PACKAGE}/") for name in files if name.startswith(PACKAGE + "/")}
     assert manifest["files"].keys() == own - {"manifest.json"}
@@ -146,13 +148,18 @@ def test_manifest(built: Path) -> None:
     }
 
 
+def _backwards(value: Any) -> Any:
+    """A mapping with its keys in another order, and anything else as it is."""
+    return dict(reversed(value.items())) if isinstance(value, dict) else value
+
+
 def test_bytes_depend_on_the_arguments_alone(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     monkeypatch.setattr("time.time", lambda: 1.8e9)
-    plan = dict(reversed(chain_plan().items()))
-    sources = {kernel["source"]: f"# {name}\n" for name, kernel in reversed(plan["kernels"].items())}
+    plan = read_plan({key: _backwards(value) for key, value in reversed(chain_plan().items())})
+    sources = {kernel.source: f"# {name}\n" for name, kernel in plan.kernels.items()}
     archs = ("sm_100", "sm_90")
-    artifacts = [toy_artifact(name, arch) for name in reversed(plan["kernels"]) for arch in archs]
+    artifacts = [toy_artifact(name, arch) for name in plan.kernels for arch in archs]
     again = toy_wheel(tmp_path / "new" / "folder", plan=plan, sources=sources, artifacts=artifacts)
     assert again.read_bytes() == built.read_bytes()
     assert list(again.parent.iterdir()) == [again]
@@ -167,7 +174,7 @@ CHANGES: list[dict[str, Any]] = [
     {"artifacts": []},
     {"artifacts": [toy_artifact("prepare", shared=1024)]},
     {"config_text": "algorithm: STANDALONE  # another\n"},
-    {"plan": chain_plan() | {"page_size": 64}},
+    {"plan": read_plan(chain_plan() | {"disaggregation": True})},
     {"specirs": {"module.specir": "module @other {\n}\n"}},
     {"summary": "Another"},
     {"requires": ["numpy"]},

@@ -13,10 +13,11 @@ from programs import load
 from specc.driver.build import Build, build_program
 from specc.emit.build_wheel import emit_wheel
 from specc.emit.files import emit_kernels, emit_plan, emit_specir
-from specc.emit.wheel import plan_text
 from specc.ir.parser import parse_module
 from specc.ir.printer import print_module
 from specc.runtime.plan.manifest import Manifest
+from specc.runtime.plan.plan import Launch
+from specc.runtime.plan.plan_json import plan_text
 from specc.runtime.program import load as load_program
 
 STEPS = [1, 2, 4]
@@ -82,13 +83,13 @@ def test_depths_share_what_does_not_depend_on_them(built: Build) -> None:
 def test_every_plan_finds_its_kernels(built: Build, package: Path) -> None:
     launched = set[str]()
     for depth in built.depths:
-        plan: Any = depth.plan
-        nodes = [node for phase in plan["phases"] for node in phase["nodes"] if node["kind"] == "launch"]
-        assert {node["kernel"] for node in nodes} == plan["kernels"].keys()
-        for name, kernel in plan["kernels"].items():
-            assert (package / kernel["source"]).name == f"{name}.py"
-            assert (package / kernel["source"]).is_file()
-        launched |= plan["kernels"].keys()
+        plan = depth.plan
+        nodes = [node for phase in plan.phases for node in phase.nodes if isinstance(node, Launch)]
+        assert {node.kernel for node in nodes} == plan.kernels.keys()
+        for name, kernel in plan.kernels.items():
+            assert (package / kernel.source).name == f"{name}.py"
+            assert (package / kernel.source).is_file()
+        launched |= plan.kernels.keys()
     assert launched == {source.name for source in built.sources}
 
 
@@ -110,6 +111,7 @@ def test_it_loads(built: Build, package: Path) -> None:
     assert program.plan is program.plans[4]
     for depth in built.depths:
         plan = program.plans[depth.num_steps]
+        assert plan == depth.plan
         assert (plan.size("S"), plan.size("A"), plan.size("N")) == (
             depth.num_steps,
             depth.num_steps + 1,

@@ -16,6 +16,7 @@ from toy_wheel import toy_wheel
 import specc.adapters.sglang
 from specc.runtime.errors import DamagedWheelError
 from specc.runtime.plan.manifest import Manifest
+from specc.runtime.plan.plan_json import read_plan
 
 PACKAGE = "specc_program_toy_chain"
 
@@ -23,7 +24,7 @@ PACKAGE = "specc_program_toy_chain"
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The unpacked wheel of a program for SGLang, importable."""
-    wheel = toy_wheel(tmp_path / "wheel", plan=chain_plan() | {"engine": "sglang"})
+    wheel = toy_wheel(tmp_path / "wheel", plan=read_plan(chain_plan() | {"engine": "sglang"}))
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
     monkeypatch.syspath_prepend(tmp_path / "site")

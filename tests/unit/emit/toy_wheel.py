@@ -10,6 +10,7 @@ from fakes.chain_plan import chain_plan
 
 from specc.codegen.aot import Artifact
 from specc.emit.wheel import write_wheel
+from specc.runtime.plan.plan_json import read_plan
 
 PARAMETERS = ("*i64", "i64", "*i8", "*i8")
 
@@ -22,15 +23,15 @@ def toy_artifact(kernel: str, arch: str = "sm_90", **changes: Any) -> Artifact:
 
 def toy_wheel(out: Path, **changes: Any) -> Path:
     """Write the wheel of a toy chain; `changes` replace arguments of `write_wheel`."""
-    plan = changes.pop("plan", chain_plan())
+    plan = changes.pop("plan", None) or read_plan(chain_plan())
     arguments: dict[str, Any] = {
         "name": "toy_chain",
         "version": "0.1.0",
         "plans": {"plan.json": plan},
-        "sources": {kernel["source"]: f"# {name}\n" for name, kernel in plan["kernels"].items()},
+        "sources": {kernel.source: f"# {name}\n" for name, kernel in plan.kernels.items()},
         "specirs": {"module.specir": "module @toy_chain {\n}\n"},
         "config_text": "algorithm: STANDALONE\n",
-        "artifacts": [toy_artifact(name, arch) for arch in ("sm_90", "sm_100") for name in plan["kernels"]],
+        "artifacts": [toy_artifact(name, arch) for arch in ("sm_90", "sm_100") for name in plan.kernels],
         "triton": "3.8.0",
         "summary": "A toy chain: Größe 3",
     }

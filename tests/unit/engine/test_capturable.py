@@ -17,7 +17,6 @@ from specc.engine.memory.kv_pool import KVPool
 from specc.engine.memory.tree_attention import Branches
 from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.drafts import Draft
-from specc.engine.plan_facts import PlanFacts
 from specc.engine.serving.callbacks import Memory
 from specc.engine.serving.draft_callbacks import make_callbacks as bind_callbacks
 from specc.engine.serving.prompts import Prompt
@@ -32,10 +31,10 @@ HAS_HEAD = ("llama", "qwen3")
 def make_callbacks(target: TargetModel, draft: Draft | None) -> Any:
     """Return callbacks over pools and a table of their own."""
     table = torch.arange(1, 1 + 6 * COLUMNS, dtype=torch.int32).view(6, COLUMNS)
-    facts = PlanFacts.read(make_plan(target, draft))
+    plan = make_plan(target, draft)
     models = {"target": target, "draft": draft}
-    pools = {owner: KVPool(models[owner].facts.pool, 6 * COLUMNS + 1, CPU) for owner in facts.pools}
-    return bind_callbacks(target, draft, Memory(pools, table, {1: Prompt([5, 6])}), facts)
+    pools = {owner: KVPool(models[owner].facts.pool, 6 * COLUMNS + 1, CPU) for owner in plan.kv_pools}
+    return bind_callbacks(target, draft, Memory(pools, table, {1: Prompt([5, 6])}), plan)
 
 
 def window(width: int) -> dict[str, torch.Tensor]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fakes.program import FakeProgram, make_plan
+from fakes.program import FakeProgram, make_plan, record, with_model
 from torch import Tensor
 
 from specc.engine.engine import Engine
@@ -17,7 +18,6 @@ from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.drafts import DflashDraft, Draft, FrozenKvDraft, MtpDraft
 from specc.engine.models.loading import load_corpus, load_draft
 from specc.engine.models.memoryless import memoryless
-from specc.engine.plan_facts import PlanFacts
 from specc.engine.reference import accepted_lengths, greedy
 from specc.engine.serving.prompts import Prompt
 from specc.engine.serving.request import Completion, StopConditions
@@ -100,7 +100,7 @@ def test_modules_share_what_their_prompts_settle() -> None:
     engine = make_engine(*make_pair("mtp"), steps=3)
     prompt = make_prompts()[3]
     engine.generate([prompt], StopConditions(NEW))
-    assert (engine.facts.lookahead, engine.facts.settled) == (3, False)
+    assert (engine.plan.serving.lookahead, engine.plan.serving.settled) == (3, False)
     assert len(engine.prefixes) == len(prompt) - 2  # of 34 known tokens all but the last three
     engine.generate([[*prompt[:20], 5, 6, 7]], StopConditions(NEW))
     assert engine.stats.shared_tokens == 17
@@ -225,8 +225,9 @@ def test_a_draft_of_another_kind(kind: str, calls: str) -> None:
     target, draft = make_pair(kind)
     plan = make_plan(target, draft)
     other = make_drafts(target)["twin"]
-    plan["models"]["draft"] = {"logits_dtype": "f32"}
-    plan["kv_pools"] = {"target": {}, "draft": {}}
+    pool = plan.kv_pools["target"]
+    pools, models = {"target": pool, "draft": pool}, {**plan.models, "draft": record(other.facts)}
+    plan = replace(plan, kv_pools=pools, models=models)
     with pytest.raises(UnsupportedModelError, match=f"calls {calls}, which"):
         Engine(FakeProgram(plan), target, other)
 
@@ -235,25 +236,23 @@ def test_a_draft_of_another_kind(kind: str, calls: str) -> None:
 def test_the_forwards_decide_what_is_loaded(kind: str, wrap: type, tmp_path: Path) -> None:
     target, draft = make_pair(kind)
     draft.head.save(tmp_path)
-    plan = make_plan(target, draft)
-    plan["models"]["target"]["aux_layers"] = list(target.aux_layers)
-    loaded = load_draft(tmp_path, PlanFacts.read(plan), target)
+    plan = with_model(make_plan(target, draft), "target", aux_layers=tuple(target.aux_layers))
+    loaded = load_draft(tmp_path, plan, target)
     assert isinstance(loaded, wrap)
     for name, value in draft.head.state_dict().items():
         assert torch.equal(value, loaded.head.state_dict()[name])
-    plan["models"]["draft"]["num_layers"] += 1
+    plan = with_model(plan, "draft", num_layers=plan.models["draft"].num_layers + 1)
     with pytest.raises(DiagnosticError, match=r"run/model-mismatch.*num_layers"):
-        load_draft(tmp_path, PlanFacts.read(plan), target)
+        load_draft(tmp_path, plan, target)
 
 
 @pytest.mark.parametrize("layers", [[2, 3], [1, 2, 3], []])
 def test_a_block_over_other_layers_than_it_was_trained_on(layers: list[int], tmp_path: Path) -> None:
     target, draft = make_pair("dflash")
     draft.head.save(tmp_path)
-    plan = make_plan(target, draft)
-    plan["models"]["target"]["aux_layers"] = layers
+    plan = with_model(make_plan(target, draft), "target", aux_layers=tuple(layers))
     with pytest.raises(DiagnosticError, match=r"run/model-mismatch.*reads layers 1, 3"):
-        load_draft(tmp_path, PlanFacts.read(plan), target)
+        load_draft(tmp_path, plan, target)
     assert AUX_LAYERS == (1, 3)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from fakes.program import FakeProgram, make_plan
+from fakes.program import FakeProgram, make_plan, with_model
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import LlamaConfig, Qwen3Config
 
@@ -20,7 +20,6 @@ from specc.engine.models.drafts import Eagle3Draft
 from specc.engine.models.eagle3_head import Eagle3Head
 from specc.engine.models.loading import load_draft
 from specc.engine.models.memoryless import plain_head
-from specc.engine.plan_facts import PlanFacts
 from specc.engine.reference import accepted_lengths, greedy
 from specc.engine.serving.request import StopConditions
 from specc.support.diagnostics import DiagnosticError
@@ -127,19 +126,19 @@ def test_other_layers_than_the_head_was_trained_on(target: TargetModel, tmp_path
     head = make_head(target)
     head.save(tmp_path)
     plan = make_plan(target, Eagle3Draft(head), steps=3, shifted=True)
-    plan["models"]["target"]["aux_layers"] = layers
+    plan = with_model(plan, "target", aux_layers=tuple(layers))
     with pytest.raises(DiagnosticError, match=r"run/model-mismatch.*reads layers 1, 3"):
-        load_draft(tmp_path, PlanFacts.read(plan), target)
-    plan["models"]["target"]["aux_layers"] = list(LAYERS)
-    assert isinstance(load_draft(tmp_path, PlanFacts.read(plan), target), Eagle3Draft)
+        load_draft(tmp_path, plan, target)
+    plan = with_model(plan, "target", aux_layers=tuple(LAYERS))
+    assert isinstance(load_draft(tmp_path, plan, target), Eagle3Draft)
 
 
 def test_a_head_of_speculators_is_refused_by_name(target: TargetModel, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"speculators_model_type": "eagle3"}')
     plan = make_plan(target, Eagle3Draft(make_head(target)), steps=3, shifted=True)
-    plan["models"]["target"]["aux_layers"] = list(LAYERS)
+    plan = with_model(plan, "target", aux_layers=tuple(LAYERS))
     with pytest.raises(DiagnosticError, match="does not load heads in the format of speculators yet"):
-        load_draft(tmp_path, PlanFacts.read(plan), target)
+        load_draft(tmp_path, plan, target)
 
 
 def test_no_forward_of_a_step_waits_for_the_device() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from fakes.program import FakeProgram, make_plan
+from fakes.program import FakeProgram, make_plan, with_model
 
 from specc.engine.engine import Engine
 from specc.engine.errors import (
@@ -52,7 +53,7 @@ def assert_greedy(engine: Engine, prompts: list[list[int]], conditions: StopCond
     assert engine.allocator.free_pages + len(engine.prefixes) == engine.allocator.capacity
     assert engine.prefixes.evict(len(engine.prefixes))
     assert engine.allocator.free_pages == engine.allocator.capacity
-    assert engine.table.free_rows == engine.facts.rows - 1
+    assert engine.table.free_rows == engine.plan.size("P") - 1
     assert not engine.table.tensor.any()
 
 
@@ -133,7 +134,7 @@ def test_whoever_a_step_leaves_out_ends_with_an_error(target: TargetModel, monke
     assert engine.stats.finished == {"length": 2, "error": 1}
     assert 0 not in engine.stats.accept_lens
     assert not engine.has_work
-    assert engine.table.free_rows == engine.facts.rows - 1
+    assert engine.table.free_rows == engine.plan.size("P") - 1
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
@@ -246,9 +247,7 @@ def test_tokens_that_the_target_does_not_know_are_refused_at_once(target: Target
 
 def test_models_that_the_program_was_not_built_for_are_refused(target: TargetModel) -> None:
     draft = make_drafts(target)["twin"]
-    plan = make_plan(target, draft)
-    plan["models"]["target"]["hidden_size"] = 64
-    plan["models"]["target"]["dtype"] = "bf16"
+    plan = with_model(make_plan(target, draft), "target", hidden_size=64, dtype="bf16")
     with pytest.raises(DiagnosticError) as caught:
         Engine(FakeProgram(plan), target, draft)
     assert caught.value.diagnostics[0].code == "run/model-mismatch"
@@ -330,19 +329,14 @@ def test_an_aborted_request_leaves_at_once(target: TargetModel) -> None:
     assert engine.abort(ids[1]) is None
 
 
-def launch_with(op: str, **attrs: object) -> dict[str, object]:
-    """Return a launch of one op, as in a plan."""
-    return {"kind": "launch", "kernel": "k", "ops": [{"op": op, "operands": [], "results": [], "attrs": attrs}]}
-
-
 def test_programs_that_want_what_no_model_gives_are_refused(target: TargetModel) -> None:
     draft = make_drafts(target)["twin"]
     plan = make_plan(target, draft)
-    plan["phases"][0]["nodes"][0]["results"] |= {"routed_experts": "e"}
+    plan = replace(plan, serving=replace(plan.serving, extras=("routed_experts",)))
     with pytest.raises(UnsupportedModelError, match="hands out routed_experts"):
         Engine(FakeProgram(plan), target, draft)
     plan = make_plan(target, draft)
-    plan["dims"]["K"] = 2
+    plan = replace(plan, dims={**plan.dims, "K": 2})
     with pytest.raises(UnsupportedModelError, match="no tree mask"):
         Engine(FakeProgram(plan), target, draft)
 
@@ -350,10 +344,9 @@ def test_programs_that_want_what_no_model_gives_are_refused(target: TargetModel)
 def test_a_full_mask_bounds_the_context(target: TargetModel) -> None:
     draft = make_drafts(target)["twin"]
     plan = make_plan(target, draft)
-    plan["kv"]["longest"] = 50
-    plan["phases"][0]["nodes"].append(launch_with("tree.mask", mode="full"))
+    plan = replace(plan, kv=replace(plan.kv, longest=50), serving=replace(plan.serving, mask_mode="full"))
     engine = Engine(FakeProgram(plan), target, draft)
-    assert (engine.facts.mask_mode, engine.facts.mask_context) == ("full", 50)
+    assert (engine.plan.serving.mask_mode, engine.plan.kv.longest) == ("full", 50)
     assert engine.scheduler.max_context == 50
     with pytest.raises(EngineError, match="between 1 and 50"):
         Engine(FakeProgram(plan), target, draft, max_context=51)

@@ -8,18 +8,18 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from fakes.program import make_plan
+from fakes.program import make_plan, with_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specc.engine.errors import UnsupportedModelError
 from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.drafts import EagleDraft, StandaloneDraft
 from specc.engine.models.loading import load_draft, load_target
-from specc.engine.plan_facts import PlanFacts
+from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.typed import to_json
 from specc.support.diagnostics import DiagnosticError
 
 from .models_for_tests import CONFIGS, make_drafts, make_target
@@ -28,20 +28,17 @@ ROOT = Path(__file__).parents[3]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-def plan_for(draft: str) -> dict[str, Any]:
+def plan_for(draft: str) -> Plan:
     """Return the plan of a program for the test models with one of the drafts."""
     target = make_target()
     return make_plan(target, make_drafts(target)[draft])
 
 
-def refused(
-    role: str, path: Path, plan: dict[str, Any], model_dirs: dict[str, Path], code: str = "run/model-unreadable"
-) -> str:
+def refused(role: str, path: Path, plan: Plan, model_dirs: dict[str, Path], code: str = "run/model-unreadable") -> str:
     """Return the message of the diagnostic that loading a directory raises."""
-    facts = PlanFacts.read(plan)
-    target = load_target(model_dirs["target"], facts) if role == "draft" else None
+    target = load_target(model_dirs["target"], plan) if role == "draft" else None
     with pytest.raises(DiagnosticError) as caught:
-        load_draft(path, facts, target) if target is not None else load_target(path, facts)
+        load_draft(path, plan, target) if target is not None else load_target(path, plan)
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.code == code
     assert diagnostic.hint
@@ -52,9 +49,9 @@ def refused(
     ("draft", "kind"), [("twin", StandaloneDraft), ("stranger", StandaloneDraft), ("head", EagleDraft)]
 )
 def test_the_plan_decides_what_the_draft_is(draft: str, kind: type, model_dirs: dict[str, Path]) -> None:
-    facts = PlanFacts.read(plan_for(draft))
-    target = load_target(model_dirs["target"], facts)
-    assert isinstance(load_draft(model_dirs[draft], facts, target), kind)
+    plan = plan_for(draft)
+    target = load_target(model_dirs["target"], plan)
+    assert isinstance(load_draft(model_dirs[draft], plan, target), kind)
     assert target.tokenizer is not None
     assert target.eos_token_ids == {1}
     assert target.capturable
@@ -63,21 +60,20 @@ def test_the_plan_decides_what_the_draft_is(draft: str, kind: type, model_dirs: 
 
 def test_the_program_decides_the_dtype(model_dirs: dict[str, Path]) -> None:
     plan = plan_for("twin")
-    for record in plan["models"].values():
-        record["dtype"] = "bf16"
-    facts = PlanFacts.read(plan)
-    target = load_target(model_dirs["target"], facts)
+    for role in plan.models:
+        plan = with_model(plan, role, dtype="bf16")
+    target = load_target(model_dirs["target"], plan)
     assert target.model.dtype == torch.bfloat16
-    assert load_draft(model_dirs["twin"], facts, target).facts.dtype == "bf16"
+    assert load_draft(model_dirs["twin"], plan, target).facts.dtype == "bf16"
 
 
 def test_every_difference_is_named(model_dirs: dict[str, Path]) -> None:
     plan = plan_for("twin")
-    plan["models"]["draft"].update(hidden_size=64, num_layers=9)
+    plan = with_model(plan, "draft", hidden_size=64, num_layers=9)
     message = refused("draft", model_dirs["twin"], plan, model_dirs, "run/model-mismatch")
     assert "hidden_size is 32, the program was built for 64" in message
     assert "num_layers is 2, the program was built for 9" in message
-    plan["models"]["target"]["vocab_size"] = 5
+    plan = with_model(plan, "target", vocab_size=5)
     message = refused("target", model_dirs["target"], plan, model_dirs, "run/model-mismatch")
     assert "the target model does not fit" in message
 
@@ -163,14 +159,15 @@ def test_a_directorys_own_code_is_never_run(
     proof = with_own_code(model_dirs[directory], path, model_type="own_kind", tokenizer=tokenizer)
     plan = plan_for("twin" if directory == "target" else directory)
     file = tmp_path / "load.py"
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    (tmp_path / "plan.json").write_text(json.dumps(to_json(plan)))
     lines = [
         "import json, sys",
         "from specc.engine.models.loading import load_draft, load_target",
-        "from specc.engine.plan_facts import PlanFacts",
-        "facts = PlanFacts.read(json.load(open(sys.argv[1])))",
-        "target = load_target(sys.argv[2], facts)",
-        "load_draft(sys.argv[3], facts, target)",
+        "from specc.runtime.plan.plan import Plan",
+        "from specc.runtime.plan.typed import from_json",
+        "plan = from_json(Plan, json.load(open(sys.argv[1])), 'plan')",
+        "target = load_target(sys.argv[2], plan)",
+        "load_draft(sys.argv[3], plan, target)",
     ]
     file.write_text("\n".join(lines))
     paths = [path if role == "target" else model_dirs["target"], path]
@@ -186,15 +183,15 @@ def test_a_directorys_own_code_is_never_run(
 def test_transformers_own_class_is_run_instead(model_dirs: dict[str, Path], tmp_path: Path) -> None:
     path = tmp_path / "model"
     proof = with_own_code(model_dirs["target"], path, model_type="llama")
-    facts = PlanFacts.read(plan_for("twin"))
-    target = load_target(path, facts)
+    plan = plan_for("twin")
+    target = load_target(path, plan)
     (warning,) = target.warnings
     assert (warning.code, warning.severity) == ("run/own-code", "warning")
     assert warning.message.endswith("which is never run; transformers' own LlamaForCausalLM is run instead")
-    (warning,) = load_draft(path, facts, target).warnings
+    (warning,) = load_draft(path, plan, target).warnings
     assert warning.message.startswith("config.json of the draft model asks")
     assert not proof.exists()
-    assert not load_target(model_dirs["target"], facts).warnings
+    assert not load_target(model_dirs["target"], plan).warnings
 
 
 @pytest.mark.timeout(60)
@@ -209,25 +206,25 @@ def test_nobody_waits_for_a_pipe_in_a_directory(name: str, model_dirs: dict[str,
         shutil.rmtree(path)
 
 
-def hint_of(path: Path, facts: PlanFacts) -> tuple[str, str]:
+def hint_of(path: Path, plan: Plan) -> tuple[str, str]:
     """Return code and hint of what loading a target raises."""
     with pytest.raises(DiagnosticError) as caught:
-        load_target(path, facts)
+        load_target(path, plan)
     (diagnostic,) = caught.value.diagnostics
     return diagnostic.code, diagnostic.hint or ""
 
 
 def test_hints_are_about_what_is_wrong(model_dirs: dict[str, Path], tmp_path: Path) -> None:
     """Only a directory without files is one to bring files for."""
-    facts = PlanFacts.read(plan_for("twin"))
+    plan = plan_for("twin")
     give = "give a directory with config.json and model.safetensors"
-    assert hint_of(tmp_path / "none", facts) == ("run/model-unreadable", give)
-    assert hint_of(tmp_path, facts) == ("run/model-unreadable", give)
-    code, hint = hint_of(model_dirs["head"], facts)  # has no weights for a whole model
+    assert hint_of(tmp_path / "none", plan) == ("run/model-unreadable", give)
+    assert hint_of(tmp_path, plan) == ("run/model-unreadable", give)
+    code, hint = hint_of(model_dirs["head"], plan)  # has no weights for a whole model
     assert code == "run/model-unreadable"
     assert hint.startswith("the files are there")
     sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_experts": 2, "num_experts_per_tok": 1, "vocab_size": 97}
     AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_next", **sizes)).save_pretrained(tmp_path / "states")
-    code, hint = hint_of(tmp_path / "states", facts)
+    code, hint = hint_of(tmp_path / "states", plan)
     assert code == "run/model-unsupported"
     assert "roll such states back" in hint

@@ -14,7 +14,6 @@ from specc.engine.memory.kv_pool import KVPool
 from specc.engine.memory.tree_attention import Branches, visible_keys
 from specc.engine.models.causal_models import CausalModel, TargetModel
 from specc.engine.models.drafts import StandaloneDraft
-from specc.engine.plan_facts import PlanFacts
 from specc.engine.serving.callbacks import Memory
 from specc.engine.serving.draft_callbacks import make_callbacks as bind_callbacks
 from specc.engine.serving.prompts import Span
@@ -68,7 +67,7 @@ def make_callbacks(target: TargetModel, draft: Any, page_size: int = 1, **facts:
     pools = {owner: KVPool(model.facts.pool, 5 * COLUMNS + page_size) for owner, model in models.items()}
     for buffer in pools["target"].buffers + pools["draft"].buffers:
         buffer.copy_(30 * torch.randn(buffer.shape, generator=generator))
-    return bind_callbacks(target, draft, Memory(pools, table, {}), PlanFacts.read(plan))
+    return bind_callbacks(target, draft, Memory(pools, table, {}), plan)
 
 
 def fill(model: CausalModel, memory: Memory, owner: str, texts: list[list[int]]) -> None:

@@ -12,7 +12,6 @@ import pytest
 from fakes import program as fake_program
 
 from specc.engine.errors import EngineError
-from specc.engine.plan_facts import PlanFacts
 from specc.engine.wheel import batch_type, load_program, package
 from specc.support.diagnostics import DiagnosticError
 
@@ -52,7 +51,7 @@ def test_a_wheel_file_leaves_nothing_behind(tmp_path: Path) -> None:
     for page_size in (1, 16):
         with package(str(make_wheel(tmp_path, page_size=page_size))) as module:
             program = load_program(module, "cpu")
-            assert PlanFacts.read(program.plan).page_size == page_size
+            assert program.plan.kv.page_size == page_size
             assert batch_type(program) is fake_program.Batch
         assert sys.path == before
         assert NAME not in sys.modules
@@ -90,16 +89,3 @@ def test_what_the_runtime_refuses_is_a_diagnostic() -> None:
 def test_a_program_without_a_batch_type() -> None:
     with pytest.raises(EngineError, match="no Batch"):
         batch_type(object())
-
-
-def test_a_plan_may_be_a_mapping_or_an_object() -> None:
-    target = make_target()
-    for name, reads in (("twin", False), ("head", True)):
-        plan = fake_program.make_plan(target, make_drafts(target)[name], steps=1, page_size=16)
-        facts = PlanFacts.read(plan)
-        phases = [
-            SimpleNamespace(nodes=[SimpleNamespace(**node) for node in phase["nodes"]]) for phase in plan["phases"]
-        ]
-        assert PlanFacts.read(SimpleNamespace(**{**plan, "phases": phases})) == facts
-        assert facts.reads_hidden is reads is facts.shifted
-        assert (facts.rows, facts.max_batch, facts.page_size, facts.reserve) == (9, 4, 16, 4)

@@ -13,7 +13,6 @@ from specc.ir.types import TensorType
 from specc.kernels import FAMILIES
 from specc.kernels.shared.base import CAPACITY, Cluster, read_in_place
 from specc.runtime.plan.plan import Launch
-from specc.runtime.plan.plan_json import read_plan
 
 START, PROPOSE = FAMILIES["ngram_start"], FAMILIES["ngram_propose"]
 LOOK_UP = ["carry.load", "ngram.propose"]
@@ -166,7 +165,7 @@ def test_grids() -> None:
 def test_a_step_is_three_launches(tree: bool) -> None:
     """And one more for what a tree has to move. The plan passes a corpus with its length, and both are the engine's."""
     build = build_program(load("NGRAM", options={"corpus": "words.txt"}, **(TREE if tree else {})))
-    plan = read_plan(build.plan)
+    plan = build.plan
     launches = [node for node in plan.nodes("step") if isinstance(node, Launch)]
     families = [plan.kernels[node.kernel].family for node in launches]
     assert families == ["rows", "ngram_propose", "argmax", *(["compact"] if tree else [])]
@@ -175,8 +174,7 @@ def test_a_step_is_three_launches(tree: bool) -> None:
     assert passed["corpus_size"] == ("size", "corpus")
     assert "corpus" in plan.reads("step")
     assert "prompt_tokens" in plan.reads("prefill")
-    inputs: Any = build.plan["inputs"]
-    owners = {item["name"]: item["owner"] for item in inputs}
+    owners = {name: item.owner for name, item in plan.inputs.items()}
     assert owners == {"req_pool_indices": "arena", "seq_lens": "arena"} | dict.fromkeys(
         ("req_to_token", "prompt_tokens", "corpus"), "engine"
     )

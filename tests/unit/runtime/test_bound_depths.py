@@ -105,7 +105,7 @@ def test_depths_have_one_memory(algorithm: str, keys: dict[str, Any]) -> None:
     plans = plans_of(algorithm, **keys)
     machine = bind(plans, 1)
     steps = [machine.step.at(steps) for steps in STEPS]
-    assert {step.memory.arena for step in steps} == {max(plan.memory["arena"] for plan in plans)}
+    assert {step.memory.arena for step in steps} == {max(plan.memory.arena for plan in plans)}
     assert len({step.memory.relay for step in steps}) == 1
     rng = random.Random(3)
     machine.prefill({row: text(rng) for row in (2, 5)})

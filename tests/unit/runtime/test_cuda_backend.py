@@ -318,7 +318,7 @@ def test_machine_code_that_does_not_fit_the_plan(driver: Driver, tmp_path: Path)
         cuda.CudaBackend([plan], some, tmp_path, DEVICE)
     data = chain_plan()
     data["kernels"]["prepare"]["arguments"].extend([["x", "i32"]] * 3)
-    data["phases"][0]["nodes"][0]["args"].extend([{"name": "x", "literal": 1}] * 3)
+    data["phases"][0]["nodes"][0]["args"].extend([{"name": "x", "kind": "literal", "literal": 1}] * 3)
     with pytest.raises(DamagedWheelError, match="takes 7 parameters, not 8"):
         cuda.CudaBackend([read_plan(data)], whole, tmp_path, DEVICE)
 

@@ -20,7 +20,7 @@ from fakes.tree_plan import tree_plan
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BindError, DamagedWheelError, PlanError, SpeccError, UnsupportedTorchError
 from specc.runtime.plan.manifest import MANIFEST, PLAN, Manifest
-from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.plan import FORMAT, Plan
 from specc.runtime.plan.plan_json import load_plan, read_plan
 
 Json = dict[str, Any]
@@ -41,7 +41,7 @@ def manifest_json() -> Json:
         "digest": "0" * 64,
         "specc": "0.1.0",
         "triton": "3.8.0",
-        "plan_format": 4,
+        "plan_format": FORMAT,
         "torch": "2.11",
         "archs": ["sm_90"],
         "artifacts": [code],
@@ -130,7 +130,7 @@ def test_plans(make: Any, tmp_path: Path) -> None:
 
 def asked(plan: Plan) -> None:
     """Everything short of a step."""
-    if plan.memory["arena"] > 1 << 30:
+    if plan.memory.arena > 1 << 30:
         return  # so much memory may be there
     program = program_of(plan)
     assert program.schema_digest
@@ -174,17 +174,17 @@ def test_values_that_are_no_plan(value: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d["dims"].update(P=True), r"TypeError: the plan.dims.P is True"),
-        (lambda d: d["buffers"][0].update(shape=[-1]), r"the plan.buffers.req_pool_indices.shape\[0\] is -1"),
+        (lambda d: d["dims"].update(P=True), r"malformed plan: the plan.dims.P is True"),
+        (lambda d: d["buffers"][0].update(shape=[-1]), r"the plan.buffers\[0\].shape\[0\] is -1"),
         (lambda d: d["buffers"][0].update(dtype="i7"), "is of the unknown dtype 'i7'"),
         (lambda d: d["buffers"][0].update(strides=[]), "not a stride for every axis"),
         (lambda d: d["buffers"][0].update(bytes=1 << 40), "ends behind the arena"),
-        (lambda d: d["kv"].pop("window"), "kv.window is None"),
+        (lambda d: d["kv"].pop("window"), "malformed plan: the plan.kv has no 'window'"),
         (lambda d: d["dims"].pop("A"), "axis 'A' has no size"),
         (lambda d: d["dims"].update(A=1 << 31), "along A, which is 2147483648 long"),
         (lambda d: d["carry"][0].update(limit="9" * 5000), "axis '9+' has no size"),
         (lambda d: d["kernels"]["prepare"].update(source=3), "the plan.kernels.prepare.source is 3"),
-        (lambda d: d.update(phases={}), "expected a list, got {}"),
+        (lambda d: d.update(phases={}), "malformed plan: the plan.phases is {}"),
     ],
 )
 def test_what_a_plan_says_of_itself(change: Any, message: str) -> None:

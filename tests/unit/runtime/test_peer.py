@@ -15,12 +15,11 @@ from specc.algorithms import names, needs
 from specc.driver.build import build_program
 from specc.runtime.errors import SchemaMismatchError
 from specc.runtime.plan.plan import Plan
-from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.state.peer import check_peer, schema, schema_digest
 
 
 def plan_of(algorithm: str = "EAGLE", **keys: Any) -> Plan:
-    return read_plan(build_program(load(algorithm, **keys)).plan)
+    return build_program(load(algorithm, **keys)).plan
 
 
 def differences(mine: Plan, theirs: Plan) -> str:

@@ -42,6 +42,7 @@ def foreign_plan(fields: list[tuple[str, str, list[int]]] = FOREIGN, **keys: Any
         axes = [str(size) for size in shape]
         plan["carry"].insert(0, {"name": name, "dtype": dtype, "axes": ["B", *axes]})
         pool = {"name": f"relay.{name}", "dtype": dtype, "axes": ["P", *axes], "shape": [8, *shape], "strides": []}
+        pool |= {"lifetime": [0, 0], "alignment": 16}
         plan["buffers"].append(pool | {"owner": "engine", "offset": None, "bytes": 0, "init": "none"})
     return read_plan(plan)
 
@@ -119,7 +120,7 @@ WIDTHS: list[tuple[str, dict[str, Any], dict[str, tuple[str, tuple[int, ...]]]]]
 @pytest.mark.parametrize(("algorithm", "keys", "expected"), WIDTHS, ids=[name for name, _, _ in WIDTHS])
 def test_widths_are_those_of_the_schema(algorithm: str, keys: dict[str, Any], expected: dict[str, Any]) -> None:
     """Of the model whose rows are carried, and as many branches as there are."""
-    plan = read_plan(build_program(load(algorithm, **keys)).plan)
+    plan = build_program(load(algorithm, **keys)).plan
     layout = RecordLayout.of(plan)
     expected = expected | {"seq_lens": ("i64", ())} | ({} if algorithm == "NGRAM" else {"bonus": ("i32", ())})
     assert {field.name: (field.dtype, field.shape) for field in layout.fields} == expected
@@ -315,7 +316,7 @@ def spoilt(carry: Carry, name: str, value: float) -> Carry:
 @pytest.mark.parametrize(("algorithm", "keys"), LIMITED, ids=[name for name, _ in LIMITED])
 def test_values_beyond_their_limits_are_named(algorithm: str, keys: dict[str, Any]) -> None:
     """However they come, in a record that is whole otherwise, with the request among others; edges are within."""
-    plan = read_plan(build_program(load(algorithm, **keys)).plan)
+    plan = build_program(load(algorithm, **keys)).plan
     layout = RecordLayout.of(plan, COLUMNS)
     carry = random_carry(plan, 3)
     assert {name for name, field in plan.carry.items() if field.limit is not None} == plan.carry.keys() - {"hidden"}
@@ -339,7 +340,7 @@ def test_values_beyond_their_limits_are_named(algorithm: str, keys: dict[str, An
 
 
 def test_a_length_is_not_negative_where_no_table_is_known() -> None:
-    plan = read_plan(build_program(load("EAGLE")).plan)
+    plan = build_program(load("EAGLE")).plan
     layout, carry = RecordLayout.of(plan), random_carry(plan, 3)
     layout.unpack(layout.pack(spoilt(carry, "seq_lens", 2**40)), CPU)
     with pytest.raises(FieldError, match="holds -5, the program carries no negative numbers there"):

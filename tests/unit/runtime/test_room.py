@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +14,8 @@ from gpu.room import run_out
 from specc.algorithms import names, needs
 from specc.config import load_text
 from specc.driver.build import build_program
-from specc.emit.wheel import plan_text
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.program import Program
 
 
@@ -26,6 +23,6 @@ from specc.runtime.program import Program
 def test_a_request_without_room_is_left_alone(toy: Toy) -> None:
     torch.set_num_threads(1)
     build = build_program(load_text(toy.text, Path("toy.yaml"), names(), needs))
-    plan = read_plan(json.loads(plan_text(build.plan)))
+    plan = build.plan
     load = partial(Program, [plan], None, backend=ReferenceBackend())
     run_out(SimpleNamespace(Batch=Batch, load=load), torch.device("cpu"), seed=len(toy.name))

@@ -167,7 +167,7 @@ def test_a_program_without_tables_takes_none() -> None:
     engine = make_engine(PROMPTS)
     with pytest.raises(BindError, match="reads the tables none"):
         program_of(read_plan(chain_plan())).bind(engine, engine.table, tables={"corpus": corpus()})
-    assert read_plan(lookup_plan(corpus=False)).tables() == ()
+    assert read_plan(lookup_plan(corpus=False)).tables() == {}
 
 
 @pytest.mark.parametrize(

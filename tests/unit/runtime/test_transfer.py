@@ -74,7 +74,7 @@ class Machine:
 def machine(algorithm: str, seed: int, **keys: Any) -> Machine:
     """A machine with a program of its own."""
     keys |= {"options": {"window": 64}} if algorithm == "NGRAM" else {}
-    plan = read_plan(build_program(load(algorithm, **keys)).plan)
+    plan = build_program(load(algorithm, **keys)).plan
     engine = Engine.of_plan(plan, seed=seed)
     return Machine(
         plan, engine, Step(plan, ReferenceBackend(brought()), CPU, engine, engine.table, engine.kv, poison=0x5A)
