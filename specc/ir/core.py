@@ -1,7 +1,8 @@
 """Module, Op and Value: one SSA graph over all phases of a decode step.
 
 Def-use edges live in one place, ``Module.graph`` (a networkx MultiDiGraph whose nodes are ops and inputs, whose
-edge keys are operand indices). ``Op.operands`` and ``Module.users`` are views of it.
+edge keys are operand indices). ``Op.operands`` and ``Module.users`` are views of it: of its dictionaries, for they are
+read often, and networkx' own views of these take a quarter of a build.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Op:
     @property
     def operands(self) -> tuple[Value, ...]:
         """Operands in order."""
-        edges = {key: value for _, _, key, value in self.graph.in_edges(self, keys=True, data="value")}
+        edges = {key: data["value"] for keyed in self.graph._pred[self].values() for key, data in keyed.items()}
         return tuple(edges[key] for key in sorted(edges))
 
     def __getitem__(self, name: str) -> Value:
@@ -149,8 +150,9 @@ class Module:
     def users(self, value: Value) -> list[Op]:
         """Ops that read ``value``, in execution order."""
         source = value.source or value
-        readers = {op for _, op, v in self.graph.out_edges(source, data="value") if v is value}
-        return [op for op in self.ops() if op in readers]
+        edges = self.graph._succ[source].items()
+        readers = {op for op, keyed in edges if any(data["value"] is value for data in keyed.values())}
+        return [op for op in self.ops() if op in readers] if len(readers) > 1 else list(readers)
 
     def order(self) -> dict[Op, int]:
         """Position of every op in execution order."""
