@@ -46,6 +46,13 @@ class Value:
         return f"%{self.name}"
 
 
+class Graph(nx.MultiDiGraph):
+    """A networkx graph, and the types of its dictionaries: of edges by their other end, then by operand index."""
+
+    _pred: dict[Op | Value, dict[Op | Value, dict[int, dict[str, Value]]]]
+    _succ: dict[Op | Value, dict[Op, dict[int, dict[str, Value]]]]
+
+
 @dataclass(eq=False)
 class Op:
     """One operation; its operands are edges of the module's graph."""
@@ -54,7 +61,7 @@ class Op:
     attrs: dict[str, Attr]
     results: tuple[Value, ...]
     phase: str
-    graph: nx.MultiDiGraph = field(repr=False)
+    graph: Graph = field(repr=False)
     location: Location | None = None
 
     @property
@@ -126,7 +133,7 @@ class Module:
         self.outputs: dict[str, Value] = {}
         self.established: set[str] = set()
         self.decls: list[Decl] = []
-        self.graph = nx.MultiDiGraph()
+        self.graph = Graph()
         self._names: set[str] = set()
 
     # --- reading -----------------------------------------------------------------------------------------
