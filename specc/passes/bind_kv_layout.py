@@ -12,6 +12,7 @@ from specc.ir.declarations import KvLayout, Options
 from specc.ir.infer import assign_types
 from specc.ir.nodes import is_external
 from specc.ir.ops.health import ROOM_BIT
+from specc.ir.page_runs import PageRuns
 from specc.pass_manager.pass_base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.location import Location
@@ -145,9 +146,7 @@ def _layout(module: Module, extra: int) -> KvLayout:
     if not slots:
         window = max(nodes, path + extra)
         return KvLayout("tree", page, extra, nodes, 0, window, 2 * window)
-    room = max(int(op.attrs["room"]) for op in slots)
-    runs = [-(-(tail + room) // page) * page for tail in range(page)]
-    drafted = extra + max(branches * run - tail for tail, run in enumerate(runs))
-    window = max(drafted, nodes, path + extra)
-    reserve = 2 * max(max(runs) * branches + extra, window)
-    return KvLayout("tree", page, extra, nodes, room, window, reserve)
+    runs = max((PageRuns.of(op) for op in slots), key=lambda runs: runs.room)
+    window = max(runs.span(branches) + extra, nodes, path + extra)
+    reserve = 2 * max(runs.longest * branches + extra, window)
+    return KvLayout("tree", page, extra, nodes, runs.room, window, reserve)
