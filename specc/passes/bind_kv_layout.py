@@ -12,6 +12,7 @@ from specc.ir.declarations import KvLayout, Options
 from specc.ir.infer import assign_types
 from specc.ir.nodes import is_external
 from specc.ir.ops.health import ROOM_BIT
+from specc.ir.ops.tree import mask_width
 from specc.ir.page_runs import PageRuns
 from specc.pass_manager.pass_base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
@@ -126,9 +127,16 @@ class BindKvLayout(Pass):
 
 
 def _longest(module: Module) -> int:
-    """The longest text that every full mask of the module has room for; -1 where there is none."""
+    """The longest text that the full masks of the module have room for; -1 where there is none."""
     masks = [op for op in module.find("tree.mask") if op.attrs["mode"] == "full"]
-    return min((int(op.attrs["width"]) // module.size("N") - module.size("N") for op in masks), default=-1)
+    if not masks:
+        return -1
+    longest = module.decl(Options).longest
+    for mask in masks:
+        if longest < 0 or int(mask.attrs["width"]) < mask_width("full", module.size("N"), longest):
+            message = f"%{mask.result.name} is too narrow for texts of the options' longest, {longest} tokens"
+            raise DiagnosticError(Diagnostic("ir/invalid", message, mask.location))
+    return longest
 
 
 def _layout(module: Module, extra: int) -> KvLayout:
