@@ -23,7 +23,7 @@ class DuplicateTail(Family):
 
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
         """See `Family.spec`."""
-        op, runs, pool = only(cluster, "kv.duplicate_tail"), _runs(cluster), kv_pool(module, "draft")
+        op, pool = only(cluster, "kv.duplicate_tail"), kv_pool(module, "draft")
         table, rows, seq_lens = op.operands[:3]
         arguments = Arguments()
         arguments.value("rows_ptr", rows)
@@ -32,7 +32,7 @@ class DuplicateTail(Family):
         arguments.stride("req_to_token_stride", table)
         arguments.kv_pointers("kv_pointers_ptr", "draft")
         arguments.slot_stride("kv_stride", "draft")
-        tokens, block = _tile(module, cluster)
+        runs, (tokens, block) = _runs(cluster), _tile(module, cluster)
         constants = (
             ("K", module.size("K")),
             ("OFFSET", int(op.attrs["offset"])),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -41,7 +43,7 @@ def test_runs(page: int, room: int) -> None:
         assert branch_run(base, page, room) == run
         assert branch_run(torch.tensor([0, base]), page, room).tolist() == [runs.run(0), run]
         taken = [{at // page for at in range(begin - base % page, begin + room)} for begin in begins]
-        assert all(a.isdisjoint(b) for a, b in zip(taken, taken[1:], strict=False))
+        assert all(a.isdisjoint(b) for a, b in pairwise(taken))
 
 
 @pytest.mark.parametrize(("page", "room"), SIZES)

@@ -59,7 +59,7 @@ EDITS = [
     ("select-tree-form", CHAIN, "dim K : branch = 1", "dim K : branch = 7", LATER, "needs a size of dimension N"),
     ("infer-types", FULL, "longest = 40", "longest = 41", LATER, "%mask is too narrow for texts of .* 41 tokens"),
     ("infer-types", FULL, "longest = 40", "longest = -1", LATER, "%mask is too narrow for texts"),
-    ("expand-algorithm", FULL, "width = 176", "width = 175", LATER_TYPED, "%mask is too narrow for texts of .* 40 tokens"),
+    ("expand-algorithm", FULL, "width = 176", "width = 175", LATER_TYPED, "%mask is too narrow for .* 40 tokens"),
     ("infer-types", TREE, r" *kvpool @draft .*\n", "", LATER, "needs a kvpool declaration of the draft"),
     ("infer-types", CHAIN, r"output health = %\w+", "output health = %kv_target", LATER, "output health is a state"),
     # attributes and operands
