@@ -16,6 +16,7 @@ import networkx as nx
 
 from specc.ir.core import Module, Op, Value, is_state, tensor_type
 from specc.ir.declarations import KvPool
+from specc.ir.page_runs import PageRuns
 from specc.ir.types import DTYPES, TensorType
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
@@ -286,7 +287,7 @@ def kv_bytes(module: Module, op: Op) -> int:
     if op.opcode == "kv.move":
         pool, tokens = kv_pool(module, "target"), module.size("A") - 1
     elif op.opcode == "kv.duplicate_tail":
-        pool, tokens = kv_pool(module, "draft"), (module.size("K") - 1) * (int(op.attrs["page"]) - 1)
+        pool, tokens = kv_pool(module, "draft"), (module.size("K") - 1) * PageRuns.of(op).tails[-1]
     else:
         return 0
     return 2 * module.size("B") * tokens * pool.layers * pool.buffers * pool.row_bytes
