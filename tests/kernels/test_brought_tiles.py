@@ -140,6 +140,8 @@ def test_the_op_of_the_example(launcher: Launcher, monkeypatch: pytest.MonkeyPat
         drawn[argmax["logits"].name] = torch.nn.functional.one_hot(best, vocab).float()
         for verify in module.find("verify.greedy"):
             drawn[verify["tokens"].name] = torch.randint(0, 2, (len(batch), nodes), generator=source)
+            if (parent := verify.get("parent")) is not None:  # every node has two children
+                drawn[parent.name] = ((torch.arange(nodes) + 1) // 2 - 1).expand(len(batch), -1)
         values = check_cluster(launcher, module, stem, cluster, source, drawn)
         seen |= set(values[op.result.name].tolist())
         assert not values[op.result.name][batch == 0].any()
