@@ -327,7 +327,7 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
     try:
         metadata, binary = _compile_here(KernelSource(**question), parse_arch(arch))
     except Exception as error:  # whatever triton raises is the message
-        chain = [error]
+        chain: list[BaseException] = [error]
         while chain[0].__cause__ is not None and hasattr(chain[0].__cause__, "src"):
             chain.insert(0, chain[0].__cause__)
         places = [place for one in chain if (place := _place(one)) is not None]

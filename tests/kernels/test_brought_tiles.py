@@ -37,8 +37,10 @@ from specc.algorithms.plugins import Plugin
 from specc.ir.core import tensor_type
 from specc.ir.opdef import OpDef
 from specc.ir.ops import OPS
-from specc.ir.types import TensorType
+from specc.ir.types import Dim, TensorType
+from specc.kernels import FAMILIES
 from specc.runtime.semantics.convention import DTYPES
+from specc.support.diagnostics import DiagnosticError
 
 BLOCK = re.compile(r"^```python\n# (specc_medusa\w*\.py)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -146,6 +148,19 @@ def test_the_op_of_the_example(launcher: Launcher, monkeypatch: pytest.MonkeyPat
         seen |= set(values[op.result.name].tolist())
         assert not values[op.result.name][batch == 0].any()
     assert len(seen) > 2
+
+
+def test_a_size_that_only_the_engine_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OPS, MIX.name, MIX)
+    module = small_module(A=4)
+    module.dims["M"] = Dim("M", "corpus", None)
+    b, table = TypedBuilder(module), module.add_input("table", TensorType("i64", ("M",)))
+    given_ = b.given("values", "f32", "A"), b.given("keep", "i1", "A"), b.given("scale", "f16"), table
+    with b.phase("commit"):
+        b.hand_out(*b.many(MIX.name, *given_, by=7, word='a"b'))
+    ((stem, cluster),) = form(module)
+    with pytest.raises(DiagnosticError, match=r"the tile of toy\.mix asks for SIZE_TABLE, which only the engine knows"):
+        FAMILIES[stem].spec(module, stem, cluster)
 
 
 @settings(quicker, max_examples=25)

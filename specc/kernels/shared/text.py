@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from specc.ir.core import Module, Op, Value, is_state, tensor_type
+from specc.ir.ops import OPS
 from specc.ir.types import DTYPES, TensorType
 from specc.kernels.shared.base import (
     NARROW,
@@ -21,6 +22,7 @@ from specc.kernels.shared.base import (
     row_elements,
 )
 from specc.kernels.shared.tiles import Function, functions, tile_of
+from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 MOST_ELEMENTS = 4096
 """Most elements of a block: 32 for each of 128 threads."""
@@ -299,6 +301,10 @@ class Text:
             return str(row_elements(self.module, str(op.attrs["field"])))
         if parameter.startswith("SIZE_"):
             value = (op.named_results | op.named)[parameter.removeprefix("SIZE_").lower()]
+            axis = tensor_type(value).shape[-1]
+            if OPS[op.opcode].tile is not None and isinstance(axis, str) and self.module.dims[axis].size is None:
+                what = f"the tile of {op.opcode} asks for {parameter}, which only the engine knows"
+                raise DiagnosticError(Diagnostic("plugin/failed", what, op.location))
             return str((block_shape(self.module, tensor_type(value)) or (0,))[-1])
         return str(self.module.size(parameter))
 
