@@ -120,6 +120,45 @@ def test_logits_that_several_read_are_the_references(ban: OpDef) -> None:
     assert left.attrs["kernel"] == "torch_medusa_ban"
 
 
+ADD = """
+import triton
+
+@triton.jit
+def toy_add(logits, column, row, other_ptr, V):
+    return logits
+"""
+
+
+def test_what_is_read_from_memory_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits that the same launch changes are in no memory; other operands that it does not make are."""
+    (tmp_path / "add.py").write_text(ADD)
+    signature = "logits: T[B, V], other: T[B, V] -> logits: T[B, V]"
+    add = OpDef("toy.add", signature, "", reference=len, tile=tmp_path / "add.py")
+    check_tile(add)
+    monkeypatch.setitem(OPS, add.name, add)
+    for same in (False, True):
+        module = small_module(V=64)
+        rows, b = module.inputs["req_pool_indices"], TypedBuilder(module)
+        first, second = b.given("first", "f32", "V"), b.given("second", "f32", "V")
+        with b.phase("draft"):
+            changed = b(add.name, first, second)
+            logits = b(add.name, changed, changed if same else second)
+            b.hand_out(*b.many("vocab.argmax", logits, rows, dtype="i64", keep=""))
+        formed = [op.opcode for _, cluster in form(module) for op in cluster]
+        assert formed == ["toy.add", "toy.add"] * (not same) + ["vocab.argmax"]
+
+
+def test_an_op_without_a_tile_has_no_function_of_that_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library's `load_row` is nobody's."""
+    op = OpDef("load.row", "row_ptr: i32[B], live: i1[B] -> row: i32[B]", "", reference=len)
+    monkeypatch.setitem(OPS, op.name, op)
+    module = small_module()
+    b = TypedBuilder(module)
+    with b.phase("draft"):
+        b.hand_out(b(op.name, b.given("first", "i32"), b.given("live", "i1")))
+    assert form(module) == []
+
+
 @pytest.mark.parametrize("keys", [{}, {"topk": 3, "num_draft_tokens": 6}], ids=["chain", "tree"])
 @pytest.mark.usefixtures("_ops")
 def test_the_op_of_the_example(launcher: Launcher, monkeypatch: pytest.MonkeyPatch, keys: dict[str, int]) -> None:
