@@ -16,7 +16,7 @@ from specc.ir.core import Module, Op, is_state
 from specc.kernels.shared import vocabulary
 from specc.kernels.shared.base import CAPACITY, ROW_BLOCK, STORES, Cluster, Family, Spec, leaves
 from specc.kernels.shared.text import INDENT, Text, all_fit, fits_registers, flags_first, is_computed, is_long
-from specc.kernels.shared.tiles import in_memory, is_prologue, side_of, tile_of
+from specc.kernels.shared.tiles import changes_logits, in_memory, is_prologue, side_of, tile_of
 
 _OF_ENTRIES = frozenset({"commit.compact", "commit.last", "tree.gather"})
 """Ops whose device functions pick entries of T[N], no rows."""
@@ -30,7 +30,7 @@ def has_tile(module: Module, op: Op) -> bool:
     if op.opcode in ("carry.load", *STORES):
         return all_fit(module, op)
     function = tile_of(op)
-    if function is None or is_prologue(op) or any(is_state(value) for value in op.operands):
+    if function is None or changes_logits(function) or any(is_state(value) for value in op.operands):
         return False
     if op.opcode in _OF_ENTRIES and op["x"].type is not None and not all_fit(module, op):
         return False

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
 from specc.ir.core import Module, Op, Value, is_state, tensor_type
-from specc.ir.types import TensorType
+from specc.ir.ops import OPS
+from specc.ir.types import DTYPES, TensorType
 from specc.kernels.shared.base import (
     NARROW,
     ROW_BLOCK,
@@ -19,7 +21,8 @@ from specc.kernels.shared.base import (
     power_of_two,
     row_elements,
 )
-from specc.kernels.shared.tiles import Function, functions
+from specc.kernels.shared.tiles import Function, functions, tile_of
+from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 MOST_ELEMENTS = 4096
 """Most elements of a block: 32 for each of 128 threads."""
@@ -107,6 +110,10 @@ class Text:
     _pointers: dict[Value | str, str] = field(default_factory=dict["Value | str", str])
     _names: set[str] = field(default_factory=lambda: {"b", "program", "programs", "last", "live", "chunk", "tl"})
 
+    def __post_init__(self) -> None:
+        """No argument or variable is named as a function that is called, or as what statements are written with."""
+        self._names |= {"range", "prologue", *(tile.name for op in self.cluster if (tile := tile_of(op)))}
+
     # --- names and arguments ----------------------------------------------------------------------------------------
 
     def fresh(self, hint: str) -> str:
@@ -118,10 +125,11 @@ class Text:
         self._names.add(name)
         return name
 
-    def use(self, function: str) -> str:
-        """Import a device function; its name."""
-        self.imports.setdefault(functions()[function].module, set()).add(function)
-        return function
+    def use(self, function: str | Function) -> str:
+        """Import a device function, specc's own by its name; its name."""
+        found = functions()[function] if isinstance(function, str) else function
+        self.imports.setdefault(found.module, set()).add(found.name)
+        return found.name
 
     def partial(self, name: str, dtype: str, shape: tuple[int, ...], *, zero: bool = False) -> str:
         """The argument that is memory of the kernel's own."""
@@ -244,7 +252,7 @@ class Text:
         given = [(parameter, self._bind(op, parameter)) for parameter in function.parameters]
         first = next((i for i, (parameter, _) in enumerate(given) if parameter.isupper()), len(given))
         words = [value for _, value in given[:first]] + [f"{name}={value}" for name, value in given[first:]]
-        return f"{self.use(function.name)}({', '.join(words)})"
+        return f"{self.use(function)}({', '.join(words)})"
 
     def tile(self, op: Op, function: Function) -> None:
         """Compute an op by its device function."""
@@ -256,6 +264,9 @@ class Text:
             self.blocks[value] = self.fresh(name)
         targets = ", ".join(self.blocks[value] for value in returned.values())
         self.body.append(f"{targets} = {call}" if targets else call)
+        if function.brought:
+            cast = [(self.blocks[value], DTYPES[tensor_type(value).dtype].torch) for value in returned.values()]
+            self.body += [f"{name} = tl.cast({name}, tl.{'int1' if t == 'bool' else t})" for name, t in cast]
         self.stored.update(results[name] for name in written)
 
     def _bind(self, op: Op, parameter: str) -> str:
@@ -282,7 +293,7 @@ class Text:
         """A constant: an attribute, a size, a dimension."""
         if parameter.lower() in op.attrs:
             value = op.attrs[parameter.lower()]
-            return f'"{value}"' if isinstance(value, str) else str(value)
+            return json.dumps(value) if isinstance(value, str) else str(value)
         if parameter == "LEVELS":
             tree = op["parent"].source
             return str(tree.attrs["steps"] if tree is not None and "steps" in tree.attrs else self.module.size("N") - 1)
@@ -290,6 +301,10 @@ class Text:
             return str(row_elements(self.module, str(op.attrs["field"])))
         if parameter.startswith("SIZE_"):
             value = (op.named_results | op.named)[parameter.removeprefix("SIZE_").lower()]
+            axis = tensor_type(value).shape[-1]
+            if OPS[op.opcode].tile is not None and isinstance(axis, str) and self.module.dims[axis].size is None:
+                what = f"the tile of {op.opcode} asks for {parameter}, which only the engine knows"
+                raise DiagnosticError(Diagnostic("plugin/failed", what, op.location))
             return str((block_shape(self.module, tensor_type(value)) or (0,))[-1])
         return str(self.module.size(parameter))
 
