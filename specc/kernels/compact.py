@@ -23,12 +23,13 @@ class Compact(Family):
         values, moves = [op for op in module.find("commit.compact") if _in_rows(op)], list(module.find("kv.move"))
         paths: dict[Value, list[Op]] = {}
         for op in (*values, *moves):
-            yield (op,)
             together = paths.setdefault(op["accept_index"], [])
             if op in values or maybe(together, "kv.move") is None:
                 together.append(op)
         for together in paths.values():
             yield in_order(module, together)
+        for op in (*values, *moves):
+            yield (op,)
 
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
         """See `Family.spec`."""
