@@ -358,7 +358,7 @@ class Text:
             source, copies = op["x"].source, self.module.size("K")
         if op.opcode in STORES:
             row = self.row(op["rows"])
-            given = (self.pointer(op["value"], "value"), "b", self.pool(op), row, "True", f"{row} != 0")
+            given = (self.pointer(op["value"], "value"), "b", self.pool(op), row, f"{row} != 0", f"{row} != 0")
         elif source in self.cluster:
             if op is source and not leaves(self.module, op.result, self.cluster):
                 return
