@@ -24,12 +24,11 @@ class DuplicateTail(Family):
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
         """See `Family.spec`."""
         op, pool = only(cluster, "kv.duplicate_tail"), kv_pool(module, "draft")
-        table, rows, seq_lens = op.operands[:3]
         arguments = Arguments()
-        arguments.value("rows_ptr", rows)
-        arguments.value("seq_lens_ptr", seq_lens)
-        arguments.input("req_to_token_ptr", table)
-        arguments.stride("req_to_token_stride", table)
+        arguments.value("rows_ptr", op["rows"])
+        arguments.value("seq_lens_ptr", op["seq_lens"])
+        arguments.input("req_to_token_ptr", op["req_to_token"])
+        arguments.stride("req_to_token_stride", op["req_to_token"])
         arguments.kv_pointers("kv_pointers_ptr", "draft")
         arguments.slot_stride("kv_stride", "draft")
         runs, (tokens, block) = _runs(cluster), _tile(module, cluster)

@@ -254,7 +254,7 @@ def traffic(module: Module, cluster: Cluster) -> int:
     inside = {value for op in cluster for value in op.results}
     reads = {value for op in cluster for value in op.operands} - inside
     writes = {value for value in inside if leaves(module, value, cluster)}
-    one = {op.operands[0]: op.result for op in cluster if op.opcode == "commit.last"}  # row of all that are there
+    one = {op["x"]: op.result for op in cluster if op.opcode == "commit.last"}  # row of all that are there
     types = [tensor_type(one.get(v, v)) for v in reads | writes if not is_state(v) and v.name != "req_to_token"]
     types += [_carried_type(module, op) for op in cluster if "field" in op.attrs]
     return sum(nbytes(module, type_) for type_ in types) + sum(kv_bytes(module, op) for op in cluster)
@@ -262,7 +262,7 @@ def traffic(module: Module, cluster: Cluster) -> int:
 
 def _carried_type(module: Module, op: Op) -> TensorType:
     """What an op reads or writes of a carried field: a row per request, or the values it appends to a ring."""
-    return tensor_type(op.operands[2]) if op.opcode == "carry.append" else module.carries[str(op.attrs["field"])].type
+    return tensor_type(op["values"]) if op.opcode == "carry.append" else module.carries[str(op.attrs["field"])].type
 
 
 def kv_pool(module: Module, owner: str) -> KvPool:

@@ -134,8 +134,9 @@ class Text:
     def partial(self, name: str, dtype: str, shape: tuple[int, ...], *, zero: bool = False) -> str:
         """The argument that is memory of the kernel's own."""
         argument = self.fresh(f"{name}_ptr")
-        self.scratch.append(Scratch(f"{self.name}.{name}", dtype, shape, zero))
-        self.arguments.buffer(argument, dtype, f"{self.name}.{name}")
+        memory = f"{self.name}.{argument.replace('_ptr', '_').removesuffix('_')}"
+        self.scratch.append(Scratch(memory, dtype, shape, zero))
+        self.arguments.buffer(argument, dtype, memory)
         return argument
 
     def pointer(self, value: Value, hint: str) -> str:
@@ -158,7 +159,12 @@ class Text:
         root = value
         while root.source in self.cluster and (victim := replaced(self.module, root)) is not None:
             root = victim
-        return value if root.source in self.cluster else root
+        return value if root.source in self.cluster or not self._outlives(value) else root
+
+    def _outlives(self, value: Value) -> bool:
+        """Whether a value, or what replaces it, is read after the kernel."""
+        heirs = [op.result for op in self.module.users(value) if op.overwritten is value]
+        return leaves(self.module, value, self.cluster) or any(map(self._outlives, heirs))
 
     def pool(self, op: Op) -> str:
         """The argument that is the pool rows of an op's field."""
@@ -249,7 +255,7 @@ class Text:
 
     def call(self, op: Op, function: Function) -> str:
         """The call of a device function with all that it wants of an op."""
-        given = [(parameter, self._bind(op, parameter)) for parameter in function.parameters]
+        given = [(parameter, self._bind(op, function, parameter)) for parameter in function.parameters]
         first = next((i for i, (parameter, _) in enumerate(given) if parameter.isupper()), len(given))
         words = [value for _, value in given[:first]] + [f"{name}={value}" for name, value in given[first:]]
         return f"{self.use(function)}({', '.join(words)})"
@@ -269,7 +275,7 @@ class Text:
             self.body += [f"{name} = tl.cast({name}, tl.{'int1' if t == 'bool' else t})" for name, t in cast]
         self.stored.update(results[name] for name in written)
 
-    def _bind(self, op: Op, parameter: str) -> str:
+    def _bind(self, op: Op, function: Function, parameter: str) -> str:
         """What is passed for a parameter of a device function, see tiles.py."""
         if parameter in ("b", "program", "programs"):
             return parameter
@@ -282,7 +288,7 @@ class Text:
         if kind in ("stride", "columns"):
             return self.scalar(named[stem], stem, kind)
         if kind in ("ptrs", "late"):
-            return self._parts(op, stem, kind)
+            return self._parts(op, function, stem, kind)
         if parameter in op.attrs:
             name = self.fresh(parameter)
             self.arguments.literal(name, int(op.attrs[parameter]))
@@ -308,10 +314,12 @@ class Text:
             return str((block_shape(self.module, tensor_type(value)) or (0,))[-1])
         return str(self.module.size(parameter))
 
-    def _parts(self, op: Op, stem: str, kind: str) -> str:
-        """The memory of numbered operands as a tuple, but for a last one in registers; or the block of that one."""
+    def _parts(self, op: Op, function: Function, stem: str, kind: str) -> str:
+        """The memory of numbered operands as a tuple, but for a last one that is taken in registers; or its block."""
         found = [value for name, value in op.named.items() if name.rstrip("0123456789") == stem]
-        late = found[-1] if len(found) > 1 and found[-1] in self.blocks and found[-1].source in self.cluster else None
+        late = None
+        if f"{stem}_late" in function.parameters and len(found) > 1 and found[-1].source in self.cluster:
+            late = found[-1] if found[-1] in self.blocks else None
         if kind == "late":
             return "None" if late is None else self.blocks[late]
         stored = found if late is None else found[:-1]
@@ -365,7 +373,7 @@ class Text:
             source, copies = op["x"].source, self.module.size("K")
         if op.opcode in STORES:
             row = self.row(op["rows"])
-            given = (self.pointer(op["value"], "value"), "b", self.pool(op), row, "True", f"{row} != 0")
+            given = (self.pointer(op["value"], "value"), "b", self.pool(op), row, f"{row} != 0", f"{row} != 0")
         elif source in self.cluster:
             if op is source and not leaves(self.module, op.result, self.cluster):
                 return
