@@ -15,7 +15,8 @@ from typing import ClassVar
 from specc.ir.core import Module, Op, is_state
 from specc.kernels.shared import vocabulary
 from specc.kernels.shared.base import CAPACITY, ROW_BLOCK, STORES, Cluster, Family, Spec, leaves
-from specc.kernels.shared.text import INDENT, Text, all_fit, fits_registers, flags_first, is_computed, is_long
+from specc.kernels.shared.blocks import all_fit, fits_registers, is_computed, is_long
+from specc.kernels.shared.text import INDENT, Text, flags_first
 from specc.kernels.shared.tiles import changes_logits, in_memory, is_prologue, side_of, tile_of
 
 _OF_ENTRIES = frozenset({"commit.compact", "commit.last", "tree.gather"})

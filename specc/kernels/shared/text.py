@@ -11,7 +11,6 @@ from specc.ir.core import Module, Op, Value, is_state, tensor_type
 from specc.ir.ops import OPS
 from specc.ir.types import DTYPES, TensorType
 from specc.kernels.shared.base import (
-    NARROW,
     ROW_BLOCK,
     STORES,
     Arguments,
@@ -21,68 +20,14 @@ from specc.kernels.shared.base import (
     power_of_two,
     row_elements,
 )
+from specc.kernels.shared.blocks import block_shape, moved, replaced
 from specc.kernels.shared.tiles import Function, functions, tile_of
 from specc.support.diagnostics import Diagnostic, DiagnosticError
-
-MOST_ELEMENTS = 4096
-"""Most elements of a block: 32 for each of 128 threads."""
-
-COPIES = frozenset({"carry.load", "tree.repeat", *STORES})
-"""Ops that move whole rows; more than `NARROW` elements are copied in chunks."""
 
 _GATHERED = 8192
 """Elements of hidden rows that a program loads before it stores them: 64 per thread, eight 16-byte loads of bf16."""
 
 INDENT = "    "
-
-
-def block_shape(module: Module, type_: TensorType) -> tuple[int, ...]:
-    """Elements along every axis but the batch."""
-    sizes = type_.sizes(module.dims, unbounded=0)
-    return tuple(size for axis, size in zip(type_.shape, sizes, strict=True) if axis != "B")
-
-
-def fits_registers(module: Module, value: Value) -> bool:
-    """Whether one program can hold what a value has of a request: at most two axes, and one before the batch."""
-    type_ = tensor_type(value)
-    if "B" not in type_.shape[:2]:
-        return False
-    shape = block_shape(module, type_)
-    return len(shape) <= 2 and 0 not in shape and prod(map(power_of_two, shape)) <= MOST_ELEMENTS
-
-
-def all_fit(module: Module, op: Op) -> bool:
-    """Whether one program can hold all that an op reads and gives of a request."""
-    values = [value for value in (*op.operands, *op.results) if not is_state(value)]
-    return all(fits_registers(module, value) for value in values)
-
-
-def moved(module: Module, op: Op) -> int:
-    """Elements of one of the rows that an op moves."""
-    if "field" in op.attrs:
-        return row_elements(module, str(op.attrs["field"]))
-    axes = 2 if op.opcode == "tree.gather" else 1
-    return prod(tensor_type(op["x"]).sizes(module.dims)[axes:])
-
-
-def is_long(module: Module, op: Op) -> bool:
-    """Whether an op moves rows of a request that are copied in chunks."""
-    if op.opcode == "tree.gather":
-        return len(tensor_type(op["x"]).shape) > 2
-    return op.opcode in COPIES and (moved(module, op) > NARROW or not all_fit(module, op))
-
-
-def is_computed(module: Module, op: Op, cluster: Cluster) -> bool:
-    """Whether a long load is a block after all, because another op of the cluster computes with it."""
-    if op.opcode != "carry.load" or not all_fit(module, op):
-        return False
-    return any(user in cluster and not is_long(module, user) for user in module.users(op.result))
-
-
-def replaced(module: Module, value: Value) -> Value | None:
-    """The operand whose memory a value takes, None without one: what is handed out keeps its own."""
-    victim = value.source.overwritten if value.source is not None else None
-    return None if victim in module.outputs.values() else victim
 
 
 @dataclass
