@@ -38,7 +38,7 @@ demo: setup
 	    --prompts examples/prompts.json --check --max-new-tokens 24
 
 test: setup
-	$(BIN)/python -m pytest -n 2 -W error --timeout 300
+	$(BIN)/python -m pytest -n 2 --dist worksteal -W error --timeout 300
 
 # The attack on every input, in all cores, for as long as it is told: make fuzz SECONDS=600 SEED=7 JOBS=16, or
 # COUNT=100000 inputs of each generator. Ends with a command for each case that failed.

@@ -12,6 +12,8 @@ from hypothesis import settings
 # Triton chooses between interpreting and compiling kernels when it is first imported, and transformers imports it.
 if os.environ.get("SPECC_TEST_GPU") != "1":
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    # Tensors are too small for more threads, and tests run beside each other. Programs that they start inherit it.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("SPECC_CACHE_DIR", str(Path(__file__).parents[1] / ".specc-cache"))
 
 sys.path.insert(0, str(Path(__file__).parent))  # programs.py, fakes

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from specc.algorithms.blocks.scope import Algorithm, Scope
+from specc.algorithms.brought_tiles import check_tile
 from specc.algorithms.references import reference_source
 from specc.config import Needs
 from specc.config.block import Block
@@ -60,7 +61,8 @@ class Plugin:
             try:
                 add_op(op)
                 reference_source(op)
-            except TypeError as error:
+                check_tile(op)
+            except (TypeError, SyntaxError, ValueError, OSError) as error:
                 self._blame("plugin/unusable", "has an op that cannot be computed", error)
         return found
 

@@ -16,6 +16,7 @@ import os
 import re
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import dropwhile
@@ -92,10 +93,14 @@ _TYPES = re.compile(r"\*?(i1|i8|i16|i32|i64|u8|u16|u32|u64|fp16|bf16|fp32|fp64)"
 
 
 class CompileError(Exception):
-    """Triton refused a kernel, or died on it: `kernel`, `arch`, and `message` in triton's words."""
+    """Triton refused a kernel, or died on it: `kernel`, `arch`, and `message` in triton's words.
 
-    def __init__(self, kernel: str, arch: str, message: str) -> None:
+    `places` are the statements that it refused, the innermost first: (path beside the kernels, line).
+    """
+
+    def __init__(self, kernel: str, arch: str, message: str, places: Sequence[tuple[str, int]] = ()) -> None:
         super().__init__(f"{kernel} ({arch}): {message}")
+        self.places = tuple(places)
         self.kernel = kernel
         self.arch = arch
         self.message = message
@@ -294,7 +299,8 @@ def _compile_all(
                 if isinstance(answer, WorkerDiedError):
                     raise CompileError(source.name, arch, f"the compiler crashed: {answer}")
                 if "error" in answer:
-                    raise CompileError(source.name, arch, answer["error"].replace(f"{folder}{os.sep}", ""))
+                    message = answer["error"].replace(f"{folder}{os.sep}", "")
+                    raise CompileError(source.name, arch, message, [(path, line) for path, line in answer["places"]])
                 yield position, answer["metadata"], base64.b64decode(answer["binary"])
 
 
@@ -321,8 +327,26 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
     try:
         metadata, binary = _compile_here(KernelSource(**question), parse_arch(arch))
     except Exception as error:  # whatever triton raises is the message
-        return {"error": f"{type(error).__name__}: {error}"}
+        chain: list[BaseException] = [error]
+        while chain[0].__cause__ is not None and hasattr(chain[0].__cause__, "src"):
+            chain.insert(0, chain[0].__cause__)
+        places = [place for one in chain if (place := _place(one)) is not None]
+        return {"error": f"{type(chain[0]).__name__}: {chain[0]}", "places": places}
     return {"metadata": metadata, "binary": base64.b64encode(binary).decode("ascii")}
+
+
+def _place(error: BaseException) -> tuple[str, int] | None:
+    """The statement that triton refused, or that failed when the package was imported: path in the package, line."""
+    package = Path(sys.argv[1]) / PACKAGE
+    written, line = getattr(error, "src", None), getattr(getattr(error, "node", None), "lineno", None)
+    if isinstance(written, str) and line is not None:  # the text of a function, and a line of it
+        for path in sorted(package.rglob("*.py")):
+            before, found, _ = path.read_text(encoding="utf-8").partition(written)
+            if found:
+                return path.relative_to(package).as_posix(), before.count("\n") + line
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    inside = [(Path(path), line) for path, line in frames if Path(path).is_relative_to(package)]
+    return (inside[-1][0].relative_to(package).as_posix(), inside[-1][1]) if inside else None
 
 
 def _compile_here(source: KernelSource, target: Target) -> tuple[dict[str, Any], bytes]:

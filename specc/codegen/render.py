@@ -3,20 +3,19 @@
 Pure functions of their arguments and of the template files: no time, no environment, no set order.
 """
 
+import ast
 import functools
 import hashlib
 import keyword
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import jinja2
 import jinja2.meta
 import jinja2.nodes
 
 from specc.kernels.shared.base import Spec
+from specc.kernels.shared.tiles import device_code
 from specc.support.templates import lib_names, read_template
-
-_LIB_IMPORT = re.compile(r"^from \.(?:lib\.)?(\w+) import", re.MULTILINE)
 
 COUNTS = frozenset({"values"})
 """The flags that are numbers: how often a loop of a template writes its lines."""
@@ -80,18 +79,24 @@ def lib_sources(kernels: Iterable[str] | None = None) -> dict[str, str]:
     """The shared device code: path relative to the folder of the rendered kernels -> text, in path order.
 
     Write these beside the kernels: a rendered kernel imports `.lib.<module>`. With the texts of `kernels`, only what
-    these import, directly or not.
+    these import, directly or not, files of plugins among it.
     """
     if kernels is None:
         return {name: read_template(name) for name in lib_names()}
-    found = {"lib/__init__.py"}
-    waiting = [f"lib/{module}.py" for text in kernels for module in _LIB_IMPORT.findall(text)]
+    found, waiting = dict[str, str](), ["lib/__init__.py", *(name for text in kernels for name in _imported(text))]
     while waiting:
         name = waiting.pop()
         if name not in found:
-            found.add(name)
-            waiting += [f"lib/{module}.py" for module in _LIB_IMPORT.findall(read_template(name))]
-    return {name: read_template(name) for name in lib_names() if name in found}
+            found[name] = device_code(name)
+            waiting += _imported(found[name])
+    return dict(sorted(found.items()))
+
+
+def _imported(text: str) -> Iterator[str]:
+    """The files of device code that a kernel, or such a file, imports."""
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ImportFrom) and node.level:
+            yield f"lib/{(node.module or '').removeprefix('lib.')}.py"
 
 
 def _parse(stem: str) -> jinja2.nodes.Template:

@@ -15,6 +15,7 @@ from specc.config.locations import Locations
 from specc.config.needs import Needs
 from specc.config.resolved import TARGET_OUTPUTS, ModelConfig
 from specc.config.schema import REQUIRED, ConfigFile
+from specc.ir.ops.tree import mask_width
 from specc.support.diagnostics import Diagnostics, Note
 from specc.support.location import Location
 
@@ -192,7 +193,7 @@ def _mask(checked: Checked, needs: Needs) -> None:
         where = at.value("mask" if at.written("mask") else "topk")
         checked.found.error("config/missing-key", message, where, hint="add 'context_length:'")
     elif file.mask == "full" and file.context_length is not None and checked.sound("buckets") and file.buckets:
-        size = file.buckets[-1] * nodes * (file.context_length + nodes)
+        size = file.buckets[-1] * mask_width("full", nodes, file.context_length)
         if size > MAX_MASK_BYTES:
             message = (
                 f"the mask would take {size} bytes at the largest bucket, and at most {MAX_MASK_BYTES} are supported"

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from specc.config.block import Block
 from specc.config.presets import Engine
+from specc.ir.ops.tree import mask_width
 from specc.ir.types import DTYPES
 
 HiddenSource = Literal["collapsed", "hc_residual", "aux"]
@@ -163,9 +164,12 @@ class Config:
     @property
     def mask_width(self) -> int:
         """Elements per request (``full``) or bytes per node (``bitpacked``) of the tree mask; 0 for other modes."""
-        if self.mask == "full" and self.context_length is not None:
-            return self.num_nodes * (self.context_length + self.num_nodes)
-        return next(size for size in (1, 2, 4, 8) if 8 * size >= self.num_nodes) if self.mask == "bitpacked" else 0
+        return mask_width(self.mask, self.num_nodes, self.context_length or 0)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text that the tree mask has room for; -1 where it holds nothing of the text."""
+        return self.context_length if self.mask == "full" and self.context_length is not None else -1
 
     @property
     def path_slots(self) -> int:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from specc.algorithms.plugins import HINT
 from specc.codegen.kernels import Generated, generate_kernels
 from specc.codegen.plan import build_plan
 from specc.codegen.render import lib_sources
@@ -16,13 +17,17 @@ from specc.config import LoadedConfig
 from specc.driver.compile import compile_depths
 from specc.ir.core import Module, Op
 from specc.ir.declarations import Resources
+from specc.ir.opdef import OpDef
+from specc.ir.ops import OPS
 from specc.kernels.shared.base import cluster_of
+from specc.kernels.shared.tiles import brought, function_name
 from specc.pass_manager.manager import Instrument, run_passes
 from specc.pass_manager.pass_base import Context
 from specc.passes.check_resources import CheckResources
 from specc.passes.invariants import CheckEach
 from specc.runtime.plan.plan import Plan
 from specc.support.diagnostics import Diagnostic, DiagnosticError, Note
+from specc.support.location import Location
 
 if TYPE_CHECKING:
     from specc.codegen.aot import Artifact, CompileError, KernelSource
@@ -157,7 +162,7 @@ def compile_machine_code(
                 build.sources, archs, lib=dict(build.lib), cache=cache, workers=workers, on_done=on_done
             )
         except CompileError as error:
-            raise DiagnosticError(_compile_failed(build, error)) from error
+            raise _compile_failed(build, error) from error
     for depth in build.depths:
         names = {source.name for source in depth.generated.sources}
         depth.ctx.resources = {
@@ -185,13 +190,40 @@ def _require_compiler(build: Build) -> None:
         raise DiagnosticError(Diagnostic("aot/no-compiler", message, where, hint)) from error
 
 
-def _compile_failed(build: Build, error: CompileError) -> Diagnostic:
-    """Triton's message under the YAML line of the kernel's first op, a note for each of its further lines."""
+def _compile_failed(build: Build, error: CompileError) -> DiagnosticError:
+    """Triton's message under the YAML line of the kernel's first op, a note for each of its further lines.
+
+    What a plugin's device function is the reason of is the plugin's mistake, and shown in its file.
+    """
     ops = [op for depth in build.depths for op in depth.covered_by(error.kernel)]
     where = ops[0].location if ops else None
     first, *rest = error.message.splitlines() or [""]
-    message = f"{error.kernel} for {error.arch}: {first}"
-    return Diagnostic("aot/compile-failed", message, where, notes=tuple(map(Note, rest)))
+    message, notes = f"{error.kernel} for {error.arch}: {first}", tuple(map(Note, rest))
+    if (found := _blamed(error, ops)) is None:
+        return DiagnosticError(Diagnostic("aot/compile-failed", message, where, notes=notes))
+    tile, line = found
+    at = Location(tile.tile.name, line, 1) if tile.tile is not None else None
+    what = Diagnostic(
+        "plugin/failed",
+        f"the tile of {tile.name} cannot be compiled: {message}",
+        where,
+        HINT,
+        (Note("it was here", at), *notes),
+    )
+    return DiagnosticError(what, {at.file: tile.tile_text}, {at.file: str(tile.tile)}) if at else DiagnosticError(what)
+
+
+def _blamed(error: CompileError, ops: Sequence[Op]) -> tuple[OpDef, int] | None:
+    """The op of a plugin whose device function was refused, or called in vain, and the line of its file."""
+    for path, line in error.places:
+        if (op := brought(path)) is not None:
+            return op, line
+    names = {op.opcode for op in ops if OPS[op.opcode].tile is not None}
+    if len(error.places) != 1 or not names:
+        return None
+    op = OPS[min(names)]
+    start = f"def {function_name(op.name)}("
+    return op, 1 + op.tile_text.partition(start)[0].count("\n")
 
 
 def unloadable(loaded: LoadedConfig, archs: Sequence[str]) -> list[Diagnostic]:

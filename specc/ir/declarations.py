@@ -28,12 +28,14 @@ class Options(Decl):
     Attributes:
         buckets: batch sizes to capture, ascending.
         page_size: tokens per KV page.
+        longest: tokens of the longest text that full masks have room for; -1 where there are none.
 
     """
 
     kind: ClassVar[str] = "options"
     buckets: tuple[int, ...]
     page_size: int
+    longest: int
 
     def __post_init__(self) -> None:
         """Raise ValueError for buckets that do not ascend from 1, and for a page of no length."""

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from specc.ir.types import DTYPES, Dim, StateType, TensorType, Type
@@ -86,6 +87,7 @@ class OpDef:
         parts: the variadic operands, a signature of their own, from the op's attributes.
         indexes: by attribute the dimension that it counts along, or the operand along whose last axis it does.
         reference: of an op from outside what it computes, in torch, by the calling convention of `runtime.reference`.
+        tile: of an op from outside the file that has its device function, see `specc.kernels.shared.tiles`.
 
     """
 
@@ -100,6 +102,7 @@ class OpDef:
     parts: Callable[[Mapping[str, Any]], str] | None = None
     indexes: Mapping[str, str | int] | None = None
     reference: Callable[..., Any] | None = None
+    tile: Path | None = None
 
     @cached_property
     def operands(self) -> tuple[Slot, ...]:
@@ -110,6 +113,11 @@ class OpDef:
     def results(self) -> tuple[Slot, ...]:
         """Result slots in order."""
         return _slots(self.signature.partition("->")[2])
+
+    @cached_property
+    def tile_text(self) -> str:
+        """The text of `tile`, read once; empty without one."""
+        return self.tile.read_text(encoding="utf-8") if self.tile is not None else ""
 
     def misspelt(self) -> str | None:
         """What is wrong with the signature; None if all of it is read and its attributes are declared."""

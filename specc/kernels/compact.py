@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from specc.ir.core import Module, Op, tensor_type
+from specc.ir.core import Module, Op, Value, tensor_type
 from specc.ir.nodes import is_external
 from specc.kernels.shared import copying
 from specc.kernels.shared.base import Arguments, Cluster, Family, Spec, in_order, kv_pool, maybe, power_of_two
@@ -16,15 +16,19 @@ class Compact(Family):
     stem = "compact"
 
     def candidates(self, module: Module) -> Iterable[Cluster]:
-        """All compactions of rows, and the move of KV rows.
+        """All compactions of rows along a path, and its first move of KV rows; and each alone.
 
         What verification itself computes is compacted where it is computed.
         """
-        cluster = [*(op for op in module.find("commit.compact") if _in_rows(op)), *module.find("kv.move")]
-        one_path = len({op["accept_index"] for op in cluster}) == 1
-        if cluster and one_path:
-            yield in_order(module, cluster)
-        for op in cluster:
+        values, moves = [op for op in module.find("commit.compact") if _in_rows(op)], list(module.find("kv.move"))
+        paths: dict[Value, list[Op]] = {}
+        for op in (*values, *moves):
+            together = paths.setdefault(op["accept_index"], [])
+            if op in values or maybe(together, "kv.move") is None:
+                together.append(op)
+        for together in paths.values():
+            yield in_order(module, together)
+        for op in (*values, *moves):
             yield (op,)
 
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from specc.ir.core import Module
+from specc.ir.page_runs import PageRuns
 from specc.kernels.shared import copying
 from specc.kernels.shared.base import Arguments, Cluster, Family, Spec, kv_pool, only, power_of_two
 
@@ -23,20 +24,19 @@ class DuplicateTail(Family):
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
         """See `Family.spec`."""
         op, pool = only(cluster, "kv.duplicate_tail"), kv_pool(module, "draft")
-        table, rows, seq_lens = op.operands[:3]
         arguments = Arguments()
-        arguments.value("rows_ptr", rows)
-        arguments.value("seq_lens_ptr", seq_lens)
-        arguments.input("req_to_token_ptr", table)
-        arguments.stride("req_to_token_stride", table)
+        arguments.value("rows_ptr", op["rows"])
+        arguments.value("seq_lens_ptr", op["seq_lens"])
+        arguments.input("req_to_token_ptr", op["req_to_token"])
+        arguments.stride("req_to_token_stride", op["req_to_token"])
         arguments.kv_pointers("kv_pointers_ptr", "draft")
         arguments.slot_stride("kv_stride", "draft")
-        tokens, block = _tile(module, cluster)
+        runs, (tokens, block) = _runs(cluster), _tile(module, cluster)
         constants = (
             ("K", module.size("K")),
             ("OFFSET", int(op.attrs["offset"])),
-            ("PAGE", int(op.attrs["page"])),
-            ("ROOM", int(op.attrs["room"])),
+            ("PAGE", runs.page),
+            ("ROOM", runs.room),
             ("TOKENS", tokens),
             ("BLOCK", block),
             *copying.kv_constants(pool),
@@ -47,16 +47,20 @@ class DuplicateTail(Family):
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
         """The longest tail, a token less than a page, cut into tiles; a request's programs share them."""
         pool, (tokens, block) = kv_pool(module, "draft"), _tile(module, cluster)
-        tail = int(only(cluster, "kv.duplicate_tail").attrs["page"]) - 1
+        tail = _runs(cluster).tails[-1]
         columns = -(-pool.row_bytes // (copying.kv_unit(pool) * block))
         pieces = -(-tail // tokens) * columns * pool.layers * pool.buffers
         return batch, copying.programs(max(pieces, 1), batch), 1
 
 
+def _runs(cluster: Cluster) -> PageRuns:
+    return PageRuns.of(only(cluster, "kv.duplicate_tail"))
+
+
 def _tile(module: Module, cluster: Cluster) -> tuple[int, int]:
     """Tokens and units of one tile, powers of two."""
-    pool, page = kv_pool(module, "draft"), int(only(cluster, "kv.duplicate_tail").attrs["page"])
-    tokens = min(_TOKENS, power_of_two(max(page - 1, 1)))
+    pool = kv_pool(module, "draft")
+    tokens = min(_TOKENS, power_of_two(max(_runs(cluster).tails[-1], 1)))
     units = power_of_two(pool.row_bytes // copying.kv_unit(pool))
     return tokens, min(units, copying.TILE // tokens)
 

@@ -45,8 +45,8 @@ class NgramPropose(Family):
     def candidates(self, module: Module) -> Iterable[Cluster]:
         """Every ngram.propose of a carried text with the load of that text, and the links of its branches."""
         for propose in module.find("ngram.propose"):
-            load = propose.operands[2].source
-            if load is not None and read_in_place(module, load) and _of_rows(load, propose.operands[0]):
+            load = propose["text"].source
+            if load is not None and read_in_place(module, load) and _of_rows(load, propose["rows"]):
                 yield in_order(module, [load, propose, *_links(module, propose)])
 
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
@@ -106,14 +106,13 @@ class _Shape:
     @staticmethod
     def of(module: Module, cluster: Cluster) -> _Shape:
         propose, mask = only(cluster, "ngram.propose"), maybe(cluster, "tree.mask")
-        window = tensor_type(propose.operands[2]).sizes(module.dims)[-1]
+        window = tensor_type(propose["text"]).sizes(module.dims)[-1]
         nodes, steps = module.size(str(propose.attrs["axis"])), int(propose.attrs["steps"])
         branches = min(module.size("K"), -(-(nodes - 1) // steps))
-        corpus = propose.operands[3] if len(propose.operands) > 3 else None
         links = 1 if maybe(cluster, "tree.comb") is not None else 0
         if mask is not None and mask.attrs["mode"] == "full":
             links = min(nodes, _PREFIX_PROGRAMS)
-        return _Shape(window, nodes, branches, corpus, mask, links)
+        return _Shape(window, nodes, branches, propose.get("corpus"), mask, links)
 
     @property
     def block(self) -> int:
@@ -133,20 +132,20 @@ class _Shape:
 def _of_rows(load: Op, rows: Value) -> bool:
     """Whether a load has the text of these rows, or of more: those of requests without room are not read."""
     admit = rows.source if rows.source is not None and rows.source.opcode == "kv.admit" else None
-    return load.operands[0] is (rows if admit is None else admit.operands[1])
+    return load["rows"] is (rows if admit is None else admit["rows"])
 
 
 def _links(module: Module, propose: Op) -> list[Op]:
     """The links of the branches of an ngram.propose, and what is made of nothing else: positions and the mask."""
-    rows, seq_lens = propose.operands[:2]
+    rows, seq_lens = propose["rows"], propose["seq_lens"]
     for comb in module.find("tree.comb"):
-        parent, depth = comb.results
+        parent, depth = comb.out("parent"), comb.out("depth")
         positions, masks = module.users(depth), [user for user in module.users(parent) if user.opcode == "tree.mask"]
         derived = [*positions, *masks]
-        of_branches = comb.operands[0] is rows and comb.attrs["steps"] == propose.attrs["steps"]
+        of_branches = comb["rows"] is rows and comb.attrs["steps"] == propose.attrs["steps"]
         whole = [op.opcode for op in positions] == ["tree.positions"] and len(masks) <= 1
         stored = leaves(module, parent, derived) and not leaves(module, depth, derived)
-        if of_branches and whole and stored and {op.operands[0] for op in derived} == {seq_lens}:
+        if of_branches and whole and stored and {op["seq_lens"] for op in derived} == {seq_lens}:
             return [comb, *derived]
     return []
 
@@ -154,8 +153,8 @@ def _links(module: Module, propose: Op) -> list[Op]:
 def _arguments(name: str, cluster: Cluster, shape: _Shape) -> Arguments:
     propose = only(cluster, "ngram.propose")
     arguments = Arguments()
-    arguments.value("rows_ptr", propose.operands[0])
-    arguments.value("seq_lens_ptr", propose.operands[1])
+    arguments.value("rows_ptr", propose["rows"])
+    arguments.value("seq_lens_ptr", propose["seq_lens"])
     arguments.buffer("text_ptr", "i32", f"relay.{only(cluster, 'carry.load').attrs['field']}")
     if shape.corpus is not None:
         arguments.input("corpus_ptr", shape.corpus)
@@ -165,7 +164,7 @@ def _arguments(name: str, cluster: Cluster, shape: _Shape) -> Arguments:
     arguments.buffer("arrivals_ptr", "i32", f"{name}.arrivals")
     arguments.value("tokens_ptr", propose.result)
     if shape.links:
-        arguments.value("parent_ptr", only(cluster, "tree.comb").results[0])
+        arguments.value("parent_ptr", only(cluster, "tree.comb").out("parent"))
         arguments.value("positions_ptr", only(cluster, "tree.positions").result)
     if shape.mask is not None:
         arguments.value("mask_ptr", shape.mask.result)

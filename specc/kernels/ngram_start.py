@@ -18,20 +18,18 @@ class NgramStart(Family):
     def candidates(self, module: Module) -> Iterable[Cluster]:
         """Every ngram.start with the carry.store that is the only reader of its result."""
         for start in module.find("ngram.start"):
-            rows, *_ = start.operands
-            stores = [op for op in module.users(start.result) if op.opcode == "carry.store" and op.operands[0] is rows]
+            users = [op for op in module.users(start.result) if op.opcode == "carry.store"]
+            stores = [op for op in users if op["rows"] is start["rows"]]
             if len(stores) == 1 and not leaves(module, start.result, stores):
                 yield start, stores[0]
 
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
         """See `Family.spec`."""
         start = only(cluster, "ngram.start")
-        rows, seq_lens, first, prompt = start.operands
         arguments = Arguments()
-        arguments.value("rows_ptr", rows)
-        arguments.value("seq_lens_ptr", seq_lens)
-        arguments.value("first_ptr", first)
-        arguments.input("prompt_ptr", prompt)
+        for name in ("rows", "seq_lens", "first"):
+            arguments.value(f"{name}_ptr", start[name])
+        arguments.input("prompt_ptr", start["prompt"])
         arguments.buffer("text_ptr", "i32", f"relay.{only(cluster, 'carry.store').attrs['field']}")
         constants = (("WINDOW", int(start.attrs["window"])), ("BLOCK", _BLOCK))
         tiles = f"{_BLOCK} entries of the ring per program, eight per thread"

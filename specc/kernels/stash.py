@@ -8,7 +8,7 @@ from specc.ir.core import Module, Op, Value, tensor_type
 from specc.ir.types import TensorType
 from specc.kernels.shared import copying
 from specc.kernels.shared.base import STORES, Arguments, Cluster, Family, Spec, in_order, leaves, power_of_two
-from specc.kernels.shared.text import fits_registers
+from specc.kernels.shared.blocks import fits_registers
 
 _TILE = 256
 """Units of one chunk: of 8 bytes that is four 16-byte loads for every thread of the one warp."""

@@ -14,7 +14,7 @@ from specc.ir.declarations import Layout
 from specc.ir.nodes import crossing, is_external
 from specc.ir.types import DTYPES, TensorType, per_request, row_major
 from specc.kernels.shared.base import VECTOR_BYTES, alignment
-from specc.kernels.shared.text import replaced
+from specc.kernels.shared.blocks import replaced
 from specc.pass_manager.pass_base import Context, Pass
 
 

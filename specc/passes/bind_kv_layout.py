@@ -12,6 +12,8 @@ from specc.ir.declarations import KvLayout, Options
 from specc.ir.infer import assign_types
 from specc.ir.nodes import is_external
 from specc.ir.ops.health import ROOM_BIT
+from specc.ir.ops.tree import mask_width
+from specc.ir.page_runs import PageRuns
 from specc.pass_manager.pass_base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.location import Location
@@ -125,9 +127,16 @@ class BindKvLayout(Pass):
 
 
 def _longest(module: Module) -> int:
-    """The longest text that every full mask of the module has room for; -1 where there is none."""
+    """The longest text that the full masks of the module have room for; -1 where there is none."""
     masks = [op for op in module.find("tree.mask") if op.attrs["mode"] == "full"]
-    return min((int(op.attrs["width"]) // module.size("N") - module.size("N") for op in masks), default=-1)
+    if not masks:
+        return -1
+    longest = module.decl(Options).longest
+    for mask in masks:
+        if longest < 0 or int(mask.attrs["width"]) < mask_width("full", module.size("N"), longest):
+            message = f"%{mask.result.name} is too narrow for texts of the options' longest, {longest} tokens"
+            raise DiagnosticError(Diagnostic("ir/invalid", message, mask.location))
+    return longest
 
 
 def _layout(module: Module, extra: int) -> KvLayout:
@@ -145,9 +154,7 @@ def _layout(module: Module, extra: int) -> KvLayout:
     if not slots:
         window = max(nodes, path + extra)
         return KvLayout("tree", page, extra, nodes, 0, window, 2 * window)
-    room = max(int(op.attrs["room"]) for op in slots)
-    runs = [-(-(tail + room) // page) * page for tail in range(page)]
-    drafted = extra + max(branches * run - tail for tail, run in enumerate(runs))
-    window = max(drafted, nodes, path + extra)
-    reserve = 2 * max(max(runs) * branches + extra, window)
-    return KvLayout("tree", page, extra, nodes, room, window, reserve)
+    runs = max((PageRuns.of(op) for op in slots), key=lambda runs: runs.room)
+    window = max(runs.span(branches) + extra, nodes, path + extra)
+    reserve = 2 * max(runs.longest * branches + extra, window)
+    return KvLayout("tree", page, extra, nodes, runs.room, window, reserve)

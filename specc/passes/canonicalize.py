@@ -1,4 +1,4 @@
-"""canonicalize: remove what earlier passes left dead, to a fixpoint, and the dimensions nothing mentions."""
+"""canonicalize: remove what earlier passes left dead, to a fixpoint, and axes that no value has."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from specc.ir.core import Module
 from specc.ir.liveness import sweep
 from specc.ir.types import TensorType
 from specc.pass_manager.pass_base import Context, Pass
+
+SIZES = frozenset({"K", "S", "D", "N", "A", "P"})
+"""Dimensions that say how large a program is, whether a value has such an axis or not: they stay, for the plan."""
 
 
 @dataclass(frozen=True)
@@ -19,11 +22,11 @@ class Canonicalize(Pass):
     establishes = frozenset({"live"})
 
     def run(self, module: Module, ctx: Context) -> None:
-        """Sweep what is dead, then drop the dimensions that nothing mentions."""
+        """Sweep what is dead, then drop the dimensions that nothing mentions but the program's sizes."""
         for removed in sweep(module):
             self.remark(ctx, f"nothing reads {removed.what} any more: {removed.verdict}", removed.location)
         types = [value.type for value in module.values()] + [carry.type for carry in module.carries.values()]
-        used = {entry for type_ in types if isinstance(type_, TensorType) for entry in type_.shape} | {"P", "K"}
+        used = {entry for type_ in types if isinstance(type_, TensorType) for entry in type_.shape} | SIZES
         used |= {carry.limit for carry in module.carries.values() if carry.limit is not None}
         for name in [name for name in module.dims if name not in used]:
             del module.dims[name]

@@ -21,8 +21,8 @@ from specc.ir.nodes import is_external
 from specc.ir.ops import OPS
 from specc.kernels import COMPOSED, LONE
 from specc.kernels.shared.base import STORES, Cluster, convex, traffic
+from specc.kernels.shared.blocks import block_shape, is_long
 from specc.kernels.shared.compose import has_tile
-from specc.kernels.shared.text import block_shape, is_long
 from specc.kernels.shared.tiles import in_memory, is_prologue, side_of
 from specc.pass_manager.pass_base import Context, Pass
 

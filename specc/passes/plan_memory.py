@@ -21,6 +21,7 @@ from specc.kernels.shared.base import Scratch, Spec, cluster_of, nbytes
 from specc.pass_manager.pass_base import Context, Pass
 from specc.runtime.plan.plan import kv_pointers
 from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.support.rounding import round_up
 
 ALIGNMENT = 256
 """Bytes every arena buffer is aligned to, as CUDA's own allocations are."""
@@ -215,4 +216,4 @@ def resident(buffer: Buffer) -> bool:
 
 def rounded(size: int) -> int:
     """Bytes that a buffer of this size takes in the arena."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    return round_up(size, ALIGNMENT)

@@ -172,8 +172,11 @@ def test_tools_refuse_what_is_no_cubin() -> None:
 
 
 @pytest.mark.slow
-def test_no_spills_on_the_other_targets() -> None:
-    given = [source for source in sources() if source.function in ("argmax", "topk")]
+def test_no_spills_on_the_other_targets(sm_90: dict[str, Artifact]) -> None:
+    """Of each kind the kernel that takes most registers on sm_90: it would be the first."""
+    largest = {artifact.entry: name for name, artifact in sorted(sm_90.items(), key=lambda item: item[1].registers)}
+    given = [source for source in sources() if source.name in largest.values()]
+    assert len(given) == len(largest) > 5
     for artifact in compiled(given, *(KNOWN_ARCHS.keys() - set(ARCHS))).values():
         assert artifact.spills == 0, (artifact.kernel, artifact.arch)
 

@@ -67,6 +67,8 @@ def test_what_specc_makes_of_it(site: Path, form: str) -> None:
     assert [b["shape"] for b in plan["buffers"] if b["name"] == "relay.anchor"] == [[5, 64]]
     assert set(plan["kv_pools"]) == {"target"}
     nodes = [node for phase in plan["phases"] for node in phase["nodes"]]
+    (verifying,) = (node for node in nodes if "anchored.repeats" in [op["op"] for op in node.get("ops", ())])
+    assert (verifying["name"], verifying["kind"]) == ("verify_argmax", "launch")
     captures = {node["name"]: node["capture"] for node in nodes if node["kind"] == "external"}
     drafts = {f"anchored_{step}": "null" for step in range(3)}
     assert captures == {"prefill_target": "last", "target": "full", **drafts}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -68,10 +69,22 @@ def test_the_texts_are_the_targets_own(folder: Path) -> None:
     assert 15 <= int(found[1]) < 40
 
 
-def test_what_the_page_says_of_it(folder: Path) -> None:
-    explained = run(folder, "-m", "specc.cli.main", "explain", "medusa.yaml")
+def test_without_its_tile_the_op_is_left_to_torch(folder: Path, tmp_path: Path) -> None:
+    for path in [*folder.glob("*.py"), *folder.glob("*.yaml"), *folder.glob("specc_medusa-*")]:
+        (shutil.copytree if path.is_dir() else shutil.copy)(path, tmp_path / path.name)
+    plugin = tmp_path / "specc_medusa.py"
+    text = plugin.read_text()
+    plugin.write_text(text.replace('    tile=Path(__file__).with_name("specc_medusa_tile.py"),\n', ""))
+    assert plugin.read_text() != text
+    explained = run(tmp_path, "-m", "specc.cli.main", "explain", "medusa.yaml")
     assert "one graph per step: 4 launches, 1 op by torch, no host sync" in explained
     assert "torch_medusa_ban: medusa.ban runs as its reference, for no kernel computes it here" in explained
+
+
+def test_what_the_page_says_of_it(folder: Path) -> None:
+    explained = run(folder, "-m", "specc.cli.main", "explain", "medusa.yaml")
+    assert "one graph per step: 4 launches, no host sync" in explained
+    assert "draft_argmax: argmax over chain.join, health.raise, medusa.ban, vocab.argmax:" in explained
     text = (folder / "medusa.yaml").read_text().replace("num_steps: 3", "num_steps: 5")
     (folder / "deep.yaml").write_text(text)
     done = subprocess.run(

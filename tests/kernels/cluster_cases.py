@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from kernel_cases import POISON, assert_same
 from kernel_launcher import Launcher
+from programs import brought
 from topk_cases import assert_probabilities
 from torch import Tensor
 
@@ -23,7 +24,7 @@ from specc.kernels.shared.base import Argument, Cluster, Spec, cluster_of, leave
 from specc.pass_manager.pass_base import Context
 from specc.passes.form_kernels import FormKernels
 from specc.runtime.semantics.convention import DTYPES
-from specc.runtime.semantics.reference import evaluate
+from specc.runtime.semantics.reference import OPS, evaluate
 
 MAX_B, POOL = 6, 12
 FLOATS = ("f32", "f16", "bf16")
@@ -261,7 +262,7 @@ def expect(memory: Memory, sums: Mapping[Value, Tensor]) -> tuple[Memory, dict[s
 
     for op in memory.cluster:
         operands = tuple(read(value) for value in op.operands)
-        results = evaluate(op.opcode, operands, op.attrs, dims, pools)
+        results = evaluate(op.opcode, operands, op.attrs, dims, pools, semantics=OPS | brought())
         values |= dict(zip(op.results, results, strict=True))
         if op.opcode in SUMS:
             total = op.out(SUMS[op.opcode])

@@ -21,7 +21,7 @@ import triton.language as tl
 from triton_interpreter import lighten, quietly
 
 from specc.codegen.aot import COMMON_OPTIONS
-from specc.codegen.render import render_kernel
+from specc.codegen.render import lib_sources, render_kernel
 from specc.kernels.shared.base import Spec
 
 PACKAGE = "specc_test_kernels"
@@ -51,6 +51,10 @@ class Launcher:
         text = render_kernel(spec, [])
         name = f"{spec.family}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         if name not in self.kernels:
+            for path, code in lib_sources([text]).items():
+                if not (self.folder / path).exists():  # a plugin's: the library is there
+                    (self.folder / path).write_text(code)
+                assert (self.folder / path).read_text() == code
             (self.folder / f"{name}.py").write_text(text)
             importlib.invalidate_caches()
             self.kernels[name] = getattr(importlib.import_module(f"{PACKAGE}.{name}"), spec.family)

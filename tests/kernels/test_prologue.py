@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,45 +27,28 @@ from programs import compile_to, load
 from topk_cases import hostile_logits
 
 from specc.algorithms import names, needs
+from specc.algorithms.brought_tiles import check_tile
 from specc.ir.core import Module, Op, Value, tensor_type
 from specc.ir.infer import assign_types
 from specc.ir.opdef import OpDef
 from specc.ir.ops import OPS
 from specc.ir.types import TensorType
-from specc.kernels.shared.tiles import Function, functions
-from specc.runtime.semantics import reference
 from specc.runtime.semantics.convention import DTYPES
 
 BAN = OpDef(
     "logits.ban",
     "logits: T[B, *x, ?v], banned: i1[B, *x, ?v] -> logits: T[B, *x, ?v]",
     "The logits, -inf where they are banned.",
+    reference=lambda operands, attrs, dims: (operands[0].masked_fill(operands[1], -torch.inf),),
+    tile=Path(__file__).with_name("ban_tile.py"),
 )
-DEVICE = '''"""Masked logits."""
-
-import triton
-import triton.language as tl
-
-
-@triton.jit
-def logits_ban(logits, column, row, banned_ptr, SIZE_BANNED: tl.constexpr):
-    """The logits, -inf where they are banned i1[*, SIZE_BANNED]."""
-    at = banned_ptr + row.to(tl.int64) * SIZE_BANNED + column
-    return tl.where(tl.load(at, mask=column < SIZE_BANNED, other=0) != 0, float("-inf"), logits)
-'''
-PARAMETERS = ("logits", "column", "row", "banned_ptr", "SIZE_BANNED")
 
 
 @pytest.fixture(autouse=True)
-def _ban(package: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _ban(monkeypatch: pytest.MonkeyPatch) -> None:
     """The op, as long as a test runs."""
-    (package / "lib" / "masking.py").write_text(DEVICE)
+    check_tile(BAN)
     monkeypatch.setitem(OPS, BAN.name, BAN)
-    monkeypatch.setitem(functions(), "logits_ban", Function("logits_ban", "masking", PARAMETERS))
-    monkeypatch.setitem(
-        reference.OPS, BAN.name, lambda operands, attrs, dims: (operands[0].masked_fill(operands[1], -torch.inf),)
-    )
-    return
 
 
 def ban(module: Module, logits: Value, readers: list[Op]) -> Op:

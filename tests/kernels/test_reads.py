@@ -182,6 +182,60 @@ def test_a_step_reads_nothing_of_padding(launcher: Launcher, addresses: list[int
         assert inside(addresses, memory[name]) == [2, 3]
 
 
+def verified(width: int, nodes: int, vocab: int) -> Module:
+    """What follows a target's forward, and the slots and the carried rows that a step begins with."""
+    module = small_module(K=2, N=nodes, A=nodes, V=vocab)
+    rows, lens, table = (module.inputs[name] for name in ("req_pool_indices", "seq_lens", "req_to_token"))
+    b = TypedBuilder(module)
+    carry(module, "short", "f32")
+    carry(module, "long", "f32", width)
+    carry(module, "kept", "f32", width)
+    with b.phase("verify"):
+        short, long = b("carry.load", rows, field="short"), b("carry.load", rows, field="long")
+        b.hand_out(short, b("tree.repeat", long), b("kv.slots", table, rows, lens, axis="N", offset=0))
+        targets, bad = b.many("vocab.argmax", b.given("logits", "f32", "N", "V"), rows, dtype="i32", keep="")
+        b.hand_out(b("health.raise", b("health.clear", rows), bad, names=("told",), bit=1))
+        predict, path, count = b.many("verify.greedy", b.given("tokens", "i64", "N"), targets, rows)
+        b.hand_out(predict, path, count, *b.many("commit.lengths", lens, count, b("commit.compact", predict, path)))
+        b.many("carry.store", rows, b.given("hidden", "f32", width), field="kept")
+    return module
+
+
+def test_padding_rows_may_hold_anything(launcher: Launcher, addresses: list[int]) -> None:
+    """In the engine's table, in pools, and of what forwards gave: none of it is read, nothing depends on it."""
+    width, nodes, vocab, columns, rows = 1500, 3, 40, 9, torch.tensor([0, 5, 0, 2])
+    source = generator(11)
+    given = {
+        "logits": torch.randn(4, nodes, vocab, generator=source),
+        "hidden": torch.randn(4, width, generator=source),
+        "tokens": torch.randint(0, vocab, (4, nodes), generator=source),
+        "relay.short": torch.randn(POOL, generator=source),
+        "relay.long": torch.randn(POOL, width, generator=source),
+        "relay.kept": torch.randn(POOL, width, generator=source),
+        "req_to_token": torch.randint(1, 99, (POOL, columns), generator=source, dtype=torch.int32),
+    }
+    poisoned = {name: tensor.clone() for name, tensor in given.items()}
+    for tensor in poisoned.values():
+        padding = rows == 0 if len(tensor) == len(rows) else torch.arange(POOL) == 0
+        tensor[padding] = torch.nan if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max
+    lengths = torch.tensor([0, 4, 0, 1])
+    memory, other = (
+        launched(launcher, verified(width, nodes, vocab), rows.tolist(), seq_lens=lengths, **tensors)
+        for tensors in (given, poisoned)
+    )
+    assert inside(addresses, other["logits"]) == of_rows([3, 4, 5, 9, 10, 11], vocab)
+    assert inside(addresses, other["hidden"]) == of_rows([1, 3], width)
+    assert inside(addresses, other["relay.short"]) == [2, 5]
+    assert set(inside(addresses, other["relay.long"])) == set(of_rows([2, 5], width))
+    assert {number // columns for number in inside(addresses, other["req_to_token"])} == {2, 5}
+    assert torch.equal(memory["relay.kept"][1:], other["relay.kept"][1:])
+    assert other["relay.kept"][0].isnan().all()
+    made = [name for name in memory.keys() - given.keys() if ".partial_" not in name]
+    assert len(made) > 10
+    for name in made:
+        torch.testing.assert_close(memory[name], other[name], rtol=0, atol=0, equal_nan=True, msg=name)
+
+
 def test_what_is_carried_after_a_reduction_is_read_once(launcher: Launcher, addresses: list[int]) -> None:
     """Logits of live requests, short rows by one program of each request, long ones by all of them."""
     vocab, short, width = 50, 2, 3000
@@ -196,7 +250,7 @@ def test_what_is_carried_after_a_reduction_is_read_once(launcher: Launcher, addr
         b.many("carry.store", rows, b.given("new_hidden", "f32", width), field="hidden")
     memory = launched(launcher, module, [0, 2, 0], Scan(2, 32))
     assert inside(addresses, memory["logits"]) == of_rows([1], vocab)
-    assert inside(addresses, memory["new_hidden"]) == of_rows([0, 1, 2], width)
+    assert inside(addresses, memory["new_hidden"]) == of_rows([1], width)
     assert inside(addresses, memory["new_bonus"]) == of_rows([0, 1, 2], short)
 
 

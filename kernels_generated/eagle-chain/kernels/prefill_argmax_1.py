@@ -58,4 +58,4 @@ def argmax(
         store_row(relay_topk_index_ptr + row * 1, row != 0, index, 1)
         tl.store(relay_seq_lens_ptr + row, value2, mask=row != 0)
     for chunk in range(program, 1, programs):
-        copy_row(value_ptr3, b, relay_hidden_ptr, row, True, row != 0, chunk, 1, 256, 1024)
+        copy_row(value_ptr3, b, relay_hidden_ptr, row, row != 0, row != 0, chunk, 1, 256, 1024)

@@ -53,4 +53,4 @@ def argmax(
         tl.store(relay_bonus_ptr + row, value, mask=row != 0)
         store_row(relay_topk_index_ptr + row * 1, row != 0, index, 1)
     for chunk in range(program, 4, programs):
-        copy_row(value_ptr2, b, relay_hidden_ptr, row, True, row != 0, chunk, 1, 4096, 1024)
+        copy_row(value_ptr2, b, relay_hidden_ptr, row, row != 0, row != 0, chunk, 1, 4096, 1024)

@@ -62,7 +62,7 @@ def argmax(
         index, bad = combine_argmax(partial_value_ptr, partial_index_ptr, b, programs, live, 16, SPLITS)
         raise_in_place(health_ptr + b, bad, BIT=1)
         predict, accept_index, accept_lens = verify_greedy(tokens, index, row, parent, b, SIZE_TOKENS=16, A=4)
-        x = commit_compact(index, accept_index, b, N=16)
+        x = commit_compact(index, accept_index, b, N=16, A=4)
         new_seq_lens, bonus = commit_lengths(seq_lens, accept_lens, x, A=4)
         ids = commit_extend_ids(x, accept_lens, A=4)
         select = commit_select(accept_lens, b, A=4)

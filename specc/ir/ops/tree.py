@@ -9,6 +9,20 @@ from specc.ir.opdef import COUNT, STEPS, OpDef, TypeMismatch
 from specc.ir.types import TensorType, Type
 
 
+def mask_width(mode: str, nodes: int, longest: int) -> int:
+    """``width`` of a `tree.mask`: entries per request (``full``), bytes per node (``bitpacked``), otherwise 0.
+
+    Args:
+        mode: of the mask.
+        nodes: N.
+        longest: tokens of the longest text that a full mask has room for.
+
+    """
+    if mode == "full":
+        return nodes * (longest + nodes)
+    return next(size for size in (1, 2, 4, 8) if 8 * size >= nodes) if mode == "bitpacked" else 0
+
+
 def _mask(_: Mapping[str, TensorType], attrs: Mapping[str, Any]) -> Sequence[Type]:
     width = int(attrs["width"])
     shapes: dict[str, TensorType] = {

@@ -16,6 +16,7 @@ import networkx as nx
 
 from specc.ir.core import Module, Op, Value, is_state, tensor_type
 from specc.ir.declarations import KvPool
+from specc.ir.page_runs import PageRuns
 from specc.ir.types import DTYPES, TensorType
 from specc.runtime.plan.plan import kv_pointers
 from specc.support.diagnostics import Diagnostic, DiagnosticError
@@ -254,7 +255,7 @@ def traffic(module: Module, cluster: Cluster) -> int:
     inside = {value for op in cluster for value in op.results}
     reads = {value for op in cluster for value in op.operands} - inside
     writes = {value for value in inside if leaves(module, value, cluster)}
-    one = {op.operands[0]: op.result for op in cluster if op.opcode == "commit.last"}  # row of all that are there
+    one = {op["x"]: op.result for op in cluster if op.opcode == "commit.last"}  # row of all that are there
     types = [tensor_type(one.get(v, v)) for v in reads | writes if not is_state(v) and v.name != "req_to_token"]
     types += [_carried_type(module, op) for op in cluster if "field" in op.attrs]
     return sum(nbytes(module, type_) for type_ in types) + sum(kv_bytes(module, op) for op in cluster)
@@ -262,7 +263,7 @@ def traffic(module: Module, cluster: Cluster) -> int:
 
 def _carried_type(module: Module, op: Op) -> TensorType:
     """What an op reads or writes of a carried field: a row per request, or the values it appends to a ring."""
-    return tensor_type(op.operands[2]) if op.opcode == "carry.append" else module.carries[str(op.attrs["field"])].type
+    return tensor_type(op["values"]) if op.opcode == "carry.append" else module.carries[str(op.attrs["field"])].type
 
 
 def kv_pool(module: Module, owner: str) -> KvPool:
@@ -282,7 +283,7 @@ def kv_bytes(module: Module, op: Op) -> int:
     if op.opcode == "kv.move":
         pool, tokens = kv_pool(module, "target"), module.size("A") - 1
     elif op.opcode == "kv.duplicate_tail":
-        pool, tokens = kv_pool(module, "draft"), (module.size("K") - 1) * (int(op.attrs["page"]) - 1)
+        pool, tokens = kv_pool(module, "draft"), (module.size("K") - 1) * PageRuns.of(op).tails[-1]
     else:
         return 0
     return 2 * module.size("B") * tokens * pool.layers * pool.buffers * pool.row_bytes

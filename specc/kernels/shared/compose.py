@@ -15,8 +15,9 @@ from typing import ClassVar
 from specc.ir.core import Module, Op, is_state
 from specc.kernels.shared import vocabulary
 from specc.kernels.shared.base import CAPACITY, ROW_BLOCK, STORES, Cluster, Family, Spec, leaves
-from specc.kernels.shared.text import INDENT, Text, all_fit, fits_registers, flags_first, is_computed, is_long
-from specc.kernels.shared.tiles import in_memory, is_prologue, side_of, tile_of
+from specc.kernels.shared.blocks import all_fit, fits_registers, is_computed, is_long
+from specc.kernels.shared.text import INDENT, Text, flags_first
+from specc.kernels.shared.tiles import changes_logits, in_memory, is_prologue, side_of, tile_of
 
 _OF_ENTRIES = frozenset({"commit.compact", "commit.last", "tree.gather"})
 """Ops whose device functions pick entries of T[N], no rows."""
@@ -30,7 +31,7 @@ def has_tile(module: Module, op: Op) -> bool:
     if op.opcode in ("carry.load", *STORES):
         return all_fit(module, op)
     function = tile_of(op)
-    if function is None or is_prologue(op) or any(is_state(value) for value in op.operands):
+    if function is None or changes_logits(function) or any(is_state(value) for value in op.operands):
         return False
     if op.opcode in _OF_ENTRIES and op["x"].type is not None and not all_fit(module, op):
         return False
@@ -85,11 +86,10 @@ class Composed(Family):
             resident = _RESIDENT_WARPS // composition.spec.num_warps if _candidates(module, cluster) else CAPACITY
             count = vocabulary.splits(module, reduction, batch, resident)
             return batch, vocabulary.rows_of(module, reduction) * count, 1
-        if composition.chunks:
-            return batch, composition.chunks + composition.work, 1
+        programs = max(1, composition.chunks + composition.work)
         if any(side_of(op) is not None for op in cluster):
-            return batch, min(module.size("N"), max(1, CAPACITY // batch)), 1
-        return batch, 1, 1
+            programs = max(programs, min(module.size("N"), CAPACITY // batch))
+        return batch, programs, 1
 
     def compose(self, module: Module, name: str, cluster: Cluster) -> Composition:
         """Write a kernel."""
@@ -121,15 +121,16 @@ class Composed(Family):
     def _spec(self, text: Text, reduction: Op | None, scan: str, work: bool) -> Spec:
         inner = [f"{INDENT}{line}" for line in (*text.loads, *text.body, *text.stores)]
         lines = ["b = tl.program_id(0)"]
-        share = ["program = tl.program_id(1)", "programs = tl.num_programs(1)"]
+        if reduction is not None or any(side_of(op) is not None for op in text.cluster):
+            lines += ["program = tl.program_id(1)", "programs = tl.num_programs(1)"]
         if reduction is not None:
-            lines += [*share, *text.head, "last = program == 0", "if live:", f"{INDENT}{scan}"]
+            lines += [*text.head, "last = program == 0", "if live:", f"{INDENT}{scan}"]
             lines += ["if last:", *inner, *text.side]
         elif text.chunks:
             lines += [f"chunk = tl.program_id(1){' - 1' * work}", *text.head]
             lines += ["if chunk < 0:", *inner] * work + text.side
         elif text.side:
-            lines += [*share, *text.head, *text.side, "if program == 0:", *inner]
+            lines += [*text.head, *text.side, "if program == 0:", *inner]
         else:
             lines += [*text.head, *(line.removeprefix(INDENT) for line in inner)]
         tiles = vocabulary.tiles(text.module, reduction) if reduction is not None else "one program per request"

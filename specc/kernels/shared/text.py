@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
 from specc.ir.core import Module, Op, Value, is_state, tensor_type
-from specc.ir.types import TensorType
+from specc.ir.ops import OPS
+from specc.ir.types import DTYPES, TensorType
 from specc.kernels.shared.base import (
-    NARROW,
     ROW_BLOCK,
     STORES,
     Arguments,
@@ -19,67 +20,14 @@ from specc.kernels.shared.base import (
     power_of_two,
     row_elements,
 )
-from specc.kernels.shared.tiles import Function, functions
-
-MOST_ELEMENTS = 4096
-"""Most elements of a block: 32 for each of 128 threads."""
-
-COPIES = frozenset({"carry.load", "tree.repeat", *STORES})
-"""Ops that move whole rows; more than `NARROW` elements are copied in chunks."""
+from specc.kernels.shared.blocks import block_shape, moved, replaced
+from specc.kernels.shared.tiles import Function, functions, tile_of
+from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 _GATHERED = 8192
 """Elements of hidden rows that a program loads before it stores them: 64 per thread, eight 16-byte loads of bf16."""
 
 INDENT = "    "
-
-
-def block_shape(module: Module, type_: TensorType) -> tuple[int, ...]:
-    """Elements along every axis but the batch."""
-    sizes = type_.sizes(module.dims, unbounded=0)
-    return tuple(size for axis, size in zip(type_.shape, sizes, strict=True) if axis != "B")
-
-
-def fits_registers(module: Module, value: Value) -> bool:
-    """Whether one program can hold what a value has of a request: at most two axes, and one before the batch."""
-    type_ = tensor_type(value)
-    if "B" not in type_.shape[:2]:
-        return False
-    shape = block_shape(module, type_)
-    return len(shape) <= 2 and 0 not in shape and prod(map(power_of_two, shape)) <= MOST_ELEMENTS
-
-
-def all_fit(module: Module, op: Op) -> bool:
-    """Whether one program can hold all that an op reads and gives of a request."""
-    values = [value for value in (*op.operands, *op.results) if not is_state(value)]
-    return all(fits_registers(module, value) for value in values)
-
-
-def moved(module: Module, op: Op) -> int:
-    """Elements of one of the rows that an op moves."""
-    if "field" in op.attrs:
-        return row_elements(module, str(op.attrs["field"]))
-    axes = 2 if op.opcode == "tree.gather" else 1
-    return prod(tensor_type(op["x"]).sizes(module.dims)[axes:])
-
-
-def is_long(module: Module, op: Op) -> bool:
-    """Whether an op moves rows of a request that are copied in chunks."""
-    if op.opcode == "tree.gather":
-        return len(tensor_type(op["x"]).shape) > 2
-    return op.opcode in COPIES and (moved(module, op) > NARROW or not all_fit(module, op))
-
-
-def is_computed(module: Module, op: Op, cluster: Cluster) -> bool:
-    """Whether a long load is a block after all, because another op of the cluster computes with it."""
-    if op.opcode != "carry.load" or not all_fit(module, op):
-        return False
-    return any(user in cluster and not is_long(module, user) for user in module.users(op.result))
-
-
-def replaced(module: Module, value: Value) -> Value | None:
-    """The operand whose memory a value takes, None without one: what is handed out keeps its own."""
-    victim = value.source.overwritten if value.source is not None else None
-    return None if victim in module.outputs.values() else victim
 
 
 @dataclass
@@ -107,6 +55,10 @@ class Text:
     _pointers: dict[Value | str, str] = field(default_factory=dict["Value | str", str])
     _names: set[str] = field(default_factory=lambda: {"b", "program", "programs", "last", "live", "chunk", "tl"})
 
+    def __post_init__(self) -> None:
+        """No argument or variable is named as a function that is called, or as what statements are written with."""
+        self._names |= {"range", "prologue", *(tile.name for op in self.cluster if (tile := tile_of(op)))}
+
     # --- names and arguments ----------------------------------------------------------------------------------------
 
     def fresh(self, hint: str) -> str:
@@ -118,16 +70,18 @@ class Text:
         self._names.add(name)
         return name
 
-    def use(self, function: str) -> str:
-        """Import a device function; its name."""
-        self.imports.setdefault(functions()[function].module, set()).add(function)
-        return function
+    def use(self, function: str | Function) -> str:
+        """Import a device function, specc's own by its name; its name."""
+        found = functions()[function] if isinstance(function, str) else function
+        self.imports.setdefault(found.module, set()).add(found.name)
+        return found.name
 
     def partial(self, name: str, dtype: str, shape: tuple[int, ...], *, zero: bool = False) -> str:
         """The argument that is memory of the kernel's own."""
         argument = self.fresh(f"{name}_ptr")
-        self.scratch.append(Scratch(f"{self.name}.{name}", dtype, shape, zero))
-        self.arguments.buffer(argument, dtype, f"{self.name}.{name}")
+        memory = f"{self.name}.{argument.replace('_ptr', '_').removesuffix('_')}"
+        self.scratch.append(Scratch(memory, dtype, shape, zero))
+        self.arguments.buffer(argument, dtype, memory)
         return argument
 
     def pointer(self, value: Value, hint: str) -> str:
@@ -150,7 +104,12 @@ class Text:
         root = value
         while root.source in self.cluster and (victim := replaced(self.module, root)) is not None:
             root = victim
-        return value if root.source in self.cluster else root
+        return value if root.source in self.cluster or not self._outlives(value) else root
+
+    def _outlives(self, value: Value) -> bool:
+        """Whether a value, or what replaces it, is read after the kernel."""
+        heirs = [op.result for op in self.module.users(value) if op.overwritten is value]
+        return leaves(self.module, value, self.cluster) or any(map(self._outlives, heirs))
 
     def pool(self, op: Op) -> str:
         """The argument that is the pool rows of an op's field."""
@@ -241,10 +200,10 @@ class Text:
 
     def call(self, op: Op, function: Function) -> str:
         """The call of a device function with all that it wants of an op."""
-        given = [(parameter, self._bind(op, parameter)) for parameter in function.parameters]
+        given = [(parameter, self._bind(op, function, parameter)) for parameter in function.parameters]
         first = next((i for i, (parameter, _) in enumerate(given) if parameter.isupper()), len(given))
         words = [value for _, value in given[:first]] + [f"{name}={value}" for name, value in given[first:]]
-        return f"{self.use(function.name)}({', '.join(words)})"
+        return f"{self.use(function)}({', '.join(words)})"
 
     def tile(self, op: Op, function: Function) -> None:
         """Compute an op by its device function."""
@@ -256,9 +215,12 @@ class Text:
             self.blocks[value] = self.fresh(name)
         targets = ", ".join(self.blocks[value] for value in returned.values())
         self.body.append(f"{targets} = {call}" if targets else call)
+        if function.brought:
+            cast = [(self.blocks[value], DTYPES[tensor_type(value).dtype].torch) for value in returned.values()]
+            self.body += [f"{name} = tl.cast({name}, tl.{'int1' if t == 'bool' else t})" for name, t in cast]
         self.stored.update(results[name] for name in written)
 
-    def _bind(self, op: Op, parameter: str) -> str:
+    def _bind(self, op: Op, function: Function, parameter: str) -> str:
         """What is passed for a parameter of a device function, see tiles.py."""
         if parameter in ("b", "program", "programs"):
             return parameter
@@ -271,7 +233,7 @@ class Text:
         if kind in ("stride", "columns"):
             return self.scalar(named[stem], stem, kind)
         if kind in ("ptrs", "late"):
-            return self._parts(op, stem, kind)
+            return self._parts(op, function, stem, kind)
         if parameter in op.attrs:
             name = self.fresh(parameter)
             self.arguments.literal(name, int(op.attrs[parameter]))
@@ -282,7 +244,7 @@ class Text:
         """A constant: an attribute, a size, a dimension."""
         if parameter.lower() in op.attrs:
             value = op.attrs[parameter.lower()]
-            return f'"{value}"' if isinstance(value, str) else str(value)
+            return json.dumps(value) if isinstance(value, str) else str(value)
         if parameter == "LEVELS":
             tree = op["parent"].source
             return str(tree.attrs["steps"] if tree is not None and "steps" in tree.attrs else self.module.size("N") - 1)
@@ -290,13 +252,19 @@ class Text:
             return str(row_elements(self.module, str(op.attrs["field"])))
         if parameter.startswith("SIZE_"):
             value = (op.named_results | op.named)[parameter.removeprefix("SIZE_").lower()]
+            axis = tensor_type(value).shape[-1]
+            if OPS[op.opcode].tile is not None and isinstance(axis, str) and self.module.dims[axis].size is None:
+                what = f"the tile of {op.opcode} asks for {parameter}, which only the engine knows"
+                raise DiagnosticError(Diagnostic("plugin/failed", what, op.location))
             return str((block_shape(self.module, tensor_type(value)) or (0,))[-1])
         return str(self.module.size(parameter))
 
-    def _parts(self, op: Op, stem: str, kind: str) -> str:
-        """The memory of numbered operands as a tuple, but for a last one in registers; or the block of that one."""
+    def _parts(self, op: Op, function: Function, stem: str, kind: str) -> str:
+        """The memory of numbered operands as a tuple, but for a last one that is taken in registers; or its block."""
         found = [value for name, value in op.named.items() if name.rstrip("0123456789") == stem]
-        late = found[-1] if len(found) > 1 and found[-1] in self.blocks and found[-1].source in self.cluster else None
+        late = None
+        if f"{stem}_late" in function.parameters and len(found) > 1 and found[-1].source in self.cluster:
+            late = found[-1] if found[-1] in self.blocks else None
         if kind == "late":
             return "None" if late is None else self.blocks[late]
         stored = found if late is None else found[:-1]
@@ -350,7 +318,7 @@ class Text:
             source, copies = op["x"].source, self.module.size("K")
         if op.opcode in STORES:
             row = self.row(op["rows"])
-            given = (self.pointer(op["value"], "value"), "b", self.pool(op), row, "True", f"{row} != 0")
+            given = (self.pointer(op["value"], "value"), "b", self.pool(op), row, f"{row} != 0", f"{row} != 0")
         elif source in self.cluster:
             if op is source and not leaves(self.module, op.result, self.cluster):
                 return

@@ -19,42 +19,74 @@ share, before the launch's own results are there.
 An op that gives logits for logits is a *prologue* of the reductions that read them. Its function has the parameters
 ``logits`` f32, ``column`` i32, the entries of the vocabulary that these are, and ``row``, the row of all requests' that
 they are in, and otherwise memory and constants alone; it gives the new logits.
+
+The function of an op from outside is in a file of its own, `OpDef.tile`, and has no part that programs share. Beside a
+kernel that file is a module named as the function, so that those of two ops cannot meet.
 """
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
 from specc.ir.core import Op
+from specc.ir.opdef import OpDef
+from specc.ir.ops import OPS
 from specc.support.templates import lib_names, read_template
 
 
 @dataclass(frozen=True)
 class Function:
-    """A device function: its name, the module of ``templates/lib`` that has it, and its parameters."""
+    """A device function: its name, the module beside the kernels that has it, its parameters, whose it is."""
 
     name: str
     module: str
     parameters: tuple[str, ...]
+    brought: bool = False
 
 
 @cache
 def functions() -> dict[str, Function]:
-    """All device functions by name."""
+    """The device functions of ``templates/lib`` by name."""
     found: dict[str, Function] = {}
     for path in lib_names():
-        module = path.removeprefix("lib/").removesuffix(".py")
-        for node in ast.parse(read_template(path)).body:
-            if isinstance(node, ast.FunctionDef):
-                found[node.name] = Function(node.name, module, tuple(arg.arg for arg in node.args.args))
+        found |= _functions_in(path.removeprefix("lib/").removesuffix(".py"), read_template(path), brought=False)
     return found
+
+
+@cache
+def _functions_in(module: str, text: str, *, brought: bool) -> Mapping[str, Function]:
+    """The functions at the top of a file by name."""
+    found = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    return {f.name: Function(f.name, module, tuple(arg.arg for arg in f.args.args), brought) for f in found}
+
+
+def function_name(opcode: str) -> str:
+    """What the device function of an op is called."""
+    return opcode.replace(".", "_")
+
+
+def brought(path: str) -> OpDef | None:
+    """The op from outside whose file is beside the kernels as ``lib/<module>.py``, None of a file of specc's."""
+    ops = (op for op in OPS.values() if op.tile is not None)
+    return next((op for op in ops if path == f"lib/{function_name(op.name)}.py"), None)
+
+
+def device_code(path: str) -> str:
+    """The text of a file that kernels import, ``lib/<module>.py``. Raises FileNotFoundError without one."""
+    op = brought(path)
+    return read_template(path) if op is None else op.tile_text
 
 
 def tile_of(op: Op) -> Function | None:
     """The device function of an op, None without one."""
-    name = op.opcode.replace(".", "_")
+    name, definition = function_name(op.opcode), OPS[op.opcode]
+    if definition.tile is not None:
+        return _functions_in(name, definition.tile_text, brought=True)[name]
+    if definition.reference is not None:
+        return None
     if op.opcode == "kv.slots" and op.attrs["axis"] == "D":
         name = "kv_forward_slots"
     return functions().get(name)
@@ -62,15 +94,22 @@ def tile_of(op: Op) -> Function | None:
 
 def side_of(op: Op) -> Function | None:
     """What all programs of a request share of an op, None without such a part: of masks only flat ones have it."""
-    if op.attrs.get("mode", "full") != "full":
+    if op.attrs.get("mode", "full") != "full" or OPS[op.opcode].reference is not None:
         return None
-    return functions().get(f"{op.opcode.replace('.', '_')}_side")
+    return functions().get(f"{function_name(op.opcode)}_side")
 
 
 def is_prologue(op: Op) -> bool:
     """Whether an op changes logits before a reduction reads them."""
-    function = tile_of(op)
-    return function is not None and {"logits", "column"} <= set(function.parameters) and "logits" in op.named
+    function, logits = tile_of(op), op.get("logits")
+    if function is None or logits is None or not changes_logits(function):
+        return False
+    return all(value is not logits for name, value in op.named.items() if name != "logits")
+
+
+def changes_logits(function: Function) -> bool:
+    """Whether a function is written as that of a prologue."""
+    return {"logits", "column"} <= set(function.parameters)
 
 
 def in_memory(op: Op) -> frozenset[str]:

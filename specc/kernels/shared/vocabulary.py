@@ -107,7 +107,7 @@ def prologue(text: Text, reduction: Op, cluster: Cluster) -> tuple[str, str]:
                 given.append(f"{parameter}={text.constant(op, parameter)}")
             else:
                 given.append(parameter)
-        lines.append(f"logits = {text.use(function.name)}({', '.join(given)})")
+        lines.append(f"logits = {text.use(function)}({', '.join(given)})")
     text.prologue += ["def prologue(logits, column, row, operands):", *(f"    {line}" for line in lines)]
     text.prologue.append("    return logits")
     return "prologue", f"({', '.join(pointers)}{',' * (len(pointers) == 1)})"

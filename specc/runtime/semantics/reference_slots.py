@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import torch
 from torch import Tensor
 
+from ..rounding import Size, round_up
 from .convention import Attrs, Dims, Semantics, Tensors, register, zero_rows
-
-Positions = TypeVar("Positions", int, Tensor)
 
 SLOT_OPS: dict[str, Semantics] = {}
 
@@ -79,9 +76,9 @@ def kv_branch_slots(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return (slots.permute(2, 0, 1).contiguous(),)
 
 
-def branch_run(base: Positions, page: int, room: int) -> Positions:
+def branch_run(base: Size, page: int, room: int) -> Size:
     """Positions from one branch to the next: room and the partly filled page before `base`, in whole pages."""
-    return (base % page + room + page - 1) // page * page
+    return round_up(base % page + room, page)
 
 
 def _look_up(table: Tensor, rows: Tensor, positions: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..errors import FieldError, MissingFieldError, RecordError
 from ..plan.plan import CONTEXT_AXIS, Carried, Plan
+from ..rounding import round_up
 from ..semantics.convention import DTYPES
 from .carry import Carry
 from .peer import schema_digest
@@ -117,7 +118,7 @@ class RecordLayout:
             carried = plan.carry[name]
             shape = tuple(plan.size(axis) for axis in carried.axes[1:])
             fields.append(RecordField(name, carried.dtype, shape, end, _limit(carried, sizes)))
-            end = _aligned(end + fields[-1].nbytes)
+            end = round_up(end + fields[-1].nbytes, ALIGNMENT)
         tag = int.from_bytes(bytes.fromhex(schema_digest(plan))[:8], "little", signed=True)
         return RecordLayout(tag, tuple(fields), end)
 
@@ -236,10 +237,6 @@ def _limit(carried: Carried, sizes: Mapping[str, int]) -> int | None:
     if carried.limit is None:
         return None
     return int(carried.limit) if carried.limit.isdecimal() else sizes.get(carried.limit, UNLIMITED)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _bytes(record: object, request: Hashable = None) -> Tensor:

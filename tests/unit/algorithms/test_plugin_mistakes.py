@@ -11,12 +11,14 @@ from programs import config_text
 from typer.testing import CliRunner
 
 from specc.cli.main import app
+from specc.ir.opdef import OpDef
 from specc.ir.ops import OPS
 
 ROOT = Path(__file__).parents[3]
 PLUGIN = ROOT / "examples" / "plugin" / "src" / "specc_anchored"
 SOURCE = (PLUGIN / "__init__.py").read_text().replace("specc_anchored.reference", "specc_broken_reference")
 REFERENCE = (PLUGIN / "reference.py").read_text()
+TILE = (PLUGIN / "tile.py").read_text().replace("anchored_repeats", "broken_repeats")
 WHO = "BROKEN, of specc-broken 1.2, specc_broken:ANCHORED"
 Check = Callable[[str, str], list[str]]
 
@@ -25,17 +27,19 @@ Check = Callable[[str, str], list[str]]
 def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Check]:
     """Installs the example's plugin with one passage replaced, as `broken`; returns what `specc check` says of it.
 
-    The passage is one of the algorithm's file, or else of that with the reference of its op.
+    The passage is one of the algorithm's file, or else of those with the reference and the tile of its op.
     """
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
 
     def run(old: str, new: str) -> list[str]:
-        assert (SOURCE + REFERENCE).count(old) >= 1
+        assert (SOURCE + REFERENCE + TILE).count(old) >= 1
         source = SOURCE.replace(old, new, 1).replace("model.anchored", "model.broken")
         (tmp_path / "specc_broken.py").write_text(source.replace("anchored.repeats", "broken.repeats"))
         reference = REFERENCE if old in SOURCE else REFERENCE.replace(old, new, 1)
         (tmp_path / "specc_broken_reference.py").write_text(reference)
+        tile = TILE if old in SOURCE + REFERENCE else TILE.replace(old, new, 1)
+        (tmp_path / "tile.py").write_text(tile)
         about = tmp_path / "specc_broken-1.2.dist-info"
         about.mkdir()
         (about / "METADATA").write_text("Metadata-Version: 2.1\nName: specc-broken\nVersion: 1.2\n")
@@ -50,7 +54,7 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Check]:
     yield run
     for module in ("specc_broken", "specc_broken_reference"):
         sys.modules.pop(module, None)
-    for op in ("model.broken", "broken.repeats"):
+    for op in ("model.broken", "broken.repeats", "broken.repeats_x", "load.row"):
         OPS.pop(op, None)
 
 
@@ -108,6 +112,66 @@ def test_what_cannot_be_used(check: Check, old: str, new: str, what: str) -> Non
     assert said[0].startswith(f"error[plugin/unusable]: the plugin {WHO}")
     assert what in said[0]
     assert said[1] == " --> c.yaml:2:12"
+
+
+TILES = [
+    ("syntax", "broken_repeats(tokens_ptr,", "broken_repeats((tokens_ptr,", "SyntaxError: "),
+    ("no function", "def broken_repeats", "def broken_repeat", "has no function broken_repeats, the tile of"),
+    ("a plain function", "@triton.jit\n", "", "is no function of Triton"),
+    ("an operand", "tokens_ptr, b", "token_ptr, b", "the parameter token_ptr, and broken.repeats can be asked for A, "),
+    ("a dimension", "A: tl.constexpr", "N: tl.constexpr", "the parameter N, and"),
+    ("the batch", "A: tl.constexpr", "B: tl.constexpr", "the parameter B, and"),
+    ("its programs", "tokens_ptr, b,", "tokens_ptr, b, program,", "the parameter program, and"),
+    ("a stride", "tokens_ptr, b,", "tokens_ptr, tokens_stride, b,", "the parameter tokens_stride, and"),
+    ("constants first", "count, A: tl.constexpr", "A: tl.constexpr, count", "constants come last"),
+    ("any parameters", "A: tl.constexpr)", "*, A: tl.constexpr)", "has parameters with *, ** or /"),
+    (
+        "an import",
+        "import triton\n",
+        "import torch\n",
+        "tile.py, the tile of broken.repeats, imports torch; it becomes",
+    ),
+    ("an import inside", "    i = tl", "    from .rows import lift\n    i = tl", "imports lift from .rows"),
+    ("a module of none", "import triton\n", "from .row import lift\n", "imports lift from .row"),
+    ("a function of none", "import triton\n", "from .rows import lifts\n", "imports lifts from .rows"),
+    ("specc", "import triton\n", "from specc.ir import core\n", "imports specc.ir"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "what"), [case[1:] for case in TILES], ids=[case[0] for case in TILES])
+def test_a_tile_that_kernels_cannot_call(check: Check, old: str, new: str, what: str) -> None:
+    """The file is named, and the line that is wrong."""
+    said = check(old, new)
+    assert said[0].startswith(f"error[plugin/unusable]: the plugin {WHO}, has an op that cannot be computed:")
+    assert what in said[0]
+    at = next(line for line in said if "tile.py:" in line)
+    shown = TILE.replace(old, new, 1).splitlines()[int(at.split(":")[-2]) - 1]
+    assert "repeats" in shown or shown in new or what.startswith("has no"), shown
+
+
+OPS_WITH_TILES = [
+    ("no file", '"tile.py"', '"tiles.py"', "the tile of broken.repeats is no file"),
+    ("no path", 'Path(__file__).with_name("tile.py")', '"tile.py"', "the tile of broken.repeats is no file"),
+    ("any operands", "count: i32[B] ->", "count*: i32[B] ->", "operands or results of any number"),
+    ("an optional result", "-> repeats: ", "-> repeats?: ", "or results that may be left out"),
+    ("a name", "count: i32[B] ->", "b: i32[B] ->", "'b' cannot be the name of a parameter"),
+    ("a keyword", "-> repeats: ", "-> lambda: ", "'lambda' cannot be the name"),
+    ("a function of specc's", '"anchored.repeats",', '"load.row",', "specc has one of this name"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "what"), [c[1:] for c in OPS_WITH_TILES], ids=[c[0] for c in OPS_WITH_TILES])
+def test_an_op_that_can_have_no_tile(check: Check, old: str, new: str, what: str) -> None:
+    said = check(old, new)
+    assert said[0].startswith(f"error[plugin/unusable]: the plugin {WHO}, has an op that cannot be computed:")
+    assert what in said[0]
+
+
+def test_two_ops_whose_tiles_would_have_one_name(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = OpDef("broken_repeats.x", "a: i32[B] -> c: i32[B]", "", reference=len, tile=PLUGIN / "tile.py")
+    monkeypatch.setitem(OPS, other.name, other)
+    said = check('"anchored.repeats",', '"broken.repeats_x",')
+    assert "broken_repeats_x would be the function of broken_repeats.x too" in said[0]
 
 
 GRAPHS = [

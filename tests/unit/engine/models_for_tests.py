@@ -26,6 +26,12 @@ from specc.engine.models.mtp_heads import MtpHeads
 VOCAB = 97
 AUX_LAYERS = (1, 3)
 """Layers, counted from 1, that the DFLASH head reads."""
+SHAPES = [
+    *(("llama", 1, 1), ("qwen3", 16, 1)),
+    *(("llama", 16, 3), ("qwen3", 1, 3)),
+    *(("llama", 1, 5), ("qwen3", 16, 5)),
+]
+"""Family, page size and steps: any two of them together."""
 COMMON: dict[str, Any] = {
     "vocab_size": VOCAB,
     "intermediate_size": 48,

@@ -23,7 +23,7 @@ from specc.engine.serving.prompts import Prompt
 from specc.engine.serving.request import Completion, StopConditions
 from specc.support.diagnostics import DiagnosticError
 
-from .models_for_tests import AUX_LAYERS, VOCAB, make_drafts, make_pair, make_target
+from .models_for_tests import AUX_LAYERS, SHAPES, VOCAB, make_drafts, make_pair, make_target
 
 torch.set_num_threads(1)
 HEADS = ("frozen", "mtp", "dflash")
@@ -60,9 +60,7 @@ def expect_drafts(engine: Engine, completion: Completion, drafted: list[tuple[in
     assert completion.accept_lens == lengths[: len(completion.accept_lens)]
 
 
-@pytest.mark.parametrize("steps", [1, 3, 5])
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize(("family", "page_size", "steps"), SHAPES)
 @pytest.mark.parametrize("kind", HEADS)
 def test_drafts_are_those_of_a_draft_without_kv_memory(kind: str, family: str, page_size: int, steps: int) -> None:
     engine = make_engine(*make_pair(kind, family), steps=steps, page_size=page_size, buckets=(1, 5))

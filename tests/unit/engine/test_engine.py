@@ -24,7 +24,7 @@ from specc.engine.serving.request import StopConditions, TokenEvent
 from specc.ir.ops.health import ROOM_BIT
 from specc.support.diagnostics import DiagnosticError
 
-from .models_for_tests import VOCAB, make_drafts, make_model, make_target
+from .models_for_tests import SHAPES, VOCAB, make_drafts, make_model, make_target
 
 torch.set_num_threads(1)
 NEW = 24
@@ -57,10 +57,8 @@ def assert_greedy(engine: Engine, prompts: list[list[int]], conditions: StopCond
     assert not engine.table.tensor.any()
 
 
-@pytest.mark.parametrize("steps", [1, 3, 5])
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(("family", "page_size", "steps"), SHAPES)
 @pytest.mark.parametrize("kind", ["stranger", "twin", "head"])
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_text_equals_generate(family: str, kind: str, page_size: int, steps: int) -> None:
     target = make_target(family)
     draft = make_drafts(target, family)[kind]

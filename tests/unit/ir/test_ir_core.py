@@ -177,7 +177,7 @@ def test_sizes_of_types() -> None:
 def test_declarations_by_class() -> None:
     module, _, _ = sample()
     kernel = Kernel("k", "prepare", "prepare", 1)
-    module.decls = [Options("o", (1,), 1), kernel]
+    module.decls = [Options("o", (1,), 1, -1), kernel]
     assert module.decls_of(Kernel) == [kernel]
 
 
@@ -186,7 +186,7 @@ def test_the_only_declaration_of_a_kind() -> None:
     module = Module("m")
     with pytest.raises(DiagnosticError, match="@m needs exactly one options declaration, has 0"):
         module.decl(Options)
-    module.decls.append(Options("config", (1,), 1))
+    module.decls.append(Options("config", (1,), 1, -1))
     assert module.decl(Options).buckets == (1,)
     module.decls.append(module.decl(Options))
     with pytest.raises(DiagnosticError, match="has 2"):

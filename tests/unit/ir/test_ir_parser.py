@@ -104,7 +104,7 @@ WRONG_LINES = [
     ("established", "cannot read 'established'"),
     ("kernel @k {bytes = 1}", "kernel has the fields bytes, family, phase"),
     ('kernel @k {bytes = "1", family = "f", phase = "draft"}', "bytes of kernel must be int"),
-    ("options @o {buckets = 4, page_size = 1}", "buckets of options must be"),
+    ("options @o {buckets = 4, longest = -1, page_size = 1}", "buckets of options must be"),
     ("kernel @k {bytes 1}", "cannot read the attributes at 'bytes 1'"),
     ("kernel @k {bytes = }", "Expecting value"),
     ("kernel @k {bytes = 1, bytes = 2}", "the attribute bytes is written twice"),
@@ -252,7 +252,7 @@ def test_locations_can_be_left_out() -> None:
 def test_declarations_keep_their_types() -> None:
     module = start_module(load(buckets=[1, 5]))
     (options,) = parse_module(print_module(module)).decls_of(Options)
-    assert options == Options("config", (1, 5), 1)
+    assert options == Options("config", (1, 5), 1, -1)
 
 
 def test_file_names_are_escaped() -> None:

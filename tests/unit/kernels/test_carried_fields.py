@@ -25,7 +25,7 @@ from specc.kernels.shared.base import (
     read_in_place,
     traffic,
 )
-from specc.kernels.shared.text import is_long
+from specc.kernels.shared.blocks import is_long
 from specc.pass_manager.pass_base import Context
 from specc.passes.form_kernels import FormKernels
 

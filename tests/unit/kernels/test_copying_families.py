@@ -81,7 +81,19 @@ def test_values_of_two_paths_are_two_launches() -> None:
     other = tree.add_input("other_path", compact["accept_index"].type)
     results = [("copy", compact.result.type)]
     tree.add_op("commit", "commit.compact", (compact["x"], other), results, {}, None)
-    assert {len(cluster) for cluster, _ in clusters(tree, "compact")} == {1}
+    offered = [cluster for cluster, _ in clusters(tree, "compact")]
+    assert [len(cluster) for cluster in offered] == [4, 1, 1, 1, 1, 1, 1]
+    assert offered[1] == tuple(tree.users(other))
+    assert all(op["accept_index"] is not other for op in offered[0])
+
+
+def test_a_launch_moves_keys_and_values_once() -> None:
+    """A second move along the path reads what the first one wrote."""
+    tree = module("standalone")
+    (move,) = tree.find("kv.move")
+    operands = move["slots"], move["accept_index"], move["accept_lens"], move.result
+    again = tree.add_op("commit", "kv.move", operands, [("kv_again", move.result.type)], {}, None)
+    assert [cluster for cluster, _ in clusters(tree, "compact")] == [(move,), (move,), (again,)]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

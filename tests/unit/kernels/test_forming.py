@@ -20,8 +20,9 @@ from specc.ir.parser import parse_module
 from specc.ir.types import TensorType
 from specc.kernels import FAMILIES
 from specc.kernels.shared.base import CAPACITY, STORES, Spec, cluster_of
+from specc.kernels.shared.blocks import is_long
 from specc.kernels.shared.compose import has_tile
-from specc.kernels.shared.text import Text, is_long
+from specc.kernels.shared.text import Text
 from specc.pass_manager.pass_base import Context
 from specc.passes.form_kernels import FormKernels
 from specc.support.diagnostics import DiagnosticError

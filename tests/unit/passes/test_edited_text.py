@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from programs import compile_to, load
@@ -18,9 +19,10 @@ from specc.support.diagnostics import DiagnosticError
 
 CHAIN = {"num_steps": 2}
 TREE = {"num_steps": 2, "topk": 2, "num_draft_tokens": 4, "page_size": 4}
+FULL = {**TREE, "mask": "full", "context_length": 40}
 
 
-def text_after(last: str, keys: dict[str, int]) -> str:
+def text_after(last: str, keys: dict[str, Any]) -> str:
     """The text of a small program after a pass."""
     return print_module(compile_to(last, load("EAGLE", **keys)))
 
@@ -55,6 +57,9 @@ EDITS = [
     ("form-kernels", CHAIN, r"( *kernel @prepare_rows .*\n)", r"\1\1", PLANS, "kernel @prepare_rows is declared twice"),
     # what passes look for
     ("select-tree-form", CHAIN, "dim K : branch = 1", "dim K : branch = 7", LATER, "needs a size of dimension N"),
+    ("infer-types", FULL, "longest = 40", "longest = 41", LATER, "%mask is too narrow for texts of .* 41 tokens"),
+    ("infer-types", FULL, "longest = 40", "longest = -1", LATER, "%mask is too narrow for texts"),
+    ("expand-algorithm", FULL, "width = 176", "width = 175", LATER_TYPED, "%mask is too narrow for .* 40 tokens"),
     ("infer-types", TREE, r" *kvpool @draft .*\n", "", LATER, "needs a kvpool declaration of the draft"),
     ("infer-types", CHAIN, r"output health = %\w+", "output health = %kv_target", LATER, "output health is a state"),
     # attributes and operands
@@ -119,7 +124,7 @@ EDITS = [
 
 
 @pytest.mark.parametrize(("last", "keys", "old", "new", "passes", "message"), EDITS)
-def test_refused_by_name(last: str, keys: dict[str, int], old: str, new: str, passes: str, message: str) -> None:
+def test_refused_by_name(last: str, keys: dict[str, Any], old: str, new: str, passes: str, message: str) -> None:
     text = text_after(last, keys)
     assert re.search(old, text), "nothing to change"
     found = what_is_wrong(re.sub(old, new, text, count=1), passes)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from programs import ROOT, compile_to, load
 
+from specc.algorithms import names, needs
 from specc.ir.core import Module
 from specc.ir.declarations import Kernel, KvLayout
 from specc.ir.nodes import is_external
@@ -141,3 +142,16 @@ def test_a_tree_is_few_launches(algorithm: str, keys: dict[str, Any], steps: int
     launches = [kernel.name for kernel in module.decls_of(Kernel) if kernel.phase != "prefill"]
     duplicates = "page_size" in keys and steps > 1
     assert len(launches) == steps - 1 + 4 + duplicates <= steps + 4, launches
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize(
+    ("algorithm", "topk"), [(name, topk) for name in names() for topk in (1, 3) if topk == 1 or needs(name).trees]
+)
+def test_the_sizes_of_a_program_stay_to_its_end(algorithm: str, topk: int, steps: int) -> None:
+    """Whatever is pruned, and whatever axes its values have; a chain has no nodes besides its path."""
+    tree = {"topk": topk, "num_draft_tokens": 4} if topk > 1 else {}
+    dims = compile_to("plan-graphs", load(algorithm, num_steps=steps, max_requests=7, **tree)).dims
+    wanted = {"B": 4, "K": topk, "S": steps, "D": steps - 1, "A": steps + 1, "P": 8}
+    wanted |= {"N": 4} if topk > 1 else {}
+    assert {name: dims[name].size for name in dims if name in {*wanted, "N"}} == wanted

@@ -23,7 +23,6 @@ from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.errors import BindError
 from specc.runtime.memory.arena import allocate
 from specc.runtime.plan.plan import Plan
-from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.program import Program
 from specc.runtime.step import Step
 
@@ -41,7 +40,7 @@ def plans_of(algorithm: str, steps: list[int] = STEPS, **keys: Any) -> list[Plan
     """The plans of all depths, the deepest first."""
     keys |= {"options": {"window": 64}} if algorithm == "NGRAM" else {}
     built = build_program(load(algorithm, **keys | {"num_steps": steps, "buckets": BUCKETS, "max_requests": 6}))
-    return [read_plan(depth.plan) for depth in built.depths]
+    return [depth.plan for depth in built.depths]
 
 
 def bind(plans: Sequence[Plan], seed: int) -> Machine:

@@ -11,10 +11,12 @@ no keys and values and passes nothing on (in the spirit of Hydra's heads, arXiv 
 
 That the anchor is pooled, loaded and stored, that the target has to capture its hidden states and the draft nothing,
 that ``drafted`` is compacted in a tree and costs nothing in a chain is said nowhere: specc finds out.
-The op has no kernel: torch computes it, within the step's graph.
+The op's device function is in ``tile.py``, so that it is computed in the launch that verifies.
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from specc.algorithms.blocks.growth import Frontier, grow_tree
 from specc.algorithms.blocks.scope import Algorithm, Scope, dtype_of, logits_dtype_of
@@ -46,6 +48,7 @@ REPEATS = OpDef(
     "tokens: i32[B, A], count: i32[B] -> repeats: i32[B]",
     "How many of the first ``count`` tokens are the one before them.",
     reference=repeats,
+    tile=Path(__file__).with_name("tile.py"),
 )
 
 

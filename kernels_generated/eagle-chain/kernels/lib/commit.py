@@ -5,10 +5,11 @@ import triton.language as tl
 
 
 @triton.jit
-def commit_compact(x, accept_index, b, N: tl.constexpr):
-    """Entries of T[N] along the accepted path i32[A], 0 past it."""
+def commit_compact(x, accept_index, b, N: tl.constexpr, A: tl.constexpr):
+    """Entries of T[N] along the accepted path i32[A], 0 past it and past A, for they may be flags."""
     node = tl.minimum(tl.maximum(accept_index - b * N, 0), N - 1)
-    return tl.where(accept_index < 0, 0, tl.gather(x, node, 0))
+    inside = (accept_index >= 0) & (tl.arange(0, triton.next_power_of_2(A)) < A)
+    return tl.where(inside, tl.gather(x, node, 0), 0).to(x.dtype)
 
 
 @triton.jit

@@ -257,8 +257,9 @@ def tree_grow(scores, p, index, K: tl.constexpr):
 
 @triton.jit
 def tree_gather(x, kept, K: tl.constexpr):
-    """Entries kept // K of T[K]."""
-    return tl.gather(x, tl.minimum(tl.maximum(kept // K, 0), K - 1).to(tl.int32), 0)
+    """Entries kept // K of T[K]; 0 past them, for they may be flags."""
+    found = tl.gather(x, tl.minimum(tl.maximum(kept // K, 0), K - 1).to(tl.int32), 0)
+    return tl.where(tl.arange(0, triton.next_power_of_2(K)) < K, found, 0).to(x.dtype)
 
 
 @triton.jit

@@ -57,6 +57,8 @@ def verify_greedy(tokens, argmax, rows, parent, b, SIZE_TOKENS: tl.constexpr, A:
     if parent is None:
         child = tl.gather(tokens, tl.minimum(c + 1, NODES - 1), 0)
         drafts = follow(argmax, tl.where(c < NODES - 1, child, -1), NODES)
+        if NODES > A:
+            drafts = tl.minimum(drafts, A - 1)
         on_path = c <= drafts
         path = tl.where(slot <= drafts, slot, -1)
     else:

@@ -56,6 +56,12 @@ def kv_forward_slots(req_to_token_ptr, req_to_token_stride, rows, seq_lens, OFFS
 
 
 @triton.jit
+def branch_run(tail, PAGE: tl.constexpr, ROOM: tl.constexpr):
+    """Positions from one branch to the next: the tail of a partly filled page and ROOM, in whole pages."""
+    return (tail + ROOM + PAGE - 1) // PAGE * PAGE
+
+
+@triton.jit
 def kv_branch_slots(
     req_to_token_ptr,
     req_to_token_stride,
@@ -67,13 +73,10 @@ def kv_branch_slots(
     D: tl.constexpr,
     K: tl.constexpr,
 ):
-    """Slots i64[D, K] of the positions base + branch * run + forward; 0 for padding.
-
-    A run has room for the partly filled page before it: base % PAGE + ROOM positions, rounded up to pages.
-    """
+    """Slots i64[D, K] of the positions base + branch * run + forward; 0 for padding."""
     i = tl.arange(0, triton.next_power_of_2(D))[:, None]
     branch = tl.arange(0, triton.next_power_of_2(K))[None, :]
     base = seq_lens + OFFSET
-    run = (base % PAGE + ROOM + PAGE - 1) // PAGE * PAGE
+    run = branch_run(base % PAGE, PAGE, ROOM)
     entries = req_to_token_ptr + rows * req_to_token_stride + base + branch * run + i
     return tl.load(entries, mask=(i < D) & (branch < K) & (rows != 0), other=0).to(tl.int64)
