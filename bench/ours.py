@@ -28,7 +28,8 @@ from specc.runtime.frame import Frame
 from specc.runtime.memory.arena import Arena
 from specc.runtime.memory.kv_pools import KvPools
 from specc.runtime.plan.manifest import Manifest
-from specc.runtime.plan.plan import External, Launch, Plan
+from specc.runtime.plan.nodes import External, Launch
+from specc.runtime.plan.plan import Plan
 from specc.runtime.state.relay import RelayPools
 
 CONFIG = """\

@@ -16,28 +16,19 @@ from specc.ir.nodes import is_external, node_of
 from specc.ir.ops import OPS
 from specc.ir.types import TensorType, per_request
 from specc.kernels.shared import base as kernels
-from specc.runtime.plan.plan import (
+from specc.runtime.plan.nodes import (
     Argument,
-    Buffer,
     Capture,
-    Carried,
     External,
-    Input,
     Kernel,
-    Kv,
-    KvPool,
     Launch,
-    Model,
     Node,
     OpCall,
     OpSource,
-    Output,
     Phase,
-    Plan,
     Reference,
-    Serving,
-    kv_pointers,
 )
+from specc.runtime.plan.plan import Buffer, Carried, Input, Kv, KvPool, Model, Output, Plan, Serving, kv_pointers
 from specc.runtime.plan.plan import Value as Place
 from specc.version import __version__
 
@@ -59,7 +50,7 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Plan:
     options = module.decl(ir.Options)
     inputs = [_input(value) for value in module.inputs.values() if not is_state(value)]
     buffers = [_buffer(buffer) for buffer in module.decls_of(ir.Buffer)]
-    kv, dims = _kv(module), _dims(module, config)
+    kv, dims = _kv(module), _dims(module)
     return Plan(
         name=module.name,
         algorithm=config.algorithm,
@@ -101,15 +92,13 @@ def _axes(type_: TensorType) -> tuple[str, ...]:
     return tuple(map(str, type_.shape))
 
 
-def _dims(module: Module, config: Config) -> dict[str, int]:
-    fixed = {"K": config.topk, "S": config.num_steps, "D": config.num_steps - 1, "N": config.num_nodes}
-    fixed |= {"A": config.path_slots, "P": config.pool_rows}
-    return fixed | {dim.name: dim.size for dim in module.dims.values() if dim.size is not None}
+def _dims(module: Module) -> dict[str, int]:
+    """Every dimension that has a size; a chain's nodes are its path."""
+    return {"N": module.size("A")} | {dim.name: dim.size for dim in module.dims.values() if dim.size is not None}
 
 
 def _kv(module: Module) -> Kv:
-    kv = module.decl(ir.KvLayout)
-    longest = max((int(op.attrs["longest"]) for op in module.find("kv.admit")), default=-1)
+    kv, longest = module.decl(ir.KvLayout), module.decl(ir.Options).longest
     return Kv(
         page_size=kv.page_size,
         verify_window=kv.verify_window,

@@ -30,6 +30,7 @@ from specc.engine.serving.text import Detokenizer, StopText
 from specc.engine.wheel import batch_type
 from specc.runtime import AcceptanceDepth, DepthPolicy
 from specc.runtime.plan.plan import PROMPT
+from specc.runtime.rounding import round_up
 from specc.support.diagnostics import Diagnostic
 
 
@@ -90,13 +91,12 @@ class Engine:
         self.stats = Stats()
         self._flights: deque[InFlight] = deque()
         self._events: deque[TokenEvent] = deque()
-        self._finished: list[Completion] = []
-        self._next_id = 0
+        self._finished, self._next_id = list[Completion](), 0
 
     def _make_memory(self, max_context: int, num_pages: int | None, share_prefixes: bool) -> None:
         """Make the table, the pages and a pool for every model that has one."""
         plan, device = self.plan, self.target.device
-        columns = -(-(max_context + plan.kv.reserve) // plan.kv.page_size) * plan.kv.page_size
+        columns = round_up(max_context + plan.kv.reserve, plan.kv.page_size)
         max_batch = min(plan.buckets[-1], plan.size("P") - 1)
         self.table = ReqToToken(plan.size("P"), columns, device)
         self.allocator = PageAllocator(num_pages or max_batch * columns // plan.kv.page_size + 1, plan.kv.page_size)

@@ -11,7 +11,8 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from specc.runtime.plan.plan import External, Node, Plan, Reference, Totals
+from specc.runtime.plan.nodes import External, Node, Reference
+from specc.runtime.plan.plan import Plan, Totals
 
 if TYPE_CHECKING:
     from specc.driver.build import Build

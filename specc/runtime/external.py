@@ -12,7 +12,8 @@ from torch import Tensor
 from .errors import BindError, ForwardContractError
 from .frame import Frame
 from .memory.tables import plain_fault
-from .plan.plan import External, Plan
+from .plan.nodes import External
+from .plan.plan import Plan
 from .semantics.convention import DTYPES
 
 STEP_AXIS = "D"

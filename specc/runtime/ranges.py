@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from .frame import Frame
-from .plan.plan import Node
+from .plan.nodes import Node
 
 
 def in_ranges(execute: Callable[[Node, Frame], None]) -> Callable[[Node, Frame], None]:

@@ -25,7 +25,8 @@ from .memory.footprint import Memory
 from .memory.kv_pools import KvPools
 from .memory.staging import Staging
 from .memory.tables import TableGuard, batch_column, batch_rows, check_request_table, check_tables, prompt_tokens
-from .plan.plan import PROMPT, TABLE, External, Node, Plan
+from .plan.nodes import External, Node
+from .plan.plan import PROMPT, TABLE, Plan
 from .ranges import in_ranges
 from .result import StepResult
 from .state.carry import Carry

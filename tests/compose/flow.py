@@ -18,7 +18,8 @@ from specc.ir.core import Module
 from specc.ir.interpret import Forward, interpret
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.frame import Frame
-from specc.runtime.plan.plan import PROMPT, TABLE, External, Launch
+from specc.runtime.plan.nodes import External, Launch
+from specc.runtime.plan.plan import PROMPT, TABLE
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.state.relay import RelayPools
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from session import script
 
-from specc.runtime.plan.plan import Launch, Plan
+from specc.runtime.plan.nodes import Launch
+from specc.runtime.plan.plan import Plan
 
 from .compiled import compile_planned, interpreted
 from .flow import Flow, assert_equal

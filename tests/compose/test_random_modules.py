@@ -15,7 +15,7 @@ from specc.ir.parser import parse_module
 from specc.ir.printer import print_module
 from specc.passes.invariants import check_now
 from specc.runtime.frame import Frame
-from specc.runtime.plan.plan import Launch
+from specc.runtime.plan.nodes import Launch
 
 from .compiled import compile_planned, interpreted
 from .flow import Flow

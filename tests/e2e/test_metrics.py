@@ -26,7 +26,7 @@ from specc.ir.ops.health import TREE_BIT
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.frame import Frame
 from specc.runtime.health import FAULTS
-from specc.runtime.plan.plan import Launch
+from specc.runtime.plan.nodes import Launch
 
 from .tree_engine import Config, InjectedError, Launched, base_texts, expected, make_engine, program_of
 

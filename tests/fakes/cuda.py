@@ -19,7 +19,7 @@ from programs import brought
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.frame import Frame
 from specc.runtime.graphs import capture as capture_module
-from specc.runtime.plan.plan import Computed
+from specc.runtime.plan.nodes import Computed
 
 GRAPH_BYTES = 4096
 """What the fake reserves for every graph, times the place of the graph in the order of capture."""

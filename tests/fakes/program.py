@@ -14,20 +14,8 @@ from torch import Tensor
 from specc.engine.models.causal_models import ModelFacts, TargetModel
 from specc.engine.models.drafts import DflashDraft, Draft, FrozenKvDraft, MtpDraft
 from specc.runtime.depth import FixedDepth
-from specc.runtime.plan.plan import (
-    ArenaBytes,
-    Buffer,
-    External,
-    Input,
-    Kv,
-    KvPool,
-    Launch,
-    Model,
-    Phase,
-    Plan,
-    Serving,
-    Totals,
-)
+from specc.runtime.plan.nodes import External, Launch, Phase
+from specc.runtime.plan.plan import ArenaBytes, Buffer, Input, Kv, KvPool, Model, Plan, Serving, Totals
 
 from .program_steps import KINDS, FakeStep, LookupStep
 

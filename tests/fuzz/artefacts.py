@@ -21,8 +21,8 @@ from fakes import engine
 from specc.runtime.batch import Batch
 from specc.runtime.errors import DamagedWheelError, SpeccError
 from specc.runtime.plan.manifest import MANIFEST, PLAN
+from specc.runtime.plan.nodes import KINDS as BINDINGS
 from specc.runtime.plan.plan import FORMAT, PROMPT
-from specc.runtime.plan.plan import KINDS as BINDINGS
 from specc.runtime.program import load
 
 from . import steps

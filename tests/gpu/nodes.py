@@ -17,7 +17,8 @@ from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.frame import Frame
 from specc.runtime.memory.arena import Arena
 from specc.runtime.memory.kv_pools import KvPools
-from specc.runtime.plan.plan import Buffer, Computed, External, KvPool, OpCall, Plan, Reference
+from specc.runtime.plan.nodes import Computed, External, OpCall, Reference
+from specc.runtime.plan.plan import Buffer, KvPool, Plan
 from specc.runtime.state.relay import RelayPools
 
 from .operands import POISON, Operands

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from specc.runtime.frame import Frame
 from specc.runtime.memory.arena import Arena
-from specc.runtime.plan.plan import PROMPT, TABLE, Computed, External, Plan
+from specc.runtime.plan.nodes import Computed, External
+from specc.runtime.plan.plan import PROMPT, TABLE, Plan
 from specc.runtime.semantics.convention import DTYPES
 
 POISON = 0x5A

@@ -14,7 +14,7 @@ from specc.passes import form_kernels
 from specc.runtime.backends.cuda import CudaBackend
 from specc.runtime.frame import Frame, Progress
 from specc.runtime.plan.manifest import Manifest
-from specc.runtime.plan.plan import Computed, Reference
+from specc.runtime.plan.nodes import Computed, Reference
 from specc.runtime.plan.plan_json import load_plan
 
 from .conftest import Built

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ..frame import Frame
-from ..plan.plan import Computed
+from ..plan.nodes import Computed
 
 
 class Backend(Protocol):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import PlanError
 from ..frame import Frame
-from ..plan.plan import Computed, OpCall
+from ..plan.nodes import Computed, OpCall
 from ..semantics.convention import Semantics
 from ..semantics.reference import OPS, evaluate
 from ..semantics.reference_kv import KV_OPS

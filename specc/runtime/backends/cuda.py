@@ -18,7 +18,8 @@ import torch
 from ..errors import BindError, DamagedWheelError, UnsupportedDeviceError
 from ..frame import Frame
 from ..plan.manifest import Artifact, Manifest
-from ..plan.plan import Argument, Computed, Kernel, Launch, Plan, Reference
+from ..plan.nodes import Argument, Computed, Kernel, Launch, Reference
+from ..plan.plan import Plan
 from ..semantics.convention import Semantics
 from .cpu import ReferenceBackend
 

@@ -13,7 +13,8 @@ from functools import partial
 import torch
 
 from ..frame import Frame, Progress
-from ..plan.plan import Computed, External, Node, Plan
+from ..plan.nodes import Computed, External, Node
+from ..plan.plan import Plan
 from .capture import Recorder, Replays, warm_up
 
 

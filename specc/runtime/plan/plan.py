@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any
 
 from ..errors import PlanError
-from .typed import Signed
+from .nodes import STORES, Capture, Computed, External, Kernel, Node, OpSource, Phase, read_by, results_of
 
 FORMAT = 5
 BATCH_AXIS = "B"
@@ -26,11 +26,6 @@ MOST_DIGITS = 18
 """Of a number that stands as text: those with more are no i64."""
 LENGTHS = "seq_lens"
 """The carried field of committed lengths, where steps relay them."""
-OF_TENSORS = ("value", "buffer", "input", "stride", "size")
-KINDS = (*OF_TENSORS, "slot_stride", "literal")
-"""The kinds of kernel arguments; `target` of the first few names a value, an input or a buffer."""
-STORES = frozenset({"carry.store", "carry.append", "relay.publish"})
-"""The ops that write pool rows."""
 
 
 @dataclass(frozen=True)
@@ -198,122 +193,6 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """A rendered kernel: `arguments` are (name, type) of the run-time arguments in order, pointers start with `*`.
-
-    `flags` are those of a template, none where it is composed from ops; `aligned` are pointers that are promised to be
-    multiples of 16.
-    """
-
-    family: str
-    function: str
-    source: str
-    flags: Mapping[str, Any]
-    constants: Mapping[str, Any]
-    arguments: tuple[tuple[str, str], ...]
-    aligned: tuple[str, ...]
-    num_warps: int
-    num_stages: int
-
-
-@dataclass(frozen=True)
-class OpSource:
-    """An op that a plugin brought: its reference is `function` of the Python file `source` in the package."""
-
-    source: str
-    function: str
-
-
-@dataclass(frozen=True)
-class OpCall:
-    """One op of a node, in an order that respects dataflow. Operands are SSA or input names."""
-
-    op: str
-    operands: tuple[str, ...]
-    results: tuple[str, ...]
-    attrs: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Argument:
-    """A kernel argument.
-
-    `kind` is `value`, `buffer`, `input`, `stride` or `size` (of `target` along `axis`), `slot_stride` (bytes between
-    two slots of `target`'s KV buffers) or `literal`.
-    """
-
-    name: str
-    kind: str
-    target: str = ""
-    axis: int = 0
-    literal: Signed | None = None
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A node that launches `kernel`; `grid` maps a bucket to (x, y, z), x being the number of batch rows."""
-
-    kind: ClassVar[str] = "launch"
-    name: str
-    kernel: str
-    ops: tuple[OpCall, ...]
-    args: tuple[Argument, ...]
-    grid: Mapping[int, tuple[int, int, int]]
-
-
-@dataclass(frozen=True)
-class External:
-    """A node that calls the engine: `operands` and `results` map parameter and result names to values.
-
-    `step` numbers forwards that run several times; `capture` says of which rows the hidden states are handed over:
-    `null`, `last` or `full`.
-    """
-
-    kind: ClassVar[str] = "external"
-    name: str
-    callback: str
-    step: int | None
-    capture: str
-    operands: Mapping[str, str]
-    results: Mapping[str, str]
-    ops: tuple[OpCall, ...] = ()
-
-
-@dataclass(frozen=True)
-class Reference:
-    """A node whose ops torch computes, by their reference semantics: there is no kernel for them."""
-
-    kind: ClassVar[str] = "reference"
-    name: str
-    ops: tuple[OpCall, ...]
-
-
-Computed: TypeAlias = Launch | Reference
-"""Nodes that the program computes itself."""
-Node: TypeAlias = Launch | Reference | External
-
-
-@dataclass(frozen=True)
-class Phase:
-    """Nodes in execution order. `entry` is `prefill` or `step`."""
-
-    name: str
-    entry: str
-    nodes: tuple[Node, ...]
-
-
-@dataclass(frozen=True)
-class Capture:
-    """Nodes that are captured as one graph, and their minimal dependencies."""
-
-    name: str
-    entry: str
-    phases: tuple[str, ...]
-    nodes: tuple[str, ...]
-    edges: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
 class ArenaBytes:
     """Bytes that a program allocates for itself, whatever the batch.
 
@@ -428,7 +307,7 @@ class Plan:
             if isinstance(node, External):
                 names.update(node.operands.values())
             else:
-                names |= _read_by(node)
+                names |= read_by(node)
         return frozenset(names & set(self.inputs))
 
     def stores(self, entry: str) -> frozenset[str]:
@@ -438,7 +317,7 @@ class Plan:
 
     def engine_reads(self, node: Computed) -> frozenset[str]:
         """Buffers that a node reads where a forward of the engine has returned them."""
-        homes = [self.home(name) for name in _read_by(node)]
+        homes = [self.home(name) for name in read_by(node)]
         return frozenset(home.name for home in homes if home is not None and home.owner == "engine")
 
     def callbacks(self, entry: str | None = None) -> tuple[str, ...]:
@@ -457,20 +336,6 @@ class Plan:
         """The node that computes a value. PlanError when none does."""
         for phase in self.phases:
             for node in phase.nodes:
-                if value in _results(node):
+                if value in results_of(node):
                     return node
         raise PlanError(f"no node computes {value!r}")
-
-
-def _results(node: Node) -> set[str]:
-    """Values that a node computes."""
-    if isinstance(node, External):
-        return set(node.results.values())
-    return {name for call in node.ops for name in call.results}
-
-
-def _read_by(node: Computed) -> set[str]:
-    """Values, inputs and buffers that the ops or the kernel's arguments name."""
-    names = {name for call in node.ops for name in call.operands}
-    arguments = node.args if isinstance(node, Launch) else ()
-    return names | {argument.target for argument in arguments if argument.kind in OF_TENSORS}

@@ -10,7 +10,8 @@ from typing import Any
 from ..dtypes import DTYPES
 from ..errors import DamagedWheelError, PlanError
 from .manifest import PLAN
-from .plan import FORMAT, KINDS, PROMPT, RAGGED_AXIS, Argument, External, Node, Plan, Reference, kv_pointers
+from .nodes import KINDS, Argument, External, Node, Reference
+from .plan import FORMAT, PROMPT, RAGGED_AXIS, Plan, kv_pointers
 from .typed import from_json, read_json, to_json
 
 STEP_AXES = ("B", "P", "S", "A", "N", "V")

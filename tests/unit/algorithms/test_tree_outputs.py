@@ -29,7 +29,7 @@ from specc.ir.interpret import interpret
 from specc.ir.printer import print_module
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.plan.plan import Launch
+from specc.runtime.plan.nodes import Launch
 from specc.runtime.step import Step
 from specc.support.diagnostics import DiagnosticError
 

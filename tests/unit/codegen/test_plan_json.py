@@ -15,7 +15,7 @@ from programs import ROOT, load, written
 from specc.algorithms import names
 from specc.driver.build import Build, build_program
 from specc.ir.printer import print_module
-from specc.runtime.plan.plan import KINDS, External, Launch
+from specc.runtime.plan.nodes import KINDS, External, Launch
 from specc.runtime.plan.plan_json import plan_text, read_plan
 
 DOC = (ROOT / "docs" / "plan.md").read_text()

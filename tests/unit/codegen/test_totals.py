@@ -13,7 +13,8 @@ from programs import load, written
 
 from specc.driver.build import Build, build_program
 from specc.ir.printer import print_module
-from specc.runtime.plan.plan import External, Totals
+from specc.runtime.plan.nodes import External
+from specc.runtime.plan.plan import Totals
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from specc.emit.files import emit_kernels, emit_plan, emit_specir
 from specc.ir.parser import parse_module
 from specc.ir.printer import print_module
 from specc.runtime.plan.manifest import Manifest
-from specc.runtime.plan.plan import Launch
+from specc.runtime.plan.nodes import Launch
 from specc.runtime.plan.plan_json import plan_text
 from specc.runtime.program import load as load_program
 

@@ -12,7 +12,7 @@ from specc.ir.core import Module, Op
 from specc.ir.types import TensorType
 from specc.kernels import FAMILIES
 from specc.kernels.shared.base import CAPACITY, Cluster, read_in_place
-from specc.runtime.plan.plan import Launch
+from specc.runtime.plan.nodes import Launch
 
 START, PROPOSE = FAMILIES["ngram_start"], FAMILIES["ngram_propose"]
 LOOK_UP = ["carry.load", "ngram.propose"]

@@ -17,7 +17,8 @@ from specc.runtime.errors import DamagedWheelError, PlanError
 from specc.runtime.frame import Frame
 from specc.runtime.memory.arena import Arena
 from specc.runtime.plan.manifest import Manifest
-from specc.runtime.plan.plan import OpSource, Plan, Reference
+from specc.runtime.plan.nodes import OpSource, Reference
+from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.state.relay import RelayPools
 

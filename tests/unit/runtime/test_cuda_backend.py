@@ -24,7 +24,8 @@ from specc.runtime.external import Forward
 from specc.runtime.frame import Frame
 from specc.runtime.memory.arena import Arena
 from specc.runtime.plan.manifest import Artifact, Manifest
-from specc.runtime.plan.plan import Launch, Plan, Reference
+from specc.runtime.plan.nodes import Launch, Reference
+from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.state.relay import RelayPools
 

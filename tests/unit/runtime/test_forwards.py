@@ -11,7 +11,8 @@ from test_transfer import CASES, IDS, Machine, machine, plugin
 from torch import Tensor
 
 from specc.runtime.batch import Batch
-from specc.runtime.plan.plan import External, Plan
+from specc.runtime.plan.nodes import External
+from specc.runtime.plan.plan import Plan
 
 __all__ = ["plugin"]
 BITS = {

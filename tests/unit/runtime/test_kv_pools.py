@@ -19,7 +19,8 @@ from specc.runtime.backends.cuda import _number
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BatchError, BindError, ForwardContractError, PlanError
 from specc.runtime.frame import Frame
-from specc.runtime.plan.plan import Launch, kv_pointers
+from specc.runtime.plan.nodes import Launch
+from specc.runtime.plan.plan import kv_pointers
 from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.step import Step
 

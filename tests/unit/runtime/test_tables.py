@@ -22,7 +22,7 @@ from specc.runtime.batch import Batch
 from specc.runtime.errors import BatchError, BindError, PlanError
 from specc.runtime.frame import Frame
 from specc.runtime.memory.tables import TableGuard
-from specc.runtime.plan.plan import Argument
+from specc.runtime.plan.nodes import Argument
 from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.step import Step
 

@@ -28,7 +28,8 @@ from specc.ir.ops import OPS
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BatchError, CarryError, ForwardContractError, TornError
-from specc.runtime.plan.plan import STORES, Plan
+from specc.runtime.plan.nodes import STORES
+from specc.runtime.plan.plan import Plan
 from specc.runtime.state.carry import Carry
 from specc.runtime.state.torn import Torn
 from specc.runtime.step import Step
