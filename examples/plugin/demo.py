@@ -43,9 +43,9 @@ class Engine:
         """Size everything by the program's plan; pool row r has columns r * COLUMNS .. as its slots."""
         plan = module.plan
         rows, target = plan.size("P"), plan.models["target"]
-        self.forward, self.vocab, self.width = module.Forward, target["vocab_size"], target["hidden_size"]
+        self.forward, self.vocab, self.width = module.Forward, target.vocab_size, target.hidden_size
         self.table = torch.arange(rows * COLUMNS, dtype=torch.int32).view(rows, COLUMNS)
-        shape = (rows * COLUMNS, target["num_kv_heads"], target["head_dim"])
+        shape = (rows * COLUMNS, target.num_kv_heads, target.head_dim)
         self.kv = [torch.full(shape, -1.0), torch.full(shape, -1.0)]
         self.prompts: dict[int, list[int]] = {}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from specc.ir.opdef import OpDef
 from specc.ir.ops import carry, chain, commit, health, kv, model, ngram, spec, tree, verify, vocab
 
@@ -47,5 +49,8 @@ def add_op(op: OpDef) -> None:
 def _add(op: OpDef) -> None:
     if problem := op.misspelt():
         raise TypeError(f"the signature of {op.name} {problem}: {op.signature}")
+    if re.search(r"\[[^]]*\bN\b", op.signature):
+        nodes = "names the axis N, which a chain has not (its nodes are its path): write ?n"
+        raise TypeError(f"the signature of {op.name} {nodes}: {op.signature}")
     if OPS.setdefault(op.name, op) != op:
         raise TypeError(f"there is another op named {op.name}")

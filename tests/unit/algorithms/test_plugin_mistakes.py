@@ -100,6 +100,12 @@ UNUSABLE = [
     ("a dialect of specc's", '"anchored.repeats",', '"commit.repeats",', "with a dialect that specc does not have"),
     ("an op in place", "reference=repeats,", "reference=repeats, inplace=True,", "has an effect, a state"),
     ("an op's signature", "count: i32[B] -> repeats", "count i32[B] -> repeats", "is not of the form"),
+    (
+        "the nodes of a tree",
+        "tokens: i32[B, A], count",
+        "tokens: i32[B, N], count",
+        "names the axis N, which a chain has not",
+    ),
     ("numpy", "import torch\n", "import torch, numpy\n", "specc_broken_reference.py, which has the reference of"),
     ("specc", "import torch\n", "import torch, specc.ir\n", "imports specc; it goes into wheels"),
     ("a neighbour", "import torch\n", "import torch\nif 0:\n    from . import other\n", "imports .; it goes"),
