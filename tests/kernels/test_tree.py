@@ -358,6 +358,14 @@ def test_flat_masks_of_many_requests(launcher: Launcher) -> None:
     check(launcher, shape, drawn, source)
 
 
+def test_flat_masks_of_long_texts(launcher: Launcher) -> None:
+    """Rows of several blocks, which begin in the middle of one: what lies before is the end of the row before."""
+    shape = PLAIN | {"batch": 2, "k": 2, "steps": 1, "nodes": 3, "mode": "full", "longest": 5000}
+    source, drawn = random_case(shape, [3, 4])
+    drawn["seq_lens"] = torch.tensor([5000, 4500])
+    check(launcher, shape, drawn, source)
+
+
 @pytest.mark.parametrize(("k", "steps", "nodes"), [(8, 10, 512), (16, 5, 64), (10, 6, 128)])
 def test_large_trees(launcher: Launcher, k: int, steps: int, nodes: int) -> None:
     """Up to 1034 candidates, grown by the reference: everyone but the root has a parent."""

@@ -108,6 +108,15 @@ def test_topk(launcher: Launcher, dtype: str, seed: int, branches: int, each: bo
     check(launcher, module, logits.view(shape), batch, affordable(scan, vocab), source)
 
 
+def test_few_values_above_the_lowest(launcher: Launcher) -> None:
+    """Lanes that hold nothing but -inf are behind one with the lowest finite value, wherever that is."""
+    module = reduction("vocab.topk", "f32", 0, K=3, V=48)
+    logits = torch.full((1, 48), -math.inf)
+    logits[0, 3], logits[0, 14], logits[0, 31] = 1.0, torch.finfo(torch.float32).min, torch.finfo(torch.float32).min
+    found = check(launcher, module, logits, torch.tensor([2]), Scan(1, 16), generator(0))
+    assert found["index"][0].tolist() == [3, 14, 31]
+
+
 @pytest.mark.parametrize(("vocab", "splits"), [(70, 3), (64, 3), (63, 2), (5, 3)])
 def test_every_chunk_holds_its_own_blocks(launcher: Launcher, vocab: int, splits: int) -> None:
     """Of 16 logits each, the last one partial; the largest is the last logit, so that who reads on is seen."""
