@@ -123,7 +123,7 @@ def test_scores_in_f32_beside_hidden_states_in_bf16(case: Case, make_engine: Cal
     """As engines have them; the text is that of `generate` up to near-ties of its scores in bf16."""
     engine = make_engine(case)
     records = engine.plan.models.values()
-    assert {(record["dtype"], record["logits_dtype"]) for record in records} == {("bf16", "f32")}
+    assert {(record.dtype, record.logits_dtype) for record in records} == {("bf16", "f32")}
     for completion in engine.generate(PROMPTS, StopConditions(NEW)):
         assert compare(engine.target, completion, NEW).right
     assert engine.stats.mean_accept_len > 1.5

@@ -327,7 +327,7 @@ def test_steps_of_different_depths() -> None:
         assert found["specc_position_accepted_total", str(place)] == sum(length > place for _, length in seen)
     assert sum(found["specc_decode_steps_total", str(depth)] for depth in (1, 2, 3)) == 40
     assert found["specc_request_rows_total",] == len(seen)
-    launches = {num_steps: plan.totals["4"]["launches_in_graph"] for num_steps, plan in engine.program.plans.items()}
+    launches = {num_steps: plan.totals[4].launches_in_graph for num_steps, plan in engine.program.plans.items()}
     assert found["specc_kernel_launches_total",] == sum(
         found["specc_decode_steps_total", str(num_steps)] * count for num_steps, count in launches.items()
     )

@@ -199,7 +199,7 @@ PREFILLS = ("prefill_target", "prefill_draft", "prefill_module", "prefill_inject
 @pytest.mark.parametrize("algorithm", names())
 def test_any_forward_may_fail(algorithm: str, overlap: bool, late: bool) -> None:
     """The step raises, those in it are retried, all others go on, and no text changes."""
-    calls = set(make_engine(config_of(algorithm)).facts.calls)
+    calls = set(make_engine(config_of(algorithm)).plan.callbacks())
     assert calls <= {*CALLS, *PREFILLS}
     for name in sorted(calls):
         engine = make_engine(config_of(algorithm, overlap=overlap))

@@ -61,7 +61,7 @@ def test_what_specc_makes_of_it(site: Path, form: str) -> None:
     plan = json.loads((site / form / "plan.json").read_text())
     assert {field["name"]: field["axes"] for field in plan["carry"]} == {
         "bonus": ["B"],
-        "anchor": ["B", 64],
+        "anchor": ["B", "64"],
         "seq_lens": ["B"],
     }
     assert [b["shape"] for b in plan["buffers"] if b["name"] == "relay.anchor"] == [[5, 64]]
