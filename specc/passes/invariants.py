@@ -13,7 +13,6 @@ from specc.ir.core import Module, on_nodes
 from specc.ir.declarations import Buffer, Grid, Kernel, Layout, Node, Options, Reference
 from specc.ir.liveness import hidden_result, liveness
 from specc.ir.nodes import is_external, node_of, quotient
-from specc.ir.ops import OPS
 from specc.kernels import FAMILIES, LONE
 from specc.kernels.shared.base import Cluster, cluster_of
 from specc.pass_manager.manager import BaseInstrument
@@ -21,6 +20,7 @@ from specc.pass_manager.pass_base import Pass
 from specc.passes.assign_layouts import layouts
 from specc.passes.pipeline import PASSES
 from specc.passes.plan_memory import unplaced
+from specc.passes.select_compaction import read_along_nodes
 from specc.passes.select_tree_form import links_of
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
@@ -53,11 +53,8 @@ def _tree_form(module: Module) -> list[str]:
 def _compacted(module: Module) -> list[str]:
     """After verification nothing but compaction reads a value with the node axis."""
     bad = [f"output {name} has the node axis" for name, value in module.outputs.items() if on_nodes(value)]
-    for op in module.ops():
-        if op.phase not in ("commit", "extend") and OPS[op.opcode].effect != "carry":
-            continue
-        if op.opcode not in ("commit.compact", "commit.last", "kv.move"):
-            bad += [f"{op.opcode} in {op.phase} reads %{v.name} along the nodes" for v in op.operands if on_nodes(v)]
+    late = read_along_nodes(module)
+    bad += [f"{op.opcode} in {op.phase} reads %{value.name} along the nodes" for op, value in late]
     return bad
 
 

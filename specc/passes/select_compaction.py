@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from specc.ir.core import NODE, PATH, Module, Op, Value, is_state, on_nodes, tensor_type
 from specc.ir.infer import assign_types
 from specc.ir.nodes import is_external
+from specc.ir.ops import OPS
 from specc.pass_manager.pass_base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.location import Location
@@ -39,6 +40,8 @@ class SelectCompaction(Pass):
             slots = _written_nodes(forward)
             if slots is not None:
                 self._move(module, forward, slots, ctx)
+        if late := read_along_nodes(module):
+            raise DiagnosticError([_still_on_nodes(op, value) for op, value in late])
 
     def _lower(self, module: Module, path: Op, ctx: Context) -> None:
         _read_argmax(module, path)
@@ -74,6 +77,18 @@ class SelectCompaction(Pass):
             " text lies in the slots that follow each other",
             forward.location,
         )
+
+
+def read_along_nodes(module: Module) -> list[tuple[Op, Value]]:
+    """Ops behind verification, and stores, that read values with the node axis, but for compaction itself."""
+    late = [op for op in module.ops() if op.phase in ("commit", "extend") or OPS[op.opcode].effect == "carry"]
+    readers = [op for op in late if op.opcode not in ("commit.compact", "commit.last", "kv.move")]
+    return [(op, value) for op in readers for value in op.operands if on_nodes(value)]
+
+
+def _still_on_nodes(op: Op, value: Value) -> Diagnostic:
+    message = f"%{value.name} lies along the nodes of a tree, and {op.opcode} in {op.phase} reads it"
+    return Diagnostic("type/axis-mismatch", message, op.location, "give it what commit.path makes of the value")
 
 
 def _read_argmax(module: Module, path: Op) -> None:
