@@ -50,9 +50,6 @@ def make_plan(
     nodes = [external("target", "full" if reads_hidden else "null", {}, results)]
     nodes += [external(name, *what) for name, *what in _draft_calls(draft, steps, reads_hidden)]
     owners = ["target"] if draft is None or isinstance(draft, FrozenKvDraft) else ["target", "draft"]
-    inputs = [Input("seq_lens", "i64", ("B",), "arena"), Input("req_to_token", "i32", ("P", "C"), "engine")]
-    inputs += [Input("prompt_tokens", "i64", ("T",), "engine")] if draft is None else []
-    inputs += [Input("corpus", "i32", ("M",), "engine")] if corpus else []
     lens = Buffer("seq_lens", "i64", ("B",), (max(buckets),), (1,), "arena", 0, 8 * max(buckets), (0, 9), "none", 256)
     modules = steps if isinstance(draft, MtpDraft) else 0
     return Plan(
@@ -79,7 +76,7 @@ def make_plan(
         ),
         options={},
         disaggregation=False,
-        inputs={one.name: one for one in inputs},
+        inputs=_inputs(prompts=draft is None, corpus=corpus),
         carry={},
         outputs=(),
         values={},
@@ -93,6 +90,13 @@ def make_plan(
         memory=ArenaBytes(0, 0, 0),
         totals={bucket: Totals(1, 0, 0, 0, 0, 0, 0) for bucket in buckets},
     )
+
+
+def _inputs(*, prompts: bool, corpus: bool) -> dict[str, Input]:
+    inputs = [Input("seq_lens", "i64", ("B",), "arena"), Input("req_to_token", "i32", ("P", "C"), "engine")]
+    inputs += [Input("prompt_tokens", "i64", ("T",), "engine")] if prompts else []
+    inputs += [Input("corpus", "i32", ("M",), "engine")] if corpus else []
+    return {one.name: one for one in inputs}
 
 
 def _draft_calls(draft: Draft | None, steps: int, reads_hidden: bool) -> list[tuple[str, str, dict[str, str]]]:

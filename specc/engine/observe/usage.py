@@ -90,4 +90,4 @@ class _Cost:
         """Read a plan."""
         totals = plan.totals.items()
         launches = {bucket: cost.launches_in_graph + cost.launches_outside_graph for bucket, cost in totals}
-        return cls(launches, sum(node.kind == "external" for node in plan.nodes("step")))
+        return cls(launches, len(plan.externals("step")))

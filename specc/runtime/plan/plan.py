@@ -255,9 +255,9 @@ class Plan:
     totals: Mapping[int, Totals]
     engine: str | None = None
 
-    def nodes(self, entry: str) -> tuple[Node, ...]:
-        """The nodes of `prefill` or `step`, in execution order."""
-        return tuple(node for phase in self.phases if phase.entry == entry for node in phase.nodes)
+    def nodes(self, entry: str | None = None) -> tuple[Node, ...]:
+        """The nodes of `prefill` or `step`, by default of both, in execution order."""
+        return tuple(node for phase in self.phases if entry in (None, phase.entry) for node in phase.nodes)
 
     def bucket(self, rows: int) -> int:
         """The smallest bucket that holds `rows` rows; PlanError when none does (check the batch first)."""
@@ -283,10 +283,9 @@ class Plan:
         """Whether steps read committed lengths from the carry, so that one may start before the last one's are read."""
         return LENGTHS in self.carry
 
-    def externals(self, *callbacks: str) -> tuple[External, ...]:
-        """The forwards of all entries in execution order, or those of these callbacks."""
-        found = [node for phase in self.phases for node in phase.nodes if isinstance(node, External)]
-        return tuple(node for node in found if not callbacks or node.callback in callbacks)
+    def externals(self, entry: str | None = None) -> tuple[External, ...]:
+        """The calls of forwards among `nodes(entry)`."""
+        return tuple(node for node in self.nodes(entry) if isinstance(node, External))
 
     def tables(self) -> dict[str, Input]:
         """Inputs that the engine brings once, when it binds the program: all that have no buffer, but two.
@@ -322,8 +321,7 @@ class Plan:
 
     def callbacks(self, entry: str | None = None) -> tuple[str, ...]:
         """Callback methods that the program calls, or one entry of it, sorted."""
-        nodes = [node for phase in self.phases if entry in (None, phase.entry) for node in phase.nodes]
-        return tuple(sorted({node.callback for node in nodes if isinstance(node, External)}))
+        return tuple(sorted({node.callback for node in self.externals(entry)}))
 
     def output(self, name: str, entry: str) -> Output:
         """An output of an entry. PlanError when there is none of that name."""
@@ -334,8 +332,7 @@ class Plan:
 
     def producer(self, value: str) -> Node:
         """The node that computes a value. PlanError when none does."""
-        for phase in self.phases:
-            for node in phase.nodes:
-                if value in results_of(node):
-                    return node
+        for node in self.nodes():
+            if value in results_of(node):
+                return node
         raise PlanError(f"no node computes {value!r}")

@@ -71,9 +71,8 @@ def _check(plan: Plan) -> None:
     for output in plan.outputs:
         if output.value not in plan.values and output.value not in plan.inputs:
             raise PlanError(f"output {output.name!r} is the unknown value {output.value!r}")
-    for phase in plan.phases:
-        for node in phase.nodes:
-            _check_node(plan, node)
+    for node in plan.nodes():
+        _check_node(plan, node)
     _check_segments(plan)
 
 
@@ -96,7 +95,7 @@ def _check_fields(plan: Plan) -> None:
         for axis, size in zip(buffer.axes, buffer.shape, strict=False):
             if axis in plan.dims and plan.dims[axis] != size:
                 raise PlanError(f"buffer {buffer.name!r} has {size} along {axis}, which is {plan.dims[axis]} long")
-    computed = [node for phase in plan.phases for node in phase.nodes if not isinstance(node, External)]
+    computed = [node for node in plan.nodes() if not isinstance(node, External)]
     calls = [call for node in computed for call in node.ops]
     for field in sorted({str(call.attrs["field"]) for call in calls if "field" in call.attrs} - plan.carry.keys()):
         raise PlanError(f"an op is on the field {field!r}, which the plan does not carry")

@@ -248,7 +248,7 @@ def test_a_mask_over_the_text_bounds_its_length() -> None:
     keys = TREE | {"mask": "full", "context_length": 100}
     plan = build_program(load("STANDALONE", **keys)).plan
     assert plan.kv.longest == 100
-    (target,) = plan.externals("target")
+    (target,) = [node for node in plan.externals() if node.callback == "target"]
     assert plan.values[target.operands["mask"]].axes == ("B", str(6 * (100 + 6)))
 
 
