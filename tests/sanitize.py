@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -104,14 +105,17 @@ def run(piece: Piece, tool: str, logs: Path, limit: float) -> Outcome:
     return Outcome(piece, tool, int(ended[1]) if ended else 0, time.monotonic() - started, fault, log)
 
 
-def run_all(found: Iterable[Piece], tool: str, logs: Path, jobs: int, limit: float) -> list[Outcome]:
-    """Run pieces side by side under one tool, and tell of each."""
-    with ThreadPoolExecutor(jobs) as pool:
-        outcomes = list(pool.map(lambda piece: run(piece, tool, logs, limit), found))
-    for outcome in outcomes:
+def run_all(found: Iterable[Piece], tools: Iterable[str], logs: Path, jobs: int, limit: float) -> list[Outcome]:
+    """Run pieces side by side under each of the tools, and tell of each when it ends."""
+
+    def told(case: tuple[str, Piece]) -> Outcome:
+        outcome = run(case[1], case[0], logs, limit)
         counts = f"{outcome.passed:5} passed {outcome.seconds:5.0f} s"
-        print(f"{tool or 'no tool':10} {outcome.piece.name:16} {counts}  {outcome.fault or 'clean'}", flush=True)
-    return outcomes
+        print(f"{case[0] or 'no tool':10} {outcome.piece.name:16} {counts}  {outcome.fault or 'clean'}", flush=True)
+        return outcome
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(told, product(tools, found)))
 
 
 def main() -> int:
@@ -130,9 +134,10 @@ def main() -> int:
         parser.error("compute-sanitizer is not on the PATH: it comes with the CUDA toolkit")
     given.logs.mkdir(parents=True, exist_ok=True)
     chosen = [piece for piece in pieces() if re.search(given.only, piece.name)]
-    outcomes: list[Outcome] = []
-    for tool in (*([] if given.cold else [""]), *given.tools):
-        outcomes += run_all(chosen, tool, given.logs, given.jobs, given.limit)
+    outcomes = [] if given.cold else run_all(chosen, [""], given.logs, given.jobs, given.limit)
+    # Racecheck takes the longest, so its pieces start first.
+    tools = sorted(given.tools, key=lambda tool: tool != "racecheck")
+    outcomes += run_all(chosen, tools, given.logs, given.jobs, given.limit)
     bad = [outcome for outcome in outcomes if outcome.fault]
     for outcome in bad:
         print(f"{outcome.tool} {outcome.piece.name}: {outcome.fault}; see {outcome.log}")
