@@ -18,7 +18,7 @@ class Topk(Composed):
     def scan(self, text: Text, reduction: Op, cluster: Cluster) -> str:
         """See `Composed.scan`."""
         module, branches = text.module, text.module.size("K")
-        text.constants += vocabulary.sizes(module, reduction)
+        text.constants += [*vocabulary.sizes(module, reduction), ("GROUP", vocabulary.group(module, reduction))]
         rows, (function, operands) = (
             vocabulary.rows_of(module, reduction),
             vocabulary.prologue(text, reduction, cluster),
@@ -30,7 +30,9 @@ class Topk(Composed):
         top, total = text.partial("partial_max", "f32", shape), text.partial("partial_sum", "f32", shape)
         arrivals = text.partial("arrivals", "i32", shape[:1], zero=True)
         names = {name: text.fresh(name) for name in reduction.named_results}
-        combine = f"{text.use('combine_topks')}({key}, {top}, {total}, b, programs, live, {rows}, {branches}, SPLITS)"
+        sizes = f"{rows}, {branches}, V, STRIDE, SPLITS, BLOCK, GROUP"
+        given = f"{logits}, {key}, {top}, {total}, b, programs, live, {function}, {operands}, {sizes}"
+        combine = f"{text.use('combine_topks')}({given})"
         text.body.append(f"{', '.join(names.values())} = {combine}")
         for result, name in names.items():
             value = reduction.out(result)
@@ -38,7 +40,7 @@ class Topk(Composed):
             vocabulary.lift(text, name, len(tensor_type(value).shape) - 1, rank, before=True)
             text.blocks[value] = name
         given = f"{logits}, {key}, {top}, {total}, {arrivals}, b, program, programs, {function}, {operands}"
-        return f"last = {text.use('scan_topks')}({given}, {rows}, {branches}, V, STRIDE, SPLITS, BLOCK)"
+        return f"last = {text.use('scan_topks')}({given}, {sizes})"
 
 
 FAMILY = Topk()

@@ -9,7 +9,7 @@ Scores order like this: the larger first, lowest candidate on ties; NaN counts a
 import triton
 import triton.language as tl
 
-from .topk import NO_KEY, key_index, sort_key
+from .best import NO_KEY, key_index, sort_key
 
 
 @triton.jit
@@ -100,16 +100,17 @@ def columns(key, NEED: tl.constexpr):
 
 
 @triton.jit
-def ancestors(parent_ptr, node, N: tl.constexpr, S: tl.constexpr, COLUMNS: tl.constexpr):
+def ancestors(parent, node, N: tl.constexpr, S: tl.constexpr, COLUMNS: tl.constexpr):
     """i1[nodes, COLUMNS]: the columns that each node of the block `node` sees, itself, its ancestors and column 0.
 
-    The walk takes S - 1 steps whatever the parents say: nodes are at most S below the root.
+    `parent` i32[NODES] has every node's. The walk takes S - 1 steps whatever the parents say: nodes are at most S below
+    the root.
     """
     column = tl.arange(0, COLUMNS)[None, :]
     seen = (column == node[:, None]) | (column == 0)
-    for _ in range(S - 1):
+    for _ in tl.static_range(S - 1):
         inside = (node >= 0) & (node < N)
-        node = tl.load(parent_ptr + node, mask=inside, other=-1).to(tl.int32)
+        node = tl.where(inside, tl.gather(parent, tl.where(inside, node, 0), 0), -1)
         seen = seen | (column == node[:, None])
     return seen
 
@@ -134,10 +135,12 @@ def write_mask(
     """
     NODES: tl.constexpr = triton.next_power_of_2(N)
     COLUMNS: tl.constexpr = 8 * WIDTH if MODE == 1 else NODES
-    ROWS: tl.constexpr = min(NODES, 2048 // COLUMNS)
+    ROWS: tl.constexpr = min(NODES, 4096 // COLUMNS)
+    every = tl.arange(0, NODES)
+    parent = tl.load(parent_ptr + every, mask=every < N, other=-1).to(tl.int32)
     for first in range(0, N, ROWS):
         node = first + tl.arange(0, ROWS)
-        seen = ancestors(parent_ptr, node, N, S, COLUMNS)
+        seen = ancestors(parent, node, N, S, COLUMNS)
         if MODE == 1:
             byte = tl.arange(0, WIDTH)[None, :]
             bits = tl.reshape(seen.to(tl.int32), [ROWS, WIDTH, 8]) << tl.arange(0, 8)[None, None, :]

@@ -20,6 +20,7 @@ from specc.ir.declarations import Kernel
 from specc.ir.infer import assign_types
 from specc.ir.types import Dim, TensorType
 from specc.kernels import FAMILIES
+from specc.kernels.shared import vocabulary
 from specc.kernels.shared.base import Argument, Cluster, Spec, cluster_of, leaves
 from specc.pass_manager.pass_base import Context
 from specc.passes.form_kernels import FormKernels
@@ -331,6 +332,8 @@ def launch_of(module: Module, stem: str, cluster: Cluster, batch: int, scan: Sca
         sizes = tensor_type(reduction["logits"]).sizes(module.dims)
         programs = math.prod(sizes[1:-1]) * scan.splits if scan.splits else programs
         changed = {"STRIDE": sizes[-1] + scan.slack} | ({"BLOCK": scan.block} if scan.block else {})
+        if scan.block and reduction.opcode == "vocab.topk":
+            changed["GROUP"] = vocabulary.widest_group(sizes[-1], scan.block, module.size("K"), 8)
     elif scan.programs:
         programs = scan.programs
     return Launch(with_constants(spec, changed), (rows, programs))

@@ -12,6 +12,7 @@ from test_ngram import PLAIN, completed, look_up, start
 from torch import Tensor
 
 from specc.ir.core import Module
+from specc.kernels.shared.vocabulary import widest_group
 
 if not ON_GPU:
     from triton.runtime.interpreter import InterpreterBuilder
@@ -101,13 +102,29 @@ def test_topk_reads_logits_once_and_the_columns_of_winners_again(
     loads = inside(addresses, memory["logits"])
     assert sorted(set(loads)) == of_rows([3, 4, 5], vocab)
     again = [number for number in set(loads) if loads.count(number) > 1]
-    # Every chunk reads the columns of its winners again, and nothing a third time.
-    blocks, programs = -(-vocab // block), min(splits, -(-vocab // block))
+    # Every chunk reads again what the groups of its winners have seen, and nothing a third time.
+    blocks, programs, group = -(-vocab // block), min(splits, -(-vocab // block)), widest_group(vocab, block, k, 8)
     assert len(loads) == 3 * vocab + len(again)
-    assert 0 < len(again) <= 3 * k * programs * -(-blocks // splits)
+    assert 0 < len(again) <= 3 * k * programs * -(-blocks // splits) * group
     # What a padding row inherits is the hidden row of its first branch, once per branch.
     of_padding = [number for number in inside(addresses, memory["hidden"]) if number < k * width]
     assert of_padding == sorted(list(range(width)) * k)
+
+
+@pytest.mark.parametrize(("vocab", "block", "splits"), [(300, 64, 3), (512, 64, 8), (1000, 256, 1)])
+def test_topk_of_one_row_reads_groups_again_once_for_all_chunks(
+    launcher: Launcher, addresses: list[int], vocab: int, block: int, splits: int
+) -> None:
+    k = 3
+    module = small_module(K=k, V=vocab)
+    rows, b = module.inputs["req_pool_indices"], TypedBuilder(module)
+    with b.phase("extend"):
+        b.hand_out(*b.many("vocab.topk", b.given("logits", "f32", "V"), rows)[:2])
+    memory = launched(launcher, module, [0, 7], Scan(splits, block))
+    loads = inside(addresses, memory["logits"])
+    assert sorted(set(loads)) == of_rows([1], vocab)
+    blocks, again, group = -(-vocab // block), len(loads) - vocab, widest_group(vocab, block, k, 8)
+    assert 0 < again <= k * -(-blocks // splits) * group
 
 
 def test_drafting_reads_what_it_moves_once(launcher: Launcher, addresses: list[int]) -> None:

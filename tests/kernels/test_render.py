@@ -153,7 +153,7 @@ def test_lib_sources_are_every_file_of_the_library() -> None:
 
 def test_kernels_get_what_they_import_and_nothing_else() -> None:
     found = render.lib_sources(["import triton\nfrom .lib.topk import combine_topk\n"])
-    assert list(found) == ["lib/__init__.py", "lib/argmax.py", "lib/topk.py"]
+    assert list(found) == ["lib/__init__.py", "lib/argmax.py", "lib/best.py", "lib/topk.py"]
     assert list(render.lib_sources([])) == ["lib/__init__.py"]
 
 

@@ -192,6 +192,28 @@ def test_ties_go_to_the_lowest_index(launcher: Launcher, opcode: str, splits: in
     assert not found["bad"].any()
 
 
+LONG = {
+    "random": lambda source, size: torch.randn(size, generator=source),
+    "ties": lambda source, size: torch.randint(0, 3, (size,), generator=source).float(),
+    "equal": lambda _, size: torch.zeros(size),
+    "rising": lambda _, size: torch.arange(float(size)),
+    "one": lambda _, size: torch.where(torch.arange(size) == 0, 1.0, -math.inf),
+    "few": lambda source, size: torch.where(torch.rand(size, generator=source) < 0.01, 1.0, -math.inf),
+}
+
+
+@pytest.mark.parametrize(("kind", "each"), [*((kind, False) for kind in LONG), ("ties", True), ("rising", True)])
+@pytest.mark.parametrize(("k", "block", "vocab"), [(3, 16, 512), (4, 64, 1024)])
+def test_groups_of_long_chunks(launcher: Launcher, kind: str, each: bool, k: int, block: int, vocab: int) -> None:
+    """Chunks of which a group has seen more than is read again at once, or not: groups of four lanes, or of eight."""
+    source, module = generator(k), reduction("vocab.topk", "f32", each * k, K=k, V=vocab)
+    rows = torch.stack([LONG[kind](source, vocab) for _ in range(k if each else 1)])
+    order = [sorted(range(vocab), key=lambda i, row=row: (-row[i].item(), i))[:k] for row in rows]
+    for splits in (1, 3):
+        found = check(launcher, module, rows[None] if each else rows, torch.tensor([3]), Scan(splits, block), source)
+        assert found["index"].view(-1, k).tolist() == order
+
+
 @pytest.mark.parametrize("clear", [False, True])
 @pytest.mark.parametrize("opcode", ["vocab.argmax", "vocab.topk"])
 @pytest.mark.parametrize(

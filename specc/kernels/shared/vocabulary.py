@@ -6,19 +6,30 @@ from math import prod
 
 from specc.ir.core import Module, Op, tensor_type
 from specc.ir.types import DTYPES
-from specc.kernels.shared.base import CAPACITY, MAX_SPLITS, Cluster, alignment, power_of_two
+from specc.kernels.shared.base import CAPACITY, MAX_SPLITS, VECTOR_BYTES, Cluster, alignment, power_of_two
 from specc.kernels.shared.text import Text
 from specc.kernels.shared.tiles import is_prologue, tile_of
 
 _BLOCK = 2048
+_TILE_BYTES = 8192
+"""Bytes of a tile where a request has many rows: 64 a thread and load, to have enough of them on their way."""
 _PARTIALS = 2048
 """Partial results that the last arriver combines at once: 16 a thread, as many as it has logits in a tile."""
 _PARTIAL_KEYS = 128
 """Lanes of the block that holds a row's partial keys of a top-k."""
-_TAIL_TILES = {"vocab.argmax": 2, "vocab.topk": 8}
-"""What arriving and combining take, in tiles."""
-_CAPACITY = {"vocab.argmax": CAPACITY, "vocab.topk": 132 * 5}
-"""Programs that a large GPU runs at once."""
+_COLUMN = 64
+"""Elements of a group that a top-k reads again at once: `best_of_groups` in templates/lib/topk.py."""
+_TAIL = {"vocab.argmax": 2 * 2048, "vocab.topk": 3 * 2048}
+"""What a program does after its scan, in logits that are scanned meanwhile."""
+_RANKING = 5 * 2048
+"""What a program does more where a request has many rows and each finds its own elements, likewise."""
+_LONG = 11 * 2048
+"""What reading again takes where a chunk has more than `_COLUMN` elements of a group, likewise."""
+_WAVE = {"vocab.argmax": CAPACITY, "vocab.topk": 132}
+"""Programs that make a wave on a large GPU: of an argmax, which waits for memory, those that run at once; of a top-k,
+which computes, one on each of its SMs."""
+_GROUPED = 512
+"""Entries from which on lanes form groups."""
 
 
 def logits_of(reduction: Op, cluster: Cluster) -> tuple[Op, ...]:
@@ -42,12 +53,35 @@ def rows_of(module: Module, reduction: Op) -> int:
 
 
 def block(module: Module, reduction: Op) -> int:
-    """Elements of one tile of a logits row.
+    """Elements of one tile of a logits row; small vocabularies take the next power of two.
 
-    2048 gives each of 128 threads two (16-bit) or four (f32) independent 16-byte loads without spilling; 4096 takes
-    over 100 registers and has no more bytes in flight. Small vocabularies take the next power of two.
+    2048 gives each of 128 threads two (16-bit) or four (f32) independent 16-byte loads without spilling; of an argmax
+    4096 takes over 100 registers and has no more bytes in flight. A top-k keeps less of a logit where 16-byte loads
+    make groups, more where they do not.
     """
-    return max(256, min(_BLOCK, power_of_two(vocabulary(module, reduction))))
+    most = _BLOCK
+    if reduction.opcode == "vocab.topk":
+        width = DTYPES[tensor_type(reduction["logits"]).dtype].bytes
+        if alignment(vocabulary(module, reduction) * width) < VECTOR_BYTES:
+            most = _BLOCK // 2
+        elif rows_of(module, reduction) > 1:
+            most = _TILE_BYTES // width
+    return max(256, min(most, power_of_two(vocabulary(module, reduction))))
+
+
+def group(module: Module, reduction: Op) -> int:
+    """Lanes of a top-k that follow each other and share what they keep: what a load of 16 bytes brings to a thread.
+
+    1 in a small vocabulary, whose chunks would have fewer than K groups and be read twice.
+    """
+    vocab, width = vocabulary(module, reduction), DTYPES[tensor_type(reduction["logits"]).dtype].bytes
+    most = alignment(vocab * width) // width if vocab >= _GROUPED else 1
+    return widest_group(vocab, block(module, reduction), module.size("K"), most)
+
+
+def widest_group(vocab: int, size: int, branches: int, most: int) -> int:
+    """The largest power of two up to `most` that divides rows of `vocab` and leaves a tile a group for every branch."""
+    return min(most, vocab & -vocab, size // power_of_two(branches))
 
 
 def most_splits(module: Module, reduction: Op) -> int:
@@ -58,17 +92,23 @@ def most_splits(module: Module, reduction: Op) -> int:
 
 
 def splits(module: Module, reduction: Op, batch: int, resident: int) -> int:
-    """Programs per row: as few waves over the device as possible, then as short as possible, then as few as possible.
+    """Programs per row: what takes the least time by the number of waves over the device and of tiles in a program.
 
     ``resident``: programs that run at once, if the kernel lets fewer do so than its scan does.
     """
-    tiles_ = -(-vocabulary(module, reduction) // block(module, reduction))
-    rows, tail = batch * rows_of(module, reduction), _TAIL_TILES[reduction.opcode]
-    capacity = min(resident, _CAPACITY[reduction.opcode])
+    size, ranked = block(module, reduction), reduction.opcode == "vocab.topk"
+    tiles_ = -(-vocabulary(module, reduction) // size)
+    each_row, tail = rows_of(module, reduction), _TAIL[reduction.opcode]
+    rows, tail = batch * each_row, (tail + _RANKING * (ranked and each_row > 1)) // size
+    wave = min(resident, _WAVE[reduction.opcode])
 
     def cost(count: int) -> tuple[int, int]:
-        waves = -(-rows * count // capacity)
-        return waves * (-(-tiles_ // count) + tail), count
+        waves, each = -(-rows * count // wave), -(-tiles_ // count)
+        # Programs that compute side by side are slower than one, but for what each waits for: its tiles come in turn.
+        alone = each if ranked else 0
+        if ranked and each * group(module, reduction) > _COLUMN:
+            alone += _LONG // size
+        return waves * (each + tail) + alone, count
 
     return min(range(1, min(most_splits(module, reduction), tiles_) + 1), key=cost)
 

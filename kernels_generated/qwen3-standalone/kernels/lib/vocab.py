@@ -99,6 +99,7 @@ def scan_topks(
     STRIDE: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     """Scan one chunk for its K best logits; true in the last program."""
     splits = programs // ROWS
@@ -107,18 +108,55 @@ def scan_topks(
     # 64-bit: B * ROWS * STRIDE may pass 2**31.
     row_ptr = logits_ptr + row.to(tl.int64) * STRIDE
     slot = row * SPLITS + split
-    top, mass = scan_topk(row_ptr, row, split, splits, key_ptr + slot * K, PROLOGUE, operands, K, V, BLOCK)
+    top, mass = scan_topk(
+        row_ptr, row, split, splits, key_ptr + slot * K, PROLOGUE, operands, K, V, BLOCK, GROUP, ROWS == 1
+    )
     return arrive(max_ptr, sum_ptr, slot, top, mass, arrivals_ptr + b, programs)
 
 
 @triton.jit
 def combine_topks(
-    key_ptr, max_ptr, sum_ptr, b, programs, live, ROWS: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr
+    logits_ptr,
+    key_ptr,
+    max_ptr,
+    sum_ptr,
+    b,
+    programs,
+    live,
+    PROLOGUE: tl.constexpr,
+    operands,
+    ROWS: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    STRIDE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
-    """p f32[ROWS, K], index i64[ROWS, K], bad i1[ROWS] of a request's rows; of a single row [K], [K] and a scalar."""
+    """p f32[ROWS, K], index i64[ROWS, K], bad i1[ROWS] of a request's rows; of a single row [K], [K] and a scalar.
+
+    Of a single row the last program reads again what the best groups have seen, once for all chunks.
+    """
     KP: tl.constexpr = triton.next_power_of_2(K)
     chunks = tl.where(live, programs // ROWS, 0)
-    p, index, bad = combine_topk(key_ptr, max_ptr, sum_ptr, b * ROWS * SPLITS, chunks, ROWS, K, SPLITS)
+    row_ptr = logits_ptr + b.to(tl.int64) * (ROWS * STRIDE)
+    p, index, bad = combine_topk(
+        row_ptr,
+        key_ptr,
+        max_ptr,
+        sum_ptr,
+        b * ROWS,
+        chunks,
+        PROLOGUE,
+        operands,
+        ROWS,
+        K,
+        V,
+        SPLITS,
+        BLOCK,
+        GROUP,
+        ROWS == 1,
+    )
     real = live & (tl.arange(0, KP)[None, :] < K)
     p = tl.where(real, p, 0.0)
     index = tl.where(real, index, 0).to(tl.int64)
