@@ -85,7 +85,7 @@ def run(piece: Piece, tool: str, logs: Path, limit: float) -> Outcome:
     started = time.monotonic()
     with log.open("wb") as out:
         try:
-            command = [*checker, *piece.command()]
+            command = [*checker, *piece.command(), *([] if tool else ["-n", "4"])]
             status = subprocess.run(
                 command, cwd=ROOT, env=env, stdout=out, stderr=subprocess.STDOUT, timeout=limit, check=False
             ).returncode
@@ -135,7 +135,9 @@ def main() -> int:
     given.logs.mkdir(parents=True, exist_ok=True)
     chosen = [piece for piece in pieces() if re.search(given.only, piece.name)]
     outcomes = [] if given.cold else run_all(chosen, [""], given.logs, given.jobs, given.limit)
-    # Racecheck takes the longest, so its pieces start first.
+    # What takes the longest starts first: racecheck of all tools, and the pieces that took the longest without one.
+    if outcomes:
+        chosen = [outcome.piece for outcome in sorted(outcomes, key=lambda outcome: -outcome.seconds)]
     tools = sorted(given.tools, key=lambda tool: tool != "racecheck")
     outcomes += run_all(chosen, tools, given.logs, given.jobs, given.limit)
     bad = [outcome for outcome in outcomes if outcome.fault]
