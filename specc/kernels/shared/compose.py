@@ -81,11 +81,13 @@ class Composed(Family):
 
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
         """Programs that scan, or copy chunks, or share what ops let them."""
-        composition, reduction = self.compose(module, "", cluster), self.reduction(cluster)
+        reduction = self.reduction(cluster)
         if reduction is not None:
-            resident = _RESIDENT_WARPS // composition.spec.num_warps if _candidates(module, cluster) else CAPACITY
+            warps = _warps(module, cluster, scans=True)
+            resident = _RESIDENT_WARPS // warps if _candidates(module, cluster) else CAPACITY
             count = vocabulary.splits(module, reduction, batch, resident)
             return batch, vocabulary.rows_of(module, reduction) * count, 1
+        composition = self.compose(module, "", cluster)
         programs = max(1, composition.chunks + composition.work)
         if any(side_of(op) is not None for op in cluster):
             programs = max(programs, min(module.size("N"), CAPACITY // batch))

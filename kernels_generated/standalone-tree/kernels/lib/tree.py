@@ -108,7 +108,7 @@ def ancestors(parent, node, N: tl.constexpr, S: tl.constexpr, COLUMNS: tl.conste
     """
     column = tl.arange(0, COLUMNS)[None, :]
     seen = (column == node[:, None]) | (column == 0)
-    for _ in tl.static_range(S - 1):
+    for _ in range(S - 1):
         inside = (node >= 0) & (node < N)
         node = tl.where(inside, tl.gather(parent, tl.where(inside, node, 0), 0), -1)
         seen = seen | (column == node[:, None])
@@ -130,12 +130,12 @@ def write_mask(
     """Write the tree's own part of the mask of request b, from the parents i64[N] at `parent_ptr`.
 
     MODE 0, qlen: i1[B, N, N]. 1, bitpacked: u8[B, N, WIDTH]. 2, full: N rows of seq_len + N from element `start` on,
-    of which the first seq_len are left alone. Tiles of 4096 elements at most, 32 per thread. Lengths are admitted ones
+    of which the first seq_len are left alone. Tiles have 2048 elements at most. Lengths are admitted ones
     (`kv_admit`): no text is longer than a full mask has room for.
     """
     NODES: tl.constexpr = triton.next_power_of_2(N)
     COLUMNS: tl.constexpr = 8 * WIDTH if MODE == 1 else NODES
-    ROWS: tl.constexpr = min(NODES, 4096 // COLUMNS)
+    ROWS: tl.constexpr = min(NODES, 2048 // COLUMNS)
     every = tl.arange(0, NODES)
     parent = tl.load(parent_ptr + every, mask=every < N, other=-1).to(tl.int32)
     for first in range(0, N, ROWS):
