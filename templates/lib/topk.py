@@ -179,31 +179,45 @@ def best_of_groups(
     LANES: tl.constexpr = max(32, KP)
     SLICES: tl.constexpr = min(4, KP * COLUMN // LANES)
     shape: tl.constexpr = [KP * COLUMN // (SLICES * LANES), SLICES, LANES]
-    element = tl.arange(0, COLUMN)[None, :]
     lane = tl.zeros([SLICES, LANES], tl.int32) + tl.arange(0, LANES)[None, :]
     k = tl.arange(0, KP)
     least = tl.min(tl.where(k < K, order, 0x7FFFFFFF), axis=0)
     index = 0x7FFFFFFF - place
-    short = per <= COLUMN // GROUP
-    order = tl.where(short | (lane < K), NO_ORDER, 0x7FFFFFFF)
-    place = tl.where(short, -1, tl.where(lane < K, -1 - lane, 0x7FFFFFFF))
     first = index // BLOCK // per * per * BLOCK + index % BLOCK // GROUP * GROUP
-    # Neighbours are of different tiles: a thread that loaded neighbours at once would have elements of one slice that
-    # others of its warp have not.
-    for tile in range(0, per, COLUMN // GROUP):
-        block = tile + element % (COLUMN // GROUP)
-        at = first[:, None] + block * BLOCK + element // (COLUMN // GROUP)
-        inside = (index < V)[:, None] & (block < per) & (at < V)
-        x = tl.load(row_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        x = PROLOGUE(x, tl.where(inside, at, 0), row, operands)
-        orders = tl.reshape(tl.where(inside, sort_order(x), NO_ORDER), shape)
-        places = tl.reshape(tl.where(inside, 0x7FFFFFFF - at, -1), shape)
-        if short:
-            order, place = best_of_slices(orders, places, order, place, K)
-        else:
-            order, place = insert_best(tl.where(orders < least, NO_ORDER, orders), places, order, place)
-    real = (lane < K) & (order > NO_ORDER)
-    return ranked(tl.where(real, order, NO_ORDER), tl.where(real, place, -1), K)
+    if per <= COLUMN // GROUP:
+        at, inside = _column(index, first, 0, per, V, BLOCK, GROUP, COLUMN)
+        orders, places = _elements(row_ptr, row, at, inside, PROLOGUE, operands)
+        best_order, best_place = best_of_slices(tl.reshape(orders, shape), tl.reshape(places, shape), K)
+    else:
+        # Lanes from K on hold what nothing is better than.
+        best_order = tl.where(lane < K, NO_ORDER, 0x7FFFFFFF)
+        best_place = tl.where(lane < K, -1 - lane, 0x7FFFFFFF)
+        for tile in range(0, per, COLUMN // GROUP):
+            at, inside = _column(index, first, tile, per, V, BLOCK, GROUP, COLUMN)
+            orders, places = _elements(row_ptr, row, at, inside, PROLOGUE, operands)
+            orders = tl.where(orders < least, NO_ORDER, orders)
+            orders, places = tl.reshape(orders, shape), tl.reshape(places, shape)
+            best_order, best_place = insert_best(orders, places, best_order, best_place)
+    real = (lane < K) & (best_order > NO_ORDER)
+    return ranked(tl.where(real, best_order, NO_ORDER), tl.where(real, best_place, -1), K)
+
+
+@triton.jit
+def _column(index, first, tile, per, V: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, COLUMN: tl.constexpr):
+    # The indices [groups, COLUMN] of what groups have seen in the blocks from `tile` on of their chunk, which starts at
+    # `first`, and which of them there are. Neighbours are of different blocks: a thread that loaded neighbours at once
+    # would have elements of one slice that others of its warp have not.
+    element = tl.arange(0, COLUMN)[None, :]
+    block = tile + element % (COLUMN // GROUP)
+    at = first[:, None] + block * BLOCK + element // (COLUMN // GROUP)
+    return at, (index < V)[:, None] & (block < per) & (at < V)
+
+
+@triton.jit
+def _elements(row_ptr, row, at, inside, PROLOGUE: tl.constexpr, operands):
+    x = tl.load(row_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    x = PROLOGUE(x, tl.where(inside, at, 0), row, operands)
+    return tl.where(inside, sort_order(x), NO_ORDER), tl.where(inside, 0x7FFFFFFF - at, -1)
 
 
 @triton.jit
@@ -256,9 +270,7 @@ def scan_topk(
     shape: tl.constexpr = [GROUPS // (SLICES * LANES), SLICES, LANES]
     orders = tl.reshape(tl.where(real, sort_order(best), NO_ORDER), shape)
     places = tl.reshape(tl.where(real, 0x7FFFFFFF - (best_block * BLOCK + lane), -1), shape)
-    none_order = tl.full([SLICES, LANES], NO_ORDER, tl.int32)
-    none_place = tl.full([SLICES, LANES], -1, tl.int32)
-    order, place = best_of_slices(orders, places, none_order, none_place, K)
+    order, place = best_of_slices(orders, places, K)
     key, rank = ranked(order, place, K)
     if not LATE:
         order, place = in_order(key, rank, K)
@@ -332,9 +344,7 @@ def _best_of_chunks(key_ptr, first_row, chunks, ROWS: tl.constexpr, K: tl.conste
     at = ((first_row + row) * SPLITS + chunk) * K + k
     there = (row < ROWS) & (chunk < chunks) & (k < K)
     keys = tl.load(key_ptr + at, mask=there, other=NO_KEY, cache_modifier=".cg")
-    none_order = tl.full([SLICES, LANES], NO_ORDER, tl.int32)
-    none_place = tl.full([SLICES, LANES], -1, tl.int32)
-    order, place = best_of_slices((keys >> 32).to(tl.int32), keys.to(tl.int32), none_order, none_place, K)
+    order, place = best_of_slices((keys >> 32).to(tl.int32), keys.to(tl.int32), K)
     none = order == NO_ORDER
     order = tl.where(none, 0, order)
     place = tl.where(none, 0, place)

@@ -42,12 +42,12 @@ def test_no_spills(artifacts: list[Artifact]) -> None:
 
 
 def test_logits_are_read_by_128_bit_loads_only(artifacts: list[Artifact]) -> None:
-    """One row or a block. The rest is a scalar each, or in a top-k the columns of winners and the frontier."""
+    """One row or a block. The rest is a scalar each, or in a top-k the columns of winners, twice, and the frontier."""
     for artifact in artifacts:
         loads = Counter(op for op in opcodes(artifact) if op.startswith("LDG") and ".STRONG" not in op)
         assert loads["LDG.E.128"] >= 2, artifact.kernel
         narrow = sum(loads.values()) - loads["LDG.E.128"]
-        assert narrow <= (9 if artifact.entry == "topk" else 4), (artifact.kernel, loads)
+        assert narrow <= (13 if artifact.entry == "topk" else 4), (artifact.kernel, loads)
 
 
 @pytest.mark.parametrize(

@@ -45,10 +45,13 @@ def test_large_trees_on_every_target(dtype: str) -> None:
 
 
 def test_logits_are_scanned_by_128_bit_loads_only(scans: dict[tuple[str, int], Artifact]) -> None:
-    """Narrow loads are the request's row, its bonus, and of each winner's group 64 elements at once."""
+    """Narrow loads are the request's row, its bonus, and of each winner's group 64 elements at once.
+
+    They stand in the code twice: for a chunk that has no more of a group, and in a loop for one that has.
+    """
     for (dtype, _), artifact in scans.items():
         loads = Counter(op for op in opcodes(artifact) if op.startswith("LDG") and ".STRONG" not in op)
-        columns = TREE["topk"] * 64 // artifact.threads
+        columns = 2 * TREE["topk"] * 64 // artifact.threads
         narrow = {"LDG.E.64": 1, "LDG.E": 1}
         narrow |= {"LDG.E": 1 + columns} if dtype == "fp32" else {"LDG.E.U16": columns}
         wide = loads.pop("LDG.E.128")

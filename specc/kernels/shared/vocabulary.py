@@ -98,8 +98,9 @@ def splits(module: Module, reduction: Op, batch: int, resident: int) -> int:
     """
     size, ranked = block(module, reduction), reduction.opcode == "vocab.topk"
     tiles_ = -(-vocabulary(module, reduction) // size)
-    each_row, tail = rows_of(module, reduction), _TAIL[reduction.opcode]
-    rows, tail = batch * each_row, (tail + _RANKING * (ranked and each_row > 1)) // size
+    each_row = rows_of(module, reduction)
+    rows = batch * each_row
+    tail = (_TAIL[reduction.opcode] + _RANKING * (ranked and each_row > 1)) // size
     wave = min(resident, _WAVE[reduction.opcode])
 
     def cost(count: int) -> tuple[int, int]:

@@ -51,22 +51,19 @@ def key_index(key):
 
 
 @triton.jit
-def best_of_slices(order, place, best_order, best_place, K: tl.constexpr):
-    """The K largest elements of every slice of i32[X, SLICES, LANES], and of those found before, i32[SLICES, LANES].
+def best_of_slices(order, place, K: tl.constexpr):
+    """The K largest elements of every slice of i32[X, SLICES, LANES], as i32[SLICES, LANES].
 
     The j-th of a slice is in lane j; what is in other lanes is none, (NO_ORDER, -1). LANES is at least K. Four slices
     of 32 lanes are what four warps have if a thread has loaded one element at a time. Then a round is two reductions of
     i32 within a warp, one instruction each since sm_80, and no warp waits for another.
     """
     lane = tl.arange(0, order.shape[2])[None, :]
-    found_order = tl.full(best_order.shape, NO_ORDER, tl.int32)
-    found_place = tl.full(best_order.shape, -1, tl.int32)
+    found_order = tl.full([order.shape[1], order.shape[2]], NO_ORDER, tl.int32)
+    found_place = tl.full([order.shape[1], order.shape[2]], -1, tl.int32)
     for j in range(K):
-        top = tl.max(tl.maximum(tl.max(order, axis=0), best_order), axis=1)[:, None]
-        places = tl.max(tl.where(order == top[None, :, :], place, -1), axis=0)
-        first = tl.max(tl.maximum(places, tl.where(best_order == top, best_place, -1)), axis=1)[:, None]
+        top, first = _best(order, place)
         order = tl.where((order == top[None, :, :]) & (place == first[None, :, :]), NO_ORDER, order)
-        best_order = tl.where((best_order == top) & (best_place == first), NO_ORDER, best_order)
         found_order = tl.where(lane == j, top, found_order)
         found_place = tl.where(lane == j, first, found_place)
     return found_order, found_place
@@ -102,24 +99,35 @@ def insert_best(order, place, best_order, best_place):
     than those found before. What was found has no two equal elements; a lane with the largest values keeps them.
     """
     worst, last = _worst(best_order, best_place)
-    better = (order > worst[None, :, :]) | ((order == worst[None, :, :]) & (place > last[None, :, :]))
-    order = tl.where(better, order, NO_ORDER)
+    order = tl.where(_above(order, place, worst, last), order, NO_ORDER)
     left = tl.max(order)
     while left > NO_ORDER:
-        top = tl.max(tl.max(order, axis=0), axis=1)[:, None]
-        first = tl.max(tl.max(tl.where(order == top[None, :, :], place, -1), axis=0), axis=1)[:, None]
+        top, first = _best(order, place)
         taken = (top > NO_ORDER) & (best_order == worst) & (best_place == last)
         best_order = tl.where(taken, top, best_order)
         best_place = tl.where(taken, first, best_place)
         worst, last = _worst(best_order, best_place)
-        better = (order > worst[None, :, :]) | ((order == worst[None, :, :]) & (place > last[None, :, :]))
-        better = better & ((order != top[None, :, :]) | (place != first[None, :, :]))
+        better = _above(order, place, worst, last) & ((order != top[None, :, :]) | (place != first[None, :, :]))
         order = tl.where(better, order, NO_ORDER)
         left = tl.max(order)
     return best_order, best_place
 
 
 @triton.jit
+def _best(order, place):
+    # The best element of every slice of [X, SLICES, LANES], as [SLICES, 1].
+    top = tl.max(tl.max(order, axis=0), axis=1)[:, None]
+    return top, tl.max(tl.max(tl.where(order == top[None, :, :], place, -1), axis=0), axis=1)[:, None]
+
+
+@triton.jit
 def _worst(order, place):
+    # The worst element of every slice of [SLICES, LANES], as [SLICES, 1].
     worst = tl.min(order, axis=1)[:, None]
     return worst, tl.min(tl.where(order == worst, place, 0x7FFFFFFF), axis=1)[:, None]
+
+
+@triton.jit
+def _above(order, place, worst, last):
+    # Which elements of [X, SLICES, LANES] are better than one of their slice, [SLICES, 1].
+    return (order > worst[None, :, :]) | ((order == worst[None, :, :]) & (place > last[None, :, :]))
