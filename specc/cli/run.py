@@ -26,7 +26,7 @@ from specc.support.writing import write_output
 if TYPE_CHECKING:
     from specc.engine.engine import Engine
     from specc.engine.reference import Verdict
-    from specc.engine.serving.request import Completion, StopConditions, TokenEvent
+    from specc.engine.serving.request import Completion, Sampling, StopConditions, TokenEvent
     from specc.runtime.plan.plan import Plan
 
 
@@ -47,6 +47,12 @@ def run(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens per prompt.")] = 64,
     device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
     stop: Annotated[list[str] | None, typer.Option(help="End a completion here; may be repeated.")] = None,
+    temperature: Annotated[
+        float, typer.Option(help="Draw tokens at this temperature; 0 takes the most probable ones.")
+    ] = 0.0,
+    seed: Annotated[
+        int | None, typer.Option(help="Of the randomness of every prompt; by default each has its own.")
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Compare with the target's own greedy text.")] = False,
     stream: Annotated[bool | None, typer.Option(help="Print tokens as they come (one prompt only).")] = None,
     max_context: Annotated[int | None, typer.Option(min=1, help="Most tokens of prompt and completion.")] = None,
@@ -66,6 +72,8 @@ def run(
             raise typer.BadParameter("give at least one --prompt, or --prompts FILE")
         if "" in (stop or ()):
             raise typer.BadParameter("a stop string must not be empty", param_hint="--stop")
+        if check and temperature:
+            raise typer.BadParameter("only greedy texts can be compared, at temperature 0", param_hint="--check")
         console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
         wants_stream = console.is_terminal if stream is None else stream
         printer = _Printer(console, texts, format, max_new_tokens, stream=wants_stream and len(texts) == 1)
@@ -75,7 +83,7 @@ def run(
             if format is Format.text:
                 report.show(engine.warnings)
             conditions = _conditions(engine, max_new_tokens, stop or ())
-            completions = _generate(engine, texts, conditions, printer)
+            completions = _generate(engine, texts, conditions, _sampling(temperature, seed), printer)
             if metrics is not None:
                 _write_metrics(engine, metrics)
             verdicts = _check(engine, completions, max_new_tokens) if check else []
@@ -235,14 +243,27 @@ def _conditions(engine: Engine, max_new_tokens: int, stop: Sequence[str]) -> Sto
     return StopConditions(max_new_tokens, engine.target.eos_token_ids, tuple(stop))
 
 
-def _generate(engine: Engine, texts: Sequence[str], conditions: StopConditions, printer: _Printer) -> list[Completion]:
+def _sampling(temperature: float, seed: int | None) -> Sampling | None:
+    """Return how tokens are drawn, None for greedily."""
+    from specc.engine.serving.request import Sampling, SamplingError
+
+    try:
+        return Sampling(temperature, seed) if temperature else None
+    except SamplingError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _generate(
+    engine: Engine, texts: Sequence[str], conditions: StopConditions, sampling: Sampling | None, printer: _Printer
+) -> list[Completion]:
     """Run all prompts, printing each completion when it finishes; results in the order of the prompts."""
     from specc.engine.errors import RequestTooLongError
+    from specc.engine.serving.request import SamplingError
 
     try:
         for text in texts:
-            engine.add(text, conditions)
-    except RequestTooLongError as error:
+            engine.add(text, conditions, sampling=sampling)
+    except (RequestTooLongError, SamplingError) as error:
         raise typer.BadParameter(str(error)) from error
     done: list[Completion] = []
     while engine.has_work:

@@ -65,7 +65,9 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Plan:
         disaggregation=config.disaggregation,
         inputs={one.name: one for one in inputs},
         carry={
-            one.name: Carried(one.name, one.type.dtype, _axes(one.type), None if one.limit is None else str(one.limit))
+            one.name: Carried(
+                one.name, one.type.dtype, _axes(one.type), None if one.limit is None else str(one.limit), one.given
+            )
             for one in module.carries.values()
         },
         outputs=tuple(_output(name, value) for name, value in module.outputs.items()),

@@ -217,8 +217,10 @@ def _one_sided(checked: Checked) -> None:
 def _not_yet(checked: Checked) -> None:
     """Report what is legal and not implemented in this version."""
     file = checked.file
-    verify = f"verify: {file.verify}"
-    _refuse(checked, file.verify != "greedy", verify, ("verify",), "write verify: greedy")
+    later = file.verify not in ("greedy", "target_only")
+    _refuse(checked, later, f"verify: {file.verify}", ("verify",), "write verify: greedy, or target_only")
+    scored = file.verify == "target_only" and "logprobs" in file.outputs
+    _refuse(checked, scored, "the output logprobs of tokens that are drawn", ("outputs",), None)
     aux = file.draft is not None and file.draft.hidden_source == "aux"
     _refuse(checked, aux, "hidden_source: aux of a draft", ("draft", "hidden_source"), None)
 

@@ -1,4 +1,4 @@
-"""The engine: continuous batching of greedy requests over one compiled program."""
+"""The engine: continuous batching over one compiled program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-from specc.engine.errors import EngineError
 from specc.engine.memory.kv_pool import KVPool, PageAllocator, ReqToToken
 from specc.engine.memory.prefix_cache import PrefixCache
 from specc.engine.models.causal_models import TargetModel
@@ -21,14 +20,14 @@ from specc.engine.serving.callbacks import Memory
 from specc.engine.serving.draft_callbacks import make_callbacks
 from specc.engine.serving.handover import Handover, Places
 from specc.engine.serving.in_flight import InFlight, unread
+from specc.engine.serving.intake import Intake
 from specc.engine.serving.prompts import Prompt
 from specc.engine.serving.ranges import ranges
 from specc.engine.serving.request import ABORT, Completion, Request, StopConditions, TokenEvent, blame
 from specc.engine.serving.scheduler import Scheduler
 from specc.engine.serving.stats import Stats
-from specc.engine.serving.text import Detokenizer, StopText
 from specc.engine.wheel import batch_type
-from specc.runtime import AcceptanceDepth, DepthPolicy
+from specc.runtime import AcceptanceDepth, DepthPolicy, Sampling
 from specc.runtime.plan.plan import PROMPT
 from specc.runtime.rounding import round_up
 from specc.support.diagnostics import Diagnostic
@@ -86,6 +85,7 @@ class Engine:
         self.ahead = int(fitting.overlaps(plan, overlap, target.device))
         self.depth: DepthPolicy = depth or AcceptanceDepth(list(program.plans))
         self._make_memory(context, num_pages, share_prefixes)
+        self._intake = Intake(plan, target, self.tokenizer, self.places)
         self._bind(tables or {}, capture, nvtx)
         self.on_token = on_token
         self.stats = Stats()
@@ -142,25 +142,19 @@ class Engine:
         prompt: str | Sequence[int],
         conditions: StopConditions | None = None,
         *,
+        sampling: Sampling | None = None,
         handover: Handover | None = None,
     ) -> int:
         """Queue a prompt, text or token ids, and return its request id.
 
-        Without conditions: 64 tokens, or the target's EOS; it ends by length where the context does. handover: what
-        another machine prefilled of it, which is taken over instead of a prefill. Raises RequestTooLongError when it
-        can never fit, UnknownTokenError for ids outside the target's vocabulary, ContractError when the handover is of
-        another prompt or pool, or its first token or health word is none.
+        Without conditions: 64 tokens, or the target's EOS; it ends by length where the context does. sampling: how its
+        tokens are drawn, by default greedily; without a seed it gets one now. handover: what another machine prefilled
+        of it, which is taken over instead of a prefill, with what it is sampled with. Raises RequestTooLongError when
+        it can never fit, UnknownTokenError for ids outside the target's vocabulary, SamplingError for what the program
+        was built without, ContractError when the handover is of another prompt or pool, or its first token or health
+        word is none.
         """
-        ids = tuple(self.encode(prompt) if isinstance(prompt, str) else (int(token) for token in prompt))
-        self.target.check_tokens(ids)
-        conditions = conditions or StopConditions(eos_token_ids=self.target.eos_token_ids)
-        if conditions.stop and self.tokenizer is None:
-            raise EngineError("stop strings need a tokenizer")
-        text = StopText(Detokenizer(self.tokenizer, ids), conditions.stop) if self.tokenizer is not None else None
-        if handover is not None:
-            handover.check(self.target.facts.vocab_size, len(ids))
-            self.places.check(len(ids), handover.kv)
-        request = Request(self._next_id, ids, conditions, text, handover=handover)
+        request = self._intake.request(self._next_id, prompt, conditions, sampling, handover)
         self.scheduler.add(request)
         self._next_id += 1
         return request.request_id
@@ -178,9 +172,7 @@ class Engine:
 
     def encode(self, text: str) -> list[int]:
         """Tokenise a prompt; raises EngineError without a tokenizer."""
-        if self.tokenizer is None:
-            raise EngineError("a prompt in text needs a tokenizer; give token ids or a tokenizer")
-        return list(self.tokenizer(text)["input_ids"])
+        return self._intake.encode(text)
 
     def step(self) -> list[Completion]:
         """Prefill what can be admitted, then run one decode step of everything; returns what finished.
@@ -199,14 +191,17 @@ class Engine:
         return self.collect()
 
     def generate(
-        self, prompts: Iterable[str | Sequence[int]], conditions: StopConditions | None = None
+        self,
+        prompts: Iterable[str | Sequence[int]],
+        conditions: StopConditions | None = None,
+        sampling: Sampling | None = None,
     ) -> list[Completion]:
         """Complete all prompts, batched; results in their order. Whatever is raised, none of them stays behind."""
         order: list[int] = []
         done: dict[int, Completion] = {}
         try:
             for prompt in prompts:
-                order.append(self.add(prompt, conditions))
+                order.append(self.add(prompt, conditions, sampling=sampling))
             while self.has_work:
                 done.update({completion.request_id: completion for completion in self.step()})
         finally:
@@ -336,6 +331,8 @@ class Engine:
         rows = [request.row or 0 for request in requests]
         self._prompts.clear()
         self._prompts.update({row: Prompt(tuple(r.ids), r.shared) for row, r in zip(rows, requests, strict=True)})
+        if self.plan.samples:
+            self._step.set_sampling(rows, [request.sampling for request in requests])
         lengths = [len(request.ids) for request in requests]
         prompts = [token for request in requests for token in request.ids] if PROMPT in self.plan.inputs else None
         return self._step.prefill(self._batch(rows, lengths, prompts), run_idle=at_least > 0)

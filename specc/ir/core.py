@@ -112,6 +112,7 @@ class Carry:
 
     ``kept``: it is carried though nothing may load it here, for a program of another depth that does. ``limit``: an
     axis or a count; integers are at least 0 and less than it, other numbers from 0 to it. None: any value is one.
+    ``given``: the engine writes it when a request is admitted, and no op stores it.
     """
 
     name: str
@@ -119,6 +120,7 @@ class Carry:
     location: Location | None = None
     kept: bool = False
     limit: str | int | None = None
+    given: bool = False
 
 
 class Module:

@@ -28,7 +28,8 @@ _OP = re.compile(
 _ESTABLISHED = re.compile(r"established (?P<names>[\w-]+(?:, [\w-]+)*)")
 _DIM = re.compile(rf"dim (?P<name>{_NAME}) : (?P<axis>\w+)(?: (?P<rel><=|=) (?P<size>\d+))?")
 _INPUT = re.compile(rf"input %(?P<name>{_NAME}) : (?P<type>.+)")
-_CARRY = re.compile(rf"carry @(?P<name>{_NAME}) : (?P<type>.+?)(?: limit (?P<limit>\w+))?(?P<kept> kept)?{_LOC}")
+_MARKS = r"(?: limit (?P<limit>\w+))?(?P<given> given)?(?P<kept> kept)?"
+_CARRY = re.compile(rf"carry @(?P<name>{_NAME}) : (?P<type>.+?){_MARKS}{_LOC}")
 _OUTPUT = re.compile(rf"output (?P<name>{_NAME}) = %(?P<value>{_NAME})")
 _DECL = re.compile(rf"(?P<kind>\w+) @(?P<name>\S+){_ATTRS}")
 _TYPE = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[^\]]*)\]")
@@ -165,7 +166,8 @@ class _Parser:
         _once("carry @", found["name"], module.carries)
         limit = found["limit"]
         limit = int(limit) if limit is not None and limit.isdecimal() else limit
-        module.carries[found["name"]] = Carry(found["name"], type_, _location(found), found["kept"] is not None, limit)
+        kept, given = found["kept"] is not None, found["given"] is not None
+        module.carries[found["name"]] = Carry(found["name"], type_, _location(found), kept, limit, given)
 
     def _phase(self, module: Module, text: str, _: int) -> None:
         found = _full(re.compile(r"phase (?P<name>\w+) \{"), text)

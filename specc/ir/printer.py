@@ -25,7 +25,7 @@ def print_module(module: Module, *, locations: bool = True) -> str:
     lines += [f"  {_dim(dim)}" for dim in module.dims.values()]
     lines += [f"  input %{value.name} : {value.type}" for value in module.inputs.values()]
     lines += [
-        f"  carry @{carry.name} : {carry.type}{_limit(carry)}{' kept' * carry.kept}{_loc(carry.location, locations)}"
+        f"  carry @{carry.name} : {carry.type}{_marks(carry)}{_loc(carry.location, locations)}"
         for carry in module.carries.values()
     ]
     for phase, ops in module.phases.items():
@@ -58,8 +58,9 @@ def _dim(dim: Dim) -> str:
     return f"dim {dim.name} : {dim.axis} {'<=' if dim.dynamic else '='} {dim.size}"
 
 
-def _limit(carry: Carry) -> str:
-    return "" if carry.limit is None else f" limit {carry.limit}"
+def _marks(carry: Carry) -> str:
+    limit = "" if carry.limit is None else f" limit {carry.limit}"
+    return f"{limit}{' given' * carry.given}{' kept' * carry.kept}"
 
 
 def _decl(decl: Decl) -> str:

@@ -257,8 +257,8 @@ def _of_argmax(op: Op, ops: Sequence[Op]) -> bool:
 
 
 def _elements(module: Module, op: Op) -> int:
-    """Elements of the blocks that an op gives."""
-    if is_long(module, op) or op.opcode in STORES:
+    """Elements of the blocks that an op gives; new logits are gone when a launch has scanned them."""
+    if is_long(module, op) or op.opcode in STORES or is_prologue(op):
         return 0
     memory = in_memory(op)
     given = [value for name, value in op.named_results.items() if name not in memory]

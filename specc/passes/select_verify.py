@@ -10,10 +10,16 @@ from specc.ir.ops import OPS
 from specc.pass_manager.pass_base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
+_REMARKS = {
+    "greedy": "one argmax of every node's row, then a walk; no temperature, penalties or randomness",
+    "target_only": "one draw of every node's token, the argmax of its row with noise, then a walk; the softmax is"
+    " never computed, and the drafts decide how many tokens a step gives, not which",
+}
+
 
 @dataclass(frozen=True)
 class SelectVerify(Pass):
-    """Lower ``verify.accept``; only greedy verification exists today."""
+    """Lower ``verify.accept``: a walk along the target's own tokens, which are argmaxes, or drawn by noisy logits."""
 
     name = "select-verify"
     requires = frozenset({"typed", "tree-form"})
@@ -23,15 +29,11 @@ class SelectVerify(Pass):
         """Lower the verification of the step to one verify op and its passes over the logits."""
         for accept in module.find("verify.accept"):
             mode = accept.attrs["mode"]
-            if mode != "greedy":
+            if mode not in _REMARKS:
                 message = f"verify: {mode} is not implemented yet"
                 raise DiagnosticError(Diagnostic("config/not-yet", message, accept.location))
             _lower_greedy(module, accept)
-            self.remark(
-                ctx,
-                "greedy: one argmax of every node's row, then a walk; no temperature, penalties or randomness",
-                accept.location,
-            )
+            self.remark(ctx, f"{mode}: {_REMARKS[mode]}", accept.location)
 
 
 def _lower_greedy(module: Module, accept: Op) -> None:

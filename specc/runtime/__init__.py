@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         MissingFieldError,
         PlanError,
         RecordError,
+        SamplingError,
         SchemaMismatchError,
         SpeccError,
         TornError,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from .plan.plan import Plan
     from .program import Program, load
     from .result import HostCopy, HostResult, StepResult
+    from .sampling import Sampling
     from .state.carry import Carry
     from .state.peer import check_peer, schema, schema_digest
     from .state.transfer import RecordField, RecordLayout
@@ -56,6 +58,7 @@ _HOMES = {
         "MissingFieldError",
         "PlanError",
         "RecordError",
+        "SamplingError",
         "SchemaMismatchError",
         "SpeccError",
         "TornError",
@@ -70,6 +73,7 @@ _HOMES = {
     "plan.plan": ("Plan",),
     "program": ("Program", "load"),
     "result": ("HostCopy", "HostResult", "StepResult"),
+    "sampling": ("Sampling",),
     "step": ("Step",),
     "state.transfer": ("RecordField", "RecordLayout"),
 }
@@ -100,6 +104,8 @@ __all__ = [
     "RecordField",
     "RecordLayout",
     "Replays",
+    "Sampling",
+    "SamplingError",
     "SchemaMismatchError",
     "SpeccError",
     "Step",

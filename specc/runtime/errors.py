@@ -33,6 +33,10 @@ class BatchError(SpeccError):
     """A batch the program cannot run: rows or lengths out of range, or too many requests."""
 
 
+class SamplingError(SpeccError):
+    """How a request is sampled is out of range, or nothing that the program was built with, or was not said."""
+
+
 class TornError(BatchError):
     """Pool rows that a call which raised has left halfway: prefill them again, or write their carry.
 

@@ -29,6 +29,7 @@ from .plan.nodes import External, Node
 from .plan.plan import PROMPT, TABLE, Plan
 from .ranges import in_ranges
 from .result import StepResult
+from .sampling import Sampling, SamplingRows
 from .state.carry import Carry
 from .state.relay import Relay, RelayPools
 from .state.torn import Torn
@@ -91,6 +92,8 @@ class Step:
         beside = next(iter(self._depths.values()), self)
         self._torn = Torn(req_to_token.shape[0]) if beside is self else beside._torn
         self._pools = RelayPools(plan, self._arena)
+        fresh = SamplingRows(plan, self._pools, req_to_token.shape[0])
+        self._sampling = fresh if beside is self else beside._sampling
         self._layout = RecordLayout.of(plan, req_to_token.shape[1])
         self._relay = Relay(self._pools, req_to_token.shape[0], device, self._layout, self._torn)
         self._inputs = {entry: plan.written_inputs(entry) for entry in ENTRIES}
@@ -201,6 +204,7 @@ class Step:
     def prefill(self, batch: Batch, *, run_idle: bool = False) -> StepResult:
         """Prefill target and draft for the batch's prompts; `bonus` is the first token of every request.
 
+        Of a program that samples `set_sampling` comes first, otherwise this raises SamplingError.
         `batch.seq_lens` are the prompt lengths, as integers. With `run_idle` an empty batch calls all forwards, with 0
         rows and 0 tokens, instead of none. Raises BatchError and ForwardContractError as `decode`, and BindError when
         the callbacks lack a method of the prefill. When a forward raises, the rows of the batch are torn.
@@ -213,6 +217,7 @@ class Step:
         tokens = sum(lengths)
         if rows == 0 and not run_idle:
             return self._result("prefill", self._frame(0), 0)
+        self._sampling.check(columns[ROWS])
         progress = Progress(frozenset(node.name for node in self._plan.nodes("prefill")))
         sent = self._sent(columns[ROWS])
         with self._on_device(), self._torn.unless_done(sent, lambda: progress.begun):
@@ -221,7 +226,18 @@ class Step:
             self._staging["prefill"].send(columns, rows)
             frame = self._run("prefill", self._frame(rows, tokens, prompt), progress)
             self._torn.mend(sent)
+            self._sampling.used(columns[ROWS])
             return self._result("prefill", frame, rows)
+
+    def set_sampling(self, rows: Sequence[int], params: Sequence[Sampling]) -> None:
+        """Say how the request in pool row `rows[i]` is sampled, before its prefill, which draws its first token.
+
+        The program finds it in the row for as long as the request is there, and it is part of its carry. One without a
+        seed gets its own. BatchError for rows out of range or repeated, SamplingError for parameters out of range or
+        such as the program was built without; nothing is written then.
+        """
+        with self._on_device():
+            self._sampling.set(rows, params)
 
     def read_carry(self, rows: Sequence[int] | Tensor) -> Carry:
         """A copy of the state of pool rows `rows`.

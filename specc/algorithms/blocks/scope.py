@@ -93,15 +93,18 @@ class Scope:
         *shape: str | int,
         limit: str | int | None = None,
         at: tuple[str, ...] = ("algorithm",),
+        given: bool = False,
     ) -> None:
         """Declare a value every request carries from step to step; ``shape`` follows the axis B.
+
+        ``given``: the engine writes it when a request is admitted, and no op stores it.
 
         ``limit``: an axis or a count that bounds what is right, which records of other machines are checked for:
         integers are at least 0 and less than it, other numbers from 0 to it. None where any value is: rows of numbers
         that only models read.
         """
         type_ = TensorType(dtype, ("B", *shape))
-        self.module.carries[name] = Carry(name, type_, self.at(*at), limit=limit)
+        self.module.carries[name] = Carry(name, type_, self.at(*at), limit=limit, given=given)
 
     def target_extras(self) -> dict[str, str]:
         """Outputs that the target's forward hands over besides logits and hidden states, and their types per node."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specc.algorithms.blocks.sampling import noisy
 from specc.algorithms.blocks.scope import Scope, dtype_of, logits_dtype_of
 from specc.ir.core import Value
 from specc.ir.ops.health import TARGET_BIT
@@ -68,6 +69,7 @@ def prefill_target(scope: Scope, offers: str = "hidden_size", *, last: bool = Fa
                 capture="last" if last else "full", per="B" if last else "T",
                 dtype=dtype_of(target), logits_dtype=logits_dtype_of(target), width=target.spec_width,
             )  # fmt: skip
+        logits = noisy(scope, logits, scope.seq_lens, 0, "prefill_", "prefill")
         first, bad = b.many("vocab.argmax", logits, scope.rows, names=("first", "first_bad"), dtype="i32", keep="")
         health = b("health.raise", health, bad, names=("prefill_health_target",), bit=TARGET_BIT)
     return health, first, hidden
@@ -105,13 +107,13 @@ def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size"
     b = scope.b
     if scope.config.topk > 1 and (nodes.parent is None or nodes.depth is None):
         raise ValueError(f"topk is {scope.config.topk}, and these nodes are a chain: say Needs(trees=False)")
-    hidden, extras = _target(scope, state, nodes, offers)
+    positions, logits, hidden, extras = _target(scope, state, nodes, offers)
     with b.phase("verify"):
+        scores = noisy(scope, logits, positions, 1, "", "prepare")
         with b.at(scope.at("verify")):
-            logits = extras.pop("logits")
             links = () if nodes.parent is None else (nodes.parent,)
             predict, accept_index, accept_lens, bad = b.many(
-                "verify.accept", nodes.tokens, logits, scope.rows, *links,
+                "verify.accept", nodes.tokens, scores, scope.rows, *links,
                 names=("node_predict", "accept_index", "accept_lens", "target_bad"), mode=scope.config.verify,
             )  # fmt: skip
             state.health = b("health.raise", state.health, bad, names=("health_target",), bit=TARGET_BIT)
@@ -132,8 +134,8 @@ def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size"
     return Accepted(hidden, accept_index, accept_lens, predict, bonus)
 
 
-def _target(scope: Scope, state: State, nodes: Nodes, offers: str) -> tuple[Value, dict[str, Value]]:
-    """The target's forward: hidden rows, and by name its logits and whatever else it hands over."""
+def _target(scope: Scope, state: State, nodes: Nodes, offers: str) -> tuple[Value, Value, Value, dict[str, Value]]:
+    """The target's forward: the nodes' positions, logits, hidden rows, and by name whatever else it hands over."""
     b, target = scope.b, scope.config.target
     with b.phase("tree"):
         mask: tuple[Value, ...] = ()
@@ -159,7 +161,7 @@ def _target(scope: Scope, state: State, nodes: Nodes, offers: str) -> tuple[Valu
             capture="full", dtype=dtype_of(target), logits_dtype=logits_dtype_of(target), width=target.spec_width,
             extras=", ".join(f"{name}: {type_}" for name, type_ in extras.items()),
         )  # fmt: skip
-    return hidden, {"logits": logits, **dict(zip(extras, values, strict=True))}
+    return positions, logits, hidden, dict(zip(extras, values, strict=True))
 
 
 def store(scope: Scope, fields: dict[str, Value]) -> None:

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from specc.engine.errors import StepFailedError
 from specc.engine.serving.handover import Handover
 from specc.engine.serving.text import StopText
+from specc.runtime.errors import SamplingError as SamplingError
+from specc.runtime.sampling import GREEDY
+from specc.runtime.sampling import Sampling as Sampling
 
 LENGTH, EOS, STOP, ABORT, ERROR = "length", "eos", "stop", "abort", "error"
 """Why a request finished: max_new_tokens reached, an EOS token, a stop string, the caller gave it up, or it failed."""
@@ -68,17 +71,18 @@ class Completion:
 class Request:
     """A request inside the engine.
 
-    `ids`: prompt and everything emitted. `row` is set while it runs. `stay`: how often it has left a row, so that
-    what was computed for it in one is not taken for another's. `shared`: how many tokens at the beginning had their
-    keys and values in the pools already when it was last admitted. `health`: the health word of its last prefill.
-    `handover`: what another machine prefilled of it, until that is in the pools. `failures`: how many launches that it
-    was in have failed since its last decode step. `error`: what has ended it.
+    `sampling`: with its seed. `ids`: prompt and everything emitted. `row` is set while it runs. `stay`: how often it
+    has left a row, so that what was computed for it in one is not taken for another's. `shared`: how many tokens at the
+    beginning had their keys and values in the pools already when it was last admitted. `health`: the health word of its
+    last prefill. `handover`: what another machine prefilled of it, until that is in the pools. `failures`: how many
+    launches that it was in have failed since its last decode step. `error`: what has ended it.
     """
 
     request_id: int
     prompt_ids: tuple[int, ...]
     conditions: StopConditions
     text: StopText | None = None
+    sampling: Sampling = GREEDY
     ids: list[int] = field(default_factory=list)
     row: int | None = None
     stay: int = 0

@@ -175,12 +175,14 @@ class Carried:
     """A carried value: a record of every request, whose axes start with `B`.
 
     `limit`: the axis or the count that its values are checked with, see `RecordField`; None: any value is one.
+    `given`: the engine writes it when it admits a request (`Step.set_sampling`), and the program only reads it.
     """
 
     name: str
     dtype: str
     axes: tuple[str, ...]
     limit: str | None = None
+    given: bool = False
 
 
 @dataclass(frozen=True)
@@ -254,6 +256,11 @@ class Plan:
     memory: ArenaBytes
     totals: Mapping[int, Totals]
     engine: str | None = None
+
+    @property
+    def samples(self) -> bool:
+        """Whether the engine says how a request is sampled."""
+        return any(field.given for field in self.carry.values())
 
     def nodes(self, entry: str | None = None) -> tuple[Node, ...]:
         """The nodes of `prefill` or `step`, by default of both, in execution order."""

@@ -25,13 +25,14 @@ from .convention import DTYPES, Attrs, Dims, Semantics, Tensors, comparable, ran
 from .convention import register as _register
 from .reference_kv import KV_OPS
 from .reference_ngram import NGRAM_OPS
+from .reference_sample import SAMPLE_OPS
 from .reference_slots import SLOT_OPS
 from .reference_tree import TREE_OPS
 
 Pools: TypeAlias = Mapping[str, Tensor]
 Store: TypeAlias = Callable[[Tensors, Tensor], Tensor]
 
-OPS: dict[str, Semantics] = {**SLOT_OPS, **TREE_OPS, **NGRAM_OPS}
+OPS: dict[str, Semantics] = {**SLOT_OPS, **TREE_OPS, **NGRAM_OPS, **SAMPLE_OPS}
 STORES: dict[str, Store] = {}
 """By op, of its operands, of which rows i64[B] come first, and the pool: what these rows of the pool become."""
 LOAD = "carry.load"

@@ -1,0 +1,57 @@
+"""What becomes a request: a prompt, when it ends and how it is sampled are checked before anything is queued."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specc.engine.errors import EngineError
+from specc.engine.models.causal_models import TargetModel
+from specc.engine.serving.handover import Handover, Places
+from specc.engine.serving.request import Request, StopConditions
+from specc.engine.serving.text import Detokenizer, StopText
+from specc.runtime.errors import SamplingError
+from specc.runtime.plan.plan import Plan
+from specc.runtime.sampling import GREEDY, Sampling, carried, check_built
+
+
+@dataclass(frozen=True)
+class Intake:
+    """Makes requests for a program of `plan` over `target`. `places`: where a handover's keys and values go."""
+
+    plan: Plan
+    target: TargetModel
+    tokenizer: Any
+    places: Places
+
+    def request(
+        self,
+        request_id: int,
+        prompt: str | Sequence[int],
+        conditions: StopConditions | None,
+        sampling: Sampling | None,
+        handover: Handover | None,
+    ) -> Request:
+        """One request; raises as `Engine.add`."""
+        ids = tuple(self.encode(prompt) if isinstance(prompt, str) else (int(token) for token in prompt))
+        self.target.check_tokens(ids)
+        conditions = conditions or StopConditions(eos_token_ids=self.target.eos_token_ids)
+        if conditions.stop and self.tokenizer is None:
+            raise EngineError("stop strings need a tokenizer")
+        text = StopText(Detokenizer(self.tokenizer, ids), conditions.stop) if self.tokenizer is not None else None
+        if handover is not None:
+            handover.check(self.target.facts.vocab_size, len(ids))
+            self.places.check(len(ids), handover.kv)
+            if sampling is not None:
+                raise SamplingError("a handover says itself how the request is sampled")
+            sampling = carried(handover.carry) if self.plan.samples else None
+        sampling = GREEDY if sampling is None else sampling.seeded()
+        check_built(self.plan, sampling)
+        return Request(request_id, ids, conditions, text, sampling, handover=handover)
+
+    def encode(self, text: str) -> list[int]:
+        """Tokenise a prompt; raises EngineError without a tokenizer."""
+        if self.tokenizer is None:
+            raise EngineError("a prompt in text needs a tokenizer; give token ids or a tokenizer")
+        return list(self.tokenizer(text)["input_ids"])

@@ -1,0 +1,31 @@
+"""The `sample` dialect: tokens drawn from the softmax of logits, as the largest of logits with noise on them.
+
+The largest of x / T + G is distributed as softmax(x / T) if G is Gumbel's, -log(-log u) of uniforms u that are
+independent (Gumbel 1954; Maddison et al., arXiv 1411.0030). So to draw is one argmax, whatever the sums over the
+vocabulary, and what is drawn at a position depends on nothing but the logits there, the request's seed and the
+position. Noise is counter based: Philox4x32-10 gives a key for every row of logits, Philox2x32-7 a uniform for every
+entry of the vocabulary (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC 2011).
+"""
+
+from __future__ import annotations
+
+from specc.ir.opdef import OpDef
+
+TOKEN = 0
+"""The ``kind`` of draws that are a token of the target's, after any position."""
+
+OPS = (
+    OpDef(
+        "sample.keys",
+        "seed: i64[B], temperature: f32[B], positions: i64[B, *x] -> keys: i64[B, *x], scales: f32[B, *x]",
+        "What the noise of a row is made with: a key of seed, positions + ``offset`` and ``kind``, which is the same"
+        " for no other draw, and 1 / temperature. Below a temperature of 1e-6 the scale is 0: there is no noise.",
+        {"offset": range(2), "kind": range(1 << 16)},
+    ),
+    OpDef(
+        "sample.perturb",
+        "logits: T[B, *x, ?v], keys: i64[B, *x], scales: f32[B, *x] -> noisy: f32[B, *x, ?v]",
+        "Logits times the row's scale, in f32, with Gumbel noise; where the scale is 0, the logits. NaN and infinities"
+        " stay what they are.",
+    ),
+)

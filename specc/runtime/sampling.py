@@ -1,0 +1,114 @@
+"""How a request is sampled: what the engine says of it when it admits it, and where the program finds it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .batch import check_rows
+from .errors import CarryError, SamplingError
+from .plan.plan import Plan
+from .semantics.convention import DTYPES
+from .state.carry import Carry
+
+HOTTEST = 1 << 20
+SEEDS = 1 << 63
+PREFIX = "sampling_"
+"""What the names of the carried fields begin with, each of which holds one of `Sampling`'s."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How one request is sampled.
+
+    Attributes:
+        temperature: from 0 to 2^20; below 1e-6 the request is greedy.
+        seed: from 0 to 2^63 - 1, of all randomness of the request: with the same seed and the same logits it has the
+            same text. None: one that nobody else has is drawn when the request is admitted.
+
+    """
+
+    temperature: float = 1.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise SamplingError for what is no number or out of range."""
+        temperature: Any = self.temperature
+        if type(temperature) not in (int, float) or not 0 <= temperature <= HOTTEST:
+            raise SamplingError(f"temperature is from 0 to {HOTTEST}, not {temperature!r}")
+        seed: Any = self.seed
+        if seed is not None and (type(seed) is not int or seed not in range(SEEDS)):
+            raise SamplingError(f"seed is an integer from 0 to 2^63 - 1, not {seed!r}")
+
+    def seeded(self) -> Sampling:
+        """The same with a seed."""
+        return Sampling(self.temperature, secrets.randbits(63)) if self.seed is None else self
+
+
+GREEDY = Sampling(temperature=0.0, seed=0)
+"""The largest logit, always."""
+
+
+def carried(carry: Carry) -> Sampling:
+    """How the only request of a carry is sampled. CarryError when it says nothing of that, or not of one request."""
+    names = [field.name for field in fields(Sampling)]
+    if len(carry) != 1 or not all(f"{PREFIX}{name}" in carry.fields for name in names):
+        raise CarryError(f"a carry of {len(carry)} requests that does not say how one is sampled")
+    found: dict[str, Any] = {name: carry.fields[f"{PREFIX}{name}"][0].item() for name in names}
+    return Sampling(**found)
+
+
+def check_built(plan: Plan, sampling: Sampling) -> None:
+    """SamplingError, which names it, for what the program was built without; a greedy request asks for nothing."""
+    asked = {"temperature": sampling.temperature > 0}
+    lacking = [name for name, used in asked.items() if used and f"{PREFIX}{name}" not in plan.carry]
+    if lacking:
+        message = f"the program was built without {', '.join(lacking)}: it verifies greedily, see 'verify'"
+        raise SamplingError(message)
+
+
+class SamplingRows:
+    """The pool rows of the fields that requests are sampled with, of one binding at all its depths."""
+
+    def __init__(self, plan: Plan, pools: Mapping[str, Tensor], rows: int) -> None:
+        """Of `plan`'s fields in `pools`, of which requests use the first `rows` rows; none is set."""
+        self._plan, self._rows = plan, rows
+        given = [field for field in plan.carry.values() if field.given]
+        self._fields = {field.name.removeprefix(PREFIX): (pools[field.name], DTYPES[field.dtype]) for field in given}
+        self._fresh = set[int]()
+
+    def set(self, rows: Sequence[int], params: Sequence[Sampling]) -> None:
+        """Write params[i] into row rows[i]; BatchError or SamplingError, and no change, if it cannot."""
+        checked = check_rows(rows, self._rows)
+        if len(params) != len(checked):
+            raise SamplingError(f"{len(params)} parameters for {len(checked)} pool rows")
+        seeded = [_own(one) for one in params]
+        for one in seeded:
+            check_built(self._plan, one)
+        for name, (pool, dtype) in self._fields.items():
+            values = torch.tensor([getattr(one, name) for one in seeded], dtype=dtype)
+            pool[torch.tensor(checked, dtype=torch.int64, device=pool.device)] = values.to(pool.device)
+        self._fresh.update(checked)
+
+    def check(self, rows: list[int] | Tensor) -> None:
+        """SamplingError unless all `rows` were set since their last prefill; of a tensor nothing is checked."""
+        if self._fields and isinstance(rows, list) and (missing := sorted({*rows} - self._fresh)):
+            raise SamplingError(f"nobody said how pool row {missing[0]} is sampled: call set_sampling before prefill")
+
+    def used(self, rows: list[int] | Tensor) -> None:
+        """Take note of a prefill: the next request of a row is another one."""
+        if isinstance(rows, list):
+            self._fresh.difference_update(rows)
+
+
+def _own(sampling: Sampling) -> Sampling:
+    """The parameters, this package's or another's, with a seed."""
+    names = [field.name for field in fields(Sampling)]
+    if not all(hasattr(sampling, name) for name in names):
+        raise SamplingError(f"a {type(sampling).__name__} does not say how to sample")
+    return Sampling(**{name: getattr(sampling, name) for name in names}).seeded()

@@ -1,0 +1,76 @@
+"""The `sample` ops in plain torch, see `reference`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .convention import Attrs, Dims, Semantics, Tensors
+from .convention import register as _register
+
+SAMPLE_OPS: dict[str, Semantics] = {}
+LEAST_TEMPERATURE = 1e-6
+"""Temperatures below are 0, which is greedy."""
+_WORD = 0xFFFFFFFF
+
+
+@_register(SAMPLE_OPS, "sample.keys")
+def sample_keys(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Seed i64[B], temperature f32[B], positions i64[B, ...] -> keys i64[B, ...], scales f32[B, ...].
+
+    A key is the first two words of Philox4x32-10: counter (position + `offset`, `kind`, 0), key the seed.
+    """
+    seed, temperature, positions = operands
+    each = (-1, *(1,) * (positions.dim() - 1))
+    position, seed = positions + int(attrs["offset"]), seed.view(each)
+    zero = torch.zeros_like(position)
+    counter = (position & _WORD, position >> 32 & _WORD, zero + int(attrs["kind"]), zero)
+    first, second, _, _ = philox4x32(counter, (seed & _WORD, seed >> 32 & _WORD))
+    scale = torch.where(temperature >= LEAST_TEMPERATURE, 1.0 / temperature.clamp(min=LEAST_TEMPERATURE), 0.0)
+    return second << 32 | first, scale.view(each).expand(positions.shape).clone()
+
+
+@_register(SAMPLE_OPS, "sample.perturb")
+def sample_perturb(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Logits T[B, ..., V], keys i64[B, ...], scales f32[B, ...] -> f32[B, ..., V], Gumbel noise added where scale > 0.
+
+    Entry v's noise is -log(-log(1 - u)), u = (w + 0.5) / 2^32 of the first word w of Philox2x32-7: counter
+    (v, upper half of the key), key its lower half.
+    """
+    logits, keys, scales = operands
+    column = torch.arange(logits.shape[-1], device=logits.device)
+    high, low = (keys >> 32 & _WORD)[..., None], (keys & _WORD)[..., None]
+    word, _ = philox2x32((column.expand(logits.shape), high.expand(logits.shape)), low)
+    uniform = ((word.to(torch.float32) + 0.5) * 2.0**-32).clamp(max=1 - 2**-24)
+    noise = -(-torch.log1p(-uniform.double())).log()
+    scale, values = scales[..., None], logits.to(torch.float32)
+    return (torch.where(scale > 0, values * scale + noise.to(torch.float32), values),)
+
+
+def philox4x32(
+    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor], rounds: int = 10
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Four random words of a counter and a key, words in i64 (Salmon et al., SC 2011)."""
+    a, b, c, d = counter
+    low, high = key
+    for _ in range(rounds):
+        (first, left), (second, right) = _wide(a, 0xD2511F53), _wide(c, 0xCD9E8D57)
+        a, b, c, d = second ^ b ^ low, right, first ^ d ^ high, left
+        low, high = low + 0x9E3779B9 & _WORD, high + 0xBB67AE85 & _WORD
+    return a, b, c, d
+
+
+def philox2x32(counter: tuple[Tensor, Tensor], key: Tensor, rounds: int = 7) -> tuple[Tensor, Tensor]:
+    """As `philox4x32`, two words of two and a key of one."""
+    a, b = counter
+    for _ in range(rounds):
+        high, low = _wide(a, 0xD256D193)
+        a, b = high ^ key ^ b, low
+        key = key + 0x9E3779B9 & _WORD
+    return a, b
+
+
+def _wide(word: Tensor, factor: int) -> tuple[Tensor, Tensor]:
+    """The product's upper and lower word; 64 bits hold it, whatever sign they show."""
+    product = word * factor
+    return product >> 32 & _WORD, product & _WORD

@@ -1,0 +1,105 @@
+"""Tokens drawn from logits: keys of rows, and noise in front of an argmax, whatever rows and cuts there are."""
+
+import math
+
+import pytest
+import torch
+from cluster_cases import FLOATS, POOL, Scan, TypedBuilder, check_module, choice, integer, small_module
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_cases import generator, quick, random_rows
+from kernel_launcher import Launcher
+from topk_cases import hostile_logits
+from torch import Tensor
+
+from specc.ir.core import Module
+from specc.runtime.semantics.convention import DTYPES
+
+TEMPERATURES = torch.tensor([0.0, 5e-7, 1e-6, 0.3, 1.0, 7.5, 2.0**20, math.nan, -1.0])
+
+
+def keyed(rows: int) -> Module:
+    """A module that makes keys of no axis, or of so many rows of a request."""
+    module = small_module(N=max(rows, 1))
+    b = TypedBuilder(module)
+    seed, temperature = b.given("seed", "i64"), b.given("temperature", "f32")
+    positions = b.given("positions", "i64", *(("N",) if rows else ()))
+    with b.phase("tree"):
+        b.hand_out(*b.many("sample.keys", seed, temperature, positions, offset=1, kind=3))
+    return module
+
+
+@settings(quick, max_examples=30)
+@given(seed=st.integers(0, 2**32), rows=st.integers(0, 5))
+def test_keys(launcher: Launcher, seed: int, rows: int) -> None:
+    """Of any seed and position, 64 bits each."""
+    source = generator(seed)
+    batch = random_rows(source, integer(source, 1, 6), POOL)
+    count = len(batch)
+    values = {
+        "req_pool_indices": batch,
+        "seed": torch.randint(-(2**63), 2**63 - 1, (count,), generator=source),
+        "temperature": TEMPERATURES[torch.randint(len(TEMPERATURES), (count,), generator=source)],
+        "positions": torch.randint(0, 2**40, (count, rows) if rows else (count,), generator=source),
+    }
+    check_module(launcher, keyed(rows), source, values)
+
+
+def drawn(dtype: str, rows: int, vocab: int) -> Module:
+    """A module that draws a token for one row of a request, or for several."""
+    axes = ("N",) if rows else ()
+    module = small_module(N=max(rows, 1), V=vocab)
+    b = TypedBuilder(module)
+    logits = b.given("logits", dtype, *axes, "V")
+    keys, scales = b.given("keys", "i64", *axes), b.given("scales", "f32", *axes)
+    with b.phase("verify"):
+        noisy = b("sample.perturb", logits, keys, scales)
+        b.hand_out(*b.many("vocab.argmax", noisy, module.inputs["req_pool_indices"], dtype="i32", keep=""))
+    return module
+
+
+def noise_of(source: torch.Generator, *shape: int) -> dict[str, Tensor]:
+    """Keys and scales of rows, of which some are greedy."""
+    keys = torch.randint(-(2**63), 2**63 - 1, shape, generator=source)
+    scales = torch.tensor([0.0, 0.5, 1.0, 3.0, 1e6])
+    return {"keys": keys, "scales": scales[torch.randint(len(scales), shape, generator=source)]}
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@settings(quick, max_examples=20)
+@given(seed=st.integers(0, 2**32), rows=st.integers(0, 4), vocab=st.integers(1, 300) | st.integers(301, 3000))
+def test_draws(launcher: Launcher, dtype: str, seed: int, rows: int, vocab: int) -> None:
+    """As the reference draws, from rows of every kind."""
+    source = generator(seed)
+    batch = random_rows(source, integer(source, 1, 6 // max(rows, 1) or 1), POOL)
+    shape = (len(batch), rows) if rows else (len(batch),)
+    logits = hostile_logits(source, math.prod(shape), vocab, vocab, DTYPES[dtype]).view(*shape, vocab)
+    scan = Scan(integer(source, 1, 8), int(choice(source, ("64", "512"))))
+    values = {"req_pool_indices": batch, "logits": logits, **noise_of(source, *shape)}
+    check_module(launcher, drawn(dtype, rows, vocab), source, values, scan)
+
+
+@pytest.mark.parametrize("vocab", [64, 1000])
+def test_cuts_decide_nothing(launcher: Launcher, vocab: int) -> None:
+    """The same tokens bit by bit, however rows are cut."""
+    source = generator(vocab)
+    batch = torch.tensor([3, 1])
+    values = {"req_pool_indices": batch, "logits": torch.randn(2, 3, vocab, generator=source)}
+    values |= noise_of(source, 2, 3) | {"scales": torch.ones(2, 3)}
+    found = [
+        check_module(launcher, drawn("f32", 3, vocab), source, values, Scan(splits, block))["index"]
+        for splits, block in ((1, 1024), (3, 64), (8, 256))
+    ]
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_only_what_is_allowed_is_drawn(launcher: Launcher) -> None:
+    """Of a row of -inf but for one entry that entry, whatever the noise."""
+    source = generator(5)
+    logits = torch.full((6, 200), -math.inf)
+    logits[torch.arange(6), torch.arange(6) * 39] = -3.0
+    values = {"req_pool_indices": torch.arange(1, 7), "logits": logits, **noise_of(source, 6)}
+    found = check_module(launcher, drawn("f32", 0, 200), source, values, Scan(3, 64))
+    assert found["index"].tolist() == [39 * i for i in range(6)]
+    assert not found["bad"].any()
