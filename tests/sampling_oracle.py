@@ -43,8 +43,34 @@ def noise(seed: int, position: int, token: int, kind: int = 0) -> float:
     return -math.log(-math.log1p(-uniform))
 
 
-def drawn(logits: Sequence[float], seed: int, temperature: float, position: int) -> int:
+def allowed(logits: Sequence[float], temperature: float, top_k: int, top_p: float, min_p: float) -> list[int]:
+    """The tokens that may be drawn: the most probable ones, one filter after the other, ties together."""
+    found = sorted(range(len(logits)), key=lambda i: -logits[i])
+    weights = [math.exp((x - logits[found[0]]) / temperature) for x in logits]
+    if 0 < top_k < len(found):
+        found = [i for i in found if logits[i] >= logits[found[top_k - 1]]]
+    if top_p < 1:
+        wanted, total, count = top_p * sum(weights[i] for i in found), 0.0, 0
+        while not count or total < wanted:
+            total, count = total + weights[found[count]], count + 1
+        found = [i for i in found if logits[i] >= logits[found[count - 1]]]
+    return [i for i in found if weights[i] >= min_p]
+
+
+def drawn(
+    logits: Sequence[float],
+    seed: int,
+    temperature: float,
+    position: int,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+) -> int:
     """The token at a position; the first of the largest logits at temperature 0."""
-    scale = 0.0 if temperature < 1e-6 else 1.0 / temperature
-    values = [x if not scale else x * scale + noise(seed, position, i) for i, x in enumerate(logits)]
-    return values.index(max(values))
+    if temperature < 1e-6:
+        return list(logits).index(max(logits))
+    values = {
+        i: logits[i] * (1.0 / temperature) + noise(seed, position, i)
+        for i in allowed(logits, temperature, top_k, top_p, min_p)
+    }
+    return min(i for i, value in values.items() if value == max(values.values()))

@@ -53,6 +53,9 @@ def run(
     seed: Annotated[
         int | None, typer.Option(help="Of the randomness of every prompt; by default each has its own.")
     ] = None,
+    top_k: Annotated[int, typer.Option(help="Draw from so many most probable tokens; 0 from all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Draw from the most probable tokens that have this share.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Draw from tokens at least this times as probable as the best.")] = 0.0,
     check: Annotated[bool, typer.Option("--check", help="Compare with the target's own greedy text.")] = False,
     stream: Annotated[bool | None, typer.Option(help="Print tokens as they come (one prompt only).")] = None,
     max_context: Annotated[int | None, typer.Option(min=1, help="Most tokens of prompt and completion.")] = None,
@@ -83,7 +86,8 @@ def run(
             if format is Format.text:
                 report.show(engine.warnings)
             conditions = _conditions(engine, max_new_tokens, stop or ())
-            completions = _generate(engine, texts, conditions, _sampling(temperature, seed), printer)
+            sampling = _sampling(temperature=temperature, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p)
+            completions = _generate(engine, texts, conditions, sampling, printer)
             if metrics is not None:
                 _write_metrics(engine, metrics)
             verdicts = _check(engine, completions, max_new_tokens) if check else []
@@ -243,12 +247,12 @@ def _conditions(engine: Engine, max_new_tokens: int, stop: Sequence[str]) -> Sto
     return StopConditions(max_new_tokens, engine.target.eos_token_ids, tuple(stop))
 
 
-def _sampling(temperature: float, seed: int | None) -> Sampling | None:
-    """Return how tokens are drawn, None for greedily."""
+def _sampling(**parameters: Any) -> Sampling:
+    """Return how tokens are drawn."""
     from specc.engine.serving.request import Sampling, SamplingError
 
     try:
-        return Sampling(temperature, seed) if temperature else None
+        return Sampling(**parameters)
     except SamplingError as error:
         raise typer.BadParameter(str(error)) from error
 

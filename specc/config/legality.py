@@ -53,6 +53,8 @@ def check_file(checked: Checked, algorithm: str | None, needs: Needs) -> None:
     _pool(checked)
     _no_repeats(checked, "archs", _written_archs(checked))
     _no_repeats(checked, "outputs", checked.file.outputs)
+    _no_repeats(checked, "sampling", checked.file.sampling)
+    _drawn(checked)
     _depths(checked)
     _width(checked, needs)
     _mask(checked, needs)
@@ -199,6 +201,14 @@ def _mask(checked: Checked, needs: Needs) -> None:
                 f"the mask would take {size} bytes at the largest bucket, and at most {MAX_MASK_BYTES} are supported"
             )
             checked.found.error("legal/mask", message, at.value("context_length"), hint="write mask: qlen")
+
+
+def _drawn(checked: Checked) -> None:
+    """Report features of sampling in a program that draws nothing."""
+    if checked.file.sampling and checked.file.verify == "greedy" and checked.sound("sampling", "verify"):
+        message = "verify: greedy draws no tokens, and sampling lists how they are drawn"
+        at, hint = checked.places.value("sampling"), "write verify: target_only, or leave sampling out"
+        checked.found.error("legal/sampling", message, at, hint=hint)
 
 
 def _one_sided(checked: Checked) -> None:

@@ -15,6 +15,7 @@ from specc.config.legality import Checked, check_file, check_models
 from specc.config.models import ModelFacts
 from specc.config.needs import Needs
 from specc.config.resolved import Config, Depth, ModelConfig
+from specc.config.schema import SAMPLING
 from specc.config.sides import facts_of, settle
 from specc.config.validate import validate_options
 from specc.support.diagnostics import Note
@@ -83,6 +84,7 @@ def _config(
         max_requests=file.max_requests or file.buckets[-1],
         buckets=tuple(file.buckets),
         verify=file.verify,
+        sampling=tuple(name for name in SAMPLING if name in file.sampling),
         outputs=tuple(file.outputs),
         mask=file.mask,
         context_length=file.context_length,

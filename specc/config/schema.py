@@ -17,11 +17,13 @@ from pydantic_core import PydanticCustomError
 from specc.config.archs import ARCHS, GPUS, NATIVE, Arch, arch_of
 from specc.config.block import Block
 from specc.config.presets import Engine
-from specc.config.resolved import Dtype, HiddenSource, KvDtype, KvLayout, MaskMode, Verify
+from specc.config.resolved import Dtype, HiddenSource, KvDtype, KvLayout, MaskMode, Sampling, Verify
 
 Output = Literal["accept_index", "hidden_states", "logprobs", "routed_experts", "indexer_topk"]
 
 OUTPUTS: tuple[str, ...] = get_args(Output)
+SAMPLING: tuple[Sampling, ...] = get_args(Sampling)
+"""In the order in which they are applied."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}\Z")
 
@@ -141,6 +143,9 @@ class ConfigFile(Block):
     verify: Verify = "greedy"
     """How the target decides: by its largest logit (greedy), or by a token drawn at every position (target_only), for
     requests of any temperature, greedy ones among them. rejection and block are not implemented yet."""
+    sampling: Annotated[list[Sampling], Field(max_length=16)] = []
+    """What requests may ask for besides a temperature, of a program whose tokens are drawn: top_k, top_p and min_p
+    (to draw from the most probable tokens alone). A request that asks for something else is refused."""
     outputs: Annotated[list[Output], Field(max_length=16)] = []
     """Results the engine wants besides tokens and lengths, of the accepted path: accept_index (its nodes),
     hidden_states, logprobs (of the emitted tokens, under the target), routed_experts and indexer_topk (as the target's

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .batch import check_rows
+from .batch import LARGEST, check_rows
 from .errors import CarryError, SamplingError
 from .plan.plan import Plan
 from .semantics.convention import DTYPES
+from .semantics.reference_sample import LEAST_TEMPERATURE
 from .state.carry import Carry
 
 HOTTEST = 1 << 20
@@ -30,34 +31,44 @@ class Sampling:
         temperature: from 0 to 2^20; below 1e-6 the request is greedy.
         seed: from 0 to 2^63 - 2, of all randomness of the request: with the same seed and the same logits it has the
             same text. None: one that nobody else has is drawn when the request is admitted.
+        top_k: draw from so many most probable tokens, and those as probable as the last of them; 0: from all.
+        top_p: draw from the most probable tokens that have this share together, of those that top_k leaves; 1: all.
+        min_p: draw from tokens that are at least this times as probable as the most probable one; 0: from all.
 
     """
 
     temperature: float = 1.0
     seed: int | None = None
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
 
     def __post_init__(self) -> None:
         """Raise SamplingError for what is no number or out of range."""
-        temperature: Any = self.temperature
-        if type(temperature) not in (int, float) or not 0 <= temperature <= HOTTEST:
-            raise SamplingError(f"temperature is from 0 to {HOTTEST}, not {temperature!r}")
+        for name, most in (("temperature", HOTTEST), ("top_p", 1), ("min_p", 1)):
+            value: Any = getattr(self, name)
+            if type(value) not in (int, float) or not 0 <= value <= most:
+                raise SamplingError(f"{name} is from 0 to {most}, not {value!r}")
         seed: Any = self.seed
         if seed is not None and (type(seed) is not int or seed not in range(SEEDS)):
             raise SamplingError(f"seed is an integer from 0 to 2^63 - 2, not {seed!r}")
+        count: Any = self.top_k
+        if type(count) is not int or count not in range(LARGEST):
+            raise SamplingError(f"top_k is an integer from 0 to {LARGEST - 1}, not {count!r}")
 
     def seeded(self) -> Sampling:
         """The same with a seed."""
-        return Sampling(self.temperature, secrets.randbelow(SEEDS)) if self.seed is None else self
+        return replace(self, seed=secrets.randbelow(SEEDS)) if self.seed is None else self
 
 
-GREEDY = Sampling(temperature=0.0, seed=0)
-"""The largest logit, always."""
+GREEDY = NOTHING = Sampling(temperature=0.0, seed=0)
+"""The largest logit, always, and nothing else asked for."""
 
 
 def carried(carry: Carry) -> Sampling:
     """How the only request of a carry is sampled. CarryError when it says nothing of that, or not of one request."""
-    names = [field.name for field in fields(Sampling)]
-    if len(carry) != 1 or not all(f"{PREFIX}{name}" in carry.fields for name in names):
+    names = [field.name for field in fields(Sampling) if f"{PREFIX}{field.name}" in carry.fields]
+    if len(carry) != 1 or not {"seed", "temperature"} <= {*names}:
         raise CarryError(f"a carry of {len(carry)} requests that does not say how one is sampled")
     found: dict[str, Any] = {name: carry.fields[f"{PREFIX}{name}"][0].item() for name in names}
     return Sampling(**found)
@@ -65,11 +76,17 @@ def carried(carry: Carry) -> Sampling:
 
 def check_built(plan: Plan, sampling: Sampling) -> None:
     """SamplingError, which names it, for what the program was built without; a greedy request asks for nothing."""
-    asked = {"temperature": sampling.temperature > 0}
-    lacking = [name for name, used in asked.items() if used and f"{PREFIX}{name}" not in plan.carry]
-    if lacking:
-        message = f"the program was built without {', '.join(lacking)}: it verifies greedily, see 'verify'"
-        raise SamplingError(message)
+    if sampling.temperature < LEAST_TEMPERATURE:
+        return
+    asked = [name for name in ("temperature", "top_k", "top_p", "min_p") if _asks(sampling, name)]
+    if lacking := [name for name in asked if f"{PREFIX}{name}" not in plan.carry]:
+        key = "verify" if "temperature" in lacking else "sampling"
+        raise SamplingError(f"the program was built without {', '.join(lacking)}, see {key!r} in its configuration")
+
+
+def _asks(sampling: Sampling, name: str) -> bool:
+    """Whether a parameter changes what is drawn."""
+    return getattr(sampling, name) != getattr(NOTHING, name)
 
 
 class SamplingRows:

@@ -36,6 +36,7 @@ CODES: dict[str, str] = {
     "legal/chain-width": "A chain (topk 1) verifies exactly num_steps + 1 tokens.",
     "legal/tree-size": "A tree cannot have that many nodes with this topk and num_steps.",
     "legal/mask": "The tree mask's mode does not fit the tree.",
+    "legal/sampling": "The program draws no tokens, and `sampling` lists how they are drawn.",
     "legal/chain-only": "The algorithm drafts one token after the other, and topk is above 1.",
     "legal/no-draft": "The algorithm has no draft model, and one is described.",
     "legal/modules": "The draft has one module per step, and fewer of them than num_steps.",

@@ -26,11 +26,13 @@ def sample_keys(seed, temperature, positions, OFFSET: tl.constexpr, KIND: tl.con
 
 
 @triton.jit
-def sample_perturb(logits, column, row, keys_ptr, scales_ptr):
+def sample_perturb(logits, column, row, keys_ptr, scales_ptr, cuts_ptr):
     """Logits f32 of a row's entries `column` i32 with their noise: see the op."""
     key = tl.load(keys_ptr + row)
     scale = tl.load(scales_ptr + row)
     noisy = logits * scale + gumbel(uniform_bits(column, key))
+    if cuts_ptr is not None:
+        noisy = tl.where(logits < tl.load(cuts_ptr + row), float("-inf"), noisy)
     return tl.where(scale > 0.0, noisy, logits)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache, partial
 
 import pytest
@@ -42,7 +42,8 @@ def alone(prompt: tuple[int, ...], sampling: Sampling) -> tuple[int, ...]:
     for _ in range(NEW):
         with torch.no_grad(), plain_attention(model):
             scores = model(torch.tensor([text])).logits[0, -1].float()
-        text.append(drawn(scores.tolist(), sampling.seed or 0, sampling.temperature, len(text)))
+        how = asdict(sampling)
+        text.append(drawn(scores.tolist(), how.pop("seed") or 0, how.pop("temperature"), len(text), **how))
     return tuple(text[len(prompt) :])
 
 
@@ -116,6 +117,46 @@ def test_after_a_handover(memory: float) -> None:
     assert (engine.stats.retractions > 0) is (memory < 2)
 
 
+ALL = ("top_k", "top_p", "min_p")
+FILTERED = [
+    Sampling(1.0, 5, top_k=3),
+    Sampling(1.6, 6, top_p=0.8, min_p=0.05),
+    Sampling(0.0, top_k=2),
+    Sampling(2.5, 7, 9, 0.9, 0.1),
+]
+
+
+@pytest.mark.parametrize("config", [CONFIGS[1], CONFIGS[2], CONFIGS[7]], ids=["chain", "tree", "look-up"])
+def test_drawn_from_the_most_probable(config: Config) -> None:
+    """Each request from those that it asks for, in one batch."""
+    wanted = [alone(prompt, sampling) for prompt, sampling in zip(PROMPTS, FILTERED, strict=True)]
+    assert texts(replace(config, sampling=ALL), FILTERED) == wanted
+    free = [
+        alone(prompt, replace(sampling, top_k=0, top_p=1.0, min_p=0.0))
+        for prompt, sampling in zip(PROMPTS, FILTERED, strict=True)
+    ]
+    assert [one != other for one, other in zip(wanted, free, strict=True)] == [True, True, False, True]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_only_what_is_listed_is_there(name: str) -> None:
+    """A program carries and computes what it was asked for, and refuses the rest by name."""
+    engine = make_engine(replace(CONFIGS[0], sampling=(name,)))
+    given = {field.name for field in engine.plan.carry.values() if field.given}
+    assert given == {"sampling_seed", "sampling_temperature", f"sampling_{name}"}
+    asks = {
+        "top_k": Sampling(1.0, 1, top_k=2),
+        "top_p": Sampling(1.0, 1, top_p=0.5),
+        "min_p": Sampling(1.0, 1, min_p=0.1),
+    }
+    for other, sampling in asks.items():
+        if other == name:
+            engine.add(PROMPTS[0], StopConditions(2), sampling=sampling)
+        else:
+            with pytest.raises(SamplingError, match=f"was built without {other}, see 'sampling' in its configuration"):
+                engine.add(PROMPTS[0], StopConditions(2), sampling=sampling)
+
+
 def test_a_seed_of_one_s_own() -> None:
     """Without a seed no two requests have the same text, and the seed is there to be read."""
     engine = make_engine(CONFIGS[0])
@@ -127,7 +168,7 @@ def test_what_a_program_was_built_without_is_refused() -> None:
     """By name, before the request is queued; greedy ones are served."""
     engine = make_engine(replace(CONFIGS[0], verify="greedy"))
     add = partial(engine.add, PROMPTS[0], StopConditions(NEW))
-    with pytest.raises(SamplingError, match="was built without temperature: it verifies greedily, see 'verify'"):
+    with pytest.raises(SamplingError, match="was built without temperature, see 'verify' in its configuration"):
         add(sampling=Sampling(0.5, 1))
     assert not engine.has_work
     add(sampling=Sampling(0.0))

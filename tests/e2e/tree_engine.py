@@ -85,6 +85,7 @@ class Config:
     buckets: tuple[int, ...] = (1, 2, 4, 8)
     shallower: tuple[int, ...] = ()
     verify: str = "greedy"
+    sampling: tuple[str, ...] = ()
 
     @property
     def keys(self) -> dict[str, Any]:
@@ -100,6 +101,7 @@ class Config:
             "max_requests": ROWS - 1,
             "context_length": CONTEXT,
             "verify": self.verify,
+            "sampling": list(self.sampling),
             **({"options": LOOKUP} if self.algorithm == "NGRAM" else {}),
         }
 

@@ -48,15 +48,16 @@ def test_keys(launcher: Launcher, seed: int, rows: int) -> None:
     check_module(launcher, keyed(rows), source, values)
 
 
-def drawn(dtype: str, rows: int, vocab: int) -> Module:
-    """A module that draws a token for one row of a request, or for several."""
+def drawn(dtype: str, rows: int, vocab: int, *, cut: bool = False) -> Module:
+    """A module that draws a token for one row of a request, or for several; of what is not below a cut, if there is."""
     axes = ("N",) if rows else ()
     module = small_module(N=max(rows, 1), V=vocab)
     b = TypedBuilder(module)
     logits = b.given("logits", dtype, *axes, "V")
     keys, scales = b.given("keys", "i64", *axes), b.given("scales", "f32", *axes)
+    cuts = (b.given("cuts", "f32", *axes),) if cut else ()
     with b.phase("verify"):
-        noisy = b("sample.perturb", logits, keys, scales)
+        noisy = b("sample.perturb", logits, keys, scales, *cuts)
         b.hand_out(*b.many("vocab.argmax", noisy, module.inputs["req_pool_indices"], dtype="i32", keep=""))
     return module
 
@@ -70,16 +71,23 @@ def noise_of(source: torch.Generator, *shape: int) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @settings(quick, max_examples=20)
-@given(seed=st.integers(0, 2**32), rows=st.integers(0, 4), vocab=st.integers(1, 300) | st.integers(301, 3000))
-def test_draws(launcher: Launcher, dtype: str, seed: int, rows: int, vocab: int) -> None:
-    """As the reference draws, from rows of every kind."""
+@given(
+    seed=st.integers(0, 2**32),
+    rows=st.integers(0, 4),
+    vocab=st.integers(1, 300) | st.integers(301, 3000),
+    cut=st.booleans(),
+)
+def test_draws(launcher: Launcher, dtype: str, seed: int, rows: int, vocab: int, cut: bool) -> None:
+    """As the reference draws, from rows of every kind, and from what is not below a cut."""
     source = generator(seed)
     batch = random_rows(source, integer(source, 1, 6 // max(rows, 1) or 1), POOL)
     shape = (len(batch), rows) if rows else (len(batch),)
     logits = hostile_logits(source, math.prod(shape), vocab, vocab, DTYPES[dtype]).view(*shape, vocab)
     scan = Scan(integer(source, 1, 8), int(choice(source, ("64", "512"))))
     values = {"req_pool_indices": batch, "logits": logits, **noise_of(source, *shape)}
-    check_module(launcher, drawn(dtype, rows, vocab), source, values, scan)
+    if cut:  # of the row's own values, and none
+        values["cuts"] = logits.float()[..., integer(source, 0, vocab - 1)].nan_to_num(nan=-math.inf)
+    check_module(launcher, drawn(dtype, rows, vocab, cut=cut), source, values, scan)
 
 
 @pytest.mark.parametrize("vocab", [64, 1000])

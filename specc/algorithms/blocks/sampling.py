@@ -6,12 +6,20 @@ from specc.algorithms.blocks.scope import Scope
 from specc.ir.core import Value
 from specc.ir.ops.sample import TOKEN
 
-SEED, TEMPERATURE = "sampling_seed", "sampling_temperature"
-"""Fields of the carry that the engine writes when it admits a request."""
+PREFIX = "sampling_"
+"""What the names of the carried fields begin with, which the engine writes when it admits a request."""
 SEEDS = (1 << 63) - 1
 """Seeds are below."""
 HOTTEST = 1 << 20
 """The highest temperature: at it every token is as likely as any other, to within the rounding of logits."""
+FIELDS: dict[str, tuple[str, int | str]] = {
+    "seed": ("i64", SEEDS),
+    "temperature": ("f32", HOTTEST),
+    "top_k": ("i32", 1 << 30),
+    "top_p": ("f32", 1),
+    "min_p": ("f32", 1),
+}
+"""By parameter the dtype and the limit of its field."""
 
 
 def noisy(scope: Scope, logits: Value, positions: Value, offset: int, stem: str, loads: str) -> Value:
@@ -26,17 +34,27 @@ def noisy(scope: Scope, logits: Value, positions: Value, offset: int, stem: str,
         loads: phase that loads what the request is sampled with.
 
     """
-    if scope.config.verify == "greedy":
+    config, b = scope.config, scope.b
+    if config.verify == "greedy":
         return logits
-    b, at = scope.b, ("verify",)
-    with b.at(scope.at(*at)):
-        if SEED not in scope.module.carries:
-            scope.carry(SEED, "i64", limit=SEEDS, at=at, given=True)
-            scope.carry(TEMPERATURE, "f32", limit=HOTTEST, at=at, given=True)
-        with b.phase(loads):
-            seed, temperature = (
-                b("carry.load", scope.rows, names=(f"{stem}{field}",), field=field) for field in (SEED, TEMPERATURE)
-            )
+    with b.at(scope.at("verify")):
+        seed, temperature = (_parameter(scope, name, stem, loads, "verify") for name in ("seed", "temperature"))
         names = f"{stem}sample_keys", f"{stem}sample_scales"
         keys, scales = b.many("sample.keys", seed, temperature, positions, names=names, offset=offset, kind=TOKEN)
-        return b("sample.perturb", logits, keys, scales, names=(f"{stem}noisy_logits",))
+    cuts: tuple[Value, ...] = ()
+    with b.at(scope.at("sampling")):
+        for name in config.sampling:
+            parameter = _parameter(scope, name, stem, loads, "sampling")
+            operands = (logits, parameter) if name == "top_k" else (logits, scales, parameter)
+            cuts = (b(f"sample.{name}", *operands, *cuts, names=(f"{stem}cuts_{name}",)),)
+    with b.at(scope.at("verify")):
+        return b("sample.perturb", logits, keys, scales, *cuts, names=(f"{stem}noisy_logits",))
+
+
+def _parameter(scope: Scope, name: str, stem: str, loads: str, key: str) -> Value:
+    """What a request is sampled with, from its pool row."""
+    field, (dtype, limit) = PREFIX + name, FIELDS[name]
+    if field not in scope.module.carries:
+        scope.carry(field, dtype, limit=limit, at=(key,), given=True)
+    with scope.b.phase(loads):
+        return scope.b("carry.load", scope.rows, names=(f"{stem}{field}",), field=field)

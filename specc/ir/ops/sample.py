@@ -23,9 +23,25 @@ OPS = (
         {"offset": range(2), "kind": range(1 << 16)},
     ),
     OpDef(
+        "sample.top_k",
+        "logits: T[B, *x, ?v], k: i32[B], within?: f32[B, *x] -> cuts: f32[B, *x]",
+        "The k-th largest logit of every row, so that equal ones stay together; -inf for k below 1 or above v. Of the"
+        " logits that are not below ``within``, as the other cuts, which is what they give at least.",
+    ),
+    OpDef(
+        "sample.top_p",
+        "logits: T[B, *x, ?v], scales: f32[B, *x], p: f32[B], within?: f32[B, *x] -> cuts: f32[B, *x]",
+        "The largest logit such that those not below it have the share p of softmax(logits * scale); of p 1 none.",
+    ),
+    OpDef(
+        "sample.min_p",
+        "logits: T[B, *x, ?v], scales: f32[B, *x], p: f32[B], within?: f32[B, *x] -> cuts: f32[B, *x]",
+        "The logit whose probability is p times the largest one; of p 0 none.",
+    ),
+    OpDef(
         "sample.perturb",
-        "logits: T[B, *x, ?v], keys: i64[B, *x], scales: f32[B, *x] -> noisy: f32[B, *x, ?v]",
-        "Logits times the row's scale, in f32, with Gumbel noise; where the scale is 0, the logits. NaN and infinities"
-        " stay what they are.",
+        "logits: T[B, *x, ?v], keys: i64[B, *x], scales: f32[B, *x], cuts?: f32[B, *x] -> noisy: f32[B, *x, ?v]",
+        "Logits times the row's scale, in f32, with Gumbel noise, -inf below the row's cut; where the scale is 0, the"
+        " logits. NaN and infinities stay what they are.",
     ),
 )

@@ -142,6 +142,9 @@ def prologue(text: Text, reduction: Op, cluster: Cluster) -> tuple[str, str]:
         for parameter in function.parameters:
             if parameter.endswith("_ptr"):
                 stem = parameter.removesuffix("_ptr")
+                if stem not in op.named:
+                    given.append("None")
+                    continue
                 pointers.append(text.pointer(op[stem], stem))
                 given.append(f"operands[{len(pointers) - 1}]")
             elif parameter.isupper():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .convention import Attrs, Dims, Semantics, Tensors
+from .convention import Attrs, Dims, Semantics, Tensors, comparable
 from .convention import register as _register
 
 SAMPLE_OPS: dict[str, Semantics] = {}
@@ -34,17 +34,77 @@ def sample_keys(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 def sample_perturb(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Logits T[B, ..., V], keys i64[B, ...], scales f32[B, ...] -> f32[B, ..., V], Gumbel noise added where scale > 0.
 
+    With cuts f32[B, ...] what is below is -inf there.
     Entry v's noise is -log(-log(1 - u)), u = (w + 0.5) / 2^32 of the first word w of Philox2x32-7: counter
     (v, upper half of the key), key its lower half.
     """
-    logits, keys, scales = operands
+    logits, keys, scales, *cuts = operands
     column = torch.arange(logits.shape[-1], device=logits.device)
     high, low = (keys >> 32 & _WORD)[..., None], (keys & _WORD)[..., None]
     word, _ = philox2x32((column.expand(logits.shape), high.expand(logits.shape)), low)
     uniform = ((word.to(torch.float32) + 0.5) * 2.0**-32).clamp(max=1 - 2**-24)
     noise = -(-torch.log1p(-uniform.double())).log()
     scale, values = scales[..., None], logits.to(torch.float32)
-    return (torch.where(scale > 0, values * scale + noise.to(torch.float32), values),)
+    noisy = values * scale + noise.to(torch.float32)
+    for cut in cuts:
+        noisy = torch.where(values < cut[..., None], -torch.inf, noisy)
+    return (torch.where(scale > 0, noisy, values),)
+
+
+@_register(SAMPLE_OPS, "sample.top_k")
+def sample_top_k(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Logits T[B, ..., V], k i32[B][, within f32[B, ...]] -> cuts f32[B, ...]: the k-th largest, -inf without one."""
+    logits, k, *within = operands
+    ordered = _largest_first(logits, within)
+    count, width = _each(k, ordered).to(torch.int64), ordered.shape[-1]
+    cut = ordered.gather(-1, (count - 1).clamp(0, width - 1).expand(*ordered.shape[:-1], 1))
+    return (_at_least(torch.where((count < 1) | (count > width), -torch.inf, cut).squeeze(-1), within),)
+
+
+@_register(SAMPLE_OPS, "sample.top_p")
+def sample_top_p(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Logits T[B, ..., V], scales f32[B, ...], p f32[B][, within f32[B, ...]] -> cuts f32[B, ...].
+
+    The first of the logits, largest first, up to which they have the share p of all; -inf for p from 1 on.
+    """
+    logits, scales, p, *within = operands
+    ordered = _largest_first(logits, within)
+    share = _each(p, ordered).double()
+    below = torch.where(ordered == ordered[..., :1], 0.0, ordered - ordered[..., :1]).double()
+    total = torch.where(ordered == -torch.inf, 0.0, (below * scales[..., None]).exp()).cumsum(-1)
+    enough = (total >= share * total[..., -1:]).to(torch.int8)
+    cut = torch.where(share >= 1, -torch.inf, ordered.gather(-1, enough.argmax(-1, keepdim=True)))
+    return (_at_least(cut.squeeze(-1), within),)
+
+
+@_register(SAMPLE_OPS, "sample.min_p")
+def sample_min_p(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Logits T[B, ..., V], scales f32[B, ...], p f32[B][, within f32[B, ...]] -> cuts f32[B, ...].
+
+    The largest logit plus log(p) / scale, in f32; -inf for p up to 0.
+    """
+    logits, scales, p, *within = operands
+    top, share = comparable(logits).amax(dim=-1), _each(p, scales[..., None]).squeeze(-1)
+    cut = top + share.clamp(max=1.0).log() / scales
+    return (_at_least(torch.where((share > 0) & (scales > 0) & (top > -torch.inf), cut, -torch.inf), within),)
+
+
+def _largest_first(logits: Tensor, within: list[Tensor]) -> Tensor:
+    """Logits as f32, largest first; NaN, and what is below the cut that there is, as -inf."""
+    values = comparable(logits)
+    for cut in within:
+        values = torch.where(values < cut[..., None], -torch.inf, values)
+    return values.sort(dim=-1, descending=True).values
+
+
+def _each(parameter: Tensor, rows: Tensor) -> Tensor:
+    """A parameter T[B] of requests beside their rows, T[B, 1, ..., 1]."""
+    return parameter.view(-1, *(1,) * (rows.dim() - 1))
+
+
+def _at_least(cut: Tensor, within: list[Tensor]) -> Tensor:
+    """The stricter of two cuts."""
+    return torch.maximum(cut, within[0]) if within else cut
 
 
 def philox4x32(

@@ -30,7 +30,7 @@ PROGRAMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("STANDALONE", TREE | {"mask": "bitpacked"}),
     ("EAGLE", TREE | {"mask": "full", "context_length": 64}),
     ("MULTI_LAYER_EAGLE", {}),
-    ("DFLASH", {"verify": "target_only"}),
+    ("DFLASH", {"verify": "target_only", "sampling": ["min_p", "top_p", "top_k"]}),
     ("FROZEN_KV_MTP", {}),
     ("NGRAM", {"options": {"corpus": "corpus"}}),
     ("NGRAM", {"topk": 2, "num_draft_tokens": 6}),

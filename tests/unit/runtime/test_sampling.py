@@ -12,7 +12,7 @@ from programs import load
 from sampling_oracle import drawn, philox2x32, philox4x32
 from test_torn import machine_of
 from torch import Tensor
-from transformers import TemperatureLogitsWarper
+from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from specc.driver.build import build_program
 from specc.runtime.batch import Batch
@@ -96,6 +96,64 @@ def test_as_the_oracle_draws() -> None:
             assert token == drawn(row.tolist(), int(seed), temperature, int(position))
 
 
+def cuts_of(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> Tensor:
+    """The cuts f32[B, n] of logits [B, n, V] by the ops, one after the other."""
+    count, scales = len(logits), torch.full(logits.shape[:2], 1.0 / temperature)
+    (cuts,) = OPS["sample.top_k"]((logits, torch.full((count,), top_k, dtype=torch.int32)), {}, {})
+    (cuts,) = OPS["sample.top_p"]((logits, scales, torch.full((count,), top_p), cuts), {}, {})
+    (cuts,) = OPS["sample.min_p"]((logits, scales, torch.full((count,), min_p), cuts), {}, {})
+    return cuts
+
+
+@pytest.mark.parametrize("top_k", [0, 1, 7, 50, 99])
+@pytest.mark.parametrize(("top_p", "min_p"), [(1.0, 0.0), (0.9, 0.0), (0.3, 0.0), (1.0, 0.2), (0.8, 0.05), (0.0, 0.0)])
+def test_filters_are_those_of_transformers(top_k: int, top_p: float, min_p: float) -> None:
+    """The same tokens are left, with the same probabilities."""
+    logits = 3 * torch.randn(6, 2, 50, generator=torch.Generator().manual_seed(top_k))
+    for temperature in (0.5, 1.0, 2.0):
+        cuts = cuts_of(logits, temperature, top_k, top_p, min_p)
+        kept = torch.where(logits < cuts[..., None], -math.inf, logits) / temperature
+        warpers: list[Any] = [TemperatureLogitsWarper(temperature)]
+        warpers += [TopKLogitsWarper(top_k)] if top_k else []
+        warpers += [TopPLogitsWarper(top_p)] if top_p < 1 else []
+        warpers += [MinPLogitsWarper(min_p)] if min_p else []
+        warped = logits.view(-1, 50)
+        for warper in warpers:
+            warped = warper(torch.zeros(len(warped), 1, dtype=torch.long), warped)
+        assert torch.equal(kept.view(-1, 50) == -math.inf, warped == -math.inf)
+        torch.testing.assert_close(kept.view(-1, 50).softmax(-1), warped.softmax(-1), rtol=1e-5, atol=1e-7)
+
+
+def test_filters_of_extreme_rows() -> None:
+    """Ties stay together, and whatever a row holds, something is left of what it had."""
+    inf, nan = math.inf, math.nan
+    rows = torch.tensor(
+        [[[1.0, 3.0, 3.0, 3.0, 0.0]], [[nan, -inf, 2.0, nan, 1.0]], [[-inf] * 5], [[inf, 0.0, inf, 1.0, nan]]]
+    )
+    wanted = {
+        (2, 1.0, 0.0): [3.0, 1.0, -inf, inf],
+        (0, 0.1, 0.0): [3.0, 2.0, -inf, inf],
+        (0, 1.0, 1.0): [3.0, 2.0, -inf, inf],
+    }
+    for (top_k, top_p, min_p), cuts in wanted.items():
+        found = cuts_of(rows, 1.0, top_k, top_p, min_p)[:, 0]
+        assert found.tolist() == cuts, (top_k, top_p, min_p)
+    assert (cuts_of(rows, 1.0, 0, 1.0, 0.0) == -inf).all()
+    assert (cuts_of(rows, 1.0, 99, 1.0, 0.0) == -inf).all()
+
+
+@pytest.mark.parametrize(("top_k", "top_p", "min_p"), [(3, 1.0, 0.0), (0, 0.7, 0.0), (4, 0.95, 0.1)])
+def test_a_million_filtered_draws(top_k: int, top_p: float, min_p: float) -> None:
+    """Of the softmax of what is left."""
+    logits, seeds = torch.tensor(LOGITS), torch.arange(DRAWS)
+    cut = cuts_of(logits.view(1, 1, -1), 1.0, top_k, top_p, min_p).item()
+    p = torch.where(logits < cut, -math.inf, logits).double().softmax(-1)
+    assert 1 < (p > 0).sum() < len(p) - 1
+    keys, scales = OPS["sample.keys"]((seeds, torch.ones(DRAWS), seeds * 0), {"offset": 0, "kind": 0}, {})
+    (noisy,) = OPS["sample.perturb"]((logits.expand(DRAWS, -1), keys, scales, torch.full((DRAWS,), cut)), {}, {})
+    assert surprise(noisy.argmax(-1), p) > 1e-3
+
+
 def test_extreme_rows() -> None:
     """Never a token out of range: nothing but -inf, NaN beside numbers, infinities, equal logits."""
     seeds, positions = torch.arange(200), torch.arange(200)
@@ -125,6 +183,15 @@ def test_extreme_rows() -> None:
 def test_parameters_out_of_range(temperature: Any, seed: Any) -> None:
     with pytest.raises(SamplingError, match=r"temperature is from 0 to 1048576, not|seed is an integer from 0 to"):
         Sampling(temperature, seed)
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"), [("top_k", (-1, 1.0, True, 2**30)), ("top_p", (-0.1, 1.1, math.nan, None)), ("min_p", (2, "0"))]
+)
+def test_filters_out_of_range(name: str, bad: tuple[Any, ...]) -> None:
+    for value in bad:
+        with pytest.raises(SamplingError, match=f"^{name} is"):
+            Sampling(1.0, 0, **{name: value})
 
 
 class TestRows:
