@@ -18,6 +18,7 @@ from .semantics.reference_sample import LEAST_TEMPERATURE
 from .state.carry import Carry
 
 HOTTEST = 1 << 20
+"""The highest temperature; it bounds the carried field too, and so does SEEDS, which seeds are below."""
 SEEDS = (1 << 63) - 1
 PREFIX = "sampling_"
 """What the names of the carried fields begin with, each of which holds one of `Sampling`'s."""
@@ -47,7 +48,7 @@ class Sampling:
         """Raise SamplingError for what is no number or out of range."""
         for name, most in (("temperature", HOTTEST), ("top_p", 1), ("min_p", 1)):
             value: Any = getattr(self, name)
-            if type(value) not in (int, float) or not 0 <= value <= most:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
                 raise SamplingError(f"{name} is from 0 to {most}, not {value!r}")
         seed: Any = self.seed
         if seed is not None and (type(seed) is not int or seed not in range(SEEDS)):
@@ -61,8 +62,8 @@ class Sampling:
         return replace(self, seed=secrets.randbelow(SEEDS)) if self.seed is None else self
 
 
-GREEDY = NOTHING = Sampling(temperature=0.0, seed=0)
-"""The largest logit, always, and nothing else asked for."""
+GREEDY = Sampling(temperature=0.0, seed=0)
+"""The largest logit, always; nothing else is asked for."""
 
 
 def carried(carry: Carry) -> Sampling:
@@ -86,7 +87,7 @@ def check_built(plan: Plan, sampling: Sampling) -> None:
 
 def _asks(sampling: Sampling, name: str) -> bool:
     """Whether a parameter changes what is drawn."""
-    return getattr(sampling, name) != getattr(NOTHING, name)
+    return getattr(sampling, name) != getattr(GREEDY, name)
 
 
 class SamplingRows:

@@ -127,13 +127,13 @@ def test_noise_is_gumbel_s(launcher: Launcher) -> None:
     """Within a few roundings of -log(-log(1 - u)), next to 0 and 1 too, where the unlikely is decided."""
     near = torch.arange(4096)
     words = torch.cat([near, 2**32 - 1 - near, (1 << torch.arange(32)).repeat_interleave(64), 2**27 - 2048 + near])
-    words = torch.cat([words, torch.randint(0, 2**32, (8192,), generator=generator(1))])[: 20480 // 1024 * 1024]
+    words = torch.cat([words, torch.randint(0, 2**32, (8192,), generator=generator(1))])
     library = importlib.import_module(f"{PACKAGE}.lib.sample")
     device = launcher.device
     out = torch.empty(len(words), dtype=torch.float32, device=device)
     write_noise[(len(words) // 1024,)](words.to(device), out, library.gumbel, 1024)
     uniform = ((words.to(torch.float32) + 0.5) * 2.0**-32).clamp(max=1 - 2**-24).double()
     wanted = -(-torch.log1p(-uniform)).log()
-    assert (out.cpu().double() - wanted).abs().max() < 4e-6
+    assert (out.cpu().double() - wanted).abs().max() < 2.5e-6
     assert wanted.max() > 22.8
     assert wanted.min() < -2.8

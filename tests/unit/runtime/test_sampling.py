@@ -16,10 +16,11 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 
 from specc.driver.build import build_program
 from specc.runtime.batch import Batch
-from specc.runtime.errors import BatchError, SamplingError
-from specc.runtime.sampling import HOTTEST, Sampling
+from specc.runtime.errors import BatchError, FieldError, SamplingError
+from specc.runtime.sampling import HOTTEST, SEEDS, Sampling
 from specc.runtime.semantics import reference_sample
 from specc.runtime.semantics.reference import OPS
+from specc.runtime.state.carry import Carry
 from specc.runtime.step import Step
 
 ONES = 0xFFFFFFFF
@@ -208,6 +209,17 @@ class TestRows:
         assert step.pools["sampling_seed"][[3, 1]].tolist() == [11, 12]
         assert step.pools["sampling_temperature"][[3, 1]].tolist() == [0.5, 0.0]
         assert step.pools["sampling_temperature"][0] == 0
+
+    def test_records_are_held_to_the_same_bounds(self, step: Step) -> None:
+        """As what an engine says: what comes from another machine goes into the same pools."""
+        limits = {name: field.limit for name, field in step._plan.carry.items() if field.given}
+        assert limits == {"sampling_seed": str(SEEDS), "sampling_temperature": str(HOTTEST)}
+        carry = step.read_carry([1])
+        for name, wrong in (("sampling_seed", -1), ("sampling_temperature", math.nan), ("sampling_temperature", 2**21)):
+            damaged = {field: values.clone() for field, values in carry.fields.items()}
+            damaged[name][0] = wrong
+            with pytest.raises(FieldError, match=name):
+                step.write_carry([1], Carry(damaged))
 
     def test_who_has_no_seed_gets_one(self, step: Step) -> None:
         step.set_sampling([1, 2, 3], [Sampling(1.0)] * 3)
