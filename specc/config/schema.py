@@ -139,7 +139,8 @@ class ConfigFile(Block):
     """Batch sizes to compile for, strictly ascending; a batch runs padded to the next one. The largest
     is the largest batch."""
     verify: Verify = "greedy"
-    """How drafts are accepted. Only greedy is implemented yet."""
+    """How the target decides: by its largest logit (greedy), or by a token drawn at every position (target_only), for
+    requests of any temperature, greedy ones among them. rejection and block are not implemented yet."""
     outputs: Annotated[list[Output], Field(max_length=16)] = []
     """Results the engine wants besides tokens and lengths, of the accepted path: accept_index (its nodes),
     hidden_states, logprobs (of the emitted tokens, under the target), routed_experts and indexer_topk (as the target's

@@ -17,7 +17,7 @@ from .semantics.convention import DTYPES
 from .state.carry import Carry
 
 HOTTEST = 1 << 20
-SEEDS = 1 << 63
+SEEDS = (1 << 63) - 1
 PREFIX = "sampling_"
 """What the names of the carried fields begin with, each of which holds one of `Sampling`'s."""
 
@@ -28,7 +28,7 @@ class Sampling:
 
     Attributes:
         temperature: from 0 to 2^20; below 1e-6 the request is greedy.
-        seed: from 0 to 2^63 - 1, of all randomness of the request: with the same seed and the same logits it has the
+        seed: from 0 to 2^63 - 2, of all randomness of the request: with the same seed and the same logits it has the
             same text. None: one that nobody else has is drawn when the request is admitted.
 
     """
@@ -43,11 +43,11 @@ class Sampling:
             raise SamplingError(f"temperature is from 0 to {HOTTEST}, not {temperature!r}")
         seed: Any = self.seed
         if seed is not None and (type(seed) is not int or seed not in range(SEEDS)):
-            raise SamplingError(f"seed is an integer from 0 to 2^63 - 1, not {seed!r}")
+            raise SamplingError(f"seed is an integer from 0 to 2^63 - 2, not {seed!r}")
 
     def seeded(self) -> Sampling:
         """The same with a seed."""
-        return Sampling(self.temperature, secrets.randbits(63)) if self.seed is None else self
+        return Sampling(self.temperature, secrets.randbelow(SEEDS)) if self.seed is None else self
 
 
 GREEDY = Sampling(temperature=0.0, seed=0)

@@ -84,6 +84,7 @@ class Config:
     overlap: bool = False
     buckets: tuple[int, ...] = (1, 2, 4, 8)
     shallower: tuple[int, ...] = ()
+    verify: str = "greedy"
 
     @property
     def keys(self) -> dict[str, Any]:
@@ -98,6 +99,7 @@ class Config:
             "buckets": list(self.buckets),
             "max_requests": ROWS - 1,
             "context_length": CONTEXT,
+            "verify": self.verify,
             **({"options": LOOKUP} if self.algorithm == "NGRAM" else {}),
         }
 
@@ -179,6 +181,7 @@ class MemoryStep:
         """Wrap a step."""
         self.program, self.step, self.launches = program, step, count()
         self.read_carry, self.write_carry, self.pools = step.read_carry, step.write_carry, step.pools
+        self.set_sampling = step.set_sampling
 
     def at(self, num_steps: int) -> MemoryStep:
         """Decode at a depth from now on."""

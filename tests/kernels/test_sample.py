@@ -1,14 +1,17 @@
 """Tokens drawn from logits: keys of rows, and noise in front of an argmax, whatever rows and cuts there are."""
 
+import importlib
 import math
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from cluster_cases import FLOATS, POOL, Scan, TypedBuilder, check_module, choice, integer, small_module
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import generator, quick, random_rows
-from kernel_launcher import Launcher
+from kernel_launcher import PACKAGE, Launcher
 from topk_cases import hostile_logits
 from torch import Tensor
 
@@ -103,3 +106,26 @@ def test_only_what_is_allowed_is_drawn(launcher: Launcher) -> None:
     found = check_module(launcher, drawn("f32", 0, 200), source, values, Scan(3, 64))
     assert found["index"].tolist() == [39 * i for i in range(6)]
     assert not found["bad"].any()
+
+
+@triton.jit
+def write_noise(bits_ptr, out_ptr, NOISE: tl.constexpr, BLOCK: tl.constexpr):
+    """The noise f32 of words u32 given as i64."""
+    lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + lane, NOISE(tl.load(bits_ptr + lane).to(tl.uint32)))
+
+
+def test_noise_is_gumbel_s(launcher: Launcher) -> None:
+    """Within a few roundings of -log(-log(1 - u)), next to 0 and 1 too, where the unlikely is decided."""
+    near = torch.arange(4096)
+    words = torch.cat([near, 2**32 - 1 - near, (1 << torch.arange(32)).repeat_interleave(64), 2**27 - 2048 + near])
+    words = torch.cat([words, torch.randint(0, 2**32, (8192,), generator=generator(1))])[: 20480 // 1024 * 1024]
+    library = importlib.import_module(f"{PACKAGE}.lib.sample")
+    device = launcher.device
+    out = torch.empty(len(words), dtype=torch.float32, device=device)
+    write_noise[(len(words) // 1024,)](words.to(device), out, library.gumbel, 1024)
+    uniform = ((words.to(torch.float32) + 0.5) * 2.0**-32).clamp(max=1 - 2**-24).double()
+    wanted = -(-torch.log1p(-uniform)).log()
+    assert (out.cpu().double() - wanted).abs().max() < 4e-6
+    assert wanted.max() > 22.8
+    assert wanted.min() < -2.8

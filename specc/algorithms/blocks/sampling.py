@@ -8,6 +8,8 @@ from specc.ir.ops.sample import TOKEN
 
 SEED, TEMPERATURE = "sampling_seed", "sampling_temperature"
 """Fields of the carry that the engine writes when it admits a request."""
+SEEDS = (1 << 63) - 1
+"""Seeds are below."""
 HOTTEST = 1 << 20
 """The highest temperature: at it every token is as likely as any other, to within the rounding of logits."""
 
@@ -29,7 +31,7 @@ def noisy(scope: Scope, logits: Value, positions: Value, offset: int, stem: str,
     b, at = scope.b, ("verify",)
     with b.at(scope.at(*at)):
         if SEED not in scope.module.carries:
-            scope.carry(SEED, "i64", at=at, given=True)
+            scope.carry(SEED, "i64", limit=SEEDS, at=at, given=True)
             scope.carry(TEMPERATURE, "f32", limit=HOTTEST, at=at, given=True)
         with b.phase(loads):
             seed, temperature = (

@@ -24,7 +24,7 @@ from specc.engine.disaggregation.messages import (
 from specc.engine.engine import Engine
 from specc.engine.errors import EngineError, RequestTooLongError, TransferError
 from specc.engine.serving.handover import Handover
-from specc.engine.serving.request import Completion, Request, StopConditions
+from specc.engine.serving.request import Completion, Request, Sampling, StopConditions
 
 FIRST = StopConditions(max_new_tokens=2)
 """What requests run under here: the first token never ends one, the side that decodes decides."""
@@ -52,13 +52,21 @@ class PrefillWorker:
         """Whether some prompt waits."""
         return bool(self.names)
 
-    def add(self, name: str, prompt: str | Sequence[int], conditions: StopConditions | None = None) -> None:
+    def add(
+        self,
+        name: str,
+        prompt: str | Sequence[int],
+        conditions: StopConditions | None = None,
+        *,
+        sampling: Sampling | None = None,
+    ) -> None:
         """Queue a prompt, text or token ids, under a name that no other request has, and announce it to the peer.
 
-        conditions: when the peer is to stop; by default as `Engine.add`. Waits while the peer has as many requests as
-        it can hold. Raises RequestTooLongError when the request can never fit, here or there, EngineError when
-        another one of its name waits, or as many as the peer lets announce, or when name and conditions are larger than
-        it takes, TransferError when the peer is gone.
+        conditions: when the peer is to stop; sampling: how tokens are drawn, here and there; both by default as
+        `Engine.add`, which raises SamplingError too. Waits while the peer has as many requests as it can hold. Raises
+        RequestTooLongError when the request can never fit, here or there, EngineError when another one of its name
+        waits, or as many as the peer lets announce, or when name and conditions are larger than it takes, TransferError
+        when the peer is gone.
         """
         if self._lost is not None:
             raise TransferError(name, self._lost.reason)
@@ -79,7 +87,7 @@ class PrefillWorker:
         message = Message(REQUEST, name, said, {"prompt": torch.tensor(ids, dtype=torch.int64)})
         if (size := len(head_of(message))) > MAX_REQUEST:
             raise EngineError(f"name and stop conditions take {size} bytes, at most {MAX_REQUEST} are sent")
-        request_id = self.engine.add(ids, FIRST)
+        request_id = self.engine.add(ids, FIRST, sampling=sampling)
         self.names[request_id] = name
         try:
             self._send(message)

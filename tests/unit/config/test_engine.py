@@ -87,6 +87,7 @@ def test_a_full_mask_needs_to_know_how_long_a_text_may_be() -> None:
         ({"draft_positions": True}, "write draft_positions: shifted, or leave the key out"),
         ({"overlap": False}, "write overlap: true, or leave the key out"),
         ({"disaggregation": True}, "write disaggregation: false, or leave the key out"),
+        ({"verify": "target_only"}, "write verify: greedy, or leave the key out"),
         ({"target": {"logits_dtype": "float16"}}, "write logits_dtype: float32, or leave the key out"),
         ({"draft": {"logits_dtype": "bfloat16"}}, "write logits_dtype: float32, or leave the key out"),
         ({"mask": "bitpacked", **TREE}, "write mask: full or qlen, or leave the key out"),

@@ -11,6 +11,7 @@ from test_transfer import CASES, IDS, Machine, machine, plugin
 from torch import Tensor
 
 from specc.runtime.batch import Batch
+from specc.runtime.sampling import Sampling
 from specc.runtime.plan.nodes import External
 from specc.runtime.plan.plan import Plan
 
@@ -57,6 +58,8 @@ def test_a_bad_row_raises_the_bit_of_its_forward(algorithm: str, keys: dict[str,
     for node in forwards["prefill"]:
         bad = {(node.callback, node.step)}
         tokens = [token for prompt in prompts.values() for token in prompt] if algorithm == "NGRAM" else None
+        if one.plan.samples:
+            one.step.set_sampling(list(prompts), [Sampling(1.0, 5)] * len(prompts))
         health = one.step.prefill(Batch(list(prompts), [3, 2], tokens)).to_host().health
         assert health == [0, 1 << BITS[node.callback]], node.name
     bad = set()

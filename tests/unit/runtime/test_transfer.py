@@ -23,6 +23,7 @@ from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.plan.plan import PROMPT, Plan
 from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.sampling import Sampling
 from specc.runtime.state.peer import check_peer, schema
 from specc.runtime.step import Step
 
@@ -31,8 +32,10 @@ CHAIN: dict[str, Any] = {"num_steps": 3}
 TREE: dict[str, Any] = {"num_steps": 3, "topk": 2, "num_draft_tokens": 6, "page_size": 4}
 BUILT_IN = ("STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "MULTI_LAYER_EAGLE", "DFLASH", "NGRAM")
 TREES = [name for name in BUILT_IN if algorithms.needs(name).trees]
-CASES = [(name, CHAIN) for name in (*BUILT_IN, "ANCHORED")] + [(name, TREE) for name in (*TREES, "ANCHORED")]
-IDS = [f"{name}-{'tree' if keys is TREE else 'chain'}" for name, keys in CASES]
+SAMPLED = TREE | {"verify": "target_only"}
+CASES = [("EAGLE", SAMPLED)]
+CASES += [(name, CHAIN) for name in (*BUILT_IN, "ANCHORED")] + [(name, TREE) for name in (*TREES, "ANCHORED")]
+IDS = [f"{name}-{'sampled' if keys is SAMPLED else 'tree' if keys is TREE else 'chain'}" for name, keys in CASES]
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +64,8 @@ class Machine:
         tokens = [token for prompt in prompts.values() for token in prompt]
         lengths = [len(prompt) for prompt in prompts.values()]
         reads = PROMPT in self.plan.reads("prefill")
+        if self.plan.samples:
+            self.step.set_sampling(list(prompts), [Sampling(0.5 + row / 8, row) for row in prompts])
         self.step.prefill(Batch(list(prompts), lengths, tokens if reads else None))
         self.lengths |= dict(zip(prompts, lengths, strict=True))
 

@@ -1,0 +1,134 @@
+"""Texts that are drawn: those of the target alone with the same seed, whatever drafts and whatever happens between."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache, partial
+
+import pytest
+import torch
+from sampling_oracle import drawn
+
+from specc.engine.disaggregation import PrefillWorker
+from specc.engine.memory.attention import plain_attention
+from specc.engine.serving.request import Sampling, SamplingError, StopConditions
+
+from .local_pair import outcomes_of
+from .test_depths import Turns
+from .tree_engine import Config, base_texts, expected, make_engine, target_of
+
+NEW = 24
+CONFIGS = [
+    Config("STANDALONE", 1, 3, 4, 1, verify="target_only"),
+    Config("EAGLE", 1, 3, 4, 16, overlap=True, verify="target_only"),
+    Config("EAGLE", 2, 3, 7, 4, verify="target_only"),
+    Config("EAGLE3", 3, 2, 8, 1, mask="bitpacked", overlap=True, verify="target_only"),
+    Config("FROZEN_KV_MTP", 2, 2, 5, 1, mask="full", verify="target_only"),
+    Config("MULTI_LAYER_EAGLE", 1, 3, 4, 16, overlap=True, verify="target_only"),
+    Config("DFLASH", 1, 3, 4, 1, verify="target_only"),
+    Config("NGRAM", 2, 3, 7, 16, overlap=True, verify="target_only"),
+]
+DEEP = replace(CONFIGS[0], steps=4, nodes=5, shallower=(1, 2))
+PROMPTS = [base_texts()[0][:12], base_texts()[1][:5], base_texts()[2][:33], base_texts()[0][:1]]
+SAMPLINGS = [Sampling(0.7, 3), Sampling(1.0, 2**63 - 2), Sampling(0.0), Sampling(1.6, 3)]
+"""Of each prompt: of different temperatures, and one greedy."""
+each_config = pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.algorithm.lower()}-{c.topk}")
+
+
+@cache
+def alone(prompt: tuple[int, ...], sampling: Sampling) -> tuple[int, ...]:
+    """What the target writes with nobody's help: every token drawn from the scores after all before it."""
+    text, model = list(prompt), target_of().model
+    for _ in range(NEW):
+        with torch.no_grad(), plain_attention(model):
+            scores = model(torch.tensor([text])).logits[0, -1].float()
+        text.append(drawn(scores.tolist(), sampling.seed or 0, sampling.temperature, len(text)))
+    return tuple(text[len(prompt) :])
+
+
+def texts(config: Config, samplings: list[Sampling] = SAMPLINGS, **options: object) -> list[tuple[int, ...]]:
+    """All prompts at once."""
+    engine = make_engine(config, **options)
+    order = [engine.add(p, StopConditions(NEW), sampling=s) for p, s in zip(PROMPTS, samplings, strict=True)]
+    done = {}
+    while engine.has_work:
+        done |= {completion.request_id: completion.token_ids for completion in engine.step()}
+    assert engine.stats.unhealthy == 0
+    return [done[request] for request in order]
+
+
+def test_the_oracle_draws_what_others_do() -> None:
+    """At temperature 0 it is greedy; otherwise seeds, positions and temperatures matter."""
+    assert alone(PROMPTS[0], Sampling(0.0)) == expected(PROMPTS[0])[:NEW]
+    assert len({alone(PROMPTS[0], Sampling(1.0, seed)) for seed in range(4)}) == 4
+
+
+@each_config
+@pytest.mark.parametrize("padded", [False, True])
+def test_texts_are_the_target_s(config: Config, padded: bool) -> None:
+    """Of chains and trees of every algorithm, in buckets of their own and padded; greedy ones beside them."""
+    wanted = [alone(prompt, sampling) for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True)]
+    assert texts(config, padded=padded) == wanted
+
+
+@pytest.mark.parametrize("config", CONFIGS[:3], ids=lambda c: f"{c.algorithm.lower()}-{c.topk}")
+def test_alone_and_retracted(config: Config) -> None:
+    """As in a batch: a request that runs alone, and those that lose their pages and are prefilled again."""
+    engine = make_engine(config)
+    for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True):
+        (completion,) = engine.generate([prompt], StopConditions(NEW), sampling)
+        assert completion.token_ids == alone(prompt, sampling)
+    crowded = make_engine(config, memory=1.2)
+    order = [crowded.add(p, StopConditions(NEW), sampling=s) for p, s in zip(PROMPTS, SAMPLINGS, strict=True)]
+    done = {}
+    while crowded.has_work:
+        done |= {completion.request_id: completion.token_ids for completion in crowded.step()}
+    assert crowded.stats.retractions > 0
+    assert [done[request] for request in order] == [
+        alone(prompt, sampling) for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_at_changing_depths(overlap: bool) -> None:
+    wanted = [alone(prompt, sampling) for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True)]
+    assert texts(replace(DEEP, overlap=overlap), depth=Turns([4, 1, 4, 2, 1])) == wanted
+
+
+@pytest.mark.parametrize("memory", [9, 1.2])
+def test_after_a_handover(memory: float) -> None:
+    """The record says how a request is sampled, also when it is prefilled again where it is decoded."""
+    config = replace(CONFIGS[2], overlap=True)
+
+    def work(worker: PrefillWorker) -> None:
+        for number, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLINGS, strict=True)):
+            worker.add(f"{number}", prompt, StopConditions(NEW), sampling=sampling)
+        while worker.has_work:
+            worker.step()
+        worker.close()
+
+    engine = make_engine(config, memory=memory)
+    found = outcomes_of(engine, work, config)
+    for number, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLINGS, strict=True)):
+        completion = found[f"{number}"].completion
+        assert completion
+        assert completion.token_ids == alone(prompt, sampling)
+    assert (engine.stats.retractions > 0) is (memory < 2)
+
+
+def test_a_seed_of_one_s_own() -> None:
+    """Without a seed no two requests have the same text, and the seed is there to be read."""
+    engine = make_engine(CONFIGS[0])
+    done = engine.generate([PROMPTS[0]] * 6, StopConditions(NEW), Sampling(1.5))
+    assert len({completion.token_ids for completion in done}) == 6
+
+
+def test_what_a_program_was_built_without_is_refused() -> None:
+    """By name, before the request is queued; greedy ones are served."""
+    engine = make_engine(replace(CONFIGS[0], verify="greedy"))
+    add = partial(engine.add, PROMPTS[0], StopConditions(NEW))
+    with pytest.raises(SamplingError, match="was built without temperature: it verifies greedily, see 'verify'"):
+        add(sampling=Sampling(0.5, 1))
+    assert not engine.has_work
+    add(sampling=Sampling(0.0))
+    assert engine.has_work

@@ -1,0 +1,184 @@
+"""What is drawn from logits: the published generator, exactly the softmax, and who says how a request is sampled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from programs import load
+from sampling_oracle import drawn, philox2x32, philox4x32
+from test_torn import machine_of
+from torch import Tensor
+from transformers import TemperatureLogitsWarper
+
+from specc.driver.build import build_program
+from specc.runtime.batch import Batch
+from specc.runtime.errors import BatchError, SamplingError
+from specc.runtime.sampling import HOTTEST, Sampling
+from specc.runtime.semantics import reference_sample
+from specc.runtime.semantics.reference import OPS
+from specc.runtime.step import Step
+
+ONES = 0xFFFFFFFF
+DRAWS = 1_000_000
+LOGITS = (2.0, -1.0, 0.5, 0.5, -math.inf, 3.0, -9.0, 1.25)
+
+
+@pytest.mark.parametrize("of", [0, ONES])
+def test_published_words(of: int) -> None:
+    """Of Random123's known answers, and of this project's oracle in whole numbers."""
+    word = torch.tensor([of])
+    four = reference_sample.philox4x32((word, word, word, word), (word, word))
+    two = reference_sample.philox2x32((word, word), word, rounds=10)
+    published = {
+        0: ([0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8], [0xFF1DAE59, 0x6CD10DF2]),
+        ONES: ([0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD], [0x2C3F628B, 0xAB4FD7AD]),
+    }
+    assert ([int(x) for x in four], [int(x) for x in two]) == published[of]
+    assert (philox4x32([of] * 4, [of] * 2), philox2x32([of] * 2, of, 10)) == published[of]
+
+
+def draw(logits: Tensor, seeds: Tensor, temperature: float, positions: Tensor) -> Tensor:
+    """Tokens i64[n] by the ops' semantics."""
+    temperatures = torch.full(seeds.shape, temperature)
+    keys, scales = OPS["sample.keys"]((seeds, temperatures, positions), {"offset": 0, "kind": 0}, {})
+    (noisy,) = OPS["sample.perturb"]((logits.expand(len(seeds), -1), keys, scales), {}, {})
+    index, bad = OPS["vocab.argmax"]((noisy, torch.ones_like(seeds)), {"dtype": "i64", "keep": ""}, {})
+    assert not bad.any()
+    return index
+
+
+def surprise(tokens: Tensor, p: Tensor) -> float:
+    """How probable counts are that differ as much from those of p, by chi-square."""
+    counts, wanted = torch.bincount(tokens, minlength=len(p)), p * len(tokens)
+    assert not counts[p == 0].any()
+    square = ((counts - wanted)[p > 0] ** 2 / wanted[p > 0]).sum()
+    return torch.special.gammaincc(torch.tensor((int((p > 0).sum()) - 1) / 2).double(), square.double() / 2).item()
+
+
+@pytest.mark.parametrize("temperature", [0.4, 1.0, 3.0])
+@pytest.mark.parametrize("along", ["seeds", "positions"])
+def test_a_million_draws(temperature: float, along: str) -> None:
+    """Of the softmax that transformers' own temperature gives: independent by seed, and by position."""
+    logits = torch.tensor(LOGITS)
+    numbers, fixed = torch.arange(DRAWS), torch.full((DRAWS,), 7)
+    seeds, positions = (numbers, fixed) if along == "seeds" else (fixed, numbers)
+    warped: Any = TemperatureLogitsWarper(temperature)(torch.zeros(1, 1, dtype=torch.long), logits[None])
+    p = warped[0].double().softmax(-1)
+    tokens = draw(logits, seeds, temperature, positions)
+    assert surprise(tokens, p) > 1e-3
+    pairs = tokens[0::2] * len(p) + tokens[1::2]  # neighbours are independent
+    assert surprise(pairs, (p[:, None] * p[None, :]).flatten()) > 1e-3
+
+
+def test_a_bias_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the same test: a temperature that is two percent too high, and a generator of one round."""
+    logits, p = torch.tensor(LOGITS), torch.tensor(LOGITS).double().softmax(-1)
+    numbers, fixed = torch.arange(DRAWS), torch.full((DRAWS,), 7)
+    assert surprise(draw(logits, numbers, 1.02, fixed), p) < 1e-6
+    weak: Callable[..., Any] = reference_sample.philox2x32
+    monkeypatch.setattr(reference_sample, "philox2x32", lambda counter, key: weak(counter, key, 1))
+    assert surprise(draw(logits, fixed, 1.0, numbers), p) < 1e-6
+
+
+def test_as_the_oracle_draws() -> None:
+    """Token for token, over every range of seeds, positions and temperatures."""
+    source = torch.Generator().manual_seed(3)
+    for temperature in (0.0, 9e-7, 1e-6, 0.3, 1.0, 5.0, float(HOTTEST)):
+        logits = torch.randn(40, 31, generator=source)
+        seeds = torch.randint(2**63 - 1, (40,), generator=source)
+        positions = torch.randint(2**40, (40,), generator=source)
+        for row, seed, position in zip(logits, seeds, positions, strict=True):
+            (token,) = draw(row, seed[None], temperature, position[None])
+            assert token == drawn(row.tolist(), int(seed), temperature, int(position))
+
+
+def test_extreme_rows() -> None:
+    """Never a token out of range: nothing but -inf, NaN beside numbers, infinities, equal logits."""
+    seeds, positions = torch.arange(200), torch.arange(200)
+    keys, scales = OPS["sample.keys"]((seeds, torch.full((200,), 1.0), positions), {"offset": 0, "kind": 0}, {})
+    rows = {
+        "nothing": torch.full((200, 5), -math.inf),
+        "nan": torch.tensor([0.0, math.nan, 1.0, -math.inf, 0.0]).expand(200, -1),
+        "infinite": torch.tensor([0.0, math.inf, 1.0, math.inf, 0.0]).expand(200, -1),
+        "one": torch.tensor([-math.inf, -math.inf, -math.inf, -2.0, -math.inf]).expand(200, -1),
+    }
+    found: dict[str, tuple[set[int], bool]] = {}
+    for name, logits in rows.items():
+        (noisy,) = OPS["sample.perturb"]((logits, keys, scales), {}, {})
+        index, bad = OPS["vocab.argmax"]((noisy, torch.ones_like(seeds)), {"dtype": "i64", "keep": ""}, {})
+        found[name] = {*index.tolist()}, bool(bad.all())
+        assert bad.all() == bad.any()
+    assert found == {"nothing": ({0}, True), "nan": ({0, 2, 4}, True), "infinite": ({1}, True), "one": ({3}, False)}
+
+
+@pytest.mark.parametrize(
+    ("temperature", "seed"),
+    [
+        *((wrong, 0) for wrong in (-0.1, math.nan, math.inf, HOTTEST + 1, "1", True, None)),
+        *((1.0, wrong) for wrong in (-1, 2**63 - 1, 1.5, True, "7")),
+    ],
+)
+def test_parameters_out_of_range(temperature: Any, seed: Any) -> None:
+    with pytest.raises(SamplingError, match=r"temperature is from 0 to 1048576, not|seed is an integer from 0 to"):
+        Sampling(temperature, seed)
+
+
+class TestRows:
+    """Of a program that samples."""
+
+    @pytest.fixture
+    def step(self) -> Step:
+        """Bound, after a first prefill and step of rows 2, 4 and 1."""
+        (depth,) = build_program(load("STANDALONE", verify="target_only")).depths
+        return machine_of(depth.plan).step
+
+    def test_they_are_in_the_pools(self, step: Step) -> None:
+        step.set_sampling([3, 1], [Sampling(0.5, 11), Sampling(0.0, 12)])
+        assert step.pools["sampling_seed"][[3, 1]].tolist() == [11, 12]
+        assert step.pools["sampling_temperature"][[3, 1]].tolist() == [0.5, 0.0]
+        assert step.pools["sampling_temperature"][0] == 0
+
+    def test_who_has_no_seed_gets_one(self, step: Step) -> None:
+        step.set_sampling([1, 2, 3], [Sampling(1.0)] * 3)
+        seeds = step.pools["sampling_seed"][1:4].tolist()
+        assert len({*seeds}) == 3
+        assert min(seeds) >= 0
+
+    def test_nothing_is_written_of_what_is_refused(self, step: Step) -> None:
+        before = {name: pool.clone() for name, pool in step.pools.items()}
+        wrong: list[tuple[Any, Any, type[Exception]]] = [
+            ([0], [Sampling(1.0, 1)], BatchError),
+            ([1, 1], [Sampling(1.0, 1)] * 2, BatchError),
+            ([99], [Sampling(1.0, 1)], BatchError),
+            ([1, 2], [Sampling(1.0, 1)], SamplingError),
+            ([1], [0.7], SamplingError),
+        ]
+        for rows, params, error in wrong:
+            with pytest.raises(error):
+                step.set_sampling(rows, params)
+        assert all(torch.equal(pool, before[name]) for name, pool in step.pools.items())
+
+    def test_a_prefill_wants_them_said(self, step: Step) -> None:
+        """For every request anew: those of the one before in its row are not its own."""
+        with pytest.raises(SamplingError, match="nobody said how pool row 3 is sampled: call set_sampling before"):
+            step.prefill(Batch([3], [2]))
+
+    def test_they_are_carried(self, step: Step) -> None:
+        step.set_sampling([3], [Sampling(0.25, 99)])
+        carry = step.unpack(step.pack([3]))
+        step.write_carry([1], carry)
+        assert step.pools["sampling_seed"][1] == 99
+        assert step.pools["sampling_temperature"][1] == 0.25
+
+
+def test_a_greedy_program_takes_greedy_requests() -> None:
+    """And names what it was built without."""
+    (depth,) = build_program(load("STANDALONE")).depths
+    step = machine_of(depth.plan).step
+    step.set_sampling([1], [Sampling(0.0)])
+    with pytest.raises(SamplingError, match="was built without temperature"):
+        step.set_sampling([1], [Sampling(0.5)])
