@@ -28,7 +28,7 @@ def legal(rng: random.Random) -> Sampling:
 def wrong(rng: random.Random, rows: list[int], pool: int, *, samples: bool) -> tuple[Any, Any]:
     """Rows and parameters that must be refused; ``rows`` are right, of a pool of so many."""
     right: list[Any] = [legal(rng) if samples else GREEDY for _ in rows]
-    odd = SimpleNamespace(temperature=1.0, seed=3)
+    odd = SimpleNamespace(**vars(Sampling(1.0, 3)))
     match rng.randrange(5 if samples else 6):
         case 0:
             other = rng.choice([rows[0], 0, -1, pool, 1 << 40, 10**30, 1.0, "1", None])
@@ -44,6 +44,6 @@ def wrong(rng: random.Random, rows: list[int], pool: int, *, samples: bool) -> t
             name, values = rng.choice([("temperature", BAD_TEMPERATURES), ("seed", BAD_SEEDS)])
             setattr(odd, name, rng.choice(values))
         case _:
-            odd.temperature = rng.choice([temperature for temperature in TEMPERATURES if temperature > 0])
+            odd.temperature = rng.choice([temperature for temperature in TEMPERATURES if temperature > 1e-6])
     right[rng.randrange(len(right))] = odd
     return rows, right

@@ -213,7 +213,7 @@ class Session:
         for _ in range(2):
             column = self._column(rows)
             try:
-                result = self.step.prefill(Batch(column, lengths, tokens))
+                result = self._at_any_depth().prefill(Batch(column, lengths, tokens))
                 self.fresh -= set(rows if isinstance(column, list) else ())
                 break
             except Broken:
@@ -235,9 +235,12 @@ class Session:
                 self.step.set_sampling(rows, [GREEDY] * len(rows))
             return [Sampler()] * len(rows)
         given = [sampling.legal(self.rng) for _ in rows]
-        self.step.set_sampling(rows, given)
+        self._at_any_depth().set_sampling(rows, given)
         self.fresh |= set(rows)
         return [self._sampler(row, one) for row, one in zip(rows, given, strict=True)]
+
+    def _at_any_depth(self) -> Step:
+        return self.step.at(self.rng.choice(self.compiled.plans).size("S"))
 
     def _sampler(self, row: int, given: Sampling) -> Sampler:
         """What a row says of how its request is sampled: what was given, and if no seed was, one of its own."""
@@ -260,8 +263,8 @@ class Session:
         if not rows:
             self.steps += 1
             return
-        plan = self.rng.choice(self.compiled.plans)
-        step = self.step.at(plan.size("S"))
+        step = self._at_any_depth()
+        plan = step._plan
         lengths = {row: self.requests[row].length for row in rows}
         pools, kv = self._pools(), {owner: pool.words.clone() for owner, pool in self.engine.memory.items()}
         seen: list[Tensor] = []
