@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from specc.ir.core import Module, Op, Value, tensor_type
+from specc.ir.nodes import is_external
 from specc.kernels.shared.base import (
     CAPACITY,
     MASK_MODES,
@@ -136,7 +137,10 @@ def _of_rows(load: Op, rows: Value) -> bool:
 
 
 def _links(module: Module, propose: Op) -> list[Op]:
-    """The links of the branches of an ngram.propose, and what is made of nothing else: positions and the mask."""
+    """The links of the branches of an ngram.propose, and what is made of nothing else: positions and the mask.
+
+    None where another kernel reads the positions: what a step begins with makes them then, and what follows from them.
+    """
     rows, seq_lens = propose["rows"], propose["seq_lens"]
     for comb in module.find("tree.comb"):
         parent, depth = comb.out("parent"), comb.out("depth")
@@ -145,7 +149,8 @@ def _links(module: Module, propose: Op) -> list[Op]:
         of_branches = comb["rows"] is rows and comb.attrs["steps"] == propose.attrs["steps"]
         whole = [op.opcode for op in positions] == ["tree.positions"] and len(masks) <= 1
         stored = leaves(module, parent, derived) and not leaves(module, depth, derived)
-        if of_branches and whole and stored and {op["seq_lens"] for op in derived} == {seq_lens}:
+        computed = any(not is_external(user) for op in positions for user in module.users(op.result))
+        if of_branches and whole and stored and not computed and {op["seq_lens"] for op in derived} == {seq_lens}:
             return [comb, *derived]
     return []
 

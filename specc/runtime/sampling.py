@@ -103,6 +103,8 @@ class SamplingRows:
     def set(self, rows: Sequence[int], params: Sequence[Sampling]) -> None:
         """Write params[i] into row rows[i]; BatchError or SamplingError, and no change, if it cannot."""
         checked = check_rows(rows, self._rows)
+        if not isinstance(params, Sequence):
+            raise SamplingError(f"a {type(params).__name__} is not one Sampling for each of the pool rows")
         if len(params) != len(checked):
             raise SamplingError(f"{len(params)} parameters for {len(checked)} pool rows")
         seeded = [_own(one) for one in params]

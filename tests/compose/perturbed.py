@@ -25,7 +25,6 @@ from specc.passes.pipeline import FRONT
 from specc.passes.select_compaction import SelectCompaction
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.step import Step
 
 
@@ -119,6 +118,7 @@ def run(build: Build, todo: Script) -> list[dict[str, Tensor]]:
     config = build.loaded.config
     engine, plan = RecordingEngine(config, todo), build.plan
     step = Step(plan, ReferenceBackend(), CPU, engine, todo.table, engine.kv, todo.tables(build.module), poison=0x5A)
+    todo.sample(step)
     lengths, found = dict(todo.prompts), list[dict[str, Tensor]]()
     for index, batch in enumerate([list(todo.prompts), *todo.batches]):
         rows = [row for row in batch if row]
@@ -134,10 +134,7 @@ def run(build: Build, todo: Script) -> list[dict[str, Tensor]]:
 def meaning(module: Module, config: Config, todo: Script) -> list[dict[str, Tensor]]:
     """The same outputs, by the interpreter of modules."""
     engine = RecordingEngine(config, todo)
-    pools = {
-        name: torch.zeros((config.pool_rows, *carry.type.sizes(module.dims)[1:]), dtype=DTYPES[carry.type.dtype])
-        for name, carry in module.carries.items()
-    }
+    pools = todo.pools(module, config.pool_rows)
     lengths, found = dict(todo.prompts), list[dict[str, Tensor]]()
     for index, batch in enumerate([list(todo.prompts), *todo.batches]):
         rows, entry = [row for row in batch if row], "step" if index else "prefill"

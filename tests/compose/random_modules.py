@@ -142,7 +142,11 @@ class Composer(Builder):
         if self.rng.random() < 0.4:
             with self.phase("prefill"):
                 self._enter()
-                self._some(3, 8, (self.source, self.reduce, self.store, self.health, self.ngram_start, self.handed_on))
+                self._some(
+                    3,
+                    8,
+                    (self.source, self.reduce, self.perturb, self.store, self.health, self.ngram_start, self.handed_on),
+                )
                 self._read_nodes()
                 self._leave("prefill.")
 
@@ -157,6 +161,9 @@ class Composer(Builder):
             self.source,
             self.reduce,
             self.reduce,
+            self.perturb,
+            self.perturb,
+            self.keys,
             self.logprob,
             self.grow,
             self.grow,
@@ -202,7 +209,19 @@ class Composer(Builder):
             )
         with self.phase("extend"):
             self._some(
-                0, 6, (self.source, self.reduce, self.logprob, self.store, self.handed_on, self.health, self.extend_ids)
+                0,
+                6,
+                (
+                    self.source,
+                    self.reduce,
+                    self.perturb,
+                    self.keys,
+                    self.logprob,
+                    self.store,
+                    self.handed_on,
+                    self.health,
+                    self.extend_ids,
+                ),
             )
             self._leave("")
 
@@ -351,6 +370,7 @@ class Composer(Builder):
             ("parent", TensorType("i64", ("B", nodes)), Fact("parent", nodes)),
             ("text", TensorType("i32", ("B", rng.randint(3, 60))), Fact("token")),
             ("flag", TensorType("i1", ("B", *axes)), Fact()),
+            ("heat", TensorType("f32", ("B", *axes)), Fact()),
         ]
         if not self.chain:
             choices += [
@@ -515,8 +535,38 @@ class Composer(Builder):
             logits = self.logits(self.module.size("K"))
             self.make("vocab.topk", logits, self.rows(), facts=[Fact(rough=True)])
             return
+        self._argmax(self.logits())
+
+    def _argmax(self, logits: Value) -> None:
         keep = "K" if self.chain and self.rng.random() < 0.5 else ""
-        self.make("vocab.argmax", self.logits(), self.rows(), dtype=self.rng.choice(["i32", "i64"]), keep=keep)
+        self.make("vocab.argmax", logits, self.rows(), dtype=self.rng.choice(["i32", "i64"]), keep=keep)
+
+    def keys(self) -> None:
+        """What the noise of rows is made with, at positions of any kind."""
+        self._keys(
+            self.pick(
+                lambda type_, _: (
+                    type_.dtype == "i64" and type_.shape[0] == "B" and not (self._late and NODE in type_.shape)
+                )
+            )
+        )
+
+    def _keys(self, positions: Value) -> tuple[Value, ...]:
+        temperature = self.of("f32", "B")
+        if self.fact(temperature).rough:
+            raise Unfit
+        offset, kind = self.rng.randrange(2), self.rng.choice([0, 1, (1 << 16) - 1])
+        return self.make("sample.keys", self.of("i64", "B"), temperature, positions, offset=offset, kind=kind)
+
+    def perturb(self) -> None:
+        """Noise on logits, of keys that were made for it or of any numbers."""
+        logits = self.logits()
+        shape = tensor_type(logits).shape[:-1]
+        numbers = self.of("i64", *shape)
+        keys = self._keys(numbers) if self.rng.random() < 0.6 else (numbers, self.of("f32", *shape))
+        (noisy,) = self.make("sample.perturb", logits, *keys, facts=[Fact(rough=self.fact(keys[1]).rough)])
+        if self.rng.random() < 0.7 and not self.fact(noisy).rough:
+            self._argmax(noisy)
 
     def logprob(self) -> None:
         """Of the winners of the same logits, or of tokens that are below every vocabulary."""

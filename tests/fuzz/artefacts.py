@@ -24,6 +24,7 @@ from specc.runtime.plan.manifest import MANIFEST, PLAN
 from specc.runtime.plan.nodes import KINDS as BINDINGS
 from specc.runtime.plan.plan import FORMAT, PROMPT
 from specc.runtime.program import load
+from specc.runtime.sampling import Sampling
 
 from . import steps
 from .outcome import RIGHT, Failure, expect
@@ -109,6 +110,8 @@ def attempt(folder: Path, compiled: steps.Compiled, rng: random.Random, *, caugh
         step = program.bind(made, table, kv, tables=tables)
         made.prompts = {1: [0, 0]}
         prompt = [0, 0] if PROMPT in compiled.plan.reads("prefill") else None
+        if compiled.plan.samples:
+            step.set_sampling([1], [Sampling(rng.choice([0.0, 1.0]))])
         first = step.prefill(Batch([1], [min(2, session.room)], prompt)) if session.room > 1 else None
         if first is not None:
             step.decode(Batch([1], [2]), at_least=rng.choice([0, 1])).to_host()

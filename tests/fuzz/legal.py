@@ -121,6 +121,8 @@ def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = Fals
         "draft_positions": rng.choice(["auto", "auto", "true", "shifted"]),
         "target": target | {"experts_per_token": rng.randint(1, 2), "index_topk": rng.randint(1, 3)},
     }
+    if "logprobs" not in keys["outputs"] and rng.random() < 0.5:
+        keys["verify"] = "target_only"
     if needs.draft:
         keys["draft"] = draft
     if algorithm == "NGRAM":

@@ -1,4 +1,4 @@
-"""Greedy speculative decoding of one request, in plain Python, as docs/semantics.md says it.
+"""Speculative decoding of one request, in plain Python, as docs/semantics.md says it.
 
 Nothing here is of the project's own semantics: no torch, no pools, slots, batches or plans. An oracle knows a request's
 text and what its draft has kept, and says what a step does: which tree is drafted, what of it is accepted, what is
@@ -7,7 +7,7 @@ emitted, carried and reported.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,6 +17,7 @@ from fakes.models import Model, extra, fold, fold_all, target_code
 from specc.config import Config
 
 from .ranking import Branch, Choice, Tree, argmax, best_of, log_probability, most_probable
+from .sampler import Sampler
 
 DRAFT, TARGET, EXTEND, PREFILL, ORPHAN = 1, 2, 4, 8, 16
 """Bits of the health word (docs/kernels.md)."""
@@ -44,6 +45,7 @@ class Oracle:
     models: dict[str, Model]
     cache: dict[Any, Any]
     text: list[int]
+    sampler: Sampler
     target_codes: list[int] = field(default_factory=list)
     draft_codes: list[int] = field(default_factory=list)
     carried: dict[str, Any] = field(default_factory=dict)
@@ -57,6 +59,21 @@ class Oracle:
         if (side, number) not in self.cache:
             self.cache[side, number] = argmax(self.models[side].rows[number])
         return self.cache[side, number]
+
+    def target_bad(self, token: int, seen: int) -> bool:
+        """Whether the target's row after a token is bad."""
+        if self.sampler.greedy:
+            return self.argmax("target", token, seen)[1]
+        model = self.models["target"]
+        return argmax(self.sampler.scaled(model.rows[model.row(token, seen)]))[1]
+
+    def target_token(self, token: int, seen: int, position: int, said: int | None) -> int:
+        """What the target has at a position, after a token at the one before: ``said`` if rounding decides."""
+        if self.sampler.greedy:
+            return self.argmax("target", token, seen)[0]
+        model = self.models["target"]
+        found = self.sampler.draw(model.rows[model.row(token, seen)], position)
+        return said if said in found else found[0]
 
     def choices(self, token: int, seen: int) -> list[Choice]:
         """The K most probable next tokens of the draft."""
@@ -85,39 +102,45 @@ class Oracle:
 
     # --- prefill ------------------------------------------------------------------------------------------------------
 
-    def prefill(self) -> None:
-        """Target and draft over the prompt: the first token is the root."""
+    def prefill(self, said: int | None = None) -> None:
+        """Target and draft over the prompt: the first token, which a program ``said``, is the root."""
         self.target_codes = [target_code(token, position) for position, token in enumerate(self.text)]
         self._seen = fold_all(0, self.target_codes)
-        first, bad = self.argmax("target", self.text[-1], self._seen)
-        self.health = TARGET * bad
+        first = self.target_token(self.text[-1], self._seen, len(self.text), said)
+        self.health = TARGET * self.target_bad(self.text[-1], self._seen)
         states, state = [], 0
         for code in self.target_codes:
             state = fold(state, code)
             states.append(state)
         self.text.append(first)
-        self.carried = {"bonus": first, "seq_lens": self.length}
+        self._carry_bonus()
         self._prefill_draft([self.hidden("target", state) for state in states])
 
     def _prefill_draft(self, hidden: list[int]) -> None:
         """What the draft makes of the prompt, with the target's hidden row of each of its tokens."""
 
+    def _carry_bonus(self) -> None:
+        """What every request carries, of the fields that a program has."""
+        sampler = self.sampler
+        self.carried = {"bonus": self.text[-1], "seq_lens": self.length}
+        self.carried |= {"sampling_seed": sampler.seed, "sampling_temperature": sampler.temperature}
+
     # --- a step -------------------------------------------------------------------------------------------------------
 
-    def step(self, steps: int, nodes: int) -> Expected:
-        """One step of S drafts and N nodes. Doubt when rounding decides what is drafted."""
+    def step(self, steps: int, nodes: int, said: Sequence[int] = ()) -> Expected:
+        """One step of S drafts and N nodes, at which a program ``said`` these tokens.
+
+        Doubt when rounding decides what is drafted.
+        """
         self.health = 0
-        return self.verify(self.draft(steps, nodes), steps)
+        return self.verify(self.draft(steps, nodes), steps, said)
 
     def draft(self, steps: int, nodes: int) -> Tree:
         """What is verified."""
         raise NotImplementedError
 
-    def verify(self, tree: Tree, steps: int, follow: list[int] | None = None) -> Expected:
-        """The target over all nodes, the walk, and what follows from what was accepted.
-
-        `follow` is a path that was walked, of a tree that is in doubt and stands for itself as a chain.
-        """
+    def verify(self, tree: Tree, steps: int, said: Sequence[int] = ()) -> Expected:
+        """The target over all nodes, the walk, and what follows from what was accepted."""
         seen, codes = [], []
         for column, token in enumerate(tree.tokens):
             codes.append(target_code(token, self.length + tree.depth(column)))
@@ -126,22 +149,22 @@ class Oracle:
             if self.config.topk > 1 and self.config.mask == "none":
                 visible = list(range(column + 1))
             seen.append(fold_all(self._seen, [codes[c] for c in visible]))
-        wanted = [self.argmax("target", token, state) for token, state in zip(tree.tokens, seen, strict=True)]
-        if any(bad for _, bad in wanted):
+        if any(self.target_bad(token, state) for token, state in zip(tree.tokens, seen, strict=True)):
             self.health |= TARGET
-        path = [0]
-        while len(path) <= steps:
-            token = wanted[path[-1]][0]
+        path, emitted = [0], list[int]()
+        while True:
+            told = said[len(emitted)] if len(emitted) < len(said) else None
+            token = self.target_token(tree.tokens[path[-1]], seen[path[-1]], len(self.text) + len(emitted), told)
+            emitted.append(token)
             children = [c for c, parent in enumerate(tree.parents) if parent == path[-1] and tree.tokens[c] == token]
-            if not children:
+            if not children or len(path) > steps:
                 break
             path.append(children[0])
-        emitted = [wanted[column][0] for column in path]
         states = [seen[column] for column in path]
         self._seen = fold_all(self._seen, [codes[c] for c in path])
         self.target_codes += [codes[column] for column in path]
         self.text += emitted
-        self.carried = {"bonus": emitted[-1], "seq_lens": self.length}
+        self._carry_bonus()
         outputs = self._outputs(path, states, tree)
         self.commit(emitted, [self.hidden("target", state) for state in states], steps)
         return Expected(emitted, path, self.length, self.health, outputs)
@@ -156,9 +179,9 @@ class Oracle:
         found["logprobs"] = []
         for column, state, token in zip(path, states, self.text[-len(path) :], strict=True):
             number = model.row(tree.tokens[column], state)
-            if ("log", number) not in self.cache:
-                self.cache["log", number] = log_probability(model.rows[number], token)
-            found["logprobs"].append(self.cache["log", number])
+            if ("log", number, token) not in self.cache:
+                self.cache["log", number, token] = log_probability(model.rows[number], token)
+            found["logprobs"].append(self.cache["log", number, token])
         for number, name in enumerate(("routed_experts", "indexer_topk")):
             size = int((target.experts_per_token, target.index_topk)[number] or 0)
             found[name] = [

@@ -23,8 +23,11 @@ class Doubt(Exception):
 
 
 def f32(value: float) -> float:
-    """The nearest f32."""
-    return struct.unpack("f", struct.pack("f", value))[0]
+    """The nearest f32, an infinity beyond the largest."""
+    try:
+        return struct.unpack("f", struct.pack("f", value))[0]
+    except OverflowError:
+        return math.copysign(INF, value)
 
 
 # --- one row of logits ------------------------------------------------------------------------------------------------

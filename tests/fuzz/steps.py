@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +22,21 @@ from specc.driver.build import build_program
 from specc.ir.ops import OPS
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.errors import BatchError, SpeccError
+from specc.runtime.errors import BatchError, SamplingError, SpeccError
 from specc.runtime.memory.arena import allocate
 from specc.runtime.plan.plan import PROMPT, Plan
 from specc.runtime.plan.plan_json import plan_text, read_plan
 from specc.runtime.result import StepResult
+from specc.runtime.sampling import GREEDY, Sampling
 from specc.runtime.step import Step
 from specc.support.diagnostics import DiagnosticError
 
-from . import legal
+from . import legal, sampling
 from .oracle import Expected, Oracle
 from .oracles import ORACLES, LookUp
 from .outcome import RIGHT, Failure, diagnosed, expect
-from .ranking import Doubt, chain
+from .ranking import Doubt, chain, f32
+from .sampler import Sampler
 
 CPU = torch.device("cpu")
 POOL = 300
@@ -101,19 +103,21 @@ def case(seed: str, rng: random.Random) -> str:
 class Session:
     """An engine over one program: requests come, are decoded in changing batches, leave, fail and come back.
 
-    `fail_at` is how many forwards from now one raises `Broken`; None for never.
+    `fail_at` is how many forwards from now one raises `Broken`; None for never. `fresh` are the pool rows of which was
+    said how their next request is sampled.
     """
 
     compiled: Compiled
     rng: random.Random
     requests: dict[int, Oracle] = field(default_factory=dict)
+    fresh: set[int] = field(default_factory=set)
     steps: int = 0
     doubts: int = 0
     fail_at: int | None = None
 
     def __post_init__(self) -> None:
         config, plan, rng = self.compiled.config, self.compiled.plan, self.rng
-        self.config, self.plan = config, plan
+        self.config, self.plan, self.samples = config, plan, config.verify == "target_only"
         pool_rows = rng.randint(2, plan.size("P"))
         self.window = plan.kv.window
         columns = self.window + rng.choice([1, 2, 8, 40, 100])
@@ -169,7 +173,7 @@ class Session:
             if self.rng.random() < 0.05:
                 self.fail()
             if self.rng.random() < 0.05:
-                self.refuse()
+                self.rng.choice([self.refuse, self.refuse_sampling])()
             self.decode()
 
     def admit(self, count: int) -> None:
@@ -202,29 +206,55 @@ class Session:
             tokens = [token for prompt in prompts.values() for token in prompt]
             tokens = torch.tensor(tokens) if self.rng.random() < 0.5 else tokens
         before = self._pools()
+        self._refuse_unsaid(Batch(rows, lengths, tokens))
+        samplers = self.sample(rows)
         if self.rng.random() < 0.1:
             self.fail_at = self.rng.randint(0, 2)
         for _ in range(2):
+            column = self._column(rows)
             try:
-                result = self.step.prefill(Batch(self._column(rows), lengths, tokens))
+                result = self._at_any_depth().prefill(Batch(column, lengths, tokens))
+                self.fresh -= set(rows if isinstance(column, list) else ())
                 break
             except Broken:
                 continue
         self.fail_at = None
-        oracles = [self._oracle(prompt) for prompt in prompts.values()]
         host = result.to_host()
+        said = zip(prompts.values(), samplers, host.bonus, strict=True)
+        oracles = [self._oracle(prompt, sampler, first) for prompt, sampler, first in said]
         expect(host.bonus == [oracle.text[-1] for oracle in oracles], f"first tokens {host.bonus}")
         expect(host.health == [oracle.health for oracle in oracles], f"health of the prefill {host.health}")
         self.requests |= dict(zip(rows, oracles, strict=True))
         self._check_pools(before, rows)
         self._poison()
 
-    def _oracle(self, prompt: Sequence[int]) -> Oracle:
+    def sample(self, rows: list[int]) -> list[Sampler]:
+        """Say how the next requests of some rows are sampled; a program that does not sample is perhaps told so."""
+        if not self.samples:
+            if self.rng.random() < 0.2:
+                self.step.set_sampling(rows, [GREEDY] * len(rows))
+            return [Sampler()] * len(rows)
+        given = [sampling.legal(self.rng) for _ in rows]
+        self._at_any_depth().set_sampling(rows, given)
+        self.fresh |= set(rows)
+        return [self._sampler(row, one) for row, one in zip(rows, given, strict=True)]
+
+    def _at_any_depth(self) -> Step:
+        return self.step.at(self.rng.choice(self.compiled.plans).size("S"))
+
+    def _sampler(self, row: int, given: Sampling) -> Sampler:
+        """What a row says of how its request is sampled: what was given, and if no seed was, one of its own."""
+        seed, temperature = (self.step.pools[f"sampling_{name}"][row].item() for name in ("seed", "temperature"))
+        expect(seed >= 0 and given.seed in (None, seed), f"{given} has the seed {seed}")
+        expect(temperature == f32(given.temperature), f"{given} has the temperature {temperature}")
+        return Sampler(temperature, int(seed))
+
+    def _oracle(self, prompt: Sequence[int], sampler: Sampler, first: int) -> Oracle:
         kind = ORACLES[self.config.algorithm]
-        oracle = kind(self.config, self.models, self.cache, list(prompt))
+        oracle = kind(self.config, self.models, self.cache, list(prompt), sampler)
         if isinstance(oracle, LookUp) and getattr(self.config.options, "corpus", None) is not None:
             oracle.corpus = tuple(self.corpus)
-        oracle.prefill()
+        oracle.prefill(first)
         return oracle
 
     def decode(self) -> None:
@@ -233,8 +263,8 @@ class Session:
         if not rows:
             self.steps += 1
             return
-        plan = self.rng.choice(self.compiled.plans)
-        step = self.step.at(plan.size("S"))
+        step = self._at_any_depth()
+        plan = step._plan
         lengths = {row: self.requests[row].length for row in rows}
         pools, kv = self._pools(), {owner: pool.words.clone() for owner, pool in self.engine.memory.items()}
         seen: list[Tensor] = []
@@ -366,23 +396,37 @@ class Session:
                 Batch(list(range(1, self.plan.buckets[-1] + 2)), [1] * (self.plan.buckets[-1] + 1)),
             ]
         )
-        before, memory, calls = self._pools(), self.memory.clone(), len(self.engine.calls)
-        try:
-            self.step.decode(bad)
-        except BatchError:
-            pass
-        else:
-            raise Failure(f"{bad} is decoded")
-        expect(len(self.engine.calls) == calls, "a forward ran for a batch that was refused")
-        expect(torch.equal(self.memory, memory), "a batch that was refused changed memory")
-        self._check_pools(before, [])
-        if not rows:
-            return
+        self._refused(partial(self.step.decode, bad), f"{bad} is decoded", BatchError)
         try:
             self.step.at(99)
         except SpeccError:
             return
         raise Failure("there is a step of 99 drafts")
+
+    def refuse_sampling(self) -> None:
+        """Ways to sample that there are not, are refused by name, and change nothing."""
+        pool = len(self.table)
+        rows = self.rng.sample(range(1, pool), self.rng.randint(1, min(3, pool - 1)))
+        bad = sampling.wrong(self.rng, rows, pool, samples=self.samples)
+        self._refused(partial(self.step.set_sampling, *bad), f"{bad} is how to sample", BatchError, SamplingError)
+
+    def _refuse_unsaid(self, batch: Batch) -> None:
+        """A program that samples begins no request of which nobody said how."""
+        unsaid = self.samples and not self.fresh.issuperset(batch.req_pool_indices)
+        if unsaid and self.rng.random() < 0.2:
+            self._refused(partial(self.step.prefill, batch), f"{batch} is prefilled", SamplingError)
+
+    def _refused(self, act: Callable[[], object], otherwise: str, *kinds: type[SpeccError]) -> None:
+        """Something raises such an error, before any forward, and changes nothing."""
+        memory, calls = self.memory.clone(), len(self.engine.calls)
+        try:
+            act()
+        except kinds as error:
+            expect(str(error).strip(), "an error that says nothing")
+        else:
+            raise Failure(otherwise)
+        expect(len(self.engine.calls) == calls, "a forward ran for what was refused")
+        expect(torch.equal(self.memory, memory), "what was refused changed memory")
 
     # --- what a step must say and leave -------------------------------------------------------------------------------
 
@@ -393,14 +437,14 @@ class Session:
             got = host.tokens(b)
             where = f"step {self.steps}, request {b} in pool row {row}, {steps} drafts of {nodes} nodes"
             try:
-                wanted, doubt = oracle.step(steps, nodes), False
+                wanted, doubt = oracle.step(steps, nodes, got), False
             except Doubt:
                 self.doubts += 1
                 if self.config.topk > 1 and self.config.mask == "none":
                     oracle.text += got  # it cannot be followed
                     self.requests.pop(row)
                     continue
-                wanted, doubt = oracle.verify(chain(oracle.text[-1], got[:-1]), len(got) - 1), True
+                wanted, doubt = oracle.verify(chain(oracle.text[-1], got[:-1]), len(got) - 1, got), True
             expect(got == wanted.tokens, f"{where}: emitted {got}, not {wanted.tokens}")
             slots = len(host.predict[b])
             expect(slots == steps + 1, f"{where}: predict has {slots} slots")

@@ -104,6 +104,9 @@ STEPS: dict[str, Patch] = {
     "bits": op("tree.mask", wrong=lambda _, found: (found[0] | torch.ones_like(found[0]),)),
     "moves": moves_nothing("kv.move"),
     "tails": moves_nothing("kv.duplicate_tail"),
+    "keys": op("sample.keys", wrong=lambda _, found: (found[0] + (1 << 32), found[1])),
+    "scales": op("sample.keys", wrong=lambda _, found: (found[0], found[1] * 1.5)),
+    "noise": op("sample.perturb", wrong=lambda operands, _: (operands[0].float(),)),
     "lengths": op("commit.lengths", wrong=lambda _, found: (found[0] + 1, found[1])),
 }
 

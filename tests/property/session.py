@@ -18,6 +18,8 @@ from torch import Tensor
 from specc.config import Config
 from specc.ir.core import Module, entry_of, on_nodes
 from specc.ir.interpret import Forward, interpret
+from specc.runtime.sampling import PREFIX, Sampling
+from specc.runtime.step import Step
 
 UNSPECIFIED = ("hidden_states", "logprobs", "routed_experts", "indexer_topk")
 """Outputs whose rows past the accepted length, and in padding rows, may be anything."""
@@ -30,8 +32,8 @@ DTYPES |= {"bf16": torch.bfloat16, "f16": torch.float16}
 class Script:
     """What the scheduler does: prompts by pool row, then batches of pool rows; 0 is a padding row.
 
-    ``prompts`` are lengths, ``texts`` the tokens of prompts, ``corpus`` the tokens that are looked through besides, and
-    ``models`` those that all engines of the scenario have.
+    ``prompts`` are lengths, ``texts`` the tokens of prompts, ``corpus`` the tokens that are looked through besides,
+    ``models`` those that all engines of the scenario have, and ``sampled`` says how requests are, where a program asks.
     """
 
     prompts: dict[int, int]
@@ -40,6 +42,23 @@ class Script:
     texts: dict[int, list[int]]
     corpus: Tensor
     models: dict[str, Model]
+    sampled: dict[int, Sampling]
+
+    def pools(self, module: Module, pool_rows: int) -> dict[str, Tensor]:
+        """What is carried before anything has run: how requests are sampled, and zeros."""
+        pools = {
+            name: torch.zeros((pool_rows, *carry.type.sizes(module.dims)[1:]), dtype=DTYPES[carry.type.dtype])
+            for name, carry in module.carries.items()
+        }
+        for name in (name for name, carry in module.carries.items() if carry.given):
+            for row, sampling in self.sampled.items():
+                pools[name][row] = getattr(sampling, name.removeprefix(PREFIX))
+        return pools
+
+    def sample(self, step: Step) -> None:
+        """Tell a program how its requests are sampled."""
+        if step._plan.samples:
+            step.set_sampling(list(self.sampled), list(self.sampled.values()))
 
     def prompt_tokens(self, rows: Sequence[int]) -> list[int]:
         """The prompts of some pool rows, one after the other."""
@@ -66,7 +85,8 @@ def script(config: Config, seed: int, steps: int = 3) -> Script:
     models = wild_models(config, rng, odd=[0.15], padding=0.0)
     texts = {row: _text(models["target"], rng, config, length, 0.2) for row, length in prompts.items()}
     corpus = _text(models["target"], rng, config, rng.randint(0, 60), 0.1)
-    return Script(prompts, batches, table, texts, torch.tensor(corpus, dtype=torch.int32), models)
+    sampled = {row: Sampling(rng.choice([0.0, 0.5, 1.0, 20.0]), rng.randrange(1 << 63)) for row in rows}
+    return Script(prompts, batches, table, texts, torch.tensor(corpus, dtype=torch.int32), models, sampled)
 
 
 def _text(target: Model, rng: random.Random, config: Config, length: int, noise: float) -> list[int]:
@@ -145,10 +165,7 @@ def interpret_script(module: Module, config: Config, todo: Script) -> Trace:
     What a module does not move yet of the KV rows, because its passes have not run, is moved here, in plain loops.
     """
     engine, trace = RecordingEngine(config, todo), Trace()
-    pools = {
-        name: torch.zeros((config.pool_rows, *carry.type.sizes(module.dims)[1:]), dtype=DTYPES[carry.type.dtype])
-        for name, carry in module.carries.items()
-    }
+    pools = todo.pools(module, config.pool_rows)
     lengths = dict(todo.prompts) | {0: 0}
     for entry, rows in [("prefill", list(todo.prompts)), *[("step", batch) for batch in todo.batches]]:
         inputs = {

@@ -100,6 +100,7 @@ def configs(draw: st.DrawFn, algorithms: Sequence[str] = names()) -> dict[str, A
     topk = min(vocab, draw(st.sampled_from([1, 1, 1, 2, 3, 4]))) if needed.trees else 1
     target, draft = draw(pairs(algorithm, vocab, steps))
     buckets = sorted(draw(st.sets(st.integers(1, 5), min_size=1, max_size=3)))
+    outputs = draw(st.lists(st.sampled_from(OUTPUTS), unique=True, max_size=4))
     return {
         "name": "random",
         "algorithm": algorithm,
@@ -108,7 +109,8 @@ def configs(draw: st.DrawFn, algorithms: Sequence[str] = names()) -> dict[str, A
         "page_size": draw(st.sampled_from([1, 16])),
         "max_requests": buckets[-1] + draw(st.integers(0, 2)),
         "buckets": buckets,
-        "outputs": draw(st.lists(st.sampled_from(OUTPUTS), unique=True, max_size=4)),
+        "outputs": outputs,
+        "verify": "greedy" if "logprobs" in outputs else draw(st.sampled_from(["greedy", "target_only"])),
         "overlap": draw(st.booleans()),
         "draft_positions": draw(st.sampled_from(["auto", "true", "shifted"])),
         "target": target | {"experts_per_token": draw(st.integers(1, 2)), "index_topk": 3},
@@ -150,6 +152,7 @@ WRONG = [
     "DFLASH",
     "NGRAM",
     "greedy",
+    "target_only",
     "sm_90",
     [],
     [0],
@@ -191,6 +194,7 @@ TENSORS = st.builds(
     st.lists(st.sampled_from(["B", "K", "N", "A"]) | st.integers(0, 4096), max_size=3).map(tuple),
 )
 TYPES: st.SearchStrategy[Type] = TENSORS | st.builds(StateType, st.sampled_from(["target", "draft"]))
+LIMITS = st.none() | st.integers(0, 1 << 62) | st.sampled_from(["K", "N"])
 FIELD_VALUES: dict[str, st.SearchStrategy[Any]] = {
     "int": st.integers(),
     "str": st.text(max_size=6),
@@ -228,7 +232,8 @@ def modules(draw: st.DrawFn) -> Module:
     for name in draw(st.lists(NAMES, max_size=3, unique=True)):
         module.add_input(name, draw(TYPES))
     for name in draw(st.lists(NAMES, max_size=2, unique=True)):
-        module.carries[name] = Carry(name, draw(TENSORS), draw(LOCATIONS), draw(st.booleans()))
+        kept, given = draw(st.booleans()), draw(st.booleans())
+        module.carries[name] = Carry(name, draw(TENSORS), draw(LOCATIONS), kept, draw(LIMITS), given)
     for phase in draw(st.lists(st.sampled_from(PHASES), max_size=6).map(lambda found: sorted(found, key=PHASES.index))):
         values = list(module.values())
         operands = draw(st.lists(st.sampled_from(values), max_size=3)) if values else []

@@ -22,7 +22,9 @@ from specc.runtime.state.carry import Carry
 from specc.runtime.step import Step
 
 TREE = {"topk": 2, "num_draft_tokens": 6, "page_size": 4}
+SAMPLED = {"verify": "target_only"}
 SHAPES = [(name, {}) for name in names()] + [(name, TREE) for name in names() if needs(name).trees]
+SHAPES += [("EAGLE", SAMPLED), ("STANDALONE", TREE | SAMPLED)]
 MODELS: dict[str, dict[str, Any]] = {
     "STANDALONE": {"draft": {"hidden_size": 32}},
     "EAGLE3": {"draft": {"hidden_size": 32, "target_hidden_size": 64}},
@@ -35,7 +37,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def configuration(algorithm: str, shape: dict[str, Any]) -> LoadedConfig:
     """A small one."""
-    outputs = ["accept_index", "hidden_states", "logprobs"]
+    outputs = ["accept_index", "hidden_states", *(["logprobs"] if "verify" not in shape else [])]
     return load(algorithm, max_requests=6, outputs=outputs, **MODELS.get(algorithm, {}), **shape)
 
 
@@ -45,12 +47,7 @@ class Session:
     def __init__(self, loaded: LoadedConfig, last: str, todo: Script) -> None:
         self.module = compile_to(last, loaded)
         self.todo, self.engine = todo, RecordingEngine(loaded.config, todo)
-        self.pools = {
-            name: torch.zeros(
-                (loaded.config.pool_rows, *carry.type.sizes(self.module.dims)[1:]), dtype=DTYPES[carry.type.dtype]
-            )
-            for name, carry in self.module.carries.items()
-        }
+        self.pools = todo.pools(self.module, loaded.config.pool_rows)
 
     def run(self, entry: str, rows: list[int], lengths: dict[int, int]) -> dict[str, Tensor]:
         """All values of an entry, by name."""
@@ -109,7 +106,9 @@ def step_of(built: Build, todo: Script) -> Step:
     """A program on the fake engine, in memory that starts as garbage."""
     engine = RecordingEngine(built.loaded.config, todo)
     plan, tables = built.plan, todo.tables(built.module)
-    return Step(plan, ReferenceBackend(), torch.device("cpu"), engine, todo.table, engine.kv, tables, poison=0x5A)
+    step = Step(plan, ReferenceBackend(), torch.device("cpu"), engine, todo.table, engine.kv, tables, poison=0x5A)
+    todo.sample(step)
+    return step
 
 
 def state(step: Step, built: Build) -> list[Tensor]:

@@ -175,6 +175,7 @@ def run_plan(built: Build, todo: Script, poison: int) -> Trace:
     engine, trace = RecordingEngine(config, todo), Trace()
     plan, tables = built.plan, todo.tables(built.module)
     step = Step(plan, ReferenceBackend(), CPU, engine, todo.table, engine.kv, tables, poison=poison)
+    todo.sample(step)
     reads_prompts = "prompt_tokens" in built.module.inputs
     lengths = dict(todo.prompts)
     for index, batch in enumerate([list(todo.prompts), *todo.batches]):

@@ -71,6 +71,7 @@ CARRIED = {
 def carried(config: Config) -> set[str]:
     """Fields that are left of a configuration."""
     fields = CARRIED[config.algorithm] | ({"seq_lens"} if config.overlap else set())
+    fields |= {"sampling_seed", "sampling_temperature"} if config.verify == "target_only" else set()
     if config.algorithm in RECURRENT:
         fields |= set() if config.chain else {"topk_p"}
         fields -= set() if config.num_steps > 1 else {"hidden"}
@@ -133,6 +134,7 @@ TREE_MUTANTS = [
 ]  # fmt: skip
 
 
+SAMPLED = {"verify": "target_only"}
 OTHERS = [
     ("FROZEN_KV_MTP", 'axis = "", offset = -1', 'axis = "", offset = 0', {}),
     ("FROZEN_KV_MTP", 'axis = "K", offset = -1', 'axis = "K", offset = 0', {}),
@@ -146,6 +148,8 @@ OTHERS = [
     ("DFLASH", 'axis = "A", offset = 0}', 'axis = "A", offset = 1}', {}),
     ("DFLASH", "model.inject(%block_positions, %block_slots,", "model.inject(%block_slots, %block_slots,", {}),
     ("DFLASH", "carry.store(%admitted_rows, %bonus)", "carry.store(%admitted_rows, %root)", {}),
+    ("STANDALONE", "kind = 0, offset = 1", "kind = 0, offset = 0", SAMPLED),
+    ("STANDALONE", "perturb(%target_logits, %sample_keys", "perturb(%target_logits, %verify_positions", SAMPLED),
     ("NGRAM", "longest = 8, shortest = 1", "longest = 8, shortest = 3", {}),
     ("NGRAM", "%admitted_lens, %text, %corpus)", "%admitted_lens, %text)", {}),
     ("NGRAM", "carry.append(%admitted_rows, %admitted_lens,", "carry.append(%admitted_rows, %new_seq_lens,", {}),

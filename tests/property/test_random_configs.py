@@ -47,7 +47,7 @@ def launches(keys: dict[str, Any]) -> int:
         "FROZEN_KV_MTP": steps + 1,  # of forwards, and the last row
         "MULTI_LAYER_EAGLE": steps,
         "DFLASH": 1,
-        "NGRAM": 1,
+        "NGRAM": 1 + (tree and keys["mask"] == "full" and keys["verify"] == "target_only"),  # positions come before
     }
     return around + between.get(keys["algorithm"], recurrent)
 

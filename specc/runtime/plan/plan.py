@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import PlanError
 from .nodes import STORES, Capture, Computed, External, Kernel, Node, OpSource, Phase, read_by, results_of
+from .typed import LARGEST
 
 FORMAT = 5
 BATCH_AXIS = "B"
@@ -22,7 +23,7 @@ CONTEXT_AXIS = "C"
 TABLE = "req_to_token"
 PROMPT = "prompt_tokens"
 """The inputs that are the engine's request table, and the tokens of a prefill's prompts."""
-MOST_DIGITS = 18
+MOST_DIGITS = len(str(LARGEST))
 """Of a number that stands as text: those with more are no i64."""
 LENGTHS = "seq_lens"
 """The carried field of committed lengths, where steps relay them."""
@@ -275,7 +276,7 @@ class Plan:
 
     def size(self, axis: str) -> int:
         """Elements along an axis: a name of `dims`, or a count as text. PlanError if it is neither."""
-        if axis.isdecimal() and len(axis) <= MOST_DIGITS:
+        if axis.isdecimal() and len(axis) <= MOST_DIGITS and int(axis) <= LARGEST:
             return int(axis)
         if axis not in self.dims:
             raise PlanError(f"axis {axis!r} has no size; known: {', '.join(sorted(self.dims))}")

@@ -1,0 +1,49 @@
+"""How requests of a session are sampled: in any legal way, and in ways that must be refused."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+from specc.runtime.sampling import GREEDY, Sampling
+
+HOTTEST, SEEDS = 1 << 20, (1 << 63) - 1
+TEMPERATURES = (1e-6, 9.99e-7, 5e-324, 1e-30, 1e-3, 0.1, 0.7, 1, 1.0, 1.5, 30.0, 1e4, HOTTEST, float(HOTTEST))
+"""Greedy ones, those around the least that draws, ordinary and huge ones."""
+SEEDS_AT = (0, 1, 7, (1 << 32) - 1, 1 << 32, SEEDS - 1)
+INF, NAN = float("inf"), float("nan")
+BAD_TEMPERATURES: tuple[Any, ...] = (
+    NAN, INF, -INF, -1.0, -5e-324, -1, HOTTEST + 1, HOTTEST + 0.125, 10**400, None, True, "1", [1.0], 1j,
+)  # fmt: skip
+BAD_SEEDS: tuple[Any, ...] = (-1, SEEDS, 10**400, 1.0, NAN, True, "1", [1])
+
+
+def legal(rng: random.Random) -> Sampling:
+    """Any temperature that there is, and a seed or none."""
+    temperature = rng.choice([0.0, 0, -0.0, rng.uniform(0.3, 3.0), rng.uniform(0.3, 3.0), *TEMPERATURES])
+    return Sampling(temperature, rng.choice([None, rng.choice(SEEDS_AT), rng.randrange(SEEDS)]))
+
+
+def wrong(rng: random.Random, rows: list[int], pool: int, *, samples: bool) -> tuple[Any, Any]:
+    """Rows and parameters that must be refused; ``rows`` are right, of a pool of so many."""
+    right: list[Any] = [legal(rng) if samples else GREEDY for _ in rows]
+    odd = SimpleNamespace(**vars(Sampling(1.0, 3)))
+    match rng.randrange(5 if samples else 6):
+        case 0:
+            other = rng.choice([rows[0], 0, -1, pool, 1 << 40, 10**30, 1.0, "1", None])
+            return [*rows, other], [*right, GREEDY]
+        case 1:
+            return rng.choice([None, 1, "x", [None]]), right
+        case 2:
+            return rows, rng.choice([right[1:], [*right, GREEDY], None, GREEDY, 3])
+        case 3:
+            right[rng.randrange(len(right))] = rng.choice([None, 1.0, "greedy", {"temperature": 1.0, "seed": 3}])
+            return rows, right
+        case 4:
+            name, values = rng.choice([("temperature", BAD_TEMPERATURES), ("seed", BAD_SEEDS)])
+            setattr(odd, name, rng.choice(values))
+        case _:
+            odd.temperature = rng.choice([temperature for temperature in TEMPERATURES if temperature > 1e-6])
+    right[rng.randrange(len(right))] = odd
+    return rows, right

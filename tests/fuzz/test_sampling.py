@@ -1,0 +1,49 @@
+"""How requests are sampled: every wrong way is refused by name, and every request says it anew, at any depth."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import pytest
+
+from specc.runtime.batch import Batch
+from specc.runtime.errors import SamplingError
+
+from . import sampling, steps
+from .test_fuzz import SEED
+
+
+def session(number: int, *, samples: bool) -> steps.Session:
+    """A session of one of the programs that sample, or of those that do not."""
+    found = (steps.program(f"sampling/{SEED}/{i}") for i in range(100))
+    able = [one for one in (next(found) for _ in range(20)) if isinstance(one, steps.Compiled)]
+    able = [one for one in able if one.plan.samples == samples]
+    return steps.Session(able[number % len(able)], random.Random(number))
+
+
+@pytest.mark.parametrize("samples", [False, True])
+def test_wrong_ways_are_refused(samples: bool) -> None:
+    """Nothing is written, not even the seed of the one before the wrong one."""
+    for number in range(4):
+        one = session(number, samples=samples)
+        one.admit(2)
+        for _ in range(60):
+            one.refuse_sampling()
+
+
+def test_every_request_says_it_anew() -> None:
+    """What was said of a row is for one prefill, at whatever depth."""
+    for number in range(6):
+        one = session(number, samples=True)
+        one.admit(2)
+        rows = list(range(1, min(len(one.table), one.plan.buckets[-1] + 1)))
+        given = [sampling.legal(one.rng) for _ in rows]
+        batch = Batch(rows, [1] * len(rows), [0] * len(rows) if "prompt_tokens" in one.plan.reads("prefill") else None)
+        one.engine.prompts = {row: [0] for row in rows}
+        for plan in one.compiled.plans:
+            one.step.set_sampling(rows, given)
+            one.step.at(plan.size("S")).prefill(batch)
+            for other in one.compiled.plans:
+                again = partial(one.step.at(other.size("S")).prefill, batch)
+                one._refused(again, "prefilled twice", SamplingError)

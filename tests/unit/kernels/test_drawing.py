@@ -1,0 +1,45 @@
+"""Tokens drawn: what a program to draw them is made of, and noise next to the ends of its range."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from test_forming import FORMS, formed, launches
+
+from specc.algorithms import needs
+from specc.runtime.semantics import reference_sample
+from specc.runtime.semantics.reference import OPS as SEMANTICS
+
+LARGE: dict[str, Any] = {"vocab_size": 128256}
+EXCEPT = ("NGRAM", True, "full")
+
+
+@pytest.mark.parametrize("mask", [{"mask": "qlen"}, {"mask": "full", "context_length": 64}], ids=["qlen", "full"])
+@pytest.mark.parametrize(("algorithm", "form"), FORMS)
+def test_to_draw_takes_no_launch_more(algorithm: str, form: dict[str, Any], mask: dict[str, Any]) -> None:
+    """Of a step, by a large vocabulary; only looked-up trees with a full mask take one. A prefill begins with one."""
+    tree = form.get("topk", 1) > 1
+    keys = {"target": LARGE, **form, "page_size": 4} | ({"draft": LARGE} if needs(algorithm).draft else {})
+    keys |= mask if tree else {}
+    greedy, drawing = (launches(formed(algorithm, verify=verify, **keys)) for verify in ("greedy", "target_only"))
+    assert set(drawing) - set(greedy) - {"prefill_rows"} == (
+        {"tree_rows"} if (algorithm, tree, mask["mask"]) == EXCEPT else set()
+    )
+    assert set(greedy) <= set(drawing)
+    assert drawing["prefill_rows"][-1] == "sample.keys"
+    assert drawing["verify_argmax"][:2] == ["sample.perturb", "vocab.argmax"]
+    assert greedy["verify_argmax"][1:] == drawing["verify_argmax"][2:]
+
+
+@pytest.mark.parametrize("word", [0, 1, 1 << 31, 0xFFFFFF00, 0xFFFFFFFF])
+def test_noise_is_finite(word: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference's, of the least and the largest words."""
+    words = torch.tensor([[word]])
+    monkeypatch.setattr(reference_sample, "philox2x32", lambda *_: (words, words))
+    operands = torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), torch.ones(1)
+    (noisy,) = SEMANTICS["sample.perturb"](operands, {}, {})
+    uniform = min((word + 0.5) * 2.0**-32, 1 - 2.0**-24)
+    assert noisy.item() == pytest.approx(-math.log(-math.log1p(-uniform)), rel=1e-6)
