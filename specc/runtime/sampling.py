@@ -51,10 +51,10 @@ class Sampling:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
                 raise SamplingError(f"{name} is from 0 to {most}, not {value!r}")
         seed: Any = self.seed
-        if seed is not None and (type(seed) is not int or seed not in range(SEEDS)):
+        if seed is not None and not (type(seed) is int and 0 <= seed < SEEDS):
             raise SamplingError(f"seed is an integer from 0 to 2^63 - 2, not {seed!r}")
         count: Any = self.top_k
-        if type(count) is not int or count not in range(LARGEST):
+        if not (type(count) is int and 0 <= count < LARGEST):
             raise SamplingError(f"top_k is an integer from 0 to {LARGEST - 1}, not {count!r}")
 
     def seeded(self) -> Sampling:

@@ -85,7 +85,7 @@ def script(config: Config, seed: int, steps: int = 3) -> Script:
     models = wild_models(config, rng, odd=[0.15], padding=0.0)
     texts = {row: _text(models["target"], rng, config, length, 0.2) for row, length in prompts.items()}
     corpus = _text(models["target"], rng, config, rng.randint(0, 60), 0.1)
-    sampled = {row: Sampling(rng.choice([0.0, 0.5, 1.0, 20.0]), rng.randrange(1 << 63)) for row in rows}
+    sampled = {row: Sampling(rng.choice([0.0, 0.5, 1.0, 20.0]), rng.randrange((1 << 63) - 1)) for row in rows}
     return Script(prompts, batches, table, texts, torch.tensor(corpus, dtype=torch.int32), models, sampled)
 
 

@@ -71,7 +71,7 @@ def sample_top_p(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     ordered = _largest_first(logits, within)
     share = _each(p, ordered).double()
     below = torch.where(ordered == ordered[..., :1], 0.0, ordered - ordered[..., :1]).double()
-    total = torch.where(ordered == -torch.inf, 0.0, (below * scales[..., None]).exp()).cumsum(-1)
+    total = (below * scales[..., None]).exp().cumsum(-1)
     enough = (total >= share * total[..., -1:]).to(torch.int8)
     cut = torch.where(share >= 1, -torch.inf, ordered.gather(-1, enough.argmax(-1, keepdim=True)))
     return (_at_least(cut.squeeze(-1), within),)
