@@ -14,11 +14,11 @@ from . import sampling, steps
 from .test_fuzz import SEED
 
 
-def session(number: int, *, samples: bool) -> steps.Session:
-    """A session of one of the programs that sample, or of those that do not."""
+def session(number: int, *, samples: bool, depths: int = 1) -> steps.Session:
+    """A session of one of the programs that sample, or of those that do not, of so many depths at least."""
     found = (steps.program(f"sampling/{SEED}/{i}") for i in range(100))
-    able = [one for one in (next(found) for _ in range(20)) if isinstance(one, steps.Compiled)]
-    able = [one for one in able if one.plan.samples == samples]
+    able = [one for one in (next(found) for _ in range(40)) if isinstance(one, steps.Compiled)]
+    able = [one for one in able if one.plan.samples == samples and len(one.plans) >= depths]
     return steps.Session(able[number % len(able)], random.Random(number))
 
 
@@ -35,7 +35,7 @@ def test_wrong_ways_are_refused(samples: bool) -> None:
 def test_every_request_says_it_anew() -> None:
     """What was said of a row is for one prefill, at whatever depth."""
     for number in range(6):
-        one = session(number, samples=True)
+        one = session(number, samples=True, depths=1 + number % 2)
         one.admit(2)
         rows = list(range(1, min(len(one.table), one.plan.buckets[-1] + 1)))
         given = [sampling.legal(one.rng) for _ in rows]
