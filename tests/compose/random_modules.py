@@ -559,12 +559,14 @@ class Composer(Builder):
         return self.make("sample.keys", self.of("i64", "B"), temperature, positions, offset=offset, kind=kind)
 
     def perturb(self) -> None:
-        """Noise on logits, of keys that were made for it or of any numbers."""
+        """Noise on logits, of keys that were made for it or of any numbers, with a cut or without."""
         logits = self.logits()
         shape = tensor_type(logits).shape[:-1]
         numbers = self.of("i64", *shape)
         keys = self._keys(numbers) if self.rng.random() < 0.6 else (numbers, self.of("f32", *shape))
-        (noisy,) = self.make("sample.perturb", logits, *keys, facts=[Fact(rough=self.fact(keys[1]).rough)])
+        cuts = (self.of("f32", *shape),) if self.rng.random() < 0.4 else ()
+        rough = any(self.fact(value).rough for value in (keys[1], *cuts))
+        (noisy,) = self.make("sample.perturb", logits, *keys, *cuts, facts=[Fact(rough=rough)])
         if self.rng.random() < 0.7 and not self.fact(noisy).rough:
             self._argmax(noisy)
 

@@ -26,6 +26,7 @@ KV_ROWS: tuple[Keys, ...] = (
 )
 """Rows of keys and values whose bytes are whole words of 32 bits, which the fake engine fills."""
 OUTPUTS = ("accept_index", "hidden_states", "logprobs", "routed_experts", "indexer_topk")
+FILTERS = ("top_k", "top_p", "min_p")
 PLUGIN = "ANCHORED"
 _SHARED = ("hidden_size", "hc_mult", "hidden_source", "dtype")
 
@@ -123,6 +124,7 @@ def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = Fals
     }
     if "logprobs" not in keys["outputs"] and rng.random() < 0.5:
         keys["verify"] = "target_only"
+        keys["sampling"] = rng.sample(FILTERS, rng.choice([0, 0, 1, 2, 3]))
     if needs.draft:
         keys["draft"] = draft
     if algorithm == "NGRAM":

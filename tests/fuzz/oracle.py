@@ -8,7 +8,7 @@ emitted, carried and reported.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -123,7 +123,7 @@ class Oracle:
         """What every request carries, of the fields that a program has."""
         sampler = self.sampler
         self.carried = {"bonus": self.text[-1], "seq_lens": self.length}
-        self.carried |= {"sampling_seed": sampler.seed, "sampling_temperature": sampler.temperature}
+        self.carried |= {f"sampling_{name}": value for name, value in asdict(sampler).items()}
 
     # --- a step -------------------------------------------------------------------------------------------------------
 

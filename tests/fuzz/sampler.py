@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from sampling_oracle import noise
 
-from .ranking import CLOSE, argmax, f32
+from .ranking import CLOSE, INF, argmax, f32
 
 GREEDY_BELOW = f32(1e-6)
 LARGEST = (2 - 2**-23) * 2.0**127
@@ -19,6 +20,9 @@ class Sampler:
 
     temperature: float = 0.0
     seed: int = 0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
 
     @property
     def greedy(self) -> bool:
@@ -35,6 +39,29 @@ class Sampler:
         if self.greedy:
             return [argmax(row)[0]]
         noisy = [f32(value + f32(noise(self.seed, position, v))) for v, value in enumerate(self.scaled(row))]
-        best = argmax(noisy)[0]
-        room = CLOSE * min(max(1.0, abs(noisy[best])), LARGEST)
-        return [best, *(v for v, value in enumerate(noisy) if v != best and noisy[best] - value <= room)]
+        found: list[int] = []
+        for slack in (0.0, -CLOSE, CLOSE):
+            cut = self.cut(row, slack)
+            left = [-INF if value < cut else noisy[v] for v, value in enumerate(row)]
+            best = argmax(left)[0]
+            room = CLOSE * min(max(1.0, abs(left[best])), LARGEST)
+            found += [best, *(v for v, value in enumerate(left) if v != best and left[best] - value <= room)]
+        return list(dict.fromkeys(found))
+
+    def cut(self, row: list[float], slack: float) -> float:
+        """What is below is not drawn, with shares of the probability that much larger."""
+        ordered = sorted((-INF if math.isnan(value) else value for value in row), reverse=True)
+        top, cut = ordered[0], -INF
+        if 0 < self.top_k <= len(ordered):
+            cut = ordered[self.top_k - 1]
+        if self.top_p < 1:
+            left = [value for value in ordered if value >= cut]
+            weights = [1.0 if value == top else math.exp((value - top) / self.temperature) for value in left]
+            wanted, total, count = (self.top_p + slack) * math.fsum(weights), 0.0, 0
+            while count < len(left) and (not count or total < wanted):
+                total, count = total + weights[count], count + 1
+            cut = max(cut, left[count - 1])
+        if self.min_p > 0 and top > -INF:
+            lowest = top + math.log(f32(self.min_p)) * self.temperature if f32(self.min_p) > 0 else -INF
+            cut = max(cut, lowest + slack * max(1.0, abs(lowest)) if math.isfinite(lowest) else lowest)
+        return cut

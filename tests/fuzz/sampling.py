@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,11 +19,23 @@ BAD_TEMPERATURES: tuple[Any, ...] = (
 )  # fmt: skip
 BAD_SEEDS: tuple[Any, ...] = (-1, SEEDS, 10**400, 1.0, NAN, True, "1", [1])
 
+BAD_FILTERS: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("top_k", (-1, 1 << 30, 1.0, None, True)),
+    ("top_p", (-0.1, 1.0001, NAN, None, "1")),
+    ("min_p", (-5e-324, 2, INF, False)),
+)
 
-def legal(rng: random.Random) -> Sampling:
-    """Any temperature that there is, and a seed or none."""
+
+def legal(rng: random.Random, filters: Collection[str] = ()) -> Sampling:
+    """Any temperature that there is, a seed or none, and any of some filters."""
     temperature = rng.choice([0.0, 0, -0.0, rng.uniform(0.3, 3.0), rng.uniform(0.3, 3.0), *TEMPERATURES])
-    return Sampling(temperature, rng.choice([None, rng.choice(SEEDS_AT), rng.randrange(SEEDS)]))
+    seed = rng.choice([None, rng.choice(SEEDS_AT), rng.randrange(SEEDS)])
+    filtered: dict[str, Any] = {
+        "top_k": rng.choice([0, 1, 2, rng.randrange(1, 9), rng.randrange(1, 300), (1 << 30) - 1]),
+        "top_p": rng.choice([0, 0.0, 1, 1.0, 0.5, rng.random(), 1 - 2**-24]),
+        "min_p": rng.choice([0, 0.0, 1, 1.0, 0.5, rng.random(), 1e-30]),
+    }
+    return Sampling(temperature, seed, **{name: value for name, value in filtered.items() if name in filters})
 
 
 def wrong(rng: random.Random, rows: list[int], pool: int, *, samples: bool) -> tuple[Any, Any]:
@@ -41,7 +54,7 @@ def wrong(rng: random.Random, rows: list[int], pool: int, *, samples: bool) -> t
             right[rng.randrange(len(right))] = rng.choice([None, 1.0, "greedy", {"temperature": 1.0, "seed": 3}])
             return rows, right
         case 4:
-            name, values = rng.choice([("temperature", BAD_TEMPERATURES), ("seed", BAD_SEEDS)])
+            name, values = rng.choice([("temperature", BAD_TEMPERATURES), ("seed", BAD_SEEDS), *BAD_FILTERS])
             setattr(odd, name, rng.choice(values))
         case _:
             odd.temperature = rng.choice([temperature for temperature in TEMPERATURES if temperature > 1e-6])

@@ -234,7 +234,8 @@ class Session:
             if self.rng.random() < 0.2:
                 self.step.set_sampling(rows, [GREEDY] * len(rows))
             return [Sampler()] * len(rows)
-        given = [sampling.legal(self.rng) for _ in rows]
+        filters = [name for name in legal.FILTERS if f"sampling_{name}" in self.plan.carry]
+        given = [sampling.legal(self.rng, filters) for _ in rows]
         self._at_any_depth().set_sampling(rows, given)
         self.fresh |= set(rows)
         return [self._sampler(row, one) for row, one in zip(rows, given, strict=True)]
@@ -247,7 +248,7 @@ class Session:
         seed, temperature = (self.step.pools[f"sampling_{name}"][row].item() for name in ("seed", "temperature"))
         expect(seed >= 0 and given.seed in (None, seed), f"{given} has the seed {seed}")
         expect(temperature == f32(given.temperature), f"{given} has the temperature {temperature}")
-        return Sampler(temperature, int(seed))
+        return Sampler(temperature, int(seed), given.top_k, f32(given.top_p), f32(given.min_p))
 
     def _oracle(self, prompt: Sequence[int], sampler: Sampler, first: int) -> Oracle:
         kind = ORACLES[self.config.algorithm]
