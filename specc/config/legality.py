@@ -229,8 +229,6 @@ def _not_yet(checked: Checked) -> None:
     file = checked.file
     later = file.verify not in ("greedy", "target_only")
     _refuse(checked, later, f"verify: {file.verify}", ("verify",), "write verify: greedy, or target_only")
-    scored = file.verify == "target_only" and "logprobs" in file.outputs
-    _refuse(checked, scored, "the output logprobs of tokens that are drawn", ("outputs",), None)
     aux = file.draft is not None and file.draft.hidden_source == "aux"
     _refuse(checked, aux, "hidden_source: aux of a draft", ("draft", "hidden_source"), None)
 

@@ -164,6 +164,7 @@ class Composer(Builder):
             self.perturb,
             self.perturb,
             self.keys,
+            self.cut,
             self.logprob,
             self.grow,
             self.grow,
@@ -216,6 +217,7 @@ class Composer(Builder):
                     self.reduce,
                     self.perturb,
                     self.keys,
+                    self.cut,
                     self.logprob,
                     self.store,
                     self.handed_on,
@@ -557,6 +559,16 @@ class Composer(Builder):
             raise Unfit
         offset, kind = self.rng.randrange(2), self.rng.choice([0, 1, (1 << 16) - 1])
         return self.make("sample.keys", self.of("i64", "B"), temperature, positions, offset=offset, kind=kind)
+
+    def cut(self) -> None:
+        """What of a row may be drawn, by whatever numbers."""
+        logits = self.logits()
+        shape = tensor_type(logits).shape[:-1]
+        name = self.rng.choice(["top_k", "top_p", "min_p"])
+        operands = [self.of("i32", "B")] if name == "top_k" else [self.of("f32", *shape), self.of("f32", "B")]
+        operands += [self.of("f32", *shape)] if self.rng.random() < 0.4 else []
+        rough = any(self.fact(value).rough for value in operands)
+        self.make(f"sample.{name}", logits, *operands, facts=[Fact(rough=rough)])
 
     def perturb(self) -> None:
         """Noise on logits, of keys that were made for it or of any numbers, with a cut or without."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
@@ -84,8 +84,8 @@ class Config:
     overlap: bool = False
     buckets: tuple[int, ...] = (1, 2, 4, 8)
     shallower: tuple[int, ...] = ()
-    verify: str = "greedy"
-    sampling: tuple[str, ...] = ()
+    verify: str = field(default="greedy", repr=False)
+    sampling: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def keys(self) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = Fals
         "draft_positions": rng.choice(["auto", "auto", "true", "shifted"]),
         "target": target | {"experts_per_token": rng.randint(1, 2), "index_topk": rng.randint(1, 3)},
     }
-    if "logprobs" not in keys["outputs"] and rng.random() < 0.5:
+    if rng.random() < 0.5:
         keys["verify"] = "target_only"
         keys["sampling"] = rng.sample(FILTERS, rng.choice([0, 0, 1, 2, 3]))
     if needs.draft:

@@ -100,7 +100,6 @@ def configs(draw: st.DrawFn, algorithms: Sequence[str] = names()) -> dict[str, A
     topk = min(vocab, draw(st.sampled_from([1, 1, 1, 2, 3, 4]))) if needed.trees else 1
     target, draft = draw(pairs(algorithm, vocab, steps))
     buckets = sorted(draw(st.sets(st.integers(1, 5), min_size=1, max_size=3)))
-    outputs = draw(st.lists(st.sampled_from(OUTPUTS), unique=True, max_size=4))
     return {
         "name": "random",
         "algorithm": algorithm,
@@ -109,8 +108,8 @@ def configs(draw: st.DrawFn, algorithms: Sequence[str] = names()) -> dict[str, A
         "page_size": draw(st.sampled_from([1, 16])),
         "max_requests": buckets[-1] + draw(st.integers(0, 2)),
         "buckets": buckets,
-        "outputs": outputs,
-        "verify": "greedy" if "logprobs" in outputs else draw(st.sampled_from(["greedy", "target_only"])),
+        "outputs": draw(st.lists(st.sampled_from(OUTPUTS), unique=True, max_size=4)),
+        "verify": draw(st.sampled_from(["greedy", "target_only"])),
         "overlap": draw(st.booleans()),
         "draft_positions": draw(st.sampled_from(["auto", "true", "shifted"])),
         "target": target | {"experts_per_token": draw(st.integers(1, 2)), "index_topk": 3},

@@ -37,7 +37,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def configuration(algorithm: str, shape: dict[str, Any]) -> LoadedConfig:
     """A small one."""
-    outputs = ["accept_index", "hidden_states", *(["logprobs"] if "verify" not in shape else [])]
+    outputs = ["accept_index", "hidden_states", "logprobs"]
     return load(algorithm, max_requests=6, outputs=outputs, **MODELS.get(algorithm, {}), **shape)
 
 

@@ -104,7 +104,6 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
     ),
     ("config/hc-mult-default", edit("  num_layers", "  hc_mult: 4\n  num_layers"), 14, 12),
     ("config/not-yet", edit("verify: greedy", "verify: rejection"), 9, 9),
-    ("config/not-yet", edit("verify: greedy", "verify: target_only").replace("accept_index", "logprobs"), 10, 10),
     ("legal/sampling", edit("verify: greedy", "sampling: [top_p]"), 9, 11),
     ("config/not-yet", VALID.replace("draft:\n", "draft:\n  hidden_source: aux\n"), 20, 18),
     ("config/missing-key", edit("num_layers: 32", "num_layers: 6\n  hidden_source: aux"), 12, 1),

@@ -9,6 +9,7 @@ from typing import Any
 from fakes.drafts import Engine
 from fakes.models import Model
 from fuzz.oracles import Recurrent
+from fuzz.sampler import Sampler
 from programs import load
 
 from specc.config import Config
@@ -21,7 +22,7 @@ class Oracle:
     """Plain speculative decoding of one request, without pools, slots, batches or plans."""
 
     def __init__(self, prompt: list[int], models: Mapping[str, Model], steps: int, hidden: bool) -> None:
-        self._request = Recurrent(_config(hidden), dict(models), {}, list(prompt))
+        self._request = Recurrent(_config(hidden), dict(models), {}, list(prompt), Sampler())
         self._steps = steps
         self._request.prefill()
 
