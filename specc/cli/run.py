@@ -258,7 +258,7 @@ def _sampling(**parameters: Any) -> Sampling:
 
 
 def _generate(
-    engine: Engine, texts: Sequence[str], conditions: StopConditions, sampling: Sampling | None, printer: _Printer
+    engine: Engine, texts: Sequence[str], conditions: StopConditions, sampling: Sampling, printer: _Printer
 ) -> list[Completion]:
     """Run all prompts, printing each completion when it finishes; results in the order of the prompts."""
     from specc.engine.errors import RequestTooLongError

@@ -10,18 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .batch import LARGEST, check_rows
+from .batch import check_rows
 from .errors import CarryError, SamplingError
+from .plan.parameters import HOTTEST, MOST_KEPT, PREFIX, SEEDS
 from .plan.plan import Plan
 from .semantics.convention import DTYPES
 from .semantics.reference_sample import LEAST_TEMPERATURE
 from .state.carry import Carry
-
-HOTTEST = 1 << 20
-"""The highest temperature; it bounds the carried field too, and so does SEEDS, which seeds are below."""
-SEEDS = (1 << 63) - 1
-PREFIX = "sampling_"
-"""What the names of the carried fields begin with, each of which holds one of `Sampling`'s."""
 
 
 @dataclass(frozen=True)
@@ -54,21 +49,22 @@ class Sampling:
         if seed is not None and not (type(seed) is int and 0 <= seed < SEEDS):
             raise SamplingError(f"seed is an integer from 0 to 2^63 - 2, not {seed!r}")
         count: Any = self.top_k
-        if not (type(count) is int and 0 <= count < LARGEST):
-            raise SamplingError(f"top_k is an integer from 0 to {LARGEST - 1}, not {count!r}")
+        if not (type(count) is int and 0 <= count < MOST_KEPT):
+            raise SamplingError(f"top_k is an integer from 0 to {MOST_KEPT - 1}, not {count!r}")
 
     def seeded(self) -> Sampling:
         """The same with a seed."""
         return replace(self, seed=secrets.randbelow(SEEDS)) if self.seed is None else self
 
 
+NAMES = tuple(field.name for field in fields(Sampling))
 GREEDY = Sampling(temperature=0.0, seed=0)
 """The largest logit, always; nothing else is asked for."""
 
 
 def carried(carry: Carry) -> Sampling:
     """How the only request of a carry is sampled. CarryError when it says nothing of that, or not of one request."""
-    names = [field.name for field in fields(Sampling) if f"{PREFIX}{field.name}" in carry.fields]
+    names = [name for name in NAMES if f"{PREFIX}{name}" in carry.fields]
     if len(carry) != 1 or not {"seed", "temperature"} <= {*names}:
         raise CarryError(f"a carry of {len(carry)} requests that does not say how one is sampled")
     found: dict[str, Any] = {name: carry.fields[f"{PREFIX}{name}"][0].item() for name in names}
@@ -79,15 +75,10 @@ def check_built(plan: Plan, sampling: Sampling) -> None:
     """SamplingError, which names it, for what the program was built without; a greedy request asks for nothing."""
     if sampling.temperature < LEAST_TEMPERATURE:
         return
-    asked = [name for name in ("temperature", "top_k", "top_p", "min_p") if _asks(sampling, name)]
+    asked = [name for name in NAMES if name != "seed" and getattr(sampling, name) != getattr(GREEDY, name)]
     if lacking := [name for name in asked if f"{PREFIX}{name}" not in plan.carry]:
         key = "verify" if "temperature" in lacking else "sampling"
         raise SamplingError(f"the program was built without {', '.join(lacking)}, see {key!r} in its configuration")
-
-
-def _asks(sampling: Sampling, name: str) -> bool:
-    """Whether a parameter changes what is drawn."""
-    return getattr(sampling, name) != getattr(GREEDY, name)
 
 
 class SamplingRows:
@@ -110,9 +101,10 @@ class SamplingRows:
         seeded = [_own(one) for one in params]
         for one in seeded:
             check_built(self._plan, one)
+        index = torch.tensor(checked, dtype=torch.int64)
         for name, (pool, dtype) in self._fields.items():
             values = torch.tensor([getattr(one, name) for one in seeded], dtype=dtype)
-            pool[torch.tensor(checked, dtype=torch.int64, device=pool.device)] = values.to(pool.device)
+            pool.index_copy_(0, index.to(pool.device), values.to(pool.device))
         self._fresh.update(checked)
 
     def check(self, rows: list[int] | Tensor) -> None:
@@ -128,7 +120,6 @@ class SamplingRows:
 
 def _own(sampling: Sampling) -> Sampling:
     """The parameters, this package's or another's, with a seed."""
-    names = [field.name for field in fields(Sampling)]
-    if not all(hasattr(sampling, name) for name in names):
+    if not all(hasattr(sampling, name) for name in NAMES):
         raise SamplingError(f"a {type(sampling).__name__} does not say how to sample")
-    return Sampling(**{name: getattr(sampling, name) for name in names}).seeded()
+    return Sampling(**{name: getattr(sampling, name) for name in NAMES}).seeded()

@@ -92,8 +92,8 @@ class Step:
         beside = next(iter(self._depths.values()), self)
         self._torn = Torn(req_to_token.shape[0]) if beside is self else beside._torn
         self._pools = RelayPools(plan, self._arena)
-        fresh = SamplingRows(plan, self._pools, req_to_token.shape[0])
-        self._sampling = fresh if beside is self else beside._sampling
+        rows = req_to_token.shape[0]
+        self._sampling = SamplingRows(plan, self._pools, rows) if beside is self else beside._sampling
         self._layout = RecordLayout.of(plan, req_to_token.shape[1])
         self._relay = Relay(self._pools, req_to_token.shape[0], device, self._layout, self._torn)
         self._inputs = {entry: plan.written_inputs(entry) for entry in ENTRIES}

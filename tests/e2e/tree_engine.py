@@ -73,7 +73,10 @@ __all__ = ["Batch", "SpeccError", "check_peer"]  # where an engine looks for the
 
 @dataclass(frozen=True)
 class Config:
-    """One configuration, of a chain if topk is 1; shallower: further num_steps."""
+    """One configuration, of a chain if topk is 1; shallower: further num_steps.
+
+    Random actions are seeded with its text. It says nothing of how tokens are drawn, so that they stay what they are.
+    """
 
     algorithm: str
     topk: int

@@ -18,7 +18,8 @@ from torch import Tensor
 from specc.config import Config
 from specc.ir.core import Module, entry_of, on_nodes
 from specc.ir.interpret import Forward, interpret
-from specc.runtime.sampling import PREFIX, Sampling
+from specc.runtime.plan.parameters import PREFIX
+from specc.runtime.sampling import Sampling
 from specc.runtime.step import Step
 
 UNSPECIFIED = ("hidden_states", "logprobs", "routed_experts", "indexer_topk")

@@ -5,21 +5,7 @@ from __future__ import annotations
 from specc.algorithms.blocks.scope import Scope
 from specc.ir.core import Value
 from specc.ir.ops.sample import TOKEN
-
-PREFIX = "sampling_"
-"""What the names of the carried fields begin with, which the engine writes when it admits a request."""
-SEEDS = (1 << 63) - 1
-"""Seeds are below."""
-HOTTEST = 1 << 20
-"""The highest temperature: at it every token is as likely as any other, to within the rounding of logits."""
-FIELDS: dict[str, tuple[str, int | str]] = {
-    "seed": ("i64", SEEDS),
-    "temperature": ("f32", HOTTEST),
-    "top_k": ("i32", 1 << 30),
-    "top_p": ("f32", 1),
-    "min_p": ("f32", 1),
-}
-"""By parameter the dtype and the limit of its field."""
+from specc.runtime.plan.parameters import PARAMETERS, PREFIX
 
 
 def noisy(scope: Scope, logits: Value, positions: Value, offset: int, stem: str, loads: str) -> Value:
@@ -53,7 +39,7 @@ def noisy(scope: Scope, logits: Value, positions: Value, offset: int, stem: str,
 
 def _parameter(scope: Scope, name: str, stem: str, loads: str, key: str) -> Value:
     """What a request is sampled with, from its pool row."""
-    field, (dtype, limit) = PREFIX + name, FIELDS[name]
+    field, (dtype, limit) = PREFIX + name, PARAMETERS[name]
     if field not in scope.module.carries:
         scope.carry(field, dtype, limit=limit, at=(key,), given=True)
     with scope.b.phase(loads):

@@ -17,7 +17,8 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 from specc.driver.build import build_program
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BatchError, FieldError, SamplingError
-from specc.runtime.sampling import HOTTEST, SEEDS, Sampling
+from specc.runtime.plan.parameters import HOTTEST, SEEDS
+from specc.runtime.sampling import Sampling
 from specc.runtime.semantics import reference_sample
 from specc.runtime.semantics.reference import OPS
 from specc.runtime.state.carry import Carry
