@@ -185,16 +185,14 @@ def best_of_groups(
     index = 0x7FFFFFFF - place
     first = index // BLOCK // per * per * BLOCK + index % BLOCK // GROUP * GROUP
     if per <= COLUMN // GROUP:
-        at, inside = _column(index, first, 0, per, V, BLOCK, GROUP, COLUMN)
-        orders, places = _elements(row_ptr, row, at, inside, PROLOGUE, operands)
+        orders, places = _column(row_ptr, row, index, first, 0, per, PROLOGUE, operands, V, BLOCK, GROUP, COLUMN)
         best_order, best_place = best_of_slices(tl.reshape(orders, shape), tl.reshape(places, shape), K)
     else:
         # Lanes from K on hold what nothing is better than.
         best_order = tl.where(lane < K, NO_ORDER, 0x7FFFFFFF)
         best_place = tl.where(lane < K, -1 - lane, 0x7FFFFFFF)
         for tile in range(0, per, COLUMN // GROUP):
-            at, inside = _column(index, first, tile, per, V, BLOCK, GROUP, COLUMN)
-            orders, places = _elements(row_ptr, row, at, inside, PROLOGUE, operands)
+            orders, places = _column(row_ptr, row, index, first, tile, per, PROLOGUE, operands, V, BLOCK, GROUP, COLUMN)
             orders = tl.where(orders < least, NO_ORDER, orders)
             orders, places = tl.reshape(orders, shape), tl.reshape(places, shape)
             best_order, best_place = insert_best(orders, places, best_order, best_place)
@@ -203,18 +201,27 @@ def best_of_groups(
 
 
 @triton.jit
-def _column(index, first, tile, per, V: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, COLUMN: tl.constexpr):
-    # The indices [groups, COLUMN] of what groups have seen in the blocks from `tile` on of their chunk, which starts at
-    # `first`, and which of them there are. Neighbours are of different blocks: a thread that loaded neighbours at once
-    # would have elements of one slice that others of its warp have not.
+def _column(
+    row_ptr,
+    row,
+    index,
+    first,
+    tile,
+    per,
+    PROLOGUE: tl.constexpr,
+    operands,
+    V: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    COLUMN: tl.constexpr,
+):
+    # The elements [groups, COLUMN] of what groups have seen in the blocks from `tile` on of their chunk, which starts
+    # at `first`. Neighbours are of different blocks: a thread that loaded neighbours at once would have elements of one
+    # slice that others of its warp have not.
     element = tl.arange(0, COLUMN)[None, :]
     block = tile + element % (COLUMN // GROUP)
     at = first[:, None] + block * BLOCK + element // (COLUMN // GROUP)
-    return at, (index < V)[:, None] & (block < per) & (at < V)
-
-
-@triton.jit
-def _elements(row_ptr, row, at, inside, PROLOGUE: tl.constexpr, operands):
+    inside = (index < V)[:, None] & (block < per) & (at < V)
     x = tl.load(row_ptr + at, mask=inside, other=0.0).to(tl.float32)
     x = PROLOGUE(x, tl.where(inside, at, 0), row, operands)
     return tl.where(inside, sort_order(x), NO_ORDER), tl.where(inside, 0x7FFFFFFF - at, -1)
