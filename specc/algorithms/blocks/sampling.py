@@ -7,6 +7,9 @@ from specc.ir.core import Value
 from specc.ir.ops.sample import TOKEN
 from specc.runtime.plan.parameters import PARAMETERS, PREFIX
 
+CUTS = ("top_k", "top_p", "min_p")
+"""What leaves only some tokens to be drawn."""
+
 
 def noisy(scope: Scope, logits: Value, positions: Value, offset: int, stem: str, loads: str) -> Value:
     """The target's logits as the verification of the configuration wants them: with noise, unless it is greedy.
@@ -24,20 +27,20 @@ def noisy(scope: Scope, logits: Value, positions: Value, offset: int, stem: str,
     if config.verify == "greedy":
         return logits
     with b.at(scope.at("verify")):
-        seed, temperature = (_parameter(scope, name, stem, loads, "verify") for name in ("seed", "temperature"))
+        seed, temperature = (parameter(scope, name, stem, loads, "verify") for name in ("seed", "temperature"))
         names = f"{stem}sample_keys", f"{stem}sample_scales"
         keys, scales = b.many("sample.keys", seed, temperature, positions, names=names, offset=offset, kind=TOKEN)
     cuts: tuple[Value, ...] = ()
     with b.at(scope.at("sampling")):
-        for name in config.sampling:
-            parameter = _parameter(scope, name, stem, loads, "sampling")
-            operands = (logits, parameter) if name == "top_k" else (logits, scales, parameter)
+        for name in (name for name in config.sampling if name in CUTS):
+            given = parameter(scope, name, stem, loads, "sampling")
+            operands = (logits, given) if name == "top_k" else (logits, scales, given)
             cuts = (b(f"sample.{name}", *operands, *cuts, names=(f"{stem}cuts_{name}",)),)
     with b.at(scope.at("verify")):
         return b("sample.perturb", logits, keys, scales, *cuts, names=(f"{stem}noisy_logits",))
 
 
-def _parameter(scope: Scope, name: str, stem: str, loads: str, key: str) -> Value:
+def parameter(scope: Scope, name: str, stem: str, loads: str, key: str) -> Value:
     """What a request is sampled with, from its pool row."""
     field, (dtype, limit) = PREFIX + name, PARAMETERS[name]
     if field not in scope.module.carries:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specc.algorithms.blocks.penalties import changed, count
 from specc.algorithms.blocks.sampling import noisy
 from specc.algorithms.blocks.scope import Scope, dtype_of, logits_dtype_of
 from specc.ir.core import Value
@@ -69,8 +70,10 @@ def prefill_target(scope: Scope, offers: str = "hidden_size", *, last: bool = Fa
                 capture="last" if last else "full", per="B" if last else "T",
                 dtype=dtype_of(target), logits_dtype=logits_dtype_of(target), width=target.spec_width,
             )  # fmt: skip
+        logits = changed(scope, logits, "prefill_", "prefill")
         logits = noisy(scope, logits, scope.seq_lens, 0, "prefill_", "prefill")
         first, bad = b.many("vocab.argmax", logits, scope.rows, names=("first", "first_bad"), dtype="i32", keep="")
+        count(scope, first)
         health = b("health.raise", health, bad, names=("prefill_health_target",), bit=TARGET_BIT)
     return health, first, hidden
 
@@ -109,9 +112,10 @@ def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size"
         raise ValueError(f"topk is {scope.config.topk}, and these nodes are a chain: say Needs(trees=False)")
     positions, logits, hidden, extras = _target(scope, state, nodes, offers)
     with b.phase("verify"):
-        scores = noisy(scope, logits, positions, 1, "", "prepare")
+        links = () if nodes.parent is None else (nodes.parent,)
+        scores = changed(scope, logits, "", "prepare", (nodes.tokens, *links))
+        scores = noisy(scope, scores, positions, 1, "", "prepare")
         with b.at(scope.at("verify")):
-            links = () if nodes.parent is None else (nodes.parent,)
             predict, accept_index, accept_lens, bad = b.many(
                 "verify.accept", nodes.tokens, scores, scope.rows, *links,
                 names=("node_predict", "accept_index", "accept_lens", "target_bad"), mode=scope.config.verify,
@@ -125,6 +129,7 @@ def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size"
         new_lens, bonus = b.many(
             "commit.lengths", state.seq_lens, accept_lens, predict, names=("new_seq_lens", "bonus")
         )
+        count(scope, predict, accept_lens)
         if scope.config.overlap:
             with b.at(scope.at("overlap")):
                 b.many("relay.publish", scope.rows, new_lens, field="seq_lens")

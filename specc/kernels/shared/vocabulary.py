@@ -141,12 +141,11 @@ def prologue(text: Text, reduction: Op, cluster: Cluster) -> tuple[str, str]:
         given: list[str] = []
         for parameter in function.parameters:
             if parameter.endswith("_ptr"):
-                stem = parameter.removesuffix("_ptr")
-                if stem not in op.named:
-                    given.append("None")
-                    continue
-                pointers.append(text.pointer(op[stem], stem))
-                given.append(f"operands[{len(pointers) - 1}]")
+                pointer = _memory(text, op, parameter.removesuffix("_ptr"))
+                given.append("None" if pointer is None else f"operands[{len(pointers)}]")
+                pointers += [] if pointer is None else [pointer]
+            elif parameter == "ROWS":
+                given.append(f"ROWS={rows_of(text.module, reduction)}")
             elif parameter.isupper():
                 given.append(f"{parameter}={text.constant(op, parameter)}")
             else:
@@ -155,6 +154,19 @@ def prologue(text: Text, reduction: Op, cluster: Cluster) -> tuple[str, str]:
     text.prologue += ["def prologue(logits, column, row, operands):", *(f"    {line}" for line in lines)]
     text.prologue.append("    return logits")
     return "prologue", f"({', '.join(pointers)}{',' * (len(pointers) == 1)})"
+
+
+def _memory(text: Text, op: Op, stem: str) -> str | None:
+    """The argument for ``<stem>_ptr`` of a prologue: an operand's memory, which may be where it is carried.
+
+    ``<operand>_rows`` are the pool rows where an operand is read in place, None where it has memory of its own.
+    """
+    operand = op.get(stem.removesuffix("_rows"))
+    load = None if operand is None else operand.source
+    in_place = load in text.cluster and load is not None and load.opcode == "carry.load"
+    if stem in op.named:
+        return text.pool(load) if in_place else text.pointer(op[stem], stem)
+    return text.pointer(load["rows"], "rows") if in_place else None
 
 
 def lift(text: Text, name: str, wanted: int, rank: int, *, before: bool) -> None:

@@ -51,6 +51,45 @@ def sample_perturb(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return (torch.where(scale > 0, noisy, values),)
 
 
+@_register(SAMPLE_OPS, "sample.penalize")
+def sample_penalize(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Logits T[B, ..., V], counts i32[B, V], repetition, frequency, presence f32[B] -> f32[B, ..., V]; see the op."""
+    logits, counts, *penalties = operands
+    return (_penalized(logits, _beside(counts, logits), *penalties),)
+
+
+@_register(SAMPLE_OPS, "sample.penalize_nodes")
+def sample_penalize_nodes(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """The same of T[B, n, V] after nodes with tokens i64[B, n][, parent i64[B, n]], each with its path emitted."""
+    logits, counts, repetition, frequency, presence, tokens, *parents = operands
+    nodes = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+    (parent,) = parents or (nodes - 1,)
+    counts, here = _beside(counts, logits).expand(logits.shape), nodes
+    for _ in range(dims["A"] - 1):
+        node = here.clamp(0, tokens.shape[1] - 1)
+        token = tokens.gather(1, node)[..., None]
+        real = (here == node)[..., None] & (here > 0)[..., None] & (token >= 0) & (token < logits.shape[-1])
+        counts = counts.scatter_add(2, torch.where(real, token, 0), 2 * real.to(torch.int32))
+        here = torch.where(here > 0, parent.gather(1, node), 0)
+    return (_penalized(logits, counts, repetition, frequency, presence),)
+
+
+def _penalized(logits: Tensor, counts: Tensor, repetition: Tensor, frequency: Tensor, presence: Tensor) -> Tensor:
+    """Logits f32 with counts i32 beside them, penalties f32[B]; one operation after the other in f32."""
+    times = (counts >> 1).to(torch.float32)
+    values = logits.to(torch.float32) - _each(frequency, logits) * times
+    values = values - torch.where(times > 0, _each(presence, logits), 0.0)
+    factor = _each(repetition, logits)
+    return torch.where(counts > 0, values * torch.where(values > 0, 1.0 / factor, factor), values)
+
+
+@_register(SAMPLE_OPS, "sample.bias")
+def sample_bias(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Logits T[B, ..., V], bias f32[B, V] -> f32[B, ..., V], their sum."""
+    logits, bias = operands
+    return (logits.to(torch.float32) + _beside(bias, logits),)
+
+
 @_register(SAMPLE_OPS, "sample.top_k")
 def sample_top_k(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Logits T[B, ..., V], k i32[B][, within f32[B, ...]] -> cuts f32[B, ...]: the k-th largest, -inf without one."""
@@ -100,6 +139,11 @@ def _largest_first(logits: Tensor, within: list[Tensor]) -> Tensor:
 def _each(parameter: Tensor, rows: Tensor) -> Tensor:
     """A parameter T[B] of requests beside their rows, T[B, 1, ..., 1]."""
     return parameter.view(-1, *(1,) * (rows.dim() - 1))
+
+
+def _beside(table: Tensor, logits: Tensor) -> Tensor:
+    """A number of every token T[B, V] of requests beside their rows, T[B, 1, ..., V]."""
+    return table.view(len(table), *(1,) * (logits.dim() - 2), -1)
 
 
 def _at_least(cut: Tensor, within: list[Tensor]) -> Tensor:
