@@ -134,7 +134,8 @@ def sample_penalize_nodes(
     for _ in tl.static_range(A - 1):
         real = (node > 0) & (node < ROWS)
         token = tl.load(tokens_ptr + first + node, mask=real, other=-1)
-        counts += tl.where(column == token.to(tl.int32), 2, 0)
+        # No token of a vocabulary is beyond 31 bits.
+        counts += tl.where(column == tl.where(token >> 31 == 0, token, -1).to(tl.int32), 2, 0)
         if parent_ptr is None:
             node -= 1
         else:

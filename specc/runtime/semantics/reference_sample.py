@@ -66,11 +66,12 @@ def sample_penalize_nodes(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensor
     (parent,) = parents or (nodes - 1,)
     counts, here = _beside(counts, logits).expand(logits.shape), nodes
     for _ in range(dims["A"] - 1):
-        node = here.clamp(0, tokens.shape[1] - 1)
-        token = tokens.gather(1, node)[..., None]
-        real = (here == node)[..., None] & (here > 0)[..., None] & (token >= 0) & (token < logits.shape[-1])
-        counts = counts.scatter_add(2, torch.where(real, token, 0), 2 * real.to(torch.int32))
-        here = torch.where(here > 0, parent.gather(1, node), 0)
+        there = (here > 0) & (here < tokens.shape[1])
+        here = torch.where(there, here, 0)
+        token = tokens.gather(1, here)
+        known = there & (token >= 0) & (token < logits.shape[-1])
+        counts = counts.scatter_add(2, torch.where(known, token, 0)[..., None], 2 * known[..., None].to(torch.int32))
+        here = torch.where(there, parent.gather(1, here), 0)
     return (_penalized(logits, counts, repetition, frequency, presence),)
 
 
