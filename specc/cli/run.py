@@ -56,6 +56,14 @@ def run(
     top_k: Annotated[int, typer.Option(help="Draw from so many most probable tokens; 0 from all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Draw from the most probable tokens that have this share.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Draw from tokens at least this times as probable as the best.")] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Divide positive logits of tokens in prompt or output by it, multiply the others.")
+    ] = 1.0,
+    frequency_penalty: Annotated[float, typer.Option(help="Less for every time that a token is in the output.")] = 0.0,
+    presence_penalty: Annotated[float, typer.Option(help="Less for tokens that are in the output.")] = 0.0,
+    logit_bias: Annotated[
+        list[str] | None, typer.Option(metavar="TOKEN:NUMBER", help="Add to a token's logit; may be repeated.")
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Compare with the target's own greedy text.")] = False,
     stream: Annotated[bool | None, typer.Option(help="Print tokens as they come (one prompt only).")] = None,
     max_context: Annotated[int | None, typer.Option(min=1, help="Most tokens of prompt and completion.")] = None,
@@ -75,8 +83,15 @@ def run(
             raise typer.BadParameter("give at least one --prompt, or --prompts FILE")
         if "" in (stop or ()):
             raise typer.BadParameter("a stop string must not be empty", param_hint="--stop")
-        if check and temperature:
-            raise typer.BadParameter("only greedy texts can be compared, at temperature 0", param_hint="--check")
+        changes = {
+            "repetition_penalty": repetition_penalty,
+            "frequency_penalty": frequency_penalty,
+            "presence_penalty": presence_penalty,
+            "logit_bias": _biases(logit_bias or ()),
+        }
+        if check and (temperature or changes != _UNCHANGED):
+            problem = "only greedy texts can be compared, at temperature 0, without penalties and biases"
+            raise typer.BadParameter(problem, param_hint="--check")
         console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
         wants_stream = console.is_terminal if stream is None else stream
         printer = _Printer(console, texts, format, max_new_tokens, stream=wants_stream and len(texts) == 1)
@@ -86,7 +101,8 @@ def run(
             if format is Format.text:
                 report.show(engine.warnings)
             conditions = _conditions(engine, max_new_tokens, stop or ())
-            sampling = _sampling(temperature=temperature, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p)
+            cuts = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+            sampling = _sampling(temperature=temperature, seed=seed, **cuts, **changes)
             completions = _generate(engine, texts, conditions, sampling, printer)
             if metrics is not None:
                 _write_metrics(engine, metrics)
@@ -94,6 +110,10 @@ def run(
         printer.finish(completions, verdicts, engine)
     if not all(verdict.right for verdict in verdicts):
         raise typer.Exit(1)
+
+
+_UNCHANGED = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "logit_bias": {}}
+"""What changes no logits."""
 
 
 @dataclass(frozen=True)
@@ -245,6 +265,20 @@ def _conditions(engine: Engine, max_new_tokens: int, stop: Sequence[str]) -> Sto
     from specc.engine.serving.request import StopConditions
 
     return StopConditions(max_new_tokens, engine.target.eos_token_ids, tuple(stop))
+
+
+def _biases(given: Sequence[str]) -> dict[int, float]:
+    """Read biases of tokens, ``17:-1.5`` each."""
+    found: dict[int, float] = {}
+    for text in given:
+        token, _, bias = text.partition(":")
+        try:
+            found[int(token)] = float(bias)
+        except ValueError:
+            raise typer.BadParameter(
+                f"a token and a number, as 17:-1.5, not {text!r}", param_hint="--logit-bias"
+            ) from None
+    return found
 
 
 def _sampling(**parameters: Any) -> Sampling:

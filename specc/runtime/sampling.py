@@ -186,9 +186,11 @@ class SamplingRows:
         penalized = [any(getattr(one, name) != getattr(GREEDY, name) for name in PENALTIES) for one in params]
         if not any(penalized):
             return [((), ())] * len(params)
-        if not isinstance(texts, Sequence) or len(texts) != len(params):
-            raise SamplingError("penalties need the text of every request, its prompt and its output so far")
-        found = [(_listed(prompt), _listed(output)) for prompt, output in texts]
+        try:
+            pairs = [(prompt, output) for (prompt, output), _ in zip(texts or (), params, strict=True)]
+        except (TypeError, ValueError):
+            raise SamplingError("penalties need the text of every request, its prompt and its output so far") from None
+        found = [(_listed(prompt), _listed(output)) for prompt, output in pairs]
         for prompt, output in found:
             _check_tokens(self._plan, "a text", [*prompt, *output])
         return [text if on else ((), ()) for text, on in zip(found, penalized, strict=True)]
@@ -197,9 +199,9 @@ class SamplingRows:
         """What is added to the logits of all tokens."""
         if (pool := self._tokenwise.get(LOGIT_BIAS)) is not None:
             pool[row].zero_()
-            if sampling.logit_bias:
-                tokens, biases = zip(*sampling.logit_bias, strict=True)
-                pool[row, torch.tensor(tokens, device=pool.device)] = torch.tensor(biases, device=pool.device)
+            tokens = torch.tensor([token for token, _ in sampling.logit_bias], dtype=torch.int64)
+            biases = torch.tensor([bias for _, bias in sampling.logit_bias], dtype=pool.dtype)
+            pool[row, tokens.to(pool.device)] = biases.to(pool.device)
 
     def _write_counts(self, row: int, text: Text) -> None:
         """Bit 0 of tokens of the prompt, and what is above it for every one that was emitted."""
@@ -226,7 +228,7 @@ def _own(sampling: Sampling) -> Sampling:
     return Sampling(**{name: getattr(sampling, name) for name in NAMES}).seeded()
 
 
-def _listed(tokens: object) -> list[int]:
+def _listed(tokens: Sequence[int]) -> list[int]:
     """Tokens of a text. SamplingError unless they are integers."""
     try:
         return integers(tokens, "tokens of a text")

@@ -204,7 +204,8 @@ class Step:
     def prefill(self, batch: Batch, *, run_idle: bool = False) -> StepResult:
         """Prefill target and draft for the batch's prompts; `bonus` is the first token of every request.
 
-        Of a program that samples `set_sampling` comes first, otherwise this raises SamplingError.
+        Of a program that samples `set_sampling` comes first, again after a prefill that failed: otherwise this raises
+        SamplingError.
         `batch.seq_lens` are the prompt lengths, as integers. With `run_idle` an empty batch calls all forwards, with 0
         rows and 0 tokens, instead of none. Raises BatchError and ForwardContractError as `decode`, and BindError when
         the callbacks lack a method of the prefill. When a forward raises, the rows of the batch are torn.
@@ -224,9 +225,12 @@ class Step:
             given = batch.prompt_tokens
             prompt = {} if given is None else {PROMPT: prompt_tokens(given, tokens, self._plan.size("V"), self._device)}
             self._staging["prefill"].send(columns, rows)
-            frame = self._run("prefill", self._frame(rows, tokens, prompt), progress)
+            try:
+                frame = self._run("prefill", self._frame(rows, tokens, prompt), progress)
+            finally:
+                if progress.begun:  # the first token may have been counted
+                    self._sampling.used(columns[ROWS])
             self._torn.mend(sent)
-            self._sampling.used(columns[ROWS])
             return self._result("prefill", frame, rows)
 
     def set_sampling(
