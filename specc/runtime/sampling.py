@@ -88,6 +88,12 @@ class Sampling:
             raise SamplingError(f"top_k is an integer from 0 to {MOST_KEPT - 1}, not {count!r}")
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is greedy, and the target's logits stay as they are."""
+        changes = (*PENALTIES, LOGIT_BIAS)
+        return self.temperature < LEAST_TEMPERATURE and all(getattr(self, n) == getattr(GREEDY, n) for n in changes)
+
     def seeded(self) -> Sampling:
         """The same with a seed."""
         return replace(self, seed=secrets.randbelow(SEEDS)) if self.seed is None else self
