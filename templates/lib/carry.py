@@ -15,11 +15,11 @@ def carry_append(pool_ptr, rows, seq_lens, values, count, A: tl.constexpr, RING:
 @triton.jit
 def carry_count(pool_ptr, rows, values, count, SIZE_VALUES: tl.constexpr, RING: tl.constexpr):
     """2 more in the words i32[P, RING] of the first `count` of values i32[SIZE_VALUES], or of a scalar one."""
-    if SIZE_VALUES == 0:
-        tl.atomic_add(pool_ptr + rows * RING + values, 2, mask=rows != 0, sem="relaxed")
-    else:
+    counted = rows != 0
+    i = 0
+    if SIZE_VALUES > 0:
         i = tl.arange(0, triton.next_power_of_2(SIZE_VALUES))
-        counted = (i < SIZE_VALUES) & (rows != 0)
-        if count is not None:
-            counted = counted & (i < count)
-        tl.atomic_add(pool_ptr + rows * RING + values, 2, mask=counted, sem="relaxed")
+        counted = counted & (i < SIZE_VALUES)
+    if count is not None:
+        counted = counted & (i < count)
+    tl.atomic_add(pool_ptr + rows * RING + values, 2, mask=counted, sem="relaxed")

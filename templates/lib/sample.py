@@ -10,6 +10,8 @@ import triton.language as tl
 
 LEAST = tl.constexpr(1e-6)
 """Temperatures below are 0."""
+LEAST_REPETITION = tl.constexpr(2.0**-10)
+"""Repetition penalties below divide as if they were this one."""
 BELOW_ONE = tl.constexpr(1 - 2**-24)
 """The largest f32 below 1."""
 
@@ -165,7 +167,8 @@ def penalized(logits, counts, repetition, frequency, presence):
     times = counts >> 1
     x = logits - frequency * times.to(tl.float32)
     x = x - tl.where(times > 0, presence, 0.0)
-    scaled = x * tl.where(x > 0.0, tl.div_rn(1.0, repetition), repetition)
+    inverse = tl.div_rn(1.0, tl.where(repetition < LEAST_REPETITION, LEAST_REPETITION, repetition))
+    scaled = x * tl.where(x > 0.0, inverse, repetition)
     return tl.where(counts > 0, scaled, x)
 
 

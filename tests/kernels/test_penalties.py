@@ -135,22 +135,24 @@ def test_every_logit(launcher: Launcher, tree: bool) -> None:
     assert (wanted != logits).float().mean() > 0.2
 
 
-def counting(width: int) -> Module:
-    """A module that counts one token of a request, or the first of some."""
+def counting(width: int, *, some: bool) -> Module:
+    """A module that counts one token of a request or several, all of them or the first."""
     module = small_module(A=max(width, 1), V=50)
     b = TypedBuilder(module)
     carry(module, "counts", "i32", "V")
     tokens = b.given("tokens", "i32", *(("A",) if width else ()))
-    counted = (b.given("count", "i32"),) if width else ()
+    counted = (b.given("count", "i32"),) if some else ()
     with b.phase("commit"):
         b.hand_out(b("health.clear", module.inputs["req_pool_indices"]))
-        b.many("carry.count", module.inputs["req_pool_indices"], tokens, *counted, field="counts")
+        b.many(
+            "carry.count", module.inputs["req_pool_indices"], tokens, *counted, field="counts", axis="A" * bool(width)
+        )
     return module
 
 
 @settings(quick, max_examples=20)
-@given(seed=st.integers(0, 2**32), width=st.integers(0, 6))
-def test_counts(launcher: Launcher, seed: int, width: int) -> None:
+@given(seed=st.integers(0, 2**32), width=st.integers(0, 6), some=st.booleans())
+def test_counts(launcher: Launcher, seed: int, width: int, some: bool) -> None:
     """Every one of equal tokens, none past the count, none of padding."""
     source = generator(seed)
     batch = random_rows(source, integer(source, 1, 6), POOL)
@@ -160,6 +162,6 @@ def test_counts(launcher: Launcher, seed: int, width: int) -> None:
         "tokens": torch.randint(40, 43, shape, generator=source, dtype=torch.int32),
         "relay.counts": words_of(source, POOL, 50),
     }
-    if width:
-        values["count"] = torch.randint(0, width + 1, (len(batch),), generator=source, dtype=torch.int32)
-    check_module(launcher, counting(width), source, values)
+    if some:
+        values["count"] = torch.randint(0, width + 2, (len(batch),), generator=source, dtype=torch.int32)
+    check_module(launcher, counting(width, some=some), source, values)

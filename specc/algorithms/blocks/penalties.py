@@ -33,10 +33,11 @@ def changed(scope: Scope, logits: Value, stem: str, loads: str, nodes: tuple[Val
 
 
 def count(scope: Scope, values: Value, *counted: Value) -> None:
-    """Count tokens that are emitted, i32[B], or the first ``counted`` i32[B] of i32[B, A]: of those that come, next."""
+    """Count tokens that are emitted: i32[B], or the first ``counted`` i32[B] of i32[B, A]."""
     if "penalties" in _features(scope):
         with scope.b.at(scope.at("sampling")):
-            scope.b.many("carry.count", scope.rows, values, *counted, field=PREFIX + COUNTS)
+            axis = "A" if counted else ""
+            scope.b.many("carry.count", scope.rows, values, *counted, field=PREFIX + COUNTS, axis=axis)
 
 
 def _features(scope: Scope) -> tuple[str, ...]:

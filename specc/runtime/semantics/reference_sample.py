@@ -11,6 +11,8 @@ from .convention import register as _register
 SAMPLE_OPS: dict[str, Semantics] = {}
 LEAST_TEMPERATURE = 1e-6
 """Temperatures below are 0, which is greedy."""
+LEAST_REPETITION = 2.0**-10
+"""Repetition penalties below divide as if they were this one."""
 _WORD = 0xFFFFFFFF
 
 
@@ -81,7 +83,8 @@ def _penalized(logits: Tensor, counts: Tensor, repetition: Tensor, frequency: Te
     values = logits.to(torch.float32) - _each(frequency, logits) * times
     values = values - torch.where(times > 0, _each(presence, logits), 0.0)
     factor = _each(repetition, logits)
-    return torch.where(counts > 0, values * torch.where(values > 0, 1.0 / factor, factor), values)
+    inverse = 1.0 / torch.where(factor < LEAST_REPETITION, LEAST_REPETITION, factor)
+    return torch.where(counts > 0, values * torch.where(values > 0, inverse, factor), values)
 
 
 @_register(SAMPLE_OPS, "sample.bias")
