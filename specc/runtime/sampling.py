@@ -143,7 +143,7 @@ def check_built(plan: Plan, sampling: Sampling) -> None:
     if lacking := [name for name in asked if f"{PREFIX}{name}" not in plan.carry]:
         key = "verify" if "temperature" in lacking else "sampling"
         raise SamplingError(f"the program was built without {', '.join(lacking)}, see {key!r} in its configuration")
-    _check_tokens(plan, "logit_bias", [token for token, _ in sampling.logit_bias])
+    _check_tokens(plan, "logit_bias", list(dict(sampling.logit_bias)))
 
 
 def _check_tokens(plan: Plan, what: str, tokens: Sequence[int]) -> None:
@@ -205,9 +205,10 @@ class SamplingRows:
         """What is added to the logits of all tokens."""
         if (pool := self._tokenwise.get(LOGIT_BIAS)) is not None:
             pool[row].zero_()
-            tokens = torch.tensor([token for token, _ in sampling.logit_bias], dtype=torch.int64)
-            biases = torch.tensor([bias for _, bias in sampling.logit_bias], dtype=pool.dtype)
-            pool[row, tokens.to(pool.device)] = biases.to(pool.device)
+            biases = dict(sampling.logit_bias)
+            tokens = torch.tensor(list(biases), dtype=torch.int64)
+            values = torch.tensor(list(biases.values()), dtype=pool.dtype)
+            pool[row, tokens.to(pool.device)] = values.to(pool.device)
 
     def _write_counts(self, row: int, text: Text) -> None:
         """Bit 0 of tokens of the prompt, and what is above it for every one that was emitted."""

@@ -28,8 +28,8 @@ OPS = (
         "sample.penalize",
         f"logits: T[B, *x, ?v], {_PENALTIES} -> penalized: f32[B, *x, ?v]",
         "Logits less what tokens of the text cost, in f32. A word of ``counts`` is twice as often as the token was"
-        " emitted, and 1 more if it is in the prompt. Less frequency times that number, less presence where it is not"
-        " 0; then, of tokens of prompt or output, times 1 / repetition, 2^10 at most, if above 0, else times repetition.",
+        " emitted, and 1 more if it is in the prompt. Less frequency times that number, and presence where it is not"
+        " 0; then, of tokens of prompt or output, times 1 / repetition (at most 2^10) if above 0, else times it.",
     ),
     OpDef(
         "sample.penalize_nodes",

@@ -163,10 +163,9 @@ def _memory(text: Text, op: Op, stem: str) -> str | None:
     """
     operand = op.get(stem.removesuffix("_rows"))
     load = None if operand is None else operand.source
-    in_place = load in text.cluster and load is not None and load.opcode == "carry.load"
-    if stem in op.named:
-        return text.pool(load) if in_place else text.pointer(op[stem], stem)
-    return text.pointer(load["rows"], "rows") if in_place else None
+    if load is not None and load in text.cluster and load.opcode == "carry.load":
+        return text.pool(load) if stem in op.named else text.pointer(load["rows"], "rows")
+    return text.pointer(op[stem], stem) if stem in op.named else None
 
 
 def lift(text: Text, name: str, wanted: int, rank: int, *, before: bool) -> None:

@@ -10,6 +10,7 @@ import torch
 from test_forming import FORMS, formed, launches
 
 from specc.algorithms import needs
+from specc.ir.declarations import Reference
 from specc.runtime.semantics import reference_sample
 from specc.runtime.semantics.reference import OPS as SEMANTICS
 
@@ -32,6 +33,32 @@ def test_to_draw_takes_no_launch_more(algorithm: str, form: dict[str, Any], mask
     assert drawing["prefill_rows"][-1] == "sample.keys"
     assert drawing["verify_argmax"][:2] == ["sample.perturb", "vocab.argmax"]
     assert greedy["verify_argmax"][1:] == drawing["verify_argmax"][2:]
+
+
+@pytest.mark.parametrize(("algorithm", "form"), FORMS)
+def test_penalties_and_biases_take_no_launch_more(algorithm: str, form: dict[str, Any]) -> None:
+    """They are read where they are carried, by the argmax of what is drawn, and nothing of them is copied."""
+    keys = {"target": LARGE, **form} | ({"draft": LARGE} if needs(algorithm).draft else {})
+    plain = launches(formed(algorithm, verify="target_only", **keys))
+    module = formed(algorithm, verify="target_only", sampling=["penalties", "logit_bias"], **keys)
+    changing = launches(module)
+    assert changing.keys() == plain.keys()
+    assert not module.decls_of(Reference)
+    tables = [op for op in module.find("carry.load") if op.attrs["field"] in ("sampling_counts", "sampling_logit_bias")]
+    readers = [op for load in tables for op in module.users(load.result)]
+    assert [op.opcode for op in readers] == ["sample.penalize", "sample.bias", "sample.penalize_nodes", "sample.bias"]
+    for load, reader in zip(tables, readers, strict=True):
+        assert load.attrs["kernel"] == reader.attrs["kernel"]
+    assert "carry.count" in changing["verify_argmax"]
+
+
+def test_beside_filters_they_are_computed_by_torch() -> None:
+    """Logits that several read are made once, and their tables are copied; nothing else is computed by torch."""
+    module = formed("EAGLE", verify="target_only", sampling=["penalties", "logit_bias", "top_p"])
+    found = {
+        op.opcode for op in module.ops() if str(op.attrs.get("kernel")).removeprefix("prefill_").startswith("torch")
+    }
+    assert found == {"sample.bias", "sample.penalize", "sample.penalize_nodes", "sample.top_p"}
 
 
 @pytest.mark.parametrize("word", [0, 1, 1 << 31, 0xFFFFFF00, 0xFFFFFFFF])
