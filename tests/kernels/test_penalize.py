@@ -135,6 +135,21 @@ def test_every_logit(launcher: Launcher, tree: bool) -> None:
     assert (wanted != logits).float().mean() > 0.2
 
 
+@pytest.mark.parametrize("name", PENALTIES)
+def test_one_penalty_alone(launcher: Launcher, name: str) -> None:
+    """Each is enough for what was counted to be read."""
+    vocab, source = 40, generator(9)
+    values = {"req_pool_indices": torch.tensor([2, 1]), "logits": torch.randn(2, vocab, generator=source)}
+    values |= {one: torch.full((2,), float(one == "repetition")) for one in PENALTIES}
+    values[name] = torch.full((2,), 2.0)
+    best = values["logits"].argmax(dim=1)
+    counts = torch.zeros(POOL, vocab, dtype=torch.int32)
+    counts[[2, 1], best] = 3
+    values |= {"relay.counts": counts, "relay.bias": torch.zeros(POOL, vocab)}
+    found = check_module(launcher, changed("f32", 0, vocab, form="row", carried=True), source, values)
+    assert (found["index"] != best).all()
+
+
 def counting(width: int, *, some: bool) -> Module:
     """A module that counts one token of a request or several, all of them or the first."""
     module = small_module(A=max(width, 1), V=50)

@@ -134,107 +134,110 @@ def test_biases_are_pairs() -> None:
     assert Sampling(0.0, 0, logit_bias={3: 0.0}) == GREEDY
 
 
-class TestRows:
-    """Of a program with penalties and biases."""
+@pytest.fixture
+def machine() -> Machine:
+    """Bound, after a first prefill and step of rows 2, 4 and 1."""
+    loaded = load("STANDALONE", verify="target_only", sampling=["penalties", "logit_bias"])
+    (depth,) = build_program(loaded).depths
+    return machine_of(depth.plan)
 
-    @pytest.fixture
-    def machine(self) -> Machine:
-        """Bound, after a first prefill and step of rows 2, 4 and 1."""
-        loaded = load("STANDALONE", verify="target_only", sampling=["penalties", "logit_bias"])
-        (depth,) = build_program(loaded).depths
-        return machine_of(depth.plan)
 
-    def test_texts_and_biases_are_in_the_pools(self, machine: Machine) -> None:
-        """And those of who was there before are not."""
-        step = machine.step
-        for how, text, counts, biases in (
-            (Sampling(0.0, presence_penalty=1, logit_bias={4: 2.5}), ([3, 3, 5], [5, 0, 5]), [2, 0, 0, 1, 0, 5], 2.5),
-            (Sampling(0.0, repetition_penalty=2), ([1], []), [0, 1, 0, 0, 0, 0], 0),
-            (Sampling(0.0), ([1], [2]), [0] * 6, 0),
-        ):
-            step.set_sampling([3], [how], [text])
-            assert step.pools["sampling_counts"][3, :6].tolist() == counts
-            assert step.pools["sampling_counts"][3, 6:].count_nonzero() == 0
-            assert step.pools["sampling_logit_bias"][3, 4] == biases
-            assert step.pools["sampling_logit_bias"][3].count_nonzero() == (biases != 0)
-            assert [step.pools[f"sampling_{name}"][3].item() for name in PENALTIES] == [
-                getattr(how, name) for name in PENALTIES
-            ]
-
-    def test_penalties_want_a_text(self, machine: Machine) -> None:
-        """Of tokens that there are; nothing is written otherwise."""
-        step, how = machine.step, Sampling(0.0, repetition_penalty=2)
-        before = {name: pool.clone() for name, pool in step.pools.items()}
-        vocab = step._plan.size("V")
-        wrong: list[tuple[Any, str]] = [
-            (None, "penalties need the text of every request"),
-            ([], "penalties need the text of every request"),
-            ([([vocab], [])], f"a text has token {vocab}, and the target has {vocab} tokens"),
-            ([([], [-1])], "a text has token -1"),
-            ([(["a"], [])], "tokens of a text must be integers"),
-            ([(None, [])], "tokens of a text must be integers"),
-            ([([],)], "penalties need the text of every request"),
-            ([3], "penalties need the text of every request"),
+def test_texts_and_biases_are_in_the_pools(machine: Machine) -> None:
+    """And those of who was there before are not."""
+    step = machine.step
+    for how, text, counts, biases in (
+        (Sampling(0.0, presence_penalty=1, logit_bias={4: 2.5}), ([3, 3, 5], [5, 0, 5]), [2, 0, 0, 1, 0, 5], 2.5),
+        (Sampling(0.0, repetition_penalty=2), ([1], []), [0, 1, 0, 0, 0, 0], 0),
+        (Sampling(0.0), ([1], [2]), [0] * 6, 0),
+    ):
+        step.set_sampling([3], [how], [text])
+        assert step.pools["sampling_counts"][3, :6].tolist() == counts
+        assert step.pools["sampling_counts"][3, 6:].count_nonzero() == 0
+        assert step.pools["sampling_logit_bias"][3, 4] == biases
+        assert step.pools["sampling_logit_bias"][3].count_nonzero() == (biases != 0)
+        assert [step.pools[f"sampling_{name}"][3].item() for name in PENALTIES] == [
+            getattr(how, name) for name in PENALTIES
         ]
-        for texts, message in wrong:
-            with pytest.raises(SamplingError, match=message):
-                step.set_sampling([3], [how], texts)
-        with pytest.raises(SamplingError, match=f"logit_bias has token {vocab}"):
-            step.set_sampling([3], [Sampling(0.0, logit_bias={vocab: 1})])
-        assert all(torch.equal(pool, before[name]) for name, pool in step.pools.items())
-        step.set_sampling([3], [Sampling(0.0, logit_bias={3: 1})])
 
-    def test_what_is_emitted_is_counted(self, machine: Machine) -> None:
-        """The first token in prefill, the accepted path in a step, and nobody else's."""
-        step = machine.step
-        before = step.pools["sampling_counts"].clone()
-        result = step.decode(Batch([4, 1], [3, 2])).to_host()
-        for row, tokens, count in zip([4, 1], result.predict, result.accept_lens, strict=True):
-            added = torch.bincount(torch.tensor(tokens[: int(count)]), minlength=before.shape[1])
-            assert torch.equal(step.pools["sampling_counts"][row], before[row] + 2 * added.to(torch.int32))
-        assert torch.equal(step.pools["sampling_counts"][2], before[2])
 
-    def test_a_prefill_that_failed_wants_them_anew(self, machine: Machine) -> None:
-        """For it may have counted its first token; one that was refused before has not."""
-        step, nodes = machine.step, machine.plan.nodes("prefill")
-        step.set_sampling([3], [Sampling(0.0, presence_penalty=1)], [([5, 5], [])])
-        machine.engine.prompts |= {3: [5, 5]}
-        with pytest.raises(BatchError):
-            step.prefill(Batch([3], [0]))
-        failing(step, nodes[-1].name, late=True)
-        with pytest.raises(Boom):
-            step.prefill(Batch([3], [2]))
-        assert step.pools["sampling_counts"][3].count_nonzero() == 2
-        with pytest.raises(SamplingError, match="nobody said how pool row 3 is sampled"):
-            step.prefill(Batch([3], [2]))
-        machine.prefill({3: [5, 5]})
+def test_penalties_want_a_text(machine: Machine) -> None:
+    """Of tokens that there are; nothing is written otherwise."""
+    step, how = machine.step, Sampling(0.0, repetition_penalty=2)
+    before = {name: pool.clone() for name, pool in step.pools.items()}
+    vocab = step._plan.size("V")
+    wrong: list[tuple[Any, str]] = [
+        (None, "penalties need the text of every request"),
+        ([], "penalties need the text of every request"),
+        ([([vocab], [])], f"a text has token {vocab}, and the target has {vocab} tokens"),
+        ([([], [-1])], "a text has token -1"),
+        ([(["a"], [])], "tokens of a text must be integers"),
+        ([(None, [])], "tokens of a text must be integers"),
+        ([([],)], "penalties need the text of every request"),
+        ([3], "penalties need the text of every request"),
+    ]
+    for texts, message in wrong:
+        with pytest.raises(SamplingError, match=message):
+            step.set_sampling([3], [how], texts)
+    with pytest.raises(SamplingError, match=f"logit_bias has token {vocab}"):
+        step.set_sampling([3], [Sampling(0.0, logit_bias={vocab: 1})])
+    assert all(torch.equal(pool, before[name]) for name, pool in step.pools.items())
+    step.set_sampling([3], [Sampling(0.0, logit_bias={3: 1})])
 
-    def test_they_are_carried(self, machine: Machine) -> None:
-        """So that a record says all that another machine has to know."""
-        step = machine.step
-        how = Sampling(0.5, 9, repetition_penalty=1.5, frequency_penalty=-0.5, logit_bias={2: 0.25, 5: -8})
-        step.set_sampling([3], [how], [([1, 1], [2])])
-        carry = step.unpack(step.pack([3]))
-        assert carried(carry) == how
-        step.write_carry([1], carry)
-        assert step.pools["sampling_counts"][1, :4].tolist() == [0, 1, 2, 0]
 
-    def test_records_are_held_to_the_same_bounds(self, machine: Machine) -> None:
-        step = machine.step
-        carry = step.read_carry([1])
-        for name, wrong in (
-            ("repetition_penalty", -1),
-            ("repetition_penalty", 1025),
-            ("frequency_penalty", -2.5),
-            ("presence_penalty", math.nan),
-            ("counts", -1),
-            ("logit_bias", 101),
-            ("logit_bias", -math.inf),
-        ):
-            damaged = {field: values.clone() for field, values in carry.fields.items()}
-            damaged[f"sampling_{name}"][0] = wrong
-            with pytest.raises(FieldError, match=name):
-                step.write_carry([1], Carry(damaged))
-        low = {field: values.clone() for field, values in carry.fields.items()}
-        low["sampling_frequency_penalty"][0], low["sampling_logit_bias"][0] = -2, -100
-        step.write_carry([1], Carry(low))
+def test_what_is_emitted_is_counted(machine: Machine) -> None:
+    """The first token in prefill, the accepted path in a step, and nobody else's."""
+    step = machine.step
+    before = step.pools["sampling_counts"].clone()
+    result = step.decode(Batch([4, 1], [3, 2])).to_host()
+    for row, tokens, count in zip([4, 1], result.predict, result.accept_lens, strict=True):
+        added = torch.bincount(torch.tensor(tokens[: int(count)]), minlength=before.shape[1])
+        assert torch.equal(step.pools["sampling_counts"][row], before[row] + 2 * added.to(torch.int32))
+    assert torch.equal(step.pools["sampling_counts"][2], before[2])
+
+
+def test_a_prefill_that_failed_wants_them_anew(machine: Machine) -> None:
+    """For it may have counted its first token; one that was refused before has not."""
+    step, nodes = machine.step, machine.plan.nodes("prefill")
+    step.set_sampling([3], [Sampling(0.0, presence_penalty=1)], [([5, 5], [])])
+    machine.engine.prompts |= {3: [5, 5]}
+    with pytest.raises(BatchError):
+        step.prefill(Batch([3], [0]))
+    failing(step, nodes[-1].name, late=True)
+    with pytest.raises(Boom):
+        step.prefill(Batch([3], [2]))
+    assert step.pools["sampling_counts"][3].count_nonzero() == 2
+    with pytest.raises(SamplingError, match="nobody said how pool row 3 is sampled"):
+        step.prefill(Batch([3], [2]))
+    machine.prefill({3: [5, 5]})
+
+
+def test_they_are_carried(machine: Machine) -> None:
+    """So that a record says all that another machine has to know."""
+    step = machine.step
+    how = Sampling(0.5, 9, repetition_penalty=1.5, frequency_penalty=-0.5, logit_bias={2: 0.25, 5: -8})
+    step.set_sampling([3], [how], [([1, 1], [2])])
+    carry = step.unpack(step.pack([3]))
+    assert carried(carry) == how
+    step.write_carry([1], carry)
+    assert step.pools["sampling_counts"][1, :4].tolist() == [0, 1, 2, 0]
+
+
+def test_records_are_held_to_the_same_bounds(machine: Machine) -> None:
+    step = machine.step
+    carry = step.read_carry([1])
+    for name, wrong in (
+        ("repetition_penalty", -1),
+        ("repetition_penalty", 1025),
+        ("frequency_penalty", -2.5),
+        ("presence_penalty", math.nan),
+        ("counts", -1),
+        ("logit_bias", 101),
+        ("logit_bias", -math.inf),
+    ):
+        damaged = {field: values.clone() for field, values in carry.fields.items()}
+        damaged[f"sampling_{name}"][0] = wrong
+        with pytest.raises(FieldError, match=name):
+            step.write_carry([1], Carry(damaged))
+    low = {field: values.clone() for field, values in carry.fields.items()}
+    low["sampling_frequency_penalty"][0], low["sampling_logit_bias"][0] = -2, -100
+    step.write_carry([1], Carry(low))
