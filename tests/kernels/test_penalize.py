@@ -124,8 +124,12 @@ def test_every_logit(launcher: Launcher, tree: bool) -> None:
     count, nodes, path, vocab = 6, 7, 4, 23
     source = generator(3)
     logits = torch.randn(count, nodes, vocab, generator=source)
-    values = [words_of(source, count, vocab), *penalties_of(source, count).values()]
-    values += [torch.randint(0, vocab, (count, nodes), generator=source), parents_of(source, count, nodes)][: 1 + tree]
+    penalties = penalties_of(source, count)
+    penalties["repetition"][:2] = torch.tensor([0.0, 1e-5])
+    tokens = torch.randint(0, vocab, (count, nodes), generator=source)
+    tokens[:, 3:5] += 1 << 32
+    values = [words_of(source, count, vocab), *penalties.values(), tokens]
+    values += [parents_of(source, count, nodes)] * tree
     (wanted,) = OPS["sample.penalize_nodes"]((logits, *values), {}, {"A": path})
     library = importlib.import_module(f"{PACKAGE}.lib.sample")
     out = torch.empty_like(logits).to(launcher.device)
