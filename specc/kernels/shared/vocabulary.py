@@ -6,7 +6,7 @@ from math import prod
 
 from specc.ir.core import Module, Op, tensor_type
 from specc.ir.types import DTYPES
-from specc.kernels.shared.base import CAPACITY, MAX_SPLITS, VECTOR_BYTES, Cluster, alignment, power_of_two
+from specc.kernels.shared.base import CAPACITY, IN_PLACE, MAX_SPLITS, VECTOR_BYTES, Cluster, alignment, power_of_two
 from specc.kernels.shared.text import Text
 from specc.kernels.shared.tiles import is_prologue, tile_of
 
@@ -57,9 +57,9 @@ def block(module: Module, reduction: Op) -> int:
 
     2048 gives each of 128 threads two (16-bit) or four (f32) independent 16-byte loads without spilling; of an argmax
     4096 takes over 100 registers and has no more bytes in flight. A top-k keeps less of a logit where 16-byte loads
-    make groups, more where they do not.
+    make groups, more where they do not. Where a prologue loads as many numbers again, half.
     """
-    most = _BLOCK
+    most = _BLOCK // 2 if _loads_tables(reduction) else _BLOCK
     if reduction.opcode == "vocab.topk":
         width = DTYPES[tensor_type(reduction["logits"]).dtype].bytes
         if alignment(vocabulary(module, reduction) * width) < VECTOR_BYTES:
@@ -67,6 +67,16 @@ def block(module: Module, reduction: Op) -> int:
         elif rows_of(module, reduction) > 1:
             most = _TILE_BYTES // width
     return max(256, min(most, power_of_two(vocabulary(module, reduction))))
+
+
+def _loads_tables(reduction: Op) -> bool:
+    """Whether what comes before a reduction reads a number for every entry of the vocabulary."""
+    source = reduction["logits"].source
+    while source is not None and is_prologue(source):
+        if source.opcode in IN_PLACE:
+            return True
+        source = source["logits"].source
+    return False
 
 
 def group(module: Module, reduction: Op) -> int:
