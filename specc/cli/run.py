@@ -37,6 +37,16 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
+_Temperature = Annotated[float, typer.Option(help="Draw tokens at this temperature; 0 takes the most probable ones.")]
+_Seed = Annotated[int | None, typer.Option(help="Of the randomness of every prompt; by default each has its own.")]
+_Repetition = Annotated[
+    float, typer.Option(help="Divide positive logits of tokens in prompt or output by it, multiply the others.")
+]
+_Biases = Annotated[
+    list[str] | None, typer.Option(metavar="TOKEN:NUMBER", help="Add to a token's logit; may be repeated.")
+]
+
+
 def run(
     program: Annotated[str, typer.Argument(metavar="WHEEL_OR_PACKAGE", help="A .whl file or installed package.")],
     target: Annotated[Path, typer.Option(help="Directory of the target model.")],
@@ -47,15 +57,15 @@ def run(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens per prompt.")] = 64,
     device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
     stop: Annotated[list[str] | None, typer.Option(help="End a completion here; may be repeated.")] = None,
-    temperature: Annotated[
-        float, typer.Option(help="Draw tokens at this temperature; 0 takes the most probable ones.")
-    ] = 0.0,
-    seed: Annotated[
-        int | None, typer.Option(help="Of the randomness of every prompt; by default each has its own.")
-    ] = None,
+    temperature: _Temperature = 0.0,
+    seed: _Seed = None,
     top_k: Annotated[int, typer.Option(help="Draw from so many most probable tokens; 0 from all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Draw from the most probable tokens that have this share.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Draw from tokens at least this times as probable as the best.")] = 0.0,
+    repetition_penalty: _Repetition = 1.0,
+    frequency_penalty: Annotated[float, typer.Option(help="Less for every time that a token is in the output.")] = 0.0,
+    presence_penalty: Annotated[float, typer.Option(help="Less for tokens that are in the output.")] = 0.0,
+    logit_bias: _Biases = None,
     check: Annotated[bool, typer.Option("--check", help="Compare with the target's own greedy text.")] = False,
     stream: Annotated[bool | None, typer.Option(help="Print tokens as they come (one prompt only).")] = None,
     max_context: Annotated[int | None, typer.Option(min=1, help="Most tokens of prompt and completion.")] = None,
@@ -75,8 +85,11 @@ def run(
             raise typer.BadParameter("give at least one --prompt, or --prompts FILE")
         if "" in (stop or ()):
             raise typer.BadParameter("a stop string must not be empty", param_hint="--stop")
-        if check and temperature:
-            raise typer.BadParameter("only greedy texts can be compared, at temperature 0", param_hint="--check")
+        sampling = _sampling(
+            check=check, temperature=temperature, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p,
+            repetition_penalty=repetition_penalty, frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty, logit_bias=_biases(logit_bias or ()),
+        )  # fmt: skip
         console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
         wants_stream = console.is_terminal if stream is None else stream
         printer = _Printer(console, texts, format, max_new_tokens, stream=wants_stream and len(texts) == 1)
@@ -86,7 +99,6 @@ def run(
             if format is Format.text:
                 report.show(engine.warnings)
             conditions = _conditions(engine, max_new_tokens, stop or ())
-            sampling = _sampling(temperature=temperature, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p)
             completions = _generate(engine, texts, conditions, sampling, printer)
             if metrics is not None:
                 _write_metrics(engine, metrics)
@@ -247,14 +259,32 @@ def _conditions(engine: Engine, max_new_tokens: int, stop: Sequence[str]) -> Sto
     return StopConditions(max_new_tokens, engine.target.eos_token_ids, tuple(stop))
 
 
-def _sampling(**parameters: Any) -> Sampling:
-    """Return how tokens are drawn."""
+def _biases(given: Sequence[str]) -> dict[int, float]:
+    """Read biases of tokens, ``17:-1.5`` each."""
+    found: dict[int, float] = {}
+    for text in given:
+        token, _, bias = text.partition(":")
+        try:
+            found[int(token)] = float(bias)
+        except ValueError:
+            raise typer.BadParameter(
+                f"a token and a number, as 17:-1.5, not {text!r}", param_hint="--logit-bias"
+            ) from None
+    return found
+
+
+def _sampling(*, check: bool, **parameters: Any) -> Sampling:
+    """Return how tokens are drawn, as the target alone would where its text is compared."""
     from specc.engine.serving.request import Sampling, SamplingError
 
     try:
-        return Sampling(**parameters)
+        sampling = Sampling(**parameters)
     except SamplingError as error:
         raise typer.BadParameter(str(error)) from error
+    if check and not sampling.plain:
+        problem = "only greedy texts can be compared, at temperature 0, without penalties and biases"
+        raise typer.BadParameter(problem, param_hint="--check")
+    return sampling
 
 
 def _generate(

@@ -332,7 +332,8 @@ class Engine:
         self._prompts.clear()
         self._prompts.update({row: Prompt(tuple(r.ids), r.shared) for row, r in zip(rows, requests, strict=True)})
         if self.plan.samples:
-            self._step.set_sampling(rows, [request.sampling for request in requests])
+            texts = [(request.prompt_ids, request.generated) for request in requests]
+            self._step.set_sampling(rows, [request.sampling for request in requests], texts)
         lengths = [len(request.ids) for request in requests]
         prompts = [token for request in requests for token in request.ids] if PROMPT in self.plan.inputs else None
         return self._step.prefill(self._batch(rows, lengths, prompts), run_idle=at_least > 0)

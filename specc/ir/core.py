@@ -111,8 +111,9 @@ class Carry:
     """A value every request carries from step to step; ``type`` starts with axis ``B``.
 
     ``kept``: it is carried though nothing may load it here, for a program of another depth that does. ``limit``: an
-    axis or a count; integers are at least 0 and less than it, other numbers from 0 to it. None: any value is one.
-    ``given``: the engine writes it when a request is admitted, and no op stores it.
+    axis or a count; integers are at least 0 and less than it, other numbers from 0 to it, or, where it is negative,
+    from it to its opposite. None: any value is one. ``given``: the engine writes it when a request is admitted, and no
+    op stores it but one that counts.
     """
 
     name: str

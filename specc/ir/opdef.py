@@ -220,6 +220,7 @@ def _match_shape(
     index: int, slot: Slot, type_: TensorType, entries: list[str], bound: Bindings, attrs: Mapping[str, Any]
 ) -> None:
     shape = list(type_.shape)
+    entries = [entry for entry in entries if not entry.startswith("$") or attrs[entry[1:]] != ""]
     for position, entry in enumerate(entries):
         if entry.startswith("*"):
             tail = len(entries) - position - 1

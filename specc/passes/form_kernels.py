@@ -20,7 +20,7 @@ from specc.ir.declarations import Kernel, Reference
 from specc.ir.nodes import is_external
 from specc.ir.ops import OPS
 from specc.kernels import COMPOSED, LONE
-from specc.kernels.shared.base import STORES, Cluster, convex, traffic
+from specc.kernels.shared.base import STORES, Cluster, convex, read_in_place, traffic
 from specc.kernels.shared.blocks import block_shape, is_long
 from specc.kernels.shared.compose import has_tile
 from specc.kernels.shared.tiles import in_memory, is_prologue, side_of
@@ -110,6 +110,7 @@ class _Forming:
         self.nodes: list[Launch] = []
         self.place: dict[Op, int] = {}
         self.lone = _lone(module, entry)
+        self.scanned = {op: _prologues(module, op) for op in self.ops if op.opcode in REDUCTIONS}
         self.waits = {op: self._waits(op) for op in self.ops}
 
     def run(self) -> None:
@@ -120,7 +121,7 @@ class _Forming:
             if is_external(op):
                 self._begin([op], "")
             elif op.opcode in REDUCTIONS:
-                self._begin([*_prologues(self.module, op), op], REDUCTIONS[op.opcode])
+                self._begin([*self.scanned[op], op], REDUCTIONS[op.opcode])
             elif op in self.lone and op is self.lone[op][1][-1]:
                 self._begin(list(self.lone[op][1]), self.lone[op][0])
             self._join()
@@ -157,8 +158,9 @@ class _Forming:
 
     def _join(self) -> None:
         """Let ops whose operands are there join launches; what is carried waits."""
+        scanned = [op for ops in self.scanned.values() for op in ops]
         for op in self.ops:
-            waits = op in self.place or op in self.lone or is_external(op) or op.opcode in REDUCTIONS
+            waits = op in self.place or op in self.lone or is_external(op) or op.opcode in REDUCTIONS or op in scanned
             if waits or OPS[op.opcode].effect == "carry":
                 continue
             if all(before in self.place for before in self.waits[op]):
@@ -236,14 +238,18 @@ def _lone(module: Module, entry: str) -> dict[Op, tuple[str, Cluster]]:
 
 
 def _prologues(module: Module, reduction: Op) -> list[Op]:
-    """The ops that change logits for one reduction alone, and for the log-probabilities that come with it."""
+    """The ops that change logits for one reduction alone, and for the log-probabilities that come with it.
+
+    With them the loads of what they read where it is carried.
+    """
     found: list[Op] = []
     value = reduction["logits"]
     while value.source is not None and is_prologue(value.source):
         others = [op for op in module.users(value) if op.opcode != "vocab.logprob" or not _of_argmax(op, [reduction])]
         if len(others) > 1 or value in module.outputs.values():
             break
-        found.insert(0, value.source)
+        loads = [operand.source for operand in value.source.operands if operand.source is not None]
+        found = [*(load for load in loads if read_in_place(module, load)), value.source, *found]
         value = value.source["logits"]
     return found
 

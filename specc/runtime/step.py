@@ -29,7 +29,7 @@ from .plan.nodes import External, Node
 from .plan.plan import PROMPT, TABLE, Plan
 from .ranges import in_ranges
 from .result import StepResult
-from .sampling import Sampling, SamplingRows
+from .sampling import Sampling, SamplingRows, Text
 from .state.carry import Carry
 from .state.relay import Relay, RelayPools
 from .state.torn import Torn
@@ -204,7 +204,8 @@ class Step:
     def prefill(self, batch: Batch, *, run_idle: bool = False) -> StepResult:
         """Prefill target and draft for the batch's prompts; `bonus` is the first token of every request.
 
-        Of a program that samples `set_sampling` comes first, otherwise this raises SamplingError.
+        Of a program that samples `set_sampling` comes first, again after a prefill that failed: otherwise this raises
+        SamplingError.
         `batch.seq_lens` are the prompt lengths, as integers. With `run_idle` an empty batch calls all forwards, with 0
         rows and 0 tokens, instead of none. Raises BatchError and ForwardContractError as `decode`, and BindError when
         the callbacks lack a method of the prefill. When a forward raises, the rows of the batch are torn.
@@ -224,20 +225,27 @@ class Step:
             given = batch.prompt_tokens
             prompt = {} if given is None else {PROMPT: prompt_tokens(given, tokens, self._plan.size("V"), self._device)}
             self._staging["prefill"].send(columns, rows)
-            frame = self._run("prefill", self._frame(rows, tokens, prompt), progress)
+            try:
+                frame = self._run("prefill", self._frame(rows, tokens, prompt), progress)
+            finally:
+                if progress.begun:  # the first token may have been counted
+                    self._sampling.used(columns[ROWS])
             self._torn.mend(sent)
-            self._sampling.used(columns[ROWS])
             return self._result("prefill", frame, rows)
 
-    def set_sampling(self, rows: Sequence[int], params: Sequence[Sampling]) -> None:
+    def set_sampling(
+        self, rows: Sequence[int], params: Sequence[Sampling], texts: Sequence[Text] | None = None
+    ) -> None:
         """Say how the request in pool row `rows[i]` is sampled, before its prefill, which draws its first token.
 
         The program finds it in the row for as long as the request is there, and it is part of its carry. One without a
-        seed gets its own. BatchError for rows out of range or repeated, SamplingError for parameters out of range or
-        such as the program was built without; nothing is written then.
+        seed gets its own. Where a request has a penalty, `texts[i]` are the tokens of its prompt, and those that
+        it has emitted before, as after it was thrown out; what it emits from then on the program counts. BatchError for
+        rows out of range or repeated, SamplingError for parameters out of range, such as the program was built without,
+        or a penalty without a text; nothing is written then.
         """
         with self._on_device():
-            self._sampling.set(rows, params)
+            self._sampling.set(rows, params, texts)
 
     def read_carry(self, rows: Sequence[int] | Tensor) -> Carry:
         """A copy of the state of pool rows `rows`.

@@ -9,6 +9,8 @@ import triton.language as tl
 
 LEAST = tl.constexpr(1e-6)
 """Temperatures below are 0."""
+LEAST_REPETITION = tl.constexpr(2.0**-10)
+"""Repetition penalties below divide as if they were this one."""
 BELOW_ONE = tl.constexpr(1 - 2**-24)
 """The largest f32 below 1."""
 
@@ -74,3 +76,97 @@ def _log(exponent, t):
     p = tl.fma(p, t, -0.25001326)
     p = tl.fma(p, t, 0.33333886)
     return tl.fma(exponent.to(tl.float32), 0.6931471805599453, tl.fma(t * t, tl.fma(p, t, -0.5), t))
+
+
+@triton.jit
+def sample_penalize(
+    logits,
+    column,
+    row,
+    counts_ptr,
+    counts_rows_ptr,
+    repetition_ptr,
+    frequency_ptr,
+    presence_ptr,
+    ROWS: tl.constexpr,
+    SIZE_COUNTS: tl.constexpr,
+):
+    """Logits f32 of a row's entries `column` i32 less what tokens of its text cost: see the op."""
+    b = row // ROWS
+    repetition = tl.load(repetition_ptr + b)
+    frequency = tl.load(frequency_ptr + b)
+    presence = tl.load(presence_ptr + b)
+    counts = counts_of(b, column, counts_ptr, counts_rows_ptr, repetition, frequency, presence, SIZE_COUNTS)
+    return penalized(logits, counts, repetition, frequency, presence)
+
+
+@triton.jit
+def sample_penalize_nodes(
+    logits,
+    column,
+    row,
+    counts_ptr,
+    counts_rows_ptr,
+    repetition_ptr,
+    frequency_ptr,
+    presence_ptr,
+    tokens_ptr,
+    parent_ptr,
+    ROWS: tl.constexpr,
+    A: tl.constexpr,
+    SIZE_COUNTS: tl.constexpr,
+):
+    """The same of the row after a node, with the tokens i64[ROWS] of the path that leads to it, the root's excluded.
+
+    Without `parent_ptr` node c + 1 is the child of node c. Whatever parents hold: A - 1 levels and nodes below ROWS.
+    """
+    b = row // ROWS
+    repetition = tl.load(repetition_ptr + b)
+    frequency = tl.load(frequency_ptr + b)
+    presence = tl.load(presence_ptr + b)
+    counts = counts_of(b, column, counts_ptr, counts_rows_ptr, repetition, frequency, presence, SIZE_COUNTS)
+    first = b * ROWS
+    node = (row % ROWS).to(tl.int64)
+    for _ in tl.static_range(A - 1):
+        real = (node > 0) & (node < ROWS)
+        token = tl.load(tokens_ptr + first + node, mask=real, other=-1)
+        # No token of a vocabulary is beyond 31 bits.
+        counts += tl.where(column == tl.where(token >> 31 == 0, token, -1).to(tl.int32), 2, 0)
+        if parent_ptr is None:
+            node -= 1
+        else:
+            node = tl.load(parent_ptr + first + node, mask=real, other=0)
+    return penalized(logits, counts, repetition, frequency, presence)
+
+
+@triton.jit
+def counts_of(b, column, counts_ptr, rows_ptr, repetition, frequency, presence, V: tl.constexpr):
+    """The words i32 of entries of the vocabulary in i32[*, V]; without a penalty nothing is read, and they are 0."""
+    counted = (repetition != 1.0) | (frequency != 0.0) | (presence != 0.0)
+    return tl.load(of_request(b, counts_ptr, rows_ptr, V) + column, mask=column * 0 + counted > 0, other=0)
+
+
+@triton.jit
+def of_request(b, table_ptr, rows_ptr, V: tl.constexpr):
+    """Where the row of request b of T[*, V] begins: in the pool, if there are rows of it, else in a value T[B, V]."""
+    row = b.to(tl.int64)
+    if rows_ptr is not None:
+        row = tl.load(rows_ptr + b)
+    return table_ptr + row * V
+
+
+@triton.jit
+def penalized(logits, counts, repetition, frequency, presence):
+    """Logits f32 of tokens with their counts i32: one operation after the other, as the op says."""
+    times = counts >> 1
+    x = logits - frequency * times.to(tl.float32)
+    x = x - tl.where(times > 0, presence, 0.0)
+    inverse = tl.div_rn(1.0, tl.where(repetition < LEAST_REPETITION, LEAST_REPETITION, repetition))
+    scaled = x * tl.where(x > 0.0, inverse, repetition)
+    return tl.where(counts > 0, scaled, x)
+
+
+@triton.jit
+def sample_bias(logits, column, row, bias_ptr, bias_rows_ptr, ROWS: tl.constexpr, SIZE_BIAS: tl.constexpr):
+    """Logits f32 of a row's entries `column` i32 plus the request's bias of them: see the op."""
+    return logits + tl.load(of_request(row // ROWS, bias_ptr, bias_rows_ptr, SIZE_BIAS) + column)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from compiled import compiled
+from compiled import ARCHS, compiled, kernels_of
 from programs import load
 
 from specc.algorithms import names, needs
@@ -56,3 +56,11 @@ def test_no_spills(program: str) -> None:
             assert (artifact.num_warps, artifact.threads) == (warps, warps * lanes)
             assert artifact.kind == KNOWN_ARCHS[arch].kind
             assert artifact.binary.startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("program", ["EAGLE-chain", "EAGLE-tree", "EAGLE-tree-f32-logits"])
+def test_penalties_and_biases_do_not_spill(program: str) -> None:
+    """In front of the draw, with all that is loaded for them."""
+    asked = {"verify": "target_only", "sampling": ["penalties", "logit_bias"]}
+    sources = kernels_of(load(**PROGRAMS[program] | asked), "argmax", phases=("prefill", "verify"))
+    assert {artifact.spills for artifact in compiled(sources, *ARCHS).values()} == {0}

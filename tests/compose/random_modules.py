@@ -145,7 +145,16 @@ class Composer(Builder):
                 self._some(
                     3,
                     8,
-                    (self.source, self.reduce, self.draw, self.store, self.health, self.ngram_start, self.handed_on),
+                    (
+                        self.source,
+                        self.reduce,
+                        self.draw,
+                        self.change,
+                        self.store,
+                        self.health,
+                        self.ngram_start,
+                        self.handed_on,
+                    ),
                 )
                 self._read_nodes()
                 self._leave("prefill.")
@@ -163,6 +172,7 @@ class Composer(Builder):
             self.reduce,
             self.draw,
             self.draw,
+            self.change,
             self.keys,
             self.cut,
             self.logprob,
@@ -203,6 +213,7 @@ class Composer(Builder):
                     self.shift,
                     self.store,
                     self.append,
+                    self.count,
                     self.health,
                     self.handed_on,
                     self.tail,
@@ -216,6 +227,7 @@ class Composer(Builder):
                     self.source,
                     self.reduce,
                     self.draw,
+                    self.change,
                     self.keys,
                     self.cut,
                     self.logprob,
@@ -459,6 +471,20 @@ class Composer(Builder):
         self.stored.add(name)
         self.make("carry.append", self.rows(), self.lens(), values, count, field=name)
 
+    def count(self) -> None:
+        """Tokens of a request, all or the first of some, in a field of its own."""
+        values = self.pick(
+            lambda type_, fact: type_.dtype == "i32" and fact.kind == "token" and type_.shape in (("B",), ("B", "A"))
+        )
+        counted = (self.of("i32", "B"),) if self.rng.random() < 0.5 else ()
+        axis, field = "A" * (len(tensor_type(values).shape) - 1), self._table("i32", "V")
+        self.stored.add(field)
+        self.make("carry.count", self.rows(), values, *counted, field=field, axis=axis)
+
+    def _table(self, dtype: str, vocab: str | int) -> str:
+        """A new field with a number of every token."""
+        return self.field("table", TensorType(dtype, ("B", vocab)), Fact())
+
     def admit(self) -> None:
         if self.module.find("kv.admit"):
             raise Unfit
@@ -581,6 +607,32 @@ class Composer(Builder):
             raise Unfit
         keep = "K" if self.chain and self.rng.random() < 0.3 else ""
         self.make("sample.draw", logits, self.rows(), *keys, *cuts, dtype=self.rng.choice(["i32", "i64"]), keep=keep)
+
+    def change(self) -> None:
+        """Logits with a bias or penalties, of nodes perhaps, by tables that are carried or were made."""
+        logits = self.logits()
+        *axes, vocab = tensor_type(logits).shape[1:]
+        if self.rng.random() < 0.3:
+            operands = [self._tokenwise("f32", vocab)]
+            opcode = "sample.bias"
+        else:
+            operands = [self._tokenwise("i32", vocab), *(self.of("f32", "B") for _ in range(3))]
+            opcode = "sample.penalize"
+            if len(axes) == 1 and self.rng.random() < 0.7:
+                opcode = "sample.penalize_nodes"
+                operands += [self.of("i64", "B", *axes) for _ in range(self.rng.choice([1, 2]))]
+        rough = any(self.fact(value).rough for value in operands)
+        (changed,) = self.make(opcode, logits, *operands, facts=[Fact(rough=rough)])
+        if self.rng.random() < 0.7 and not rough:
+            self._argmax(changed)
+
+    def _tokenwise(self, dtype: str, vocab: str | int) -> Value:
+        """A number of every token, of a field of its own or of whatever makes them."""
+        if self.rng.random() < 0.4:
+            return self.of(dtype, "B", vocab)
+        field = self._table(dtype, vocab)
+        self.loaded.add(field)
+        return self.make("carry.load", self.rows(), field=field)[0]
 
     def logprob(self) -> None:
         """Of the winners of the same logits, or of tokens that are below every vocabulary."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache, partial
 from itertools import count
 
@@ -43,8 +43,8 @@ def alone(prompt: tuple[int, ...], sampling: Sampling) -> tuple[int, ...]:
     for _ in range(NEW):
         with torch.no_grad(), plain_attention(model):
             scores = model(torch.tensor([text])).logits[0, -1].float()
-        how = asdict(sampling)
-        text.append(drawn(scores.tolist(), how.pop("seed") or 0, how.pop("temperature"), len(text), **how))
+        how = sampling.temperature, len(text), sampling.top_k, sampling.top_p, sampling.min_p
+        text.append(drawn(scores.tolist(), sampling.seed or 0, *how))
     return tuple(text[len(prompt) :])
 
 

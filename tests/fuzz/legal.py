@@ -26,7 +26,7 @@ KV_ROWS: tuple[Keys, ...] = (
 )
 """Rows of keys and values whose bytes are whole words of 32 bits, which the fake engine fills."""
 OUTPUTS = ("accept_index", "hidden_states", "logprobs", "routed_experts", "indexer_topk")
-FILTERS = ("top_k", "top_p", "min_p")
+SAMPLING = ("top_k", "top_p", "min_p", "penalties", "logit_bias")
 PLUGIN = "ANCHORED"
 _SHARED = ("hidden_size", "hc_mult", "hidden_source", "dtype")
 
@@ -124,7 +124,7 @@ def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = Fals
     }
     if rng.random() < 0.5:
         keys["verify"] = "target_only"
-        keys["sampling"] = rng.sample(FILTERS, rng.choice([0, 0, 1, 2, 3]))
+        keys["sampling"] = rng.sample(SAMPLING, rng.choice([0, 0, 1, 2, 3, 5]))
     if needs.draft:
         keys["draft"] = draft
     if algorithm == "NGRAM":

@@ -38,7 +38,8 @@ class Expected:
 class Oracle:
     """One request: its text, of which the last token is the root, and what its draft knows.
 
-    `cache` holds what was found of rows of logits, which all requests of a program share.
+    `cache` holds what was found of rows of logits, which all requests of a program share; `counts` what penalties know
+    of the text, see `Sampler.changed`.
     """
 
     config: Config
@@ -46,6 +47,7 @@ class Oracle:
     cache: dict[Any, Any]
     text: list[int]
     sampler: Sampler
+    counts: dict[int, int] = field(default_factory=dict[int, int])
     target_codes: list[int] = field(default_factory=list)
     draft_codes: list[int] = field(default_factory=list)
     carried: dict[str, Any] = field(default_factory=dict)
@@ -60,20 +62,30 @@ class Oracle:
             self.cache[side, number] = argmax(self.models[side].rows[number])
         return self.cache[side, number]
 
-    def target_bad(self, token: int, seen: int) -> bool:
-        """Whether the target's row after a token is bad."""
-        if self.sampler.greedy:
-            return self.argmax("target", token, seen)[1]
+    def _target_row(self, token: int, seen: int, path: Sequence[int]) -> list[float]:
+        """The target's logits after a token, changed by what the text and a path after it have."""
         model = self.models["target"]
-        return argmax(self.sampler.scaled(model.rows[model.row(token, seen)]))[1]
+        row = model.rows[model.row(token, seen)]
+        return row if self.sampler.plain else self.sampler.changed(row, self.counts, path)
 
-    def target_token(self, token: int, seen: int, position: int, said: int | None) -> int:
+    def target_bad(self, token: int, seen: int, path: Sequence[int] = ()) -> bool:
+        """Whether the target's row after a token is bad."""
+        if self.sampler.greedy and self.sampler.plain:
+            return self.argmax("target", token, seen)[1]
+        row = self._target_row(token, seen, path)
+        return argmax(row if self.sampler.greedy else self.sampler.scaled(row))[1]
+
+    def target_token(self, token: int, seen: int, position: int, said: int | None, path: Sequence[int] = ()) -> int:
         """What the target has at a position, after a token at the one before: ``said`` if rounding decides."""
-        if self.sampler.greedy:
+        if self.sampler.greedy and self.sampler.plain:
             return self.argmax("target", token, seen)[0]
-        model = self.models["target"]
-        found = self.sampler.draw(model.rows[model.row(token, seen)], position)
+        found = self.sampler.draw(self._target_row(token, seen, path), position)
         return said if said in found else found[0]
+
+    def count(self, tokens: Sequence[int]) -> None:
+        """Take note of tokens that are emitted."""
+        for token in tokens:
+            self.counts[token] = self.counts.get(token, 0) + 2
 
     def choices(self, token: int, seen: int) -> list[Choice]:
         """The K most probable next tokens of the draft."""
@@ -113,6 +125,7 @@ class Oracle:
             state = fold(state, code)
             states.append(state)
         self.text.append(first)
+        self.count([first])
         self._carry_bonus()
         self._prefill_draft([self.hidden("target", state) for state in states])
 
@@ -124,6 +137,7 @@ class Oracle:
         sampler = self.sampler
         self.carried = {"bonus": self.text[-1], "seq_lens": self.length}
         self.carried |= {f"sampling_{name}": value for name, value in asdict(sampler).items()}
+        self.carried["sampling_counts"] = dict(self.counts)
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
@@ -149,12 +163,14 @@ class Oracle:
             if self.config.topk > 1 and self.config.mask == "none":
                 visible = list(range(column + 1))
             seen.append(fold_all(self._seen, [codes[c] for c in visible]))
-        if any(self.target_bad(token, state) for token, state in zip(tree.tokens, seen, strict=True)):
-            self.health |= TARGET
+        for column, token in enumerate(tree.tokens):
+            before = [tree.tokens[c] for c in tree.ancestors(column) if c > 0]
+            self.health |= TARGET * self.target_bad(token, seen[column], before)
         path, emitted = [0], list[int]()
         while True:
             told = said[len(emitted)] if len(emitted) < len(said) else None
-            token = self.target_token(tree.tokens[path[-1]], seen[path[-1]], len(self.text) + len(emitted), told)
+            position = len(self.text) + len(emitted)
+            token = self.target_token(tree.tokens[path[-1]], seen[path[-1]], position, told, emitted)
             emitted.append(token)
             children = [c for c, parent in enumerate(tree.parents) if parent == path[-1] and tree.tokens[c] == token]
             if not children or len(path) > steps:
@@ -164,6 +180,7 @@ class Oracle:
         self._seen = fold_all(self._seen, [codes[c] for c in path])
         self.target_codes += [codes[column] for column in path]
         self.text += emitted
+        self.count(emitted)
         self._carry_bonus()
         outputs = self._outputs(path, states, tree)
         self.commit(emitted, [self.hidden("target", state) for state in states], steps)

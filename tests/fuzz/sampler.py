@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from sampling_oracle import TILE, log_of_sum, noise
 
@@ -23,6 +24,31 @@ class Sampler:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
+
+    @property
+    def plain(self) -> bool:
+        """Whether logits stay as they are."""
+        penalties = self.repetition_penalty, self.frequency_penalty, self.presence_penalty
+        return penalties == (1.0, 0.0, 0.0) and not self.logit_bias
+
+    def changed(self, row: list[float], counts: Mapping[int, int], path: Sequence[int]) -> list[float]:
+        """Logits less penalties, plus biases, each operation in f32: of a text with these counts, and a path after it.
+
+        A count is twice as often as the token was emitted, and 1 more if it is in the prompt.
+        """
+        return [self._changed(x, v, counts.get(v, 0) + 2 * path.count(v)) for v, x in enumerate(row)]
+
+    def _changed(self, x: float, token: int, count: int) -> float:
+        times = count // 2
+        x = f32(x - f32(self.frequency_penalty * times))
+        x = f32(x - self.presence_penalty) if times else x
+        if count:
+            x = f32(x * (f32(1.0 / self.repetition_penalty) if x > 0 else self.repetition_penalty))
+        return f32(x + self.logit_bias.get(token, 0.0))
 
     @property
     def greedy(self) -> bool:

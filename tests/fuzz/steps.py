@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -207,7 +207,7 @@ class Session:
             tokens = torch.tensor(tokens) if self.rng.random() < 0.5 else tokens
         before = self._pools()
         self._refuse_unsaid(Batch(rows, lengths, tokens))
-        samplers = self.sample(rows)
+        samplers, counts = self.sample(prompts)
         if self.rng.random() < 0.1:
             self.fail_at = self.rng.randint(0, 2)
         for _ in range(2):
@@ -217,28 +217,38 @@ class Session:
                 self.fresh -= set(rows if isinstance(column, list) else ())
                 break
             except Broken:
-                continue
+                self.say_again()
         self.fail_at = None
         host = result.to_host()
-        said = zip(prompts.values(), samplers, host.bonus, strict=True)
-        oracles = [self._oracle(prompt, sampler, first) for prompt, sampler, first in said]
+        said = zip(prompts.values(), samplers, counts, host.bonus, strict=True)
+        oracles = [self._oracle(*one) for one in said]
         expect(host.bonus == [oracle.text[-1] for oracle in oracles], f"first tokens {host.bonus}")
         expect(host.health == [oracle.health for oracle in oracles], f"health of the prefill {host.health}")
         self.requests |= dict(zip(rows, oracles, strict=True))
         self._check_pools(before, rows)
         self._poison()
 
-    def sample(self, rows: list[int]) -> list[Sampler]:
-        """Say how the next requests of some rows are sampled; a program that does not sample is perhaps told so."""
+    def sample(self, prompts: dict[int, list[int]]) -> tuple[list[Sampler], list[dict[int, int]]]:
+        """Say how the next requests of some rows are sampled, and what they have counted.
+
+        A part of a prompt may have been emitted. A program that does not sample is perhaps told so.
+        """
+        rows = list(prompts)
+        self.say_again = partial(int)
         if not self.samples:
             if self.rng.random() < 0.2:
                 self.step.set_sampling(rows, [GREEDY] * len(rows))
-            return [Sampler()] * len(rows)
-        filters = [name for name in legal.FILTERS if f"sampling_{name}" in self.plan.carry]
-        given = [sampling.legal(self.rng, filters) for _ in rows]
-        self._at_any_depth().set_sampling(rows, given)
+            return [Sampler()] * len(rows), [{} for _ in rows]
+        names = [name for name in vars(GREEDY) if f"sampling_{name}" in self.plan.carry]
+        given = [sampling.legal(self.rng, names, self.plan.size("V")) for _ in rows]
+        cuts = [self.rng.choice([len(prompt), self.rng.randint(0, len(prompt))]) for prompt in prompts.values()]
+        texts = [(prompt[:cut], prompt[cut:]) for prompt, cut in zip(prompts.values(), cuts, strict=True)]
+        self._at_any_depth().set_sampling(rows, given, texts)
         self.fresh |= set(rows)
-        return [self._sampler(row, one) for row, one in zip(rows, given, strict=True)]
+        samplers = [self._sampler(row, one) for row, one in zip(rows, given, strict=True)]
+        seeded = [replace(one, seed=sampler.seed) for one, sampler in zip(given, samplers, strict=True)]
+        self.say_again = partial(self.step.set_sampling, rows, seeded, texts)
+        return samplers, [sampling.counted(one, *text) for one, text in zip(given, texts, strict=True)]
 
     def _at_any_depth(self) -> Step:
         return self.step.at(self.rng.choice(self.compiled.plans).size("S"))
@@ -248,11 +258,13 @@ class Session:
         seed, temperature = (self.step.pools[f"sampling_{name}"][row].item() for name in ("seed", "temperature"))
         expect(seed >= 0 and given.seed in (None, seed), f"{given} has the seed {seed}")
         expect(temperature == f32(given.temperature), f"{given} has the temperature {temperature}")
-        return Sampler(temperature, int(seed), given.top_k, f32(given.top_p), f32(given.min_p))
+        biases = {token: f32(bias) for token, bias in given.logit_bias}
+        penalties = (f32(getattr(given, f"{name}_penalty")) for name in ("repetition", "frequency", "presence"))
+        return Sampler(temperature, int(seed), given.top_k, f32(given.top_p), f32(given.min_p), *penalties, biases)
 
-    def _oracle(self, prompt: Sequence[int], sampler: Sampler, first: int) -> Oracle:
+    def _oracle(self, prompt: Sequence[int], sampler: Sampler, counts: dict[int, int], first: int) -> Oracle:
         kind = ORACLES[self.config.algorithm]
-        oracle = kind(self.config, self.models, self.cache, list(prompt), sampler)
+        oracle = kind(self.config, self.models, self.cache, list(prompt), sampler, counts)
         if isinstance(oracle, LookUp) and getattr(self.config.options, "corpus", None) is not None:
             oracle.corpus = tuple(self.corpus)
         oracle.prefill(first)

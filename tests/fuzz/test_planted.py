@@ -108,6 +108,9 @@ STEPS: dict[str, Patch] = {
     "scales": op("sample.keys", wrong=lambda _, found: (found[0], found[1] * 1.5)),
     "noise": op("sample.draw", wrong=lambda operands, found: (operands[0].argmax(-1).to(found[0].dtype), found[1])),
     "filters": op("sample.top_k", "sample.top_p", wrong=lambda _, found: (found[0] - 3,)),
+    "penalties": op("sample.penalize", "sample.penalize_nodes", wrong=lambda operands, _: (operands[0].float(),)),
+    "biases": op("sample.bias", wrong=lambda operands, _: (operands[0].float(),)),
+    "counts": store("carry.count", lambda _, before: before),
     "least": op("sample.min_p", wrong=lambda _, found: (found[0] - 3,)),
     "lengths": op("commit.lengths", wrong=lambda _, found: (found[0] + 1, found[1])),
 }

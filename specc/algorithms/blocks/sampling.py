@@ -7,8 +7,13 @@ from specc.ir.core import Value
 from specc.ir.ops.sample import TOKEN
 from specc.runtime.plan.parameters import PARAMETERS, PREFIX
 
+CUTS = ("top_k", "top_p", "min_p")
+"""What leaves only some tokens to be drawn."""
 
-def drawn(scope: Scope, logits: Value, positions: Value, offset: int, stem: str, loads: str) -> tuple[Value, ...]:
+
+def drawn(
+    scope: Scope, logits: Value, positions: Value, offset: int, stem: str, loads: str, names: tuple[str, str]
+) -> tuple[Value, ...]:
     """A token i32[B, *x] drawn for every row of logits, and whether the row is bad, i1[B, *x].
 
     Args:
@@ -18,25 +23,25 @@ def drawn(scope: Scope, logits: Value, positions: Value, offset: int, stem: str,
         offset: from there to the position of the token that a row is drawn for.
         stem: what names of values begin with.
         loads: phase that loads what the request is sampled with.
+        names: of the two results.
 
     """
     config, b = scope.config, scope.b
     with b.at(scope.at("verify")):
-        seed, temperature = (_parameter(scope, name, stem, loads, "verify") for name in ("seed", "temperature"))
-        names = f"{stem}sample_keys", f"{stem}sample_scales"
-        keys, scales = b.many("sample.keys", seed, temperature, positions, names=names, offset=offset, kind=TOKEN)
+        seed, temperature = (parameter(scope, name, stem, loads, "verify") for name in ("seed", "temperature"))
+        noise = f"{stem}sample_keys", f"{stem}sample_scales"
+        keys, scales = b.many("sample.keys", seed, temperature, positions, names=noise, offset=offset, kind=TOKEN)
     cuts: tuple[Value, ...] = ()
     with b.at(scope.at("sampling")):
-        for name in config.sampling:
-            parameter = _parameter(scope, name, stem, loads, "sampling")
-            operands = (logits, parameter) if name == "top_k" else (logits, scales, parameter)
+        for name in (name for name in config.sampling if name in CUTS):
+            given = parameter(scope, name, stem, loads, "sampling")
+            operands = (logits, given) if name == "top_k" else (logits, scales, given)
             cuts = (b(f"sample.{name}", *operands, *cuts, names=(f"{stem}cuts_{name}",)),)
     with b.at(scope.at("verify")):
-        names = f"{stem}drawn", f"{stem}drawn_bad"
         return b.many("sample.draw", logits, scope.rows, keys, scales, *cuts, names=names, dtype="i32", keep="")
 
 
-def _parameter(scope: Scope, name: str, stem: str, loads: str, key: str) -> Value:
+def parameter(scope: Scope, name: str, stem: str, loads: str, key: str) -> Value:
     """What a request is sampled with, from its pool row."""
     field, (dtype, limit) = PREFIX + name, PARAMETERS[name]
     if field not in scope.module.carries:

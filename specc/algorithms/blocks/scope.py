@@ -97,11 +97,11 @@ class Scope:
     ) -> None:
         """Declare a value every request carries from step to step; ``shape`` follows the axis B.
 
-        ``given``: the engine writes it when a request is admitted, and no op stores it.
+        ``given``: the engine writes it when a request is admitted, and no op stores it but one that counts.
 
         ``limit``: an axis or a count that bounds what is right, which records of other machines are checked for:
-        integers are at least 0 and less than it, other numbers from 0 to it. None where any value is: rows of numbers
-        that only models read.
+        integers are at least 0 and less than it, other numbers from 0 to it, or, where it is negative, from it to its
+        opposite. None where any value is: rows of numbers that only models read.
         """
         type_ = TensorType(dtype, ("B", *shape))
         self.module.carries[name] = Carry(name, type_, self.at(*at), limit=limit, given=given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specc.algorithms.blocks.penalties import changed, count
 from specc.algorithms.blocks.sampling import drawn
 from specc.algorithms.blocks.scope import Scope, dtype_of, logits_dtype_of
 from specc.ir.core import Value
@@ -72,7 +73,9 @@ def prefill_target(scope: Scope, offers: str = "hidden_size", *, last: bool = Fa
         if scope.config.verify == "greedy":
             first, bad = b.many("vocab.argmax", logits, scope.rows, names=("first", "first_bad"), dtype="i32", keep="")
         else:
-            first, bad = drawn(scope, logits, scope.seq_lens, 0, "prefill_", "prefill")
+            scores = changed(scope, logits, "prefill_", "prefill")
+            first, bad = drawn(scope, scores, scope.seq_lens, 0, "prefill_", "prefill", ("first", "first_bad"))
+            count(scope, first)
         health = b("health.raise", health, bad, names=("prefill_health_target",), bit=TARGET_BIT)
     return health, first, hidden
 
@@ -111,11 +114,12 @@ def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size"
         raise ValueError(f"topk is {scope.config.topk}, and these nodes are a chain: say Needs(trees=False)")
     positions, logits, hidden, extras = _target(scope, state, nodes, offers)
     with b.phase("verify"):
+        links = () if nodes.parent is None else (nodes.parent,)
+        names = "node_predict", "accept_index", "accept_lens"
         with b.at(scope.at("verify")):
-            links = () if nodes.parent is None else (nodes.parent,)
-            names = "node_predict", "accept_index", "accept_lens"
             if scope.config.verify == "target_only":
-                token, bad = drawn(scope, logits, positions, 1, "", "prepare")
+                scores = changed(scope, logits, "", "prepare", (nodes.tokens, *links))
+                token, bad = drawn(scope, scores, positions, 1, "", "prepare", ("drawn", "drawn_bad"))
                 predict, accept_index, accept_lens = b.many(
                     "verify.greedy", nodes.tokens, token, scope.rows, *links, names=names
                 )
@@ -133,6 +137,7 @@ def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size"
         new_lens, bonus = b.many(
             "commit.lengths", state.seq_lens, accept_lens, predict, names=("new_seq_lens", "bonus")
         )
+        count(scope, predict, accept_lens)
         if scope.config.overlap:
             with b.at(scope.at("overlap")):
                 b.many("relay.publish", scope.rows, new_lens, field="seq_lens")

@@ -39,6 +39,14 @@ OPS = (
         effect="carry",
     ),
     OpDef(
+        "carry.count",
+        "rows: i64[B], values: i32[B, $axis], count?: i32[B] ->",
+        "The field counts tokens, i32[B, V]: 2 more in the words of the first ``count`` of ``values``, by default of"
+        " all; bit 0 of a word says whether the token is in the prompt. Padding rows count nothing.",
+        {"field": str, "axis": str},
+        effect="carry",
+    ),
+    OpDef(
         "relay.publish",
         _STORE,
         "A carry.store the scheduler waits for: after verify, before extend.",

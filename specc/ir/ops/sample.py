@@ -17,6 +17,8 @@ TILE = 16
 TOKEN = 0
 """The ``kind`` of draws that are a token of the target's, after any position."""
 
+_PENALTIES = "counts: i32[B, ?v], repetition: f32[B], frequency: f32[B], presence: f32[B]"
+
 OPS = (
     OpDef(
         "sample.keys",
@@ -24,6 +26,24 @@ OPS = (
         "What the noise of a row is made with: a key of seed, positions + ``offset`` and ``kind``, which is the same"
         " for no other draw, and 1 / temperature. Below a temperature of 1e-6 the scale is 0: there is no noise.",
         {"offset": range(2), "kind": range(1 << 16)},
+    ),
+    OpDef(
+        "sample.penalize",
+        f"logits: T[B, *x, ?v], {_PENALTIES} -> penalized: f32[B, *x, ?v]",
+        "Logits less what tokens of the text cost, in f32. A word of ``counts`` is twice as often as the token was"
+        " emitted, and 1 more if it is in the prompt. Less frequency times that number, and presence where it is not"
+        " 0; then, of tokens of prompt or output, times 1 / repetition (at most 2^10) if above 0, else times it.",
+    ),
+    OpDef(
+        "sample.penalize_nodes",
+        f"logits: T[B, ?n, ?v], {_PENALTIES}, tokens: i64[B, ?n], parent?: i64[B, ?n] -> penalized: f32[B, ?n, ?v]",
+        "``sample.penalize`` of the rows after nodes: what stands before a token that is drawn there is emitted, its"
+        " node's token and those of the node's ancestors, without the root, which is counted already.",
+    ),
+    OpDef(
+        "sample.bias",
+        "logits: T[B, *x, ?v], bias: f32[B, ?v] -> biased: f32[B, *x, ?v]",
+        "Logits plus the request's bias of every token, in f32.",
     ),
     OpDef(
         "sample.top_k",

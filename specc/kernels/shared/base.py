@@ -46,7 +46,12 @@ CAPACITY = 132 * 7
 MASK_MODES = {"qlen": 0, "bitpacked": 1, "full": 2}
 """The constexpr MODE of the kernels that write a mask."""
 
-IN_PLACE = {"ngram.propose": "text"}
+IN_PLACE = {
+    "ngram.propose": "text",
+    "sample.penalize": "counts",
+    "sample.penalize_nodes": "counts",
+    "sample.bias": "bias",
+}
 """Operands, by opcode, that kernels read where they are carried: in the rows of the pool."""
 
 
@@ -263,7 +268,8 @@ def traffic(module: Module, cluster: Cluster) -> int:
 
 def _carried_type(module: Module, op: Op) -> TensorType:
     """What an op reads or writes of a carried field: a row per request, or the values it appends to a ring."""
-    return tensor_type(op["values"]) if op.opcode == "carry.append" else module.carries[str(op.attrs["field"])].type
+    values = op.get("values")
+    return module.carries[str(op.attrs["field"])].type if values is None else tensor_type(values)
 
 
 def kv_pool(module: Module, owner: str) -> KvPool:

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from specc.ir.core import Module, Op, is_state
 from specc.kernels.shared import vocabulary
-from specc.kernels.shared.base import CAPACITY, ROW_BLOCK, STORES, Cluster, Family, Spec, leaves
+from specc.kernels.shared.base import CAPACITY, ROW_BLOCK, STORES, Cluster, Family, Spec, leaves, read_in_place
 from specc.kernels.shared.blocks import all_fit, fits_registers, is_computed, is_long
 from specc.kernels.shared.text import INDENT, Text, flags_first
 from specc.kernels.shared.tiles import changes_logits, in_memory, is_prologue, side_of, tile_of
@@ -96,8 +96,10 @@ class Composed(Family):
     def compose(self, module: Module, name: str, cluster: Cluster) -> Composition:
         """Write a kernel."""
         text, reduction = Text(module, name, cluster), self.reduction(cluster)
-        long = [op for op in cluster if _in_chunks(module, op, cluster)]
-        done = [*long, *(op for op in cluster if op is reduction or op.opcode == "vocab.logprob" or is_prologue(op))]
+        scanned = [op for op in cluster if op is reduction or op.opcode == "vocab.logprob" or is_prologue(op)]
+        scanned += [op for op in cluster if read_in_place(module, op) and module.users(op.result)[0] in scanned]
+        long = [op for op in cluster if op not in scanned and _in_chunks(module, op, cluster)]
+        done = [*long, *scanned]
         short = [op for op in cluster if op not in done]
         for op in long:
             source = op if "field" in op.attrs else op["x"].source

@@ -6,7 +6,7 @@ from math import prod
 
 from specc.ir.core import Module, Op, tensor_type
 from specc.ir.types import DTYPES
-from specc.kernels.shared.base import CAPACITY, MAX_SPLITS, VECTOR_BYTES, Cluster, alignment, power_of_two
+from specc.kernels.shared.base import CAPACITY, IN_PLACE, MAX_SPLITS, VECTOR_BYTES, Cluster, alignment, power_of_two
 from specc.kernels.shared.text import Text
 from specc.kernels.shared.tiles import is_prologue, tile_of
 
@@ -57,9 +57,9 @@ def block(module: Module, reduction: Op) -> int:
 
     2048 gives each of 128 threads two (16-bit) or four (f32) independent 16-byte loads without spilling; of an argmax
     4096 takes over 100 registers and has no more bytes in flight. A top-k keeps less of a logit where 16-byte loads
-    make groups, more where they do not.
+    make groups, more where they do not. Where a prologue loads as many numbers again, half.
     """
-    most = _BLOCK
+    most = _BLOCK // 2 if _loads_tables(reduction) else _BLOCK
     if reduction.opcode == "vocab.topk":
         width = DTYPES[tensor_type(reduction["logits"]).dtype].bytes
         if alignment(vocabulary(module, reduction) * width) < VECTOR_BYTES:
@@ -67,6 +67,16 @@ def block(module: Module, reduction: Op) -> int:
         elif rows_of(module, reduction) > 1:
             most = _TILE_BYTES // width
     return max(256, min(most, power_of_two(vocabulary(module, reduction))))
+
+
+def _loads_tables(reduction: Op) -> bool:
+    """Whether what comes before a reduction reads a number for every entry of the vocabulary."""
+    source = reduction["logits"].source
+    while source is not None and is_prologue(source):
+        if source.opcode in IN_PLACE:
+            return True
+        source = source["logits"].source
+    return False
 
 
 def group(module: Module, reduction: Op) -> int:
@@ -141,12 +151,11 @@ def prologue(text: Text, reduction: Op, cluster: Cluster) -> tuple[str, str]:
         given: list[str] = []
         for parameter in function.parameters:
             if parameter.endswith("_ptr"):
-                stem = parameter.removesuffix("_ptr")
-                if stem not in op.named:
-                    given.append("None")
-                    continue
-                pointers.append(text.pointer(op[stem], stem))
-                given.append(f"operands[{len(pointers) - 1}]")
+                pointer = _memory(text, op, parameter.removesuffix("_ptr"))
+                given.append("None" if pointer is None else f"operands[{len(pointers)}]")
+                pointers += [] if pointer is None else [pointer]
+            elif parameter == "ROWS":
+                given.append(f"ROWS={rows_of(text.module, reduction)}")
             elif parameter.isupper():
                 given.append(f"{parameter}={text.constant(op, parameter)}")
             else:
@@ -155,6 +164,18 @@ def prologue(text: Text, reduction: Op, cluster: Cluster) -> tuple[str, str]:
     text.prologue += ["def prologue(logits, column, row, operands):", *(f"    {line}" for line in lines)]
     text.prologue.append("    return logits")
     return "prologue", f"({', '.join(pointers)}{',' * (len(pointers) == 1)})"
+
+
+def _memory(text: Text, op: Op, stem: str) -> str | None:
+    """The argument for ``<stem>_ptr`` of a prologue: an operand's memory, which may be where it is carried.
+
+    ``<operand>_rows`` are the pool rows where an operand is read in place, None where it has memory of its own.
+    """
+    operand = op.get(stem.removesuffix("_rows"))
+    load = None if operand is None else operand.source
+    if load is not None and load in text.cluster and load.opcode == "carry.load":
+        return text.pool(load) if stem in op.named else text.pointer(load["rows"], "rows")
+    return text.pointer(op[stem], stem) if stem in op.named else None
 
 
 def lift(text: Text, name: str, wanted: int, rank: int, *, before: bool) -> None:

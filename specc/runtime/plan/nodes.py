@@ -14,7 +14,7 @@ from .typed import Signed
 OF_TENSORS = ("value", "buffer", "input", "stride", "size")
 KINDS = (*OF_TENSORS, "slot_stride", "literal")
 """The kinds of kernel arguments; `target` of the first few names a value, an input or a buffer."""
-STORES = frozenset({"carry.store", "carry.append", "relay.publish"})
+STORES = frozenset({"carry.store", "carry.append", "carry.count", "relay.publish"})
 """The ops that write pool rows."""
 
 

@@ -176,7 +176,8 @@ class Carried:
     """A carried value: a record of every request, whose axes start with `B`.
 
     `limit`: the axis or the count that its values are checked with, see `RecordField`; None: any value is one.
-    `given`: the engine writes it when it admits a request (`Step.set_sampling`), and the program only reads it.
+    `given`: the engine writes it when it admits a request (`Step.set_sampling`), and the program only reads it, or
+    counts on.
     """
 
     name: str

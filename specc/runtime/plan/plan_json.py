@@ -83,8 +83,8 @@ def _check_fields(plan: Plan) -> None:
         if field.dtype not in DTYPES:
             raise PlanError(f"{name!r} is of the unknown dtype {field.dtype!r}")
     for carried in plan.carry.values():
-        if carried.limit is not None and carried.limit.isdecimal():
-            plan.size(carried.limit)
+        if carried.limit is not None and (size := carried.limit.removeprefix("-")).isdecimal():
+            plan.size(size)
     for buffer in plan.buffers.values():
         if buffer.owner != "arena":
             continue

@@ -5,9 +5,9 @@ table, `attrs` the op's attributes, `dims` the size of every axis with `B` the r
 functional: it changes no operand, and no result shares memory with one. In-place ops return the new value. None reads a
 value on the host, and none copies one from there: on CUDA they are queued, and captured, like kernels.
 
-State is explicit. `carry.load`, `carry.store`, `carry.append` and `relay.publish` take the pool of their field,
-T[P, ...], as an extra last operand, and the stores return the new pool. `evaluate` supplies it: give it `pools`, a
-mapping from field to pool, and it reads the pool, or writes rows of it in place, so that callers treat all ops alike.
+State is explicit. The ops of the dialects `carry` and `relay` take the pool of their field, T[P, ...], as an extra
+last operand, and the stores return the new pool. `evaluate` supplies it: give it `pools`, a mapping from field to pool,
+and it reads the pool, or writes rows of it in place, so that callers treat all ops alike.
 
 Conventions: b counts requests, `rows[b] == 0` is a padding row. `model.*` and `spec.*` have no entry: they are
 external calls and unexpanded programs.
@@ -133,6 +133,19 @@ def carry_append(operands: Tensors, pool: Tensor) -> Tensor:
     last = first + (written - 1 - first) // size * size  # of the values that come to an entry
     ring = torch.where(first < written, values.gather(1, last.clamp(min=0)), pool[rows])
     return carry_store((rows, ring), pool)
+
+
+@_store("carry.count")
+def carry_count(operands: Tensors, pool: Tensor) -> Tensor:
+    """Rows i64[B], values i32[B, ...][, count i32[B]], pool i32[P, V] -> what the rows become.
+
+    2 more in the words of values[b, i], i < count[b]; padding rows store nothing.
+    """
+    rows, values, *count = operands
+    values = values.reshape(len(rows), -1).to(torch.int64)
+    columns = torch.arange(values.shape[1], device=rows.device).expand(values.shape)
+    counted = columns < count[0][:, None] if count else columns >= 0
+    return carry_store((rows, pool[rows].scatter_add(1, values, 2 * counted.to(torch.int32))), pool)
 
 
 # --- vocabulary -------------------------------------------------------------------------------------------------------

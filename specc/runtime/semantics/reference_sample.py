@@ -13,6 +13,8 @@ LEAST_TEMPERATURE = 1e-6
 """Temperatures below are 0, which is greedy."""
 TILE = 16
 """Entries of a tile that is drawn as a whole."""
+LEAST_REPETITION = 2.0**-10
+"""Repetition penalties below divide as if they were this one."""
 _WORD = 0xFFFFFFFF
 
 
@@ -69,6 +71,47 @@ def gumbel(counter: Tensor, keys: Tensor) -> Tensor:
     return (-(-torch.log1p(-uniform.double())).log()).to(torch.float32)
 
 
+@_register(SAMPLE_OPS, "sample.penalize")
+def sample_penalize(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Logits T[B, ..., V], counts i32[B, V], repetition, frequency, presence f32[B] -> f32[B, ..., V]; see the op."""
+    logits, counts, *penalties = operands
+    return (_penalized(logits, _beside(counts, logits), *penalties),)
+
+
+@_register(SAMPLE_OPS, "sample.penalize_nodes")
+def sample_penalize_nodes(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """The same of T[B, n, V] after nodes with tokens i64[B, n][, parent i64[B, n]], each with its path emitted."""
+    logits, counts, repetition, frequency, presence, tokens, *parents = operands
+    nodes = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+    (parent,) = parents or (nodes - 1,)
+    counts, here = _beside(counts, logits).expand(logits.shape), nodes
+    for _ in range(dims["A"] - 1):
+        there = (here > 0) & (here < tokens.shape[1])
+        here = torch.where(there, here, 0)
+        token = tokens.gather(1, here)
+        known = there & (token >= 0) & (token < logits.shape[-1])
+        counts = counts.scatter_add(2, torch.where(known, token, 0)[..., None], 2 * known[..., None].to(torch.int32))
+        here = torch.where(there, parent.gather(1, here), 0)
+    return (_penalized(logits, counts, repetition, frequency, presence),)
+
+
+def _penalized(logits: Tensor, counts: Tensor, repetition: Tensor, frequency: Tensor, presence: Tensor) -> Tensor:
+    """Logits f32 with counts i32 beside them, penalties f32[B]; one operation after the other in f32."""
+    times = (counts >> 1).to(torch.float32)
+    values = logits.to(torch.float32) - _each(frequency, logits) * times
+    values = values - torch.where(times > 0, _each(presence, logits), 0.0)
+    factor = _each(repetition, logits)
+    inverse = 1.0 / torch.where(factor < LEAST_REPETITION, LEAST_REPETITION, factor)
+    return torch.where(counts > 0, values * torch.where(values > 0, inverse, factor), values)
+
+
+@_register(SAMPLE_OPS, "sample.bias")
+def sample_bias(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Logits T[B, ..., V], bias f32[B, V] -> f32[B, ..., V], their sum."""
+    logits, bias = operands
+    return (logits.to(torch.float32) + _beside(bias, logits),)
+
+
 @_register(SAMPLE_OPS, "sample.top_k")
 def sample_top_k(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Logits T[B, ..., V], k i32[B][, within f32[B, ...]] -> cuts f32[B, ...]: the k-th largest, -inf without one."""
@@ -119,6 +162,11 @@ def _largest_first(logits: Tensor, within: list[Tensor]) -> Tensor:
 def _each(parameter: Tensor, rows: Tensor) -> Tensor:
     """A parameter T[B] of requests beside their rows, T[B, 1, ..., 1]."""
     return parameter.view(-1, *(1,) * (rows.dim() - 1))
+
+
+def _beside(table: Tensor, logits: Tensor) -> Tensor:
+    """A number of every token T[B, V] of requests beside their rows, T[B, 1, ..., V]."""
+    return table.view(len(table), *(1,) * (logits.dim() - 2), -1)
 
 
 def _at_least(cut: Tensor, within: list[Tensor]) -> Tensor:

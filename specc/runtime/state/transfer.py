@@ -43,7 +43,8 @@ class RecordField:
         dtype: as the plan spells it.
         shape: of one request's value.
         offset: bytes from the start of the record.
-        limit: integers are at least 0 and less than it, other numbers from 0 to it; None if any value is one.
+        limit: integers are at least 0 and less than it, other numbers from 0 to it, or, where it is negative, from it
+            to its opposite; None if any value is one.
 
     """
 
@@ -67,7 +68,7 @@ class RecordField:
         """Which numbers T[...] keep to the limit; NaN keeps to none."""
         limit = UNLIMITED if self.limit is None else self.limit
         if DTYPES[self.dtype].is_floating_point:
-            return (values >= 0) & (values <= limit)
+            return (values >= min(limit, 0)) & (values <= abs(limit))
         numbers = values.to(torch.int64)
         return (numbers >= 0) & (numbers < limit)
 
@@ -76,8 +77,8 @@ class RecordField:
         first = value[~self.inside(value)][0].item()
         if self.limit == UNLIMITED:
             return f"holds {first}, the program carries no negative numbers there"
-        end = "]" if DTYPES[self.dtype].is_floating_point else ")"
-        return f"holds {first}, the program carries numbers in [0, {self.limit}{end} there"
+        end, limit = "]" if DTYPES[self.dtype].is_floating_point else ")", self.limit or 0
+        return f"holds {first}, the program carries numbers in [{min(limit, 0)}, {abs(limit)}{end} there"
 
     def check(self, request: Hashable, value: object) -> None:
         """FieldError unless `value` is a tensor of one request's dtype and shape."""
@@ -236,7 +237,8 @@ def _limit(carried: Carried, sizes: Mapping[str, int]) -> int | None:
     """What the values of a carried field are compared with."""
     if carried.limit is None:
         return None
-    return int(carried.limit) if carried.limit.isdecimal() else sizes.get(carried.limit, UNLIMITED)
+    number = carried.limit.removeprefix("-").isdecimal()
+    return int(carried.limit) if number else sizes.get(carried.limit, UNLIMITED)
 
 
 def _bytes(record: object, request: Hashable = None) -> Tensor:

@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 from specc.cli.run import run
 from specc.engine import reference
+from specc.engine.serving.request import Sampling
 
 from .conftest import NAME
 
@@ -139,12 +140,34 @@ def test_a_difference_is_shown_and_exits_with_1(invoke: Callable[..., Result], m
         ["--prompt", "x", "--max-context", "100000"],
         ["--prompt", "x" * 300],
         ["--prompt", ""],
+        ["--prompt", "x", "--logit-bias", "17"],
+        ["--prompt", "x", "--logit-bias", "a:1"],
+        ["--prompt", "x", "--logit-bias", "17:101"],
+        ["--prompt", "x", "--repetition-penalty", "0"],
+        ["--prompt", "x", "--frequency-penalty", "0.5"],
+        ["--prompt", "x", "--check", "--presence-penalty", "0.5"],
     ],
 )
 def test_usage_errors(invoke: Callable[..., Result], arguments: list[str]) -> None:
     result = invoke(*arguments)
     assert result.exit_code == 2, result.output
     assert "Traceback" not in result.output
+
+
+def test_how_tokens_are_drawn(invoke: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every option says its own part of it."""
+    asked: list[Sampling] = []
+
+    def generate(_: Any, __: Any, ___: Any, sampling: Sampling, ____: Any) -> list[Any]:
+        asked.append(sampling)
+        return []
+
+    monkeypatch.setattr("specc.cli.run._generate", generate)
+    options = "--temperature 0.5 --seed 7 --top-k 4 --top-p 0.75 --min-p 0.25 --repetition-penalty 1.5"
+    more = "--frequency-penalty -0.5 --presence-penalty 2 --logit-bias 17:-1.5 --logit-bias 3:4"
+    result = invoke("--prompt", "x", *options.split(), *more.split())
+    assert result.exit_code == 0, result.output
+    assert asked == [Sampling(0.5, 7, 4, 0.75, 0.25, 1.5, -0.5, 2.0, {17: -1.5, 3: 4.0})]
 
 
 @pytest.mark.parametrize("corpus", [False, True])

@@ -13,6 +13,7 @@ import torch
 from test_forming import FORMS, formed, launches
 
 from specc.algorithms import needs
+from specc.ir.declarations import Reference
 from specc.runtime.semantics import reference_sample
 
 LARGE: dict[str, Any] = {"vocab_size": 128256}
@@ -38,6 +39,32 @@ def test_to_draw_takes_no_launch_more(algorithm: str, form: dict[str, Any], mask
 def kinds(nodes: Iterable[str]) -> Counter[str]:
     """Names of launches without their numbers; a draw is in the place of an argmax."""
     return Counter(re.sub(r"_\d+$", "", name).replace("_draw", "_argmax") for name in nodes)
+
+
+@pytest.mark.parametrize(("algorithm", "form"), FORMS)
+def test_penalties_and_biases_take_no_launch_more(algorithm: str, form: dict[str, Any]) -> None:
+    """They are read where they are carried, by the draw, and nothing of them is copied."""
+    keys = {"target": LARGE, **form} | ({"draft": LARGE} if needs(algorithm).draft else {})
+    plain = launches(formed(algorithm, verify="target_only", **keys))
+    module = formed(algorithm, verify="target_only", sampling=["penalties", "logit_bias"], **keys)
+    changing = launches(module)
+    assert changing.keys() == plain.keys()
+    assert not module.decls_of(Reference)
+    tables = [op for op in module.find("carry.load") if op.attrs["field"] in ("sampling_counts", "sampling_logit_bias")]
+    readers = [op for load in tables for op in module.users(load.result)]
+    assert [op.opcode for op in readers] == ["sample.penalize", "sample.bias", "sample.penalize_nodes", "sample.bias"]
+    for load, reader in zip(tables, readers, strict=True):
+        assert load.attrs["kernel"] == reader.attrs["kernel"]
+    assert "carry.count" in changing["verify_draw"]
+
+
+def test_beside_filters_they_are_computed_by_torch() -> None:
+    """Logits that several read are made once, and their tables are copied; nothing else is computed by torch."""
+    module = formed("EAGLE", verify="target_only", sampling=["penalties", "logit_bias", "top_p"])
+    found = {
+        op.opcode for op in module.ops() if str(op.attrs.get("kernel")).removeprefix("prefill_").startswith("torch")
+    }
+    assert found == {"sample.bias", "sample.penalize", "sample.penalize_nodes"}
 
 
 @pytest.mark.parametrize("word", [0, 1, 1 << 31, 0xFFFFFF00, 0xFFFFFFFF])

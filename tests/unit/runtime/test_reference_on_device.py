@@ -31,6 +31,7 @@ PROGRAMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("EAGLE", TREE | {"mask": "full", "context_length": 64}),
     ("MULTI_LAYER_EAGLE", {}),
     ("DFLASH", {"verify": "target_only", "sampling": ["min_p", "top_p", "top_k"]}),
+    ("NGRAM", {"verify": "target_only", "sampling": ["penalties", "logit_bias"], "topk": 2, "num_draft_tokens": 5}),
     ("FROZEN_KV_MTP", {}),
     ("NGRAM", {"options": {"corpus": "corpus"}}),
     ("NGRAM", {"topk": 2, "num_draft_tokens": 6}),
