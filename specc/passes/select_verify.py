@@ -14,6 +14,10 @@ _REMARKS = {
     "greedy": "one argmax of every node's row, then a walk; no temperature, penalties or randomness",
     "target_only": "one draw of every node's token, the argmax of its row with noise, then a walk; the softmax is"
     " never computed, and the drafts decide how many tokens a step gives, not which",
+    "rejection": "drafts are drawn, each is accepted by its own probabilities, and what the first one that is not"
+    " leaves is drawn from",
+    "block": "drafts are drawn, as many are accepted as the probabilities of all of them allow, and what they leave is"
+    " drawn from",
 }
 
 
@@ -34,6 +38,8 @@ class SelectVerify(Pass):
                 raise DiagnosticError(Diagnostic("config/not-yet", message, accept.location))
             _lower_greedy(module, accept)
             self.remark(ctx, f"{mode}: {_REMARKS[mode]}", accept.location)
+        for reject in module.find("sample.reject"):
+            self.remark(ctx, f"{reject.attrs['mode']}: {_REMARKS[str(reject.attrs['mode'])]}", reject.location)
 
 
 def _lower_greedy(module: Module, accept: Op) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from specc.algorithms.blocks.rejection import drafted
 from specc.algorithms.blocks.scope import Scope
 from specc.algorithms.blocks.verification import Nodes, State
 from specc.ir.core import Value
@@ -28,7 +29,10 @@ Forward = Callable[[int, Frontier], tuple[Value, Value | None]]
 """The draft's forward number ``step`` over a frontier: logits [B, K, Vd], and hidden rows [B, K, W] to pass on."""
 
 
-def grow_tree(scope: Scope, state: State, root: Value, frontier: Frontier, forward: Forward, *, advance: bool) -> Nodes:
+def grow_tree(
+    scope: Scope, state: State, root: Value, frontier: Frontier, forward: Forward, *, advance: bool,
+    q: tuple[Value, ...] = (),
+) -> Nodes:  # fmt: skip
     """Expand a frontier S - 1 times and choose the nodes to verify among all candidates.
 
     Args:
@@ -38,6 +42,7 @@ def grow_tree(scope: Scope, state: State, root: Value, frontier: Frontier, forwa
         frontier: the children of the root.
         forward: writes one forward of the draft.
         advance: whether each forward stands one position further than the one before.
+        q: the logits that the children of the root were drawn from, if they were drawn.
 
     """
     b = scope.b
@@ -45,6 +50,9 @@ def grow_tree(scope: Scope, state: State, root: Value, frontier: Frontier, forwa
     with b.phase("draft"), b.at(scope.at("num_steps")):
         for step in range(scope.config.num_steps - 1):
             logits, hidden = forward(step, frontier)
+            if q:
+                q = *q, logits
+            logits = drafted(scope, logits, state.seq_lens, step + 1, f"draft{step}_", axis="K")
             p, index, bad = b.many(
                 "vocab.topk", logits, scope.rows, names=(f"p{step}", f"index{step}", f"draft_bad{step}")
             )
@@ -63,7 +71,7 @@ def grow_tree(scope: Scope, state: State, root: Value, frontier: Frontier, forwa
             tokens.append(index)
             kept.append(origin)
     # What would grow from the last candidates is never drafted.
-    return _select(scope, state, root, [*scores, *tokens, *kept[:-1]])
+    return replace(_select(scope, state, root, [*scores, *tokens, *kept[:-1]]), q=q)
 
 
 def _select(scope: Scope, state: State, root: Value, parts: list[Value]) -> Nodes:

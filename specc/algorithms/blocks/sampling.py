@@ -20,24 +20,30 @@ def noisy(scope: Scope, logits: Value, positions: Value, offset: int, stem: str,
         loads: phase that loads what the request is sampled with.
 
     """
-    config, b = scope.config, scope.b
-    if config.verify == "greedy":
+    if scope.config.verify == "greedy":
         return logits
+    drawing = draws(scope, logits, positions, offset, stem, loads)
+    with scope.b.at(scope.at("verify")):
+        return scope.b("sample.perturb", *drawing, names=(f"{stem}noisy_logits",))
+
+
+def draws(scope: Scope, logits: Value, positions: Value, offset: int, stem: str, loads: str) -> tuple[Value, ...]:
+    """What the target's tokens are drawn from and with, see `noisy`: logits, keys and scales, and cuts if any are made."""
+    config, b = scope.config, scope.b
     with b.at(scope.at("verify")):
-        seed, temperature = (_parameter(scope, name, stem, loads, "verify") for name in ("seed", "temperature"))
+        seed, temperature = (parameter(scope, name, stem, loads, "verify") for name in ("seed", "temperature"))
         names = f"{stem}sample_keys", f"{stem}sample_scales"
         keys, scales = b.many("sample.keys", seed, temperature, positions, names=names, offset=offset, kind=TOKEN)
     cuts: tuple[Value, ...] = ()
     with b.at(scope.at("sampling")):
         for name in config.sampling:
-            parameter = _parameter(scope, name, stem, loads, "sampling")
-            operands = (logits, parameter) if name == "top_k" else (logits, scales, parameter)
+            bound = parameter(scope, name, stem, loads, "sampling")
+            operands = (logits, bound) if name == "top_k" else (logits, scales, bound)
             cuts = (b(f"sample.{name}", *operands, *cuts, names=(f"{stem}cuts_{name}",)),)
-    with b.at(scope.at("verify")):
-        return b("sample.perturb", logits, keys, scales, *cuts, names=(f"{stem}noisy_logits",))
+    return logits, keys, scales, *cuts
 
 
-def _parameter(scope: Scope, name: str, stem: str, loads: str, key: str) -> Value:
+def parameter(scope: Scope, name: str, stem: str, loads: str, key: str) -> Value:
     """What a request is sampled with, from its pool row."""
     field, (dtype, limit) = PREFIX + name, PARAMETERS[name]
     if field not in scope.module.carries:

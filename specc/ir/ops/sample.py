@@ -9,10 +9,20 @@ entry of the vocabulary (Salmon et al., Parallel random numbers: as easy as 1, 2
 
 from __future__ import annotations
 
-from specc.ir.opdef import OpDef
+from collections.abc import Mapping
+from typing import Any
 
-TOKEN = 0
-"""The ``kind`` of draws that are a token of the target's, after any position."""
+from specc.ir.opdef import STEPS, OpDef
+
+TOKEN, DRAFT, COIN = range(3)
+"""The ``kind`` of a draw: a token of the target's, by its position; by the position of the root, what is drafted, with
+the number of the draft in the upper word, and the uniforms by which drafts are accepted."""
+
+
+def _of_drafts(attrs: Mapping[str, Any]) -> str:
+    cuts = "cuts: f32[B, ?n], " if attrs["cut"] else ""
+    return cuts + ", ".join(f"q{i}: ?" for i in range(int(attrs["parts"])))
+
 
 OPS = (
     OpDef(
@@ -43,5 +53,18 @@ OPS = (
         "logits: T[B, *x, ?v], keys: i64[B, *x], scales: f32[B, *x], cuts?: f32[B, *x] -> noisy: f32[B, *x, ?v]",
         "Logits times the row's scale, in f32, with Gumbel noise, -inf below the row's cut; where the scale is 0, the"
         " logits. NaN and infinities stay what they are.",
+    ),
+    OpDef(
+        "sample.reject",
+        "tokens: i64[B, ?n], logits: T[B, ?n, V], rows: i64[B], coins: i64[B], keys: i64[B, ?n], scales: f32[B, ?n],"
+        " given*: ? -> index: i32[B, ?n], bad: i1[B, ?n]",
+        "The tokens of a chain by rejection sampling (``mode`` rejection: Leviathan et al., arXiv 2211.17192; block:"
+        " block verification, Sun et al., arXiv 2403.10444): after a node that draft which is accepted, after the last"
+        " of these one drawn with the row's key from what acceptance leaves, elsewhere, and after every node where the"
+        " scale is 0, the argmax. Uniforms are the entries of ``coins``. ``given`` are ``parts`` operands of the"
+        " drafts' logits, T[B, *x, Vd] with S rows in all, which they were drawn from as the largest with noise, after"
+        " the target's cuts if ``cut`` is 1. Padding rows: 0, False.",
+        {"mode": str, "parts": STEPS, "cut": range(2)},
+        parts=_of_drafts,
     ),
 )

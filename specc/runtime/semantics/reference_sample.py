@@ -39,13 +39,9 @@ def sample_perturb(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     (v, upper half of the key), key its lower half.
     """
     logits, keys, scales, *cuts = operands
-    column = torch.arange(logits.shape[-1], device=logits.device)
-    high, low = (keys >> 32 & _WORD)[..., None], (keys & _WORD)[..., None]
-    word, _ = philox2x32((column.expand(logits.shape), high.expand(logits.shape)), low)
-    uniform = ((word.to(torch.float32) + 0.5) * 2.0**-32).clamp(max=1 - 2**-24)
-    noise = -(-torch.log1p(-uniform.double())).log()
+    noise = gumbel(uniforms(keys, logits.shape[-1]))
     scale, values = scales[..., None], logits.to(torch.float32)
-    noisy = values * scale + noise.to(torch.float32)
+    noisy = values * scale + noise
     for cut in cuts:
         noisy = torch.where(values < cut[..., None], -torch.inf, noisy)
     return (torch.where(scale > 0, noisy, values),)
@@ -105,6 +101,19 @@ def _each(parameter: Tensor, rows: Tensor) -> Tensor:
 def _at_least(cut: Tensor, within: list[Tensor]) -> Tensor:
     """The stricter of two cuts."""
     return torch.maximum(cut, within[0]) if within else cut
+
+
+def uniforms(keys: Tensor, count: int) -> Tensor:
+    """Of keys i64[...] the first `count` uniforms f32[..., count], in (0, 1)."""
+    column = torch.arange(count, device=keys.device).expand(*keys.shape, count)
+    high, low = (keys >> 32 & _WORD)[..., None], (keys & _WORD)[..., None]
+    word, _ = philox2x32((column, high.expand(column.shape)), low)
+    return ((word.to(torch.float32) + 0.5) * 2.0**-32).clamp(max=1 - 2**-24)
+
+
+def gumbel(uniform: Tensor) -> Tensor:
+    """Gumbel noise f32[...] of uniforms f32[...]."""
+    return (-(-torch.log1p(-uniform.double())).log()).to(torch.float32)
 
 
 def philox4x32(
