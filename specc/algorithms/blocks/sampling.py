@@ -28,7 +28,7 @@ def noisy(scope: Scope, logits: Value, positions: Value, offset: int, stem: str,
 
 
 def draws(scope: Scope, logits: Value, positions: Value, offset: int, stem: str, loads: str) -> tuple[Value, ...]:
-    """What the target's tokens are drawn from and with, see `noisy`: logits, keys and scales, and cuts if any are made."""
+    """What tokens of the target are drawn from, and with what, see `noisy`: logits, keys, scales, and a cut if any."""
     config, b = scope.config, scope.b
     with b.at(scope.at("verify")):
         seed, temperature = (parameter(scope, name, stem, loads, "verify") for name in ("seed", "temperature"))
