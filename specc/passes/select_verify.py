@@ -23,7 +23,10 @@ _REMARKS = {
 
 @dataclass(frozen=True)
 class SelectVerify(Pass):
-    """Lower ``verify.accept``: a walk along the target's own tokens, which are argmaxes, or drawn by noisy logits."""
+    """Lower ``verify.accept``: a walk along the target's own tokens, which are argmaxes, or drawn by noisy logits.
+
+    Where drafts were drawn too, `sample.reject` says the tokens, and the walk is there already.
+    """
 
     name = "select-verify"
     requires = frozenset({"typed", "tree-form"})
@@ -33,9 +36,9 @@ class SelectVerify(Pass):
         """Lower the verification of the step to one verify op and its passes over the logits."""
         for accept in module.find("verify.accept"):
             mode = accept.attrs["mode"]
-            if mode not in _REMARKS:
-                message = f"verify: {mode} is not implemented yet"
-                raise DiagnosticError(Diagnostic("config/not-yet", message, accept.location))
+            if mode not in ("greedy", "target_only"):
+                message = f"verify.accept is greedy or target_only, and not {mode}"
+                raise DiagnosticError(Diagnostic("ir/invalid", message, accept.location))
             _lower_greedy(module, accept)
             self.remark(ctx, f"{mode}: {_REMARKS[mode]}", accept.location)
         for reject in module.find("sample.reject"):

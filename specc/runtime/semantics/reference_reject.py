@@ -114,7 +114,7 @@ class _Chain:
             draft = torch.where(here, self.draft(column), draft)
         target = comparable(target)
         others = target.masked_fill(torch.arange(target.shape[1], device=target.device) == draft, -torch.inf)
-        rest = (weight[:, None] * _softmax(target) - q).log().nan_to_num(nan=-torch.inf)
+        rest = (weight[:, None] * _softmax(target) - q).clamp(min=0.0).log()
         rest = torch.where(others == -torch.inf, -torch.inf, rest)
         found = torch.where(_some(rest), rest, torch.where(_some(others), others, target))
         return torch.where((count == steps)[:, None], target, found)
