@@ -33,7 +33,7 @@ def sample_reject(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """
     tokens, logits, rows, coins, keys, scales, *given = operands
     cuts, q = (given[0], given[1:]) if attrs["cut"] else (None, given)
-    drafted = tuple(row for part in q for row in part.reshape(len(rows), -1, part.shape[-1]).unbind(1))
+    drafted = tuple(row for part in q for row in _rows(part))
     chain = _Chain(tokens, logits, scales, cuts, drafted, uniforms(coins, len(drafted)))
     count, weight = chain.block() if attrs["mode"] == "block" else chain.rejection()
     columns = torch.arange(tokens.shape[1], device=tokens.device)
@@ -118,6 +118,11 @@ class _Chain:
         rest = torch.where(others == -torch.inf, -torch.inf, rest)
         found = torch.where(_some(rest), rest, torch.where(_some(others), others, target))
         return torch.where((count == steps)[:, None], target, found)
+
+
+def _rows(part: Tensor) -> Tensors:
+    """Rows T[B, V] of T[B, V] or T[B, n, V]."""
+    return part.unbind(1) if part.dim() > 2 else (part,)
 
 
 def _softmax(logits: Tensor) -> Tensor:

@@ -32,6 +32,8 @@ PROGRAMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("MULTI_LAYER_EAGLE", {}),
     ("DFLASH", {"verify": "target_only", "sampling": ["min_p", "top_p", "top_k"]}),
     ("FROZEN_KV_MTP", {}),
+    ("EAGLE", {"verify": "rejection", "sampling": ["min_p"]}),
+    ("DFLASH", {"verify": "block"}),
     ("NGRAM", {"options": {"corpus": "corpus"}}),
     ("NGRAM", {"topk": 2, "num_draft_tokens": 6}),
 )
