@@ -74,8 +74,8 @@ class _Chain:
         return _softmax(self.drafted[column].to(torch.float32) * self.scales[:, column, None])
 
     def draft(self, column: int) -> Tensor:
-        """The draft i64[B, 1] after a node."""
-        return self.tokens[:, column + 1, None]
+        """The draft i64[B, 1] after a node; a number that is no token counts as the nearest one."""
+        return self.tokens[:, column + 1, None].clamp(0, self.logits.shape[-1] - 1)
 
     def rejection(self) -> tuple[Tensor, Tensor]:
         """How many drafts are accepted i64[B], and the weight f32[B] of what they leave of p."""
