@@ -80,6 +80,11 @@ def decide(
 
     """
     b = scope.b
+    if not q:
+        message = (
+            f"verify: {scope.config.verify} needs what drafts are drawn from, which {scope.config.algorithm} lacks"
+        )
+        scope.refuse("legal/verify", message, ("verify",), hint="write verify: target_only")
     drawn, keys, scales, *cuts = draws(scope, logits, positions, 1, "", "prepare")
     with b.at(scope.at("verify")):
         seed, temperature = (parameter(scope, name, "", "prepare", "verify") for name in ("seed", "temperature"))
