@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sampling_oracle import noise, philox2x32, philox4x32
+import sampling_oracle
+from sampling_oracle import philox2x32, philox4x32
 
 WORD = 0xFFFFFFFF
-TOKEN, DRAFT, COIN = 0, 1, 2
+TOKEN, DRAFT, COIN = range(3)
 Number = Any
 
 
@@ -67,22 +68,14 @@ def coin(seed: int, root: int, number: int) -> float:
     return (word + 0.5) / 2**32
 
 
-def largest(scores: Sequence[float]) -> int:
-    """The first of the largest."""
-    return list(scores).index(max(scores))
-
-
 def draft_drawn(logits: Sequence[float], temperature: float, seed: int, root: int, number: int) -> int:
     """What a draft draws as number ``number`` below the root."""
-    if temperature < 1e-6:
-        return largest(logits)
-    where = root + (number << 32)
-    return largest([x / temperature + noise(seed, where, v, DRAFT) for v, x in enumerate(logits)])
+    return sampling_oracle.drawn(logits, seed, temperature, root + (number << 32), kind=DRAFT)
 
 
 def drawn(p: Sequence[float], seed: int, position: int) -> int:
     """A token of these probabilities for a position."""
-    return largest([math.log(x) + noise(seed, position, v, TOKEN) if x > 0 else -math.inf for v, x in enumerate(p)])
+    return sampling_oracle.drawn([math.log(x) if x > 0 else -math.inf for x in p], seed, 1.0, position)
 
 
 def emitted(

@@ -8,7 +8,7 @@ nothing is written and there is no extend: what is carried is a row of the targe
 from __future__ import annotations
 
 from specc.algorithms.blocks.growth import Frontier, grow_tree
-from specc.algorithms.blocks.rejection import drafted, sampled
+from specc.algorithms.blocks.rejection import children, sampled
 from specc.algorithms.blocks.scope import Algorithm, Scope, dtype_of, logits_dtype_of
 from specc.algorithms.blocks.verification import (
     State,
@@ -74,8 +74,7 @@ def _seed(scope: Scope, state: State, root: Value, hidden: Value) -> tuple[Front
         positions = b("kv.positions", state.seq_lens, names=("draft_positions",), axis="K", **where)
     with b.phase("draft"), b.at(scope.at("num_steps")):
         logits, hidden = _assist(scope, state, (token, seed_at, hidden), 0)
-        noisy = drafted(scope, logits, state.seq_lens, 0, "seed_")
-        p, index, bad = b.many("vocab.topk", noisy, scope.rows, names=("seed_p", "seed_index", "seed_bad"))
+        p, index, bad = children(scope, logits, state.seq_lens, ("seed_p", "seed_index", "seed_bad"), stem="seed_")
         state.health = b("health.raise", state.health, bad, names=("health_seed",), bit=DRAFT_BIT)
         hidden = b("tree.repeat", hidden, names=("frontier_hidden",))
     return Frontier(index, p, positions, hidden), (logits,) if sampled(scope) else ()

@@ -7,7 +7,7 @@ drafts are carried, and no hidden state is. Semantics: SGLang's multi_layer_eagl
 
 from __future__ import annotations
 
-from specc.algorithms.blocks.rejection import carry_rows, drafted, load_rows
+from specc.algorithms.blocks.rejection import carry_rows, chosen, load_rows
 from specc.algorithms.blocks.scope import Algorithm, Scope, dtype_of, logits_dtype_of
 from specc.algorithms.blocks.verification import (
     Accepted,
@@ -60,8 +60,7 @@ def _prefill(scope: Scope) -> None:
                     *([drafts] if drafts is not None else []),
                     names=(f"prefill_logits{step}", f"prefill_kv_draft{step + 1}"), **_module_io(scope, step),
                 )  # fmt: skip
-            logits = drafted(scope, logits, scope.seq_lens, step, f"prefill_draft{step + 1}_", carried=True)
-            token, health = _token(scope, logits, health, f"prefill_draft{step + 1}", PREFILL_BIT)
+            token, health = _token(scope, logits, scope.seq_lens, step, health, f"prefill_draft{step + 1}", PREFILL_BIT)
             drafts = _append(scope, drafts, token, step)
     assert drafts is not None  # a configuration has at least one step
     finish_prefill(scope, health, first, {"bonus": first, "topk_index": drafts})
@@ -89,8 +88,9 @@ def _extend(scope: Scope, state: State, accepted: Accepted) -> None:
                     state.kv_draft, hidden,
                     names=(f"extend_logits{step}", f"kv_draft{step + 1}"), **_module_io(scope, step),
                 )  # fmt: skip
-            logits = drafted(scope, logits, accepted.new_lens, step, f"draft{step + 1}_", carried=True)
-            token, state.health = _token(scope, logits, state.health, f"draft{step + 1}", EXTEND_BIT)
+            token, state.health = _token(
+                scope, logits, accepted.new_lens, step, state.health, f"draft{step + 1}", EXTEND_BIT
+            )
             drafts = _append(scope, drafts, token, step)
             if step + 1 < scope.config.num_steps:
                 tokens = b("chain.shift", tokens, accepted.accept_lens, token, names=(f"extend_tokens{step + 1}",))
@@ -99,11 +99,13 @@ def _extend(scope: Scope, state: State, accepted: Accepted) -> None:
     scope.output("health", state.health)
 
 
-def _token(scope: Scope, logits: Value, health: Value, name: str, bit: int) -> tuple[Value, Value]:
-    """The token i64[B, K] that a module's logits choose, and the health word."""
-    b = scope.b
-    token, bad = b.many("vocab.argmax", logits, scope.rows, names=(name, f"{name}_bad"), dtype="i64", keep="K")
-    return token, b("health.raise", health, bad, names=(f"health_{name}",), bit=bit)
+def _token(
+    scope: Scope, logits: Value, lens: Value, step: int, health: Value, name: str, bit: int
+) -> tuple[Value, Value]:
+    """The token i64[B, K] that a module's logits choose for a root at ``lens``, and the health word."""
+    names = name, f"{name}_bad"
+    token, bad = chosen(scope, logits, lens, step, names, stem=f"{name}_", keep="K", carried=True)
+    return token, scope.b("health.raise", health, bad, names=(f"health_{name}",), bit=bit)
 
 
 def _append(scope: Scope, drafts: Value | None, token: Value, step: int) -> Value:

@@ -12,8 +12,8 @@ from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 _REMARKS = {
     "greedy": "one argmax of every node's row, then a walk; no temperature, penalties or randomness",
-    "target_only": "one draw of every node's token, the argmax of its row with noise, then a walk; the softmax is"
-    " never computed, and the drafts decide how many tokens a step gives, not which",
+    "target_only": "one draw of every node's token, then a walk; no softmax is written, and the drafts decide how"
+    " many tokens a step gives, not which",
     "rejection": "drafts are drawn, each is accepted by its own probabilities, and what the first one that is not"
     " leaves is drawn from",
     "block": "drafts are drawn, as many are accepted as the probabilities of all of them allow, and what they leave is"
@@ -23,10 +23,7 @@ _REMARKS = {
 
 @dataclass(frozen=True)
 class SelectVerify(Pass):
-    """Lower ``verify.accept``: a walk along the target's own tokens, which are argmaxes, or drawn by noisy logits.
-
-    Where drafts were drawn too, `sample.reject` says the tokens, and the walk is there already.
-    """
+    """Lower ``verify.accept``: a walk along the target's own tokens, which are argmaxes. Drawn ones are there."""
 
     name = "select-verify"
     requires = frozenset({"typed", "tree-form"})
@@ -36,13 +33,20 @@ class SelectVerify(Pass):
         """Lower the verification of the step to one verify op and its passes over the logits."""
         for accept in module.find("verify.accept"):
             mode = accept.attrs["mode"]
-            if mode not in ("greedy", "target_only"):
-                message = f"verify.accept is greedy or target_only, and not {mode}"
+            if mode != "greedy":
+                message = f"verify.accept is greedy, and not {mode}"
                 raise DiagnosticError(Diagnostic("ir/invalid", message, accept.location))
             _lower_greedy(module, accept)
-            self.remark(ctx, f"{mode}: {_REMARKS[mode]}", accept.location)
-        for reject in module.find("sample.reject"):
-            self.remark(ctx, f"{reject.attrs['mode']}: {_REMARKS[str(reject.attrs['mode'])]}", reject.location)
+        for walk in module.find("verify.greedy"):
+            mode = _mode(walk["argmax"].source)
+            self.remark(ctx, f"{mode}: {_REMARKS[mode]}", walk.location)
+
+
+def _mode(source: Op | None) -> str:
+    """How the tokens were found that are walked along."""
+    if source is not None and source.opcode == "sample.reject":
+        return str(source.attrs["mode"])
+    return "target_only" if source is not None and source.opcode == "sample.draw" else "greedy"
 
 
 def _lower_greedy(module: Module, accept: Op) -> None:

@@ -154,7 +154,7 @@ OTHERS = [
     ("DFLASH", "model.inject(%block_positions, %block_slots,", "model.inject(%block_slots, %block_slots,", {}),
     ("DFLASH", "carry.store(%admitted_rows, %bonus)", "carry.store(%admitted_rows, %root)", {}),
     ("STANDALONE", "kind = 0, offset = 1", "kind = 0, offset = 0", SAMPLED),
-    ("STANDALONE", "perturb(%target_logits, %sample_keys", "perturb(%target_logits, %verify_positions", SAMPLED),
+    ("STANDALONE", ", %sample_keys, ", ", %verify_positions, ", SAMPLED),
     ("STANDALONE", 'axis = "K", offset = 4294967296', 'axis = "K", offset = 0', REJECTED),
     ("STANDALONE", "{kind = 2, offset = 0}", "{kind = 1, offset = 0}", REJECTED),
     ("STANDALONE", "%carried_draft_logits0, %draft_logits0,", "%draft_logits0, %draft_logits0,", REJECTED),

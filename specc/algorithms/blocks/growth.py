@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from specc.algorithms.blocks.rejection import drafted
+from specc.algorithms.blocks.rejection import chosen, sampled
 from specc.algorithms.blocks.scope import Scope
 from specc.algorithms.blocks.verification import Nodes, State
 from specc.ir.core import Value
@@ -17,10 +17,13 @@ from specc.ir.ops.health import DRAFT_BIT, TREE_BIT
 
 @dataclass(frozen=True)
 class Frontier:
-    """What the draft expands: tokens, path scores, positions [B, K], and hidden rows [B, K, W] if it passes any on."""
+    """What the draft expands: tokens, path scores, positions [B, K], and hidden rows [B, K, W] if it passes any on.
+
+    Drafts that are drawn have no scores.
+    """
 
     tokens: Value
-    scores: Value
+    scores: Value | None
     positions: Value
     hidden: Value | None = None
 
@@ -46,13 +49,13 @@ def grow_tree(
 
     """
     b = scope.b
+    if sampled(scope):
+        return _draw_chain(scope, state, root, frontier, forward, advance=advance, q=q)
+    assert frontier.scores is not None  # only what is drawn has none
     scores, tokens, kept = [frontier.scores], [frontier.tokens], list[Value]()
     with b.phase("draft"), b.at(scope.at("num_steps")):
         for step in range(scope.config.num_steps - 1):
             logits, hidden = forward(step, frontier)
-            if q:
-                q = *q, logits
-            logits = drafted(scope, logits, state.seq_lens, step + 1, f"draft{step}_", axis="K")
             p, index, bad = b.many(
                 "vocab.topk", logits, scope.rows, names=(f"p{step}", f"index{step}", f"draft_bad{step}")
             )
@@ -71,7 +74,29 @@ def grow_tree(
             tokens.append(index)
             kept.append(origin)
     # What would grow from the last candidates is never drafted.
-    return replace(_select(scope, state, root, [*scores, *tokens, *kept[:-1]]), q=q)
+    return _select(scope, state, root, [*scores, *tokens, *kept[:-1]])
+
+
+def _draw_chain(
+    scope: Scope, state: State, root: Value, frontier: Frontier, forward: Forward, *, advance: bool,
+    q: tuple[Value, ...],
+) -> Nodes:  # fmt: skip
+    """As `grow_tree` where drafts are drawn: of one branch, with what each was drawn from."""
+    b = scope.b
+    with b.phase("draft"), b.at(scope.at("num_steps")):
+        tokens = b("chain.start", root, frontier.tokens, names=("tokens",))
+        for step in range(scope.config.num_steps - 1):
+            logits, hidden = forward(step, frontier)
+            names = f"draft_token{step + 1}", f"draft_bad{step}"
+            token, bad = chosen(scope, logits, state.seq_lens, step + 1, names, stem=f"draft{step}_", axis="K")
+            state.health = b("health.raise", state.health, bad, names=("health_draft",), bit=DRAFT_BIT)
+            tokens = b("chain.append", tokens, token, names=("tokens",), column=step + 2)
+            frontier = replace(frontier, tokens=token, hidden=hidden)
+            if advance:
+                further = b("kv.advance", frontier.positions, names=(f"draft_positions{step + 1}",))
+                frontier = replace(frontier, positions=further)
+            q = (*q, logits) if q else ()
+    return Nodes(tokens, q=q)
 
 
 def _select(scope: Scope, state: State, root: Value, parts: list[Value]) -> Nodes:

@@ -7,7 +7,7 @@ passes, by dataflow alone. Semantics: docs/semantics.md; SGLang's eagle_worker_v
 from __future__ import annotations
 
 from specc.algorithms.blocks.growth import Frontier, grow_tree
-from specc.algorithms.blocks.rejection import carry_rows, drafted, load_rows
+from specc.algorithms.blocks.rejection import carry_rows, children, load_rows
 from specc.algorithms.blocks.scope import Scope, dtype_of, logits_dtype_of
 from specc.algorithms.blocks.verification import (
     Accepted,
@@ -78,12 +78,15 @@ def _prefill(scope: Scope, reads_hidden: bool, rows: FromTarget) -> None:
                 names=("prefill_draft_logits", "prefill_kv_draft", "prefill_draft_hidden"),
                 capture="last", **_draft_io(scope, rows),
             )  # fmt: skip
-        logits = drafted(scope, logits, scope.seq_lens, 0, "prefill_draft_", carried=True)
-        p, index, bad = b.many(
-            "vocab.topk", logits, scope.rows, names=("prefill_topk_p", "prefill_topk_index", "prefill_bad")
-        )
+        names = "prefill_topk_p", "prefill_topk_index", "prefill_bad"
+        p, index, bad = children(scope, logits, scope.seq_lens, names, stem="prefill_draft_", carried=True)
         health = b("health.raise", health, bad, names=("prefill_health_out",), bit=PREFILL_BIT)
-    finish_prefill(scope, health, first, {"bonus": first, "topk_p": p, "topk_index": index, "hidden": hidden})
+    finish_prefill(scope, health, first, {"bonus": first, **_fields(p, index), "hidden": hidden})
+
+
+def _fields(p: Value | None, index: Value) -> dict[str, Value]:
+    """The root's children by field of the carry."""
+    return {"topk_index": index} if p is None else {"topk_p": p, "topk_index": index}
 
 
 def _prepare(scope: Scope, first: int) -> tuple[State, Value, Frontier, Value]:
@@ -133,10 +136,10 @@ def _extend(scope: Scope, state: State, accepted: Accepted, reads: FromTarget | 
                 names=("extend_logits", "kv_draft_out", "extend_hidden"),
                 capture="last", **_draft_io(scope, rows),
             )  # fmt: skip
-        logits = drafted(scope, logits, accepted.new_lens, 0, "next_", carried=True)
-        p, index, bad = b.many("vocab.topk", logits, scope.rows, names=("next_topk_p", "next_topk_index", "extend_bad"))
+        names = "next_topk_p", "next_topk_index", "extend_bad"
+        p, index, bad = children(scope, logits, accepted.new_lens, names, stem="next_", carried=True)
         state.health = b("health.raise", state.health, bad, names=("health_out",), bit=EXTEND_BIT)
-        store(scope, {"bonus": accepted.bonus, "topk_p": p, "topk_index": index, "hidden": hidden})
+        store(scope, {"bonus": accepted.bonus, **_fields(p, index), "hidden": hidden})
     scope.output("health", state.health)
 
 

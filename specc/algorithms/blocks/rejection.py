@@ -19,33 +19,51 @@ def sampled(scope: Scope) -> bool:
     return scope.config.verify in MODES
 
 
-def drafted(
-    scope: Scope, logits: Value, lens: Value, column: int, stem: str, *, axis: str = "", carried: bool = False
-) -> Value:
-    """The logits that a draft's token is the argmax of: with noise, if drafts are drawn.
+def chosen(
+    scope: Scope, logits: Value, lens: Value, column: int, names: tuple[str, str], *,
+    stem: str, axis: str = "", keep: str = "", carried: bool = False,
+) -> tuple[Value, ...]:  # fmt: skip
+    """A draft i64[B, axis, keep] and bad rows i1[B, axis], of logits: the largest, or drawn if drafts are drawn.
 
     Args:
         scope: module under construction, in the phase that reads the logits.
-        logits: T[B, Vd], or T[B, axis, Vd].
+        logits: T[B, axis, Vd].
         lens: position i64[B] of the root of the step that verifies the draft.
         column: number of the draft below the root, from 0 on; along the axis S that of the first.
-        stem: what names of values begin with; ``prefill_`` in prefill.
+        names: of the draft and the bad rows.
+        stem: what names of other values begin with; ``prefill_`` in prefill.
         axis: of the logits, K or S, or none.
+        keep: as of `vocab.argmax`.
         carried: whether another step verifies the draft, which needs the logits then.
 
     """
+    b = scope.b
     if not sampled(scope):
-        return logits
-    b, entry = scope.b, ("prefill_", "prefill") if stem.startswith("prefill_") else ("", "prepare")
+        return b.many("vocab.argmax", logits, scope.rows, names=names, dtype="i64", keep=keep)
+    entry = ("prefill_", "prefill") if stem.startswith("prefill_") else ("", "prepare")
     with b.at(scope.at("verify")):
         if carried:
             b.many("carry.store", scope.rows, logits, field=_field(column))
         seed, temperature = (parameter(scope, name, *entry, "verify") for name in ("seed", "temperature"))
         where = {"offset": column * _COLUMN, "stride": _COLUMN if axis == "S" else 0}
         place = b("kv.positions", lens, names=(f"{stem}place",), axis=axis, **where)
-        names = f"{stem}keys", f"{stem}scales"
-        keys, scales = b.many("sample.keys", seed, temperature, place, names=names, offset=0, kind=DRAFT)
-        return b("sample.perturb", logits, keys, scales, names=(f"{stem}noisy",))
+        noise = f"{stem}keys", f"{stem}scales"
+        keys, scales = b.many("sample.keys", seed, temperature, place, names=noise, offset=0, kind=DRAFT)
+        return b.many("sample.draw", logits, scope.rows, keys, scales, names=names, dtype="i64", keep=keep)
+
+
+def children(
+    scope: Scope, logits: Value, lens: Value, names: tuple[str, str, str], *, stem: str, carried: bool = False
+) -> tuple[Value | None, Value, Value]:
+    """Of the root's children p f32[B, K], None if they are drawn, the tokens i64[B, K], and bad rows i1[B].
+
+    Args as of `chosen`.
+    """
+    if sampled(scope):
+        token, bad = chosen(scope, logits, lens, 0, names[1:], stem=stem, keep="K", carried=carried)
+        return None, token, bad
+    p, index, bad = scope.b.many("vocab.topk", logits, scope.rows, names=names)
+    return p, index, bad
 
 
 def carry_rows(scope: Scope, count: int = 1) -> None:
@@ -85,12 +103,12 @@ def decide(
             f"verify: {scope.config.verify} needs what drafts are drawn from, which {scope.config.algorithm} lacks"
         )
         scope.refuse("legal/verify", message, ("verify",), hint="write verify: target_only")
-    drawn, keys, scales, *cuts = draws(scope, logits, positions, 1, "", "prepare")
+    keys, scales, *cuts = draws(scope, logits, positions, 1, "", "prepare")
     with b.at(scope.at("verify")):
         seed, temperature = (parameter(scope, name, "", "prepare", "verify") for name in ("seed", "temperature"))
         names = "coins", "coin_scales"
         coins, _ = b.many("sample.keys", seed, temperature, lens, names=names, offset=0, kind=COIN)
         return b.many(
-            "sample.reject", tokens, drawn, scope.rows, coins, keys, scales, *cuts, *q,
+            "sample.reject", tokens, logits, scope.rows, coins, keys, scales, *cuts, *q,
             names=("decided", "target_bad"), mode=scope.config.verify, parts=len(q), cut=len(cuts),
         )  # fmt: skip

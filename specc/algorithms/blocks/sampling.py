@@ -1,4 +1,4 @@
-"""What a request is sampled with, and the noise that makes the largest of the target's logits a token drawn."""
+"""The target's tokens: the largest of its logits, or drawn with what the request is sampled with."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from specc.ir.ops.sample import TOKEN
 from specc.runtime.plan.parameters import PARAMETERS, PREFIX
 
 
-def noisy(scope: Scope, logits: Value, positions: Value, offset: int, stem: str, loads: str) -> Value:
-    """The target's logits as the verification of the configuration wants them: with noise, unless it is greedy.
+def drawn(scope: Scope, logits: Value, positions: Value, offset: int, stem: str, loads: str) -> tuple[Value, ...]:
+    """A token i32[B, *x] drawn for every row of logits, and whether the row is bad, i1[B, *x].
 
     Args:
         scope: module under construction, in the phase that reads the logits.
@@ -20,15 +20,14 @@ def noisy(scope: Scope, logits: Value, positions: Value, offset: int, stem: str,
         loads: phase that loads what the request is sampled with.
 
     """
-    if scope.config.verify == "greedy":
-        return logits
-    drawing = draws(scope, logits, positions, offset, stem, loads)
+    given = draws(scope, logits, positions, offset, stem, loads)
     with scope.b.at(scope.at("verify")):
-        return scope.b("sample.perturb", *drawing, names=(f"{stem}noisy_logits",))
+        names = f"{stem}drawn", f"{stem}drawn_bad"
+        return scope.b.many("sample.draw", logits, scope.rows, *given, names=names, dtype="i32", keep="")
 
 
 def draws(scope: Scope, logits: Value, positions: Value, offset: int, stem: str, loads: str) -> tuple[Value, ...]:
-    """What tokens of the target are drawn from, and with what, see `noisy`: logits, keys, scales, and a cut if any."""
+    """What tokens are drawn with, see `drawn`: keys i64[B, *x], scales and, if any are made, cuts f32[B, *x]."""
     config, b = scope.config, scope.b
     with b.at(scope.at("verify")):
         seed, temperature = (parameter(scope, name, stem, loads, "verify") for name in ("seed", "temperature"))
@@ -40,7 +39,7 @@ def draws(scope: Scope, logits: Value, positions: Value, offset: int, stem: str,
             bound = parameter(scope, name, stem, loads, "sampling")
             operands = (logits, bound) if name == "top_k" else (logits, scales, bound)
             cuts = (b(f"sample.{name}", *operands, *cuts, names=(f"{stem}cuts_{name}",)),)
-    return logits, keys, scales, *cuts
+    return keys, scales, *cuts
 
 
 def parameter(scope: Scope, name: str, stem: str, loads: str, key: str) -> Value:

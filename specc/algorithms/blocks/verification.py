@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specc.algorithms.blocks.rejection import decide, sampled
-from specc.algorithms.blocks.sampling import noisy
+from specc.algorithms.blocks.sampling import drawn
 from specc.algorithms.blocks.scope import Scope, dtype_of, logits_dtype_of
 from specc.ir.core import Value
 from specc.ir.ops.health import TARGET_BIT
@@ -78,8 +78,10 @@ def prefill_target(scope: Scope, offers: str = "hidden_size", *, last: bool = Fa
                 capture="last" if last else "full", per="B" if last else "T",
                 dtype=dtype_of(target), logits_dtype=logits_dtype_of(target), width=target.spec_width,
             )  # fmt: skip
-        logits = noisy(scope, logits, scope.seq_lens, 0, "prefill_", "prefill")
-        first, bad = b.many("vocab.argmax", logits, scope.rows, names=("first", "first_bad"), dtype="i32", keep="")
+        if scope.config.verify == "greedy":
+            first, bad = b.many("vocab.argmax", logits, scope.rows, names=("first", "first_bad"), dtype="i32", keep="")
+        else:
+            first, bad = drawn(scope, logits, scope.seq_lens, 0, "prefill_", "prefill")
         health = b("health.raise", health, bad, names=("prefill_health_target",), bit=TARGET_BIT)
     return health, first, hidden
 
@@ -142,16 +144,16 @@ def _accept(scope: Scope, state: State, nodes: Nodes, logits: Value, positions: 
     """Predicted tokens [B, n], the accepted path, its length, and which rows of the target are bad."""
     b, names = scope.b, ("node_predict", "accept_index", "accept_lens")
     links = () if nodes.parent is None else (nodes.parent,)
-    if sampled(scope):
-        decided, bad = decide(scope, nodes.tokens, logits, state.seq_lens, positions, nodes.q)
-        with b.at(scope.at("verify")):
-            return *b.many("verify.greedy", nodes.tokens, decided, scope.rows, *links, names=names), bad
-    scores = noisy(scope, logits, positions, 1, "", "prepare")
     with b.at(scope.at("verify")):
-        return b.many(
-            "verify.accept", nodes.tokens, scores, scope.rows, *links,
-            names=(*names, "target_bad"), mode=scope.config.verify,
-        )  # fmt: skip
+        if scope.config.verify == "greedy":
+            return b.many(
+                "verify.accept", nodes.tokens, logits, scope.rows, *links, names=(*names, "target_bad"), mode="greedy"
+            )
+        if sampled(scope):
+            token, bad = decide(scope, nodes.tokens, logits, state.seq_lens, positions, nodes.q)
+        else:
+            token, bad = drawn(scope, logits, positions, 1, "", "prepare")
+        return *b.many("verify.greedy", nodes.tokens, token, scope.rows, *links, names=names), bad
 
 
 def _target(scope: Scope, state: State, nodes: Nodes, offers: str) -> tuple[Value, Value, Value, dict[str, Value]]:

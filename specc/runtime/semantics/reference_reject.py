@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .convention import Attrs, Dims, Semantics, Tensors, bad_rows, comparable, register, zero_rows
-from .reference_sample import gumbel, uniforms
+from .reference_sample import sample_draw, uniforms
 
 REJECT_OPS: dict[str, Semantics] = {}
 
@@ -34,11 +34,12 @@ def sample_reject(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     tokens, logits, rows, coins, keys, scales, *given = operands
     cuts, q = (given[0], given[1:]) if attrs["cut"] else (None, given)
     drafted = tuple(row for part in q for row in _rows(part))
-    chain = _Chain(tokens, logits, scales, cuts, drafted, uniforms(coins, len(drafted)))
+    chain = _Chain(tokens, logits, scales, cuts, drafted, _coins(coins, len(drafted)))
     count, weight = chain.block() if attrs["mode"] == "block" else chain.rejection()
     columns = torch.arange(tokens.shape[1], device=tokens.device)
     here, accepted = columns == count[:, None], columns < count[:, None]
-    drawn = _first(chain.left(count, weight) + gumbel(uniforms(keys.gather(1, count[:, None])[:, 0], logits.shape[-1])))
+    key = keys.gather(1, count[:, None])[:, 0]
+    drawn, _ = sample_draw((chain.left(count, weight), rows, key, torch.ones_like(weight)), {"dtype": "i64"}, dims)
     best = torch.stack([_first(comparable(chain.target(c))) for c in range(tokens.shape[1])], dim=1)
     bad = torch.stack([bad_rows(chain.target(c)) for c in range(tokens.shape[1])], dim=1)
     found = torch.where(here, drawn[:, None], torch.where(accepted, tokens.roll(-1, dims=1), best))
@@ -118,6 +119,11 @@ class _Chain:
         rest = torch.where(others == -torch.inf, -torch.inf, rest)
         found = torch.where(_some(rest), rest, torch.where(_some(others), others, target))
         return torch.where((count == steps)[:, None], target, found)
+
+
+def _coins(keys: Tensor, count: int) -> Tensor:
+    """The first `count` uniforms f32[B, count] of keys i64[B]."""
+    return uniforms(torch.arange(count, device=keys.device), keys[:, None])
 
 
 def _rows(part: Tensor) -> Tensors:

@@ -79,8 +79,7 @@ def keys_of(seeds: Tensor, temperature: Tensor, positions: Tensor, kind: int) ->
 def drafted(logits: Tensor, seeds: Tensor, temperature: Tensor, roots: Tensor, column: int) -> Tensor:
     """Drafts i64[B] of logits [B, V] by the ops, as programs draw them."""
     keys, scales = keys_of(seeds, temperature, roots + column * COLUMN, oracle.DRAFT)
-    (noisy,) = OPS["sample.perturb"]((logits, keys, scales), {}, {})
-    return OPS["vocab.argmax"]((noisy, seeds * 0 + 1), {"dtype": "i64", "keep": ""}, {})[0]
+    return OPS["sample.draw"]((logits, seeds * 0 + 1, keys, scales), {"dtype": "i64", "keep": ""}, {})[0]
 
 
 def decided(
