@@ -70,7 +70,8 @@ def uniforms(counter: Tensor, keys: Tensor) -> Tensor:
 
 def gumbel(counter: Tensor, keys: Tensor) -> Tensor:
     """Gumbel noise f32[..., X], of counters and keys as `uniforms`."""
-    return (-(-torch.log1p(-uniforms(counter, keys).double())).log()).to(torch.float32)
+    uniform = uniforms(counter, keys)
+    return (-(-torch.log1p(-uniform.double())).log()).to(torch.float32)
 
 
 @_register(SAMPLE_OPS, "sample.top_k")
