@@ -67,9 +67,7 @@ def grow_tree(
             if hidden is not None:
                 hidden = b("tree.gather", hidden, origin, names=(f"frontier_hidden{step + 1}",))
             frontier = replace(frontier, tokens=grown, scores=best, hidden=hidden)
-            if advance:
-                further = b("kv.advance", frontier.positions, names=(f"draft_positions{step + 1}",))
-                frontier = replace(frontier, positions=further)
+            frontier = _advanced(scope, frontier, step, advance=advance)
             scores.append(candidates)
             tokens.append(index)
             kept.append(origin)
@@ -92,11 +90,17 @@ def _draw_chain(
             state.health = b("health.raise", state.health, bad, names=("health_draft",), bit=DRAFT_BIT)
             tokens = b("chain.append", tokens, token, names=("tokens",), column=step + 2)
             frontier = replace(frontier, tokens=token, hidden=hidden)
-            if advance:
-                further = b("kv.advance", frontier.positions, names=(f"draft_positions{step + 1}",))
-                frontier = replace(frontier, positions=further)
+            frontier = _advanced(scope, frontier, step, advance=advance)
             q = (*q, logits) if q else ()
     return Nodes(tokens, q=q)
+
+
+def _advanced(scope: Scope, frontier: Frontier, step: int, *, advance: bool) -> Frontier:
+    """Where the forward after number ``step`` stands."""
+    if not advance:
+        return frontier
+    further = scope.b("kv.advance", frontier.positions, names=(f"draft_positions{step + 1}",))
+    return replace(frontier, positions=further)
 
 
 def _select(scope: Scope, state: State, root: Value, parts: list[Value]) -> Nodes:
