@@ -51,8 +51,9 @@ def grow_tree(
     b = scope.b
     if sampled(scope):
         return _draw_chain(scope, state, root, frontier, forward, advance=advance, q=q)
-    assert frontier.scores is not None  # only what is drawn has none
-    scores, tokens, kept = [frontier.scores], [frontier.tokens], list[Value]()
+    best = frontier.scores
+    assert best is not None  # only what is drawn has none
+    scores, tokens, kept = [best], [frontier.tokens], list[Value]()
     with b.phase("draft"), b.at(scope.at("num_steps")):
         for step in range(scope.config.num_steps - 1):
             logits, hidden = forward(step, frontier)
@@ -61,7 +62,7 @@ def grow_tree(
             )
             state.health = b("health.raise", state.health, bad, names=("health_draft",), bit=DRAFT_BIT)
             grown, best, origin, candidates = b.many(
-                "tree.grow", frontier.scores, p, index,
+                "tree.grow", best, p, index,
                 names=(f"draft_token{step + 1}", f"scores{step + 1}", f"kept{step + 1}", f"candidates{step + 1}"),
             )  # fmt: skip
             if hidden is not None:
