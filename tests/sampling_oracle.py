@@ -69,6 +69,7 @@ def drawn(
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
+    kind: int = 0,
 ) -> int:
     """The token at a position; the first of the largest logits at temperature 0."""
     if temperature < 1e-6:
@@ -77,9 +78,11 @@ def drawn(
     tiles: dict[int, list[int]] = {}
     for i in scaled:
         tiles.setdefault(i // TILE, []).append(i)
-    together = {t: log_of_sum([scaled[i] for i in of]) + noise(seed, position, 2**31 + t) for t, of in tiles.items()}
+    together = {
+        t: log_of_sum([scaled[i] for i in of]) + noise(seed, position, 2**31 + t, kind) for t, of in tiles.items()
+    }
     tile = max(together, key=lambda t: together[t])
-    return max(tiles[tile], key=lambda i: scaled[i] + noise(seed, position, i))
+    return max(tiles[tile], key=lambda i: scaled[i] + noise(seed, position, i, kind))
 
 
 def log_of_sum(values: Sequence[float]) -> float:

@@ -8,6 +8,7 @@ nothing is written and there is no extend: what is carried is a row of the targe
 from __future__ import annotations
 
 from specc.algorithms.blocks.growth import Frontier, grow_tree
+from specc.algorithms.blocks.rejection import children, sampled
 from specc.algorithms.blocks.scope import Algorithm, Scope, dtype_of, logits_dtype_of
 from specc.algorithms.blocks.verification import (
     State,
@@ -36,13 +37,13 @@ def _build(scope: Scope) -> None:
     health, first, hidden = prefill_target(scope, last=True)
     finish_prefill(scope, health, first, {"bonus": first, "hidden": hidden})
     state, root, hidden = _prepare(scope)
-    frontier = _seed(scope, state, root, hidden)
+    frontier, q = _seed(scope, state, root, hidden)
 
     def forward(step: int, at: Frontier) -> tuple[Value, Value]:
         assert at.hidden is not None  # `_seed` and this function hand one over
         return _assist(scope, state, (at.tokens, at.positions, at.hidden), step + 1)
 
-    nodes = grow_tree(scope, state, root, frontier, forward, advance=False)
+    nodes = grow_tree(scope, state, root, frontier, forward, advance=False, q=q)
     accepted = verify(scope, state, nodes)
     with scope.b.phase("commit"), scope.b.at(scope.at("draft", target_width_key(scope))):
         last = scope.b(
@@ -63,8 +64,8 @@ def _prepare(scope: Scope) -> tuple[State, Value, Value]:
     return State(health, seq_lens, scope.kv_draft, scope.kv_target), root, hidden
 
 
-def _seed(scope: Scope, state: State, root: Value, hidden: Value) -> Frontier:
-    """The forward over the root, and the children that it gives the root."""
+def _seed(scope: Scope, state: State, root: Value, hidden: Value) -> tuple[Frontier, tuple[Value, ...]]:
+    """The forward over the root, and the children that it gives the root; its logits, if these are drawn."""
     b = scope.b
     with b.phase("prepare"):
         token = b("tree.root", root, names=("root_token",))
@@ -73,10 +74,10 @@ def _seed(scope: Scope, state: State, root: Value, hidden: Value) -> Frontier:
         positions = b("kv.positions", state.seq_lens, names=("draft_positions",), axis="K", **where)
     with b.phase("draft"), b.at(scope.at("num_steps")):
         logits, hidden = _assist(scope, state, (token, seed_at, hidden), 0)
-        p, index, bad = b.many("vocab.topk", logits, scope.rows, names=("seed_p", "seed_index", "seed_bad"))
+        p, index, bad = children(scope, logits, state.seq_lens, ("seed_p", "seed_index", "seed_bad"), stem="seed_")
         state.health = b("health.raise", state.health, bad, names=("health_seed",), bit=DRAFT_BIT)
         hidden = b("tree.repeat", hidden, names=("frontier_hidden",))
-    return Frontier(index, p, positions, hidden)
+    return Frontier(index, p, positions, hidden), (logits,) if sampled(scope) else ()
 
 
 def _assist(scope: Scope, state: State, inputs: tuple[Value, Value, Value], step: int) -> tuple[Value, Value]:

@@ -7,6 +7,7 @@ drafts are carried, and no hidden state is. Semantics: SGLang's multi_layer_eagl
 
 from __future__ import annotations
 
+from specc.algorithms.blocks.rejection import carry_rows, chosen, load_rows
 from specc.algorithms.blocks.scope import Algorithm, Scope, dtype_of, logits_dtype_of
 from specc.algorithms.blocks.verification import (
     Accepted,
@@ -31,6 +32,7 @@ def _build(scope: Scope) -> None:
     _check_modules(scope)
     scope.carry("bonus", "i32", limit="V")
     scope.carry("topk_index", "i64", "S", limit="Vd", at=("num_steps",))
+    carry_rows(scope, scope.config.num_steps)
     carry_lengths(scope)
     _prefill(scope)
     b = scope.b
@@ -40,8 +42,9 @@ def _build(scope: Scope) -> None:
         with b.at(scope.at("num_steps")):
             drafts = b("carry.load", scope.rows, names=("drafts",), field="topk_index")
             tokens = b("chain.join", root, drafts, names=("tokens",))
+        q = load_rows(scope, scope.config.num_steps)
     state = State(health, seq_lens, scope.kv_draft, scope.kv_target)
-    _extend(scope, state, verify(scope, state, Nodes(tokens), rows_like_its_own(scope).offers))
+    _extend(scope, state, verify(scope, state, Nodes(tokens, q=q), rows_like_its_own(scope).offers))
 
 
 def _prefill(scope: Scope) -> None:
@@ -57,7 +60,7 @@ def _prefill(scope: Scope) -> None:
                     *([drafts] if drafts is not None else []),
                     names=(f"prefill_logits{step}", f"prefill_kv_draft{step + 1}"), **_module_io(scope, step),
                 )  # fmt: skip
-            token, health = _token(scope, logits, health, f"prefill_draft{step + 1}", PREFILL_BIT)
+            token, health = _token(scope, logits, scope.seq_lens, step, health, f"prefill_draft{step + 1}", PREFILL_BIT)
             drafts = _append(scope, drafts, token, step)
     assert drafts is not None  # a configuration has at least one step
     finish_prefill(scope, health, first, {"bonus": first, "topk_index": drafts})
@@ -85,7 +88,9 @@ def _extend(scope: Scope, state: State, accepted: Accepted) -> None:
                     state.kv_draft, hidden,
                     names=(f"extend_logits{step}", f"kv_draft{step + 1}"), **_module_io(scope, step),
                 )  # fmt: skip
-            token, state.health = _token(scope, logits, state.health, f"draft{step + 1}", EXTEND_BIT)
+            token, state.health = _token(
+                scope, logits, accepted.new_lens, step, state.health, f"draft{step + 1}", EXTEND_BIT
+            )
             drafts = _append(scope, drafts, token, step)
             if step + 1 < scope.config.num_steps:
                 tokens = b("chain.shift", tokens, accepted.accept_lens, token, names=(f"extend_tokens{step + 1}",))
@@ -94,11 +99,13 @@ def _extend(scope: Scope, state: State, accepted: Accepted) -> None:
     scope.output("health", state.health)
 
 
-def _token(scope: Scope, logits: Value, health: Value, name: str, bit: int) -> tuple[Value, Value]:
-    """The token i64[B, K] that a module's logits choose, and the health word."""
-    b = scope.b
-    token, bad = b.many("vocab.argmax", logits, scope.rows, names=(name, f"{name}_bad"), dtype="i64", keep="K")
-    return token, b("health.raise", health, bad, names=(f"health_{name}",), bit=bit)
+def _token(
+    scope: Scope, logits: Value, lens: Value, step: int, health: Value, name: str, bit: int
+) -> tuple[Value, Value]:
+    """The token i64[B, K] that a module's logits choose for a root at ``lens``, and the health word."""
+    names = name, f"{name}_bad"
+    token, bad = chosen(scope, logits, lens, step, names, stem=f"{name}_", keep="K", carried=True)
+    return token, scope.b("health.raise", health, bad, names=(f"health_{name}",), bit=bit)
 
 
 def _append(scope: Scope, drafts: Value | None, token: Value, step: int) -> Value:

@@ -55,6 +55,7 @@ def check_file(checked: Checked, algorithm: str | None, needs: Needs) -> None:
     _no_repeats(checked, "outputs", checked.file.outputs)
     _no_repeats(checked, "sampling", checked.file.sampling)
     _drawn(checked)
+    _drafts_drawn(checked, algorithm, needs)
     _depths(checked)
     _width(checked, needs)
     _mask(checked, needs)
@@ -211,6 +212,22 @@ def _drawn(checked: Checked) -> None:
         checked.found.error("legal/sampling", message, at, hint=hint)
 
 
+def _drafts_drawn(checked: Checked, algorithm: str | None, needs: Needs) -> None:
+    """Report verification by what drafts were drawn from, of drafts that are not drawn, and of trees."""
+    file, at = checked.file, checked.places
+    if file.verify not in ("rejection", "block") or not checked.sound("verify") or algorithm is None:
+        return
+    hint, where = "write verify: target_only", at.value("verify")
+    if not needs.draft:
+        note = Note(f"the algorithm is {algorithm}", at.value("algorithm"))
+        message = f"verify: {file.verify} needs drafts that a model draws, and there is no draft model"
+        checked.found.error("legal/verify", message, where, hint=hint, notes=[note])
+    elif file.topk > 1 and needs.trees and checked.sound("topk"):
+        message = f"verify: {file.verify} is for chains, and topk is {file.topk}"
+        notes = [_origin(checked, "topk", file.topk)]
+        checked.found.error("legal/verify", message, where, hint=f"write topk: 1, or {hint[6:]}", notes=notes)
+
+
 def _one_sided(checked: Checked) -> None:
     """Report keys that say something about one of the models and stand at the other."""
     places = checked.places
@@ -227,8 +244,6 @@ def _one_sided(checked: Checked) -> None:
 def _not_yet(checked: Checked) -> None:
     """Report what is legal and not implemented in this version."""
     file = checked.file
-    later = file.verify not in ("greedy", "target_only")
-    _refuse(checked, later, f"verify: {file.verify}", ("verify",), "write verify: greedy, or target_only")
     aux = file.draft is not None and file.draft.hidden_source == "aux"
     _refuse(checked, aux, "hidden_source: aux of a draft", ("draft", "hidden_source"), None)
 

@@ -141,8 +141,9 @@ class ConfigFile(Block):
     """Batch sizes to compile for, strictly ascending; a batch runs padded to the next one. The largest
     is the largest batch."""
     verify: Verify = "greedy"
-    """How the target decides: by its largest logit (greedy), or by a token drawn at every position (target_only), for
-    requests of any temperature, greedy ones among them. rejection and block are not implemented yet."""
+    """How the target decides: by its largest logit (greedy); for requests of any temperature, greedy ones among them,
+    by a token drawn at every position (target_only), or, of chains that a model draws, by the probabilities of target
+    and draft, for one draft after the other (rejection) or for all of a step (block)."""
     sampling: Annotated[list[Sampling], Field(max_length=16)] = []
     """What requests may ask for besides a temperature, of a program whose tokens are drawn: penalties
     (repetition_penalty, frequency_penalty and presence_penalty, for what the text has already), logit_bias (of any

@@ -14,6 +14,10 @@ _REMARKS = {
     "greedy": "one argmax of every node's row, then a walk; no temperature, penalties or randomness",
     "target_only": "one draw of every node's token, then a walk; no softmax is written, and the drafts decide how"
     " many tokens a step gives, not which",
+    "rejection": "drafts are drawn, each is accepted by its own probabilities, and what the first one that is not"
+    " leaves is drawn from",
+    "block": "drafts are drawn, as many are accepted as the probabilities of all of them allow, and what they leave is"
+    " drawn from",
 }
 
 
@@ -30,13 +34,19 @@ class SelectVerify(Pass):
         for accept in module.find("verify.accept"):
             mode = accept.attrs["mode"]
             if mode != "greedy":
-                message = f"verify: {mode} is not implemented yet"
-                raise DiagnosticError(Diagnostic("config/not-yet", message, accept.location))
+                message = f"verify.accept is greedy, and not {mode}"
+                raise DiagnosticError(Diagnostic("ir/invalid", message, accept.location))
             _lower_greedy(module, accept)
         for walk in module.find("verify.greedy"):
-            source = walk["argmax"].source
-            mode = "target_only" if source is not None and source.opcode == "sample.draw" else "greedy"
+            mode = _mode(walk["argmax"].source)
             self.remark(ctx, f"{mode}: {_REMARKS[mode]}", walk.location)
+
+
+def _mode(source: Op | None) -> str:
+    """How the tokens were found that are walked along."""
+    if source is not None and source.opcode == "sample.reject":
+        return str(source.attrs["mode"])
+    return "target_only" if source is not None and source.opcode == "sample.draw" else "greedy"
 
 
 def _lower_greedy(module: Module, accept: Op) -> None:

@@ -194,7 +194,7 @@ class Composer(Builder):
         with self.phase("draft"):
             self._some(2, 8, middle)
         with self.phase("verify"):
-            self._some(2, 9, (*middle, self.walk, self.walk))
+            self._some(2, 9, (*middle, self.walk, self.walk, self.reject, self.reject))
             self._read_nodes()
         with self.phase("commit"):
             self._some(
@@ -633,6 +633,20 @@ class Composer(Builder):
         field = self._table(dtype, vocab)
         self.loaded.add(field)
         return self.make("carry.load", self.rows(), field=field)[0]
+
+    def reject(self) -> None:
+        """The tokens of a chain by whatever its drafts were drawn from: rows one by one, or together."""
+        rng, floats = self.rng, self.rng.choice(FLOATS)
+        tokens, logits = self.of("i64", "B", "A"), self.of(floats, "B", "A", "V")
+        keys, scales = self.of("i64", "B", "A"), self.of("f32", "B", "A")
+        cuts = [self.of("f32", "B", "A")] if rng.random() < 0.4 else []
+        together = rng.random() < 0.5
+        q = [self.of(floats, "B", "S", "V")] if together else [self.of(floats, "B", "V")] * self.module.size("S")
+        if any(self.fact(value).rough for value in (logits, scales, *cuts, *q)):
+            raise Unfit
+        operands = (tokens, logits, self.rows(), self.of("i64", "B"), keys, scales, *cuts, *q)
+        mode = rng.choice(["rejection", "block"])
+        self.make("sample.reject", *operands, mode=mode, parts=len(q), cut=len(cuts))
 
     def logprob(self) -> None:
         """Of the winners of the same logits, or of tokens that are below every vocabulary."""

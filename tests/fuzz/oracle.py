@@ -250,10 +250,16 @@ class Oracle:
     def carry_choices(self, token: int, seen: int) -> None:
         """The children of the next root."""
         self.roots = self.choices(token, seen)
+        self.carry_row(0, token, seen)
         self.carried |= {
             "topk_index": [choice.token for choice in self.roots],
             "topk_p": [choice.p for choice in self.roots],
         }
+
+    def carry_row(self, number: int, token: int, seen: int) -> None:
+        """The logits of a draft that the next step verifies."""
+        model = self.models["draft"]
+        self.carried[f"draft_logits{number}"] = model.rows[model.row(token, seen)]
 
     def carry_hidden(self, name: str, side: str, seen: int) -> None:
         """A hidden row that the next step reads."""

@@ -118,7 +118,9 @@ class Modules(Oracle):
             stream = [*self.text, *self.drafts][step + 1 :][: len(hidden)]
             codes = [draft_code(t, p, hidden[p]) for p, t in enumerate(stream)]
             self.layers.append(codes)
-            token, bad = self.argmax("draft", stream[-1], fold(fold_all(0, codes), step))
+            seen = fold(fold_all(0, codes), step)
+            token, bad = self.argmax("draft", stream[-1], seen)
+            self.carry_row(step, stream[-1], seen)
             self.health |= PREFILL * bad
             self.drafts.append(token)
         self.carried["topk_index"] = list(self.drafts)
@@ -131,7 +133,9 @@ class Modules(Oracle):
         for step, codes in enumerate(self.layers):
             stream = [*emitted, *self.drafts][step:]
             codes += [draft_code(t, len(codes) + i, hidden[i]) for i, t in enumerate(stream)]
-            token, bad = self.argmax("draft", stream[-1], fold(fold_all(0, codes), step))
+            seen = fold(fold_all(0, codes), step)
+            token, bad = self.argmax("draft", stream[-1], seen)
+            self.carry_row(step, stream[-1], seen)
             self.health |= EXTEND * bad
             self.drafts.append(token)
         self.carried["topk_index"] = list(self.drafts)

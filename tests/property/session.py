@@ -293,6 +293,11 @@ def defined_call(call: Call, config: Config) -> Call:
     return name, step, operands
 
 
+def equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same values, which may be NaN."""
+    return torch.equal(one.isnan(), other.isnan()) and torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
 def assert_same(one: Trace, other: Trace, what: str) -> None:
     """Everything that both traces have is equal; what ``other`` lacks must be pools only."""
     assert len(one.outputs) == len(other.outputs)
@@ -302,7 +307,7 @@ def assert_same(one: Trace, other: Trace, what: str) -> None:
             assert torch.equal(mine[name], theirs[name]), f"{what}: output {name} of run {index}"
     for index, (before, after) in enumerate(zip(one.pools, other.pools, strict=True)):
         for name in before.keys() & after.keys():
-            assert torch.equal(before[name], after[name]), f"{what}: pool {name} after run {index}"
+            assert equal(before[name], after[name]), f"{what}: pool {name} after run {index}"
     for index, (before, after) in enumerate(zip(one.kv, other.kv, strict=True)):
         assert before.keys() == after.keys()
         for (owner, row), mine in before.items():

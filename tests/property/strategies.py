@@ -109,7 +109,7 @@ def configs(draw: st.DrawFn, algorithms: Sequence[str] = names()) -> dict[str, A
         "max_requests": buckets[-1] + draw(st.integers(0, 2)),
         "buckets": buckets,
         "outputs": draw(st.lists(st.sampled_from(OUTPUTS), unique=True, max_size=4)),
-        "verify": draw(st.sampled_from(["greedy", "target_only"])),
+        "verify": draw(st.sampled_from(verifications(chain=needed.draft and topk == 1))),
         "overlap": draw(st.booleans()),
         "draft_positions": draw(st.sampled_from(["auto", "true", "shifted"])),
         "target": target | {"experts_per_token": draw(st.integers(1, 2)), "index_topk": 3},
@@ -117,6 +117,11 @@ def configs(draw: st.DrawFn, algorithms: Sequence[str] = names()) -> dict[str, A
         **({"options": draw(look_ups())} if algorithm == "NGRAM" else {}),
         **(draw(trees(topk, needed.most_nodes(topk, steps))) if topk > 1 else {}),
     }
+
+
+def verifications(*, chain: bool) -> list[str]:
+    """How drafts may be verified; ``chain``: that a model draws."""
+    return ["greedy", "target_only", *(("rejection", "block") if chain else ())]
 
 
 @st.composite
@@ -152,6 +157,7 @@ WRONG = [
     "NGRAM",
     "greedy",
     "target_only",
+    "block",
     "sm_90",
     [],
     [0],

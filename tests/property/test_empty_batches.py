@@ -24,7 +24,7 @@ from specc.runtime.step import Step
 TREE = {"topk": 2, "num_draft_tokens": 6, "page_size": 4}
 SAMPLED = {"verify": "target_only"}
 SHAPES = [(name, {}) for name in names()] + [(name, TREE) for name in names() if needs(name).trees]
-SHAPES += [("EAGLE", SAMPLED), ("STANDALONE", TREE | SAMPLED)]
+SHAPES += [("EAGLE", SAMPLED), ("STANDALONE", TREE | SAMPLED), ("EAGLE", {"verify": "block"})]
 MODELS: dict[str, dict[str, Any]] = {
     "STANDALONE": {"draft": {"hidden_size": 32}},
     "EAGLE3": {"draft": {"hidden_size": 32, "target_hidden_size": 64}},

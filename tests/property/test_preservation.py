@@ -71,7 +71,10 @@ CARRIED = {
 def carried(config: Config) -> set[str]:
     """Fields that are left of a configuration."""
     fields = CARRIED[config.algorithm] | ({"seq_lens"} if config.overlap else set())
-    fields |= {"sampling_seed", "sampling_temperature"} if config.verify == "target_only" else set()
+    fields |= {"sampling_seed", "sampling_temperature"} if config.verify != "greedy" else set()
+    if config.verify in ("rejection", "block"):
+        count = {"FROZEN_KV_MTP": 0, "DFLASH": 0, "MULTI_LAYER_EAGLE": config.num_steps}.get(config.algorithm, 1)
+        fields |= {f"draft_logits{i}" for i in range(count)}
     if config.algorithm in RECURRENT:
         fields |= set() if config.chain else {"topk_p"}
         fields -= set() if config.num_steps > 1 else {"hidden"}
@@ -135,6 +138,8 @@ TREE_MUTANTS = [
 
 
 SAMPLED = {"verify": "target_only"}
+REJECTED = {"verify": "rejection", "num_steps": 3}
+BLOCK = {"verify": "block", "num_steps": 3}
 OTHERS = [
     ("FROZEN_KV_MTP", 'axis = "", offset = -1', 'axis = "", offset = 0', {}),
     ("FROZEN_KV_MTP", 'axis = "K", offset = -1', 'axis = "K", offset = 0', {}),
@@ -150,6 +155,13 @@ OTHERS = [
     ("DFLASH", "carry.store(%admitted_rows, %bonus)", "carry.store(%admitted_rows, %root)", {}),
     ("STANDALONE", "kind = 0, offset = 1", "kind = 0, offset = 0", SAMPLED),
     ("STANDALONE", ", %sample_keys, ", ", %verify_positions, ", SAMPLED),
+    ("STANDALONE", 'axis = "K", offset = 4294967296', 'axis = "K", offset = 0', REJECTED),
+    ("STANDALONE", "{kind = 2, offset = 0}", "{kind = 1, offset = 0}", REJECTED),
+    ("STANDALONE", "%carried_draft_logits0, %draft_logits0,", "%draft_logits0, %draft_logits0,", REJECTED),
+    ("EAGLE", "%next_place = kv.positions(%new_seq_lens)", "%next_place = kv.positions(%admitted_lens)", BLOCK),
+    ("MULTI_LAYER_EAGLE", 'carry.store(%admitted_rows, %extend_logits1) {field = "draft_logits1"}',
+     'carry.store(%admitted_rows, %extend_logits0) {field = "draft_logits1"}', BLOCK),
+    ("DFLASH", 'axis = "S", offset = 0, stride = 4294967296', 'axis = "S", offset = 0, stride = 1', BLOCK),
     ("NGRAM", "longest = 8, shortest = 1", "longest = 8, shortest = 3", {}),
     ("NGRAM", "%admitted_lens, %text, %corpus)", "%admitted_lens, %text)", {}),
     ("NGRAM", "carry.append(%admitted_rows, %admitted_lens,", "carry.append(%admitted_rows, %new_seq_lens,", {}),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from specc.algorithms.blocks.rejection import chosen, sampled
 from specc.algorithms.blocks.scope import Scope
 from specc.algorithms.blocks.verification import Nodes, State
 from specc.ir.core import Value
@@ -16,10 +17,13 @@ from specc.ir.ops.health import DRAFT_BIT, TREE_BIT
 
 @dataclass(frozen=True)
 class Frontier:
-    """What the draft expands: tokens, path scores, positions [B, K], and hidden rows [B, K, W] if it passes any on."""
+    """What the draft expands: tokens, path scores, positions [B, K], and hidden rows [B, K, W] if it passes any on.
+
+    Drafts that are drawn have no scores.
+    """
 
     tokens: Value
-    scores: Value
+    scores: Value | None
     positions: Value
     hidden: Value | None = None
 
@@ -28,7 +32,10 @@ Forward = Callable[[int, Frontier], tuple[Value, Value | None]]
 """The draft's forward number ``step`` over a frontier: logits [B, K, Vd], and hidden rows [B, K, W] to pass on."""
 
 
-def grow_tree(scope: Scope, state: State, root: Value, frontier: Frontier, forward: Forward, *, advance: bool) -> Nodes:
+def grow_tree(
+    scope: Scope, state: State, root: Value, frontier: Frontier, forward: Forward, *, advance: bool,
+    q: tuple[Value, ...] = (),
+) -> Nodes:  # fmt: skip
     """Expand a frontier S - 1 times and choose the nodes to verify among all candidates.
 
     Args:
@@ -38,10 +45,15 @@ def grow_tree(scope: Scope, state: State, root: Value, frontier: Frontier, forwa
         frontier: the children of the root.
         forward: writes one forward of the draft.
         advance: whether each forward stands one position further than the one before.
+        q: the logits that the children of the root were drawn from, if they were drawn.
 
     """
     b = scope.b
-    scores, tokens, kept = [frontier.scores], [frontier.tokens], list[Value]()
+    if sampled(scope):
+        return _draw_chain(scope, state, root, frontier, forward, advance=advance, q=q)
+    best = frontier.scores
+    assert best is not None  # only what is drawn has none
+    scores, tokens, kept = [best], [frontier.tokens], list[Value]()
     with b.phase("draft"), b.at(scope.at("num_steps")):
         for step in range(scope.config.num_steps - 1):
             logits, hidden = forward(step, frontier)
@@ -50,20 +62,46 @@ def grow_tree(scope: Scope, state: State, root: Value, frontier: Frontier, forwa
             )
             state.health = b("health.raise", state.health, bad, names=("health_draft",), bit=DRAFT_BIT)
             grown, best, origin, candidates = b.many(
-                "tree.grow", frontier.scores, p, index,
+                "tree.grow", best, p, index,
                 names=(f"draft_token{step + 1}", f"scores{step + 1}", f"kept{step + 1}", f"candidates{step + 1}"),
             )  # fmt: skip
             if hidden is not None:
                 hidden = b("tree.gather", hidden, origin, names=(f"frontier_hidden{step + 1}",))
             frontier = replace(frontier, tokens=grown, scores=best, hidden=hidden)
-            if advance:
-                further = b("kv.advance", frontier.positions, names=(f"draft_positions{step + 1}",))
-                frontier = replace(frontier, positions=further)
+            frontier = _advanced(scope, frontier, step, advance=advance)
             scores.append(candidates)
             tokens.append(index)
             kept.append(origin)
     # What would grow from the last candidates is never drafted.
     return _select(scope, state, root, [*scores, *tokens, *kept[:-1]])
+
+
+def _draw_chain(
+    scope: Scope, state: State, root: Value, frontier: Frontier, forward: Forward, *, advance: bool,
+    q: tuple[Value, ...],
+) -> Nodes:  # fmt: skip
+    """As `grow_tree` where drafts are drawn: of one branch, with what each was drawn from."""
+    b = scope.b
+    with b.phase("draft"), b.at(scope.at("num_steps")):
+        tokens = b("chain.start", root, frontier.tokens, names=("tokens",))
+        for step in range(scope.config.num_steps - 1):
+            logits, hidden = forward(step, frontier)
+            names = f"draft_token{step + 1}", f"draft_bad{step}"
+            token, bad = chosen(scope, logits, state.seq_lens, step + 1, names, stem=f"draft{step}_", axis="K")
+            state.health = b("health.raise", state.health, bad, names=("health_draft",), bit=DRAFT_BIT)
+            tokens = b("chain.append", tokens, token, names=("tokens",), column=step + 2)
+            frontier = replace(frontier, tokens=token, hidden=hidden)
+            frontier = _advanced(scope, frontier, step, advance=advance)
+            q = (*q, logits) if q else ()
+    return Nodes(tokens, q=q)
+
+
+def _advanced(scope: Scope, frontier: Frontier, step: int, *, advance: bool) -> Frontier:
+    """Where the forward after number ``step`` stands."""
+    if not advance:
+        return frontier
+    further = scope.b("kv.advance", frontier.positions, names=(f"draft_positions{step + 1}",))
+    return replace(frontier, positions=further)
 
 
 def _select(scope: Scope, state: State, root: Value, parts: list[Value]) -> Nodes:

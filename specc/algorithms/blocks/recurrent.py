@@ -7,6 +7,7 @@ passes, by dataflow alone. Semantics: docs/semantics.md; SGLang's eagle_worker_v
 from __future__ import annotations
 
 from specc.algorithms.blocks.growth import Frontier, grow_tree
+from specc.algorithms.blocks.rejection import carry_rows, children, load_rows
 from specc.algorithms.blocks.scope import Scope, dtype_of, logits_dtype_of
 from specc.algorithms.blocks.verification import (
     Accepted,
@@ -40,6 +41,7 @@ def build_recurrent(scope: Scope, *, reads_hidden: bool, from_target: FromTarget
     scope.carry("topk_p", "f32", "K", limit=1, at=("topk",))
     scope.carry("topk_index", "i64", "K", limit="Vd", at=("topk",))
     scope.carry("hidden", dtype_of(draft), draft.spec_width, at=("draft", "hidden_size"))
+    carry_rows(scope)
     carry_lengths(scope)
     shifted = {"true": False, "shifted": True, "auto": reads_hidden}[config.draft_positions]
     offset = 0 if shifted else 1
@@ -47,6 +49,8 @@ def build_recurrent(scope: Scope, *, reads_hidden: bool, from_target: FromTarget
     rows = from_target or own
     _prefill(scope, reads_hidden, rows)
     state, root, frontier, slots = _prepare(scope, offset)
+    with scope.b.phase("prepare"):
+        q = load_rows(scope)
 
     def forward(step: int, frontier: Frontier) -> tuple[Value, Value]:
         inputs = [frontier.tokens, frontier.positions, slots, scope.rows, state.seq_lens, state.kv_draft]
@@ -58,7 +62,7 @@ def build_recurrent(scope: Scope, *, reads_hidden: bool, from_target: FromTarget
             )  # fmt: skip
         return logits, hidden
 
-    nodes = grow_tree(scope, state, root, frontier, forward, advance=True)
+    nodes = grow_tree(scope, state, root, frontier, forward, advance=True, q=q)
     accepted = verify(scope, state, nodes, rows.offers)
     _extend(scope, state, accepted, rows if reads_hidden else None, offset)
 
@@ -74,11 +78,15 @@ def _prefill(scope: Scope, reads_hidden: bool, rows: FromTarget) -> None:
                 names=("prefill_draft_logits", "prefill_kv_draft", "prefill_draft_hidden"),
                 capture="last", **_draft_io(scope, rows),
             )  # fmt: skip
-        p, index, bad = b.many(
-            "vocab.topk", logits, scope.rows, names=("prefill_topk_p", "prefill_topk_index", "prefill_bad")
-        )
+        names = "prefill_topk_p", "prefill_topk_index", "prefill_bad"
+        p, index, bad = children(scope, logits, scope.seq_lens, names, stem="prefill_draft_", carried=True)
         health = b("health.raise", health, bad, names=("prefill_health_out",), bit=PREFILL_BIT)
-    finish_prefill(scope, health, first, {"bonus": first, "topk_p": p, "topk_index": index, "hidden": hidden})
+    finish_prefill(scope, health, first, {"bonus": first, **_fields(p, index), "hidden": hidden})
+
+
+def _fields(p: Value | None, index: Value) -> dict[str, Value]:
+    """The root's children by field of the carry."""
+    return {"topk_index": index} if p is None else {"topk_p": p, "topk_index": index}
 
 
 def _prepare(scope: Scope, first: int) -> tuple[State, Value, Frontier, Value]:
@@ -128,9 +136,10 @@ def _extend(scope: Scope, state: State, accepted: Accepted, reads: FromTarget | 
                 names=("extend_logits", "kv_draft_out", "extend_hidden"),
                 capture="last", **_draft_io(scope, rows),
             )  # fmt: skip
-        p, index, bad = b.many("vocab.topk", logits, scope.rows, names=("next_topk_p", "next_topk_index", "extend_bad"))
+        names = "next_topk_p", "next_topk_index", "extend_bad"
+        p, index, bad = children(scope, logits, accepted.new_lens, names, stem="next_", carried=True)
         state.health = b("health.raise", state.health, bad, names=("health_out",), bit=EXTEND_BIT)
-        store(scope, {"bonus": accepted.bonus, "topk_p": p, "topk_index": index, "hidden": hidden})
+        store(scope, {"bonus": accepted.bonus, **_fields(p, index), "hidden": hidden})
     scope.output("health", state.health)
 
 

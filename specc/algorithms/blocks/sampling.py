@@ -26,6 +26,13 @@ def drawn(
         names: of the two results.
 
     """
+    given = draws(scope, logits, positions, offset, stem, loads)
+    with scope.b.at(scope.at("verify")):
+        return scope.b.many("sample.draw", logits, scope.rows, *given, names=names, dtype="i32", keep="")
+
+
+def draws(scope: Scope, logits: Value, positions: Value, offset: int, stem: str, loads: str) -> tuple[Value, ...]:
+    """What tokens are drawn with, see `drawn`: keys i64[B, *x], scales and, if any are made, cuts f32[B, *x]."""
     config, b = scope.config, scope.b
     with b.at(scope.at("verify")):
         seed, temperature = (parameter(scope, name, stem, loads, "verify") for name in ("seed", "temperature"))
@@ -34,11 +41,10 @@ def drawn(
     cuts: tuple[Value, ...] = ()
     with b.at(scope.at("sampling")):
         for name in (name for name in config.sampling if name in CUTS):
-            given = parameter(scope, name, stem, loads, "sampling")
-            operands = (logits, given) if name == "top_k" else (logits, scales, given)
+            bound = parameter(scope, name, stem, loads, "sampling")
+            operands = (logits, bound) if name == "top_k" else (logits, scales, bound)
             cuts = (b(f"sample.{name}", *operands, *cuts, names=(f"{stem}cuts_{name}",)),)
-    with b.at(scope.at("verify")):
-        return b.many("sample.draw", logits, scope.rows, keys, scales, *cuts, names=names, dtype="i32", keep="")
+    return keys, scales, *cuts
 
 
 def parameter(scope: Scope, name: str, stem: str, loads: str, key: str) -> Value:

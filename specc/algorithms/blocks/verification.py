@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specc.algorithms.blocks.penalties import changed, count
+from specc.algorithms.blocks.rejection import decide, sampled
 from specc.algorithms.blocks.sampling import drawn
 from specc.algorithms.blocks.scope import Scope, dtype_of, logits_dtype_of
 from specc.ir.core import Value
@@ -33,22 +34,30 @@ class State:
 
 @dataclass(frozen=True)
 class Nodes:
-    """What the target verifies: tokens [B, n], and parents and depths of a tree; without them a chain."""
+    """What the target verifies: tokens [B, n], and parents and depths of a tree; without them a chain.
+
+    q: what the drafts were drawn from, if they were: logits T[B, *x, Vd], in the order of the columns.
+    """
 
     tokens: Value
     parent: Value | None = None
     depth: Value | None = None
+    q: tuple[Value, ...] = ()
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """What verification leaves: per node hidden rows [B, n, W], the path, lengths [B], tokens [B, A], the bonus [B]."""
+    """What verification leaves: per node hidden rows [B, n, W], the path, lengths [B], tokens [B, A], the bonus [B].
+
+    new_lens: committed lengths [B], where the bonus stands.
+    """
 
     hidden: Value
     accept_index: Value
     accept_lens: Value
     predict: Value
     bonus: Value
+    new_lens: Value
 
 
 def prefill_target(scope: Scope, offers: str = "hidden_size", *, last: bool = False) -> tuple[Value, Value, Value]:
@@ -114,20 +123,8 @@ def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size"
         raise ValueError(f"topk is {scope.config.topk}, and these nodes are a chain: say Needs(trees=False)")
     positions, logits, hidden, extras = _target(scope, state, nodes, offers)
     with b.phase("verify"):
-        links = () if nodes.parent is None else (nodes.parent,)
-        names = "node_predict", "accept_index", "accept_lens"
+        predict, accept_index, accept_lens, bad = _accept(scope, state, nodes, logits, positions)
         with b.at(scope.at("verify")):
-            if scope.config.verify == "target_only":
-                scores = changed(scope, logits, "", "prepare", (nodes.tokens, *links))
-                token, bad = drawn(scope, scores, positions, 1, "", "prepare", ("drawn", "drawn_bad"))
-                predict, accept_index, accept_lens = b.many(
-                    "verify.greedy", nodes.tokens, token, scope.rows, *links, names=names
-                )
-            else:
-                predict, accept_index, accept_lens, bad = b.many(
-                    "verify.accept", nodes.tokens, logits, scope.rows, *links,
-                    names=(*names, "target_bad"), mode=scope.config.verify,
-                )  # fmt: skip
             state.health = b("health.raise", state.health, bad, names=("health_target",), bit=TARGET_BIT)
             logprobs = b("vocab.logprob", logits, scope.rows, predict, names=("node_logprobs",))
         offered = {"accept_index": accept_index, "hidden_states": hidden, "logprobs": logprobs, **extras}
@@ -144,7 +141,24 @@ def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size"
     always = {"predict": predict, "accept_lens": accept_lens, "new_seq_lens": new_lens, "bonus": bonus}
     for name, value in (always | outputs).items():
         scope.output(name, value)
-    return Accepted(hidden, accept_index, accept_lens, predict, bonus)
+    return Accepted(hidden, accept_index, accept_lens, predict, bonus, new_lens)
+
+
+def _accept(scope: Scope, state: State, nodes: Nodes, logits: Value, positions: Value) -> tuple[Value, ...]:
+    """Predicted tokens [B, n], the accepted path, its length, and which rows of the target are bad."""
+    b, names = scope.b, ("node_predict", "accept_index", "accept_lens")
+    links = () if nodes.parent is None else (nodes.parent,)
+    with b.at(scope.at("verify")):
+        if scope.config.verify == "greedy":
+            return b.many(
+                "verify.accept", nodes.tokens, logits, scope.rows, *links, names=(*names, "target_bad"), mode="greedy"
+            )
+        scores = changed(scope, logits, "", "prepare", (nodes.tokens, *links))
+        if sampled(scope):
+            token, bad = decide(scope, nodes.tokens, scores, state.seq_lens, positions, nodes.q)
+        else:
+            token, bad = drawn(scope, scores, positions, 1, "", "prepare", ("drawn", "drawn_bad"))
+        return *b.many("verify.greedy", nodes.tokens, token, scope.rows, *links, names=names), bad
 
 
 def _target(scope: Scope, state: State, nodes: Nodes, offers: str) -> tuple[Value, Value, Value, dict[str, Value]]:

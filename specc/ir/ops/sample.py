@@ -10,12 +10,22 @@ Philox2x32-7 a uniform for every tile and entry (Salmon et al., Parallel random 
 
 from __future__ import annotations
 
-from specc.ir.opdef import OpDef
+from collections.abc import Mapping
+from typing import Any
+
+from specc.ir.opdef import STEPS, OpDef
 
 TILE = 16
 """Entries of a tile that is drawn as a whole: tile t has the entries from t * TILE on."""
-TOKEN = 0
-"""The ``kind`` of draws that are a token of the target's, after any position."""
+TOKEN, DRAFT, COIN = range(3)
+"""The ``kind`` of a draw: a token of the target's, by its position; by the position of the root, what is drafted, with
+the number of the draft in the upper word, and the uniforms by which drafts are accepted."""
+
+
+def _of_drafts(attrs: Mapping[str, Any]) -> str:
+    cuts = "cuts: f32[B, ?n], " if attrs["cut"] else ""
+    return cuts + ", ".join(f"q{i}: ?" for i in range(int(attrs["parts"])))
+
 
 _PENALTIES = "counts: i32[B, ?v], repetition: f32[B], frequency: f32[B], presence: f32[B]"
 
@@ -69,5 +79,18 @@ OPS = (
         " scale is 0 and else as `vocab.argmax`. First one of the tiles of `TILE` entries is drawn by what they have"
         " together, then an entry of that tile.",
         {"dtype": str, "keep": str},
+    ),
+    OpDef(
+        "sample.reject",
+        "tokens: i64[B, ?n], logits: T[B, ?n, V], rows: i64[B], coins: i64[B], keys: i64[B, ?n], scales: f32[B, ?n],"
+        " given*: ? -> index: i32[B, ?n], bad: i1[B, ?n]",
+        "The tokens of a chain by rejection sampling (``mode`` rejection: Leviathan et al., arXiv 2211.17192; block:"
+        " block verification, Sun et al., arXiv 2403.10444): after a node that draft which is accepted, after the last"
+        " of these one drawn with the row's key from what acceptance leaves, elsewhere, and after every node where the"
+        " scale is 0, the argmax. Uniforms are the entries of ``coins``. ``given`` are ``parts`` operands of the"
+        " drafts' logits, T[B, *x, Vd] with S rows in all, which they were drawn from as the largest with noise, after"
+        " the target's cuts if ``cut`` is 1. Padding rows: 0, False.",
+        {"mode": str, "parts": STEPS, "cut": range(2)},
+        parts=_of_drafts,
     ),
 )

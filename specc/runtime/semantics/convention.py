@@ -40,6 +40,11 @@ def ranking(scores: Tensor) -> Tensor:
     return torch.sort(scores, dim=-1, descending=True, stable=True).indices
 
 
+def bad_rows(logits: Tensor) -> Tensor:
+    """Rows i1[...] of logits T[..., V] that hold NaN, which is then what `amax` gives, or have no finite largest."""
+    return ~logits.amax(dim=-1).isfinite()
+
+
 def zero_rows(values: Tensor, padding: Tensor) -> Tensor:
     """A copy of values [B, ...] with the rows of padding i1[B] set to zero."""
     return values.masked_fill(padding.view(-1, *([1] * (values.dim() - 1))), 0)

@@ -21,10 +21,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from .convention import DTYPES, Attrs, Dims, Semantics, Tensors, comparable, ranking, zero_rows
+from .convention import DTYPES, Attrs, Dims, Semantics, Tensors, bad_rows, comparable, ranking, zero_rows
 from .convention import register as _register
 from .reference_kv import KV_OPS
 from .reference_ngram import NGRAM_OPS
+from .reference_reject import REJECT_OPS
 from .reference_sample import SAMPLE_OPS
 from .reference_slots import SLOT_OPS
 from .reference_tree import TREE_OPS
@@ -32,7 +33,7 @@ from .reference_tree import TREE_OPS
 Pools: TypeAlias = Mapping[str, Tensor]
 Store: TypeAlias = Callable[[Tensors, Tensor], Tensor]
 
-OPS: dict[str, Semantics] = {**SLOT_OPS, **TREE_OPS, **NGRAM_OPS, **SAMPLE_OPS}
+OPS: dict[str, Semantics] = {**SLOT_OPS, **TREE_OPS, **NGRAM_OPS, **SAMPLE_OPS, **REJECT_OPS}
 STORES: dict[str, Store] = {}
 """By op, of its operands, of which rows i64[B] come first, and the pool: what these rows of the pool become."""
 LOAD = "carry.load"
@@ -163,7 +164,7 @@ def vocab_argmax(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     scores = torch.nan_to_num(logits, nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     padding = rows == 0
     index = zero_rows(scores.max(dim=-1).indices, padding).to(DTYPES[attrs["dtype"]])  # the first of equal ones
-    return index[..., None] if attrs.get("keep") else index, zero_rows(_bad(logits), padding)
+    return index[..., None] if attrs.get("keep") else index, zero_rows(bad_rows(logits), padding)
 
 
 @_register(OPS, "vocab.topk")
@@ -178,7 +179,7 @@ def vocab_topk(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     scores = comparable(logits)
     best = scores.amax(dim=-1, keepdim=True)
     weights = torch.where(scores == best, 1.0, torch.exp(scores - best))
-    bad = _bad(logits)
+    bad = bad_rows(logits)
     p = torch.where(best == -torch.inf, 0.0, weights / weights.sum(dim=-1, keepdim=True))
     index = ranking(scores)[..., : dims["K"]]
     padding = rest[0] == 0 if rest else torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
@@ -199,11 +200,6 @@ def vocab_logprob(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     chosen = shifted.gather(-1, index.to(torch.int64)[..., None])
     logprob = torch.where(best == -torch.inf, -torch.inf, chosen - shifted.exp().sum(dim=-1, keepdim=True).log())
     return (zero_rows(logprob.squeeze(-1), rows == 0),)
-
-
-def _bad(logits: Tensor) -> Tensor:
-    """Rows that hold NaN, which is then what `amax` gives, or whose largest value is not finite."""
-    return ~logits.amax(dim=-1).isfinite()
 
 
 # --- chains -----------------------------------------------------------------------------------------------------------

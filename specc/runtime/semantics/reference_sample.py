@@ -63,11 +63,16 @@ def sample_draw(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return index[..., None] if attrs.get("keep") else index, bad
 
 
-def gumbel(counter: Tensor, keys: Tensor) -> Tensor:
-    """Gumbel noise f32[..., X] of counters i64[..., X] or i64[X], and the keys i64[..., 1] of their rows."""
+def uniforms(counter: Tensor, keys: Tensor) -> Tensor:
+    """Uniforms f32[..., X] in (0, 1) of counters i64[..., X] or i64[X], and the keys i64[..., 1] of their rows."""
     counter, high, low = torch.broadcast_tensors(counter, keys >> 32 & _WORD, keys & _WORD)
     word, _ = philox2x32((counter, high), low)
-    uniform = ((word.to(torch.float32) + 0.5) * 2.0**-32).clamp(max=1 - 2**-24)
+    return ((word.to(torch.float32) + 0.5) * 2.0**-32).clamp(max=1 - 2**-24)
+
+
+def gumbel(counter: Tensor, keys: Tensor) -> Tensor:
+    """Gumbel noise f32[..., X], of counters and keys as `uniforms`."""
+    uniform = uniforms(counter, keys)
     return (-(-torch.log1p(-uniform.double())).log()).to(torch.float32)
 
 

@@ -108,7 +108,7 @@ def test_usage_errors(words: list[str], message: str) -> None:
     ("name", "text", "code"),
     [
         ("x.yaml", "name: [", "config/not-yaml"),
-        ("x.yaml", config_text(verify="block"), "config/not-yet"),
+        ("x.yaml", config_text(topk=2, num_draft_tokens=4, verify="block"), "legal/verify"),
         ("x.specir", "module @m {\n  what\n}\n", "ir/parse"),
         (
             "x.specir",

@@ -33,6 +33,8 @@ PROGRAMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("DFLASH", {"verify": "target_only", "sampling": ["min_p", "top_p", "top_k"]}),
     ("NGRAM", {"verify": "target_only", "sampling": ["penalties", "logit_bias"], "topk": 2, "num_draft_tokens": 5}),
     ("FROZEN_KV_MTP", {}),
+    ("EAGLE", {"verify": "rejection", "sampling": ["min_p"]}),
+    ("DFLASH", {"verify": "block"}),
     ("NGRAM", {"options": {"corpus": "corpus"}}),
     ("NGRAM", {"topk": 2, "num_draft_tokens": 6}),
 )

@@ -33,9 +33,11 @@ TREE: dict[str, Any] = {"num_steps": 3, "topk": 2, "num_draft_tokens": 6, "page_
 BUILT_IN = ("STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "MULTI_LAYER_EAGLE", "DFLASH", "NGRAM")
 TREES = [name for name in BUILT_IN if algorithms.needs(name).trees]
 SAMPLED = TREE | {"verify": "target_only"}
-CASES = [("EAGLE", SAMPLED)]
+REJECTED = CHAIN | {"verify": "rejection"}
+CASES = [("EAGLE", SAMPLED), ("EAGLE", REJECTED), ("MULTI_LAYER_EAGLE", REJECTED)]
 CASES += [(name, CHAIN) for name in (*BUILT_IN, "ANCHORED")] + [(name, TREE) for name in (*TREES, "ANCHORED")]
-IDS = [f"{name}-{'sampled' if keys is SAMPLED else 'tree' if keys is TREE else 'chain'}" for name, keys in CASES]
+FORMS = [("sampled", SAMPLED), ("rejected", REJECTED), ("tree", TREE), ("chain", CHAIN)]
+IDS = [f"{name}-{next(form for form, of in FORMS if of is keys)}" for name, keys in CASES]
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,127 @@
+"""Texts of rejection and of blocks: as an oracle writes them with whole models, and whatever happens between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import rejection_oracle as oracle
+import torch
+
+from specc.engine.disaggregation import PrefillWorker
+from specc.engine.memory.attention import plain_attention
+from specc.engine.serving.request import Sampling, StopConditions
+
+from .local_pair import outcomes_of
+from .tree_engine import Config, base_texts, draft_of, expected, make_engine, target_of
+
+NEW = 12
+CHAINS = [
+    Config("STANDALONE", 1, 3, 4, 1),
+    Config("EAGLE", 1, 3, 4, 16, overlap=True),
+    Config("EAGLE3", 1, 2, 3, 1, overlap=True),
+    Config("FROZEN_KV_MTP", 1, 3, 4, 1),
+    Config("MULTI_LAYER_EAGLE", 1, 3, 4, 16, overlap=True),
+    Config("DFLASH", 1, 3, 4, 1),
+]
+PROMPTS = [base_texts()[0][:12], base_texts()[1][:5], base_texts()[2][:33], base_texts()[0][:1]]
+SAMPLINGS = [Sampling(0.7, 3), Sampling(1.0, 2**63 - 2), Sampling(0.0), Sampling(1.6, 3)]
+MODES = ("rejection", "block")
+each_mode = pytest.mark.parametrize("mode", MODES)
+each_chain = pytest.mark.parametrize("config", CHAINS, ids=lambda c: c.algorithm.lower())
+
+
+def scores(model: Any, text: Sequence[int]) -> list[list[float]]:
+    """Logits after every token of a text."""
+    with torch.no_grad(), plain_attention(model):
+        return model(torch.tensor([list(text)])).logits[0].float().tolist()
+
+
+@cache
+def written(mode: str, prompt: tuple[int, ...], sampling: Sampling, steps: int) -> tuple[int, ...]:
+    """What STANDALONE writes, by both models over whole texts, with nothing kept of the step before."""
+    target, draft = target_of().model, draft_of("STANDALONE")
+    assert draft is not None
+    model: Any = draft
+    seed, t, text = sampling.seed or 0, sampling.temperature, list(prompt)
+    text.append(oracle.drawn(oracle.softmax(scores(target, text)[-1], t), seed, len(text)))
+    while len(text) < len(prompt) + NEW:
+        root, drafts, q = len(text) - 1, list[int](), list[list[float]]()
+        for i in range(steps):
+            row = scores(model.model, text + drafts)[-1]
+            drafts.append(oracle.draft_drawn(row, t, seed, root, i))
+            q.append(oracle.softmax(row, t))
+        p = [oracle.softmax(row, t) for row in scores(target, text + drafts)[root:]]
+        text += oracle.emitted(mode, p, q, drafts, seed, root)
+    return tuple(text[len(prompt) :][:NEW])
+
+
+def texts(config: Config, samplings: Sequence[Sampling] = SAMPLINGS, **options: Any) -> list[tuple[int, ...]]:
+    """All prompts at once."""
+    engine = make_engine(config, **options)
+    order = [engine.add(p, StopConditions(NEW), sampling=s) for p, s in zip(PROMPTS, samplings, strict=True)]
+    done = {}
+    while engine.has_work:
+        done |= {completion.request_id: completion.token_ids for completion in engine.step()}
+    assert engine.stats.unhealthy == 0
+    return [done[request] for request in order]
+
+
+@each_mode
+@pytest.mark.parametrize("padded", [False, True])
+def test_texts_are_the_oracle_s(mode: str, padded: bool) -> None:
+    """Each request as if it were alone; a greedy one beside them."""
+    found = texts(replace(CHAINS[0], verify=mode), padded=padded)
+    for text, prompt, sampling in zip(found, PROMPTS, SAMPLINGS, strict=True):
+        greedy = sampling.temperature == 0
+        assert text == (expected(prompt)[:NEW] if greedy else written(mode, prompt, sampling, 3))
+
+
+@each_mode
+@each_chain
+def test_batches_decide_nothing(mode: str, config: Config) -> None:
+    """The same text alone, in a batch, and padded, of every algorithm; without a temperature the greedy one."""
+    config = replace(config, verify=mode)
+    found = texts(config)
+    assert found[2] == expected(PROMPTS[2])[:NEW]
+    assert texts(config, padded=True) == found
+    engine = make_engine(config)
+    for prompt, sampling, text in zip(PROMPTS, SAMPLINGS, found, strict=True):
+        (completion,) = engine.generate([prompt], StopConditions(NEW), sampling)
+        assert completion.token_ids == text
+    cold = [Sampling(0.0)] * len(PROMPTS)
+    assert texts(config, cold) == [expected(prompt)[:NEW] for prompt in PROMPTS]
+
+
+@each_mode
+def test_after_a_handover(mode: str) -> None:
+    """What the first draft was drawn from goes along."""
+    config = replace(CHAINS[0], verify=mode, overlap=True)
+    wanted = texts(config)
+
+    def work(worker: PrefillWorker) -> None:
+        for number, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLINGS, strict=True)):
+            worker.add(f"{number}", prompt, StopConditions(NEW), sampling=sampling)
+        while worker.has_work:
+            worker.step()
+        worker.close()
+
+    found = outcomes_of(make_engine(config), work, config)
+    for number, text in enumerate(wanted):
+        completion = found[f"{number}"].completion
+        assert completion
+        assert completion.token_ids == text
+
+
+def test_more_is_accepted() -> None:
+    """By rejection than by a draw that knows nothing of the drafts, and in blocks than by rejection."""
+    means: list[float] = []
+    for mode in ("target_only", *MODES):
+        engine = make_engine(replace(CHAINS[0], verify=mode))
+        for seed in range(4):
+            engine.generate(PROMPTS, StopConditions(20), Sampling(1.0, seed))
+        means.append(engine.stats.mean_accept_len)
+    assert means[0] + 0.5 < means[1] < means[2]

@@ -1,0 +1,48 @@
+"""Chains whose drafts are drawn: what their graphs keep of it, and algorithms that keep nothing."""
+
+from __future__ import annotations
+
+import importlib
+from types import SimpleNamespace
+
+import pytest
+from programs import EXAMPLES, compile_to, load
+
+from specc import algorithms
+from specc.support.diagnostics import DiagnosticError
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rows"),
+    [("STANDALONE", 1), ("EAGLE", 1), ("EAGLE3", 1), ("FROZEN_KV_MTP", 0), ("MULTI_LAYER_EAGLE", 3), ("DFLASH", 0)],
+)
+def test_rows_that_are_carried(algorithm: str, rows: int) -> None:
+    """Those of drafts that another step verifies; every draft has one, in the order of the columns."""
+    module = compile_to("canonicalize", load(algorithm, num_steps=3, verify="rejection"))
+    assert [name for name in module.carries if name.startswith("draft_logits")] == [
+        f"draft_logits{i}" for i in range(rows)
+    ]
+    (reject,) = module.find("sample.reject")
+    q = [value for name, value in reject.named.items() if name.startswith("q")]
+    sources = [value.source for value in q if value.source]
+    assert [op.opcode for op in sources[:rows]] == ["carry.load"] * rows
+    assert all(op.opcode.startswith("model.") for op in sources[rows:])
+    assert len(q) == (1 if algorithm == "DFLASH" else 3)
+    places = [keys["positions"].source for keys in module.find("sample.keys") if keys.attrs["kind"] == 1]
+    offsets = [(place.phase == "prefill", int(place.attrs["offset"]) >> 32) for place in places if place]
+    drafted = [column for prefill, column in offsets if not prefill]
+    assert sorted(drafted) == ([0] if algorithm == "DFLASH" else [0, 1, 2])
+    assert sorted(column for prefill, column in offsets if prefill) == list(range(rows))
+
+
+def test_an_algorithm_that_keeps_them_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the example plugin, whose drafts are drawn by forwards of its own."""
+    monkeypatch.syspath_prepend(str(EXAMPLES / "plugin" / "src"))
+    found = importlib.import_module("specc_anchored").ANCHORED
+    point = SimpleNamespace(name="ANCHORED", value="specc_anchored:ANCHORED", load=lambda: found)
+    monkeypatch.setattr(algorithms, "entry_points", lambda group: [point] if group == "specc.algorithms" else [])
+    with pytest.raises(DiagnosticError, match="needs what drafts are drawn from, which ANCHORED lacks") as raised:
+        compile_to("expand-algorithm", load("ANCHORED", verify="block"))
+    (found,) = raised.value.diagnostics
+    assert (found.code, found.hint) == ("legal/verify", "write verify: target_only")
+    assert found.location is not None

@@ -1,0 +1,261 @@
+"""Verification by rejection and by block: exactly the target's distribution, and every draw as an oracle draws it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from fractions import Fraction
+from functools import cache
+from itertools import product
+from typing import Any
+
+import pytest
+import rejection_oracle as oracle
+import torch
+from sampling_oracle import allowed
+from test_sampling import surprise
+from torch import Tensor
+
+from specc.runtime.semantics import reference_reject
+from specc.runtime.semantics.reference import OPS
+
+DRAWS = 1_000_000
+MODES = ("rejection", "block")
+each_mode = pytest.mark.parametrize("mode", MODES)
+COLUMN = 1 << 32
+INF, NAN = math.inf, math.nan
+
+# --- what is computed, by fractions -----------------------------------------------------------------------------------
+
+
+def rows_of(rng: random.Random, vocab: int) -> Callable[[tuple[int, ...]], list[Fraction]]:
+    """Probabilities after any text, some of them 0."""
+
+    @cache
+    def row(text: tuple[int, ...]) -> list[Fraction]:
+        parts = [rng.choice([0, 1, 1, 2, 5, 9]) for _ in range(vocab)]
+        parts[rng.randrange(vocab)] += 1
+        return [Fraction(part, sum(parts)) for part in parts]
+
+    return row
+
+
+@pytest.mark.parametrize(("steps", "vocab"), [(1, 4), (2, 3), (3, 2), (3, 3)])
+def test_all_outcomes(steps: int, vocab: int) -> None:
+    """The texts of several positions have exactly the target's probabilities, and a block never accepts fewer."""
+    more = 0
+    for number in range(6):
+        rng = random.Random(f"{steps}/{vocab}/{number}")
+        p, q = rows_of(rng, vocab), rows_of(rng, vocab)
+        means: list[Any] = []
+        for mode in MODES:
+            found, mean = oracle.joint(mode, p, q, steps, vocab)
+            means.append(mean)
+            for text in product(range(vocab), repeat=steps + 1):
+                wanted = math.prod((p(text[:i])[token] for i, token in enumerate(text)), start=Fraction(1))
+                assert found.get(text, 0) == wanted, (mode, text)
+        assert means[1] >= means[0]
+        more += means[1] > means[0]
+    assert more > 0 or steps == 1
+
+
+def test_all_outcomes_of_a_draft_that_is_right() -> None:
+    """Where q is p everything is accepted."""
+    p = rows_of(random.Random(4), 3)
+    for mode in MODES:
+        assert oracle.joint(mode, p, p, 3, 3)[1] == 4
+
+
+# --- that it is computed ----------------------------------------------------------------------------------------------
+
+
+def keys_of(seeds: Tensor, temperature: Tensor, positions: Tensor, kind: int) -> tuple[Tensor, Tensor]:
+    """Keys and scales by the op."""
+    keys, scales = OPS["sample.keys"]((seeds, temperature, positions), {"offset": 0, "kind": kind}, {})
+    return keys, scales
+
+
+def drafted(logits: Tensor, seeds: Tensor, temperature: Tensor, roots: Tensor, column: int) -> Tensor:
+    """Drafts i64[B] of logits [B, V] by the ops, as programs draw them."""
+    keys, scales = keys_of(seeds, temperature, roots + column * COLUMN, oracle.DRAFT)
+    return OPS["sample.draw"]((logits, seeds * 0 + 1, keys, scales), {"dtype": "i64", "keep": ""}, {})[0]
+
+
+def decided(
+    mode: str, logits: Tensor, q: list[Tensor], drafts: Tensor, seeds: Tensor, temperature: Tensor, roots: Tensor,
+    cuts: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Tokens i64[B, A] after the nodes, how many are emitted i64[B], and bad rows, by the ops."""
+    tokens = torch.cat([seeds[:, None] * 0, drafts], dim=1)
+    places = roots[:, None] + 1 + torch.arange(tokens.shape[1])
+    keys, scales = keys_of(seeds, temperature, places, oracle.TOKEN)
+    coins, _ = keys_of(seeds, temperature, roots, oracle.COIN)
+    given = [] if cuts is None else [cuts]
+    rows, attrs = seeds * 0 + 1, {"mode": mode, "parts": len(q), "cut": len(given)}
+    index, bad = OPS["sample.reject"]((tokens, logits, rows, coins, keys, scales, *given, *q), attrs, {})
+    _, _, lens = OPS["verify.greedy"]((tokens, index, rows), {}, {"A": tokens.shape[1]})
+    return index.long(), lens.long(), bad
+
+
+@each_mode
+@pytest.mark.parametrize("cut", [False, True])
+def test_as_the_oracle_decides(mode: str, cut: bool) -> None:
+    """Token for token, from rows of any temperature; with a cut that drafts may be below."""
+    count, steps, vocab = 300, 3, 7
+    source = torch.Generator().manual_seed(11)
+    logits, q = (2 * torch.randn(count, n, vocab, generator=source) for n in (steps + 1, steps))
+    q = (logits[:, :steps] + q).float()
+    seeds = torch.randint(2**63 - 1, (count,), generator=source)
+    roots = torch.randint(2**31, (count,), generator=source)
+    temperature = torch.tensor([0.0, 0.3, 1.0, 4.0, 1e4])[torch.arange(count) % 5]
+    drafts = torch.stack([drafted(q[:, i], seeds, temperature, roots, i) for i in range(steps)], dim=1)
+    cuts = logits.sort(-1).values[..., 3].clone() if cut else None
+    index, lens, bad = decided(mode, logits, list(q.unbind(1)), drafts, seeds, temperature, roots, cuts)
+    assert not bad.any()
+    found: dict[int, int] = {}
+    for b in range(count):
+        seed, root, t = int(seeds[b]), int(roots[b]), float(temperature[b])
+        for i in range(steps):
+            assert drafts[b, i] == oracle.draft_drawn(q[b, i].tolist(), t, seed, root, i)
+        if t == 0:
+            best = logits[b].argmax(-1).tolist()
+            agreed = [i for i in range(steps) if drafts[b, i] != best[i]]
+            wanted = best[: (agreed or [steps])[0] + 1]
+        else:
+            rows = logits[b].tolist()
+            kept = [allowed(row, t, 4, 1.0, 0.0) if cut else None for row in rows]
+            p = [oracle.softmax(row, t, some) for row, some in zip(rows, kept, strict=True)]
+            shares = [oracle.softmax(row, t) for row in q[b].tolist()]
+            wanted = oracle.emitted(mode, p, shares, drafts[b].tolist(), seed, root)
+        assert index[b, : lens[b]].tolist() == wanted, b
+        found[len(wanted)] = found.get(len(wanted), 0) + 1
+    assert min(found.get(n, 0) for n in range(1, steps + 2)) > 5
+
+
+def texts(
+    mode: str, target: Tensor, draft: Tensor, steps: int, wanted: int, *, draws: int = DRAWS, column: int = COLUMN
+) -> Tensor:
+    """Texts i64[draws, wanted], of seeds one after the other, by models whose logits [V, V] follow the last token.
+
+    Step after step, with the noise of programs, until all have so many tokens.
+    """
+
+    def write(seeds: Tensor) -> Tensor:
+        text = torch.zeros(len(seeds), wanted + 1 + steps + 1, dtype=torch.int64)
+        length = torch.zeros_like(seeds)
+        while len(at := (length < wanted).nonzero()[:, 0]):
+            given = seeds[at], torch.ones(len(at)), 5 + length[at]
+            nodes, q = [text[at, length[at]]], list[Tensor]()
+            for i in range(steps):
+                q.append(draft[nodes[-1]])
+                nodes.append(drafted(q[-1], given[0], given[1], given[2] + i * (column - COLUMN), i))
+            tokens = torch.stack(nodes, dim=1)
+            index, lens, _ = decided(mode, target[tokens], q, tokens[:, 1:], *given)
+            text[at[:, None], length[at, None] + 1 + torch.arange(steps + 1)] = index
+            length[at] += lens
+        return text[:, 1 : wanted + 1]
+
+    return torch.cat([write(seeds) for seeds in torch.arange(draws).split(1 << 15)])
+
+
+P = torch.tensor([[1.0, 0.0, -1.0], [0.0, 1.5, 0.5], [-0.5, 0.2, 0.1]])
+Q = torch.tensor([[0.0, 0.3, 0.0], [1.0, 0.5, -1.0], [-0.5, 1.0, 0.4]])
+"""Logits after each token, of a target and a draft."""
+
+
+def of_texts(found: Tensor) -> float:
+    """How probable these texts are, if the target has written them."""
+    p = P.double().softmax(-1)
+    wanted, code = torch.ones(1, dtype=torch.float64), torch.zeros_like(found[:, 0])
+    last = torch.zeros(1, dtype=torch.int64)
+    for column in range(found.shape[1]):
+        wanted = (wanted[:, None] * p[last]).flatten()
+        last = torch.arange(3).repeat(len(last))
+        code = code * 3 + found[:, column]
+    return surprise(code, wanted)
+
+
+@each_mode
+def test_a_million_texts(mode: str) -> None:
+    """Of several steps, each with as many drafts as are accepted."""
+    assert of_texts(texts(mode, P, Q, 2, 4)) > 1e-3
+
+
+@pytest.mark.parametrize("fault", ["left", "sharp", "reused"])
+def test_a_bias_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the same test: a token drawn from p where a draft is rejected, probabilities that are two percent too sharp,
+    and noise of a block that another block has used."""
+    column, steps = COLUMN, 2
+    if fault == "left":
+        monkeypatch.setattr(reference_reject._Chain, "left", lambda self, count, weight: self.target(0))
+        steps = 1
+    elif fault == "sharp":
+        scaled: Callable[..., Any] = reference_reject._softmax
+        monkeypatch.setattr(reference_reject, "_softmax", lambda logits: scaled(1.02 * logits))
+    else:
+        column = 1
+    assert of_texts(texts("block", P, Q, steps, 4, draws=DRAWS // 4, column=column)) < 1e-6
+
+
+# --- rows of any kind -------------------------------------------------------------------------------------------------
+
+ROWS = {
+    "nothing": [-INF] * 4,
+    "nan": [0.0, NAN, 1.0, -INF],
+    "infinite": [0.0, INF, 1.0, INF],
+    "one": [-INF, -INF, -2.0, -INF],
+    "equal": [3.0] * 4,
+    "far": [0.0, 3e38, -3e38, 1.0],
+    "any": [0.5, -1.0, 2.0, 0.0],
+}
+WORST = {"nothing": {0}, "nan": {0, 2}, "infinite": {1}, "one": {2}, "far": {1}}
+"""What may come of a row."""
+
+
+@each_mode
+@pytest.mark.parametrize("temperature", [0.0, 1e-6, 1.0, 2.0**20])
+def test_extreme_rows(mode: str, temperature: float) -> None:
+    """Of target and draft, one beside the other: what is emitted is a token that the target's row allows."""
+    count = 40
+    for (name, row), (other, drawn) in product(ROWS.items(), ROWS.items()):
+        seeds = torch.arange(count)
+        roots, hot = seeds + 3, torch.full((count,), temperature)
+        logits, q = torch.tensor(row).expand(count, 3, -1), [torch.tensor(drawn).expand(count, -1)] * 2
+        drafts = torch.stack([drafted(q[i], seeds, hot, roots, i) for i in range(2)], dim=1)
+        index, lens, bad = decided(mode, logits, q, drafts, seeds, hot, roots)
+        emitted = {int(t) for b in range(count) for t in index[b, : lens[b]]}
+        assert emitted <= WORST.get(name, {0, 1, 2, 3}), (name, other)
+        overflown = name == "far" and temperature == 1e-6
+        assert bool(bad.all()) == bool(bad.any()) == (name in ("nothing", "nan", "infinite") or overflown)
+        if row is drawn and name not in ("nothing", "nan"):
+            assert (lens == 3).all(), name
+
+
+@each_mode
+def test_drafts_below_the_cut(mode: str) -> None:
+    """Are never accepted, whatever they were drawn from; a draft that is all that is left always is."""
+    count = 2000
+    seeds, roots, one = torch.arange(count), torch.full((count,), 9), torch.ones(count)
+    logits, q = torch.tensor([0.0, 1.0, 2.0, 3.0]).expand(count, 3, -1), [torch.zeros(count, 4)] * 2
+    drafts = torch.stack([drafted(q[i], seeds, one, roots, i) for i in range(2)], dim=1)
+    for cut, kept in ((1.5, {2, 3}), (2.5, {3})):
+        index, lens, _ = decided(mode, logits, q, drafts, seeds, one, roots, torch.full((count, 3), cut))
+        assert {int(t) for b in range(count) for t in index[b, : lens[b]]} == kept
+        assert not (lens > 1)[drafts[:, 0] < cut].any()
+        assert (lens > 1)[drafts[:, 0] == 3].all()
+
+
+def test_nothing_is_left() -> None:
+    """A draft that rounding rejects, though p is q: another token comes of p, without the draft."""
+    logits = torch.tensor([[1.0, 2.0, -INF, 0.0]]).expand(1000, 2, -1)
+    chain = reference_reject._Chain(
+        torch.ones(1000, 2, dtype=torch.int64), logits, torch.ones(1000, 2), None, (logits[:, 0],), torch.ones(1000, 1)
+    )
+    left = chain.left(torch.zeros(1000, dtype=torch.int64), torch.ones(1000))
+    assert left[0].tolist() == [1.0, -INF, -INF, 0.0]
+    sure = reference_reject._Chain(
+        torch.ones(1, 2, dtype=torch.int64), torch.tensor([[[-INF, 2.0], [0.0, 0.0]]]), torch.ones(1, 2), None,
+        (torch.tensor([[-INF, 2.0]]),), torch.ones(1, 1),
+    )  # fmt: skip
+    assert sure.left(torch.tensor([0]), torch.ones(1))[0].tolist() == [-INF, 2.0]
