@@ -70,6 +70,12 @@ def call(node: External, frame: Frame, callbacks: object) -> None:
         frame.adopt(value, _checked(node, frame, result, value, getattr(returned, result, None)))
 
 
+def stand_for(node: External, frame: Frame, result: str, tensor: Tensor) -> None:
+    """Let a tensor stand for one result of a forward that the engine has run by itself. ForwardContractError if not."""
+    value = node.results[result]
+    frame.adopt(value, _checked(node, frame, result, value, tensor))
+
+
 def _operand(node: External, frame: Frame, name: str) -> Tensor:
     """A static view; a value with an axis of draft forwards is cut to the node's forward."""
     tensor = frame.read(name)

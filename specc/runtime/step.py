@@ -16,7 +16,7 @@ from torch import Tensor
 from .backends import Backend
 from .batch import Batch, check_lengths, integers
 from .errors import BatchError, BindError
-from .external import call, check_callbacks
+from .external import call, check_callbacks, stand_for
 from .frame import After, Frame, Progress
 from .graphs.capture import Graphs, Recorder, Replays
 from .graphs.segments import SegmentGraphs
@@ -238,6 +238,29 @@ class Step:
         """
         with self._on_device():
             self._sampling.set(rows, params)
+
+    def first_tokens(self, batch: Batch, logits: Tensor) -> Tensor:
+        """The tokens i32[b] that `prefill` would draw from the target's logits T[b, V] after texts of the batch.
+
+        For engines that prefill on their own, after `set_sampling`: `batch.seq_lens` say how long the texts are. No
+        state is written. The result is valid until the next call of the step. BatchError as `decode`, or without
+        lengths; ForwardContractError for logits that are not those of the plan.
+        """
+        columns = self._columns("step", batch)
+        rows, first = len(columns[ROWS]), self._plan.output("bonus", "prefill").value
+        if LENGTHS not in columns:
+            raise BatchError("first_tokens needs the batch's seq_lens")
+        last, frame = self._plan.producer(first), self._frame(rows)
+        with self._on_device():
+            self._staging["prefill"].send({name: columns[name] for name in self._inputs["prefill"]}, rows)
+            for node in self._plan.nodes("prefill") if rows else ():
+                if isinstance(node, External):
+                    stand_for(node, frame, "logits", logits)
+                else:
+                    self._execute(node, frame)
+                if node is last:
+                    break
+            return frame.output(first, rows)
 
     def read_carry(self, rows: Sequence[int] | Tensor) -> Carry:
         """A copy of the state of pool rows `rows`.
