@@ -26,7 +26,7 @@ class Variant:
     """What one engine runs: `algorithm` is None where nothing is speculated, `draft` a model of `write_models`.
 
     With `overlap` the next forward is launched before the results of the last are read, as on a GPU. With `program` a
-    wheel runs its decode steps.
+    wheel runs its decode steps, with `samples` those of requests that sample, too.
     """
 
     algorithm: str | None = None
@@ -35,12 +35,24 @@ class Variant:
     num_draft_tokens: int = 4
     overlap: bool = False
     program: bool = False
+    samples: bool = False
 
     def __str__(self) -> str:
         """For the names of tests and files."""
         form = "chain" if self.topk == 1 else "tree"
-        named = [self.draft, form, *["overlap"] * self.overlap, *["program"] * self.program]
+        named = [
+            self.draft,
+            form,
+            *["overlap"] * self.overlap,
+            *["program"] * self.program,
+            *["samples"] * self.samples,
+        ]
         return "-".join(named) if self.algorithm else "plain"
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What of a program's configuration is in no argument of the engine, for `build_program`."""
+        return ("--verify", "target_only", "--sampling", "top_k,top_p,min_p") if self.samples else ()
 
     def engine(self, models: Path) -> dict[str, Any]:
         """Arguments of the engine."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -11,22 +11,25 @@ LEAST = 10
 """Counts below, of both samples together, are put together."""
 
 
-def surprise(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> float:
-    """How probable it is that texts of one distribution differ as much as these, token after token.
+Texts = Sequence[Sequence[int]]
+
+
+def surprise(*pairs: tuple[Texts, Texts]) -> float:
+    """How probable it is that texts differ as much as these do in each pair, if they are of one distribution.
 
     For every beginning of texts the counts of the tokens after it are compared by chi-square. Given the beginnings
     these are independent of each other, so that their sum is of a chi-square distribution, too.
     """
     square = freedom = 0.0
-    for place in range(len(one[0])):
-        beginnings = {tuple(text[:place]) for text in (*one, *other)}
-        after = {begun: [Counter[int](), Counter[int]()] for begun in beginnings}
-        for side, texts in enumerate((one, other)):
-            for text in texts:
-                after[tuple(text[:place])][side][text[place]] += 1
-        for mine, theirs in after.values():
-            found = table(mine, theirs)
-            square, freedom = square + chi_square(found), freedom + found.shape[1] - 1
+    for one, other in pairs:
+        for place in range(len(one[0])):
+            after = defaultdict[tuple[int, ...], tuple[Counter[int], Counter[int]]](lambda: (Counter(), Counter()))
+            for side, texts in enumerate((one, other)):
+                for text in texts:
+                    after[tuple(text[:place])][side][text[place]] += 1
+            for mine, theirs in after.values():
+                found = table(mine, theirs)
+                square, freedom = square + chi_square(found), freedom + found.shape[1] - 1
     half = torch.tensor([freedom, square], dtype=torch.float64) / 2
     return torch.special.gammaincc(half[0], half[1]).item()
 

@@ -14,14 +14,13 @@ import torch
 from sampling_oracle import allowed, noise
 from sglang_models import EXAMPLES
 from sglang_programs import build_program
-from sglang_server import PLAIN, SERVER, SMALL_POOL, Served, Variant, serve
+from sglang_server import PLAIN, SERVER, Served, Variant, serve
 from sglang_statistics import surprise
 from sglang_workload import PREAMBLES, TAILS
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-SAMPLES = ("--verify", "target_only", "--sampling", "top_k,top_p,min_p")
-CHAIN = Variant("STANDALONE", "standalone", overlap=True, program=True)
-TREE = Variant("EAGLE", "eagle", topk=4, num_draft_tokens=12, program=True)
+CHAIN = Variant("STANDALONE", "standalone", overlap=True, program=True, samples=True)
+TREE = Variant("EAGLE", "eagle", topk=4, num_draft_tokens=12, program=True, samples=True)
 KINDS: list[dict[str, float]] = [
     {"temperature": 0},
     {"temperature": 0.8},
@@ -35,17 +34,23 @@ NEAR = 1e-3
 SEEDS = 1 << 63
 
 
-def mixed(draw: random.Random, count: int) -> list[dict[str, Any]]:
-    """Requests of all kinds with prompts of any length, of any seed; pairs of them are the same but for their time."""
+COUNT, BURST, AGAIN = 48, range(12, 28), range(6, 18)
+
+
+def mixed(draw: random.Random) -> list[dict[str, Any]]:
+    """COUNT requests of all kinds and seeds, and those of AGAIN again, alone, when all others have ended.
+
+    Those of BURST come at once with long answers, see `sglang_workload`.
+    """
     made: list[dict[str, Any]] = []
-    for number in range(count):
-        kind = KINDS[number % len(KINDS)]
-        text = "".join(draw.choices(PREAMBLES, k=draw.choice((0, 1, 2)))) + draw.choice(TAILS)
-        sampling = {**kind, "max_new_tokens": draw.choice((1, 8, 40, 80)), "ignore_eos": draw.random() < 0.5}
-        sampling["sampling_seed"] = draw.choice((number, -number, draw.randrange(-SEEDS, SEEDS)))
-        after = [max(0, number - draw.randint(1, 12)), draw.choice((0, 1, 8))]
+    for number in range(COUNT):
+        burst = number in BURST
+        text = "".join(draw.choices(PREAMBLES, k=0 if burst else draw.choice((0, 1, 2)))) + draw.choice(TAILS)
+        sampling = {**KINDS[number % len(KINDS)], "max_new_tokens": draw.choice((60, 80) if burst else (1, 8, 24))}
+        sampling |= {"ignore_eos": not burst, "sampling_seed": draw.choice((number, draw.randrange(-SEEDS, SEEDS)))}
+        after = [BURST[0] - 1, 1] if burst else [max(0, number - draw.randint(1, 12)), draw.choice((0, 1, 8))]
         made.append({"text": text, "sampling": sampling, **({"after": after} if number else {})})
-    alone = [made[number] | {"after": [count + place - 1, 1000]} for place, number in enumerate(range(6, 18))]
+    alone = [made[number] | {"after": [COUNT + place - 1, 1000]} for place, number in enumerate(AGAIN)]
     return made + alone
 
 
@@ -58,17 +63,17 @@ def served(request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytes
     """What a program answered that samples, in a pool so small that requests are thrown out."""
     variant, folder = request.param, tmp_path_factory.mktemp("mixed")
     engine = variant.engine(models)
-    wheel = build_program(engine, folder / "wheel", *SAMPLES)
-    requests = mixed(random.Random(1), 60)
+    wheel = build_program(engine, folder / "wheel", *variant.options)
+    requests = mixed(random.Random(1))
     return serve(engine, requests, folder / "job", overlap=variant.overlap, wheel=wheel)
 
 
 def test_every_step_is_the_program_s(served: Served) -> None:
-    """With greedy requests and others in a batch, some of which were thrown out."""
+    """With greedy requests and others in a batch, of which some were thrown out and began anew."""
     assert served.state["specc"]["left"] == {}
     assert served.state["specc"]["served"] > 50
-    again = [one for one in zip(served.requests, served.outputs, strict=True) if one[1]["num_retractions"]]
-    assert {is_greedy(request["sampling"]) for request, _ in again} == {True, False}
+    both = zip(served.requests, served.outputs, strict=True)
+    assert any(output["num_retractions"] for request, output in both if not is_greedy(request["sampling"]))
     accepted = [output for output in served.outputs if output.get("spec_verify_ct")]
     tokens, steps = (sum(output[name] for output in accepted) for name in ("completion_tokens", "spec_verify_ct"))
     assert tokens / steps > 1.2
@@ -101,10 +106,9 @@ def likeliest(scores: Sequence[float], sampling: dict[str, Any], position: int) 
 
 
 def test_a_program_s_texts_are_the_same_alone_and_in_a_batch(served: Served) -> None:
-    """Requests 6 to 17 came again when all others had gone, one after the other."""
     compared = 0
-    for place, number in enumerate(range(6, 18)):
-        alone, beside = served.outputs[60 + place], served.outputs[number]
+    for place, number in enumerate(AGAIN):
+        alone, beside = served.outputs[COUNT + place], served.outputs[number]
         assert alone["token_ids"] == beside["token_ids"], number
         compared += not is_greedy(served.requests[number]["sampling"])
     assert compared == 8
@@ -115,12 +119,15 @@ PROMPTS: list[tuple[str, dict[str, float]]] = [
     ("class Foo:\n    def ", {"temperature": 1.2, "top_k": 20}),
     ("for name in ", {"temperature": 0.9, "top_p": 0.9}),
 ]
-TEXTS = int(os.environ.get("SPECC_TEST_SEEDS", "300"))
-"""Of each prompt; 2000 tell a temperature that is a tenth off, see `make sglang`."""
+TEXTS = int(os.environ.get("SPECC_TEST_TEXTS", "300"))
+"""Of each prompt; `make sglang TEXTS=2000` takes some six minutes."""
+BIAS = 1 + 0.1 * math.sqrt(2000 / TEXTS)
+"""A temperature that so many texts tell from the right one; of 2000 one that is a tenth too high."""
+CROWD = {"max_running_requests": 64, "max_total_tokens": 8192, "chunked_prefill_size": 2048}
 
 
-def short(warmer: float, *, seeds: bool) -> list[dict[str, Any]]:
-    """Four tokens of every prompt, TEXTS times."""
+def short(warmer: float = 1.0, *, seeds: bool) -> list[dict[str, Any]]:
+    """Four tokens of every prompt, TEXTS times; without seeds SGLang's own sampler draws as it likes."""
     made: list[dict[str, Any]] = []
     for text, asked in PROMPTS:
         sampling = {**asked, "temperature": asked["temperature"] * warmer, "max_new_tokens": 4, "ignore_eos": True}
@@ -128,3 +135,41 @@ def short(warmer: float, *, seeds: bool) -> list[dict[str, Any]]:
             seed = {"sampling_seed": number} if seeds else {}
             made.append({"text": text, "stream": False, "sampling": sampling | seed})
     return made
+
+
+def test_a_program_s_distribution_is_that_without_speculation(models: Path, tmp_path: Path) -> None:
+    """And a temperature that is a little too high is noticed by the same test."""
+    engine = CHAIN.engine(models) | CROWD
+    wheel = build_program(engine, tmp_path / "wheel", *CHAIN.options)
+    requests = [*short(seeds=True), *short(BIAS, seeds=True)]
+    served = serve(engine, requests, tmp_path / "program", overlap=True, wheel=wheel)
+    assert served.state["specc"]["left"] == {}
+    plain = serve(PLAIN.engine(models) | CROWD, short(seeds=False), tmp_path / "plain")
+    fair, biased, expected = texts(served)[:3], texts(served)[3:], texts(plain)
+    assert surprise(*zip(fair, expected, strict=True)) > 1e-3
+    assert surprise(*zip(biased, expected, strict=True)) < 1e-3
+
+
+def texts(served: Served) -> list[list[list[int]]]:
+    """The tokens of every text, by prompt."""
+    found = [output["token_ids"] for output in served.outputs]
+    return [found[start : start + TEXTS] for start in range(0, len(found), TEXTS)]
+
+
+def test_what_a_program_was_built_without_is_sglang_s(models: Path, tmp_path: Path) -> None:
+    """The step as a whole as long as such a request is there, by the name of what it asks for."""
+    engine = TREE.engine(models) | SERVER | {"max_total_tokens": 4096, "schedule_conservativeness": 1.0}
+    wheel = build_program(engine, tmp_path / "wheel", "--verify", "target_only", "--sampling", "top_k")
+    kinds: dict[str, dict[str, Any]] = {
+        "": {"temperature": 0.9, "top_k": 30},
+        "top_p": {"temperature": 0.9, "top_p": 0.9},
+        "min_p": {"temperature": 0.9, "top_k": 5, "min_p": 0.1},
+        "penalties": {"temperature": 0.9, "frequency_penalty": 0.5},
+        "logit bias": {"temperature": 0.9, "logit_bias": {"5": 1.0}},
+    }
+    more = {"max_new_tokens": 12, "ignore_eos": True, "sampling_seed": 3}
+    requests = [{"text": TAILS[0], "sampling": kind | more} for kind in kinds.values()]
+    in_turn = [one | ({"after": [number - 1, 1000]} if number else {}) for number, one in enumerate(requests)]
+    served = serve(engine, in_turn, tmp_path / "job", wheel=wheel)
+    assert served.state["specc"]["left"].keys() == {*kinds} - {""}
+    assert served.state["specc"]["sampling"] == ["seed", "temperature", "top_k"]
