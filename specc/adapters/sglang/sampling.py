@@ -78,7 +78,7 @@ class Admission:
         places, self._places = self._places, []
         if not places:
             return None
-        index = torch.tensor(places, device=logits.device)
+        index = torch.tensor(places).to(logits.device, non_blocking=True)
         tokens = [
             self._step.first_tokens(self._package.Batch(self._rows[part], self._lengths[part]), logits[part]).clone()
             for part in index.split(self._largest)
