@@ -70,10 +70,11 @@ def call(node: External, frame: Frame, callbacks: object) -> None:
         frame.adopt(value, _checked(node, frame, result, value, getattr(returned, result, None)))
 
 
-def stand_for(node: External, frame: Frame, result: str, tensor: Tensor) -> None:
-    """Let a tensor stand for one result of a forward that the engine has run by itself. ForwardContractError if not."""
-    value = node.results[result]
-    frame.adopt(value, _checked(node, frame, result, value, tensor))
+def stand_for(node: External, frame: Frame, given: Mapping[str, Tensor]) -> None:
+    """Let tensors stand for results of a forward that the engine ran by itself. ForwardContractError on a breach."""
+    for result, value in node.results.items():
+        if result in given:
+            frame.adopt(value, _checked(node, frame, result, value, given[result]))
 
 
 def _operand(node: External, frame: Frame, name: str) -> Tensor:

@@ -16,7 +16,8 @@ def until_first(plan: Plan) -> tuple[Node, ...]:
     """
     nodes = plan.nodes("prefill")
     found = nodes[: nodes.index(plan.producer(plan.output("bonus", "prefill").value)) + 1]
-    logits = {plan.values[node.results[LOGITS]].buffer for node in found if isinstance(node, External)}
+    forwards = [node for node in found if isinstance(node, External)]
+    logits = {plan.values[value].buffer for one in forwards for name, value in one.results.items() if name == LOGITS}
     read = {name for node in found if not isinstance(node, External) for name in plan.engine_reads(node)}
     if more := sorted(read - logits):
         raise BindError(f"the launch that draws first tokens reads {', '.join(more)}, too: no logits are enough for it")

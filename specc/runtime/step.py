@@ -257,7 +257,7 @@ class Step:
             self._staging["prefill"].send({name: columns[name] for name in self._inputs["prefill"]}, rows)
             for node in nodes if rows else ():
                 if isinstance(node, External):
-                    stand_for(node, frame, LOGITS, logits)
+                    stand_for(node, frame, {LOGITS: logits})
                 else:
                     self._execute(node, frame)
             return frame.output(self._plan.output("bonus", "prefill").value, rows)

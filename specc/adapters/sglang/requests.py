@@ -6,7 +6,7 @@ from collections.abc import Collection
 from http import HTTPStatus
 from typing import Any
 
-from .sampling import lacking
+from .admission import lacking
 from .settings import word
 
 FALLBACK = "SPECC_FALLBACK"

@@ -14,10 +14,10 @@ from sglang.srt.runtime_context import get_exec
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 from torch import Tensor
 
+from .admission import DETERMINISTIC_SEED, Admission
 from .binding import bind
 from .metrics import Metrics
 from .requests import refuses, unserved
-from .sampling import DETERMINISTIC_SEED, Admission
 
 
 @dataclass

@@ -15,9 +15,9 @@ from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 
 from . import CHOICE, relay
+from .admission import draw_first
 from .fit import misfits
 from .requests import turn_away
-from .sampling import draw_first
 from .settings import ServerError
 from .steps import StepResult, Steps
 

@@ -13,8 +13,8 @@ from sampling_oracle import drawn
 from test_sglang import VOCABULARY, request
 from torch import Tensor
 
+from specc.adapters.sglang.admission import Admission, asked, draw_first
 from specc.adapters.sglang.requests import unserved
-from specc.adapters.sglang.sampling import Admission, asked, draw_first
 from specc.driver.build import build_program
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
