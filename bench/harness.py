@@ -122,10 +122,10 @@ def main(benchmark: Benchmark, description: str, against: str) -> None:
 
 @contextmanager
 def compiled(
-    shape: Shape, buckets: Sequence[int], device: torch.device, *, jit: bool
+    shape: Shape, buckets: Sequence[int], device: torch.device, *, jit: bool, keys: str = ""
 ) -> Iterator[tuple[Plan, Backend]]:
     """A program for the shape, and what launches its kernels: machine code on a GPU, unless `jit`."""
-    build = compile_shape(shape, buckets)
+    build = compile_shape(shape, buckets, keys=keys)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         backend = cuda_backend(build, root, device) if ON_GPU and not jit else TritonBackend(build, root)

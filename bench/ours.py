@@ -49,11 +49,11 @@ draft: {{{sizes}, num_layers: 1}}
 SIZES = "hidden_size: {width}, num_kv_heads: {heads}, head_dim: {head_dim}, vocab_size: {vocab}, dtype: bfloat16"
 
 
-def compile_shape(shape: Shape, buckets: Sequence[int], archs: Sequence[str] = ("sm_90",)) -> Build:
-    """Passes, kernels and plan of an EAGLE chain or tree that holds the shape; no machine code."""
+def compile_shape(shape: Shape, buckets: Sequence[int], archs: Sequence[str] = ("sm_90",), keys: str = "") -> Build:
+    """Passes, kernels and plan of an EAGLE chain or tree that holds the shape; no machine code. `keys`: more YAML."""
     kind, sizes = "tree" if shape.topk > 1 else "chain", asdict(shape)
     sizes |= {"buckets": list(buckets), "requests": shape.pool - 1, "archs": ", ".join(archs)}
-    text = CONFIG.format(kind=kind, sizes=SIZES.format(**sizes), **sizes)
+    text = CONFIG.format(kind=kind, sizes=SIZES.format(**sizes), **sizes) + keys
     return build_program(load_text(text, Path(f"bench_{kind}.yaml"), names(), needs))
 
 

@@ -35,10 +35,14 @@ def philox2x32(counter: Sequence[int], key: int, rounds: int = 7) -> list[int]:
     return [left, right]
 
 
-def noise(seed: int, position: int, token: int, kind: int = 0) -> float:
-    """Gumbel noise of a token at a position."""
+TILE = 16
+"""Tokens that follow each other and are drawn together first."""
+
+
+def noise(seed: int, position: int, counter: int, kind: int = 0) -> float:
+    """Gumbel noise at a position: of a token, or of tile t the counter 2^31 + t."""
     low, high, _, _ = philox4x32([position & WORD, position >> 32, kind, 0], [seed & WORD, seed >> 32])
-    word, _ = philox2x32([token, high], low)
+    word, _ = philox2x32([counter, high], low)
     uniform = min(f32(f32(f32(word) + 0.5) * 2.0**-32), 1 - 2.0**-24)
     return -math.log(-math.log1p(-uniform))
 
@@ -69,8 +73,16 @@ def drawn(
     """The token at a position; the first of the largest logits at temperature 0."""
     if temperature < 1e-6:
         return list(logits).index(max(logits))
-    values = {
-        i: logits[i] * (1.0 / temperature) + noise(seed, position, i)
-        for i in allowed(logits, temperature, top_k, top_p, min_p)
-    }
-    return min(i for i, value in values.items() if value == max(values.values()))
+    scaled = {i: logits[i] / temperature for i in sorted(allowed(logits, temperature, top_k, top_p, min_p))}
+    tiles: dict[int, list[int]] = {}
+    for i in scaled:
+        tiles.setdefault(i // TILE, []).append(i)
+    together = {t: log_of_sum([scaled[i] for i in of]) + noise(seed, position, 2**31 + t) for t, of in tiles.items()}
+    tile = max(together, key=lambda t: together[t])
+    return max(tiles[tile], key=lambda i: scaled[i] + noise(seed, position, i))
+
+
+def log_of_sum(values: Sequence[float]) -> float:
+    """log(sum of exp(x))."""
+    top = max(values)
+    return top if math.isinf(top) else top + math.log(math.fsum(math.exp(x - top) for x in values))

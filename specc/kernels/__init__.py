@@ -1,11 +1,11 @@
-"""The kernel families. Three compose their kernels from ops, the others have a template of their stem each."""
+"""The kernel families. Four compose their kernels from ops, the others have a template of their stem each."""
 
 from __future__ import annotations
 
-from specc.kernels import argmax, compact, duplicate_tail, ngram_propose, ngram_start, rows, stash, topk
+from specc.kernels import argmax, compact, draw, duplicate_tail, ngram_propose, ngram_start, rows, stash, topk
 from specc.kernels.shared.base import Family
 
-COMPOSED: dict[str, Family] = {family.stem: family for family in (argmax.FAMILY, topk.FAMILY, rows.FAMILY)}
+COMPOSED: dict[str, Family] = {family.stem: family for family in (argmax.FAMILY, draw.FAMILY, topk.FAMILY, rows.FAMILY)}
 """Those that compose, by stem."""
 
 LONE: dict[str, Family] = {

@@ -74,4 +74,4 @@ def buffer_root(module: Module, value: Value, stored: Sequence[Value]) -> Value:
 
 
 def _is_logits(module: Module, value: Value) -> bool:
-    return any(user.opcode in ("vocab.argmax", "vocab.topk") for user in module.users(value))
+    return any(user.opcode in ("vocab.argmax", "vocab.topk", "sample.draw") for user in module.users(value))

@@ -26,7 +26,7 @@ from specc.kernels.shared.compose import has_tile
 from specc.kernels.shared.tiles import in_memory, is_prologue, side_of
 from specc.pass_manager.pass_base import Context, Pass
 
-REDUCTIONS = {"vocab.argmax": "argmax", "vocab.topk": "topk"}
+REDUCTIONS = {"vocab.argmax": "argmax", "vocab.topk": "topk", "sample.draw": "draw"}
 """The ops that a launch begins with, and its family."""
 
 TORCH = "torch"

@@ -12,14 +12,14 @@ from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 _REMARKS = {
     "greedy": "one argmax of every node's row, then a walk; no temperature, penalties or randomness",
-    "target_only": "one draw of every node's token, the argmax of its row with noise, then a walk; the softmax is"
-    " never computed, and the drafts decide how many tokens a step gives, not which",
+    "target_only": "one draw of every node's token, then a walk; no softmax is written, and the drafts decide how"
+    " many tokens a step gives, not which",
 }
 
 
 @dataclass(frozen=True)
 class SelectVerify(Pass):
-    """Lower ``verify.accept``: a walk along the target's own tokens, which are argmaxes, or drawn by noisy logits."""
+    """Lower ``verify.accept``: a walk along the target's own tokens, which are argmaxes. Drawn ones are there."""
 
     name = "select-verify"
     requires = frozenset({"typed", "tree-form"})
@@ -29,11 +29,14 @@ class SelectVerify(Pass):
         """Lower the verification of the step to one verify op and its passes over the logits."""
         for accept in module.find("verify.accept"):
             mode = accept.attrs["mode"]
-            if mode not in _REMARKS:
+            if mode != "greedy":
                 message = f"verify: {mode} is not implemented yet"
                 raise DiagnosticError(Diagnostic("config/not-yet", message, accept.location))
             _lower_greedy(module, accept)
-            self.remark(ctx, f"{mode}: {_REMARKS[mode]}", accept.location)
+        for walk in module.find("verify.greedy"):
+            source = walk["argmax"].source
+            mode = "target_only" if source is not None and source.opcode == "sample.draw" else "greedy"
+            self.remark(ctx, f"{mode}: {_REMARKS[mode]}", walk.location)
 
 
 def _lower_greedy(module: Module, accept: Op) -> None:

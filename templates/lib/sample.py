@@ -1,8 +1,7 @@
-"""Noise that makes the largest logit a token drawn from the softmax; the `sample` ops.
+"""Noise that makes the largest logit a token drawn from the softmax, and the keys of it.
 
-An entry's noise is a function of the row's key and the entry alone, so what is drawn does not depend on how a row is
-cut. A uniform v in (0, 1) has 32 bits and is fine next to 0, where -log(1 - v) decides which of the unlikely tokens
-is drawn.
+Noise is a function of the row's key and a counter alone, so what is drawn does not depend on how a row is cut. A
+uniform v in (0, 1) has 32 bits and is fine next to 0, where -log(1 - v) decides which of the unlikely is drawn.
 """
 
 import triton
@@ -26,20 +25,9 @@ def sample_keys(seed, temperature, positions, OFFSET: tl.constexpr, KIND: tl.con
 
 
 @triton.jit
-def sample_perturb(logits, column, row, keys_ptr, scales_ptr, cuts_ptr):
-    """Logits f32 of a row's entries `column` i32 with their noise: see the op."""
-    key = tl.load(keys_ptr + row)
-    scale = tl.load(scales_ptr + row)
-    noisy = logits * scale + gumbel(uniform_bits(column, key))
-    if cuts_ptr is not None:
-        noisy = tl.where(logits < tl.load(cuts_ptr + row), float("-inf"), noisy)
-    return tl.where(scale > 0.0, noisy, logits)
-
-
-@triton.jit
-def uniform_bits(column, key):
-    """Philox2x32-7 of the counter (column, upper half of the key) with the lower half as its key: a word u32."""
-    x = column.to(tl.uint32)
+def uniform_bits(counter, key):
+    """Philox2x32-7 of (counter, upper half of the key) with the lower half as its key: a word u32."""
+    x = counter.to(tl.uint32)
     y = x * 0 + (key >> 32).to(tl.uint32)
     k = key.to(tl.uint32)
     for _ in tl.static_range(7):
@@ -57,8 +45,14 @@ def gumbel(bits):
     exponent, t = _parts(1.0 - v)
     # Near 0 1 - v loses what v holds.
     inner = _log(exponent, tl.where(exponent == 0, -v, t))
-    exponent, t = _parts(-inner)
-    return -_log(exponent, t)
+    return -log_of(-inner)
+
+
+@triton.jit
+def log_of(x):
+    """log(x) f32 of normal x > 0, to a few units of its last place; anything for other x."""
+    exponent, t = _parts(x)
+    return _log(exponent, t)
 
 
 @triton.jit

@@ -145,7 +145,7 @@ class Composer(Builder):
                 self._some(
                     3,
                     8,
-                    (self.source, self.reduce, self.perturb, self.store, self.health, self.ngram_start, self.handed_on),
+                    (self.source, self.reduce, self.draw, self.store, self.health, self.ngram_start, self.handed_on),
                 )
                 self._read_nodes()
                 self._leave("prefill.")
@@ -161,8 +161,8 @@ class Composer(Builder):
             self.source,
             self.reduce,
             self.reduce,
-            self.perturb,
-            self.perturb,
+            self.draw,
+            self.draw,
             self.keys,
             self.cut,
             self.logprob,
@@ -215,7 +215,7 @@ class Composer(Builder):
                 (
                     self.source,
                     self.reduce,
-                    self.perturb,
+                    self.draw,
                     self.keys,
                     self.cut,
                     self.logprob,
@@ -570,17 +570,17 @@ class Composer(Builder):
         rough = any(self.fact(value).rough for value in operands)
         self.make(f"sample.{name}", logits, *operands, facts=[Fact(rough=rough)])
 
-    def perturb(self) -> None:
-        """Noise on logits, of keys that were made for it or of any numbers, with a cut or without."""
+    def draw(self) -> None:
+        """A token of logits, with keys that were made for it or any numbers, with a cut or without."""
         logits = self.logits()
         shape = tensor_type(logits).shape[:-1]
         numbers = self.of("i64", *shape)
         keys = self._keys(numbers) if self.rng.random() < 0.6 else (numbers, self.of("f32", *shape))
         cuts = (self.of("f32", *shape),) if self.rng.random() < 0.4 else ()
-        rough = any(self.fact(value).rough for value in (keys[1], *cuts))
-        (noisy,) = self.make("sample.perturb", logits, *keys, *cuts, facts=[Fact(rough=rough)])
-        if self.rng.random() < 0.7 and not self.fact(noisy).rough:
-            self._argmax(noisy)
+        if any(self.fact(value).rough for value in (logits, keys[1], *cuts)):
+            raise Unfit
+        keep = "K" if self.chain and self.rng.random() < 0.3 else ""
+        self.make("sample.draw", logits, self.rows(), *keys, *cuts, dtype=self.rng.choice(["i32", "i64"]), keep=keep)
 
     def logprob(self) -> None:
         """Of the winners of the same logits, or of tokens that are below every vocabulary."""

@@ -1,11 +1,11 @@
-"""The token that a request draws at a position: the largest of logits / temperature, in f32, with noise."""
+"""The token that a request draws at a position: of the tile drawn by its sum, by the largest with noise."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from sampling_oracle import noise
+from sampling_oracle import TILE, log_of_sum, noise
 
 from .ranking import CLOSE, INF, argmax, f32
 
@@ -38,14 +38,19 @@ class Sampler:
         """The token at a position, of the logits before it; then others that rounding might put in its place."""
         if self.greedy:
             return [argmax(row)[0]]
-        noisy = [f32(value + f32(noise(self.seed, position, v))) for v, value in enumerate(self.scaled(row))]
+        scaled = self.scaled(row)
+        noisy = [f32(value + f32(noise(self.seed, position, v))) for v, value in enumerate(scaled)]
         found: list[int] = []
         for slack in (0.0, -CLOSE, CLOSE):
             cut = self.cut(row, slack)
-            left = [-INF if value < cut else noisy[v] for v, value in enumerate(row)]
-            best = argmax(left)[0]
-            room = CLOSE * min(max(1.0, abs(left[best])), LARGEST)
-            found += [best, *(v for v, value in enumerate(left) if v != best and left[best] - value <= room)]
+            left = [-INF if math.isnan(value) or value < cut else scaled[v] for v, value in enumerate(row)]
+            sums = [f32(log_of_sum(left[first : first + TILE])) for first in range(0, len(left), TILE)]
+            tiles = [f32(value + f32(noise(self.seed, position, 2**31 + t))) for t, value in enumerate(sums)]
+            for tile in _near(tiles):
+                inside = [
+                    -INF if left[v] == -INF else noisy[v] for v in range(tile * TILE, min((tile + 1) * TILE, len(left)))
+                ]
+                found += [tile * TILE + v for v in _near(inside)]
         return list(dict.fromkeys(found))
 
     def cut(self, row: list[float], slack: float) -> float:
@@ -65,3 +70,10 @@ class Sampler:
             lowest = top + math.log(f32(self.min_p)) * self.temperature if f32(self.min_p) > 0 else -INF
             cut = max(cut, lowest + slack * max(1.0, abs(lowest)) if math.isfinite(lowest) else lowest)
         return cut
+
+
+def _near(values: list[float]) -> list[int]:
+    """The first of the largest values, then those that rounding might put in its place."""
+    best = argmax(values)[0]
+    room = CLOSE * min(max(1.0, abs(values[best])), LARGEST)
+    return [best, *(i for i, value in enumerate(values) if i != best and values[best] - value <= room)]

@@ -106,7 +106,7 @@ STEPS: dict[str, Patch] = {
     "tails": moves_nothing("kv.duplicate_tail"),
     "keys": op("sample.keys", wrong=lambda _, found: (found[0] + (1 << 32), found[1])),
     "scales": op("sample.keys", wrong=lambda _, found: (found[0], found[1] * 1.5)),
-    "noise": op("sample.perturb", wrong=lambda operands, _: (operands[0].float(),)),
+    "noise": op("sample.draw", wrong=lambda operands, found: (operands[0].argmax(-1).to(found[0].dtype), found[1])),
     "filters": op("sample.top_k", "sample.top_p", wrong=lambda _, found: (found[0] - 3,)),
     "least": op("sample.min_p", wrong=lambda _, found: (found[0] - 3,)),
     "lengths": op("commit.lengths", wrong=lambda _, found: (found[0] + 1, found[1])),

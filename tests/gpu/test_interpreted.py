@@ -45,8 +45,12 @@ def test_every_way_of_running_gives_the_same_text() -> None:
 
 def run(*command: str) -> str:
     """The output of a Python program; its messages when it fails."""
-    path = os.pathsep.join(str(ROOT / folder) for folder in ("", "bench", "tests"))
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
+    folders = [
+        *(str(ROOT / folder) for folder in ("", "bench", "tests")),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(folders)}
+    environment["CUDA_VISIBLE_DEVICES"] = ""
     words = [sys.executable, *command]
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

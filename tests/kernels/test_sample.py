@@ -57,8 +57,8 @@ def drawn(dtype: str, rows: int, vocab: int, *, cut: bool = False) -> Module:
     keys, scales = b.given("keys", "i64", *axes), b.given("scales", "f32", *axes)
     cuts = (b.given("cuts", "f32", *axes),) if cut else ()
     with b.phase("verify"):
-        noisy = b("sample.perturb", logits, keys, scales, *cuts)
-        b.hand_out(*b.many("vocab.argmax", noisy, module.inputs["req_pool_indices"], dtype="i32", keep=""))
+        rows = module.inputs["req_pool_indices"]
+        b.hand_out(*b.many("sample.draw", logits, rows, keys, scales, *cuts, dtype="i32", keep=""))
     return module
 
 

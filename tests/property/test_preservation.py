@@ -149,7 +149,7 @@ OTHERS = [
     ("DFLASH", "model.inject(%block_positions, %block_slots,", "model.inject(%block_slots, %block_slots,", {}),
     ("DFLASH", "carry.store(%admitted_rows, %bonus)", "carry.store(%admitted_rows, %root)", {}),
     ("STANDALONE", "kind = 0, offset = 1", "kind = 0, offset = 0", SAMPLED),
-    ("STANDALONE", "perturb(%target_logits, %sample_keys", "perturb(%target_logits, %verify_positions", SAMPLED),
+    ("STANDALONE", ", %sample_keys, ", ", %verify_positions, ", SAMPLED),
     ("NGRAM", "longest = 8, shortest = 1", "longest = 8, shortest = 3", {}),
     ("NGRAM", "%admitted_lens, %text, %corpus)", "%admitted_lens, %text)", {}),
     ("NGRAM", "carry.append(%admitted_rows, %admitted_lens,", "carry.append(%admitted_rows, %new_seq_lens,", {}),

@@ -1,4 +1,4 @@
-"""What a request is sampled with, and the noise that makes the largest of the target's logits a token drawn."""
+"""The target's tokens: the largest of its logits, or drawn with what the request is sampled with."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from specc.ir.ops.sample import TOKEN
 from specc.runtime.plan.parameters import PARAMETERS, PREFIX
 
 
-def noisy(scope: Scope, logits: Value, positions: Value, offset: int, stem: str, loads: str) -> Value:
-    """The target's logits as the verification of the configuration wants them: with noise, unless it is greedy.
+def drawn(scope: Scope, logits: Value, positions: Value, offset: int, stem: str, loads: str) -> tuple[Value, ...]:
+    """A token i32[B, *x] drawn for every row of logits, and whether the row is bad, i1[B, *x].
 
     Args:
         scope: module under construction, in the phase that reads the logits.
@@ -21,8 +21,6 @@ def noisy(scope: Scope, logits: Value, positions: Value, offset: int, stem: str,
 
     """
     config, b = scope.config, scope.b
-    if config.verify == "greedy":
-        return logits
     with b.at(scope.at("verify")):
         seed, temperature = (_parameter(scope, name, stem, loads, "verify") for name in ("seed", "temperature"))
         names = f"{stem}sample_keys", f"{stem}sample_scales"
@@ -34,7 +32,8 @@ def noisy(scope: Scope, logits: Value, positions: Value, offset: int, stem: str,
             operands = (logits, parameter) if name == "top_k" else (logits, scales, parameter)
             cuts = (b(f"sample.{name}", *operands, *cuts, names=(f"{stem}cuts_{name}",)),)
     with b.at(scope.at("verify")):
-        return b("sample.perturb", logits, keys, scales, *cuts, names=(f"{stem}noisy_logits",))
+        names = f"{stem}drawn", f"{stem}drawn_bad"
+        return b.many("sample.draw", logits, scope.rows, keys, scales, *cuts, names=names, dtype="i32", keep="")
 
 
 def _parameter(scope: Scope, name: str, stem: str, loads: str, key: str) -> Value:

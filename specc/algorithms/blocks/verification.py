@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specc.algorithms.blocks.sampling import noisy
+from specc.algorithms.blocks.sampling import drawn
 from specc.algorithms.blocks.scope import Scope, dtype_of, logits_dtype_of
 from specc.ir.core import Value
 from specc.ir.ops.health import TARGET_BIT
@@ -69,8 +69,10 @@ def prefill_target(scope: Scope, offers: str = "hidden_size", *, last: bool = Fa
                 capture="last" if last else "full", per="B" if last else "T",
                 dtype=dtype_of(target), logits_dtype=logits_dtype_of(target), width=target.spec_width,
             )  # fmt: skip
-        logits = noisy(scope, logits, scope.seq_lens, 0, "prefill_", "prefill")
-        first, bad = b.many("vocab.argmax", logits, scope.rows, names=("first", "first_bad"), dtype="i32", keep="")
+        if scope.config.verify == "greedy":
+            first, bad = b.many("vocab.argmax", logits, scope.rows, names=("first", "first_bad"), dtype="i32", keep="")
+        else:
+            first, bad = drawn(scope, logits, scope.seq_lens, 0, "prefill_", "prefill")
         health = b("health.raise", health, bad, names=("prefill_health_target",), bit=TARGET_BIT)
     return health, first, hidden
 
@@ -109,13 +111,19 @@ def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size"
         raise ValueError(f"topk is {scope.config.topk}, and these nodes are a chain: say Needs(trees=False)")
     positions, logits, hidden, extras = _target(scope, state, nodes, offers)
     with b.phase("verify"):
-        scores = noisy(scope, logits, positions, 1, "", "prepare")
         with b.at(scope.at("verify")):
             links = () if nodes.parent is None else (nodes.parent,)
-            predict, accept_index, accept_lens, bad = b.many(
-                "verify.accept", nodes.tokens, scores, scope.rows, *links,
-                names=("node_predict", "accept_index", "accept_lens", "target_bad"), mode=scope.config.verify,
-            )  # fmt: skip
+            names = "node_predict", "accept_index", "accept_lens"
+            if scope.config.verify == "target_only":
+                token, bad = drawn(scope, logits, positions, 1, "", "prepare")
+                predict, accept_index, accept_lens = b.many(
+                    "verify.greedy", nodes.tokens, token, scope.rows, *links, names=names
+                )
+            else:
+                predict, accept_index, accept_lens, bad = b.many(
+                    "verify.accept", nodes.tokens, logits, scope.rows, *links,
+                    names=(*names, "target_bad"), mode=scope.config.verify,
+                )  # fmt: skip
             state.health = b("health.raise", state.health, bad, names=("health_target",), bit=TARGET_BIT)
             logprobs = b("vocab.logprob", logits, scope.rows, predict, names=("node_logprobs",))
         offered = {"accept_index": accept_index, "hidden_states": hidden, "logprobs": logprobs, **extras}

@@ -1,16 +1,19 @@
-"""The `sample` dialect: tokens drawn from the softmax of logits, as the largest of logits with noise on them.
+"""The `sample` dialect: tokens drawn from the softmax of logits, as the largest of what has noise on it.
 
 The largest of x / T + G is distributed as softmax(x / T) if G is Gumbel's, -log(-log u) of uniforms u that are
-independent (Gumbel 1954; Maddison et al., arXiv 1411.0030). So to draw is one argmax, whatever the sums over the
-vocabulary, and what is drawn at a position depends on nothing but the logits there, the request's seed and the
-position. Noise is counter based: Philox4x32-10 gives a key for every row of logits, Philox2x32-7 a uniform for every
-entry of the vocabulary (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC 2011).
+independent (Gumbel 1954; Maddison et al., arXiv 1411.0030). The same holds of the logarithms of sums of exp(x / T). So
+to draw is one argmax over tiles of entries and one over the entries of a tile, with a noise for every tile instead of
+every entry; no sum over the vocabulary is waited for, and what is drawn at a position depends on nothing but the logits
+there, the request's seed and the position. Noise is counter based: Philox4x32-10 gives a key for every row of logits,
+Philox2x32-7 a uniform for every tile and entry (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC 2011).
 """
 
 from __future__ import annotations
 
 from specc.ir.opdef import OpDef
 
+TILE = 16
+"""Entries of a tile that is drawn as a whole: tile t has the entries from t * TILE on."""
 TOKEN = 0
 """The ``kind`` of draws that are a token of the target's, after any position."""
 
@@ -39,9 +42,12 @@ OPS = (
         "The logit whose probability is p times the largest one; of p 0 none.",
     ),
     OpDef(
-        "sample.perturb",
-        "logits: T[B, *x, ?v], keys: i64[B, *x], scales: f32[B, *x], cuts?: f32[B, *x] -> noisy: f32[B, *x, ?v]",
-        "Logits times the row's scale, in f32, with Gumbel noise, -inf below the row's cut; where the scale is 0, the"
-        " logits. NaN and infinities stay what they are.",
+        "sample.draw",
+        "logits: T[B, *x, ?v], rows: i64[B], keys: i64[B, *x], scales: f32[B, *x], cuts?: f32[B, *x]"
+        " -> index: $dtype[B, *x, $keep], bad: i1[B, *x]",
+        "An entry drawn from the softmax of every row's logits times its scale, of those not below its cut; where the"
+        " scale is 0 and else as `vocab.argmax`. First one of the tiles of `TILE` entries is drawn by what they have"
+        " together, then an entry of that tile.",
+        {"dtype": str, "keep": str},
     ),
 )

@@ -19,13 +19,13 @@ _PARTIAL_KEYS = 128
 """Lanes of the block that holds a row's partial keys of a top-k."""
 _COLUMN = 64
 """Elements of a group that a top-k reads again at once: `best_of_groups` in templates/lib/topk.py."""
-_TAIL = {"vocab.argmax": 2 * 2048, "vocab.topk": 3 * 2048}
+_TAIL = {"vocab.argmax": 2 * 2048, "sample.draw": 3 * 2048, "vocab.topk": 3 * 2048}
 """What a program does after its scan, in logits that are scanned meanwhile."""
 _RANKING = 5 * 2048
 """What a program does more where a request has many rows and each finds its own elements, likewise."""
 _LONG = 11 * 2048
 """What reading again takes where a chunk has more than `_COLUMN` elements of a group, likewise."""
-_WAVE = {"vocab.argmax": CAPACITY, "vocab.topk": 132}
+_WAVE = {"vocab.argmax": CAPACITY, "sample.draw": CAPACITY, "vocab.topk": 132}
 """Programs that make a wave on a large GPU: of an argmax, which waits for memory, those that run at once; of a top-k,
 which computes, one on each of its SMs."""
 _GROUPED = 512

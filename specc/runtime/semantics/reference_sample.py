@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .convention import Attrs, Dims, Semantics, Tensors, comparable
+from .convention import DTYPES, Attrs, Dims, Semantics, Tensors, comparable, zero_rows
 from .convention import register as _register
 
 SAMPLE_OPS: dict[str, Semantics] = {}
 LEAST_TEMPERATURE = 1e-6
 """Temperatures below are 0, which is greedy."""
+TILE = 16
+"""Entries of a tile that is drawn as a whole."""
 _WORD = 0xFFFFFFFF
 
 
@@ -30,25 +32,41 @@ def sample_keys(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return second << 32 | first, scale.view(each).expand(positions.shape).clone()
 
 
-@_register(SAMPLE_OPS, "sample.perturb")
-def sample_perturb(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Logits T[B, ..., V], keys i64[B, ...], scales f32[B, ...] -> f32[B, ..., V], Gumbel noise added where scale > 0.
+@_register(SAMPLE_OPS, "sample.draw")
+def sample_draw(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Logits T[B, ..., V], rows i64[B], keys i64[B, ...], scales f32[B, ...][, cuts f32[B, ...]] -> as `vocab.argmax`.
 
-    With cuts f32[B, ...] what is below is -inf there.
-    Entry v's noise is -log(-log(1 - u)), u = (w + 0.5) / 2^32 of the first word w of Philox2x32-7: counter
-    (v, upper half of the key), key its lower half.
+    A tile of 16 entries has the value m s + log(sum of exp((x - m) s)) of its logits x, the largest m and the scale s;
+    what is below the cut counts as -inf. The largest value with noise says which tile, the largest x s with noise which
+    of its entries; without noise where s is 0. Noise is -log(-log(1 - u)), u = (w + 0.5) / 2^32 of the first word w of
+    Philox2x32-7: key the lower half of the row's, counter (v, its upper half), v the entry, or 2^31 and the tile.
     """
-    logits, keys, scales, *cuts = operands
-    column = torch.arange(logits.shape[-1], device=logits.device)
-    high, low = (keys >> 32 & _WORD)[..., None], (keys & _WORD)[..., None]
-    word, _ = philox2x32((column.expand(logits.shape), high.expand(logits.shape)), low)
-    uniform = ((word.to(torch.float32) + 0.5) * 2.0**-32).clamp(max=1 - 2**-24)
-    noise = -(-torch.log1p(-uniform.double())).log()
-    scale, values = scales[..., None], logits.to(torch.float32)
-    noisy = values * scale + noise.to(torch.float32)
+    logits, rows, keys, scales, *cuts = operands
+    values, scale, key = comparable(logits), scales[..., None], keys[..., None]
     for cut in cuts:
-        noisy = torch.where(values < cut[..., None], -torch.inf, noisy)
-    return (torch.where(scale > 0, noisy, values),)
+        values = torch.where((scale > 0) & (values < cut[..., None]), -torch.inf, values)
+    missing = -values.shape[-1] % TILE
+    tiles = torch.nn.functional.pad(values, (0, missing), value=-torch.inf).unflatten(-1, (-1, TILE))
+    top = tiles.amax(dim=-1)
+    below = torch.where(tiles == top[..., None], 0.0, tiles - top[..., None]).double() * scale[..., None]
+    together = top * scale + below.exp().sum(dim=-1).log().to(torch.float32)
+    number = torch.arange(top.shape[-1], device=logits.device)
+    noisy = torch.where(scale > 0, together + gumbel(number + (1 << 31), key), top)
+    best, tile = noisy.max(dim=-1)  # the first of equal ones
+    entry = tile[..., None] * TILE + torch.arange(TILE, device=logits.device)
+    inside = tiles.gather(-2, tile[..., None, None].expand(*tile.shape, 1, TILE)).squeeze(-2)
+    within = torch.where(scale > 0, inside * scale + gumbel(entry, key), inside).max(dim=-1).indices
+    index = zero_rows(tile * TILE + within, rows == 0).to(DTYPES[attrs["dtype"]])
+    bad = zero_rows(best.isinf() | logits.isnan().any(dim=-1), rows == 0)
+    return index[..., None] if attrs.get("keep") else index, bad
+
+
+def gumbel(counter: Tensor, keys: Tensor) -> Tensor:
+    """Gumbel noise f32[..., X] of counters i64[..., X] or i64[X], and the keys i64[..., 1] of their rows."""
+    counter, high, low = torch.broadcast_tensors(counter, keys >> 32 & _WORD, keys & _WORD)
+    word, _ = philox2x32((counter, high), low)
+    uniform = ((word.to(torch.float32) + 0.5) * 2.0**-32).clamp(max=1 - 2**-24)
+    return (-(-torch.log1p(-uniform.double())).log()).to(torch.float32)
 
 
 @_register(SAMPLE_OPS, "sample.top_k")

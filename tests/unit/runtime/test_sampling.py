@@ -26,7 +26,8 @@ from specc.runtime.step import Step
 
 ONES = 0xFFFFFFFF
 DRAWS = 1_000_000
-LOGITS = (2.0, -1.0, 0.5, 0.5, -math.inf, 3.0, -9.0, 1.25)
+LOGITS = (2.0, -1.0, 0.5, 0.5, -math.inf, 3.0, -9.0, 1.25, *(-math.inf,) * 6, 1.0, 0.0, 2.5, -2.0, 0.5)
+"""Of a tile and a part of the next."""
 
 
 @pytest.mark.parametrize("of", [0, ONES])
@@ -43,14 +44,18 @@ def test_published_words(of: int) -> None:
     assert (philox4x32([of] * 4, [of] * 2), philox2x32([of] * 2, of, 10)) == published[of]
 
 
-def draw(logits: Tensor, seeds: Tensor, temperature: float, positions: Tensor) -> Tensor:
+def draw(logits: Tensor, seeds: Tensor, temperature: float, positions: Tensor, cut: float = -math.inf) -> Tensor:
     """Tokens i64[n] by the ops' semantics."""
-    temperatures = torch.full(seeds.shape, temperature)
-    keys, scales = OPS["sample.keys"]((seeds, temperatures, positions), {"offset": 0, "kind": 0}, {})
-    (noisy,) = OPS["sample.perturb"]((logits.expand(len(seeds), -1), keys, scales), {}, {})
-    index, bad = OPS["vocab.argmax"]((noisy, torch.ones_like(seeds)), {"dtype": "i64", "keep": ""}, {})
-    assert not bad.any()
-    return index
+    found: list[Tensor] = []
+    for some in torch.arange(len(seeds)).split(1 << 16):
+        ones = torch.ones(len(some))
+        given = seeds[some], ones * temperature, positions[some]
+        keys, scales = OPS["sample.keys"](given, {"offset": 0, "kind": 0}, {})
+        operands = logits.expand(len(some), -1), ones, keys, scales, ones * cut
+        index, bad = OPS["sample.draw"](operands, {"dtype": "i64", "keep": ""}, {})
+        assert not bad.any()
+        found.append(index)
+    return torch.cat(found)
 
 
 def surprise(tokens: Tensor, p: Tensor) -> float:
@@ -151,9 +156,7 @@ def test_a_million_filtered_draws(top_k: int, top_p: float, min_p: float) -> Non
     cut = cuts_of(logits.view(1, 1, -1), 1.0, top_k, top_p, min_p).item()
     p = torch.where(logits < cut, -math.inf, logits).double().softmax(-1)
     assert 1 < (p > 0).sum() < len(p) - 1
-    keys, scales = OPS["sample.keys"]((seeds, torch.ones(DRAWS), seeds * 0), {"offset": 0, "kind": 0}, {})
-    (noisy,) = OPS["sample.perturb"]((logits.expand(DRAWS, -1), keys, scales, torch.full((DRAWS,), cut)), {}, {})
-    assert surprise(noisy.argmax(-1), p) > 1e-3
+    assert surprise(draw(logits, seeds, 1.0, seeds * 0, cut), p) > 1e-3
 
 
 def test_extreme_rows() -> None:
@@ -168,8 +171,8 @@ def test_extreme_rows() -> None:
     }
     found: dict[str, tuple[set[int], bool]] = {}
     for name, logits in rows.items():
-        (noisy,) = OPS["sample.perturb"]((logits, keys, scales), {}, {})
-        index, bad = OPS["vocab.argmax"]((noisy, torch.ones_like(seeds)), {"dtype": "i64", "keep": ""}, {})
+        operands = logits, torch.ones_like(seeds), keys, scales
+        index, bad = OPS["sample.draw"](operands, {"dtype": "i64", "keep": ""}, {})
         found[name] = {*index.tolist()}, bool(bad.all())
         assert bad.all() == bad.any()
     assert found == {"nothing": ({0}, True), "nan": ({0, 2, 4}, True), "infinite": ({1}, True), "one": ({3}, False)}
