@@ -59,15 +59,16 @@ class Admission:
         self._places: list[int] = []
         self._rows = self._lengths = torch.empty(0)
 
-    def say(self, batch: Any, served: Collection[int]) -> None:
+    def say(self, batch: Any, served: Collection[int], *, draws: bool = True) -> None:
         """Before a prefill: write into pool rows how those at these places of the batch are sampled.
 
-        Again for a request that was thrown out: it has another row then, and the seed that it had.
+        Again for a request that was thrown out: it has another row then, and the seed that it had. `draws`: whether the
+        program draws the first token of those that are not greedy.
         """
         params = [self._parameters(batch.reqs[place]) for place in served]
         rows = [batch.reqs[place].kv.req_pool_idx for place in served]
         self._step.set_sampling(rows, [self._package.Sampling(**one) for one in params])
-        self._places = [place for place, one in zip(served, params, strict=True) if one["temperature"] > 0]
+        self._places = [place for place, one in zip(served, params, strict=True) if draws and one["temperature"] > 0]
         self._rows, self._lengths = batch.req_pool_indices, batch.seq_lens
 
     def draw(self, logits: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -86,9 +86,10 @@ class Steps:
 
     def admit(self, batch: Any) -> None:
         """Before a prefill of SGLang's: say how those of its requests are sampled that the program serves."""
-        if self.admission is not None and self._retired is None:
+        if self.admission is not None:
             served = [place for place, request in enumerate(batch.reqs) if self.unserved(request) is None]
-            self.admission.say(batch, served)
+            marks = batch.sampling_info.has_watermark_candidates
+            self.admission.say(batch, served, draws=self._retired is None and not marks)
 
     def run(self, batch: Any, publish: Callable[[Tensor], None] | None) -> StepResult:
         """One step of the batch's requests; under the overlap schedule `publish` gets their new lengths i64[b]."""

@@ -148,11 +148,12 @@ def abort_unhealthy(processor: Any, batch: Any, result: Any) -> None:
             request.to_finish = FINISH_ABORT(message, HTTPStatus.INTERNAL_SERVER_ERROR, "SpeccHealthError")
 
 
-def sample(original: Any, runner: Any, output: Any, batch: Any) -> Any:
+def sample(original: Any, runner: Any, logits_output: Any, forward_batch: Any) -> Any:
     """SGLang's `ModelRunner.sample`, in which the program draws for those whom it will go on with."""
     steps = relay.offered()
     admission = None if steps is None or runner.is_draft_worker else steps.admission
-    return draw_first(partial(original, runner, output, batch), output.next_token_logits, admission)
+    sampler = partial(original, runner, logits_output, forward_batch)
+    return draw_first(sampler, logits_output.next_token_logits, admission)
 
 
 def retire(_: Any, runner: Any, *__: Any) -> None:

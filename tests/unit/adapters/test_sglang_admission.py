@@ -71,13 +71,13 @@ class Prefill:
         package: Any = SimpleNamespace(plan=plan, Sampling=Sampling, Batch=Batch)
         self.admission = Admission(package, self.step, default_seed)
 
-    def say(self, requests: list[Any], rows: list[int], served: list[int]) -> None:
+    def say(self, requests: list[Any], rows: list[int], served: list[int], **options: bool) -> None:
         """Of requests in these rows, after texts of 5, 6, ... tokens."""
         for one, row in zip(requests, rows, strict=True):
             one.kv = SimpleNamespace(req_pool_idx=row)
         lengths = torch.arange(5, 5 + len(rows))
         batch = SimpleNamespace(reqs=requests, req_pool_indices=torch.tensor(rows), seq_lens=lengths)
-        self.admission.say(batch, served)
+        self.admission.say(batch, served, **options)
 
     def seeds(self, *rows: int) -> list[int]:
         return self.step.pools["sampling_seed"][list(rows)].tolist()
@@ -126,3 +126,5 @@ def test_who_draws_the_first_token() -> None:
     assert (found.tolist(), found.dtype) == (expected, torch.int32)
     assert draw_first(sample, kept, prefill.admission).tolist() == list(range(-8, 0)), "once for a prefill"
     assert draw_first(sample, kept, None).tolist() == list(range(-8, 0))
+    prefill.say(some, list(range(1, 9)), [0, 1, 2, 4, 5, 6], draws=False)
+    assert draw_first(sample, kept, prefill.admission).tolist() == list(range(-8, 0)), "a watermark is SGLang's"
