@@ -135,9 +135,9 @@ def test_a_program_s_distribution_is_that_without_speculation(models: Path, tmp_
     engine = CHAIN.engine(models) | CROWD
     wheel = build_program(engine, tmp_path / "wheel", *CHAIN.options)
     requests = [*short(seeds=True), *short(BIAS, seeds=True)]
-    served = serve(engine, requests, tmp_path / "program", overlap=True, wheel=wheel)
+    served = serve(engine, requests, tmp_path / "program", overlap=True, wheel=wheel, limit_s=300 + TEXTS)
     assert served.state["specc"]["left"] == {}
-    plain = serve(PLAIN.engine(models) | CROWD, short(seeds=False), tmp_path / "plain")
+    plain = serve(PLAIN.engine(models) | CROWD, short(seeds=False), tmp_path / "plain", limit_s=300 + TEXTS)
     fair, biased, expected = texts(served)[:3], texts(served)[3:], texts(plain)
     assert surprise(*zip(fair, expected, strict=True)) > 1e-3
     assert surprise(*zip(biased, expected, strict=True)) < 1e-3
