@@ -15,6 +15,7 @@ import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import harness
@@ -29,7 +30,7 @@ from specc.runtime.semantics.reference_sample import SAMPLE_OPS
 
 VOCABULARIES, BATCHES, STEPS, WIDTH, POOL = (32000, 128256), (1, 8, 64), 3, 4096, 65
 TINY_VOCABULARIES, TINY_BATCHES, TINY_WIDTH = (300,), (1, 3), 40
-FILTERS: tuple[tuple[str, ...], ...] = ((),)
+FILTERS: tuple[tuple[str, ...], ...] = ((), ("top_k",), ("top_p",), ("top_k", "top_p", "min_p"))
 REQUEST: dict[str, float] = {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "min_p": 0.05}
 DTYPES = {"seed": torch.int64, "top_k": torch.int32}
 EFFORT = Effort(copies=10, samples=30)
@@ -38,19 +39,27 @@ CLOSE = 2e-3
 
 
 class SampledWork(Work):
-    """Logits as peaked as a model's, and requests that are sampled."""
+    """Requests that are sampled.
 
-    def __init__(self, shape: Shape, device: torch.device, filters: tuple[str, ...], *, runs: int) -> None:
+    Peaked logits are such that the probability falls with the rank to the power of 1.3, as a model's do, times noise;
+    flat ones are normal with a deviation of 2.5, and thousands of tokens have nine tenths.
+    """
+
+    def __init__(
+        self, shape: Shape, device: torch.device, filters: tuple[str, ...], *, peaked: bool, runs: int
+    ) -> None:
         super().__init__(shape, device, runs=runs)
-        self.filters = filters
+        self.filters, self.peaked = filters, peaked
+        normal = self.target_logits.float()
+        falling = 0.3 * normal - 1.3 * (1.0 + normal.argsort(-1).argsort(-1)).log()
+        self.target_logits = (falling if peaked else 2.5 * normal).bfloat16()
         for name in ("seed", "temperature", *filters):
             value = torch.full((shape.pool,), REQUEST.get(name, 0), device=device)
             self.pools[f"sampling_{name}"] = value.to(DTYPES.get(name, torch.float32))
         self.pools["sampling_seed"] += torch.arange(shape.pool, device=device)
 
     def arrange(self) -> None:
-        """Make the target's logits normal with a deviation of 2.5: the most probable 1,000 of 128,256 have half."""
-        self.target_logits = self.target_logits * 2.5
+        """Nothing: which drafts are accepted is drawn."""
 
 
 class SoftmaxSequence:
@@ -96,8 +105,8 @@ class Line:
 
 
 def verification(ours: Ours) -> list[Launch]:
-    """The launches between the target's forward and what compacts or extends."""
-    return [node for node in ours.launches if node.name.startswith("verify")]
+    """The launches that find cuts, draw and walk."""
+    return [node for node in ours.launches if node.name.startswith(("cut", "verify"))]
 
 
 def check(ours: Ours, work: SampledWork) -> None:
@@ -129,8 +138,8 @@ def sides(device: torch.device) -> Iterator[tuple[Ours, SampledWork]]:
             shapes = [Shape(batch, STEPS, STEPS + 1, vocab, width, POOL) for batch in batches]
             keys = f"verify: target_only\nsampling: [{', '.join(filters)}]\n"
             with harness.compiled(shapes[-1], batches, device, jit=False, keys=keys) as (plan, backend):
-                for shape in shapes:
-                    work = SampledWork(shape, device, filters, runs=harness.most_runs(EFFORT))
+                for shape, peaked in product(shapes, (True, False) if filters else (True,)):
+                    work = SampledWork(shape, device, filters, peaked=peaked, runs=harness.most_runs(EFFORT))
                     yield Ours(work, plan, backend), work
 
 
@@ -149,7 +158,8 @@ def line(ours: Ours, work: SampledWork, floors: Floors) -> Line:
     least = floors.run((shape.batch * shape.nodes * shape.vocab * 2,))
     floor = capture(least, EFFORT.copies)
     again, copied = pairs(graph.replay, floor.replay, EFFORT.samples, (nothing, nothing))
-    case = {"V": shape.vocab, "B": shape.batch, "filters": " ".join(work.filters) or "none"}
+    case: dict[str, object] = {"V": shape.vocab, "B": shape.batch, "filters": " ".join(work.filters) or "none"}
+    case["logits"] = "peaked" if work.peaked else "flat"
     return Line(case, Ratio.of(them, us), Ratio.of(again, copied))
 
 
@@ -163,8 +173,9 @@ def main() -> None:
     floors = Floors(device, EFFORT) if harness.ON_GPU and not options.check_only else None
     lines: list[Line] = []
     for ours, work in sides(device):
-        label = f"V={work.shape.vocab} B={work.shape.batch} filters: {', '.join(work.filters) or 'none'}"
         check(ours, work)
+        label = f"V={work.shape.vocab} B={work.shape.batch} {'peaked' if work.peaked else 'flat'}"
+        label += f" filters: {', '.join(work.filters) or 'none'}"
         print(f"{label}: tokens as the references draw", flush=True)
         if floors is not None:
             lines.append(line(ours, work, floors))

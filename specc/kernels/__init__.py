@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specc.kernels import argmax, compact, draw, duplicate_tail, ngram_propose, ngram_start, rows, stash, topk
+from specc.kernels import argmax, compact, cut, draw, duplicate_tail, ngram_propose, ngram_start, rows, stash, topk
 from specc.kernels.shared.base import Family
 
 COMPOSED: dict[str, Family] = {family.stem: family for family in (argmax.FAMILY, draw.FAMILY, topk.FAMILY, rows.FAMILY)}
@@ -11,6 +11,7 @@ COMPOSED: dict[str, Family] = {family.stem: family for family in (argmax.FAMILY,
 LONE: dict[str, Family] = {
     family.stem: family
     for family in (
+        cut.FAMILY,
         ngram_start.FAMILY,
         ngram_propose.FAMILY,
         duplicate_tail.FAMILY,

@@ -83,7 +83,7 @@ def sample_top_k(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 def sample_top_p(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Logits T[B, ..., V], scales f32[B, ...], p f32[B][, within f32[B, ...]] -> cuts f32[B, ...].
 
-    The first of the logits, largest first, up to which they have the share p of all; -inf for p from 1 on.
+    The first of the logits, largest first, up to which they have the share p of all; -inf unless p < 1 and scale > 0.
     """
     logits, scales, p, *within = operands
     ordered = _largest_first(logits, within)
@@ -91,7 +91,8 @@ def sample_top_p(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     below = torch.where(ordered == ordered[..., :1], 0.0, ordered - ordered[..., :1]).double()
     total = (below * scales[..., None]).exp().cumsum(-1)
     enough = (total >= share * total[..., -1:]).to(torch.int8)
-    cut = torch.where(share >= 1, -torch.inf, ordered.gather(-1, enough.argmax(-1, keepdim=True)))
+    cut = ordered.gather(-1, enough.argmax(-1, keepdim=True))
+    cut = torch.where((share < 1) & (scales[..., None] > 0), cut, -torch.inf)
     return (_at_least(cut.squeeze(-1), within),)
 
 

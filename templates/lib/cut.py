@@ -1,0 +1,286 @@
+"""The logit that the most probable tokens of a row end at, found without sorting the row; one program has it all.
+
+The cut is the largest value t such that the weights of all logits not below t reach what is wanted: weight 1 for the
+k-th largest logit, exp((x - largest) s) for those that have a share together. NaN has no weight, and neither has what
+is below an earlier cut.
+
+Tiles of eight logits that have one not below a bound are noted in a small memory, the `room`, and the cut is found
+among their elements by halving an interval of orders (best.py) in registers. A bound: every lane of the program has
+seen some elements and keeps the largest, so the k-th largest of those is not above the k-th largest of the row, and
+little else is above it. Where the elements have not enough weight, or the tiles do not fit, the interval is halved by
+reading the row again until they do.
+"""
+
+import triton
+import triton.language as tl
+
+from .best import order_value, sort_order
+from .topk import LOG2_E
+
+LEAST_ORDER = tl.constexpr(-0x7F800000)
+"""The order of the lowest finite f32."""
+TILE = tl.constexpr(8)
+"""Elements that are noted together: what a load of 16 bytes brings of 16-bit logits."""
+
+
+@triton.jit
+def _load(row_ptr, start, V: tl.constexpr, BLOCK: tl.constexpr):
+    # Logits T[BLOCK // TILE, TILE] from `start` on, -inf for what is not there.
+    at = start + tl.arange(0, BLOCK // TILE)[:, None] * TILE + tl.arange(0, TILE)[None, :]
+    return tl.load(row_ptr + at, mask=at < V, other=float("-inf"))
+
+
+@triton.jit
+def _left(x, within):
+    # Logits as f32, -inf below `within` and for NaN.
+    x = x.to(tl.float32)
+    return tl.where((x < within) | (x != x), float("-inf"), x)
+
+
+@triton.jit
+def _weight(x, top, steep, SHARE: tl.constexpr):
+    # Of values up to top, which is above -inf: exp2((x - top) * steep), or 1, and of -inf 0.
+    if SHARE:
+        return tl.where(x == top, 1.0, tl.exp2((x - top) * steep))
+    return tl.where(x > float("-inf"), 1.0, 0.0)
+
+
+@triton.jit
+def _middle(low, high):
+    # Between two orders i32, low if they are neighbours.
+    return (low & high) + ((low ^ high) >> 1)
+
+
+@triton.jit
+def _lane_of_rank(order, rank):
+    # A bound, 16 bits of an order, that `rank` of the elements i32[X] are not below, unless there are fewer.
+    low = tl.full([], -(2**15), tl.int32)
+    high = tl.full([], 2**15, tl.int32)
+    while high - low > 1:
+        middle = (low + high) >> 1
+        enough = tl.sum((order >= (middle << 16)).to(tl.int32), axis=0) >= rank
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle)
+    return low << 16
+
+
+@triton.jit
+def _largest(row_ptr, within, V: tl.constexpr, BLOCK: tl.constexpr):
+    # The largest values f32[BLOCK // TILE] that lanes have seen.
+    best = tl.full([BLOCK // TILE], float("-inf"), tl.float32)
+    # Here and below a block is loaded while the one before it is looked at.
+    ahead = _load(row_ptr, 0, V, BLOCK)
+    for start in range(0, V, BLOCK):
+        x = _left(ahead, within)
+        ahead = _load(row_ptr, start + BLOCK, V, BLOCK)
+        best = tl.maximum(best, tl.max(x, axis=1))
+    return best
+
+
+@triton.jit
+def _least(row_ptr, within, V: tl.constexpr, BLOCK: tl.constexpr):
+    # The least value f32 above -inf, +inf without one.
+    least = tl.full([BLOCK // TILE], float("inf"), tl.float32)
+    for start in range(0, V, BLOCK):
+        x = _left(_load(row_ptr, start, V, BLOCK), within)
+        least = tl.minimum(least, tl.min(tl.where(x > float("-inf"), x, float("inf")), axis=1))
+    return tl.min(least, axis=0)
+
+
+@triton.jit
+def _note(
+    row_ptr,
+    room_ptr,
+    within,
+    low,
+    high,
+    top,
+    steep,
+    SHARE: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROOM: tl.constexpr,
+):
+    # Notes the tiles that have elements with orders in [low, high), as far as there is room: how many there are, the
+    # weight of all elements, of those from `low` on, and of those from `high` on, whose value may be NaN: of none.
+    noted = tl.full([], 0, tl.int32)
+    total = tl.zeros([BLOCK // TILE], tl.float32)
+    reached = tl.zeros([BLOCK // TILE], tl.float32)
+    above = tl.zeros([BLOCK // TILE], tl.float32)
+    low_value = order_value(low)
+    high_value = order_value(high)
+    lane = tl.arange(0, BLOCK // TILE)
+    ahead = _load(row_ptr, 0, V, BLOCK)
+    for start in range(0, V, BLOCK):
+        x = _left(ahead, within)
+        ahead = _load(row_ptr, start + BLOCK, V, BLOCK)
+        weight = _weight(x, top, steep, SHARE)
+        over = x >= high_value
+        inside = (x >= low_value) & (x > float("-inf")) & (over == 0)
+        total += tl.sum(weight, axis=1)
+        reached += tl.sum(tl.where(x >= low_value, weight, 0.0), axis=1)
+        above += tl.sum(tl.where(over, weight, 0.0), axis=1)
+        some = tl.max(inside.to(tl.int32), axis=1)
+        count = tl.sum(some, axis=0)
+        if count > 0:
+            at = noted + tl.cumsum(some, axis=0) - 1
+            tl.store(room_ptr + at, lane + start // TILE, mask=(some > 0) & (at < ROOM))
+            noted += count
+    return noted, tl.sum(total, axis=0), tl.sum(reached, axis=0), tl.sum(above, axis=0)
+
+
+@triton.jit
+def _noted(row_ptr, room_ptr, noted, within, low, high, V: tl.constexpr, ROOM: tl.constexpr):
+    # The elements f32[ROOM, TILE] of the tiles noted with orders in [low, high), -inf elsewhere. The room is read once
+    # all threads have stored what they put there.
+    tl.debug_barrier()
+    lane = tl.arange(0, ROOM)
+    tile = tl.load(room_ptr + lane, mask=lane < noted, other=V, cache_modifier=".cg")
+    at = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
+    x = tl.load(row_ptr + at, mask=(lane < noted)[:, None] & (at < V), other=float("-inf")).to(tl.float32)
+    order = sort_order(x)
+    return tl.where((x < within) | (order < low) | (order >= high), float("-inf"), x)
+
+
+@triton.jit
+def _halve_in_row(
+    row_ptr,
+    within,
+    low,
+    high,
+    high_value,
+    wanted,
+    top,
+    steep,
+    SHARE: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROOM: tl.constexpr,
+):
+    # Narrows the orders [low, high), of which low has enough weight and high has not, by reading the row, until few
+    # elements are inside. The middle is that of the values first, which share elements better than their orders do.
+    rounds = tl.full([], 0, tl.int32)
+    inside = tl.full([], V, tl.int32)
+    low_value = order_value(low)
+    while (inside > ROOM) & (high - 1 > low):
+        of_values = sort_order(low_value * 0.5 + high_value * 0.5)
+        use = (rounds < 12) & (of_values > low) & (of_values < high)
+        middle = tl.where(use, of_values, _middle(low, high))
+        value = order_value(middle)
+        weight = tl.zeros([BLOCK // TILE], tl.float32)
+        upper = tl.zeros([BLOCK // TILE], tl.int32)
+        lower = tl.zeros([BLOCK // TILE], tl.int32)
+        ahead = _load(row_ptr, 0, V, BLOCK)
+        for start in range(0, V, BLOCK):
+            x = _left(ahead, within)
+            ahead = _load(row_ptr, start + BLOCK, V, BLOCK)
+            weight += tl.sum(tl.where(x >= value, _weight(x, top, steep, SHARE), 0.0), axis=1)
+            upper += tl.sum(((x >= value) & (x < high_value)).to(tl.int32), axis=1)
+            lower += tl.sum(((x >= low_value) & (x < value)).to(tl.int32), axis=1)
+        enough = tl.sum(weight, axis=0) >= wanted
+        inside = tl.where(enough, tl.sum(upper, axis=0), tl.sum(lower, axis=0))
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle)
+        low_value = tl.where(enough, value, low_value)
+        high_value = tl.where(enough, high_value, value)
+        rounds += 1
+    return low, high
+
+
+@triton.jit
+def _halve_in_room(x, weight, low, high, above, wanted):
+    # The largest order in [low, high) from which on elements and what is `above` have enough weight; else low.
+    order = sort_order(x)
+    while high - 1 > low:
+        middle = _middle(low, high)
+        enough = above + tl.sum(tl.sum(tl.where(order >= middle, weight, 0.0), axis=1), axis=0) >= wanted
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle)
+    return low
+
+
+@triton.jit
+def find_cut(
+    row_ptr,
+    room_ptr,
+    within,
+    amount,
+    steep,
+    rank,
+    SHARE: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROOM: tl.constexpr,
+):
+    """The cut f32 of the row T[V] at `row_ptr`, -inf where there is not weight enough; and its largest value f32.
+
+    Wanted is the weight `amount`, or if SHARE that share of the weight of all elements. `rank`: about how many elements
+    will be left, a guess that decides how long it takes. `room_ptr` has room for i32[ROOM].
+    """
+    best = _largest(row_ptr, within, V, BLOCK)
+    top = tl.max(best, axis=0)
+    found = float("-inf")
+    if top > float("-inf"):
+        low = tl.maximum(_lane_of_rank(sort_order(best), rank), LEAST_ORDER)
+        high = sort_order(top) + 1
+        noted, total, reached, above = _note(row_ptr, room_ptr, within, low, high, top, steep, SHARE, V, BLOCK, ROOM)
+        wanted = amount * total if SHARE else amount
+        if total >= wanted:
+            if (reached < wanted) | (noted > ROOM):
+                least = _least(row_ptr, within, V, BLOCK)
+                high_value = tl.where(reached < wanted, order_value(low), float("inf"))
+                high = tl.where(reached < wanted, low, high)
+                low = tl.where(reached < wanted, sort_order(least), tl.maximum(low, sort_order(least)))
+                low, high = _halve_in_row(
+                    row_ptr, within, low, high, high_value, wanted, top, steep, SHARE, V, BLOCK, ROOM
+                )
+                noted, _, _, above = _note(row_ptr, room_ptr, within, low, high, top, steep, SHARE, V, BLOCK, ROOM)
+            x = _noted(row_ptr, room_ptr, noted, within, low, high, V, ROOM)
+            found = order_value(_halve_in_room(x, _weight(x, top, steep, SHARE), low, high, above, wanted))
+    return found, top
+
+
+@triton.jit
+def cut_rows(
+    logits_ptr,
+    scales_ptr,
+    within_ptr,
+    count_ptr,
+    share_ptr,
+    least_ptr,
+    room_ptr,
+    b,
+    row,
+    V: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROOM: tl.constexpr,
+):
+    """The cut f32 of row i32 `row`, of request `b`: the largest of those of the parameters that are there."""
+    row_ptr = logits_ptr + row.to(tl.int64) * V
+    room_ptr += row.to(tl.int64) * ROOM
+    cut = tl.full([], float("-inf"), tl.float32)
+    top = tl.full([], float("nan"), tl.float32)
+    if within_ptr is not None:
+        cut = tl.load(within_ptr + row)
+    if count_ptr is not None:
+        count = tl.load(count_ptr + b)
+        if (count >= 1) & (count <= V):
+            found, top = find_cut(row_ptr, room_ptr, cut, count.to(tl.float32), 0.0, count, False, V, BLOCK, ROOM)
+            cut = tl.maximum(cut, found, propagate_nan=tl.PropagateNan.ALL)
+    if share_ptr is not None:
+        share = tl.load(share_ptr + b)
+        scale = tl.load(scales_ptr + row)
+        if (share < 1.0) & (scale > 0.0):
+            found, top = find_cut(
+                row_ptr, room_ptr, cut, tl.maximum(share, 0.0), scale * LOG2_E, ROOM // 2, True, V, BLOCK, ROOM
+            )
+            cut = tl.maximum(cut, found, propagate_nan=tl.PropagateNan.ALL)
+    if least_ptr is not None:
+        least = tl.load(least_ptr + b)
+        scale = tl.load(scales_ptr + row)
+        if (least > 0.0) & (scale > 0.0):
+            if top != top:
+                top = tl.max(_largest(row_ptr, float("-inf"), V, BLOCK), axis=0)
+            found = top + tl.log(tl.minimum(least, 1.0)) / scale
+            cut = tl.where(top > float("-inf"), tl.maximum(cut, found, propagate_nan=tl.PropagateNan.ALL), cut)
+    return cut
