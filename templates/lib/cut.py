@@ -207,7 +207,9 @@ def find_cut(
     amount,
     steep,
     rank,
+    share,
     SHARE: tl.constexpr,
+    THEN: tl.constexpr,
     V: tl.constexpr,
     BLOCK: tl.constexpr,
     ROOM: tl.constexpr,
@@ -216,10 +218,14 @@ def find_cut(
 
     Wanted is the weight `amount`, or if SHARE that share of the weight of all elements. `rank`: about how many elements
     will be left, a guess that decides how long it takes. `room_ptr` has room for i32[ROOM].
+
+    If THEN, what is left of the first cut, of weights 1, is cut a second time, for the share `share` of the weights by
+    `steep`. The third result says whether that was done: not where what is left had no room, or for a share of 1.
     """
     best = _largest(row_ptr, within, V, BLOCK)
     top = tl.max(best, axis=0)
     found = float("-inf")
+    done = False
     if top > float("-inf"):
         low = tl.maximum(_lane_of_rank(sort_order(best), rank), LEAST_ORDER)
         high = sort_order(top) + 1
@@ -236,8 +242,16 @@ def find_cut(
                 )
                 noted, _, _, above = _note(row_ptr, room_ptr, within, low, high, top, steep, SHARE, V, BLOCK, ROOM)
             x = _noted(row_ptr, room_ptr, noted, within, low, high, V, ROOM)
-            found = order_value(_halve_in_room(x, _weight(x, top, steep, SHARE), low, high, above, wanted))
-    return found, top
+            low = _halve_in_room(x, _weight(x, top, steep, SHARE), low, high, above, wanted)
+            if THEN:
+                done = (above == 0.0) & (share < 1.0)
+                if done:
+                    x = tl.where(sort_order(x) < low, float("-inf"), x)
+                    weight = _weight(x, top, steep, True)
+                    wanted = share * tl.sum(tl.sum(weight, axis=1), axis=0)
+                    low = _halve_in_room(x, weight, low, high, above, wanted)
+            found = order_value(low)
+    return found, top, done
 
 
 @triton.jit
@@ -262,17 +276,28 @@ def cut_rows(
     top = tl.full([], float("nan"), tl.float32)
     if within_ptr is not None:
         cut = tl.load(within_ptr + row)
-    if count_ptr is not None:
-        count = tl.load(count_ptr + b)
-        if (count >= 1) & (count <= V):
-            found, top = find_cut(row_ptr, room_ptr, cut, count.to(tl.float32), 0.0, count, False, V, BLOCK, ROOM)
-            cut = tl.maximum(cut, found, propagate_nan=tl.PropagateNan.ALL)
+    shared = share_ptr is None
+    share = 1.0
+    steep = 0.0
     if share_ptr is not None:
         share = tl.load(share_ptr + b)
         scale = tl.load(scales_ptr + row)
-        if (share < 1.0) & (scale > 0.0):
-            found, top = find_cut(
-                row_ptr, room_ptr, cut, tl.maximum(share, 0.0), scale * LOG2_E, ROOM // 2, True, V, BLOCK, ROOM
+        shared = ((share < 1.0) & (scale > 0.0)) == 0
+        share = tl.where(shared, 1.0, tl.maximum(share, 0.0))
+        steep = scale * LOG2_E
+    if count_ptr is not None:
+        count = tl.load(count_ptr + b)
+        if (count >= 1) & (count <= V):
+            wanted, then = count.to(tl.float32), share_ptr is not None
+            found, top, done = find_cut(
+                row_ptr, room_ptr, cut, wanted, steep, count, share, False, then, V, BLOCK, ROOM
+            )
+            shared = shared | done
+            cut = tl.maximum(cut, found, propagate_nan=tl.PropagateNan.ALL)
+    if share_ptr is not None:
+        if shared == 0:
+            found, top, _ = find_cut(
+                row_ptr, room_ptr, cut, share, steep, ROOM // 2, share, True, False, V, BLOCK, ROOM
             )
             cut = tl.maximum(cut, found, propagate_nan=tl.PropagateNan.ALL)
     if least_ptr is not None:
