@@ -96,12 +96,13 @@ conformance: setup
 	$(PYTHON) tests/conformance/make_oracle.py
 	$(BIN)/python -m pytest tests/conformance -m conformance
 
-# The real SGLang on a CPU, in an environment of its own.
+# The real SGLang on a CPU, in an environment of its own. TEXTS=2000 compares distributions of so many of each prompt.
 SGLANG ?=
+TEXTS ?= 300
 
 sglang: setup
 	$(PYTHON) tests/sglang/make_environment.py
-	$(BIN)/python -m pytest tests/sglang -m sglang $(SGLANG)
+	SPECC_TEST_TEXTS=$(TEXTS) $(BIN)/python -m pytest tests/sglang -m sglang $(SGLANG)
 
 gpu: setup
 	SPECC_TEST_GPU=1 $(BIN)/python -m pytest tests/kernels tests/gpu -m gpu

@@ -34,22 +34,32 @@ def check(
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="The configuration's name. Default: one made of the algorithm.")
     ] = None,
+    verify: Annotated[
+        str, typer.Option(metavar="HOW", help="The key verify: target_only serves requests that sample, too.")
+    ] = "greedy",
+    sampling: Annotated[
+        str,
+        typer.Option(
+            metavar="LIST", help="The key sampling, with commas: what such requests may ask for.", show_default=False
+        ),
+    ] = "",
 ) -> None:
     """Write the configuration of the program that SGLang with these arguments runs, and check it."""
     with reporting() as report:
         from specc.algorithms import names, needs
         from specc.config import load_text
-        from specc.config.sglang_arguments import configuration, parse
+        from specc.config.sglang_arguments import configuration, parse, served
         from specc.driver.compile import check_config
 
         parsed = parse(arguments)
-        text = configuration(parsed, name)
+        text = configuration(parsed, name, verify, sampling)
         loaded = load_text(text, output or Path("sglang.yaml"), names(), needs)
         report.know(loaded.sources, loaded.paths)
         check_config(loaded)
         report.show(loaded.warnings)
         if parsed.unused:
             typer.echo(f"say nothing about the program: {', '.join(sorted(set(parsed.unused)))}", err=True)
+        typer.echo(served(loaded.config), err=True)
         _write(text, output)
 
 

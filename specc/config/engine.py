@@ -41,6 +41,9 @@ def _unsupported(checked: Checked, preset: Preset, algorithm: str | None) -> Non
         _refuse(checked, preset, f"the algorithm {algorithm} is not served", at.value("algorithm"), hint)
     if len(file.num_steps) > 1 and checked.sound("num_steps"):
         _refuse(checked, preset, "several num_steps are not served", at.value("num_steps"), "write one number")
+    if file.verify not in preset.verifies and checked.sound("verify"):
+        served = " or ".join(preset.verifies)
+        _conflict(checked, preset, ("verify",), f"verify is {served}", served)
     for index, output in enumerate(file.outputs if checked.sound("outputs") else ()):
         if output in preset.missing_outputs:
             message = f"the output '{output}' is not handed over by its forwards"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from specc.config.models import ModelFacts, ModelUnreadableError, read_model
 from specc.config.presets.sglang import SGLANG
+from specc.config.resolved import Config
 from specc.support.diagnostics import Diagnostics
 
 _DTYPES = {"half": "float16", "float16": "float16", "bfloat16": "bfloat16", "float": "float32", "float32": "float32"}
@@ -52,6 +53,9 @@ _NOT_SERVED: Mapping[str, str] = {
     "--speculative-use-block-verification": "block verification",
     "--speculative-use-rejection-sampling": "rejection sampling",
 }
+_THRESHOLDS = ("--speculative-accept-threshold-acc", "--speculative-accept-threshold-single")
+"""Arguments below 1 let SGLang accept more drafts than sampling from the target would."""
+
 _ALIASES = {
     "--attention-context-parallel-size": "--attn-cp-size",
     "--attention-data-parallel-size": "--attn-dp-size",
@@ -78,7 +82,7 @@ _READ = (
     "--speculative-num-draft-tokens",
     "--speculative-num-steps",
 )
-KNOWN = frozenset({*_READ, *_BACKENDS, *_SERVED_AS, *_NOT_SERVED, *_ALIASES})
+KNOWN = frozenset({*_READ, *_BACKENDS, *_SERVED_AS, *_NOT_SERVED, *_THRESHOLDS, *_ALIASES})
 """Arguments that say something about the program."""
 
 _MAX_REQUESTS = 48
@@ -157,10 +161,11 @@ def _full_name(written: str) -> str:
     return begun.pop()
 
 
-def configuration(arguments: Arguments, name: str | None) -> str:
+def configuration(arguments: Arguments, name: str | None, verify: str = "greedy", sampling: str = "") -> str:
     """Return the YAML of the program that a server with these arguments runs.
 
-    ``name``: the configuration's; None for one made of the algorithm.
+    ``name``: the configuration's; None for one made of the algorithm. ``verify`` and ``sampling``: the keys, the second
+    as words with commas between them.
 
     Raises DiagnosticError with all that is missing, cannot be read, or is not served.
     """
@@ -174,11 +179,20 @@ def configuration(arguments: Arguments, name: str | None) -> str:
         f"algorithm: {algorithm} # --speculative-algorithm {arguments.text('--speculative-algorithm')}",
         *_shape(arguments, device),
         *_sizes(arguments),
+        *_sampled(arguments, verify, sampling),
         *_model(arguments, "target", "--model-path", ("--kv-cache-dtype",)),
         *_model(arguments, "draft", "--speculative-draft-model-path", _DRAFT_KV),
     ]
     arguments.found.raise_if_errors()
     return "\n".join(lines) + "\n"
+
+
+def served(config: Config) -> str:
+    """Return in a line which requests a program of this configuration serves."""
+    if config.verify == "greedy":
+        return "serves greedy requests; SGLang's own step serves all others, those that sample among them (--verify)"
+    known = ", ".join(("temperature", "sampling_seed", *config.sampling))
+    return f"serves greedy requests and those with {known}; SGLang's own step serves all others"
 
 
 _DRAFT_KV = ("--speculative-draft-kv-cache-dtype", "--kv-cache-dtype")
@@ -253,6 +267,18 @@ def _sizes(arguments: Arguments) -> list[str]:
         f"buckets: {buckets} # {origin}, no larger than the graphs of SGLang",
         "archs: [sm_90] # no argument says it: the GPUs that will run the program",
     ]
+
+
+def _sampled(arguments: Arguments, verify: str, sampling: str) -> list[str]:
+    """Return the lines of how tokens are drawn, none for a greedy program."""
+    listed = [word.strip() for word in sampling.split(",") if word.strip()]
+    if verify == "greedy" and not listed:
+        return []
+    for name in _THRESHOLDS:
+        if arguments.text(name, "1.0") not in ("1", "1.0"):
+            arguments.refuse(f"{name} {arguments.text(name)[:60]} with sampling", f"leave {name} out, or write 1.0")
+    lines = [f"verify: {json.dumps(verify)} # --verify"]
+    return [*lines, f"sampling: {json.dumps(listed)} # --sampling"] if listed else lines
 
 
 def _model(arguments: Arguments, side: str, name: str, kv: Sequence[str]) -> list[str]:

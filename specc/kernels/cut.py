@@ -55,7 +55,8 @@ class Cut(Family):
         vocab, rows = vocabulary.vocabulary(module, cluster[0]), vocabulary.rows_of(module, cluster[0])
         room = Scratch(f"{name}.room", "i32", (*axes, _ROOM))
         arguments.buffer("room_ptr", "i32", room.name)
-        block = max(256, min(_BLOCK, power_of_two(vocab)))
+        wide = 2 if tensor_type(logits).dtype == "f32" else 1  # twice the registers for an element
+        block = max(256, min(_BLOCK // wide, power_of_two(vocab)))
         constants = (("ROWS", rows), ("V", vocab), ("BLOCK", block), ("ROOM", _ROOM))
         tiles = f"blocks of {block} elements; a cut is found among {_ROOM} tiles of eight"
         return Spec(
@@ -64,7 +65,7 @@ class Cut(Family):
             constants,
             tuple(arguments.found),
             (room,),
-            num_warps=max(1, min(16, block // 512)),
+            num_warps=max(1, min(16, block * wide // 512)),
             tiles=tiles,
         )
 

@@ -70,6 +70,13 @@ def call(node: External, frame: Frame, callbacks: object) -> None:
         frame.adopt(value, _checked(node, frame, result, value, getattr(returned, result, None)))
 
 
+def stand_for(node: External, frame: Frame, given: Mapping[str, Tensor]) -> None:
+    """Let tensors stand for results of a forward that the engine ran by itself. ForwardContractError on a breach."""
+    for result, value in node.results.items():
+        if result in given:
+            frame.adopt(value, _checked(node, frame, result, value, given[result]))
+
+
 def _operand(node: External, frame: Frame, name: str) -> Tensor:
     """A static view; a value with an axis of draft forwards is cut to the node's forward."""
     tensor = frame.read(name)

@@ -181,7 +181,8 @@ class SamplingRows:
         index = torch.tensor(checked, dtype=torch.int64)
         for name, (pool, dtype) in self._fields.items():
             values = torch.tensor([getattr(one, name) for one in seeded], dtype=dtype)
-            pool.index_copy_(0, index.to(pool.device), values.to(pool.device))
+            sent = (one.to(pool.device, non_blocking=True) for one in (index, values))  # nobody waits for the device
+            pool.index_copy_(0, *sent)
         for row, one, text in zip(checked, seeded, counted, strict=True):
             self._write_biases(row, one)
             self._write_counts(row, text)

@@ -16,7 +16,8 @@ from torch import Tensor
 from .backends import Backend
 from .batch import Batch, check_lengths, integers
 from .errors import BatchError, BindError
-from .external import call, check_callbacks
+from .external import call, check_callbacks, stand_for
+from .first import LOGITS, until_first
 from .frame import After, Frame, Progress
 from .graphs.capture import Graphs, Recorder, Replays
 from .graphs.segments import SegmentGraphs
@@ -247,6 +248,28 @@ class Step:
         with self._on_device():
             self._sampling.set(rows, params, texts)
 
+    def first_tokens(self, batch: Batch, logits: Tensor) -> Tensor:
+        """The tokens i32[b] that `prefill` would draw of the target's logits T[b, V] after the batch's texts.
+
+        For engines that prefill on their own, between `set_sampling` and `write_carry`: what is drawn may have been
+        stored in the rows already. `batch.seq_lens` say how long the texts are. Valid until the next call of the step.
+        BatchError as `decode`, or without lengths; ForwardContractError for logits that the plan does not have so;
+        BindError where a program stores more in the launch that draws.
+        """
+        columns, nodes = self._columns("step", batch), self._until_first
+        if LENGTHS not in columns:
+            raise BatchError("first_tokens needs the batch's seq_lens")
+        rows = len(columns[ROWS])
+        frame = self._frame(rows)
+        with self._on_device():
+            self._staging["prefill"].send({name: columns[name] for name in self._inputs["prefill"]}, rows)
+            for node in nodes if rows else ():
+                if isinstance(node, External):
+                    stand_for(node, frame, {LOGITS: logits})
+                else:
+                    self._execute(node, frame)
+            return frame.output(self._plan.output("bonus", "prefill").value, rows)
+
     def read_carry(self, rows: Sequence[int] | Tensor) -> Carry:
         """A copy of the state of pool rows `rows`.
 
@@ -275,6 +298,10 @@ class Step:
     def build_draft_input(self, requests: Requests) -> Carry:
         """As `Program.build_draft_input`."""
         return self._layout.build_draft_input(requests, self._device)
+
+    @cached_property
+    def _until_first(self) -> tuple[Node, ...]:
+        return until_first(self._plan)
 
     def _columns(self, entry: str, batch: Batch) -> dict[str, list[int] | Tensor]:
         """The batch by input name: checked lists of integers, or tensors on the device."""

@@ -48,7 +48,7 @@ def running(
     def run(variant: Variant) -> Served:
         given = without_aborts(requests) if variant == PLAIN else requests
         engine = variant.engine(models)
-        wheel = build_program(engine, folder / f"{variant}-wheel") if variant.program else None
+        wheel = build_program(engine, folder / f"{variant}-wheel", *variant.options) if variant.program else None
         return serve(engine, given, folder / str(variant), overlap=variant.overlap, wheel=wheel)
 
     def start(variant: Variant) -> Future[Served]:

@@ -13,12 +13,15 @@ CPU = {"device": "cpu", "dtype": "float32", "attention_backend": "intel_amx", "c
 """What `serve.py` sets for every engine, as far as it says something about a program."""
 
 
-def build_program(engine: Mapping[str, Any], folder: Path) -> Path:
-    """The wheel for an engine with these arguments, built in a new folder. RuntimeError with what specc said."""
+def build_program(engine: Mapping[str, Any], folder: Path, *options: str) -> Path:
+    """The wheel for an engine with these arguments, built in a new folder. RuntimeError with what specc said.
+
+    `options` are those of `specc sglang check`.
+    """
     folder.mkdir(parents=True)
     config = folder / "program.yaml"
     words = [f"--{name.replace('_', '-')}={value}" for name, value in {**CPU, **engine}.items()]
-    specc("sglang", "check", "-o", str(config), "--name", "served", "--", *words)
+    specc("sglang", "check", "-o", str(config), "--name", "served", *options, "--", *words)
     specc("build", str(config), "-o", str(folder), "--quiet")
     return next(folder.glob("*.whl"))
 

@@ -26,7 +26,7 @@ class Variant:
     """What one engine runs: `algorithm` is None where nothing is speculated, `draft` a model of `write_models`.
 
     With `overlap` the next forward is launched before the results of the last are read, as on a GPU. With `program` a
-    wheel runs its decode steps.
+    wheel runs its decode steps, with `samples` those of requests that sample, too.
     """
 
     algorithm: str | None = None
@@ -35,12 +35,24 @@ class Variant:
     num_draft_tokens: int = 4
     overlap: bool = False
     program: bool = False
+    samples: bool = False
 
     def __str__(self) -> str:
         """For the names of tests and files."""
         form = "chain" if self.topk == 1 else "tree"
-        named = [self.draft, form, *["overlap"] * self.overlap, *["program"] * self.program]
+        named = [
+            self.draft,
+            form,
+            *["overlap"] * self.overlap,
+            *["program"] * self.program,
+            *["samples"] * self.samples,
+        ]
         return "-".join(named) if self.algorithm else "plain"
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What of a program's configuration is in no argument of the engine, for `build_program`."""
+        return ("--verify", "target_only", "--sampling", "top_k,top_p,min_p") if self.samples else ()
 
     def engine(self, models: Path) -> dict[str, Any]:
         """Arguments of the engine."""
@@ -77,13 +89,14 @@ def serve(
     overlap: bool = False,
     wheel: Path | None = None,
     settings: Mapping[str, str] | None = None,
+    limit_s: int = LIMIT_S,
 ) -> Served:
     """Run one engine for a list of requests, both as `serve.py` has them, with a program's wheel or without.
 
     `settings` are environment variables.
 
     Job, answer and log are left in a new folder. Raises RuntimeError with the end of the log when the engine does not
-    start, dies, finds a leak, or takes longer than LIMIT_S.
+    start, dies, finds a leak, or takes longer than `limit_s`.
     """
     folder.mkdir(parents=True)
     job, out, log = folder / "job.json", folder / "out.json", folder / "log.txt"
@@ -98,14 +111,14 @@ def serve(
             start_new_session=True,
         )
         try:
-            code: int | None = process.wait(LIMIT_S)
+            code: int | None = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             code = None
         finally:
             stop_group(process)
     said = log.read_text(errors="replace")
     if code != 0 or not out.exists():
-        ended = f"took longer than {LIMIT_S} s" if code is None else f"exited with {code}"
+        ended = f"took longer than {limit_s} s" if code is None else f"exited with {code}"
         raise RuntimeError(f"the engine of {folder.name} {ended}\n" + "\n".join(said.splitlines()[-60:]))
     answer = json.loads(out.read_text())
     return Served(requests, answer["outputs"], answer["state"], said)

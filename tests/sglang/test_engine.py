@@ -26,7 +26,7 @@ PROGRAMS = [
     Variant("STANDALONE", "standalone", overlap=True, program=True),
     Variant("STANDALONE", "standalone", topk=4, num_draft_tokens=12, program=True),
     Variant("EAGLE", "eagle", program=True),
-    Variant("EAGLE", "eagle", topk=4, num_draft_tokens=12, overlap=True, program=True),
+    Variant("EAGLE", "eagle", topk=4, num_draft_tokens=12, overlap=True, program=True, samples=True),
     Variant("EAGLE3", "eagle3", overlap=True, program=True),
 ]
 speculating = pytest.mark.parametrize("variant", [*SPECULATING, *PROGRAMS], ids=str)
@@ -83,8 +83,8 @@ def test_drafts_are_accepted(variant: Variant, served: Served) -> None:
 
 
 def accept_length(served: Served) -> float:
-    """Tokens per verification."""
-    ended = [output for output in served.outputs if output.get("spec_verify_ct")]
+    """Tokens per verification, of requests whose drafts SGLang accepts by the same rule on every device."""
+    ended = [output for _, _, output in greedy(served) if output.get("spec_verify_ct")]
     tokens, verifications = (sum(output[key] for output in ended) for key in ("completion_tokens", "spec_verify_ct"))
     return tokens / verifications
 
@@ -113,12 +113,12 @@ def test_everything_that_was_meant_to_happen_happened(variant: Variant, served: 
 
 
 @pytest.mark.parametrize("variant", PROGRAMS, ids=str)
-def test_the_program_ran_the_greedy_steps(variant: Variant, served: Served) -> None:
+def test_the_program_ran_the_steps_that_it_serves(variant: Variant, served: Served) -> None:
     """And SGLang those with a request that the program does not serve, in the same server."""
     state = served.state["specc"]
     assert state["program"] == "specc_program_served"
     assert state["served"] > 100
-    assert set(state["left"]) == {"sampling", "logprobs"}
+    assert set(state["left"]) == {"logprobs"} | ({"sampling"} if not variant.samples else set())
     assert "specc_program_served runs the decode steps" in served.log
 
 

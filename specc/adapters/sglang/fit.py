@@ -23,7 +23,7 @@ def misfits(plan: Any, worker: Any) -> list[str]:
 
     `plan` is the program's, `worker` an EAGLEWorkerV2 with its pools and attention backends in place.
     """
-    return [*_unserved(worker), *_arguments(plan), *_models(plan, worker), *_memory(plan, worker)]
+    return [*_unserved(worker), *_arguments(plan), *_sampling(plan), *_models(plan, worker), *_memory(plan, worker)]
 
 
 def _unserved(worker: Any) -> Iterator[str]:
@@ -82,6 +82,13 @@ def _arguments(plan: Any) -> Iterator[str]:
     allocated = get_alloc_reserve_per_decode()
     if plan.kv.reserve > allocated:
         yield f"a step may write {plan.kv.reserve} slots of a request, the server allocates {allocated}"
+
+
+def _sampling(plan: Any) -> Iterator[str]:
+    """Thresholds below 1 make SGLang accept more than its target would sample; a program that is greedy leaves that."""
+    for name in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc"):
+        if plan.samples and (threshold := getattr(get_spec(), name)) != 1:
+            yield f"{name} is {threshold}: drafts are accepted as the target samples"
 
 
 def _models(plan: Any, worker: Any) -> Iterator[str]:

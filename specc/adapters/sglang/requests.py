@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from http import HTTPStatus
 from typing import Any
 
+from .admission import lacking
 from .settings import word
 
 FALLBACK = "SPECC_FALLBACK"
@@ -12,10 +14,13 @@ FALLBACK = "SPECC_FALLBACK"
 _REASON = "_specc_unserved"
 
 
-def unserved(request: Any) -> str | None:
-    """Why a program does not serve a request of SGLang (a `Req`); None if it does. The same for its whole life."""
+def unserved(request: Any, vocabulary: int, parameters: Collection[str] = ()) -> str | None:
+    """Why a program does not serve a request of SGLang (a `Req`); None if it does. The same for its whole life.
+
+    `vocabulary`: tokens of the target; `parameters`: what the program was built to sample with.
+    """
     if not hasattr(request, _REASON):
-        setattr(request, _REASON, _unserved(request))
+        setattr(request, _REASON, _unserved(request) or lacking(request, vocabulary, parameters))
     return getattr(request, _REASON)
 
 
@@ -23,7 +28,6 @@ def _unserved(request: Any) -> str | None:
     asked = request.sampling_params
     penalties = asked.frequency_penalty or asked.presence_penalty or asked.repetition_penalty != 1.0
     found = {
-        "sampling": asked.top_k > 1,
         "a grammar": asked.json_schema or asked.regex or asked.ebnf or asked.structural_tag,
         "penalties": penalties or asked.min_new_tokens,
         "logit bias": asked.logit_bias,
@@ -46,7 +50,7 @@ def turn_away(scheduler: Any, request: Any, *_: Any, **__: Any) -> None:
     steps = getattr(scheduler.draft_worker, "steps", None)
     if steps is None or not steps.refuses_unserved:
         return
-    reason = unserved(request)
+    reason = steps.unserved(request)
     if reason is not None and request.to_finish is None:
         message = f"{steps.name} does not serve {reason}, and this server runs nothing else ({FALLBACK}=refuse)"
         request.set_finish_with_abort(message, HTTPStatus.BAD_REQUEST, "SpeccUnservedError")

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.runtime_context import get_exec
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 from torch import Tensor
 
+from .admission import DETERMINISTIC_SEED, Admission
 from .binding import bind
 from .metrics import Metrics
 from .requests import refuses, unserved
@@ -40,6 +42,8 @@ class Steps:
         left: how many decode steps SGLang ran, by why the program did not.
         published: what the last step has written into SGLang's tables.
         refuses_unserved: whether requests that the program does not serve are turned away.
+        parameters: what requests may be sampled with; nothing by a program that is greedy.
+        admission: of requests that SGLang prefills; None where the program is greedy.
 
     """
 
@@ -57,6 +61,11 @@ class Steps:
         self._blank = _Blank(worker.topk, device)
         self.published = Published()
         self._retired: str | None = None
+        given = [field for field in program.plan.carry.values() if field.given]
+        self.parameters = [field.name.removeprefix("sampling_") for field in given]
+        seed = DETERMINISTIC_SEED if get_exec().deterministic.enable_deterministic_inference else None
+        self.admission = Admission(package, self.step, seed) if given else None
+        self._vocabulary = program.plan.size("V")
         self._metrics = Metrics(self.name, self._version, self.captured)
 
     def refuses(self, batch: Any) -> str | None:
@@ -69,7 +78,18 @@ class Steps:
             return f"more than {self._largest} requests"
         if batch.sampling_info.has_watermark_candidates:
             return "a watermark"
-        return next(filter(None, map(unserved, batch.reqs)), None)
+        return next(filter(None, map(self.unserved, batch.reqs)), None)
+
+    def unserved(self, request: Any) -> str | None:
+        """Why the program does not serve a request; None if it does."""
+        return unserved(request, self._vocabulary, self.parameters)
+
+    def admit(self, batch: Any) -> None:
+        """Before a prefill of SGLang's: say how those of its requests are sampled that the program serves."""
+        if self.admission is not None:
+            served = [place for place, request in enumerate(batch.reqs) if self.unserved(request) is None]
+            marks = batch.sampling_info.has_watermark_candidates
+            self.admission.say(batch, served, draws=self._retired is None and not marks)
 
     def run(self, batch: Any, publish: Callable[[Tensor], None] | None) -> StepResult:
         """One step of the batch's requests; under the overlap schedule `publish` gets their new lengths i64[b]."""
@@ -123,6 +143,7 @@ class Steps:
             "program": self.name,
             "version": self._version,
             "capture": self.captured,
+            "sampling": self.parameters,
             "served": self.served,
             "left": dict(self.left),
         }
@@ -136,8 +157,8 @@ class Steps:
             "hidden": state.hidden_states,
             "seq_lens": seq_lens,
         }
-        fields = {
-            field: named[field].view(len(rows), *pool.shape[1:]).to(pool.dtype)
+        fields = {  # how a request is sampled stays as it was said
+            field: named[field].view(len(rows), *pool.shape[1:]).to(pool.dtype) if field in named else pool[rows]
             for field, pool in self.step.pools.items()
         }
         self.step.write_carry(rows, self._package.Carry(fields))

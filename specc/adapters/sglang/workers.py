@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -14,6 +15,7 @@ from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 
 from . import CHOICE, relay
+from .admission import draw_first
 from .fit import misfits
 from .requests import turn_away
 from .settings import ServerError
@@ -42,6 +44,7 @@ def replace_workers(programs: Sequence[Any]) -> None:
     HookRegistry.register(f"{results}.process_batch_result_decode", abort_unhealthy, HookType.BEFORE)
     anew = "sglang.srt.model_executor.model_runner.ModelRunner.recapture_decode_cuda_graph"
     HookRegistry.register(anew, retire, HookType.AFTER)
+    HookRegistry.register("sglang.srt.model_executor.model_runner.ModelRunner.sample", sample, HookType.AROUND)
     queue = f"{MANAGERS}.scheduler.Scheduler._add_request_to_queue"
     HookRegistry.register(queue, turn_away, HookType.BEFORE)
     state = f"{MANAGERS}.scheduler_components.internal_state"
@@ -94,6 +97,8 @@ class ProgramSteps(_Worker):
             steps.leave(reason)
             if on_publish is None:
                 batch.spec_info = steps.state(rows)
+        else:
+            steps.admit(batch)
         result = super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
         if on_publish is None:
             result.next_draft_input = steps.adopt(rows, result.next_draft_input, result.new_seq_lens)
@@ -141,6 +146,14 @@ def abort_unhealthy(processor: Any, batch: Any, result: Any) -> None:
         if reasons and not request.finished():
             message = f"{', and '.join(reasons)} (health word {word})"
             request.to_finish = FINISH_ABORT(message, HTTPStatus.INTERNAL_SERVER_ERROR, "SpeccHealthError")
+
+
+def sample(original: Any, runner: Any, logits_output: Any, forward_batch: Any) -> Any:
+    """SGLang's `ModelRunner.sample`, in which the program draws for those whom it will go on with."""
+    steps = relay.offered()
+    admission = None if steps is None or runner.is_draft_worker else steps.admission
+    sampler = partial(original, runner, logits_output, forward_batch)
+    return draw_first(sampler, logits_output.next_token_logits, admission)
 
 
 def retire(_: Any, runner: Any, *__: Any) -> None:

@@ -18,6 +18,7 @@ class Preset:
         algorithms: names of the algorithms that the adapter serves.
         demands: path of a key -> its only value; the default where the file does not write it. A path that begins with
             a block counts where the block is there.
+        verifies: values of ``verify`` that its adapter serves.
         tree_masks: values of ``mask`` for a tree, the default first.
         max_requests: default of the key, where the largest bucket is not larger.
         missing_outputs: outputs that the adapter's forwards do not hand over.
@@ -29,6 +30,7 @@ class Preset:
     plugins: str
     algorithms: tuple[str, ...]
     demands: Mapping[tuple[str, ...], Value]
+    verifies: tuple[str, ...]
     tree_masks: tuple[str, ...]
     max_requests: int
     missing_outputs: tuple[str, ...]

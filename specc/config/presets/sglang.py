@@ -12,10 +12,10 @@ SGLANG = Preset(
         ("draft_positions",): "shifted",  # its drafts see token p + 1 at position p, language models too
         ("overlap",): True,  # its workers keep state and lengths on the device, whether they are run ahead or not
         ("disaggregation",): False,
-        ("verify",): "greedy",  # requests that sample are served by SGLang itself, in the same server
         ("target", "logits_dtype"): "float32",  # its logits processor hands over nothing else
         ("draft", "logits_dtype"): "float32",
     },
+    verifies=("greedy", "target_only"),  # of a greedy program SGLang itself serves requests that sample
     tree_masks=("full", "qlen"),  # read by the triton attention backend, and by that of the CPU
     max_requests=256,
     missing_outputs=("routed_experts", "indexer_topk"),

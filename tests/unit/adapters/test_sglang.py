@@ -12,10 +12,13 @@ import pytest
 from specc.adapters import sglang as adapter
 from specc.adapters.sglang import requests
 
+VOCABULARY = 96
+
 
 def request(*, custom_logit_processor: str | None = None, **asked: Any) -> SimpleNamespace:
     """A request as SGLang keeps it: greedy, and nothing else."""
-    sampling = {"top_k": 1, "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
+    sampling = {"top_k": 1, "temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "sampling_seed": None}
+    sampling |= {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
     sampling |= dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag", "logit_bias", "watermark")) | {
         "min_new_tokens": 0
     }
@@ -48,9 +51,9 @@ def request(*, custom_logit_processor: str | None = None, **asked: Any) -> Simpl
 )
 def test_why_a_request_is_not_served(asked: dict[str, Any], reason: str | None) -> None:
     one = request(**asked)
-    assert requests.unserved(one) == reason
+    assert requests.unserved(one, VOCABULARY) == reason
     one.sampling_params.top_k = 20
-    assert requests.unserved(one) == reason, "what a request asks for does not change"
+    assert requests.unserved(one, VOCABULARY) == reason, "what a request asks for does not change"
 
 
 @pytest.mark.parametrize("steps", [None, SimpleNamespace(refuses_unserved=False, name="served")])
@@ -61,7 +64,8 @@ def test_nobody_is_turned_away_unasked(steps: object) -> None:
 
 
 def test_turned_away_by_name() -> None:
-    scheduler = SimpleNamespace(draft_worker=SimpleNamespace(steps=SimpleNamespace(refuses_unserved=True, name="mine")))
+    steps = SimpleNamespace(refuses_unserved=True, name="mine", unserved=lambda one: requests.unserved(one, VOCABULARY))
+    scheduler = SimpleNamespace(draft_worker=SimpleNamespace(steps=steps))
     for one, times in ((request(), 0), (request(top_k=20), 1)):
         one.set_finish_with_abort = lambda *why, ended=one.ended: ended.append(why)
         requests.turn_away(scheduler, one)

@@ -115,6 +115,52 @@ def test_spellings_of_the_command_line(tmp_path: Path) -> None:
     assert "name: mine\n" in result.stdout
 
 
+def sampled(*options: str, **changes: str) -> Result:
+    """A run with options of its own, and thresholds of SGLang's."""
+    thresholds = {f"--speculative-accept-threshold-{name}": value for name, value in changes.items()}
+    return run(*options, "--", *words({**thresholds}))
+
+
+def test_how_tokens_are_verified() -> None:
+    """Greedily, unless it is asked for otherwise; and who will be served is told."""
+    result = sampled()
+    assert "verify" not in result.stdout
+    assert "serves greedy requests; SGLang's own step serves all others, those that sample among" in result.stderr
+    result = sampled("--verify", "target_only", single="1.0", acc="1")
+    assert '\nverify: "target_only" # --verify\n' in result.stdout
+    assert "sampling:" not in result.stdout
+    assert "serves greedy requests and those with temperature, sampling_seed; SGLang's own" in result.stderr
+    result = sampled("--verify", "target_only", "--sampling", "min_p, top_k")
+    assert '\nsampling: ["min_p", "top_k"] # --sampling\n' in result.stdout
+    assert "serves greedy requests and those with temperature, sampling_seed, top_k, min_p;" in result.stderr
+
+
+def test_thresholds_below_one_are_for_greedy_programs() -> None:
+    """SGLang then accepts more than its target samples; greedy requests know nothing of it."""
+    assert sampled(single="0.5", acc="0.9").exit_code == 0
+    result = sampled("--verify", "target_only", single="0.5", acc="0.9")
+    assert result.exit_code == 1
+    assert "error[config/engine-unsupported]" in result.stderr
+    assert "--speculative-accept-threshold-single 0.5 with sampling is not served" in result.stderr
+    assert "--speculative-accept-threshold-acc 0.9 with sampling is not served" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (("--verify", "sometimes"), "config/out-of-range"),
+        (("--verify", "target_only", "--sampling", "top_q"), "config/out-of-range"),
+        (("--verify", "rejection"), "config/engine-conflict"),
+        (("--sampling", "top_k"), "legal/sampling"),
+    ],
+)
+def test_how_tokens_cannot_be_verified(options: tuple[str, ...], code: str) -> None:
+    result = sampled(*options)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"error[{code}]" in result.stderr
+    assert f"# {options[-2]}" in result.stderr, "the line that was written"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

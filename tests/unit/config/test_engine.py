@@ -87,7 +87,6 @@ def test_a_full_mask_needs_to_know_how_long_a_text_may_be() -> None:
         ({"draft_positions": True}, "write draft_positions: shifted, or leave the key out"),
         ({"overlap": False}, "write overlap: true, or leave the key out"),
         ({"disaggregation": True}, "write disaggregation: false, or leave the key out"),
-        ({"verify": "target_only"}, "write verify: greedy, or leave the key out"),
         ({"target": {"logits_dtype": "float16"}}, "write logits_dtype: float32, or leave the key out"),
         ({"draft": {"logits_dtype": "bfloat16"}}, "write logits_dtype: float32, or leave the key out"),
         ({"mask": "bitpacked", **TREE}, "write mask: full or qlen, or leave the key out"),
@@ -99,6 +98,15 @@ def test_what_contradicts_the_engine(keys: dict[str, object], hint: str) -> None
     lines = config_text("STANDALONE", engine="sglang", **keys).splitlines()  # type: ignore[arg-type]
     line = next(number for number, text in enumerate(lines, start=1) if text.startswith(f"{key}:"))
     assert findings(**keys) == [("config/engine-conflict", hint, line)]
+
+
+def test_how_tokens_may_be_verified() -> None:
+    """Greedily by default, and by what the adapter has the parameters for."""
+    assert load().config.verify == "greedy"
+    config = load(verify="target_only", sampling=["min_p", "top_k"]).config
+    assert (config.verify, config.sampling) == ("target_only", ("top_k", "min_p"))
+    hints = {code: hint for code, hint, _ in findings(verify="rejection")}
+    assert hints["config/engine-conflict"] == "write verify: greedy or target_only, or leave the key out"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,51 @@
+"""Whether two samples of texts may be of one distribution."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import torch
+
+LEAST = 10
+"""Counts below, of both samples together, are put together."""
+
+
+Texts = Sequence[Sequence[int]]
+
+
+def surprise(*pairs: tuple[Texts, Texts]) -> float:
+    """How probable it is that texts differ as much as these do in each pair, if they are of one distribution.
+
+    For every beginning of texts the counts of the tokens after it are compared by chi-square. Given the beginnings
+    these are independent of each other, so that their sum is of a chi-square distribution, too.
+    """
+    square = freedom = 0.0
+    for one, other in pairs:
+        for place in range(len(one[0])):
+            after = defaultdict[tuple[int, ...], tuple[Counter[int], Counter[int]]](lambda: (Counter(), Counter()))
+            for side, texts in enumerate((one, other)):
+                for text in texts:
+                    after[tuple(text[:place])][side][text[place]] += 1
+            for mine, theirs in after.values():
+                found = table(mine, theirs)
+                square, freedom = square + chi_square(found), freedom + found.shape[1] - 1
+    half = torch.tensor([freedom, square], dtype=torch.float64) / 2
+    return torch.special.gammaincc(half[0], half[1]).item()
+
+
+def table(mine: Counter[int], theirs: Counter[int]) -> torch.Tensor:
+    """Counts f64[2, n] of the tokens that are frequent, and of the others together; n is 1 where nothing is to tell."""
+    both = mine + theirs
+    frequent = [token for token, count in both.items() if count >= LEAST]
+    columns = [(mine[token], theirs[token]) for token in frequent]
+    rest = (mine.total() - sum(a for a, _ in columns), theirs.total() - sum(b for _, b in columns))
+    columns = [*columns, rest] if sum(rest) >= LEAST or not columns else columns
+    found = torch.tensor(columns, dtype=torch.float64).T
+    return found if found.sum(1).min() > 0 else found.sum(1, keepdim=True)
+
+
+def chi_square(counts: torch.Tensor) -> float:
+    """Of two rows, how far they are from the same shares; 0 of one column."""
+    expected = counts.sum(0, keepdim=True) * counts.sum(1, keepdim=True) / counts.sum()
+    return ((counts - expected) ** 2 / expected).sum().item() if counts.shape[1] > 1 else 0.0

@@ -1,0 +1,130 @@
+"""How requests of SGLang that sample come into a program, without SGLang."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fakes.drafts import Engine
+from programs import load
+from sampling_oracle import drawn
+from test_sglang import VOCABULARY, request
+from torch import Tensor
+
+from specc.adapters.sglang.admission import Admission, asked, draw_first
+from specc.adapters.sglang.requests import unserved
+from specc.driver.build import build_program
+from specc.runtime.backends.cpu import ReferenceBackend
+from specc.runtime.batch import Batch
+from specc.runtime.sampling import Sampling
+from specc.runtime.step import Step
+
+ALL = 1 << 30
+TEMPERATURE = ("seed", "temperature")
+
+
+@pytest.mark.parametrize(
+    ("given", "parameters"),
+    [
+        ({"top_k": 1, "top_p": 0.5, "temperature": 0.7}, {}),
+        ({"top_k": ALL}, {"temperature": 1.0}),
+        ({"top_k": VOCABULARY, "temperature": 0.3}, {"temperature": 0.3}),
+        ({"top_k": VOCABULARY - 1, "top_p": 0.9}, {"temperature": 1.0, "top_k": VOCABULARY - 1, "top_p": 0.9}),
+        ({"top_k": ALL, "min_p": 0.1, "temperature": 1e9}, {"temperature": 2.0**20, "min_p": 0.1}),
+    ],
+)
+def test_what_a_request_asks_for(given: dict[str, Any], parameters: dict[str, float]) -> None:
+    """As SGLang keeps it: of a greedy request top_k is 1, and where it says nothing so large that all are left."""
+    assert asked(request(**given), VOCABULARY) == parameters
+    Sampling(**parameters)
+
+
+@pytest.mark.parametrize(
+    ("given", "parameters", "reason"),
+    [
+        ({"top_k": ALL}, (), "sampling"),
+        ({"top_k": 5}, (), "sampling"),
+        ({"top_k": ALL}, TEMPERATURE, None),
+        ({"top_k": 5}, TEMPERATURE, "top_k"),
+        ({"top_k": 5}, (*TEMPERATURE, "top_k"), None),
+        ({"top_k": ALL, "top_p": 0.9}, (*TEMPERATURE, "top_k"), "top_p"),
+        ({"top_k": ALL, "min_p": 0.1}, (*TEMPERATURE, "top_k", "top_p"), "min_p"),
+        ({"top_k": 1, "min_p": 0.1}, TEMPERATURE, None),
+        ({"top_k": ALL, "regex": "a+"}, TEMPERATURE, "a grammar"),
+        ({"top_k": ALL, "presence_penalty": 0.1}, TEMPERATURE, "penalties"),
+    ],
+)
+def test_only_what_the_program_was_built_with(given: dict[str, Any], parameters: Any, reason: str | None) -> None:
+    assert unserved(request(**given), VOCABULARY, parameters) == reason
+
+
+class Prefill:
+    """A prefill of SGLang's, and a program that samples."""
+
+    def __init__(self, default_seed: int | None = None) -> None:
+        keys: dict[str, Any] = {"sampling": ["top_k"], "buckets": [1, 2], "max_requests": 8}
+        plan = build_program(load("EAGLE", verify="target_only", **keys)).plan
+        engine = Engine.of_plan(plan, seed=3)
+        self.step = Step(plan, ReferenceBackend(), torch.device("cpu"), engine, engine.table, engine.kv)
+        package: Any = SimpleNamespace(plan=plan, Sampling=Sampling, Batch=Batch)
+        self.admission = Admission(package, self.step, default_seed)
+
+    def say(self, requests: list[Any], rows: list[int], served: list[int], **options: bool) -> None:
+        """Of requests in these rows, after texts of 5, 6, ... tokens."""
+        for one, row in zip(requests, rows, strict=True):
+            one.kv = SimpleNamespace(req_pool_idx=row)
+        lengths = torch.arange(5, 5 + len(rows))
+        batch = SimpleNamespace(reqs=requests, req_pool_indices=torch.tensor(rows), seq_lens=lengths)
+        self.admission.say(batch, served, **options)
+
+    def seeds(self, *rows: int) -> list[int]:
+        return self.step.pools["sampling_seed"][list(rows)].tolist()
+
+
+def test_what_is_in_the_rows() -> None:
+    """Of those that are served; a seed of SGLang's may be any number, and a request without one gets its own."""
+    prefill = Prefill()
+    some = [request(top_k=ALL, temperature=0.5, sampling_seed=-3), request(), request(top_k=7), request(top_k=ALL)]
+    prefill.say(some, [4, 1, 3, 2], [0, 1, 3])
+    assert prefill.step.pools["sampling_temperature"][1:5].tolist() == [0.0, 1.0, 0.0, 0.5]
+    assert prefill.step.pools["sampling_top_k"][1:5].tolist() == [0, 0, 0, 0]
+    assert prefill.seeds(4) == [2**63 - 4]
+    own = prefill.seeds(2)
+    prefill.say(some[3:], [3], [0])
+    assert prefill.seeds(3) == own, "thrown out, it goes on as it began"
+    prefill.say([request(top_k=ALL)], [3], [0])
+    assert prefill.seeds(3) != own
+
+
+def test_without_a_seed_in_deterministic_servers() -> None:
+    prefill = Prefill(42)
+    prefill.say([request(top_k=ALL), request(top_k=ALL, sampling_seed=2**63 - 1)], [1, 2], [0, 1])
+    assert prefill.seeds(1, 2) == [42, 0]
+
+
+def test_who_draws_the_first_token() -> None:
+    """The program for those that it goes on with and that sample, in parts as large as a bucket; SGLang the others."""
+    prefill = Prefill()
+    given: list[dict[str, Any]] = [{"top_k": ALL}, {"top_k": 1}, {"top_k": 9, "temperature": 2.0}, {"min_p": 0.1}]
+    some = [request(**({"top_k": ALL, "sampling_seed": seed} | one)) for seed, one in enumerate([*given, *given])]
+    prefill.say(some, list(range(1, 9)), [0, 1, 2, 4, 5, 6])
+    logits = 2 * torch.randn(8, VOCABULARY, generator=torch.Generator().manual_seed(5))
+    kept = logits.clone()
+
+    def sample() -> Tensor:
+        logits.zero_()  # what SGLang leaves of them
+        return torch.arange(-8, 0, dtype=torch.int32)
+
+    found = draw_first(sample, logits, prefill.admission)
+    expected = list(range(-8, 0))
+    for place in (0, 2, 4, 6):
+        asks = given[place % 4]
+        temperature, top_k = asks.get("temperature", 1.0), asks["top_k"] % ALL
+        expected[place] = drawn(kept[place].tolist(), place, temperature, 5 + place, top_k)
+    assert (found.tolist(), found.dtype) == (expected, torch.int32)
+    assert draw_first(sample, kept, prefill.admission).tolist() == list(range(-8, 0)), "once for a prefill"
+    assert draw_first(sample, kept, None).tolist() == list(range(-8, 0))
+    prefill.say(some, list(range(1, 9)), [0, 1, 2, 4, 5, 6], draws=False)
+    assert draw_first(sample, kept, prefill.admission).tolist() == list(range(-8, 0)), "a watermark is SGLang's"

@@ -1,0 +1,80 @@
+"""`first_tokens`: what a prefill would draw, for engines that prefill on their own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sampling_oracle import drawn
+from test_transfer import CHAIN, Machine, machine
+from torch import Tensor
+
+from specc.runtime.batch import Batch
+from specc.runtime.errors import BatchError, BindError, ForwardContractError
+from specc.runtime.sampling import Sampling
+
+FILTERS = {"verify": "target_only", "sampling": ["top_k", "top_p", "min_p"]}
+ROWS, LENGTHS = [3, 1, 4, 2], [5, 9, 2, 16]
+PARAMS = [Sampling(0.0), Sampling(1.5, 7), Sampling(0.7, 8, top_k=5), Sampling(2.0, 9, top_k=9, top_p=0.8, min_p=0.02)]
+
+
+def scores(width: int, rows: int = len(ROWS)) -> Tensor:
+    return 2 * torch.randn(rows, width, generator=torch.Generator().manual_seed(5))
+
+
+def state(machine: Machine) -> dict[str, Tensor]:
+    return {name: pool.clone() for name, pool in machine.step.pools.items()}
+
+
+def wanted(logits: Tensor) -> list[int]:
+    """By the oracle in floats of Python."""
+    return [
+        drawn(row.tolist(), one.seed or 0, one.temperature, length, one.top_k, one.top_p, one.min_p)
+        for row, length, one in zip(logits, LENGTHS, PARAMS, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "DFLASH", "NGRAM"])
+@pytest.mark.parametrize("device", [False, True], ids=["integers", "tensors"])
+def test_as_the_prefill_draws(algorithm: str, device: bool) -> None:
+    """From the same logits, row by row and after every length; of what is carried at most the rows' own changes."""
+    one = machine(algorithm, 3, **CHAIN, **FILTERS)
+    one.step.set_sampling(ROWS, PARAMS)
+    logits, before = scores(one.plan.size("V")), state(one)
+    batch = Batch(torch.tensor(ROWS), torch.tensor(LENGTHS)) if device else Batch(ROWS, LENGTHS)
+    assert one.step.first_tokens(batch, logits).tolist() == wanted(logits)
+    others = [row for row in range(one.plan.size("P")) if row not in ROWS]
+    for name, pool in one.step.pools.items():
+        rows = others if algorithm in ("DFLASH", "NGRAM") and "sampling" not in name else slice(None)
+        assert torch.equal(pool[rows], before[name][rows]), name
+    assert one.step.torn == frozenset()
+    assert one.engine.calls == []
+
+
+def test_between_steps() -> None:
+    """A step goes on from where it was, and a prefill gives what was told before."""
+    one, other = (machine("EAGLE", 3, **CHAIN, **FILTERS) for _ in range(2))
+    for each in (one, other):
+        each.prefill({1: [5, 4, 3], 2: [8, 1]})
+    one.step.first_tokens(Batch([4], [9]), scores(one.plan.size("V"), 1))
+    for _ in range(3):
+        assert one.decode([1, 2]) == other.decode([1, 2])
+
+
+def test_a_greedy_program_takes_the_largest() -> None:
+    one = machine("STANDALONE", 3, **CHAIN)
+    logits = scores(one.plan.size("V"))
+    assert one.step.first_tokens(Batch(ROWS, LENGTHS), logits).tolist() == logits.argmax(-1).tolist()
+    assert one.step.first_tokens(Batch([], []), logits[:0]).tolist() == []
+
+
+def test_what_is_refused() -> None:
+    one = machine("STANDALONE", 3, overlap=True, **CHAIN, **FILTERS)
+    logits = scores(one.plan.size("V"))
+    with pytest.raises(BatchError, match="first_tokens needs the batch's seq_lens"):
+        one.step.first_tokens(Batch(ROWS), logits)
+    for wrong in (logits.bfloat16(), logits[:2], logits[:, 1:], logits.T.contiguous().T):
+        with pytest.raises(ForwardContractError, match="prefill_target"):
+            one.step.first_tokens(Batch(ROWS, LENGTHS), wrong)
+    other = machine("FROZEN_KV_MTP", 3, **CHAIN, **FILTERS)
+    with pytest.raises(BindError, match="reads prefill_target_hidden, too"):
+        other.step.first_tokens(Batch(ROWS, LENGTHS), logits)
