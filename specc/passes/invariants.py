@@ -39,7 +39,7 @@ def _live(module: Module) -> list[str]:
     bad = [f"{op.opcode} in {op.phase} is dead" for op in module.ops() if op not in live.ops]
     bad += [f"carry @{name} is dead" for name in module.carries if name not in live.fields]
     for op in module.ops():
-        if is_external(op) and (op.attrs["capture"] == "null") != (hidden_result(op) is None):
+        if "capture" in op.attrs and (op.attrs["capture"] == "null") != (hidden_result(op) is None):
             bad.append(f"{op.opcode} captures {op.attrs['capture']}, which does not fit its results")
     return bad
 

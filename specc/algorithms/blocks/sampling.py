@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specc.algorithms.blocks.grammar import NAME as GRAMMAR
 from specc.algorithms.blocks.scope import Scope
 from specc.ir.core import Value
 from specc.ir.ops.sample import TOKEN
@@ -29,7 +30,7 @@ def noisy(scope: Scope, logits: Value, positions: Value, offset: int, stem: str,
         keys, scales = b.many("sample.keys", seed, temperature, positions, names=names, offset=offset, kind=TOKEN)
     cuts: tuple[Value, ...] = ()
     with b.at(scope.at("sampling")):
-        for name in config.sampling:
+        for name in (name for name in config.sampling if name != GRAMMAR):
             parameter = _parameter(scope, name, stem, loads, "sampling")
             operands = (logits, parameter) if name == "top_k" else (logits, scales, parameter)
             cuts = (b(f"sample.{name}", *operands, *cuts, names=(f"{stem}cuts_{name}",)),)
