@@ -19,6 +19,10 @@ from .semantics.reference_sample import LEAST_TEMPERATURE
 from .state.carry import Carry
 
 
+GRAMMARS = ("json_schema", "regex")
+"""The kinds of grammars; a program that was built with `grammar` takes both."""
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How one request is sampled.
@@ -30,6 +34,8 @@ class Sampling:
         top_k: draw from so many most probable tokens, and those as probable as the last of them; 0: from all.
         top_p: draw from the most probable tokens that have this share together, of those that top_k leaves; 1: all.
         min_p: draw from tokens that are at least this times as probable as the most probable one; 0: from all.
+        json_schema, regex: what the text must match, a JSON schema or a regular expression as text; at most one of the
+            two. The engine's host makes masks of it.
 
     """
 
@@ -38,6 +44,8 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    json_schema: str | None = None
+    regex: str | None = None
 
     def __post_init__(self) -> None:
         """Raise SamplingError for what is no number or out of range."""
@@ -51,6 +59,18 @@ class Sampling:
         count: Any = self.top_k
         if not (type(count) is int and 0 <= count < MOST_KEPT):
             raise SamplingError(f"top_k is an integer from 0 to {MOST_KEPT - 1}, not {count!r}")
+
+        for name, source in self.grammar.items():
+            given: Any = source
+            if not isinstance(given, str):
+                raise SamplingError(f"{name} is text, not {given!r:.80}")
+        if len(self.grammar) > 1:
+            raise SamplingError(f"a text matches one grammar, not {' and '.join(self.grammar)}")
+
+    @property
+    def grammar(self) -> dict[str, str]:
+        """The source of the request's grammar by its kind; empty without one."""
+        return {name: source for name in GRAMMARS if (source := getattr(self, name)) is not None}
 
     def seeded(self) -> Sampling:
         """The same with a seed."""
@@ -72,11 +92,12 @@ def carried(carry: Carry) -> Sampling:
 
 
 def check_built(plan: Plan, sampling: Sampling) -> None:
-    """SamplingError, which names it, for what the program was built without; a greedy request asks for nothing."""
-    if sampling.temperature < LEAST_TEMPERATURE:
-        return
+    """SamplingError, which names it, for what the program was built without; a greedy request has a grammar at most."""
     asked = [name for name in NAMES if name != "seed" and getattr(sampling, name) != getattr(GREEDY, name)]
-    if lacking := [name for name in asked if f"{PREFIX}{name}" not in plan.carry]:
+    if sampling.temperature < LEAST_TEMPERATURE:
+        asked = list(sampling.grammar)
+    built = {field.removeprefix(PREFIX) for field in plan.carry} | ({*GRAMMARS} if plan.restricts else set[str]())
+    if lacking := [name for name in asked if name not in built]:
         key = "verify" if "temperature" in lacking else "sampling"
         raise SamplingError(f"the program was built without {', '.join(lacking)}, see {key!r} in its configuration")
 
