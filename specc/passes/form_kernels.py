@@ -60,6 +60,7 @@ class FormKernels(Pass):
 
     def run(self, module: Module, ctx: Context) -> None:
         """Form the nodes of every entry, and declare its launches."""
+        _share_no_prologues(module)
         for entry in ("prefill", "step"):
             forming = _Forming(module, entry)
             forming.run()
@@ -97,7 +98,7 @@ def _stem(launch: Launch) -> str:
         return f"{launch.phase}_{launch.family}"
     name = launch.family
     if name == TORCH:
-        name += f"_{launch.ops[0].opcode.replace('.', '_')}"
+        name += f"_{launch.ops[-1].opcode.replace('.', '_')}"
     return f"prefill_{name}" if launch.phase == "prefill" else name
 
 
@@ -110,6 +111,7 @@ class _Forming:
         self.nodes: list[Launch] = []
         self.place: dict[Op, int] = {}
         self.lone = _lone(module, entry)
+        self.changed = {op: found for op in self.ops if _reads_logits(op) and (found := _prologues(module, op))}
         self.waits = {op: self._waits(op) for op in self.ops}
 
     def run(self) -> None:
@@ -147,6 +149,11 @@ class _Forming:
         if op in self.lone:
             self._begin(list(self.lone[op][1]), self.lone[op][0])
             return
+        for reader, changes in self.changed.items():
+            if op in (reader, *changes):
+                self._begin([*changes, reader], TORCH)
+                self._join()
+                return
         for before in self.waits[op]:
             self._need(before)
         if op in self.place or self._host(op):
@@ -235,13 +242,34 @@ def _lone(module: Module, entry: str) -> dict[Op, tuple[str, Cluster]]:
     return found
 
 
+def _share_no_prologues(module: Module) -> None:
+    """Give every reader of changed logits a change of its own, so that none has to lie in memory for two of them."""
+    for op in reversed(list(module.ops())):
+        if is_prologue(op) and op.result not in module.outputs.values():
+            for reader in _readers(module, op.result)[1:]:
+                at = module.phases[reader.phase].index(reader)
+                results = [(op.result.name, op.result.type)]
+                copy = module.add_op(reader.phase, op.opcode, op.operands, results, op.attrs, op.location, at)
+                module.replace_operand(reader, op.result, copy.result)
+
+
+def _readers(module: Module, logits: Value) -> list[Op]:
+    """Who reads logits, without log-probabilities that come with an argmax which does."""
+    users = module.users(logits)
+    return [op for op in users if op.opcode != "vocab.logprob" or not _of_argmax(op, users)]
+
+
+def _reads_logits(op: Op) -> bool:
+    """Whether an op reads logits and is neither a reduction nor a change of them: torch computes it."""
+    return op.get("logits") is not None and op.opcode not in REDUCTIONS and not is_prologue(op)
+
+
 def _prologues(module: Module, reduction: Op) -> list[Op]:
     """The ops that change logits for one reduction alone, and for the log-probabilities that come with it."""
     found: list[Op] = []
     value = reduction["logits"]
     while value.source is not None and is_prologue(value.source):
-        others = [op for op in module.users(value) if op.opcode != "vocab.logprob" or not _of_argmax(op, [reduction])]
-        if len(others) > 1 or value in module.outputs.values():
+        if len(_readers(module, value)) > 1 or value in module.outputs.values():
             break
         found.insert(0, value.source)
         value = value.source["logits"]

@@ -15,6 +15,7 @@ from specc.ir.liveness import hidden_result, liveness
 from specc.ir.nodes import is_external, node_of, quotient
 from specc.kernels import FAMILIES, LONE
 from specc.kernels.shared.base import Cluster, cluster_of
+from specc.kernels.shared.tiles import is_prologue
 from specc.pass_manager.manager import BaseInstrument
 from specc.pass_manager.pass_base import Pass
 from specc.passes.assign_layouts import layouts
@@ -64,7 +65,10 @@ def _clustered(module: Module) -> list[str]:
     offered = {family: set(FAMILIES[family].candidates(module)) for family in families & set(LONE)}
     bad = [problem for kernel in declared for problem in _no_kernel(module, kernel, offered)]
     references = {reference.name for reference in module.decls_of(Reference)}
-    bad += [f"reference {name} is of several ops, or none" for name in references if len(cluster_of(module, name)) != 1]
+    for name in references:
+        *changes, _ = cluster_of(module, name) or (None, None)
+        if not all(op is not None and is_prologue(op) for op in changes):
+            bad.append(f"reference {name} is of several ops, or none")
     for op in module.ops():
         if not is_external(op) and op.attrs.get("kernel") not in kernels | references:
             bad.append(f"{op.opcode} in {op.phase} is in no kernel, and runs by no reference")
