@@ -331,4 +331,5 @@ def _reference(module: Module, node: Node, reference: Reference) -> ReferenceSto
 
 def _forward(node: Node, op: Op) -> ForwardStory:
     operands = {name: value.name for name, value in op.named.items() if not is_state(value)}
-    return ForwardStory(node.name, node.node, node.capture or None, operands, None if is_host(op) else str(op.attrs["capture"]))
+    captured = None if is_host(op) else str(op.attrs["capture"])
+    return ForwardStory(node.name, node.node, node.capture or None, operands, captured)

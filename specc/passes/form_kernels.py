@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from specc.ir.core import PHASES, Module, Op, entry_of, tensor_type
+from specc.ir.core import PHASES, Module, Op, Value, entry_of, tensor_type
 from specc.ir.declarations import Kernel, Reference
 from specc.ir.nodes import is_external
 from specc.ir.ops import OPS

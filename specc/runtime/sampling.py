@@ -18,7 +18,6 @@ from .semantics.convention import DTYPES
 from .semantics.reference_sample import LEAST_TEMPERATURE
 from .state.carry import Carry
 
-
 GRAMMARS = ("json_schema", "regex")
 """The kinds of grammars; a program that was built with `grammar` takes both."""
 

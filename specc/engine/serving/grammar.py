@@ -1,7 +1,7 @@
 """Grammars of requests: JSON schemas and regular expressions by xgrammar, walked along what a step verifies.
 
-A grammar goes with a request as its source text. Where the request runs it is compiled for the target's tokenizer, and a
-matcher follows the tokens that were emitted; so it does not matter what happens to the request between two steps.
+A grammar goes with a request as its source text. Where the request runs it is compiled for the target's tokenizer, and
+a matcher follows the tokens that were emitted; so it does not matter what happens to the request between two steps.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Matcher:
         """Go on to the end of all that was emitted. GrammarError at a token that the grammar does not allow there."""
         for token in emitted[self._followed :]:
             if not self._goes_on(token):
-                raise GrammarError(f"token {token} at place {self._followed} of the text is not what its grammar allows")
+                raise GrammarError(
+                    f"token {token} at place {self._followed} of the text is not what its grammar allows"
+                )
             self._followed += 1
 
     def fill(self, mask: Tensor, tokens: Sequence[int], parents: Sequence[int]) -> None:

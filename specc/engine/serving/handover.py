@@ -22,7 +22,7 @@ class Handover:
     """A request after its prefill, without its prompt.
 
     first: the first token. health: the health word of the prefill. kv: the rows of its positions in every pool.
-    carry: what the program carries for it, a `Carry` of one row. grammar: the source of its grammar, as `Sampling` has it.
+    carry: what the program carries for it, a `Carry` of one row. grammar: the source of its grammar, see `Sampling`.
     """
 
     first: int

@@ -56,14 +56,12 @@ class Recorder:
         self._device = device
         self.pool = torch.cuda.graph_pool_handle() if beside is None else beside.pool
 
-    def warm_up(self, idle: Callable[[], None], buckets: Sequence[int], run: Callable[[int], object]) -> None:
-        """Run every bucket idle before any capture: it loads all machine code and sizes the forwards' workspaces."""
+    @contextlib.contextmanager
+    def beforehand(self) -> Iterator[None]:
+        """What is queued in the block runs on the stream of the captures, and has run when it ends."""
         self.stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self.stream):
-            idle()
-            for bucket in reversed(buckets):
-                for _ in range(WARM_UPS):
-                    run(bucket)
+            yield
         torch.cuda.synchronize(self._device)
 
     def record(self, bucket: int, body: Callable[[], object]) -> torch.cuda.CUDAGraph:
@@ -119,7 +117,9 @@ class Graphs:
         self._frames: dict[int, Frame] = {}
         self._nodes = frozenset(node.name for node in plan.nodes("step"))
         self.recorder = recorder = Recorder(device, beside)
-        recorder.warm_up(idle, plan.buckets, run)
+        with recorder.beforehand():
+            idle()
+            warm_up(plan.buckets, run)
         for bucket in reversed(plan.buckets):
             self._graphs[bucket] = recorder.record(bucket, lambda bucket=bucket: self._keep(bucket, run(bucket)))
         self.bytes = recorder.bytes
@@ -138,6 +138,13 @@ class Graphs:
     def _replay(self, graph: torch.cuda.CUDAGraph) -> None:
         graph.replay()
         self.replays.replayed += 1
+
+
+def warm_up(buckets: Sequence[int], run: Callable[[int], object]) -> None:
+    """Run every bucket before any capture: it loads all machine code and sizes the forwards' workspaces."""
+    for bucket in reversed(buckets):
+        for _ in range(WARM_UPS):
+            run(bucket)
 
 
 def check_device(device: torch.device) -> None:

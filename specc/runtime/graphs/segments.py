@@ -1,12 +1,13 @@
 """The step cut into graphs: per bucket a CUDA graph of every run of nodes between two calls that no graph holds.
 
-Those are the calls of the host, and, where the forwards cannot be captured, the forwards. A graph holds the addresses of
-what it reads, and a call that is not captured may return its results anywhere. So the addresses are kept with the
+Those are the calls of the host, and, where the forwards cannot be captured, the forwards. A graph holds the addresses
+of what it reads, and a call that is not captured may return its results anywhere. So the addresses are kept with the
 graph, and a segment whose operands have moved is launched node by node.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from torch import Tensor
 from ..frame import Frame, Progress
 from ..plan.nodes import Capture, External, Node
 from ..plan.plan import Plan
-from .capture import Recorder, Replays
+from .capture import Recorder, Replays, warm_up
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,11 @@ class SegmentGraphs:
         self._parts = _parts(plan, graphs)
         self._recorded: dict[tuple[int, str], Recorded] = {}
         self.recorder = recorder = Recorder(device, beside)
-        recorder.warm_up(idle, plan.buckets, lambda bucket: self._run(self._launch, bucket, Progress()))
+        captured = [node for part in self._parts if isinstance(part, Segment) for node in part.nodes]
+        forwards = any(isinstance(node, External) for node in captured)
+        with recorder.beforehand() if forwards else contextlib.nullcontext():
+            idle()
+            warm_up(plan.buckets, lambda bucket: self._run(self._launch, bucket, Progress()))
         for bucket in reversed(plan.buckets):
             self._run(partial(self._capture, recorder), bucket, Progress())
         self.bytes: Mapping[int, int] = recorder.bytes
@@ -139,7 +144,8 @@ def _parts(plan: Plan, graphs: Sequence[Capture]) -> list[Segment | External]:
 def _segment(plan: Plan, name: str, nodes: Sequence[Node]) -> Segment:
     """Nodes that are captured together, and what of the engine's comes into them and leaves them."""
     others = [node for node in plan.nodes("step") if node not in nodes]
-    returned = {plan.values[value].buffer for node in nodes if isinstance(node, External) for value in node.results.values()}
+    values = [value for node in nodes if isinstance(node, External) for value in node.results.values()]
+    returned = {plan.values[value].buffer for value in values}
     read = {buffer for node in nodes for buffer in plan.engine_reads(node)}
     wanted = {buffer for node in others for buffer in plan.engine_reads(node)}
     wanted |= {home.name for output in plan.outputs if (home := plan.home(output.value)) is not None}

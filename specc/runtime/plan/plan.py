@@ -231,7 +231,8 @@ class Plan:
     """One compiled program.
 
     `captures` says what is captured when the forwards can be: the step, or every run of nodes between two calls of the
-    host; `segments` when they cannot: every run of other nodes between two calls of the engine. `engine` is the serving engine that it was built for, None where it is for any.
+    host; `segments` when they cannot: every run of other nodes between two calls of the engine. `engine` is the serving
+    engine that it was built for, None where it is for any.
     """
 
     name: str
