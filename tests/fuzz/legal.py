@@ -125,6 +125,7 @@ def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = Fals
     if rng.random() < 0.5:
         keys["verify"] = "target_only"
         keys["sampling"] = rng.sample(FILTERS, rng.choice([0, 0, 1, 2, 3]))
+        keys["sampling"] += rng.choice([[], ["grammar"]])
     if needs.draft:
         keys["draft"] = draft
     if algorithm == "NGRAM":

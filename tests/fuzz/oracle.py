@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
+from fakes import grammar
 from fakes.models import Model, extra, fold, fold_all, target_code
 
 from specc.config import Config
 
-from .ranking import Branch, Choice, Tree, argmax, best_of, log_probability, most_probable
+from .ranking import INF, Branch, Choice, Tree, argmax, best_of, log_probability, most_probable
 from .sampler import Sampler
 
 DRAFT, TARGET, EXTEND, PREFILL, ORPHAN = 1, 2, 4, 8, 16
@@ -50,6 +51,7 @@ class Oracle:
     draft_codes: list[int] = field(default_factory=list)
     carried: dict[str, Any] = field(default_factory=dict)
     health: int = 0
+    grammar: int = grammar.FREE
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -60,19 +62,24 @@ class Oracle:
             self.cache[side, number] = argmax(self.models[side].rows[number])
         return self.cache[side, number]
 
-    def target_bad(self, token: int, seen: int) -> bool:
-        """Whether the target's row after a token is bad."""
-        if self.sampler.greedy:
-            return self.argmax("target", token, seen)[1]
+    def row(self, token: int, seen: int, position: int) -> list[float]:
+        """The target's row for a position, after a token at the one before: -inf of what is not allowed there."""
         model = self.models["target"]
-        return argmax(self.sampler.scaled(model.rows[model.row(token, seen)]))[1]
+        row = model.rows[model.row(token, seen)]
+        words = grammar.words(self.grammar, token, position, len(row))
+        return [value if words[v // 32] >> v % 32 & 1 else -INF for v, value in enumerate(row)]
+
+    def target_bad(self, token: int, seen: int, position: int) -> bool:
+        """Whether the target's row for a position is bad."""
+        if self.sampler.greedy and not self.grammar:
+            return self.argmax("target", token, seen)[1]
+        return argmax(self.sampler.scaled(self.row(token, seen, position)))[1]
 
     def target_token(self, token: int, seen: int, position: int, said: int | None) -> int:
         """What the target has at a position, after a token at the one before: ``said`` if rounding decides."""
-        if self.sampler.greedy:
+        if self.sampler.greedy and not self.grammar:
             return self.argmax("target", token, seen)[0]
-        model = self.models["target"]
-        found = self.sampler.draw(model.rows[model.row(token, seen)], position)
+        found = self.sampler.draw(self.row(token, seen, position), position)
         return said if said in found else found[0]
 
     def choices(self, token: int, seen: int) -> list[Choice]:
@@ -107,7 +114,7 @@ class Oracle:
         self.target_codes = [target_code(token, position) for position, token in enumerate(self.text)]
         self._seen = fold_all(0, self.target_codes)
         first = self.target_token(self.text[-1], self._seen, len(self.text), said)
-        self.health = TARGET * self.target_bad(self.text[-1], self._seen)
+        self.health = TARGET * self.target_bad(self.text[-1], self._seen, len(self.text))
         states, state = [], 0
         for code in self.target_codes:
             state = fold(state, code)
@@ -149,8 +156,8 @@ class Oracle:
             if self.config.topk > 1 and self.config.mask == "none":
                 visible = list(range(column + 1))
             seen.append(fold_all(self._seen, [codes[c] for c in visible]))
-        if any(self.target_bad(token, state) for token, state in zip(tree.tokens, seen, strict=True)):
-            self.health |= TARGET
+        for column, (token, state) in enumerate(zip(tree.tokens, seen, strict=True)):
+            self.health |= TARGET * self.target_bad(token, state, self.length + tree.depth(column) + 1)
         path, emitted = [0], list[int]()
         while True:
             told = said[len(emitted)] if len(emitted) < len(said) else None

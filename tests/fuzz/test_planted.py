@@ -107,6 +107,7 @@ STEPS: dict[str, Patch] = {
     "keys": op("sample.keys", wrong=lambda _, found: (found[0] + (1 << 32), found[1])),
     "scales": op("sample.keys", wrong=lambda _, found: (found[0], found[1] * 1.5)),
     "noise": op("sample.perturb", wrong=lambda operands, _: (operands[0].float(),)),
+    "masks": op("sample.allow", wrong=lambda operands, _: (operands[0].float(),)),
     "filters": op("sample.top_k", "sample.top_p", wrong=lambda _, found: (found[0] - 3,)),
     "least": op("sample.min_p", wrong=lambda _, found: (found[0] - 3,)),
     "lengths": op("commit.lengths", wrong=lambda _, found: (found[0] + 1, found[1])),
