@@ -138,9 +138,9 @@ def _model(model: ModelConfig) -> Model:
 
 def _serving(module: Module, kv: Kv, dims: Mapping[str, int]) -> Serving:
     forwards = [op for op in module.ops() if is_external(op)]
-    recurrent = [op for op in forwards if callback_of(op) in RECURRENT]
-    modules = sum(callback_of(op) == MODULE for op in forwards)
-    targets = [op for op in forwards if callback_of(op) == "target"]
+    recurrent = [op for op in forwards if callback_of(op.opcode) in RECURRENT]
+    modules = sum(callback_of(op.opcode) == MODULE for op in forwards)
+    targets = [op for op in forwards if callback_of(op.opcode) == "target"]
     return Serving(
         reach=max(dims["N"], dims["A"] + kv.first_draft_position),
         lookahead=modules or int(kv.shifted and bool(recurrent)),
@@ -229,7 +229,7 @@ def _node(module: Module, generated: Generated, node: ir.Node) -> Node:
     (op,) = [op for op in module.ops() if is_external(op) and node_of(op) == name]
     return External(
         name=name,
-        callback=callback_of(op),
+        callback=callback_of(op.opcode),
         step=int(op.attrs["step"]) if "step" in op.attrs else None,
         capture=None if is_host(op) else str(op.attrs["capture"]),
         operands={key: value.name for key, value in op.named.items() if not is_state(value)},

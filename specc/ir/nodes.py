@@ -12,13 +12,13 @@ def node_of(op: Op) -> str:
     """Name of the node that executes an op: its kernel or reference, or the callback and its step."""
     if "kernel" in op.attrs:
         return str(op.attrs["kernel"])
-    called = callback_of(op)
+    called = callback_of(op.opcode)
     return f"{called}_{op.attrs['step']}" if "step" in op.attrs else called
 
 
-def callback_of(op: Op) -> str:
+def callback_of(opcode: str) -> str:
     """The engine's method that an external op calls: that of ``model.target`` is ``target``."""
-    return op.opcode.removeprefix("model.").replace(".", "_")
+    return opcode.removeprefix("model.").replace(".", "_")
 
 
 def is_external(op: Op) -> bool:
