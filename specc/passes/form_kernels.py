@@ -111,7 +111,10 @@ class _Forming:
         self.nodes: list[Launch] = []
         self.place: dict[Op, int] = {}
         self.lone = _lone(module, entry)
-        self.changed = {op: found for op in self.ops if _reads_logits(op) and (found := _prologues(module, op))}
+        changes = {op: _prologues(module, op) for op in self.ops if _reads_logits(op)}
+        self.changed = {
+            op: found for op, found in changes.items() if found and all(_stays(module, one) for one in found)
+        }
         self.waits = {op: self._waits(op) for op in self.ops}
 
     def run(self) -> None:
@@ -245,12 +248,17 @@ def _lone(module: Module, entry: str) -> dict[Op, tuple[str, Cluster]]:
 def _share_no_prologues(module: Module) -> None:
     """Give every reader of changed logits a change of its own, so that none has to lie in memory for two of them."""
     for op in reversed(list(module.ops())):
-        if is_prologue(op) and op.result not in module.outputs.values():
+        if is_prologue(op) and op.result not in module.outputs.values() and _stays(module, op):
             for reader in _readers(module, op.result)[1:]:
-                at = module.phases[reader.phase].index(reader)
+                at = module.phases[op.phase].index(op) + 1
                 results = [(op.result.name, op.result.type)]
-                copy = module.add_op(reader.phase, op.opcode, op.operands, results, op.attrs, op.location, at)
+                copy = module.add_op(op.phase, op.opcode, op.operands, results, op.attrs, op.location, at)
                 module.replace_operand(reader, op.result, copy.result)
+
+
+def _stays(module: Module, op: Op) -> bool:
+    """Whether nobody overwrites what an op reads, so that it may be computed later."""
+    return not any(user.overwritten is value for value in op.operands for user in module.users(value))
 
 
 def _readers(module: Module, logits: Value) -> list[Op]:
