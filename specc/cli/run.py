@@ -56,6 +56,12 @@ def run(
     top_k: Annotated[int, typer.Option(help="Draw from so many most probable tokens; 0 from all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Draw from the most probable tokens that have this share.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Draw from tokens at least this times as probable as the best.")] = 0.0,
+    json_schema: Annotated[
+        str | None, typer.Option(metavar="FILE|TEXT", help="Write JSON of this schema, of a program with grammars.")
+    ] = None,
+    regex: Annotated[
+        str | None, typer.Option(help="Write what matches this regular expression, of a program with grammars.")
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Compare with the target's own greedy text.")] = False,
     stream: Annotated[bool | None, typer.Option(help="Print tokens as they come (one prompt only).")] = None,
     max_context: Annotated[int | None, typer.Option(min=1, help="Most tokens of prompt and completion.")] = None,
@@ -75,8 +81,9 @@ def run(
             raise typer.BadParameter("give at least one --prompt, or --prompts FILE")
         if "" in (stop or ()):
             raise typer.BadParameter("a stop string must not be empty", param_hint="--stop")
-        if check and temperature:
-            raise typer.BadParameter("only greedy texts can be compared, at temperature 0", param_hint="--check")
+        if check and (temperature or json_schema is not None or regex is not None):
+            free = "only greedy texts without a grammar can be compared, at temperature 0"
+            raise typer.BadParameter(free, param_hint="--check")
         console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
         wants_stream = console.is_terminal if stream is None else stream
         printer = _Printer(console, texts, format, max_new_tokens, stream=wants_stream and len(texts) == 1)
@@ -86,7 +93,8 @@ def run(
             if format is Format.text:
                 report.show(engine.warnings)
             conditions = _conditions(engine, max_new_tokens, stop or ())
-            sampling = _sampling(temperature=temperature, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p)
+            grammar = {"json_schema": _schema(json_schema), "regex": regex}
+            sampling = _sampling(temperature=temperature, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p, **grammar)
             completions = _generate(engine, texts, conditions, sampling, printer)
             if metrics is not None:
                 _write_metrics(engine, metrics)
@@ -247,6 +255,17 @@ def _conditions(engine: Engine, max_new_tokens: int, stop: Sequence[str]) -> Sto
     return StopConditions(max_new_tokens, engine.target.eos_token_ids, tuple(stop))
 
 
+def _schema(given: str | None) -> str | None:
+    """Return a JSON schema that was given as its text, or as the name of a file that has it."""
+    if given is None or given.lstrip().startswith(("{", "true", "false")):
+        return given
+    try:
+        return read_text(Path(given))
+    except (OSError, ValueError) as error:
+        message = f"cannot read the JSON schema in {given!r}: {error}"
+        raise DiagnosticError(Diagnostic("config/unreadable", message)) from error
+
+
 def _sampling(**parameters: Any) -> Sampling:
     """Return how tokens are drawn."""
     from specc.engine.serving.request import Sampling, SamplingError
@@ -261,13 +280,13 @@ def _generate(
     engine: Engine, texts: Sequence[str], conditions: StopConditions, sampling: Sampling, printer: _Printer
 ) -> list[Completion]:
     """Run all prompts, printing each completion when it finishes; results in the order of the prompts."""
-    from specc.engine.errors import RequestTooLongError
+    from specc.engine.errors import GrammarError, RequestTooLongError
     from specc.engine.serving.request import SamplingError
 
     try:
         for text in texts:
             engine.add(text, conditions, sampling=sampling)
-    except (RequestTooLongError, SamplingError) as error:
+    except (GrammarError, RequestTooLongError, SamplingError) as error:
         raise typer.BadParameter(str(error)) from error
     done: list[Completion] = []
     while engine.has_work:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import re
 from dataclasses import asdict, replace
 from functools import cache
@@ -270,3 +271,19 @@ def test_where_nothing_is_allowed_the_text_ends(config: Config) -> None:
     assert spelling.tokenizer().decode(before) == "aa"
     assert engine.stats.unhealthy > 0
     assert done[other].token_ids == alone(PROMPTS[1], SAMPLINGS[1])
+
+
+@pytest.mark.parametrize("config", [CHAIN, TREE], ids=["chain", "tree"])
+def test_every_prompt_gives_json(config: Config, request: pytest.FixtureRequest) -> None:
+    """Whatever the prompt, temperature and seed; so many as are asked for, in full batches."""
+    rng, engine = random.Random(7), make_engine(config)
+    asked: dict[int, Sampling] = {}
+    for seed in range(request.config.getoption("--prompts", default=12)):
+        prompt = [rng.randrange(2, VOCAB) for _ in range(rng.randint(1, 30))]
+        sampling = Sampling(rng.choice([0.0, 0.5, 1.0, 2.0]), seed, json_schema=SCHEMA)
+        asked[engine.add(prompt, StopConditions(64), sampling=sampling)] = sampling
+    while engine.has_work:
+        for completion in engine.step():
+            assert completion.finish_reason == "eos"
+            expect_match(completion.text or "", asked.pop(completion.request_id))
+    assert not asked
