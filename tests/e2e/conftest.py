@@ -24,12 +24,6 @@ from specc.engine.models.eagle_head import EagleHead
 from specc.engine.models.frozen_kv_head import FrozenKvHead
 from specc.engine.models.mtp_heads import MtpHeads
 
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--prompts``."""
-    parser.addoption("--prompts", type=int, default=12, help="how many prompts a grammar is tried on; default 12")
-
-
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "models"
 VOCAB = 2048
@@ -49,6 +43,11 @@ PROMPTS = (
     "x",
     "for index in range(",
 )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--prompts``."""
+    parser.addoption("--prompts", type=int, default=12, help="how many prompts a grammar is tried on; default 12")
 
 
 @dataclass(frozen=True)
