@@ -47,14 +47,14 @@ class PlanGraphs(Pass):
             kind = "external" if is_external(op) else "reference" if name in references else "launch"
             capture = whole.get(name, "") if hosts else "step" if entry_of(op.phase) == "step" else ""
             module.decls.append(Node(name, PHASES[latest], kind, after, capture, segment.get(name, "")))
-        graphs = f"{len(set(whole.values()))} graphs per step, {hosts} calls of the host between them"
-        whole_step = graphs if hosts else "one graph per step"
-        self._explain(ctx, whole_step, segment, references & segment.keys(), len(nx.dag_longest_path(graph)))
+        cut = f"{len(set(whole.values()))} graphs per step, cut by {hosts} calls of the host alone"
+        graphs = cut if hosts else "one graph per step"
+        self._explain(ctx, graphs, segment, references & segment.keys(), len(nx.dag_longest_path(graph)))
 
-    def _explain(self, ctx: Context, step: str, segment: dict[str, str], references: set[str], longest: int) -> None:
+    def _explain(self, ctx: Context, graphs: str, segment: dict[str, str], references: set[str], longest: int) -> None:
         nodes = f"{len(segment) - len(references)} launches"
         nodes += f", {len(references)} op{'s' * (len(references) > 1)} by torch" if references else ""
-        whole = f"{step}: {nodes}, no host sync, {longest} nodes on the longest path"
+        whole = f"{graphs}: {nodes}, no host sync, {longest} nodes on the longest path"
         self.remark(ctx, f"{whole}; what the step needs, lengths included, is on the device")
         cut = f"cut at the forwards, for engines whose forwards cannot be captured: {len(set(segment.values()))} graphs"
         self.remark(ctx, cut)
