@@ -56,12 +56,8 @@ def run(
     top_k: Annotated[int, typer.Option(help="Draw from so many most probable tokens; 0 from all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Draw from the most probable tokens that have this share.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Draw from tokens at least this times as probable as the best.")] = 0.0,
-    json_schema: Annotated[
-        str | None, typer.Option(metavar="FILE|TEXT", help="Write JSON of this schema, of a program with grammars.")
-    ] = None,
-    regex: Annotated[
-        str | None, typer.Option(help="Write what matches this regular expression, of a program with grammars.")
-    ] = None,
+    json_schema: Annotated[str | None, typer.Option(metavar="FILE|TEXT", help="Write JSON of this schema.")] = None,
+    regex: Annotated[str | None, typer.Option(help="Write what matches this regular expression.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Compare with the target's own greedy text.")] = False,
     stream: Annotated[bool | None, typer.Option(help="Print tokens as they come (one prompt only).")] = None,
     max_context: Annotated[int | None, typer.Option(min=1, help="Most tokens of prompt and completion.")] = None,
@@ -82,8 +78,7 @@ def run(
         if "" in (stop or ()):
             raise typer.BadParameter("a stop string must not be empty", param_hint="--stop")
         if check and (temperature or json_schema is not None or regex is not None):
-            free = "only greedy texts without a grammar can be compared, at temperature 0"
-            raise typer.BadParameter(free, param_hint="--check")
+            raise typer.BadParameter("only greedy texts without a grammar can be compared", param_hint="--check")
         console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
         wants_stream = console.is_terminal if stream is None else stream
         printer = _Printer(console, texts, format, max_new_tokens, stream=wants_stream and len(texts) == 1)

@@ -149,11 +149,10 @@ class Engine:
 
         Without conditions: 64 tokens, or the target's EOS; it ends by length where the context does. sampling: how its
         tokens are drawn, by default greedily; without a seed it gets one now. handover: what another machine prefilled
-        of it, which is taken over instead of a prefill, with what it is sampled with. A request with a grammar ends
-        with it, by an EOS of the target. Raises RequestTooLongError when it can never fit, UnknownTokenError for ids
-        outside the target's vocabulary, SamplingError for what the program was built without, GrammarError for a
-        grammar that cannot be compiled, ContractError when the handover is of another prompt or pool, or its first
-        token or health word is none.
+        of it, which is taken over instead of a prefill, with what it is sampled with. Raises RequestTooLongError when
+        it can never fit, UnknownTokenError for ids outside the target's vocabulary, SamplingError for what the program
+        was built without, GrammarError for a grammar that cannot be compiled, ContractError when the handover is of
+        another prompt or pool, or its first token or health word is none.
         """
         request = self._intake.request(self._next_id, prompt, conditions, sampling, handover)
         self.scheduler.add(request)
@@ -247,8 +246,7 @@ class Engine:
     def due(self) -> list[Request]:
         """The requests of the next decode step, with pages for it: of those that do not finish in what is in flight.
 
-        Where pages lack, or a mask might, what is in flight is read first: raises as `read`. So it is where a request
-        has a grammar, whose host must know the text.
+        Where pages lack, a mask might, or grammars need the text, what is in flight is read first: raises as `read`.
         """
         restricted = any(request.matcher is not None for request in self.scheduler.running)
         if self._flights and (restricted or not (self.scheduler.can_reserve() and self._fits_mask())):
@@ -265,8 +263,7 @@ class Engine:
         """
         started = time.perf_counter()
         what, name = ("a decode step", "specc.decode") if num_steps else ("a prefill", "specc.prefill")
-        matchers = ((index, request.matcher) for index, request in enumerate(requests))
-        self.callbacks.masks.restricted = {index: matcher for index, matcher in matchers if matcher is not None}
+        self.callbacks.masks.restrict(request.matcher for request in requests)
         with self._recovering(what, requests), self._range(name):
             result = self._decode(requests, num_steps, at_least) if num_steps else self._prefill(requests, at_least)
             self._flights.append(InFlight.launched(requests, result, num_steps))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specc.algorithms.blocks.grammar import NAME as GRAMMAR
+from specc.algorithms.blocks.restriction import NAME as GRAMMAR
 from specc.algorithms.blocks.scope import Scope
 from specc.ir.core import Value
 from specc.ir.ops.sample import TOKEN

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specc.algorithms.blocks import grammar
+from specc.algorithms.blocks import restriction
 from specc.algorithms.blocks.sampling import noisy
 from specc.algorithms.blocks.scope import Scope, dtype_of, logits_dtype_of
 from specc.ir.core import Value
@@ -70,7 +70,7 @@ def prefill_target(scope: Scope, offers: str = "hidden_size", *, last: bool = Fa
                 capture="last" if last else "full", per="B" if last else "T",
                 dtype=dtype_of(target), logits_dtype=logits_dtype_of(target), width=target.spec_width,
             )  # fmt: skip
-        logits = grammar.allowed_first(scope, logits)
+        logits = restriction.allowed_first(scope, logits)
         logits = noisy(scope, logits, scope.seq_lens, 0, "prefill_", "prefill")
         first, bad = b.many("vocab.argmax", logits, scope.rows, names=("first", "first_bad"), dtype="i32", keep="")
         health = b("health.raise", health, bad, names=("prefill_health_target",), bit=TARGET_BIT)
@@ -109,10 +109,10 @@ def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size"
     b = scope.b
     if scope.config.topk > 1 and (nodes.parent is None or nodes.depth is None):
         raise ValueError(f"topk is {scope.config.topk}, and these nodes are a chain: say Needs(trees=False)")
-    begun = grammar.begin(scope, nodes.tokens, state.seq_lens, nodes.parent)
+    begun = restriction.begin(scope, nodes.tokens, state.seq_lens, nodes.parent)
     positions, logits, hidden, extras = _target(scope, state, nodes, offers)
     with b.phase("verify"):
-        scores = noisy(scope, grammar.allowed(scope, logits, begun), positions, 1, "", "prepare")
+        scores = noisy(scope, restriction.allowed(scope, logits, begun), positions, 1, "", "prepare")
         with b.at(scope.at("verify")):
             links = () if nodes.parent is None else (nodes.parent,)
             predict, accept_index, accept_lens, bad = b.many(

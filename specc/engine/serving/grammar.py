@@ -6,8 +6,9 @@ a matcher follows the tokens that were emitted; so it does not matter what happe
 
 from __future__ import annotations
 
+import importlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -86,29 +87,30 @@ class Grammars:
         except Exception as error:  # of the schema, of the expression: xgrammar's are of many kinds
             name = "json_schema" if sampling.regex is None else "regex"
             raise GrammarError(f"{name} cannot be compiled: {first_line(error)}") from error
-        import xgrammar
+        return Matcher(self._library.GrammarMatcher(compiled))
 
-        return Matcher(xgrammar.GrammarMatcher(compiled))
+    @cached_property
+    def _library(self) -> Any:
+        try:
+            return importlib.import_module("xgrammar")
+        except ImportError as error:
+            reason = f"grammars need a library that is not installed: {error.name}"
+            raise GrammarError(f"{reason}; pip install specc[grammar]") from error
 
     @cached_property
     def _compiler(self) -> Any:
         """Xgrammar's, which keeps what it has compiled."""
-        try:
-            import xgrammar
-        except ImportError as error:
-            reason = f"grammars need a library that is not installed: {error.name}"
-            raise GrammarError(f"{reason}; pip install specc[grammar]") from error
+        library = self._library
         if self._tokenizer is None or not self._eos:
             raise GrammarError("a grammar needs the target's tokenizer, and a token that ends a text")
         stops = {"vocab_size": self._vocab_size, "stop_token_ids": sorted(self._eos)}
-        return xgrammar.GrammarCompiler(xgrammar.TokenizerInfo.from_huggingface(self._tokenizer, **stops))
+        return library.GrammarCompiler(library.TokenizerInfo.from_huggingface(self._tokenizer, **stops))
 
 
 class Masks:
     """The bitmasks that a program reads, i32[b, n, words] on the target's device; ones where all is allowed.
 
-    restricted: the matchers of the next launch, by row of its batch; the engine says so before each. Without any nobody
-    waits for the device.
+    restricted: the matchers of the next launch, by row of its batch. Without any nobody waits for the device.
     """
 
     def __init__(self, plan: Plan, device: torch.device) -> None:
@@ -119,6 +121,10 @@ class Masks:
         self._masks = torch.full((most,), ALL, dtype=torch.int32, device=device)
         self._written = 0
         self._nodes: tuple[Tensor, Tensor | None] | None = None
+
+    def restrict(self, matchers: Iterable[Matcher | None]) -> None:
+        """Say what the next launch is restricted by, row by row."""
+        self.restricted = {row: matcher for row, matcher in enumerate(matchers) if matcher is not None}
 
     def begin(self, tokens: Tensor, parent: Tensor | None) -> Tensor:
         """Start to bring nodes i64[b, n] to the host; where their masks will be."""
