@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 MODELS := examples/models
 # Their names start with that of their draft, if they have one.
 DEMOS  := standalone-chain eagle-chain eagle-chain-adaptive eagle3-chain frozen-kv-chain mtp-chain dflash-chain ngram-chain \
-          standalone-tree eagle-tree eagle-tree-wide eagle-tree-sampled eagle3-tree frozen-kv-tree ngram-tree
+          standalone-tree eagle-tree eagle-tree-wide eagle-tree-sampled eagle-tree-json eagle3-tree frozen-kv-tree ngram-tree
 
 .PHONY: setup demo test lint types check golden models versions resolve conformance sglang gpu sanitize fuzz perturb grammars mutants bench clean
 
@@ -38,6 +38,8 @@ demo: setup
 	    --prompts examples/prompts.json --check --max-new-tokens 24
 	$(BIN)/specc run specc_program_eagle_tree_sampled --target $(MODELS)/target --draft $(MODELS)/eagle \
 	    --prompts examples/prompts.json --temperature 0.8 --seed 7
+	$(BIN)/specc run specc_program_eagle_tree_json --target $(MODELS)/target --draft $(MODELS)/eagle \
+	    --prompts examples/prompts.json --json-schema '{"enum": ["yes", "no", {"why": [null, true]}]}'
 
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal -W error --timeout 300
