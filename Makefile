@@ -8,9 +8,9 @@ BIN    := $(VENV)/bin
 MODELS := examples/models
 # Their names start with that of their draft, if they have one.
 DEMOS  := standalone-chain eagle-chain eagle-chain-adaptive eagle3-chain frozen-kv-chain mtp-chain dflash-chain ngram-chain \
-          standalone-tree eagle-tree eagle-tree-wide eagle-tree-sampled eagle3-tree frozen-kv-tree ngram-tree
+          standalone-tree eagle-tree eagle-tree-wide eagle-tree-sampled eagle-tree-json eagle3-tree frozen-kv-tree ngram-tree
 
-.PHONY: setup demo test lint types check golden models versions resolve conformance sglang gpu sanitize fuzz perturb mutants bench clean
+.PHONY: setup demo test lint types check golden models versions resolve conformance sglang gpu sanitize fuzz perturb grammars mutants bench clean
 
 setup: $(VENV)/.ready
 
@@ -19,7 +19,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cuda,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cuda,dev,grammar]'
 	touch $@
 
 demo: setup
@@ -38,6 +38,8 @@ demo: setup
 	    --prompts examples/prompts.json --check --max-new-tokens 24
 	$(BIN)/specc run specc_program_eagle_tree_sampled --target $(MODELS)/target --draft $(MODELS)/eagle \
 	    --prompts examples/prompts.json --temperature 0.8 --seed 7
+	$(BIN)/specc run specc_program_eagle_tree_json --target $(MODELS)/target --draft $(MODELS)/eagle \
+	    --prompts examples/prompts.json --json-schema '{"enum": ["yes", "no", {"why": [null, true]}]}'
 
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal -W error --timeout 300
@@ -56,6 +58,10 @@ fuzz: setup
 perturb: setup
 	$(BIN)/python -m pytest -n 2 -W error tests/compose --every-value
 
+# JSON of a schema on every one of 200 prompts, by chains and by trees.
+grammars: setup
+	$(BIN)/python -m pytest -W error tests/e2e/test_grammar.py -k every_prompt --prompts 200
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -73,7 +79,7 @@ versions: setup
 # Whether the pins resolve from the default index alone; nothing is installed.
 resolve: setup
 	env -u PIP_FIND_LINKS PIP_CONFIG_FILE=/dev/null $(BIN)/pip install --dry-run --ignore-installed --quiet \
-	    --constraint constraints.txt '.[cuda,dev]'
+	    --constraint constraints.txt '.[cuda,dev,grammar]'
 
 check: lint types test
 

@@ -42,6 +42,9 @@ _Seed = Annotated[int | None, typer.Option(help="Of the randomness of every prom
 _Repetition = Annotated[
     float, typer.Option(help="Divide positive logits of tokens in prompt or output by it, multiply the others.")
 ]
+_Steps = Annotated[
+    int | None, typer.Option(help="Draft so many tokens in every step, of a program for several numbers.")
+]
 _Biases = Annotated[
     list[str] | None, typer.Option(metavar="TOKEN:NUMBER", help="Add to a token's logit; may be repeated.")
 ]
@@ -66,12 +69,12 @@ def run(
     frequency_penalty: Annotated[float, typer.Option(help="Less for every time that a token is in the output.")] = 0.0,
     presence_penalty: Annotated[float, typer.Option(help="Less for tokens that are in the output.")] = 0.0,
     logit_bias: _Biases = None,
+    json_schema: Annotated[str | None, typer.Option(metavar="FILE|TEXT", help="Write JSON of this schema.")] = None,
+    regex: Annotated[str | None, typer.Option(help="Write what matches this regular expression.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Compare with the target's own greedy text.")] = False,
     stream: Annotated[bool | None, typer.Option(help="Print tokens as they come (one prompt only).")] = None,
     max_context: Annotated[int | None, typer.Option(min=1, help="Most tokens of prompt and completion.")] = None,
-    num_steps: Annotated[
-        int | None, typer.Option(help="Draft so many tokens in every step, of a program for several numbers.")
-    ] = None,
+    num_steps: _Steps = None,
     metrics: Annotated[Path | None, typer.Option(help="Write Prometheus metrics of the run to this file.")] = None,
     format: Annotated[Format, typer.Option(help="How to print results.")] = Format.text,
 ) -> None:
@@ -89,6 +92,7 @@ def run(
             check=check, temperature=temperature, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p,
             repetition_penalty=repetition_penalty, frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty, logit_bias=_biases(logit_bias or ()),
+            json_schema=_schema(json_schema), regex=regex,
         )  # fmt: skip
         console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
         wants_stream = console.is_terminal if stream is None else stream
@@ -273,6 +277,17 @@ def _biases(given: Sequence[str]) -> dict[int, float]:
     return found
 
 
+def _schema(given: str | None) -> str | None:
+    """Return a JSON schema that was given as its text, or as the name of a file that has it."""
+    if given is None or given.lstrip().startswith(("{", "true", "false")):
+        return given
+    try:
+        return read_text(Path(given))
+    except (OSError, ValueError) as error:
+        message = f"cannot read the JSON schema in {given!r}: {error}"
+        raise DiagnosticError(Diagnostic("config/unreadable", message)) from error
+
+
 def _sampling(*, check: bool, **parameters: Any) -> Sampling:
     """Return how tokens are drawn, as the target alone would where its text is compared."""
     from specc.engine.serving.request import Sampling, SamplingError
@@ -291,13 +306,13 @@ def _generate(
     engine: Engine, texts: Sequence[str], conditions: StopConditions, sampling: Sampling, printer: _Printer
 ) -> list[Completion]:
     """Run all prompts, printing each completion when it finishes; results in the order of the prompts."""
-    from specc.engine.errors import RequestTooLongError
+    from specc.engine.errors import GrammarError, RequestTooLongError
     from specc.engine.serving.request import SamplingError
 
     try:
         for text in texts:
             engine.add(text, conditions, sampling=sampling)
-    except (RequestTooLongError, SamplingError) as error:
+    except (GrammarError, RequestTooLongError, SamplingError) as error:
         raise typer.BadParameter(str(error)) from error
     done: list[Completion] = []
     while engine.has_work:

@@ -12,7 +12,7 @@ from specc.config import Config, ModelConfig
 from specc.ir import declarations as ir
 from specc.ir.core import Module, Op, Value, entry_of, is_state, tensor_type
 from specc.ir.liveness import hidden_result
-from specc.ir.nodes import is_external, node_of
+from specc.ir.nodes import callback_of, is_external, is_host, node_of
 from specc.ir.ops import OPS
 from specc.ir.types import TensorType, per_request
 from specc.kernels.shared import base as kernels
@@ -138,9 +138,9 @@ def _model(model: ModelConfig) -> Model:
 
 def _serving(module: Module, kv: Kv, dims: Mapping[str, int]) -> Serving:
     forwards = [op for op in module.ops() if is_external(op)]
-    recurrent = [op for op in forwards if _callback(op) in RECURRENT]
-    modules = sum(_callback(op) == MODULE for op in forwards)
-    targets = [op for op in forwards if _callback(op) == "target"]
+    recurrent = [op for op in forwards if callback_of(op.opcode) in RECURRENT]
+    modules = sum(callback_of(op.opcode) == MODULE for op in forwards)
+    targets = [op for op in forwards if callback_of(op.opcode) == "target"]
     return Serving(
         reach=max(dims["N"], dims["A"] + kv.first_draft_position),
         lookahead=modules or int(kv.shifted and bool(recurrent)),
@@ -155,10 +155,6 @@ def _extras(op: Op) -> list[str]:
     """What a forward of the target hands over besides logits and hidden states, which any does."""
     usual = (op.out("logits"), hidden_result(op))
     return [name for name, value in op.named_results.items() if not is_state(value) and value not in usual]
-
-
-def _callback(op: Op) -> str:
-    return op.opcode.removeprefix("model.")
 
 
 def _input(value: Value) -> Input:
@@ -233,9 +229,9 @@ def _node(module: Module, generated: Generated, node: ir.Node) -> Node:
     (op,) = [op for op in module.ops() if is_external(op) and node_of(op) == name]
     return External(
         name=name,
-        callback=_callback(op),
+        callback=callback_of(op.opcode),
         step=int(op.attrs["step"]) if "step" in op.attrs else None,
-        capture=str(op.attrs["capture"]),
+        capture=None if is_host(op) else str(op.attrs["capture"]),
         operands={key: value.name for key, value in op.named.items() if not is_state(value)},
         results={key: value.name for key, value in op.named_results.items() if not is_state(value)},
         ops=_calls([op]),

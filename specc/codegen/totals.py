@@ -19,7 +19,7 @@ def totals(module: Module, bucket: int) -> Totals:
         launches_in_graph=sum(bool(node.capture) for node in launches),
         launches_outside_graph=sum(not node.capture for node in launches),
         references=sum(node.node == "reference" for node in nodes),
-        host_syncs=0,  # there is no op that waits for the device
+        host_syncs=sum(node.node == "external" and not node.capture for node in nodes),
         vocab_bytes_read=_vocab_bytes(module, bucket),
         hidden_state_bytes=hidden_state_bytes(module, bucket),
         arena_bytes=memory(module).arena,

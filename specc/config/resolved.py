@@ -21,7 +21,7 @@ Dtype = Literal["bfloat16", "float16", "float32"]
 KvDtype = Literal["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2"]
 MaskMode = Literal["none", "full", "qlen", "bitpacked"]
 Verify = Literal["greedy", "target_only", "rejection", "block"]
-Sampling = Literal["penalties", "logit_bias", "top_k", "top_p", "min_p"]
+Sampling = Literal["penalties", "logit_bias", "grammar", "top_k", "top_p", "min_p"]
 DraftPositions = Literal["true", "shifted", "auto"]
 
 DEFAULT_AUX_LAYERS = 3

@@ -147,8 +147,8 @@ class ConfigFile(Block):
     sampling: Annotated[list[Sampling], Field(max_length=16)] = []
     """What requests may ask for besides a temperature, of a program whose tokens are drawn: penalties
     (repetition_penalty, frequency_penalty and presence_penalty, for what the text has already), logit_bias (of any
-    tokens), top_k, top_p and min_p (to draw from the most probable tokens alone). A request that asks for something
-    else is refused."""
+    tokens), grammar (tokens that the host allows, such as those of a JSON schema), top_k, top_p and min_p (to draw from
+    the most probable tokens alone). A request that asks for something else is refused."""
     outputs: Annotated[list[Output], Field(max_length=16)] = []
     """Results the engine wants besides tokens and lengths, of the accepted path: accept_index (its nodes),
     hidden_states, logprobs (of the emitted tokens, under the target), routed_experts and indexer_topk (as the target's

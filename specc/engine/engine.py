@@ -151,8 +151,8 @@ class Engine:
         tokens are drawn, by default greedily; without a seed it gets one now. handover: what another machine prefilled
         of it, which is taken over instead of a prefill, with what it is sampled with. Raises RequestTooLongError when
         it can never fit, UnknownTokenError for ids outside the target's vocabulary, SamplingError for what the program
-        was built without, ContractError when the handover is of another prompt or pool, or its first token or health
-        word is none.
+        was built without, GrammarError for a grammar that cannot be compiled, ContractError when the handover is of
+        another prompt or pool, or its first token or health word is none.
         """
         request = self._intake.request(self._next_id, prompt, conditions, sampling, handover)
         self.scheduler.add(request)
@@ -227,9 +227,8 @@ class Engine:
         """Take a request that `prefill` returned out of this engine, with what it needs to go on in another."""
         row = request.row or 0
         kv, carry = self.places.take(row, request.committed), self._step.read_carry([row])
-        handover = Handover(request.ids[-1], request.health, kv, carry)
         self.scheduler.discard(request)
-        return handover
+        return Handover(request.ids[-1], request.health, kv, carry, request.sampling.grammar)
 
     def admit(self) -> list[Request]:
         """Give rows and pages to what waits, as far as they last; returns those to prefill, which must follow.
@@ -246,9 +245,10 @@ class Engine:
     def due(self) -> list[Request]:
         """The requests of the next decode step, with pages for it: of those that do not finish in what is in flight.
 
-        Where pages lack, or a mask might, what is in flight is read first: raises as `read`.
+        Where pages lack, a mask might, or grammars need the text, what is in flight is read first: raises as `read`.
         """
-        if self._flights and not (self.scheduler.can_reserve() and self._fits_mask()):
+        free = not any(request.matcher for request in self.scheduler.running)
+        if self._flights and not (free and self.scheduler.can_reserve() and self._fits_mask()):
             self.read(keep=0)
         with self._range("specc.schedule"):
             self.stats.retractions += len(self.scheduler.reserve_step())
@@ -262,6 +262,7 @@ class Engine:
         """
         started = time.perf_counter()
         what, name = ("a decode step", "specc.decode") if num_steps else ("a prefill", "specc.prefill")
+        self.callbacks.masks.restrict(request.matcher for request in requests)
         with self._recovering(what, requests), self._range(name):
             result = self._decode(requests, num_steps, at_least) if num_steps else self._prefill(requests, at_least)
             self._flights.append(InFlight.launched(requests, result, num_steps))
@@ -364,6 +365,7 @@ class Engine:
         is_prefill: its committed tokens are offered to requests to come at once, not only when it leaves.
         """
         events = request.accept(tokens, streamed=self.on_token is not None)
+        request.obey()
         self.stats.tokens += len(events)
         self._events.extend(events)
         if is_prefill:

@@ -83,6 +83,10 @@ class ContractError(EngineError):
     """The compiled program and the engine disagree about the state of a request."""
 
 
+class GrammarError(EngineError):
+    """A grammar that cannot be compiled, or a text that has left its grammar."""
+
+
 class LockStepError(EngineError):
     """The ranks of a data-parallel group do not step together, or do not any more.
 

@@ -49,13 +49,13 @@ def _phases(plan: Plan, title: str) -> Table:
     table.add_column("captures")
     for phase in plan.phases:
         for node in phase.nodes:
-            table.add_row(phase.name, node.name, _what(node), node.capture if isinstance(node, External) else "")
+            table.add_row(phase.name, node.name, _what(node), node.capture or "" if isinstance(node, External) else "")
     return table
 
 
 def _what(node: Node) -> str:
     if isinstance(node, External):
-        return f"the engine's {node.callback} forward"
+        return f"the engine's {node.callback} {'on the host' if node.host else 'forward'}"
     return counted(call.op for call in node.ops) + " (torch)" * isinstance(node, Reference)
 
 

@@ -18,7 +18,7 @@ from specc.config.presets import PRESETS
 from specc.ir.core import Module, Op, entry_of, is_state, tensor_type
 from specc.ir.declarations import Grid, Kernel, KvLayout, Node, Options, Reference
 from specc.ir.liveness import hidden_result
-from specc.ir.nodes import is_external, node_of
+from specc.ir.nodes import is_external, is_host, node_of
 from specc.ir.types import DTYPES
 from specc.kernels.shared.base import cluster_of, nbytes
 from specc.pass_manager.pass_base import Context
@@ -140,13 +140,16 @@ class ReferenceStory:
 
 @dataclass(frozen=True)
 class ForwardStory:
-    """One of the engine's forwards: what it reads, parameter by parameter, and what it captures."""
+    """One of the engine's forwards: what it reads, parameter by parameter, and what it captures.
+
+    A call of the host captures None.
+    """
 
     name: str
     kind: str
     graph: str | None
     operands: Mapping[str, str]
-    capture: str
+    capture: str | None
 
 
 @dataclass(frozen=True)
@@ -207,7 +210,7 @@ def tell(loaded: LoadedConfig, module: Module, ctx: Context) -> Story:
         settings=_settings(loaded),
         models=tuple(_model(loaded, side, model) for side, model in config.models.items()),
         passes=_passes(loaded, ctx),
-        captures=tuple(_capture(module, op) for op in module.ops() if is_external(op)),
+        captures=tuple(_capture(module, op) for op in module.ops() if is_external(op) and not is_host(op)),
         carry=carry,
         carry_bytes=sum(field.bytes for field in carry),
         phases=_phases(module),
@@ -322,10 +325,11 @@ def _launch(module: Module, node: Node, kernel: Kernel) -> LaunchStory:
 
 
 def _reference(module: Module, node: Node, reference: Reference) -> ReferenceStory:
-    (op,) = cluster_of(module, node.name)
+    *_, op = cluster_of(module, node.name)
     return ReferenceStory(node.name, node.node, node.capture or None, op.opcode, REFERENCE_LAUNCHES, reference.bytes)
 
 
 def _forward(node: Node, op: Op) -> ForwardStory:
     operands = {name: value.name for name, value in op.named.items() if not is_state(value)}
-    return ForwardStory(node.name, node.node, node.capture or None, operands, str(op.attrs["capture"]))
+    captured = None if is_host(op) else str(op.attrs["capture"])
+    return ForwardStory(node.name, node.node, node.capture or None, operands, captured)

@@ -9,16 +9,26 @@ from specc.ir.ops import OPS
 
 
 def node_of(op: Op) -> str:
-    """Name of the node that executes an op: its kernel or reference, or for a forward its phase and step."""
+    """Name of the node that executes an op: its kernel or reference, or the callback and its step."""
     if "kernel" in op.attrs:
         return str(op.attrs["kernel"])
-    forward = op.opcode.removeprefix("model.")
-    return f"{forward}_{op.attrs['step']}" if "step" in op.attrs else forward
+    called = callback_of(op.opcode)
+    return f"{called}_{op.attrs['step']}" if "step" in op.attrs else called
+
+
+def callback_of(opcode: str) -> str:
+    """The engine's method that an external op calls: that of ``model.target`` is ``target``."""
+    return opcode.removeprefix("model.").replace(".", "_")
 
 
 def is_external(op: Op) -> bool:
-    """Whether an op is one of the engine's forwards."""
-    return OPS[op.opcode].effect == "external"
+    """Whether an op is a call of the engine: one of its forwards, or of its host."""
+    return OPS[op.opcode].effect in ("external", "host")
+
+
+def is_host(op: Op) -> bool:
+    """Whether an op is a call of the engine that may wait for the device, so that no graph can hold it."""
+    return OPS[op.opcode].effect == "host"
 
 
 def quotient(module: Module) -> nx.DiGraph:

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from specc.ir.core import Module, tensor_type
 from specc.kernels.shared import vocabulary
-from specc.kernels.shared.base import Arguments, Cluster, Family, Scratch, Spec, leaves, power_of_two
+from specc.kernels.shared.base import Cluster, Family, Spec, leaves, power_of_two
+from specc.kernels.shared.text import Text
 
 _OPS = ("sample.top_k", "sample.top_p", "sample.min_p")
 _PARAMETER = {"sample.top_k": ("count", "k"), "sample.top_p": ("share", "p"), "sample.min_p": ("least", "p")}
-_OPERANDS = ("scales", "within", "count", "share", "least")
 _BLOCK = 8192
 """Elements of a block: 16 a thread, two loads of 16-bit logits."""
 _ROOM = 1024
@@ -38,40 +38,37 @@ class Cut(Family):
 
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
         """See `Family.spec`."""
-        logits, within = cluster[0]["logits"], cluster[0].get("within")
-        scales = next((op["scales"] for op in cluster if op.get("scales") is not None), None)
-        arguments, given = Arguments(), list[str]()
-        arguments.value("logits_ptr", logits)
-        for operand, value in (("scales", scales), ("within", within)):
-            if value is not None:
-                arguments.value(f"{operand}_ptr", value)
-                given.append(operand)
-        for op in cluster:
-            parameter, operand = _PARAMETER[op.opcode]
-            arguments.value(f"{parameter}_ptr", op[operand])
-            given.append(parameter)
-        arguments.value("cuts_ptr", cluster[-1].result)
+        text = Text(module, name, cluster)
+        cuts = [op for op in cluster if op.opcode in _OPS]
+        function, operands = vocabulary.prologue(text, cuts[0], cluster)
+        logits = (vocabulary.logits_of(cuts[0], cluster) or (cuts[0],))[0]["logits"]
+        given = {"logits": logits, "scales": next((op["scales"] for op in cuts if op.get("scales") is not None), None)}
+        given |= {"within": cuts[0].get("within"), "count": None, "share": None, "least": None}
+        given |= {parameter: op[operand] for op in cuts for parameter, operand in [_PARAMETER[op.opcode]]}
+        pointers = ["None" if value is None else text.pointer(value, operand) for operand, value in given.items()]
         axes = tensor_type(logits).sizes(module.dims)[:-1]
-        vocab, rows = vocabulary.vocabulary(module, cluster[0]), vocabulary.rows_of(module, cluster[0])
-        room = Scratch(f"{name}.room", "i32", (*axes, _ROOM))
-        arguments.buffer("room_ptr", "i32", room.name)
-        wide = 2 if tensor_type(logits).dtype == "f32" else 1  # twice the registers for an element
+        pointers += [text.partial("room", "i32", (*axes, _ROOM)), text.pointer(cuts[-1].result, "cuts")]
+        vocab, rows = vocabulary.vocabulary(module, cuts[0]), vocabulary.rows_of(module, cuts[0])
+        # A thread holds half as many logits where they take two registers, or tables are read for them.
+        wide = 1 + (tensor_type(logits).dtype == "f32" or function == "prologue")
         block = max(256, min(_BLOCK // wide, power_of_two(vocab)))
-        constants = (("ROWS", rows), ("V", vocab), ("BLOCK", block), ("ROOM", _ROOM))
-        tiles = f"blocks of {block} elements; a cut is found among {_ROOM} tiles of eight"
+        call = f"{text.use('cut_row')}({', '.join(pointers)}, b, row, {function}, {operands}, V, BLOCK, ROOM)"
         return Spec(
             self.stem,
-            {"absent": tuple(name for name in _OPERANDS if name not in given)},
-            constants,
-            tuple(arguments.found),
-            (room,),
+            {},
+            (("V", vocab), ("BLOCK", block), ("ROOM", _ROOM)),
+            tuple(text.arguments.found),
+            tuple(text.scratch),
             num_warps=max(1, min(16, block * wide // 512)),
-            tiles=tiles,
+            tiles=f"blocks of {block} elements; a cut is found among {_ROOM} tiles of eight",
+            imports={path: tuple(sorted(names)) for path, names in sorted(text.imports.items())},
+            prologue=tuple(text.prologue),
+            body=("b = tl.program_id(0)", f"row = b * {rows} + tl.program_id(1)", call),
         )
 
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
         """One program per row."""
-        return batch, vocabulary.rows_of(module, cluster[0]), 1
+        return batch, vocabulary.rows_of(module, cluster[-1]), 1
 
 
 FAMILY = Cut()

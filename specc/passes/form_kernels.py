@@ -11,11 +11,11 @@ Nodes are ordered as they are formed and every op is placed behind all that it w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from specc.ir.core import PHASES, Module, Op, entry_of, tensor_type
+from specc.ir.core import PHASES, Module, Op, Value, entry_of, tensor_type
 from specc.ir.declarations import Kernel, Reference
 from specc.ir.nodes import is_external
 from specc.ir.ops import OPS
@@ -60,6 +60,7 @@ class FormKernels(Pass):
 
     def run(self, module: Module, ctx: Context) -> None:
         """Form the nodes of every entry, and declare its launches."""
+        _share_no_prologues(module, _lone(module, "prefill") | _lone(module, "step"))
         for entry in ("prefill", "step"):
             forming = _Forming(module, entry)
             forming.run()
@@ -97,7 +98,7 @@ def _stem(launch: Launch) -> str:
         return f"{launch.phase}_{launch.family}"
     name = launch.family
     if name == TORCH:
-        name += f"_{launch.ops[0].opcode.replace('.', '_')}"
+        name += f"_{launch.ops[-1].opcode.replace('.', '_')}"
     return f"prefill_{name}" if launch.phase == "prefill" else name
 
 
@@ -111,6 +112,10 @@ class _Forming:
         self.place: dict[Op, int] = {}
         self.lone = _lone(module, entry)
         self.scanned = {op: _prologues(module, op) for op in self.ops if op.opcode in REDUCTIONS}
+        self.lone = {op: cluster for cluster in _with_prologues(module, self.lone) for op in cluster[1]}
+        others = [op for op in self.ops if _reads_logits(op) and op not in self.lone]
+        changes = {op: [one for one in _late(module, op) if is_prologue(one)] for op in others}
+        self.changed = {op: found for op, found in changes.items() if found}
         self.waits = {op: self._waits(op) for op in self.ops}
 
     def run(self) -> None:
@@ -148,6 +153,11 @@ class _Forming:
         if op in self.lone:
             self._begin(list(self.lone[op][1]), self.lone[op][0])
             return
+        for reader, changes in self.changed.items():
+            if op in (reader, *changes):
+                self._begin([*changes, reader], TORCH)
+                self._join()
+                return
         for before in self.waits[op]:
             self._need(before)
         if op in self.place or self._host(op):
@@ -237,15 +247,74 @@ def _lone(module: Module, entry: str) -> dict[Op, tuple[str, Cluster]]:
     return found
 
 
-def _prologues(module: Module, reduction: Op) -> list[Op]:
-    """The ops that change logits for one reduction alone, and for the log-probabilities that come with it.
+def _with_prologues(module: Module, lone: Mapping[Op, tuple[str, Cluster]]) -> list[tuple[str, Cluster]]:
+    """The clusters of families that compose nothing, with what changes the logits that they read."""
+    found: list[tuple[str, Cluster]] = []
+    for stem, cluster in dict.fromkeys(lone.values()):
+        changes = _late(module, cluster[0]) if _reads_logits(cluster[0]) else []
+        found.append((stem, (*changes, *cluster)))
+    return found
 
-    With them the loads of what they read where it is carried.
+
+def _share_no_prologues(module: Module, lone: Mapping[Op, tuple[str, Cluster]]) -> None:
+    """Give every reader of changed logits a change of its own, so that none has to lie in memory for two of them.
+
+    Ops of ``lone`` that are launched together are one reader. What is read where it is carried is loaded for each.
+    """
+    for op in reversed(list(module.ops())):
+        if is_prologue(op) and op.result not in module.outputs.values() and _stays(module, op):
+            readers = _readers(module, op.result)
+            clusters = [set(lone[reader][1]) if reader in lone else {reader} for reader in readers]
+            for n, reader in enumerate(readers):
+                if any(reader in cluster for cluster in clusters[:n]):
+                    copy = next(one for one, cluster in zip(readers, clusters, strict=True) if reader in cluster)
+                    module.replace_operand(reader, op.result, copy["logits"])
+                elif n > 0:
+                    module.replace_operand(reader, op.result, _copy(module, op).result)
+
+
+def _copy(module: Module, op: Op) -> Op:
+    """An op once more, behind itself, with loads of its own of what it reads where it is carried."""
+    loads = {value: value.source for value in op.operands if value.source is not None}
+    own = {value: _copy(module, load).result for value, load in loads.items() if read_in_place(module, load)}
+    results = [(value.name, value.type) for value in op.results]
+    at = module.phases[op.phase].index(op) + 1
+    operands = [own.get(value, value) for value in op.operands]
+    return module.add_op(op.phase, op.opcode, operands, results, op.attrs, op.location, at)
+
+
+def _late(module: Module, reader: Op) -> list[Op]:
+    """What changes the logits of a reader that is no reduction, if it may be computed as late as the reader."""
+    found = _prologues(module, reader)
+    return found if all(_stays(module, op) for op in found) else []
+
+
+def _stays(module: Module, op: Op) -> bool:
+    """Whether nobody overwrites what an op reads, so that it may be computed later."""
+    return not any(user.overwritten is value for value in op.operands for user in module.users(value))
+
+
+def _readers(module: Module, logits: Value) -> list[Op]:
+    """Who reads logits, without log-probabilities that come with an argmax which does."""
+    users = module.users(logits)
+    return [op for op in users if op.opcode != "vocab.logprob" or not _of_argmax(op, users)]
+
+
+def _reads_logits(op: Op) -> bool:
+    """Whether an op reads logits and is neither a reduction nor a change of them."""
+    return op.get("logits") is not None and op.opcode not in REDUCTIONS and not is_prologue(op)
+
+
+def _prologues(module: Module, reader: Op) -> list[Op]:
+    """The ops that change logits for one reader alone, and for the log-probabilities that come with it.
+
+    With them the loads of what they read where it is carried. Cuts that are found one after the other are one reader.
     """
     found: list[Op] = []
-    value = reduction["logits"]
+    value = reader["logits"]
     while value.source is not None and is_prologue(value.source):
-        others = [op for op in module.users(value) if op.opcode != "vocab.logprob" or not _of_argmax(op, [reduction])]
+        readers = _readers(module, value)
+        others = [op for op in readers if op.get("within") is None or op["within"].source not in readers]
         if len(others) > 1 or value in module.outputs.values():
             break
         loads = [operand.source for operand in value.source.operands if operand.source is not None]

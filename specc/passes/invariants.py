@@ -14,7 +14,8 @@ from specc.ir.declarations import Buffer, Grid, Kernel, Layout, Node, Options, R
 from specc.ir.liveness import hidden_result, liveness
 from specc.ir.nodes import is_external, node_of, quotient
 from specc.kernels import FAMILIES, LONE
-from specc.kernels.shared.base import Cluster, cluster_of
+from specc.kernels.shared.base import Cluster, cluster_of, read_in_place
+from specc.kernels.shared.tiles import is_prologue
 from specc.pass_manager.manager import BaseInstrument
 from specc.pass_manager.pass_base import Pass
 from specc.passes.assign_layouts import layouts
@@ -39,7 +40,7 @@ def _live(module: Module) -> list[str]:
     bad = [f"{op.opcode} in {op.phase} is dead" for op in module.ops() if op not in live.ops]
     bad += [f"carry @{name} is dead" for name in module.carries if name not in live.fields]
     for op in module.ops():
-        if is_external(op) and (op.attrs["capture"] == "null") != (hidden_result(op) is None):
+        if "capture" in op.attrs and (op.attrs["capture"] == "null") != (hidden_result(op) is None):
             bad.append(f"{op.opcode} captures {op.attrs['capture']}, which does not fit its results")
     return bad
 
@@ -64,7 +65,10 @@ def _clustered(module: Module) -> list[str]:
     offered = {family: set(FAMILIES[family].candidates(module)) for family in families & set(LONE)}
     bad = [problem for kernel in declared for problem in _no_kernel(module, kernel, offered)]
     references = {reference.name for reference in module.decls_of(Reference)}
-    bad += [f"reference {name} is of several ops, or none" for name in references if len(cluster_of(module, name)) != 1]
+    for name in references:
+        *changes, _ = cluster_of(module, name) or (None, None)
+        if not all(op is not None and is_prologue(op) for op in changes):
+            bad.append(f"reference {name} is of several ops, or none")
     for op in module.ops():
         if not is_external(op) and op.attrs.get("kernel") not in kernels | references:
             bad.append(f"{op.opcode} in {op.phase} is in no kernel, and runs by no reference")
@@ -73,13 +77,20 @@ def _clustered(module: Module) -> list[str]:
     return bad
 
 
+def _without_prologues(module: Module, cluster: Cluster) -> Cluster:
+    """The ops of a kernel without those that change logits before it reads them, and what these load in place."""
+    changes = [op for op in cluster if is_prologue(op)]
+    changes += [op for op in cluster if read_in_place(module, op) and module.users(op.result)[0] in changes]
+    return tuple(op for op in cluster if op not in changes)
+
+
 def _no_kernel(module: Module, kernel: Kernel, offered: Mapping[str, set[Cluster]]) -> list[str]:
     """Why the ops of a kernel are none that its family would launch together; ``offered`` by family."""
     if kernel.family in FAMILIES and kernel.family not in offered:
         return []
     if kernel.family not in offered:
         return [f"kernel {kernel.name} is of the family {kernel.family}, which does not exist"]
-    if cluster_of(module, kernel.name) not in offered[kernel.family]:
+    if _without_prologues(module, cluster_of(module, kernel.name)) not in offered[kernel.family]:
         return [f"the ops of kernel {kernel.name} are nothing that {kernel.family} covers"]
     return []
 

@@ -2,7 +2,7 @@
 
 A step is one graph when the engine's forwards can be captured; when they cannot, it is cut at the forwards, and every
 run of launches between two of them is a graph: a segment, named after its first launch. Nothing inside waits for the
-host: every value the step needs is on the device, lengths included.
+host: every value the step needs is on the device, lengths included. Calls of the host, which may wait, cut both.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import networkx as nx
 
 from specc.ir.core import PHASES, Module, Op, entry_of
 from specc.ir.declarations import Buffer, Kernel, Layout, Node, Reference, scratch_owner
-from specc.ir.nodes import is_external, node_of, node_order, quotient
+from specc.ir.nodes import is_external, is_host, node_of, node_order, quotient
 from specc.pass_manager.pass_base import Context, Pass
 
 
@@ -36,6 +36,8 @@ class PlanGraphs(Pass):
         reduced = nx.transitive_reduction(graph)
         step = [name for name in order if entry_of(first[name].phase) == "step"]
         segment = _segments([(name, is_external(first[name])) for name in step])
+        whole = _segments([(name, is_host(first[name])) for name in step])
+        hosts = len(step) - len(whole)
         references = {reference.name for reference in module.decls_of(Reference)}
         latest = 0
         for name in order:
@@ -43,21 +45,23 @@ class PlanGraphs(Pass):
             latest = max(latest, PHASES.index(op.phase))  # who waits for a later phase runs in it
             after = tuple(sorted(reduced.predecessors(name), key=order.index))
             kind = "external" if is_external(op) else "reference" if name in references else "launch"
-            capture = "step" if entry_of(op.phase) == "step" else ""
+            capture = whole.get(name, "") if hosts else "step" if entry_of(op.phase) == "step" else ""
             module.decls.append(Node(name, PHASES[latest], kind, after, capture, segment.get(name, "")))
-        self._explain(ctx, segment, references & segment.keys(), len(nx.dag_longest_path(graph)))
+        cut = f"{len(set(whole.values()))} graphs per step, cut by {hosts} calls of the host alone"
+        graphs = cut if hosts else "one graph per step"
+        self._explain(ctx, graphs, segment, references & segment.keys(), len(nx.dag_longest_path(graph)))
 
-    def _explain(self, ctx: Context, segment: dict[str, str], references: set[str], longest: int) -> None:
+    def _explain(self, ctx: Context, graphs: str, segment: dict[str, str], references: set[str], longest: int) -> None:
         nodes = f"{len(segment) - len(references)} launches"
         nodes += f", {len(references)} op{'s' * (len(references) > 1)} by torch" if references else ""
-        whole = f"one graph per step: {nodes}, no host sync, {longest} nodes on the longest path"
+        whole = f"{graphs}: {nodes}, no host sync, {longest} nodes on the longest path"
         self.remark(ctx, f"{whole}; what the step needs, lengths included, is on the device")
         cut = f"cut at the forwards, for engines whose forwards cannot be captured: {len(set(segment.values()))} graphs"
         self.remark(ctx, cut)
 
 
 def _segments(nodes: list[tuple[str, bool]]) -> dict[str, str]:
-    """The segment of every launch, of (name, whether it is a forward) in execution order."""
+    """The segment of every launch, of (name, whether it cuts) in execution order."""
     segment: dict[str, str] = {}
     current = ""
     for name, external in nodes:

@@ -59,7 +59,8 @@ def _signature_fault(node: External, callback: Callable[..., object]) -> str:
 
 def _arguments(node: External, operands: Mapping[str, object]) -> dict[str, Any]:
     """The keyword arguments of a call."""
-    return {**operands, **({} if node.step is None else {"step": node.step}), "capture": node.capture}
+    said = {"step": node.step, "capture": node.capture}
+    return {**operands, **{name: value for name, value in said.items() if value is not None}}
 
 
 def call(node: External, frame: Frame, callbacks: object) -> None:

@@ -90,6 +90,10 @@ class Frame:
         """Let a checked forward result stand for the engine value `name` until the end of the run."""
         self._engine[self.plan.values[name].buffer] = tensor
 
+    def restore(self, buffers: Mapping[str, Tensor]) -> None:
+        """Let tensors that forwards returned when they were captured stand for engine buffers, by name."""
+        self._engine |= buffers
+
     def forget(self) -> None:
         """Let go of what forwards returned in this run, except outputs."""
         homes = [self.plan.home(output.value) for output in self.plan.outputs]

@@ -43,6 +43,8 @@ BOUNDS: dict[str, tuple[float, float]] = {
 
 Text: TypeAlias = tuple[Sequence[int], Sequence[int]]
 """The tokens of a request: its prompt, and what has been emitted."""
+GRAMMARS = ("json_schema", "regex")
+"""The kinds of grammars; a program that was built with `grammar` takes both."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class Sampling:
         presence_penalty: a token's logit is less by so much if it is in the output, from -2 to 2.
         logit_bias: by token what is added to its logit, from -100 to 100; kept as pairs in ascending order. It and the
             penalties hold for greedy requests as well.
+        json_schema, regex: what the text must match, a JSON schema or a regular expression as text; at most one of the
+            two. The engine's host makes masks of it.
 
     """
 
@@ -74,6 +78,8 @@ class Sampling:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+    json_schema: str | None = None
+    regex: str | None = None
 
     def __post_init__(self) -> None:
         """Raise SamplingError for what is no number or out of range."""
@@ -87,12 +93,23 @@ class Sampling:
         if not (type(count) is int and 0 <= count < MOST_KEPT):
             raise SamplingError(f"top_k is an integer from 0 to {MOST_KEPT - 1}, not {count!r}")
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        for name, source in self.grammar.items():
+            given: Any = source
+            if not isinstance(given, str):
+                raise SamplingError(f"{name} is text, not {given!r:.80}")
+        if len(self.grammar) > 1:
+            raise SamplingError(f"a text matches one grammar, not {' and '.join(self.grammar)}")
 
     @property
     def plain(self) -> bool:
         """Whether it is greedy, and the target's logits stay as they are."""
-        changes = (*PENALTIES, LOGIT_BIAS)
+        changes = (*PENALTIES, LOGIT_BIAS, *GRAMMARS)
         return self.temperature < LEAST_TEMPERATURE and all(getattr(self, n) == getattr(GREEDY, n) for n in changes)
+
+    @property
+    def grammar(self) -> dict[str, str]:
+        """The source of the request's grammar by its kind; empty without one."""
+        return {name: source for name in GRAMMARS if (source := getattr(self, name)) is not None}
 
     def seeded(self) -> Sampling:
         """The same with a seed."""
@@ -136,11 +153,12 @@ def carried(carry: Carry) -> Sampling:
 def check_built(plan: Plan, sampling: Sampling) -> None:
     """SamplingError, which names it, for what the program was built without, or for a token that it does not know.
 
-    A greedy request asks for nothing but penalties and biases.
+    A greedy request asks for nothing but penalties, biases and a grammar.
     """
-    names = (*PENALTIES, LOGIT_BIAS) if sampling.temperature < LEAST_TEMPERATURE else NAMES
+    names = (*PENALTIES, LOGIT_BIAS, *GRAMMARS) if sampling.temperature < LEAST_TEMPERATURE else NAMES
     asked = [name for name in names if name != "seed" and getattr(sampling, name) != getattr(GREEDY, name)]
-    if lacking := [name for name in asked if f"{PREFIX}{name}" not in plan.carry]:
+    built = {field.removeprefix(PREFIX) for field in plan.carry} | ({*GRAMMARS} if plan.restricts else set[str]())
+    if lacking := [name for name in asked if name not in built]:
         key = "verify" if "temperature" in lacking else "sampling"
         raise SamplingError(f"the program was built without {', '.join(lacking)}, see {key!r} in its configuration")
     _check_tokens(plan, "logit_bias", list(dict(sampling.logit_bias)))

@@ -19,7 +19,7 @@ from .errors import BatchError, BindError
 from .external import call, check_callbacks, stand_for
 from .first import LOGITS, until_first
 from .frame import After, Frame, Progress
-from .graphs.capture import Graphs, Recorder, Replays
+from .graphs.capture import Graphs, Recorder, Replays, check_capturable
 from .graphs.segments import SegmentGraphs
 from .memory.arena import Arena
 from .memory.footprint import Memory
@@ -386,8 +386,11 @@ class Step:
         self._kv.check_place()
         self._guard.check()
         with self._on_device():
-            if segments:
-                return SegmentGraphs(self._plan, self._device, self._frame, self._execute, idle, beside)
+            if not segments:
+                check_capturable(self._plan)
+            if segments or self._plan.restricts:
+                graphs = self._plan.segments if segments else self._plan.captures
+                return SegmentGraphs(self._plan, graphs, self._device, self._frame, self._execute, idle, beside)
             return Graphs(self._plan, self._device, run, idle, beside)
 
     @contextlib.contextmanager

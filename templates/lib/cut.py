@@ -31,10 +31,16 @@ def _load(row_ptr, start, V: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _left(x, within):
-    # Logits as f32, -inf below `within` and for NaN.
-    x = x.to(tl.float32)
-    return tl.where((x < within) | (x != x), float("-inf"), x)
+def _left(x, start, row, PROLOGUE: tl.constexpr, operands, within, V: tl.constexpr, BLOCK: tl.constexpr):
+    # Logits T as `_load` gives them, changed, as f32; -inf below `within` and for NaN.
+    at = start + tl.arange(0, BLOCK // TILE)[:, None] * TILE + tl.arange(0, TILE)[None, :]
+    return _changed(x, at, row, PROLOGUE, operands, within, V)
+
+
+@triton.jit
+def _changed(x, at, row, PROLOGUE: tl.constexpr, operands, within, V: tl.constexpr):
+    x = PROLOGUE(x.to(tl.float32), tl.minimum(at, V - 1), row, operands)
+    return tl.where((x < within) | (x != x) | (at >= V), float("-inf"), x)
 
 
 @triton.jit
@@ -65,24 +71,24 @@ def _lane_of_rank(order, rank):
 
 
 @triton.jit
-def _largest(row_ptr, within, V: tl.constexpr, BLOCK: tl.constexpr):
+def _largest(row_ptr, row, PROLOGUE: tl.constexpr, operands, within, V: tl.constexpr, BLOCK: tl.constexpr):
     # The largest values f32[BLOCK // TILE] that lanes have seen.
     best = tl.full([BLOCK // TILE], float("-inf"), tl.float32)
     # Here and below a block is loaded while the one before it is looked at.
     ahead = _load(row_ptr, 0, V, BLOCK)
     for start in range(0, V, BLOCK):
-        x = _left(ahead, within)
+        x = _left(ahead, start, row, PROLOGUE, operands, within, V, BLOCK)
         ahead = _load(row_ptr, start + BLOCK, V, BLOCK)
         best = tl.maximum(best, tl.max(x, axis=1))
     return best
 
 
 @triton.jit
-def _least(row_ptr, within, V: tl.constexpr, BLOCK: tl.constexpr):
+def _least(row_ptr, row, PROLOGUE: tl.constexpr, operands, within, V: tl.constexpr, BLOCK: tl.constexpr):
     # The least value f32 above -inf, +inf without one.
     least = tl.full([BLOCK // TILE], float("inf"), tl.float32)
     for start in range(0, V, BLOCK):
-        x = _left(_load(row_ptr, start, V, BLOCK), within)
+        x = _left(_load(row_ptr, start, V, BLOCK), start, row, PROLOGUE, operands, within, V, BLOCK)
         least = tl.minimum(least, tl.min(tl.where(x > float("-inf"), x, float("inf")), axis=1))
     return tl.min(least, axis=0)
 
@@ -90,6 +96,9 @@ def _least(row_ptr, within, V: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def _note(
     row_ptr,
+    row,
+    PROLOGUE: tl.constexpr,
+    operands,
     room_ptr,
     within,
     low,
@@ -112,7 +121,7 @@ def _note(
     lane = tl.arange(0, BLOCK // TILE)
     ahead = _load(row_ptr, 0, V, BLOCK)
     for start in range(0, V, BLOCK):
-        x = _left(ahead, within)
+        x = _left(ahead, start, row, PROLOGUE, operands, within, V, BLOCK)
         ahead = _load(row_ptr, start + BLOCK, V, BLOCK)
         weight = _weight(x, top, steep, SHARE)
         over = x >= high_value
@@ -130,21 +139,38 @@ def _note(
 
 
 @triton.jit
-def _noted(row_ptr, room_ptr, noted, within, low, high, V: tl.constexpr, ROOM: tl.constexpr):
+def _noted(
+    row_ptr,
+    row,
+    PROLOGUE: tl.constexpr,
+    operands,
+    room_ptr,
+    noted,
+    within,
+    low,
+    high,
+    V: tl.constexpr,
+    ROOM: tl.constexpr,
+):
     # The elements f32[ROOM, TILE] of the tiles noted with orders in [low, high), -inf elsewhere. The room is read once
     # all threads have stored what they put there.
     tl.debug_barrier()
     lane = tl.arange(0, ROOM)
     tile = tl.load(room_ptr + lane, mask=lane < noted, other=V, cache_modifier=".cg")
     at = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
-    x = tl.load(row_ptr + at, mask=(lane < noted)[:, None] & (at < V), other=float("-inf")).to(tl.float32)
+    there = (lane < noted)[:, None] & (at < V)
+    x = tl.load(row_ptr + at, mask=there, other=float("-inf"))
+    x = _changed(x, tl.where(there, at, V), row, PROLOGUE, operands, within, V)
     order = sort_order(x)
-    return tl.where((x < within) | (order < low) | (order >= high), float("-inf"), x)
+    return tl.where((order < low) | (order >= high), float("-inf"), x)
 
 
 @triton.jit
 def _halve_in_row(
     row_ptr,
+    row,
+    PROLOGUE: tl.constexpr,
+    operands,
     within,
     low,
     high,
@@ -172,7 +198,7 @@ def _halve_in_row(
         lower = tl.zeros([BLOCK // TILE], tl.int32)
         ahead = _load(row_ptr, 0, V, BLOCK)
         for start in range(0, V, BLOCK):
-            x = _left(ahead, within)
+            x = _left(ahead, start, row, PROLOGUE, operands, within, V, BLOCK)
             ahead = _load(row_ptr, start + BLOCK, V, BLOCK)
             weight += tl.sum(tl.where(x >= value, _weight(x, top, steep, SHARE), 0.0), axis=1)
             upper += tl.sum(((x >= value) & (x < high_value)).to(tl.int32), axis=1)
@@ -202,6 +228,9 @@ def _halve_in_room(x, weight, low, high, above, wanted):
 @triton.jit
 def find_cut(
     row_ptr,
+    row,
+    PROLOGUE: tl.constexpr,
+    operands,
     room_ptr,
     within,
     amount,
@@ -222,26 +251,44 @@ def find_cut(
     If THEN, what is left of the first cut, of weights 1, is cut a second time, for the share `share` of the weights by
     `steep`. The third result says whether that was done: not where what is left had no room, or for a share of 1.
     """
-    best = _largest(row_ptr, within, V, BLOCK)
+    best = _largest(row_ptr, row, PROLOGUE, operands, within, V, BLOCK)
     top = tl.max(best, axis=0)
     found = float("-inf")
     done = False
     if top > float("-inf"):
         low = tl.maximum(_lane_of_rank(sort_order(best), rank), LEAST_ORDER)
         high = sort_order(top) + 1
-        noted, total, reached, above = _note(row_ptr, room_ptr, within, low, high, top, steep, SHARE, V, BLOCK, ROOM)
+        noted, total, reached, above = _note(
+            row_ptr, row, PROLOGUE, operands, room_ptr, within, low, high, top, steep, SHARE, V, BLOCK, ROOM
+        )
         wanted = amount * total if SHARE else amount
         if total >= wanted:
             if (reached < wanted) | (noted > ROOM):
-                least = _least(row_ptr, within, V, BLOCK)
+                least = _least(row_ptr, row, PROLOGUE, operands, within, V, BLOCK)
                 high_value = tl.where(reached < wanted, order_value(low), float("inf"))
                 high = tl.where(reached < wanted, low, high)
                 low = tl.where(reached < wanted, sort_order(least), tl.maximum(low, sort_order(least)))
                 low, high = _halve_in_row(
-                    row_ptr, within, low, high, high_value, wanted, top, steep, SHARE, V, BLOCK, ROOM
+                    row_ptr,
+                    row,
+                    PROLOGUE,
+                    operands,
+                    within,
+                    low,
+                    high,
+                    high_value,
+                    wanted,
+                    top,
+                    steep,
+                    SHARE,
+                    V,
+                    BLOCK,
+                    ROOM,
                 )
-                noted, _, _, above = _note(row_ptr, room_ptr, within, low, high, top, steep, SHARE, V, BLOCK, ROOM)
-            x = _noted(row_ptr, room_ptr, noted, within, low, high, V, ROOM)
+                noted, _, _, above = _note(
+                    row_ptr, row, PROLOGUE, operands, room_ptr, within, low, high, top, steep, SHARE, V, BLOCK, ROOM
+                )
+            x = _noted(row_ptr, row, PROLOGUE, operands, room_ptr, noted, within, low, high, V, ROOM)
             low = _halve_in_room(x, _weight(x, top, steep, SHARE), low, high, above, wanted)
             if THEN:
                 done = (above == 0.0) & (share < 1.0)
@@ -255,7 +302,7 @@ def find_cut(
 
 
 @triton.jit
-def cut_rows(
+def cut_row(
     logits_ptr,
     scales_ptr,
     within_ptr,
@@ -263,13 +310,16 @@ def cut_rows(
     share_ptr,
     least_ptr,
     room_ptr,
+    cuts_ptr,
     b,
     row,
+    PROLOGUE: tl.constexpr,
+    operands,
     V: tl.constexpr,
     BLOCK: tl.constexpr,
     ROOM: tl.constexpr,
 ):
-    """The cut f32 of row i32 `row`, of request `b`: the largest of those of the parameters that are there."""
+    """Store the cut f32 of row i32 `row`, of request `b`: the largest of those of the parameters that are there."""
     row_ptr = logits_ptr + row.to(tl.int64) * V
     room_ptr += row.to(tl.int64) * ROOM
     cut = tl.full([], float("-inf"), tl.float32)
@@ -290,14 +340,42 @@ def cut_rows(
         if (count >= 1) & (count <= V):
             wanted, then = count.to(tl.float32), share_ptr is not None
             found, top, done = find_cut(
-                row_ptr, room_ptr, cut, wanted, steep, count, share, False, then, V, BLOCK, ROOM
+                row_ptr,
+                row,
+                PROLOGUE,
+                operands,
+                room_ptr,
+                cut,
+                wanted,
+                steep,
+                count,
+                share,
+                False,
+                then,
+                V,
+                BLOCK,
+                ROOM,
             )
             shared = shared | done
             cut = tl.maximum(cut, found, propagate_nan=tl.PropagateNan.ALL)
     if share_ptr is not None:
         if shared == 0:
             found, top, _ = find_cut(
-                row_ptr, room_ptr, cut, share, steep, ROOM // 2, share, True, False, V, BLOCK, ROOM
+                row_ptr,
+                row,
+                PROLOGUE,
+                operands,
+                room_ptr,
+                cut,
+                share,
+                steep,
+                ROOM // 2,
+                share,
+                True,
+                False,
+                V,
+                BLOCK,
+                ROOM,
             )
             cut = tl.maximum(cut, found, propagate_nan=tl.PropagateNan.ALL)
     if least_ptr is not None:
@@ -305,7 +383,7 @@ def cut_rows(
         scale = tl.load(scales_ptr + row)
         if (least > 0.0) & (scale > 0.0):
             if top != top:
-                top = tl.max(_largest(row_ptr, float("-inf"), V, BLOCK), axis=0)
+                top = tl.max(_largest(row_ptr, row, PROLOGUE, operands, float("-inf"), V, BLOCK), axis=0)
             found = top + tl.log(tl.minimum(least, 1.0)) / scale
             cut = tl.where(top > float("-inf"), tl.maximum(cut, found, propagate_nan=tl.PropagateNan.ALL), cut)
-    return cut
+    tl.store(cuts_ptr + row, cut)

@@ -27,6 +27,14 @@ def sample_keys(seed, temperature, positions, OFFSET: tl.constexpr, KIND: tl.con
 
 
 @triton.jit
+def sample_allow(logits, column, row, bitmask_ptr, SIZE_BITMASK: tl.constexpr):
+    """Logits f32 of a row's entries `column` i32, -inf without their bit: see the op."""
+    word = column >> 5
+    bits = tl.load(bitmask_ptr + row.to(tl.int64) * SIZE_BITMASK + word, mask=word < SIZE_BITMASK, other=0)
+    return tl.where((bits >> (column & 31)) & 1 != 0, logits, float("-inf"))
+
+
+@triton.jit
 def uniform_bits(counter, key):
     """Philox2x32-7 of (counter, upper half of the key) with the lower half as its key: a word u32."""
     x = counter.to(tl.uint32)

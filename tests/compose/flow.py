@@ -16,6 +16,8 @@ from torch import Tensor
 
 from specc.ir.core import Module
 from specc.ir.interpret import Forward, interpret
+from specc.ir.nodes import callback_of
+from specc.ir.ops import OPS
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.frame import Frame
 from specc.runtime.plan.nodes import External, Launch
@@ -46,7 +48,8 @@ class Forwards:
 
             return call
 
-        return {f"model.{name}": forward(name) for name, _ in self.given}
+        opcodes = {callback_of(op): op for op in OPS}
+        return {opcodes[name]: forward(name) for name, _ in self.given}
 
 
 class Flow(Pair):

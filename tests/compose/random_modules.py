@@ -174,6 +174,7 @@ class Composer(Builder):
             self.draw,
             self.change,
             self.keys,
+            self.allow,
             self.cut,
             self.logprob,
             self.grow,
@@ -229,6 +230,7 @@ class Composer(Builder):
                     self.draw,
                     self.change,
                     self.keys,
+                    self.allow,
                     self.cut,
                     self.logprob,
                     self.store,
@@ -595,6 +597,16 @@ class Composer(Builder):
         operands += [self.of("f32", *shape)] if self.rng.random() < 0.4 else []
         rough = any(self.fact(value).rough for value in operands)
         self.make(f"sample.{name}", logits, *operands, facts=[Fact(rough=rough)])
+
+    def allow(self) -> None:
+        """Logits of what words let through, as many words as there are entries for, or fewer, or more."""
+        logits = self.logits()
+        *shape, entries = tensor_type(logits).shape
+        words = -(-TensorType("i1", (entries,)).sizes(self.module.dims)[0] // 32)
+        bitmask = self.of("i32", *shape, self.rng.choice([words, words, max(1, words - 1), words + 1]))
+        (allowed,) = self.make("sample.allow", logits, bitmask, facts=[Fact()])
+        if self.rng.random() < 0.4:
+            self._argmax(allowed)
 
     def draw(self) -> None:
         """A token of logits, with keys that were made for it or any numbers, with a cut or without."""

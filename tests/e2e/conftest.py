@@ -45,6 +45,11 @@ PROMPTS = (
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--prompts``."""
+    parser.addoption("--prompts", type=int, default=12, help="how many prompts a grammar is tried on; default 12")
+
+
 @dataclass(frozen=True)
 class Case:
     """One configuration to build: which models, and the keys that vary."""

@@ -50,6 +50,8 @@ from specc.runtime.state.peer import check_peer, schema
 from specc.runtime.state.transfer import RecordLayout
 from specc.runtime.step import Step
 
+from . import spelling
+
 VOCAB = 64
 CONTEXT = 96
 ROWS = 9
@@ -260,6 +262,8 @@ def make_engine(
     tables = {} if draft is not None else {"corpus": torch.tensor(corpus(), dtype=torch.int32)}
     target = target_of(config.algorithm)
     options = {"tables": tables, "max_context": CONTEXT, "num_pages": pages, "overlap": config.overlap, **options}
+    if "grammar" in config.sampling:
+        options = {"tokenizer": spelling.tokenizer(), **options}
     engine = Engine(program, target, draft, **options)
     generator = torch.Generator().manual_seed(1)
     for buffer in kv_buffers(engine):

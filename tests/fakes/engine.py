@@ -16,6 +16,7 @@ from torch import Tensor
 from specc.config import Config
 from specc.runtime.plan.plan import Plan
 
+from . import grammar
 from .memory import LOST, Memory, scattered, visible
 from .models import BASE, MODULUS, NO_HIDDEN, OUTPUTS, Model, extra, fold, hidden_code, mix, target_code
 from .tables import tame_models
@@ -28,6 +29,7 @@ class TargetEngine:
 
     Attributes:
         prompts: by pool row, what a prefill reads; a row without one reads as many tokens 1.
+        grammars: by pool row, see `grammar.words`; a row without one is free.
         calls: name and number of rows of every forward that ran.
         on_call: is told name and operands of a forward before it runs.
 
@@ -55,6 +57,7 @@ class TargetEngine:
         self.memory, self.table, self.extras = dict(memory), table, dict(extras or {})
         self.first, self.page, self.room = first, page, room
         self.prompts: dict[int, list[int]] = {}
+        self.grammars: dict[int, int] = {}
         self.calls: list[tuple[str, int]] = []
         self.on_call: Callable[[str, Mapping[str, Any]], None] | None = None
         powers = [1]
@@ -215,6 +218,43 @@ class TargetEngine:
         if capture == "full":
             found.hidden = self.hidden("target", seen[1:], seen[1:] >= 0)
         return found
+
+    # --- the host -----------------------------------------------------------------------------------------------------
+
+    def forward_grammar_begin(
+        self, *, tokens: Tensor, rows: Tensor, seq_lens: Tensor, parent: Tensor | None = None
+    ) -> SimpleNamespace:
+        """Keep what will be verified; nothing is allowed until `grammar_end`."""
+        count = tokens.shape[1]
+        links = [list(range(-1, count - 1))] * len(tokens) if parent is None else parent.tolist()
+        self._begun = [
+            [(row, token, length + depth + 1) for token, depth in zip(nodes, grammar.depths(parents), strict=True)]
+            for row, nodes, length, parents in zip(
+                rows.tolist(), tokens.tolist(), seq_lens.tolist(), links, strict=True
+            )
+        ]
+        return SimpleNamespace(bitmask=torch.zeros_like(self._masks(self._begun)))
+
+    def forward_grammar_end(self, *, begun: Tensor, rows: Tensor) -> SimpleNamespace:
+        """The masks of what was begun."""
+        assert not begun.any()
+        assert [nodes[0][0] for nodes in self._begun] == rows.tolist()
+        return SimpleNamespace(bitmask=self._masks(self._begun))
+
+    def forward_grammar_prefill(self, *, rows: Tensor, seq_lens: Tensor) -> SimpleNamespace:
+        """The masks after the prompts."""
+        ends = zip(rows.tolist(), seq_lens.tolist(), strict=True)
+        last = [[(row, (self.prompt(row, length) or [0])[-1], length)] for row, length in ends]
+        return SimpleNamespace(bitmask=self._masks(last).flatten(0, 1))
+
+    def _masks(self, nodes: list[list[tuple[int, int, int]]]) -> Tensor:
+        """Masks i32[b, n, words] after nodes of pool rows, as tokens and the positions behind them."""
+        vocab = self.models["target"].logits.shape[-1]
+        found = [
+            [grammar.words(self.grammars.get(row, grammar.FREE), *at, vocab) for row, *at in each] for each in nodes
+        ]
+        shape = len(nodes), len(nodes[0]) if nodes else 1, -(-vocab // 32)
+        return torch.tensor(found, dtype=torch.int32, device=self.table.device).view(shape)
 
 
 def along(per_request: Tensor, like: Tensor) -> Tensor:

@@ -127,6 +127,7 @@ def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = Fals
         if topk == 1 and needs.draft and algorithm != "ANCHORED" and rng.random() < 0.3:
             keys["verify"] = rng.choice(["rejection", "block"])
         keys["sampling"] = rng.sample(SAMPLING, rng.choice([0, 0, 1, 2, 3, 5]))
+        keys["sampling"] += rng.choice([[], ["grammar"]])
     if needs.draft:
         keys["draft"] = draft
     if algorithm == "NGRAM":

@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
+from fakes import grammar
 from fakes.models import Model, extra, fold, fold_all, target_code
 
 from specc.config import Config
 
-from .ranking import Branch, Choice, Tree, argmax, best_of, log_probability, most_probable
+from .ranking import INF, Branch, Choice, Tree, argmax, best_of, log_probability, most_probable
 from .sampler import Sampler
 
 DRAFT, TARGET, EXTEND, PREFILL, ORPHAN = 1, 2, 4, 8, 16
@@ -52,6 +53,7 @@ class Oracle:
     draft_codes: list[int] = field(default_factory=list)
     carried: dict[str, Any] = field(default_factory=dict)
     health: int = 0
+    grammar: int = grammar.FREE
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -62,24 +64,33 @@ class Oracle:
             self.cache[side, number] = argmax(self.models[side].rows[number])
         return self.cache[side, number]
 
-    def _target_row(self, token: int, seen: int, path: Sequence[int]) -> list[float]:
-        """The target's logits after a token, changed by what the text and a path after it have."""
+    def _target_row(self, token: int, seen: int, position: int, path: Sequence[int]) -> list[float]:
+        """The target's row for a position, after a token at the one before, changed by what the text and a path have.
+
+        It is -inf of what is not allowed there.
+        """
         model = self.models["target"]
         row = model.rows[model.row(token, seen)]
-        return row if self.sampler.plain else self.sampler.changed(row, self.counts, path)
+        row = row if self.sampler.plain else self.sampler.changed(row, self.counts, path)
+        words = grammar.words(self.grammar, token, position, len(row))
+        return [value if words[v // 32] >> v % 32 & 1 else -INF for v, value in enumerate(row)]
 
-    def target_bad(self, token: int, seen: int, path: Sequence[int] = ()) -> bool:
-        """Whether the target's row after a token is bad."""
-        if self.sampler.greedy and self.sampler.plain:
+    def _as_it_is(self) -> bool:
+        """Whether the target's logits are not changed, and the largest is taken."""
+        return self.sampler.greedy and self.sampler.plain and not self.grammar
+
+    def target_bad(self, token: int, seen: int, position: int, path: Sequence[int] = ()) -> bool:
+        """Whether the target's row for a position, after a token, is bad."""
+        if self._as_it_is():
             return self.argmax("target", token, seen)[1]
-        row = self._target_row(token, seen, path)
+        row = self._target_row(token, seen, position, path)
         return argmax(row if self.sampler.greedy else self.sampler.scaled(row))[1]
 
     def target_token(self, token: int, seen: int, position: int, said: int | None, path: Sequence[int] = ()) -> int:
         """What the target has at a position, after a token at the one before: ``said`` if rounding decides."""
-        if self.sampler.greedy and self.sampler.plain:
+        if self._as_it_is():
             return self.argmax("target", token, seen)[0]
-        found = self.sampler.draw(self._target_row(token, seen, path), position)
+        found = self.sampler.draw(self._target_row(token, seen, position, path), position)
         return said if said in found else found[0]
 
     def count(self, tokens: Sequence[int]) -> None:
@@ -119,7 +130,7 @@ class Oracle:
         self.target_codes = [target_code(token, position) for position, token in enumerate(self.text)]
         self._seen = fold_all(0, self.target_codes)
         first = self.target_token(self.text[-1], self._seen, len(self.text), said)
-        self.health = TARGET * self.target_bad(self.text[-1], self._seen)
+        self.health = TARGET * self.target_bad(self.text[-1], self._seen, len(self.text))
         states, state = [], 0
         for code in self.target_codes:
             state = fold(state, code)
@@ -165,7 +176,8 @@ class Oracle:
             seen.append(fold_all(self._seen, [codes[c] for c in visible]))
         for column, token in enumerate(tree.tokens):
             before = [tree.tokens[c] for c in tree.ancestors(column) if c > 0]
-            self.health |= TARGET * self.target_bad(token, seen[column], before)
+            position = self.length + tree.depth(column) + 1
+            self.health |= TARGET * self.target_bad(token, seen[column], position, before)
         path, emitted = [0], list[int]()
         while True:
             told = said[len(emitted)] if len(emitted) < len(said) else None

@@ -23,6 +23,7 @@ BAD_FILTERS: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("top_k", (-1, 1 << 30, 1.0, None, True)),
     ("top_p", (-0.1, 1.0001, NAN, None, "1")),
     ("min_p", (-5e-324, 2, INF, False)),
+    ("regex", (5, b"a", ["a"])),
 )
 BAD_CHANGES: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("repetition_penalty", (0, -1.0, 2.0**-11, 1025, NAN, INF, None, True, 1.5)),

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from fakes.drafts import Engine
+from fakes.grammar import FREE
 from fakes.models import Model
 from fakes.tables import wild_models
 from torch import Tensor
@@ -221,7 +222,8 @@ class Session:
         self.fail_at = None
         host = result.to_host()
         said = zip(prompts.values(), samplers, counts, host.bonus, strict=True)
-        oracles = [self._oracle(*one) for one in said]
+        grammars = [self.engine.grammars.get(row, FREE) for row in rows]
+        oracles = [self._oracle(*one, grammar) for one, grammar in zip(said, grammars, strict=True)]
         expect(host.bonus == [oracle.text[-1] for oracle in oracles], f"first tokens {host.bonus}")
         expect(host.health == [oracle.health for oracle in oracles], f"health of the prefill {host.health}")
         self.requests |= dict(zip(rows, oracles, strict=True))
@@ -246,6 +248,8 @@ class Session:
         cuts = [self.rng.choice([len(prompt), self.rng.randint(0, len(prompt))]) for prompt in prompts.values()]
         texts = [(prompt[:cut], prompt[cut:]) for prompt, cut in zip(prompts.values(), cuts, strict=True)]
         self._at_any_depth().set_sampling(rows, given, texts)
+        if self.plan.restricts:
+            self.engine.grammars |= {row: self.rng.choice([FREE, self.rng.randrange(1, 1 << 30)]) for row in rows}
         self.fresh |= set(rows)
         samplers = [self._sampler(row, one) for row, one in zip(rows, given, strict=True)]
         seeded = [replace(one, seed=sampler.seed) for one, sampler in zip(given, samplers, strict=True)]
@@ -264,9 +268,12 @@ class Session:
         penalties = (f32(getattr(given, f"{name}_penalty")) for name in ("repetition", "frequency", "presence"))
         return Sampler(temperature, int(seed), given.top_k, f32(given.top_p), f32(given.min_p), *penalties, biases)
 
-    def _oracle(self, prompt: Sequence[int], sampler: Sampler, counts: dict[int, int], first: int) -> Oracle:
+    def _oracle(
+        self, prompt: Sequence[int], sampler: Sampler, counts: dict[int, int], first: int, grammar: int
+    ) -> Oracle:
         kind = ORACLES[self.config.algorithm]
         oracle = kind(self.config, self.models, self.cache, list(prompt), sampler, counts)
+        oracle.grammar = grammar
         if isinstance(oracle, LookUp) and getattr(self.config.options, "corpus", None) is not None:
             oracle.corpus = tuple(self.corpus)
         oracle.prefill(first)
@@ -359,6 +366,7 @@ class Session:
             given = record if self.rng.random() < 0.5 else bytes(record.tolist())
             carry = self.step.build_draft_input({"moved": given})
         self.step.write_carry(self._column([into]), carry)
+        self.engine.grammars[into] = oracle.grammar
         self.requests[into] = oracle
 
     def fail(self) -> None:

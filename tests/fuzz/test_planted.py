@@ -107,6 +107,7 @@ STEPS: dict[str, Patch] = {
     "keys": op("sample.keys", wrong=lambda _, found: (found[0] + (1 << 32), found[1])),
     "scales": op("sample.keys", wrong=lambda _, found: (found[0], found[1] * 1.5)),
     "noise": op("sample.draw", wrong=lambda operands, found: (operands[0].argmax(-1).to(found[0].dtype), found[1])),
+    "masks": op("sample.allow", wrong=lambda operands, _: (operands[0].float(),)),
     "filters": op("sample.top_k", "sample.top_p", wrong=lambda _, found: (found[0] - 3,)),
     "penalties": op("sample.penalize", "sample.penalize_nodes", wrong=lambda operands, _: (operands[0].float(),)),
     "biases": op("sample.bias", wrong=lambda operands, _: (operands[0].float(),)),

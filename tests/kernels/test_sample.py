@@ -116,6 +116,71 @@ def test_only_what_is_allowed_is_drawn(launcher: Launcher) -> None:
     assert not found["bad"].any()
 
 
+def allowed(dtype: str, rows: int, vocab: int, words: int, *, noise: bool) -> Module:
+    """A module that takes the largest of what is allowed in one row of a request, or in several; or draws of it."""
+    axes = ("N",) if rows else ()
+    module = small_module(N=max(rows, 1), V=vocab)
+    b = TypedBuilder(module)
+    logits, bitmask = b.given("logits", dtype, *axes, "V"), b.given("bitmask", "i32", *axes, words)
+    keyed = (b.given("keys", "i64", *axes), b.given("scales", "f32", *axes)) if noise else ()
+    with b.phase("verify"):
+        found = b("sample.allow", logits, bitmask)
+        reduction = "sample.draw" if noise else "vocab.argmax"
+        b.hand_out(*b.many(reduction, found, module.inputs["req_pool_indices"], *keyed, dtype="i32", keep=""))
+    return module
+
+
+def bitmasks(source: torch.Generator, *shape: int) -> Tensor:
+    """Words i32 of any bits, of few, and of none."""
+    words = torch.randint(-(2**31), 2**31, shape, generator=source).to(torch.int32)
+    few = torch.ones(shape, dtype=torch.int32) << torch.randint(32, shape, generator=source).to(torch.int32)
+    kind = torch.randint(4, (*shape[:-1], 1), generator=source)
+    few = torch.where(torch.rand(shape, generator=source) < 0.3, few, 0)
+    return torch.where(kind == 0, 0, torch.where(kind == 1, few, words)).to(torch.int32)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@settings(quick, max_examples=20)
+@given(
+    seed=st.integers(0, 2**32),
+    rows=st.integers(0, 4),
+    vocab=st.integers(1, 300) | st.integers(301, 3000),
+    more=st.integers(-1, 1),
+    noise=st.booleans(),
+)
+def test_what_is_allowed(
+    launcher: Launcher, dtype: str, seed: int, rows: int, vocab: int, more: int, noise: bool
+) -> None:
+    """As the reference, of rows of every kind, of masks with a word less than the row needs, or one more."""
+    source = generator(seed)
+    batch = random_rows(source, integer(source, 1, 6 // max(rows, 1) or 1), POOL)
+    shape = (len(batch), rows) if rows else (len(batch),)
+    logits = hostile_logits(source, math.prod(shape), vocab, vocab, DTYPES[dtype]).view(*shape, vocab)
+    words = max(1, -(-vocab // 32) + more)
+    scan = Scan(integer(source, 1, 8), int(choice(source, ("64", "512"))))
+    values = {"req_pool_indices": batch, "logits": logits, "bitmask": bitmasks(source, *shape, words)}
+    values |= noise_of(source, *shape) if noise else {}
+    check_module(launcher, allowed(dtype, rows, vocab, words, noise=noise), source, values, scan)
+
+
+@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 200, 1000])
+def test_bits_are_those_of_xgrammar(launcher: Launcher, vocab: int) -> None:
+    """Bit v % 32 of word v // 32, in Python; where none is set the row is bad, and its token the first."""
+    source, words = generator(vocab), -(-vocab // 32)
+    logits, mask = torch.randn(6, 4, vocab, generator=source), bitmasks(source, 6, 4, words)
+    mask[0, 0], mask[1, 1] = 0, -1
+    mask[2, 2], mask[2, 2, -1] = 0, -(2**31)  # the last bit of all: an entry only in rows of whole words
+    values = {"req_pool_indices": torch.arange(1, 7), "logits": logits, "bitmask": mask}
+    module = allowed("f32", 4, vocab, words, noise=False)
+    found = check_module(launcher, module, source, values, Scan(3, 64))
+    for b in range(6):
+        for row in range(4):
+            bits = [int(word) & 0xFFFFFFFF for word in mask[b, row]]
+            able = [v for v in range(vocab) if bits[v // 32] >> v % 32 & 1]
+            best = max(able, key=lambda v: float(logits[b, row, v]), default=0)
+            assert (int(found["index"][b, row]), bool(found["bad"][b, row])) == (best, not able)
+
+
 @triton.jit
 def write_noise(bits_ptr, out_ptr, NOISE: tl.constexpr, BLOCK: tl.constexpr):
     """The noise f32 of words u32 given as i64."""

@@ -18,6 +18,8 @@ from torch import Tensor
 from specc.config import Config
 from specc.ir.core import Module, entry_of, on_nodes
 from specc.ir.interpret import Forward, interpret
+from specc.ir.nodes import callback_of
+from specc.ir.ops import OPS
 from specc.runtime.plan.parameters import PREFIX
 from specc.runtime.sampling import Sampling
 from specc.runtime.step import Step
@@ -143,7 +145,8 @@ class RecordingEngine:
             return vars(getattr(self.engine, name)(**given) or SimpleNamespace())
 
         names = [name.removeprefix("forward_") for name in dir(Engine) if name.startswith("forward_")]
-        return {f"model.{name}": partial(call, name) for name in names}
+        opcodes = {callback_of(opcode): opcode for opcode in OPS}
+        return {opcodes.get(name, f"model.{name}"): partial(call, name) for name in names}
 
 
 Content = dict[tuple[str, int], list[Tensor]]

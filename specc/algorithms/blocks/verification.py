@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specc.algorithms.blocks import restriction
 from specc.algorithms.blocks.penalties import changed, count
 from specc.algorithms.blocks.rejection import decide, sampled
 from specc.algorithms.blocks.sampling import drawn
@@ -82,7 +83,7 @@ def prefill_target(scope: Scope, offers: str = "hidden_size", *, last: bool = Fa
         if scope.config.verify == "greedy":
             first, bad = b.many("vocab.argmax", logits, scope.rows, names=("first", "first_bad"), dtype="i32", keep="")
         else:
-            scores = changed(scope, logits, "prefill_", "prefill")
+            scores = restriction.allowed_first(scope, changed(scope, logits, "prefill_", "prefill"))
             first, bad = drawn(scope, scores, scope.seq_lens, 0, "prefill_", "prefill", ("first", "first_bad"))
             count(scope, first)
         health = b("health.raise", health, bad, names=("prefill_health_target",), bit=TARGET_BIT)
@@ -121,9 +122,10 @@ def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size"
     b = scope.b
     if scope.config.topk > 1 and (nodes.parent is None or nodes.depth is None):
         raise ValueError(f"topk is {scope.config.topk}, and these nodes are a chain: say Needs(trees=False)")
+    begun = restriction.begin(scope, nodes.tokens, state.seq_lens, nodes.parent)
     positions, logits, hidden, extras = _target(scope, state, nodes, offers)
     with b.phase("verify"):
-        predict, accept_index, accept_lens, bad = _accept(scope, state, nodes, logits, positions)
+        predict, accept_index, accept_lens, bad = _accept(scope, state, nodes, logits, positions, begun)
         with b.at(scope.at("verify")):
             state.health = b("health.raise", state.health, bad, names=("health_target",), bit=TARGET_BIT)
             logprobs = b("vocab.logprob", logits, scope.rows, predict, names=("node_logprobs",))
@@ -144,7 +146,9 @@ def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size"
     return Accepted(hidden, accept_index, accept_lens, predict, bonus, new_lens)
 
 
-def _accept(scope: Scope, state: State, nodes: Nodes, logits: Value, positions: Value) -> tuple[Value, ...]:
+def _accept(
+    scope: Scope, state: State, nodes: Nodes, logits: Value, positions: Value, begun: Value | None
+) -> tuple[Value, ...]:
     """Predicted tokens [B, n], the accepted path, its length, and which rows of the target are bad."""
     b, names = scope.b, ("node_predict", "accept_index", "accept_lens")
     links = () if nodes.parent is None else (nodes.parent,)
@@ -153,7 +157,7 @@ def _accept(scope: Scope, state: State, nodes: Nodes, logits: Value, positions: 
             return b.many(
                 "verify.accept", nodes.tokens, logits, scope.rows, *links, names=(*names, "target_bad"), mode="greedy"
             )
-        scores = changed(scope, logits, "", "prepare", (nodes.tokens, *links))
+        scores = restriction.allowed(scope, changed(scope, logits, "", "prepare", (nodes.tokens, *links)), begun)
         if sampled(scope):
             token, bad = decide(scope, nodes.tokens, scores, state.seq_lens, positions, nodes.q)
         else:

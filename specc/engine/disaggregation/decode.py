@@ -155,7 +155,7 @@ class DecodeWorker:
     def _enter(self, announced: Announced, arrived: Arrived) -> int:
         """Queue a request in the engine and return its number there; nothing is kept of one that is refused."""
         carry = self.engine.program.build_draft_input({arrived.request: arrived.state})
-        handover = Handover(arrived.first, arrived.health, arrived.kv, carry)
+        handover = Handover(arrived.first, arrived.health, arrived.kv, carry, announced.grammar)
         return self.engine.add(announced.prompt, announced.conditions, handover=handover)
 
     def _part(self, gone: Gone) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -16,6 +16,7 @@ from specc.engine.disaggregation.messages import END, REQUEST, STATE, WITHDRAWN,
 from specc.engine.errors import TransferError
 from specc.engine.serving.handover import Kv
 from specc.engine.serving.request import StopConditions
+from specc.runtime.sampling import GRAMMARS
 
 LARGEST = 1 << 31
 """No number of a message is as large."""
@@ -29,6 +30,7 @@ class Announced:
     request: str
     prompt: tuple[int, ...]
     conditions: StopConditions
+    grammar: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,8 @@ class Inbox:
             raise TypeError("what ends a request is a list of tokens and one of texts")
         most = integer(fields["max_new_tokens"], 1, LARGEST)
         conditions = StopConditions(most, frozenset(integer(token, 0, LARGEST) for token in eos), tuple(stop))
-        return Announced(self.peer, name, tuple(prompt.tolist()), conditions)
+        grammar = _grammar_of(fields.get("grammar", {}))
+        return Announced(self.peer, name, tuple(prompt.tolist()), conditions, grammar)
 
     def _state(self, name: str, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Arrived:
         first, health = (integer(fields[key], -LARGEST, LARGEST) for key in ("first", "health"))
@@ -135,6 +138,15 @@ def _state_of(tensors: Mapping[str, Tensor]) -> Any:
     if "record" in tensors:
         return tensors["record"]
     return {name.removeprefix("carry."): value for name, value in tensors.items() if name.startswith("carry.")}
+
+
+def _grammar_of(found: Any) -> dict[str, str]:
+    """The source of a grammar by its kind, or nothing; TypeError if it is neither."""
+    if not isinstance(found, dict) or len(found) > 1 or not found.keys() <= {*GRAMMARS}:
+        raise TypeError(f"a grammar is {' or '.join(GRAMMARS)}")
+    if not all(isinstance(source, str) for source in found.values()):
+        raise TypeError("the source of a grammar is text")
+    return found
 
 
 def _kv_of(tensors: Mapping[str, Tensor]) -> Kv:

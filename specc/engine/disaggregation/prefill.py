@@ -24,10 +24,7 @@ from specc.engine.disaggregation.messages import (
 from specc.engine.engine import Engine
 from specc.engine.errors import EngineError, RequestTooLongError, TransferError
 from specc.engine.serving.handover import Handover
-from specc.engine.serving.request import Completion, Request, Sampling, StopConditions
-
-FIRST = StopConditions(max_new_tokens=2)
-"""What requests run under here: the first token never ends one, the side that decodes decides."""
+from specc.engine.serving.request import FIRST, Completion, Request, Sampling, StopConditions
 
 
 class PrefillWorker:
@@ -65,8 +62,8 @@ class PrefillWorker:
         conditions: when the peer is to stop; sampling: how tokens are drawn, here and there; both by default as
         `Engine.add`, which raises SamplingError too. Waits while the peer has as many requests as it can hold. Raises
         RequestTooLongError when the request can never fit, here or there, EngineError when another one of its name
-        waits, or as many as the peer lets announce, or when name and conditions are larger than it takes, TransferError
-        when the peer is gone.
+        waits, or as many as the peer lets announce, or when name, conditions and grammar are larger than it takes,
+        TransferError when the peer is gone.
         """
         if self._lost is not None:
             raise TransferError(name, self._lost.reason)
@@ -84,9 +81,11 @@ class PrefillWorker:
             if takes > holds:
                 raise RequestTooLongError(f"the request takes {takes} tokens, {whose} context holds {holds}")
         said = asdict(conditions) | {"eos_token_ids": sorted(conditions.eos_token_ids)}
+        if sampling is not None and sampling.grammar:
+            said["grammar"] = sampling.grammar
         message = Message(REQUEST, name, said, {"prompt": torch.tensor(ids, dtype=torch.int64)})
         if (size := len(head_of(message))) > MAX_REQUEST:
-            raise EngineError(f"name and stop conditions take {size} bytes, at most {MAX_REQUEST} are sent")
+            raise EngineError(f"name, stop conditions and grammar take {size} bytes, at most {MAX_REQUEST} are sent")
         request_id = self.engine.add(ids, FIRST, sampling=sampling)
         self.names[request_id] = name
         try:

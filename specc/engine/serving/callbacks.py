@@ -13,6 +13,7 @@ from specc.engine.memory.context import PagedContext
 from specc.engine.memory.kv_pool import KVPool
 from specc.engine.memory.tree_attention import TreeContext, visible_keys
 from specc.engine.models.causal_models import ModelFacts, TargetModel
+from specc.engine.serving.grammar import Masks
 from specc.engine.serving.prompts import Prefix, Prompt, PromptBatch, Span, grouped
 from specc.runtime.plan.plan import Plan
 from specc.runtime.semantics.convention import DTYPES
@@ -23,6 +24,12 @@ class Forward(NamedTuple):
 
     logits: Tensor
     hidden: Tensor | None = None
+
+
+class Masked(NamedTuple):
+    """What a callback of grammars returns."""
+
+    bitmask: Tensor
 
 
 class Memory:
@@ -79,6 +86,7 @@ class TargetCallbacks:
     def __init__(self, target: TargetModel, memory: Memory, plan: Plan) -> None:
         """Bind the model to memory."""
         self.target_model, self.memory, self.mask_mode = target, memory, plan.serving.mask_mode
+        self.masks = Masks(plan, target.device)
         self.logits_dtypes = {role: DTYPES[model.logits_dtype] for role, model in plan.models.items()}
 
     @property
@@ -133,6 +141,19 @@ class TargetCallbacks:
                 handed[member] = torch.cat((shared, found)) if capture == "full" else found[-1:]
         scores = self._target_logits(memory.joined(in_order(last), model.facts))
         return captured(scores, memory.joined(in_order(handed), model.facts, model.handed_width), capture)
+
+    def grammar_begin(self, *, tokens: Tensor, rows: Tensor, seq_lens: Tensor, parent: Tensor | None = None) -> Masked:
+        """What will be verified, i64[b, n]: where its masks i32[b, n, words] will be."""
+        return Masked(self.masks.begin(tokens, parent))
+
+    def grammar_end(self, *, begun: Tensor, rows: Tensor) -> Masked:
+        """Make the masks, while the target's forward runs."""
+        self.masks.end(begun)
+        return Masked(begun)
+
+    def grammar_prefill(self, *, rows: Tensor, seq_lens: Tensor) -> Masked:
+        """The masks i32[b, words] of the first tokens."""
+        return Masked(self.masks.prefill(len(rows)))
 
     def _target_logits(self, hidden: Tensor) -> Tensor:
         """The target's scores, in the dtype that the program reads."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,13 +22,14 @@ class Handover:
     """A request after its prefill, without its prompt.
 
     first: the first token. health: the health word of the prefill. kv: the rows of its positions in every pool.
-    carry: what the program carries for it, a `Carry` of one row.
+    carry: what the program carries for it, a `Carry` of one row. grammar: the source of its grammar, see `Sampling`.
     """
 
     first: int
     health: int
     kv: Kv
     carry: Any
+    grammar: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, vocab_size: int, length: int) -> None:
         """ContractError unless it can be that of a prompt of `length` tokens; waits for the device that it is on."""

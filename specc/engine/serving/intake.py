@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from specc.engine.errors import EngineError
 from specc.engine.models.causal_models import TargetModel
+from specc.engine.serving.grammar import Grammars
 from specc.engine.serving.handover import Handover, Places
-from specc.engine.serving.request import Request, StopConditions
+from specc.engine.serving.request import FIRST, Request, StopConditions
 from specc.engine.serving.text import Detokenizer, StopText
 from specc.runtime.errors import SamplingError
 from specc.runtime.plan.plan import Plan
@@ -24,6 +26,11 @@ class Intake:
     target: TargetModel
     tokenizer: Any
     places: Places
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """What compiles grammars for the target."""
+        return Grammars(self.tokenizer, self.target.facts.vocab_size, self.target.eos_token_ids)
 
     def request(
         self,
@@ -45,10 +52,13 @@ class Intake:
             self.places.check(len(ids), handover.kv)
             if sampling is not None:
                 raise SamplingError("a handover says itself how the request is sampled")
-            sampling = carried(handover.carry) if self.plan.samples else None
+            sampling = replace(carried(handover.carry) if self.plan.samples else GREEDY, **handover.grammar)
         sampling = GREEDY if sampling is None else sampling.seeded()
         check_built(self.plan, sampling)
-        return Request(request_id, ids, conditions, text, sampling, handover=handover)
+        matcher = self.grammars.matcher(sampling)
+        if matcher is not None and conditions is not FIRST:  # behind the end of its grammar nothing is restricted
+            conditions = replace(conditions, eos_token_ids=conditions.eos_token_ids | self.target.eos_token_ids)
+        return Request(request_id, ids, conditions, text, sampling, handover=handover, matcher=matcher)
 
     def encode(self, text: str) -> list[int]:
         """Tokenise a prompt; raises EngineError without a tokenizer."""

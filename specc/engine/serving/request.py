@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from specc.engine.errors import StepFailedError
+from specc.engine.errors import GrammarError, StepFailedError
+from specc.engine.serving.grammar import Matcher
 from specc.engine.serving.handover import Handover
 from specc.engine.serving.text import StopText
 from specc.runtime.errors import SamplingError as SamplingError
@@ -38,6 +39,10 @@ class StopConditions:
             raise ValueError("max_new_tokens must be at least 1")
         if "" in self.stop:
             raise ValueError("a stop string must not be empty")
+
+
+FIRST = StopConditions(max_new_tokens=2)
+"""What a request runs under that is handed over after its prefill: its first token never ends it."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,8 @@ class Request:
     has left a row, so that what was computed for it in one is not taken for another's. `shared`: how many tokens at the
     beginning had their keys and values in the pools already when it was last admitted. `health`: the health word of its
     last prefill. `handover`: what another machine prefilled of it, until that is in the pools. `failures`: how many
-    launches that it was in have failed since its last decode step. `error`: what has ended it.
+    launches that it was in have failed since its last decode step. `error`: what has ended it. `matcher`: where it is
+    in its grammar, if it has one.
     """
 
     request_id: int
@@ -94,6 +100,7 @@ class Request:
     handover: Handover | None = None
     failures: int = 0
     error: Exception | None = None
+    matcher: Matcher | None = None
 
     def __post_init__(self) -> None:
         """Start with the prompt."""
@@ -168,6 +175,14 @@ class Request:
         if self.text is None:
             return ""
         return self.text.push(self.ids[len(self.prompt_ids) + self.text.tokens :])
+
+    def obey(self) -> None:
+        """Let its matcher follow what was emitted; a text that has left its grammar ends."""
+        if self.matcher is not None:
+            try:
+                self.matcher.follow(self.generated)
+            except GrammarError as error:
+                self.fail(error)
 
     def fail(self, error: Exception) -> None:
         """End with what it has emitted, for something that went wrong."""

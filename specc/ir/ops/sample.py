@@ -56,6 +56,11 @@ OPS = (
         "Logits plus the request's bias of every token, in f32.",
     ),
     OpDef(
+        "sample.allow",
+        "logits: T[B, *x, ?v], bitmask: i32[B, *x, ?w] -> allowed: f32[B, *x, ?v]",
+        "Logits in f32, -inf for every entry v whose bit, v % 32 of word v // 32, is 0, or is not there.",
+    ),
+    OpDef(
         "sample.top_k",
         "logits: T[B, *x, ?v], k: i32[B], within?: f32[B, *x] -> cuts: f32[B, *x]",
         "The k-th largest logit of every row, so that equal ones stay together; -inf for k below 1 or above v. Of the"

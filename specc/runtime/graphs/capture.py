@@ -8,11 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 
 import torch
 
 from ..errors import BindError
 from ..frame import Frame, Progress
+from ..plan.nodes import External
 from ..plan.plan import Plan
 
 WARM_UPS = 2
@@ -54,6 +56,14 @@ class Recorder:
         self._device = device
         self.pool = torch.cuda.graph_pool_handle() if beside is None else beside.pool
 
+    @contextlib.contextmanager
+    def beforehand(self) -> Iterator[None]:
+        """What is queued in the block runs on the stream of the captures, and has run when it ends."""
+        self.stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self.stream):
+            yield
+        torch.cuda.synchronize(self._device)
+
     def record(self, bucket: int, body: Callable[[], object]) -> torch.cuda.CUDAGraph:
         """The graph of what `body` queues, which is captured and not run."""
         graph = torch.cuda.CUDAGraph()
@@ -81,7 +91,7 @@ class Graphs:
     """Graphs of the step by bucket.
 
     Args:
-        plan: must plan the whole step as one graph, else BindError.
+        plan: it captures the step as one graph, see `check_capturable`.
         device: a CUDA device.
         run: runs the step eagerly on a bucket's static memory, on the current stream, and returns its frame.
         idle: makes the inputs a batch of padding rows.
@@ -102,17 +112,14 @@ class Graphs:
         beside: Recorder | None = None,
     ) -> None:
         """Capture every bucket, the largest first, in one memory pool: that of other graphs, or a new one."""
-        check_capturable(plan)
         self.replays = Replays()
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._frames: dict[int, Frame] = {}
         self._nodes = frozenset(node.name for node in plan.nodes("step"))
         self.recorder = recorder = Recorder(device, beside)
-        recorder.stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(recorder.stream):
+        with recorder.beforehand():
             idle()
             warm_up(plan.buckets, run)
-        torch.cuda.synchronize(device)
         for bucket in reversed(plan.buckets):
             self._graphs[bucket] = recorder.record(bucket, lambda bucket=bucket: self._keep(bucket, run(bucket)))
         self.bytes = recorder.bytes
@@ -147,7 +154,8 @@ def check_device(device: torch.device) -> None:
 
 
 def check_capturable(plan: Plan) -> None:
-    """BindError unless the plan captures every node of the step in one graph."""
-    nodes = tuple(node.name for node in plan.nodes("step"))
-    if not any(c.entry == "step" and tuple(c.nodes) == nodes for c in plan.captures):
+    """BindError unless the plan captures every run of the step's nodes between two calls of the host in one graph."""
+    runs = groupby(plan.nodes("step"), key=lambda node: isinstance(node, External) and node.host)
+    wanted = [tuple(node.name for node in nodes) for hosts, nodes in runs if not hosts]
+    if wanted != [tuple(capture.nodes) for capture in plan.captures if capture.entry == "step"]:
         raise BindError("the plan does not capture the step as one graph; bind with capture=False")

@@ -1,30 +1,38 @@
-"""The step cut at its forwards: per bucket a CUDA graph of every run of other nodes, the forwards called in between.
+"""The step cut into graphs: per bucket a CUDA graph of every run of nodes between two calls that no graph holds.
 
-A graph holds the addresses of what it reads, and a forward that is not captured may return its results anywhere. So the
-addresses are kept with the graph, and a segment whose operands have moved is launched node by node.
+Those are the calls of the host, and, where the forwards cannot be captured, the forwards. A graph holds the addresses
+of what it reads, and a call that is not captured may return its results anywhere. So the addresses are kept with the
+graph, and a segment whose operands have moved is launched node by node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from ..frame import Frame, Progress
-from ..plan.nodes import Computed, External, Node
+from ..plan.nodes import Capture, External, Node
 from ..plan.plan import Plan
 from .capture import Recorder, Replays, warm_up
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Nodes between two forwards; `operands` are the buffers that forwards return and the nodes read."""
+    """Nodes between two calls.
+
+    `operands` are the buffers that the engine returns before it and the nodes read, `results` those that forwards in it
+    return and others read.
+    """
 
     name: str
-    nodes: tuple[Computed, ...]
+    nodes: tuple[Node, ...]
     operands: tuple[str, ...]
+    results: tuple[str, ...]
 
     def places(self, frame: Frame) -> list[int]:
         """Where the operands of a run are."""
@@ -33,10 +41,11 @@ class Segment:
 
 @dataclass(frozen=True)
 class Recorded:
-    """The graph of a segment in one bucket, and where its operands were."""
+    """The graph of a segment in one bucket, where its operands were, and the results, by buffer."""
 
     graph: torch.cuda.CUDAGraph
     places: list[int]
+    results: Mapping[str, Tensor]
 
 
 class SegmentGraphs:
@@ -44,6 +53,7 @@ class SegmentGraphs:
 
     Args:
         plan: the program.
+        graphs: what is captured, as the plan has it; other nodes are called in every step.
         device: a CUDA device.
         start: makes the frame of a run of a bucket.
         execute: launches a node, or calls its forward, on the current stream.
@@ -59,6 +69,7 @@ class SegmentGraphs:
     def __init__(
         self,
         plan: Plan,
+        graphs: Sequence[Capture],
         device: torch.device,
         start: Callable[[int], Frame],
         execute: Callable[[Node, Frame], None],
@@ -68,17 +79,20 @@ class SegmentGraphs:
         """Capture every bucket, the largest first, in one memory pool: that of other graphs, or a new one."""
         self.replays = Replays()
         self._start, self._execute = start, execute
-        self._parts = _parts(plan)
+        self._parts = _parts(plan, graphs)
         self._recorded: dict[tuple[int, str], Recorded] = {}
         self.recorder = recorder = Recorder(device, beside)
-        idle()
-        warm_up(plan.buckets, lambda bucket: self._run(self._launch, bucket, Progress()))
+        captured = [node for part in self._parts if isinstance(part, Segment) for node in part.nodes]
+        forwards = any(isinstance(node, External) for node in captured)
+        with recorder.beforehand() if forwards else contextlib.nullcontext():
+            idle()
+            warm_up(plan.buckets, lambda bucket: self._run(self._launch, bucket, Progress()))
         for bucket in reversed(plan.buckets):
             self._run(partial(self._capture, recorder), bucket, Progress())
         self.bytes: Mapping[int, int] = recorder.bytes
 
     def replay(self, bucket: int, progress: Progress) -> Frame:
-        """Queue a step of `bucket` on the current stream: forwards are called, segments replayed where they can be."""
+        """Queue a step of `bucket` on the current stream: calls are made, segments replayed where they can be."""
         return self._run(self._replay, bucket, progress)
 
     def _run(self, handle: Callable[[Segment, Frame], None], bucket: int, progress: Progress) -> Frame:
@@ -93,15 +107,17 @@ class SegmentGraphs:
             self._execute(node, frame)
 
     def _capture(self, recorder: Recorder, segment: Segment, frame: Frame) -> None:
-        """Capture, then replay: the next forward reads what the segment computes."""
+        """Capture, then replay: the next call reads what the segment computes."""
         graph = recorder.record(frame.rows, partial(self._launch, segment, frame))
-        self._recorded[frame.rows, segment.name] = Recorded(graph, segment.places(frame))
+        results = {name: frame.buffer(name) for name in segment.results}
+        self._recorded[frame.rows, segment.name] = Recorded(graph, segment.places(frame), results)
         graph.replay()
 
     def _replay(self, segment: Segment, frame: Frame) -> None:
         recorded = self._recorded[frame.rows, segment.name]
         if recorded.places == segment.places(frame):
             recorded.graph.replay()
+            frame.restore(recorded.results)
             self.replays.replayed += 1
         else:
             self._launch(segment, frame)
@@ -112,16 +128,25 @@ def _names(part: Segment | External) -> list[str]:
     return [node.name for node in (part.nodes if isinstance(part, Segment) else (part,))]
 
 
-def _parts(plan: Plan) -> list[Segment | External]:
-    """The step in order: segments, and the forwards between them."""
+def _parts(plan: Plan, graphs: Sequence[Capture]) -> list[Segment | External]:
+    """The step in order: segments, and the calls between them."""
     nodes = {node.name: node for node in plan.nodes("step")}
-    heads = {segment.nodes[0]: segment for segment in plan.segments}
+    heads = {graph.nodes[0]: graph for graph in graphs if graph.entry == "step"}
     parts: list[Segment | External] = []
     for name, node in nodes.items():
-        if isinstance(node, External):
+        if name in heads:
+            parts.append(_segment(plan, heads[name].name, [nodes[one] for one in heads[name].nodes]))
+        elif isinstance(node, External) and not any(name in graph.nodes for graph in heads.values()):
             parts.append(node)
-        elif name in heads:
-            computed = [found for one in heads[name].nodes if not isinstance(found := nodes[one], External)]
-            operands = sorted({buffer for one in computed for buffer in plan.engine_reads(one)})
-            parts.append(Segment(heads[name].name, tuple(computed), tuple(operands)))
     return parts
+
+
+def _segment(plan: Plan, name: str, nodes: Sequence[Node]) -> Segment:
+    """Nodes that are captured together, and what of the engine's comes into them and leaves them."""
+    others = [node for node in plan.nodes("step") if node not in nodes]
+    values = [value for node in nodes if isinstance(node, External) for value in node.results.values()]
+    returned = {plan.values[value].buffer for value in values}
+    read = {buffer for node in nodes for buffer in plan.engine_reads(node)}
+    wanted = {buffer for node in others for buffer in plan.engine_reads(node)}
+    wanted |= {home.name for output in plan.outputs if (home := plan.home(output.value)) is not None}
+    return Segment(name, tuple(nodes), tuple(sorted(read - returned)), tuple(sorted(returned & wanted)))

@@ -87,17 +87,22 @@ class External:
     """A node that calls the engine: `operands` and `results` map parameter and result names to values.
 
     `step` numbers forwards that run several times; `capture` says of which rows the hidden states are handed over:
-    `null`, `last` or `full`.
+    `null`, `last` or `full`. None: it is no forward but a call of the host, which may wait for the device.
     """
 
     kind: ClassVar[str] = "external"
     name: str
     callback: str
     step: int | None
-    capture: str
+    capture: str | None
     operands: Mapping[str, str]
     results: Mapping[str, str]
     ops: tuple[OpCall, ...] = ()
+
+    @property
+    def host(self) -> bool:
+        """Whether no graph can hold the call."""
+        return self.capture is None
 
 
 @dataclass(frozen=True)
@@ -141,8 +146,10 @@ def results_of(node: Node) -> set[str]:
     return {name for call in node.ops for name in call.results}
 
 
-def read_by(node: Computed) -> set[str]:
-    """Values, inputs and buffers that the ops or the kernel's arguments name."""
+def read_by(node: Node) -> set[str]:
+    """Values, inputs and buffers that the ops, the kernel's arguments or the call's operands name."""
+    if isinstance(node, External):
+        return set(node.operands.values())
     names = {name for call in node.ops for name in call.operands}
     arguments = node.args if isinstance(node, Launch) else ()
     return names | {argument.target for argument in arguments if argument.kind in OF_TENSORS}

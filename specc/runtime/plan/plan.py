@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import PlanError
-from .nodes import STORES, Capture, Computed, External, Kernel, Node, OpSource, Phase, read_by, results_of
+from .nodes import STORES, Capture, External, Kernel, Node, OpSource, Phase, read_by, results_of
 from .typed import LARGEST
 
 FORMAT = 5
@@ -213,8 +213,9 @@ class ArenaBytes:
 class Totals:
     """What one decode step costs in one bucket; bytes where nothing else is said.
 
-    `references` are nodes that torch computes, whose launches torch chooses and nobody counts. `vocab_bytes_read`
-    counts every read of a logits row by a kernel, `hidden_state_bytes` every buffer that holds hidden states.
+    `references` are nodes that torch computes, whose launches torch chooses and nobody counts. `host_syncs` counts the
+    calls of the host, which may wait for the device: those of a program with grammars. `vocab_bytes_read` counts every
+    read of a logits row by a kernel, `hidden_state_bytes` every buffer that holds hidden states.
     """
 
     launches_in_graph: int
@@ -230,8 +231,9 @@ class Totals:
 class Plan:
     """One compiled program.
 
-    `captures` says what is captured when the forwards can be, `segments` when they cannot: every run of other nodes
-    between two forwards of the step. `engine` is the serving engine that it was built for, None where it is for any.
+    `captures` says what is captured when the forwards can be: the step, or every run of nodes between two calls of the
+    host; `segments` when they cannot: every run of other nodes between two calls of the engine. `engine` is the serving
+    engine that it was built for, None where it is for any.
     """
 
     name: str
@@ -258,6 +260,11 @@ class Plan:
     memory: ArenaBytes
     totals: Mapping[int, Totals]
     engine: str | None = None
+
+    @property
+    def restricts(self) -> bool:
+        """Whether the host says which tokens are allowed."""
+        return any(call.host for call in self.externals())
 
     @property
     def samples(self) -> bool:
@@ -312,10 +319,7 @@ class Plan:
         """Names of the inputs that any node of `entry` reads."""
         names: set[str] = set()
         for node in self.nodes(entry):
-            if isinstance(node, External):
-                names.update(node.operands.values())
-            else:
-                names |= read_by(node)
+            names |= read_by(node)
         return frozenset(names & set(self.inputs))
 
     def stores(self, entry: str) -> frozenset[str]:
@@ -323,8 +327,8 @@ class Plan:
         computed = [node for node in self.nodes(entry) if not isinstance(node, External)]
         return frozenset(node.name for node in computed if not STORES.isdisjoint(call.op for call in node.ops))
 
-    def engine_reads(self, node: Computed) -> frozenset[str]:
-        """Buffers that a node reads where a forward of the engine has returned them."""
+    def engine_reads(self, node: Node) -> frozenset[str]:
+        """Buffers that a node reads where the engine has returned them."""
         homes = [self.home(name) for name in read_by(node)]
         return frozenset(home.name for home in homes if home is not None and home.owner == "engine")
 

@@ -34,6 +34,20 @@ def sample_keys(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return second << 32 | first, scale.view(each).expand(positions.shape).clone()
 
 
+@_register(SAMPLE_OPS, "sample.allow")
+def sample_allow(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Logits T[B, ..., V], bitmask i32[B, ..., W] -> f32[B, ..., V], -inf where bit v % 32 of word v // 32 is 0.
+
+    The same where there is no such word.
+    """
+    logits, bitmask = operands
+    column = torch.arange(logits.shape[-1], device=logits.device)
+    word = column // 32
+    bits = bitmask[..., word.clamp(max=bitmask.shape[-1] - 1)] >> column % 32 & 1
+    allowed = (bits != 0) & (word < bitmask.shape[-1])
+    return (torch.where(allowed, logits.to(torch.float32), -torch.inf),)
+
+
 @_register(SAMPLE_OPS, "sample.draw")
 def sample_draw(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Logits T[B, ..., V], rows i64[B], keys i64[B, ...], scales f32[B, ...][, cuts f32[B, ...]] -> as `vocab.argmax`.

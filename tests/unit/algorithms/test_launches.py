@@ -51,3 +51,14 @@ def test_no_step_has_more_and_one_has_as_many(algorithm: str, shape: int) -> Non
         count = launches(algorithm, num_steps=steps, page_size=page, **tree, **more)
         slack.append(int(bound[-1]) + steps * bound.startswith("S") - count)
     assert min(slack) == 0
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "shape"), [(name, shape) for name in BOUNDS for shape in (0, 1) if BOUNDS[name][shape]]
+)
+def test_a_grammar_costs_none(algorithm: str, shape: int) -> None:
+    """Masks are applied where a token is drawn; calls of the host between launches merge and part none."""
+    for more in TREES if shape else CHAINS:
+        keys = {"num_steps": 3, "verify": "target_only", **more}
+        keys |= {"topk": 2, "num_draft_tokens": 3} if shape else {}
+        assert launches(algorithm, sampling=["grammar"], **keys) == launches(algorithm, **keys)

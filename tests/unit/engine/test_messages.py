@@ -147,6 +147,14 @@ def inbox(*messages: Message) -> Inbox:
     return found
 
 
+def test_a_request_has_a_grammar_or_none() -> None:
+    """Its source, as it was said."""
+    for said in ({}, {"grammar": {}}, {"grammar": {"regex": "a+"}}, {"grammar": {"json_schema": "{"}}):
+        news = inbox().read(replace(GOOD[0], fields=STOP | said))
+        assert isinstance(news, Announced)
+        assert news.grammar == said.get("grammar", {})
+
+
 def test_what_messages_say() -> None:
     box = inbox()
     news = box.read(GOOD[0])
@@ -174,6 +182,11 @@ BAD_MESSAGES: dict[str, Message] = {
     "eos is a number": replace(GOOD[0], fields=STOP | {"eos_token_ids": 1}),
     "eos has floats": replace(GOOD[0], fields=STOP | {"eos_token_ids": [1.5]}),
     "eos has lists": replace(GOOD[0], fields=STOP | {"eos_token_ids": [[1]]}),
+    "grammar is text": replace(GOOD[0], fields=STOP | {"grammar": "a"}),
+    "grammar is null": replace(GOOD[0], fields=STOP | {"grammar": None}),
+    "grammar of two kinds": replace(GOOD[0], fields=STOP | {"grammar": {"regex": "a", "json_schema": "{}"}}),
+    "grammar of no kind": replace(GOOD[0], fields=STOP | {"grammar": {"ebnf": "a"}}),
+    "grammar of numbers": replace(GOOD[0], fields=STOP | {"grammar": {"regex": 5}}),
     "no prompt": replace(GOOD[0], tensors={}),
     "a second prompt": replace(GOOD[0], tensors=PROMPT | {"other": torch.zeros(1)}),
     "a prompt of floats": replace(GOOD[0], tensors={"prompt": torch.tensor([float("nan")])}),

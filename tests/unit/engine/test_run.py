@@ -146,6 +146,10 @@ def test_a_difference_is_shown_and_exits_with_1(invoke: Callable[..., Result], m
         ["--prompt", "x", "--repetition-penalty", "0"],
         ["--prompt", "x", "--frequency-penalty", "0.5"],
         ["--prompt", "x", "--check", "--presence-penalty", "0.5"],
+        ["--prompt", "x", "--regex", "a"],
+        ["--prompt", "x", "--json-schema", "{}"],
+        ["--prompt", "x", "--regex", "a", "--json-schema", "{}"],
+        ["--prompt", "x", "--regex", "a", "--check"],
     ],
 )
 def test_usage_errors(invoke: Callable[..., Result], arguments: list[str]) -> None:
@@ -168,6 +172,15 @@ def test_how_tokens_are_drawn(invoke: Callable[..., Result], monkeypatch: pytest
     result = invoke("--prompt", "x", *options.split(), *more.split())
     assert result.exit_code == 0, result.output
     assert asked == [Sampling(0.5, 7, 4, 0.75, 0.25, 1.5, -0.5, 2.0, {17: -1.5, 3: 4.0})]
+
+
+def test_a_grammar_that_a_program_was_built_without_is_named(invoke: Callable[..., Result], tmp_path: Path) -> None:
+    """A schema may be text or the name of a file; either way it is not ignored."""
+    (tmp_path / "schema.json").write_text('{"type": "object"}')
+    for schema in (' {"type": "object"}', str(tmp_path / "schema.json")):
+        result = invoke("--prompt", "x", "--json-schema", schema)
+        assert result.exit_code == 2
+        assert "was built without json_schema, see 'sampling'" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize("corpus", [False, True])
@@ -208,6 +221,7 @@ def test_inputs_that_are_wrong_are_diagnostics(invoke: Callable[..., Result], tm
     for result, code in (
         (invoke("--prompt", "x", *format, package="specc_no_such"), "run/wheel-missing"),
         (invoke("--prompts", str(tmp_path / "none"), *format), "config/unreadable"),
+        (invoke("--prompt", "x", "--json-schema", str(tmp_path / "none"), *format), "config/unreadable"),
         (invoke("--prompts", str(bad), *format), "config/wrong-type"),
         (invoke("--prompt", "x", "--target", str(tmp_path), *format), "run/model-unreadable"),
     ):

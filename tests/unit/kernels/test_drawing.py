@@ -58,13 +58,12 @@ def test_penalties_and_biases_take_no_launch_more(algorithm: str, form: dict[str
     assert "carry.count" in changing["verify_draw"]
 
 
-def test_beside_filters_they_are_computed_by_torch() -> None:
-    """Logits that several read are made once, and their tables are copied; nothing else is computed by torch."""
-    module = formed("EAGLE", verify="target_only", sampling=["penalties", "logit_bias", "top_p"])
-    found = {
-        op.opcode for op in module.ops() if str(op.attrs.get("kernel")).removeprefix("prefill_").startswith("torch")
-    }
-    assert found == {"sample.bias", "sample.penalize", "sample.penalize_nodes"}
+def test_beside_filters_they_are_read_in_place_too() -> None:
+    """Cuts and the draw change logits on their own, and nothing is copied or computed by torch."""
+    module = formed("EAGLE", verify="target_only", sampling=["penalties", "logit_bias", "top_k", "top_p"])
+    assert not module.decls_of(Reference)
+    found = [launches(module)[name] for name in ("cut", "verify_draw")]
+    assert [ops[:4] for ops in found] == [["carry.load", "sample.penalize_nodes", "carry.load", "sample.bias"]] * 2
 
 
 @pytest.mark.parametrize("word", [0, 1, 1 << 31, 0xFFFFFF00, 0xFFFFFFFF])

@@ -265,3 +265,29 @@ def test_a_greedy_program_takes_greedy_requests() -> None:
     step.set_sampling([1], [Sampling(0.0)])
     with pytest.raises(SamplingError, match="was built without temperature"):
         step.set_sampling([1], [Sampling(0.5)])
+
+
+def test_a_text_has_one_grammar() -> None:
+    """As text, of one kind; what it says only the engine knows."""
+    assert Sampling().grammar == {}
+    assert Sampling(regex="(").grammar == {"regex": "("}
+    assert Sampling(0.0, json_schema="").grammar == {"json_schema": ""}
+    wrong: list[dict[str, Any]] = [{"regex": 5}, {"json_schema": {"type": "object"}}, {"regex": b"a"}]
+    for given in wrong:
+        with pytest.raises(SamplingError, match=f"{next(iter(given))} is text"):
+            Sampling(**given)
+    with pytest.raises(SamplingError, match="one grammar, not json_schema and regex"):
+        Sampling(json_schema="{}", regex="a")
+
+
+@pytest.mark.parametrize("sampling", [[], ["grammar"], ["top_k"]])
+def test_a_grammar_is_for_programs_that_restrict(sampling: list[str]) -> None:
+    """Of others it is refused by name, of a greedy request too; they take the same request without it."""
+    step = machine_of(build_program(load("EAGLE", verify="target_only", sampling=sampling)).plan).step
+    for temperature in (0.0, 0.7):
+        step.set_sampling([1], [Sampling(temperature)])
+        if "grammar" in sampling:
+            step.set_sampling([1], [Sampling(temperature, regex="a")])
+            continue
+        with pytest.raises(SamplingError, match="was built without regex, see 'sampling' in its configuration"):
+            step.set_sampling([1], [Sampling(temperature, regex="a")])
