@@ -13,6 +13,7 @@ _OPS = ("sample.top_k", "sample.top_p", "sample.min_p")
 _PARAMETER = {"sample.top_k": ("count", "k"), "sample.top_p": ("share", "p"), "sample.min_p": ("least", "p")}
 _BLOCK = 8192
 """Elements of a block: 16 a thread, two loads of 16-bit logits."""
+_TILE = 8
 _ROOM = 1024
 """Tiles of eight elements among which a cut is found in registers: two a thread."""
 
@@ -47,20 +48,22 @@ class Cut(Family):
         given |= {parameter: op[operand] for op in cuts for parameter, operand in [_PARAMETER[op.opcode]]}
         pointers = ["None" if value is None else text.pointer(value, operand) for operand, value in given.items()]
         axes = tensor_type(logits).sizes(module.dims)[:-1]
-        pointers += [text.partial("room", "i32", (*axes, _ROOM)), text.pointer(cuts[-1].result, "cuts")]
         vocab, rows = vocabulary.vocabulary(module, cuts[0]), vocabulary.rows_of(module, cuts[0])
-        # A thread holds half as many logits where they take two registers, or tables are read for them.
-        wide = 1 + (tensor_type(logits).dtype == "f32" or function == "prologue")
-        block = max(256, min(_BLOCK // wide, power_of_two(vocab)))
+        # A thread holds half as many logits where they take two registers, and again where tables are read for them.
+        changed = function == "prologue"
+        halvings = (tensor_type(logits).dtype == "f32") + changed
+        block = max(256, min(_BLOCK >> halvings, power_of_two(vocab)))
+        room = max(32, min(_ROOM >> changed, power_of_two(vocab) // _TILE))
+        pointers += [text.partial("room", "i32", (*axes, room)), text.pointer(cuts[-1].result, "cuts")]
         call = f"{text.use('cut_row')}({', '.join(pointers)}, b, row, {function}, {operands}, V, BLOCK, ROOM)"
         return Spec(
             self.stem,
             {},
-            (("V", vocab), ("BLOCK", block), ("ROOM", _ROOM)),
+            (("V", vocab), ("BLOCK", block), ("ROOM", room)),
             tuple(text.arguments.found),
             tuple(text.scratch),
-            num_warps=max(1, min(16, block * wide // 512)),
-            tiles=f"blocks of {block} elements; a cut is found among {_ROOM} tiles of eight",
+            num_warps=max(4, min(16, (block << halvings) // 512)),
+            tiles=f"blocks of {block} elements; a cut is found among {room} tiles of {_TILE}",
             imports={path: tuple(sorted(names)) for path, names in sorted(text.imports.items())},
             prologue=tuple(text.prologue),
             body=("b = tl.program_id(0)", f"row = b * {rows} + tl.program_id(1)", call),

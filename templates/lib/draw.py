@@ -12,9 +12,10 @@ first; a row of only NaN and -inf gives entry 0. Where the scale is 0 there is n
 import triton
 import triton.language as tl
 
-from .argmax import first_of_largest
+from .argmax import arrive, best_of_chunks, first_of_largest, gather
 from .sample import gumbel, log_of, uniform_bits
 from .topk import LOG2_E, LOWEST
+from .vocab import _slots
 
 TILE = tl.constexpr(16)
 """Entries that are drawn as a whole."""
@@ -203,3 +204,72 @@ def entry_of_tile(
     noisy = tl.where(scale[:, None] > 0.0, tl.where(x > float("-inf"), noisy, float("-inf")), x)
     _, index = first_of_largest(noisy, at, 1)
     return index
+
+
+@triton.jit
+def scan_draw(
+    logits_ptr,
+    keys_ptr,
+    scales_ptr,
+    cuts_ptr,
+    value_ptr,
+    mark_ptr,
+    arrivals_ptr,
+    b,
+    program,
+    programs,
+    PROLOGUE: tl.constexpr,
+    operands,
+    ROWS: tl.constexpr,
+    V: tl.constexpr,
+    STRIDE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Scan one chunk for its best tile; keys, scales and cuts, or None, are [B, ROWS]; true in the last program."""
+    splits = programs // ROWS
+    row = b * ROWS + program // splits
+    split = program % splits
+    row_ptr = logits_ptr + row.to(tl.int64) * STRIDE
+    key, scale, cut = row_noise(keys_ptr, scales_ptr, cuts_ptr, row)
+    value, mark = scan_chunk_and_draw(
+        row_ptr, row, split, splits, key, scale, cut, cuts_ptr is not None, PROLOGUE, operands, V, BLOCK
+    )
+    return arrive(value_ptr, mark_ptr, row * SPLITS + split, value, mark, arrivals_ptr + b, programs)
+
+
+@triton.jit
+def combine_draw(
+    logits_ptr,
+    keys_ptr,
+    scales_ptr,
+    cuts_ptr,
+    value_ptr,
+    mark_ptr,
+    b,
+    programs,
+    live,
+    PROLOGUE: tl.constexpr,
+    operands,
+    ROWS: tl.constexpr,
+    V: tl.constexpr,
+    STRIDE: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """Index i32[ROWS] and bad i1[ROWS] of a request's rows; of a single row a scalar each."""
+    slots, present = _slots(b, programs, live, ROWS, SPLITS)
+    values, marks = gather(value_ptr, mark_ptr, slots, present)
+    tile, bad = best_of_chunks(values, marks, len(values.shape) - 1)
+    of_request = tl.arange(0, triton.next_power_of_2(ROWS))
+    row = b * ROWS + tl.minimum(of_request, ROWS - 1)
+    key, scale, cut = row_noise(keys_ptr, scales_ptr, cuts_ptr, row)
+    row_ptrs = logits_ptr + row.to(tl.int64) * STRIDE
+    index = entry_of_tile(
+        row_ptrs, row, tile + of_request * 0, key, scale, cut, cuts_ptr is not None, PROLOGUE, operands, V
+    )
+    if ROWS > 1:
+        bad = bad & (of_request < ROWS)
+        index = tl.where(live, index, 0)
+    else:
+        index = tl.where(live, tl.max(index, axis=0), 0)
+    return index, bad & live

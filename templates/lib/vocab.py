@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 
 from .argmax import arrive, best_of_chunks, gather, scan_chunk
-from .draw import entry_of_tile, row_noise, scan_chunk_and_draw
 from .logprob import logprob_of_largest, scan_chunk_and_sum
 from .topk import combine_topk, scan_topk
 
@@ -80,75 +79,6 @@ def combine_logprob(value_ptr, sum_ptr, b, programs, live, ROWS: tl.constexpr, S
     slots, present = _slots(b, programs, live, ROWS, SPLITS)
     values, sums = gather(value_ptr, sum_ptr, slots, present)
     return tl.where(live, logprob_of_largest(values, sums, len(values.shape) - 1), 0.0)
-
-
-@triton.jit
-def scan_draw(
-    logits_ptr,
-    keys_ptr,
-    scales_ptr,
-    cuts_ptr,
-    value_ptr,
-    mark_ptr,
-    arrivals_ptr,
-    b,
-    program,
-    programs,
-    PROLOGUE: tl.constexpr,
-    operands,
-    ROWS: tl.constexpr,
-    V: tl.constexpr,
-    STRIDE: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Scan one chunk for its best tile; keys, scales and cuts, or None, are [B, ROWS]; true in the last program."""
-    splits = programs // ROWS
-    row = b * ROWS + program // splits
-    split = program % splits
-    row_ptr = logits_ptr + row.to(tl.int64) * STRIDE
-    key, scale, cut = row_noise(keys_ptr, scales_ptr, cuts_ptr, row)
-    value, mark = scan_chunk_and_draw(
-        row_ptr, row, split, splits, key, scale, cut, cuts_ptr is not None, PROLOGUE, operands, V, BLOCK
-    )
-    return arrive(value_ptr, mark_ptr, row * SPLITS + split, value, mark, arrivals_ptr + b, programs)
-
-
-@triton.jit
-def combine_draw(
-    logits_ptr,
-    keys_ptr,
-    scales_ptr,
-    cuts_ptr,
-    value_ptr,
-    mark_ptr,
-    b,
-    programs,
-    live,
-    PROLOGUE: tl.constexpr,
-    operands,
-    ROWS: tl.constexpr,
-    V: tl.constexpr,
-    STRIDE: tl.constexpr,
-    SPLITS: tl.constexpr,
-):
-    """Index i32[ROWS] and bad i1[ROWS] of a request's rows; of a single row a scalar each."""
-    slots, present = _slots(b, programs, live, ROWS, SPLITS)
-    values, marks = gather(value_ptr, mark_ptr, slots, present)
-    tile, bad = best_of_chunks(values, marks, len(values.shape) - 1)
-    of_request = tl.arange(0, triton.next_power_of_2(ROWS))
-    row = b * ROWS + tl.minimum(of_request, ROWS - 1)
-    key, scale, cut = row_noise(keys_ptr, scales_ptr, cuts_ptr, row)
-    row_ptrs = logits_ptr + row.to(tl.int64) * STRIDE
-    index = entry_of_tile(
-        row_ptrs, row, tile + of_request * 0, key, scale, cut, cuts_ptr is not None, PROLOGUE, operands, V
-    )
-    if ROWS > 1:
-        bad = bad & (of_request < ROWS)
-        index = tl.where(live, index, 0)
-    else:
-        index = tl.where(live, tl.max(index, axis=0), 0)
-    return index, bad & live
 
 
 @triton.jit
