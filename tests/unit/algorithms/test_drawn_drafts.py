@@ -9,6 +9,7 @@ import pytest
 from programs import EXAMPLES, compile_to, load
 
 from specc import algorithms
+from specc.ir.ops import OPS
 from specc.support.diagnostics import DiagnosticError
 
 
@@ -39,6 +40,8 @@ def test_an_algorithm_that_keeps_them_to_itself(monkeypatch: pytest.MonkeyPatch)
     """Of the example plugin, whose drafts are drawn by forwards of its own."""
     monkeypatch.syspath_prepend(str(EXAMPLES / "plugin" / "src"))
     found = importlib.import_module("specc_anchored").ANCHORED
+    for forward in found.forwards:  # which are forgotten afterwards
+        monkeypatch.setitem(OPS, forward.name, forward)
     point = SimpleNamespace(name="ANCHORED", value="specc_anchored:ANCHORED", load=lambda: found)
     monkeypatch.setattr(algorithms, "entry_points", lambda group: [point] if group == "specc.algorithms" else [])
     with pytest.raises(DiagnosticError, match="needs what drafts are drawn from, which ANCHORED lacks") as raised:
