@@ -24,6 +24,7 @@ from specc.runtime.semantics.reference_kv import KV_OPS
 UNBOUNDED = {"C": 40, "T": 11, "M": 9}
 ROWS = 3
 TREE: dict[str, Any] = {"topk": 2, "num_draft_tokens": 6, "page_size": 4}
+SAMPLING = ["penalties", "logit_bias", "grammar"]
 PROGRAMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("EAGLE", {"overlap": True}),
     ("EAGLE", TREE | {"mask": "qlen", "outputs": ["logprobs"]}),
@@ -31,7 +32,7 @@ PROGRAMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("EAGLE", TREE | {"mask": "full", "context_length": 64}),
     ("MULTI_LAYER_EAGLE", {}),
     ("DFLASH", {"verify": "target_only", "sampling": ["min_p", "top_p", "top_k"]}),
-    ("NGRAM", {"verify": "target_only", "sampling": ["penalties", "logit_bias"], "topk": 2, "num_draft_tokens": 5}),
+    ("NGRAM", {"verify": "target_only", "sampling": SAMPLING, "topk": 2, "num_draft_tokens": 5}),
     ("FROZEN_KV_MTP", {}),
     ("EAGLE", {"verify": "rejection", "sampling": ["min_p"]}),
     ("DFLASH", {"verify": "block"}),
