@@ -48,7 +48,7 @@ class Fact(NamedTuple):
     axis: of a path and a parent, the axis that its numbers count along.
     most: of lengths, the largest.
     pair: of a count, the path that is as long.
-    rough: it comes from a sum whose order is free.
+    rough: it comes from a sum whose order is free, or from a logarithm.
     """
 
     kind: str = ""
@@ -595,7 +595,7 @@ class Composer(Builder):
         name = self.rng.choice(["top_k", "top_p", "min_p"])
         operands = [self.of("i32", "B")] if name == "top_k" else [self.of("f32", *shape), self.of("f32", "B")]
         operands += [self.of("f32", *shape)] if self.rng.random() < 0.4 else []
-        rough = any(self.fact(value).rough for value in operands)
+        rough = name != "top_k" or any(self.fact(value).rough for value in operands)
         self.make(f"sample.{name}", logits, *operands, facts=[Fact(rough=rough)])
 
     def allow(self) -> None:

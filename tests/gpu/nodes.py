@@ -167,10 +167,10 @@ class Pair:
 
 
 def inexact(ops: Sequence[OpCall]) -> set[str]:
-    """Values and pools of a node that depend on a sum over a vocabulary; indices are exact."""
+    """Values and pools of a node that depend on a sum over a vocabulary, or a logarithm; indices are exact."""
     found: set[str] = set()
     for call in ops:
-        if call.op in ("vocab.topk", "vocab.logprob"):
+        if call.op in ("vocab.topk", "vocab.logprob", "sample.top_p", "sample.min_p"):
             found.add(call.results[0])
         elif call.op == "tree.grow":
             found |= {call.results[1], call.results[3]}
