@@ -19,13 +19,8 @@ class Argmax(Composed):
         """See `Composed.scan`; a log-probability takes the sums of exponentials besides."""
         module, logprobs = text.module, [op for op in cluster if op.opcode == "vocab.logprob"]
         text.constants += vocabulary.sizes(module, reduction)
-        rows, (function, operands) = (
-            vocabulary.rows_of(module, reduction),
-            vocabulary.prologue(text, reduction, cluster),
-        )
-        shape = (*tensor_type(reduction["logits"]).sizes(module.dims)[:-1], vocabulary.most_splits(module, reduction))
-        source = (vocabulary.logits_of(reduction, cluster) or (reduction,))[0]
-        logits = text.pointer(source["logits"], "logits")
+        function, operands, logits, shape = vocabulary.scanned(text, reduction, cluster)
+        rows = vocabulary.rows_of(module, reduction)
         value, mark = text.partial("partial_value", "f32", shape), text.partial("partial_index", "i32", shape)
         total = text.partial("partial_sum", "f32", shape) if logprobs else "None"
         arrivals = text.partial("arrivals", "i32", shape[:1], zero=True)

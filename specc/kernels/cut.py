@@ -42,7 +42,7 @@ class Cut(Family):
         text = Text(module, name, cluster)
         cuts = [op for op in cluster if op.opcode in _OPS]
         function, operands = vocabulary.prologue(text, cuts[0], cluster)
-        logits = (vocabulary.logits_of(cuts[0], cluster) or (cuts[0],))[0]["logits"]
+        logits = vocabulary.stored_logits(cuts[0], cluster)
         given = {"logits": logits, "scales": next((op["scales"] for op in cuts if op.get("scales") is not None), None)}
         given |= {"within": cuts[0].get("within"), "count": None, "share": None, "least": None}
         given |= {parameter: op[operand] for op in cuts for parameter, operand in [_PARAMETER[op.opcode]]}

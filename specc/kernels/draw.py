@@ -19,13 +19,8 @@ class Draw(Composed):
         """See `Composed.scan`; the last program reads one tile of every row again."""
         module = text.module
         text.constants += vocabulary.sizes(module, reduction)
-        rows, (function, operands) = (
-            vocabulary.rows_of(module, reduction),
-            vocabulary.prologue(text, reduction, cluster),
-        )
-        shape = (*tensor_type(reduction["logits"]).sizes(module.dims)[:-1], vocabulary.most_splits(module, reduction))
-        source = (vocabulary.logits_of(reduction, cluster) or (reduction,))[0]
-        logits = text.pointer(source["logits"], "logits")
+        function, operands, logits, shape = vocabulary.scanned(text, reduction, cluster)
+        rows = vocabulary.rows_of(module, reduction)
         noise = [text.pointer(reduction[name], name) for name in ("keys", "scales")]
         noise.append(text.pointer(reduction["cuts"], "cuts") if reduction.get("cuts") else "None")
         value, mark = text.partial("partial_value", "f32", shape), text.partial("partial_index", "i32", shape)

@@ -19,13 +19,8 @@ class Topk(Composed):
         """See `Composed.scan`."""
         module, branches = text.module, text.module.size("K")
         text.constants += [*vocabulary.sizes(module, reduction), ("GROUP", vocabulary.group(module, reduction))]
-        rows, (function, operands) = (
-            vocabulary.rows_of(module, reduction),
-            vocabulary.prologue(text, reduction, cluster),
-        )
-        shape = (*tensor_type(reduction["logits"]).sizes(module.dims)[:-1], vocabulary.most_splits(module, reduction))
-        source = (vocabulary.logits_of(reduction, cluster) or (reduction,))[0]
-        logits = text.pointer(source["logits"], "logits")
+        function, operands, logits, shape = vocabulary.scanned(text, reduction, cluster)
+        rows = vocabulary.rows_of(module, reduction)
         key = text.partial("partial_key", "i64", (*shape, branches))
         top, total = text.partial("partial_max", "f32", shape), text.partial("partial_sum", "f32", shape)
         arrivals = text.partial("arrivals", "i32", shape[:1], zero=True)

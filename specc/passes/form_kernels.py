@@ -110,9 +110,8 @@ class _Forming:
         self.ops = list(module.ops(entry))
         self.nodes: list[Launch] = []
         self.place: dict[Op, int] = {}
-        self.lone = _lone(module, entry)
+        self.lone = _with_prologues(module, _lone(module, entry))
         self.scanned = {op: _prologues(module, op) for op in self.ops if op.opcode in REDUCTIONS}
-        self.lone = {op: cluster for cluster in _with_prologues(module, self.lone) for op in cluster[1]}
         others = [op for op in self.ops if _reads_logits(op) and op not in self.lone]
         changes = {op: [one for one in _late(module, op) if is_prologue(one)] for op in others}
         self.changed = {op: found for op, found in changes.items() if found}
@@ -247,12 +246,12 @@ def _lone(module: Module, entry: str) -> dict[Op, tuple[str, Cluster]]:
     return found
 
 
-def _with_prologues(module: Module, lone: Mapping[Op, tuple[str, Cluster]]) -> list[tuple[str, Cluster]]:
-    """The clusters of families that compose nothing, with what changes the logits that they read."""
-    found: list[tuple[str, Cluster]] = []
+def _with_prologues(module: Module, lone: Mapping[Op, tuple[str, Cluster]]) -> dict[Op, tuple[str, Cluster]]:
+    """The clusters of `_lone`, with what changes the logits that they read, by each of their ops."""
+    found: dict[Op, tuple[str, Cluster]] = {}
     for stem, cluster in dict.fromkeys(lone.values()):
         changes = _late(module, cluster[0]) if _reads_logits(cluster[0]) else []
-        found.append((stem, (*changes, *cluster)))
+        found |= dict.fromkeys((*changes, *cluster), (stem, (*changes, *cluster)))
     return found
 
 

@@ -144,8 +144,7 @@ def scan_chunk_and_draw(
             better = value > best
             best = tl.where(better, value, best)
             best_block = tl.where(better, WHOLE, best_block)
-    value, index = first_of_largest(best, best_block * TILES + lane, 0)
-    mark = index
+    value, mark = first_of_largest(best, best_block * TILES + lane, 0)
     if tl.max((wrong != wrong).to(tl.int32), axis=0) != 0:
         value, mark = _scan_exactly(row_ptr, row, first, stop, key, scale, cut, CUT, PROLOGUE, operands, V, BLOCK)
     return value, mark

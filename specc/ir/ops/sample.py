@@ -15,8 +15,6 @@ from typing import Any
 
 from specc.ir.opdef import STEPS, OpDef
 
-TILE = 16
-"""Entries of a tile that is drawn as a whole: tile t has the entries from t * TILE on."""
 TOKEN, DRAFT, COIN = range(3)
 """The ``kind`` of a draw: a token of the target's, by its position; by the position of the root, what is drafted, with
 the number of the draft in the upper word, and the uniforms by which drafts are accepted."""
@@ -81,7 +79,7 @@ OPS = (
         "logits: T[B, *x, ?v], rows: i64[B], keys: i64[B, *x], scales: f32[B, *x], cuts?: f32[B, *x]"
         " -> index: $dtype[B, *x, $keep], bad: i1[B, *x]",
         "An entry drawn from the softmax of every row's logits times its scale, of those not below its cut; where the"
-        " scale is 0 and else as `vocab.argmax`. First one of the tiles of `TILE` entries is drawn by what they have"
+        " scale is 0 and else as `vocab.argmax`. First one of the tiles of 16 entries is drawn by what they have"
         " together, then an entry of that tile.",
         {"dtype": str, "keep": str},
     ),

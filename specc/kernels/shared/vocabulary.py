@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from specc.ir.core import Module, Op, tensor_type
+from specc.ir.core import Module, Op, Value, tensor_type
 from specc.ir.types import DTYPES
 from specc.kernels.shared.base import CAPACITY, IN_PLACE, MAX_SPLITS, VECTOR_BYTES, Cluster, alignment, power_of_two
 from specc.kernels.shared.text import Text
@@ -40,6 +40,19 @@ def logits_of(reduction: Op, cluster: Cluster) -> tuple[Op, ...]:
         found.insert(0, source)
         source = source["logits"].source
     return tuple(found)
+
+
+def stored_logits(reduction: Op, cluster: Cluster) -> Value:
+    """The logits that a cluster reads from memory, before its own ops change them."""
+    return (logits_of(reduction, cluster) or (reduction,))[0]["logits"]
+
+
+def scanned(text: Text, reduction: Op, cluster: Cluster) -> tuple[str, str, str, tuple[int, ...]]:
+    """What a scan takes: a prologue's function and operands, the logits' memory, and the partial results' sizes."""
+    function, operands = prologue(text, reduction, cluster)
+    axes = tensor_type(reduction["logits"]).sizes(text.module.dims)[:-1]
+    logits = text.pointer(stored_logits(reduction, cluster), "logits")
+    return function, operands, logits, (*axes, most_splits(text.module, reduction))
 
 
 def vocabulary(module: Module, reduction: Op) -> int:
