@@ -13,20 +13,25 @@ from specc.adapters import sglang as adapter
 from specc.adapters.sglang import requests
 
 VOCABULARY = 96
+KINDS = ("json_schema", "regex", "ebnf", "structural_tag")
+"""Of grammars."""
 
 
 def request(*, custom_logit_processor: str | None = None, **asked: Any) -> SimpleNamespace:
     """A request as SGLang keeps it: greedy, and nothing else."""
     sampling = {"top_k": 1, "temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "sampling_seed": None}
     sampling |= {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
-    sampling |= dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag", "logit_bias", "watermark")) | {
-        "min_new_tokens": 0
-    }
+    sampling |= dict.fromkeys((*KINDS, "logit_bias", "watermark")) | {"min_new_tokens": 0}
+    grammar = object() if any(sampling[kind] or asked.get(kind) for kind in KINDS) else None
+    scores = {name: asked.pop(name, none) for name, none in (("top_logprobs_num", 0), ("token_ids_logprob", None))}
     wanted = ("logprob", "hidden_states", "sampling_mask")
     own = {f"return_{name}": asked.pop(f"return_{name}", False) for name in wanted}
     return SimpleNamespace(
         sampling_params=SimpleNamespace(**(sampling | asked)),
         custom_logit_processor=custom_logit_processor,
+        grammar=grammar,
+        logprob=SimpleNamespace(**scores),
+        output_ids=[],
         to_finish=None,
         ended=[],
         **own,
@@ -42,7 +47,7 @@ def request(*, custom_logit_processor: str | None = None, **asked: Any) -> Simpl
         ({"json_schema": "{}"}, "a grammar"),
         ({"presence_penalty": 0.5}, "penalties"),
         ({"repetition_penalty": 1.1}, "penalties"),
-        ({"min_new_tokens": 3}, "penalties"),
+        ({"min_new_tokens": 3}, "min_new_tokens"),
         ({"logit_bias": {"5": 1.0}}, "logit bias"),
         ({"custom_logit_processor": "code"}, "a custom logit processor"),
         ({"return_logprob": True}, "logprobs"),
