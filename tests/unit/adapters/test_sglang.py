@@ -61,6 +61,34 @@ def test_why_a_request_is_not_served(asked: dict[str, Any], reason: str | None) 
     assert requests.unserved(one, VOCABULARY) == reason, "what a request asks for does not change"
 
 
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({}, None),
+        ({"top_logprobs_num": 2}, "top logprobs"),
+        ({"token_ids_logprob": [5]}, "top logprobs"),
+        ({"regex": "a+"}, "logprobs with a grammar"),
+        ({"frequency_penalty": 0.1}, "logprobs with penalties"),
+        ({"logit_bias": {"5": 1.0}}, "logprobs with logit bias"),
+        ({"top_k": 20}, None),
+        ({"top_k": 20, "temperature": 0.9}, "logprobs with a temperature"),
+        ({"top_k": 1, "temperature": 0.9}, None),
+    ],
+)
+def test_log_probabilities_that_are_the_targets_own(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], reason: str | None
+) -> None:
+    """SGLang's are those of what it draws from, but for the temperature if it is told so."""
+    built = ("temperature", "top_k", "frequency_penalty", "logit_bias", "grammar", "logprobs")
+    monkeypatch.delenv("SGLANG_RETURN_ORIGINAL_LOGPROB", raising=False)
+    assert requests.unserved(request(return_logprob=True, **asked), VOCABULARY, built) == reason
+    assert requests.unserved(request(return_logprob=True, **asked), VOCABULARY, built[:-1]) == "logprobs"
+    assert requests.unserved(request(**asked), VOCABULARY, built) is None
+    monkeypatch.setenv("SGLANG_RETURN_ORIGINAL_LOGPROB", "True")
+    original = None if reason == "logprobs with a temperature" else reason
+    assert requests.unserved(request(return_logprob=True, **asked), VOCABULARY, built) == original
+
+
 @pytest.mark.parametrize("steps", [None, SimpleNamespace(refuses_unserved=False, name="served")])
 def test_nobody_is_turned_away_unasked(steps: object) -> None:
     one = request(top_k=20)
