@@ -68,6 +68,7 @@ def test_what_a_request_asks_for(given: dict[str, Any], parameters: dict[str, fl
         ({"logit_bias": {"5": -100.0}}, ("logit_bias",), None),
         ({"logit_bias": {"5": -101.0}}, ("logit_bias",), "a logit bias beyond 100"),
         ({"logit_bias": {"5": math.nan}}, ("logit_bias",), "a logit bias beyond 100"),
+        ({"logit_bias": {"5": 1.0, "6": 100.5}}, ("logit_bias",), "a logit bias beyond 100"),
         ({"logit_bias": {"5": 1.0}, "top_k": ALL}, ("logit_bias",), "sampling"),
         ({"min_new_tokens": 2}, (*TEMPERATURE, *PENALTIES), "min_new_tokens"),
     ],
