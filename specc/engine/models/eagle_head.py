@@ -35,6 +35,8 @@ from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3RotaryEmbedding,
 )
 
+from specc.engine.models.scores import rows_of
+
 WEIGHTS_FILE = "model.safetensors"
 
 
@@ -104,6 +106,11 @@ class SharingHead(nn.Module):
             raise ValueError("the target has no lm_head")
         self._shared = (target.get_input_embeddings(), lm_head)
         return self
+
+    def score_only(self, tokens: Tensor) -> None:
+        """Score tokens i64[n] of the target alone, with a copy of those rows of its ``lm_head``."""
+        embedding, lm_head = self._modules_of_target()
+        self._shared = embedding, rows_of(lm_head, tokens)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The target's ``lm_head`` on hidden states: [..., H] -> [..., V]."""
