@@ -96,8 +96,8 @@ def run(
             json_schema=_schema(json_schema), regex=regex,
         )  # fmt: skip
         console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
-        wants_stream = console.is_terminal if stream is None else stream
-        printer = _Printer(console, texts, format, max_new_tokens, stream=wants_stream and len(texts) == 1)
+        stream = len(texts) == 1 and (console.is_terminal if stream is None else stream)
+        printer = _Printer(console, texts, format, max_new_tokens, stream=stream)
         with _wheel_package(program) as module:
             files = _Files(target, draft, corpus, token_map)
             engine = _make_engine(module, files, device.value, printer, max_context=max_context, num_steps=num_steps)

@@ -86,7 +86,7 @@ def _fold_grow(module: Module, grow: Op) -> tuple[Value, Value]:
     argmax = _insert(module, topk, "vocab.argmax", topk.operands, ("draft_token", "draft_bad"), dtype="i64", keep="")
     token = argmax.out("index")
     if translation is not None:
-        operands = (token, *translation.operands[1:])
+        operands = token, translation["map"], translation["rows"]
         token = _insert(module, argmax, translation.opcode, operands, ("draft_token",)).result
     module.replace_uses(grow.out("tokens"), token)
     module.replace_uses(topk.out("bad"), argmax.out("bad"))
