@@ -1,4 +1,4 @@
-"""`specc hot-tokens`: the most frequent tokens of a text, for a draft that scores only those (FR-Spec, arXiv 2502.14856).
+"""`specc hot-tokens`: the most frequent tokens of texts, for drafts that score no others (arXiv 2502.14856, FR-Spec).
 
 The head of a draft is the largest read of its forward, and a few tokens are most of any text. What a draft cannot
 propose is never lost: the target decides.
@@ -42,7 +42,7 @@ def hot_tokens(
             raise typer.BadParameter(f"the tokenizer has {len(found)} tokens", param_hint="--size")
         counts: Counter[int] = Counter()
         for chunk in _chunks(text):
-            counts.update(found(chunk, add_special_tokens=False)["input_ids"])
+            counts.update(found(chunk, add_special_tokens=False, verbose=False)["input_ids"])
         kept = most_frequent(counts, size, len(found), _ends(tokenizer, found))
         write_output(output, _content(kept, output), folders=True)
         total, covered = sum(counts.values()), sum(counts[token] for token in kept)

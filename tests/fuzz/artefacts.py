@@ -15,7 +15,6 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import torch
 from fakes import engine
 
 from specc.runtime.batch import Batch

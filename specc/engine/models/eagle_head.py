@@ -140,7 +140,9 @@ class SharingHead(nn.Module):
         self.config.dtype = self.dtype
         self.config.save_pretrained(path)
         weights = {
-            name: value.detach().to(storage_dtype or value.dtype).contiguous()
+            name: value.detach()
+            .to(storage_dtype if storage_dtype and value.is_floating_point() else value.dtype)
+            .contiguous()
             for name, value in self.state_dict().items()
         }
         save_file(weights, Path(path) / WEIGHTS_FILE, metadata={"format": "pt"})
