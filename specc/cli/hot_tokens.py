@@ -30,7 +30,9 @@ def hot_tokens(
     text: Annotated[list[Path], typer.Argument(metavar="TEXT...", help="Texts such as the model will write.")],
     tokenizer: Annotated[Path, typer.Option(help="Directory of the target's tokenizer.")],
     size: Annotated[int, typer.Option(min=1, help="How many tokens.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write: .json, or .pt as SGLang reads it.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Where to write: .json, or .pt as torch saves a list.")
+    ],
 ) -> None:
     """Count the tokens of texts and write the most frequent ones, ascending: the map for draft.token_map.
 

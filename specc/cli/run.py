@@ -103,8 +103,7 @@ def run(
             engine = _make_engine(module, files, device.value, printer, max_context=max_context, num_steps=num_steps)
             if format is Format.text:
                 report.show(engine.warnings)
-            conditions = _conditions(engine, max_new_tokens, stop or ())
-            completions = _generate(engine, texts, conditions, sampling, printer)
+            completions = _generate(engine, texts, _conditions(engine, max_new_tokens, stop or ()), sampling, printer)
             if metrics is not None:
                 _write_metrics(engine, metrics)
             verdicts = _check(engine, completions, max_new_tokens) if check else []

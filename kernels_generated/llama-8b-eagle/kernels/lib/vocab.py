@@ -166,10 +166,3 @@ def combine_topks(
         index = tl.reshape(index, [KP])
         bad = tl.max(bad.to(tl.int32), axis=0) != 0
     return p, index, bad
-
-
-@triton.jit
-def vocab_translate(index, rows, map_ptr, SIZE_MAP: tl.constexpr):
-    """The tokens i64 that entries of a reduced vocabulary stand for; 0 of padding, and of lanes past a block's end."""
-    token = tl.load(map_ptr + tl.minimum(tl.maximum(index, 0), SIZE_MAP - 1))
-    return tl.where(rows > 0, token, 0)
