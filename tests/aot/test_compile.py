@@ -104,9 +104,19 @@ def test_the_key_sees_everything_that_decides_the_bytes() -> None:
         altered(num_stages=2),
     ]
     keys = {cache_key(variant, arch, LIB) for variant in variants for arch in aot.KNOWN_ARCHS}
-    keys.add(cache_key(SMALL, "sm_90", {**LIB, "lib/argmax.py": "changed"}))
-    assert len(keys) == len(variants) * len(aot.KNOWN_ARCHS) + 1
+    assert len(keys) == len(variants) * len(aot.KNOWN_ARCHS)
     assert cache_key(SMALL, "sm_90", LIB) == cache_key(altered(name="other"), "sm_90", dict(reversed(LIB.items())))
+
+
+def test_the_key_sees_what_a_kernel_imports() -> None:
+    """Directly and by what it imports. So programs that have other kernels besides find the same machine code."""
+    assert "from .lib.vocab import" in SMALL.text
+    assert "from .lib.topk import" not in SMALL.text
+    assert "from .topk import" in LIB["lib/vocab.py"]
+    keys = {cache_key(SMALL, "sm_90", {**LIB, f"lib/{name}.py": "changed"}) for name in ("__init__", "vocab", "topk")}
+    assert len(keys | {cache_key(SMALL, "sm_90", LIB)}) == 4
+    others = {**LIB, "lib/tree.py": "changed", "lib/another.py": ""}
+    assert cache_key(SMALL, "sm_90", others) == cache_key(SMALL, "sm_90", LIB)
 
 
 def test_the_key_and_the_options_are_those_of_one_triton(monkeypatch: pytest.MonkeyPatch) -> None:
