@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -47,8 +48,17 @@ def test_second_build_comes_from_the_cache(tmp_path: Path, monkeypatch: pytest.M
     assert (renamed.kernel, renamed.sha256) == ("other", first[SMALL.name, "sm_90"].sha256)
 
 
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with one entry."""
+    folder = tmp_path_factory.mktemp("filled")
+    build(Cache(folder), SMALL)
+    return folder
+
+
 @pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "unreadable"])
-def test_damaged_entries_are_compiled_again(tmp_path: Path, damage: str) -> None:
+def test_damaged_entries_are_compiled_again(filled: Path, tmp_path: Path, damage: str) -> None:
+    shutil.copytree(filled, tmp_path, dirs_exist_ok=True)
     first = build(Cache(tmp_path), SMALL)
     (entry,) = entries(tmp_path)
     raw = entry.read_bytes()
