@@ -194,12 +194,8 @@ def cache_key(source: KernelSource, arch: str, lib: Mapping[str, str]) -> str:
     parts = asdict(source) | {"aligned": sorted(source.aligned)}
     del parts["name"]
     parts["text"] = "".join(dropwhile(lambda line: line.startswith("#"), source.text.splitlines(keepends=True)))
-    parts |= {
-        "lib": reached([source.text], lib.get),
-        "target": asdict(target),
-        "options": compile_options(source, target),
-    }
-    parts["triton"] = triton_version()
+    parts["lib"] = reached([source.text], lib.get)
+    parts |= {"target": asdict(target), "options": compile_options(source, target), "triton": triton_version()}
     parts["artifact"] = [field.name for field in fields(Artifact)]  # what the cached metadata must have
     return cache_module.digest(parts)
 
