@@ -262,7 +262,7 @@ class Engine:
         """
         started = time.perf_counter()
         what, name = ("a decode step", "specc.decode") if num_steps else ("a prefill", "specc.prefill")
-        self.callbacks.masks.restrict(request.matcher for request in requests)
+        self.callbacks.masks.restrict(r.matcher if num_steps or r.known is None else None for r in requests)
         with self._recovering(what, requests), self._range(name):
             result = self._decode(requests, num_steps, at_least) if num_steps else self._prefill(requests, at_least)
             self._flights.append(InFlight.launched(requests, result, num_steps))
@@ -331,13 +331,13 @@ class Engine:
         """Queue the prefill of newly admitted requests."""
         rows = [request.row or 0 for request in requests]
         self._prompts.clear()
-        self._prompts.update({row: Prompt(tuple(r.ids), r.shared) for row, r in zip(rows, requests, strict=True)})
+        self._prompts.update({row: request.prompt for row, request in zip(rows, requests, strict=True)})
         if self.plan.samples:
-            texts = [(request.prompt_ids, request.generated) for request in requests]
+            texts = [(r.prompt_ids, r.unread[len(r.prompt_ids) :]) for r in requests]
             self._step.set_sampling(rows, [request.sampling for request in requests], texts)
-        lengths = [len(request.ids) for request in requests]
-        prompts = [token for request in requests for token in request.ids] if PROMPT in self.plan.inputs else None
-        return self._step.prefill(self._batch(rows, lengths, prompts), run_idle=at_least > 0)
+        tokens = [token for request in requests for token in request.unread] if PROMPT in self.plan.inputs else None
+        batch = self._batch(rows, [len(request.unread) for request in requests], tokens)
+        return self._step.prefill(batch, run_idle=at_least > 0)
 
     def _decode(self, requests: Sequence[Request], num_steps: int, at_least: int) -> Any:
         """Queue one decode step of so many drafts; with overlap nobody knows the lengths, only how long they can be."""

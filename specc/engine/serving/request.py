@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from specc.engine.errors import GrammarError, StepFailedError
 from specc.engine.serving.grammar import Matcher
 from specc.engine.serving.handover import Handover
+from specc.engine.serving.prompts import Prompt
 from specc.engine.serving.text import StopText
 from specc.runtime.errors import SamplingError as SamplingError
 from specc.runtime.sampling import GREEDY
@@ -110,6 +111,21 @@ class Request:
     def generated(self) -> Sequence[int]:
         """The emitted tokens."""
         return self.ids[len(self.prompt_ids) :]
+
+    @property
+    def known(self) -> int | None:
+        """The token after what a prefill reads, of a request that has emitted some: none is drawn in its place."""
+        return self.ids[-1] if self.generated else None
+
+    @property
+    def unread(self) -> list[int]:
+        """What a prefill reads: all tokens, but for the one that is known after it."""
+        return self.ids if self.known is None else self.ids[:-1]
+
+    @property
+    def prompt(self) -> Prompt:
+        """What is prefilled of it in its row."""
+        return Prompt(tuple(self.unread), self.shared, self.known)
 
     @property
     def committed(self) -> int:

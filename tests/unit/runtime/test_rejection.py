@@ -133,12 +133,10 @@ def test_as_the_oracle_decides(mode: str, cut: bool) -> None:
     assert min(found.get(n, 0) for n in range(1, steps + 2)) > 5
 
 
-def texts(
-    mode: str, target: Tensor, draft: Tensor, steps: int, wanted: int, *, column: int = COLUMN
-) -> Tensor:
-    """Texts i64[DRAWS / wanted, wanted], of seeds one after the other, by models whose logits [V, V] follow the last token.
+def texts(mode: str, target: Tensor, draft: Tensor, steps: int, wanted: int, *, column: int = COLUMN) -> Tensor:
+    """Texts i64[DRAWS / wanted, wanted], by models whose logits [V, V] follow the last token.
 
-    Step after step, with the noise of programs, until all have so many tokens.
+    They have seeds one after the other. Step after step, with the noise of programs, until all have so many tokens.
     """
 
     def write(seeds: Tensor) -> Tensor:
