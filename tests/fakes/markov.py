@@ -12,10 +12,11 @@ from torch import Tensor
 
 
 class MarkovEngine:
-    """Callbacks of a program whose draft is a language model of its own, or looks its drafts up.
+    """Callbacks of a program whose draft is a language model of its own.
 
     Attributes:
-        prompt: what every request begins with.
+        prompt: what every request begins with, but for its last token.
+        last: i64[P], by pool row.
         target, draft: logits f32[2, V, V] by the parity of a position and the token there.
         bitmask: i32[P, V, words], by pool row and the token before, the tokens that may follow.
 
@@ -24,8 +25,9 @@ class MarkovEngine:
     capturable = False
 
     def __init__(self, prompt: list[int], target: Tensor, draft: Tensor, bitmask: Tensor) -> None:
-        """Know models and grammars."""
+        """Know models and grammars; the prompts of all rows end alike."""
         self.prompt, self.tables, self.bitmask = prompt, {"target": target, "draft": draft}, bitmask
+        self.last = torch.full((len(bitmask),), prompt[-1])
 
     def _rows(self, side: str, tokens: Tensor, positions: Tensor) -> SimpleNamespace:
         return SimpleNamespace(logits=self.tables[side][positions % 2, tokens.long()])
@@ -42,10 +44,10 @@ class MarkovEngine:
         """Logits [b, V] after the selected tokens."""
         return self._rows("draft", *(of.reshape(-1)[select.long()] for of in (tokens, positions)))
 
-    def prefill_target(self, *, seq_lens: Tensor, **_: object) -> SimpleNamespace:
+    def prefill_target(self, *, rows: Tensor, seq_lens: Tensor, **_: object) -> SimpleNamespace:
         """Logits [b, V] after the prompt."""
         assert bool((seq_lens == len(self.prompt)).all())
-        return self._rows("target", torch.full_like(seq_lens, self.prompt[-1]), seq_lens - 1)
+        return self._rows("target", self.last[rows], seq_lens - 1)
 
     def prefill_draft(self, *, first: Tensor, seq_lens: Tensor, **_: object) -> SimpleNamespace:
         """Logits [b, V] after the first tokens."""
@@ -61,4 +63,4 @@ class MarkovEngine:
 
     def grammar_prefill(self, *, rows: Tensor, **_: object) -> SimpleNamespace:
         """Masks [b, words] after the prompt."""
-        return SimpleNamespace(bitmask=self.bitmask[rows, self.prompt[-1]])
+        return SimpleNamespace(bitmask=self.bitmask[rows, self.last[rows]])
