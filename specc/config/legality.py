@@ -223,8 +223,8 @@ def _drafts_drawn(checked: Checked, algorithm: str | None, needs: Needs) -> None
             _draws(checked, key, value, algorithm, needs, hint)
     if file.draft_sampling == "coupled" and file.verify != "target_only" and checked.sound("draft_sampling", "verify"):
         message = f"draft_sampling: coupled is for verify: target_only, and verify is {file.verify}"
-        at, notes = checked.places.value("draft_sampling"), [_origin(checked, "verify", file.verify)]
-        checked.found.error("legal/draft-sampling", message, at, hint="write verify: target_only", notes=notes)
+        at = checked.places.value("draft_sampling")
+        checked.found.error("legal/draft-sampling", message, at, hint="write verify: target_only")
 
 
 def _draws(checked: Checked, key: str, value: str, algorithm: str, needs: Needs, hint: str) -> None:
