@@ -360,10 +360,7 @@ class Engine:
                 raise next(iter(failed.values()))
 
     def _accept(self, request: Request, tokens: Sequence[int], *, is_prefill: bool) -> None:
-        """Give tokens to their request, which may finish.
-
-        is_prefill: its committed tokens are offered to requests to come at once, not only when it leaves.
-        """
+        """Give tokens to their request, which may finish; after a prefill they are offered to others at once."""
         events = request.accept(tokens, streamed=self.on_token is not None)
         request.obey()
         self.stats.tokens += len(events)
@@ -372,7 +369,8 @@ class Engine:
             self.scheduler.remember(request)
         else:
             request.accept_lens.append(len(tokens))
-        request.got_on(is_prefill=is_prefill)
+        if tokens:
+            request.got_on(is_prefill=is_prefill)
         if request.finish_reason is not None:
             self._end(request)
 

@@ -192,3 +192,17 @@ def test_drafts_that_are_drawn(mode: str) -> None:
     assert each_alone(make_engine(config)) == texts
     assert finish(make_engine(config, padded=True), retract=(1, 2, 4)) == texts
     assert handed_over(replace(config, overlap=True)) == texts
+
+
+@each_mode
+def test_what_is_counted_of_who_comes_back(mode: str) -> None:
+    """Prompt and output as they are, the last token once."""
+    engine = make_engine(replace(CHAIN, verify=mode))
+    engine.add(PROMPTS[0], StopConditions(NEW), sampling=SAMPLINGS[0])
+    for _ in range(2):
+        engine.step()
+        engine.scheduler.retract(engine.scheduler.running[0])
+        engine.step()
+        (request,) = engine.scheduler.running
+        counts = [(token in request.prompt_ids) + 2 * request.generated.count(token) for token in range(VOCAB)]
+        assert engine._step.pools["sampling_counts"][request.row].tolist() == counts

@@ -18,7 +18,7 @@ from specc.engine.serving.request import Completion, Sampling, SamplingError, St
 
 from .local_pair import outcomes_of
 from .test_depths import Turns
-from .tree_engine import VOCAB, Config, base_texts, make_engine, program_of, target_of
+from .tree_engine import Config, base_texts, make_engine, program_of, target_of
 
 NEW = 24
 ASKED = ("penalties", "logit_bias")
@@ -100,21 +100,6 @@ def test_retracted(config: Config) -> None:
         done |= {completion.request_id: completion for completion in engine.step()}
     assert sum(completion.retractions for completion in done.values()) == 3
     assert [done[request].token_ids for request in order] == wanted()
-
-
-def test_what_is_counted_of_who_comes_back() -> None:
-    """Prompt and output as they are, the last token once."""
-    engine = make_engine(CONFIGS[0])
-    for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True):
-        engine.add(prompt, StopConditions(NEW), sampling=sampling)
-    for _ in range(3):
-        engine.step()
-        engine.scheduler.retract(engine.scheduler.running[0])
-        engine.step()
-        for request in engine.scheduler.running:
-            if request.sampling != SAMPLINGS[2]:
-                counts = [(token in request.prompt_ids) + 2 * request.generated.count(token) for token in range(VOCAB)]
-                assert engine._step.pools["sampling_counts"][request.row].tolist() == counts
 
 
 def test_at_changing_depths() -> None:

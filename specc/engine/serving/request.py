@@ -82,7 +82,7 @@ class Request:
     beginning had their keys and values in the pools already when it was last admitted. `health`: the health word of its
     last prefill. `handover`: what another machine prefilled of it, until that is in the pools. `failures`: how many
     launches that it was in have failed since its last decode step. `error`: what has ended it. `matcher`: where it is
-    in its grammar, if it has one.
+    in its grammar, if it has one. `resumes`: whether a prefill gives the last emitted token again, and no new one.
     """
 
     request_id: int
@@ -102,6 +102,7 @@ class Request:
     failures: int = 0
     error: Exception | None = None
     matcher: Matcher | None = None
+    resumes: bool = False
 
     def __post_init__(self) -> None:
         """Start with the prompt."""
@@ -115,7 +116,7 @@ class Request:
     @property
     def known(self) -> int | None:
         """The token after what a prefill reads, of a request that has emitted some: none is drawn in its place."""
-        return self.ids[-1] if self.generated else None
+        return self.ids[-1] if self.resumes and self.generated else None
 
     @property
     def unread(self) -> list[int]:
