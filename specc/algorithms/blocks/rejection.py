@@ -46,7 +46,14 @@ def chosen(
     """
     b = scope.b
     if not drawn_drafts(scope):
-        return b.many("vocab.argmax", logits, scope.rows, names=names, dtype="i64", keep=keep)
+        own = scope.own(names[0]), names[1]
+        index, bad = b.many("vocab.argmax", logits, scope.rows, names=own, dtype="i64", keep=keep)
+        return scope.translated(index, names[0]), bad
+    if scope.token_map is not None:
+        key, ways = ("verify", "target_only") if sampled(scope) else ("draft_sampling", "greedy")
+        wanted = f"{key}: {getattr(scope.config, key)}"
+        message = f"{wanted} with a draft that scores a part of the vocabulary is not implemented"
+        scope.refuse("config/not-yet", message, (key,), hint=f"write {key}: {ways}")
     entry = ("prefill_", "prefill") if stem.startswith("prefill_") else ("", "prepare")
     with b.at(scope.at("verify")):
         if carried and sampled(scope):
@@ -70,8 +77,9 @@ def children(
     if drawn_drafts(scope):
         token, bad = chosen(scope, logits, lens, 0, names[1:], stem=stem, keep="K", carried=carried)
         return None, token, bad
-    p, index, bad = scope.b.many("vocab.topk", logits, scope.rows, names=names)
-    return p, index, bad
+    own = names[0], scope.own(names[1]), names[2]
+    p, index, bad = scope.b.many("vocab.topk", logits, scope.rows, names=own)
+    return p, scope.translated(index, names[1]), bad
 
 
 def carry_rows(scope: Scope, count: int = 1) -> None:
