@@ -21,6 +21,7 @@ Dtype = Literal["bfloat16", "float16", "float32"]
 KvDtype = Literal["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2"]
 MaskMode = Literal["none", "full", "qlen", "bitpacked"]
 Verify = Literal["greedy", "target_only", "rejection", "block"]
+Logprobs = Literal["raw", "processed"]
 Sampling = Literal["penalties", "logit_bias", "grammar", "top_k", "top_p", "min_p"]
 DraftPositions = Literal["true", "shifted", "auto"]
 
@@ -126,6 +127,8 @@ class Config:
     verify: Verify
     sampling: tuple[Sampling, ...]
     outputs: tuple[str, ...]
+    logprobs: Logprobs
+    best_logprobs: int
     mask: MaskMode
     context_length: int | None
     overlap: bool
