@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from specc.kernels import argmax, compact, cut, draw, duplicate_tail, ngram_propose, ngram_start, rows, score, stash, topk
+from specc.kernels import (
+    argmax,
+    compact,
+    cut,
+    draw,
+    duplicate_tail,
+    ngram_propose,
+    ngram_start,
+    rows,
+    score,
+    stash,
+    topk,
+)
 from specc.kernels.shared.base import Family
 
 COMPOSED: dict[str, Family] = {family.stem: family for family in (argmax.FAMILY, draw.FAMILY, topk.FAMILY, rows.FAMILY)}

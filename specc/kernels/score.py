@@ -11,7 +11,8 @@ from specc.kernels.shared.text import Text
 
 _LOGPROB = ("vocab.logprob", "vocab.logprob_path")
 _BEST = ("vocab.best", "vocab.best_path")
-_NUM_WARPS = 4
+_MANY = 16
+"""From more best tokens on the block in which their keys are ranked takes the registers of twice as many warps."""
 
 
 class Score(Family):
@@ -23,7 +24,9 @@ class Score(Family):
         """Every op that scores, with those that score other things of the same rows; what an argmax finds is its."""
         rest = [op for op in module.find(*_LOGPROB, *_BEST) if not vocabulary.of_argmax(op)]
         while rest:
-            kinds = [[op for op in rest if op.opcode in opcodes and _alike(op, rest[0])] for opcodes in (_LOGPROB, _BEST)]
+            kinds = [
+                [op for op in rest if op.opcode in opcodes and _alike(op, rest[0])] for opcodes in (_LOGPROB, _BEST)
+            ]
             chosen = [found[0] for found in kinds if found]
             rest = [op for op in rest if op not in chosen]
             yield tuple(chosen)
@@ -39,7 +42,9 @@ class Score(Family):
         sizes["GROUP"] = vocabulary.group(module, first, count) if count else 1
         given = [text.pointer(vocabulary.stored_logits(first, cluster), "logits"), text.pointer(first["rows"], "rows")]
         given.append("None" if first.get("path") is None else text.pointer(first["path"], "path"))
-        given += ["None", "None"] if logprob is None else [text.pointer(logprob["index"], "index"), *_out(text, logprob)]
+        given += (
+            ["None", "None"] if logprob is None else [text.pointer(logprob["index"], "index"), *_out(text, logprob)]
+        )
         given += ["None", "None"] if best is None else _out(text, best)
         shape = (module.size("B"), places, most)
         given.append(text.partial("partial_key", "i64", (*shape, count)) if count else "None")
@@ -53,7 +58,7 @@ class Score(Family):
             tuple(sizes.items()),
             tuple(text.arguments.found),
             tuple(text.scratch),
-            num_warps=_NUM_WARPS,
+            num_warps=16 if count > _MANY else 4,
             tiles=vocabulary.tiles(module, first),
             imports={path: tuple(sorted(names)) for path, names in sorted(text.imports.items())},
             prologue=tuple(text.prologue),

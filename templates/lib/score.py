@@ -81,9 +81,7 @@ def score_row(
     if live:
         if COUNT > 0:
             key_at = key_ptr + slot * COUNT
-            top, mass = scan_topk(
-                row_ptr, row, chunk, chunks, key_at, PROLOGUE, operands, COUNT, V, BLOCK, GROUP, True
-            )
+            top, mass = scan_topk(row_ptr, row, chunk, chunks, key_at, PROLOGUE, operands, COUNT, V, BLOCK, GROUP, True)
         else:
             top, _, mass = scan_chunk_and_sum(row_ptr, row, chunk, chunks, PROLOGUE, operands, V, BLOCK)
         last = arrive(max_ptr, sum_ptr, slot, top, mass, arrivals_ptr + place, chunks)

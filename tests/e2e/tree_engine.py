@@ -91,6 +91,8 @@ class Config:
     shallower: tuple[int, ...] = ()
     verify: str = field(default="greedy", repr=False)
     sampling: tuple[str, ...] = field(default=(), repr=False)
+    logprobs: str = field(default="", repr=False)
+    best: int = field(default=0, repr=False)
 
     @property
     def keys(self) -> dict[str, Any]:
@@ -107,6 +109,11 @@ class Config:
             "context_length": CONTEXT,
             "verify": self.verify,
             "sampling": list(self.sampling),
+            **(
+                {"outputs": ["logprobs"], "logprobs": self.logprobs, "best_logprobs": self.best}
+                if self.logprobs
+                else {}
+            ),
             **({"options": LOOKUP} if self.algorithm == "NGRAM" else {}),
         }
 

@@ -21,6 +21,7 @@ from specc.engine.disaggregation.messages import (
     head_of,
     send,
 )
+from specc.engine.disaggregation.scores import score_tensors
 from specc.engine.engine import Engine
 from specc.engine.errors import EngineError, RequestTooLongError, TransferError
 from specc.engine.serving.handover import Handover
@@ -167,6 +168,7 @@ class PrefillWorker:
     def _state(self, name: str, handover: Handover) -> Message:
         """The message with the state of a request, where the channel sends it from."""
         tensors = {"record": self.engine.program.record_layout.pack(handover.carry)[0]}
+        tensors |= score_tensors(handover.scores)
         for owner, buffers in handover.kv.items():
             tensors |= {f"kv.{owner}.{index}": rows for index, rows in enumerate(buffers)}
         staged = {key: tensor.to(self.channel.device) for key, tensor in tensors.items()}

@@ -271,6 +271,11 @@ class Plan:
         """Whether the engine says how a request is sampled."""
         return any(field.given for field in self.carry.values())
 
+    @property
+    def scores(self) -> bool:
+        """Whether log-probabilities of what is emitted are handed out."""
+        return any(output.name == "logprobs" and output.entry == "step" for output in self.outputs)
+
     def nodes(self, entry: str | None = None) -> tuple[Node, ...]:
         """The nodes of `prefill` or `step`, by default of both, in execution order."""
         return tuple(node for phase in self.phases if entry in (None, phase.entry) for node in phase.nodes)
