@@ -12,11 +12,11 @@ from specc.kernels.shared.text import Text
 _LOGPROB = ("vocab.logprob", "vocab.logprob_path")
 _BEST = ("vocab.best", "vocab.best_path")
 _MANY = 16
-"""From more best tokens on the block in which their keys are ranked takes the registers of twice as many warps."""
+"""Of more best tokens keys are ranked in a block that four warps have no registers for; eight spill on sm_100."""
 
 
 class Score(Family):
-    """Rows have programs of their own, which scan a chunk each, and of a path only those that were accepted are read."""
+    """Every row has programs of its own, which scan a chunk each; of a path those that were accepted are read alone."""
 
     stem = "score"
 

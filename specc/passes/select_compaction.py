@@ -17,7 +17,6 @@ from specc.pass_manager.pass_base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.location import Location
 
-
 _ALONG = frozenset({"vocab.logprob_path", "vocab.best_path"})
 """Ops that pick the rows of the path themselves."""
 

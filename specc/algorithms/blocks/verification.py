@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specc.algorithms.blocks import restriction, scores
+from specc.algorithms.blocks import logprobs, restriction
 from specc.algorithms.blocks.penalties import changed, count
 from specc.algorithms.blocks.rejection import decide, sampled
 from specc.algorithms.blocks.sampling import drawn, draws
@@ -87,8 +87,8 @@ def prefill_target(scope: Scope, offers: str = "hidden_size", *, last: bool = Fa
             given = draws(scope, mine, scope.seq_lens, 0, "prefill_", "prefill")
             first, bad = drawn(scope, mine, given, ("first", "first_bad"))
             count(scope, first)
-            logits = scores.scored(scope, logits, mine, given, "prefill_scaled_logits")
-        scores.hand_out_first(scope, logits, first)
+            logits = logprobs.scored(scope, logits, mine, given, "prefill_scaled_logits")
+        logprobs.hand_out_first(scope, logits, first)
         health = b("health.raise", health, bad, names=("prefill_health_target",), bit=TARGET_BIT)
     return health, first, hidden
 
@@ -131,10 +131,10 @@ def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size"
         scored, (predict, accept_index, accept_lens), bad = _accept(scope, state, nodes, logits, positions, begun)
         with b.at(scope.at("verify")):
             state.health = b("health.raise", state.health, bad, names=("health_target",), bit=TARGET_BIT)
-        offered = {"accept_index": accept_index, "hidden_states": hidden, **extras}
+        offered = {"accept_index": accept_index, "hidden_states": hidden}
         if scope.config.verify == "greedy":
-            with b.at(scope.at("verify")):
-                offered[scores.NAME] = b("vocab.logprob", logits, scope.rows, predict, names=("node_logprobs",))
+            offered |= {logprobs.NAME: logprobs.of_largest(scope, logits, predict)}
+        offered |= extras
         outputs = {name: value for name, value in offered.items() if name in scope.config.outputs}
     with b.phase("commit"):
         predict = b("commit.path", predict, accept_index, names=("predict",))
@@ -149,7 +149,7 @@ def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size"
     for name, value in (always | outputs).items():
         scope.output(name, value)
     with b.phase("commit"):
-        scores.hand_out(scope, scored, predict, accept_index)
+        logprobs.hand_out(scope, scored, predict, accept_index)
     return Accepted(hidden, accept_index, accept_lens, predict, bonus, new_lens)
 
 
@@ -172,7 +172,7 @@ def _accept(
         else:
             token, bad = drawn(scope, mine, given, ("drawn", "drawn_bad"))
         path = b.many("verify.greedy", nodes.tokens, token, scope.rows, *links, names=names)
-        return scores.scored(scope, logits, mine, given, "scaled_logits"), path, bad
+        return logprobs.scored(scope, logits, mine, given, "scaled_logits"), path, bad
 
 
 def _target(scope: Scope, state: State, nodes: Nodes, offers: str) -> tuple[Value, Value, Value, dict[str, Value]]:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from specc.engine.disaggregation.channel import Channel
+from specc.engine.disaggregation.first_scores import MOST_BYTES
 from specc.engine.disaggregation.handshake import MOST_ANNOUNCED, greet
 from specc.engine.disaggregation.listener import Announced, Arrived, Gone, Inbox, Listener, News, Withdrawn
 from specc.engine.disaggregation.messages import REQUEST, STATE, Patience
-from specc.engine.disaggregation.scores import MOST_BYTES
 from specc.engine.engine import Engine
 from specc.engine.errors import EngineError, TransferError
 from specc.engine.serving.handover import Handover

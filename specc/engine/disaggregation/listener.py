@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from specc.engine.disaggregation.channel import Channel
+from specc.engine.disaggregation.first_scores import read_scores
 from specc.engine.disaggregation.messages import END, REQUEST, STATE, WITHDRAWN, Message, Patience, integer, receive
-from specc.engine.disaggregation.scores import read_scores
 from specc.engine.errors import TransferError
 from specc.engine.serving.handover import Kv
 from specc.engine.serving.request import Score, StopConditions

@@ -9,6 +9,7 @@ from dataclasses import asdict
 import torch
 
 from specc.engine.disaggregation.channel import Channel
+from specc.engine.disaggregation.first_scores import score_tensors
 from specc.engine.disaggregation.handshake import greet
 from specc.engine.disaggregation.messages import (
     END,
@@ -21,7 +22,6 @@ from specc.engine.disaggregation.messages import (
     head_of,
     send,
 )
-from specc.engine.disaggregation.scores import score_tensors
 from specc.engine.engine import Engine
 from specc.engine.errors import EngineError, RequestTooLongError, TransferError
 from specc.engine.serving.handover import Handover

@@ -65,7 +65,8 @@ class TokenEvent:
 class Completion:
     """The result of a request. `text` is None without tokenizer; accept_lens are per decode step.
 
-    `scores`: what the program says of each emitted token, if it was built for that. `error`: what ended it, if the finish reason is ERROR; it has what was emitted before.
+    `scores`: what the program says of each emitted token, if it was built for that. `error`: what ended it, if the
+    finish reason is ERROR; it has what was emitted before.
     """
 
     request_id: int
@@ -139,7 +140,7 @@ class Request:
         self.failures = min(self.failures, SUSPECT) if is_prefill else 0
 
     def accept(self, tokens: Iterable[int], scores: Sequence[Score] = (), *, streamed: bool = True) -> list[TokenEvent]:
-        """Take the tokens of one step, with what is said of them, up to where the request stops; the surplus is dropped.
+        """Take the tokens of one step, with their scores, up to where the request stops; the surplus is dropped.
 
         Unless somebody watches the stream or a stop string may appear, the text is made in one go at the end, and the
         events before have none. When the tokenizer raises, the request is as it was before.

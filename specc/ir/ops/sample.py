@@ -77,8 +77,8 @@ OPS = (
     OpDef(
         "sample.scale",
         "logits: T[B, *x, ?v], scales: f32[B, *x], cuts?: f32[B, *x] -> scaled: f32[B, *x, ?v]",
-        "Logits whose softmax is what `sample.draw` draws from, in f32: times the row's scale, -inf below its cut. Where"
-        " the scale is 0, which draws the largest, the logits as they are, whatever the cut.",
+        "Logits whose softmax is what `sample.draw` draws from, in f32: times the row's scale, -inf below its cut."
+        " Where the scale is 0, which draws the largest, the logits as they are, whatever the cut.",
     ),
     OpDef(
         "sample.draw",

@@ -10,7 +10,7 @@ from torch import Tensor
 from specc.engine.serving.request import Score
 
 TOKENS, LOGPROBS = "score.tokens", "score.logprobs"
-"""Tensors of a message: i32[n], the most probable tokens, and f32[1 + n], what is said of the first token and theirs."""
+"""Tensors of a message: the most probable tokens i32[n]; log-probabilities f32[1 + n], the first token's and theirs."""
 _MOST = 256
 """Most tokens beside the first one."""
 MOST_BYTES = 4 * (_MOST + _MOST + 1)

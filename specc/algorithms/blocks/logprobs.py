@@ -29,6 +29,12 @@ def hand_out_first(scope: Scope, logits: Value, token: Value) -> None:
             _hand_out_best(scope, "prefill.", best)
 
 
+def of_largest(scope: Scope, logits: Value, token: Value) -> Value:
+    """That of every node's largest logit, f32[B, n], in the phase verify; the launch that finds the token has it."""
+    with scope.b.at(scope.at("verify")):
+        return scope.b("vocab.logprob", logits, scope.rows, token, names=("node_logprobs",))
+
+
 def hand_out(scope: Scope, logits: Value, predict: Value, accept_index: Value) -> None:
     """Hand out what is wanted of the tokens of a step along the accepted path, and no launch has found yet.
 
