@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import pytest
 import torch
 from penalties_oracle import changed
 from torch import Tensor
 from transformers import (
+    AutoModelForCausalLM,
     LogitsProcessorList,
     MinPLogitsWarper,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+from typer.testing import CliRunner
 
+from specc.cli.main import app
 from specc.engine.disaggregation import PrefillWorker
 from specc.engine.engine import Engine
 from specc.engine.memory.attention import plain_attention
 from specc.engine.serving.request import Completion, Sampling, Score, StopConditions, TokenEvent
 
+from .conftest import Case, Models, config_text
 from .local_pair import outcomes_of
 from .test_depths import Turns
 from .tree_engine import Config, base_texts, make_engine, program_of, target_of
@@ -137,14 +143,14 @@ def test_after_a_handover(name: str) -> None:
     found = outcomes_of(make_engine(config), work, config)
     for number, how in enumerate(samplings_of(config)):
         completion = found[f"{number}"].completion
-        assert completion is not None
+        assert completion is not None, found[f"{number}"].error
         check(completion, how, config)
 
 
 def test_nothing_is_said_unless_asked_for() -> None:
     config = replace(CONFIGS["greedy-chain"], logprobs="", best=0)
     engine = make_engine(config)
-    assert not program_of(engine).plan.scores
+    assert program_of(engine).plan.scores is None
     assert {completion.scores for completion in run(engine, config)} == {()}
 
 
@@ -159,3 +165,31 @@ def test_scores_follow_what_is_accepted() -> None:
             [score.logprob for score in whole.scores[:most]], abs=1e-5
         )
         assert all(isinstance(score, Score) for score in cut.scores)
+
+
+def test_on_the_command_line(tmp_path: Path, models: dict[str, Models]) -> None:
+    """As JSON, and as a table; transformers' own log-softmax of the text."""
+    case = Case("NGRAM", "trained")
+    text = config_text(case, models["trained"]) + "outputs: [logprobs]\nbest_logprobs: 3\n"
+    (tmp_path / "a.yaml").write_text(text)
+    built = CliRunner().invoke(app, ["build", str(tmp_path / "a.yaml"), "-o", str(tmp_path), "--emit", "wheel"])
+    assert built.exit_code == 0, built.output
+    (wheel,) = tmp_path.rglob("*.whl")
+    asked = ["run", str(wheel), "--target", str(models["trained"].target), "--prompt", "import os\n"]
+    asked += ["--max-new-tokens", "5", "--logprobs", "2"]
+    record = json.loads(CliRunner().invoke(app, [*asked, "--format", "json"]).stdout)["completions"][0]
+    assert "scores" not in record
+    model = AutoModelForCausalLM.from_pretrained(models["trained"].target)
+    prompt, output = record["prompt_ids"], record["token_ids"]
+    with torch.no_grad():
+        rows = model(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+    assert [entry["token"] for entry in record["logprobs"]] == output
+    for entry, row in zip(record["logprobs"], rows, strict=True):
+        assert entry["logprob"] == pytest.approx(row[entry["token"]].item(), abs=1e-4)
+        best = row.topk(2)
+        assert [other["token"] for other in entry["best"]] == best.indices.tolist()
+        assert [other["logprob"] for other in entry["best"]] == pytest.approx(best.values.tolist(), abs=1e-4)
+    table = CliRunner().invoke(app, asked).stdout
+    assert all(f"{entry['logprob']:.4f}" in table for entry in record["logprobs"])
+    refused = CliRunner().invoke(app, [*asked[:-1], "4"])
+    assert (refused.exit_code, "best_logprobs: 3" in refused.output) == (2, True)
