@@ -80,14 +80,14 @@ def test_a_masked_token_has_none(launcher: Launcher) -> None:
     logits[0, 0, 7] = -math.inf
     logits[0, 1] = -math.inf
     logits[0, 2, [3, 9]] = math.inf
-    logits[0, 3] = math.nan
+    logits[0, 3, :60] = math.nan
     values = {"req_pool_indices": torch.tensor([2]), "logits": logits}
     values |= {"scales": torch.full((1, 4), 0.5), "cuts": torch.full((1, 4), -math.inf)}
     values["path"] = torch.tensor([[0, 1, 2, 3, -1]], dtype=torch.int32)
     values["index"] = torch.tensor([[7, 7, 9, 0, 0]], dtype=torch.int32)
     found = check_module(launcher, scoring("f32", 4, 100, places=5, count=2), generator(1), values, Scan(2, 64))
     assert found["logprob"].tolist() == [[-math.inf, -math.inf, pytest.approx(-math.log(2)), -math.inf, 0.0]]
-    assert found["tokens"].tolist() == [[[0, 1], [0, 1], [3, 9], [0, 1], [0, 0]]]
+    assert found["tokens"].tolist() == [[[0, 1], [0, 1], [3, 9], [60, 61], [0, 0]]]
     assert found["logprobs"][0, 0].tolist() == pytest.approx([-math.log(99)] * 2)
     assert not found["logprobs"].isnan().any()
 

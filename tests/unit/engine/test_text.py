@@ -158,16 +158,17 @@ def test_a_tokenizer_that_raises_changes_nothing(text: str, fails: int, cuts: li
     assert streamed == request.completion().text
 
 
-def test_scores_are_taken_back_with_their_tokens() -> None:
-    """Of a step whose text cannot be made nothing stays; of one in which the request ends, what it keeps."""
+@pytest.mark.parametrize("fails", range(1, 5))
+def test_scores_are_taken_back_with_their_tokens(fails: int) -> None:
+    """Of a step whose text cannot be made nothing stays, whichever token's it is; then what the request keeps."""
     tokenizer = FaultyTokenizer()
-    request = Request(0, (), StopConditions(3), StopText(Detokenizer(tokenizer), ()))
-    scores = [Score(-0.5 * number, ((number, -0.1),)) for number in range(4)]
+    request = Request(0, (), StopConditions(5), StopText(Detokenizer(tokenizer), ()))
+    scores = [Score(-0.5 * number, ((number, -0.1),)) for number in range(6)]
     request.accept(b"a", scores[:1])
-    tokenizer.countdown = 1
+    tokenizer.countdown = fails
     with pytest.raises(UnicodeError):
-        request.accept(b"bcd", scores[1:])
+        request.accept(b"bcdef", scores[1:])
     assert request.completion().scores == (scores[0],)
-    events = request.accept(b"bcd", scores[1:])
-    assert [event.score for event in events] == scores[1:3]
-    assert request.completion().scores == tuple(scores[:3])
+    events = request.accept(b"bcdef", scores[1:])
+    assert [event.score for event in events] == scores[1:5]
+    assert request.completion().scores == tuple(scores[:5])
