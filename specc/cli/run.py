@@ -93,15 +93,14 @@ def run(
             raise typer.BadParameter("a stop string must not be empty", param_hint="--stop")
         sampling = _sampling(
             check=check, temperature=temperature, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p,
-            repetition_penalty=repetition_penalty, frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty, logit_bias=_biases(logit_bias or ()),
-            json_schema=_schema(json_schema), regex=regex,
+            repetition_penalty=repetition_penalty, frequency_penalty=frequency_penalty, regex=regex,
+            presence_penalty=presence_penalty, logit_bias=_biases(logit_bias or ()), json_schema=_schema(json_schema),
         )  # fmt: skip
         console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
         stream = len(texts) == 1 and (console.is_terminal if stream is None else stream)
         printer = Printer(console, texts, format, max_new_tokens, stream=stream, logprobs=logprobs)
+        files = _Files(target, draft, corpus, token_map, logprobs)
         with _wheel_package(program) as module:
-            files = _Files(target, draft, corpus, token_map, logprobs)
             engine = _make_engine(module, files, device.value, printer, max_context=max_context, num_steps=num_steps)
             if format is Format.text:
                 report.show(engine.warnings)
