@@ -7,26 +7,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
+from specc.cli.printing import Printer
 from specc.cli.reporting import Format, reporting
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.reading import read_text
-from specc.support.render import printable, to_json
 from specc.support.writing import write_output
 
 if TYPE_CHECKING:
     from specc.engine.engine import Engine
     from specc.engine.reference import Verdict
-    from specc.engine.serving.request import Completion, Sampling, StopConditions, TokenEvent
+    from specc.engine.serving.request import Completion, Sampling, StopConditions
     from specc.runtime.plan.plan import Plan
 
 
@@ -44,6 +42,9 @@ _Repetition = Annotated[
 ]
 _Steps = Annotated[
     int | None, typer.Option(help="Draft so many tokens in every step, of a program for several numbers.")
+]
+_Logprobs = Annotated[
+    int | None, typer.Option(min=0, help="Print every token's log-probability, and those of so many best tokens.")
 ]
 _Biases = Annotated[
     list[str] | None, typer.Option(metavar="TOKEN:NUMBER", help="Add to a token's logit; may be repeated.")
@@ -72,6 +73,7 @@ def run(
     logit_bias: _Biases = None,
     json_schema: Annotated[str | None, typer.Option(metavar="FILE|TEXT", help="Write JSON of this schema.")] = None,
     regex: Annotated[str | None, typer.Option(help="Write what matches this regular expression.")] = None,
+    logprobs: _Logprobs = None,
     check: Annotated[bool, typer.Option("--check", help="Compare with the target's own greedy text.")] = False,
     stream: Annotated[bool | None, typer.Option(help="Print tokens as they come (one prompt only).")] = None,
     max_context: Annotated[int | None, typer.Option(min=1, help="Most tokens of prompt and completion.")] = None,
@@ -91,15 +93,14 @@ def run(
             raise typer.BadParameter("a stop string must not be empty", param_hint="--stop")
         sampling = _sampling(
             check=check, temperature=temperature, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p,
-            repetition_penalty=repetition_penalty, frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty, logit_bias=_biases(logit_bias or ()),
-            json_schema=_schema(json_schema), regex=regex,
+            repetition_penalty=repetition_penalty, frequency_penalty=frequency_penalty, regex=regex,
+            presence_penalty=presence_penalty, logit_bias=_biases(logit_bias or ()), json_schema=_schema(json_schema),
         )  # fmt: skip
         console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
         stream = len(texts) == 1 and (console.is_terminal if stream is None else stream)
-        printer = _Printer(console, texts, format, max_new_tokens, stream=stream)
+        printer = Printer(console, texts, format, max_new_tokens, stream=stream, logprobs=logprobs)
+        files = _Files(target, draft, corpus, token_map, logprobs)
         with _wheel_package(program) as module:
-            files = _Files(target, draft, corpus, token_map)
             engine = _make_engine(module, files, device.value, printer, max_context=max_context, num_steps=num_steps)
             if format is Format.text:
                 report.show(engine.warnings)
@@ -114,80 +115,25 @@ def run(
 
 @dataclass(frozen=True)
 class _Files:
-    """What a program runs on, as given on the command line."""
+    """What a program runs on, and is asked for, as given on the command line."""
 
     target: Path
     draft: Path | None
     corpus: Path | None
     token_map: Path | None
+    logprobs: int | None
 
     def check(self, plan: Plan) -> None:
-        """Raise BadParameter unless there is exactly what the program needs."""
+        """Raise BadParameter unless there is exactly what the program needs, and it hands out what is asked for."""
+        if self.logprobs is not None and (plan.scores is None or self.logprobs > plan.scores):
+            built = "without log-probabilities" if plan.scores is None else f"with best_logprobs: {plan.scores}"
+            raise typer.BadParameter(f"the program was built {built}", param_hint="--logprobs")
         needs = {"--draft": ("draft" in plan.models, self.draft), "--corpus": ("corpus" in plan.tables(), self.corpus)}
         for option, (needed, given) in needs.items():
             if needed != (given is not None):
                 raise typer.BadParameter(
                     f"the program {'needs' if needed else 'has no use for'} one", param_hint=option
                 )
-
-
-class _Printer:
-    """Prints completions as they finish, or one of them token by token; JSON only at the end."""
-
-    def __init__(
-        self, console: Console, texts: Sequence[str], format: Format, max_new_tokens: int, *, stream: bool
-    ) -> None:
-        self.console, self.texts, self.max_new_tokens = console, texts, max_new_tokens
-        self.is_text = format is Format.text
-        self.stream = stream and self.is_text
-        self._begun = False
-
-    def token(self, event: TokenEvent) -> None:
-        """Show what a token adds, when streaming."""
-        if not self.stream:
-            return
-        if not self._begun:
-            self._head(0)
-        self._begun = True
-        self.console.out(self._safe(event.text), end="" if event.finish_reason is None else "\n", highlight=False)
-
-    def completion(self, completion: Completion) -> None:
-        """Show a finished completion, unless it was streamed."""
-        if self.is_text and not self.stream:
-            self._head(completion.request_id)
-            self.console.out(self._safe(completion.text or ""), highlight=False)
-
-    def finish(self, completions: Sequence[Completion], verdicts: Sequence[Verdict], engine: Engine) -> None:
-        """Show the verdicts and the table of counts, or everything as one JSON record."""
-        if not self.is_text:
-            typer.echo(json.dumps(_record(self.texts, completions, verdicts, engine), indent=2))
-            return
-        context = engine.scheduler.max_context
-        for completion, verdict in zip_longest(completions, verdicts):
-            label = f"[{completion.request_id}] " if len(completions) > 1 else ""
-            if completion.finish_reason == "length" and len(completion.token_ids) < self.max_new_tokens:
-                self.console.print(f"{label}ended by the context of {context} tokens, see --max-context")
-            if completion.error is not None:
-                self.console.print(f"{label}ended by an error: {completion.error}", style="red")
-            if verdict is not None:
-                style = "green" if verdict.identical else "yellow" if verdict.right else "red"
-                self.console.print(f"{label}identical to generate: {_said(verdict, engine)}", style=style)
-        stats, table = engine.stats, Table(show_edge=False)
-        for name in ("prompts", "tokens", "steps", "mean accepted length", "tokens/s"):
-            table.add_column(name, justify="right")
-        counts = (str(stats.requests), str(stats.tokens), str(stats.steps))
-        table.add_row(*counts, f"{stats.mean_accept_len:.2f}", f"{stats.tokens_per_second:.1f}")
-        self.console.print(table)
-
-    def _safe(self, text: str) -> str:
-        """Return text that cannot steer a terminal; unchanged where the output is none."""
-        if not self.console.is_terminal:
-            return text
-        return "\n".join(printable(line.replace("\t", "    ")) for line in text.split("\n"))
-
-    def _head(self, index: int) -> None:
-        label = f"[{index}] " if len(self.texts) > 1 else ""
-        self.console.print(f"{label}{self._safe(self.texts[index])}", style="bold", end="" if self.stream else "\n")
 
 
 def _prompts(given: Sequence[str], file: Path | None) -> list[str]:
@@ -224,7 +170,7 @@ def _wheel_package(name_or_path: str) -> Any:
 
 
 def _make_engine(
-    module: Any, files: _Files, device: str, printer: _Printer, *, max_context: int | None, num_steps: int | None
+    module: Any, files: _Files, device: str, printer: Printer, *, max_context: int | None, num_steps: int | None
 ) -> Engine:
     """Load program, models and corpus and bind them."""
     import torch
@@ -304,7 +250,7 @@ def _sampling(*, check: bool, **parameters: Any) -> Sampling:
 
 
 def _generate(
-    engine: Engine, texts: Sequence[str], conditions: StopConditions, sampling: Sampling, printer: _Printer
+    engine: Engine, texts: Sequence[str], conditions: StopConditions, sampling: Sampling, printer: Printer
 ) -> list[Completion]:
     """Run all prompts, printing each completion when it finishes; results in the order of the prompts."""
     from specc.engine.errors import GrammarError, RequestTooLongError
@@ -340,35 +286,3 @@ def _check(engine: Engine, completions: Sequence[Completion], max_new_tokens: in
         compare(target, done, min(max_new_tokens, context - len(done.prompt_ids)), target.eos_token_ids)
         for done in completions
     ]
-
-
-def _record(
-    texts: Sequence[str], completions: Sequence[Completion], verdicts: Sequence[Verdict], engine: Engine
-) -> dict[str, object]:
-    """Return everything as one JSON-ready record."""
-    records = [{"prompt": text, **asdict(item)} for text, item in zip(texts, completions, strict=True)]
-    for record, verdict in zip(records, verdicts, strict=False):
-        record["check"] = asdict(verdict)
-    stats, warnings = engine.stats.as_dict(), to_json(engine.warnings, {})
-    return {"completions": records, "stats": stats, "warnings": warnings}
-
-
-def _said(verdict: Verdict, engine: Engine) -> str:
-    """Return what is printed of a verdict under its completion."""
-    if verdict.identical:
-        return "yes"
-    ties = "; ".join(
-        f"new token {tie.position} is {tie.found} (scored {tie.found_score:.9g}) instead of {tie.expected} "
-        f"({tie.expected_score:.9g})"
-        for tie in verdict.ties
-    )
-    near = f"near-ties of the target's scores in {engine.target.facts.dtype}: {ties}"
-    if verdict.right:
-        return f"yes, up to {near}"
-    first = f"{_token(verdict.found)} instead of {_token(verdict.expected)}"
-    return f"no, first at new token {verdict.position}: {first}" + (f", after {near}" if ties else "")
-
-
-def _token(token: int | None) -> str:
-    """Return a token as shown to people."""
-    return "the end" if token is None else str(token)

@@ -56,6 +56,7 @@ def check_file(checked: Checked, algorithm: str | None, needs: Needs) -> None:
     _no_repeats(checked, "sampling", checked.file.sampling)
     _drawn(checked)
     _drafts_drawn(checked, algorithm, needs)
+    _logprobs(checked)
     _depths(checked)
     _width(checked, needs)
     _mask(checked, needs)
@@ -240,6 +241,17 @@ def _draws(checked: Checked, key: str, value: str, algorithm: str, needs: Needs,
         found.error(code, message, at.value(key), hint=f"write topk: 1, or {hint[6:]}", notes=notes)
 
 
+def _logprobs(checked: Checked) -> None:
+    """Report what is said of log-probabilities that are no output."""
+    if "logprobs" in checked.file.outputs or not checked.sound("outputs"):
+        return
+    for key, wanted in (("logprobs", checked.file.logprobs != "raw"), ("best_logprobs", checked.file.best_logprobs)):
+        if wanted and checked.sound(key):
+            message = f"{key} describes an output that is not listed"
+            hint = f"write outputs: [logprobs], or leave {key} out"
+            checked.found.error("legal/logprobs", message, checked.places.value(key), hint=hint)
+
+
 def _one_sided(checked: Checked) -> None:
     """Report keys that say something about one of the models and stand at the other."""
     places = checked.places
@@ -275,6 +287,9 @@ def check_models(checked: Checked, target: ModelConfig | None, draft: ModelConfi
             _key_value_row(checked, side, model)
     if target is not None:
         _target_outputs(checked, target)
+        if checked.file.best_logprobs > target.vocab_size and checked.sound("best_logprobs"):
+            message = f"best_logprobs is {checked.file.best_logprobs}, and the target has {target.vocab_size} tokens"
+            checked.found.error("legal/logprobs", message, checked.places.value("best_logprobs"))
     if draft is not None and checked.file.topk > draft.vocab_size and checked.sound("topk"):
         message = f"topk is {checked.file.topk}, and the draft has {draft.vocab_size} tokens"
         checked.found.error("legal/tree-size", message, checked.places.value("topk"))

@@ -89,6 +89,8 @@ def _config(
         draft_sampling=file.draft_sampling,
         sampling=tuple(name for name in SAMPLING if name in file.sampling),
         outputs=tuple(file.outputs),
+        logprobs=file.logprobs,
+        best_logprobs=file.best_logprobs,
         mask=file.mask,
         context_length=file.context_length,
         overlap=file.overlap,

@@ -22,6 +22,7 @@ KvDtype = Literal["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m
 MaskMode = Literal["none", "full", "qlen", "bitpacked"]
 Verify = Literal["greedy", "target_only", "rejection", "block"]
 DraftSampling = Literal["greedy", "coupled"]
+Logprobs = Literal["raw", "processed"]
 Sampling = Literal["penalties", "logit_bias", "grammar", "top_k", "top_p", "min_p"]
 DraftPositions = Literal["true", "shifted", "auto"]
 
@@ -131,6 +132,8 @@ class Config:
     draft_sampling: DraftSampling
     sampling: tuple[Sampling, ...]
     outputs: tuple[str, ...]
+    logprobs: Logprobs
+    best_logprobs: int
     mask: MaskMode
     context_length: int | None
     overlap: bool

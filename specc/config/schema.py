@@ -17,7 +17,17 @@ from pydantic_core import PydanticCustomError
 from specc.config.archs import ARCHS, GPUS, NATIVE, Arch, arch_of
 from specc.config.block import Block
 from specc.config.presets import Engine
-from specc.config.resolved import DraftSampling, Dtype, HiddenSource, KvDtype, KvLayout, MaskMode, Sampling, Verify
+from specc.config.resolved import (
+    DraftSampling,
+    Dtype,
+    HiddenSource,
+    KvDtype,
+    KvLayout,
+    Logprobs,
+    MaskMode,
+    Sampling,
+    Verify,
+)
 
 Output = Literal["accept_index", "hidden_states", "logprobs", "routed_experts", "indexer_topk"]
 
@@ -161,6 +171,12 @@ class ConfigFile(Block):
     """Results the engine wants besides tokens and lengths, of the accepted path: accept_index (its nodes),
     hidden_states, logprobs (of the emitted tokens, under the target), routed_experts and indexer_topk (as the target's
     forward hands them over)."""
+    logprobs: Logprobs = "raw"
+    """What the output logprobs is of: the target's logits as they are (raw), or what a token is drawn from, after
+    penalties, biases, masks, temperature and cuts, where a greedy request has temperature 1 (processed)."""
+    best_logprobs: Annotated[int, Field(strict=True, ge=0, le=20)] = 0
+    """How many of the most probable tokens come with every emitted one, with their log-probabilities, in the outputs
+    best_tokens and best_logprobs."""
     mask: MaskMode = "qlen"
     """Tree mask that the target's attention reads: qlen (nodes by nodes), bitpacked (the same as bits; at most 64
     nodes), full (with the prefix, flat; needs context_length), or none. A chain is causal and has none."""

@@ -19,11 +19,11 @@ from specc.engine.serving import fitting
 from specc.engine.serving.callbacks import Memory
 from specc.engine.serving.draft_callbacks import make_callbacks
 from specc.engine.serving.handover import Handover, Places
-from specc.engine.serving.in_flight import InFlight, unread
+from specc.engine.serving.in_flight import Emitted, InFlight, unread
 from specc.engine.serving.intake import Intake
 from specc.engine.serving.prompts import Prompt
 from specc.engine.serving.ranges import ranges
-from specc.engine.serving.request import ABORT, Completion, Request, StopConditions, TokenEvent, blame
+from specc.engine.serving.request import ABORT, Completion, Request, Score, StopConditions, TokenEvent, blame
 from specc.engine.serving.scheduler import Scheduler
 from specc.engine.serving.stats import Stats
 from specc.engine.wheel import batch_type
@@ -228,7 +228,7 @@ class Engine:
         row = request.row or 0
         kv, carry = self.places.take(row, request.committed), self._step.read_carry([row])
         self.scheduler.discard(request)
-        return Handover(request.ids[-1], request.health, kv, carry, request.sampling.grammar)
+        return Handover(request.ids[-1], request.health, kv, carry, request.sampling.grammar, request.scores[-1:])
 
     def admit(self) -> list[Request]:
         """Give rows and pages to what waits, as far as they last; returns those to prefill, which must follow.
@@ -284,7 +284,7 @@ class Engine:
             self.stats.read(live, result, time.perf_counter() - started, flight.num_steps)
             if flight.num_steps:
                 self.depth.observe(flight.num_steps, [n for index, _ in live if (n := int(result.accept_lens[index]))])
-            given = [(request, flight.tokens(request, result, index)) for index, request in live]
+            given = [(request, flight.emitted(request, result, index)) for index, request in live]
             self._give(given, is_prefill=flight.is_prefill)
 
     def collect(self) -> list[Completion]:
@@ -308,7 +308,7 @@ class Engine:
         self.stats.saw_health(handover.health for handover in handovers)
         for request, handover in zip(requests, handovers, strict=True):
             request.handover, request.health = None, handover.health
-        self._give([(r, [h.first]) for r, h in zip(requests, handovers, strict=True)], is_prefill=True)
+        self._give([(r, ([h.first], h.scores)) for r, h in zip(requests, handovers, strict=True)], is_prefill=True)
 
     def _stream(self) -> None:
         """Tell whoever listens about the tokens that were read."""
@@ -347,21 +347,21 @@ class Engine:
         step = self._step.at(num_steps)
         return step.decode(self._batch(rows, None if self.ahead else bounds), at_least=at_least)
 
-    def _give(self, given: Sequence[tuple[Request, Sequence[int]]], *, is_prefill: bool) -> None:
+    def _give(self, given: Sequence[tuple[Request, Emitted]], *, is_prefill: bool) -> None:
         """Give tokens to their requests. One whose text cannot be made waits again, when the others have theirs."""
         failed: dict[Request, BaseException] = {}
-        for request, tokens in given:
+        for request, emitted in given:
             try:
-                self._accept(request, tokens, is_prefill=is_prefill)
+                self._accept(request, *emitted, is_prefill=is_prefill)
             except BaseException as error:
                 failed[request] = error
         if failed:
             with self._recovering("making the text", list(failed)):
                 raise next(iter(failed.values()))
 
-    def _accept(self, request: Request, tokens: Sequence[int], *, is_prefill: bool) -> None:
+    def _accept(self, request: Request, tokens: Sequence[int], scores: Sequence[Score], *, is_prefill: bool) -> None:
         """Give tokens to their request, which may finish; after a prefill they are offered to others at once."""
-        events = request.accept(tokens, streamed=self.on_token is not None)
+        events = request.accept(tokens, scores, streamed=self.on_token is not None)
         request.obey()
         self.stats.tokens += len(events)
         self._events.extend(events)

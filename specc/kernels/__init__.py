@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from specc.kernels import argmax, compact, cut, draw, duplicate_tail, ngram_propose, ngram_start, rows, stash, topk
+from specc.kernels import (
+    argmax,
+    compact,
+    cut,
+    draw,
+    duplicate_tail,
+    ngram_propose,
+    ngram_start,
+    rows,
+    score,
+    stash,
+    topk,
+)
 from specc.kernels.shared.base import Family
 
 COMPOSED: dict[str, Family] = {family.stem: family for family in (argmax.FAMILY, draw.FAMILY, topk.FAMILY, rows.FAMILY)}
@@ -12,6 +24,7 @@ LONE: dict[str, Family] = {
     family.stem: family
     for family in (
         cut.FAMILY,
+        score.FAMILY,
         ngram_start.FAMILY,
         ngram_propose.FAMILY,
         duplicate_tail.FAMILY,

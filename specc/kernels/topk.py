@@ -18,7 +18,10 @@ class Topk(Composed):
     def scan(self, text: Text, reduction: Op, cluster: Cluster) -> str:
         """See `Composed.scan`."""
         module, branches = text.module, text.module.size("K")
-        text.constants += [*vocabulary.sizes(module, reduction), ("GROUP", vocabulary.group(module, reduction))]
+        text.constants += [
+            *vocabulary.sizes(module, reduction),
+            ("GROUP", vocabulary.group(module, reduction, branches)),
+        ]
         function, operands, logits, shape = vocabulary.scanned(text, reduction, cluster)
         rows = vocabulary.rows_of(module, reduction)
         key = text.partial("partial_key", "i64", (*shape, branches))

@@ -24,6 +24,7 @@ from specc.kernels.shared.base import STORES, Cluster, convex, read_in_place, tr
 from specc.kernels.shared.blocks import block_shape, is_long
 from specc.kernels.shared.compose import has_tile
 from specc.kernels.shared.tiles import in_memory, is_prologue, side_of
+from specc.kernels.shared.vocabulary import of_argmax
 from specc.pass_manager.pass_base import Context, Pass
 
 REDUCTIONS = {"vocab.argmax": "argmax", "vocab.topk": "topk", "sample.draw": "draw"}
@@ -194,7 +195,7 @@ class _Forming:
         if launch.closed:
             return False
         if op.opcode == "vocab.logprob":
-            return _of_argmax(op, launch.ops)
+            return of_argmax(op) and op["index"].source in launch.ops
         if not (is_long(module, op) or has_tile(module, op)):
             return False
         operands = [(name, value.source) for name, value in op.named.items() if value.source in launch.ops]
@@ -208,7 +209,7 @@ class _Forming:
         found = [value.source for value in op.operands if value.source is not None]
         if op.overwritten is not None:
             found += [user for user in module.users(op.overwritten) if user is not op]
-        if OPS[op.opcode].effect == "carry" and self.entry == "step":
+        if OPS[op.opcode].effect == "carry":
             field_ = op.attrs["field"]
             found += [load for load in module.find("carry.load") if load.attrs["field"] == field_]
         if is_external(op) and op.phase == "extend":
@@ -250,7 +251,7 @@ def _with_prologues(module: Module, lone: Mapping[Op, tuple[str, Cluster]]) -> d
     """The clusters of `_lone`, with what changes the logits that they read, by each of their ops."""
     found: dict[Op, tuple[str, Cluster]] = {}
     for stem, cluster in dict.fromkeys(lone.values()):
-        changes = _late(module, cluster[0]) if _reads_logits(cluster[0]) else []
+        changes = _late(module, *cluster) if _reads_logits(cluster[0]) else []
         found |= dict.fromkeys((*changes, *cluster), (stem, (*changes, *cluster)))
     return found
 
@@ -282,9 +283,9 @@ def _copy(module: Module, op: Op) -> Op:
     return module.add_op(op.phase, op.opcode, operands, results, op.attrs, op.location, at)
 
 
-def _late(module: Module, reader: Op) -> list[Op]:
-    """What changes the logits of a reader that is no reduction, if it may be computed as late as the reader."""
-    found = _prologues(module, reader)
+def _late(module: Module, *readers: Op) -> list[Op]:
+    """What changes the logits of readers that are no reductions, if it may be computed as late as they are."""
+    found = _prologues(module, *readers)
     return found if all(_stays(module, op) for op in found) else []
 
 
@@ -296,7 +297,7 @@ def _stays(module: Module, op: Op) -> bool:
 def _readers(module: Module, logits: Value) -> list[Op]:
     """Who reads logits, without log-probabilities that come with an argmax which does."""
     users = module.users(logits)
-    return [op for op in users if op.opcode != "vocab.logprob" or not _of_argmax(op, users)]
+    return [op for op in users if not of_argmax(op) or op["index"].source not in users]
 
 
 def _reads_logits(op: Op) -> bool:
@@ -304,15 +305,15 @@ def _reads_logits(op: Op) -> bool:
     return op.get("logits") is not None and op.opcode not in REDUCTIONS and not is_prologue(op)
 
 
-def _prologues(module: Module, reader: Op) -> list[Op]:
-    """The ops that change logits for one reader alone, and for the log-probabilities that come with it.
+def _prologues(module: Module, reader: Op, *beside: Op) -> list[Op]:
+    """The ops that change logits for one reader alone, those beside it, and the log-probabilities that come with it.
 
     With them the loads of what they read where it is carried. Cuts that are found one after the other are one reader.
     """
     found: list[Op] = []
     value = reader["logits"]
     while value.source is not None and is_prologue(value.source):
-        readers = _readers(module, value)
+        readers = [op for op in _readers(module, value) if op not in beside]
         others = [op for op in readers if op.get("within") is None or op["within"].source not in readers]
         if len(others) > 1 or value in module.outputs.values():
             break
@@ -320,14 +321,6 @@ def _prologues(module: Module, reader: Op) -> list[Op]:
         found = [*(load for load in loads if read_in_place(module, load)), value.source, *found]
         value = value.source["logits"]
     return found
-
-
-def _of_argmax(op: Op, ops: Sequence[Op]) -> bool:
-    """Whether a log-probability is that of the argmax of the same logits, which one of the ops finds."""
-    source = op["index"].source
-    if source is None or source not in ops or source.opcode != "vocab.argmax" or op["index"] is not source.out("index"):
-        return False
-    return source["logits"] is op["logits"] and source["rows"] is op["rows"]
 
 
 def _elements(module: Module, op: Op) -> int:

@@ -17,6 +17,9 @@ from specc.pass_manager.pass_base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.location import Location
 
+_ALONG = frozenset({"vocab.logprob_path", "vocab.best_path"})
+"""Ops that pick the rows of the path themselves."""
+
 
 @dataclass(frozen=True)
 class SelectCompaction(Pass):
@@ -82,7 +85,7 @@ class SelectCompaction(Pass):
 def read_along_nodes(module: Module) -> list[tuple[Op, Value]]:
     """Ops behind verification, and stores, that read values with the node axis, but for compaction itself."""
     late = [op for op in module.ops() if op.phase in ("commit", "extend") or OPS[op.opcode].effect == "carry"]
-    readers = [op for op in late if op.opcode not in ("commit.compact", "commit.last", "kv.move")]
+    readers = [op for op in late if op.opcode not in ("commit.compact", "commit.last", "kv.move", *_ALONG)]
     return [(op, value) for op in readers for value in op.operands if on_nodes(value)]
 
 

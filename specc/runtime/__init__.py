@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .plan.manifest import Manifest
     from .plan.plan import Plan
     from .program import Program, load
-    from .result import HostCopy, HostResult, StepResult
+    from .result import HostCopy, HostResult, Score, StepResult
     from .sampling import Sampling
     from .state.carry import Carry
     from .state.peer import check_peer, schema, schema_digest
@@ -72,7 +72,7 @@ _HOMES = {
     "state.peer": ("check_peer", "schema", "schema_digest"),
     "plan.plan": ("Plan",),
     "program": ("Program", "load"),
-    "result": ("HostCopy", "HostResult", "StepResult"),
+    "result": ("HostCopy", "HostResult", "Score", "StepResult"),
     "sampling": ("Sampling",),
     "step": ("Step",),
     "state.transfer": ("RecordField", "RecordLayout"),
@@ -107,6 +107,7 @@ __all__ = [
     "Sampling",
     "SamplingError",
     "SchemaMismatchError",
+    "Score",
     "SpeccError",
     "Step",
     "StepResult",

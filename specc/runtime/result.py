@@ -16,6 +16,18 @@ SPAN_LIMIT = 1 << 20
 
 
 @dataclass(frozen=True)
+class Score:
+    """What a program says of an emitted token, where the config asks for `logprobs`.
+
+    logprob: its log-probability; -inf for one that has none. best: the most probable tokens there with theirs, the most
+    probable first, as many as the config asks for.
+    """
+
+    logprob: float
+    best: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class HostResult:
     """The outputs of a step as Python lists, one entry per request."""
 
@@ -30,6 +42,18 @@ class HostResult:
         if "predict" not in self.outputs:
             return [self.bonus[request]]
         return self.predict[request][: self.accept_lens[request]]
+
+    def scores(self, request: int) -> list[Score]:
+        """What is said of each of `tokens`; nothing where the config does not ask for log-probabilities."""
+        if "logprobs" not in self.outputs:
+            return []
+        names = ("logprobs", "best_tokens", "best_logprobs")
+        logprobs, *best = (self.outputs[name][request] for name in names if name in self.outputs)
+        if "predict" not in self.outputs:
+            logprobs, best = [logprobs], [[values] for values in best]
+        pairs = [tuple(zip(*row, strict=True)) for row in zip(*best, strict=True)] or [()] * len(logprobs)
+        count = len(self.tokens(request))
+        return [Score(*found) for found in zip(logprobs[:count], pairs[:count], strict=True)]
 
     def faults(self, request: int) -> tuple[str, ...]:
         """What the health word of request `request` says went wrong, by name; see `health.FAULTS`."""

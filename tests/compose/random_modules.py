@@ -182,6 +182,8 @@ class Composer(Builder):
             self.allow,
             self.cut,
             self.logprob,
+            self.scale,
+            self.best,
             self.grow,
             self.grow,
             self.select,
@@ -200,7 +202,7 @@ class Composer(Builder):
         with self.phase("draft"):
             self._some(2, 8, middle)
         with self.phase("verify"):
-            self._some(2, 9, (*middle, self.walk, self.walk, self.reject, self.reject))
+            self._some(2, 9, (*middle, self.walk, self.walk, self.reject, self.reject, *[self.scores] * 3))
             self._read_nodes()
         with self.phase("commit"):
             self._some(
@@ -217,6 +219,8 @@ class Composer(Builder):
                     self.extend_ids,
                     self.chosen,
                     self.shift,
+                    self.scores,
+                    self.scores,
                     self.store,
                     self.append,
                     self.count,
@@ -239,6 +243,8 @@ class Composer(Builder):
                     self.allow,
                     self.cut,
                     self.logprob,
+                    self.scale,
+                    self.best,
                     self.store,
                     self.handed_on,
                     self.health,
@@ -694,6 +700,46 @@ class Composer(Builder):
         ]
         index = self.rng.choice(same) if same else self.pick(fits)
         self.make("vocab.logprob", logits, self.rows(), index, facts=[Fact(rough=True)])
+
+    def scale(self) -> None:
+        """Logits as a token is drawn from them, with a cut or without."""
+        logits = self.logits()
+        shape = tensor_type(logits).shape[:-1]
+        operands = [self.of("f32", *shape) for _ in range(self.rng.choice([1, 2]))]
+        rough = any(self.fact(value).rough for value in operands)
+        (scaled,) = self.make("sample.scale", logits, *operands, facts=[Fact(rough=rough)])
+        if self.rng.random() < 0.5 and not rough:
+            self._argmax(scaled)
+
+    def best(self) -> None:
+        """The best tokens of all rows."""
+        count = self.rng.randint(1, 5)
+        facts = [Fact(), Fact(rough=True)]
+        self.make("vocab.best", self.logits(count), self.rows(), count=count, facts=facts)
+
+    def _tokens(self) -> Value:
+        """Tokens along a path, perhaps such as a forward gives for it."""
+        type_ = TensorType("i32", ("B", "A"))
+        try:
+            return self.pick(lambda found, fact: found == type_ and fact.kind == "token")
+        except Unfit:
+            return self._asked("ids", type_, Fact("token"))
+
+    def scores(self) -> None:
+        """Log-probabilities along a path, of tokens, or of the best ones, or of both."""
+        path = self.pick(lambda _, fact: fact.kind == "path")
+        count, axis, which = self.rng.randint(1, 4), self.fact(path).axis, self.rng.randrange(3)
+        logits = self.pick(
+            lambda type_, fact: type_.shape[:2] == ("B", axis) and type_.shape[2:] in (("V",), ("Vd",))
+            and type_.dtype in FLOATS and not fact.rough
+        )  # fmt: skip
+        rows = self.rows()
+        if which:
+            index = self._tokens()
+            self.make("vocab.logprob_path", logits, rows, index, path, facts=[Fact(rough=True)])
+        if which != 1:
+            facts = [Fact(), Fact(rough=True)]
+            self.make("vocab.best_path", logits, rows, path, count=count, facts=facts)
 
     # --- trees and chains ------------------------------------------------------------------------------------
 

@@ -75,8 +75,8 @@ class Case:
         """Return the configuration's name, which is the package's too."""
         flags = f"p{self.page_size}_s{self.steps}_{'o' if self.overlap else 'n'}_{self.draft_positions}"
         tree = f"_k{self.topk}_n{self.nodes}_{self.mask}" if self.topk > 1 else ""
-        flags = {"_corpus": self.corpus, "_mixed": self.mixed, "_reduced": self.reduced}
-        ends = "".join(end for end, there in flags.items() if there)
+        marks = {"_corpus": self.corpus, "_mixed": self.mixed, "_reduced": self.reduced}
+        ends = "".join(end for end, there in marks.items() if there)
         return f"{self.algorithm.lower()}_{self.models}_{flags}{tree}{ends}"
 
 

@@ -92,6 +92,8 @@ class Config:
     verify: str = field(default="greedy", repr=False)
     sampling: tuple[str, ...] = field(default=(), repr=False)
     draft_sampling: str = field(default="greedy", repr=False)
+    logprobs: str = field(default="", repr=False)
+    best: int = field(default=0, repr=False)
 
     @property
     def keys(self) -> dict[str, Any]:
@@ -109,6 +111,11 @@ class Config:
             "verify": self.verify,
             "sampling": list(self.sampling),
             "draft_sampling": self.draft_sampling,
+            **(
+                {"outputs": ["logprobs"], "logprobs": self.logprobs, "best_logprobs": self.best}
+                if self.logprobs
+                else {}
+            ),
             **({"options": LOOKUP} if self.algorithm == "NGRAM" else {}),
         }
 

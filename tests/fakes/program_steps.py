@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specc.runtime import Score
+
 
 @dataclass
 class HostResult:
@@ -25,6 +27,10 @@ class HostResult:
     def tokens(self, index: int) -> list[int]:
         """Return what request `index` emits; after a prefill its first token."""
         return self.predict[index][: self.accept_lens[index]] or [self.bonus[index]]
+
+    def scores(self, index: int) -> list[Score]:
+        """Return nothing: no log-probability is handed out."""
+        return []
 
     def start_copy(self) -> HostResult:
         """Return itself: the fake computes on the host."""

@@ -132,6 +132,10 @@ def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = Fals
             keys["verify"] = rng.choice(["rejection", "block"])
         keys["sampling"] = rng.sample(SAMPLING, rng.choice([0, 0, 1, 2, 3, 5]))
         keys["sampling"] += rng.choice([[], ["grammar"]])
+    if "logprobs" in keys["outputs"]:
+        keys["best_logprobs"] = rng.choice([0, rng.randint(0, min(vocab, 20))])
+        if "verify" not in keys:  # what is drawn from hangs on sums, which oracles cannot follow
+            keys["logprobs"] = rng.choice(["raw", "processed"])
     if needs.draft:
         keys["draft"] = draft
     if algorithm == "NGRAM":

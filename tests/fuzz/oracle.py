@@ -17,7 +17,7 @@ from fakes.models import Model, extra, fold, fold_all, target_code
 
 from specc.config import Config
 
-from .ranking import INF, Branch, Choice, Tree, argmax, best_of, log_probability, most_probable
+from .ranking import INF, Branch, Choice, Tree, argmax, best_of, log_probability, most_probable, ranked
 from .sampler import Sampler
 
 DRAFT, TARGET, EXTEND, PREFILL, ORPHAN = 1, 2, 4, 8, 16
@@ -208,12 +208,16 @@ class Oracle:
             "hidden_states": [model.hidden_rows[Model.hidden_row(state)] for state in states],
             "drafted": [tree.tokens[column] for column in path],
         }
-        found["logprobs"] = []
+        found |= {"logprobs": [], "best_tokens": [], "best_logprobs": []}
         for column, state, token in zip(path, states, self.text[-len(path) :], strict=True):
             number = model.row(tree.tokens[column], state)
             if ("log", number, token) not in self.cache:
                 self.cache["log", number, token] = log_probability(model.rows[number], token)
             found["logprobs"].append(self.cache["log", number, token])
+            row = model.rows[number]
+            best = ranked(row)[: self.config.best_logprobs]
+            found["best_tokens"].append(best)
+            found["best_logprobs"].append([log_probability(row, index) for index in best])
         for number, name in enumerate(("routed_experts", "indexer_topk")):
             size = int((target.experts_per_token, target.index_topk)[number] or 0)
             found[name] = [

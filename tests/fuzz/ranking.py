@@ -57,18 +57,24 @@ class Choice:
     same: tuple[int, float]
 
 
+def ranked(row: list[float]) -> list[int]:
+    """Indices of the largest value first, lowest index on ties, NaN as -inf."""
+    values = [-INF if math.isnan(value) else value + 0.0 for value in row]
+    return sorted(range(len(values)), key=lambda i: (-values[i], i))
+
+
 def most_probable(number: int, row: list[float], count: int) -> list[Choice]:
     """The most probable tokens in descending order, lowest index on ties."""
     values = [-INF if math.isnan(value) else value + 0.0 for value in row]
     best = max(values)
-    ranked = sorted(range(len(values)), key=lambda i: (-values[i], i))[:count]
+    first = ranked(row)[:count]
     if best == -INF:
-        return [Choice(token, 0.0, True, (number, -INF)) for token in ranked]
+        return [Choice(token, 0.0, True, (number, -INF)) for token in first]
     weights = [1.0 if value == best else math.exp(value - best) if value > -INF else 0.0 for value in values]
     exact = all(weight in (0.0, 1.0) for weight in weights)
     total = math.fsum(weights)
     found = []
-    for token in ranked:
+    for token in first:
         p = f32(weights[token] / total)
         found.append(Choice(token, p, exact or weights[token] / total < 1e-47, (number, values[token])))
     return found

@@ -11,7 +11,7 @@ import torch
 from kernel_cases import POISON, assert_same
 from kernel_launcher import Launcher
 from programs import brought
-from topk_cases import assert_probabilities
+from topk_cases import assert_logs, assert_probabilities
 from torch import Tensor
 
 from specc.ir.builder import Builder
@@ -30,7 +30,13 @@ from specc.runtime.semantics.reference import OPS, evaluate
 MAX_B, POOL = 6, 12
 FLOATS = ("f32", "f16", "bf16")
 ANY = (*FLOATS, "i32", "i64")
-SUMS = {"vocab.topk": "p", "vocab.logprob": "logprob"}
+SUMS = {
+    "vocab.topk": "p",
+    "vocab.logprob": "logprob",
+    "vocab.logprob_path": "logprob",
+    "vocab.best": "logprobs",
+    "vocab.best_path": "logprobs",
+}
 """Results, by opcode, that are sums over a vocabulary and known up to rounding."""
 LOGITS = ("vocab.argmax", "vocab.topk")
 Drawn = dict[str, Tensor]
@@ -268,7 +274,8 @@ def expect(memory: Memory, sums: Mapping[Value, Tensor]) -> tuple[Memory, dict[s
         if op.opcode in SUMS:
             total = op.out(SUMS[op.opcode])
             meant = specified(op, operands)
-            assert_probabilities(sums[total][meant], values[total][meant])
+            close = assert_probabilities if op.opcode == "vocab.topk" or vocabulary.of_argmax(op) else assert_logs
+            close(sums[total][meant], values[total][meant])
             values[total] = sums[total]
         for value in op.results:
             if (name := memory.root(value).name) in want.tensors:
@@ -278,8 +285,8 @@ def expect(memory: Memory, sums: Mapping[Value, Tensor]) -> tuple[Memory, dict[s
 
 
 def specified(op: Op, operands: Sequence[Tensor]) -> Tensor:
-    """Which sums mean anything: the log-probabilities of rows' largest logits, and every probability."""
-    if op.opcode != "vocab.logprob":
+    """Which sums mean anything: of log-probabilities that an argmax gives those of largest logits, and all others."""
+    if not vocabulary.of_argmax(op):
         return torch.tensor(True)
     logits, rows, index = operands
     argmax, _ = evaluate("vocab.argmax", (logits, rows), {"dtype": "i32", "keep": ""}, {}, {})
@@ -334,6 +341,12 @@ def launch_of(module: Module, stem: str, cluster: Cluster, batch: int, scan: Sca
         changed = {"STRIDE": sizes[-1] + scan.slack} | ({"BLOCK": scan.block} if scan.block else {})
         if scan.block and reduction.opcode == "vocab.topk":
             changed["GROUP"] = vocabulary.widest_group(sizes[-1], scan.block, module.size("K"), 8)
+    elif stem == "score":
+        constants = dict(spec.constants)
+        programs = constants["PLACES"] * min(scan.splits, constants["SPLITS"]) if scan.splits else programs
+        changed = {"BLOCK": scan.block} if scan.block else {}
+        if scan.block and constants["COUNT"]:
+            changed["GROUP"] = vocabulary.widest_group(constants["V"], scan.block, constants["COUNT"], 8)
     elif scan.programs:
         programs = scan.programs
     return Launch(with_constants(spec, changed), (rows, programs))

@@ -24,11 +24,11 @@ TREE: dict[str, Any] = {"topk": 3, "num_draft_tokens": 6, "page_size": 4}
 PROGRAMS: list[dict[str, Any]] = [
     {"algorithm": "EAGLE", "outputs": ["logprobs"]},
     {"algorithm": "EAGLE", **TREE, "mask": "full", "context_length": 64},
-    {"algorithm": "EAGLE", "verify": "target_only", "sampling": ["penalties", "top_p"]},
+    {"algorithm": "EAGLE", "verify": "target_only", "sampling": ["penalties", "top_p"], "outputs": ["logprobs"]},
     {"algorithm": "FROZEN_KV_MTP"},
     {"algorithm": "NGRAM", **TREE, "options": {"corpus": "words.txt"}},
 ]
-WRITTEN = {*COMPOSED, "cut"}
+WRITTEN = {*COMPOSED, "cut", "score"}
 """Families that write their kernels' statements; the others have a template."""
 TAIL = Spec("duplicate_tail", {}, (), (Argument("kv_stride", "i64", slot_stride="draft"),))
 

@@ -43,3 +43,9 @@ def assert_probabilities(actual: torch.Tensor, want: torch.Tensor) -> None:
     """Equal but for the rounding of exp and of sums in another order; subnormal results may be flushed to zero."""
     assert not actual.isnan().any()
     torch.testing.assert_close(actual, want, rtol=4e-6, atol=2e-38)
+
+
+def assert_logs(actual: torch.Tensor, want: torch.Tensor) -> None:
+    """The same of logarithms of probabilities, of which those of nearly 1 are nearly 0."""
+    assert not actual.isnan().any()
+    torch.testing.assert_close(actual, want, rtol=4e-6, atol=4e-6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specc.algorithms.blocks.sampling import draws, parameter
+from specc.algorithms.blocks.sampling import parameter
 from specc.algorithms.blocks.scope import Scope, logits_dtype_of
 from specc.ir.core import Value
 from specc.ir.ops.sample import COIN, DRAFT, TOKEN
@@ -100,7 +100,7 @@ def _field(column: int) -> str:
 
 
 def decide(
-    scope: Scope, tokens: Value, logits: Value, lens: Value, positions: Value, q: Sequence[Value]
+    scope: Scope, tokens: Value, logits: Value, lens: Value, given: Sequence[Value], q: Sequence[Value]
 ) -> tuple[Value, ...]:
     """The token i32[B, n] after each node, by the drafts that are accepted, and bad rows i1[B, n].
 
@@ -109,7 +109,7 @@ def decide(
         tokens: of the nodes, i64[B, n].
         logits: of the target, T[B, n, V].
         lens: committed lengths i64[B].
-        positions: of the nodes, i64[B, n].
+        given: what tokens after the nodes are drawn with, see `draws`.
         q: logits that the drafts were drawn from, in order, T[B, *x, Vd] each.
 
     """
@@ -119,7 +119,7 @@ def decide(
             f"verify: {scope.config.verify} needs what drafts are drawn from, which {scope.config.algorithm} lacks"
         )
         scope.refuse("legal/verify", message, ("verify",), hint="write verify: target_only")
-    keys, scales, *cuts = draws(scope, logits, positions, 1, "", "prepare")
+    keys, scales, *cuts = given
     with b.at(scope.at("verify")):
         seed, temperature = (parameter(scope, name, "", "prepare", "verify") for name in ("seed", "temperature"))
         names = "coins", "coin_scales"

@@ -11,10 +11,17 @@ CUTS = ("top_k", "top_p", "min_p")
 """What leaves only some tokens to be drawn."""
 
 
-def drawn(
-    scope: Scope, logits: Value, positions: Value, offset: int, stem: str, loads: str, names: tuple[str, str]
-) -> tuple[Value, ...]:
-    """A token i32[B, *x] drawn for every row of logits, and whether the row is bad, i1[B, *x].
+def drawn(scope: Scope, logits: Value, given: tuple[Value, ...], names: tuple[str, str]) -> tuple[Value, ...]:
+    """A token i32[B, *x] drawn for every row of logits T[B, *x, V], and whether the row is bad, i1[B, *x].
+
+    ``given``: what `draws` gives; ``names`` of the two results.
+    """
+    with scope.b.at(scope.at("verify")):
+        return scope.b.many("sample.draw", logits, scope.rows, *given, names=names, dtype="i32", keep="")
+
+
+def draws(scope: Scope, logits: Value, positions: Value, offset: int, stem: str, loads: str) -> tuple[Value, ...]:
+    """What tokens are drawn with: keys i64[B, *x], scales and, if any are made, cuts f32[B, *x].
 
     Args:
         scope: module under construction, in the phase that reads the logits.
@@ -23,16 +30,8 @@ def drawn(
         offset: from there to the position of the token that a row is drawn for.
         stem: what names of values begin with.
         loads: phase that loads what the request is sampled with.
-        names: of the two results.
 
     """
-    given = draws(scope, logits, positions, offset, stem, loads)
-    with scope.b.at(scope.at("verify")):
-        return scope.b.many("sample.draw", logits, scope.rows, *given, names=names, dtype="i32", keep="")
-
-
-def draws(scope: Scope, logits: Value, positions: Value, offset: int, stem: str, loads: str) -> tuple[Value, ...]:
-    """What tokens are drawn with, see `drawn`: keys i64[B, *x], scales and, if any are made, cuts f32[B, *x]."""
     config, b = scope.config, scope.b
     with b.at(scope.at("verify")):
         seed, temperature = (parameter(scope, name, stem, loads, "verify") for name in ("seed", "temperature"))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specc.algorithms.blocks import restriction
+from specc.algorithms.blocks import logprobs, restriction
 from specc.algorithms.blocks.penalties import changed, count
 from specc.algorithms.blocks.rejection import decide, sampled
-from specc.algorithms.blocks.sampling import drawn
+from specc.algorithms.blocks.sampling import drawn, draws
 from specc.algorithms.blocks.scope import Scope, dtype_of, logits_dtype_of
 from specc.ir.core import Value
 from specc.ir.ops.health import TARGET_BIT
@@ -83,9 +83,12 @@ def prefill_target(scope: Scope, offers: str = "hidden_size", *, last: bool = Fa
         if scope.config.verify == "greedy":
             first, bad = b.many("vocab.argmax", logits, scope.rows, names=("first", "first_bad"), dtype="i32", keep="")
         else:
-            scores = restriction.allowed_first(scope, changed(scope, logits, "prefill_", "prefill"))
-            first, bad = drawn(scope, scores, scope.seq_lens, 0, "prefill_", "prefill", ("first", "first_bad"))
+            mine = restriction.allowed_first(scope, changed(scope, logits, "prefill_", "prefill"))
+            given = draws(scope, mine, scope.seq_lens, 0, "prefill_", "prefill")
+            first, bad = drawn(scope, mine, given, ("first", "first_bad"))
             count(scope, first)
+            logits = logprobs.scored(scope, logits, mine, given, "prefill_scaled_logits")
+        logprobs.hand_out_first(scope, logits, first)
         health = b("health.raise", health, bad, names=("prefill_health_target",), bit=TARGET_BIT)
     return health, first, hidden
 
@@ -125,11 +128,13 @@ def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size"
     begun = restriction.begin(scope, nodes.tokens, state.seq_lens, nodes.parent)
     positions, logits, hidden, extras = _target(scope, state, nodes, offers)
     with b.phase("verify"):
-        predict, accept_index, accept_lens, bad = _accept(scope, state, nodes, logits, positions, begun)
+        scored, (predict, accept_index, accept_lens), bad = _accept(scope, state, nodes, logits, positions, begun)
         with b.at(scope.at("verify")):
             state.health = b("health.raise", state.health, bad, names=("health_target",), bit=TARGET_BIT)
-            logprobs = b("vocab.logprob", logits, scope.rows, predict, names=("node_logprobs",))
-        offered = {"accept_index": accept_index, "hidden_states": hidden, "logprobs": logprobs, **extras}
+        offered = {"accept_index": accept_index, "hidden_states": hidden}
+        if scope.config.verify == "greedy":
+            offered |= {logprobs.NAME: logprobs.of_largest(scope, logits, predict)}
+        offered |= extras
         outputs = {name: value for name, value in offered.items() if name in scope.config.outputs}
     with b.phase("commit"):
         predict = b("commit.path", predict, accept_index, names=("predict",))
@@ -143,26 +148,31 @@ def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size"
     always = {"predict": predict, "accept_lens": accept_lens, "new_seq_lens": new_lens, "bonus": bonus}
     for name, value in (always | outputs).items():
         scope.output(name, value)
+    with b.phase("commit"):
+        logprobs.hand_out(scope, scored, predict, accept_index)
     return Accepted(hidden, accept_index, accept_lens, predict, bonus, new_lens)
 
 
 def _accept(
     scope: Scope, state: State, nodes: Nodes, logits: Value, positions: Value, begun: Value | None
-) -> tuple[Value, ...]:
-    """Predicted tokens [B, n], the accepted path, its length, and which rows of the target are bad."""
+) -> tuple[Value, tuple[Value, ...], Value]:
+    """The logits that are scored; predicted tokens [B, n], the accepted path, its length; which rows are bad."""
     b, names = scope.b, ("node_predict", "accept_index", "accept_lens")
     links = () if nodes.parent is None else (nodes.parent,)
     with b.at(scope.at("verify")):
         if scope.config.verify == "greedy":
-            return b.many(
+            *path, bad = b.many(
                 "verify.accept", nodes.tokens, logits, scope.rows, *links, names=(*names, "target_bad"), mode="greedy"
             )
-        scores = restriction.allowed(scope, changed(scope, logits, "", "prepare", (nodes.tokens, *links)), begun)
+            return logits, tuple(path), bad
+        mine = restriction.allowed(scope, changed(scope, logits, "", "prepare", (nodes.tokens, *links)), begun)
+        given = draws(scope, mine, positions, 1, "", "prepare")
         if sampled(scope):
-            token, bad = decide(scope, nodes.tokens, scores, state.seq_lens, positions, nodes.q)
+            token, bad = decide(scope, nodes.tokens, mine, state.seq_lens, given, nodes.q)
         else:
-            token, bad = drawn(scope, scores, positions, 1, "", "prepare", ("drawn", "drawn_bad"))
-        return *b.many("verify.greedy", nodes.tokens, token, scope.rows, *links, names=names), bad
+            token, bad = drawn(scope, mine, given, ("drawn", "drawn_bad"))
+        path = b.many("verify.greedy", nodes.tokens, token, scope.rows, *links, names=names)
+        return logprobs.scored(scope, logits, mine, given, "scaled_logits"), path, bad
 
 
 def _target(scope: Scope, state: State, nodes: Nodes, offers: str) -> tuple[Value, Value, Value, dict[str, Value]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from specc.engine.disaggregation.channel import Channel
+from specc.engine.disaggregation.first_scores import MOST_BYTES
 from specc.engine.disaggregation.handshake import MOST_ANNOUNCED, greet
 from specc.engine.disaggregation.listener import Announced, Arrived, Gone, Inbox, Listener, News, Withdrawn
 from specc.engine.disaggregation.messages import REQUEST, STATE, Patience
@@ -130,7 +131,7 @@ class DecodeWorker:
         """What the longest request has: its tokens, and then what is in the pools and in its record."""
         slot = sum(pool.shape.bytes_per_slot for pool in self.engine.pools.values())
         state = self.engine.table.columns * slot + self.engine.program.record_layout.record_bytes
-        return {REQUEST: self.engine.scheduler.max_context * 8, STATE: state}
+        return {REQUEST: self.engine.scheduler.max_context * 8, STATE: state + MOST_BYTES}
 
     def _hear(self, news: News) -> None:
         """Act on the news of a peer."""
@@ -155,7 +156,7 @@ class DecodeWorker:
     def _enter(self, announced: Announced, arrived: Arrived) -> int:
         """Queue a request in the engine and return its number there; nothing is kept of one that is refused."""
         carry = self.engine.program.build_draft_input({arrived.request: arrived.state})
-        handover = Handover(arrived.first, arrived.health, arrived.kv, carry, announced.grammar)
+        handover = Handover(arrived.first, arrived.health, arrived.kv, carry, announced.grammar, arrived.scores)
         return self.engine.add(announced.prompt, announced.conditions, handover=handover)
 
     def _part(self, gone: Gone) -> None:

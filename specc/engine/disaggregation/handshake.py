@@ -12,7 +12,7 @@ from specc.engine.engine import Engine
 from specc.engine.errors import TransferError
 from specc.engine.wheel import exported
 
-VERSION = 2
+VERSION = 3
 """Of the messages."""
 MOST_ANNOUNCED = 4096
 """Requests that a peer may announce before it has sent the state of any, unless said otherwise."""

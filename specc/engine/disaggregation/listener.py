@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from specc.engine.disaggregation.channel import Channel
+from specc.engine.disaggregation.first_scores import read_scores
 from specc.engine.disaggregation.messages import END, REQUEST, STATE, WITHDRAWN, Message, Patience, integer, receive
 from specc.engine.errors import TransferError
 from specc.engine.serving.handover import Kv
-from specc.engine.serving.request import StopConditions
+from specc.engine.serving.request import Score, StopConditions
 from specc.runtime.sampling import GRAMMARS
 
 LARGEST = 1 << 31
@@ -35,7 +36,10 @@ class Announced:
 
 @dataclass(frozen=True)
 class Arrived:
-    """All of an announced request is here. state: its record, or what the program carries by name."""
+    """All of an announced request is here.
+
+    state: its record, or what the program carries by name. scores: of the first token, where there are any.
+    """
 
     peer: str
     request: str
@@ -43,6 +47,7 @@ class Arrived:
     health: int
     kv: Kv
     state: Tensor | Mapping[str, Tensor]
+    scores: tuple[Score, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,7 @@ class Inbox:
 
     def _state(self, name: str, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Arrived:
         first, health = (integer(fields[key], -LARGEST, LARGEST) for key in ("first", "health"))
-        return Arrived(self.peer, name, first, health, _kv_of(tensors), _state_of(tensors))
+        return Arrived(self.peer, name, first, health, _kv_of(tensors), _state_of(tensors), read_scores(tensors))
 
     def _withdrawn(self, name: str, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Withdrawn:
         if not isinstance(fields["reason"], str):

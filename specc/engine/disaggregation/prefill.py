@@ -9,6 +9,7 @@ from dataclasses import asdict
 import torch
 
 from specc.engine.disaggregation.channel import Channel
+from specc.engine.disaggregation.first_scores import score_tensors
 from specc.engine.disaggregation.handshake import greet
 from specc.engine.disaggregation.messages import (
     END,
@@ -167,6 +168,7 @@ class PrefillWorker:
     def _state(self, name: str, handover: Handover) -> Message:
         """The message with the state of a request, where the channel sends it from."""
         tensors = {"record": self.engine.program.record_layout.pack(handover.carry)[0]}
+        tensors |= score_tensors(handover.scores)
         for owner, buffers in handover.kv.items():
             tensors |= {f"kv.{owner}.{index}": rows for index, rows in enumerate(buffers)}
         staged = {key: tensor.to(self.channel.device) for key, tensor in tensors.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specc.engine.errors import ContractError
 from specc.engine.memory.kv_pool import KVPool
+from specc.runtime import Score
 from specc.runtime.plan.plan import LENGTHS
 
 Kv = dict[str, list[Tensor]]
@@ -23,6 +24,7 @@ class Handover:
 
     first: the first token. health: the health word of the prefill. kv: the rows of its positions in every pool.
     carry: what the program carries for it, a `Carry` of one row. grammar: the source of its grammar, see `Sampling`.
+    scores: what a program that hands out log-probabilities says of the first token.
     """
 
     first: int
@@ -30,13 +32,19 @@ class Handover:
     kv: Kv
     carry: Any
     grammar: Mapping[str, str] = field(default_factory=dict)
+    scores: Sequence[Score] = ()
 
-    def check(self, vocab_size: int, length: int) -> None:
-        """ContractError unless it can be that of a prompt of `length` tokens; waits for the device that it is on."""
+    def check(self, vocab_size: int, length: int, *, scored: bool) -> None:
+        """ContractError unless it can be that of a prompt of `length` tokens; waits for the device that it is on.
+
+        scored: whether the program hands out log-probabilities.
+        """
         if not 0 <= self.first < vocab_size:
             raise ContractError(f"the first token is {self.first}, the target has {vocab_size} tokens")
         if not 0 <= self.health < 1 << 31:
             raise ContractError(f"the health word is {self.health}, which no program has")
+        if len(self.scores) != scored:
+            raise ContractError(f"there are {len(self.scores)} log-probabilities of the first token, not {int(scored)}")
         carried = self.carry.fields.get(LENGTHS)
         if len(self.carry) != 1 or (carried is not None and int(carried) != length):
             raise ContractError(f"what is carried is not that of one prompt of {length} tokens: {carried}")

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from specc.engine.errors import ContractError, OutOfRoomError
-from specc.engine.serving.request import Request
+from specc.engine.serving.request import Request, Score
 from specc.runtime.health import faults
 
+Emitted: TypeAlias = tuple[Sequence[int], Sequence[Score]]
+"""Tokens, and what the program says of each; nothing of one that hands out no log-probabilities."""
 NO_ROOM = "room"
 """The fault of a request that a step leaves out (docs/kernels.md)."""
 
@@ -60,15 +62,15 @@ class InFlight:
         """Whether the request of a row had no room in a decode step."""
         return not self.is_prefill and NO_ROOM in faults(result.health[index])
 
-    def tokens(self, request: Request, result: Any, index: int) -> Sequence[int]:
+    def emitted(self, request: Request, result: Any, index: int) -> Emitted:
         """What a row of the result emits for its request, which notes the health of its prefill, or why it ends."""
         if self.is_prefill:
             request.health = int(result.health[index])
             if request.known is not None:
-                return ()
+                return (), ()
         elif self.left_out(result, index):
             request.fail(OutOfRoomError("no room for a decode step in req_to_token, or in the tree mask"))
-        return result.tokens(index)
+        return result.tokens(index), result.scores(index)
 
 
 def unread(flights: Iterable[InFlight]) -> Counter[Request]:

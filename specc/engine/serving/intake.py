@@ -54,7 +54,7 @@ class Intake:
             raise EngineError("stop strings need a tokenizer")
         text = StopText(Detokenizer(self.tokenizer, ids), conditions.stop) if self.tokenizer is not None else None
         if handover is not None:
-            handover.check(self.target.facts.vocab_size, len(ids))
+            handover.check(self.target.facts.vocab_size, len(ids), scored=self.plan.scores is not None)
             self.places.check(len(ids), handover.kv)
             if sampling is not None:
                 raise SamplingError("a handover says itself how the request is sampled")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 
 from specc.engine.errors import GrammarError, StepFailedError
 from specc.engine.serving.grammar import Matcher
 from specc.engine.serving.handover import Handover
 from specc.engine.serving.prompts import Prompt
 from specc.engine.serving.text import StopText
+from specc.runtime import Score as Score
 from specc.runtime.errors import SamplingError as SamplingError
 from specc.runtime.sampling import GREEDY
 from specc.runtime.sampling import Sampling as Sampling
@@ -48,19 +50,24 @@ FIRST = StopConditions(max_new_tokens=2)
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """One emitted token, as streamed. `text` is what it adds to the text, often "" while a word is open."""
+    """One emitted token, as streamed. `text` is what it adds to the text, often "" while a word is open.
+
+    `score`: what the program says of it, if it was built for that.
+    """
 
     request_id: int
     token: int
     text: str
     finish_reason: str | None
+    score: Score | None = None
 
 
 @dataclass(frozen=True)
 class Completion:
     """The result of a request. `text` is None without tokenizer; accept_lens are per decode step.
 
-    `error`: what ended it, if the finish reason is ERROR; it has what was emitted before.
+    `scores`: what the program says of each emitted token, if it was built for that. `error`: what ended it, if the
+    finish reason is ERROR; it has what was emitted before.
     """
 
     request_id: int
@@ -71,6 +78,7 @@ class Completion:
     accept_lens: tuple[int, ...] = ()
     retractions: int = 0
     error: Exception | None = None
+    scores: tuple[Score, ...] = ()
 
 
 @dataclass(eq=False)
@@ -83,6 +91,7 @@ class Request:
     last prefill. `handover`: what another machine prefilled of it, until that is in the pools. `failures`: how many
     launches that it was in have failed since its last decode step. `error`: what has ended it. `matcher`: where it is
     in its grammar, if it has one. `resumes`: whether a prefill gives the last emitted token again, and no new one.
+    `scores`: of each emitted token, of a program that hands them out.
     """
 
     request_id: int
@@ -103,6 +112,7 @@ class Request:
     error: Exception | None = None
     matcher: Matcher | None = None
     resumes: bool = False
+    scores: list[Score] = field(default_factory=list[Score])
 
     def __post_init__(self) -> None:
         """Start with the prompt."""
@@ -147,24 +157,25 @@ class Request:
         """Forget the failures of one that has new tokens; by those of a prefill it does not cease to be suspect."""
         self.failures = min(self.failures, SUSPECT) if is_prefill else 0
 
-    def accept(self, tokens: Iterable[int], *, streamed: bool = True) -> list[TokenEvent]:
-        """Take the tokens of one step up to where the request stops; the surplus is dropped.
+    def accept(self, tokens: Iterable[int], scores: Sequence[Score] = (), *, streamed: bool = True) -> list[TokenEvent]:
+        """Take the tokens of one step, with their scores, up to where the request stops; the surplus is dropped.
 
         Unless somebody watches the stream or a stop string may appear, the text is made in one go at the end, and the
         events before have none. When the tokenizer raises, the request is as it was before.
         """
-        kept, text = len(self.ids), self.text
+        kept, scored, text = len(self.ids), len(self.scores), self.text
         watched = streamed or bool(self.conditions.stop)
         if watched and text is not None:
             self.text = text.copy()
         events: list[TokenEvent] = []
         try:
-            for token in tokens:
+            for token, score in zip_longest(tokens, scores):
                 if self.finish_reason is not None:
                     break
-                events.append(self._take(int(token), watched))
+                events.append(replace(self._take(int(token), watched), score=score))
+                self.scores += [] if score is None else [score]
         except BaseException:
-            del self.ids[kept:]
+            del self.ids[kept:], self.scores[scored:]
             self.text, self.finish_reason = text, None
             raise
         return events
@@ -218,6 +229,7 @@ class Request:
             accept_lens=tuple(self.accept_lens),
             retractions=self.retractions,
             error=self.error,
+            scores=tuple(self.scores),
         )
 
 

@@ -75,6 +75,12 @@ OPS = (
         "The logit whose probability is p times the largest one; of p 0 none.",
     ),
     OpDef(
+        "sample.scale",
+        "logits: T[B, *x, ?v], scales: f32[B, *x], cuts?: f32[B, *x] -> scaled: f32[B, *x, ?v]",
+        "Logits whose softmax is what `sample.draw` draws from, in f32: times the row's scale, -inf below its cut."
+        " Where the scale is 0, which draws the largest, the logits as they are, whatever the cut.",
+    ),
+    OpDef(
         "sample.draw",
         "logits: T[B, *x, ?v], rows: i64[B], keys: i64[B, *x], scales: f32[B, *x], cuts?: f32[B, *x]"
         " -> index: $dtype<?v>[B, *x, $keep], bad: i1[B, *x]",

@@ -42,6 +42,14 @@ def logits_of(reduction: Op, cluster: Cluster) -> tuple[Op, ...]:
     return tuple(found)
 
 
+def of_argmax(op: Op) -> bool:
+    """Whether an op is the log-probability of the argmax of the same logits."""
+    found = op["index"].source if op.opcode == "vocab.logprob" else None
+    if found is None or found.opcode != "vocab.argmax" or op["index"] is not found.out("index"):
+        return False
+    return found["logits"] is op["logits"] and found["rows"] is op["rows"]
+
+
 def stored_logits(reduction: Op, cluster: Cluster) -> Value:
     """The logits that a cluster reads from memory, before its own ops change them."""
     return (logits_of(reduction, cluster) or (reduction,))[0]["logits"]
@@ -92,14 +100,14 @@ def _loads_tables(reduction: Op) -> bool:
     return False
 
 
-def group(module: Module, reduction: Op) -> int:
-    """Lanes of a top-k that follow each other and share what they keep: what a load of 16 bytes brings to a thread.
+def group(module: Module, reduction: Op, count: int) -> int:
+    """Lanes of a top-k of ``count`` that follow each other and share what they keep: what a load of 16 bytes brings.
 
-    1 in a small vocabulary, whose chunks would have fewer than K groups and be read twice.
+    1 in a small vocabulary, whose chunks would have fewer groups and be read twice.
     """
     vocab, width = vocabulary(module, reduction), DTYPES[tensor_type(reduction["logits"]).dtype].bytes
     most = alignment(vocab * width) // width if vocab >= _GROUPED else 1
-    return widest_group(vocab, block(module, reduction), module.size("K"), most)
+    return widest_group(vocab, block(module, reduction), count, most)
 
 
 def widest_group(vocab: int, size: int, branches: int, most: int) -> int:
@@ -110,8 +118,20 @@ def widest_group(vocab: int, size: int, branches: int, most: int) -> int:
 def most_splits(module: Module, reduction: Op) -> int:
     """Most programs that share a row, a power of two, where one program combines the partials of all rows."""
     if reduction.opcode == "vocab.topk":
-        return min(MAX_SPLITS, max(1, _PARTIAL_KEYS // power_of_two(module.size("K"))))
+        return most_of_one(module.size("K"))
     return max(1, min(MAX_SPLITS, _PARTIALS // power_of_two(rows_of(module, reduction))))
+
+
+def most_of_one(count: int) -> int:
+    """Most programs that share a row, a power of two, where one program combines ``count`` keys of each."""
+    return min(MAX_SPLITS, max(1, _PARTIAL_KEYS // power_of_two(count))) if count else MAX_SPLITS
+
+
+def splits_of_one(module: Module, op: Op, count: int, rows: int) -> int:
+    """Programs per row where every row has its own, and combines ``count`` keys of each: as many as run at once."""
+    wave = _WAVE["vocab.topk" if count else "vocab.argmax"]
+    tiles_ = -(-vocabulary(module, op) // block(module, op))
+    return max(1, min(most_of_one(count), tiles_, wave // rows))
 
 
 def splits(module: Module, reduction: Op, batch: int, resident: int) -> int:
@@ -130,7 +150,7 @@ def splits(module: Module, reduction: Op, batch: int, resident: int) -> int:
         waves, each = -(-rows * count // wave), -(-tiles_ // count)
         # Programs that compute side by side are slower than one, but for what each waits for: its tiles come in turn.
         alone = each if ranked else 0
-        if ranked and each * group(module, reduction) > _COLUMN:
+        if ranked and each * group(module, reduction, module.size("K")) > _COLUMN:
             alone += _LONG // size
         return waves * (each + tail) + alone, count
 

@@ -277,6 +277,15 @@ class Plan:
         """Whether the engine says how a request is sampled."""
         return any(field.given for field in self.carry.values())
 
+    @property
+    def scores(self) -> int | None:
+        """How many best tokens come with the log-probability of every emitted one; None where that is not there."""
+        found = {output.name: self.home(output.value) for output in self.outputs if output.entry == "step"}
+        if "logprobs" not in found:
+            return None
+        best = found.get("best_tokens")
+        return int(best.shape[-1]) if best is not None else 0
+
     def nodes(self, entry: str | None = None) -> tuple[Node, ...]:
         """The nodes of `prefill` or `step`, by default of both, in execution order."""
         return tuple(node for phase in self.phases if entry in (None, phase.entry) for node in phase.nodes)

@@ -27,13 +27,14 @@ from .reference_kv import KV_OPS
 from .reference_ngram import NGRAM_OPS
 from .reference_reject import REJECT_OPS
 from .reference_sample import SAMPLE_OPS
+from .reference_scores import SCORE_OPS
 from .reference_slots import SLOT_OPS
 from .reference_tree import TREE_OPS
 
 Pools: TypeAlias = Mapping[str, Tensor]
 Store: TypeAlias = Callable[[Tensors, Tensor], Tensor]
 
-OPS: dict[str, Semantics] = {**SLOT_OPS, **TREE_OPS, **NGRAM_OPS, **SAMPLE_OPS, **REJECT_OPS}
+OPS: dict[str, Semantics] = {**SLOT_OPS, **TREE_OPS, **NGRAM_OPS, **SAMPLE_OPS, **SCORE_OPS, **REJECT_OPS}
 STORES: dict[str, Store] = {}
 """By op, of its operands, of which rows i64[B] come first, and the pool: what these rows of the pool become."""
 LOAD = "carry.load"
@@ -192,21 +193,6 @@ def vocab_translate(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Index i64[B, ...], map i64[Vd], rows i64[B] -> token i64[B, ...]: map[index]; padding rows: 0."""
     index, table, rows = operands
     return (zero_rows(table[index.clamp(0, len(table) - 1)], rows == 0),)
-
-
-@_register(OPS, "vocab.logprob")
-def vocab_logprob(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Logits T[B, ..., V], rows i64[B], index i32[B, ...] -> log p f32[B, ...] of the indexed tokens.
-
-    p is that of `vocab.topk`: the f32 softmax over the whole vocabulary, NaN as -inf; 0 gives -inf. Padding rows: 0.
-    """
-    logits, rows, index = operands
-    scores = comparable(logits)
-    best = scores.amax(dim=-1, keepdim=True)
-    shifted = torch.where(scores == best, 0.0, scores - best)
-    chosen = shifted.gather(-1, index.to(torch.int64)[..., None])
-    logprob = torch.where(best == -torch.inf, -torch.inf, chosen - shifted.exp().sum(dim=-1, keepdim=True).log())
-    return (zero_rows(logprob.squeeze(-1), rows == 0),)
 
 
 # --- chains -----------------------------------------------------------------------------------------------------------

@@ -48,6 +48,20 @@ def sample_allow(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return (torch.where(allowed, logits.to(torch.float32), -torch.inf),)
 
 
+@_register(SAMPLE_OPS, "sample.scale")
+def sample_scale(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Logits T[B, ..., V], scales f32[B, ...][, cuts f32[B, ...]] -> f32[B, ..., V], times the scale, -inf below.
+
+    As they are where the scale is 0.
+    """
+    logits, scales, *cuts = operands
+    plain, scale = logits.to(torch.float32), scales[..., None]
+    values = plain
+    for cut in cuts:
+        values = torch.where(values < cut[..., None], -torch.inf, values)
+    return (torch.where(scale > 0, values * scale, plain),)
+
+
 @_register(SAMPLE_OPS, "sample.draw")
 def sample_draw(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Logits T[B, ..., V], rows i64[B], keys i64[B, ...], scales f32[B, ...][, cuts f32[B, ...]] -> as `vocab.argmax`.

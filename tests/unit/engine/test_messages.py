@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import queue
 import random
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from specc.engine.disaggregation.channel import LocalChannel
+from specc.engine.disaggregation.first_scores import LOGPROBS, TOKENS, score_tensors
 from specc.engine.disaggregation.listener import Announced, Arrived, Gone, Inbox, Listener, News, Withdrawn
 from specc.engine.disaggregation.messages import (
     DTYPES,
@@ -28,6 +30,7 @@ from specc.engine.disaggregation.messages import (
     receive,
 )
 from specc.engine.errors import TransferError
+from specc.engine.serving.request import Score
 
 MOST = {REQUEST: 8 * 64, STATE: 4096}
 QUICK = Patience(idle=5, moving=5)
@@ -170,7 +173,20 @@ def test_what_messages_say() -> None:
     assert news.reason == "no"
 
 
+def test_what_is_said_of_the_first_token() -> None:
+    """Its log-probability and those of the best ones, whatever numbers they are."""
+    for scores in ((), (Score(-0.25),), (Score(-math.inf, ((7, -0.5), (3, -math.inf))),)):
+        box = inbox(GOOD[0])
+        news = box.read(replace(GOOD[1], tensors={**GOOD[1].tensors, **score_tensors(scores)}))
+        assert isinstance(news, Arrived)
+        assert news.scores == scores
+
+
+SCORED = {**GOOD[1].tensors, **score_tensors((Score(-1.0, ((2, -1.0),)),))}
 BAD_MESSAGES: dict[str, Message] = {
+    "no best tokens": replace(GOOD[1], tensors={n: t for n, t in SCORED.items() if n != TOKENS}),
+    "more log-probabilities than tokens": replace(GOOD[1], tensors=SCORED | {LOGPROBS: torch.zeros(3)}),
+    "log-probabilities are integers": replace(GOOD[1], tensors=SCORED | {LOGPROBS: torch.zeros(2, dtype=torch.int32)}),
     "most": replace(GOOD[0], fields=STOP | {"max_new_tokens": 0}),
     "most is true": replace(GOOD[0], fields=STOP | {"max_new_tokens": True}),
     "most is text": replace(GOOD[0], fields=STOP | {"max_new_tokens": "4"}),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specc.engine.serving.request import Request, StopConditions
+from specc.engine.serving.request import Request, Score, StopConditions
 from specc.engine.serving.text import Detokenizer, StopText
 
 
@@ -156,3 +156,19 @@ def test_a_tokenizer_that_raises_changes_nothing(text: str, fails: int, cuts: li
         assert request.completion() == other.completion()
     assert request.finish_reason
     assert streamed == request.completion().text
+
+
+@pytest.mark.parametrize("fails", range(1, 5))
+def test_scores_are_taken_back_with_their_tokens(fails: int) -> None:
+    """Of a step whose text cannot be made nothing stays, whichever token's it is; then what the request keeps."""
+    tokenizer = FaultyTokenizer()
+    request = Request(0, (), StopConditions(5), StopText(Detokenizer(tokenizer), ()))
+    scores = [Score(-0.5 * number, ((number, -0.1),)) for number in range(6)]
+    request.accept(b"a", scores[:1])
+    tokenizer.countdown = fails
+    with pytest.raises(UnicodeError):
+        request.accept(b"bcdef", scores[1:])
+    assert request.completion().scores == (scores[0],)
+    events = request.accept(b"bcdef", scores[1:])
+    assert [event.score for event in events] == scores[1:5]
+    assert request.completion().scores == tuple(scores[:5])

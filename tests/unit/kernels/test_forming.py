@@ -367,7 +367,7 @@ def test_log_probabilities_of_other_logits_are_not_those_of_an_argmax() -> None:
 def _verified(module: Module) -> tuple[Op, Op]:
     """The argmax of the target's logits, and the log-probabilities."""
     (argmax,) = [op for op in module.find("vocab.argmax") if op.phase == "verify"]
-    (logprob,) = module.find("vocab.logprob")
+    (logprob,) = [op for op in module.find("vocab.logprob") if op.phase == "verify"]
     return argmax, logprob
 
 
@@ -376,6 +376,20 @@ def _launch_with(module: Module, one: Op, other: Op) -> bool:
     with contextlib.suppress(DiagnosticError):
         FormKernels().run(module, Context())
     return "kernel" in one.attrs and one.attrs["kernel"] == other.attrs.get("kernel")
+
+
+@pytest.mark.parametrize("algorithm", ["NGRAM", "EAGLE"])
+def test_tokens_are_counted_behind_all_that_reads_the_counts(algorithm: str) -> None:
+    """The draw, and behind it the log-probabilities, in prefill and in a step."""
+    asked = {"verify": "target_only", "sampling": ["penalties"], "outputs": ["logprobs"], "logprobs": "processed"}
+    module = compile_to("form-kernels", load(algorithm, **asked))
+    order = {kernel.name: number for number, kernel in enumerate(module.decls_of(Kernel))}
+    for entry in ("prefill", "step"):
+        (count,) = [op for op in module.ops(entry) if op.opcode == "carry.count"]
+        field = count.attrs["field"]
+        loads = [op for op in module.ops(entry) if op.opcode == "carry.load" and op.attrs["field"] == field]
+        assert len(loads) == 2
+        assert all(order[load.attrs["kernel"]] < order[count.attrs["kernel"]] for load in loads)
 
 
 CROSSED = """

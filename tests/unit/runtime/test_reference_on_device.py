@@ -25,6 +25,7 @@ UNBOUNDED = {"C": 40, "T": 11, "M": 9}
 ROWS = 3
 TREE: dict[str, Any] = {"topk": 2, "num_draft_tokens": 6, "page_size": 4}
 SAMPLING = ["penalties", "logit_bias", "grammar"]
+SCORES = {"outputs": ["logprobs"], "logprobs": "processed", "best_logprobs": 2}
 PROGRAMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("EAGLE", {"overlap": True}),
     ("EAGLE", TREE | {"mask": "qlen", "outputs": ["logprobs"]}),
@@ -33,7 +34,7 @@ PROGRAMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("MULTI_LAYER_EAGLE", {}),
     ("DFLASH", {"verify": "target_only", "sampling": ["min_p", "top_p", "top_k"]}),
     ("NGRAM", {"verify": "target_only", "sampling": SAMPLING, "topk": 2, "num_draft_tokens": 5}),
-    ("FROZEN_KV_MTP", {"draft": {"vocab_size": 24, "token_map": "engine"}}),
+    ("FROZEN_KV_MTP", {"verify": "target_only", **SCORES, "draft": {"vocab_size": 24, "token_map": "engine"}}),
     ("EAGLE", {"verify": "rejection", "sampling": ["min_p"]}),
     ("DFLASH", {"verify": "block"}),
     ("NGRAM", {"options": {"corpus": "corpus"}}),
