@@ -75,4 +75,4 @@ def buffer_root(module: Module, value: Value, stored: Sequence[Value]) -> Value:
 
 def _is_logits(module: Module, value: Value) -> bool:
     scans = ("vocab.argmax", "vocab.topk", "sample.draw", "sample.residual")
-    return any(user.opcode in scans for user in module.users(value))
+    return any(user.opcode in scans and value in (user["logits"], user.get("q0")) for user in module.users(value))
