@@ -13,15 +13,15 @@ from .topk import LOG2_E, LOWEST
 
 @triton.jit
 def steepness(scale):
-    """What differences of logits are multiplied with for a power of two; 1 of a greedy request."""
-    return tl.where(scale > 0.0, scale * LOG2_E, 1.0)
+    """What differences of logits are multiplied with for a power of two; a greedy request's scale counts as 1."""
+    return tl.where(scale > 0.0, scale, 1.0) * LOG2_E
 
 
 @triton.jit
 def share(x, top, scale):
-    """exp((x - top) * scale) f32; 0 of NaN, and where x and top are the same infinity."""
+    """exp((x - top) * scale) f32; 0 of NaN, of what is above the top, and where x and top are the same infinity."""
     below = x - top
-    return tl.exp2(tl.where(below == below, below, LOWEST) * steepness(scale))
+    return tl.exp2(tl.where(below <= 0.0, below, LOWEST) * steepness(scale))
 
 
 @triton.jit

@@ -49,7 +49,7 @@ def _along(p, q, u, N: tl.constexpr):
         before = c == i - 1
         share = tl.sum(tl.where(before, q, 0.0), axis=0)
         ratio = tl.div_rn(weight * tl.sum(tl.where(before, p, 0.0), axis=0), tl.where(share > 0.0, share, 1.0))
-        weight = tl.where(share > 0.0, tl.minimum(ratio, 1.0), 0.0)
+        weight = tl.where(share > 0.0, tl.where(ratio >= 1.0, 1.0, tl.where(ratio > 0.0, ratio, 0.0)), 0.0)
         coin = tl.sum(tl.where(before, u, 0.0), axis=0)
         weights = tl.where(c == i, tl.where(coin < weight, weight, 0.0), weights)
     whole = tl.max(tl.where(c == N - 1, weights, 0.0), axis=0)

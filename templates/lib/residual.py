@@ -35,6 +35,13 @@ def row_of(weights_ptr, b, number, N: tl.constexpr):
 
 
 @triton.jit
+def sum_of(mass_ptr):
+    """The sum of a mass, at least 1."""
+    total = tl.load(mass_ptr + 1)
+    return tl.where(total > 1.0, total, 1.0)
+
+
+@triton.jit
 def target_of(logits_ptr, scales_ptr, cuts_ptr, drawn_ptr, mass_ptr, weights_ptr, row, STRIDE: tl.constexpr):
     """Of a row of p: where it is, its scale, cut, largest logit, weight over sum, and the entry that has all, or -1."""
     scale = tl.load(scales_ptr + row)
@@ -42,7 +49,7 @@ def target_of(logits_ptr, scales_ptr, cuts_ptr, drawn_ptr, mass_ptr, weights_ptr
     if cuts_ptr is not None:
         cut = tl.load(cuts_ptr + row)
     top = tl.load(mass_ptr + row * 3)
-    factor = tl.load(weights_ptr + row) / tl.load(mass_ptr + row * 3 + 1)
+    factor = tl.load(weights_ptr + row) / sum_of(mass_ptr + row * 3)
     sure = tl.where(top == float("inf"), tl.load(drawn_ptr + row), -1)
     # 64-bit: B * N * STRIDE may pass 2**31.
     return logits_ptr + row.to(tl.int64) * STRIDE, scale, cut, top, factor, sure
@@ -65,7 +72,7 @@ def draft_of(tokens_ptr, masses_ptrs, q_ptrs, q_rows_ptrs, q_counts, b, c, N: tl
         mass_ptr = tl.where(here, masses_ptrs[i] + (b * q_counts[i] + c - first) * 3, mass_ptr)
         first += q_counts[i]
     top = tl.load(mass_ptr)
-    return token, row_ptr, top, 1.0 / tl.load(mass_ptr + 1), tl.where(top == float("inf"), token, -1)
+    return token, row_ptr, top, 1.0 / sum_of(mass_ptr), tl.where(top == float("inf"), token, -1)
 
 
 @triton.jit

@@ -172,6 +172,8 @@ class Composer(Builder):
             self.reduce,
             self.draw,
             self.draw,
+            self.mass,
+            self.mass,
             self.change,
             self.keys,
             self.allow,
@@ -387,6 +389,7 @@ class Composer(Builder):
             ("text", TensorType("i32", ("B", rng.randint(3, 60))), Fact("token")),
             ("flag", TensorType("i1", ("B", *axes)), Fact()),
             ("heat", TensorType("f32", ("B", *axes)), Fact()),
+            ("mass", TensorType("f32", ("B", *axes, 3)), Fact()),
         ]
         if not self.chain:
             choices += [
@@ -646,19 +649,51 @@ class Composer(Builder):
         self.loaded.add(field)
         return self.make("carry.load", self.rows(), field=field)[0]
 
-    def reject(self) -> None:
-        """The tokens of a chain by whatever its drafts were drawn from: rows one by one, or together."""
-        rng, floats = self.rng, self.rng.choice(FLOATS)
-        tokens, logits = self.of("i64", "B", "A"), self.of(floats, "B", "A", "V")
-        keys, scales = self.of("i64", "B", "A"), self.of("f32", "B", "A")
-        cuts = [self.of("f32", "B", "A")] if rng.random() < 0.4 else []
-        together = rng.random() < 0.5
-        q = [self.of(floats, "B", "S", "V")] if together else [self.of(floats, "B", "V")] * self.module.size("S")
-        if any(self.fact(value).rough for value in (logits, scales, *cuts, *q)):
+    def mass(self) -> None:
+        """Of the rows that a token was drawn from, with its probability, or that of any numbers'."""
+        drawn = [v for v in self.here if v.source and v.source.opcode == "sample.draw" and v is v.source.out("index")]
+        index = self.rng.choice(drawn or [self._unfit()])
+        draw, keep = index.source, ""
+        assert draw is not None
+        logits, scales = draw["logits"], draw["scales"]
+        own = tensor_type(index).dtype == "i64" and self.rng.random() < 0.6
+        if own:
+            keep = str(draw.attrs["keep"])
+        elif self._late and on_nodes(logits):
             raise Unfit
-        operands = (tokens, logits, self.rows(), self.of("i64", "B"), keys, scales, *cuts, *q)
-        mode = rng.choice(["rejection", "block"])
-        self.make("sample.reject", *operands, mode=mode, parts=len(q), cut=len(cuts))
+        entries = index if own else self.of("i64", *tensor_type(logits).shape[:-1])
+        cuts = [] if draw.get("cuts") is None else [draw["cuts"]]
+        ahead = 0 if own or len(tensor_type(logits).shape) < 3 else self.rng.randrange(2)
+        operands = (logits, draw["rows"], scales, entries, *cuts)
+        self.make("sample.mass", *operands, ahead=ahead, keep=keep, facts=[Fact(rough=True)])
+
+    def _unfit(self) -> Value:
+        raise Unfit
+
+    def reject(self) -> None:
+        """The tokens of a chain by whatever its drafts were drawn from: rows one by one, or together, or carried."""
+        rng, floats, steps = self.rng, self.rng.choice(FLOATS), self.module.size("S")
+        logits, together = self.of(floats, "B", "A", "V"), rng.random() < 0.5
+        axes = ("B", "S") if together else ("B",)
+        asked = [("i64", "B", "A"), ("i64", "B"), ("i64", "B", "A"), ("f32", "B", "A"), ("f32", "B", "A", 3)]
+        asked += [("i32", "B", "A"), ("f32", *axes, 3), (floats, *axes, "V")]
+        self._forward([], [("asked", TensorType(dtype, tuple(shape)), Fact()) for dtype, *shape in asked])
+        tokens, coins, keys, scales, mass, drawn, own, row = self.here[-len(asked) :]
+        cuts = [self.of("f32", "B", "A")] if rng.random() < 0.4 else []
+        masses, q = ([one] * (1 if together else steps) for one in (own, row))
+        if any(self.fact(value).rough for value in (logits, *cuts)):
+            raise Unfit
+        if not together and rng.random() < 0.5:
+            field = self.field("row", tensor_type(q[0]), self.fact(q[0]))
+            self.loaded.add(field)
+            q[0] = self.make("carry.load", self.rows(), field=field)[0]
+        rows, mode, parts = self.rows(), rng.choice(["rejection", "block"]), len(q)
+        (weights,) = self.make("sample.weigh", rows, coins, scales, mass, *masses, mode=mode, parts=parts)
+        left, sums = self.make(
+            "sample.residual", tokens, logits, rows, keys, scales, drawn, mass, weights, *cuts, *masses, *q,
+            parts=parts, cut=len(cuts), most=rng.randint(1, steps), facts=[Fact(), Fact(rough=True)],
+        )  # fmt: skip
+        self.make("sample.accept", tokens, rows, coins, drawn, weights, left, sums)
 
     def logprob(self) -> None:
         """Of the winners of the same logits, or of tokens that are below every vocabulary."""

@@ -170,8 +170,10 @@ def inexact(ops: Sequence[OpCall]) -> set[str]:
     """Values and pools of a node that depend on a sum over a vocabulary, or a logarithm; indices are exact."""
     found: set[str] = set()
     for call in ops:
-        if call.op in ("vocab.topk", "vocab.logprob", "sample.top_p", "sample.min_p"):
+        if call.op in ("vocab.topk", "vocab.logprob", "sample.top_p", "sample.min_p", "sample.mass"):
             found.add(call.results[0])
+        elif call.op == "sample.residual":
+            found.add(call.results[1])
         elif call.op == "tree.grow":
             found |= {call.results[1], call.results[3]}
         elif call.op in HANDED_ON and call.operands[0] in found:

@@ -30,7 +30,7 @@ def entries_of(source: torch.Generator, vocab: int, *shape: int) -> Tensor:
     return torch.randint(-2, vocab + 2, shape, generator=source)
 
 
-# --- masses ------------------------------------------------------------------------------------------------------------
+# --- masses -----------------------------------------------------------------------------------------------------------
 
 
 def massive(dtype: str, rows: int, vocab: int, *, cut: bool, ahead: int | None) -> Module:
@@ -89,7 +89,7 @@ def test_masses_are_a_softmax_s(launcher: Launcher) -> None:
     assert not found[:, -1, 2].any()
 
 
-# --- what is left ------------------------------------------------------------------------------------------------------
+# --- what is left -----------------------------------------------------------------------------------------------------
 
 PARTS = {"one": (3,), "each": (0, 0, 1), "two": (2, 1), "carried": (0, 0, 0)}
 """Rows of every operand that drafts were drawn from, 0 of one without that axis; S in all."""
@@ -99,7 +99,8 @@ def leaving(dtype: str, vocab: int, form: str, *, most: int, cut: bool) -> Modul
     """A module that draws what is left after the nodes of a chain of three drafts."""
     module = small_module(N=4, V=vocab, Vd=vocab)
     b = TypedBuilder(module)
-    tokens, logits, keys = b.given("tokens", "i64", "N"), b.given("logits", dtype, "N", "V"), b.given("keys", "i64", "N")
+    tokens, logits = b.given("tokens", "i64", "N"), b.given("logits", dtype, "N", "V")
+    keys = b.given("keys", "i64", "N")
     scales, drawn, mass = b.given("scales", "f32", "N"), b.given("drawn", "i32", "N"), b.given("mass", "f32", "N", 3)
     weights, cuts = b.given("weights", "f32", "N"), (b.given("cuts", "f32", "N"),) if cut else ()
     masses, q = [], []
@@ -208,7 +209,7 @@ def test_what_is_left_however_rows_are_cut(launcher: Launcher) -> None:
     assert torch.equal(found[0], found[2])
 
 
-# --- weights, and tokens -----------------------------------------------------------------------------------------------
+# --- weights, and tokens ----------------------------------------------------------------------------------------------
 
 
 def weighing(mode: str, form: str, nodes: int) -> Module:

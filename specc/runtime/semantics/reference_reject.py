@@ -51,7 +51,8 @@ def sample_weigh(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     else:
         along = [torch.ones_like(p[:, 0])]
         for i in range(last):
-            along.append(torch.where(q[:, i] > 0, (along[-1] * p[:, i] / q[:, i]).clamp(max=1.0), 0.0))
+            ratio = along[-1] * p[:, i] / q[:, i]
+            along.append(torch.where((q[:, i] > 0) & (ratio > 0), ratio.clamp(max=1.0), 0.0))
         weights = torch.stack(along, dim=1)
         possible = torch.cat([torch.ones_like(u[:, :1], dtype=torch.bool), u < weights[:, 1:]], dim=1)
         possible = possible & (~possible[:, -1:] | (columns == last))
@@ -120,11 +121,12 @@ def _above(logits: Tensor, scales: Tensor, cuts: list[Tensor]) -> Tensor:
 
 def _probabilities(values: Tensor, scales: Tensor, mass: Tensor, sure: Tensor) -> Tensor:
     """Probabilities f32[..., V] of logits f32; ``sure`` i64[...] has all if the largest is infinite."""
-    top, total = mass[..., 0, None], mass[..., 1, None]
-    e = ((values - top).nan_to_num(nan=-torch.inf).double() * scales[..., None]).exp().to(torch.float32) / total
+    top, total = mass[..., 0, None], torch.where(mass[..., 1, None] > 1, mass[..., 1, None], 1.0)
+    below, scale = values - top, torch.where(scales > 0, scales, 1.0)[..., None]
+    e = (torch.where(below <= 0, below, -torch.inf).double() * scale).exp().to(torch.float32) / total
     entry = torch.arange(values.shape[-1], device=values.device)
     e = torch.where(top == torch.inf, (entry == sure[..., None]).to(torch.float32), e)
-    return _normal(torch.where(top == -torch.inf, 0.0, e))
+    return _normal(torch.where(top > -torch.inf, e, 0.0))
 
 
 def _normal(x: Tensor) -> Tensor:
