@@ -271,11 +271,14 @@ def _share_no_prologues(module: Module, lone: Mapping[Op, tuple[str, Cluster]]) 
             readers = _readers(module, op.result)
             clusters = [set(lone[reader][1]) if reader in lone else {reader} for reader in readers]
             for n, reader in enumerate(readers):
+                with_it = [one for one in module.users(op.result) if one is reader or _joins(one, [reader])]
                 if any(reader in cluster for cluster in clusters[:n]):
                     copy = next(one for one, cluster in zip(readers, clusters, strict=True) if reader in cluster)
-                    module.replace_operand(reader, op.result, copy["logits"])
-                elif n > 0:
-                    module.replace_operand(reader, op.result, _copy(module, op).result)
+                    changed = copy["logits"]
+                else:
+                    changed = _copy(module, op).result if n > 0 else op.result
+                for one in with_it:
+                    module.replace_operand(one, op.result, changed)
 
 
 def _copy(module: Module, op: Op) -> Op:

@@ -44,7 +44,7 @@ class Fact(NamedTuple):
     """What is known of a value besides its type.
 
     kind: ``rows``, ``lens``, ``path`` and ``count`` (accepted nodes, how many), ``parent``, ``kept``, ``slots``,
-    ``token`` (below every vocabulary), or nothing.
+    ``token`` (below every vocabulary), ``scale`` (finite, not below 0), or nothing.
     axis: of a path and a parent, the axis that its numbers count along.
     most: of lengths, the largest.
     pair: of a count, the path that is as long.
@@ -591,6 +591,14 @@ class Composer(Builder):
         offset, kind = self.rng.randrange(2), self.rng.choice([0, 1, (1 << 16) - 1])
         return self.make("sample.keys", self.of("i64", "B"), temperature, positions, offset=offset, kind=kind)
 
+    def scales(self, *shape: str | int) -> Value:
+        """What logits are multiplied with, which are finite."""
+        type_ = TensorType("f32", shape)
+        try:
+            return self.pick(lambda found, fact: found == type_ and fact.kind == "scale")
+        except Unfit:
+            return self._asked("scales", type_, Fact("scale"))
+
     def cut(self) -> None:
         """What of a row may be drawn, by whatever numbers."""
         logits = self.logits()
@@ -616,7 +624,7 @@ class Composer(Builder):
         logits = self.logits()
         shape = tensor_type(logits).shape[:-1]
         numbers = self.of("i64", *shape)
-        keys = self._keys(numbers) if self.rng.random() < 0.6 else (numbers, self.of("f32", *shape))
+        keys = self._keys(numbers) if self.rng.random() < 0.6 else (numbers, self.scales(*shape))
         cuts = (self.of("f32", *shape),) if self.rng.random() < 0.4 else ()
         if any(self.fact(value).rough for value in (logits, keys[1], *cuts)):
             raise Unfit
@@ -677,7 +685,11 @@ class Composer(Builder):
         axes = ("B", "S") if together else ("B",)
         asked = [("i64", "B", "A"), ("i64", "B"), ("i64", "B", "A"), ("f32", "B", "A"), ("f32", "B", "A", 3)]
         asked += [("i32", "B", "A"), ("f32", *axes, 3), (floats, *axes, "V")]
-        self._forward([], [("asked", TensorType(dtype, tuple(shape)), Fact()) for dtype, *shape in asked])
+        facts = [Fact("scale" if n == 3 else "") for n in range(len(asked))]
+        gives = [
+            ("asked", TensorType(dtype, tuple(shape)), fact) for (dtype, *shape), fact in zip(asked, facts, strict=True)
+        ]
+        self._forward([], gives)
         tokens, coins, keys, scales, mass, drawn, own, row = self.here[-len(asked) :]
         cuts = [self.of("f32", "B", "A")] if rng.random() < 0.4 else []
         masses, q = ([one] * (1 if together else steps) for one in (own, row))
