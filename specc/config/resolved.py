@@ -21,6 +21,7 @@ Dtype = Literal["bfloat16", "float16", "float32"]
 KvDtype = Literal["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2"]
 MaskMode = Literal["none", "full", "qlen", "bitpacked"]
 Verify = Literal["greedy", "target_only", "rejection", "block"]
+DraftSampling = Literal["greedy", "coupled"]
 Sampling = Literal["penalties", "logit_bias", "grammar", "top_k", "top_p", "min_p"]
 DraftPositions = Literal["true", "shifted", "auto"]
 
@@ -48,6 +49,8 @@ class ModelConfig:
     nothing says so; ``target_hidden_size`` and ``num_aux_layers`` are what a draft says of rows of several layers.
     ``num_hidden_layers`` is None where all layers keep keys and values, so that ``num_layers`` are all.
     ``experts_per_token`` and ``index_topk`` are None where the model has no experts, or no sparse attention.
+    ``token_map`` says of a draft that scores a part of the target's tokens where its map is: a file, ``model``
+    or ``engine``; None of any other model.
     """
 
     model: str | None
@@ -68,6 +71,7 @@ class ModelConfig:
     target_hidden_size: int | None = None
     num_aux_layers: int | None = None
     num_hidden_layers: int | None = None
+    token_map: str | None = None
 
     @property
     def depth(self) -> int:
@@ -124,6 +128,7 @@ class Config:
     max_requests: int
     buckets: tuple[int, ...]
     verify: Verify
+    draft_sampling: DraftSampling
     sampling: tuple[Sampling, ...]
     outputs: tuple[str, ...]
     mask: MaskMode

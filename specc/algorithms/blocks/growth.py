@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from specc.algorithms.blocks.rejection import Source, chosen, sampled
+from specc.algorithms.blocks.rejection import Source, chosen, drawn_drafts
 from specc.algorithms.blocks.scope import Scope
 from specc.algorithms.blocks.verification import Nodes, State
 from specc.ir.core import Value
@@ -49,7 +49,7 @@ def grow_tree(
 
     """
     b = scope.b
-    if sampled(scope):
+    if drawn_drafts(scope):
         return _draw_chain(scope, state, root, frontier, forward, advance=advance, q=q)
     best = frontier.scores
     assert best is not None  # only what is drawn has none
@@ -57,9 +57,9 @@ def grow_tree(
     with b.phase("draft"), b.at(scope.at("num_steps")):
         for step in range(scope.config.num_steps - 1):
             logits, hidden = forward(step, frontier)
-            p, index, bad = b.many(
-                "vocab.topk", logits, scope.rows, names=(f"p{step}", f"index{step}", f"draft_bad{step}")
-            )
+            names = f"p{step}", scope.own(f"index{step}"), f"draft_bad{step}"
+            p, index, bad = b.many("vocab.topk", logits, scope.rows, names=names)
+            index = scope.translated(index, f"index{step}")
             state.health = b("health.raise", state.health, bad, names=("health_draft",), bit=DRAFT_BIT)
             grown, best, origin, candidates = b.many(
                 "tree.grow", best, p, index,

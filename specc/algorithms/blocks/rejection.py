@@ -1,4 +1,4 @@
-"""Drafts that are drawn, and verification that accepts them by what they were drawn from: rejection, and block."""
+"""Drafts that are drawn: with noise of their own, to be accepted by what they were drawn from, or with the target's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from specc.algorithms.blocks.sampling import draws, parameter
 from specc.algorithms.blocks.scope import Scope, logits_dtype_of
 from specc.ir.core import Value
-from specc.ir.ops.sample import COIN, DRAFT
+from specc.ir.ops.sample import COIN, DRAFT, TOKEN
 
 MODES = ("rejection", "block")
 _COLUMN = 1 << 32
@@ -23,8 +23,13 @@ class Source(NamedTuple):
 
 
 def sampled(scope: Scope) -> bool:
-    """Whether drafts are drawn."""
+    """Whether drafts are accepted by what they were drawn from."""
     return scope.config.verify in MODES
+
+
+def drawn_drafts(scope: Scope) -> bool:
+    """Whether drafts are drawn, by whatever noise."""
+    return sampled(scope) or scope.config.draft_sampling == "coupled"
 
 
 def chosen(
@@ -33,7 +38,8 @@ def chosen(
 ) -> tuple[Value, Value, Source | None]:  # fmt: skip
     """A draft i64[B, axis, keep] and bad rows i1[B, axis], of logits: the largest, or drawn if drafts are drawn.
 
-    If they are, what the draft was drawn from besides.
+    If they are accepted by it, what the draft was drawn from besides. Coupled drafts have the noise that the target
+    will draw with where they stand.
 
     Args:
         scope: module under construction, in the phase that reads the logits.
@@ -48,17 +54,26 @@ def chosen(
 
     """
     b = scope.b
-    if not sampled(scope):
-        token, bad = b.many("vocab.argmax", logits, scope.rows, names=names, dtype="i64", keep=keep)
-        return token, bad, None
+    if not drawn_drafts(scope):
+        own = scope.own(names[0]), names[1]
+        index, bad = b.many("vocab.argmax", logits, scope.rows, names=own, dtype="i64", keep=keep)
+        return scope.translated(index, names[0]), bad, None
+    if scope.token_map is not None:
+        key, ways = ("verify", "target_only") if sampled(scope) else ("draft_sampling", "greedy")
+        wanted = f"{key}: {getattr(scope.config, key)}"
+        message = f"{wanted} with a draft that scores a part of the vocabulary is not implemented"
+        scope.refuse("config/not-yet", message, (key,), hint=f"write {key}: {ways}")
     entry = ("prefill_", "prefill") if stem.startswith("prefill_") else ("", "prepare")
     with b.at(scope.at("verify")):
         seed, temperature = (parameter(scope, name, *entry, "verify") for name in ("seed", "temperature"))
-        where = {"offset": column * _COLUMN, "stride": _COLUMN if axis == "S" else 0}
+        first, stride, kind = (column * _COLUMN, _COLUMN, DRAFT) if sampled(scope) else (column + 1, 1, TOKEN)
+        where = {"offset": first, "stride": stride if axis == "S" else 0}
         place = b("kv.positions", lens, names=(f"{stem}place",), axis=axis, **where)
         noise = f"{stem}keys", f"{stem}scales"
-        keys, scales = b.many("sample.keys", seed, temperature, place, names=noise, offset=0, kind=DRAFT)
+        keys, scales = b.many("sample.keys", seed, temperature, place, names=noise, offset=0, kind=kind)
         token, bad = b.many("sample.draw", logits, scope.rows, keys, scales, names=names, dtype="i64", keep=keep)
+        if not sampled(scope):
+            return token, bad, None
         given = logits, scope.rows, scales, token
         source = Source(logits, b("sample.mass", *given, names=(f"{stem}mass",), ahead=0, keep=keep))
         if carried:
@@ -74,11 +89,12 @@ def children(
 
     Args, and what they were drawn from, as of `chosen`.
     """
-    if sampled(scope):
+    if drawn_drafts(scope):
         token, bad, source = chosen(scope, logits, lens, 0, names[1:], stem=stem, keep="K", carried=carried)
         return None, token, bad, source
-    p, index, bad = scope.b.many("vocab.topk", logits, scope.rows, names=names)
-    return p, index, bad, None
+    own = names[0], scope.own(names[1]), names[2]
+    p, index, bad = scope.b.many("vocab.topk", logits, scope.rows, names=own)
+    return p, scope.translated(index, names[1]), bad, None
 
 
 def carry_rows(scope: Scope, count: int = 1) -> None:

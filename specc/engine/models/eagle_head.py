@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import (
     LlamaAttention,
     LlamaDecoderLayer,
@@ -34,6 +34,9 @@ from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3RMSNorm,
     Qwen3RotaryEmbedding,
 )
+
+from specc.engine.models.published import read_config, read_weights, renamed
+from specc.engine.models.scores import rows_of
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -105,10 +108,20 @@ class SharingHead(nn.Module):
         self._shared = (target.get_input_embeddings(), lm_head)
         return self
 
+    def score_only(self, tokens: Tensor) -> None:
+        """Score tokens i64[n] of the target alone, with a copy of those rows of its ``lm_head``."""
+        embedding, lm_head = self._modules_of_target()
+        self._shared = embedding, rows_of(lm_head, tokens)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """The target's ``lm_head`` on hidden states: [..., H] -> [..., V]."""
         _, lm_head = self._modules_of_target()
         return lm_head(hidden)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """The embeddings T[..., E] of tokens i64[...]."""
+        embedding, _ = self._modules_of_target()
+        return embedding(tokens)
 
     def _modules_of_target(self) -> tuple[nn.Module, nn.Module]:
         if self._shared is None:
@@ -118,10 +131,13 @@ class SharingHead(nn.Module):
     @classmethod
     def from_directory(cls, path: str | Path, target: PreTrainedModel, dtype: torch.dtype | None = None) -> Self:
         """Load a saved head in ``dtype`` or the target's and on its device, sharing its modules."""
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        head = cls(config)
-        head.load_state_dict(load_file(Path(path) / WEIGHTS_FILE))
+        head, weights = cls(read_config(Path(path))), read_weights(Path(path))
+        head.load_state_dict(head.adapt(weights))
         return head.to(device=target.device, dtype=dtype or target.dtype).eval().share_with(target)
+
+    def adapt(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Become a head of the form that weights have, as people publish them; they, by the names used here."""
+        return weights
 
     def save(self, path: str | Path, storage_dtype: torch.dtype | None = None) -> None:
         """Write config and weights to the directory ``path``.
@@ -133,7 +149,9 @@ class SharingHead(nn.Module):
         self.config.dtype = self.dtype
         self.config.save_pretrained(path)
         weights = {
-            name: value.detach().to(storage_dtype or value.dtype).contiguous()
+            name: value.detach()
+            .to(storage_dtype if storage_dtype and value.is_floating_point() else value.dtype)
+            .contiguous()
             for name, value in self.state_dict().items()
         }
         save_file(weights, Path(path) / WEIGHTS_FILE, metadata={"format": "pt"})
@@ -151,6 +169,20 @@ class EagleHead(SharingHead):
         self.layer = family.layer(config, layer_idx=0)
         self.rotary = family.rotary(config=config)
 
+    def adapt(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """As published: a layer without a norm before its attention, perhaps a bias, and what is the target's.
+
+        Its embedding is a copy of the target's, and its scores are those of the target's ``lm_head``.
+        """
+        found = renamed(weights, "layers.0.", "layer.")
+        found = {name: value for name, value in found.items() if name not in ("embed_tokens.weight", "lm_head.weight")}
+        if "layer.input_layernorm.weight" not in found:
+            layer: Any = self.layer
+            layer.input_layernorm = nn.Identity()
+        if "fc.bias" in found:
+            self.fc = nn.Linear(self.fc.in_features, self.fc.out_features)
+        return found
+
     def forward(self, input_ids: Tensor, hidden: Tensor, position_ids: Tensor, **attention_kwargs: Any) -> Tensor:
         """Predict the next hidden state of each pair.
 
@@ -163,8 +195,7 @@ class EagleHead(SharingHead):
             Without any, the pairs of the call attend causally to each other.
         Returns [B, n, H]: at pair ``p`` the predicted hidden state at ``p + 1``.
         """
-        embedding, _ = self._modules_of_target()
-        pairs = self.fc(torch.cat((embedding(input_ids), hidden), dim=-1))
+        pairs = self.fc(torch.cat((self.embed(input_ids), hidden), dim=-1))
         return self.layer(
             pairs,
             position_ids=position_ids,
