@@ -195,6 +195,17 @@ def test_extreme_rows(launcher: Launcher, vocab: int) -> None:
         assert not found["index"][:, 3].any()
 
 
+def test_a_rejected_draft_is_not_drawn(launcher: Launcher) -> None:
+    """Though as much of it is left as of the only other token that p allows."""
+    source = generator(2)
+    logits, q = (torch.full((MAX_B, n, 4), -INF) for n in (4, 3))
+    logits[..., :2], q[..., 2] = 0.0, 0.0
+    values = chains(source, torch.arange(1, 1 + MAX_B), logits, q, "one", torch.ones(MAX_B, 4), None)
+    values["tokens"] = torch.zeros_like(values["tokens"])
+    found = check_module(launcher, leaving("f32", 4, "one", most=3, cut=False), source, values)
+    assert (found["index"][:, :3] == 1).all()
+
+
 def test_what_is_left_however_rows_are_cut(launcher: Launcher) -> None:
     """The same tokens bit by bit, and nothing but what p has more of than q."""
     source, vocab = generator(8), 400
