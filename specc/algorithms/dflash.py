@@ -7,7 +7,7 @@ carried.
 
 from __future__ import annotations
 
-from specc.algorithms.blocks.rejection import chosen, sampled
+from specc.algorithms.blocks.rejection import chosen
 from specc.algorithms.blocks.scope import Algorithm, Scope, logits_dtype_of
 from specc.algorithms.blocks.verification import (
     Accepted,
@@ -62,10 +62,10 @@ def _draft(scope: Scope, state: State, root: Value) -> tuple[Value, Value, Nodes
                 "model.block", root, positions, slots, scope.rows, state.seq_lens, state.kv_draft,
                 names=("block_logits", "kv_block"), capture="null", logits_dtype=logits_dtype_of(scope.draft),
             )  # fmt: skip
-        drafts, bad = chosen(scope, logits, state.seq_lens, 0, ("drafts", "draft_bad"), stem="block_", axis="S")
+        drafts, bad, source = chosen(scope, logits, state.seq_lens, 0, ("drafts", "draft_bad"), stem="block_", axis="S")
         state.health = b("health.raise", state.health, bad, names=("health_draft",), bit=DRAFT_BIT)
         tokens = b("chain.join", root, drafts, names=("tokens",))
-    return positions, slots, Nodes(tokens, q=(logits,) if sampled(scope) else ())
+    return positions, slots, Nodes(tokens, q=() if source is None else (source,))
 
 
 def _inject(scope: Scope, state: State, accepted: Accepted, rows: FromTarget, places: tuple[Value, Value]) -> None:

@@ -8,7 +8,7 @@ nothing is written and there is no extend: what is carried is a row of the targe
 from __future__ import annotations
 
 from specc.algorithms.blocks.growth import Frontier, grow_tree
-from specc.algorithms.blocks.rejection import children, sampled
+from specc.algorithms.blocks.rejection import Source, children
 from specc.algorithms.blocks.scope import Algorithm, Scope, dtype_of, logits_dtype_of
 from specc.algorithms.blocks.verification import (
     State,
@@ -64,8 +64,8 @@ def _prepare(scope: Scope) -> tuple[State, Value, Value]:
     return State(health, seq_lens, scope.kv_draft, scope.kv_target), root, hidden
 
 
-def _seed(scope: Scope, state: State, root: Value, hidden: Value) -> tuple[Frontier, tuple[Value, ...]]:
-    """The forward over the root, and the children that it gives the root; its logits, if these are drawn."""
+def _seed(scope: Scope, state: State, root: Value, hidden: Value) -> tuple[Frontier, tuple[Source, ...]]:
+    """The forward over the root, and the children that it gives the root; what they were drawn from, if they were."""
     b = scope.b
     with b.phase("prepare"):
         token = b("tree.root", root, names=("root_token",))
@@ -74,10 +74,11 @@ def _seed(scope: Scope, state: State, root: Value, hidden: Value) -> tuple[Front
         positions = b("kv.positions", state.seq_lens, names=("draft_positions",), axis="K", **where)
     with b.phase("draft"), b.at(scope.at("num_steps")):
         logits, hidden = _assist(scope, state, (token, seed_at, hidden), 0)
-        p, index, bad = children(scope, logits, state.seq_lens, ("seed_p", "seed_index", "seed_bad"), stem="seed_")
+        names = "seed_p", "seed_index", "seed_bad"
+        p, index, bad, source = children(scope, logits, state.seq_lens, names, stem="seed_")
         state.health = b("health.raise", state.health, bad, names=("health_seed",), bit=DRAFT_BIT)
         hidden = b("tree.repeat", hidden, names=("frontier_hidden",))
-    return Frontier(index, p, positions, hidden), (logits,) if sampled(scope) else ()
+    return Frontier(index, p, positions, hidden), () if source is None else (source,)
 
 
 def _assist(scope: Scope, state: State, inputs: tuple[Value, Value, Value], step: int) -> tuple[Value, Value]:

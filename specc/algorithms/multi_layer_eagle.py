@@ -104,7 +104,7 @@ def _token(
 ) -> tuple[Value, Value]:
     """The token i64[B, K] that a module's logits choose for a root at ``lens``, and the health word."""
     names = name, f"{name}_bad"
-    token, bad = chosen(scope, logits, lens, step, names, stem=f"{name}_", keep="K", carried=True)
+    token, bad, _ = chosen(scope, logits, lens, step, names, stem=f"{name}_", keep="K", carried=True)
     return token, scope.b("health.raise", health, bad, names=(f"health_{name}",), bit=bit)
 
 

@@ -251,7 +251,7 @@ def _match_shape(
             continue
         if position >= len(shape):
             raise TypeMismatch(index, f"{slot.name} must be {slot.pattern}, got {type_}")
-        want: object = entry
+        want: object = int(entry) if entry.isdecimal() else entry
         if entry.startswith("?"):
             want = bound.setdefault(entry, shape[position])
         elif entry.startswith("$"):

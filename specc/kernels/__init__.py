@@ -1,4 +1,4 @@
-"""The kernel families. Four compose their kernels from ops, the others have a template of their stem each."""
+"""The kernel families. Five compose their kernels from ops, the others have a template of their stem each."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from specc.kernels import (
     duplicate_tail,
     ngram_propose,
     ngram_start,
+    residual,
     rows,
     score,
     stash,
@@ -17,7 +18,9 @@ from specc.kernels import (
 )
 from specc.kernels.shared.base import Family
 
-COMPOSED: dict[str, Family] = {family.stem: family for family in (argmax.FAMILY, draw.FAMILY, topk.FAMILY, rows.FAMILY)}
+COMPOSED: dict[str, Family] = {
+    family.stem: family for family in (argmax.FAMILY, draw.FAMILY, residual.FAMILY, topk.FAMILY, rows.FAMILY)
+}
 """Those that compose, by stem."""
 
 LONE: dict[str, Family] = {

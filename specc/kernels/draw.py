@@ -26,17 +26,30 @@ class Draw(Composed):
         value, mark = text.partial("partial_value", "f32", shape), text.partial("partial_index", "i32", shape)
         arrivals = text.partial("arrivals", "i32", shape[:1], zero=True)
         index, bad = (text.fresh(name) for name in ("index", "bad"))
+        masses = [op for op in cluster if op.opcode == "sample.mass"]
+        peak = text.partial("partial_peak", "f32", shape) if masses else "None"
+        mass = text.partial("partial_mass", "f32", shape) if masses else "None"
         given = f"{logits}, {', '.join(noise)}, {value}, {mark}"
         calls = f"{function}, {operands}, {rows}, V, STRIDE, SPLITS"
         combine = f"{text.use('combine_draw')}({given}, b, programs, live, {calls})"
         text.body.append(f"{index}, {bad} = {combine}")
         if reduction.attrs["dtype"] == "i64":
             text.body.append(f"{index} = {index}.to(tl.int64)")
+        for op in masses:
+            drawn = op["entries"] is reduction.out("index")
+            entries = "None" if drawn else text.pointer(op["entries"], "entries")
+            block = text.blocks[op.result] = text.fresh("mass")
+            where = f"{logits}, {', '.join(noise[1:])}, {entries}, {index}, {peak}, {mass}, b, programs, live"
+            calls_ = f"{function}, {operands}, {op.attrs['ahead']}, {rows}, V, STRIDE, SPLITS"
+            text.body.append(f"{block} = {text.use('combine_mass')}({where}, {calls_})")
+            vocabulary.lift(text, block, len(tensor_type(op.result).shape) - 1, 1 + (rows > 1), before=True)
         blocks = {reduction.out("index"): index, reduction.out("bad"): bad}
         for result, name in blocks.items():
             vocabulary.lift(text, name, len(tensor_type(result).shape) - 1, int(rows > 1), before=False)
         text.blocks |= blocks
-        return f"last = {text.use('scan_draw')}({given}, {arrivals}, b, program, programs, {calls}, BLOCK)"
+        return (
+            f"last = {text.use('scan_draw')}({given}, {peak}, {mass}, {arrivals}, b, program, programs, {calls}, BLOCK)"
+        )
 
 
 FAMILY = Draw()

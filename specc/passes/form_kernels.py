@@ -22,12 +22,17 @@ from specc.ir.ops import OPS
 from specc.kernels import COMPOSED, LONE
 from specc.kernels.shared.base import STORES, Cluster, convex, read_in_place, traffic
 from specc.kernels.shared.blocks import block_shape, is_long
-from specc.kernels.shared.compose import has_tile
+from specc.kernels.shared.compose import JOINED, has_tile
 from specc.kernels.shared.tiles import in_memory, is_prologue, side_of
 from specc.kernels.shared.vocabulary import of_argmax
 from specc.pass_manager.pass_base import Context, Pass
 
-REDUCTIONS = {"vocab.argmax": "argmax", "vocab.topk": "topk", "sample.draw": "draw"}
+REDUCTIONS = {
+    "vocab.argmax": "argmax",
+    "vocab.topk": "topk",
+    "sample.draw": "draw",
+    "sample.residual": "residual",
+}
 """The ops that a launch begins with, and its family."""
 
 TORCH = "torch"
@@ -112,7 +117,8 @@ class _Forming:
         self.nodes: list[Launch] = []
         self.place: dict[Op, int] = {}
         self.lone = _with_prologues(module, _lone(module, entry))
-        self.scanned = {op: _prologues(module, op) for op in self.ops if op.opcode in REDUCTIONS}
+        reductions = [op for op in self.ops if op.opcode in REDUCTIONS]
+        self.scanned = {op: [*_carried(module, op), *_prologues(module, op)] for op in reductions}
         others = [op for op in self.ops if _reads_logits(op) and op not in self.lone]
         changes = {op: [one for one in _late(module, op) if is_prologue(one)] for op in others}
         self.changed = {op: found for op, found in changes.items() if found}
@@ -143,7 +149,7 @@ class _Forming:
                     self._need(before)
         if any(op in self.place for op in ops):
             return
-        self.nodes.append(Launch(family, ops[0].phase, list(ops), closed=family not in COMPOSED))
+        self.nodes.append(Launch(family, ops[-1].phase, list(ops), closed=family not in COMPOSED))
         self.place |= dict.fromkeys(ops, len(self.nodes) - 1)
 
     def _need(self, op: Op) -> None:
@@ -194,8 +200,8 @@ class _Forming:
         module = self.module
         if launch.closed:
             return False
-        if op.opcode == "vocab.logprob":
-            return of_argmax(op) and op["index"].source in launch.ops
+        if op.opcode in JOINED:
+            return _joins(op, launch.ops)
         if not (is_long(module, op) or has_tile(module, op)):
             return False
         operands = [(name, value.source) for name, value in op.named.items() if value.source in launch.ops]
@@ -266,11 +272,14 @@ def _share_no_prologues(module: Module, lone: Mapping[Op, tuple[str, Cluster]]) 
             readers = _readers(module, op.result)
             clusters = [set(lone[reader][1]) if reader in lone else {reader} for reader in readers]
             for n, reader in enumerate(readers):
+                with_it = [one for one in module.users(op.result) if one is reader or _joins(one, [reader])]
                 if any(reader in cluster for cluster in clusters[:n]):
                     copy = next(one for one, cluster in zip(readers, clusters, strict=True) if reader in cluster)
-                    module.replace_operand(reader, op.result, copy["logits"])
-                elif n > 0:
-                    module.replace_operand(reader, op.result, _copy(module, op).result)
+                    changed = copy["logits"]
+                else:
+                    changed = _copy(module, op).result if n > 0 else op.result
+                for one in with_it:
+                    module.replace_operand(one, op.result, changed)
 
 
 def _copy(module: Module, op: Op) -> Op:
@@ -294,10 +303,16 @@ def _stays(module: Module, op: Op) -> bool:
     return not any(user.overwritten is value for value in op.operands for user in module.users(value))
 
 
+def _carried(module: Module, op: Op) -> list[Op]:
+    """Loads of what an op reads where it is carried."""
+    loads = [value.source for value in op.operands if value.source is not None]
+    return [load for load in loads if read_in_place(module, load)]
+
+
 def _readers(module: Module, logits: Value) -> list[Op]:
-    """Who reads logits, without log-probabilities that come with an argmax which does."""
+    """Who reads logits, without sums that come with a reduction which does."""
     users = module.users(logits)
-    return [op for op in users if not of_argmax(op) or op["index"].source not in users]
+    return [op for op in users if op.opcode not in JOINED or not _joins(op, users)]
 
 
 def _reads_logits(op: Op) -> bool:
@@ -317,10 +332,23 @@ def _prologues(module: Module, reader: Op, *beside: Op) -> list[Op]:
         others = [op for op in readers if op.get("within") is None or op["within"].source not in readers]
         if len(others) > 1 or value in module.outputs.values():
             break
-        loads = [operand.source for operand in value.source.operands if operand.source is not None]
-        found = [*(load for load in loads if read_in_place(module, load)), value.source, *found]
+        found = [*_carried(module, value.source), value.source, *found]
         value = value.source["logits"]
     return found
+
+
+def _joins(op: Op, ops: Sequence[Op]) -> bool:
+    """Whether an op is a sum over the same logits as a reduction among the ops, which makes it besides.
+
+    A log-probability is that of the argmax; a mass has the probability of what is drawn, or of what is there before.
+    """
+    if op.opcode == "vocab.logprob":
+        return of_argmax(op) and op["index"].source in ops
+    reduction = next((one for one in ops if one.opcode == JOINED.get(op.opcode)), None)
+    if reduction is None or any(op.get(name) is not reduction.get(name) for name in ("logits", "rows", "cuts")):
+        return False
+    drawn = op["entries"] is reduction.out("index") and op.attrs["ahead"] == 0
+    return op["scales"] is reduction["scales"] and (drawn or op["entries"].source not in ops)
 
 
 def _elements(module: Module, op: Op) -> int:

@@ -44,8 +44,10 @@ class SelectVerify(Pass):
 
 def _mode(source: Op | None) -> str:
     """How the tokens were found that are walked along."""
-    if source is not None and source.opcode == "sample.reject":
-        return str(source.attrs["mode"])
+    if source is not None and source.opcode == "sample.accept":
+        weigh = source["weights"].source
+        assert weigh is not None
+        return str(weigh.attrs["mode"])
     return "target_only" if source is not None and source.opcode == "sample.draw" else "greedy"
 
 

@@ -7,12 +7,15 @@ of a tile depends on its own entries alone, and every tile is in one chunk, so i
 A row is cut into chunks as argmax.py says, and what arrives is as there: the largest value and a mark, the tile or,
 after NaN, its complement. The last program reads one tile of every row again. NaN is never drawn, and of infinities the
 first; a row of only NaN and -inf gives entry 0. Where the scale is 0 there is no noise and no cut: the largest logit.
+
+With MASS a chunk says besides what its probabilities are made of, as mass.py says; without, that is nothing's.
 """
 
 import triton
 import triton.language as tl
 
 from .argmax import arrive, best_of_chunks, first_of_largest, gather
+from .mass import add_mass, add_mass_exactly, block_of_mass, mass_of_parts
 from .sample import gumbel, log_of, uniform_bits
 from .topk import LOG2_E, LOWEST
 from .vocab import _slots
@@ -90,13 +93,13 @@ def _block(
     V: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    # The values of tiles i32[T] and their sums. A half of a tile is what a load of 16 bytes brings of 16-bit logits: so
-    # a thread has all of its tile, sums it alone, and no other thread makes the same noise.
+    # The values of tiles i32[T], their largest and their sums. A half of a tile is what a load of 16 bytes brings of
+    # 16-bit logits: so a thread has all of its tile, sums it alone, and no other thread makes the same noise.
     first = tile[:, None] * TILE + tl.arange(0, TILE // 2)[None, :]
     a = _logits(row_ptr, row, first, cut, CUT, PROLOGUE, operands, V, WHOLE)
     b = _logits(row_ptr, row, first + TILE // 2, cut, CUT, PROLOGUE, operands, V, WHOLE)
     top, total = _together(a, b, scale)
-    return _value(top, total, tile, key, scale), total
+    return _value(top, total, tile, key, scale), top, total
 
 
 @triton.jit
@@ -109,12 +112,13 @@ def scan_chunk_and_draw(
     scale,
     cut,
     CUT: tl.constexpr,
+    MASS: tl.constexpr,
     PROLOGUE: tl.constexpr,
     operands,
     V: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """(value f32, mark i32) of the best tile in chunk `chunk` of `chunks` of the row T[V] at `row_ptr`.
+    """(value f32, mark i32) of the best tile in chunk `chunk` of `chunks` of the row T[V] at `row_ptr`, peak, mass f32.
 
     Logits are read a second time only in a chunk that holds NaN or +inf.
     """
@@ -128,10 +132,14 @@ def scan_chunk_and_draw(
     best = tl.full([TILES], float("-inf"), tl.float32)
     best_block = tl.zeros([TILES], tl.int32)
     wrong = tl.zeros([TILES], tl.float32)
+    peak = tl.full([TILES], LOWEST, tl.float32)
+    mass = tl.zeros([TILES], tl.float32)
     for block in range(first, tl.minimum(stop, WHOLE)):
         tile = block * TILES + lane
-        value, total = _block(row_ptr, row, tile, key, scale, cut, CUT, PROLOGUE, operands, V, True)
+        value, top, total = _block(row_ptr, row, tile, key, scale, cut, CUT, PROLOGUE, operands, V, True)
         wrong += total * 0.0
+        if MASS:
+            peak, mass = add_mass(peak, mass, top, total, scale)
         better = value > best
         best = tl.where(better, value, best)
         best_block = tl.where(better, block, best_block)
@@ -139,15 +147,20 @@ def scan_chunk_and_draw(
     if WHOLE < BLOCKS:
         if (first <= WHOLE) & (stop > WHOLE):
             tile = WHOLE * TILES + lane
-            value, total = _block(row_ptr, row, tile, key, scale, cut, CUT, PROLOGUE, operands, V, False)
+            value, top, total = _block(row_ptr, row, tile, key, scale, cut, CUT, PROLOGUE, operands, V, False)
             wrong += total * 0.0
+            if MASS:
+                peak, mass = add_mass(peak, mass, top, total, scale)
             better = value > best
             best = tl.where(better, value, best)
             best_block = tl.where(better, WHOLE, best_block)
     value, mark = first_of_largest(best, best_block * TILES + lane, 0)
+    peak, mass = mass_of_parts(peak, mass, scale, 0)
     if tl.max((wrong != wrong).to(tl.int32), axis=0) != 0:
-        value, mark = _scan_exactly(row_ptr, row, first, stop, key, scale, cut, CUT, PROLOGUE, operands, V, BLOCK)
-    return value, mark
+        value, mark, peak, mass = _scan_exactly(
+            row_ptr, row, first, stop, key, scale, cut, CUT, MASS, PROLOGUE, operands, V, BLOCK
+        )
+    return value, mark, peak, mass
 
 
 @triton.jit
@@ -160,6 +173,7 @@ def _scan_exactly(
     scale,
     cut,
     CUT: tl.constexpr,
+    MASS: tl.constexpr,
     PROLOGUE: tl.constexpr,
     operands,
     V: tl.constexpr,
@@ -171,6 +185,8 @@ def _scan_exactly(
     best = tl.full([TILES], float("-inf"), tl.float32)
     best_block = tl.zeros([TILES], tl.int32)
     nan = tl.zeros([TILES], tl.int32)
+    peak = tl.full([TILES], LOWEST, tl.float32)
+    mass = tl.zeros([TILES], tl.float32)
     for block in range(first, tl.minimum(stop, (V + BLOCK - 1) // BLOCK)):
         tile = block * TILES + lane
         at = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
@@ -178,11 +194,14 @@ def _scan_exactly(
         nan = nan | tl.max((x != x).to(tl.int32), axis=1)
         top, total = _together_exactly(tl.where(x == x, x, float("-inf")), scale)
         value = _value(top, total, tile, key, scale)
+        if MASS:
+            peak, mass = add_mass_exactly(peak, mass, top, total, scale)
         better = value > best
         best = tl.where(better, value, best)
         best_block = tl.where(better, block, best_block)
     value, index = first_of_largest(best, best_block * TILES + lane, 0)
-    return value, tl.where(tl.max(nan, axis=0) != 0, ~index, index)
+    peak, mass = mass_of_parts(peak, mass, scale, 0)
+    return value, tl.where(tl.max(nan, axis=0) != 0, ~index, index), peak, mass
 
 
 @triton.jit
@@ -213,6 +232,8 @@ def scan_draw(
     cuts_ptr,
     value_ptr,
     mark_ptr,
+    peak_ptr,
+    mass_ptr,
     arrivals_ptr,
     b,
     program,
@@ -225,15 +246,23 @@ def scan_draw(
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Scan one chunk for its best tile; keys, scales and cuts, or None, are [B, ROWS]; true in the last program."""
+    """Scan one chunk for its best tile; keys, scales and cuts, or None, are [B, ROWS]; true in the last program.
+
+    With what it has of the row's mass, unless `peak_ptr` and `mass_ptr` are None.
+    """
     splits = programs // ROWS
     row = b * ROWS + program // splits
     split = program % splits
     row_ptr = logits_ptr + row.to(tl.int64) * STRIDE
     key, scale, cut = row_noise(keys_ptr, scales_ptr, cuts_ptr, row)
-    value, mark = scan_chunk_and_draw(
-        row_ptr, row, split, splits, key, scale, cut, cuts_ptr is not None, PROLOGUE, operands, V, BLOCK
+    CUT: tl.constexpr = cuts_ptr is not None
+    MASS: tl.constexpr = peak_ptr is not None
+    value, mark, peak, mass = scan_chunk_and_draw(
+        row_ptr, row, split, splits, key, scale, cut, CUT, MASS, PROLOGUE, operands, V, BLOCK
     )
+    if MASS:
+        tl.store(peak_ptr + row * SPLITS + split, peak)
+        tl.store(mass_ptr + row * SPLITS + split, mass)
     return arrive(value_ptr, mark_ptr, row * SPLITS + split, value, mark, arrivals_ptr + b, programs)
 
 
@@ -272,3 +301,55 @@ def combine_draw(
     else:
         index = tl.where(live, tl.max(index, axis=0), 0)
     return index, bad & live
+
+
+@triton.jit
+def combine_mass(
+    logits_ptr,
+    scales_ptr,
+    cuts_ptr,
+    entries_ptr,
+    index,
+    peak_ptr,
+    mass_ptr,
+    b,
+    programs,
+    live,
+    PROLOGUE: tl.constexpr,
+    operands,
+    AHEAD: tl.constexpr,
+    ROWS: tl.constexpr,
+    V: tl.constexpr,
+    STRIDE: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """The masses f32[ROWS, 4] of a request's rows with the probability of an entry of each; of a single row f32[4].
+
+    The entry is the index i32[ROWS] that is drawn, or number AHEAD further in `entries_ptr` i64[B, ROWS].
+    """
+    slots, present = _slots(b, programs, live, ROWS, SPLITS)
+    peaks, masses = gather(peak_ptr, mass_ptr, slots, present)
+    of_request = tl.arange(0, triton.next_power_of_2(ROWS))
+    row = b * ROWS + tl.minimum(of_request, ROWS - 1)
+    _, scale, cut = row_noise(scales_ptr, scales_ptr, cuts_ptr, row)
+    if ROWS == 1:
+        peaks = peaks[None, :]
+        masses = masses[None, :]
+    top, mass = mass_of_parts(peaks, masses, scale[:, None], 1)
+    index = index + of_request * 0
+    entry = index
+    there = of_request < ROWS
+    if entries_ptr is not None:
+        there = of_request + AHEAD < ROWS
+        wanted = tl.load(entries_ptr + b * ROWS + of_request + AHEAD, mask=there & live, other=0)
+        there = there & (wanted >= 0) & (wanted < V)
+        entry = tl.where(there, wanted, 0).to(tl.int32)
+    x = tl.load(logits_ptr + row.to(tl.int64) * STRIDE + entry, mask=there & live, other=float("-inf")).to(tl.float32)
+    x = PROLOGUE(x, entry, row, operands)
+    x = tl.where(x == x, x, float("-inf"))
+    if cuts_ptr is not None:
+        x = tl.where(x < cut, float("-inf"), x)
+    block = tl.where(live, block_of_mass(top, mass, x, scale, index, entry, there), 0.0)
+    if ROWS == 1:
+        block = tl.reshape(block, [4])
+    return block

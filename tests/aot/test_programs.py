@@ -66,6 +66,22 @@ def test_penalties_and_biases_do_not_spill(program: str) -> None:
     assert {artifact.spills for artifact in compiled(sources, *ARCHS).values()} == {0}
 
 
+@pytest.mark.parametrize("logits", ["bfloat16", "float16", "float32"])
+def test_what_drafts_leave_does_not_spill(logits: str) -> None:
+    """Of rows that are read where they are carried and where forwards left them; with masks, penalties and a cut."""
+    models = {side: MODEL | {"logits_dtype": logits} for side in ("target", "draft")}
+    asked = {"verify": "block", "num_steps": 5} | models
+    if logits == "float16":
+        asked |= {"sampling": ["penalties", "logit_bias", "grammar", "top_p"]}
+    sources = [
+        source
+        for source in build_program(load(**PROGRAMS["EAGLE-chain"] | asked)).generated.sources
+        if source.name in ("draft_draw_0", "verify_draw", "verify_residual")
+    ]
+    assert len(sources) == 3
+    assert {artifact.spills for artifact in compiled(sources, *ARCHS).values()} == {0}
+
+
 def test_cuts_of_changed_logits_do_not_spill() -> None:
     """With everything that may come before them."""
     asked = {"verify": "target_only", "sampling": ["penalties", "logit_bias", "grammar", "top_k", "top_p", "min_p"]}

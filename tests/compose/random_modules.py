@@ -45,7 +45,7 @@ class Fact(NamedTuple):
     """What is known of a value besides its type.
 
     kind: ``rows``, ``lens``, ``path`` and ``count`` (accepted nodes, how many), ``parent``, ``kept``, ``slots``,
-    ``token`` (below every vocabulary), or nothing.
+    ``token`` (below every vocabulary), ``scale`` (finite, not below 0), or nothing.
     axis: of a path and a parent, the axis that its numbers count along.
     most: of lengths, the largest.
     pair: of a count, the path that is as long.
@@ -176,6 +176,8 @@ class Composer(Builder):
             self.reduce,
             self.draw,
             self.draw,
+            self.mass,
+            self.mass,
             self.change,
             self.keys,
             self.translate,
@@ -401,6 +403,7 @@ class Composer(Builder):
             ("text", TensorType("i32", ("B", rng.randint(3, 60))), Fact("token")),
             ("flag", TensorType("i1", ("B", *axes)), Fact()),
             ("heat", TensorType("f32", ("B", *axes)), Fact()),
+            ("mass", TensorType("f32", ("B", *axes, 3)), Fact()),
         ]
         if not self.chain:
             choices += [
@@ -610,6 +613,14 @@ class Composer(Builder):
         offset, kind = self.rng.randrange(2), self.rng.choice([0, 1, (1 << 16) - 1])
         return self.make("sample.keys", self.of("i64", "B"), temperature, positions, offset=offset, kind=kind)
 
+    def scales(self, *shape: str | int) -> Value:
+        """What logits are multiplied with, which are finite."""
+        type_ = TensorType("f32", shape)
+        try:
+            return self.pick(lambda found, fact: found == type_ and fact.kind == "scale")
+        except Unfit:
+            return self._asked("scales", type_, Fact("scale"))
+
     def cut(self) -> None:
         """What of a row may be drawn, by whatever numbers."""
         logits = self.logits()
@@ -635,7 +646,7 @@ class Composer(Builder):
         logits = self.logits()
         shape = tensor_type(logits).shape[:-1]
         numbers = self.of("i64", *shape)
-        keys = self._keys(numbers) if self.rng.random() < 0.6 else (numbers, self.of("f32", *shape))
+        keys = self._keys(numbers) if self.rng.random() < 0.6 else (numbers, self.scales(*shape))
         cuts = (self.of("f32", *shape),) if self.rng.random() < 0.4 else ()
         if any(self.fact(value).rough for value in (logits, keys[1], *cuts)):
             raise Unfit
@@ -668,19 +679,55 @@ class Composer(Builder):
         self.loaded.add(field)
         return self.make("carry.load", self.rows(), field=field)[0]
 
-    def reject(self) -> None:
-        """The tokens of a chain by whatever its drafts were drawn from: rows one by one, or together."""
-        rng, floats = self.rng, self.rng.choice(FLOATS)
-        tokens, logits = self.of("i64", "B", "A"), self.of(floats, "B", "A", "V")
-        keys, scales = self.of("i64", "B", "A"), self.of("f32", "B", "A")
-        cuts = [self.of("f32", "B", "A")] if rng.random() < 0.4 else []
-        together = rng.random() < 0.5
-        q = [self.of(floats, "B", "S", "V")] if together else [self.of(floats, "B", "V")] * self.module.size("S")
-        if any(self.fact(value).rough for value in (logits, scales, *cuts, *q)):
+    def mass(self) -> None:
+        """Of the rows that a token was drawn from, with its probability, or that of any numbers'."""
+        drawn = [v for v in self.here if v.source and v.source.opcode == "sample.draw" and v is v.source.out("index")]
+        index = self.rng.choice(drawn or [self._unfit()])
+        draw, keep = index.source, ""
+        assert draw is not None
+        logits, scales = draw["logits"], draw["scales"]
+        own = tensor_type(index).dtype == "i64" and self.rng.random() < 0.6
+        if own:
+            keep = str(draw.attrs["keep"])
+        elif self._late and on_nodes(logits):
             raise Unfit
-        operands = (tokens, logits, self.rows(), self.of("i64", "B"), keys, scales, *cuts, *q)
-        mode = rng.choice(["rejection", "block"])
-        self.make("sample.reject", *operands, mode=mode, parts=len(q), cut=len(cuts))
+        entries = index if own else self.of("i64", *tensor_type(logits).shape[:-1])
+        cuts = [] if draw.get("cuts") is None else [draw["cuts"]]
+        ahead = 0 if own or len(tensor_type(logits).shape) < 3 else self.rng.randrange(2)
+        operands = (logits, draw["rows"], scales, entries, *cuts)
+        self.make("sample.mass", *operands, ahead=ahead, keep=keep, facts=[Fact(rough=True)])
+
+    def _unfit(self) -> Value:
+        raise Unfit
+
+    def reject(self) -> None:
+        """The tokens of a chain by whatever its drafts were drawn from: rows one by one, or together, or carried."""
+        rng, floats, steps = self.rng, self.rng.choice(FLOATS), self.module.size("S")
+        logits, together = self.of(floats, "B", "A", "V"), rng.random() < 0.5
+        axes = ("B", "S") if together else ("B",)
+        asked = [("i64", "B", "A"), ("i64", "B"), ("i64", "B", "A"), ("f32", "B", "A"), ("f32", "B", "A", 3)]
+        asked += [("i32", "B", "A"), ("f32", *axes, 3), (floats, *axes, "V")]
+        facts = [Fact("scale" if n == 3 else "") for n in range(len(asked))]
+        gives = [
+            ("asked", TensorType(dtype, tuple(shape)), fact) for (dtype, *shape), fact in zip(asked, facts, strict=True)
+        ]
+        self._forward([], gives)
+        tokens, coins, keys, scales, mass, drawn, own, row = self.here[-len(asked) :]
+        cuts = [self.of("f32", "B", "A")] if rng.random() < 0.4 else []
+        masses, q = ([one] * (1 if together else steps) for one in (own, row))
+        if any(self.fact(value).rough for value in (logits, *cuts)):
+            raise Unfit
+        if not together and rng.random() < 0.5:
+            field = self.field("row", tensor_type(q[0]), self.fact(q[0]))
+            self.loaded.add(field)
+            q[0] = self.make("carry.load", self.rows(), field=field)[0]
+        rows, mode, parts = self.rows(), rng.choice(["rejection", "block"]), len(q)
+        (weights,) = self.make("sample.weigh", rows, coins, scales, mass, *masses, mode=mode, parts=parts)
+        left, sums = self.make(
+            "sample.residual", tokens, logits, rows, keys, scales, drawn, mass, weights, *cuts, *masses, *q,
+            parts=parts, cut=len(cuts), most=rng.randint(1, steps), facts=[Fact(), Fact(rough=True)],
+        )  # fmt: skip
+        self.make("sample.accept", tokens, rows, coins, drawn, weights, left, sums)
 
     def logprob(self) -> None:
         """Of the winners of the same logits, or of tokens that are below every vocabulary."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .reject_cases import reject_cases
 from .tree_cases import tree_cases
 
 Case = dict[str, Any]
@@ -20,7 +21,8 @@ def all_cases() -> dict[str, list[Case]]:
     """Every case, by kind."""
     chains = [chain_case(seed) for seed in range(CHAINS)]
     chains += [chain_case(1000 + seed, target_nan=True) for seed in range(NAN_CHAINS)]
-    return {"chain": chains, "argmax": [argmax_case(seed) for seed in range(ARGMAXES)], "tree": tree_cases()}
+    argmaxes = [argmax_case(seed) for seed in range(ARGMAXES)]
+    return {"chain": chains, "argmax": argmaxes, "tree": tree_cases(), "reject": reject_cases()}
 
 
 def chain_case(seed: int, *, target_nan: bool = False) -> Case:

@@ -56,7 +56,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     else:
         command = [str(oracle_files.PYTHON), "-E", str(HERE / "oracle.py"), str(given), str(theirs)]
         running.append(start(command, {}))
-    kinds = {"chain": reference.chain, "argmax": reference.argmax, "tree": reference.tree}
+    kinds = {"chain": reference.chain, "argmax": reference.argmax, "tree": reference.tree, "reject": reference.reject}
     with one_thread():
         referred = {name: [kinds[name](case) for case in group] for name, group in all_cases.items()}
     finished = [(process.communicate()[0], process) for process in running]
@@ -81,7 +81,10 @@ def one_thread() -> Iterator[None]:
 
 def known_answers() -> Path:
     """Where SGLang's answers are kept: they depend on the cases, on the oracle and on nothing of specc."""
-    parts = [(HERE / name).read_bytes() for name in ("cases.py", "tree_cases.py", "oracle.py", "plain_triton.py")]
+    parts = [
+        (HERE / name).read_bytes()
+        for name in ("cases.py", "tree_cases.py", "reject_cases.py", "oracle.py", "plain_triton.py")
+    ]
     parts += [oracle_files.READY.read_bytes(), torch.__version__.encode()]
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     return oracle_files.ANSWERS / f"answers-{digest}.pt"

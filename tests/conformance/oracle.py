@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from plain_triton import plain
-from sglang.kernels.ops.speculative import cache_locs, eagle, spec_tree, topk1
+from sglang.kernels.ops.speculative import cache_locs, eagle, reject_sampling, spec_tree, topk1
 from sglang.kernels.ops.speculative.gather_spec_extras import gather_spec_extras
 from torch import Tensor
 
@@ -229,6 +229,25 @@ def top(scores: Tensor, count: int, given: Tensor | None, poisoned: bool) -> tup
     return values, given
 
 
+# --- drafts that were drawn -------------------------------------------------------------------------------------------
+
+
+def reject(case: Case) -> Answer:
+    """`chain_speculative_sampling_triton` on probabilities, as eagle_sample in speculative/eagle_utils.py has them."""
+    tokens, heat = case["tokens"], case["temperature"][:, None, None]
+    count, nodes = tokens.shape
+    p, q = ((case[name] / heat).softmax(-1) for name in ("target", "draft"))
+    predict = torch.zeros(count * nodes, dtype=torch.int32)
+    accept_index = torch.full((count, nodes), -1, dtype=torch.int32)
+    correct = torch.empty(count, dtype=torch.int32)
+    places = torch.arange(count * nodes).view(count, nodes)
+    reject_sampling.chain_speculative_sampling_triton(
+        predict, accept_index, correct, tokens, places, places, places, case["coins"], case["last"], p, q,
+        1.0, 1.0, True, block_verification=case["block_verification"],
+    )  # fmt: skip
+    return {"predict": predict.view(count, nodes), "accept_lens": correct + 1}
+
+
 def versions() -> dict[str, str]:
     """What the answers come from."""
     return {name: importlib.metadata.version(name) for name in ("sglang", "torch", "triton", "numpy")}
@@ -243,7 +262,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", "Conversion of an array", DeprecationWarning)
     torch.set_num_threads(1)
     cases = torch.load(source, weights_only=True)
-    kinds = {"chain": chain, "argmax": argmax, "tree": tree}
+    kinds = {"chain": chain, "argmax": argmax, "tree": tree, "reject": reject}
     torch.save({name: [kinds[name](case) for case in group] for name, group in cases.items()}, target)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
 
+import our_chains
 import our_trees
 import torch
 from cluster_cases import Scan, TypedBuilder, carry, small_module
@@ -183,7 +184,7 @@ def main() -> None:
     source, target = sys.argv[1:]
     torch.set_num_threads(1)
     cases = torch.load(source, weights_only=True)
-    kinds = {"chain": chain, "argmax": argmax, "tree": our_trees.tree}
+    kinds = {"chain": chain, "argmax": argmax, "tree": our_trees.tree, "reject": our_chains.reject}
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root) / PACKAGE
         for name, text in {"__init__.py": "", **render.lib_sources()}.items():

@@ -143,3 +143,23 @@ def grow(case: Case, batch: Callable[[Tensor], Tensor], op: Callable[..., tuple[
         tokens.append(batch(index))
         kept.append(best)
     return (*parts, *tokens, *kept[:-1])
+
+
+def reject(case: Case) -> Answer:
+    """Verification of drafts that were drawn."""
+    tokens, mode = case["tokens"], "block" if case["block_verification"] else "rejection"
+    rows, steps = torch.arange(1, len(tokens) + 1), tokens.shape[1] - 1
+    scales = (1 / case["temperature"])[:, None].expand(tokens.shape)
+
+    def op(name: str, *operands: Tensor, **attrs: object) -> tuple[Tensor, ...]:
+        return evaluate(name, operands, attrs, {"A": steps + 1}, {})
+
+    drawn, _ = op("sample.draw", case["target"], rows, case["keys"], scales, dtype="i32", keep="")
+    (own,) = op("sample.mass", case["target"], rows, scales, tokens, ahead=1, keep="")
+    (mass,) = op("sample.mass", case["draft"], rows, scales[:, 1:], tokens[:, 1:], ahead=0, keep="")
+    (weights,) = op("sample.weigh", rows, case["coin_keys"], scales, own, mass, mode=mode, parts=1)
+    given = tokens, case["target"], rows, case["keys"], scales, drawn, own, weights, mass, case["draft"]
+    left, sums = op("sample.residual", *given, parts=1, cut=0, most=steps if mode == "block" else 1)
+    (index,) = op("sample.accept", tokens, rows, case["coin_keys"], drawn, weights, left, sums)
+    predict, _, accept_lens = op("verify.greedy", tokens, index, rows)
+    return {"predict": predict, "accept_lens": accept_lens}

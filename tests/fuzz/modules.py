@@ -53,6 +53,8 @@ class ModuleFlow(Flow):
                 return integers(0, LONGEST)
             case "token":
                 return integers(0, FEW)
+            case "scale":
+                return torch.rand(shape, generator=source).round(decimals=1) * 3
             case "kept":
                 return integers(0, self.plan.size("K") ** 2)
             case "parent":

@@ -278,7 +278,10 @@ class Oracle:
     def carry_row(self, number: int, token: int, seen: int) -> None:
         """The logits of a draft that the next step verifies."""
         model = self.models["draft"]
-        self.carried[f"draft_logits{number}"] = model.rows[model.row(token, seen)]
+        row = model.rows[model.row(token, seen)]
+        self.carried[f"draft_logits{number}"] = row
+        # Without a temperature: the largest logit, and a draft that is sure.
+        self.carried[f"draft_mass{number}"] = [max((x for x in row if x == x), default=-INF), 1.0, 1.0]
 
     def carry_hidden(self, name: str, side: str, seen: int) -> None:
         """A hidden row that the next step reads."""

@@ -170,9 +170,16 @@ def inexact(ops: Sequence[OpCall]) -> set[str]:
     """Values and pools of a node that depend on a sum over a vocabulary, or a logarithm; indices are exact."""
     found: set[str] = set()
     for call in ops:
-        if call.op in ("vocab.topk", "vocab.logprob", "vocab.logprob_path", "sample.top_p", "sample.min_p"):
+        if call.op in (
+            "vocab.topk",
+            "vocab.logprob",
+            "vocab.logprob_path",
+            "sample.top_p",
+            "sample.min_p",
+            "sample.mass",
+        ):
             found.add(call.results[0])
-        elif call.op in ("vocab.best", "vocab.best_path"):
+        elif call.op in ("vocab.best", "vocab.best_path", "sample.residual"):
             found.add(call.results[1])
         elif call.op == "tree.grow":
             found |= {call.results[1], call.results[3]}

@@ -74,7 +74,7 @@ def carried(config: Config) -> set[str]:
     fields |= {"sampling_seed", "sampling_temperature"} if config.verify != "greedy" else set()
     if config.verify in ("rejection", "block"):
         count = {"FROZEN_KV_MTP": 0, "DFLASH": 0, "MULTI_LAYER_EAGLE": config.num_steps}.get(config.algorithm, 1)
-        fields |= {f"draft_logits{i}" for i in range(count)}
+        fields |= {f"draft_{name}{i}" for i in range(count) for name in ("logits", "mass")}
     if config.algorithm in RECURRENT:
         fields |= set() if config.chain else {"topk_p"}
         fields -= set() if config.num_steps > 1 else {"hidden"}

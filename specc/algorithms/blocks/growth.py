@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from specc.algorithms.blocks.rejection import chosen, drawn_drafts
+from specc.algorithms.blocks.rejection import Source, chosen, drawn_drafts
 from specc.algorithms.blocks.scope import Scope
 from specc.algorithms.blocks.verification import Nodes, State
 from specc.ir.core import Value
@@ -34,7 +34,7 @@ Forward = Callable[[int, Frontier], tuple[Value, Value | None]]
 
 def grow_tree(
     scope: Scope, state: State, root: Value, frontier: Frontier, forward: Forward, *, advance: bool,
-    q: tuple[Value, ...] = (),
+    q: tuple[Source, ...] = (),
 ) -> Nodes:  # fmt: skip
     """Expand a frontier S - 1 times and choose the nodes to verify among all candidates.
 
@@ -45,7 +45,7 @@ def grow_tree(
         frontier: the children of the root.
         forward: writes one forward of the draft.
         advance: whether each forward stands one position further than the one before.
-        q: the logits that the children of the root were drawn from, if they were drawn.
+        q: what the children of the root were drawn from, if they were drawn.
 
     """
     b = scope.b
@@ -78,7 +78,7 @@ def grow_tree(
 
 def _draw_chain(
     scope: Scope, state: State, root: Value, frontier: Frontier, forward: Forward, *, advance: bool,
-    q: tuple[Value, ...],
+    q: tuple[Source, ...],
 ) -> Nodes:  # fmt: skip
     """As `grow_tree` where drafts are drawn: of one branch, with what each was drawn from."""
     b = scope.b
@@ -87,12 +87,12 @@ def _draw_chain(
         for step in range(scope.config.num_steps - 1):
             logits, hidden = forward(step, frontier)
             names = f"draft_token{step + 1}", f"draft_bad{step}"
-            token, bad = chosen(scope, logits, state.seq_lens, step + 1, names, stem=f"draft{step}_", axis="K")
+            token, bad, source = chosen(scope, logits, state.seq_lens, step + 1, names, stem=f"draft{step}_", axis="K")
             state.health = b("health.raise", state.health, bad, names=("health_draft",), bit=DRAFT_BIT)
             tokens = b("chain.append", tokens, token, names=("tokens",), column=step + 2)
             frontier = replace(frontier, tokens=token, hidden=hidden)
             frontier = _advanced(scope, frontier, step, advance=advance)
-            q = (*q, logits) if q else ()
+            q = (*q, source) if q and source is not None else ()
     return Nodes(tokens, q=q)
 
 

@@ -79,7 +79,7 @@ def _prefill(scope: Scope, reads_hidden: bool, rows: FromTarget) -> None:
                 capture="last", **_draft_io(scope, rows),
             )  # fmt: skip
         names = "prefill_topk_p", "prefill_topk_index", "prefill_bad"
-        p, index, bad = children(scope, logits, scope.seq_lens, names, stem="prefill_draft_", carried=True)
+        p, index, bad, _ = children(scope, logits, scope.seq_lens, names, stem="prefill_draft_", carried=True)
         health = b("health.raise", health, bad, names=("prefill_health_out",), bit=PREFILL_BIT)
     finish_prefill(scope, health, first, {"bonus": first, **_fields(p, index), "hidden": hidden})
 
@@ -137,7 +137,7 @@ def _extend(scope: Scope, state: State, accepted: Accepted, reads: FromTarget | 
                 capture="last", **_draft_io(scope, rows),
             )  # fmt: skip
         names = "next_topk_p", "next_topk_index", "extend_bad"
-        p, index, bad = children(scope, logits, accepted.new_lens, names, stem="next_", carried=True)
+        p, index, bad, _ = children(scope, logits, accepted.new_lens, names, stem="next_", carried=True)
         state.health = b("health.raise", state.health, bad, names=("health_out",), bit=EXTEND_BIT)
         store(scope, {"bonus": accepted.bonus, **_fields(p, index), "hidden": hidden})
     scope.output("health", state.health)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from specc.algorithms.blocks.sampling import parameter
 from specc.algorithms.blocks.scope import Scope, logits_dtype_of
@@ -12,6 +13,13 @@ from specc.ir.ops.sample import COIN, DRAFT, TOKEN
 MODES = ("rejection", "block")
 _COLUMN = 1 << 32
 """From one draft of a step to the next, in what their noise is keyed with."""
+
+
+class Source(NamedTuple):
+    """What drafts were drawn from: logits T[B, *x, Vd], and what makes probabilities of them, f32[B, *x, 3]."""
+
+    logits: Value
+    mass: Value
 
 
 def sampled(scope: Scope) -> bool:
@@ -27,10 +35,11 @@ def drawn_drafts(scope: Scope) -> bool:
 def chosen(
     scope: Scope, logits: Value, lens: Value, column: int, names: tuple[str, str], *,
     stem: str, axis: str = "", keep: str = "", carried: bool = False,
-) -> tuple[Value, ...]:  # fmt: skip
+) -> tuple[Value, Value, Source | None]:  # fmt: skip
     """A draft i64[B, axis, keep] and bad rows i1[B, axis], of logits: the largest, or drawn if drafts are drawn.
 
-    Coupled drafts have the noise that the target will draw with where they stand.
+    If they are accepted by it, what the draft was drawn from besides. Coupled drafts have the noise that the target
+    will draw with where they stand.
 
     Args:
         scope: module under construction, in the phase that reads the logits.
@@ -48,7 +57,7 @@ def chosen(
     if not drawn_drafts(scope):
         own = scope.own(names[0]), names[1]
         index, bad = b.many("vocab.argmax", logits, scope.rows, names=own, dtype="i64", keep=keep)
-        return scope.translated(index, names[0]), bad
+        return scope.translated(index, names[0]), bad, None
     if scope.token_map is not None:
         key, ways = ("verify", "target_only") if sampled(scope) else ("draft_sampling", "greedy")
         wanted = f"{key}: {getattr(scope.config, key)}"
@@ -56,51 +65,63 @@ def chosen(
         scope.refuse("config/not-yet", message, (key,), hint=f"write {key}: {ways}")
     entry = ("prefill_", "prefill") if stem.startswith("prefill_") else ("", "prepare")
     with b.at(scope.at("verify")):
-        if carried and sampled(scope):
-            b.many("carry.store", scope.rows, logits, field=_field(column))
         seed, temperature = (parameter(scope, name, *entry, "verify") for name in ("seed", "temperature"))
         first, stride, kind = (column * _COLUMN, _COLUMN, DRAFT) if sampled(scope) else (column + 1, 1, TOKEN)
         where = {"offset": first, "stride": stride if axis == "S" else 0}
         place = b("kv.positions", lens, names=(f"{stem}place",), axis=axis, **where)
         noise = f"{stem}keys", f"{stem}scales"
         keys, scales = b.many("sample.keys", seed, temperature, place, names=noise, offset=0, kind=kind)
-        return b.many("sample.draw", logits, scope.rows, keys, scales, names=names, dtype="i64", keep=keep)
+        token, bad = b.many("sample.draw", logits, scope.rows, keys, scales, names=names, dtype="i64", keep=keep)
+        if not sampled(scope):
+            return token, bad, None
+        given = logits, scope.rows, scales, token
+        source = Source(logits, b("sample.mass", *given, names=(f"{stem}mass",), ahead=0, keep=keep))
+        if carried:
+            for name, value in zip(_fields(column), source, strict=True):
+                b.many("carry.store", scope.rows, value, field=name)
+    return token, bad, source
 
 
 def children(
     scope: Scope, logits: Value, lens: Value, names: tuple[str, str, str], *, stem: str, carried: bool = False
-) -> tuple[Value | None, Value, Value]:
+) -> tuple[Value | None, Value, Value, Source | None]:
     """Of the root's children p f32[B, K], None if they are drawn, the tokens i64[B, K], and bad rows i1[B].
 
-    Args as of `chosen`.
+    Args, and what they were drawn from, as of `chosen`.
     """
     if drawn_drafts(scope):
-        token, bad = chosen(scope, logits, lens, 0, names[1:], stem=stem, keep="K", carried=carried)
-        return None, token, bad
+        token, bad, source = chosen(scope, logits, lens, 0, names[1:], stem=stem, keep="K", carried=carried)
+        return None, token, bad, source
     own = names[0], scope.own(names[1]), names[2]
     p, index, bad = scope.b.many("vocab.topk", logits, scope.rows, names=own)
-    return p, scope.translated(index, names[1]), bad
+    return p, scope.translated(index, names[1]), bad, None
 
 
 def carry_rows(scope: Scope, count: int = 1) -> None:
     """Declare what ``count`` carried drafts were drawn from, if drafts are drawn."""
     for column in range(count if sampled(scope) else 0):
-        scope.carry(_field(column), logits_dtype_of(scope.draft), "Vd", at=("verify",))
+        logits, mass = _fields(column)
+        scope.carry(logits, logits_dtype_of(scope.draft), "Vd", at=("verify",))
+        scope.carry(mass, "f32", 3, at=("verify",))
 
 
-def load_rows(scope: Scope, count: int = 1) -> tuple[Value, ...]:
-    """What ``count`` carried drafts were drawn from, T[B, Vd] each, in the phase that loads; none if not drawn."""
-    with scope.b.at(scope.at("verify")):
-        fields = [_field(column) for column in range(count if sampled(scope) else 0)]
-        return tuple(scope.b("carry.load", scope.rows, names=(f"carried_{field}",), field=field) for field in fields)
+def load_rows(scope: Scope, count: int = 1) -> tuple[Source, ...]:
+    """What ``count`` carried drafts were drawn from, in the phase that loads; none if they are not drawn."""
+    b = scope.b
+    with b.at(scope.at("verify")):
+        fields = [_fields(column) for column in range(count if sampled(scope) else 0)]
+        return tuple(
+            Source(*(b("carry.load", scope.rows, names=(f"carried_{name}",), field=name) for name in names))
+            for names in fields
+        )
 
 
-def _field(column: int) -> str:
-    return f"draft_logits{column}"
+def _fields(column: int) -> tuple[str, str]:
+    return f"draft_logits{column}", f"draft_mass{column}"
 
 
 def decide(
-    scope: Scope, tokens: Value, logits: Value, lens: Value, given: Sequence[Value], q: Sequence[Value]
+    scope: Scope, tokens: Value, logits: Value, lens: Value, given: Sequence[Value], q: Sequence[Source]
 ) -> tuple[Value, ...]:
     """The token i32[B, n] after each node, by the drafts that are accepted, and bad rows i1[B, n].
 
@@ -110,7 +131,7 @@ def decide(
         logits: of the target, T[B, n, V].
         lens: committed lengths i64[B].
         given: what tokens after the nodes are drawn with, see `draws`.
-        q: logits that the drafts were drawn from, in order, T[B, *x, Vd] each.
+        q: what the drafts were drawn from, in order.
 
     """
     b = scope.b
@@ -120,11 +141,22 @@ def decide(
         )
         scope.refuse("legal/verify", message, ("verify",), hint="write verify: target_only")
     keys, scales, *cuts = given
+    mode, parts = scope.config.verify, len(q)
+    rows, masses = [each.logits for each in q], [each.mass for each in q]
     with b.at(scope.at("verify")):
         seed, temperature = (parameter(scope, name, "", "prepare", "verify") for name in ("seed", "temperature"))
         names = "coins", "coin_scales"
         coins, _ = b.many("sample.keys", seed, temperature, lens, names=names, offset=0, kind=COIN)
-        return b.many(
-            "sample.reject", tokens, logits, scope.rows, coins, keys, scales, *cuts, *q,
-            names=("decided", "target_bad"), mode=scope.config.verify, parts=len(q), cut=len(cuts),
+        noise, names = (keys, scales, *cuts), ("drawn", "target_bad")
+        drawn, bad = b.many("sample.draw", logits, scope.rows, *noise, names=names, dtype="i32", keep="")
+        mass = b("sample.mass", logits, scope.rows, scales, tokens, *cuts, names=("target_mass",), ahead=1, keep="")
+        weights = b(
+            "sample.weigh", scope.rows, coins, scales, mass, *masses, names=("weights",), mode=mode, parts=parts
+        )
+        left, sums = b.many(
+            "sample.residual", tokens, logits, scope.rows, keys, scales, drawn, mass, weights, *cuts, *masses, *rows,
+            names=("left", "left_sums"), parts=parts, cut=len(cuts),
+            most=1 if mode == "rejection" else scope.config.num_steps,
         )  # fmt: skip
+        index = b("sample.accept", tokens, scope.rows, coins, drawn, weights, left, sums, names=("decided",))
+    return index, bad

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from specc.algorithms.blocks import logprobs, restriction
 from specc.algorithms.blocks.penalties import changed, count
-from specc.algorithms.blocks.rejection import decide, sampled
+from specc.algorithms.blocks.rejection import Source, decide, sampled
 from specc.algorithms.blocks.sampling import drawn, draws
 from specc.algorithms.blocks.scope import Scope, dtype_of, logits_dtype_of
 from specc.ir.core import Value
@@ -37,13 +37,13 @@ class State:
 class Nodes:
     """What the target verifies: tokens [B, n], and parents and depths of a tree; without them a chain.
 
-    q: what the drafts were drawn from, if they were: logits T[B, *x, Vd], in the order of the columns.
+    q: what the drafts were drawn from, if they were, in the order of the columns.
     """
 
     tokens: Value
     parent: Value | None = None
     depth: Value | None = None
-    q: tuple[Value, ...] = ()
+    q: tuple[Source, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Intake:
     def _drafts_decide(self) -> bool:
         """Whether a text depends on where steps begin."""
         calls = (call for node in self.plan.nodes("step") for call in getattr(node, "ops", ()))
-        return any(call.op == "sample.reject" for call in calls)
+        return any(call.op == "sample.accept" for call in calls)
 
     def request(
         self,

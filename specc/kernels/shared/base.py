@@ -51,8 +51,9 @@ IN_PLACE = {
     "sample.penalize": "counts",
     "sample.penalize_nodes": "counts",
     "sample.bias": "bias",
+    "sample.residual": "q",
 }
-"""Operands, by opcode, that kernels read where they are carried: in the rows of the pool."""
+"""Operands, by opcode and without their number, that kernels read where they are carried: in the rows of the pool."""
 
 
 @dataclass(frozen=True)
@@ -237,11 +238,12 @@ def read_in_place(module: Module, op: Op) -> bool:
     if op.opcode != "carry.load" or op.result in module.outputs.values():
         return False
     readers = module.users(op.result)
-    return len(readers) == 1 and _in_place(readers[0]) is op.result
+    return len(readers) == 1 and op.result in _in_place(readers[0])
 
 
-def _in_place(op: Op) -> Value | None:
-    return op.get(IN_PLACE.get(op.opcode, ""))
+def _in_place(op: Op) -> list[Value]:
+    stem = IN_PLACE.get(op.opcode)
+    return [value for name, value in op.named.items() if name.rstrip("0123456789") == stem]
 
 
 def leaves(module: Module, value: Value, cluster: Sequence[Op]) -> bool:

@@ -22,6 +22,9 @@ from specc.kernels.shared.tiles import changes_logits, in_memory, is_prologue, s
 _OF_ENTRIES = frozenset({"commit.compact", "commit.last", "tree.gather"})
 """Ops whose device functions pick entries of T[N], no rows."""
 
+JOINED = {"vocab.logprob": "vocab.argmax", "sample.mass": "sample.draw"}
+"""Sums over the logits of a reduction, which its scan makes besides."""
+
 _RESIDENT_WARPS = 132 * 16
 """Warps with about 120 registers per thread that a large GPU runs at once: those of the programs that build trees."""
 
@@ -86,7 +89,7 @@ class Composed(Family):
             warps = _warps(module, cluster, scans=True)
             resident = _RESIDENT_WARPS // warps if _candidates(module, cluster) else CAPACITY
             count = vocabulary.splits(module, reduction, batch, resident)
-            return batch, vocabulary.rows_of(module, reduction) * count, 1
+            return batch, vocabulary.scanned_rows(module, reduction) * count, 1
         composition = self.compose(module, "", cluster)
         programs = max(1, composition.chunks + composition.work)
         if any(side_of(op) is not None for op in cluster):
@@ -96,7 +99,7 @@ class Composed(Family):
     def compose(self, module: Module, name: str, cluster: Cluster) -> Composition:
         """Write a kernel."""
         text, reduction = Text(module, name, cluster), self.reduction(cluster)
-        scanned = [op for op in cluster if op is reduction or op.opcode == "vocab.logprob" or is_prologue(op)]
+        scanned = [op for op in cluster if op is reduction or op.opcode in JOINED or is_prologue(op)]
         scanned += [op for op in cluster if read_in_place(module, op) and module.users(op.result)[0] in scanned]
         long = [op for op in cluster if op not in scanned and _in_chunks(module, op, cluster)]
         done = [*long, *scanned]

@@ -234,6 +234,8 @@ class Text:
             return self.scalar(named[stem], stem, kind)
         if kind in ("ptrs", "late"):
             return self._parts(op, function, stem, kind)
+        if kind == "counts":
+            return in_tuple([str(rows_of(self.module, value)) for value in numbered(op, stem)])
         if parameter in op.attrs:
             name = self.fresh(parameter)
             self.arguments.literal(name, int(op.attrs[parameter]))
@@ -261,7 +263,7 @@ class Text:
 
     def _parts(self, op: Op, function: Function, stem: str, kind: str) -> str:
         """The memory of numbered operands as a tuple, but for a last one that is taken in registers; or its block."""
-        found = [value for name, value in op.named.items() if name.rstrip("0123456789") == stem]
+        found = numbered(op, stem)
         late = None
         if f"{stem}_late" in function.parameters and len(found) > 1 and found[-1].source in self.cluster:
             late = found[-1] if found[-1] in self.blocks else None
@@ -269,7 +271,7 @@ class Text:
             return "None" if late is None else self.blocks[late]
         stored = found if late is None else found[:-1]
         names = [self.memory(value, f"{stem}{i}") for i, value in enumerate(stored)]
-        return f"({', '.join(names)}{',' * (len(names) == 1)})"
+        return in_tuple(names)
 
     def raised(self, op: Op) -> bool:
         """Raise a bit of a word that stays in memory, in place; false if the word is elsewhere or computed with."""
@@ -342,6 +344,21 @@ class Text:
         kept = self.block(op["kept"], "kept")
         given = (self.pointer(op["x"], "x"), kept, self.pointer(op.result, "gathered"), "b", branches, width, chunk)
         self.stores.append(f"{self.use('tree_gather_rows')}({', '.join(map(str, given))})")
+
+
+def numbered(op: Op, stem: str) -> list[Value]:
+    """The operands of a name and a number, in order."""
+    return [value for name, value in op.named.items() if name.rstrip("0123456789") == stem]
+
+
+def rows_of(module: Module, value: Value) -> int:
+    """Rows of one request of a value, without its last axis."""
+    return prod(tensor_type(value).sizes(module.dims)[1:-1])
+
+
+def in_tuple(names: Sequence[str]) -> str:
+    """The text of a tuple."""
+    return f"({', '.join(names)}{',' * (len(names) == 1)})"
 
 
 def flags_first(ops: Sequence[Op]) -> list[Op]:

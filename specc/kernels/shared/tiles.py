@@ -6,6 +6,7 @@ is to declare. Its parameters say what it wants, by the names of the op's signat
 * ``tokens``, an operand: its block, one dimension per axis after ``B``, or a scalar;
 * ``tokens_ptr``, an operand or a result that is not returned: its memory; ``tokens_ptrs`` those of the operands
   ``tokens0``, ``tokens1``, ...; ``tokens_stride`` and ``tokens_columns`` of an input that the engine owns;
+* ``tokens_counts``: how many rows a request has of each of these operands, as a tuple;
 * ``tokens_late``: the block of the last of the operands ``tokens0``, ..., if this kernel makes it, or None;
 * ``pool_ptr``: the pool rows of the op's field, ``RING`` their length;
 * ``column``, an attribute: a run-time number; ``COLUMN``: a constant;

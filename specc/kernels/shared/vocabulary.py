@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from math import prod
-
 from specc.ir.core import Module, Op, Value, tensor_type
 from specc.ir.types import DTYPES
 from specc.kernels.shared.base import CAPACITY, IN_PLACE, MAX_SPLITS, VECTOR_BYTES, Cluster, alignment, power_of_two
-from specc.kernels.shared.text import Text
+from specc.kernels.shared.text import Text, in_tuple
+from specc.kernels.shared.text import rows_of as rows_of_value
 from specc.kernels.shared.tiles import is_prologue, tile_of
 
 _BLOCK = 2048
@@ -19,15 +18,15 @@ _PARTIAL_KEYS = 128
 """Lanes of the block that holds a row's partial keys of a top-k."""
 _COLUMN = 64
 """Elements of a group that a top-k reads again at once: `best_of_groups` in templates/lib/topk.py."""
-_TAIL = {"vocab.argmax": 2 * 2048, "sample.draw": 3 * 2048, "vocab.topk": 3 * 2048}
+_TAIL = {"vocab.argmax": 2 * 2048, "sample.draw": 3 * 2048, "sample.residual": 3 * 2048, "vocab.topk": 3 * 2048}
 """What a program does after its scan, in logits that are scanned meanwhile."""
 _RANKING = 5 * 2048
 """What a program does more where a request has many rows and each finds its own elements, likewise."""
 _LONG = 11 * 2048
 """What reading again takes where a chunk has more than `_COLUMN` elements of a group, likewise."""
-_WAVE = {"vocab.argmax": CAPACITY, "sample.draw": CAPACITY, "vocab.topk": 132}
+_WAVE = {"vocab.argmax": CAPACITY, "sample.draw": CAPACITY, "sample.residual": 132 * 4, "vocab.topk": 132}
 """Programs that make a wave on a large GPU: of an argmax, which waits for memory, those that run at once; of a top-k,
-which computes, one on each of its SMs."""
+which computes, one on each of its SMs; of two rows at once those that their registers leave room for."""
 _GROUPED = 512
 """Entries from which on lanes form groups."""
 
@@ -58,9 +57,10 @@ def stored_logits(reduction: Op, cluster: Cluster) -> Value:
 def scanned(text: Text, reduction: Op, cluster: Cluster) -> tuple[str, str, str, tuple[int, ...]]:
     """What a scan takes: a prologue's function and operands, the logits' memory, and the partial results' sizes."""
     function, operands = prologue(text, reduction, cluster)
-    axes = tensor_type(reduction["logits"]).sizes(text.module.dims)[:-1]
+    batch, *axes, _ = tensor_type(reduction["logits"]).sizes(text.module.dims)
+    axes = [int(reduction.attrs["most"])] if "most" in reduction.attrs else axes
     logits = text.pointer(stored_logits(reduction, cluster), "logits")
-    return function, operands, logits, (*axes, most_splits(text.module, reduction))
+    return function, operands, logits, (batch, *axes, most_splits(text.module, reduction))
 
 
 def vocabulary(module: Module, reduction: Op) -> int:
@@ -70,7 +70,12 @@ def vocabulary(module: Module, reduction: Op) -> int:
 
 def rows_of(module: Module, reduction: Op) -> int:
     """Logits rows of one request."""
-    return prod(tensor_type(reduction["logits"]).sizes(module.dims)[1:-1])
+    return rows_of_value(module, reduction["logits"])
+
+
+def scanned_rows(module: Module, reduction: Op) -> int:
+    """Rows of one request that are read: all, unless the op says of how many."""
+    return int(reduction.attrs.get("most", rows_of(module, reduction)))
 
 
 def block(module: Module, reduction: Op) -> int:
@@ -119,7 +124,7 @@ def most_splits(module: Module, reduction: Op) -> int:
     """Most programs that share a row, a power of two, where one program combines the partials of all rows."""
     if reduction.opcode == "vocab.topk":
         return most_of_one(module.size("K"))
-    return max(1, min(MAX_SPLITS, _PARTIALS // power_of_two(rows_of(module, reduction))))
+    return max(1, min(MAX_SPLITS, _PARTIALS // power_of_two(scanned_rows(module, reduction))))
 
 
 def most_of_one(count: int) -> int:
@@ -141,7 +146,7 @@ def splits(module: Module, reduction: Op, batch: int, resident: int) -> int:
     """
     size, ranked = block(module, reduction), reduction.opcode == "vocab.topk"
     tiles_ = -(-vocabulary(module, reduction) // size)
-    each_row = rows_of(module, reduction)
+    each_row = scanned_rows(module, reduction)
     rows = batch * each_row
     tail = (_TAIL[reduction.opcode] + _RANKING * (ranked and each_row > 1)) // size
     wave = min(resident, _WAVE[reduction.opcode])
@@ -196,7 +201,7 @@ def prologue(text: Text, reduction: Op, cluster: Cluster) -> tuple[str, str]:
         lines.append(f"logits = {text.use(function)}({', '.join(given)})")
     text.prologue += ["def prologue(logits, column, row, operands):", *(f"    {line}" for line in lines)]
     text.prologue.append("    return logits")
-    return "prologue", f"({', '.join(pointers)}{',' * (len(pointers) == 1)})"
+    return "prologue", in_tuple(pointers)
 
 
 def _memory(text: Text, op: Op, stem: str) -> str | None:

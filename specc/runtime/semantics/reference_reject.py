@@ -1,124 +1,142 @@
 """Rejection sampling of a chain's drafts in plain torch, see `reference`.
 
-Drafts were drawn from q, the softmax of their own logits; what is emitted is distributed as the target's p.
+Drafts were drawn from q, the softmax of their own logits; what is emitted is distributed as the target's p. Neither is
+kept as a row: `sample.mass` says what makes probabilities of logits, and whoever needs one computes it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from .convention import Attrs, Dims, Semantics, Tensors, bad_rows, comparable, register, zero_rows
+from .convention import Attrs, Dims, Semantics, Tensors, comparable, register, zero_rows
 from .reference_sample import sample_draw, uniforms
 
 REJECT_OPS: dict[str, Semantics] = {}
 
 
-@register(REJECT_OPS, "sample.reject")
-def sample_reject(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """The token after every node of a chain of drafts, by rejection sampling.
+@register(REJECT_OPS, "sample.mass")
+def sample_mass(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """What probabilities are made of, and one of them.
 
-    tokens i64[B, A], logits T[B, A, V], rows i64[B], coins i64[B], keys i64[B, A], scales f32[B, A][, cuts f32[B, A]],
-    then what the drafts were drawn from: logits T[B, ..., V], S rows of a request in all
-    -> index i32[B, A], bad i1[B, A].
-
-    With p and q the softmax of logits * scale, p of what is not below the cut, and u uniform, `mode` rejection accepts
-    draft d after those before it iff q(d) > 0 and u q(d) < p(d); w is 1. `block` has w = min(1, w p(d) / q(d)) along
-    the drafts, and accepts up to the last with u (s + 1 - w) < s, s the sum of max(w p - q, 0) over the row after it;
-    all if u < w. After the last one accepted the token is drawn from max(w p - q, 0), but for the draft that is not;
-    from p without that draft where nothing is left; from p after all drafts. After other nodes, and where the scale is
-    0, it is the argmax.
+    logits T[B, ..., V], rows i64[B], scales f32[B, ...], entries i64[B, ...][, cuts f32[B, ...]] -> f32[B, ..., 3]: the
+    largest logit that is not below the cut, the sum of exp((x - largest) * scale), which is 1 where the largest is
+    infinite or the scale is 0, and the probability of the entry `ahead` further in `entries`, 0 of a number that is no
+    entry, 1 where the scale is 0.
     """
-    tokens, logits, rows, coins, keys, scales, *given = operands
-    cuts, q = (given[0], given[1:]) if attrs["cut"] else (None, given)
-    drafted = tuple(row for part in q for row in _rows(part))
-    chain = _Chain(tokens, logits, scales, cuts, drafted, _coins(coins, len(drafted)))
-    count, weight = chain.block() if attrs["mode"] == "block" else chain.rejection()
-    columns = torch.arange(tokens.shape[1], device=tokens.device)
-    here, accepted = columns == count[:, None], columns < count[:, None]
-    key = keys.gather(1, count[:, None])[:, 0]
-    drawn, _ = sample_draw((chain.left(count, weight), rows, key, torch.ones_like(weight)), {"dtype": "i64"}, dims)
-    best = torch.stack([_first(comparable(chain.target(c))) for c in range(tokens.shape[1])], dim=1)
-    bad = torch.stack([bad_rows(chain.target(c)) for c in range(tokens.shape[1])], dim=1)
-    found = torch.where(here, drawn[:, None], torch.where(accepted, tokens.roll(-1, dims=1), best))
-    index = torch.where(scales > 0, found, best)
-    return zero_rows(index, rows == 0).to(torch.int32), zero_rows(bad, rows == 0)
+    logits, rows, scales, entries, *cuts = operands
+    values = _above(logits, scales, cuts)
+    top, first = values.max(dim=-1)
+    e = torch.where(values == top[..., None], 0.0, values - top[..., None]).double() * scales[..., None]
+    total = torch.where(top.isinf() | ~(scales > 0), 1.0, e.exp().sum(dim=-1).clamp(min=1.0)).to(torch.float32)
+    entry = _next(entries.view(top.shape)) if attrs["ahead"] else entries.view(top.shape)
+    there = (entry >= 0) & (entry < logits.shape[-1])
+    found = torch.stack([top, total], dim=-1)
+    chance = _probabilities(values, scales, found, first).gather(-1, torch.where(there, entry, 0)[..., None])[..., 0]
+    chance = torch.where(scales > 0, torch.where(there, chance, 0.0), 1.0)
+    return (zero_rows(torch.cat([found, chance[..., None]], dim=-1), rows == 0),)
 
 
-@dataclass(frozen=True)
-class _Chain:
-    """Tokens i64[B, A], the target's logits T[B, A, V], scales and cuts f32[B, A], S rows T[B, V] of q, u f32[B, S]."""
+@register(REJECT_OPS, "sample.weigh")
+def sample_weigh(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Rows, coins i64[B], scales f32[B, n], mass f32[B, n, 3], and the drafts' -> weights f32[B, n]; see the op."""
+    rows, coins, scales, mass, *masses = operands
+    p, q = mass[:, :-1, 2], torch.stack([each[:, 2] for each in _rows_of(masses)], dim=1)
+    u, last = _coins(coins, q.shape[1]), q.shape[1]
+    columns = torch.arange(last + 1, device=p.device)
+    if attrs["mode"] == "rejection":
+        accepted = (q > 0) & (u * q < p)
+        count = accepted.to(torch.int64).cumprod(dim=1).sum(dim=1)
+        weights = (columns == count[:, None]).to(torch.float32)
+    else:
+        along = [torch.ones_like(p[:, 0])]
+        for i in range(last):
+            ratio = along[-1] * p[:, i] / q[:, i]
+            along.append(torch.where((q[:, i] > 0) & (ratio > 0), ratio.clamp(max=1.0), 0.0))
+        weights = torch.stack(along, dim=1)
+        possible = torch.cat([torch.ones_like(u[:, :1], dtype=torch.bool), u < weights[:, 1:]], dim=1)
+        possible = possible & (~possible[:, -1:] | (columns == last))
+        weights = torch.where(possible, weights, 0.0)
+    return (zero_rows(torch.where(scales > 0, weights, 0.0), rows == 0),)
 
-    tokens: Tensor
-    logits: Tensor
-    scales: Tensor
-    cuts: Tensor | None
-    drafted: Tensors
-    u: Tensor
 
-    def target(self, column: int) -> Tensor:
-        """Logits f32[B, V] that p is the softmax of."""
-        values, scale = self.logits[:, column].to(torch.float32), self.scales[:, column, None]
-        if self.cuts is not None:
-            below = (values < self.cuts[:, column, None]) & (scale > 0)
-            values = torch.where(below, -torch.inf, values)
-        return torch.where(scale > 0, values * scale, values)
+@register(REJECT_OPS, "sample.residual")
+def sample_residual(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """A token drawn after some nodes of what is left of p, index i32[B, n], and how much that is, sums f32[B, n].
 
-    def p(self, column: int) -> Tensor:
-        """The target's probabilities f32[B, V] after a node."""
-        return _softmax(self.target(column))
+    tokens i64[B, n], logits T[B, n, V], rows i64[B], keys i64[B, n], scales f32[B, n], drawn i32[B, n], mass f32[B, n,
+    3], weights f32[B, n][, cuts f32[B, n]], the drafts' masses, the logits that they were drawn from; see the op.
+    """
+    tokens, logits, rows, keys, scales, drawn, mass, weights, *given = operands
+    cuts, given = (given[:1], given[1:]) if attrs["cut"] else ([], given)
+    masses, q = _rows_of(given[: len(given) // 2]), _rows_of(given[len(given) // 2 :])
+    wanted = (weights > 0) & (rows != 0)[:, None]
+    wanted[:, -1] = False
+    wanted &= wanted.cumsum(dim=1) <= int(attrs["most"])
+    index, sums = torch.zeros_like(drawn), torch.zeros_like(weights)
+    for c in range(len(q)):
+        draft, scale = _next(tokens)[:, c], scales[:, c]
+        values = _above(logits[:, c], scale, [cut[:, c] for cut in cuts])
+        p = _probabilities(values, scale, mass[:, c], drawn[:, c].to(torch.int64))
+        left = weights[:, c, None] * p - _probabilities(comparable(q[c]), scale, masses[c], draft)
+        left = left.nan_to_num(nan=0.0).clamp(min=0.0)
+        others = torch.arange(p.shape[1], device=p.device) != draft[:, None]
+        chances = torch.stack([_normal(torch.where(others, left, 0.0)), _normal(torch.where(others, p, 0.0))])
+        some, any_ = (chances > 0).any(dim=-1)
+        chance = torch.where(some[:, None], chances[0], chances[1]).log()
+        found, _ = sample_draw((chance, rows, keys[:, c], torch.ones_like(scale)), {"dtype": "i32"}, dims)
+        index[:, c] = torch.where(wanted[:, c], torch.where(any_, found, drawn[:, c]), 0)
+        sums[:, c] = torch.where(wanted[:, c], left.double().sum(dim=-1).to(torch.float32), 0.0)
+    return index, sums
 
-    def q(self, column: int) -> Tensor:
-        """What the draft after a node was drawn from: probabilities f32[B, V]."""
-        return _softmax(self.drafted[column].to(torch.float32) * self.scales[:, column, None])
 
-    def draft(self, column: int) -> Tensor:
-        """The draft i64[B, 1] after a node; a number that is no token counts as the nearest one."""
-        return self.tokens[:, column + 1, None].clamp(0, self.logits.shape[-1] - 1)
+@register(REJECT_OPS, "sample.accept")
+def sample_accept(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """The token after every node of a chain, index i32[B, n]; see the op.
 
-    def rejection(self) -> tuple[Tensor, Tensor]:
-        """How many drafts are accepted i64[B], and the weight f32[B] of what they leave of p."""
-        count = torch.zeros_like(self.tokens[:, 0])
-        alive = count == 0
-        for column in range(len(self.drafted)):
-            p, q = (row.gather(1, self.draft(column))[:, 0] for row in (self.p(column), self.q(column)))
-            alive = alive & (q > 0) & (self.u[:, column] * q < p)
-            count = count + alive
-        return count, torch.ones_like(self.u[:, 0])
+    tokens i64[B, n], rows, coins i64[B], drawn i32[B, n], weights f32[B, n], left i32[B, n], sums f32[B, n].
+    """
+    tokens, rows, coins, drawn, weights, left, sums = operands
+    count, columns = tokens.shape[1], torch.arange(tokens.shape[1], device=tokens.device)
+    some = weights > 0
+    u = _coins(coins, count - 1)
+    passed = torch.ones_like(some)
+    passed[:, 1:-1] = (u * (sums[:, 1:] + 1 - weights[:, 1:]) < sums[:, 1:])[:, :-1]
+    none = torch.full_like(columns, -1)
+    end = torch.where(some & passed, columns, none).amax(dim=1, keepdim=True)
+    first = torch.where(some, columns, count).amin(dim=1, keepdim=True)
+    end = torch.where(end < 0, torch.where(first < count, first, -1), end)
+    index = torch.where(columns < end, _next(tokens).to(torch.int32), drawn)
+    index = torch.where((columns == end) & (columns < count - 1), left, index)
+    return (zero_rows(index, rows == 0),)
 
-    def block(self) -> tuple[Tensor, Tensor]:
-        """As `rejection`, by Sun et al., Block verification accelerates speculative decoding, algorithm 2."""
-        count, weight = torch.zeros_like(self.tokens[:, 0]), torch.ones_like(self.u[:, 0])
-        kept, steps = weight, len(self.drafted)
-        for column in range(steps):
-            p, q = (row.gather(1, self.draft(column))[:, 0] for row in (self.p(column), self.q(column)))
-            weight = torch.where(q > 0, (weight * p / q).clamp(max=1.0), 0.0)
-            share = weight
-            u = self.u[:, column]
-            if column + 1 < steps:
-                share = (weight[:, None] * self.p(column + 1) - self.q(column + 1)).clamp(min=0.0).sum(-1)
-                u = u * (share + 1 - weight)
-            accepted = u < share
-            count, kept = torch.where(accepted, column + 1, count), torch.where(accepted, weight, kept)
-        return count, kept
 
-    def left(self, count: Tensor, weight: Tensor) -> Tensor:
-        """Logits f32[B, V] of what the token after `count` i64[B] drafts is drawn from; see `sample_reject`."""
-        steps = len(self.drafted)
-        target, q, draft = self.target(steps), torch.zeros_like(self.p(steps)), torch.full_like(self.draft(0), -1)
-        for column in range(steps):
-            here = (count == column)[:, None]
-            target = torch.where(here, self.target(column), target)
-            q = torch.where(here, self.q(column), q)
-            draft = torch.where(here, self.draft(column), draft)
-        target = comparable(target)
-        others = target.masked_fill(torch.arange(target.shape[1], device=target.device) == draft, -torch.inf)
-        rest = (weight[:, None] * _softmax(target) - q).clamp(min=0.0).log()
-        rest = torch.where(others == -torch.inf, -torch.inf, rest)
-        found = torch.where(_some(rest), rest, torch.where(_some(others), others, target))
-        return torch.where((count == steps)[:, None], target, found)
+def _above(logits: Tensor, scales: Tensor, cuts: list[Tensor]) -> Tensor:
+    """Logits f32[..., V] as p is the softmax of them: -inf below the cut, of a request that is not greedy."""
+    values = comparable(logits)
+    for cut in cuts:
+        values = torch.where((scales[..., None] > 0) & (values < cut[..., None]), -torch.inf, values)
+    return values
+
+
+def _probabilities(values: Tensor, scales: Tensor, mass: Tensor, sure: Tensor) -> Tensor:
+    """Probabilities f32[..., V] of logits f32; ``sure`` i64[...] has all if the largest is infinite."""
+    top, total = mass[..., 0, None], torch.where(mass[..., 1, None] > 1, mass[..., 1, None], 1.0)
+    below, scale = values - top, torch.where(scales > 0, scales, 1.0)[..., None]
+    e = (torch.where(below <= 0, below, -torch.inf).double() * scale).exp().to(torch.float32) / total
+    entry = torch.arange(values.shape[-1], device=values.device)
+    e = torch.where(top == torch.inf, (entry == sure[..., None]).to(torch.float32), e)
+    return _normal(torch.where(top > -torch.inf, e, 0.0))
+
+
+def _normal(x: Tensor) -> Tensor:
+    """Numbers f32 without those so near to 0 that a GPU rounds them off."""
+    return torch.where(x < torch.finfo(torch.float32).tiny, 0.0, x)
+
+
+def _next(tokens: Tensor) -> Tensor:
+    """What stands one column further; the last column is -1, no token."""
+    return torch.nn.functional.pad(tokens[:, 1:], (0, 1), value=-1)
 
 
 def _coins(keys: Tensor, count: int) -> Tensor:
@@ -126,25 +144,6 @@ def _coins(keys: Tensor, count: int) -> Tensor:
     return uniforms(torch.arange(count, device=keys.device), keys[:, None])
 
 
-def _rows(part: Tensor) -> Tensors:
-    """Rows T[B, V] of T[B, V] or T[B, n, V]."""
-    return part.unbind(1) if part.dim() > 2 else (part,)
-
-
-def _softmax(logits: Tensor) -> Tensor:
-    """Probabilities f32[B, V]: NaN has none, of several infinite logits the first has all; 0 where all are -inf."""
-    values = comparable(logits)
-    top, first = values.max(dim=-1, keepdim=True)
-    sure = torch.arange(values.shape[1], device=values.device) == first
-    weights = torch.where(top == torch.inf, sure, (values - top.clamp(min=torch.finfo(torch.float32).min)).exp())
-    return weights / weights.sum(dim=-1, keepdim=True).clamp(min=1.0)
-
-
-def _some(logits: Tensor) -> Tensor:
-    """Whether anything can be drawn, i1[B, 1]."""
-    return logits.amax(dim=-1, keepdim=True) > -torch.inf
-
-
-def _first(scores: Tensor) -> Tensor:
-    """The first of the largest, i64[B]."""
-    return scores.max(dim=-1).indices
+def _rows_of(parts: Tensors | list[Tensor]) -> list[Tensor]:
+    """Rows [B, X] of operands [B, X] or [B, n, X], one after the other."""
+    return [row for part in parts for row in (part.unbind(1) if part.dim() > 2 else (part,))]

@@ -25,12 +25,21 @@ def test_rows_that_are_carried(algorithm: str, rows: int) -> None:
     assert [name for name in module.carries if name.startswith("draft_logits")] == [
         f"draft_logits{i}" for i in range(rows)
     ]
-    (reject,) = module.find("sample.reject")
-    q = [value for name, value in reject.named.items() if name.startswith("q")]
+    (residual,) = module.find("sample.residual")
+    q, masses = (
+        [value for name, value in residual.named.items() if name.rstrip("0123456789") == stem]
+        for stem in ("q", "masses")
+    )
     sources = [value.source for value in q if value.source]
     assert [op.opcode for op in sources[:rows]] == ["carry.load"] * rows
     assert all(op.opcode.startswith("model.") for op in sources[rows:])
     assert len(q) == (1 if algorithm == "DFLASH" else 3)
+    for i, (logits, mass) in enumerate(zip(q, masses, strict=True)):
+        assert mass.source is not None
+        if i < rows:
+            assert mass.source.attrs["field"] == f"draft_mass{i}"
+        else:
+            assert (mass.source.opcode, mass.source["logits"]) == ("sample.mass", logits)
     places = [keys["positions"].source for keys in module.find("sample.keys") if keys.attrs["kind"] == 1]
     offsets = [(place.phase == "prefill", int(place.attrs["offset"]) >> 32) for place in places if place]
     drafted = [column for prefill, column in offsets if not prefill]

@@ -66,6 +66,24 @@ def test_beside_filters_they_are_read_in_place_too() -> None:
     assert [ops[:4] for ops in found] == [["carry.load", "sample.penalize_nodes", "carry.load", "sample.bias"]] * 2
 
 
+@pytest.mark.parametrize("mode", ["rejection", "block"])
+@pytest.mark.parametrize("algorithm", [name for name, form in FORMS if form.get("topk", 1) == 1 and needs(name).draft])
+def test_drafts_that_are_drawn_take_one_launch_more(algorithm: str, mode: str) -> None:
+    """What is left after them is drawn in it; masses are made by the draws. Carried rows are read where they are."""
+    keys = {"target": LARGE, "draft": LARGE, "num_steps": 3}
+    drawing = launches(formed(algorithm, verify="target_only", **keys))
+    module = formed(algorithm, verify=mode, **keys)
+    assert not module.decls_of(Reference)
+    rejecting = launches(module)
+    assert kinds(rejecting) - kinds(drawing) == Counter(["verify_residual"])
+    assert kinds(drawing) <= kinds(rejecting)
+    assert {op.attrs["kernel"] for op in module.find("sample.weigh")} == {"verify_draw"}
+    for mass in module.find("sample.mass"):
+        assert mass.attrs["kernel"] in {op.attrs["kernel"] for op in module.find("sample.draw")}
+    loads = [op for op in module.find("carry.load") if str(op.attrs["field"]).startswith("draft_logits")]
+    assert {op.attrs["kernel"] for op in loads} <= {"verify_residual"}
+
+
 @pytest.mark.parametrize("word", [0, 1, 1 << 31, 0xFFFFFF00, 0xFFFFFFFF])
 def test_noise_is_finite(word: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference's, of the least and the largest words."""

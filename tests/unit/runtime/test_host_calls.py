@@ -158,6 +158,21 @@ def test_no_row_of_a_vocabulary_lies_in_memory() -> None:
         assert len(readers) == launches
 
 
+@pytest.mark.parametrize("mode", ["rejection", "block"])
+@pytest.mark.parametrize("algorithm", ["EAGLE", "MULTI_LAYER_EAGLE", "DFLASH"])
+def test_no_row_that_drafts_were_drawn_from_is_copied(algorithm: str, mode: str) -> None:
+    """What is drawn from is read where the forwards left it, and where it is carried; no probability is written."""
+    sampling = ["grammar", "penalties", "logit_bias", "top_p"]
+    models = {"target": {"dtype": "bfloat16"}, "draft": {"dtype": "bfloat16"}}
+    plan = machine(algorithm, 7, verify=mode, sampling=sampling, num_steps=3, **models).plan
+    wide = [value for value in plan.values.values() if value.axes[-1:] in (("V",), ("Vd",), (str(plan.size("V")),))]
+    assert {plan.buffers[value.buffer].owner for value in wide} == {"engine"}
+    assert {call.op for node in plan.nodes("step") if node.name.startswith("torch") for call in node.ops} == set()
+    carried = {name: field.dtype for name, field in plan.carry.items() if name.startswith("draft_logits")}
+    assert len(carried) == {"EAGLE": 1, "MULTI_LAYER_EAGLE": 3, "DFLASH": 0}[algorithm]
+    assert set(carried.values()) <= {"bf16"}
+
+
 @pytest.mark.parametrize(
     "change",
     [lambda nodes: nodes.insert(0, "grammar_begin"), lambda nodes: nodes.pop()],

@@ -91,11 +91,22 @@ def decided(
     places = roots[:, None] + 1 + torch.arange(tokens.shape[1])
     keys, scales = keys_of(seeds, temperature, places, oracle.TOKEN)
     coins, _ = keys_of(seeds, temperature, roots, oracle.COIN)
-    given = [] if cuts is None else [cuts]
-    rows, attrs = seeds * 0 + 1, {"mode": mode, "parts": len(q), "cut": len(given)}
-    index, bad = OPS["sample.reject"]((tokens, logits, rows, coins, keys, scales, *given, *q), attrs, {})
+    rows, given = seeds * 0 + 1, [] if cuts is None else [cuts]
+    drawn, bad = OPS["sample.draw"]((logits, rows, keys, scales, *given), {"dtype": "i32", "keep": ""}, {})
+    mass = mass_of(logits, rows, scales, tokens, *given, ahead=1)
+    masses = [mass_of(each, rows, scales[:, i], drafts[:, i]) for i, each in enumerate(q)]
+    attrs = {"mode": mode, "parts": len(q), "cut": len(given), "most": 1 if mode == "rejection" else len(q)}
+    (weights,) = OPS["sample.weigh"]((rows, coins, scales, mass, *masses), attrs, {})
+    operands = tokens, logits, rows, keys, scales, drawn, mass, weights, *given, *masses, *q
+    left, sums = OPS["sample.residual"](operands, attrs, {})
+    (index,) = OPS["sample.accept"]((tokens, rows, coins, drawn, weights, left, sums), {}, {})
     _, _, lens = OPS["verify.greedy"]((tokens, index, rows), {}, {"A": tokens.shape[1]})
     return index.long(), lens.long(), bad
+
+
+def mass_of(*operands: Tensor, ahead: int = 0) -> Tensor:
+    """What makes probabilities of rows, with that of an entry of each: by the op."""
+    return OPS["sample.mass"](operands, {"ahead": ahead, "keep": ""}, {})[0]
 
 
 @each_mode
@@ -186,11 +197,15 @@ def test_a_bias_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     and noise of a block that another block has used."""
     column, steps = COLUMN, 2
     if fault == "left":
-        monkeypatch.setattr(reference_reject._Chain, "left", lambda self, count, weight: self.target(0))
+        draw = reference_reject.sample_draw
+        rows = P[0].double().softmax(-1).log().float()  # of the root, whose token is 0
+        monkeypatch.setattr(
+            reference_reject, "sample_draw", lambda given, *rest: draw((rows.expand_as(given[0]), *given[1:]), *rest)
+        )
         steps = 1
     elif fault == "sharp":
-        scaled: Callable[..., Any] = reference_reject._softmax
-        monkeypatch.setattr(reference_reject, "_softmax", lambda logits: scaled(1.02 * logits))
+        above: Callable[..., Any] = reference_reject._above
+        monkeypatch.setattr(reference_reject, "_above", lambda logits, *rest: 1.02 * above(logits, *rest))
     else:
         column = 1
     assert of_texts(texts("block", P, Q, steps, 4, column=column)) < 1e-6
@@ -244,16 +259,29 @@ def test_drafts_below_the_cut(mode: str) -> None:
         assert (lens > 1)[drafts[:, 0] == 3].all()
 
 
+def left_of(target: list[float], draft: list[float], token: int) -> tuple[set[int], Tensor]:
+    """What is drawn after a rejected draft, of many requests, and how much is left."""
+    count = 1000
+    logits, q = (torch.tensor(row).expand(count, n, -1) for row, n in ((target, 2), (draft, 1)))
+    tokens, rows = torch.tensor([0, token]).expand(count, -1), torch.arange(count) + 1
+    keys, scales = keys_of(rows, torch.ones(count), rows[:, None] + torch.arange(2), oracle.TOKEN)
+    drawn, _ = OPS["sample.draw"]((logits, rows, keys, scales), {"dtype": "i32", "keep": ""}, {})
+    mass, other = mass_of(logits, rows, scales, tokens, ahead=1), mass_of(q[:, 0], rows, scales[:, 0], tokens[:, 1])
+    weights = torch.tensor([1.0, 0.0]).expand(count, -1)
+    operands = tokens, logits, rows, keys, scales, drawn, mass, weights, other, q[:, 0]
+    index, sums = OPS["sample.residual"](operands, {"parts": 1, "cut": 0, "most": 1}, {})
+    assert not index[:, 1].any()
+    assert not sums[:, 1].any()
+    return set(index[:, 0].tolist()), sums[:, 0]
+
+
 def test_nothing_is_left() -> None:
     """A draft that rounding rejects, though p is q: another token comes of p, without the draft."""
-    logits = torch.tensor([[1.0, 2.0, -INF, 0.0]]).expand(1000, 2, -1)
-    chain = reference_reject._Chain(
-        torch.ones(1000, 2, dtype=torch.int64), logits, torch.ones(1000, 2), None, (logits[:, 0],), torch.ones(1000, 1)
-    )
-    left = chain.left(torch.zeros(1000, dtype=torch.int64), torch.ones(1000))
-    assert left[0].tolist() == [1.0, -INF, -INF, 0.0]
-    sure = reference_reject._Chain(
-        torch.ones(1, 2, dtype=torch.int64), torch.tensor([[[-INF, 2.0], [0.0, 0.0]]]), torch.ones(1, 2), None,
-        (torch.tensor([[-INF, 2.0]]),), torch.ones(1, 1),
-    )  # fmt: skip
-    assert sure.left(torch.tensor([0]), torch.ones(1))[0].tolist() == [-INF, 2.0]
+    found, sums = left_of([1.0, 2.0, -INF, 0.0], [1.0, 2.0, -INF, 0.0], 1)
+    assert found == {0, 3}
+    assert not sums.any()
+    assert left_of([-INF, 2.0], [-INF, 2.0], 1)[0] == {1}
+    found, sums = left_of([0.0, 0.0, -INF, -INF], [0.0, -INF, -INF, -INF], 0)
+    assert found == {1}
+    assert torch.equal(sums, torch.full((1000,), 0.5))
+    assert left_of([0.0, 0.0, -INF, -INF], [-INF, -INF, 0.0, -INF], 9)[0] == {0, 1}

@@ -1,0 +1,51 @@
+"""residual: a token drawn from what is left of the target's probabilities where a draft ends a chain."""
+
+from __future__ import annotations
+
+from specc.ir.core import Op, Value
+from specc.kernels.shared import vocabulary
+from specc.kernels.shared.base import Cluster
+from specc.kernels.shared.compose import Composed
+from specc.kernels.shared.text import Text, in_tuple, numbered, rows_of
+
+
+class Residual(Composed):
+    """Every program leaves the best value of its chunk's tiles, which it is, and the sum of what is left."""
+
+    stem = "residual"
+    reduces = "sample.residual"
+
+    def scan(self, text: Text, reduction: Op, cluster: Cluster) -> str:
+        """See `Composed.scan`; only the rows of nodes with a weight are read, those of q where they are."""
+        module, most = text.module, vocabulary.scanned_rows(text.module, reduction)
+        text.constants += vocabulary.sizes(module, reduction)
+        function, operands, logits, shape = vocabulary.scanned(text, reduction, cluster)
+        nodes = vocabulary.rows_of(module, reduction)
+        named = reduction.named
+        given = [text.pointer(reduction["tokens"], "tokens"), logits]
+        for name in ("keys", "scales", "cuts", "drawn", "mass", "weights"):
+            given.append(text.pointer(named[name], name) if name in named else "None")
+        q = numbered(reduction, "q")
+        masses = [text.pointer(mass, f"masses{i}") for i, mass in enumerate(numbered(reduction, "masses"))]
+        rows = [self._rows(text, value, i) for i, value in enumerate(q)]
+        counts = [str(rows_of(module, value)) for value in q]
+        given += [in_tuple(names) for names in (masses, [rows_ for rows_, _ in rows], [at for _, at in rows], counts)]
+        value, tile = text.partial("partial_value", "f32", shape), text.partial("partial_tile", "i32", shape)
+        total = text.partial("partial_sum", "f32", shape)
+        arrivals = text.partial("arrivals", "i32", shape[:1], zero=True)
+        index, sums = (text.fresh(name) for name in ("index", "sums"))
+        given = f"{', '.join(given)}, {value}, {tile}, {total}"
+        calls = f"{function}, {operands}, {nodes}, {most}, V, STRIDE, SPLITS"
+        text.body.append(f"{index}, {sums} = {text.use('combine_residual')}({given}, b, programs, live, {calls})")
+        text.blocks |= {reduction.out("index"): index, reduction.out("sums"): sums}
+        return f"last = {text.use('scan_residual')}({given}, {arrivals}, b, program, programs, {calls}, BLOCK)"
+
+    def _rows(self, text: Text, q: Value, number: int) -> tuple[str, str]:
+        """The memory of rows of q, and the requests' rows in it if they are read where they are carried."""
+        load = q.source
+        if load is not None and load in text.cluster and load.opcode == "carry.load":
+            return text.pool(load), text.pointer(load["rows"], "rows")
+        return text.pointer(q, f"q{number}"), "None"
+
+
+FAMILY = Residual()

@@ -1,0 +1,260 @@
+"""Drafts that were drawn: masses of rows, weights of nodes, what is left of p after one, and the tokens that follow."""
+
+import math
+
+import pytest
+import torch
+from cluster_cases import FLOATS, MAX_B, POOL, Scan, TypedBuilder, carry, check_module, choice, integer, small_module
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_cases import generator, quick, random_rows
+from kernel_launcher import Launcher
+from topk_cases import hostile_logits
+from torch import Tensor
+
+from specc.ir.core import Module
+from specc.runtime.semantics.convention import DTYPES
+from specc.runtime.semantics.reference import OPS
+
+SCALES = torch.tensor([0.0, 0.5, 1.0, 3.0, 1e6])
+INF = math.inf
+
+
+def keys_of(source: torch.Generator, *shape: int) -> Tensor:
+    """Keys of any bits."""
+    return torch.randint(-(2**63), 2**63 - 1, shape, generator=source)
+
+
+def entries_of(source: torch.Generator, vocab: int, *shape: int) -> Tensor:
+    """Tokens, a few of which are none."""
+    return torch.randint(-2, vocab + 2, shape, generator=source)
+
+
+# --- masses -----------------------------------------------------------------------------------------------------------
+
+
+def massive(dtype: str, rows: int, vocab: int, *, cut: bool, ahead: int | None) -> Module:
+    """A module that draws and says what it drew from: with the probability of what it drew, or of given entries."""
+    axes = ("N",) if rows else ()
+    module = small_module(N=max(rows, 1), V=vocab)
+    b = TypedBuilder(module)
+    logits = b.given("logits", dtype, *axes, "V")
+    keys, scales = b.given("keys", "i64", *axes), b.given("scales", "f32", *axes)
+    cuts = (b.given("cuts", "f32", *axes),) if cut else ()
+    pool = module.inputs["req_pool_indices"]
+    with b.phase("verify"):
+        index, bad = b.many("sample.draw", logits, pool, keys, scales, *cuts, dtype="i64", keep="")
+        entries = index if ahead is None else b.given("entries", "i64", *axes)
+        b.hand_out(index, bad, b("sample.mass", logits, pool, scales, entries, *cuts, ahead=ahead or 0, keep=""))
+    return module
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@settings(quick, max_examples=10)
+@given(
+    seed=st.integers(0, 2**32),
+    rows=st.integers(0, 4),
+    vocab=st.integers(1, 300) | st.integers(301, 1500),
+    cut=st.booleans(),
+    ahead=st.sampled_from([None, 0, 1]),
+)
+def test_masses(launcher: Launcher, dtype: str, seed: int, rows: int, vocab: int, cut: bool, ahead: int | None) -> None:
+    """Of rows of every kind: the draw is what it is without them."""
+    source = generator(seed)
+    batch = random_rows(source, integer(source, 1, 6 // max(rows, 1) or 1), POOL)
+    shape = (len(batch), rows) if rows else (len(batch),)
+    logits = hostile_logits(source, math.prod(shape), vocab, vocab, DTYPES[dtype]).view(*shape, vocab)
+    scan = Scan(integer(source, 1, 8), int(choice(source, ("64", "512"))))
+    values = {"req_pool_indices": batch, "logits": logits, "keys": keys_of(source, *shape)}
+    values["scales"] = SCALES[torch.randint(len(SCALES), shape, generator=source)]
+    values["entries"] = entries_of(source, vocab, *shape)
+    if cut:  # of the row's own values, and none
+        values["cuts"] = logits.float()[..., integer(source, 0, vocab - 1)].nan_to_num(nan=-math.inf)
+    if rows == 0 and ahead:
+        ahead = 0
+    check_module(launcher, massive(dtype, rows, vocab, cut=cut, ahead=ahead), source, values, scan)
+
+
+def test_masses_are_a_softmax_s(launcher: Launcher) -> None:
+    """That of torch, of every entry."""
+    source, vocab = generator(3), 200
+    logits = 3 * torch.randn(6, 4, vocab, generator=source)
+    tokens = torch.randint(0, vocab, (6, 4), generator=source)
+    values = {"req_pool_indices": torch.arange(1, 7), "logits": logits, "keys": keys_of(source, 6, 4)}
+    values |= {"scales": torch.full((6, 4), 0.7), "entries": tokens}
+    found = check_module(launcher, massive("f32", 4, vocab, cut=False, ahead=1), source, values, Scan(3, 64))["mass"]
+    shares = (0.7 * logits).softmax(-1)
+    torch.testing.assert_close(found[:, :-1, 2], shares[:, :-1].gather(2, tokens[:, 1:, None])[..., 0])
+    torch.testing.assert_close(1 / found[..., 1], shares.amax(-1))
+    assert not found[:, -1, 2].any()
+
+
+# --- what is left -----------------------------------------------------------------------------------------------------
+
+PARTS = {"one": (3,), "each": (0, 0, 1), "two": (2, 1), "carried": (0, 0, 0)}
+"""Rows of every operand that drafts were drawn from, 0 of one without that axis; S in all."""
+
+
+def leaving(dtype: str, vocab: int, form: str, *, most: int, cut: bool) -> Module:
+    """A module that draws what is left after the nodes of a chain of three drafts."""
+    module = small_module(N=4, V=vocab, Vd=vocab)
+    b = TypedBuilder(module)
+    tokens, logits = b.given("tokens", "i64", "N"), b.given("logits", dtype, "N", "V")
+    keys = b.given("keys", "i64", "N")
+    scales, drawn, mass = b.given("scales", "f32", "N"), b.given("drawn", "i32", "N"), b.given("mass", "f32", "N", 3)
+    weights, cuts = b.given("weights", "f32", "N"), (b.given("cuts", "f32", "N"),) if cut else ()
+    masses, q = [], []
+    pool = module.inputs["req_pool_indices"]
+    for i, count in enumerate(PARTS[form]):
+        axes = (count,) if count else ()
+        masses.append(b.given(f"masses{i}", "f32", *axes, 3))
+        if form == "carried":
+            carry(module, f"field{i}", dtype, "Vd")
+            with b.phase("prepare"):
+                q.append(b("carry.load", pool, field=f"field{i}"))
+        else:
+            q.append(b.given(f"q{i}", dtype, *axes, "Vd"))
+    with b.phase("verify"):
+        given_ = tokens, logits, pool, keys, scales, drawn, mass, weights, *cuts, *masses, *q
+        b.hand_out(*b.many("sample.residual", *given_, parts=len(q), cut=len(cuts), most=most))
+    return module
+
+
+def chains(
+    source: torch.Generator, batch: Tensor, logits: Tensor, q: Tensor, form: str, weights: Tensor, cuts: Tensor | None
+) -> dict[str, Tensor]:
+    """Everything that `leaving` is given, masses as the op says: logits [B, 4, V], q [B, 3, V]."""
+    count, _, vocab = logits.shape
+    tokens, keys = entries_of(source, vocab, count, 4), keys_of(source, count, 4)
+    scales = SCALES[1:][torch.randint(len(SCALES) - 1, (count, 1), generator=source)].expand(count, 4).clone()
+    given_, ones = [] if cuts is None else [cuts], torch.ones_like(batch)
+    drawn, _ = OPS["sample.draw"]((logits, ones, keys, scales, *given_), {"dtype": "i32", "keep": ""}, {})
+    (mass,) = OPS["sample.mass"]((logits, ones, scales, tokens, *given_), {"ahead": 1, "keep": ""}, {})
+    (other,) = OPS["sample.mass"]((q, ones, scales[:, 1:], tokens[:, 1:]), {"ahead": 0, "keep": ""}, {})
+    values = {"req_pool_indices": batch, "tokens": tokens, "logits": logits, "keys": keys, "scales": scales}
+    values |= {"drawn": drawn, "mass": mass, "weights": weights} | ({} if cuts is None else {"cuts": cuts})
+    first = 0
+    for i, rows in enumerate(PARTS[form]):
+        part = slice(first, first + rows) if rows else first
+        values[f"masses{i}"] = other[:, part].contiguous()
+        if form == "carried":
+            pool = torch.full((POOL, vocab), math.nan, dtype=q.dtype)
+            pool[batch] = q[:, part]
+            values[f"relay.field{i}"] = pool
+        else:
+            values[f"q{i}"] = q[:, part].contiguous()
+        first += max(rows, 1)
+    return values
+
+
+def weights_of(source: torch.Generator, count: int) -> Tensor:
+    """Of the nodes of chains: none, one, or several."""
+    weights = torch.rand(count, 4, generator=source)
+    return torch.where(torch.rand(count, 4, generator=source) < 0.4, 0.0, weights)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@settings(quick, max_examples=8)
+@given(
+    seed=st.integers(0, 2**32),
+    form=st.sampled_from(list(PARTS)),
+    vocab=st.integers(2, 300) | st.integers(301, 1000),
+    most=st.integers(1, 3),
+    cut=st.booleans(),
+)
+def test_what_is_left(launcher: Launcher, dtype: str, seed: int, form: str, vocab: int, most: int, cut: bool) -> None:
+    """As the reference draws, of rows of q wherever they are; nothing is read of nodes without a weight."""
+    source = generator(seed)
+    batch = random_rows(source, integer(source, 1, MAX_B // 2), POOL)
+    batch[batch.cumsum(0) == 0] = 0
+    count = len(batch)
+    logits = torch.randn(count, 4, vocab, generator=source).to(DTYPES[dtype])
+    q = (torch.randn(count, 3, vocab, generator=source) + 0.5 * logits[:, :3].float()).to(DTYPES[dtype])
+    cuts = logits.float()[..., integer(source, 0, vocab - 1)].clone() if cut else None
+    values = chains(source, batch, logits, q, form, weights_of(source, count), cuts)
+    scan = Scan(integer(source, 1, 4), int(choice(source, ("64", "512"))))
+    check_module(launcher, leaving(dtype, vocab, form, most=most, cut=cut), source, values, scan)
+
+
+@pytest.mark.parametrize("vocab", [4, 100])
+def test_extreme_rows(launcher: Launcher, vocab: int) -> None:
+    """Of p, of q, and of both: a token that p allows if any is left, otherwise the one drawn, and never the draft."""
+    source, count = generator(vocab), MAX_B
+    for seed in range(6):
+        logits, q = (hostile_logits(source, count * n, vocab, vocab, torch.float32).view(count, n, -1) for n in (4, 3))
+        if seed % 3 == 0:
+            q = logits[:, :3].clone()  # nothing is left but what rounding leaves, and that is nothing here
+        weights = weights_of(source, count)
+        values = chains(source, torch.arange(1, 1 + count), logits, q, "one", weights.round(), None)
+        found = check_module(launcher, leaving("f32", vocab, "one", most=3, cut=False), source, values, Scan(2, 64))
+        looked = weights.round()[:, :3] > 0
+        index, drawn = found["index"][:, :3].long(), values["drawn"][:, :3].long()
+        allowed = logits[:, :3].gather(2, index[..., None])[..., 0] > -INF
+        assert (allowed | (index == drawn) | ~looked).all()
+        assert ((index != values["tokens"][:, 1:]) | (index == drawn) | ~looked).all()
+        assert not found["index"][:, 3].any()
+
+
+def test_a_rejected_draft_is_not_drawn(launcher: Launcher) -> None:
+    """Though as much of it is left as of the only other token that p allows."""
+    source = generator(2)
+    logits, q = (torch.full((MAX_B, n, 4), -INF) for n in (4, 3))
+    logits[..., :2], q[..., 2] = 0.0, 0.0
+    values = chains(source, torch.arange(1, 1 + MAX_B), logits, q, "one", torch.ones(MAX_B, 4), None)
+    values["tokens"] = torch.zeros_like(values["tokens"])
+    found = check_module(launcher, leaving("f32", 4, "one", most=3, cut=False), source, values)
+    assert (found["index"][:, :3] == 1).all()
+
+
+def test_what_is_left_however_rows_are_cut(launcher: Launcher) -> None:
+    """The same tokens bit by bit, and nothing but what p has more of than q."""
+    source, vocab = generator(8), 400
+    logits, q = (torch.randn(3, n, vocab, generator=source) for n in (4, 3))
+    values = chains(source, torch.tensor([3, 1, 7]), logits, q, "each", torch.ones(3, 4), None)
+    values |= {"scales": torch.ones(3, 4)}
+    found = [
+        check_module(launcher, leaving("f32", vocab, "each", most=3, cut=False), source, values, Scan(*scan))["index"]
+        for scan in ((1, 512), (3, 64), (2, 128))
+    ]
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+# --- weights, and tokens ----------------------------------------------------------------------------------------------
+
+
+def weighing(mode: str, form: str, nodes: int) -> Module:
+    """A module that weighs the nodes of a chain, and one that puts its tokens together."""
+    module = small_module(N=nodes)
+    b = TypedBuilder(module)
+    pool, coins = module.inputs["req_pool_indices"], b.given("coins", "i64")
+    scales, mass = b.given("scales", "f32", "N"), b.given("mass", "f32", "N", 3)
+    axes = [(nodes - 1,)] if form == "one" else [()] * (nodes - 1)
+    masses = [b.given(f"masses{i}", "f32", *axis, 3) for i, axis in enumerate(axes)]
+    tokens, drawn, left = b.given("tokens", "i64", "N"), b.given("drawn", "i32", "N"), b.given("left", "i32", "N")
+    sums = b.given("sums", "f32", "N")
+    with b.phase("verify"):
+        weights = b("sample.weigh", pool, coins, scales, mass, *masses, mode=mode, parts=len(masses))
+        b.hand_out(weights, b("sample.accept", tokens, pool, coins, drawn, weights, left, sums))
+    return module
+
+
+@pytest.mark.parametrize("mode", ["rejection", "block"])
+@settings(quick, max_examples=25)
+@given(seed=st.integers(0, 2**32), nodes=st.integers(2, 9), form=st.sampled_from(["one", "each"]))
+def test_where_drafts_end(launcher: Launcher, mode: str, seed: int, nodes: int, form: str) -> None:
+    """Bit by bit, of likely and unlikely drafts, and of numbers that are no probabilities."""
+    source = generator(seed)
+    batch = random_rows(source, integer(source, 1, MAX_B), POOL)
+    count = len(batch)
+    likely = torch.tensor([0.0, 1e-38, 0.1, 0.5, 0.9, 1.0, math.nan, INF])
+    p, q = (likely[torch.randint(len(likely), (count, n, 3), generator=source)] for n in (nodes, nodes - 1))
+    p = torch.where(torch.rand(p.shape, generator=source) < 0.5, torch.rand(p.shape, generator=source), p).nan_to_num(0)
+    q = torch.where(torch.rand(q.shape, generator=source) < 0.7, p[:, :-1] * (1 + torch.rand(q.shape)), q)
+    values = {"req_pool_indices": batch, "coins": keys_of(source, count), "mass": p.clamp(max=1.0)}
+    values["scales"] = SCALES[torch.randint(len(SCALES), (count, 1), generator=source)].expand(count, nodes).clone()
+    values |= {"masses0": q} if form == "one" else {f"masses{i}": q[:, i].contiguous() for i in range(nodes - 1)}
+    values["sums"] = torch.rand(count, nodes, generator=source) * (torch.rand(count, nodes, generator=source) < 0.7)
+    for name, dtype in (("tokens", torch.int64), ("drawn", torch.int32), ("left", torch.int32)):
+        values[name] = torch.randint(0, 90, (count, nodes), generator=source).to(dtype)
+    check_module(launcher, weighing(mode, form, nodes), source, values)
