@@ -176,6 +176,8 @@ class Composer(Builder):
             self.keys,
             self.allow,
             self.cut,
+            self.row,
+            self.row,
             self.logprob,
             self.grow,
             self.grow,
@@ -597,6 +599,13 @@ class Composer(Builder):
         operands += [self.of("f32", *shape)] if self.rng.random() < 0.4 else []
         rough = name != "top_k" or any(self.fact(value).rough for value in operands)
         self.make(f"sample.{name}", logits, *operands, facts=[Fact(rough=rough)])
+
+    def row(self) -> None:
+        """One row of a request's logits, chosen by a number of any size, which is reduced as likely as not."""
+        logits = self.pick(lambda type_, fact: len(type_.shape) == 3 and type_.dtype in FLOATS and not fact.rough)
+        (row,) = self.make("vocab.row", logits, self.of("i64", "B"))
+        if self.rng.random() < 0.5:
+            self._argmax(row)
 
     def allow(self) -> None:
         """Logits of what words let through, as many words as there are entries for, or fewer, or more."""

@@ -33,6 +33,8 @@ ANY = (*FLOATS, "i32", "i64")
 SUMS = {"vocab.topk": "p", "vocab.logprob": "logprob"}
 """Results, by opcode, that are sums over a vocabulary and known up to rounding."""
 LOGITS = ("vocab.argmax", "vocab.topk")
+SCANNED = (*LOGITS, "sample.draw")
+"""The ops that a launch scans logits for."""
 Drawn = dict[str, Tensor]
 """Content of values and pools (``relay.<field>``) by name."""
 
@@ -326,7 +328,7 @@ def launch_of(module: Module, stem: str, cluster: Cluster, batch: int, scan: Sca
     """The kernel of a cluster, cut as ``scan`` says."""
     spec = FAMILIES[stem].spec(module, stem, cluster)
     rows, programs, _ = FAMILIES[stem].grid(module, cluster, batch)
-    reduction = next((op for op in cluster if op.opcode in LOGITS), None)
+    reduction = next((op for op in cluster if op.opcode in SCANNED), None)
     changed: dict[str, int] = {}
     if reduction is not None:
         sizes = tensor_type(reduction["logits"]).sizes(module.dims)
@@ -414,7 +416,7 @@ def sums_of(launcher: Launcher, memory: Memory, stem: str, scan: Scan) -> dict[V
 
 def check_partials(cluster: Cluster, launch: Launch, rows: Tensor, scratch: Mapping[str, Tensor]) -> None:
     """Partials of padding, of rows beyond the batch and of splits beyond the grid's stay poisoned; no others do."""
-    if not any(op.opcode in LOGITS for op in cluster):
+    if not any(op.opcode in SCANNED for op in cluster):
         return
     for name, tensor in scratch.items():
         if ".partial_" not in name:

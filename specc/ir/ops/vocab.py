@@ -22,6 +22,12 @@ OPS = (
         "The K most probable tokens of every row, softmax in f32 over the whole vocabulary.",
     ),
     OpDef(
+        "vocab.row",
+        "logits: T[B, ?n, ?v], at: i64[B] -> row: T[B, ?v]",
+        "Row ``at`` of every request, the first or the last one where there is no such row. Reductions and cuts"
+        " read it where it is, and of what changed the rows before only what becomes of this one is computed.",
+    ),
+    OpDef(
         "vocab.logprob",
         "logits: T[B, *x, ?v], rows: i64[B], index: i32[B, *x] -> logprob: f32[B, *x]",
         "Log of the softmax, in f32 over the whole vocabulary, at one index per row; padding rows: 0.",

@@ -187,6 +187,14 @@ def vocab_topk(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return tuple(zero_rows(result, padding).contiguous() for result in results)
 
 
+@_register(OPS, "vocab.row")
+def vocab_row(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Logits T[B, n, V], at i64[B] -> the row T[B, V] of each request, the nearest one where there is no such row."""
+    logits, at = operands
+    chosen = at.clamp(0, logits.shape[1] - 1).view(-1, 1, 1).expand(-1, 1, logits.shape[2])
+    return (logits.gather(1, chosen).squeeze(1),)
+
+
 @_register(OPS, "vocab.logprob")
 def vocab_logprob(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Logits T[B, ..., V], rows i64[B], index i32[B, ...] -> log p f32[B, ...] of the indexed tokens.
