@@ -31,7 +31,7 @@ class Cut(Family):
                 op, kinds = before.source, _OPS[: _OPS.index(chain[0].opcode)]
                 if op is None or op.opcode not in kinds or op["logits"] is not last["logits"]:
                     break
-                scales = {one["scales"] for one in (op, *chain) if one.get("scales") is not None}
+                scales = {one["scales"] for one in (op, *chain)}
                 if len(scales) > 1 or leaves(module, before, [op, *chain]) or module.users(before) != [chain[0]]:
                     break
                 chain.insert(0, op)
@@ -43,8 +43,8 @@ class Cut(Family):
         cuts = [op for op in cluster if op.opcode in _OPS]
         function, operands = vocabulary.prologue(text, cuts[0], cluster)
         logits = vocabulary.stored_logits(cuts[0], cluster)
-        given = {"scales": next((op["scales"] for op in cuts if op.get("scales") is not None), None)}
-        given |= {"within": cuts[0].get("within"), "count": None, "share": None, "least": None}
+        given = {"scales": cuts[0]["scales"], "within": cuts[0].get("within")}
+        given |= dict.fromkeys(("count", "share", "least"))
         given |= {parameter: op[operand] for op in cuts for parameter, operand in [_PARAMETER[op.opcode]]}
         pointers = [vocabulary.memory(text, cuts[0], cluster, "V")]
         pointers += ["None" if value is None else text.pointer(value, operand) for operand, value in given.items()]

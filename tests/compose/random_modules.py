@@ -595,7 +595,7 @@ class Composer(Builder):
         logits = self.logits()
         shape = tensor_type(logits).shape[:-1]
         name = self.rng.choice(["top_k", "top_p", "min_p"])
-        operands = [self.of("i32", "B")] if name == "top_k" else [self.of("f32", *shape), self.of("f32", "B")]
+        operands = [self.of("f32", *shape), self.of("i32" if name == "top_k" else "f32", "B")]
         operands += [self.of("f32", *shape)] if self.rng.random() < 0.4 else []
         rough = name != "top_k" or any(self.fact(value).rough for value in operands)
         self.make(f"sample.{name}", logits, *operands, facts=[Fact(rough=rough)])

@@ -91,6 +91,8 @@ class Config:
     shallower: tuple[int, ...] = ()
     verify: str = field(default="greedy", repr=False)
     sampling: tuple[str, ...] = field(default=(), repr=False)
+    rows: str = field(default="auto", repr=False)
+    penalties: str = field(default="exact", repr=False)
 
     @property
     def keys(self) -> dict[str, Any]:
@@ -107,6 +109,8 @@ class Config:
             "context_length": CONTEXT,
             "verify": self.verify,
             "sampling": list(self.sampling),
+            "verify_rows": self.rows,
+            "penalties": self.penalties,
             **({"options": LOOKUP} if self.algorithm == "NGRAM" else {}),
         }
 

@@ -49,7 +49,7 @@ def reading(dtype: str, rows: int, vocab: int, reader: str, before: str, after: 
     with b.phase("verify"):
         row = changed(b, b("vocab.row", changed(b, logits, before, nodes=True), at), after, nodes=False)
         if reader.startswith("cuts"):
-            cuts = (b("sample.top_k", row, b.given("top_k", "i32")),)
+            cuts = (b("sample.top_k", row, scales, b.given("top_k", "i32")),)
             cuts = (b("sample.top_p", row, scales, b.given("top_p", "f32"), *cuts),)
             b.hand_out(*cuts)
         if reader.endswith("draw"):

@@ -149,7 +149,7 @@ def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size"
 def _accept(
     scope: Scope, state: State, nodes: Nodes, logits: Value, positions: Value, begun: Value | None
 ) -> tuple[Value, ...]:
-    """Predicted tokens [B, n], the accepted path, its length, and which rows of the target are bad."""
+    """Predicted tokens [B, n], the accepted path, its length, and which rows of the target are bad, or if any is."""
     b, names = scope.b, ("node_predict", "accept_index", "accept_lens")
     links = () if nodes.parent is None else (nodes.parent,)
     with b.at(scope.at("verify")):
@@ -162,7 +162,11 @@ def _accept(
             token, bad = decide(scope, nodes.tokens, scores, state.seq_lens, positions, nodes.q)
         else:
             token, bad = drawn(scope, scores, positions, 1, "", "prepare", ("drawn", "drawn_bad"))
-        return *b.many("verify.greedy", nodes.tokens, token, scope.rows, *links, names=names), bad
+        verdict = b.many("verify.greedy", nodes.tokens, token, scope.rows, *links, names=names)
+        if not sampled(scope):
+            with b.at(scope.at("verify_rows")):
+                bad = b("walk.bad", bad, verdict[1], names=("target_bad",), rows=scope.config.verify_rows)
+        return *verdict, bad
 
 
 def _target(scope: Scope, state: State, nodes: Nodes, offers: str) -> tuple[Value, Value, Value, dict[str, Value]]:

@@ -29,11 +29,12 @@ from .reference_reject import REJECT_OPS
 from .reference_sample import SAMPLE_OPS
 from .reference_slots import SLOT_OPS
 from .reference_tree import TREE_OPS
+from .reference_walk import WALK_OPS
 
 Pools: TypeAlias = Mapping[str, Tensor]
 Store: TypeAlias = Callable[[Tensors, Tensor], Tensor]
 
-OPS: dict[str, Semantics] = {**SLOT_OPS, **TREE_OPS, **NGRAM_OPS, **SAMPLE_OPS, **REJECT_OPS}
+OPS: dict[str, Semantics] = {**SLOT_OPS, **TREE_OPS, **NGRAM_OPS, **SAMPLE_OPS, **REJECT_OPS, **WALK_OPS}
 STORES: dict[str, Store] = {}
 """By op, of its operands, of which rows i64[B] come first, and the pool: what these rows of the pool become."""
 LOAD = "carry.load"
