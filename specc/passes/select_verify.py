@@ -17,8 +17,9 @@ LAUNCH = 3.5
 """Microseconds from a launch to the next one that depends on it, in a captured graph: a figure of the model."""
 BANDWIDTH = 3.5e6
 """Bytes of logits that a large GPU reads in a microsecond, likewise."""
-CUT_READS = 2
-"""How often a cut reads a row, where the nucleus is not large."""
+CUT_ALONE, CUT_EACH = 3e-4, 3e-6
+"""Microseconds that a cut takes for a logit of a row, however few rows there are, for one program has a row; and more
+for each of them, likewise."""
 
 _REMARKS = {
     "greedy": "one argmax of every node's row, then a walk; no temperature, penalties or randomness",
@@ -55,13 +56,18 @@ class SelectVerify(Pass):
 
     def _choose(self, module: Module, bad: Op, ctx: Context) -> None:
         """Draw all rows at once, or those that are reached, as the configuration says or as takes less time."""
-        drawn = _Drawn.of(module, bad)
+        drawn, form = _Drawn.of(module, bad), str(bad.attrs["rows"])
+        if form not in ("auto", "eager", "lazy"):
+            message = f"rows may be drawn auto, eager or lazy, and not {form}"
+            raise DiagnosticError(Diagnostic("ir/invalid", message, bad.location))
         if drawn is None:
-            self.remark(ctx, "every row is drawn: something else reads what is drawn of them", bad.location)
+            message = "every row is drawn, because something else reads what is drawn of them"
+            if form == "lazy":
+                raise DiagnosticError(Diagnostic("legal/verify", message, bad.location, "leave verify_rows out"))
+            self.remark(ctx, f"eager: {message}", bad.location)
             bad.attrs["rows"] = "eager"
             return
         eager, lazy = drawn.microseconds(module)
-        form = str(bad.attrs["rows"])
         why = "the configuration says so" if form != "auto" else "an estimate, summed over the buckets"
         if form == "auto":
             form = "lazy" if lazy < eager else "eager"
@@ -149,14 +155,16 @@ class _Drawn:
 
     def microseconds(self, module: Module) -> tuple[float, float]:
         """How long all rows take, and those of a path at most, summed over the buckets."""
-        logits = tensor_type(self.draw["logits"])
-        _, nodes, vocab = logits.sizes(module.dims)
-        row = vocab * DTYPES[_stored(self.draw["logits"])].bytes * (1 + CUT_READS * bool(self.cuts)) / BANDWIDTH
-        path, launches = min(module.size("A"), nodes), LAUNCH * (1 + bool(self.cuts))
+        _, nodes, vocab = tensor_type(self.draw["logits"]).sizes(module.dims)
+        width, path = DTYPES[_stored(self.draw["logits"])].bytes, min(module.size("A"), nodes)
         buckets = module.decl(Options).buckets
-        return sum(launches + batch * nodes * row for batch in buckets), sum(
-            path * (launches + batch * row) for batch in buckets
-        )
+
+        def launches(rows: int) -> float:
+            """A draw, and a cut before it, of so many rows."""
+            cut = vocab * (CUT_ALONE + rows * CUT_EACH) if self.cuts else 0.0
+            return LAUNCH + rows * vocab * width / BANDWIDTH + cut
+
+        return sum(launches(each * nodes) for each in buckets), sum(path * launches(each) for each in buckets)
 
     def visit(self, module: Module) -> None:
         """Draw of the root's row, then of the row of the child that has the token, and so on to the end of the walk."""

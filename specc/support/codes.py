@@ -36,8 +36,10 @@ CODES: dict[str, str] = {
     "legal/chain-width": "A chain (topk 1) verifies exactly num_steps + 1 tokens.",
     "legal/tree-size": "A tree cannot have that many nodes with this topk and num_steps.",
     "legal/mask": "The tree mask's mode does not fit the tree.",
-    "legal/sampling": "The program draws no tokens, and `sampling` lists how they are drawn.",
-    "legal/verify": "The drafts cannot be verified so: `rejection` and `block` need a chain that a model draws.",
+    "legal/sampling": "The program draws no tokens, and `sampling` lists how they are drawn; or `penalties` says how,"
+    " and they are not listed.",
+    "legal/verify": "The drafts cannot be verified so: `rejection` and `block` need a chain that a model draws,"
+    " `verify_rows` tokens of the target's that are drawn.",
     "legal/chain-only": "The algorithm drafts one token after the other, and topk is above 1.",
     "legal/no-draft": "The algorithm has no draft model, and one is described.",
     "legal/modules": "The draft has one module per step, and fewer of them than num_steps.",
