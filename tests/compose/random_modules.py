@@ -192,6 +192,7 @@ class Composer(Builder):
             self.chain_of_tokens,
             self.join,
             self.walk,
+            self.visit,
             self.positions,
         )
         with self.phase("draft"):
@@ -806,6 +807,38 @@ class Composer(Builder):
         parents = [self.kind("parent", axis)] if self.rng.random() < 0.7 and not self.chain else []
         results = self.make("verify.greedy", tokens, argmax, self.rows(), *parents)
         self.facts |= {results[1]: Fact("path", axis), results[2]: Fact("count", pair=results[1])}
+
+    def visit(self) -> None:
+        """Some steps of a walk node by node, by tokens that are drawn, or are any; with what nodes have on its way."""
+        axis, rows = self.rng.choice(["A", self.nodes]), self.rows()
+        tokens = self.of("i64", "B", axis)
+        parents = [self.kind("parent", axis)] if self.rng.random() < 0.7 and not self.chain else []
+        (node,) = self.make("walk.root", rows)
+        found, nodes = [self.of("i32", "B")], [node]
+        for _ in range(self.rng.randint(0, self.module.size("A") - 1)):
+            rows, node = self.make("walk.step", tokens, found[-1], rows, node, *parents, facts=[Fact("rows")])
+            if self.rng.random() < 0.5:
+                dtype = self.rng.choice(["i32", "i64", "f32"])
+                self.make("walk.at", self.of(dtype, "B", axis), node)
+            try:
+                logits = self.pick(
+                    lambda type_, fact: (
+                        type_.shape[1:2] == (axis,)
+                        and len(type_.shape) == 3
+                        and type_.dtype in FLOATS
+                        and not fact.rough
+                    )
+                )
+                (row,) = self.make("vocab.row", logits, node)
+                token, _ = self.make("vocab.argmax", row, rows, dtype="i32", keep="")
+            except Unfit:
+                token = self.of("i32", "B")
+            found.append(token)
+            nodes.append(node)
+        results = self.make("verify.path", *found, *nodes, axis=axis, parts=len(nodes))
+        self.facts |= {results[1]: Fact("path", axis), results[2]: Fact("count", pair=results[1])}
+        if self.rng.random() < 0.5:
+            self.make("walk.bad", self.of("i1", "B", axis), self.kind("path", axis), rows="eager")
 
     def compact(self) -> None:
         self._only(chain=False)

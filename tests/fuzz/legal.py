@@ -126,8 +126,12 @@ def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = Fals
         keys["verify"] = "target_only"
         if topk == 1 and needs.draft and algorithm != "ANCHORED" and rng.random() < 0.3:
             keys["verify"] = rng.choice(["rejection", "block"])
+        elif rng.random() < 0.6:
+            keys["verify_rows"] = rng.choice(["eager", "lazy", "lazy"])
         keys["sampling"] = rng.sample(SAMPLING, rng.choice([0, 0, 1, 2, 3, 5]))
         keys["sampling"] += rng.choice([[], ["grammar"]])
+        if "penalties" in keys["sampling"] and rng.random() < 0.3:
+            keys["penalties"] = "committed"
     if needs.draft:
         keys["draft"] = draft
     if algorithm == "NGRAM":
