@@ -182,29 +182,30 @@ class Kind(NamedTuple):
     """A kind of draft head: its class, the sizes of the example, its chain.
 
     pull: weight of a smooth L1 loss that draws the chain's rows to the target's hidden states.
+    begins: the head whose weights it begins with, of one that scores a part of the tokens.
     """
 
     head: type[SharingHead]
     config: Callable[[], LlamaConfig]
     chain: Callable[[Any, Reading, Tensor], Iterator[Tensor]]
     pull: float = 0.0
+    begins: str = ""
 
 
+EAGLE3 = {
+    "hidden": 192,
+    "layers": 1,
+    "kv_heads": 1,
+    "intermediate_size": 384,
+    "target_hidden_size": 256,
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(AUX_LAYERS)},
+    "tie_word_embeddings": False,
+}
 HEADS = {
     "eagle": Kind(EagleHead, partial(llama_config, hidden=256, layers=1, kv_heads=2), eagle_chain, pull=0.2),
-    "eagle3": Kind(
-        Eagle3Head,
-        partial(
-            llama_config,
-            hidden=192,
-            layers=1,
-            kv_heads=1,
-            intermediate_size=384,
-            target_hidden_size=256,
-            eagle_config={"eagle_aux_hidden_state_layer_ids": list(AUX_LAYERS)},
-            tie_word_embeddings=False,
-        ),
-        eagle3_chain,
+    "eagle3": Kind(Eagle3Head, partial(llama_config, **EAGLE3), eagle3_chain),
+    "eagle3_reduced": Kind(
+        Eagle3Head, partial(llama_config, **EAGLE3, draft_vocab_size=VOCAB // 4), eagle3_chain, begins="eagle3"
     ),
     "mtp": Kind(
         MtpHeads,
@@ -245,7 +246,17 @@ Drafts = Callable[[Reading, Tensor], Iterator[Tensor]]
 
 def drafts_of(kind: Kind, head: SharingHead) -> Drafts:
     """What a head drafts."""
-    return lambda reading, tokens: map(head.logits, kind.chain(head, reading, tokens))
+    return lambda reading, tokens: (whole(head, head.logits(rows)) for rows in kind.chain(head, reading, tokens))
+
+
+def whole(head: SharingHead, scores: Tensor) -> Tensor:
+    """Scores T[..., V] of all tokens, -inf of those that the head does not score."""
+    tokens = getattr(head, "own_tokens", None)
+    if tokens is None:
+        return scores
+    everything = scores.new_full((*scores.shape[:-1], VOCAB), -torch.inf)
+    everything[..., tokens] = scores
+    return everything
 
 
 def accepted_length(drafts: Drafts, reading: Reading, texts: Tensor, prompt: int) -> float:

@@ -1,4 +1,4 @@
-"""Train the example models: a small target, a standalone draft, and draft heads of five kinds.
+"""Train the example models: a small target, a standalone draft, and draft heads of five kinds, one of them twice.
 
 All of them learn the source text of the Python standard library. The draft and the heads are
 distilled from the target as it is on disk, weights rounded to bfloat16.
@@ -14,6 +14,7 @@ import math
 import sys
 import sysconfig
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,8 @@ from transformers import (
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from heads import DEPTH, HEADS, VOCAB, Drafts, Reader, Reading, accepted_length, drafts_of, greedy, llama_config
+
+from specc.cli.hot_tokens import most_frequent
 
 
 class Schedule(NamedTuple):
@@ -56,6 +59,7 @@ SCHEDULES = {
     "standalone": Schedule(1000, 3e-3),
     "eagle": Schedule(450, 2e-3),
     "eagle3": Schedule(4500, 2e-3, tokens=16384, written=16384),
+    "eagle3_reduced": Schedule(120, 3e-4, tokens=4096, written=256),
     "mtp": Schedule(3500, 2e-3, tokens=16384, written=16384),
     "frozen_kv": Schedule(3500, 2e-3, tokens=16384, written=16384),
     "dflash": Schedule(6000, 2e-3, tokens=8192, written=16384),
@@ -275,12 +279,15 @@ def train_head(name: str, job: Job) -> None:
     for parameter in head.parameters():
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.02)
+    scored: Any = slice(None)
+    if kind.begins:
+        scored = begin_with(head, HEADS[kind.begins].head.from_directory(job.out / kind.begins, reader.target), job)
 
     def loss_of(tokens: Tensor) -> Tensor:
         reading = reader(tokens)
         loss = torch.zeros((), device=job.device)
         for draft, rows in enumerate(kind.chain(head, reading, tokens), start=1):
-            loss = loss + soft_cross_entropy(head.logits(rows), reading.logits[:, draft:])
+            loss = loss + soft_cross_entropy(head.logits(rows), reading.logits[:, draft:][..., scored])
             if kind.pull:
                 loss = loss + kind.pull * F.smooth_l1_loss(rows, reading.hidden[:, draft:])
         return loss / DEPTH
@@ -291,6 +298,20 @@ def train_head(name: str, job: Job) -> None:
         batches = with_written(batches, written, job.schedule.tokens)
     optimise(name, head, job.schedule, batches, loss_of)
     head.save(job.out / name, storage_dtype=torch.bfloat16)
+
+
+def begin_with(head: Any, whole: Any, job: Job) -> list[int]:
+    """Take the weights of a head of all tokens, and of its scores the rows of the text's most frequent tokens.
+
+    Returns those tokens, ascending.
+    """
+    ends = job.corpus.tokenizer.convert_tokens_to_ids([EOS])
+    tokens = most_frequent(Counter(job.corpus.training.tolist()), head.lm_head.out_features, VOCAB, ends)
+    rows = torch.tensor(tokens, device=job.device)
+    offsets = rows - torch.arange(len(tokens), device=job.device)
+    weights = whole.state_dict()
+    head.load_state_dict({**weights, "lm_head.weight": weights["lm_head.weight"][rows], "d2t": offsets})
+    return tokens
 
 
 TRAININGS: dict[str, Callable[[Job], None]] = {

@@ -31,7 +31,7 @@ def _build(scope: Scope) -> None:
     scope.require_one_vocabulary()
     _check_modules(scope)
     scope.carry("bonus", "i32", limit="V")
-    scope.carry("topk_index", "i64", "S", limit="Vd", at=("num_steps",))
+    scope.carry("topk_index", "i64", "S", limit="V", at=("num_steps",))
     carry_rows(scope, scope.config.num_steps)
     carry_lengths(scope)
     _prefill(scope)

@@ -15,8 +15,8 @@ import typer
 from specc.cli.reporting import reported, run
 from specc.version import __version__
 
-COMMANDS: tuple[str, ...] = ("check", "explain", "build", "inspect", "run", "schema", "doctor")
-"""Commands in the order of `specc --help`: ``specc.cli.<name>`` has a function ``<name>``."""
+COMMANDS: tuple[str, ...] = ("check", "explain", "build", "inspect", "run", "hot-tokens", "schema", "doctor")
+"""Commands in the order of `specc --help`: ``specc.cli.<name>`` has a function ``<name>``, with _ for -."""
 
 GROUPS: tuple[str, ...] = ("sglang",)
 """Groups of commands, one for an engine: ``specc.cli.<name>`` has a typer app ``<name>``."""
@@ -49,7 +49,8 @@ def _options(
 
 def _register(name: str) -> None:
     """Add one command."""
-    command: Callable[..., None] = getattr(importlib.import_module(f"specc.cli.{name}"), name)
+    module = name.replace("-", "_")
+    command: Callable[..., None] = getattr(importlib.import_module(f"specc.cli.{module}"), module)
     app.command(name)(reported(command))
 
 

@@ -55,6 +55,7 @@ def run(
     target: Annotated[Path, typer.Option(help="Directory of the target model.")],
     draft: Annotated[Path | None, typer.Option(help="Directory of the draft model, if the program has one.")] = None,
     corpus: Annotated[Path | None, typer.Option(help="A text file that the program looks drafts up in.")] = None,
+    token_map: Annotated[Path | None, typer.Option(help="The tokens that the draft scores, if only this says.")] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="A prompt; may be repeated.")] = None,
     prompts: Annotated[Path | None, typer.Option(help="A file of prompts: one per line, or a JSON list.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens per prompt.")] = 64,
@@ -95,15 +96,14 @@ def run(
             json_schema=_schema(json_schema), regex=regex,
         )  # fmt: skip
         console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
-        wants_stream = console.is_terminal if stream is None else stream
-        printer = _Printer(console, texts, format, max_new_tokens, stream=wants_stream and len(texts) == 1)
+        stream = len(texts) == 1 and (console.is_terminal if stream is None else stream)
+        printer = _Printer(console, texts, format, max_new_tokens, stream=stream)
         with _wheel_package(program) as module:
-            files = _Files(target, draft, corpus)
+            files = _Files(target, draft, corpus, token_map)
             engine = _make_engine(module, files, device.value, printer, max_context=max_context, num_steps=num_steps)
             if format is Format.text:
                 report.show(engine.warnings)
-            conditions = _conditions(engine, max_new_tokens, stop or ())
-            completions = _generate(engine, texts, conditions, sampling, printer)
+            completions = _generate(engine, texts, _conditions(engine, max_new_tokens, stop or ()), sampling, printer)
             if metrics is not None:
                 _write_metrics(engine, metrics)
             verdicts = _check(engine, completions, max_new_tokens) if check else []
@@ -119,6 +119,7 @@ class _Files:
     target: Path
     draft: Path | None
     corpus: Path | None
+    token_map: Path | None
 
     def check(self, plan: Plan) -> None:
         """Raise BadParameter unless there is exactly what the program needs."""
@@ -245,7 +246,7 @@ def _make_engine(
     if target.tokenizer is None:
         message = f"the target model {str(files.target)!r} has no tokenizer"
         raise DiagnosticError(Diagnostic("run/model-unreadable", message, hint="add its tokenizer.json"))
-    draft = None if files.draft is None else load_draft(files.draft, loaded.plan, target)
+    draft = None if files.draft is None else load_draft(files.draft, loaded.plan, target, files.token_map)
     tables = {} if files.corpus is None else {"corpus": load_corpus(files.corpus, target)}
     options: dict[str, Any] = {"max_context": max_context, "depth": depth, "on_token": printer.token}
     try:

@@ -48,7 +48,7 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Plan:
 
     """
     options = module.decl(ir.Options)
-    inputs = [_input(value) for value in module.inputs.values() if not is_state(value)]
+    inputs = [_input(module, value) for value in module.inputs.values() if not is_state(value)]
     buffers = [_buffer(buffer) for buffer in module.decls_of(ir.Buffer)]
     kv, dims = _kv(module), _dims(module)
     return Plan(
@@ -157,9 +157,10 @@ def _extras(op: Op) -> list[str]:
     return [name for name, value in op.named_results.items() if not is_state(value) and value not in usual]
 
 
-def _input(value: Value) -> Input:
-    type_ = tensor_type(value)
-    return Input(value.name, type_.dtype, _axes(type_), "arena" if per_request(type_) else "engine")
+def _input(module: Module, value: Value) -> Input:
+    type_, owner = tensor_type(value), "arena" if per_request(tensor_type(value)) else "engine"
+    limit = "V" if any(user.get("map") is value for user in module.users(value)) else ""
+    return Input(value.name, type_.dtype, _axes(type_), owner, limit)
 
 
 def _output(name: str, value: Value) -> Output:

@@ -247,6 +247,7 @@ def _one_sided(checked: Checked) -> None:
     """Report keys that say something about one of the models and stand at the other."""
     places = checked.places
     sides = {"aux_layers": "target", "target_hidden_size": "draft", "num_aux_layers": "draft"}
+    sides["token_map"] = "draft"
     for key, side in sides.items():
         other = "draft" if side == "target" else "target"
         if places.written(other, key) and not places.broken(other, key):

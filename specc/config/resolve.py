@@ -14,6 +14,7 @@ from specc.config.engine import for_engine
 from specc.config.legality import Checked, check_file, check_models
 from specc.config.models import ModelFacts
 from specc.config.needs import Needs
+from specc.config.reduced import check_map
 from specc.config.resolved import Config, Depth, ModelConfig
 from specc.config.schema import SAMPLING
 from specc.config.sides import facts_of, settle
@@ -43,10 +44,11 @@ def resolve(
     checked = for_engine(checked, algorithm, facts)
     check_file(checked, algorithm, needed)
     options, archs = _options(checked, algorithm, needed), _archs(checked)
-    target = settle(checked, "target", facts, needed.target_hidden)
-    draft = settle(checked, "draft", facts, None)
+    target = settle(checked, "target", facts, needed.target_hidden, directory)
+    draft = settle(checked, "draft", facts, None, directory)
     target = _with_aux_layers(checked, target, draft)
     check_models(checked, target, draft)
+    check_map(checked, target, draft, directory)
     if checked.found.errors or algorithm is None or target is None or options is None:
         return None
     config = _config(checked, algorithm, options, archs, _depths(checked, needed), target, draft)

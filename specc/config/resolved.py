@@ -50,6 +50,8 @@ class ModelConfig:
     nothing says so; ``target_hidden_size`` and ``num_aux_layers`` are what a draft says of rows of several layers.
     ``num_hidden_layers`` is None where all layers keep keys and values, so that ``num_layers`` are all.
     ``experts_per_token`` and ``index_topk`` are None where the model has no experts, or no sparse attention.
+    ``token_map`` says of a draft that scores a part of the target's tokens where its map is: a file, ``model``
+    or ``engine``; None of any other model.
     """
 
     model: str | None
@@ -70,6 +72,7 @@ class ModelConfig:
     target_hidden_size: int | None = None
     num_aux_layers: int | None = None
     num_hidden_layers: int | None = None
+    token_map: str | None = None
 
     @property
     def depth(self) -> int:

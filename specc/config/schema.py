@@ -104,6 +104,10 @@ class ModelBlock(Block):
     buffer)."""
     vocab_size: Annotated[Count, Field(le=1 << 24)] | None = None
     """Columns of the logits."""
+    token_map: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    """Of a draft that scores a part of the target's tokens: which ones. A file that lists them, relative to this one;
+    model (the tensor d2t of its weights; the default where config.json has a draft_vocab_size); or engine (which brings
+    the table d2t when it binds the program)."""
     dtype: Dtype | None = None
     """Element type of hidden states."""
     logits_dtype: Dtype | None = None

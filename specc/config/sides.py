@@ -14,6 +14,7 @@ from typing import Any, Literal
 from specc.config.legality import Checked
 from specc.config.models import Fact, ModelFacts, ModelUnreadableError, read_model
 from specc.config.needs import Needs
+from specc.config.reduced import token_map_of
 from specc.config.resolved import HiddenSource, ModelConfig
 from specc.config.schema import REQUIRED_SIZES, ModelBlock
 from specc.config.validate import broken_bound
@@ -51,16 +52,24 @@ def facts_of(checked: Checked, directory: Path, needs: Needs) -> dict[Side, Mode
 
 
 def settle(
-    checked: Checked, side: Side, facts: Mapping[Side, ModelFacts | None], wanted: HiddenSource | None
+    checked: Checked,
+    side: Side,
+    facts: Mapping[Side, ModelFacts | None],
+    wanted: HiddenSource | None,
+    directory: Path,
 ) -> ModelConfig | None:
     """Return the sizes of one model, or None after reporting what is missing, contradictory or out of range.
 
-    ``wanted``: the hidden state that it hands over if the file does not say.
+    ``wanted``: the hidden state that it hands over if the file does not say. ``directory`` is where relative paths
+    start.
     """
     block, found = _block(checked, side), facts[side]
     if block is None or (block.model is not None and found is None):
         return None
     said = _usable(block, found)
+    token_map = None
+    if side == "draft":
+        token_map, said = token_map_of(checked, block, said, directory)
     taken = [key for key in _KEYS if key in said and getattr(block, key) is None]
     in_range = [_in_range(checked, side, key, said[key]) for key in taken]
     values: dict[str, Any] = {key: _settle(checked, side, key, getattr(block, key), said) for key in _KEYS}
@@ -68,7 +77,6 @@ def settle(
     _report_missing(checked, side, missing, block.model)
     if missing or checked.places.broken(side) or not all(in_range):
         return None
-    _one_vocabulary(checked, side, values["vocab_size"], said)
     _beside_keys_and_values(checked, side, said)
     hc_mult = values["hc_mult"] or 1
     wanted = "aux" if side == "target" and block.aux_layers else wanted
@@ -77,7 +85,7 @@ def settle(
     rest |= {"kv_dtype": values["kv_dtype"] or values["dtype"], "logits_dtype": block.logits_dtype or values["dtype"]}
     fact = said.get("aux_layers") if side == "draft" else None
     layers = tuple(map(int, str(fact.value).split())) if fact is not None else None
-    return ModelConfig(model=block.model, hidden_source=source, aux_layers=layers, **rest)
+    return ModelConfig(model=block.model, hidden_source=source, aux_layers=layers, token_map=token_map, **rest)
 
 
 def _block(checked: Checked, side: Side) -> ModelBlock | None:
@@ -197,15 +205,6 @@ def _report_missing(checked: Checked, side: Side, missing: Sequence[str], model:
         message += f", and '{model}' does not settle {'it' if len(keys) == 1 else 'them'}"
         hint = f"write {', '.join(f'{key}:' for key in keys)} beside 'model:'"
     checked.found.error("config/missing-key", message, checked.places.key(side), hint=hint)
-
-
-def _one_vocabulary(checked: Checked, side: Side, vocab_size: int, facts: Mapping[str, Fact]) -> None:
-    """Refuse a model whose logits cover a part of its vocabulary."""
-    fact = facts.get("draft_vocab_size")
-    if fact is not None and fact.value != vocab_size:
-        message = f"a draft that scores {fact.value} of its {vocab_size} tokens is not implemented in this version"
-        hint = "give a draft whose draft_vocab_size is its vocab_size"
-        checked.found.error("config/not-yet", message, checked.places.value(side, "model"), hint=hint)
 
 
 def _beside_keys_and_values(checked: Checked, side: Side, facts: Mapping[str, Fact]) -> None:

@@ -117,7 +117,7 @@ class Engine:
         self._fixed_width = self.target.device.type == "cuda" and capture is not False
         self._range = ranges(self.target.device, nvtx)
         buffers = {owner: pool.buffers for owner, pool in self.pools.items()}
-        brought = fitting.bring_tables(self.plan, tables)
+        brought = fitting.bring_tables(self.plan, tables, self.draft)
         self._step = self.program.bind(
             self.callbacks, self.table.tensor, kv_pools=buffers, tables=brought, capture=capture, nvtx=nvtx
         )

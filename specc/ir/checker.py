@@ -29,7 +29,7 @@ def check_module(module: Module) -> list[Diagnostic]:
 
 def _check_dims(module: Module) -> list[Diagnostic]:
     types = [value.type for value in module.values()] + [carry.type for carry in module.carries.values()]
-    entries = {entry for type_ in types if isinstance(type_, TensorType) for entry in type_.shape}
+    entries = {entry for type_ in types if isinstance(type_, TensorType) for entry in (*type_.shape, type_.of)} - {""}
     entries |= {carry.limit for carry in module.carries.values() if carry.limit is not None}
     unknown = sorted(entry for entry in entries if isinstance(entry, str) and entry not in module.dims)
     return [Diagnostic("ir/invalid", f"dimension {name} is not declared") for name in unknown]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from specc.ir.core import Module, Op, Value
-from specc.ir.opdef import OpDef, TypeMismatch
+from specc.ir.opdef import OpDef, TypeMismatch, VocabularyMismatch
 from specc.ir.ops import OPS
-from specc.ir.types import TensorType, Type
+from specc.ir.types import REDUCED, TensorType, Type
 from specc.support.diagnostics import Diagnostic, Note
 
 _VIEWS = frozenset({"commit.path", "commit.last", "tree.repeat", "tree.gather"})
@@ -33,7 +35,15 @@ def infer_op(module: Module, op: Op) -> tuple[Type, ...]:
     axes = {entry for type_ in results if isinstance(type_, TensorType) for entry in type_.shape}
     if unknown := sorted(axis for axis in axes if isinstance(axis, str) and axis not in module.dims):
         raise TypeMismatch(-1, f"dimension {', '.join(unknown)} is not declared")
-    return results
+    return tuple(_numbered(module, type_) for type_ in results)
+
+
+def _numbered(module: Module, type_: Type) -> Type:
+    """Entries of a vocabulary that is the target's are its tokens: what numbers them is a plain integer."""
+    if not isinstance(type_, TensorType) or not type_.of:
+        return type_
+    dim = module.dims.get(type_.of)
+    return type_ if dim is not None and dim.axis == REDUCED else replace(type_, of="")
 
 
 def assign_types(module: Module, op: Op) -> None:
@@ -58,6 +68,8 @@ def _check_field(module: Module, op: Op, definition: OpDef) -> None:
         raise TypeMismatch(index, f"{carry.name} must be {carry.type}, got {value}")
     if value.dtype != carry.type.dtype:
         raise TypeMismatch(index, f"{carry.name} must be {carry.type.dtype}, got {value.dtype} in {value}")
+    if value.of != carry.type.of:
+        raise VocabularyMismatch(index, f"{carry.name} must be {carry.type}, got {value}")
     if value.shape != carry.type.shape and names[index] == "value":
         axis = next((i for i, (a, b) in enumerate(zip(value.shape, carry.type.shape, strict=False)) if a != b), None)
         raise TypeMismatch(index, f"{carry.name} is carried as {carry.type}, got {value}", axis)
@@ -87,12 +99,16 @@ def _origin(value: Value) -> Op | None:
 
 
 def _code(operand: Value, mismatch: TypeMismatch) -> str:
+    if isinstance(mismatch, VocabularyMismatch):
+        return "type/vocabulary-mismatch"
     if not isinstance(operand.type, TensorType) or mismatch.axis is None:
         return "type/dtype-mismatch" if " must be " in str(mismatch) else "type/axis-mismatch"
     return "type/width-mismatch" if isinstance(operand.type.shape[mismatch.axis], int) else "type/axis-mismatch"
 
 
 def _hint(operand: Value, mismatch: TypeMismatch, ends: tuple[Op, Op | None]) -> str | None:
+    if isinstance(mismatch, VocabularyMismatch):
+        return "vocab.translate makes the target's tokens of a draft's numbers, by the map of its vocabulary"
     if _code(operand, mismatch) == "type/width-mismatch":
         return (
             "the target must hand over rows as wide as the draft reads: check hidden_size, hc_mult and hidden_source,"

@@ -8,6 +8,9 @@ An upper-case dtype (``T``) and ``?name`` / ``*name`` axes are variables, ``$nam
 other axes must match by name; an attribute that is ``""`` stands for no axis. ``name?:`` marks optional last
 operands (all or none) or an optional result, ``name*:`` a variadic one; ``?`` is any type. Variadic results are listed,
 as a signature of their own, by the attribute of their name.
+
+``i64<?v>`` are numbers of entries of the axis ``?v``. Where that is a reduced vocabulary no other pattern takes them;
+where it is not they are plain integers, and the pattern takes none.
 """
 
 from __future__ import annotations
@@ -39,6 +42,10 @@ class TypeMismatch(Exception):
         self.axis = axis
 
 
+class VocabularyMismatch(TypeMismatch):
+    """Numbers of one vocabulary are read as those of another."""
+
+
 @dataclass(frozen=True)
 class Slot:
     """One operand or result of a signature."""
@@ -65,10 +72,12 @@ def _last_axis(type_: Type | None) -> str | int:
     return type_.shape[-1]
 
 
-def _split(pattern: str) -> tuple[str, list[str]]:
-    dtype, _, rest = pattern.partition("[")
+def _split(pattern: str) -> tuple[str, str, list[str]]:
+    """What a pattern, or the element of a type, says of dtype, numbered axis, and axes."""
+    element, _, rest = pattern.partition("[")
+    dtype, _, of = element.partition("<")
     entries = [entry.strip() for entry in rest.rstrip("]").split(",")]
-    return dtype, [entry for entry in entries if entry]
+    return dtype, of.rstrip(">"), [entry for entry in entries if entry]
 
 
 @dataclass(frozen=True)
@@ -208,13 +217,23 @@ def _match(index: int, slot: Slot, type_: Type, bound: Bindings, attrs: Mapping[
         if str(type_) != slot.pattern:
             raise TypeMismatch(index, f"{slot.name} must be {slot.pattern}, got {type_}")
         return
-    dtype, entries = _split(slot.pattern)
+    dtype, of, entries = _split(slot.pattern)
     want = str(attrs[dtype[1:]]) if dtype.startswith("$") else dtype
     if dtype.isupper() and dtype not in DTYPES:
-        want = str(bound.setdefault(dtype, type_.dtype))
+        want, of, _ = _split(str(bound.setdefault(dtype, type_.element)))
     if want != type_.dtype:
         raise TypeMismatch(index, f"{slot.name} must be {want}, got {type_.dtype} in {type_}")
+    _match_vocabulary(index, slot, type_, of, bound)
     _match_shape(index, slot, type_, entries, bound, attrs)
+
+
+def _match_vocabulary(index: int, slot: Slot, type_: TensorType, of: str, bound: Bindings) -> None:
+    if of.startswith("?") and not type_.of:
+        raise VocabularyMismatch(index, f"{slot.name} must number a reduced vocabulary, got {type_}")
+    want = bound.setdefault(of, type_.of) if of.startswith("?") else of
+    if want != type_.of:
+        wanted, got = (f"entries of {axis}" if axis else "the target's tokens" for axis in (want, type_.of))
+        raise VocabularyMismatch(index, f"{slot.name} must number {wanted}, got {got} in {type_}")
 
 
 def _match_shape(
@@ -249,8 +268,10 @@ def _match_shape(
 def _build(slot: Slot, bound: Bindings, attrs: Mapping[str, Any]) -> Type:
     if slot.pattern.startswith("!"):
         return StateType(slot.pattern[len("!kv<") : -1])
-    dtype, entries = _split(slot.pattern)
-    dtype = str(attrs[dtype[1:]]) if dtype.startswith("$") else str(bound.get(dtype, dtype))
+    dtype, of, entries = _split(slot.pattern)
+    if dtype in bound:
+        dtype, of, _ = _split(str(bound[dtype]))
+    dtype = str(attrs[dtype[1:]]) if dtype.startswith("$") else dtype
     if dtype not in DTYPES:
         raise TypeMismatch(-1, f"{slot.name} is made of {dtype!r}, and dtypes are {', '.join(DTYPES)}")
     shape: list[str | int] = []
@@ -265,4 +286,4 @@ def _build(slot: Slot, bound: Bindings, attrs: Mapping[str, Any]) -> Type:
             shape += [attrs[entry[1:]]] if attrs[entry[1:]] != "" else []
         else:
             shape.append(int(entry) if entry.isdecimal() else entry)
-    return TensorType(dtype, tuple(shape))
+    return TensorType(dtype, tuple(shape), str(bound[of]) if of.startswith("?") else of)

@@ -32,11 +32,11 @@ _MARKS = r"(?: limit (?P<limit>-?\w+))?(?P<given> given)?(?P<kept> kept)?"
 _CARRY = re.compile(rf"carry @(?P<name>{_NAME}) : (?P<type>.+?){_MARKS}{_LOC}")
 _OUTPUT = re.compile(rf"output (?P<name>{_NAME}) = %(?P<value>{_NAME})")
 _DECL = re.compile(rf"(?P<kind>\w+) @(?P<name>\S+){_ATTRS}")
-_TYPE = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[^\]]*)\]")
+_TYPE = re.compile(r"(?P<dtype>\w+)(?:<(?P<of>\w+)>)?\[(?P<shape>[^\]]*)\]")
 _STATE = re.compile(r"!kv<(?P<owner>\w+)>")
 _ATTR = re.compile(r"\s*(?P<key>\w+) = ")
 _COMMA = re.compile(r"\s*,?\s*")
-_RESULT = r"(?:\?|!kv<\w+>|\w++\[[^\]]*+\])"
+_RESULT = r"(?:\?|!kv<\w+>|\w++(?:<\w+>)?\[[^\]]*+\])"
 _RESULTS = re.compile(rf"(?:{_RESULT}(?:, {_RESULT})*+)?")
 _MAX_MESSAGE = 200
 
@@ -58,7 +58,7 @@ def parse_type(text: str) -> Type:
     if tensor is None or tensor["dtype"] not in DTYPES:
         raise ValueError(f"{text!r} is not a type")
     entries = [entry.strip() for entry in tensor["shape"].split(",") if entry.strip()]
-    return TensorType(tensor["dtype"], tuple(int(e) if e.isdigit() else e for e in entries))
+    return TensorType(tensor["dtype"], tuple(int(e) if e.isdigit() else e for e in entries), tensor["of"] or "")
 
 
 def parse_module(text: str, file: str = "<specir>") -> Module:

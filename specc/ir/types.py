@@ -2,12 +2,15 @@
 
 An axis has *identity*: ``i64[B, N]`` and ``i64[B, A]`` differ even where N == A, so that a node-wide value can
 never be read with the stride of a path (the stride bug of tree verification in serving engines).
+
+So have the numbers of tokens: what numbers the entries of a reduced vocabulary is ``i64<Vd>``, and only a translation
+makes tokens of it. Plain integers are tokens of the target, or no tokens at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 
@@ -39,10 +42,13 @@ DTYPES: dict[str, Dtype] = {
 """Every dtype of the IR, by its name there."""
 
 AXES: frozenset[str] = frozenset(
-    {"request", "branch", "step", "node", "path", "forward", "vocab", "draft_vocab"}
+    {"request", "branch", "step", "node", "path", "forward", "vocab", "draft_vocab", "reduced_vocab"}
     | {"pool", "context", "token", "corpus"}
 )
 """The kinds of axes: what a dimension counts."""
+
+REDUCED = "reduced_vocab"
+"""That of a vocabulary whose entries are numbered otherwise than the target's tokens."""
 
 UNBOUNDED: frozenset[str] = frozenset({"context", "token", "corpus"})
 """Those whose size the engine decides, if no configuration does."""
@@ -79,13 +85,22 @@ class Dim:
 
 @dataclass(frozen=True)
 class TensorType:
-    """``dtype[shape]``; shape entries are dimension names or plain element counts (widths)."""
+    """``dtype[shape]``; shape entries are dimension names or plain element counts (widths).
+
+    ``of``: the reduced vocabulary whose entries the elements number, empty for all other numbers.
+    """
 
     dtype: str
     shape: tuple[str | int, ...]
+    of: str = ""
 
     def __str__(self) -> str:
-        return f"{self.dtype}[{', '.join(str(d) for d in self.shape)}]"
+        return f"{self.element}[{', '.join(str(d) for d in self.shape)}]"
+
+    @property
+    def element(self) -> str:
+        """The dtype, and what the elements number: ``i64`` or ``i64<Vd>``."""
+        return f"{self.dtype}<{self.of}>" if self.of else self.dtype
 
     def sizes(self, dims: Mapping[str, Dim], *, unbounded: int | None = None) -> tuple[int, ...]:
         """Concrete shape at the bounds of all dimensions; ``unbounded`` stands for those that have none.
@@ -105,7 +120,7 @@ class TensorType:
 
     def renamed(self, old: str, new: str) -> TensorType:
         """The same type with dimension ``old`` called ``new``."""
-        return TensorType(self.dtype, tuple(new if d == old else d for d in self.shape))
+        return replace(self, shape=tuple(new if d == old else d for d in self.shape))
 
 
 @dataclass(frozen=True)

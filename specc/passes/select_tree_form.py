@@ -76,16 +76,24 @@ def _fold_grow(module: Module, grow: Op) -> tuple[Value, Value]:
     Returns the candidates' tokens [B, K, K] and what they are now, the token [B, K].
     """
     candidates, topk = grow["index"], grow["p"].source
-    if topk is None or topk.opcode != "vocab.topk" or topk.out("index") is not candidates:
+    translation = candidates.source
+    if translation is None or translation.opcode != "vocab.translate":
+        translation = None
+    index = candidates if translation is None else translation["index"]
+    if topk is None or topk.opcode != "vocab.topk" or topk.out("index") is not index:
         message = f"a chain drafts the most probable token, and the candidates %{candidates.name} are no vocab.topk's"
         raise DiagnosticError(Diagnostic("ir/invalid", message, grow.location))
     argmax = _insert(module, topk, "vocab.argmax", topk.operands, ("draft_token", "draft_bad"), dtype="i64", keep="")
-    module.replace_uses(grow.out("tokens"), argmax.out("index"))
+    token = argmax.out("index")
+    if translation is not None:
+        operands = token, translation["map"], translation["rows"]
+        token = _insert(module, argmax, translation.opcode, operands, ("draft_token",)).result
+    module.replace_uses(grow.out("tokens"), token)
     module.replace_uses(topk.out("bad"), argmax.out("bad"))
     for user in module.users(grow.out("kept")):
         if user.opcode == "tree.gather":
             module.replace_uses(user.result, user["x"])
-    return candidates, argmax.out("index")
+    return candidates, token
 
 
 def _fold_select(module: Module, select: Op, drafted: Mapping[Value, Value]) -> None:

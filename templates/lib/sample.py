@@ -151,16 +151,20 @@ def sample_penalize_nodes(
 def counts_of(b, column, counts_ptr, rows_ptr, repetition, frequency, presence, V: tl.constexpr):
     """The words i32 of entries of the vocabulary in i32[*, V]; without a penalty nothing is read, and they are 0."""
     counted = (repetition != 1.0) | (frequency != 0.0) | (presence != 0.0)
-    return tl.load(of_request(b, counts_ptr, rows_ptr, V) + column, mask=column * 0 + counted > 0, other=0)
+    return of_request(b, column, counts_ptr, rows_ptr, counted, V)
 
 
 @triton.jit
-def of_request(b, table_ptr, rows_ptr, V: tl.constexpr):
-    """Where the row of request b of T[*, V] begins: in the pool, if there are rows of it, else in a value T[B, V]."""
+def of_request(b, column, table_ptr, rows_ptr, wanted, V: tl.constexpr):
+    """Entries `column` of T[*, V] that request b has in the pool, if there are rows of it, else in a value T[B, V].
+
+    0 where they are not wanted, and of a padding row of the pool, as what is loaded from there.
+    """
     row = b.to(tl.int64)
     if rows_ptr is not None:
         row = tl.load(rows_ptr + b)
-    return table_ptr + row * V
+        wanted = wanted & (row != 0)
+    return tl.load(table_ptr + row * V + column, mask=column * 0 + wanted > 0, other=0)
 
 
 @triton.jit
@@ -177,4 +181,4 @@ def penalized(logits, counts, repetition, frequency, presence):
 @triton.jit
 def sample_bias(logits, column, row, bias_ptr, bias_rows_ptr, ROWS: tl.constexpr, SIZE_BIAS: tl.constexpr):
     """Logits f32 of a row's entries `column` i32 plus the request's bias of them: see the op."""
-    return logits + tl.load(of_request(row // ROWS, bias_ptr, bias_rows_ptr, SIZE_BIAS) + column)
+    return logits + of_request(row // ROWS, column, bias_ptr, bias_rows_ptr, row >= 0, SIZE_BIAS)

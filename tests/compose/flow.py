@@ -21,7 +21,7 @@ from specc.ir.ops import OPS
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.frame import Frame
 from specc.runtime.plan.nodes import External, Launch
-from specc.runtime.plan.plan import PROMPT, TABLE
+from specc.runtime.plan.plan import PROMPT, TABLE, Input
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.state.relay import RelayPools
 
@@ -119,10 +119,17 @@ class Flow(Pair):
             if name in batch and self.plan.home(name) is not None:
                 mine.read(name).copy_(batch[name])
             elif name not in batch:
-                size = tokens if name == PROMPT else int(torch.randint(0, 50, (), generator=self.operands.source))
-                brought = self.operands.draw((size,), DTYPES[self.plan.inputs[name].dtype], lengths=False)
+                brought = self._brought(self.plan.inputs[name], tokens)
                 mine.inputs = other.inputs = {**mine.inputs, name: brought}
         return mine, other
+
+    def _brought(self, field: Input, tokens: int) -> Tensor:
+        """What the engine brings: so many tokens of prompts, different entries of an axis, or any numbers."""
+        if field.limit:
+            order = torch.randperm(self.plan.size(field.limit), generator=self.operands.source)
+            return order[: self.plan.size(field.axes[0])].sort().values
+        size = tokens if field.name == PROMPT else int(torch.randint(0, 50, (), generator=self.operands.source))
+        return self.operands.draw((size,), DTYPES[field.dtype], lengths=False)
 
     def _call(self, node: External, frames: tuple[Frame, Frame], forwards: Forwards) -> None:
         """Let a forward return random tensors."""

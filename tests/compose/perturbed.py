@@ -143,7 +143,7 @@ def meaning(module: Module, config: Config, todo: Script) -> list[dict[str, Tens
             "seq_lens": torch.tensor([lengths[row] for row in rows]),
             "req_to_token": todo.table,
             "prompt_tokens": torch.tensor(todo.prompt_tokens(() if index else rows), dtype=torch.int64),
-            "corpus": todo.corpus,
+            **todo.tables(module),
         }
         values = interpret(module, entry, inputs, pools, engine.interpreted(), len(rows), engine.kv)
         found.append(outputs_of(module, entry, values))

@@ -25,7 +25,8 @@ from specc.ir.declarations import KvLayout
 from specc.ir.infer import assign_types
 from specc.ir.opdef import OpDef
 from specc.ir.ops import OPS
-from specc.ir.types import Dim, StateType, TensorType
+from specc.ir.types import REDUCED, Dim, StateType, TensorType
+from specc.runtime.plan.plan import TOKEN_MAP
 
 SOURCE = OpDef(
     "model.source",
@@ -95,7 +96,9 @@ def _configuration(rng: random.Random) -> LoadedConfig:
         keys |= {"num_draft_tokens": rng.randint(2, min(14, 1 + branches + (steps - 1) * branches**2)), "mask": "none"}
     model = {"num_layers": rng.randint(1, 2), "head_dim": 4, "dtype": rng.choice(["float32", "bfloat16"])}
     model |= {"vocab_size": rng.randint(5, 70)}
-    text = config_text("STANDALONE", target=model, draft=model, **keys)
+    reduced = {"vocab_size": rng.randint(3, model["vocab_size"] - 1), "token_map": "engine"}
+    draft = model | (reduced if rng.random() < 0.5 else {})
+    text = config_text("STANDALONE", target=model, draft=draft, **keys)
     return load_text(text, Path("random.yaml"), names(), needs)
 
 
@@ -108,7 +111,8 @@ def start(loaded: LoadedConfig) -> Module:
     if config.topk > 1:
         sizes[NODE] = ("node", config.num_nodes)
     assert config.draft is not None
-    sizes |= {"V": ("vocab", config.target.vocab_size), "Vd": ("draft_vocab", config.draft.vocab_size)}
+    numbered = REDUCED if config.draft.token_map else "draft_vocab"
+    sizes |= {"V": ("vocab", config.target.vocab_size), "Vd": (numbered, config.draft.vocab_size)}
     module.dims = {name: Dim(name, axis, size, dynamic=name == "B") for name, (axis, size) in sizes.items()}
     module.dims |= {n: Dim(n, axis, None) for n, axis in {"C": "context", "T": "token", "M": "corpus"}.items()}
     module.add_input("req_pool_indices", TensorType("i64", ("B",)))
@@ -174,6 +178,7 @@ class Composer(Builder):
             self.draw,
             self.change,
             self.keys,
+            self.translate,
             self.allow,
             self.cut,
             self.row,
@@ -233,6 +238,7 @@ class Composer(Builder):
                     self.draw,
                     self.change,
                     self.keys,
+                    self.translate,
                     self.allow,
                     self.cut,
                     self.logprob,
@@ -281,7 +287,9 @@ class Composer(Builder):
 
     def pick(self, fits: Callable[[TensorType, Fact], bool]) -> Value:
         """A value that fits, rather a late one."""
-        found = [value for value in self.here if fits(tensor_type(value), self.fact(value))]
+        found = [
+            value for value in self.here if not tensor_type(value).of and fits(tensor_type(value), self.fact(value))
+        ]
         if not found:
             raise Unfit
         return found[max(self.rng.randrange(len(found)), self.rng.randrange(len(found)))]
@@ -574,6 +582,14 @@ class Composer(Builder):
         keep = "K" if self.chain and self.rng.random() < 0.5 else ""
         self.make("vocab.argmax", logits, self.rows(), dtype=self.rng.choice(["i32", "i64"]), keep=keep)
 
+    def translate(self) -> None:
+        """The tokens that numbers of a reduced vocabulary stand for."""
+        found = [value for value in self.here if tensor_type(value).of and tensor_type(value).dtype == "i64"]
+        if not found:
+            raise Unfit
+        table = self.module.inputs.get(TOKEN_MAP) or self.module.add_input(TOKEN_MAP, TensorType("i64", ("Vd",)))
+        self.make("vocab.translate", self.rng.choice(found), table, self.rows())
+
     def keys(self) -> None:
         """What the noise of rows is made with, at positions of any kind."""
         self._keys(
@@ -822,12 +838,7 @@ class Composer(Builder):
                 self.make("walk.at", self.of(dtype, "B", axis), node)
             try:
                 logits = self.pick(
-                    lambda type_, fact: (
-                        type_.shape[1:2] == (axis,)
-                        and len(type_.shape) == 3
-                        and type_.dtype in FLOATS
-                        and not fact.rough
-                    )
+                    lambda type_, fact: type_.shape[1:] == (axis, "V") and type_.dtype in FLOATS and not fact.rough
                 )
                 (row,) = self.make("vocab.row", logits, node)
                 token, _ = self.make("vocab.argmax", row, rows, dtype="i32", keep="")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -66,23 +67,27 @@ class Case:
     corpus: bool = False
     mixed: bool = False
     """Models in bf16 whose scores are handed over in f32."""
+    reduced: bool = False
+    """The draft scores two tokens of three, by a file."""
 
     @property
     def name(self) -> str:
         """Return the configuration's name, which is the package's too."""
         flags = f"p{self.page_size}_s{self.steps}_{'o' if self.overlap else 'n'}_{self.draft_positions}"
         tree = f"_k{self.topk}_n{self.nodes}_{self.mask}" if self.topk > 1 else ""
-        ends = ("_corpus" if self.corpus else "") + ("_mixed" if self.mixed else "")
+        flags = {"_corpus": self.corpus, "_mixed": self.mixed, "_reduced": self.reduced}
+        ends = "".join(end for end, there in flags.items() if there)
         return f"{self.algorithm.lower()}_{self.models}_{flags}{tree}{ends}"
 
 
 @dataclass(frozen=True)
 class Models:
-    """Directories of a target and of the draft for each algorithm, and a text to look drafts up in."""
+    """Directories of a target and of the draft for each algorithm, a text to look drafts up in, and some tokens."""
 
     target: Path
     drafts: dict[str, Path]
     corpus: Path
+    token_map: Path
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -95,24 +100,26 @@ def one_thread() -> None:
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Models]:
     """Return the trained models of the examples, and random ones of another architecture."""
     trained = {name: EXAMPLES / directory for name, directory in DRAFTS.items()}
+    tokens = tmp_path_factory.mktemp("tokens") / "map.json"
+    tokens.write_text(json.dumps([token for token in range(VOCAB) if token % 3 != 1]), encoding="utf-8")
     return {
-        "trained": Models(EXAMPLES / "target", trained, EXAMPLES / "heads.py"),
-        "random": _random_models(tmp_path_factory.mktemp("random")),
-        "learned": _learned_positions(tmp_path_factory.mktemp("learned")),
+        "trained": Models(EXAMPLES / "target", trained, EXAMPLES / "heads.py", tokens),
+        "random": _random_models(tmp_path_factory.mktemp("random"), tokens),
+        "learned": _learned_positions(tmp_path_factory.mktemp("learned"), tokens),
     }
 
 
-def _learned_positions(root: Path) -> Models:
+def _learned_positions(root: Path, tokens: Path) -> Models:
     """Write a random GPT-2 target and a draft, with an embedding for each of few positions: the draft has fewer."""
     for name, positions, layers in (("target", 40, 2), ("standalone", 36, 1)):
         torch.manual_seed(layers)
         sizes = {"n_positions": positions, "n_embd": 32, "n_layer": layers, "n_head": 2, "vocab_size": VOCAB}
         config = GPT2Config(**sizes, initializer_range=0.4, bos_token_id=0, eos_token_id=1, dtype="float32")
         AutoModelForCausalLM.from_config(config).save_pretrained(root / name)
-    return Models(root / "target", {"STANDALONE": root / "standalone"}, ROOT / "Makefile")
+    return Models(root / "target", {"STANDALONE": root / "standalone"}, ROOT / "Makefile", tokens)
 
 
-def _random_models(root: Path) -> Models:
+def _random_models(root: Path, tokens: Path) -> Models:
     """Write a random Qwen3 target, a standalone draft of another width, and heads."""
     torch.manual_seed(0)
     target = AutoModelForCausalLM.from_config(_qwen3(hidden=64, layers=2, heads=4, kv_heads=2))
@@ -131,7 +138,8 @@ def _random_models(root: Path) -> Models:
     block = _qwen3(hidden=64, layers=2, heads=4, kv_heads=1)
     block.dflash_config = {"target_layer_ids": [0, 1], "block_size": 4}
     DflashHead(block).save(root / "dflash")
-    return Models(root / "target", {name: root / directory for name, directory in DRAFTS.items()}, ROOT / "Makefile")
+    drafts = {name: root / directory for name, directory in DRAFTS.items()}
+    return Models(root / "target", drafts, ROOT / "Makefile", tokens)
 
 
 def _qwen3(*, hidden: int, layers: int, heads: int, kv_heads: int) -> Qwen3Config:
@@ -192,6 +200,7 @@ def config_text(case: Case, models: Models) -> str:
     """Return the configuration of a case as YAML."""
     dtypes = ", dtype: bfloat16, logits_dtype: float32" if case.mixed else ""
     draft = models.drafts.get(case.algorithm)
+    token_map = f", token_map: {str(models.token_map)!r}" if case.reduced else ""
     return "\n".join(
         (
             f"name: {case.name}",
@@ -206,7 +215,7 @@ def config_text(case: Case, models: Models) -> str:
             "buckets: [1, 2, 4]",
             "max_requests: 6",
             f"target: {{model: {str(models.target)!r}{dtypes}}}",
-            *([f"draft: {{model: {str(draft)!r}{dtypes}}}"] if draft else []),
+            *([f"draft: {{model: {str(draft)!r}{dtypes}{token_map}}}"] if draft else []),
             *(["options: {corpus: corpus.txt}"] if case.corpus else []),
             "",
         )
@@ -245,7 +254,9 @@ def load_engine(package: ModuleType, case: Case, models: Models, **options: Any)
 
     program = package.load("cpu")
     target = load_target(models.target, program.plan)
-    draft = load_draft(models.drafts[case.algorithm], program.plan, target) if case.algorithm in DRAFTS else None
+    tokens, draft = models.token_map if case.reduced else None, None
+    if case.algorithm in DRAFTS:
+        draft = load_draft(models.drafts[case.algorithm], program.plan, target, tokens)
     tables = {"corpus": load_corpus(models.corpus, target)} if case.corpus else {}
     return Engine(program, target, draft, tables=tables, **{"max_context": 256, "overlap": case.overlap, **options})
 

@@ -49,6 +49,16 @@ CASES = [
     Case("NGRAM", "random", steps=1, page_size=16),
 ]
 LOOKED_UP = Case("NGRAM", "trained", page_size=16, topk=4, nodes=13, corpus=True)
+REDUCED = [
+    *(
+        Case(algorithm, "trained", page_size=page_size, reduced=True)
+        for algorithm, page_size in zip(DRAFTS, (1, 16, 1, 16, 1, 16), strict=True)
+    ),
+    *(
+        Case(algorithm, "trained", page_size=page_size, topk=3, nodes=10, reduced=True)
+        for algorithm, page_size in (("STANDALONE", 16), ("EAGLE", 1), ("EAGLE3", 16), ("FROZEN_KV_MTP", 1))
+    ),
+]
 TREES = [
     Case("EAGLE", "trained", page_size=16, topk=4, nodes=16),
     Case("STANDALONE", "trained", page_size=1, topk=4, nodes=16, mask="bitpacked"),
@@ -63,7 +73,7 @@ TREES = [
     LOOKED_UP,
     Case("NGRAM", "random", steps=2, overlap=False, topk=2, nodes=4, mask="full"),
 ]
-CHAINS, CASES = CASES, [*CASES, *TREES]
+CHAINS, CASES = [*CASES, *REDUCED[: len(DRAFTS)]], [*CASES, *REDUCED, *TREES]
 TRAINED = [case for case in CASES if case.models == "trained" and case.overlap]
 TRAINED_CHAINS = [case for case in CHAINS if case.models == "trained" and case.algorithm in DRAFTS]
 MIXED = [

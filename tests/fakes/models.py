@@ -56,19 +56,27 @@ def hidden_code(hidden: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Model:
-    """One of the two models: its tables, of which the last row is what a padding row gets."""
+    """One of the two models: its tables, of which the last row is what a padding row gets.
+
+    `tokens`: what its columns stand for, of a draft that scores a part of the target's tokens.
+    """
 
     logits: Tensor
     hidden: Tensor
     follows: list[int]
+    tokens: list[int] | None = None
 
     def to(self, device: torch.device) -> Model:
         """The same model on a device."""
         return (
             self
             if self.logits.device == device
-            else Model(self.logits.to(device), self.hidden.to(device), self.follows)
+            else Model(self.logits.to(device), self.hidden.to(device), self.follows, self.tokens)
         )
+
+    def token(self, column: int) -> int:
+        """The token that a column stands for."""
+        return column if self.tokens is None else self.tokens[column]
 
     @cached_property
     def rows(self) -> list[list[float]]:

@@ -38,7 +38,8 @@ def wild_models(
         width = width if side == "draft" and width else model.spec_width
         logits = model.vocab_size, getattr(torch, model.logits_dtype)
         row = partial(_wild_row, rng, *logits, share)
-        found[side] = _model(rng, row, follows, errs, logits, (width, getattr(torch, model.dtype)), padding)
+        tokens = sorted(rng.sample(range(vocab), model.vocab_size)) if model.vocab_size < vocab else None
+        found[side] = _model(rng, row, follows, errs, logits, (width, getattr(torch, model.dtype)), padding, tokens)
     return found
 
 
@@ -87,16 +88,25 @@ def tame_text(rng: random.Random, length: int) -> list[int]:
 
 def _model(
     rng: random.Random, row: Callable[[int], list[float]], follows: list[int], errs: float, logits: Size, hidden: Size,
-    padding: float,
+    padding: float, tokens: list[int] | None = None,
 ) -> Model:  # fmt: skip
-    """Tables whose ``row`` of a peak is that of what follows, but for a share ``errs`` of them."""
+    """Tables whose ``row`` of a peak is that of what follows, but for a share ``errs`` of them, and what is not scored.
+
+    tokens: what the columns stand for, if they are not all of the target's.
+    """
     (vocab, dtype), (width, hidden_dtype) = logits, hidden
-    rows = [row(rng.randrange(vocab) if rng.random() < errs else after) for after in follows for _ in range(VARIANTS)]
+    column = {token: column for column, token in enumerate(range(vocab) if tokens is None else tokens)}
+
+    def peak(after: int) -> int:
+        return rng.randrange(vocab) if rng.random() < errs or after not in column else column[after]
+
+    rows = [row(peak(after)) for after in follows for _ in range(VARIANTS)]
     states = [[float(rng.randrange(7)) for _ in range(width)] for _ in range(HIDDEN_ROWS)]
     return Model(
         torch.tensor([*rows, [padding] * vocab], dtype=dtype),
         torch.tensor([*states, [padding] * width], dtype=hidden_dtype),
         follows,
+        tokens,
     )
 
 

@@ -15,7 +15,6 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import torch
 from fakes import engine
 
 from specc.runtime.batch import Batch
@@ -106,8 +105,7 @@ def attempt(folder: Path, compiled: steps.Compiled, rng: random.Random, *, caugh
         expect(caught, "a file is not what its digest says, and it loads")
         session = steps.Session(compiled, rng)
         made, table, kv = session.engine, session.table, session.engine.kv
-        tables = {"corpus": torch.tensor(session.corpus, dtype=torch.int32)} if _has_corpus(compiled) else None
-        step = program.bind(made, table, kv, tables=tables)
+        step = program.bind(made, table, kv, tables=session.tables)
         made.prompts = {1: [0, 0]}
         prompt = [0, 0] if PROMPT in compiled.plan.reads("prefill") else None
         if compiled.plan.samples:
@@ -128,10 +126,6 @@ def attempt(folder: Path, compiled: steps.Compiled, rng: random.Random, *, caugh
             return "the engine's own error"  # its forwards got operands of a plan that is not theirs
         raise
     return RIGHT
-
-
-def _has_corpus(compiled: steps.Compiled) -> bool:
-    return "corpus" in compiled.plan.tables()
 
 
 def damaged(rng: random.Random, content: bytes) -> bytes:

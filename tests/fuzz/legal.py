@@ -76,6 +76,8 @@ def _pair(rng: random.Random, algorithm: str, vocab: int, steps: int) -> tuple[K
         draft = {key: value for key, value in draft.items() if key not in kv}
         draft |= {key: target[key] for key in kv if key in target}
         draft |= {"target_hidden_size": _width(target), "dtype": target["dtype"]}
+    if draft.get("vocab_size", 1) > 1 and rng.random() < 0.25:
+        draft |= {"vocab_size": _near(rng, vocab - 1), "token_map": "engine"}
     return target, draft
 
 
@@ -104,8 +106,9 @@ def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = Fals
     depths = sorted(rng.sample(range(1, 9), rng.choice([1, 1, 1, 2, 3])))
     if algorithm == "MULTI_LAYER_EAGLE" or rng.random() < 0.4:
         depths = [_near(rng, 4 if small else 8)]
-    topk = _near(rng, min(vocab, 3 if small else 8)) if needs.trees and rng.random() < 0.6 else 1
     target, draft = _pair(rng, algorithm, vocab, depths[-1])
+    scored = draft["vocab_size"] if needs.draft else vocab
+    topk = _near(rng, min(scored, 3 if small else 8)) if needs.trees and rng.random() < 0.6 else 1
     buckets = sorted(rng.sample(range(1, 9), rng.randint(1, 3)))
     page = rng.choice([1, 1, 2, 4, 16, 64])
     keys: Keys = {
@@ -124,7 +127,8 @@ def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = Fals
     }
     if rng.random() < 0.5:
         keys["verify"] = "target_only"
-        if topk == 1 and needs.draft and algorithm != "ANCHORED" and rng.random() < 0.3:
+        drawn = topk == 1 and needs.draft and algorithm != "ANCHORED" and "token_map" not in draft
+        if drawn and rng.random() < 0.3:
             keys["verify"] = rng.choice(["rejection", "block"])
         elif rng.random() < 0.6:
             keys["verify_rows"] = rng.choice(["eager", "lazy", "lazy"])

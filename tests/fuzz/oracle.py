@@ -8,7 +8,7 @@ emitted, carried and reported.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -61,7 +61,8 @@ class Oracle:
         """The token that a model says next, and whether the row is bad."""
         number = self.models[side].row(token, seen)
         if (side, number) not in self.cache:
-            self.cache[side, number] = argmax(self.models[side].rows[number])
+            column, bad = argmax(self.models[side].rows[number])
+            self.cache[side, number] = self.models[side].token(column), bad
         return self.cache[side, number]
 
     def _target_row(self, token: int, seen: int, position: int, path: Sequence[int]) -> list[float]:
@@ -103,7 +104,9 @@ class Oracle:
         number = self.models["draft"].row(token, seen)
         key = (number, self.config.topk)
         if key not in self.cache:
-            self.cache[key] = most_probable(number, self.models["draft"].rows[number], self.config.topk)
+            draft = self.models["draft"]
+            found = most_probable(number, draft.rows[number], self.config.topk)
+            self.cache[key] = [replace(choice, token=draft.token(choice.token)) for choice in found]
         return self.cache[key]
 
     def hidden(self, side: str, seen: int) -> int:

@@ -25,7 +25,7 @@ from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BatchError, SamplingError, SpeccError
 from specc.runtime.memory.arena import allocate
-from specc.runtime.plan.plan import PROMPT, Plan
+from specc.runtime.plan.plan import PROMPT, TOKEN_MAP, Plan
 from specc.runtime.plan.plan_json import plan_text, read_plan
 from specc.runtime.result import StepResult
 from specc.runtime.sampling import GREEDY, Sampling
@@ -145,15 +145,20 @@ class Session:
                 self.fail_at = None
                 raise Broken(name)
 
+    @property
+    def tables(self) -> dict[str, torch.Tensor]:
+        """What the engine brings when it binds."""
+        known = {"corpus": (self.corpus, torch.int32)}
+        if "draft" in self.models:
+            known[TOKEN_MAP] = self.models["draft"].tokens, torch.int64
+        return {name: torch.tensor(known[name][0], dtype=known[name][1]) for name in self.plan.tables()}
+
     def _bind(self) -> Step:
-        tables = {}
-        if "corpus" in self.plan.tables():
-            tables["corpus"] = torch.tensor(self.corpus, dtype=torch.int32)
         memory = allocate(self.compiled.plans, CPU, 0xA5)
         bound: dict[int, Step] = {}
         for plan in self.compiled.plans:
             brought = {name: op.reference for name, op in OPS.items() if op.reference is not None}
-            arguments = plan, ReferenceBackend(brought), CPU, self.engine, self.table, self.engine.kv, tables
+            arguments = plan, ReferenceBackend(brought), CPU, self.engine, self.table, self.engine.kv, self.tables
             bound[plan.size("S")] = Step(*arguments, memory=memory, depths=bound)
         self.memory = memory
         self.loose = _loose(self.compiled.plans, len(memory))

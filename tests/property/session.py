@@ -21,6 +21,7 @@ from specc.ir.interpret import Forward, interpret
 from specc.ir.nodes import callback_of
 from specc.ir.ops import OPS
 from specc.runtime.plan.parameters import PREFIX
+from specc.runtime.plan.plan import TOKEN_MAP
 from specc.runtime.sampling import Sampling
 from specc.runtime.step import Step
 
@@ -69,7 +70,10 @@ class Script:
 
     def tables(self, module: Module) -> dict[str, Tensor]:
         """What the engine brings once, of what a module reads."""
-        return {"corpus": self.corpus} if "corpus" in module.inputs else {}
+        known = {"corpus": self.corpus}
+        if "draft" in self.models and (tokens := self.models["draft"].tokens) is not None:
+            known[TOKEN_MAP] = torch.tensor(tokens)
+        return {name: table for name, table in known.items() if name in module.inputs}
 
 
 def script(config: Config, seed: int, steps: int = 3) -> Script:
@@ -177,7 +181,7 @@ def interpret_script(module: Module, config: Config, todo: Script) -> Trace:
             "seq_lens": torch.tensor([lengths[row] for row in rows]),
             "req_to_token": todo.table,
             "prompt_tokens": torch.tensor(todo.prompt_tokens(rows if entry == "prefill" else ()), dtype=torch.int64),
-            "corpus": todo.corpus,
+            **todo.tables(module),
         }
         if (
             entry == "step"

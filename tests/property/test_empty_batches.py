@@ -56,7 +56,7 @@ class Session:
             "seq_lens": torch.tensor([lengths[row] for row in rows], dtype=torch.int64),
             "req_to_token": self.todo.table,
             "prompt_tokens": torch.tensor(self.todo.prompt_tokens([row for row in rows if row]), dtype=torch.int64),
-            "corpus": self.todo.corpus,
+            **self.todo.tables(self.module),
         }
         forwards = self.engine.interpreted()
         return interpret(self.module, entry, inputs, self.pools, forwards, len(rows), self.engine.kv)

@@ -39,7 +39,7 @@ def build_recurrent(scope: Scope, *, reads_hidden: bool, from_target: FromTarget
     config, draft = scope.config, scope.draft
     scope.carry("bonus", "i32", limit="V")
     scope.carry("topk_p", "f32", "K", limit=1, at=("topk",))
-    scope.carry("topk_index", "i64", "K", limit="Vd", at=("topk",))
+    scope.carry("topk_index", "i64", "K", limit="V", at=("topk",))
     scope.carry("hidden", dtype_of(draft), draft.spec_width, at=("draft", "hidden_size"))
     carry_rows(scope)
     carry_lengths(scope)

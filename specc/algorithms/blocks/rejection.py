@@ -39,7 +39,12 @@ def chosen(
     """
     b = scope.b
     if not sampled(scope):
-        return b.many("vocab.argmax", logits, scope.rows, names=names, dtype="i64", keep=keep)
+        own = scope.own(names[0]), names[1]
+        index, bad = b.many("vocab.argmax", logits, scope.rows, names=own, dtype="i64", keep=keep)
+        return scope.translated(index, names[0]), bad
+    if scope.token_map is not None:
+        message = f"verify: {scope.config.verify} with a draft that scores a part of the vocabulary is not implemented"
+        scope.refuse("config/not-yet", message, ("verify",), hint="write verify: target_only")
     entry = ("prefill_", "prefill") if stem.startswith("prefill_") else ("", "prepare")
     with b.at(scope.at("verify")):
         if carried:
@@ -62,8 +67,9 @@ def children(
     if sampled(scope):
         token, bad = chosen(scope, logits, lens, 0, names[1:], stem=stem, keep="K", carried=carried)
         return None, token, bad
-    p, index, bad = scope.b.many("vocab.topk", logits, scope.rows, names=names)
-    return p, index, bad
+    own = names[0], scope.own(names[1]), names[2]
+    p, index, bad = scope.b.many("vocab.topk", logits, scope.rows, names=own)
+    return p, scope.translated(index, names[1]), bad
 
 
 def carry_rows(scope: Scope, count: int = 1) -> None:

@@ -12,7 +12,8 @@ from specc.config.resolved import TARGET_OUTPUTS
 from specc.ir.builder import Builder
 from specc.ir.core import Carry, Module, Value, entry_of
 from specc.ir.opdef import OpDef
-from specc.ir.types import DTYPES, Dim, StateType, TensorType
+from specc.ir.types import DTYPES, REDUCED, Dim, StateType, TensorType
+from specc.runtime.plan.plan import TOKEN_MAP
 from specc.support.diagnostics import Diagnostic, DiagnosticError, Note
 from specc.support.location import Location
 
@@ -57,6 +58,8 @@ class Scope:
         self.req_to_token = module.add_input("req_to_token", TensorType("i32", ("P", "C")))
         self.kv_target = module.add_input("kv_target", StateType("target"))
         self.kv_draft = module.add_input("kv_draft", StateType("draft"))
+        reduced = self.config.draft is not None and self.config.draft.token_map is not None
+        self.token_map = self.table(TOKEN_MAP, "i64", "Vd") if reduced else None
 
     @property
     def config(self) -> Config:
@@ -113,16 +116,28 @@ class Scope:
         return {name: f"i32[B, ?n, {target.depth}, {getattr(target, key)}]" for name, key in wanted.items()}
 
     def require_one_vocabulary(self) -> None:
-        """Refuse models of two vocabularies, for drafts whose token ids are the target's own.
+        """Refuse models of two vocabularies, for drafts whose tokens are the target's, or a mapped part of them.
 
         Raises:
             DiagnosticError: ``legal/vocab-mismatch``.
         """
         target, draft = self.config.target.vocab_size, self.draft.vocab_size
-        if target != draft:
+        if target != draft and self.token_map is None:
             message = f"{self.config.algorithm} needs one vocabulary: the draft has {draft} tokens"
             note = Note(f"the target has {target}", self.at("target", "vocab_size"))
-            self.refuse("legal/vocab-mismatch", message, ("draft", "vocab_size"), note)
+            hint = "write draft.token_map for a draft that scores a part of the target's tokens" * (draft < target)
+            self.refuse("legal/vocab-mismatch", message, ("draft", "vocab_size"), note, hint=hint or None)
+
+    def translated(self, index: Value, name: str) -> Value:
+        """The target's tokens i64[B, *x] that a draft's numbers stand for: themselves, unless it scores a part."""
+        if self.token_map is None:
+            return index
+        with self.b.at(self.at("draft", "token_map")):
+            return self.b("vocab.translate", index, self.token_map, self.rows, names=(name,))
+
+    def own(self, name: str) -> str:
+        """What the draft's numbers are called of which `translated` makes the tokens ``name``."""
+        return name if self.token_map is None else f"{name}_of_draft"
 
     def refuse(self, code: str, message: str, key: tuple[str, ...], *notes: Note, hint: str | None = None) -> None:
         """Refuse the configuration for what stands at a key.
@@ -156,7 +171,10 @@ def logits_dtype_of(model: ModelConfig) -> str:
 
 
 def _declare_dims(module: Module, config: Config) -> None:
-    drafts = (Dim("Vd", "draft_vocab", config.draft.vocab_size),) if config.draft is not None else ()
+    drafts: tuple[Dim, ...] = ()
+    if config.draft is not None:
+        axis = "draft_vocab" if config.draft.token_map is None else REDUCED
+        drafts = (Dim("Vd", axis, config.draft.vocab_size),)
     dims = (
         Dim("B", "request", config.max_batch, dynamic=True),
         Dim("K", "branch", config.topk),

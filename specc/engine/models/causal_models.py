@@ -144,9 +144,13 @@ class CausalModel:
             out = self._layers(input_ids=tokens, position_ids=places, past_key_values=paged, use_cache=True)
         return out.last_hidden_state
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The scores T[..., V] of the token after each hidden state T[..., H]."""
+    def scores(self, hidden: Tensor) -> Tensor:
+        """The scores T[..., V] of the token after each hidden state T[..., H], of all tokens."""
         return self._head(hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The scores T[..., V] that a program is given."""
+        return self.scores(hidden)
 
 
 class TargetModel(CausalModel):

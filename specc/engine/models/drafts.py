@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
@@ -23,6 +24,7 @@ from specc.engine.models.eagle3_head import Eagle3Head
 from specc.engine.models.eagle_head import EagleHead, SharingHead
 from specc.engine.models.frozen_kv_head import Attend, FrozenKvHead
 from specc.engine.models.mtp_heads import MtpHeads
+from specc.engine.models.scores import LmHead
 
 HeadT = TypeVar("HeadT", bound=SharingHead)
 
@@ -33,6 +35,15 @@ class Draft(Protocol):
     @property
     def facts(self) -> ModelFacts:
         """Its sizes."""
+        ...
+
+    @property
+    def token_map(self) -> Tensor | None:
+        """The target's tokens i64[Vd] that it scores, ascending; None for all."""
+        ...
+
+    def score_only(self, tokens: Tensor) -> None:
+        """Score tokens i64[Vd] of the target alone, of a draft that scores all."""
         ...
 
     @property
@@ -63,6 +74,17 @@ class StandaloneDraft(CausalModel):
     """An ordinary, smaller language model as draft."""
 
     reads_hidden = False
+    token_map: Tensor | None = None
+    _part: LmHead | None = None
+
+    def score_only(self, tokens: Tensor) -> None:
+        """See `Draft`."""
+        self._part, self.token_map = LmHead(self.model, tokens), tokens
+        self.facts = replace(self.facts, vocab_size=len(tokens))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The scores T[..., Vd] of the tokens that it scores."""
+        return super().logits(hidden) if self._part is None else self._part(hidden)
 
     def forward(self, tokens: Tensor, positions: Tensor, paged: PagedContext, hidden: Tensor | None = None) -> Tensor:
         """Run tokens i64[b, n] at positions i64[b, n]: hidden states T[b, n, H]. Takes no `hidden`."""
@@ -83,6 +105,18 @@ class HeadDraft(Generic[HeadT]):
         head.config._attn_implementation = PAGED
         self.head = head.eval()
         self.facts = ModelFacts.of(head.config, head.dtype)
+        self.token_map: Tensor | None = None
+
+    def score_only(self, tokens: Tensor) -> None:
+        """See `Draft`."""
+        if self.own_tokens is None:
+            self.head.score_only(tokens)
+        self.token_map, self.facts = tokens, replace(self.facts, vocab_size=len(tokens))
+
+    @property
+    def own_tokens(self) -> list[int] | None:
+        """The target's tokens that the head's weights were made for; None for all."""
+        return getattr(self.head, "own_tokens", None)
 
     @property
     def capturable(self) -> bool:

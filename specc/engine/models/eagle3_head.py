@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from specc.engine.models.eagle_head import FAMILIES, SharingHead, check_one_layer
+from specc.engine.models.scores import rows_of
+from specc.support.token_map import from_offsets
 
 DEFAULT_AUX = 3
 """Layers of the target that a head reads if its config does not list them."""
@@ -56,14 +58,14 @@ class Eagle3Head(SharingHead):
         """Random weights in the shapes of ``config``, which describes a one-layer decoder."""
         super().__init__(config)
         check_one_layer(config)
-        reduced = getattr(config, "draft_vocab_size", None)
-        if reduced is not None and reduced != config.vocab_size:
-            raise ValueError(f"the head has a vocabulary of its own, {reduced} tokens of {config.vocab_size}")
+        scored = getattr(config, "draft_vocab_size", None) or config.vocab_size
         width, family = config.hidden_size, FAMILIES[config.model_type]
         self.fc = nn.Linear(self.num_aux_layers * self.target_width, width, bias=False)
         self.midlayer = Eagle3Layer(config, self.target_width)
         self.norm = family.norm(width, eps=config.rms_norm_eps)
-        self.lm_head = nn.Linear(width, config.vocab_size, bias=False)
+        self.lm_head = nn.Linear(width, scored, bias=False)
+        if scored != config.vocab_size:
+            self.register_buffer("d2t", torch.zeros(scored, dtype=torch.int64))
         self.rotary = family.rotary(config=config)
 
     @property
@@ -81,6 +83,16 @@ class Eagle3Head(SharingHead):
     def num_aux_layers(self) -> int:
         """How many layers of the target the head reads."""
         return len(self.aux_layers or ()) or getattr(self.config, "num_aux_hidden_states", None) or DEFAULT_AUX
+
+    @property
+    def own_tokens(self) -> list[int] | None:
+        """The tokens of the target that it scores, by its offsets ``d2t``; None for all."""
+        offsets = getattr(self, "d2t", None)
+        return None if offsets is None else from_offsets(offsets.tolist())
+
+    def score_only(self, tokens: Tensor) -> None:
+        """Score tokens i64[n] alone, of a head that scores all."""
+        self.lm_head = rows_of(self.lm_head, tokens)
 
     def project(self, aux: Tensor) -> Tensor:
         """Bring outputs of the target's layers [..., aux * E], in the target's dtype, to the head's width [..., H]."""
@@ -102,5 +114,5 @@ class Eagle3Head(SharingHead):
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of the next token: [..., H] -> [..., V]."""
+        """Scores of the next token, of those that it scores: [..., H] -> [..., Vd]."""
         return self.lm_head(self.norm(hidden))

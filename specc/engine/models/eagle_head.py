@@ -35,6 +35,8 @@ from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3RotaryEmbedding,
 )
 
+from specc.engine.models.scores import rows_of
+
 WEIGHTS_FILE = "model.safetensors"
 
 
@@ -105,6 +107,11 @@ class SharingHead(nn.Module):
         self._shared = (target.get_input_embeddings(), lm_head)
         return self
 
+    def score_only(self, tokens: Tensor) -> None:
+        """Score tokens i64[n] of the target alone, with a copy of those rows of its ``lm_head``."""
+        embedding, lm_head = self._modules_of_target()
+        self._shared = embedding, rows_of(lm_head, tokens)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """The target's ``lm_head`` on hidden states: [..., H] -> [..., V]."""
         _, lm_head = self._modules_of_target()
@@ -133,7 +140,9 @@ class SharingHead(nn.Module):
         self.config.dtype = self.dtype
         self.config.save_pretrained(path)
         weights = {
-            name: value.detach().to(storage_dtype or value.dtype).contiguous()
+            name: value.detach()
+            .to(storage_dtype if storage_dtype and value.is_floating_point() else value.dtype)
+            .contiguous()
             for name, value in self.state_dict().items()
         }
         save_file(weights, Path(path) / WEIGHTS_FILE, metadata={"format": "pt"})

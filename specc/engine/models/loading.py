@@ -28,10 +28,11 @@ from specc.engine.models.eagle_head import EagleHead, SharingHead
 from specc.engine.models.frozen_kv_head import FrozenKvHead
 from specc.engine.models.generation import ignored_settings
 from specc.engine.models.mtp_heads import MtpHeads
-from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.plan import TOKEN_MAP, Plan
 from specc.runtime.semantics.convention import DTYPES
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.reading import read_text
+from specc.support.token_map import TokenMapError, check_token_map, read_token_map
 
 CONFIGS = ("config.json", "tokenizer_config.json")
 FILES = "give a directory with config.json and model.safetensors"
@@ -51,8 +52,11 @@ def load_target(path: str | Path, plan: Plan, device: torch.device | str = "cpu"
     return model
 
 
-def load_draft(path: str | Path, plan: Plan, target: TargetModel) -> Draft:
-    """Load the draft that the program's forwards ask for beside its target, and check that it fits."""
+def load_draft(path: str | Path, plan: Plan, target: TargetModel, token_map: str | Path | None = None) -> Draft:
+    """Load the draft that the program's forwards ask for beside its target, and check that it fits.
+
+    token_map: the file of the target's tokens that it scores, of a draft whose weights do not say it.
+    """
     wanted = plan.models["draft"]
     with _readable("draft", path):
         found = _head_of(plan)
@@ -68,8 +72,30 @@ def load_draft(path: str | Path, plan: Plan, target: TargetModel) -> Draft:
             if isinstance(head, Eagle3Head | DflashHead):
                 _check_aux(head, plan.models["target"].aux_layers)
             draft = wrap(head)
+    _reduce(draft, plan, target, token_map)
     draft.facts.check("draft", wanted)
     return draft
+
+
+def _reduce(draft: Draft, plan: Plan, target: TargetModel, file: str | Path | None) -> None:
+    """Let a draft score the tokens of its map alone, if the program reads one."""
+    own, rows = getattr(draft, "own_tokens", None), plan.models["draft"].vocab_size
+    if TOKEN_MAP not in plan.tables() and own is None and file is None:
+        return
+    if TOKEN_MAP not in plan.tables():
+        message = "the program's draft scores all tokens, and a map of some is given, as a file or in its weights"
+        raise _refused("run/model-mismatch", message, "rebuild with draft.token_map")
+    if (own is None) == (file is None):
+        problem = "nothing says which" if own is None else "its weights say which, and so does a file"
+        message = f"the draft scores {rows} of the target's tokens, and {problem}"
+        raise _refused("run/model-mismatch", message, f"{'give' if own is None else 'leave out'} --token-map FILE")
+    try:
+        tokens = own if file is None else read_token_map(Path(file))
+        assert tokens is not None  # exactly one of both is there
+        check_token_map(tokens, rows, target.facts.vocab_size)
+    except TokenMapError as error:
+        raise _refused(error.code, str(error), error.hint) from error
+    draft.score_only(torch.tensor(tokens, device=target.device))
 
 
 def load_corpus(path: str | Path, target: TargetModel) -> torch.Tensor:

@@ -70,6 +70,11 @@ class Memoryless(ABC, Generic[DraftT]):
     def chain(self, known: int, steps: int) -> list[int]:
         """The tokens drafted after the first `known` of the text, all but the last of which the target has read."""
 
+    def best(self, scores: Tensor) -> list[int]:
+        """The most likely token of every row of scores T[n, Vd], or of one T[Vd]."""
+        columns = scores.argmax(-1).reshape(-1)
+        return (columns if self.draft.token_map is None else self.draft.token_map[columns]).tolist()
+
 
 class Growing(Memoryless[DraftT]):
     """A draft that is run again on what it drafted, and so may branch."""
@@ -83,7 +88,7 @@ class Growing(Memoryless[DraftT]):
         path: list[tuple[int, Tensor]] = []
         for _ in range(steps):
             scores, hidden = self.run(known, path)
-            path.append((int(scores.argmax()), hidden))
+            path.append((self.best(scores)[0], hidden))
         return [token for token, _ in path]
 
 
@@ -152,7 +157,7 @@ class Mtp(Memoryless[MtpDraft]):
             ids = torch.tensor([read], device=self.tokens.device)
             with plain_head(self.draft.head):
                 state = self.draft.head(module, ids, self.hidden[None, : known - 1], _positions(ids[0]))[0, -1]
-            ahead.append(int(self.draft.logits(state).argmax()))
+            ahead += self.best(self.draft.logits(state))
         return ahead[known:]
 
 
@@ -169,7 +174,7 @@ class Dflash(Memoryless[DflashDraft]):
         everything = torch.ones(1, 1, 1 + steps, known + steps, dtype=torch.bool, device=bonus.device)
         with plain_head(head):
             rows = head(bonus, positions[None], attention_mask=everything, past_key_values=cache)[0, 1:]
-        return self.draft.logits(rows).argmax(-1).tolist()
+        return self.best(self.draft.logits(rows))
 
 
 def _positions(rows: Tensor) -> Tensor:

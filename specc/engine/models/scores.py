@@ -41,18 +41,39 @@ class LmHead:
     It is a copy of the model that shares all its modules but the layers, so nothing is kept twice.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        """Find the layers; raises UnsupportedModelError for a model without a head."""
-        name = layers_of(model)
-        if model.get_output_embeddings() is None:
+    def __init__(self, model: PreTrainedModel, tokens: Tensor | None = None) -> None:
+        """Find the layers. tokens i64[n]: those to score, by default all.
+
+        Raises UnsupportedModelError for a model without a head, or with one of which no part can be taken.
+        """
+        name, head = layers_of(model), model.get_output_embeddings()
+        if head is None:
             raise UnsupportedModelError(f"{type(model).__name__} has no lm_head", LANGUAGE)
+        modules = {**model._modules, name: _NoLayers()}
+        if tokens is not None:
+            modules |= {name: rows_of(head, tokens) for name, child in model._modules.items() if child is head}
         self._model: Any = copy.copy(model)
-        self._model._modules = {**model._modules, name: _NoLayers()}
+        self._model._modules = modules
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """The scores T[..., V] of the token after each hidden state T[..., H]."""
         scores = self._model(inputs_embeds=hidden.reshape(1, -1, hidden.shape[-1]), use_cache=False).logits
         return scores.view(*hidden.shape[:-1], scores.shape[-1]).to(hidden.dtype)
+
+
+def rows_of(head: nn.Module, tokens: Tensor) -> nn.Linear:
+    """A module that scores tokens i64[n] alone, as a head of all tokens does; a copy of its rows.
+
+    Raises UnsupportedModelError where the head is no linear layer.
+    """
+    if not isinstance(head, nn.Linear):
+        raise UnsupportedModelError(f"no part of a {type(head).__name__} can score a part of the tokens", LANGUAGE)
+    rows = tokens.to(head.weight.device)
+    part = nn.Linear(head.in_features, len(rows), head.bias is not None, device="meta")
+    part.weight = nn.Parameter(head.weight.detach()[rows], requires_grad=False)
+    if head.bias is not None:
+        part.bias = nn.Parameter(head.bias.detach()[rows], requires_grad=False)
+    return part
 
 
 def layers_of(model: PreTrainedModel) -> str:

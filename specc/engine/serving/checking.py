@@ -119,14 +119,14 @@ def _paged(model: CausalModel, texts: Sequence[Tensor]) -> list[Tensor]:
     parts: dict[int, list[Tensor]] = {}
     for batch in memory.batches(OWNER, [Span(row, 0, len(prompt)) for row, prompt in enumerate(prompts)]):
         states = _forward(model, batch.paged, batch.padded(prompts), batch.positions)
-        parts.update((row, [model.logits(found[-PREFILL:])]) for row, found in batch.rows_of(states))
+        parts.update((row, [model.scores(found[-PREFILL:])]) for row, found in batch.rows_of(states))
     rows, tails = torch.arange(len(texts), device=model.device), torch.stack([text[-READ:] for text in texts])
     begin = torch.tensor([len(prompt) for prompt in prompts], device=model.device)[:, None]
     for tokens in tails.split([WINDOW, *[1] * SINGLES], dim=1):
         positions = begin + torch.arange(tokens.shape[1], device=model.device)
         slots = table[rows[:, None], positions].long()
         states = _forward(model, PagedContext(pool, table, rows, positions, slots, width), tokens, positions)
-        for row, found in enumerate(model.logits(states)):
+        for row, found in enumerate(model.scores(states)):
             parts[row].append(found)
         begin = begin + tokens.shape[1]
     return [torch.cat(parts[row]) for row in range(len(texts))]

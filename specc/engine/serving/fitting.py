@@ -11,7 +11,7 @@ from specc.engine.errors import EngineError, UnsupportedModelError
 from specc.engine.models.causal_models import CausalModel, TargetModel
 from specc.engine.models.drafts import Draft
 from specc.engine.serving.checking import check_scores
-from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.plan import TOKEN_MAP, Plan
 
 DEFAULT_CONTEXT = 1024
 """Context length to serve if the models can, in tokens."""
@@ -60,8 +60,13 @@ def overlaps(plan: Plan, wanted: bool | None, device: torch.device) -> bool:
     return plan.relays and device.type != "cpu" if wanted is None else wanted
 
 
-def bring_tables(plan: Plan, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tables of the program; raises EngineError when they are not those that it reads."""
+def bring_tables(plan: Plan, given: Mapping[str, Tensor], draft: Draft | None) -> dict[str, Tensor]:
+    """Return the tables of the program, its draft's map among them; raises EngineError unless they are those it reads.
+
+    given: what else there is, or a map to use instead of the draft's.
+    """
+    if draft is not None and draft.token_map is not None and TOKEN_MAP in plan.tables():
+        given = {TOKEN_MAP: draft.token_map, **given}
     for name in sorted(plan.tables().keys() ^ given.keys()):
         raise EngineError(f"the program reads {'a' if name in plan.tables() else 'no'} table {name!r}")
     return dict(given)

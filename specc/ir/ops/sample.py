@@ -78,7 +78,7 @@ OPS = (
     OpDef(
         "sample.draw",
         "logits: T[B, *x, ?v], rows: i64[B], keys: i64[B, *x], scales: f32[B, *x], cuts?: f32[B, *x]"
-        " -> index: $dtype[B, *x, $keep], bad: i1[B, *x]",
+        " -> index: $dtype<?v>[B, *x, $keep], bad: i1[B, *x]",
         "An entry drawn from the softmax of every row's logits times its scale, of those not below its cut; where the"
         " scale is 0 and else as `vocab.argmax`. First one of the tiles of 16 entries is drawn by what they have"
         " together, then an entry of that tile.",

@@ -11,14 +11,14 @@ from specc.ir.opdef import OpDef
 OPS = (
     OpDef(
         "vocab.argmax",
-        "logits: T[B, *x, ?v], rows: i64[B] -> index: $dtype[B, *x, $keep], bad: i1[B, *x]",
+        "logits: T[B, *x, ?v], rows: i64[B] -> index: $dtype<?v>[B, *x, $keep], bad: i1[B, *x]",
         "Index of the largest logit of every row; padding rows: 0. ``keep`` names an axis of length 1 that stands for"
         " the vocabulary, or is empty.",
         {"dtype": str, "keep": str},
     ),
     OpDef(
         "vocab.topk",
-        "logits: T[B, *x, ?v], rows: i64[B] -> p: f32[B, *x, K], index: i64[B, *x, K], bad: i1[B, *x]",
+        "logits: T[B, *x, ?v], rows: i64[B] -> p: f32[B, *x, K], index: i64<?v>[B, *x, K], bad: i1[B, *x]",
         "The K most probable tokens of every row, softmax in f32 over the whole vocabulary.",
     ),
     OpDef(
@@ -26,6 +26,11 @@ OPS = (
         "logits: T[B, ?n, ?v], at: i64[B] -> row: T[B, ?v]",
         "Row ``at`` of every request, the first or the last one where there is no such row. Reductions and cuts"
         " read it where it is, and of what changed the rows before only what becomes of this one is computed.",
+    ),
+    OpDef(
+        "vocab.translate",
+        "index: i64<?v>[B, *x], map: i64[?v], rows: i64[B] -> token: i64[B, *x]",
+        "The target's tokens that entries of a reduced vocabulary stand for; padding rows: 0.",
     ),
     OpDef(
         "vocab.logprob",

@@ -39,7 +39,7 @@ def check_tables(plan: Plan, device: torch.device, given: Mapping[str, Tensor]) 
     for name, field in wanted.items():
         if name not in given:
             raise BindError(f"tables has no {name!r}: the program reads {field.dtype}[{', '.join(field.axes)}] there")
-        fault = _fault(field, device, given[name], sizes)
+        fault = _fault(field, device, given[name], sizes) or _entry_fault(field, given[name], plan)
         if fault:
             raise BindError(f"table {name!r} {fault}")
     return dict(given)
@@ -128,6 +128,16 @@ def _fault(field: Input, device: torch.device, tensor: Tensor, sizes: dict[str, 
     if not tensor.is_contiguous():
         return f"has strides {list(tensor.stride())}, expected it contiguous"
     return ""
+
+
+def _entry_fault(field: Input, tensor: Tensor, plan: Plan) -> str:
+    """What is wrong with the entries of a table that has a limit, or nothing; they are read."""
+    if not field.limit:
+        return ""
+    most = plan.size(field.limit)
+    if wrong := [entry for entry in tensor.tolist() if not 0 <= entry < most]:
+        return f"has the entry {wrong[0]}, the program reads 0..{most - 1}"
+    return "has an entry twice" if len(tensor.unique()) < len(tensor) else ""
 
 
 def _type_fault(field: Input, device: torch.device, tensor: Tensor, sizes: dict[str, int]) -> str:

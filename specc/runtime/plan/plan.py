@@ -23,6 +23,8 @@ CONTEXT_AXIS = "C"
 TABLE = "req_to_token"
 PROMPT = "prompt_tokens"
 """The inputs that are the engine's request table, and the tokens of a prefill's prompts."""
+TOKEN_MAP = "d2t"
+"""The table i64[Vd] of the target's tokens that a draft of a reduced vocabulary scores."""
 MOST_DIGITS = len(str(LARGEST))
 """Of a number that stands as text: those with more are no i64."""
 LENGTHS = "seq_lens"
@@ -163,12 +165,16 @@ class Serving:
 
 @dataclass(frozen=True)
 class Input:
-    """An input of the program; `owner` is `arena` where the runtime writes it, else `engine`."""
+    """An input of the program; `owner` is `arena` where the runtime writes it, else `engine`.
+
+    `limit`: of a table whose numbers are different entries of an axis, that axis; they are read once, when it is bound.
+    """
 
     name: str
     dtype: str
     axes: tuple[str, ...]
     owner: str
+    limit: str = ""
 
 
 @dataclass(frozen=True)

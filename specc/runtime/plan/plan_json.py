@@ -68,6 +68,8 @@ def _check(plan: Plan) -> None:
     for table in plan.tables().values():
         if RAGGED_AXIS in table.axes:
             raise PlanError(f"table {table.name!r} has the axis of a prefill's tokens, which only {PROMPT} has")
+        if table.limit and (table.limit not in plan.dims or len(table.axes) != 1 or not table.dtype.startswith("i")):
+            raise PlanError(f"table {table.name!r} cannot have entries of the axis {table.limit!r}")
     for output in plan.outputs:
         if output.value not in plan.values and output.value not in plan.inputs:
             raise PlanError(f"output {output.name!r} is the unknown value {output.value!r}")

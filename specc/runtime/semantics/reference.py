@@ -196,6 +196,13 @@ def vocab_row(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return (logits.gather(1, chosen).squeeze(1),)
 
 
+@_register(OPS, "vocab.translate")
+def vocab_translate(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Index i64[B, ...], map i64[Vd], rows i64[B] -> token i64[B, ...]: map[index]; padding rows: 0."""
+    index, table, rows = operands
+    return (zero_rows(table[index.clamp(0, len(table) - 1)], rows == 0),)
+
+
 @_register(OPS, "vocab.logprob")
 def vocab_logprob(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Logits T[B, ..., V], rows i64[B], index i32[B, ...] -> log p f32[B, ...] of the indexed tokens.

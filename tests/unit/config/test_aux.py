@@ -71,16 +71,6 @@ def test_a_number_of_layers_beside_the_model(find: Find, model: Model) -> None:
     assert found.code == "config/model-contradiction"
 
 
-def test_a_reduced_vocabulary_is_refused(find: Find, load: Load, model: Model) -> None:
-    model(**LLAMA)
-    model("d", **HEAD, **LAYERS, draft_vocab_size=512)
-    (found,) = find(EAGLE3)
-    assert (found.code, found.location and found.location.line) == ("config/not-yet", 6)
-    assert "512 of its 2048 tokens" in found.message
-    model("whole", **HEAD, **LAYERS, draft_vocab_size=2048)
-    assert load(EAGLE3.replace("model: d", "model: whole")).config.draft.vocab_size == 2048
-
-
 def test_an_algorithm_of_ones_own_may_want_layers() -> None:
     text = VALID.replace("algorithm: EAGLE", "algorithm: MINE")
     sources = [

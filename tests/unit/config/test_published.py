@@ -63,7 +63,7 @@ CASES = [
         LLAMA_8B,
         "EAGLE3-LLaMA3.1-Instruct-8B",
         "EAGLE3",
-        ("config/not-yet", "a draft that scores 32000 of its 128256 tokens"),
+        (LLAMA, (1, *LLAMA[1:-1], 32000)),
         dtype="bfloat16",
     ),
     Case("Qwen3-8B", "Qwen3-0.6B", "STANDALONE", (QWEN, QWEN_SMALL)),

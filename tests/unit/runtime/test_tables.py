@@ -145,6 +145,38 @@ def test_tables_that_do_not_fit(tables: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([0, 7, 31], None),
+        ([31, 7, 0], None),
+        ([0, 7, 32], r"'map' has the entry 32, the program reads 0\.\.31"),
+        ([0, -1, 7], "'map' has the entry -1"),
+        ([0, 7, 7], "'map' has an entry twice"),
+        ([0, 7], r"'map' has shape \[2\]"),
+    ],
+)
+def test_entries_of_a_map(entries: list[int], message: str | None) -> None:
+    """A map of 3 of 32 tokens is read once: they are tokens, and different ones."""
+    plan = lookup_plan(steps=3, vocab=32)
+    plan["inputs"].append({"name": "map", "dtype": "i64", "axes": ["S"], "owner": "engine", "limit": "V"})
+    tables = {"corpus": corpus(), "map": torch.tensor(entries)}
+    if message is None:
+        bind(plan, make_engine(PROMPTS), tables)
+        return
+    with pytest.raises(BindError, match=message):
+        bind(plan, make_engine(PROMPTS), tables)
+
+
+@pytest.mark.parametrize("change", [{"limit": "Q"}, {"dtype": "f32"}, {"axes": ["S", "A"]}])
+def test_a_plan_whose_map_cannot_be_one(change: dict[str, Any]) -> None:
+    plan = lookup_plan()
+    table = {"name": "map", "dtype": "i64", "axes": ["S"], "owner": "engine", "limit": "V"}
+    plan["inputs"].append(table | change)
+    with pytest.raises(PlanError, match="table 'map' cannot have entries of the axis"):
+        read_plan(plan)
+
+
+@pytest.mark.parametrize(
     ("shapes", "message"),
     [
         (((5, 4), (5,)), None),

@@ -1,0 +1,103 @@
+"""Maps of reduced vocabularies: which of the target's tokens a draft scores, one for each row of its head.
+
+A map is a list of tokens, strictly ascending, so that of equal logits the lowest token is drafted, as with a whole
+vocabulary. Files that list them have one of two forms: a JSON array, or what torch saves of a list or a tensor, as for
+SGLang's ``--speculative-token-map``. EAGLE3 heads have a tensor ``d2t`` of offsets: row i scores token i + d2t[i].
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from specc.support.reading import read_regular, why_unreadable
+
+OFFSETS = "d2t"
+"""The tensor of offsets in the weights of a head."""
+MOST_BYTES = 1 << 28
+"""Largest file of a map that is read."""
+
+
+class TokenMapError(ValueError):
+    """What is wrong with a map: a diagnostic's ``code``, the message, and a ``hint`` or None."""
+
+    def __init__(self, code: str, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.hint = code, hint
+
+
+def read_token_map(path: Path) -> list[int]:
+    """The tokens that a file lists, in its order.
+
+    Raises:
+        TokenMapError: ``map/unreadable``.
+    """
+    try:
+        content = read_regular(path, MOST_BYTES)
+    except (OSError, ValueError) as error:
+        raise TokenMapError("map/unreadable", f"cannot read the token map '{path}': {why_unreadable(error)}") from error
+    try:
+        tokens = json.loads(content) if content.lstrip()[:1] == b"[" else _saved_by_torch(content)
+    except Exception as error:  # torch's reader raises anything on odd files
+        reason = str(error).strip().split("\n")[0][:120]
+        message = f"'{path}' is neither a JSON array nor a list that torch has saved: {reason}"
+        raise TokenMapError("map/unreadable", message) from error
+    if not isinstance(tokens, list) or not tokens or any(type(token) is not int for token in tokens):
+        raise TokenMapError("map/unreadable", f"'{path}' is no list of tokens", "write whole numbers, one per row")
+    return tokens
+
+
+def _saved_by_torch(content: bytes) -> Any:
+    import torch  # the only reader of these files; what compiles other configurations does without torch
+
+    found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    return found.tolist() if isinstance(found, torch.Tensor) else found
+
+
+def read_offsets(directory: Path) -> list[int] | None:
+    """The tokens that the weights of a head say its rows score; None where no safetensors file has the tensor.
+
+    Raises:
+        TokenMapError: ``map/unreadable``.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    for path in sorted(directory.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="numpy") as file:
+                if OFFSETS in file.keys():  # noqa: SIM118, it is no mapping
+                    return from_offsets(file.get_tensor(OFFSETS).tolist())
+        except (OSError, SafetensorError, TypeError) as error:
+            raise TokenMapError("map/unreadable", f"cannot read {OFFSETS} of '{path}': {error}") from error
+    return None
+
+
+def from_offsets(offsets: Sequence[int]) -> list[int]:
+    """The token of every row, of what is added to its number."""
+    return [row + offset for row, offset in enumerate(offsets)]
+
+
+def check_token_map(tokens: Sequence[int], rows: int, vocabulary: int) -> None:
+    """Refuse a map that is not one of ``rows`` tokens of a vocabulary, strictly ascending.
+
+    Raises:
+        TokenMapError: ``map/length``, ``map/range``, ``map/repeated`` or ``map/unsorted``.
+    """
+    if len(tokens) != rows:
+        raise TokenMapError("map/length", f"the token map has {len(tokens)} entries, and the draft scores {rows}")
+    wrong = next((row for row, token in enumerate(tokens) if not 0 <= token < vocabulary), None)
+    if wrong is not None:
+        message = f"entry {wrong} of the token map is {tokens[wrong]}, and the target knows tokens 0..{vocabulary - 1}"
+        raise TokenMapError("map/range", message)
+    if len(set(tokens)) < len(tokens):
+        seen: set[int] = set()
+        token = next(token for token in tokens if token in seen or seen.add(token))
+        raise TokenMapError("map/repeated", f"the token map has token {token} twice")
+    falls = next((row for row, (a, b) in enumerate(pairwise(tokens)) if a > b), None)
+    if falls is not None:
+        message = f"entry {falls + 1} of the token map, {tokens[falls + 1]}, is below the one before, {tokens[falls]}"
+        raise TokenMapError("map/unsorted", message, "sort the map, and rows of a head that was made for it with it")
