@@ -71,3 +71,11 @@ def test_cuts_of_changed_logits_do_not_spill() -> None:
     asked = {"verify": "target_only", "sampling": ["penalties", "logit_bias", "grammar", "top_k", "top_p", "min_p"]}
     (source,) = kernels_of(load(**PROGRAMS["EAGLE-tree-f32-logits"] | asked), "cut", phases=("verify",))
     assert {artifact.spills for artifact in compiled([source], *ARCHS).values()} == {0}
+
+
+def test_rows_of_a_path_do_not_spill() -> None:
+    """What a walk does of one row, with everything that may come before it."""
+    asked = {"verify": "target_only", "verify_rows": "lazy", "sampling": ["penalties", "logit_bias", "grammar"]}
+    sources = kernels_of(load(**PROGRAMS["EAGLE-tree-f32-logits"] | asked), "draw", phases=("verify",))
+    assert len(sources) == 2  # all but the last round have one kernel
+    assert {artifact.spills for artifact in compiled(sources, *ARCHS).values()} == {0}

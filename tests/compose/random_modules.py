@@ -650,6 +650,8 @@ class Composer(Builder):
         """Logits with a bias or penalties, of nodes perhaps, by tables that are carried or were made."""
         logits = self.logits()
         *axes, vocab = tensor_type(logits).shape[1:]
+        if self._late and vocab == NODE:  # tables of it would lie along the nodes
+            raise Unfit
         if self.rng.random() < 0.3:
             operands = [self._tokenwise("f32", vocab)]
             opcode = "sample.bias"
