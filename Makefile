@@ -1,7 +1,8 @@
-# make demo   set up, build wheels, install them, generate text and compare it with transformers' own
-# make test   set up, run every test that needs no GPU
-# make check  what CI runs: lint, types, tests
-# make fuzz   attack every input with random cases of another seed, for ten minutes
+# make demo      set up, build wheels, install them, generate text and compare it with transformers' own
+# make test      set up, run the tests that answer in minutes: most of those that need no GPU
+# make test-all  every test that needs no GPU
+# make check     lint, types, every test
+# make fuzz      attack every input with random cases of another seed, for ten minutes
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -10,16 +11,18 @@ MODELS := examples/models
 DEMOS  := standalone-chain eagle-chain eagle-chain-adaptive eagle3-chain frozen-kv-chain mtp-chain dflash-chain ngram-chain \
           standalone-tree eagle-tree eagle-tree-wide eagle-tree-sampled eagle-tree-json eagle3-tree frozen-kv-tree ngram-tree
 
-.PHONY: setup demo test lint types check golden models versions resolve conformance sglang gpu sanitize fuzz perturb grammars mutants bench clean
+.PHONY: setup demo test test-all lint types check golden models versions resolve conformance sglang gpu sanitize fuzz perturb grammars mutants bench clean
 
 setup: $(VENV)/.ready
 
 # torch comes first and pinned: an unpinned torch would bring gigabytes of CUDA packages that nothing here needs.
+# Hundreds of processes import specc, which takes four times as long where nothing may write its bytecode.
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cuda,dev,grammar]'
+	$(BIN)/python -m compileall -q specc tests
 	touch $@
 
 demo: setup
@@ -41,8 +44,14 @@ demo: setup
 	$(BIN)/specc run specc_program_eagle_tree_json --target $(MODELS)/target --draft $(MODELS)/eagle \
 	    --prompts examples/prompts.json --json-schema '{"enum": ["yes", "no", {"why": [null, true]}]}'
 
+# tests/conftest.py says which tests are slow, tests/README.md what is where.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal -W error --timeout 300
+
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist worksteal -W error --timeout 300
+	$(PYTEST) -m "not slow"
+
+test-all: setup
+	$(PYTEST)
 
 # The attack on every input, in all cores, for as long as it is told: make fuzz SECONDS=600 SEED=7 JOBS=16, or
 # COUNT=100000 inputs of each generator. Ends with a command for each case that failed.
@@ -81,7 +90,7 @@ resolve: setup
 	env -u PIP_FIND_LINKS PIP_CONFIG_FILE=/dev/null $(BIN)/pip install --dry-run --ignore-installed --quiet \
 	    --constraint constraints.txt '.[cuda,dev,grammar]'
 
-check: lint types test
+check: lint types test-all
 
 golden: setup
 	$(BIN)/python -m pytest tests/golden tests/aot/test_registers.py --update-golden
@@ -99,7 +108,7 @@ models: setup
 	PYTHONPATH=tests:tests/unit $(BIN)/python -m engine.causal_types
 
 conformance: setup
-	$(PYTHON) tests/conformance/make_oracle.py
+	$(PYTHON) tests/sglang/make_environment.py
 	$(BIN)/python -m pytest tests/conformance -m conformance
 
 # The real SGLang on a CPU, in an environment of its own. TEXTS=2000 compares distributions of so many of each prompt.

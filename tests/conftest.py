@@ -1,8 +1,9 @@
-"""What every test folder shares: the option that rewrites golden files, and where helpers are imported from."""
+"""What every test folder shares: which tests are slow, the option that rewrites golden files, where helpers are."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -26,3 +27,26 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--update-golden``."""
     parser.addoption("--update-golden", action="store_true", help="rewrite kernels_generated/ instead of comparing")
+
+
+SLOW = re.compile(
+    r"aot/|compose/|e2e/|fuzz/|property/"
+    r"|kernels/test_(vocab\.py::test_(topk|reductions_are_stored|groups_of_long)|prologue|drafting)"
+    r"|kernels/test_tree\.py::test_(frontiers|with_the_last|ties_go)|kernels/test_commit\.py::test_random"
+    r"|meta/test_determinism\.py::test_wheels|unit/cli/test_streams|unit/engine/test_causal_types"
+)
+"""What `make test` leaves out: machine code, texts of real models, random programs, and whatever else took five seconds
+of a processor. A test stands here by its folder, its file or its name."""
+QUICK = re.compile(
+    r"aot/test_compile|compose/test_random_modules\.py::test_they_are_legal|property/test_(widths|round_trip)"
+    r"|e2e/test_generate\.py::test_text_equals_generate\[\w+_trained_|e2e/test_(sampling|penalties|grammar|metrics)"
+)
+"""What of that it runs all the same: the texts of one model by every algorithm, and one of each kind besides."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is slow, in one place."""
+    for item in items:
+        name = item.nodeid.removeprefix("tests/")
+        if SLOW.match(name) and not QUICK.match(name):
+            item.add_marker(pytest.mark.slow)

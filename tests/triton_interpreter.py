@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import index
 from types import FunctionType
 from typing import Any
 
@@ -16,16 +17,64 @@ _patch_language = interpreter._patch_lang
 
 
 def lighten() -> None:
-    """Leave out what the interpreter does for nothing: more than half of its time.
+    """Leave out what the interpreter does for nothing: most of its time.
 
     At every call of a device function it looks for functions of `triton.language` to replace, though the launch has
-    replaced them all. And it computes whether integers overflow, to assert it; but its assertions are for debugging,
-    which is off.
+    replaced them all. It computes whether integers overflow, to assert it; but its assertions are for debugging,
+    which is off. And it derives for every value anew what follows from its type.
     """
     interpreter._patch_lang = _patch_what_is_left
     builder = interpreter.interpreter_builder
     assert not builder.options.debug
     builder.options = replace(builder.options, sanitize_overflow=False)
+    interpreter._get_np_dtype = _remembered(interpreter._get_np_dtype)
+    tl.block_type.__init__ = _remembered_blocks(tl.block_type.__init__)
+    tl.tensor.__init__ = _remembered_shapes(tl.tensor.__init__)
+    tl.core.tuple.__eq__ = _equal
+
+
+def _remembered(of_type: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function of a type, called once for each. A type is its name: it has element, address space and shape."""
+    known: dict[str, Any] = {}
+
+    def found(type_: Any) -> Any:
+        if type_.name not in known:
+            known[type_.name] = of_type(type_)
+        return known[type_.name]
+
+    return found
+
+
+def _remembered_blocks(init: Callable[..., None]) -> Callable[..., None]:
+    """The checks of a block's shape and its name, once for each."""
+    known: dict[tuple[str, tuple[int, ...]], dict[str, Any]] = {}
+
+    def made(self: Any, element_ty: Any, shape: Any) -> None:
+        key = element_ty.name, tuple(map(index, shape))
+        if key not in known:
+            init(self, element_ty, shape)
+            known[key] = dict(vars(self))
+        vars(self).update(known[key], element_ty=element_ty)
+
+    return made
+
+
+def _remembered_shapes(init: Callable[..., None]) -> Callable[..., None]:
+    """The shape of a tensor in constants, once for each type."""
+    known: dict[str, dict[str, Any]] = {}
+
+    def made(self: Any, handle: Any, type: Any) -> None:
+        if type.name not in known:
+            init(self, handle, type)
+            known[type.name] = dict(vars(self))
+        vars(self).update(known[type.name], handle=handle, type=type, dtype=type.scalar)
+
+    return made
+
+
+def _equal(self: Any, other: Any) -> Any:
+    """Whether two shapes are equal, without making a tuple of the language of the other."""
+    return tl.constexpr(self.values == (other.values if isinstance(other, tl.core.tuple) else list(other)))
 
 
 def _patch_what_is_left(function: FunctionType) -> Any:

@@ -28,6 +28,7 @@ from packaging.version import Version
 from specc.codegen import cache as cache_module
 from specc.codegen import machine_code
 from specc.codegen.cache import Cache
+from specc.codegen.imports import reached
 from specc.codegen.workers import Worker, WorkerDiedError, ask_all, serve_stdin
 
 Kind = Literal["cubin", "hsaco"]
@@ -188,13 +189,13 @@ def triton_version() -> str:
 
 
 def cache_key(source: KernelSource, arch: str, lib: Mapping[str, str]) -> str:
-    """The digest of all that decides the artifact. The kernel's `name`, and the comment above its code, are not."""
+    """The digest of all that decides the artifact: not its `name`, the comment above it, files it does not import."""
     target = parse_arch(arch)
     parts = asdict(source) | {"aligned": sorted(source.aligned)}
     del parts["name"]
     parts["text"] = "".join(dropwhile(lambda line: line.startswith("#"), source.text.splitlines(keepends=True)))
-    parts |= {"lib": dict(lib), "target": asdict(target), "options": compile_options(source, target)}
-    parts["triton"] = triton_version()
+    parts["lib"] = reached([source.text], lib.get)
+    parts |= {"target": asdict(target), "options": compile_options(source, target), "triton": triton_version()}
     parts["artifact"] = [field.name for field in fields(Artifact)]  # what the cached metadata must have
     return cache_module.digest(parts)
 

@@ -3,16 +3,16 @@
 Pure functions of their arguments and of the template files: no time, no environment, no set order.
 """
 
-import ast
 import functools
 import hashlib
 import keyword
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jinja2
 import jinja2.meta
 import jinja2.nodes
 
+from specc.codegen.imports import reached
 from specc.kernels.shared.base import Spec
 from specc.kernels.shared.tiles import device_code
 from specc.support.templates import lib_names, read_template
@@ -83,20 +83,7 @@ def lib_sources(kernels: Iterable[str] | None = None) -> dict[str, str]:
     """
     if kernels is None:
         return {name: read_template(name) for name in lib_names()}
-    found, waiting = dict[str, str](), ["lib/__init__.py", *(name for text in kernels for name in _imported(text))]
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found[name] = device_code(name)
-            waiting += _imported(found[name])
-    return dict(sorted(found.items()))
-
-
-def _imported(text: str) -> Iterator[str]:
-    """The files of device code that a kernel, or such a file, imports."""
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.ImportFrom) and node.level:
-            yield f"lib/{(node.module or '').removeprefix('lib.')}.py"
+    return reached(kernels, device_code)
 
 
 def _parse(stem: str) -> jinja2.nodes.Template:

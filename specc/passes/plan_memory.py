@@ -1,16 +1,14 @@
 """plan-memory: offsets in one arena. Buffers that are never live together may share bytes.
 
 What lives across steps comes first, so that programs of several depths can have it in the same place. For the rest,
-live ranges are intervals of execution positions (prefill first, then the step); interference is a graph, and buffers
-are placed largest first at the lowest offset that is free among their neighbours.
+live ranges are intervals of execution positions (prefill first, then the step), and buffers are placed largest first
+at the lowest offset that is free among those they are live together with.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import combinations
-
-import networkx as nx
+from functools import cached_property
 
 from specc.ir.core import Module, entry_of, tensor_type
 from specc.ir.declarations import Buffer, Kernel, KvPool, Layout, Reference
@@ -142,22 +140,22 @@ def _owned(module: Module, name: str, type_: TensorType, live: tuple[int, int], 
     return _buffer(module, name, type_, layout, *live, init)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Block:
     """Buffers that are placed as one: those the host exchanges with, or a single buffer."""
 
     name: str
     buffers: tuple[Buffer, ...]
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         return sum(rounded(buffer.bytes) for buffer in self.buffers)
 
-    @property
+    @cached_property
     def first(self) -> int:
         return min(buffer.first for buffer in self.buffers)
 
-    @property
+    @cached_property
     def last(self) -> int:
         return max(buffer.last for buffer in self.buffers)
 
@@ -194,13 +192,11 @@ def _place(blocks: list[_Block]) -> dict[str, Buffer]:
         placed |= block.at(base)
         base += block.bytes
     passing = [block for block in blocks if block.last != FOREVER]
-    interference: nx.Graph = nx.Graph()
-    interference.add_nodes_from(passing)
-    interference.add_edges_from((a, b) for a, b in combinations(passing, 2) if a.first <= b.last and b.first <= a.last)
     offsets: dict[_Block, int] = {}
     for block in sorted(passing, key=lambda b: (-b.bytes, b.name)):
-        offset = base
-        for other in sorted((b for b in interference[block] if b in offsets), key=offsets.__getitem__):
+        offset, first, last = base, block.first, block.last
+        beside = [b for b in offsets if b.first <= last and first <= b.last]
+        for other in sorted(beside, key=offsets.__getitem__):
             if offset + block.bytes <= offsets[other]:
                 break
             offset = max(offset, offsets[other] + other.bytes)

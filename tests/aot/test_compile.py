@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -47,8 +48,17 @@ def test_second_build_comes_from_the_cache(tmp_path: Path, monkeypatch: pytest.M
     assert (renamed.kernel, renamed.sha256) == ("other", first[SMALL.name, "sm_90"].sha256)
 
 
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with one entry."""
+    folder = tmp_path_factory.mktemp("filled")
+    build(Cache(folder), SMALL)
+    return folder
+
+
 @pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "unreadable"])
-def test_damaged_entries_are_compiled_again(tmp_path: Path, damage: str) -> None:
+def test_damaged_entries_are_compiled_again(filled: Path, tmp_path: Path, damage: str) -> None:
+    shutil.copytree(filled, tmp_path, dirs_exist_ok=True)
     first = build(Cache(tmp_path), SMALL)
     (entry,) = entries(tmp_path)
     raw = entry.read_bytes()
@@ -104,9 +114,19 @@ def test_the_key_sees_everything_that_decides_the_bytes() -> None:
         altered(num_stages=2),
     ]
     keys = {cache_key(variant, arch, LIB) for variant in variants for arch in aot.KNOWN_ARCHS}
-    keys.add(cache_key(SMALL, "sm_90", {**LIB, "lib/argmax.py": "changed"}))
-    assert len(keys) == len(variants) * len(aot.KNOWN_ARCHS) + 1
+    assert len(keys) == len(variants) * len(aot.KNOWN_ARCHS)
     assert cache_key(SMALL, "sm_90", LIB) == cache_key(altered(name="other"), "sm_90", dict(reversed(LIB.items())))
+
+
+def test_the_key_sees_what_a_kernel_imports() -> None:
+    """Directly and by what it imports. So programs that have other kernels besides find the same machine code."""
+    assert "from .lib.vocab import" in SMALL.text
+    assert "from .lib.topk import" not in SMALL.text
+    assert "from .topk import" in LIB["lib/vocab.py"]
+    keys = {cache_key(SMALL, "sm_90", {**LIB, f"lib/{name}.py": "changed"}) for name in ("__init__", "vocab", "topk")}
+    assert len(keys | {cache_key(SMALL, "sm_90", LIB)}) == 4
+    others = {**LIB, "lib/tree.py": "changed", "lib/another.py": ""}
+    assert cache_key(SMALL, "sm_90", others) == cache_key(SMALL, "sm_90", LIB)
 
 
 def test_the_key_and_the_options_are_those_of_one_triton(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,7 +171,6 @@ def test_tools_refuse_what_is_no_cubin() -> None:
         machine_code.amd_resource_usage("")
 
 
-@pytest.mark.slow
 def test_no_spills_on_the_other_targets(sm_90: dict[str, Artifact]) -> None:
     """Of each kind the kernel that takes most registers on sm_90: it would be the first."""
     largest = {artifact.entry: name for name, artifact in sorted(sm_90.items(), key=lambda item: item[1].registers)}

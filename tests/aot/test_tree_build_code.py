@@ -33,7 +33,6 @@ def test_no_spills(mask: str) -> None:
     assert_no_spills(first)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("topk", "num_steps", "nodes"), [(16, 16, 512), (16, 5, 512), (16, 4, 64), (2, 16, 63)])
 def test_no_spills_in_extreme_trees(topk: int, num_steps: int, nodes: int) -> None:
     assert_no_spills(building("qlen", topk, num_steps, nodes))

@@ -1,6 +1,6 @@
 """SGLang 0.5.23's kernels in Triton's interpreter: answers for the cases of `cases.py`.
 
-    TRITON_INTERPRET=1 .oracle/bin/python tests/conformance/oracle.py CASES.pt ANSWERS.pt
+    TRITON_INTERPRET=1 .sglang/bin/python tests/conformance/oracle.py CASES.pt ANSWERS.pt
 
 Runs in the oracle's own environment and imports nothing of specc. What SGLang does between its kernels with plain torch
 ops (its workers cannot be imported without a GPU) is written out here, with the place it stands at in SGLang.

@@ -233,9 +233,9 @@ def build_wheel(case: Case, models: Models, directory: Path) -> Path:
     return wheel
 
 
-def install(wheel: Path, site: Path) -> None:
-    """Install a wheel with pip, without its dependencies, into a directory."""
-    run_command("pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site), str(wheel))
+def install(site: Path, *wheels: Path) -> None:
+    """Install wheels with pip, without their dependencies, into a directory."""
+    run_command("pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site), *map(str, wheels))
 
 
 def run_command(module: str, *arguments: str) -> str:

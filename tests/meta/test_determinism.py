@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from programs import config_text
 
 FORMATS = ("specir", "plan", "kernels")
@@ -52,7 +51,6 @@ def test_texts(tmp_path: Path) -> None:
     assert differences(first, second) == []
 
 
-@pytest.mark.slow
 def test_wheels(tmp_path: Path) -> None:
     """Machine code included."""
     first = build(tmp_path / "a", "3", "wheel", "cubins")

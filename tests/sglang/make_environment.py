@@ -1,4 +1,4 @@
-"""Make the environment in which the real SGLang serves on a CPU, `.sglang/`.
+"""Make the environment of the real SGLang, `.sglang/`: it serves there on a CPU; `tests/conformance` runs its kernels.
 
     python tests/sglang/make_environment.py [--force]
 

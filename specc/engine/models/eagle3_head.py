@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from specc.engine.models.eagle_head import FAMILIES, SharingHead, check_one_layer
+from specc.engine.models.published import renamed
 from specc.engine.models.scores import rows_of
 from specc.support.token_map import from_offsets
 
@@ -33,6 +34,7 @@ class Eagle3Layer(nn.Module):
         """Random weights; the query, key and value projections are as wide as both inputs together."""
         super().__init__()
         family, width, eps = FAMILIES[config.model_type], config.hidden_size, config.rms_norm_eps
+        self.goes_on_normed = bool(getattr(config, "norm_before_residual", False))
         self.input_layernorm = family.norm(embedding_width, eps=eps)
         self.hidden_norm = family.norm(width, eps=eps)
         self.self_attn = family.attention(config, layer_idx=0)
@@ -45,7 +47,9 @@ class Eagle3Layer(nn.Module):
 
     def forward(self, embedded: Tensor, hidden: Tensor, **attention_kwargs: Any) -> Tensor:
         """Continue the residual stream hidden [B, n, H] past the tokens embedded [B, n, E]."""
-        pairs = torch.cat((self.input_layernorm(embedded), self.hidden_norm(hidden)), dim=-1)
+        normed = self.hidden_norm(hidden)
+        pairs = torch.cat((self.input_layernorm(embedded), normed), dim=-1)
+        hidden = normed if self.goes_on_normed else hidden
         attention_kwargs.setdefault("attention_mask", None)
         hidden = hidden + self.self_attn(hidden_states=pairs, **attention_kwargs)[0]
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
@@ -84,6 +88,23 @@ class Eagle3Head(SharingHead):
         """How many layers of the target the head reads."""
         return len(self.aux_layers or ()) or getattr(self.config, "num_aux_hidden_states", None) or DEFAULT_AUX
 
+    def adapt(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """As published: perhaps an embedding of its own. Raises ValueError for offsets that its config knows not of."""
+        found = renamed(weights, "layers.0.", "midlayer.")
+        if "embed_tokens.weight" in found:
+            count, width = found["embed_tokens.weight"].shape
+            self.embed_tokens = nn.Embedding(count, width)
+            self.midlayer = Eagle3Layer(self.config, self.embed_tokens.embedding_dim)
+        if "d2t" in found and not hasattr(self, "d2t"):
+            if found["d2t"].any():
+                raise ValueError("the head has offsets d2t, and its config.json no draft_vocab_size")
+            del found["d2t"]
+        return found
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """The embeddings T[..., E] of tokens i64[...], by a module of its own if it has one."""
+        return self.embed_tokens(tokens) if hasattr(self, "embed_tokens") else super().embed(tokens)
+
     @property
     def own_tokens(self) -> list[int] | None:
         """The tokens of the target that it scores, by its offsets ``d2t``; None for all."""
@@ -107,8 +128,7 @@ class Eagle3Head(SharingHead):
         position_ids [B, n] i64: the position ``p`` of each pair.
         attention_kwargs: handed to the attention. Without any, the pairs of the call attend causally.
         """
-        embedding, _ = self._modules_of_target()
-        embedded = embedding(input_ids).to(hidden.dtype)
+        embedded = self.embed(input_ids).to(hidden.dtype)
         return self.midlayer(
             embedded, hidden, position_embeddings=self.rotary(hidden, position_ids), **attention_kwargs
         )

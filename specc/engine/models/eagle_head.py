@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import (
     LlamaAttention,
     LlamaDecoderLayer,
@@ -35,6 +35,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3RotaryEmbedding,
 )
 
+from specc.engine.models.published import read_config, read_weights, renamed
 from specc.engine.models.scores import rows_of
 
 WEIGHTS_FILE = "model.safetensors"
@@ -117,6 +118,11 @@ class SharingHead(nn.Module):
         _, lm_head = self._modules_of_target()
         return lm_head(hidden)
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        """The embeddings T[..., E] of tokens i64[...]."""
+        embedding, _ = self._modules_of_target()
+        return embedding(tokens)
+
     def _modules_of_target(self) -> tuple[nn.Module, nn.Module]:
         if self._shared is None:
             raise RuntimeError("call share_with(target) before running the head")
@@ -125,10 +131,13 @@ class SharingHead(nn.Module):
     @classmethod
     def from_directory(cls, path: str | Path, target: PreTrainedModel, dtype: torch.dtype | None = None) -> Self:
         """Load a saved head in ``dtype`` or the target's and on its device, sharing its modules."""
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        head = cls(config)
-        head.load_state_dict(load_file(Path(path) / WEIGHTS_FILE))
+        head, weights = cls(read_config(Path(path))), read_weights(Path(path))
+        head.load_state_dict(head.adapt(weights))
         return head.to(device=target.device, dtype=dtype or target.dtype).eval().share_with(target)
+
+    def adapt(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Become a head of the form that weights have, as people publish them; they, by the names used here."""
+        return weights
 
     def save(self, path: str | Path, storage_dtype: torch.dtype | None = None) -> None:
         """Write config and weights to the directory ``path``.
@@ -160,6 +169,20 @@ class EagleHead(SharingHead):
         self.layer = family.layer(config, layer_idx=0)
         self.rotary = family.rotary(config=config)
 
+    def adapt(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """As published: a layer without a norm before its attention, perhaps a bias, and what is the target's.
+
+        Its embedding is a copy of the target's, and its scores are those of the target's ``lm_head``.
+        """
+        found = renamed(weights, "layers.0.", "layer.")
+        found = {name: value for name, value in found.items() if name not in ("embed_tokens.weight", "lm_head.weight")}
+        if "layer.input_layernorm.weight" not in found:
+            layer: Any = self.layer
+            layer.input_layernorm = nn.Identity()
+        if "fc.bias" in found:
+            self.fc = nn.Linear(self.fc.in_features, self.fc.out_features)
+        return found
+
     def forward(self, input_ids: Tensor, hidden: Tensor, position_ids: Tensor, **attention_kwargs: Any) -> Tensor:
         """Predict the next hidden state of each pair.
 
@@ -172,8 +195,7 @@ class EagleHead(SharingHead):
             Without any, the pairs of the call attend causally to each other.
         Returns [B, n, H]: at pair ``p`` the predicted hidden state at ``p + 1``.
         """
-        embedding, _ = self._modules_of_target()
-        pairs = self.fc(torch.cat((embedding(input_ids), hidden), dim=-1))
+        pairs = self.fc(torch.cat((self.embed(input_ids), hidden), dim=-1))
         return self.layer(
             pairs,
             position_ids=position_ids,

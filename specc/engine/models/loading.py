@@ -65,8 +65,6 @@ def load_draft(path: str | Path, plan: Plan, target: TargetModel, token_map: str
             draft = StandaloneDraft(loaded)
             draft.warnings = _own_code_left_out("draft", path, loaded)
         else:
-            if "speculators_model_type" in _json(Path(path) / "config.json"):
-                raise ValueError("this engine does not load heads in the format of speculators yet")
             kind, wrap = found
             head = kind.from_directory(path, target.model, DTYPES[wanted.dtype])
             if isinstance(head, Eagle3Head | DflashHead):

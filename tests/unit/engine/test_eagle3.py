@@ -128,11 +128,11 @@ def test_other_layers_than_the_head_was_trained_on(target: TargetModel, tmp_path
     assert isinstance(load_draft(tmp_path, plan, target), Eagle3Draft)
 
 
-def test_a_head_of_speculators_is_refused_by_name(target: TargetModel, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"speculators_model_type": "eagle3"}')
+def test_a_head_of_speculators_of_another_type(target: TargetModel, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"speculators_model_type": "mlp"}')
     plan = make_plan(target, Eagle3Draft(make_head(target)), steps=3, shifted=True)
     plan = with_model(plan, "target", aux_layers=tuple(LAYERS))
-    with pytest.raises(DiagnosticError, match="does not load heads in the format of speculators yet"):
+    with pytest.raises(DiagnosticError, match="format of speculators, of type 'mlp'"):
         load_draft(tmp_path, plan, target)
 
 

@@ -147,37 +147,45 @@ def with_own_code(source: Path, path: Path, *, model_type: str, tokenizer: bool 
     return proof
 
 
-@pytest.mark.parametrize(
-    ("role", "directory", "tokenizer"),
-    [("target", "target", False), ("target", "target", True), ("draft", "twin", False), ("draft", "head", False)],
-)
-def test_a_directorys_own_code_is_never_run(
-    role: str, directory: str, tokenizer: bool, model_dirs: dict[str, Path], tmp_path: Path
-) -> None:
+OWN_CODE = [("target", "target", False), ("target", "target", True), ("draft", "twin", False), ("draft", "head", False)]
+"""Role and directory of a model that comes with Python of its own, and whether its tokenizer asks for it."""
+LOADING = """
+import json, sys
+from specc.engine.models.loading import load_draft, load_target
+from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.typed import from_json
+for plan, target, draft in json.load(open(sys.argv[1])):
+    plan = from_json(Plan, plan, 'plan')
+    try:
+        load_draft(draft, plan, load_target(target, plan))
+    except Exception as error:
+        print(json.dumps(str(error)))
+    else:
+        print(json.dumps("loaded"))
+"""
+
+
+def test_a_directorys_own_code_is_never_run(model_dirs: dict[str, Path], tmp_path: Path) -> None:
     """Not even when somebody says yes on standard input."""
-    path = tmp_path / "model"
-    proof = with_own_code(model_dirs[directory], path, model_type="own_kind", tokenizer=tokenizer)
-    plan = plan_for("twin" if directory == "target" else directory)
-    file = tmp_path / "load.py"
-    (tmp_path / "plan.json").write_text(json.dumps(to_json(plan)))
-    lines = [
-        "import json, sys",
-        "from specc.engine.models.loading import load_draft, load_target",
-        "from specc.runtime.plan.plan import Plan",
-        "from specc.runtime.plan.typed import from_json",
-        "plan = from_json(Plan, json.load(open(sys.argv[1])), 'plan')",
-        "target = load_target(sys.argv[2], plan)",
-        "load_draft(sys.argv[3], plan, target)",
-    ]
-    file.write_text("\n".join(lines))
-    paths = [path if role == "target" else model_dirs["target"], path]
-    command = [sys.executable, str(file), str(tmp_path / "plan.json"), *map(str, paths)]
+    jobs, proofs, expected = [], [], []
+    for number, (role, directory, tokenizer) in enumerate(OWN_CODE):
+        path = tmp_path / f"model{number}"
+        proofs.append(with_own_code(model_dirs[directory], path, model_type="own_kind", tokenizer=tokenizer))
+        plan = plan_for("twin" if directory == "target" else directory)
+        jobs.append((to_json(plan), str(path if role == "target" else model_dirs["target"]), str(path)))
+        name = "tokenizer_config.json" if tokenizer else "config.json"
+        message = (
+            f"cannot load the {role} model {str(path)!r}: {name} asks for Python of the directory's own (auto_map)"
+        )
+        expected.append(f"error[run/own-code]: {message}, which is never run")
+    (tmp_path / "jobs.json").write_text(json.dumps(jobs))
+    command = [sys.executable, "-c", LOADING, str(tmp_path / "jobs.json")]
     done = subprocess.run(command, input="y\n" * 9, capture_output=True, text=True, check=False, cwd=ROOT, env=ENV)
-    assert not proof.exists()
-    name = "tokenizer_config.json" if tokenizer else "config.json"
-    assert done.returncode == 1
-    message = f"cannot load the {role} model {str(path)!r}: {name} asks for Python of the directory's own (auto_map)"
-    assert f"error[run/own-code]: {message}, which is never run" in done.stderr
+    assert not [proof for proof in proofs if proof.exists()]
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(said) == len(expected), done.stderr
+    for message, one in zip(expected, said, strict=True):
+        assert message in one
 
 
 def test_transformers_own_class_is_run_instead(model_dirs: dict[str, Path], tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def saved(target: TargetModel, path: Path, offsets: list[int] | None) -> Eagle3H
     """A head in a directory, of all tokens or of those that its offsets say."""
     head = make_head(target, draft_vocab_size=None if offsets is None else len(offsets))
     if offsets is not None:
-        head.d2t.copy_(torch.tensor(offsets))
+        head.get_buffer("d2t").copy_(torch.tensor(offsets))
     head.save(path)
     return head
 
@@ -106,7 +106,7 @@ def test_a_language_model_scores_a_part() -> None:
     torch.testing.assert_close(draft.logits(hidden), whole[:, TOKENS])
     torch.testing.assert_close(draft.scores(hidden), whole)
     assert (draft.facts.vocab_size, draft.token_map) == (len(TOKENS), tokens)
-    model.get_output_embeddings().weight.data.zero_()  # a copy of its rows: nothing of the model is cut or shared
+    model.lm_head.weight.data.zero_()  # a copy of its rows: nothing of the model is cut or shared
     torch.testing.assert_close(draft.logits(hidden), whole[:, TOKENS])
 
 
