@@ -87,6 +87,7 @@ def _config(
         buckets=tuple(file.buckets),
         verify=file.verify,
         verify_rows=file.verify_rows,
+        draft_sampling=file.draft_sampling,
         sampling=tuple(name for name in SAMPLING if name in file.sampling),
         penalties=file.penalties,
         outputs=tuple(file.outputs),

@@ -23,6 +23,7 @@ MaskMode = Literal["none", "full", "qlen", "bitpacked"]
 Verify = Literal["greedy", "target_only", "rejection", "block"]
 VerifyRows = Literal["auto", "eager", "lazy"]
 Penalties = Literal["exact", "committed"]
+DraftSampling = Literal["greedy", "coupled"]
 Sampling = Literal["penalties", "logit_bias", "grammar", "top_k", "top_p", "min_p"]
 DraftPositions = Literal["true", "shifted", "auto"]
 
@@ -130,6 +131,7 @@ class Config:
     buckets: tuple[int, ...]
     verify: Verify
     verify_rows: VerifyRows
+    draft_sampling: DraftSampling
     sampling: tuple[Sampling, ...]
     penalties: Penalties
     outputs: tuple[str, ...]

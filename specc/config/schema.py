@@ -18,6 +18,7 @@ from specc.config.archs import ARCHS, GPUS, NATIVE, Arch, arch_of
 from specc.config.block import Block
 from specc.config.presets import Engine
 from specc.config.resolved import (
+    DraftSampling,
     Dtype,
     HiddenSource,
     KvDtype,
@@ -162,6 +163,10 @@ class ConfigFile(Block):
     """With verify: target_only, which rows of the target's logits are drawn from: all at once (eager), those of the
     accepted path one after the other (lazy), or what takes less time by an estimate over all buckets (auto). The tokens
     are the same."""
+    draft_sampling: DraftSampling = "greedy"
+    """How a chain is drafted where verify is target_only: by the draft's largest logit (greedy), or by a token drawn
+    with the noise that the target will draw with at the position (coupled), so that the two agree more often at
+    temperatures above 0. The text is the same."""
     sampling: Annotated[list[Sampling], Field(max_length=16)] = []
     """What requests may ask for besides a temperature, of a program whose tokens are drawn: penalties
     (repetition_penalty, frequency_penalty and presence_penalty, for what the text has already), logit_bias (of any

@@ -38,6 +38,7 @@ CODES: dict[str, str] = {
     "legal/mask": "The tree mask's mode does not fit the tree.",
     "legal/sampling": "The program draws no tokens, and `sampling` lists how they are drawn; or `penalties` says how,"
     " and they are not listed.",
+    "legal/draft-sampling": "`draft_sampling: coupled` needs a chain that a model drafts, and `verify: target_only`.",
     "legal/verify": "The drafts cannot be verified so: `rejection` and `block` need a chain that a model draws,"
     " `verify_rows` tokens of the target's that are drawn.",
     "legal/chain-only": "The algorithm drafts one token after the other, and topk is above 1.",

@@ -93,6 +93,7 @@ class Config:
     sampling: tuple[str, ...] = field(default=(), repr=False)
     rows: str = field(default="auto", repr=False)
     penalties: str = field(default="exact", repr=False)
+    draft_sampling: str = field(default="greedy", repr=False)
 
     @property
     def keys(self) -> dict[str, Any]:
@@ -111,6 +112,7 @@ class Config:
             "sampling": list(self.sampling),
             "verify_rows": self.rows,
             "penalties": self.penalties,
+            "draft_sampling": self.draft_sampling,
             **({"options": LOOKUP} if self.algorithm == "NGRAM" else {}),
         }
 
@@ -262,7 +264,7 @@ def make_engine(
     program = MemoryProgram(plans_of(config), padded=padded, backend=backend)
     longest = -(-(CONTEXT - 1 + program.plan.kv.reserve) // config.page_size)
     pages = 1 + int(longest * memory)
-    draft = draft_of(config.algorithm)
+    draft = options.pop("draft", draft_of(config.algorithm))
     tables = {} if draft is not None else {"corpus": torch.tensor(corpus(), dtype=torch.int32)}
     target = target_of(config.algorithm)
     options = {"tables": tables, "max_context": CONTEXT, "num_pages": pages, "overlap": config.overlap, **options}

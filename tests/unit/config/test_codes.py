@@ -106,6 +106,21 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
     ("legal/verify", edit("verify: greedy", "verify: rejection").replace("topk: 1", "topk: 2"), 9, 9),
     ("legal/verify", edit("EAGLE", "NGRAM").replace("verify: greedy", "verify: block").split("draft:\n")[0], 9, 9),
     ("legal/verify", edit("verify: greedy", "verify_rows: lazy"), 9, 14),
+    ("legal/draft-sampling", edit("verify: greedy", "draft_sampling: coupled"), 9, 17),
+    (
+        "legal/draft-sampling",
+        edit("verify: greedy", "draft_sampling: coupled\nverify: target_only").replace("topk: 1", "topk: 2"),
+        9,
+        17,
+    ),
+    (
+        "legal/draft-sampling",
+        edit("EAGLE", "NGRAM")
+        .replace("verify: greedy", "draft_sampling: coupled\nverify: target_only")
+        .split("draft:\n")[0],
+        9,
+        17,
+    ),
     ("legal/sampling", edit("verify: greedy", "sampling: [top_p]"), 9, 11),
     ("legal/sampling", edit("verify: greedy", "penalties: committed"), 9, 12),
     ("config/not-yet", VALID.replace("draft:\n", "draft:\n  hidden_source: aux\n"), 20, 18),
