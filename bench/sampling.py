@@ -120,8 +120,7 @@ def check(ours: Ours, work: SampledWork) -> None:
     keys, scales = SAMPLE_OPS["sample.keys"](given, {"offset": 1, "kind": 0}, {})
     cuts: tuple[Tensor, ...] = ()
     for name in work.filters:
-        scaled = () if name == "top_k" else (scales,)
-        cuts = SAMPLE_OPS[f"sample.{name}"]((work.target_logits, *scaled, request[name], *cuts), {}, {})
+        cuts = SAMPLE_OPS[f"sample.{name}"]((work.target_logits, scales, request[name], *cuts), {}, {})
     token, _ = SAMPLE_OPS["sample.draw"]((work.target_logits, rows, keys, scales, *cuts), {"dtype": "i32"}, {})
     accepted = torch.arange(shape.nodes, device=work.device) < seen["accept_lens"][:, None]
     wrong = int(((seen["predict"] != token) & accepted).sum())

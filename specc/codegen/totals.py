@@ -49,7 +49,8 @@ def _covered(buffers: list[Buffer]) -> int:
 
 def _vocab_bytes(module: Module, bucket: int) -> int:
     """A kernel reads every logits row once, whatever it computes of it."""
-    ops = [op for op in module.ops("step") if op.opcode.startswith("vocab.") and "logits" in op.named]
+    readers = [op for op in module.ops("step") if op.opcode.startswith("vocab.") and "logits" in op.named]
+    ops = [op for op in readers if op.opcode != "vocab.row"]
     reads = dict.fromkeys((node_of(op), op["logits"]) for op in ops)
     return sum(nbytes(module, tensor_type(logits), bucket) for _, logits in reads)
 

@@ -55,6 +55,7 @@ def check_file(checked: Checked, algorithm: str | None, needs: Needs) -> None:
     _no_repeats(checked, "outputs", checked.file.outputs)
     _no_repeats(checked, "sampling", checked.file.sampling)
     _drawn(checked)
+    _rows_drawn(checked)
     _drafts_drawn(checked, algorithm, needs)
     _logprobs(checked)
     _depths(checked)
@@ -211,6 +212,20 @@ def _drawn(checked: Checked) -> None:
         message = "verify: greedy draws no tokens, and sampling lists how they are drawn"
         at, hint = checked.places.value("sampling"), "write verify: target_only, or leave sampling out"
         checked.found.error("legal/sampling", message, at, hint=hint)
+    unlisted = "penalties" not in checked.file.sampling and checked.sound("sampling", "penalties")
+    if checked.file.penalties != "exact" and unlisted:
+        message = "penalties says what penalties know, and sampling does not list them"
+        at, hint = checked.places.value("penalties"), "add penalties to sampling, or leave penalties out"
+        checked.found.error("legal/sampling", message, at, hint=hint)
+
+
+def _rows_drawn(checked: Checked) -> None:
+    """Report a choice of rows in a program that does not draw the target's own tokens."""
+    file = checked.file
+    if file.verify_rows != "auto" and file.verify != "target_only" and checked.sound("verify", "verify_rows"):
+        message = f"verify_rows: {file.verify_rows} is of verify: target_only, and verify is {file.verify}"
+        at, hint = checked.places.value("verify_rows"), "write verify: target_only, or leave verify_rows out"
+        checked.found.error("legal/verify", message, at, hint=hint)
 
 
 def _drafts_drawn(checked: Checked, algorithm: str | None, needs: Needs) -> None:

@@ -21,6 +21,8 @@ Dtype = Literal["bfloat16", "float16", "float32"]
 KvDtype = Literal["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2"]
 MaskMode = Literal["none", "full", "qlen", "bitpacked"]
 Verify = Literal["greedy", "target_only", "rejection", "block"]
+VerifyRows = Literal["auto", "eager", "lazy"]
+Penalties = Literal["exact", "committed"]
 DraftSampling = Literal["greedy", "coupled"]
 Logprobs = Literal["raw", "processed"]
 Sampling = Literal["penalties", "logit_bias", "grammar", "top_k", "top_p", "min_p"]
@@ -129,8 +131,10 @@ class Config:
     max_requests: int
     buckets: tuple[int, ...]
     verify: Verify
+    verify_rows: VerifyRows
     draft_sampling: DraftSampling
     sampling: tuple[Sampling, ...]
+    penalties: Penalties
     outputs: tuple[str, ...]
     logprobs: Logprobs
     best_logprobs: int

@@ -25,8 +25,10 @@ from specc.config.resolved import (
     KvLayout,
     Logprobs,
     MaskMode,
+    Penalties,
     Sampling,
     Verify,
+    VerifyRows,
 )
 
 Output = Literal["accept_index", "hidden_states", "logprobs", "routed_experts", "indexer_topk"]
@@ -158,6 +160,10 @@ class ConfigFile(Block):
     """How the target decides: by its largest logit (greedy); for requests of any temperature, greedy ones among them,
     by a token drawn at every position (target_only), or, of chains that a model draws, by the probabilities of target
     and draft, for one draft after the other (rejection) or for all of a step (block)."""
+    verify_rows: VerifyRows = "auto"
+    """With verify: target_only, which rows of the target's logits are drawn from: all at once (eager), those of the
+    accepted path one after the other (lazy), or what takes less time by an estimate over all buckets (auto). The tokens
+    are the same."""
     draft_sampling: DraftSampling = "greedy"
     """How a chain is drafted where verify is target_only: by the draft's largest logit (greedy), or by a token drawn
     with the noise that the target will draw with at the position (coupled), so that the two agree more often at
@@ -167,6 +173,9 @@ class ConfigFile(Block):
     (repetition_penalty, frequency_penalty and presence_penalty, for what the text has already), logit_bias (of any
     tokens), grammar (tokens that the host allows, such as those of a JSON schema), top_k, top_p and min_p (to draw from
     the most probable tokens alone). A request that asks for something else is refused."""
+    penalties: Penalties = "exact"
+    """What penalties know at the nodes of a step: the path to each node, as if decoding token by token (exact), or the
+    text before the step alone (committed)."""
     outputs: Annotated[list[Output], Field(max_length=16)] = []
     """Results the engine wants besides tokens and lengths, of the accepted path: accept_index (its nodes),
     hidden_states, logprobs (of the emitted tokens, under the target), routed_experts and indexer_topk (as the target's

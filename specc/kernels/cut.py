@@ -31,7 +31,7 @@ class Cut(Family):
                 op, kinds = before.source, _OPS[: _OPS.index(chain[0].opcode)]
                 if op is None or op.opcode not in kinds or op["logits"] is not last["logits"]:
                     break
-                scales = {one["scales"] for one in (op, *chain) if one.get("scales") is not None}
+                scales = {one["scales"] for one in (op, *chain)}
                 if len(scales) > 1 or leaves(module, before, [op, *chain]) or module.users(before) != [chain[0]]:
                     break
                 chain.insert(0, op)
@@ -43,11 +43,12 @@ class Cut(Family):
         cuts = [op for op in cluster if op.opcode in _OPS]
         function, operands = vocabulary.prologue(text, cuts[0], cluster)
         logits = vocabulary.stored_logits(cuts[0], cluster)
-        given = {"logits": logits, "scales": next((op["scales"] for op in cuts if op.get("scales") is not None), None)}
-        given |= {"within": cuts[0].get("within"), "count": None, "share": None, "least": None}
+        given = {"scales": cuts[0]["scales"], "within": cuts[0].get("within")}
+        given |= dict.fromkeys(("count", "share", "least"))
         given |= {parameter: op[operand] for op in cuts for parameter, operand in [_PARAMETER[op.opcode]]}
-        pointers = ["None" if value is None else text.pointer(value, operand) for operand, value in given.items()]
-        axes = tensor_type(logits).sizes(module.dims)[:-1]
+        pointers = [vocabulary.memory(text, cuts[0], cluster, "V")]
+        pointers += ["None" if value is None else text.pointer(value, operand) for operand, value in given.items()]
+        axes = tensor_type(cuts[0]["logits"]).sizes(module.dims)[:-1]
         vocab, rows = vocabulary.vocabulary(module, cuts[0]), vocabulary.rows_of(module, cuts[0])
         # A thread holds half as many logits where they take two registers, and again where tables are read for them.
         changed = function == "prologue"
@@ -66,7 +67,7 @@ class Cut(Family):
             tiles=f"blocks of {block} elements; a cut is found among {room} tiles of {_TILE}",
             imports={path: tuple(sorted(names)) for path, names in sorted(text.imports.items())},
             prologue=tuple(text.prologue),
-            body=("b = tl.program_id(0)", f"row = b * {rows} + tl.program_id(1)", call),
+            body=("b = tl.program_id(0)", f"row = b * {rows} + tl.program_id(1)", *text.head, call),
         )
 
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:

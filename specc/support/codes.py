@@ -36,10 +36,12 @@ CODES: dict[str, str] = {
     "legal/chain-width": "A chain (topk 1) verifies exactly num_steps + 1 tokens.",
     "legal/tree-size": "A tree cannot have that many nodes with this topk and num_steps.",
     "legal/mask": "The tree mask's mode does not fit the tree.",
-    "legal/sampling": "The program draws no tokens, and `sampling` lists how they are drawn.",
+    "legal/sampling": "The program draws no tokens, and `sampling` lists how they are drawn; or `penalties` says how,"
+    " and they are not listed.",
     "legal/draft-sampling": "`draft_sampling: coupled` needs a chain that a model drafts, and `verify: target_only`.",
     "legal/logprobs": "Log-probabilities are described that no output hands out, or of more tokens than there are.",
-    "legal/verify": "The drafts cannot be verified so: `rejection` and `block` need a chain that a model draws.",
+    "legal/verify": "The drafts cannot be verified so: `rejection` and `block` need a chain that a model draws,"
+    " `verify_rows` tokens of the target's that are drawn.",
     "legal/chain-only": "The algorithm drafts one token after the other, and topk is above 1.",
     "legal/no-draft": "The algorithm has no draft model, and one is described.",
     "legal/modules": "The draft has one module per step, and fewer of them than num_steps.",

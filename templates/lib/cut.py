@@ -326,18 +326,18 @@ def cut_row(
     top = tl.full([], float("nan"), tl.float32)
     if within_ptr is not None:
         cut = tl.load(within_ptr + row)
+    scale = tl.load(scales_ptr + row)
     shared = share_ptr is None
     share = 1.0
     steep = 0.0
     if share_ptr is not None:
         share = tl.load(share_ptr + b)
-        scale = tl.load(scales_ptr + row)
         shared = ((share < 1.0) & (scale > 0.0)) == 0
         share = tl.where(shared, 1.0, tl.maximum(share, 0.0))
         steep = scale * LOG2_E
     if count_ptr is not None:
         count = tl.load(count_ptr + b)
-        if (count >= 1) & (count <= V):
+        if (count >= 1) & (count <= V) & (scale > 0.0):
             wanted, then = count.to(tl.float32), share_ptr is not None
             found, top, done = find_cut(
                 row_ptr,
@@ -380,7 +380,6 @@ def cut_row(
             cut = tl.maximum(cut, found, propagate_nan=tl.PropagateNan.ALL)
     if least_ptr is not None:
         least = tl.load(least_ptr + b)
-        scale = tl.load(scales_ptr + row)
         if (least > 0.0) & (scale > 0.0):
             if top != top:
                 top = tl.max(_largest(row_ptr, row, PROLOGUE, operands, float("-inf"), V, BLOCK), axis=0)

@@ -61,7 +61,7 @@ def test_no_spills(program: str) -> None:
 @pytest.mark.parametrize("program", ["EAGLE-chain", "EAGLE-tree", "EAGLE-tree-f32-logits"])
 def test_penalties_and_biases_do_not_spill(program: str) -> None:
     """In front of the draw, with all that is loaded for them."""
-    asked = {"verify": "target_only", "sampling": ["penalties", "logit_bias"]}
+    asked = {"verify": "target_only", "verify_rows": "eager", "sampling": ["penalties", "logit_bias"]}
     sources = kernels_of(load(**PROGRAMS[program] | asked), "draw", phases=("prefill", "verify"))
     assert {artifact.spills for artifact in compiled(sources, *ARCHS).values()} == {0}
 
@@ -83,8 +83,9 @@ def test_what_drafts_leave_does_not_spill(logits: str) -> None:
 
 
 def test_cuts_of_changed_logits_do_not_spill() -> None:
-    """With everything that may come before them."""
-    asked = {"verify": "target_only", "sampling": ["penalties", "logit_bias", "grammar", "top_k", "top_p", "min_p"]}
+    """With everything that may come before them, the choice of a row included."""
+    asked: dict[str, Any] = {"verify": "target_only", "verify_rows": "lazy"}
+    asked["sampling"] = ["penalties", "logit_bias", "grammar", "top_k", "top_p", "min_p"]
     (source,) = kernels_of(load(**PROGRAMS["EAGLE-tree-f32-logits"] | asked), "cut", phases=("verify",))
     assert {artifact.spills for artifact in compiled([source], *ARCHS).values()} == {0}
 
@@ -98,3 +99,11 @@ def test_scores_do_not_spill(best: int) -> None:
     (source,) = [source for source in found if source.name == "score"]
     assert source.num_warps == (16 if best > 16 else 4)
     assert {artifact.spills for artifact in compiled([source], *ARCHS).values()} == {0}
+
+
+def test_rows_of_a_path_do_not_spill() -> None:
+    """What a walk does of one row, with everything that may come before it."""
+    asked = {"verify": "target_only", "verify_rows": "lazy", "sampling": ["penalties", "logit_bias", "grammar"]}
+    sources = kernels_of(load(**PROGRAMS["EAGLE-tree-f32-logits"] | asked), "draw", phases=("verify",))
+    assert len(sources) == 2  # all but the last round have one kernel
+    assert {artifact.spills for artifact in compiled(sources, *ARCHS).values()} == {0}

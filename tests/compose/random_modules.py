@@ -183,6 +183,8 @@ class Composer(Builder):
             self.translate,
             self.allow,
             self.cut,
+            self.row,
+            self.row,
             self.logprob,
             self.scale,
             self.best,
@@ -199,6 +201,7 @@ class Composer(Builder):
             self.chain_of_tokens,
             self.join,
             self.walk,
+            self.visit,
             self.positions,
         )
         with self.phase("draft"):
@@ -626,10 +629,17 @@ class Composer(Builder):
         logits = self.logits()
         shape = tensor_type(logits).shape[:-1]
         name = self.rng.choice(["top_k", "top_p", "min_p"])
-        operands = [self.of("i32", "B")] if name == "top_k" else [self.of("f32", *shape), self.of("f32", "B")]
+        operands = [self.of("f32", *shape), self.of("i32" if name == "top_k" else "f32", "B")]
         operands += [self.of("f32", *shape)] if self.rng.random() < 0.4 else []
         rough = name != "top_k" or any(self.fact(value).rough for value in operands)
         self.make(f"sample.{name}", logits, *operands, facts=[Fact(rough=rough)])
+
+    def row(self) -> None:
+        """One row of a request's logits, chosen by a number of any size, which is reduced as likely as not."""
+        logits = self.pick(lambda type_, fact: len(type_.shape) == 3 and type_.dtype in FLOATS and not fact.rough)
+        (row,) = self.make("vocab.row", logits, self.of("i64", "B"))
+        if self.rng.random() < 0.5:
+            self._argmax(row)
 
     def allow(self) -> None:
         """Logits of what words let through, as many words as there are entries for, or fewer, or more."""
@@ -657,6 +667,8 @@ class Composer(Builder):
         """Logits with a bias or penalties, of nodes perhaps, by tables that are carried or were made."""
         logits = self.logits()
         *axes, vocab = tensor_type(logits).shape[1:]
+        if self._late and vocab == NODE:  # tables of it would lie along the nodes
+            raise Unfit
         if self.rng.random() < 0.3:
             operands = [self._tokenwise("f32", vocab)]
             opcode = "sample.bias"
@@ -906,6 +918,33 @@ class Composer(Builder):
         parents = [self.kind("parent", axis)] if self.rng.random() < 0.7 and not self.chain else []
         results = self.make("verify.greedy", tokens, argmax, self.rows(), *parents)
         self.facts |= {results[1]: Fact("path", axis), results[2]: Fact("count", pair=results[1])}
+
+    def visit(self) -> None:
+        """Some steps of a walk node by node, by tokens that are drawn, or are any; with what nodes have on its way."""
+        axis, rows = self.rng.choice(["A", self.nodes]), self.rows()
+        tokens = self.of("i64", "B", axis)
+        parents = [self.kind("parent", axis)] if self.rng.random() < 0.7 and not self.chain else []
+        (node,) = self.make("walk.root", rows)
+        found, nodes = [self.of("i32", "B")], [node]
+        for _ in range(self.rng.randint(0, self.module.size("A") - 1)):
+            rows, node = self.make("walk.step", tokens, found[-1], rows, node, *parents, facts=[Fact("rows")])
+            if self.rng.random() < 0.5:
+                dtype = self.rng.choice(["i32", "i64", "f32"])
+                self.make("walk.at", self.of(dtype, "B", axis), node)
+            try:
+                logits = self.pick(
+                    lambda type_, fact: type_.shape[1:] == (axis, "V") and type_.dtype in FLOATS and not fact.rough
+                )
+                (row,) = self.make("vocab.row", logits, node)
+                token, _ = self.make("vocab.argmax", row, rows, dtype="i32", keep="")
+            except Unfit:
+                token = self.of("i32", "B")
+            found.append(token)
+            nodes.append(node)
+        results = self.make("verify.path", *found, *nodes, axis=axis, parts=len(nodes))
+        self.facts |= {results[1]: Fact("path", axis), results[2]: Fact("count", pair=results[1])}
+        if self.rng.random() < 0.5:
+            self.make("walk.bad", self.of("i1", "B", axis), self.kind("path", axis), rows="eager")
 
     def compact(self) -> None:
         self._only(chain=False)

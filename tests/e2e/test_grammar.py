@@ -181,12 +181,19 @@ def test_at_changing_depths(overlap: bool) -> None:
     expect(run(make_engine(config, depth=Turns([4, 1, 4, 2, 1]))))
 
 
-def test_with_filters() -> None:
+@pytest.mark.parametrize("config", [CHAIN, TREE], ids=["chain", "tree"])
+def test_row_after_row(config: Config) -> None:
+    """Where rows are drawn along the path alone, that of a node has the node's mask."""
+    expect(run(make_engine(replace(config, rows="lazy"))))
+
+
+@pytest.mark.parametrize("rows", ["eager", "lazy"])
+def test_with_filters(rows: str) -> None:
     """Shares and ranks are those among tokens that are allowed."""
     filters = {"top_k": 3, "top_p": 0.9, "min_p": 0.05}
     for name in filters:
         sampling = [replace(s, temperature=1.5, seed=i, **{name: filters[name]}) for i, s in enumerate(SAMPLINGS)]
-        expect(run(make_engine(replace(TREE, sampling=("grammar", name))), sampling), sampling)
+        expect(run(make_engine(replace(TREE, rows=rows, sampling=("grammar", name))), sampling), sampling)
 
 
 def test_after_a_handover() -> None:

@@ -86,6 +86,23 @@ def test_texts_are_the_target_s(config: Config) -> None:
     assert texts(config, padded=config in CONFIGS[1::2]) == wanted()
 
 
+@pytest.mark.parametrize("config", [CONFIGS[1], CONFIGS[2], CONFIGS[5]], ids=["tree", "look-up", "filtered"])
+def test_row_after_row(config: Config) -> None:
+    """The same where rows are drawn along the path alone."""
+    assert texts(replace(config, rows="lazy")) == wanted()
+
+
+@pytest.mark.parametrize("rows", ["eager", "lazy"])
+def test_penalties_of_what_is_committed(rows: str) -> None:
+    """The first token of a text is the exact one; later ones know less, in either form alike."""
+    config = replace(CONFIGS[1], penalties="committed", rows=rows)
+    found, exact = texts(config), wanted()
+    assert found[2] == exact[2]  # the one without any
+    assert found != exact
+    assert found == texts(replace(config, rows="eager"))
+    assert all(text[:1] == other[:1] for text, other in zip(found, exact, strict=True))
+
+
 @pytest.mark.parametrize("config", CONFIGS[:3], ids=["chain", "tree", "look-up"])
 def test_retracted(config: Config) -> None:
     """What is prefilled again has the same prompt and the same output as before."""

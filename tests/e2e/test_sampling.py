@@ -74,6 +74,16 @@ def test_texts_are_the_target_s(config: Config, padded: bool) -> None:
     assert texts(config, padded=padded) == wanted
 
 
+@pytest.mark.parametrize("config", [CONFIGS[i] for i in (0, 2, 3, 7)], ids=lambda c: f"{c.algorithm.lower()}-{c.topk}")
+def test_row_after_row(config: Config) -> None:
+    """The same where rows are drawn along the path alone, with filters too."""
+    config = replace(config, rows="lazy")
+    samplings = SAMPLINGS
+    if config.topk > 1:
+        config, samplings = replace(config, sampling=ALL), FILTERED
+    assert texts(config, samplings) == [alone(p, s) for p, s in zip(PROMPTS, samplings, strict=True)]
+
+
 @pytest.mark.parametrize("config", CONFIGS[:3], ids=lambda c: f"{c.algorithm.lower()}-{c.topk}")
 def test_alone_and_retracted(config: Config) -> None:
     """As in a batch: a request that runs alone, and those that lose their pages and are prefilled again."""
@@ -95,7 +105,8 @@ def test_alone_and_retracted(config: Config) -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_at_changing_depths(overlap: bool) -> None:
     wanted = [alone(prompt, sampling) for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True)]
-    assert texts(replace(DEEP, overlap=overlap), depth=Turns([4, 1, 4, 2, 1])) == wanted
+    rows = "lazy" if overlap else "eager"
+    assert texts(replace(DEEP, overlap=overlap, rows=rows), depth=Turns([4, 1, 4, 2, 1])) == wanted
 
 
 COUPLED = [

@@ -91,6 +91,8 @@ class Config:
     shallower: tuple[int, ...] = ()
     verify: str = field(default="greedy", repr=False)
     sampling: tuple[str, ...] = field(default=(), repr=False)
+    rows: str = field(default="auto", repr=False)
+    penalties: str = field(default="exact", repr=False)
     draft_sampling: str = field(default="greedy", repr=False)
     logprobs: str = field(default="", repr=False)
     best: int = field(default=0, repr=False)
@@ -110,6 +112,8 @@ class Config:
             "context_length": CONTEXT,
             "verify": self.verify,
             "sampling": list(self.sampling),
+            "verify_rows": self.rows,
+            "penalties": self.penalties,
             "draft_sampling": self.draft_sampling,
             **(
                 {"outputs": ["logprobs"], "logprobs": self.logprobs, "best_logprobs": self.best}

@@ -130,8 +130,12 @@ def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = Fals
         drawn = topk == 1 and needs.draft and algorithm != "ANCHORED" and "token_map" not in draft
         if drawn and rng.random() < 0.3:
             keys["verify"] = rng.choice(["rejection", "block"])
+        elif rng.random() < 0.6:
+            keys["verify_rows"] = rng.choice(["eager", "lazy", "lazy"])
         keys["sampling"] = rng.sample(SAMPLING, rng.choice([0, 0, 1, 2, 3, 5]))
         keys["sampling"] += rng.choice([[], ["grammar"]])
+        if "penalties" in keys["sampling"] and rng.random() < 0.3:
+            keys["penalties"] = "committed"
     if "logprobs" in keys["outputs"]:
         keys["best_logprobs"] = rng.choice([0, rng.randint(0, min(vocab, 20))])
         if "verify" not in keys:  # what is drawn from hangs on sums, which oracles cannot follow

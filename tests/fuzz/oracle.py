@@ -177,20 +177,22 @@ class Oracle:
             if self.config.topk > 1 and self.config.mask == "none":
                 visible = list(range(column + 1))
             seen.append(fold_all(self._seen, [codes[c] for c in visible]))
-        for column, token in enumerate(tree.tokens):
-            before = [tree.tokens[c] for c in tree.ancestors(column) if c > 0]
-            position = self.length + tree.depth(column) + 1
-            self.health |= TARGET * self.target_bad(token, seen[column], position, before)
         path, emitted = [0], list[int]()
         while True:
             told = said[len(emitted)] if len(emitted) < len(said) else None
             position = len(self.text) + len(emitted)
-            token = self.target_token(tree.tokens[path[-1]], seen[path[-1]], position, told, emitted)
+            known = emitted if self.config.penalties == "exact" else []
+            token = self.target_token(tree.tokens[path[-1]], seen[path[-1]], position, told, known)
             emitted.append(token)
             children = [c for c, parent in enumerate(tree.parents) if parent == path[-1] and tree.tokens[c] == token]
             if not children or len(path) > steps:
                 break
             path.append(children[0])
+        for column in path if self.config.verify == "target_only" else range(len(tree.tokens)):
+            before = [tree.tokens[c] for c in tree.ancestors(column) if c > 0]
+            position = self.length + tree.depth(column) + 1
+            known = before if self.config.penalties == "exact" else []
+            self.health |= TARGET * self.target_bad(tree.tokens[column], seen[column], position, known)
         states = [seen[column] for column in path]
         self._seen = fold_all(self._seen, [codes[c] for c in path])
         self.target_codes += [codes[column] for column in path]

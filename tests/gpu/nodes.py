@@ -27,6 +27,8 @@ LONGEST = 40
 """Committed lengths are below this."""
 HANDED_ON = ("commit.compact", "commit.last", "tree.gather", "tree.repeat")
 """Ops that move numbers and change none."""
+WALKS = ("verify.greedy", "verify.path")
+"""Ops that accept a path, and give it and its length last."""
 CLOSE = {"rtol": 2e-5, "atol": 2e-6, "equal_nan": True}
 """How near f32 numbers must be that come from a sum over a vocabulary."""
 
@@ -149,7 +151,7 @@ class Pair:
                 nodes = frame.dims["N"]
                 live.view(-1)[int((nodes * (frame.read(call.operands[0]) + nodes)).sum()) :] = False
             return live
-        walked = any(op.op == "verify.greedy" for op in node.ops)
+        walked = any(op.op in WALKS for op in node.ops)
         if call.op != "commit.compact" and not (call.op == "vocab.logprob" and walked):
             return torch.ones(value.shape[:2], dtype=torch.bool)
         return torch.arange(value.shape[1]) < accepted(node, frame, call)[:, None]
@@ -193,7 +195,7 @@ def inexact(ops: Sequence[OpCall]) -> set[str]:
 def accepted(node: Computed, frame: Frame, call: OpCall) -> Tensor:
     """Accepted lengths i64[B] behind a value along the path."""
     for op in node.ops:
-        if op.op == "verify.greedy":
+        if op.op in WALKS:
             return frame.read(op.results[2]).to(torch.int64)
     return (frame.read(call.operands[1]) >= 0).sum(dim=1)
 

@@ -66,9 +66,13 @@ class Operands:
             frames[1].adopt(name, tensor.to(frames[1].table.device))
             return
         view = frame.read(name)
-        if name == "req_pool_indices" or self.makers.get(name) == ("kv.admit", 0):
+        if name == "req_pool_indices" or self.makers.get(name) in (("kv.admit", 0), ("walk.step", 0)):
             view.zero_()
             view[:live] = self.rows[:live]
+        elif self.makers.get(name) in (("walk.root", 0), ("walk.step", 1)):
+            nodes = self.plan.size("A" if self.plan.size("K") == 1 else "N")
+            view.copy_(torch.randint(-1, nodes, view.shape, generator=self.source))
+            view[live:] = -1
         elif view.dtype == torch.int64 and view.dim() == 1:
             view.copy_(self.draw(tuple(view.shape), view.dtype, lengths=True))
             view[live:] = 0  # as the runtime gives them, and prepare relays them

@@ -42,7 +42,9 @@ SUMS = {
 """Results, by opcode, that are sums over a vocabulary and known up to rounding."""
 ROUNDED = {"sample.mass": 3e-5, "sample.residual": 3e-5}
 """By how much: exponentials of numbers up to a hundred, each rounded."""
-LOGITS = ("vocab.argmax", "vocab.topk", "sample.draw", "sample.residual")
+LOGITS = ("vocab.argmax", "vocab.topk")
+SCANNED = (*LOGITS, "sample.draw", "sample.residual")
+"""The ops that a launch scans logits for."""
 Drawn = dict[str, Tensor]
 """Content of values and pools (``relay.<field>``) by name."""
 
@@ -341,7 +343,7 @@ def launch_of(module: Module, stem: str, cluster: Cluster, batch: int, scan: Sca
     """The kernel of a cluster, cut as ``scan`` says."""
     spec = FAMILIES[stem].spec(module, stem, cluster)
     rows, programs, _ = FAMILIES[stem].grid(module, cluster, batch)
-    reduction = next((op for op in cluster if op.opcode in LOGITS), None)
+    reduction = next((op for op in cluster if op.opcode in SCANNED), None)
     changed: dict[str, int] = {}
     if reduction is not None:
         sizes = tensor_type(reduction["logits"]).sizes(module.dims)
@@ -406,7 +408,8 @@ def check_cluster(
             assert_same(whole(after.tensors[name]).cpu(), whole(want.tensors[name]), f"{name} of {stem}, {attempt}")
         for name, tensor in kept.items():
             assert not scratch[name].zero or not tensor.any(), f"{name}, {attempt}"
-    check_partials(cluster, launch, rows, kept)
+    reads = [given[op["rows"].name] for op in cluster if op.opcode in SCANNED]
+    check_partials(cluster, launch, reads[0] if reads else rows, kept)
     return values
 
 
@@ -435,7 +438,7 @@ def sums_of(launcher: Launcher, memory: Memory, stem: str, scan: Scan) -> dict[V
 
 def check_partials(cluster: Cluster, launch: Launch, rows: Tensor, scratch: Mapping[str, Tensor]) -> None:
     """Partials of padding, of rows beyond the batch and of splits beyond the grid's stay poisoned; no others do."""
-    if not any(op.opcode in LOGITS for op in cluster):
+    if not any(op.opcode in SCANNED for op in cluster):
         return
     for name, tensor in scratch.items():
         if ".partial_" not in name:

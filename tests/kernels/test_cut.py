@@ -30,8 +30,7 @@ def cutting(dtype: str, rows: int, vocab: int, names: tuple[str, ...], within: b
     cuts: tuple[Value, ...] = (b.given("within", "f32", *axes),) if within else ()
     with b.phase("verify"):
         for name in names:
-            given = (logits,) if name == "top_k" else (logits, scales)
-            cuts = (b(f"sample.{name}", *given, parameters[name], *cuts),)
+            cuts = (b(f"sample.{name}", logits, scales, parameters[name], *cuts),)
         b.hand_out(*cuts)
     return module
 

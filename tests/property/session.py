@@ -221,7 +221,7 @@ def accepted_nodes(module: Module, values: dict[str, Tensor]) -> list[list[int]]
     """Columns of every request's accepted path, from the results of the op that accepts."""
     (accept,) = [op for op in module.ops() if op.opcode.startswith("verify.")]
     index, lens = (values[result.name].tolist() for result in accept.results[1:3])
-    width = values[accept.operands[0].name].shape[1]
+    width = values[accept.results[0].name].shape[1]
     return [[node % width for node in path[:count]] for path, count in zip(index, lens, strict=True)]
 
 

@@ -25,6 +25,7 @@ def changed(scope: Scope, logits: Value, stem: str, loads: str, nodes: tuple[Val
         if "penalties" in features:
             penalties = [parameter(scope, name, stem, loads, "sampling") for name in PENALTIES]
             counts = _tokenwise(scope, COUNTS, stem)
+            nodes = nodes if scope.config.penalties == "exact" else ()
             opcode = "sample.penalize_nodes" if nodes else "sample.penalize"
             logits = b(opcode, logits, counts, *penalties, *nodes, names=(f"{stem}penalized_logits",))
         if "logit_bias" in features:

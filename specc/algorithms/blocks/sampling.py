@@ -41,8 +41,7 @@ def draws(scope: Scope, logits: Value, positions: Value, offset: int, stem: str,
     with b.at(scope.at("sampling")):
         for name in (name for name in config.sampling if name in CUTS):
             bound = parameter(scope, name, stem, loads, "sampling")
-            operands = (logits, bound) if name == "top_k" else (logits, scales, bound)
-            cuts = (b(f"sample.{name}", *operands, *cuts, names=(f"{stem}cuts_{name}",)),)
+            cuts = (b(f"sample.{name}", logits, scales, bound, *cuts, names=(f"{stem}cuts_{name}",)),)
     return keys, scales, *cuts
 
 

@@ -156,7 +156,7 @@ def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size"
 def _accept(
     scope: Scope, state: State, nodes: Nodes, logits: Value, positions: Value, begun: Value | None
 ) -> tuple[Value, tuple[Value, ...], Value]:
-    """The logits that are scored; predicted tokens [B, n], the accepted path, its length; which rows are bad."""
+    """The logits that are scored; predicted tokens [B, n], the accepted path, its length; who is bad."""
     b, names = scope.b, ("node_predict", "accept_index", "accept_lens")
     links = () if nodes.parent is None else (nodes.parent,)
     with b.at(scope.at("verify")):
@@ -172,6 +172,9 @@ def _accept(
         else:
             token, bad = drawn(scope, mine, given, ("drawn", "drawn_bad"))
         path = b.many("verify.greedy", nodes.tokens, token, scope.rows, *links, names=names)
+        if not sampled(scope):
+            with b.at(scope.at("verify_rows")):
+                bad = b("walk.bad", bad, path[1], names=("target_bad",), rows=scope.config.verify_rows)
         return logprobs.scored(scope, logits, mine, given, "scaled_logits"), path, bad
 
 

@@ -5,11 +5,26 @@ from __future__ import annotations
 import re
 
 from specc.ir.opdef import OpDef
-from specc.ir.ops import carry, chain, commit, grammar, health, kv, model, ngram, sample, spec, tree, verify, vocab
+from specc.ir.ops import (
+    carry,
+    chain,
+    commit,
+    grammar,
+    health,
+    kv,
+    model,
+    ngram,
+    sample,
+    spec,
+    tree,
+    verify,
+    vocab,
+    walk,
+)
 
 OPS: dict[str, OpDef] = {
     op.name: op
-    for dialect in (spec, health, carry, kv, vocab, tree, chain, ngram, grammar, sample, verify, commit, model)
+    for dialect in (spec, health, carry, kv, vocab, tree, chain, ngram, grammar, sample, walk, verify, commit, model)
     for op in dialect.OPS
 }
 """Every op by name."""

@@ -65,9 +65,10 @@ OPS = (
     ),
     OpDef(
         "sample.top_k",
-        "logits: T[B, *x, ?v], k: i32[B], within?: f32[B, *x] -> cuts: f32[B, *x]",
-        "The k-th largest logit of every row, so that equal ones stay together; -inf for k below 1 or above v. Of the"
-        " logits that are not below ``within``, as the other cuts, which is what they give at least.",
+        "logits: T[B, *x, ?v], scales: f32[B, *x], k: i32[B], within?: f32[B, *x] -> cuts: f32[B, *x]",
+        "The k-th largest logit of every row, so that equal ones stay together; -inf for k below 1 or above v, and, as"
+        " of the other cuts, where the scale is 0. Of the logits that are not below ``within``, which is what cuts give"
+        " at least.",
     ),
     OpDef(
         "sample.top_p",

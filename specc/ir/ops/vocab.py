@@ -25,6 +25,12 @@ OPS = (
         "The K most probable tokens of every row, softmax in f32 over the whole vocabulary.",
     ),
     OpDef(
+        "vocab.row",
+        "logits: T[B, ?n, ?v], at: i64[B] -> row: T[B, ?v]",
+        "Row ``at`` of every request, the first or the last one where there is no such row. Reductions and cuts"
+        " read it where it is, and of what changed the rows before only what becomes of this one is computed.",
+    ),
+    OpDef(
         "vocab.translate",
         "index: i64<?v>[B, *x], map: i64[?v], rows: i64[B] -> token: i64[B, *x]",
         "The target's tokens that entries of a reduced vocabulary stand for; padding rows: 0.",

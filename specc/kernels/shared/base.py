@@ -262,10 +262,23 @@ def traffic(module: Module, cluster: Cluster) -> int:
     inside = {value for op in cluster for value in op.results}
     reads = {value for op in cluster for value in op.operands} - inside
     writes = {value for value in inside if leaves(module, value, cluster)}
-    one = {op["x"]: op.result for op in cluster if op.opcode == "commit.last"}  # row of all that are there
-    types = [tensor_type(one.get(v, v)) for v in reads | writes if not is_state(v) and v.name != "req_to_token"]
+    one = {op["x"]: tensor_type(op.result) for op in cluster if op.opcode == "commit.last"}  # row of all that are there
+    one |= {value: type_ for op in cluster if op.opcode == "vocab.row" for value, type_ in _of_row(op, cluster).items()}
+    types = [one.get(v) or tensor_type(v) for v in reads | writes if not is_state(v) and v.name != "req_to_token"]
     types += [_carried_type(module, op) for op in cluster if "field" in op.attrs]
     return sum(nbytes(module, type_) for type_ in types) + sum(kv_bytes(module, op) for op in cluster)
+
+
+def _of_row(chosen: Op, cluster: Cluster) -> dict[Value, TensorType]:
+    """What is read of the rows of which one is chosen, and of those that change them before: one of each."""
+    nodes, found, op = tensor_type(chosen["logits"]).shape[1], dict[Value, TensorType](), chosen
+    while op is not None and op.get("logits") is not None and (op is chosen or op in cluster):
+        for value in op.operands:
+            type_ = tensor_type(value)
+            if len(type_.shape) == 3 and type_.shape[1] == nodes:
+                found[value] = TensorType(type_.dtype, (type_.shape[0], *type_.shape[2:]))
+        op = op["logits"].source
+    return found
 
 
 def _carried_type(module: Module, op: Op) -> TensorType:

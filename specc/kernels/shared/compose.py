@@ -17,7 +17,7 @@ from specc.kernels.shared import vocabulary
 from specc.kernels.shared.base import CAPACITY, ROW_BLOCK, STORES, Cluster, Family, Spec, leaves, read_in_place
 from specc.kernels.shared.blocks import all_fit, fits_registers, is_computed, is_long
 from specc.kernels.shared.text import INDENT, Text, flags_first
-from specc.kernels.shared.tiles import changes_logits, in_memory, is_prologue, side_of, tile_of
+from specc.kernels.shared.tiles import ROW, changes_logits, in_memory, is_prologue, side_of, tile_of
 
 _OF_ENTRIES = frozenset({"commit.compact", "commit.last", "tree.gather"})
 """Ops whose device functions pick entries of T[N], no rows."""
@@ -33,7 +33,7 @@ def has_tile(module: Module, op: Op) -> bool:
     """Whether one program can compute an op of a request from blocks, memory, and pool rows."""
     if op.opcode in ("carry.load", *STORES):
         return all_fit(module, op)
-    function = tile_of(op)
+    function = None if op.opcode == ROW else tile_of(op)
     if function is None or changes_logits(function) or any(is_state(value) for value in op.operands):
         return False
     if op.opcode in _OF_ENTRIES and op["x"].type is not None and not all_fit(module, op):

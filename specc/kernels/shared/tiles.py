@@ -21,7 +21,7 @@ An op that gives logits for logits is a *prologue* of the reductions that read t
 ``logits`` f32, ``column`` i32, the entries of the vocabulary that these are, and ``row``, the row of all requests' that
 they are in, and otherwise memory and constants alone; it gives the new logits. ``ROWS`` are those of one request. What
 is read where it is carried, `IN_PLACE`, is ``counts_ptr`` with ``counts_rows_ptr``, the pool and the rows i64[B] in it;
-of a value T[B, V] the latter is None.
+of a value T[B, V] the latter is None. `ROW` is one too, which changes what row is read: see `vocabulary.prologue`.
 
 The function of an op from outside is in a file of its own, `OpDef.tile`, and has no part that programs share. Beside a
 kernel that file is a module named as the function, so that those of two ops cannot meet.
@@ -38,6 +38,9 @@ from specc.ir.core import Op
 from specc.ir.opdef import OpDef
 from specc.ir.ops import OPS
 from specc.support.templates import lib_names, read_template
+
+ROW = "vocab.row"
+"""The op that chooses one of a request's rows of logits."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,9 @@ def side_of(op: Op) -> Function | None:
 
 
 def is_prologue(op: Op) -> bool:
-    """Whether an op changes logits before a reduction reads them."""
+    """Whether an op changes logits, or which of them are read, before a reduction reads them."""
+    if op.opcode == ROW:
+        return True
     function, logits = tile_of(op), op.get("logits")
     if function is None or logits is None or not changes_logits(function):
         return False

@@ -7,7 +7,7 @@ from specc.ir.types import DTYPES
 from specc.kernels.shared.base import CAPACITY, IN_PLACE, MAX_SPLITS, VECTOR_BYTES, Cluster, alignment, power_of_two
 from specc.kernels.shared.text import Text, in_tuple
 from specc.kernels.shared.text import rows_of as rows_of_value
-from specc.kernels.shared.tiles import is_prologue, tile_of
+from specc.kernels.shared.tiles import ROW, is_prologue, tile_of
 
 _BLOCK = 2048
 _TILE_BYTES = 8192
@@ -59,8 +59,19 @@ def scanned(text: Text, reduction: Op, cluster: Cluster) -> tuple[str, str, str,
     function, operands = prologue(text, reduction, cluster)
     batch, *axes, _ = tensor_type(reduction["logits"]).sizes(text.module.dims)
     axes = [int(reduction.attrs["most"])] if "most" in reduction.attrs else axes
-    logits = text.pointer(stored_logits(reduction, cluster), "logits")
+    logits = memory(text, reduction, cluster, "STRIDE")
     return function, operands, logits, (batch, *axes, most_splits(text.module, reduction))
+
+
+def memory(text: Text, reduction: Op, cluster: Cluster, stride: str) -> str:
+    """The memory of the logits that a scan reads, rows ``stride`` apart; shifted where a row is chosen."""
+    logits = text.pointer(stored_logits(reduction, cluster), "logits")
+    for op in logits_of(reduction, cluster):
+        if op.opcode == ROW:
+            given = f"{logits}, b, {text.pointer(op['at'], 'at')}, {rows_of(text.module, op)}, {stride}"
+            logits = text.fresh("chosen_ptr")
+            text.head.append(f"{logits} = {text.use('chosen_row')}({given})")
+    return logits
 
 
 def vocabulary(module: Module, reduction: Op) -> int:
@@ -177,31 +188,49 @@ def sizes(module: Module, reduction: Op) -> list[tuple[str, int]]:
 
 
 def prologue(text: Text, reduction: Op, cluster: Cluster) -> tuple[str, str]:
-    """The function of a block of logits that a scan calls, and the memory that it reads, as a tuple."""
+    """The function of a block of logits that a scan calls, and the memory that it reads, as a tuple.
+
+    What comes before one row is chosen is given its number among all rows.
+    """
     ops = logits_of(reduction, cluster)
-    if not ops:
+    changes = [op for op in ops if op.opcode != ROW]
+    if not changes:
         return text.use("identity"), "None"
-    lines: list[str] = []
     pointers: list[str] = []
+    lines: list[str] = []
+    row = "row"
+    chooses = next((op for op in ops if op.opcode == ROW), None)
+    if chooses is not None and chooses is not ops[0]:
+        row = "chosen"
+        lines.append(f"{row} = {_call(text, chooses, 'row', pointers)}")
     for op in ops:
-        function = tile_of(op)
-        assert function is not None
-        given: list[str] = []
-        for parameter in function.parameters:
-            if parameter.endswith("_ptr"):
-                pointer = _memory(text, op, parameter.removesuffix("_ptr"))
-                given.append("None" if pointer is None else f"operands[{len(pointers)}]")
-                pointers += [] if pointer is None else [pointer]
-            elif parameter == "ROWS":
-                given.append(f"ROWS={rows_of(text.module, reduction)}")
-            elif parameter.isupper():
-                given.append(f"{parameter}={text.constant(op, parameter)}")
-            else:
-                given.append(parameter)
-        lines.append(f"logits = {text.use(function)}({', '.join(given)})")
+        row = "row" if op is chooses else row
+        if op in changes:
+            lines.append(f"logits = {_call(text, op, row, pointers)}")
     text.prologue += ["def prologue(logits, column, row, operands):", *(f"    {line}" for line in lines)]
     text.prologue.append("    return logits")
     return "prologue", in_tuple(pointers)
+
+
+def _call(text: Text, op: Op, row: str, pointers: list[str]) -> str:
+    """The call of an op's function in a prologue, for a ``row``; what it reads joins the ``pointers``."""
+    function = tile_of(op)
+    assert function is not None
+    given: list[str] = []
+    for parameter in function.parameters:
+        if parameter.endswith("_ptr"):
+            pointer = _memory(text, op, parameter.removesuffix("_ptr"))
+            given.append("None" if pointer is None else f"operands[{len(pointers)}]")
+            pointers += [] if pointer is None else [pointer]
+        elif parameter == "row":
+            given.append(row)
+        elif parameter == "ROWS":
+            given.append(f"ROWS={rows_of(text.module, op)}")
+        elif parameter.isupper():
+            given.append(f"{parameter}={text.constant(op, parameter)}")
+        else:
+            given.append(parameter)
+    return f"{text.use(function)}({', '.join(given)})"
 
 
 def _memory(text: Text, op: Op, stem: str) -> str | None:

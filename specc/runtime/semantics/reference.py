@@ -30,11 +30,14 @@ from .reference_sample import SAMPLE_OPS
 from .reference_scores import SCORE_OPS
 from .reference_slots import SLOT_OPS
 from .reference_tree import TREE_OPS
+from .reference_walk import WALK_OPS
 
 Pools: TypeAlias = Mapping[str, Tensor]
 Store: TypeAlias = Callable[[Tensors, Tensor], Tensor]
 
-OPS: dict[str, Semantics] = {**SLOT_OPS, **TREE_OPS, **NGRAM_OPS, **SAMPLE_OPS, **SCORE_OPS, **REJECT_OPS}
+OPS: dict[str, Semantics] = {
+    **SLOT_OPS, **TREE_OPS, **NGRAM_OPS, **SAMPLE_OPS, **SCORE_OPS, **REJECT_OPS, **WALK_OPS
+}  # fmt: skip
 STORES: dict[str, Store] = {}
 """By op, of its operands, of which rows i64[B] come first, and the pool: what these rows of the pool become."""
 LOAD = "carry.load"
@@ -186,6 +189,14 @@ def vocab_topk(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     padding = rest[0] == 0 if rest else torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
     results = p.gather(-1, index), index, bad
     return tuple(zero_rows(result, padding).contiguous() for result in results)
+
+
+@_register(OPS, "vocab.row")
+def vocab_row(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Logits T[B, n, V], at i64[B] -> the row T[B, V] of each request, the nearest one where there is no such row."""
+    logits, at = operands
+    chosen = at.clamp(0, logits.shape[1] - 1).view(-1, 1, 1).expand(-1, 1, logits.shape[2])
+    return (logits.gather(1, chosen).squeeze(1),)
 
 
 @_register(OPS, "vocab.translate")

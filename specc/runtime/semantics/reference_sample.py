@@ -147,12 +147,16 @@ def sample_bias(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 
 @_register(SAMPLE_OPS, "sample.top_k")
 def sample_top_k(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Logits T[B, ..., V], k i32[B][, within f32[B, ...]] -> cuts f32[B, ...]: the k-th largest, -inf without one."""
-    logits, k, *within = operands
+    """Logits T[B, ..., V], scales f32[B, ...], k i32[B][, within f32[B, ...]] -> cuts f32[B, ...].
+
+    The k-th largest; -inf without one, and unless scale > 0.
+    """
+    logits, scales, k, *within = operands
     ordered = _largest_first(logits, within)
     count, width = _each(k, ordered).to(torch.int64), ordered.shape[-1]
     cut = ordered.gather(-1, (count - 1).clamp(0, width - 1).expand(*ordered.shape[:-1], 1))
-    return (_at_least(torch.where((count < 1) | (count > width), -torch.inf, cut).squeeze(-1), within),)
+    given = (count >= 1) & (count <= width) & (scales[..., None] > 0)
+    return (_at_least(torch.where(given, cut, -torch.inf).squeeze(-1), within),)
 
 
 @_register(SAMPLE_OPS, "sample.top_p")

@@ -105,6 +105,7 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
     ("config/hc-mult-default", edit("  num_layers", "  hc_mult: 4\n  num_layers"), 14, 12),
     ("legal/verify", edit("verify: greedy", "verify: rejection").replace("topk: 1", "topk: 2"), 9, 9),
     ("legal/verify", edit("EAGLE", "NGRAM").replace("verify: greedy", "verify: block").split("draft:\n")[0], 9, 9),
+    ("legal/verify", edit("verify: greedy", "verify_rows: lazy"), 9, 14),
     ("legal/draft-sampling", edit("verify: greedy", "draft_sampling: coupled"), 9, 17),
     (
         "legal/draft-sampling",
@@ -129,6 +130,7 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
         9,
         16,
     ),
+    ("legal/sampling", edit("verify: greedy", "penalties: committed"), 9, 12),
     ("config/not-yet", VALID.replace("draft:\n", "draft:\n  hidden_source: aux\n"), 20, 18),
     ("config/missing-key", edit("num_layers: 32", "num_layers: 6\n  hidden_source: aux"), 12, 1),
     ("config/out-of-range", edit("  num_layers", "  aux_layers: [1, 33]\n  num_layers"), 14, 15),

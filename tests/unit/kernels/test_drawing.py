@@ -33,7 +33,7 @@ def test_to_draw_takes_no_launch_more(algorithm: str, form: dict[str, Any], mask
     assert kinds(greedy) <= kinds(drawing)
     assert drawing["prefill_rows"][-1] == "sample.keys"
     assert drawing["verify_draw"][0] == "sample.draw"
-    assert greedy["verify_argmax"][1:] == drawing["verify_draw"][1:]
+    assert sorted([*greedy["verify_argmax"][1:], "walk.bad"]) == sorted(drawing["verify_draw"][1:])
 
 
 def kinds(nodes: Iterable[str]) -> Counter[str]:

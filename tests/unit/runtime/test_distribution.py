@@ -314,7 +314,10 @@ BIASED: dict[str, tuple[str, Patch]] = {
     "shares": ("chain", with_operands("sample.top_p", lambda given: [given[0], given[1] / 2, *given[2:]])),
     "least": ("tree", with_operands("sample.min_p", lambda given: [given[0], given[1] / 2, *given[2:]])),
     "biases": ("tree", with_operands("sample.bias", lambda given: [given[0], -given[1]])),
-    "ranks": ("block", with_operands("sample.top_k", lambda given: [given[0], given[1] + (given[1] > 0), *given[2:]])),
+    "ranks": (
+        "block",
+        with_operands("sample.top_k", lambda given: [*given[:2], given[2] + (given[2] > 0), *given[3:]]),
+    ),
     "masks": ("rejection", with_operands("sample.allow", lambda given: [given[0], given[1].roll(1, 0)])),
     "cuts": ("rejection", with_operands("sample.reject", lambda given: [*given[:6], given[6] - 1, *given[7:]])),
     "left": ("rejection", in_chain("left", lambda self, count, _: self.target(0))),

@@ -34,6 +34,7 @@ PROGRAMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("MULTI_LAYER_EAGLE", {}),
     ("DFLASH", {"verify": "target_only", "sampling": ["min_p", "top_p", "top_k"]}),
     ("NGRAM", {"verify": "target_only", "sampling": SAMPLING, "topk": 2, "num_draft_tokens": 5}),
+    ("NGRAM", {"verify": "target_only", "verify_rows": "lazy", "topk": 2, "num_draft_tokens": 5}),
     ("FROZEN_KV_MTP", {"verify": "target_only", **SCORES, "draft": {"vocab_size": 24, "token_map": "engine"}}),
     ("EAGLE", {"verify": "rejection", "sampling": ["min_p"]}),
     ("DFLASH", {"verify": "block"}),

@@ -112,7 +112,7 @@ def test_as_the_oracle_draws() -> None:
 def cuts_of(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> Tensor:
     """The cuts f32[B, n] of logits [B, n, V] by the ops, one after the other."""
     count, scales = len(logits), torch.full(logits.shape[:2], 1.0 / temperature)
-    (cuts,) = OPS["sample.top_k"]((logits, torch.full((count,), top_k, dtype=torch.int32)), {}, {})
+    (cuts,) = OPS["sample.top_k"]((logits, scales, torch.full((count,), top_k, dtype=torch.int32)), {}, {})
     (cuts,) = OPS["sample.top_p"]((logits, scales, torch.full((count,), top_p), cuts), {}, {})
     (cuts,) = OPS["sample.min_p"]((logits, scales, torch.full((count,), min_p), cuts), {}, {})
     return cuts
