@@ -28,7 +28,6 @@ from specc.runtime.batch import Batch
 from specc.runtime.plan.parameters import PARAMETERS
 from specc.runtime.plan.plan import Plan
 from specc.runtime.sampling import Sampling
-from specc.runtime.semantics import reference_reject
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS, STORES
 from specc.runtime.step import Step
@@ -299,9 +298,15 @@ def with_operands(name: str, wrong: Callable[[list[Any]], Sequence[Any]]) -> Pat
     return patch
 
 
-def in_chain(name: str, wrong: Callable[..., Any]) -> Patch:
-    """What verification of drawn drafts computes, otherwise."""
-    return lambda monkeypatch: monkeypatch.setattr(reference_reject._Chain, name, wrong)
+def whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is drawn of the target's row stands where what the drafts leave of it should."""
+    right = OPS["sample.residual"]
+    monkeypatch.setitem(OPS, "sample.residual", lambda given, *rest: (given[5], right(given, *rest)[1]))
+
+
+def at_one(given: list[Any]) -> Sequence[Any]:
+    """The mass of a draft's row, which has no cuts, at temperature 1."""
+    return given if len(given) == 5 else [*given[:2], torch.ones_like(given[2]), given[3]]
 
 
 BIASED: dict[str, tuple[str, Patch]] = {
@@ -319,10 +324,10 @@ BIASED: dict[str, tuple[str, Patch]] = {
         with_operands("sample.top_k", lambda given: [*given[:2], given[2] + (given[2] > 0), *given[3:]]),
     ),
     "masks": ("rejection", with_operands("sample.allow", lambda given: [given[0], given[1].roll(1, 0)])),
-    "cuts": ("rejection", with_operands("sample.reject", lambda given: [*given[:6], given[6] - 1, *given[7:]])),
-    "left": ("rejection", in_chain("left", lambda self, count, _: self.target(0))),
-    "whole": ("block", in_chain("left", lambda self, *_: self.target(0))),
-    "drafts": ("block", in_chain("q", lambda self, column: self.drafted[column].float().softmax(-1))),
+    "cuts": ("rejection", with_operands("sample.mass", lambda given: [*given[:4], *(cut - 1 for cut in given[4:])])),
+    "left": ("rejection", whole),
+    "whole": ("block", whole),
+    "drafts": ("block", with_operands("sample.mass", at_one)),
 }
 """Programs and what is wrong in them."""
 
