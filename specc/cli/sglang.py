@@ -49,6 +49,9 @@ def check(
             metavar="LIST", help="The key outputs, with commas: logprobs serves return_logprob.", show_default=False
         ),
     ] = "",
+    best_logprobs: Annotated[
+        int, typer.Option(metavar="N", help="The key best_logprobs: serves top_logprobs_num up to N.")
+    ] = 0,
 ) -> None:
     """Write the configuration of the program that SGLang with these arguments runs, and check it."""
     with reporting() as report:
@@ -58,7 +61,7 @@ def check(
         from specc.driver.compile import check_config
 
         parsed = parse(arguments)
-        text = configuration(parsed, name, verify, sampling, outputs)
+        text = configuration(parsed, name, verify, sampling, outputs, best_logprobs)
         loaded = load_text(text, output or Path("sglang.yaml"), names(), needs)
         report.know(loaded.sources, loaded.paths)
         check_config(loaded)

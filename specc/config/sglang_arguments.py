@@ -166,12 +166,12 @@ def _full_name(written: str) -> str:
 
 
 def configuration(
-    arguments: Arguments, name: str | None, verify: str = "greedy", sampling: str = "", outputs: str = ""
+    arguments: Arguments, name: str | None, verify: str = "greedy", sampling: str = "", outputs: str = "", best: int = 0
 ) -> str:
     """Return the YAML of the program that a server with these arguments runs.
 
-    ``name``: the configuration's; None for one made of the algorithm. ``verify``, ``sampling`` and ``outputs``: the
-    keys, the last two as words with commas between them.
+    ``name``: the configuration's; None for one made of the algorithm. ``verify``, ``sampling``, ``outputs`` and
+    ``best``, which is best_logprobs: the keys, two of them as words with commas between them.
 
     Raises DiagnosticError with all that is missing, cannot be read, or is not served.
     """
@@ -187,6 +187,7 @@ def configuration(
         *_sizes(arguments),
         *_sampled(arguments, verify, _listed(sampling)),
         *([f"outputs: {json.dumps(_listed(outputs))} # --outputs"] if _listed(outputs) else []),
+        *([f"best_logprobs: {best} # --best-logprobs"] if best else []),
         *_model(arguments, "target", "--model-path", ("--kv-cache-dtype",)),
         *_model(arguments, "draft", "--speculative-draft-model-path", _DRAFT_KV),
     ]
@@ -197,6 +198,7 @@ def configuration(
 def served(config: Config) -> str:
     """Return in a line which requests a program of this configuration serves."""
     logprobs = ("return_logprob",) if "logprobs" in config.outputs else ()
+    logprobs += (f"top_logprobs_num up to {config.best_logprobs}",) if config.best_logprobs else ()
     sampled = ("temperature", "sampling_seed", *config.sampling) if config.verify != "greedy" else ()
     known = ", ".join((*sampled, *logprobs))
     others = "" if sampled else ", those that sample among them (--verify)"

@@ -4,7 +4,7 @@ A job is `{"engine": {...}, "requests": [...]}`: arguments of `sglang.Engine` be
 request
 
 * `text` or `input_ids`; `sampling`, SGLang's sampling parameters; `logprobs`, whether to return
-  them, of the prompt too;
+  them, of the prompt too; `top_logprobs`, of how many most probable tokens;
 * `after`, `[k, n]`: it arrives when request k has n tokens or has ended; or `delay`, in seconds;
 * `abort_after`, a number of tokens after which it is aborted; `stream`, false for one that answers once.
 
@@ -77,6 +77,7 @@ async def answer(engine: Any, number: int, request: dict[str, Any], progress: Pr
         "input_ids": request.get("input_ids"),
         "sampling_params": request["sampling"],
         "return_logprob": request.get("logprobs", False),
+        "top_logprobs_num": request.get("top_logprobs", 0),
         "logprob_start_len": 0 if request.get("logprobs", False) else -1,
     }
     rid = f"{number:06}"  # all of one length: SGLang aborts every request whose name starts so
@@ -105,6 +106,9 @@ def summary(about: dict[str, Any]) -> dict[str, Any]:
     logprobs = about.get("output_token_logprobs")
     if logprobs is not None:
         kept["logprobs"] = [[value, token] for value, token, _ in logprobs]
+        kept["top_logprobs"] = [
+            [[value, token] for value, token, _ in best] for best in about.get("output_top_logprobs", [])
+        ]
         kept["prompt_logprobs"] = [[value, token] for value, token, _ in about["input_token_logprobs"]]
     return kept
 

@@ -66,7 +66,7 @@ def mixed(draw: random.Random) -> list[dict[str, Any]]:
         sampling["ignore_eos"] = not burst and not is_restricted(kind)
         sampling["sampling_seed"] = draw.choice((number, draw.randrange(-SEEDS, SEEDS)))
         after = [BURST[0] - 1, 1] if burst else [max(0, number - draw.randint(1, 12)), draw.choice((0, 1, 8))]
-        wanted = {"logprobs": True} if number % len(KINDS) in LOGPROBS else {}
+        wanted = {"logprobs": True, "top_logprobs": draw.choice((0, 1, 5))} if number % len(KINDS) in LOGPROBS else {}
         made.append({"text": text, "sampling": sampling, **wanted, **({"after": after} if number else {})})
     alone = [made[number] | {"after": [COUNT + place - 1, 1000]} for place, number in enumerate(AGAIN)]
     return made + alone

@@ -54,7 +54,11 @@ class Variant:
     @property
     def options(self) -> tuple[str, ...]:
         """What of a program's configuration is in no argument of the engine, for `build_program`."""
-        return ("--verify", "target_only", "--sampling", BUILT, "--outputs", "logprobs") if self.samples else ()
+        return (
+            ("--verify", "target_only", "--sampling", BUILT, "--outputs", "logprobs", "--best-logprobs", "5")
+            if self.samples
+            else ()
+        )
 
     def engine(self, models: Path) -> dict[str, Any]:
         """Arguments of the engine."""

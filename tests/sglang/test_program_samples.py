@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from sglang_mixed import AGAIN, COUNT, GRAMMARS, SCHEMA, Oracle, is_greedy, is_penalized, is_restricted, mixed
 from sglang_programs import build_program
 from sglang_server import PLAIN, SERVER, Served, Variant, serve
@@ -96,6 +97,12 @@ def test_a_program_s_log_probabilities_are_the_targets(served: Served, oracle: O
             expected = [float(scores[first + place, token]) for place, token in enumerate(tokens)]
             assert [value for value, _ in found] == pytest.approx(expected, abs=1e-4), (number, name)
         asked += 1
+        best = scores[len(prompt) - 1 : -1].topk(request["top_logprobs"])
+        found = [[value for value, _ in place] for place in output["top_logprobs"]]
+        assert torch.tensor(found).flatten().tolist() == pytest.approx(best.values.flatten().tolist(), abs=1e-4), number
+        assert [[token for _, token in place] for place in output["top_logprobs"]] == (
+            best.indices.tolist() if request["top_logprobs"] else []
+        )
     assert asked > 6
 
 

@@ -18,17 +18,18 @@ GRAMMAR, LOGPROBS = "grammar", "logprobs"
 _REASON = "_specc_unserved"
 
 
-def unserved(request: Any, vocabulary: int, parameters: Collection[str] = ()) -> str | None:
+def unserved(request: Any, vocabulary: int, parameters: Collection[str] = (), best: int = 0) -> str | None:
     """Why a program does not serve a request of SGLang (a `Req`); None if it does. The same for its whole life.
 
-    `vocabulary`: tokens of the target; `parameters`: what the program was built for, see `Steps`.
+    `vocabulary`: tokens of the target; `parameters`: what the program was built for, see `Steps`; `best`: how many most
+    probable tokens it hands out.
     """
     if not hasattr(request, _REASON):
-        setattr(request, _REASON, _unserved(request, parameters) or lacking(request, vocabulary, parameters))
+        setattr(request, _REASON, _unserved(request, parameters, best) or lacking(request, vocabulary, parameters))
     return getattr(request, _REASON)
 
 
-def _unserved(request: Any, parameters: Collection[str]) -> str | None:
+def _unserved(request: Any, parameters: Collection[str], best: int) -> str | None:
     asked = request.sampling_params
     found = {
         "a grammar": GRAMMAR not in parameters and request.grammar is not None,
@@ -39,10 +40,10 @@ def _unserved(request: Any, parameters: Collection[str]) -> str | None:
         "a watermark": asked.watermark,
     }
     named = (name for name, asked_for in found.items() if asked_for)
-    return next(named, None) or (_logprobs(request, parameters) if request.return_logprob else None)
+    return next(named, None) or (_logprobs(request, parameters, best) if request.return_logprob else None)
 
 
-def _logprobs(request: Any, parameters: Collection[str]) -> str | None:
+def _logprobs(request: Any, parameters: Collection[str], best: int) -> str | None:
     """Why the log-probabilities of a request are not a program's: those of emitted tokens in the target's own scores.
 
     SGLang's are those of the scores that it draws from, before filters.
@@ -50,7 +51,7 @@ def _logprobs(request: Any, parameters: Collection[str]) -> str | None:
     asked = request.sampling_params
     found = {
         "logprobs": LOGPROBS not in parameters,
-        "top logprobs": request.logprob.top_logprobs_num or request.logprob.token_ids_logprob is not None,
+        "top logprobs": request.logprob.top_logprobs_num > best or request.logprob.token_ids_logprob is not None,
         "logprobs with a grammar": request.grammar is not None,
         "logprobs with penalties": any(getattr(asked, name) != none for name, none in PENALTIES.items()),
         "logprobs with logit bias": asked.logit_bias,

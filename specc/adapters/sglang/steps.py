@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,7 @@ class Steps:
         left: how many decode steps SGLang ran, by why the program did not.
         published: what the last step has written into SGLang's tables.
         refuses_unserved: whether requests that the program does not serve are turned away.
+        best: how many most probable tokens they may ask for beside every emitted one.
         parameters: what requests may ask for, as the keys `sampling` and `outputs` name it; nothing of a program that
             is greedy and has no outputs.
         admission: of requests that SGLang prefills; None where the program is greedy.
@@ -70,7 +71,8 @@ class Steps:
         given = [field.name for field in program.plan.carry.values() if field.given]
         self.parameters = [name.removeprefix("sampling_") for name in given if name != COUNTS]
         self.parameters += [GRAMMAR] * (program.plan.restricts and fills_bitmasks())
-        self.parameters += [LOGPROBS] * any(output.name == LOGPROBS for output in program.plan.outputs)
+        self.parameters += [LOGPROBS] * (program.plan.scores is not None)
+        self.best = program.plan.scores or 0
         seed = DETERMINISTIC_SEED if get_exec().deterministic.enable_deterministic_inference else None
         self.admission = Admission(package, self.step, seed, self._masks.restrict) if given else None
         self._vocabulary = program.plan.size("V")
@@ -90,7 +92,7 @@ class Steps:
 
     def unserved(self, request: Any) -> str | None:
         """Why the program does not serve a request; None if it does."""
-        return unserved(request, self._vocabulary, self.parameters)
+        return unserved(request, self._vocabulary, self.parameters, self.best)
 
     def admit(self, batch: Any) -> None:
         """Before a prefill of SGLang's: say how those of its requests are sampled that the program serves."""
@@ -120,7 +122,7 @@ class Steps:
             state = EagleDraftInput(bonus_tokens=found.bonus)
             self.published.published_bonus = found.bonus
         return StepResult(
-            logits_output=LogitsProcessorOutput(next_token_logits=None, next_token_logprobs=host.get(LOGPROBS)),
+            logits_output=_scores(batch, host),
             next_token_ids=host["predict"].view(-1),
             accept_lens=host["accept_lens"],
             health=host["health"],
@@ -159,6 +161,7 @@ class Steps:
             "version": self._version,
             "capture": self.captured,
             "sampling": self.parameters,
+            "best_logprobs": self.best,
             "served": self.served,
             "left": dict(self.left),
         }
@@ -188,6 +191,18 @@ class Steps:
             topk_p=fields.get("topk_p", self._blank.draft_input(len(rows)).topk_p),
             hidden_states=fields.get("hidden"),
         )
+
+
+def _scores(batch: Any, host: Mapping[str, Tensor]) -> LogitsProcessorOutput:
+    """What SGLang reads of emitted tokens: their log-probabilities [b, A], and the best at each of b * A places."""
+    found = LogitsProcessorOutput(next_token_logits=None, next_token_logprobs=host.get(LOGPROBS))
+    counts = (batch.top_logprobs_nums or []) if "best_tokens" in host else []
+    if any(counts):
+        found.next_token_top_logprobs_val, found.next_token_top_logprobs_idx = (
+            [place[:count] for count, of in zip(counts, host[name], strict=True) for place in of]
+            for name in ("best_logprobs", "best_tokens")
+        )
+    return found
 
 
 class Published:

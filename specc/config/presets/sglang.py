@@ -13,6 +13,7 @@ SGLANG = Preset(
         ("draft_sampling",): "greedy",  # coupled drafts were not tried in it
         ("overlap",): True,  # its workers keep state and lengths on the device, whether they are run ahead or not
         ("disaggregation",): False,
+        ("logprobs",): "raw",  # SGLang's own are those before filters, a program's processed ones those behind them
         ("target", "logits_dtype"): "float32",  # its logits processor hands over nothing else
         ("draft", "logits_dtype"): "float32",
     },

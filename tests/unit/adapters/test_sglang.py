@@ -84,6 +84,9 @@ def test_log_probabilities_that_are_the_targets_own(
     assert requests.unserved(request(return_logprob=True, **asked), VOCABULARY, built) == reason
     assert requests.unserved(request(return_logprob=True, **asked), VOCABULARY, built[:-1]) == "logprobs"
     assert requests.unserved(request(**asked), VOCABULARY, built) is None
+    if "top_logprobs_num" in asked:
+        assert requests.unserved(request(return_logprob=True, **asked), VOCABULARY, built, 1) == reason
+        assert requests.unserved(request(return_logprob=True, **asked), VOCABULARY, built, 2) is None
     monkeypatch.setenv("SGLANG_RETURN_ORIGINAL_LOGPROB", "True")
     original = None if reason == "logprobs with a temperature" else reason
     assert requests.unserved(request(return_logprob=True, **asked), VOCABULARY, built) == original

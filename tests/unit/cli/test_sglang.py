@@ -145,6 +145,9 @@ def test_what_is_handed_out() -> None:
     known = "temperature, sampling_seed, penalties, grammar, return_logprob"
     assert f"serves greedy requests and those with {known}; SGLang's own step serves all others\n" in result.stderr
     assert "outputs" not in run("--", *words({})).stdout
+    result = run("--outputs", "logprobs", "--best-logprobs", "5", "--", *words({}))
+    assert "\nbest_logprobs: 5 # --best-logprobs\n" in result.stdout
+    assert "those with return_logprob, top_logprobs_num up to 5; SGLang's own" in result.stderr
 
 
 @pytest.mark.parametrize("backend", ["outlines", "none"])
