@@ -43,6 +43,12 @@ def check(
             metavar="LIST", help="The key sampling, with commas: what such requests may ask for.", show_default=False
         ),
     ] = "",
+    outputs: Annotated[
+        str,
+        typer.Option(
+            metavar="LIST", help="The key outputs, with commas: logprobs serves return_logprob.", show_default=False
+        ),
+    ] = "",
 ) -> None:
     """Write the configuration of the program that SGLang with these arguments runs, and check it."""
     with reporting() as report:
@@ -52,7 +58,7 @@ def check(
         from specc.driver.compile import check_config
 
         parsed = parse(arguments)
-        text = configuration(parsed, name, verify, sampling)
+        text = configuration(parsed, name, verify, sampling, outputs)
         loaded = load_text(text, output or Path("sglang.yaml"), names(), needs)
         report.know(loaded.sources, loaded.paths)
         check_config(loaded)

@@ -213,19 +213,31 @@ def _drawn(checked: Checked) -> None:
 
 
 def _drafts_drawn(checked: Checked, algorithm: str | None, needs: Needs) -> None:
-    """Report verification by what drafts were drawn from, of drafts that are not drawn, and of trees."""
-    file, at = checked.file, checked.places
-    if file.verify not in ("rejection", "block") or not checked.sound("verify") or algorithm is None:
-        return
-    hint, where = "write verify: target_only", at.value("verify")
+    """Report drafts that are to be drawn, of an algorithm without draft model, and of trees."""
+    file = checked.file
+    drawn = {"verify": file.verify if file.verify in ("rejection", "block") else None}
+    drawn["draft_sampling"] = file.draft_sampling if file.draft_sampling == "coupled" else None
+    for key, value in drawn.items():
+        if value is not None and checked.sound(key) and algorithm is not None:
+            hint = "write verify: target_only" if key == "verify" else "write draft_sampling: greedy"
+            _draws(checked, key, value, algorithm, needs, hint)
+    if file.draft_sampling == "coupled" and file.verify != "target_only" and checked.sound("draft_sampling", "verify"):
+        message = f"draft_sampling: coupled is for verify: target_only, and verify is {file.verify}"
+        at = checked.places.value("draft_sampling")
+        checked.found.error("legal/draft-sampling", message, at, hint="write verify: target_only")
+
+
+def _draws(checked: Checked, key: str, value: str, algorithm: str, needs: Needs, hint: str) -> None:
+    """Report one key that wants drafts to be drawn where no model drafts a chain."""
+    at, found, code = checked.places, checked.found, f"legal/{key.replace('_', '-')}"
     if not needs.draft:
         note = Note(f"the algorithm is {algorithm}", at.value("algorithm"))
-        message = f"verify: {file.verify} needs drafts that a model draws, and there is no draft model"
-        checked.found.error("legal/verify", message, where, hint=hint, notes=[note])
-    elif file.topk > 1 and needs.trees and checked.sound("topk"):
-        message = f"verify: {file.verify} is for chains, and topk is {file.topk}"
-        notes = [_origin(checked, "topk", file.topk)]
-        checked.found.error("legal/verify", message, where, hint=f"write topk: 1, or {hint[6:]}", notes=notes)
+        message = f"{key}: {value} needs drafts that a model draws, and there is no draft model"
+        found.error(code, message, at.value(key), hint=hint, notes=[note])
+    elif checked.file.topk > 1 and needs.trees and checked.sound("topk"):
+        message = f"{key}: {value} is for chains, and topk is {checked.file.topk}"
+        notes = [_origin(checked, "topk", checked.file.topk)]
+        found.error(code, message, at.value(key), hint=f"write topk: 1, or {hint[6:]}", notes=notes)
 
 
 def _one_sided(checked: Checked) -> None:

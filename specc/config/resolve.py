@@ -86,6 +86,7 @@ def _config(
         max_requests=file.max_requests or file.buckets[-1],
         buckets=tuple(file.buckets),
         verify=file.verify,
+        draft_sampling=file.draft_sampling,
         sampling=tuple(name for name in SAMPLING if name in file.sampling),
         outputs=tuple(file.outputs),
         mask=file.mask,

@@ -21,6 +21,7 @@ Dtype = Literal["bfloat16", "float16", "float32"]
 KvDtype = Literal["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2"]
 MaskMode = Literal["none", "full", "qlen", "bitpacked"]
 Verify = Literal["greedy", "target_only", "rejection", "block"]
+DraftSampling = Literal["greedy", "coupled"]
 Sampling = Literal["penalties", "logit_bias", "grammar", "top_k", "top_p", "min_p"]
 DraftPositions = Literal["true", "shifted", "auto"]
 
@@ -127,6 +128,7 @@ class Config:
     max_requests: int
     buckets: tuple[int, ...]
     verify: Verify
+    draft_sampling: DraftSampling
     sampling: tuple[Sampling, ...]
     outputs: tuple[str, ...]
     mask: MaskMode

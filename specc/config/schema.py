@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 from specc.config.archs import ARCHS, GPUS, NATIVE, Arch, arch_of
 from specc.config.block import Block
 from specc.config.presets import Engine
-from specc.config.resolved import Dtype, HiddenSource, KvDtype, KvLayout, MaskMode, Sampling, Verify
+from specc.config.resolved import DraftSampling, Dtype, HiddenSource, KvDtype, KvLayout, MaskMode, Sampling, Verify
 
 Output = Literal["accept_index", "hidden_states", "logprobs", "routed_experts", "indexer_topk"]
 
@@ -148,6 +148,10 @@ class ConfigFile(Block):
     """How the target decides: by its largest logit (greedy); for requests of any temperature, greedy ones among them,
     by a token drawn at every position (target_only), or, of chains that a model draws, by the probabilities of target
     and draft, for one draft after the other (rejection) or for all of a step (block)."""
+    draft_sampling: DraftSampling = "greedy"
+    """How a chain is drafted where verify is target_only: by the draft's largest logit (greedy), or by a token drawn
+    with the noise that the target will draw with at the position (coupled), so that the two agree more often at
+    temperatures above 0. The text is the same."""
     sampling: Annotated[list[Sampling], Field(max_length=16)] = []
     """What requests may ask for besides a temperature, of a program whose tokens are drawn: penalties
     (repetition_penalty, frequency_penalty and presence_penalty, for what the text has already), logit_bias (of any

@@ -53,6 +53,9 @@ _NOT_SERVED: Mapping[str, str] = {
     "--speculative-use-block-verification": "block verification",
     "--speculative-use-rejection-sampling": "rejection sampling",
 }
+_GRAMMARS = ("xgrammar", "llguidance")
+"""Grammar backends that make bitmasks."""
+
 _THRESHOLDS = ("--speculative-accept-threshold-acc", "--speculative-accept-threshold-single")
 """Arguments below 1 let SGLang accept more drafts than sampling from the target would."""
 
@@ -71,6 +74,7 @@ _READ = (
     "--cuda-graph-max-bs-decode",
     "--device",
     "--dtype",
+    "--grammar-backend",
     "--kv-cache-dtype",
     "--max-running-requests",
     "--model-path",
@@ -161,11 +165,13 @@ def _full_name(written: str) -> str:
     return begun.pop()
 
 
-def configuration(arguments: Arguments, name: str | None, verify: str = "greedy", sampling: str = "") -> str:
+def configuration(
+    arguments: Arguments, name: str | None, verify: str = "greedy", sampling: str = "", outputs: str = ""
+) -> str:
     """Return the YAML of the program that a server with these arguments runs.
 
-    ``name``: the configuration's; None for one made of the algorithm. ``verify`` and ``sampling``: the keys, the second
-    as words with commas between them.
+    ``name``: the configuration's; None for one made of the algorithm. ``verify``, ``sampling`` and ``outputs``: the
+    keys, the last two as words with commas between them.
 
     Raises DiagnosticError with all that is missing, cannot be read, or is not served.
     """
@@ -179,7 +185,8 @@ def configuration(arguments: Arguments, name: str | None, verify: str = "greedy"
         f"algorithm: {algorithm} # --speculative-algorithm {arguments.text('--speculative-algorithm')}",
         *_shape(arguments, device),
         *_sizes(arguments),
-        *_sampled(arguments, verify, sampling),
+        *_sampled(arguments, verify, _listed(sampling)),
+        *([f"outputs: {json.dumps(_listed(outputs))} # --outputs"] if _listed(outputs) else []),
         *_model(arguments, "target", "--model-path", ("--kv-cache-dtype",)),
         *_model(arguments, "draft", "--speculative-draft-model-path", _DRAFT_KV),
     ]
@@ -189,10 +196,11 @@ def configuration(arguments: Arguments, name: str | None, verify: str = "greedy"
 
 def served(config: Config) -> str:
     """Return in a line which requests a program of this configuration serves."""
-    if config.verify == "greedy":
-        return "serves greedy requests; SGLang's own step serves all others, those that sample among them (--verify)"
-    known = ", ".join(("temperature", "sampling_seed", *config.sampling))
-    return f"serves greedy requests and those with {known}; SGLang's own step serves all others"
+    logprobs = ("return_logprob",) if "logprobs" in config.outputs else ()
+    sampled = ("temperature", "sampling_seed", *config.sampling) if config.verify != "greedy" else ()
+    known = ", ".join((*sampled, *logprobs))
+    others = "" if sampled else ", those that sample among them (--verify)"
+    return f"serves greedy requests{known and ' and those with '}{known}; SGLang's own step serves all others{others}"
 
 
 _DRAFT_KV = ("--speculative-draft-kv-cache-dtype", "--kv-cache-dtype")
@@ -269,14 +277,21 @@ def _sizes(arguments: Arguments) -> list[str]:
     ]
 
 
-def _sampled(arguments: Arguments, verify: str, sampling: str) -> list[str]:
+def _listed(words: str) -> list[str]:
+    """Return words that have commas between them."""
+    return [word.strip() for word in words.split(",") if word.strip()]
+
+
+def _sampled(arguments: Arguments, verify: str, listed: Sequence[str]) -> list[str]:
     """Return the lines of how tokens are drawn, none for a greedy program."""
-    listed = [word.strip() for word in sampling.split(",") if word.strip()]
     if verify == "greedy" and not listed:
         return []
     for name in _THRESHOLDS:
         if arguments.text(name, "1.0") not in ("1", "1.0"):
             arguments.refuse(f"{name} {arguments.text(name)[:60]} with sampling", f"leave {name} out, or write 1.0")
+    backend = arguments.text("--grammar-backend", _GRAMMARS[0])
+    if "grammar" in listed and backend not in _GRAMMARS:
+        arguments.refuse(f"--grammar-backend {backend[:60]} with grammars", f"there are {', '.join(_GRAMMARS)}")
     lines = [f"verify: {json.dumps(verify)} # --verify"]
     return [*lines, f"sampling: {json.dumps(listed)} # --sampling"] if listed else lines
 

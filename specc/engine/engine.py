@@ -262,7 +262,7 @@ class Engine:
         """
         started = time.perf_counter()
         what, name = ("a decode step", "specc.decode") if num_steps else ("a prefill", "specc.prefill")
-        self.callbacks.masks.restrict(request.matcher for request in requests)
+        self.callbacks.masks.restrict(r.matcher if num_steps or r.known is None else None for r in requests)
         with self._recovering(what, requests), self._range(name):
             result = self._decode(requests, num_steps, at_least) if num_steps else self._prefill(requests, at_least)
             self._flights.append(InFlight.launched(requests, result, num_steps))
@@ -331,13 +331,13 @@ class Engine:
         """Queue the prefill of newly admitted requests."""
         rows = [request.row or 0 for request in requests]
         self._prompts.clear()
-        self._prompts.update({row: Prompt(tuple(r.ids), r.shared) for row, r in zip(rows, requests, strict=True)})
+        self._prompts.update({row: request.prompt for row, request in zip(rows, requests, strict=True)})
         if self.plan.samples:
-            texts = [(request.prompt_ids, request.generated) for request in requests]
+            texts = [(r.prompt_ids, r.unread[len(r.prompt_ids) :]) for r in requests]
             self._step.set_sampling(rows, [request.sampling for request in requests], texts)
-        lengths = [len(request.ids) for request in requests]
-        prompts = [token for request in requests for token in request.ids] if PROMPT in self.plan.inputs else None
-        return self._step.prefill(self._batch(rows, lengths, prompts), run_idle=at_least > 0)
+        tokens = [token for request in requests for token in request.unread] if PROMPT in self.plan.inputs else None
+        batch = self._batch(rows, [len(request.unread) for request in requests], tokens)
+        return self._step.prefill(batch, run_idle=at_least > 0)
 
     def _decode(self, requests: Sequence[Request], num_steps: int, at_least: int) -> Any:
         """Queue one decode step of so many drafts; with overlap nobody knows the lengths, only how long they can be."""
@@ -360,10 +360,7 @@ class Engine:
                 raise next(iter(failed.values()))
 
     def _accept(self, request: Request, tokens: Sequence[int], *, is_prefill: bool) -> None:
-        """Give tokens to their request, which may finish.
-
-        is_prefill: its committed tokens are offered to requests to come at once, not only when it leaves.
-        """
+        """Give tokens to their request, which may finish; after a prefill they are offered to others at once."""
         events = request.accept(tokens, streamed=self.on_token is not None)
         request.obey()
         self.stats.tokens += len(events)
@@ -372,7 +369,8 @@ class Engine:
             self.scheduler.remember(request)
         else:
             request.accept_lens.append(len(tokens))
-        request.got_on(is_prefill=is_prefill)
+        if tokens:
+            request.got_on(is_prefill=is_prefill)
         if request.finish_reason is not None:
             self._end(request)
 

@@ -2,23 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from torch import Tensor
+
 from .errors import BindError
+from .external import stand_for
+from .frame import Frame
 from .plan.nodes import External, Node
 from .plan.plan import Plan
 
-LOGITS = "logits"
+LOGITS, COUNT = "logits", "carry.count"
 
 
-def until_first(plan: Plan) -> tuple[Node, ...]:
-    """The nodes of the prefill up to the one that draws its first tokens; the target's forward is one of them.
+class FirstTokens:
+    """The nodes of a prefill up to the one that draws its first tokens; the target's forward is one of them.
 
-    BindError where that reads more of the target than its logits: what it computes besides cannot be left out.
+    `counted` is whether they count these tokens as well.
     """
-    nodes = plan.nodes("prefill")
-    found = nodes[: nodes.index(plan.producer(plan.output("bonus", "prefill").value)) + 1]
-    forwards = [node for node in found if isinstance(node, External)]
-    logits = {plan.values[value].buffer for one in forwards for name, value in one.results.items() if name == LOGITS}
-    read = {name for node in found if not isinstance(node, External) for name in plan.engine_reads(node)}
-    if more := sorted(read - logits):
-        raise BindError(f"the launch that draws first tokens reads {', '.join(more)}, too: no logits are enough for it")
-    return found
+
+    def __init__(self, plan: Plan) -> None:
+        """Of `plan`.
+
+        BindError where what draws reads more of the target than its logits: what it computes besides cannot be left
+        out. What a call of the host gives is there, as in a prefill.
+        """
+        nodes = plan.nodes("prefill")
+        self._plan, self._drawn = plan, plan.output("bonus", "prefill").value
+        self._nodes = nodes[: nodes.index(plan.producer(self._drawn)) + 1]
+        self.counted = any(op.op == COUNT for node in self._nodes for op in node.ops)
+        calls = [node for node in self._nodes if isinstance(node, External)]
+        given = {
+            plan.values[value].buffer
+            for call in calls
+            for name, value in call.results.items()
+            if call.host or name == LOGITS
+        }
+        read = {name for node in self._nodes if not isinstance(node, External) for name in plan.engine_reads(node)}
+        if more := sorted(read - given):
+            raise BindError(
+                f"the launch that draws first tokens reads {', '.join(more)}, too: no logits are enough for it"
+            )
+
+    def run(self, frame: Frame, logits: Tensor, execute: Callable[[Node, Frame], object], rows: int) -> Tensor:
+        """The tokens i32[rows] of logits T[rows, V]."""
+        for node in self._nodes if rows else ():
+            if isinstance(node, External) and not node.host:
+                stand_for(node, frame, {LOGITS: logits})
+            else:
+                execute(node, frame)
+        return frame.output(self._drawn, rows)

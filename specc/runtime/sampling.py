@@ -28,6 +28,7 @@ from .plan.parameters import (
 )
 from .plan.plan import Plan
 from .semantics.convention import DTYPES
+from .semantics.reference import carry_count
 from .semantics.reference_sample import LEAST_TEMPERATURE
 from .state.carry import Carry
 
@@ -235,6 +236,12 @@ class SamplingRows:
             prompt, output = (torch.tensor(tokens, dtype=torch.int64, device=pool.device) for tokens in text)
             pool[row].zero_().index_fill_(0, prompt, 1)
             pool[row].index_add_(0, output, torch.full_like(output, 2, dtype=pool.dtype))
+
+    def count(self, rows: Tensor, tokens: Tensor, lengths: Tensor | None) -> None:
+        """Count tokens as output of the requests in rows, see `Step.count`."""
+        if (pool := self._tokenwise.get(COUNTS)) is not None:
+            counted = (rows, tokens) if lengths is None else (rows, tokens, lengths)
+            pool.index_copy_(0, rows, carry_count(counted, pool))
 
     def check(self, rows: list[int] | Tensor) -> None:
         """SamplingError unless all `rows` were set since their last prefill; of a tensor nothing is checked."""

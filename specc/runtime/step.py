@@ -16,8 +16,8 @@ from torch import Tensor
 from .backends import Backend
 from .batch import Batch, check_lengths, integers
 from .errors import BatchError, BindError
-from .external import call, check_callbacks, stand_for
-from .first import LOGITS, until_first
+from .external import call, check_callbacks
+from .first import FirstTokens
 from .frame import After, Frame, Progress
 from .graphs.capture import Graphs, Recorder, Replays, check_capturable
 from .graphs.segments import SegmentGraphs
@@ -111,10 +111,7 @@ class Step:
         return self._plan.size("S")
 
     def at(self, num_steps: int) -> Step:
-        """The step of another depth of the same binding: what one leaves of a request, the other goes on with.
-
-        BindError when the program was not compiled for it.
-        """
+        """The step of another depth of the same binding, which goes on where this one is. BindError without one."""
         try:
             return self._depths[integers([num_steps], "num_steps")[0]]
         except (BatchError, KeyError):
@@ -123,9 +120,9 @@ class Step:
 
     @property
     def pools(self) -> Mapping[str, Tensor]:
-        """The pool rows themselves, by carried field, T[P, ...]: who writes a row writes the state of its request.
+        """The pool rows themselves, by carried field, T[P, ...], of all depths, in one place; row 0 is for padding.
 
-        They stay where they are, and are those of all depths. Row 0 is the padding row.
+        Who writes a row writes the state of its request.
         """
         return MappingProxyType(self._pools)
 
@@ -151,8 +148,8 @@ class Step:
     def capture(self, how: Literal[True, "segments"] = True) -> None:
         """Capture the CUDA graphs that `decode` replays from then on, of all depths; see `Program.bind`.
 
-        For engines whose forwards cannot run while they bind: captures run them on padding rows, and change no pool
-        row. BindError when it is done already, not on CUDA, not as the plan has it, or when a table has moved.
+        For engines whose forwards cannot run while they bind: captures run them on padding rows, and change no row.
+        BindError when it is done already, not on CUDA, not as the plan has it, or when a table has moved.
         """
         if not isinstance(how, bool | str) or how not in (True, "segments"):
             raise BindError(f"what to capture is True or 'segments', got {how!r}")
@@ -239,11 +236,10 @@ class Step:
     ) -> None:
         """Say how the request in pool row `rows[i]` is sampled, before its prefill, which draws its first token.
 
-        The program finds it in the row for as long as the request is there, and it is part of its carry. One without a
-        seed gets its own. Where a request has a penalty, `texts[i]` are the tokens of its prompt, and those that
-        it has emitted before, as after it was thrown out; what it emits from then on the program counts. BatchError for
-        rows out of range or repeated, SamplingError for parameters out of range, such as the program was built without,
-        or a penalty without a text; nothing is written then.
+        It stays in the row, and is part of its carry. One without a seed gets its own. Where a request has a penalty,
+        `texts[i]` are the tokens of its prompt, and those that it has emitted before, as after it was thrown out; what
+        it emits from then on the program counts. BatchError for rows out of range or repeated, SamplingError for
+        parameters out of range, such as the program was built without, or a penalty without text; nothing is written.
         """
         with self._on_device():
             self._sampling.set(rows, params, texts)
@@ -251,29 +247,33 @@ class Step:
     def first_tokens(self, batch: Batch, logits: Tensor) -> Tensor:
         """The tokens i32[b] that `prefill` would draw of the target's logits T[b, V] after the batch's texts.
 
-        For engines that prefill on their own, between `set_sampling` and `write_carry`: what is drawn may have been
-        stored in the rows already. `batch.seq_lens` say how long the texts are. Valid until the next call of the step.
-        BatchError as `decode`, or without lengths; ForwardContractError for logits that the plan does not have so;
-        BindError where a program stores more in the launch that draws.
+        For engines that prefill on their own, between `set_sampling` and `write_carry`: what is drawn is counted, and
+        may have been stored in the rows. `batch.seq_lens` say how long the texts are. Valid until the next call of the
+        step. BatchError as `decode`, or without lengths; ForwardContractError for logits that the plan does not have
+        so; BindError where a program stores more in the launch that draws.
         """
-        columns, nodes = self._columns("step", batch), self._until_first
+        columns = self._columns("step", batch)
         if LENGTHS not in columns:
             raise BatchError("first_tokens needs the batch's seq_lens")
         rows = len(columns[ROWS])
         frame = self._frame(rows)
         with self._on_device():
             self._staging["prefill"].send({name: columns[name] for name in self._inputs["prefill"]}, rows)
-            for node in nodes if rows else ():
-                if isinstance(node, External):
-                    stand_for(node, frame, {LOGITS: logits})
-                else:
-                    self._execute(node, frame)
-            return frame.output(self._plan.output("bonus", "prefill").value, rows)
+            tokens = self._first.run(frame, logits, self._execute, rows)
+            if not self._first.counted:
+                self._sampling.count(self._arena.view(ROWS, rows), tokens, None)
+            return tokens
+
+    def count(self, rows: Tensor, tokens: Tensor, lengths: Tensor | None = None) -> None:
+        """Count tokens i32[b], or the first lengths i32[b] of i32[b, n], as output of the requests in rows i64[b].
+
+        For what an engine emits by itself between steps; tensors on the device, whose values are the engine's word.
+        """
+        self._sampling.count(rows, tokens, lengths)
 
     def read_carry(self, rows: Sequence[int] | Tensor) -> Carry:
-        """A copy of the state of pool rows `rows`.
+        """A copy of the state of pool rows. BatchError for one out of range or repeated, TornError for a torn one.
 
-        BatchError when one is out of range or repeated, of these TornError when one is torn.
         Rows may be i64[n] on the device: then nobody waits for them, and their values are the engine's word.
         """
         return self._relay.read(rows)
@@ -300,8 +300,8 @@ class Step:
         return self._layout.build_draft_input(requests, self._device)
 
     @cached_property
-    def _until_first(self) -> tuple[Node, ...]:
-        return until_first(self._plan)
+    def _first(self) -> FirstTokens:
+        return FirstTokens(self._plan)
 
     def _columns(self, entry: str, batch: Batch) -> dict[str, list[int] | Tensor]:
         """The batch by input name: checked lists of integers, or tensors on the device."""

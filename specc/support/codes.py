@@ -37,6 +37,7 @@ CODES: dict[str, str] = {
     "legal/tree-size": "A tree cannot have that many nodes with this topk and num_steps.",
     "legal/mask": "The tree mask's mode does not fit the tree.",
     "legal/sampling": "The program draws no tokens, and `sampling` lists how they are drawn.",
+    "legal/draft-sampling": "`draft_sampling: coupled` needs a chain that a model drafts, and `verify: target_only`.",
     "legal/verify": "The drafts cannot be verified so: `rejection` and `block` need a chain that a model draws.",
     "legal/chain-only": "The algorithm drafts one token after the other, and topk is above 1.",
     "legal/no-draft": "The algorithm has no draft model, and one is described.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import count
 from typing import Any
 
 import pytest
@@ -114,6 +115,23 @@ def test_after_a_handover(mode: str) -> None:
         completion = found[f"{number}"].completion
         assert completion
         assert completion.token_ids == text
+
+
+@each_mode
+@pytest.mark.parametrize("config", [c for c in CHAINS if c.algorithm != "MULTI_LAYER_EAGLE"], ids=lambda c: c.algorithm)
+def test_thrown_out(mode: str, config: Config) -> None:
+    """Who is prefilled again goes on from the last token, with the drafts that would have come anyway."""
+    engine = make_engine(config := replace(config, verify=mode))
+    order = [engine.add(p, StopConditions(NEW), sampling=s) for p, s in zip(PROMPTS, SAMPLINGS, strict=True)]
+    done: dict[int, Any] = {}
+    for step in count():
+        if not engine.has_work:
+            break
+        if step in (1, 2, 3):
+            engine.scheduler.retract(engine.scheduler.running[step % len(engine.scheduler.running)])
+        done |= {completion.request_id: completion for completion in engine.step()}
+    assert sum(completion.retractions for completion in done.values()) == 3
+    assert [done[request].token_ids for request in order] == texts(config)
 
 
 def test_more_is_accepted() -> None:

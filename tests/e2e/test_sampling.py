@@ -12,6 +12,7 @@ from sampling_oracle import drawn
 
 from specc.engine.disaggregation import PrefillWorker
 from specc.engine.memory.attention import plain_attention
+from specc.engine.models.drafts import StandaloneDraft
 from specc.engine.serving.request import Sampling, SamplingError, StopConditions
 
 from .local_pair import outcomes_of
@@ -95,6 +96,42 @@ def test_alone_and_retracted(config: Config) -> None:
 def test_at_changing_depths(overlap: bool) -> None:
     wanted = [alone(prompt, sampling) for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True)]
     assert texts(replace(DEEP, overlap=overlap), depth=Turns([4, 1, 4, 2, 1])) == wanted
+
+
+COUPLED = [
+    replace(config, draft_sampling="coupled")
+    for config in (*CONFIGS, Config("FROZEN_KV_MTP", 1, 3, 4, 1, verify="target_only"))
+    if config.topk == 1
+]
+
+
+@pytest.mark.parametrize("config", COUPLED, ids=lambda c: c.algorithm.lower())
+def test_coupled_drafts(config: Config) -> None:
+    """The text is the same, token for token."""
+    assert texts(config) == [alone(prompt, sampling) for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True)]
+
+
+def test_more_coupled_drafts_are_accepted() -> None:
+    """Fewer steps write the same texts, also of requests that were thrown out."""
+    found: list[list[tuple[int, ...]]] = []
+    lengths: list[float] = []
+    for how in ("greedy", "coupled"):
+        engine = make_engine(replace(COUPLED[0], draft_sampling=how), memory=1.2)
+        found.append([done.token_ids for done in engine.generate(PROMPTS, StopConditions(NEW), Sampling(1.0, 4))])
+        lengths.append(engine.stats.mean_accept_len)
+        assert engine.stats.retractions > 0
+    assert found[0] == found[1]
+    assert lengths[0] + 0.5 < lengths[1]
+
+
+def test_coupled_drafts_of_the_target_itself_are_all_accepted() -> None:
+    """Both draw the same token of the same logits, at any temperature and with every bias that says nothing."""
+    config = replace(COUPLED[0], buckets=(1,))
+    engine = make_engine(config, draft=StandaloneDraft(target_of().model))
+    for temperature in (0.0, 0.7, 1.6, 30.0):
+        (done,) = engine.generate([PROMPTS[0]], StopConditions(NEW), Sampling(temperature, 5))
+        assert done.token_ids == alone(PROMPTS[0], Sampling(temperature, 5))
+        assert {*done.accept_lens[:-1]} == {config.steps + 1}
 
 
 def test_after_a_handover() -> None:

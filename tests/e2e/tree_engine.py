@@ -91,6 +91,7 @@ class Config:
     shallower: tuple[int, ...] = ()
     verify: str = field(default="greedy", repr=False)
     sampling: tuple[str, ...] = field(default=(), repr=False)
+    draft_sampling: str = field(default="greedy", repr=False)
 
     @property
     def keys(self) -> dict[str, Any]:
@@ -107,6 +108,7 @@ class Config:
             "context_length": CONTEXT,
             "verify": self.verify,
             "sampling": list(self.sampling),
+            "draft_sampling": self.draft_sampling,
             **({"options": LOOKUP} if self.algorithm == "NGRAM" else {}),
         }
 
@@ -258,7 +260,7 @@ def make_engine(
     program = MemoryProgram(plans_of(config), padded=padded, backend=backend)
     longest = -(-(CONTEXT - 1 + program.plan.kv.reserve) // config.page_size)
     pages = 1 + int(longest * memory)
-    draft = draft_of(config.algorithm)
+    draft = options.pop("draft", draft_of(config.algorithm))
     tables = {} if draft is not None else {"corpus": torch.tensor(corpus(), dtype=torch.int32)}
     target = target_of(config.algorithm)
     options = {"tables": tables, "max_context": CONTEXT, "num_pages": pages, "overlap": config.overlap, **options}

@@ -144,6 +144,14 @@ def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = Fals
         keys["mask"] = rng.choice(["none", "qlen", "bitpacked", "full"] if keys["num_draft_tokens"] <= 64 else ["qlen"])
         if keys["mask"] == "full":
             keys["context_length"] = rng.randint(24, 200)
+    if (
+        keys.get("verify") == "target_only"
+        and topk == 1
+        and needs.draft
+        and "token_map" not in draft
+        and rng.random() < 0.3
+    ):
+        keys["draft_sampling"] = "coupled"
     return keys
 
 

@@ -248,7 +248,8 @@ class Session:
             return [Sampler()] * len(rows), [{} for _ in rows]
         names = [name for name in vars(GREEDY) if f"sampling_{name}" in self.plan.carry]
         given = [sampling.legal(self.rng, names, self.plan.size("V")) for _ in rows]
-        if self.config.verify in ("rejection", "block"):  # what these draw hangs on sums, which oracles cannot follow
+        # What is drawn by rejection hangs on sums, which oracles cannot follow; they draft what is most probable.
+        if self.config.verify in ("rejection", "block") or self.config.draft_sampling == "coupled":
             given = [replace(one, temperature=self.rng.choice([0.0, 5e-7])) for one in given]
         cuts = [self.rng.choice([len(prompt), self.rng.randint(0, len(prompt))]) for prompt in prompts.values()]
         texts = [(prompt[:cut], prompt[cut:]) for prompt, cut in zip(prompts.values(), cuts, strict=True)]

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from fakes import extremes
 from fakes.toys import TOYS
 from ours import TritonBackend
 from triton_interpreter import lighten, quietly
@@ -27,6 +28,8 @@ from specc.driver.build import build_program
 from specc.runtime.backends import Backend
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
+from specc.runtime.frame import Frame
+from specc.runtime.plan.nodes import Computed, Reference
 from specc.runtime.plan.plan import Plan
 from specc.runtime.program import Program
 
@@ -65,6 +68,21 @@ def crowd(name: str) -> None:
     with tempfile.TemporaryDirectory() as folder, quietly():
         load = partial(Program, [build.plan], None, backend=TritonBackend(build, Path(folder)))
         run_out(SimpleNamespace(Batch=Batch, load=load), CPU, seed=len(name))
+
+
+def extremes_of(mode: str) -> None:
+    """Rows that no model should say, through the interpreted kernels of a mode, whose texts are the reference's."""
+    lighten()
+    crowd = extremes.crowd(mode)[:: 97 if mode != "greedy" else 4]
+    build, torch_s = extremes.build(mode, len(crowd)), ReferenceBackend()
+    with tempfile.TemporaryDirectory() as folder, quietly():
+        interpreted = TritonBackend(build, Path(folder))
+
+        def launch(node: Computed, frame: Frame) -> None:
+            (torch_s if isinstance(node, Reference) else interpreted).launch(node, frame)
+
+        found = extremes.play(build.plan, SimpleNamespace(launch=launch), crowd, steps=2)
+    assert found == extremes.play(build.plan, torch_s, crowd, steps=2)
 
 
 def serve(plan: Plan, backend: Backend) -> None:

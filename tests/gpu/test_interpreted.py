@@ -8,10 +8,11 @@ import sys
 
 import pytest
 import torch
+from fakes import extremes
 from fakes.toys import TOYS
 
 from .conftest import ROOT
-from .interpreted import check, crowd
+from .interpreted import check, crowd, extremes_of
 
 SLOW = "toy_ngram_tree"
 """Half a minute with texts as long as its mask."""
@@ -29,6 +30,13 @@ def test_every_launch(name: str) -> None:
 def test_requests_without_room(name: str) -> None:
     torch.set_num_threads(1)
     crowd(name)
+
+
+@pytest.mark.skipif(os.environ.get("SPECC_TEST_GPU") == "1", reason="kernels are compiled in this process")
+@pytest.mark.parametrize("mode", extremes.MODES)
+def test_extreme_rows(mode: str) -> None:
+    torch.set_num_threads(1)
+    extremes_of(mode)
 
 
 def test_the_benchmark_agrees_with_its_baseline() -> None:

@@ -109,7 +109,7 @@ def configs(draw: st.DrawFn, algorithms: Sequence[str] = names()) -> dict[str, A
         "max_requests": buckets[-1] + draw(st.integers(0, 2)),
         "buckets": buckets,
         "outputs": draw(st.lists(st.sampled_from(OUTPUTS), unique=True, max_size=4)),
-        "verify": draw(st.sampled_from(verifications(chain=needed.draft and topk == 1))),
+        **draw(st.sampled_from(verifications(chain=needed.draft and topk == 1))),
         "overlap": draw(st.booleans()),
         "draft_positions": draw(st.sampled_from(["auto", "true", "shifted"])),
         "target": target | {"experts_per_token": draw(st.integers(1, 2)), "index_topk": 3},
@@ -119,9 +119,10 @@ def configs(draw: st.DrawFn, algorithms: Sequence[str] = names()) -> dict[str, A
     }
 
 
-def verifications(*, chain: bool) -> list[str]:
-    """How drafts may be verified; ``chain``: that a model draws."""
-    return ["greedy", "target_only", *(("rejection", "block") if chain else ())]
+def verifications(*, chain: bool) -> list[dict[str, str]]:
+    """How drafts may be verified, and drawn; ``chain``: that a model draws."""
+    found = [{"verify": mode} for mode in ("greedy", "target_only", *(("rejection", "block") if chain else ()))]
+    return [*found, *([{"verify": "target_only", "draft_sampling": "coupled"}] if chain else [])]
 
 
 @st.composite

@@ -3,7 +3,8 @@
 A job is `{"engine": {...}, "requests": [...]}`: arguments of `sglang.Engine` beside those of `ENGINE`, and for each
 request
 
-* `text` or `input_ids`; `sampling`, SGLang's sampling parameters; `logprobs`, whether to return them;
+* `text` or `input_ids`; `sampling`, SGLang's sampling parameters; `logprobs`, whether to return
+  them, of the prompt too;
 * `after`, `[k, n]`: it arrives when request k has n tokens or has ended; or `delay`, in seconds;
 * `abort_after`, a number of tokens after which it is aborted; `stream`, false for one that answers once.
 
@@ -76,6 +77,7 @@ async def answer(engine: Any, number: int, request: dict[str, Any], progress: Pr
         "input_ids": request.get("input_ids"),
         "sampling_params": request["sampling"],
         "return_logprob": request.get("logprobs", False),
+        "logprob_start_len": 0 if request.get("logprobs", False) else -1,
     }
     rid = f"{number:06}"  # all of one length: SGLang aborts every request whose name starts so
     limit = request.get("abort_after", float("inf"))
@@ -103,6 +105,7 @@ def summary(about: dict[str, Any]) -> dict[str, Any]:
     logprobs = about.get("output_token_logprobs")
     if logprobs is not None:
         kept["logprobs"] = [[value, token] for value, token, _ in logprobs]
+        kept["prompt_logprobs"] = [[value, token] for value, token, _ in about["input_token_logprobs"]]
     return kept
 
 

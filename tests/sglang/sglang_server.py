@@ -17,6 +17,8 @@ from sglang_files import HERE, PYTHON
 LIMIT_S = 600
 PREFILL_CHUNK = 64
 SERVER = {"max_running_requests": 8, "chunked_prefill_size": PREFILL_CHUNK}
+BUILT = "top_k,top_p,min_p,penalties,logit_bias,grammar"
+"""What a program with `samples` is built for."""
 SMALL_POOL = {"max_total_tokens": 400, "schedule_conservativeness": 0.1}
 """So few KV slots, and requests taken in so lightly, that some of them must be thrown out and begin anew."""
 
@@ -26,7 +28,7 @@ class Variant:
     """What one engine runs: `algorithm` is None where nothing is speculated, `draft` a model of `write_models`.
 
     With `overlap` the next forward is launched before the results of the last are read, as on a GPU. With `program` a
-    wheel runs its decode steps, with `samples` those of requests that sample, too.
+    wheel runs its decode steps, with `samples` those of requests that ask for anything that `BUILT` has, too.
     """
 
     algorithm: str | None = None
@@ -52,7 +54,7 @@ class Variant:
     @property
     def options(self) -> tuple[str, ...]:
         """What of a program's configuration is in no argument of the engine, for `build_program`."""
-        return ("--verify", "target_only", "--sampling", "top_k,top_p,min_p") if self.samples else ()
+        return ("--verify", "target_only", "--sampling", BUILT, "--outputs", "logprobs") if self.samples else ()
 
     def engine(self, models: Path) -> dict[str, Any]:
         """Arguments of the engine."""

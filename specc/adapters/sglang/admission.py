@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,18 +15,29 @@ SEEDS = (1 << 63) - 1
 """Seeds of programs are from 0 and below; those of SGLang are any integers of 64 bits."""
 DETERMINISTIC_SEED = 42
 """What SGLang gives a request without a seed under `--enable-deterministic-inference`."""
+PENALTIES = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+"""Those of SGLang that programs have under the same names, and what each of them is where nothing is to change."""
+LEAST_REPETITION, MOST_BIAS = 2.0**-10, 100.0
+"""The smallest repetition penalty of programs, and the size of their largest bias; SGLang takes others."""
+WANTED = dict.fromkeys(PENALTIES, "penalties") | {"logit_bias": "logit bias", "temperature": "sampling"}
+"""What those who do not get a parameter are told, where that is another word than its name."""
 _PARAMETERS = "_specc_sampling"
 
 
-def asked(request: Any, vocabulary: int) -> dict[str, float]:
-    """The parameters of a `Req` by a program's names, without those that leave all as it is; none if it is greedy.
+def asked(request: Any, vocabulary: int) -> dict[str, Any]:
+    """The parameters of a `Req` by a program's names, without those that leave all as it is.
 
     `vocabulary`: tokens of the target. SGLang's greedy requests have a `top_k` of 1, whatever they were given as.
     """
     given = request.sampling_params
+    found: dict[str, Any] = {
+        name: getattr(given, name) for name in PENALTIES if getattr(given, name) != PENALTIES[name]
+    }
+    if given.logit_bias:
+        found["logit_bias"] = {int(token): float(bias) for token, bias in given.logit_bias.items()}
     if given.top_k <= 1:
-        return {}
-    found: dict[str, float] = {"temperature": min(given.temperature, HOTTEST)}
+        return found
+    found["temperature"] = min(given.temperature, HOTTEST)
     if given.top_k < vocabulary:
         found["top_k"] = given.top_k
     if given.top_p < 1:
@@ -38,8 +49,13 @@ def asked(request: Any, vocabulary: int) -> dict[str, float]:
 
 def lacking(request: Any, vocabulary: int, parameters: Collection[str]) -> str | None:
     """What a request asks for of a program that has these parameters alone; None if nothing is lacking."""
-    missing = [name for name in asked(request, vocabulary) if name not in parameters]
-    return "sampling" if "temperature" in missing else next(iter(missing), None)
+    found = asked(request, vocabulary)
+    missing = [WANTED.get(name, name) for name in found if name not in parameters]
+    if found.get("repetition_penalty", 1.0) < LEAST_REPETITION:
+        missing.append(f"a repetition penalty below {LEAST_REPETITION:g}")
+    if not all(-MOST_BIAS <= bias <= MOST_BIAS for bias in found.get("logit_bias", {}).values()):
+        missing.append(f"a logit bias beyond {MOST_BIAS:g}")
+    return "sampling" if "sampling" in missing else next(iter(missing), None)
 
 
 class Admission:
@@ -49,42 +65,67 @@ class Admission:
         package: the program's.
         step: it, bound.
         default_seed: of requests without one; None: each gets its own.
+        restrict: says whose grammars the next launch of the program obeys, row by row of its batch.
 
     """
 
-    def __init__(self, package: Any, step: Any, default_seed: int | None) -> None:
+    def __init__(
+        self,
+        package: Any,
+        step: Any,
+        default_seed: int | None,
+        restrict: Callable[[Sequence[Any]], object] = lambda _: None,
+    ) -> None:
         """Nobody is on the way."""
-        self._package, self._step, self._default = package, step, default_seed
+        self._package, self._step, self._default, self._restrict = package, step, default_seed, restrict
         self._largest, self._vocabulary = package.plan.buckets[-1], package.plan.size("V")
         self._places: list[int] = []
-        self._rows = self._lengths = torch.empty(0)
+        self._batch: Any = None
 
     def say(self, batch: Any, served: Collection[int], *, draws: bool = True) -> None:
         """Before a prefill: write into pool rows how those at these places of the batch are sampled.
 
-        Again for a request that was thrown out: it has another row then, and the seed that it had. `draws`: whether the
-        program draws the first token of those that are not greedy.
+        Again for a request that was thrown out: it has another row then, the seed that it had, and what it has emitted
+        counts as its output. `draws`: whether the program draws the first tokens of those that are not plain.
         """
-        params = [self._parameters(batch.reqs[place]) for place in served]
-        rows = [batch.reqs[place].kv.req_pool_idx for place in served]
-        self._step.set_sampling(rows, [self._package.Sampling(**one) for one in params])
-        self._places = [place for place, one in zip(served, params, strict=True) if draws and one["temperature"] > 0]
-        self._rows, self._lengths = batch.req_pool_indices, batch.seq_lens
+        requests = [batch.reqs[place] for place in served]
+        params = [self._package.Sampling(**self._parameters(one)) for one in requests]
+        # SGLang's penalties are for what was emitted, that of repetition too: as if there were no prompt.
+        texts = [((), list(one.output_ids)) for one in requests]
+        self._step.set_sampling([one.kv.req_pool_idx for one in requests], params, texts)
+        self._places = [place for place, one in zip(served, params, strict=True) if draws and not one.plain]
+        self._batch = batch
 
-    def draw(self, logits: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Of the prefill's logits f32[b, V] the places i64[n] that the program draws for, and the tokens i32[n].
+    def first(self, sample: Callable[[], Tensor], output: Any) -> Tensor:
+        """The tokens [b] that SGLang samples of a prefill, but for requests that the program draws for.
 
-        None when there is nobody whom it draws for, or when it has drawn for this prefill already.
+        So a text has one seed and one rule from its first token on, and goes on as it would have where it was thrown
+        out. `sample` is SGLang's, `output` its LogitsProcessorOutput of the prefill. The program comes first: SGLang
+        makes probabilities of the logits where they are.
         """
-        places, self._places = self._places, []
-        if not places:
-            return None
-        index = torch.tensor(places).to(logits.device, non_blocking=True)
-        tokens = [
-            self._step.first_tokens(self._package.Batch(self._rows[part], self._lengths[part]), logits[part]).clone()
-            for part in index.split(self._largest)
-        ]
-        return index, torch.cat(tokens)
+        batch, places, self._batch, self._places = self._batch, self._places, None, []
+        if batch is None:  # not for this prefill, or a second time
+            return sample()
+        logits, rows = output.next_token_logits, batch.req_pool_indices
+        index = torch.tensor(places, dtype=torch.int64).to(logits.device, non_blocking=True)
+        drawn = self._drawn(batch, places, index, logits)
+        logprobs = _logprobs(logits[index], drawn) if batch.return_logprob else None
+        tokens = sample()
+        self._step.count(rows, tokens[:, None], torch.ones_like(rows).index_fill(0, index, 0))
+        if logprobs is not None:
+            output.next_token_logprobs.index_copy_(0, index, logprobs)
+        return tokens.index_copy(0, index, drawn.to(tokens.dtype))
+
+    def _drawn(self, batch: Any, places: Sequence[int], index: Tensor, logits: Tensor) -> Tensor:
+        """The tokens i32[n] that the program draws at these places, index i64[n], of a prefill's logits f32[b, V]."""
+        found = [torch.empty(0, dtype=torch.int32, device=logits.device)]
+        for start in range(0, len(places), self._largest):
+            part = slice(start, start + self._largest)
+            here = index[part]
+            self._restrict([batch.reqs[place] for place in places[part]])
+            some = self._package.Batch(batch.req_pool_indices[here], batch.seq_lens[here])
+            found.append(self._step.first_tokens(some, logits[here]).clone())
+        return torch.cat(found)
 
     def _parameters(self, request: Any) -> Mapping[str, Any]:
         """Those of a request, the same for its whole life."""
@@ -97,12 +138,6 @@ class Admission:
         return getattr(request, _PARAMETERS)
 
 
-def draw_first(sample: Callable[[], Tensor], logits: Tensor, admission: Admission | None) -> Tensor:
-    """The tokens [b] that SGLang samples of a prefill's logits f32[b, V], but for requests that a program goes on with.
-
-    For those the program draws, so that a text has one seed and one rule from its first token on, and goes on as it
-    would have where it was thrown out. Before SGLang, which makes probabilities of the logits where they are.
-    """
-    drawn = None if admission is None else admission.draw(logits)
-    tokens = sample()
-    return tokens if drawn is None else tokens.index_copy(0, drawn[0], drawn[1].to(tokens.dtype))
+def _logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Log-probabilities f32[n] of tokens [n] in logits [n, V]."""
+    return logits.float().log_softmax(-1).gather(1, tokens.long()[:, None])[:, 0]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .attention import Eager, Static
 from .forwards import Forwards
+from .grammars import Masks
 from .recorded import RecordedForwards
 from .settings import word
 from .simulate import Simulated, simulating
@@ -19,7 +20,7 @@ FORWARDS: dict[str, type[Forwards]] = {"graph": Forwards, "segments": RecordedFo
 """The whole step as one graph, which is the default; forwards and what lies between them each; nothing."""
 
 
-def bind(program: Any, worker: Any) -> tuple[Any, str]:
+def bind(program: Any, worker: Any, masks: Masks) -> tuple[Any, str]:
     """Bind a program to an EAGLEWorkerV2 whose graphs are captured; returns the step and what is captured of it.
 
     ServerError when `SPECC_CAPTURE` is another word.
@@ -34,11 +35,19 @@ def bind(program: Any, worker: Any) -> tuple[Any, str]:
     pools = {"target": target.token_to_kv_pool, "draft": draft.token_to_kv_pool}
     moved = {owner: pools[owner] for owner, pool in program.plan.kv_pools.items() if pool.bound}
     buffers = {owner: _interleaved(pool.k_buffer, pool.v_buffer) for owner, pool in moved.items()}
-    step = program.bind(forwards, table, buffers, capture=False)
+    step = program.bind(_Callbacks(forwards, masks), table, buffers, capture=False)
     if how != "none":
         with model_capture_mode():
             step.capture("segments" if how == "segments" else True)
     return step, how
+
+
+class _Callbacks:
+    """Forwards and masks, as the one object whose methods a program calls."""
+
+    def __init__(self, forwards: Forwards, masks: Masks) -> None:
+        self.draft, self.target, self.extend = forwards.draft, forwards.target, forwards.extend
+        self.grammar_begin, self.grammar_end, self.grammar_prefill = masks.begin, masks.end, masks.prefill
 
 
 def _capture(worker: Any) -> str:

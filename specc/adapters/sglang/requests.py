@@ -6,36 +6,55 @@ from collections.abc import Collection
 from http import HTTPStatus
 from typing import Any
 
-from .admission import lacking
-from .settings import word
+from .admission import PENALTIES, lacking
+from .settings import flag, word
 
 FALLBACK = "SPECC_FALLBACK"
 """The environment variable that says what becomes of such requests: `sglang`, the default, or `refuse`."""
+ORIGINAL = "SGLANG_RETURN_ORIGINAL_LOGPROB"
+"""SGLang's environment variable under which temperatures change no log-probabilities."""
+GRAMMAR, LOGPROBS = "grammar", "logprobs"
+"""What a program may have been built for that is no parameter: a key of its `sampling`, and an output."""
 _REASON = "_specc_unserved"
 
 
 def unserved(request: Any, vocabulary: int, parameters: Collection[str] = ()) -> str | None:
     """Why a program does not serve a request of SGLang (a `Req`); None if it does. The same for its whole life.
 
-    `vocabulary`: tokens of the target; `parameters`: what the program was built to sample with.
+    `vocabulary`: tokens of the target; `parameters`: what the program was built for, see `Steps`.
     """
     if not hasattr(request, _REASON):
-        setattr(request, _REASON, _unserved(request) or lacking(request, vocabulary, parameters))
+        setattr(request, _REASON, _unserved(request, parameters) or lacking(request, vocabulary, parameters))
     return getattr(request, _REASON)
 
 
-def _unserved(request: Any) -> str | None:
+def _unserved(request: Any, parameters: Collection[str]) -> str | None:
     asked = request.sampling_params
-    penalties = asked.frequency_penalty or asked.presence_penalty or asked.repetition_penalty != 1.0
     found = {
-        "a grammar": asked.json_schema or asked.regex or asked.ebnf or asked.structural_tag,
-        "penalties": penalties or asked.min_new_tokens,
-        "logit bias": asked.logit_bias,
+        "a grammar": GRAMMAR not in parameters and request.grammar is not None,
+        "min_new_tokens": asked.min_new_tokens,
         "a custom logit processor": request.custom_logit_processor,
-        "logprobs": request.return_logprob,
         "hidden states": request.return_hidden_states,
         "a sampling mask": request.return_sampling_mask,
         "a watermark": asked.watermark,
+    }
+    named = (name for name, asked_for in found.items() if asked_for)
+    return next(named, None) or (_logprobs(request, parameters) if request.return_logprob else None)
+
+
+def _logprobs(request: Any, parameters: Collection[str]) -> str | None:
+    """Why the log-probabilities of a request are not a program's: those of emitted tokens in the target's own scores.
+
+    SGLang's are those of the scores that it draws from, before filters.
+    """
+    asked = request.sampling_params
+    found = {
+        "logprobs": LOGPROBS not in parameters,
+        "top logprobs": request.logprob.top_logprobs_num or request.logprob.token_ids_logprob is not None,
+        "logprobs with a grammar": request.grammar is not None,
+        "logprobs with penalties": any(getattr(asked, name) != none for name, none in PENALTIES.items()),
+        "logprobs with logit bias": asked.logit_bias,
+        "logprobs with a temperature": asked.top_k > 1 and asked.temperature != 1 and not flag(ORIGINAL),
     }
     return next((name for name, asked_for in found.items() if asked_for), None)
 

@@ -16,3 +16,8 @@ def word(variable: str, words: Collection[str], default: str) -> str:
     if value not in words:
         raise ServerError(f"{variable} is one of {', '.join(words)}, got {value!r}")
     return value
+
+
+def flag(variable: str) -> bool:
+    """Whether an environment variable of SGLang's is set, as SGLang reads it."""
+    return os.environ.get(variable, "").lower() in ("1", "true", "yes", "y")

@@ -16,8 +16,12 @@ from torch import Tensor
 
 from .admission import DETERMINISTIC_SEED, Admission
 from .binding import bind
+from .grammars import Masks, fills_bitmasks
 from .metrics import Metrics
-from .requests import refuses, unserved
+from .requests import GRAMMAR, LOGPROBS, refuses, unserved
+
+COUNTS = "sampling_counts"
+"""What a program with penalties counts by itself: a field of its carry, no parameter."""
 
 
 @dataclass
@@ -42,7 +46,8 @@ class Steps:
         left: how many decode steps SGLang ran, by why the program did not.
         published: what the last step has written into SGLang's tables.
         refuses_unserved: whether requests that the program does not serve are turned away.
-        parameters: what requests may be sampled with; nothing by a program that is greedy.
+        parameters: what requests may ask for, as the keys `sampling` and `outputs` name it; nothing of a program that
+            is greedy and has no outputs.
         admission: of requests that SGLang prefills; None where the program is greedy.
 
     """
@@ -55,16 +60,19 @@ class Steps:
         self.refuses_unserved = refuses()
         device = worker.req_to_token_pool.req_to_token.device
         program = package.load(str(device) if device.type == "cuda" else "cpu")
-        self.step, self.captured = bind(program, worker)
+        self._masks = Masks(program.plan, device)
+        self.step, self.captured = bind(program, worker, self._masks)
         self._largest = program.plan.buckets[-1]
         self._width, self._nodes = program.plan.size("A"), program.plan.size("N")
         self._blank = _Blank(worker.topk, device)
         self.published = Published()
         self._retired: str | None = None
-        given = [field for field in program.plan.carry.values() if field.given]
-        self.parameters = [field.name.removeprefix("sampling_") for field in given]
+        given = [field.name for field in program.plan.carry.values() if field.given]
+        self.parameters = [name.removeprefix("sampling_") for name in given if name != COUNTS]
+        self.parameters += [GRAMMAR] * (program.plan.restricts and fills_bitmasks())
+        self.parameters += [LOGPROBS] * any(output.name == LOGPROBS for output in program.plan.outputs)
         seed = DETERMINISTIC_SEED if get_exec().deterministic.enable_deterministic_inference else None
-        self.admission = Admission(package, self.step, seed) if given else None
+        self.admission = Admission(package, self.step, seed, self._masks.restrict) if given else None
         self._vocabulary = program.plan.size("V")
         self._metrics = Metrics(self.name, self._version, self.captured)
 
@@ -91,9 +99,16 @@ class Steps:
             marks = batch.sampling_info.has_watermark_candidates
             self.admission.say(batch, served, draws=self._retired is None and not marks)
 
-    def run(self, batch: Any, publish: Callable[[Tensor], None] | None) -> StepResult:
-        """One step of the batch's requests; under the overlap schedule `publish` gets their new lengths i64[b]."""
+    def run(
+        self, batch: Any, publish: Callable[[Tensor], None] | None, barrier: Callable[[], None] | None
+    ) -> StepResult:
+        """One step of the batch's requests.
+
+        Under the overlap schedule `publish` gets their new lengths i64[b], and `barrier` lets their grammars follow the
+        step before.
+        """
         rows = len(batch.reqs)
+        self._masks.restrict(batch.reqs, barrier)
         found = self.step.decode(self._package.Batch(batch.req_pool_indices), on_commit=self._publisher(publish))
         self.served += 1
         self._metrics.count()
@@ -105,7 +120,7 @@ class Steps:
             state = EagleDraftInput(bonus_tokens=found.bonus)
             self.published.published_bonus = found.bonus
         return StepResult(
-            logits_output=LogitsProcessorOutput(next_token_logits=None),
+            logits_output=LogitsProcessorOutput(next_token_logits=None, next_token_logprobs=host.get(LOGPROBS)),
             next_token_ids=host["predict"].view(-1),
             accept_lens=host["accept_lens"],
             health=host["health"],

@@ -15,7 +15,6 @@ from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 
 from . import CHOICE, relay
-from .admission import draw_first
 from .fit import misfits
 from .requests import turn_away
 from .settings import ServerError
@@ -91,7 +90,7 @@ class ProgramSteps(_Worker):
             return super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
         reason = steps.refuses(batch)
         if reason is None:
-            return steps.run(batch, on_publish)
+            return steps.run(batch, on_publish, grammar_barrier)
         rows, decoding = batch.req_pool_indices, batch.forward_mode.is_decode()
         if decoding:
             steps.leave(reason)
@@ -100,6 +99,8 @@ class ProgramSteps(_Worker):
         else:
             steps.admit(batch)
         result = super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
+        if decoding:
+            steps.step.count(rows, result.next_token_ids.view(len(rows), -1), result.accept_lens)
         if on_publish is None:
             result.next_draft_input = steps.adopt(rows, result.next_draft_input, result.new_seq_lens)
         return result
@@ -153,7 +154,7 @@ def sample(original: Any, runner: Any, logits_output: Any, forward_batch: Any) -
     steps = relay.offered()
     admission = None if steps is None or runner.is_draft_worker else steps.admission
     sampler = partial(original, runner, logits_output, forward_batch)
-    return draw_first(sampler, logits_output.next_token_logits, admission)
+    return sampler() if admission is None else admission.first(sampler, logits_output)
 
 
 def retire(_: Any, runner: Any, *__: Any) -> None:

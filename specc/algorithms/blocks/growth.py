@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from specc.algorithms.blocks.rejection import chosen, sampled
+from specc.algorithms.blocks.rejection import chosen, drawn_drafts
 from specc.algorithms.blocks.scope import Scope
 from specc.algorithms.blocks.verification import Nodes, State
 from specc.ir.core import Value
@@ -49,7 +49,7 @@ def grow_tree(
 
     """
     b = scope.b
-    if sampled(scope):
+    if drawn_drafts(scope):
         return _draw_chain(scope, state, root, frontier, forward, advance=advance, q=q)
     best = frontier.scores
     assert best is not None  # only what is drawn has none

@@ -1,4 +1,4 @@
-"""Drafts that are drawn, and verification that accepts them by what they were drawn from: rejection, and block."""
+"""Drafts that are drawn: with noise of their own, to be accepted by what they were drawn from, or with the target's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from specc.algorithms.blocks.sampling import draws, parameter
 from specc.algorithms.blocks.scope import Scope, logits_dtype_of
 from specc.ir.core import Value
-from specc.ir.ops.sample import COIN, DRAFT
+from specc.ir.ops.sample import COIN, DRAFT, TOKEN
 
 MODES = ("rejection", "block")
 _COLUMN = 1 << 32
@@ -15,8 +15,13 @@ _COLUMN = 1 << 32
 
 
 def sampled(scope: Scope) -> bool:
-    """Whether drafts are drawn."""
+    """Whether drafts are accepted by what they were drawn from."""
     return scope.config.verify in MODES
+
+
+def drawn_drafts(scope: Scope) -> bool:
+    """Whether drafts are drawn, by whatever noise."""
+    return sampled(scope) or scope.config.draft_sampling == "coupled"
 
 
 def chosen(
@@ -24,6 +29,8 @@ def chosen(
     stem: str, axis: str = "", keep: str = "", carried: bool = False,
 ) -> tuple[Value, ...]:  # fmt: skip
     """A draft i64[B, axis, keep] and bad rows i1[B, axis], of logits: the largest, or drawn if drafts are drawn.
+
+    Coupled drafts have the noise that the target will draw with where they stand.
 
     Args:
         scope: module under construction, in the phase that reads the logits.
@@ -38,22 +45,25 @@ def chosen(
 
     """
     b = scope.b
-    if not sampled(scope):
+    if not drawn_drafts(scope):
         own = scope.own(names[0]), names[1]
         index, bad = b.many("vocab.argmax", logits, scope.rows, names=own, dtype="i64", keep=keep)
         return scope.translated(index, names[0]), bad
     if scope.token_map is not None:
-        message = f"verify: {scope.config.verify} with a draft that scores a part of the vocabulary is not implemented"
-        scope.refuse("config/not-yet", message, ("verify",), hint="write verify: target_only")
+        key, ways = ("verify", "target_only") if sampled(scope) else ("draft_sampling", "greedy")
+        wanted = f"{key}: {getattr(scope.config, key)}"
+        message = f"{wanted} with a draft that scores a part of the vocabulary is not implemented"
+        scope.refuse("config/not-yet", message, (key,), hint=f"write {key}: {ways}")
     entry = ("prefill_", "prefill") if stem.startswith("prefill_") else ("", "prepare")
     with b.at(scope.at("verify")):
-        if carried:
+        if carried and sampled(scope):
             b.many("carry.store", scope.rows, logits, field=_field(column))
         seed, temperature = (parameter(scope, name, *entry, "verify") for name in ("seed", "temperature"))
-        where = {"offset": column * _COLUMN, "stride": _COLUMN if axis == "S" else 0}
+        first, stride, kind = (column * _COLUMN, _COLUMN, DRAFT) if sampled(scope) else (column + 1, 1, TOKEN)
+        where = {"offset": first, "stride": stride if axis == "S" else 0}
         place = b("kv.positions", lens, names=(f"{stem}place",), axis=axis, **where)
         noise = f"{stem}keys", f"{stem}scales"
-        keys, scales = b.many("sample.keys", seed, temperature, place, names=noise, offset=0, kind=DRAFT)
+        keys, scales = b.many("sample.keys", seed, temperature, place, names=noise, offset=0, kind=kind)
         return b.many("sample.draw", logits, scope.rows, keys, scales, names=names, dtype="i64", keep=keep)
 
 
@@ -64,7 +74,7 @@ def children(
 
     Args as of `chosen`.
     """
-    if sampled(scope):
+    if drawn_drafts(scope):
         token, bad = chosen(scope, logits, lens, 0, names[1:], stem=stem, keep="K", carried=carried)
         return None, token, bad
     own = names[0], scope.own(names[1]), names[2]

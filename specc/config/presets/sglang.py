@@ -10,6 +10,7 @@ SGLANG = Preset(
     algorithms=("STANDALONE", "EAGLE", "EAGLE3"),
     demands={
         ("draft_positions",): "shifted",  # its drafts see token p + 1 at position p, language models too
+        ("draft_sampling",): "greedy",  # coupled drafts were not tried in it
         ("overlap",): True,  # its workers keep state and lengths on the device, whether they are run ahead or not
         ("disaggregation",): False,
         ("target", "logits_dtype"): "float32",  # its logits processor hands over nothing else

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from specc.engine.models.eagle_head import FAMILIES, SharingHead, check_one_layer
-from specc.engine.models.published import renamed
+from specc.engine.models.published_heads import renamed
 from specc.engine.models.scores import rows_of
 from specc.support.token_map import from_offsets
 

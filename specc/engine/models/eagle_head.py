@@ -35,7 +35,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3RotaryEmbedding,
 )
 
-from specc.engine.models.published import read_config, read_weights, renamed
+from specc.engine.models.published_heads import read_config, read_weights, renamed
 from specc.engine.models.scores import rows_of
 
 WEIGHTS_FILE = "model.safetensors"

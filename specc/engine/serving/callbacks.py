@@ -48,7 +48,7 @@ class Memory:
         """The prompts of pool rows i64[b]; ContractError where one has another length than i64[b] says."""
         found: list[Prefix] = []
         for row, length in zip(rows.tolist(), seq_lens.tolist(), strict=True):
-            tokens, shared = self.prompts.get(row, Prompt(()))
+            tokens, shared, _ = self.prompts.get(row, Prompt(()))
             if len(tokens) != length:
                 reason = f"pool row {row} has {len(tokens)} tokens to prefill, the program asks for {length}"
                 raise ContractError(reason)
@@ -126,6 +126,7 @@ class TargetCallbacks:
 
         With `capture` ``last`` hidden is T[b, W], of the last tokens.
 
+        Where the token after a prompt is known its logit alone is finite, so that it is drawn, however that is done.
         Shared tokens are not run again. Their hidden states are zeros, which nobody reads: the draft, too, has
         keys and values of everything shared.
         """
@@ -140,6 +141,10 @@ class TargetCallbacks:
                 shared = found.new_zeros(prompts[member].shared, found.shape[1])
                 handed[member] = torch.cat((shared, found)) if capture == "full" else found[-1:]
         scores = self._target_logits(memory.joined(in_order(last), model.facts))
+        for index, prompt in enumerate(prompts):
+            if (known := memory.prompts[prompt.row].known) is not None:
+                scores[index] = -torch.inf
+                scores[index, known] = 0.0
         return captured(scores, memory.joined(in_order(handed), model.facts, model.handed_width), capture)
 
     def grammar_begin(self, *, tokens: Tensor, rows: Tensor, seq_lens: Tensor, parent: Tensor | None = None) -> Masked:

@@ -64,6 +64,8 @@ class InFlight:
         """What a row of the result emits for its request, which notes the health of its prefill, or why it ends."""
         if self.is_prefill:
             request.health = int(result.health[index])
+            if request.known is not None:
+                return ()
         elif self.left_out(result, index):
             request.fail(OutOfRoomError("no room for a decode step in req_to_token, or in the tree mask"))
         return result.tokens(index)

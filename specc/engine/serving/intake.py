@@ -32,6 +32,12 @@ class Intake:
         """What compiles grammars for the target."""
         return Grammars(self.tokenizer, self.target.facts.vocab_size, self.target.eos_token_ids)
 
+    @cached_property
+    def _drafts_decide(self) -> bool:
+        """Whether a text depends on where steps begin."""
+        calls = (call for node in self.plan.nodes("step") for call in getattr(node, "ops", ()))
+        return any(call.op == "sample.reject" for call in calls)
+
     def request(
         self,
         request_id: int,
@@ -58,7 +64,9 @@ class Intake:
         matcher = self.grammars.matcher(sampling)
         if matcher is not None and conditions is not FIRST:  # behind the end of its grammar nothing is restricted
             conditions = replace(conditions, eos_token_ids=conditions.eos_token_ids | self.target.eos_token_ids)
-        return Request(request_id, ids, conditions, text, sampling, handover=handover, matcher=matcher)
+        found = Request(request_id, ids, conditions, text, sampling, handover=handover, matcher=matcher)
+        found.resumes = self._drafts_decide
+        return found
 
     def encode(self, text: str) -> list[int]:
         """Tokenise a prompt; raises EngineError without a tokenizer."""

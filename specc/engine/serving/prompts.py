@@ -15,10 +15,14 @@ MOST_TOKENS = 4096
 
 
 class Prompt(NamedTuple):
-    """What to prefill: all tokens of a text, of which the first `shared` have keys and values in all pools."""
+    """What to prefill: all tokens of a text, of which the first `shared` have keys and values in all pools.
+
+    known: the token after them, where it is not drawn any more.
+    """
 
     tokens: Sequence[int]
     shared: int = 0
+    known: int | None = None
 
 
 class Span(NamedTuple):

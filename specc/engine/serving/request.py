@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from specc.engine.errors import GrammarError, StepFailedError
 from specc.engine.serving.grammar import Matcher
 from specc.engine.serving.handover import Handover
+from specc.engine.serving.prompts import Prompt
 from specc.engine.serving.text import StopText
 from specc.runtime.errors import SamplingError as SamplingError
 from specc.runtime.sampling import GREEDY
@@ -81,7 +82,7 @@ class Request:
     beginning had their keys and values in the pools already when it was last admitted. `health`: the health word of its
     last prefill. `handover`: what another machine prefilled of it, until that is in the pools. `failures`: how many
     launches that it was in have failed since its last decode step. `error`: what has ended it. `matcher`: where it is
-    in its grammar, if it has one.
+    in its grammar, if it has one. `resumes`: whether a prefill gives the last emitted token again, and no new one.
     """
 
     request_id: int
@@ -101,6 +102,7 @@ class Request:
     failures: int = 0
     error: Exception | None = None
     matcher: Matcher | None = None
+    resumes: bool = False
 
     def __post_init__(self) -> None:
         """Start with the prompt."""
@@ -110,6 +112,21 @@ class Request:
     def generated(self) -> Sequence[int]:
         """The emitted tokens."""
         return self.ids[len(self.prompt_ids) :]
+
+    @property
+    def known(self) -> int | None:
+        """The token after what a prefill reads, of a request that has emitted some: none is drawn in its place."""
+        return self.ids[-1] if self.resumes and self.generated else None
+
+    @property
+    def unread(self) -> list[int]:
+        """What a prefill reads: all tokens, but for the one that is known after it."""
+        return self.ids if self.known is None else self.ids[:-1]
+
+    @property
+    def prompt(self) -> Prompt:
+        """What is prefilled of it in its row."""
+        return Prompt(tuple(self.unread), self.shared, self.known)
 
     @property
     def committed(self) -> int:

@@ -19,7 +19,7 @@ class Scheduler:
     Every running request holds pages for its committed tokens and `reserve` more, which is what a step may write to,
     and the next one too, if it is launched before the first is read. When pages run out, those that only the prefix
     cache holds are freed first; then the request admitted last is retracted: it gives everything back and waits at the
-    front, with its prompt and all it has emitted, to be prefilled again.
+    front, with its prompt and all it has emitted, to be prefilled again and go on as if nothing had happened.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Scheduler:
 
     def _enter(self, request: Request) -> bool:
         """Take the pages of a waiting request, shared ones first; False, and nothing has changed, if they lack."""
-        shared = self.prefixes.match(request.ids)
+        shared = self.prefixes.match(request.unread)
         self.allocator.share(request, shared)
         if not self._room(request, len(request.ids)):
             self.allocator.free(request)

@@ -13,20 +13,25 @@ from specc.adapters import sglang as adapter
 from specc.adapters.sglang import requests
 
 VOCABULARY = 96
+KINDS = ("json_schema", "regex", "ebnf", "structural_tag")
+"""Of grammars."""
 
 
 def request(*, custom_logit_processor: str | None = None, **asked: Any) -> SimpleNamespace:
     """A request as SGLang keeps it: greedy, and nothing else."""
     sampling = {"top_k": 1, "temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "sampling_seed": None}
     sampling |= {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
-    sampling |= dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag", "logit_bias", "watermark")) | {
-        "min_new_tokens": 0
-    }
+    sampling |= dict.fromkeys((*KINDS, "logit_bias", "watermark")) | {"min_new_tokens": 0}
+    grammar = object() if any(sampling[kind] or asked.get(kind) for kind in KINDS) else None
+    scores = {name: asked.pop(name, none) for name, none in (("top_logprobs_num", 0), ("token_ids_logprob", None))}
     wanted = ("logprob", "hidden_states", "sampling_mask")
     own = {f"return_{name}": asked.pop(f"return_{name}", False) for name in wanted}
     return SimpleNamespace(
         sampling_params=SimpleNamespace(**(sampling | asked)),
         custom_logit_processor=custom_logit_processor,
+        grammar=grammar,
+        logprob=SimpleNamespace(**scores),
+        output_ids=[],
         to_finish=None,
         ended=[],
         **own,
@@ -42,7 +47,7 @@ def request(*, custom_logit_processor: str | None = None, **asked: Any) -> Simpl
         ({"json_schema": "{}"}, "a grammar"),
         ({"presence_penalty": 0.5}, "penalties"),
         ({"repetition_penalty": 1.1}, "penalties"),
-        ({"min_new_tokens": 3}, "penalties"),
+        ({"min_new_tokens": 3}, "min_new_tokens"),
         ({"logit_bias": {"5": 1.0}}, "logit bias"),
         ({"custom_logit_processor": "code"}, "a custom logit processor"),
         ({"return_logprob": True}, "logprobs"),
@@ -54,6 +59,34 @@ def test_why_a_request_is_not_served(asked: dict[str, Any], reason: str | None) 
     assert requests.unserved(one, VOCABULARY) == reason
     one.sampling_params.top_k = 20
     assert requests.unserved(one, VOCABULARY) == reason, "what a request asks for does not change"
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({}, None),
+        ({"top_logprobs_num": 2}, "top logprobs"),
+        ({"token_ids_logprob": [5]}, "top logprobs"),
+        ({"regex": "a+"}, "logprobs with a grammar"),
+        ({"frequency_penalty": 0.1}, "logprobs with penalties"),
+        ({"logit_bias": {"5": 1.0}}, "logprobs with logit bias"),
+        ({"top_k": 20}, None),
+        ({"top_k": 20, "temperature": 0.9}, "logprobs with a temperature"),
+        ({"top_k": 1, "temperature": 0.9}, None),
+    ],
+)
+def test_log_probabilities_that_are_the_targets_own(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], reason: str | None
+) -> None:
+    """SGLang's are those of what it draws from, but for the temperature if it is told so."""
+    built = ("temperature", "top_k", "frequency_penalty", "logit_bias", "grammar", "logprobs")
+    monkeypatch.delenv("SGLANG_RETURN_ORIGINAL_LOGPROB", raising=False)
+    assert requests.unserved(request(return_logprob=True, **asked), VOCABULARY, built) == reason
+    assert requests.unserved(request(return_logprob=True, **asked), VOCABULARY, built[:-1]) == "logprobs"
+    assert requests.unserved(request(**asked), VOCABULARY, built) is None
+    monkeypatch.setenv("SGLANG_RETURN_ORIGINAL_LOGPROB", "True")
+    original = None if reason == "logprobs with a temperature" else reason
+    assert requests.unserved(request(return_logprob=True, **asked), VOCABULARY, built) == original
 
 
 @pytest.mark.parametrize("steps", [None, SimpleNamespace(refuses_unserved=False, name="served")])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from programs import EXAMPLES, compile_to, load
 
 from specc import algorithms
+from specc.driver.build import build_program
 from specc.ir.ops import OPS
 from specc.support.diagnostics import DiagnosticError
 
@@ -33,7 +35,24 @@ def test_rows_that_are_carried(algorithm: str, rows: int) -> None:
     offsets = [(place.phase == "prefill", int(place.attrs["offset"]) >> 32) for place in places if place]
     drafted = [column for prefill, column in offsets if not prefill]
     assert sorted(drafted) == ([0] if algorithm == "DFLASH" else [0, 1, 2])
+    strides = {int(place.attrs["stride"]) >> 32 for place in places if place}
+    assert strides == ({1} if algorithm == "DFLASH" else {0})
     assert sorted(column for prefill, column in offsets if prefill) == list(range(rows))
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "MULTI_LAYER_EAGLE", "DFLASH"])
+def test_coupled_drafts(algorithm: str) -> None:
+    """Each has the noise of the token in its place; nothing is carried for it, and nothing is launched more."""
+    keys: dict[str, Any] = {"num_steps": 3, "verify": "target_only"}
+    module = compile_to("canonicalize", load(algorithm, **keys, draft_sampling="coupled"))
+    draws = [op for op in module.find("sample.keys") if op.phase != "prefill"]
+    assert {op.attrs["kind"] for op in draws} == {0}
+    places = [op["positions"].source for op in draws if op.attrs["offset"] == 0]
+    found = [(int(place.attrs["offset"]), int(place.attrs["stride"])) for place in places if place]
+    assert sorted(found) == ([(1, 1)] if algorithm == "DFLASH" else [(1, 0), (2, 0), (3, 0)])
+    plans = [build_program(load(algorithm, **keys, draft_sampling=how)).plan for how in ("greedy", "coupled")]
+    assert [*plans[0].carry] == [*plans[1].carry]
+    assert len({len([*plan.nodes("step")]) for plan in plans}) == 1
 
 
 def test_an_algorithm_that_keeps_them_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,6 +135,30 @@ def test_how_tokens_are_verified() -> None:
     assert "serves greedy requests and those with temperature, sampling_seed, top_k, min_p;" in result.stderr
 
 
+def test_what_is_handed_out() -> None:
+    result = run("--outputs", "logprobs", "--", *words({}))
+    assert '\noutputs: ["logprobs"] # --outputs\n' in result.stdout
+    assert "serves greedy requests and those with return_logprob; SGLang's own step serves all others" in result.stderr
+    result = run(
+        "--outputs", "logprobs", "--verify", "target_only", "--sampling", "penalties, grammar", "--", *words({})
+    )
+    known = "temperature, sampling_seed, penalties, grammar, return_logprob"
+    assert f"serves greedy requests and those with {known}; SGLang's own step serves all others\n" in result.stderr
+    assert "outputs" not in run("--", *words({})).stdout
+
+
+@pytest.mark.parametrize("backend", ["outlines", "none"])
+def test_grammars_that_make_no_bitmasks(backend: str) -> None:
+    """Are nothing to a program without grammars."""
+    arguments = words({"--grammar-backend": backend})
+    result = run("--verify", "target_only", "--sampling", "grammar", "--", *arguments)
+    assert result.exit_code == 1
+    assert f"--grammar-backend {backend} with grammars is not served" in result.stderr
+    assert run("--verify", "target_only", "--", *arguments).exit_code == 0
+    fine = words({"--grammar-backend": "xgrammar"})
+    assert run("--verify", "target_only", "--sampling", "grammar", "--", *fine).exit_code == 0
+
+
 def test_thresholds_below_one_are_for_greedy_programs() -> None:
     """SGLang then accepts more than its target samples; greedy requests know nothing of it."""
     assert sampled(single="0.5", acc="0.9").exit_code == 0

@@ -105,6 +105,21 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
     ("config/hc-mult-default", edit("  num_layers", "  hc_mult: 4\n  num_layers"), 14, 12),
     ("legal/verify", edit("verify: greedy", "verify: rejection").replace("topk: 1", "topk: 2"), 9, 9),
     ("legal/verify", edit("EAGLE", "NGRAM").replace("verify: greedy", "verify: block").split("draft:\n")[0], 9, 9),
+    ("legal/draft-sampling", edit("verify: greedy", "draft_sampling: coupled"), 9, 17),
+    (
+        "legal/draft-sampling",
+        edit("verify: greedy", "draft_sampling: coupled\nverify: target_only").replace("topk: 1", "topk: 2"),
+        9,
+        17,
+    ),
+    (
+        "legal/draft-sampling",
+        edit("EAGLE", "NGRAM")
+        .replace("verify: greedy", "draft_sampling: coupled\nverify: target_only")
+        .split("draft:\n")[0],
+        9,
+        17,
+    ),
     ("legal/sampling", edit("verify: greedy", "sampling: [top_p]"), 9, 11),
     ("config/not-yet", VALID.replace("draft:\n", "draft:\n  hidden_source: aux\n"), 20, 18),
     ("config/missing-key", edit("num_layers: 32", "num_layers: 6\n  hidden_source: aux"), 12, 1),

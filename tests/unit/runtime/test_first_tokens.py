@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fakes.grammar import words
 from sampling_oracle import drawn
 from test_transfer import CHAIN, Machine, machine
 from torch import Tensor
@@ -78,3 +79,44 @@ def test_what_is_refused() -> None:
     other = machine("FROZEN_KV_MTP", 3, **CHAIN, **FILTERS)
     with pytest.raises(BindError, match="reads prefill_target_hidden, too"):
         other.step.first_tokens(Batch(ROWS, LENGTHS), logits)
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "DFLASH", "NGRAM"])
+def test_what_is_drawn_counts_as_output(algorithm: str) -> None:
+    """Once, whichever launch of a prefill would do it."""
+    one = machine(algorithm, 3, **CHAIN, verify="target_only", sampling=["penalties"])
+    params = [Sampling(0.0, presence_penalty=1), Sampling(1.5, 7), *PARAMS[:1] * 2]
+    one.step.set_sampling(ROWS, params, [([2], [4])] * 4)
+    before = one.step.pools["sampling_counts"].clone()
+    tokens = one.step.first_tokens(Batch(ROWS, LENGTHS), scores(one.plan.size("V"))).tolist()
+    for row, token in zip(ROWS, tokens, strict=True):
+        before[row, token] += 2
+    assert torch.equal(one.step.pools["sampling_counts"], before)
+
+
+def test_what_the_engine_emits_counts_when_it_says_so() -> None:
+    """Of rows of tokens the first few, of a column all; nothing without penalties."""
+    one = machine("EAGLE", 3, **CHAIN, verify="target_only", sampling=["penalties"])
+    expected = one.step.pools["sampling_counts"].zero_().clone()
+    one.step.count(torch.tensor([4, 1]), torch.tensor([[5, 5, 6], [7, 8, 9]]), torch.tensor([3, 1]))
+    one.step.count(torch.tensor([2, 1]), torch.tensor([3, 7]))
+    expected[4, 5], expected[4, 6], expected[1, 7], expected[2, 3] = 4, 2, 4, 2
+    assert torch.equal(one.step.pools["sampling_counts"], expected)
+    machine("EAGLE", 3, **CHAIN).step.count(torch.tensor([2]), torch.tensor([3]))
+
+
+def test_the_host_is_asked_for_masks() -> None:
+    """As in a prefill: the largest of what each grammar allows is taken, and no forward is called."""
+    one = machine("EAGLE", 3, **CHAIN, verify="target_only", sampling=["grammar"])
+    one.engine.grammars |= {3: 1, 4: 2, 2: 5}
+    one.step.set_sampling(ROWS, [Sampling(0.0)] * 4)
+    logits, vocab = scores(one.plan.size("V")), one.plan.size("V")
+    expected = []
+    for row, length, of in zip(ROWS, LENGTHS, logits, strict=True):
+        mask = words(one.engine.grammars.get(row, 0), 1, length, vocab)
+        expected.append(
+            max(range(vocab), key=lambda v, of=of, mask=mask: float(of[v]) if mask[v // 32] >> v % 32 & 1 else -9)
+        )
+    assert expected != logits.argmax(-1).tolist()
+    assert one.step.first_tokens(Batch(ROWS, LENGTHS), logits).tolist() == expected
+    assert {name for name, *_ in one.engine.calls} <= {"grammar_prefill"}

@@ -133,12 +133,10 @@ def test_as_the_oracle_decides(mode: str, cut: bool) -> None:
     assert min(found.get(n, 0) for n in range(1, steps + 2)) > 5
 
 
-def texts(
-    mode: str, target: Tensor, draft: Tensor, steps: int, wanted: int, *, draws: int = DRAWS, column: int = COLUMN
-) -> Tensor:
-    """Texts i64[draws, wanted], of seeds one after the other, by models whose logits [V, V] follow the last token.
+def texts(mode: str, target: Tensor, draft: Tensor, steps: int, wanted: int, *, column: int = COLUMN) -> Tensor:
+    """Texts i64[DRAWS / wanted, wanted], by models whose logits [V, V] follow the last token.
 
-    Step after step, with the noise of programs, until all have so many tokens.
+    They have seeds one after the other. Step after step, with the noise of programs, until all have so many tokens.
     """
 
     def write(seeds: Tensor) -> Tensor:
@@ -156,7 +154,7 @@ def texts(
             length[at] += lens
         return text[:, 1 : wanted + 1]
 
-    return torch.cat([write(seeds) for seeds in torch.arange(draws).split(1 << 15)])
+    return torch.cat([write(seeds) for seeds in torch.arange(DRAWS // wanted).split(1 << 15)])
 
 
 P = torch.tensor([[1.0, 0.0, -1.0], [0.0, 1.5, 0.5], [-0.5, 0.2, 0.1]])
@@ -177,8 +175,8 @@ def of_texts(found: Tensor) -> float:
 
 
 @each_mode
-def test_a_million_texts(mode: str) -> None:
-    """Of several steps, each with as many drafts as are accepted."""
+def test_a_million_draws(mode: str) -> None:
+    """In texts of four, over several steps, each with as many drafts as are accepted."""
     assert of_texts(texts(mode, P, Q, 2, 4)) > 1e-3
 
 
@@ -195,7 +193,7 @@ def test_a_bias_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reference_reject, "_softmax", lambda logits: scaled(1.02 * logits))
     else:
         column = 1
-    assert of_texts(texts("block", P, Q, steps, 4, draws=DRAWS // 4, column=column)) < 1e-6
+    assert of_texts(texts("block", P, Q, steps, 4, column=column)) < 1e-6
 
 
 # --- rows of any kind -------------------------------------------------------------------------------------------------

@@ -12,7 +12,13 @@ from programs import load
 from sampling_oracle import drawn, philox2x32, philox4x32
 from test_torn import machine_of
 from torch import Tensor
-from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from specc.driver.build import build_program
 from specc.runtime.batch import Batch
@@ -129,6 +135,29 @@ def test_filters_are_those_of_transformers(top_k: int, top_p: float, min_p: floa
             warped = warper(torch.zeros(len(warped), 1, dtype=torch.long), warped)
         assert torch.equal(kept.view(-1, 50) == -math.inf, warped == -math.inf)
         torch.testing.assert_close(kept.view(-1, 50).softmax(-1), warped.softmax(-1), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_all_processors_of_transformers(seed: int) -> None:
+    """Repetition penalty, temperature, top-k, top-p and min-p, all or some of them: what is left, and its shares."""
+    source = torch.Generator().manual_seed(seed)
+    logits, texts = 3 * torch.randn(5, 50, generator=source), torch.randint(50, (5, 9), generator=source)
+    chosen = [(1.4, 0.6, 1.0)[seed % 3], (0.7, 1.8)[seed % 2], (0, 12, 50)[seed // 2 % 3], (0.9, 1.0)[seed // 3 % 2]]
+    repetition, temperature, top_k, top_p, min_p = *chosen, (0.0, 0.04)[seed // 4 % 2]
+    counts = torch.zeros(5, 50, dtype=torch.int32).scatter_(1, texts[:, :4], 1)  # a prompt, and an output
+    counts = counts.scatter_add(1, texts[:, 4:], torch.full((5, 5), 2, dtype=torch.int32))
+    none = torch.zeros(5)
+    (changed,) = OPS["sample.penalize"]((logits, counts, none + repetition, none, none), {}, {})
+    cuts = cuts_of(changed[:, None], temperature, top_k, top_p, min_p)
+    found = torch.where(changed < cuts, -math.inf, changed) / temperature
+    processors: list[Any] = [RepetitionPenaltyLogitsProcessor(repetition), TemperatureLogitsWarper(temperature)]
+    processors += [TopKLogitsWarper(top_k)] if top_k else []
+    processors += [TopPLogitsWarper(top_p)] if top_p < 1 else []
+    processors += [MinPLogitsWarper(min_p)] if min_p else []
+    for processor in processors:
+        logits = processor(texts, logits)
+    assert torch.equal(found == -math.inf, logits == -math.inf)
+    torch.testing.assert_close(found.softmax(-1), logits.softmax(-1), rtol=1e-5, atol=1e-7)
 
 
 def test_filters_of_extreme_rows() -> None:

@@ -1,3 +1,0 @@
-"""Names for annotations."""
-
-from xgrammar import __getattr__  # noqa: F401
