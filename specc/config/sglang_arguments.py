@@ -49,7 +49,6 @@ _NOT_SERVED: Mapping[str, str] = {
     "--enable-multi-layer-eagle": "multi-layer EAGLE",
     "--enable-pdmux": "prefill and decode multiplexed on one GPU",
     "--speculative-adaptive": "adaptive speculation",
-    "--speculative-token-map": "a draft of a reduced vocabulary",
     "--speculative-use-block-verification": "block verification",
     "--speculative-use-rejection-sampling": "rejection sampling",
 }
@@ -85,6 +84,7 @@ _READ = (
     "--speculative-eagle-topk",
     "--speculative-num-draft-tokens",
     "--speculative-num-steps",
+    "--speculative-token-map",
 )
 KNOWN = frozenset({*_READ, *_BACKENDS, *_SERVED_AS, *_NOT_SERVED, *_THRESHOLDS, *_ALIASES})
 """Arguments that say something about the program."""
@@ -317,7 +317,22 @@ def _model(arguments: Arguments, side: str, name: str, kv: Sequence[str]) -> lis
     if "gemma4" in facts.model_type and "assistant" in facts.model_type:
         arguments.refuse(f"the assistant '{written[:200]}', which SGLang runs as FROZEN_KV_MTP,", "give a head")
     lines = [f"{side}:", f"  model: {json.dumps(str(directory.resolve()))} # {name}"]
+    lines += _token_map(arguments) if side == "draft" else []
     return [*lines, *_dtype(arguments, facts), *_kv_dtype(arguments, kv)]
+
+
+def _token_map(arguments: Arguments) -> list[str]:
+    """Return the line of the draft's token map: SGLang takes rows of an EAGLE head by it, of no other draft."""
+    written, algorithm = arguments.text("--speculative-token-map"), arguments.text("--speculative-algorithm").upper()
+    if not written or algorithm == "EAGLE3":  # whose heads have their own, SGLang leaves a map out
+        return []
+    if algorithm != "EAGLE":
+        arguments.refuse(f"--speculative-token-map of {algorithm}", "leave it out: SGLang's head scores all tokens")
+    elif not Path(written).expanduser().is_file():
+        hint = "download it, and give the file: names of the Hub are not looked up"
+        arguments.wrong(f"--speculative-token-map '{written[:200]}' is not a file", hint)
+    path = json.dumps(str(Path(written).expanduser().resolve()))
+    return [f"  token_map: {path} # --speculative-token-map"]
 
 
 def _dtype(arguments: Arguments, facts: ModelFacts) -> list[str]:

@@ -21,12 +21,14 @@ HIDDEN_COLUMNS = tuple(
     f"{of}.weight" for of in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head", "o_proj")
 )
 """Weights of the EAGLE3 head whose rows, or columns, are entries of its residual stream or of its query heads."""
+TOKEN_MAP = "tokens.pt"
+"""The file of some tokens, beside the models."""
 UNTIED = {"tie_word_embeddings": False}
 """SGLang gives a head the target's `lm_head` in the place of its own, so it must have one."""
 
 
 def write_models(folder: Path) -> None:
-    """Write `target`, `standalone`, `eagle` and `eagle3` below a folder.
+    """Write `target`, `standalone`, `eagle`, `eagle3` and its part, and a token map of three in four below a folder.
 
     SGLang captures the output of a layer where the next one begins, and the EAGLE3 head reads that of the last one. So
     the target gets a layer more, all zeros, which adds nothing to the residual stream.
@@ -42,8 +44,14 @@ def write_models(folder: Path) -> None:
     weights, config = read("eagle3")
     width = config["target_hidden_size"]
     wide = {"hidden_size": width, "num_attention_heads": width // config["head_dim"]}
-    named = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": config["vocab_size"]}
-    write(folder / "eagle3", eagle3(weights, config), config | wide | named)
+    vocabulary, architecture = config["vocab_size"], {"architectures": ["LlamaForCausalLMEagle3"]}
+    head = eagle3(weights, config)
+    write(folder / "eagle3", head, config | wide | architecture | {"draft_vocab_size": vocabulary})
+    tokens = torch.tensor([token for token in range(vocabulary) if token % 4 != 3])
+    offsets = {"d2t": tokens - torch.arange(len(tokens)), "t2d": torch.arange(vocabulary) % 4 != 3}
+    part = head | {"lm_head.weight": head["lm_head.weight"][tokens]} | offsets
+    write(folder / "eagle3_part", part, config | wide | architecture | {"draft_vocab_size": len(tokens)})
+    torch.save(tokens.tolist(), folder / TOKEN_MAP)
 
 
 def eagle(head: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from typing import Any
 from zipfile import ZipFile
 
 from sglang_files import HERE, PYTHON
+from sglang_models import TOKEN_MAP
 
 LIMIT_S = 600
 PREFILL_CHUNK = 64
@@ -28,7 +29,8 @@ class Variant:
     """What one engine runs: `algorithm` is None where nothing is speculated, `draft` a model of `write_models`.
 
     With `overlap` the next forward is launched before the results of the last are read, as on a GPU. With `program` a
-    wheel runs its decode steps, with `samples` those of requests that ask for anything that `BUILT` has, too.
+    wheel runs its decode steps, with `samples` those of requests that ask for anything that `BUILT` has, too. With
+    `token_map` the draft scores the tokens of `write_models`' file alone.
     """
 
     algorithm: str | None = None
@@ -38,6 +40,7 @@ class Variant:
     overlap: bool = False
     program: bool = False
     samples: bool = False
+    token_map: bool = False
 
     def __str__(self) -> str:
         """For the names of tests and files."""
@@ -48,6 +51,7 @@ class Variant:
             *["overlap"] * self.overlap,
             *["program"] * self.program,
             *["samples"] * self.samples,
+            *["map"] * self.token_map,
         ]
         return "-".join(named) if self.algorithm else "plain"
 
@@ -71,6 +75,7 @@ class Variant:
             "speculative_num_steps": 3,
             "speculative_eagle_topk": self.topk,
             "speculative_num_draft_tokens": self.num_draft_tokens,
+            **({"speculative_token_map": str(models / TOKEN_MAP)} if self.token_map else {}),
         }
 
 

@@ -21,6 +21,8 @@ SPECULATING = [
     Variant("EAGLE", "eagle", overlap=True),
     Variant("EAGLE", "eagle", topk=4, num_draft_tokens=12),
     Variant("EAGLE3", "eagle3", overlap=True),
+    Variant("EAGLE3", "eagle3_part", topk=4, num_draft_tokens=12),
+    Variant("EAGLE", "eagle", overlap=True, token_map=True),
 ]
 PROGRAMS = [
     Variant("STANDALONE", "standalone", overlap=True, program=True),
@@ -28,6 +30,8 @@ PROGRAMS = [
     Variant("EAGLE", "eagle", program=True),
     Variant("EAGLE", "eagle", topk=4, num_draft_tokens=12, overlap=True, program=True, samples=True),
     Variant("EAGLE3", "eagle3", overlap=True, program=True),
+    Variant("EAGLE3", "eagle3_part", topk=4, num_draft_tokens=12, program=True),
+    Variant("EAGLE", "eagle", overlap=True, program=True, token_map=True),
 ]
 speculating = pytest.mark.parametrize("variant", [*SPECULATING, *PROGRAMS], ids=str)
 LEAST_ACCEPTED = 1.5
@@ -127,7 +131,8 @@ def test_the_program_accepts_as_much_as_sglangs_own_step(
     variant: Variant, served: Served, running: Mapping[Variant, Future[Served]]
 ) -> None:
     """On the whole: what else is in a batch, and when, changes single steps."""
-    own = next(one for one in SPECULATING if (one.draft, one.topk) == (variant.draft, variant.topk))
+    shape = variant.draft, variant.topk, variant.token_map
+    own = next(one for one in SPECULATING if (one.draft, one.topk, one.token_map) == shape)
     assert accept_length(served) == pytest.approx(accept_length(running[own].result()), rel=0.03)
 
 

@@ -10,6 +10,11 @@ from sglang.srt.layers.attention.triton_backend import ForwardMetadata
 from torch import Tensor
 
 
+def scored_tokens(worker: Any) -> Tensor | None:
+    """The target's tokens i64[Vd] that the draft of an EAGLEWorkerV2 scores, in the order of its head; None for all."""
+    return worker.draft_worker.hot_token_id
+
+
 class Attention(ABC):
     """Prepares attention for the forwards of a step; every method returns the backend that then runs it."""
 
@@ -18,6 +23,7 @@ class Attention(ABC):
         self._target = worker.target_worker.model_runner.attn_backend
         self._draft = worker.draft_worker.draft_attn_backend
         self._extend = worker.draft_worker.draft_extend_attn_backend
+        self._drafts, self._scored = worker.draft_worker.draft_runner, scored_tokens(worker)
 
     @abstractmethod
     def draft(self, step: int, batch: Any) -> Any:
@@ -119,7 +125,9 @@ class Static(Attention):
         rows = batch.batch_size * info.num_tokens_for_logprob_per_req
         if rows > runner.graph_shared_output.max_rows:  # a draft of more branches than nodes
             return None
-        return runner.graph_shared_output.get_logits_buffer(runner.model_config.vocab_size, rows=rows)
+        reduced = runner is self._drafts and self._scored is not None
+        columns = len(self._scored) if reduced else runner.model_config.vocab_size
+        return runner.graph_shared_output.get_logits_buffer(columns, rows=rows)
 
     def _metadata(
         self, backend: Any, rows: int, width: int, mask: Tensor | None, mask_starts: Tensor | None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from sglang.srt.model_executor.runner_utils.capture_mode import model_capture_mode
 from torch import Tensor
 
-from .attention import Eager, Static
+from .attention import Eager, Static, scored_tokens
 from .forwards import Forwards
 from .grammars import Masks
 from .recorded import RecordedForwards
@@ -35,7 +36,9 @@ def bind(program: Any, worker: Any, masks: Masks) -> tuple[Any, str]:
     pools = {"target": target.token_to_kv_pool, "draft": draft.token_to_kv_pool}
     moved = {owner: pools[owner] for owner, pool in program.plan.kv_pools.items() if pool.bound}
     buffers = {owner: _interleaved(pool.k_buffer, pool.v_buffer) for owner, pool in moved.items()}
-    step = program.bind(_Callbacks(forwards, masks), table, buffers, capture=False)
+    scored = scored_tokens(worker)
+    tables = {} if scored is None else {"d2t": scored.to(device=table.device, dtype=torch.int64).contiguous()}
+    step = program.bind(_Callbacks(forwards, masks), table, buffers, tables=tables, capture=False)
     if how != "none":
         with model_capture_mode():
             step.capture("segments" if how == "segments" else True)

@@ -14,6 +14,8 @@ from sglang.srt.runtime_context import get_disagg, get_observability, get_parall
 from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
 from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 
+from .attention import scored_tokens
+
 BACKENDS = {TritonAttnBackend: "full", IntelAMXAttnBackend: "qlen"}
 """Attention backends that are served, and the mode in which each reads the mask of a tree."""
 
@@ -38,9 +40,6 @@ def _unserved(worker: Any) -> Iterator[str]:
         yield "speculative_adaptive changes the number of steps"
     if spec.speculative_use_rejection_sampling:
         yield "speculative_use_rejection_sampling"
-    draft = worker.draft_worker
-    if draft.hot_token_id is not None:
-        yield "the draft scores a part of the vocabulary (token map)"
     backends = {type(backend) for backend in _backends(worker) if backend is not None}
     if len(backends) != 1 or not backends <= set(BACKENDS):
         found = ", ".join(sorted(backend.__name__ for backend in backends))
@@ -95,8 +94,9 @@ def _models(plan: Any, worker: Any) -> Iterator[str]:
     for role, runner in _runners(worker).items():
         model, config = plan.models[role], runner.model_config
         dtype = str(runner.dtype).removeprefix("torch.")
+        scored = scored_tokens(worker) if role == "draft" else None
         found = {
-            "vocab_size": config.vocab_size,
+            "vocab_size": config.vocab_size if scored is None else len(scored),
             "hidden_size": config.hidden_size,
             "dtype": {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}.get(dtype, dtype),
             "logits_dtype": "f32",

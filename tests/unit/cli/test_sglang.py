@@ -193,7 +193,10 @@ def test_how_tokens_cannot_be_verified(options: tuple[str, ...], code: str) -> N
     [
         ({"--speculative-algorithm": "DFLASH"}, "--speculative-algorithm DFLASH is not served"),
         ({"--speculative-adaptive": ""}, "adaptive speculation"),
-        ({"--speculative-token-map": "map.pt"}, "a draft of a reduced vocabulary"),
+        (
+            {"--speculative-algorithm": "STANDALONE", "--speculative-token-map": "map.pt"},
+            "--speculative-token-map of STANDALONE",
+        ),
         ({"--enable-multi-layer-eagle": ""}, "multi-layer EAGLE"),
         ({"--speculative-use-rejection-sampling": ""}, "rejection sampling"),
         ({"--enable-dp-attention": ""}, "attention under data parallelism"),

@@ -1,0 +1,162 @@
+"""Drafts that score a part of the target's tokens, beside the same drafts that score all of them.
+
+    python bench/vocabulary.py [--only NAME,...] [--sizes N,...] [--check-only] [--rounds N] [--threads N] [--device D]
+
+Two questions. What does it cost: the accepted length of the example drafts, chains of three, with maps of the most
+frequent tokens of the text that the models were trained on (the Python standard library), and of the head that was
+trained with such a map. Every text must be the one that `generate` writes. What does it give: the time of a head of
+128256 tokens and 4096 elements in bf16 against that of its rows for 32768 and 32000 tokens, which both must score
+alike; the two run in turn, and only ratios are reported. The small models here have heads that cost nothing, so of
+their own speed nothing is said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import sysconfig
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer
+from transformers.utils import logging
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from specc.algorithms import names, needs
+from specc.cli.hot_tokens import most_frequent
+from specc.config import load_text
+from specc.driver.build import build_program
+from specc.emit.build_wheel import emit_wheel
+from specc.engine.engine import Engine
+from specc.engine.models.loading import load_draft, load_target
+from specc.engine.models.scores import rows_of
+from specc.engine.reference import greedy
+from specc.engine.serving.request import StopConditions
+from specc.engine.wheel import package
+
+MODELS = ROOT / "examples" / "models"
+DRAFTS = ("standalone", "eagle", "eagle3", "mtp", "frozen-kv", "dflash")
+TRAINED = {"eagle3": MODELS / "eagle3_reduced"}
+"""Heads that were trained to score a part."""
+PROMPTS = (
+    "def main():\n",
+    "import os\nimport sys\n\n",
+    "class Node:\n    def __init__(self, value):\n        self.",
+    "for index in range(",
+    'def _read(self, path):\n    """Read a file.\n',
+    "    if not isinstance(value, str):\n        raise TypeError(",
+    "import unittest\n\nclass TestCase(unittest.TestCase):\n",
+    "x = [",
+)
+NEW, CONTEXT = 96, 256
+HEAD, HIDDEN, PARTS, BATCHES = 128256, 4096, (32768, 32000), (1, 8, 64)
+
+
+def hot(tokenizer: object, sizes: Sequence[int], folder: Path) -> dict[int, Path]:
+    """Maps of so many of the most frequent tokens, as files."""
+    counts: Counter[int] = Counter()
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        counts.update(tokenizer(path.read_text(), add_special_tokens=False, verbose=False)["input_ids"])  # type: ignore[operator]
+    found = {}
+    for size in sizes:
+        found[size] = folder / f"hot-{size}.json"
+        found[size].write_text(json.dumps(most_frequent(counts, size, len(tokenizer), [1])))  # type: ignore[arg-type]
+    return found
+
+
+def accepted(name: str, draft: Path, token_map: Path | None, folder: Path) -> float:
+    """The mean accepted length of a chain whose draft scores the tokens of a map; its texts are those of `generate`."""
+    text = (ROOT / "examples" / f"{name}-chain.yaml").read_text().replace("models/", f"{MODELS}/")
+    text = text.replace(f"model: {MODELS}/{name.replace('-', '_')}\n", f"model: {draft}\n")
+    text += f"  token_map: {token_map}\n" if token_map is not None else ""
+    build = build_program(load_text(text, folder / "vocabulary.yaml", names(), needs))
+    (wheel,) = emit_wheel(build, folder)
+    with package(str(wheel)) as module:
+        program = module.load("cpu")
+        target = load_target(MODELS / "target", program.plan)
+        loaded = load_draft(draft, program.plan, target, token_map)
+        engine = Engine(program, target, loaded, max_context=CONTEXT)
+        for done in engine.generate(PROMPTS, StopConditions(NEW)):
+            if done.token_ids != greedy(target, done.prompt_ids, NEW):
+                raise SystemExit(f"{name}, {draft.name}, {token_map}: not the text of generate")
+        return engine.stats.mean_accept_len
+
+
+def lengths(chosen: Sequence[str], sizes: Sequence[int]) -> Iterator[str]:
+    """A line of the table for every draft."""
+    tokenizer = AutoTokenizer.from_pretrained(MODELS / "target")
+    with tempfile.TemporaryDirectory() as place:
+        maps = hot(tokenizer, sizes, Path(place))
+        for name in chosen:
+            draft = MODELS / name.replace("-", "_")
+            found = [accepted(name, draft, token_map, Path(place)) for token_map in (None, *maps.values())]
+            trained = accepted(name, TRAINED[name], None, Path(place)) if name in TRAINED else None
+            cells = [f"{length:.2f}" for length in found] + ["" if trained is None else f"{trained:.2f}"]
+            yield f"| {name} | {' | '.join(cells)} |"
+
+
+def heads(device: torch.device, rounds: int) -> Iterator[str]:
+    """A line for every batch: how many times as long the whole head takes."""
+    torch.manual_seed(0)
+    whole = torch.nn.Linear(HIDDEN, HEAD, bias=False, dtype=torch.bfloat16, device=device)
+    for batch in BATCHES:
+        rows, ratios = torch.randn(batch, HIDDEN, dtype=torch.bfloat16, device=device), list[str]()
+        for size in PARTS:
+            tokens = torch.randperm(HEAD)[:size].sort().values
+            part = rows_of(whole, tokens)
+            torch.testing.assert_close(part(rows), whole(rows)[:, tokens.to(device)], rtol=2e-2, atol=2e-2)
+            pairs = [(timed(lambda: whole(rows), device), timed(lambda: part(rows), device)) for _ in range(rounds)]  # noqa: B023
+            ratios.append(f"{statistics.median(one / other for one, other in pairs):.2f}" if pairs else "same scores")
+        yield f"| {batch} | {' | '.join(ratios)} |"
+
+
+def timed(run: Callable[[], object], device: torch.device) -> float:
+    """Seconds of a call, on a GPU of one among several in a row."""
+    if device.type == "cpu":
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(20):
+        run()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 20e3
+
+
+@torch.no_grad()
+def main() -> None:
+    """Run what was asked for and print both tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", metavar="NAME,...", default=",".join(DRAFTS))
+    parser.add_argument("--sizes", metavar="N,...", default="1024,512,256")
+    parser.add_argument("--check-only", action="store_true", help="compare texts and scores, time nothing")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="of the heads that are timed")
+    given = parser.parse_args()
+    logging.disable_progress_bar()
+    torch.set_num_threads(given.threads)
+    sizes = [int(size) for size in given.sizes.split(",")]
+    if given.only:
+        print(f"| accepted length, of 2048 tokens | {' | '.join(map(str, [2048, *sizes]))} | trained so |")
+        print("|---" * (len(sizes) + 3) + "|")
+        for line in lengths(given.only.split(","), sizes):
+            print(line, flush=True)
+    print(f"\n| batch | {' | '.join(f'time of {HEAD} tokens / of {size}' for size in PARTS)} |")
+    print("|---" * (len(PARTS) + 1) + "|")
+    for line in heads(given.device, 0 if given.check_only else given.rounds):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
