@@ -15,6 +15,7 @@ from sglang.srt.speculative.eagle_info import EagleDraftInput
 from torch import Tensor
 
 from .admission import DETERMINISTIC_SEED, Admission
+from .attention import scored_tokens
 from .binding import bind
 from .grammars import Masks, fills_bitmasks
 from .metrics import Metrics
@@ -66,6 +67,7 @@ class Steps:
         self._largest = program.plan.buckets[-1]
         self._width, self._nodes = program.plan.size("A"), program.plan.size("N")
         self._blank = _Blank(worker.topk, device)
+        self.numbers = Numbers(scored_tokens(worker), program.plan.size("V"))
         self.published = Published()
         self._retired: str | None = None
         given = [field.name for field in program.plan.carry.values() if field.given]
@@ -212,6 +214,25 @@ class Published:
         """Nothing yet."""
         self.published_seq_lens: Tensor | None = None
         self.published_bonus: Tensor | None = None
+
+
+class Numbers:
+    """SGLang carries what a draft of some tokens picks as it numbers them, a program carries tokens."""
+
+    def __init__(self, scored: Tensor | None, vocabulary: int) -> None:
+        """scored: see `scored_tokens`; vocabulary: tokens of the target."""
+        self._tokens = scored
+        if scored is not None:
+            self._numbers = torch.zeros(vocabulary, dtype=torch.int64, device=scored.device)
+            self._numbers[scored] = torch.arange(len(scored), device=scored.device)
+
+    def of(self, tokens: Tensor) -> Tensor:
+        """The draft's numbers i64[b, K] of tokens that it scores."""
+        return tokens if self._tokens is None else self._numbers[tokens]
+
+    def tokens(self, numbers: Tensor) -> Tensor:
+        """The tokens i64[b, K] of numbers."""
+        return numbers if self._tokens is None else self._tokens[numbers]
 
 
 class _Blank:

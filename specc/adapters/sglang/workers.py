@@ -96,13 +96,16 @@ class ProgramSteps(_Worker):
             steps.leave(reason)
             if on_publish is None:
                 batch.spec_info = steps.state(rows)
+            batch.spec_info.topk_index = steps.numbers.of(batch.spec_info.topk_index)
         else:
             steps.admit(batch)
         result = super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
+        drafts = result.next_draft_input
+        drafts.topk_index = steps.numbers.tokens(drafts.topk_index)
         if decoding:
             steps.step.count(rows, result.next_token_ids.view(len(rows), -1), result.accept_lens)
         if on_publish is None:
-            result.next_draft_input = steps.adopt(rows, result.next_draft_input, result.new_seq_lens)
+            result.next_draft_input = steps.adopt(rows, drafts, result.new_seq_lens)
         return result
 
 
