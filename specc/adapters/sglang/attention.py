@@ -125,8 +125,8 @@ class Static(Attention):
         rows = batch.batch_size * info.num_tokens_for_logprob_per_req
         if rows > runner.graph_shared_output.max_rows:  # a draft of more branches than nodes
             return None
-        reduced = runner is self._drafts and self._scored is not None
-        columns = len(self._scored) if reduced else runner.model_config.vocab_size
+        scored = self._scored if runner is self._drafts else None
+        columns = runner.model_config.vocab_size if scored is None else len(scored)
         return runner.graph_shared_output.get_logits_buffer(columns, rows=rows)
 
     def _metadata(

@@ -76,8 +76,8 @@ def ask_twice(model: CausalModel, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def scale_scores(model: CausalModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scores miss a factor."""
-    plain = model.logits
-    monkeypatch.setattr(model, "logits", lambda hidden: plain(hidden) * 1.5)
+    plain = model.scores
+    monkeypatch.setattr(model, "scores", lambda hidden: plain(hidden) * 1.5)
 
 
 def see_too_much(counts: range) -> Any:
