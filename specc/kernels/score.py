@@ -49,7 +49,7 @@ class Score(Family):
         shape = (module.size("B"), places, most)
         given.append(text.partial("partial_key", "i64", (*shape, count)) if count else "None")
         given += [text.partial(partial, "f32", shape) for partial in ("partial_max", "partial_sum")]
-        given.append(text.partial("arrivals", "i32", shape[:2], zero=True))
+        given.append(text.partial("arrivals", "i32", (shape[0] * shape[1],), zero=True))
         given += ["tl.program_id(0)", "tl.program_id(1)", "tl.num_programs(1)", function, operands, *sizes]
         call = f"{text.use('score_row')}({', '.join(given)})"
         return Spec(

@@ -30,7 +30,7 @@ def engine_of(job: dict[str, Any]) -> tuple[Engine, Faults]:
     """An engine for the job's case, and the callbacks that it was bound with."""
     case, directories = Case(**job["case"]), job["models"]
     drafts = {name: Path(path) for name, path in directories["drafts"].items()}
-    models = Models(Path(directories["target"]), drafts, Path(directories["corpus"]))
+    models = Models(Path(directories["target"]), drafts, Path(directories["corpus"]), Path(directories["token_map"]))
     bound: list[Faults] = []
 
     def make(callbacks: Any) -> Faults:

@@ -41,7 +41,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     """Prefill the job's prompts for the peer at its port; what `step` said of each request, and what is left."""
     case, directories = Case(**job["case"]), job["models"]
     drafts = {name: Path(path) for name, path in directories["drafts"].items()}
-    models = Models(Path(directories["target"]), drafts, Path(directories["corpus"]))
+    models = Models(Path(directories["target"]), drafts, Path(directories["corpus"]), Path(directories["token_map"]))
     engine = load_engine(importlib.import_module(f"specc_program_{case.name}"), case, models)
     channel = Dying(connect(Role.prefill, "127.0.0.1", job["port"]))
     try:

@@ -15,6 +15,7 @@ from torch import Tensor
 from specc.driver.build import Build, build_program
 from specc.runtime.backends import Backend
 from specc.runtime.batch import Batch
+from specc.runtime.plan.nodes import External
 from specc.runtime.plan.plan import Plan
 from specc.runtime.sampling import Sampling
 from specc.runtime.step import Step
@@ -84,8 +85,13 @@ def masks(grammars: Sequence[bool]) -> Tensor:
     return torch.stack([words if grammar else torch.full_like(words, -1) for grammar in grammars])
 
 
-def possible(context: Sequence[int], prompt: int, how: Sampling, *, grammar: bool) -> tuple[set[int], bool]:
-    """The tokens that may come after a text, whose first are the prompt, and whether the row is bad."""
+def possible(
+    context: Sequence[int], prompt: int, how: Sampling, *, grammar: bool, accepts: bool
+) -> tuple[set[int], bool]:
+    """The tokens that may come after a text, whose first are the prompt, and whether the row is bad.
+
+    accepts: whether drafts are accepted by probabilities, for which no logit is divided by the temperature alone.
+    """
     row = TARGET[(len(context) - 1) % 2, context[-1]]
     found = changed(row, context[:prompt], context[prompt:], how)
     found = [x if not grammar or v in MAY[context[-1]] else -INF for v, x in enumerate(found)]
@@ -96,8 +102,9 @@ def possible(context: Sequence[int], prompt: int, how: Sampling, *, grammar: boo
     if how.temperature < 1e-6:
         return {found.index(max(found))}, bad or max(found) == INF
     scaled = (torch.tensor(found) * torch.tensor(1.0).div(how.temperature)).tolist()
-    if math.isinf(max(scaled)):  # of several infinite ones the first
-        return {scaled.index(max(scaled))}, True
+    if math.isinf(max(scaled)):  # of several infinite ones the first is drawn
+        first = scaled.index(max(scaled))
+        return {first, *(v for v, x in enumerate(scaled) if accepts and x == max(scaled))}, True
     return {*allowed(found, how.temperature, how.top_k, how.top_p, how.min_p)} - {
         v for v, x in enumerate(found) if x == -INF
     }, bad
@@ -121,13 +128,15 @@ def play(
     table = torch.arange(1, COLUMNS + 1, dtype=torch.int32).repeat(plan.size("P"), 1)
     step = Step(plan, backend, CPU, engine, table, kv, poison=0x5A)
     texts = [[0, last] for _, last, _ in requests]
+    computed = [node for node in plan.nodes("step") if not isinstance(node, External)]
+    accepts = any(call.op == "sample.accept" for node in computed for call in node.ops)
     if plan.samples:
         step.set_sampling(rows, [how for how, _, _ in requests], [(text, ()) for text in texts])
     result = step.prefill(Batch(rows, [2] * len(rows))).to_host()
     for turn in range(1 + steps):
         for b, (how, _, grammar) in enumerate(requests):
             for token in result.tokens(b):
-                may, bad = possible(texts[b], 2, how, grammar=grammar)
+                may, bad = possible(texts[b], 2, how, grammar=grammar, accepts=accepts)
                 assert token in may, (how, texts[b], token, may)
                 assert result.health[b] & TARGET_BIT or not bad, (how, texts[b])
                 texts[b].append(token)

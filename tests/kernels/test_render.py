@@ -25,6 +25,7 @@ PROGRAMS: list[dict[str, Any]] = [
     {"algorithm": "EAGLE", "outputs": ["logprobs"]},
     {"algorithm": "EAGLE", **TREE, "mask": "full", "context_length": 64},
     {"algorithm": "EAGLE", "verify": "target_only", "sampling": ["penalties", "top_p"], "outputs": ["logprobs"]},
+    {"algorithm": "EAGLE", "verify": "block"},
     {"algorithm": "FROZEN_KV_MTP"},
     {"algorithm": "NGRAM", **TREE, "options": {"corpus": "words.txt"}},
 ]

@@ -263,7 +263,7 @@ def outputs_of(module: Module, entry: str, values: dict[str, Tensor]) -> dict[st
 def defined(outputs: dict[str, Tensor], rows: Sequence[int]) -> dict[str, Tensor]:
     """Outputs without what is unspecified: rows past the accepted length, and those of padding rows."""
     outputs = dict(outputs)
-    for name in outputs.keys() & set(UNSPECIFIED):
+    for name in outputs.keys() & set(UNSPECIFIED) if "accept_lens" in outputs else ():  # a prefill has no path
         value = outputs[name]
         kept = torch.arange(value.shape[1]) < outputs["accept_lens"][:, None]
         outputs[name] = value.masked_fill(~kept.view(*kept.shape, *[1] * (value.dim() - 2)), 0)

@@ -39,9 +39,9 @@ def test_valid_configurations_build(keys: dict[str, Any]) -> None:
 def launches(keys: dict[str, Any]) -> int:
     """Launches of one step: its rows, verification, a tree's compaction; what else there is differs by algorithm."""
     steps, tree = keys["num_steps"], keys["topk"] > 1
-    # A tree's log-probabilities of drawn tokens are torch's, and compacted behind it.
-    drawn = keys["verify"] == "target_only" and "logprobs" in keys["outputs"]
-    around = 2 + tree + (tree and drawn)
+    # Log-probabilities of drawn tokens are a launch, and so is what acceptance by probabilities leaves.
+    scored = keys["verify"] != "greedy" and "logprobs" in keys["outputs"]
+    around = 2 + tree + scored + (keys["verify"] in ("rejection", "block"))
     tails = tree and keys["page_size"] > 1 and steps > 1
     waits = tree and steps == 1 and keys["mask"] == "full"  # its prefixes are filled by all programs, from lengths
     recurrent = steps - 1 + waits + 1 + tails  # of draft forwards, and of extend
