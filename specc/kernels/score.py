@@ -40,7 +40,7 @@ class Score(Family):
         sizes = {"ROWS": vocabulary.rows_of(module, first), "PLACES": places, "COUNT": count}
         sizes |= {"V": vocabulary.vocabulary(module, first), "SPLITS": most, "BLOCK": vocabulary.block(module, first)}
         sizes["GROUP"] = vocabulary.group(module, first, count) if count else 1
-        given = [text.pointer(vocabulary.stored_logits(first, cluster), "logits"), text.pointer(first["rows"], "rows")]
+        given = [vocabulary.memory(text, first, cluster, "V"), text.pointer(first["rows"], "rows")]
         given.append("None" if first.get("path") is None else text.pointer(first["path"], "path"))
         given += (
             ["None", "None"] if logprob is None else [text.pointer(logprob["index"], "index"), *_out(text, logprob)]
@@ -50,7 +50,7 @@ class Score(Family):
         given.append(text.partial("partial_key", "i64", (*shape, count)) if count else "None")
         given += [text.partial(partial, "f32", shape) for partial in ("partial_max", "partial_sum")]
         given.append(text.partial("arrivals", "i32", (shape[0] * shape[1],), zero=True))
-        given += ["tl.program_id(0)", "tl.program_id(1)", "tl.num_programs(1)", function, operands, *sizes]
+        given += ["b", "tl.program_id(1)", "tl.num_programs(1)", function, operands, *sizes]
         call = f"{text.use('score_row')}({', '.join(given)})"
         return Spec(
             self.stem,
@@ -62,7 +62,7 @@ class Score(Family):
             tiles=vocabulary.tiles(module, first),
             imports={path: tuple(sorted(names)) for path, names in sorted(text.imports.items())},
             prologue=tuple(text.prologue),
-            body=(call,),
+            body=("b = tl.program_id(0)", *text.head, call),
         )
 
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:

@@ -96,8 +96,8 @@ def _configuration(rng: random.Random) -> LoadedConfig:
         keys |= {"num_draft_tokens": rng.randint(2, min(14, 1 + branches + (steps - 1) * branches**2)), "mask": "none"}
     model = {"num_layers": rng.randint(1, 2), "head_dim": 4, "dtype": rng.choice(["float32", "bfloat16"])}
     model |= {"vocab_size": rng.randint(5, 70)}
-    reduced = {"vocab_size": rng.randint(3, model["vocab_size"] - 1), "token_map": "engine"}
-    draft = model | (reduced if rng.random() < 0.5 else {})
+    reduced = {"vocab_size": rng.randint(5, max(5, model["vocab_size"] - 1)), "token_map": "engine"}
+    draft = model | (reduced if reduced["vocab_size"] < model["vocab_size"] and rng.random() < 0.5 else {})
     text = config_text("STANDALONE", target=model, draft=draft, **keys)
     return load_text(text, Path("random.yaml"), names(), needs)
 
