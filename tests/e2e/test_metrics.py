@@ -286,13 +286,13 @@ def test_health_words_by_bit(forward: str, bit: str, monkeypatch: pytest.MonkeyP
         return out._replace(logits=spoiled)
 
     setattr(engine.callbacks, forward, spoil)
-    tokens = InFlight.tokens
+    emitted = InFlight.emitted
 
     def note(flight: InFlight, request: Any, result: Any, index: int) -> Any:
         sick[flight.is_prefill] += request.row % 2
-        return tokens(flight, request, result, index)
+        return emitted(flight, request, result, index)
 
-    monkeypatch.setattr(InFlight, "tokens", note)
+    monkeypatch.setattr(InFlight, "emitted", note)
     serve(engine)
     found = read(metrics)
     for name in FAULTS:

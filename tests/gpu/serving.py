@@ -160,11 +160,16 @@ class Serving:
 
 
 def alike(output: str, found: list[Any], want: list[Any]) -> bool:
-    """Whether two outputs are equal; log probabilities depend on the order of a sum."""
+    """Whether two outputs are equal; log probabilities, of a row or of a path of each, depend on the order of a sum."""
     if output != "logprobs":
         return found == want
-    pairs = [pair for mine, theirs in zip(found, want, strict=True) for pair in zip(mine, theirs, strict=True)]
+    pairs = zip(_numbers(found), _numbers(want), strict=True)
     return all(math.isclose(mine, theirs, rel_tol=1e-4, abs_tol=1e-5) for mine, theirs in pairs)
+
+
+def _numbers(values: Any) -> list[float]:
+    """The numbers in lists of lists."""
+    return [number for value in values for number in _numbers(value)] if isinstance(values, list) else [values]
 
 
 def engine_of(program: Any, table: Tensor) -> Engine:
