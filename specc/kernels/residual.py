@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from specc.ir.core import Op, Value
 from specc.kernels.shared import vocabulary
-from specc.kernels.shared.base import Cluster
+from specc.kernels.shared.base import Cluster, numbered
 from specc.kernels.shared.compose import Composed
-from specc.kernels.shared.text import Text, in_tuple, numbered, rows_of
+from specc.kernels.shared.text import Text, in_tuple, rows_of
 
 
 class Residual(Composed):
