@@ -6,9 +6,10 @@
 | `mimo` | `model.mtp_layers.0.*`: `token_layernorm`, `hidden_layernorm`, `input_proj`, `final_layernorm` | hidden state, embedding |
 
 Beside those a module has the weights of a decoder layer of its target, the one with experts if there is one. Its
-embedding and scores are the target's, of which `embed_tokens` and `shared_head.head` are copies. What MiMo's reads at
-position 0 is a zero in the place of the embedding. So it is in SGLang 0.5.23 (`deepseek_nextn.py`,
-`glm4_moe_nextn.py`, `mimo_mtp.py`) and, in all but that DeepSeek's and GLM's start with a zero as well, in vLLM.
+embedding and scores are the target's, of which `embed_tokens` and `shared_head.head` are copies. At position 0 MiMo's
+reads a zero for the embedding. The target's hidden states are those after its final norm, and what a module gives,
+scores and hidden state, is after its own last norm. So SGLang 0.5.23 has it (`deepseek_nextn.py`, `glm4_moe_nextn.py`,
+`mimo_mtp.py`); vLLM's modules all start with a zero.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ LAYOUTS = {"deepseek_v3": _BEHIND, "glm4_moe": _BEHIND, "mimo": _MIMO}
 
 def has_modules(content: Mapping[str, Any]) -> bool:
     """Whether the keys of a config.json are those of a model that is published with modules."""
-    return content.get("model_type") in LAYOUTS and bool(content.get(COUNT))
+    return str(content.get("model_type")) in LAYOUTS and bool(content.get(COUNT))
 
 
 def layout_of(config: PretrainedConfig) -> Layout | None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fakes.program import FakeProgram, make_plan
-from published_modules import EXPERTS, HEADS, KINDS, LAYERS, WIDTH, Published, make_published, write_weights
+from fakes.program import FakeProgram, make_plan, with_model
+from published_modules import EXPERTS, HEADS, KINDS, WIDTH, Published, make_published, write_weights
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import silu
@@ -133,11 +134,11 @@ def published(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Published:
     return make_published(kind, tmp_path_factory.mktemp(kind), vocab=VOCAB, eos=None)
 
 
-def plan_for(published: Published, *, steps: int = 3, modules: bool = False, dtype: torch.dtype = torch.float32) -> Plan:
+def plan_for(published: Published, *, modules: bool = False, dtype: torch.dtype = torch.float32) -> Plan:
     """The plan of a program for a target and its module, an EAGLE head or, of `modules`, one for its only step."""
     target = TargetModel(AutoModelForCausalLM.from_config(copy.deepcopy(published.model.config)).to(dtype))
     head = (MtpHeads if modules else ModuleHead).from_directory(published.path, target.model)
-    return make_plan(target, MtpDraft(head) if modules else EagleDraft(head), steps=1 if modules else steps)
+    return make_plan(target, MtpDraft(head) if modules else EagleDraft(head), steps=1 if modules else 3)
 
 
 @torch.no_grad()
@@ -186,3 +187,120 @@ def test_an_engine_drafts_what_the_formula_says(kind: str, published: Published,
     for known, tokens in drafted:
         if known < len(text):
             assert tokens == drafts_by_formula(kind, published, text[: known + 1], steps), known
+
+
+def settings(path: Path, **changes: Any) -> None:
+    """Change keys of a config.json."""
+    content = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(content | changes))
+
+
+def refusal(path: Path, plan: Plan, target: TargetModel) -> tuple[str, str]:
+    """Code and message of the diagnostic that loading the module raises."""
+    with pytest.raises(DiagnosticError) as caught:
+        load_draft(path, plan, target)
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.hint
+    return diagnostic.code, diagnostic.message
+
+
+@pytest.mark.parametrize("modules", [False, True])
+def test_weights_are_named_as_they_are_published(kind: str, tmp_path: Path, *, modules: bool) -> None:
+    """Those that are missing, that nobody knows, or that have another shape; a copy of the target's is not read."""
+    published = make_published(kind, tmp_path, vocab=VOCAB)
+    plan, weights = plan_for(published, modules=modules), load_file(tmp_path / "model.safetensors")
+    target = load_target(tmp_path, plan)
+    needed = [name for name in published.module if name not in ("embed_tokens.weight", "shared_head.head.weight")]
+    for name in (needed[0], *[name for name in needed if name.endswith(f"experts.{EXPERTS - 1}.up_proj.weight")]):
+        write_weights(tmp_path, {key: value for key, value in weights.items() if key != published.prefix + name})
+        code, message = refusal(tmp_path, plan, target)
+        assert code == "run/model-unreadable"
+        assert message.endswith(f"the module has no weights for {published.prefix}{name}")
+    write_weights(tmp_path, weights | {f"{published.prefix}self_attn.sinks": torch.zeros(HEADS)})
+    code, message = refusal(tmp_path, plan, target)
+    assert code == "run/model-unreadable"
+    assert message.endswith(f"the module has weights unknown here: {published.prefix}self_attn.sinks")
+    name = "input_layernorm.weight"
+    write_weights(tmp_path, weights | {published.prefix + name: torch.ones(WIDTH + 1)})
+    code, message = refusal(tmp_path, plan, target)
+    assert code == "run/model-unreadable"
+    assert f"size mismatch for {'layers.0' if modules else 'module'}.layer.{name}" in message
+    copies = {name for name in published.module if name not in needed}
+    assert len(copies) == (0 if kind == "mimo" else 2)
+    without = {key: value for key, value in weights.items() if key.removeprefix(published.prefix) not in copies}
+    write_weights(tmp_path, without | {f"{published.prefix}self_attn.rotary_emb.inv_freq": torch.zeros(4)})
+    assert load_draft(tmp_path, plan, target).facts.num_layers == 1
+
+
+def test_quantised_and_several_modules_are_refused(kind: str, tmp_path: Path) -> None:
+    published = make_published(kind, tmp_path, vocab=VOCAB)
+    plan, weights = plan_for(published), load_file(tmp_path / "model.safetensors")
+    target = load_target(tmp_path, plan)
+    settings(tmp_path, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+    expected = "the draft model cannot be run: its weights are quantised (quantization_config: fp8)"
+    assert refusal(tmp_path, plan, target) == ("run/model-unsupported", expected)
+    settings(tmp_path, quantization_config=None)
+    name = published.prefix + "input_layernorm.weight"
+    write_weights(tmp_path, weights | {name: weights[name].to(torch.float8_e4m3fn)})
+    expected = f"the draft model cannot be run: its weights are quantised ({name} is torch.float8_e4m3fn)"
+    assert refusal(tmp_path, plan, target) == ("run/model-unsupported", expected)
+    settings(tmp_path, num_nextn_predict_layers=2)
+    code, message = refusal(tmp_path, plan, target)
+    assert code == "run/model-unsupported"
+    assert "it has 2 modules (num_nextn_predict_layers)" in message
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_the_target_is_loaded_without_a_word(
+    kind: str, shards: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """transformers' classes know published depths alone; what is no module's is still told, and nothing is left."""
+    published = make_published(kind, tmp_path, vocab=VOCAB, shards=shards)
+    plan = plan_for(published)
+    before = type(published.model)._keys_to_ignore_on_load_unexpected
+    caplog.set_level(logging.WARNING, "transformers")
+    target = load_target(tmp_path, plan)
+    assert caplog.text == ""
+    loaded = target.model.state_dict()
+    assert loaded.keys() == published.model.state_dict().keys()
+    for name, value in published.model.state_dict().items():
+        assert torch.equal(loaded[name], value), name
+    assert [warning.code for warning in target.warnings] == (["run/own-code"] if kind == "mimo" else [])
+    if shards == 1:
+        weights = load_file(tmp_path / "model.safetensors")
+        write_weights(tmp_path, weights | {"model.layers.7.enorm.weight": torch.ones(WIDTH)})
+        load_target(tmp_path, plan)
+        assert "model.layers.7.enorm.weight" in caplog.text
+        assert published.prefix not in caplog.text
+    assert type(published.model)._keys_to_ignore_on_load_unexpected == before
+
+
+def test_buffers_keep_their_dtype(kind: str, published: Published) -> None:
+    """Frequencies, and the bias of the choice of experts: in bf16 positions and experts would be others."""
+    plan = plan_for(published, dtype=torch.bfloat16)
+    target = load_target(published.path, plan)
+    head: Any = load_draft(published.path, plan, target).head
+    assert {value.dtype for value in head.parameters()} == {torch.bfloat16}
+    assert {name.rpartition(".")[2] for name, _ in head.named_buffers()} >= {"inv_freq"}
+    assert {value.dtype for _, value in head.named_buffers()} == {torch.float32}
+    exact = ModuleHead.from_directory(published.path, published.model)
+    for name, value in exact.named_buffers():
+        assert torch.equal(value, head.get_buffer(name)), name
+    chosen = target.model.config._experts_implementation
+    assert head.config._experts_implementation == chosen
+
+
+def test_a_target_brings_its_draft(kind: str, published: Published, tmp_path: Path) -> None:
+    """To programs that draft with a module, and only if it has one."""
+    plan = plan_for(published)
+    assert brings_draft(published.path, plan)
+    assert brings_draft(published.path, plan_for(published, modules=True))
+    assert not brings_draft(published.path, with_model(plan, "target", aux_layers=(1, 2)))
+    plain = make_target()
+    for draft in ("twin", "stranger"):
+        assert not brings_draft(published.path, make_plan(plain, make_drafts(plain)[draft]))
+    (tmp_path / "config.json").write_text((published.path / "config.json").read_text())
+    for changes in ({"num_nextn_predict_layers": 0}, {"num_nextn_predict_layers": 1, "model_type": []}):
+        settings(tmp_path, **changes)
+        assert not brings_draft(tmp_path, plan)
+    assert not brings_draft(tmp_path / "none", plan)
