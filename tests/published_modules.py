@@ -93,6 +93,10 @@ def make_published(
         parts = [zero, embedding] if kind == "mimo" else [embedding, zero]
         module["input_proj.weight" if kind == "mimo" else "eh_proj.weight"] = torch.cat(parts, dim=1)
     content = json.loads((path / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
+    del content["rope_parameters"]  # published files have the older keys
+    content |= {"rope_theta": 10000.0, "rope_scaling": None, "torch_dtype": content.pop("dtype")}
+    if kind == "glm4_moe":
+        content["partial_rotary_factor"] = 0.5
     if kind == "mimo":
         content |= {"model_type": "mimo", "architectures": ["MiMoForCausalLM"]}
         content["auto_map"] = {"AutoConfig": "configuration_mimo.MiMoConfig"}

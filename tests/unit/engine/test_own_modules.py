@@ -25,6 +25,7 @@ from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.drafts import EagleDraft, MtpDraft
 from specc.engine.models.loading import brings_draft, load_draft, load_target
 from specc.engine.models.mtp_heads import ModuleHead, MtpHeads
+from specc.engine.reference import accepted_lengths, greedy
 from specc.engine.serving.request import StopConditions
 from specc.runtime.plan.plan import Plan
 from specc.support.diagnostics import DiagnosticError
@@ -176,7 +177,8 @@ def test_an_engine_drafts_what_the_formula_says(kind: str, published: Published,
     plan = plan_for(published, modules=modules)
     target = load_target(published.path, plan)
     program = FakeProgram(plan)
-    engine = Engine(program, target, load_draft(published.path, plan, target))
+    draft = load_draft(published.path, plan, target)
+    engine = Engine(program, target, draft)
     prompt, steps = [5, 17, 80, 3, 44], plan.size("S")
     (done,) = engine.generate([prompt], StopConditions(12))
     own = published.model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)[0].tolist()
@@ -187,6 +189,9 @@ def test_an_engine_drafts_what_the_formula_says(kind: str, published: Published,
     for known, tokens in drafted:
         if known < len(text):
             assert tokens == drafts_by_formula(kind, published, text[: known + 1], steps), known
+    new = sum(done.accept_lens) + 1  # with what the last step wrote too much
+    whole = [*prompt, *greedy(target, prompt, new)]
+    assert done.accept_lens == accepted_lengths(target, draft, whole, len(prompt), steps, shifted=True)
 
 
 def settings(path: Path, **changes: Any) -> None:
@@ -273,6 +278,19 @@ def test_the_target_is_loaded_without_a_word(
         assert "model.layers.7.enorm.weight" in caplog.text
         assert published.prefix not in caplog.text
     assert type(published.model)._keys_to_ignore_on_load_unexpected == before
+
+
+def test_a_type_that_another_class_reads_is_loaded_by_that(tmp_path: Path) -> None:
+    """Kimi-K2 is a DeepSeek-V3 by another name, without modules."""
+    published = make_published("deepseek_v3", tmp_path, vocab=VOCAB)
+    plan = plan_for(published)
+    settings(tmp_path, model_type="kimi_k2", num_nextn_predict_layers=0)
+    weights = load_file(tmp_path / "model.safetensors")
+    write_weights(tmp_path, {name: weights[name] for name in weights if not name.startswith(published.prefix)})
+    loaded = load_target(tmp_path, plan).model
+    assert type(loaded) is type(published.model)
+    for name, value in published.model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
 
 
 def test_buffers_keep_their_dtype(kind: str, published: Published) -> None:
