@@ -15,10 +15,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
+from specc.engine.models.own_modules import SAFE, has_modules, module_config, module_weights
 from specc.support.reading import read_text
 from specc.support.speculators import MARK, merged
 
-SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
+PICKLED = "pytorch_model.bin"
 UNREAD = ("t2d", "rotary_emb.inv_freq")
 """Ends of names that say nothing which others do not."""
 REFUSED = ("norm_before_fc", "fc_norm", "use_aux_norm", "norm_output")
@@ -28,6 +29,8 @@ REFUSED = ("norm_before_fc", "fc_norm", "use_aux_norm", "norm_output")
 def read_config(path: Path) -> PretrainedConfig:
     """The configuration of a head; raises ValueError for a setting that is not implemented."""
     content = json.loads(read_text(path / "config.json"))
+    if has_modules(content):
+        return module_config(content)
     if MARK in content:
         content = _of_speculators(content)
         config: Any = CONFIG_MAPPING[str(content["model_type"])].from_dict(content)
@@ -40,9 +43,11 @@ def read_config(path: Path) -> PretrainedConfig:
     return config
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
+def read_weights(path: Path, config: PretrainedConfig) -> dict[str, Tensor]:
     """The weights of a head by the names that they have here; raises what the readers of files raise."""
-    if (path / SAFE).exists() or not (path / PICKLED).exists():
+    if (module := getattr(config, "mtp_module", None)) is not None:
+        found = module_weights(path, module["prefix"])
+    elif (path / SAFE).exists() or not (path / PICKLED).exists():
         found = load_file(path / SAFE)
     else:
         found = torch.load(path / PICKLED, map_location="cpu", weights_only=True)
