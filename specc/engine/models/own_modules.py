@@ -127,7 +127,7 @@ def module_weights(path: Path, prefix: str) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for file in files:
         with safe_open(path / file, "pt") as opened:
-            names = [name for name in opened.keys() if name.startswith(prefix)]  # noqa: SIM118
+            names = [name for name in set(opened.keys()) if name.startswith(prefix)]
             found |= {name.removeprefix(prefix): opened.get_tensor(name) for name in names}
     for name, value in found.items():
         if value.dtype.itemsize == 1:
