@@ -16,6 +16,7 @@ from torch import Tensor
 from .backends import Backend
 from .batch import Batch, check_lengths, integers
 from .errors import BatchError, BindError
+from .collective import Collective, gather
 from .external import call, check_callbacks
 from .first import FirstTokens
 from .frame import After, Frame, Progress
@@ -26,8 +27,9 @@ from .memory.footprint import Memory
 from .memory.kv_pools import KvPools
 from .memory.staging import Staging
 from .memory.tables import TableGuard, batch_column, batch_rows, check_request_table, check_tables, prompt_tokens
+from .plan.nodes import Collective as Gather
 from .plan.nodes import External, Node
-from .plan.plan import PROMPT, TABLE, Plan
+from .plan.plan import PROMPT, RANK, TABLE, Plan
 from .ranges import in_ranges
 from .result import StepResult
 from .sampling import Sampling, SamplingRows, Text
@@ -55,6 +57,7 @@ class Step:
             than P rows, those of requests are 1..p-1.
         kv_pools: the engine's KV buffers by owner, see `KvPools`.
         tables: what else the program reads of the engine's, see `Plan.tables`.
+        collective: all ranks of a program with sharded logits, needed where there are several.
         nvtx: whether every node that the host launches or calls is in an NVTX range of its name.
         poison: see `Arena`.
         memory: see `Arena`.
@@ -72,6 +75,7 @@ class Step:
         kv_pools: Mapping[str, Sequence[Tensor]] | None = None,
         tables: Mapping[str, Tensor] | None = None,
         *,
+        collective: Collective | None = None,
         nvtx: bool = False,
         poison: int | None = None,
         memory: Tensor | None = None,
@@ -81,6 +85,12 @@ class Step:
         check_callbacks(plan, callbacks, "step")
         check_request_table(plan, device, req_to_token)
         self._table, self._tables = req_to_token, check_tables(plan, device, {} if tables is None else tables)
+        if plan.ranks > 1 and collective is None:
+            raise BindError(f"the program is of {plan.ranks} ranks, and has no collective")
+        self._collective = collective
+        if RANK in plan.inputs:
+            number = collective.rank if collective is not None else 0
+            self._tables[RANK] = torch.tensor([number], dtype=torch.int64, device=device)
         self._plan = plan
         self._backend = backend
         self._device = device
@@ -367,6 +377,9 @@ class Step:
     def _dispatch(self, node: Node, frame: Frame) -> None:
         if isinstance(node, External):
             call(node, frame, self._callbacks)
+        elif isinstance(node, Gather):
+            assert self._collective is not None  # __init__ has asked
+            gather(node, frame, self._collective)
         else:
             self._backend.launch(node, frame)
 
