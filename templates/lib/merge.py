@@ -105,7 +105,7 @@ def vocab_topk_merge(
     row = tl.arange(0, R)
     real = live & (row < ROWS)[:, None] & (tl.arange(0, triton.next_power_of_2(K)) < K)[None, :]
     weight = exp_below(order_value(order), top[:, None])
-    p = tl.where(real & (top > float("-inf"))[:, None], weight / mass[:, None], 0.0)
+    p = tl.where(real & (top > float("-inf"))[:, None], weight / tl.where(mass == 0.0, 1.0, mass)[:, None], 0.0)
     index = tl.where(real, 0x7FFFFFFF - place, 0).to(tl.int64)
     bad = live & (row < ROWS) & (nan | (tl.abs(top) == float("inf")))
     if SIZE_BAD == 0:
