@@ -205,7 +205,7 @@ class ConfigFile(Block):
     ] = ["sm_90"]
     """GPU architectures to compile for: their names, names of GPUs in any case (h100, l40s, mi300x), or native for the
     GPUs of this machine."""
-    tensor_parallel: Annotated[int, Field(strict=True, ge=1, le=64), BeforeValidator(_check_page)] = 1
+    tensor_parallel: Annotated[int, Field(strict=True, ge=1, le=16), BeforeValidator(_check_page)] = 1
     """Ranks that run the models together, a power of two; each runs this program."""
     logits: Logits = "gathered"
     """What a forward hands over of its logits: whole rows, on every rank (gathered), or the rank's share of the

@@ -52,7 +52,7 @@ REDUCED = "reduced_vocab"
 """That of a vocabulary whose entries are numbered otherwise than the target's tokens."""
 
 SHARDS = {"V": "Vs", "Vd": "Vds"}
-"""Vocabularies of forwards, and the dimension, of the axis `vocab_shard`, that a rank scores of each where it is there."""
+"""Vocabularies of forwards, and the dimension of the axis `vocab_shard` that a rank scores of each, if it is there."""
 
 UNBOUNDED: frozenset[str] = frozenset({"context", "token", "corpus"})
 """Those whose size the engine decides, if no configuration does."""

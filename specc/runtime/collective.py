@@ -13,6 +13,7 @@ from torch import Tensor
 from .errors import BindError, CollectiveError
 from .frame import Frame
 from .plan.nodes import Collective as Node
+from .plan.plan import RANK, Plan
 
 DIGEST_WORDS = 4
 
@@ -77,8 +78,17 @@ def _typed_errors() -> Iterator[None]:
         raise CollectiveError(f"the ranks cannot gather their records: {first}") from error
 
 
-def gather(node: Node, frame: Frame, collective: Collective) -> None:
+def rank_table(plan: Plan, collective: Collective | None, device: torch.device) -> dict[str, Tensor]:
+    """The table of the rank's number, of a program with sharded logits. BindError for several ranks of whom none is."""
+    if plan.ranks > 1 and collective is None:
+        raise BindError(f"the program is of {plan.ranks} ranks, and is given no collective")
+    number = collective.rank if collective is not None else 0
+    return {RANK: torch.tensor([number], dtype=torch.int64, device=device)} if RANK in plan.inputs else {}
+
+
+def gather(node: Node, frame: Frame, collective: Collective | None) -> None:
     """Run a node: give the other ranks this one's record, and get theirs."""
+    assert collective is not None  # `rank_table` has asked for it
     for call in node.ops:
         (record,), (records,) = call.operands, call.results
         collective.all_gather(frame.read(records), frame.read(record))
@@ -97,7 +107,9 @@ def check_ranks(collective: Collective, ranks: int, digest: str, device: torch.d
     rows: list[list[int]] = every.tolist()
     for number, row in enumerate(rows):
         if row[:DIGEST_WORDS] != rows[0][:DIGEST_WORDS]:
-            raise BindError(f"rank {number} runs another program than rank 0: build one wheel, and bind it on all ranks")
+            raise BindError(
+                f"rank {number} runs another program than rank 0: build one wheel, and bind it on all ranks"
+            )
     if (numbers := [row[-1] for row in rows]) != list(range(len(rows))):
         raise BindError(f"the ranks gather in the order {numbers}, not in that of {len(rows)} ranks")
     if len(rows) != ranks:

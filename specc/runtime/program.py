@@ -103,7 +103,8 @@ class Program:
         called in every step; False nothing; None, on CUDA, True when `callbacks.capturable` is true, else "segments".
         Captures run the forwards on padding rows; where these cannot run yet, bind with False and call `Step.capture`
         later. `nvtx`: on CUDA, launch and call every node in an NVTX range.
-        Raises CollectiveError when a rank does not come, BindError when one runs another program, a callback is missing, tables or buffers do not fit, or capture is asked of a CPU program.
+        Raises CollectiveError when a rank does not come, BindError when one runs another program, a callback is
+        missing, tables or buffers do not fit, or capture is asked of a CPU program.
         """
         cuda = self.device.type == "cuda"
         if not isinstance(capture, bool | str | None) or capture not in (True, False, None, "segments"):
@@ -121,7 +122,9 @@ class Program:
         memory = allocate(self.plans.values(), self.device)
         place = self._backend, self.device, callbacks, req_to_token, kv_pools, tables
         for num_steps, plan in self.plans.items():
-            bound[num_steps] = Step(plan, *place, collective=collective, nvtx=nvtx and cuda, memory=memory, depths=bound)
+            bound[num_steps] = Step(
+                plan, *place, collective=collective, nvtx=nvtx and cuda, memory=memory, depths=bound
+            )
         step = bound[self.plan.size("S")]
         if capture:
             step.capture(capture)

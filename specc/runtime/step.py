@@ -15,8 +15,8 @@ from torch import Tensor
 
 from .backends import Backend
 from .batch import Batch, check_lengths, integers
+from .collective import Collective, gather, rank_table
 from .errors import BatchError, BindError
-from .collective import Collective, gather
 from .external import call, check_callbacks
 from .first import FirstTokens
 from .frame import After, Frame, Progress
@@ -29,7 +29,7 @@ from .memory.staging import Staging
 from .memory.tables import TableGuard, batch_column, batch_rows, check_request_table, check_tables, prompt_tokens
 from .plan.nodes import Collective as Gather
 from .plan.nodes import External, Node
-from .plan.plan import PROMPT, RANK, TABLE, Plan
+from .plan.plan import PROMPT, TABLE, Plan
 from .ranges import in_ranges
 from .result import StepResult
 from .sampling import Sampling, SamplingRows, Text
@@ -84,13 +84,9 @@ class Step:
         """Allocate the arena. BindError when the step's callbacks, tables or KV buffers do not fit."""
         check_callbacks(plan, callbacks, "step")
         check_request_table(plan, device, req_to_token)
-        self._table, self._tables = req_to_token, check_tables(plan, device, {} if tables is None else tables)
-        if plan.ranks > 1 and collective is None:
-            raise BindError(f"the program is of {plan.ranks} ranks, and has no collective")
-        self._collective = collective
-        if RANK in plan.inputs:
-            number = collective.rank if collective is not None else 0
-            self._tables[RANK] = torch.tensor([number], dtype=torch.int64, device=device)
+        self._table, self._collective = req_to_token, collective
+        brought = check_tables(plan, device, {} if tables is None else tables)
+        self._tables = brought | rank_table(plan, collective, device)
         self._plan = plan
         self._backend = backend
         self._device = device
@@ -376,12 +372,8 @@ class Step:
 
     def _dispatch(self, node: Node, frame: Frame) -> None:
         if isinstance(node, External):
-            call(node, frame, self._callbacks)
-        elif isinstance(node, Gather):
-            assert self._collective is not None  # __init__ has asked
-            gather(node, frame, self._collective)
-        else:
-            self._backend.launch(node, frame)
+            return call(node, frame, self._callbacks)
+        return gather(node, frame, self._collective) if isinstance(node, Gather) else self._backend.launch(node, frame)
 
     def _result(self, entry: str, frame: Frame, rows: int) -> StepResult:
         outputs = [output for output in self._plan.outputs if output.entry == entry]
@@ -389,13 +381,7 @@ class Step:
 
     def _captured(self, beside: Recorder | None, *, segments: bool) -> Graphs | SegmentGraphs:
         """Graphs of this depth, in the memory pool of another's."""
-
-        def idle() -> None:
-            self._staging["step"].send({name: [] for name in self._inputs["step"]}, 0)
-
-        def run(bucket: int) -> Frame:
-            return self._run("step", self._frame(bucket))
-
+        idle = partial(self._staging["step"].send, {name: [] for name in self._inputs["step"]}, 0)
         self._kv.check_place()
         self._guard.check()
         with self._on_device():
@@ -404,7 +390,7 @@ class Step:
             if segments or self._plan.restricts:
                 graphs = self._plan.segments if segments else self._plan.captures
                 return SegmentGraphs(self._plan, graphs, self._device, self._frame, self._execute, idle, beside)
-            return Graphs(self._plan, self._device, run, idle, beside)
+            return Graphs(self._plan, self._device, lambda rows: self._run("step", self._frame(rows)), idle, beside)
 
     @contextlib.contextmanager
     def _on_device(self) -> Iterator[None]:

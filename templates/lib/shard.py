@@ -1,8 +1,8 @@
-"""A rank's part of the reductions over a vocabulary that is sharded: chunks, scanned by several programs, as one record.
+"""A rank's part of the reductions over a sharded vocabulary: chunks, scanned by several programs, as one record.
 
 A row of CHUNKS * CHUNK columns is cut into CHUNKS chunks, whatever the number of programs and of ranks, and each is
-scanned as a row of its own, so that its sum of exponentials has one order. Sums of chunks are added as a balanced binary
-tree: those of a program in its program, those of programs in the last one that arrives, those of ranks in merge.py.
+scanned as a row of its own, so that its sum of exponentials has one order. Sums of chunks are added as a balanced
+binary tree: those of a program there, those of programs in the last one that arrives, those of ranks in merge.py.
 Grid (B, ROWS * PROGRAMS): program = row * PROGRAMS + part. Partials are [B, ROWS, CHUNKS]; what a program has found in
 all of its chunks replaces that of its first one. A prologue is given row * CHUNKS + chunk as the row, and columns of
 the chunk. CHUNKS and PROGRAMS are powers of 2.
@@ -30,9 +30,8 @@ def join_two(top0, mass0, top1, mass1):
 def join_parts(top, mass, ROWS: tl.constexpr, PARTS: tl.constexpr, LEVELS: tl.constexpr):
     """Largest values and sums f32[ROWS, PARTS] as f32[ROWS], neighbours first; PARTS is 2**LEVELS."""
     for level in tl.static_range(LEVELS):
-        half: tl.constexpr = PARTS >> (level + 1)
-        top0, top1 = tl.split(tl.reshape(top, [ROWS, half, 2]))
-        mass0, mass1 = tl.split(tl.reshape(mass, [ROWS, half, 2]))
+        top0, top1 = tl.split(tl.reshape(top, [ROWS, PARTS >> (level + 1), 2]))
+        mass0, mass1 = tl.split(tl.reshape(mass, [ROWS, PARTS >> (level + 1), 2]))
         top, mass = join_two(top0, mass0, top1, mass1)
     return tl.reshape(top, [ROWS]), tl.reshape(mass, [ROWS])
 

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
-from programs import config_text, written
+from programs import config_text as small_text
+from programs import written
 
 from specc.algorithms import names, needs
-from specc.config import load_text
+from specc.config import load_config, load_text
 from specc.driver.build import build_program
+from specc.emit.build_wheel import emit_wheel
+from specc.engine.engine import Engine
+from specc.engine.reference import greedy
 
-from .conftest import ROOT
+from .conftest import PROMPTS, ROOT, Case, Models, config_text
 from .test_disaggregation import free_port
 
 SECONDS = 240.0
@@ -40,7 +47,7 @@ def text_of(name: str, ranks: int | None) -> str:
     if ranks is not None:
         said |= {"logits": "sharded", "tensor_parallel": ranks}
         model["padded_vocab_size"] = 96
-    return config_text(said.pop("algorithm"), target=model, draft=model, **said)
+    return small_text(said.pop("algorithm"), target=model, draft=model, **said)
 
 
 @cache
@@ -98,7 +105,7 @@ def test_ranks_compute_what_one_rank_does(name: str, answers: dict[tuple[str, in
 
 @pytest.mark.parametrize("name", CASES)
 def test_tokens_are_those_of_whole_logits(name: str, answers: dict[tuple[str, int | None], list[Any]]) -> None:
-    """The order of a sum can change the last bits of a probability, so a tree of close scores may differ, not a text."""
+    """Sums in another order differ in their last bits, and trees of close scores by them, but no text does."""
     ((alone,), (whole,)) = answers[name, 1], answers[name, None]
     same = ("predict", "accept_lens", "new_seq_lens", "bonus", "health")
     for mine, theirs in zip(alone["out"], whole["out"], strict=True):
@@ -124,3 +131,40 @@ def test_what_is_sent_does_not_depend_on_the_vocabulary() -> None:
     )
     assert [one["wire_bytes"] for one in small["totals"].values()] == [3 * 8 * n for n in (44, 88, 176)]
     assert [one["wire_bytes"] for one in large["totals"].values()] == [3 * 8 * n for n in (44, 88, 176)]
+
+
+SCRIPT = re.compile(r"^```python\n# serve\.py.*?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+EXAMPLE = Case("EAGLE", "trained")
+
+
+def test_the_script_of_the_page(
+    models: dict[str, Models], make_engine: Callable[..., Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks of the reference engine write the target's own texts, with an odd number of columns of padding."""
+    monkeypatch.setattr("specc.driver.build.compile_machine_code", lambda *_, **__: None)
+    block = "{model: %r, padded_vocab_size: 2054}"
+    said, chosen = config_text(EXAMPLE, models["trained"]), models["trained"]
+    said = said.replace(f"{{model: {str(chosen.target)!r}}}", block % str(chosen.target))
+    said = said.replace(f"{{model: {str(chosen.drafts['EAGLE'])!r}}}", block % str(chosen.drafts["EAGLE"]))
+    said = said.replace(EXAMPLE.name, "sharded") + "tensor_parallel: 2\nlogits: sharded\n"
+    (tmp_path / "sharded.yaml").write_text(said)
+    emit_wheel(build_program(load_config(tmp_path / "sharded.yaml", names(), needs)), tmp_path / "dist")
+    with ZipFile(next((tmp_path / "dist").rglob("*.whl"))) as archive:
+        archive.extractall(tmp_path)
+    (script,) = SCRIPT.findall((ROOT / "docs" / "tensor-parallel.md").read_text())
+    (tmp_path / "serve.py").write_text(script)
+    arguments = ["specc_program_sharded", str(chosen.target), str(chosen.drafts["EAGLE"]), json.dumps(PROMPTS[:3])]
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    where["PYTHONPATH"] = os.pathsep.join((str(tmp_path), str(ROOT)))
+    command = [sys.executable, "serve.py", *arguments]
+    ranks = [
+        subprocess.Popen(command, cwd=tmp_path, env=os.environ | where | {"RANK": str(rank)}, stdout=subprocess.PIPE)
+        for rank in range(2)
+    ]
+    outputs = [rank.communicate(timeout=SECONDS)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    target = make_engine(EXAMPLE).target
+    encoded = [target.tokenizer.encode(prompt) for prompt in PROMPTS[:3]]
+    wanted = [list(greedy(target, ids, 16, target.eos_token_ids)) for ids in encoded]
+    assert json.loads(outputs[0]) == wanted
+    assert not outputs[1]

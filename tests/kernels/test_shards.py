@@ -53,7 +53,7 @@ def launched(
     given: Mapping[str, Tensor],
     held: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """All memory of a kernel after it has run, on the first rank twice; ``given`` has what is not made there, ``held`` memory as it is."""
+    """All memory of a kernel after it has run, on the first rank twice; ``given`` by value, ``held`` as it lies."""
     rows = given["req_pool_indices"]
     memory = Memory(module, cluster, rows, generator(1), given, tensors=dict(held or {}))
     launch = launch_of(module, stem, cluster, len(rows), PLAIN)

@@ -34,8 +34,8 @@ OPS = (
     OpDef(
         "vocab.argmax_part",
         f"{_SHARD} -> record: i64[1, B, *x, $words]",
-        "What a rank knows of ``vocab.argmax`` by its columns: the largest value, its token, whether there is NaN; with 2"
-        " ``words`` also the sum of exponentials, over ``chunks`` equal chunks in a fixed order.",
+        "What a rank knows of ``vocab.argmax`` by its columns: the largest value, its token, whether there is NaN; with"
+        " 2 ``words`` also the sum of exponentials, over ``chunks`` equal chunks in a fixed order.",
         {"words": range(1, 3), "chunks": _CHUNKS},
     ),
     OpDef(

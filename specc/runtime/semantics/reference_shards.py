@@ -73,7 +73,9 @@ def vocab_logprob_merge(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Records i64[R, B, ..., 2], rows i64[B] -> f32[B, ...]: the log-probability of the largest logit."""
     records, rows = operands
     top, mass = _joined(*_masses(records))
-    return (zero_rows(torch.where(top == -torch.inf, top, -torch.log(mass.to(torch.float64)).to(top.dtype)), rows == 0),)
+    return (
+        zero_rows(torch.where(top == -torch.inf, top, -torch.log(mass.to(torch.float64)).to(top.dtype)), rows == 0),
+    )
 
 
 @register(SHARD_OPS, "vocab.topk_merge")
