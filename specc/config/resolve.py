@@ -17,7 +17,7 @@ from specc.config.needs import Needs
 from specc.config.reduced import check_map
 from specc.config.resolved import Config, Depth, ModelConfig
 from specc.config.schema import SAMPLING
-from specc.config.shards import check_shards, with_shards
+from specc.config.sharded import check_shards, with_shards
 from specc.config.sides import facts_of, settle
 from specc.config.validate import validate_options
 from specc.support.diagnostics import Note

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specc.ir.core import Module, Op
-from specc.kernels.shared import shards, vocabulary
+from specc.kernels.shared import parts, vocabulary
 from specc.kernels.shared.base import Cluster
 from specc.kernels.shared.compose import Composed
 from specc.kernels.shared.text import Text
@@ -19,26 +19,26 @@ class TopkPart(Composed):
         """See `Composed.scan`."""
         module, rows = text.module, vocabulary.rows_of(text.module, reduction)
         count = int(reduction.attrs["words"]) - 1
-        text.constants += shards.sizes(module, reduction)
-        function, operands, logits, shape = shards.scanned(text, reduction, cluster)
+        text.constants += parts.sizes(module, reduction)
+        function, operands, logits, shape = parts.scanned(text, reduction, cluster)
         key = text.partial("partial_key", "i64", (*shape, count))
         top, total = text.partial("partial_max", "f32", shape), text.partial("partial_sum", "f32", shape)
         arrivals = text.partial("arrivals", "i32", shape[:1], zero=True)
         record, rank = text.pointer(reduction.result, "record"), text.pointer(reduction["rank"], "rank")
-        programs = shards.programs_of(module, reduction)
+        programs = parts.programs_of(module, reduction)
         sizes = f"{rows}, {count}, CHUNKS, CHUNK, PROGRAMS"
-        given = f"{key}, {top}, {total}, {record}, {rank}, b, live, {sizes}, {shards.levels(programs)}"
+        given = f"{key}, {top}, {total}, {record}, {rank}, b, live, {sizes}, {parts.levels(programs)}"
         text.body.append(f"{text.use('store_topk_part')}({given})")
         text.stored.add(reduction.result)
         given = f"{logits}, {key}, {top}, {total}, {arrivals}, b, program, programs, {function}, {operands}"
-        levels = shards.levels(shards.each(module, reduction))
+        levels = parts.levels(parts.each(module, reduction))
         return f"last = {text.use('scan_topk_part')}({given}, {sizes}, {levels}, BLOCK)"
 
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
         """Programs that scan."""
         reduction = self.reduction(cluster)
         assert reduction is not None
-        return shards.grid(module, reduction, batch)
+        return parts.grid(module, reduction, batch)
 
 
 FAMILY = TopkPart()

@@ -26,6 +26,8 @@ from specc.kernels.shared.compose import JOINED, has_tile
 from specc.kernels.shared.tiles import in_memory, is_prologue, side_of
 from specc.kernels.shared.vocabulary import of_argmax
 from specc.pass_manager.pass_base import Context, Pass
+from specc.passes.gather_logits import unsplit
+from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 REDUCTIONS = {
     "vocab.argmax": "argmax",
@@ -68,6 +70,9 @@ class FormKernels(Pass):
 
     def run(self, module: Module, ctx: Context) -> None:
         """Form the nodes of every entry, and declare its launches."""
+        if shards := unsplit(module):
+            what = f"{shards[0].opcode} takes a shard of logits for all of them: gather-logits comes before"
+            raise DiagnosticError(Diagnostic("ir/invalid", what, shards[0].location))
         _share_no_prologues(module, _lone(module, "prefill") | _lone(module, "step"))
         for entry in ("prefill", "step"):
             forming = _Forming(module, entry)

@@ -87,7 +87,7 @@ class _Split:
             given = self._op("comm.pad", (given, rank), (f"{given.name}_own",), vocab=self.tokens).result
         top = reduction.opcode == "vocab.topk"
         words = module.size("K") + 1 if top else 1 + bool(scores)
-        name = reduction.results[0].name
+        name = reduction.out("index").name
         operands = (given, reduction["rows"], rank)
         records = self._op(
             f"{reduction.opcode}_part", operands, (f"{name}_record",), words=words, chunks=self.chunks

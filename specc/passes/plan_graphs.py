@@ -44,8 +44,8 @@ class PlanGraphs(Pass):
             op = first[name]
             latest = max(latest, PHASES.index(op.phase))  # who waits for a later phase runs in it
             after = tuple(sorted(reduced.predecessors(name), key=order.index))
-            kind = "external" if is_external(op) else "collective" if is_collective(op) else "launch"
-            kind = "reference" if name in references else kind
+            kind = "external" if is_external(op) else "reference" if name in references else "launch"
+            kind = "collective" if is_collective(op) else kind
             capture = whole.get(name, "") if hosts else "step" if entry_of(op.phase) == "step" else ""
             module.decls.append(Node(name, PHASES[latest], kind, after, capture, segment.get(name, "")))
         cut = f"{len(set(whole.values()))} graphs per step, cut by {hosts} calls of the host alone"

@@ -10,21 +10,20 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
-from zipfile import ZipFile
 
 import pytest
 from programs import config_text as small_text
 from programs import written
 
 from specc.algorithms import names, needs
-from specc.config import load_config, load_text
+from specc.config import load_text
 from specc.driver.build import build_program
-from specc.emit.build_wheel import emit_wheel
 from specc.engine.engine import Engine
 from specc.engine.reference import greedy
 
-from .conftest import PROMPTS, ROOT, Case, Models, config_text
+from .conftest import PROMPTS, ROOT, Case, Models
 from .test_disaggregation import free_port
 
 SECONDS = 240.0
@@ -134,37 +133,27 @@ def test_what_is_sent_does_not_depend_on_the_vocabulary() -> None:
 
 
 SCRIPT = re.compile(r"^```python\n# serve\.py.*?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-EXAMPLE = Case("EAGLE", "trained")
+SHARDED = Case("EAGLE", "trained", ranks=2)
 
 
 def test_the_script_of_the_page(
-    models: dict[str, Models], make_engine: Callable[..., Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    build: Callable[[Case], ModuleType], site: Path, models: dict[str, Models], make_engine: Callable[..., Engine]
 ) -> None:
-    """Two ranks of the reference engine write the target's own texts, with an odd number of columns of padding."""
-    monkeypatch.setattr("specc.driver.build.compile_machine_code", lambda *_, **__: None)
-    block = "{model: %r, padded_vocab_size: 2054}"
-    said, chosen = config_text(EXAMPLE, models["trained"]), models["trained"]
-    said = said.replace(f"{{model: {str(chosen.target)!r}}}", block % str(chosen.target))
-    said = said.replace(f"{{model: {str(chosen.drafts['EAGLE'])!r}}}", block % str(chosen.drafts["EAGLE"]))
-    said = said.replace(EXAMPLE.name, "sharded") + "tensor_parallel: 2\nlogits: sharded\n"
-    (tmp_path / "sharded.yaml").write_text(said)
-    emit_wheel(build_program(load_config(tmp_path / "sharded.yaml", names(), needs)), tmp_path / "dist")
-    with ZipFile(next((tmp_path / "dist").rglob("*.whl"))) as archive:
-        archive.extractall(tmp_path)
+    """Two ranks of the reference engine write the target's own texts."""
+    build(SHARDED)
     (script,) = SCRIPT.findall((ROOT / "docs" / "tensor-parallel.md").read_text())
-    (tmp_path / "serve.py").write_text(script)
-    arguments = ["specc_program_sharded", str(chosen.target), str(chosen.drafts["EAGLE"]), json.dumps(PROMPTS[:3])]
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    where["PYTHONPATH"] = os.pathsep.join((str(tmp_path), str(ROOT)))
-    command = [sys.executable, "serve.py", *arguments]
+    where["PYTHONPATH"] = os.pathsep.join((str(site), str(ROOT)))
+    directories = models["trained"].target, models["trained"].drafts["EAGLE"]
+    command = [sys.executable, "-c", script, f"specc_program_{SHARDED.name}", *map(str, directories)]
+    command.append(json.dumps(PROMPTS[:3]))
     ranks = [
-        subprocess.Popen(command, cwd=tmp_path, env=os.environ | where | {"RANK": str(rank)}, stdout=subprocess.PIPE)
+        subprocess.Popen(command, env=os.environ | where | {"RANK": str(rank)}, stdout=subprocess.PIPE)
         for rank in range(2)
     ]
     outputs = [rank.communicate(timeout=SECONDS)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
-    target = make_engine(EXAMPLE).target
+    target = make_engine(Case("EAGLE", "trained")).target
     encoded = [target.tokenizer.encode(prompt) for prompt in PROMPTS[:3]]
-    wanted = [list(greedy(target, ids, 16, target.eos_token_ids)) for ids in encoded]
-    assert json.loads(outputs[0]) == wanted
+    assert json.loads(outputs[0]) == [list(greedy(target, ids, 16, target.eos_token_ids)) for ids in encoded]
     assert not outputs[1]
