@@ -53,7 +53,7 @@ def test_both_ranks_write_the_targets_texts(make_engine: Callable[..., Engine]) 
     """More requests than a batch holds, of trees, whose branches have pages of their own."""
     make = partial(make_engine, TREE)
     target = make_engine(Case("EAGLE", "trained")).target
-    one, other = run_ranks([partial(serve, make, dict.fromkeys(range(2), list(PROMPTS)), {0: 12, 1: 12})] * 2)
+    one, other = run_ranks([partial(serve, make, {0: list(PROMPTS), 1: list(PROMPTS)}, {0: 12, 1: 12})] * 2)
     encoded = [target.tokenizer.encode(prompt) for prompt in PROMPTS]
     assert one == other == [list(greedy(target, ids, 12, target.eos_token_ids)) for ids in encoded]
 
