@@ -17,6 +17,7 @@ from torch import Tensor
 
 from specc.ir.core import Module
 from specc.ir.types import Dim
+from specc.kernels.shared import parts, vocabulary
 from specc.kernels.shared.base import Cluster
 from specc.pass_manager.pass_base import Context
 from specc.passes.gather_logits import GatherLogits
@@ -139,3 +140,29 @@ def check_results(opcode: str, logits: Tensor, rows: Tensor, found: dict[str, Te
         assert_logs(found["logprob"], logprob)
     assert_same(found["index"], index, "index")
     assert_same(found["bad"], bad, "bad")
+
+
+@pytest.mark.parametrize("opcode", FAMILIES)
+@pytest.mark.parametrize("programs", [1, 4])
+def test_programs_of_a_row_change_no_bit(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch, opcode: str, programs: int
+) -> None:
+    """Chunks that one program scans are added as those of several programs are: 32 of 3 columns, NaN in one."""
+    source, axis = generator(programs), ("K",) if opcode == "vocab.topk" else ("N",)
+    logits = hostile_logits(source, 6, 190, 192, torch.float32).view(2, 3, 192)
+    logits[0, 0] = torch.randn(192, generator=source)
+    logits[0, 1, 100], logits[0, 2] = torch.nan, logits[0, 0].roll(1)
+    rows = torch.tensor([3, 7])
+    found: list[dict[str, Tensor]] = []
+    for most in (None, programs):
+        if most is not None:
+            monkeypatch.setattr(parts, "_PARTIALS", 4 * most)
+            monkeypatch.setattr(vocabulary, "_PARTIAL_KEYS", 4 * most)
+        module = sharded(opcode, "f32", axis, 2, (190, 192), K=3, N=3)
+        results, records = run_ranks(launcher, module, logits, rows)
+        check_records(opcode, module, logits, rows, records)
+        (part,) = module.find(f"{opcode}_part")
+        assert parts.programs_of(module, part) == (most or 32)
+        found.append(results)
+    for name, value in found[0].items():
+        assert_same(value, found[1][name], name)
