@@ -65,7 +65,9 @@ class GroupCollective:
     def all_gather(self, out: Tensor, record: Tensor) -> None:
         """As `Collective.all_gather`."""
         with _typed_errors():
-            dist.all_gather_into_tensor(out.view(-1), record.view(-1), group=self._group)
+            # torch 2.14 has given it another name, and warns of the old one.
+            all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+            all_gather(out.view(-1), record.view(-1), group=self._group)
 
 
 @contextmanager
