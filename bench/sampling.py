@@ -72,8 +72,8 @@ class SoftmaxSequence:
         self._pools = {name: work.pools[f"sampling_{name}"][work.rows] for name in ("temperature", *work.filters)}
         self._batch, self._nodes = shape.batch, shape.nodes
 
-    def step(self) -> None:
-        """Everything up to the call of the kernel that samples."""
+    def probabilities(self) -> Tensor:
+        """f32[B * N, V] of the target, by temperatures and filters."""
         each = {name: value.repeat_interleave(self._nodes) for name, value in self._pools.items()}
         probs = torch.softmax(self._logits / each["temperature"][:, None], dim=-1)
         if "top_k" in self._filters:
@@ -84,9 +84,17 @@ class SoftmaxSequence:
             ordered = probs.sort(dim=-1).values
             cutoff = torch.searchsorted(ordered.cumsum(-1), (1 - each["top_p"])[:, None])
             probs = _renormalised(probs, ordered.gather(1, cutoff.clamp(max=probs.shape[1] - 1)))
-        torch.zeros_like(probs)
-        torch.rand(self._batch, self._nodes, device=probs.device)
-        torch.rand(self._batch, device=probs.device)
+        return probs
+
+    def coins(self) -> tuple[Tensor, Tensor]:
+        """Uniforms of nodes f32[B, N], and of the last token f32[B]."""
+        device = self._logits.device
+        return torch.rand(self._batch, self._nodes, device=device), torch.rand(self._batch, device=device)
+
+    def step(self) -> None:
+        """Everything up to the call of the kernel that samples."""
+        torch.zeros_like(self.probabilities())
+        self.coins()
 
 
 def _renormalised(probs: Tensor, pivot: Tensor) -> Tensor:

@@ -20,10 +20,13 @@ import sysconfig
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from cpu import CONTEXT, NEW, PROMPTS
+from torch import Tensor, nn
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
@@ -46,29 +49,18 @@ MODELS = ROOT / "examples" / "models"
 DRAFTS = ("standalone", "eagle", "eagle3", "mtp", "frozen-kv", "dflash")
 TRAINED = {"eagle3": MODELS / "eagle3_reduced"}
 """Heads that were trained to score a part."""
-PROMPTS = (
-    "def main():\n",
-    "import os\nimport sys\n\n",
-    "class Node:\n    def __init__(self, value):\n        self.",
-    "for index in range(",
-    'def _read(self, path):\n    """Read a file.\n',
-    "    if not isinstance(value, str):\n        raise TypeError(",
-    "import unittest\n\nclass TestCase(unittest.TestCase):\n",
-    "x = [",
-)
-NEW, CONTEXT = 96, 256
 HEAD, HIDDEN, PARTS, BATCHES = 128256, 4096, (32768, 32000), (1, 8, 64)
 
 
-def hot(tokenizer: object, sizes: Sequence[int], folder: Path) -> dict[int, Path]:
+def hot(tokenizer: Any, sizes: Sequence[int], folder: Path) -> dict[int, Path]:
     """Maps of so many of the most frequent tokens, as files."""
     counts: Counter[int] = Counter()
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
-        counts.update(tokenizer(path.read_text(), add_special_tokens=False, verbose=False)["input_ids"])  # type: ignore[operator]
+        counts.update(tokenizer(path.read_text(), add_special_tokens=False, verbose=False)["input_ids"])
     found = {}
     for size in sizes:
         found[size] = folder / f"hot-{size}.json"
-        found[size].write_text(json.dumps(most_frequent(counts, size, len(tokenizer), [1])))  # type: ignore[arg-type]
+        found[size].write_text(json.dumps(most_frequent(counts, size, len(tokenizer), [1])))
     return found
 
 
@@ -113,21 +105,21 @@ def heads(device: torch.device, rounds: int) -> Iterator[str]:
             tokens = torch.randperm(HEAD)[:size].sort().values
             part = rows_of(whole, tokens)
             torch.testing.assert_close(part(rows), whole(rows)[:, tokens.to(device)], rtol=2e-2, atol=2e-2)
-            pairs = [(timed(lambda: whole(rows), device), timed(lambda: part(rows), device)) for _ in range(rounds)]  # noqa: B023
+            pairs = [(timed(whole, rows), timed(part, rows)) for _ in range(rounds)]
             ratios.append(f"{statistics.median(one / other for one, other in pairs):.2f}" if pairs else "same scores")
         yield f"| {batch} | {' | '.join(ratios)} |"
 
 
-def timed(run: Callable[[], object], device: torch.device) -> float:
-    """Seconds of a call, on a GPU of one among several in a row."""
-    if device.type == "cpu":
+def timed(head: nn.Module, rows: Tensor) -> float:
+    """Seconds that a head takes, on a GPU one time among several in a row."""
+    if rows.device.type == "cpu":
         start = time.perf_counter()
-        run()
+        head(rows)
         return time.perf_counter() - start
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     for _ in range(20):
-        run()
+        head(rows)
     end.record()
     end.synchronize()
     return begin.elapsed_time(end) / 20e3

@@ -35,6 +35,10 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
+_Draft = Annotated[
+    Path | None,
+    typer.Option(help="Directory of the draft model, if the program has one; by default the target's own module."),
+]
 _Temperature = Annotated[float, typer.Option(help="Draw tokens at this temperature; 0 takes the most probable ones.")]
 _Seed = Annotated[int | None, typer.Option(help="Of the randomness of every prompt; by default each has its own.")]
 _Repetition = Annotated[
@@ -54,7 +58,7 @@ _Biases = Annotated[
 def run(
     program: Annotated[str, typer.Argument(metavar="WHEEL_OR_PACKAGE", help="A .whl file or installed package.")],
     target: Annotated[Path, typer.Option(help="Directory of the target model.")],
-    draft: Annotated[Path | None, typer.Option(help="Directory of the draft model, if the program has one.")] = None,
+    draft: _Draft = None,
     corpus: Annotated[Path | None, typer.Option(help="A text file that the program looks drafts up in.")] = None,
     token_map: Annotated[Path | None, typer.Option(help="The tokens that the draft scores, if only this says.")] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="A prompt; may be repeated.")] = None,
@@ -128,12 +132,19 @@ class _Files:
         if self.logprobs is not None and (plan.scores is None or self.logprobs > plan.scores):
             built = "without log-probabilities" if plan.scores is None else f"with best_logprobs: {plan.scores}"
             raise typer.BadParameter(f"the program was built {built}", param_hint="--logprobs")
-        needs = {"--draft": ("draft" in plan.models, self.draft), "--corpus": ("corpus" in plan.tables(), self.corpus)}
+        draft = self.draft or self.own_draft(plan)
+        needs = {"--draft": ("draft" in plan.models, draft), "--corpus": ("corpus" in plan.tables(), self.corpus)}
         for option, (needed, given) in needs.items():
             if needed != (given is not None):
                 raise typer.BadParameter(
                     f"the program {'needs' if needed else 'has no use for'} one", param_hint=option
                 )
+
+    def own_draft(self, plan: Plan) -> Path | None:
+        """The target's directory, where the program drafts with a module that lies in it."""
+        from specc.engine.models.loading import brings_draft
+
+        return self.target if "draft" in plan.models and brings_draft(self.target, plan) else None
 
 
 def _prompts(given: Sequence[str], file: Path | None) -> list[str]:
@@ -192,7 +203,8 @@ def _make_engine(
     if target.tokenizer is None:
         message = f"the target model {str(files.target)!r} has no tokenizer"
         raise DiagnosticError(Diagnostic("run/model-unreadable", message, hint="add its tokenizer.json"))
-    draft = None if files.draft is None else load_draft(files.draft, loaded.plan, target, files.token_map)
+    directory = files.draft or files.own_draft(loaded.plan)
+    draft = None if directory is None else load_draft(directory, loaded.plan, target, files.token_map)
     tables = {} if files.corpus is None else {"corpus": load_corpus(files.corpus, target)}
     options: dict[str, Any] = {"max_context": max_context, "depth": depth, "on_token": printer.token}
     try:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from specc.ir.core import Module, Value, entry_of, tensor_type
+from math import prod
+
+from specc.ir.core import Module, Op, Value, entry_of, tensor_type
 from specc.ir.declarations import Buffer, Kernel, Layout, Node, scratch_owner
 from specc.ir.liveness import hidden_result
 from specc.ir.nodes import is_collective, is_external, node_of
 from specc.ir.ops import OPS
-from specc.kernels.shared.base import nbytes
+from specc.kernels.shared.base import nbytes, numbered
+from specc.kernels.shared.tiles import is_prologue
 from specc.runtime.plan.plan import ArenaBytes, Totals
 
 
@@ -50,11 +53,32 @@ def _covered(buffers: list[Buffer]) -> int:
 
 
 def _vocab_bytes(module: Module, bucket: int) -> int:
-    """A kernel reads every logits row once, whatever it computes of it."""
-    readers = [op for op in module.ops("step") if op.opcode.startswith("vocab.") and "logits" in op.named]
-    ops = [op for op in readers if op.opcode != "vocab.row"]
-    reads = dict.fromkeys((node_of(op), op["logits"]) for op in ops)
-    return sum(nbytes(module, tensor_type(logits), bucket) for _, logits in reads)
+    """A kernel reads every logits row that it needs once, whatever it computes of it; of how many, at most."""
+    reads: dict[tuple[str, Value], int] = {}
+    for op in module.ops("step"):
+        for logits, rows in _read_rows(module, op):
+            key = node_of(op), logits
+            reads[key] = max(reads.get(key, 0), rows)
+    width = {logits: tensor_type(logits).sizes(module.dims)[1:] for _, logits in reads}
+    return sum(nbytes(module, tensor_type(x), bucket) // prod(width[x][:-1]) * rows for (_, x), rows in reads.items())
+
+
+def _read_rows(module: Module, op: Op) -> list[tuple[Value, int]]:
+    """The logits that an op reads, where they are in memory, and how many rows of a request."""
+    if "logits" not in op.named or is_prologue(op):
+        return []
+    logits, path = op["logits"], op.get("path")
+    rows = prod(tensor_type(logits if path is None else path).sizes(module.dims)[1 : -1 if path is None else None])
+    while logits.source is not None and is_prologue(logits.source):
+        logits = logits.source["logits"]
+    if op.opcode != "sample.residual":
+        return [(logits, rows)]
+    found, left = [(logits, most := int(op.attrs["most"]))], most
+    for q in numbered(op, "q"):  # as many rows in all, of any
+        rows = min(prod(tensor_type(q).sizes(module.dims)[1:-1]), left)
+        found.append((q, rows))
+        left -= rows
+    return found
 
 
 def _wire_bytes(module: Module, bucket: int) -> int:

@@ -57,18 +57,10 @@ class Cut(Family):
         room = max(32, min(_ROOM >> changed, power_of_two(vocab) // _TILE))
         pointers += [text.partial("room", "i32", (*axes, room)), text.pointer(cuts[-1].result, "cuts")]
         call = f"{text.use('cut_row')}({', '.join(pointers)}, b, row, {function}, {operands}, V, BLOCK, ROOM)"
-        return Spec(
-            self.stem,
-            {},
-            (("V", vocab), ("BLOCK", block), ("ROOM", room)),
-            tuple(text.arguments.found),
-            tuple(text.scratch),
-            num_warps=max(4, min(16, (block << halvings) // 512)),
-            tiles=f"blocks of {block} elements; a cut is found among {room} tiles of {_TILE}",
-            imports={path: tuple(sorted(names)) for path, names in sorted(text.imports.items())},
-            prologue=tuple(text.prologue),
-            body=("b = tl.program_id(0)", f"row = b * {rows} + tl.program_id(1)", *text.head, call),
-        )
+        text.constants += [("V", vocab), ("BLOCK", block), ("ROOM", room)]
+        body = "b = tl.program_id(0)", f"row = b * {rows} + tl.program_id(1)", *text.head, call
+        tiles = f"blocks of {block} elements; a cut is found among {room} tiles of {_TILE}"
+        return text.spec(self.stem, body, num_warps=max(4, min(16, (block << halvings) // 512)), tiles=tiles)
 
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
         """One program per row."""

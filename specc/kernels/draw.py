@@ -10,13 +10,13 @@ from specc.kernels.shared.text import Text
 
 
 class Draw(Composed):
-    """Every program leaves the best value of its chunk's tiles and which it is, in whose sign NaN travels."""
+    """Every program leaves the best value of its chunk's tiles and an entry of it, in whose sign NaN travels."""
 
     stem = "draw"
     reduces = "sample.draw"
 
     def scan(self, text: Text, reduction: Op, cluster: Cluster) -> str:
-        """See `Composed.scan`; the last program reads one tile of every row again."""
+        """See `Composed.scan`; a program reads one tile again."""
         module = text.module
         text.constants += vocabulary.sizes(module, reduction)
         function, operands, logits, shape = vocabulary.scanned(text, reduction, cluster)
@@ -31,7 +31,7 @@ class Draw(Composed):
         mass = text.partial("partial_mass", "f32", shape) if masses else "None"
         given = f"{logits}, {', '.join(noise)}, {value}, {mark}"
         calls = f"{function}, {operands}, {rows}, V, STRIDE, SPLITS"
-        combine = f"{text.use('combine_draw')}({given}, b, programs, live, {calls})"
+        combine = f"{text.use('combine_argmax')}({value}, {mark}, b, programs, live, {rows}, SPLITS)"
         text.body.append(f"{index}, {bad} = {combine}")
         if reduction.attrs["dtype"] == "i64":
             text.body.append(f"{index} = {index}.to(tl.int64)")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from specc.ir.core import Op, Value
 from specc.kernels.shared import vocabulary
-from specc.kernels.shared.base import Cluster
+from specc.kernels.shared.base import Cluster, numbered
 from specc.kernels.shared.compose import Composed
-from specc.kernels.shared.text import Text, in_tuple, numbered, rows_of
+from specc.kernels.shared.text import Text, in_tuple, rows_of
 
 
 class Residual(Composed):
-    """Every program leaves the best value of its chunk's tiles, which it is, and the sum of what is left."""
+    """Every program leaves the best value of its chunk's tiles, an entry of that tile, and the sum of what is left."""
 
     stem = "residual"
     reduces = "sample.residual"
@@ -30,15 +30,17 @@ class Residual(Composed):
         rows = [self._rows(text, value, i) for i, value in enumerate(q)]
         counts = [str(rows_of(module, value)) for value in q]
         given += [in_tuple(names) for names in (masses, [rows_ for rows_, _ in rows], [at for _, at in rows], counts)]
-        value, tile = text.partial("partial_value", "f32", shape), text.partial("partial_tile", "i32", shape)
-        total = text.partial("partial_sum", "f32", shape)
+        partials = text.partial("partial_value", "f32", shape), text.partial("partial_index", "i32", shape)
+        partials = ", ".join((*partials, text.partial("partial_sum", "f32", shape)))
         arrivals = text.partial("arrivals", "i32", shape[:1], zero=True)
         index, sums = (text.fresh(name) for name in ("index", "sums"))
-        given = f"{', '.join(given)}, {value}, {tile}, {total}"
-        calls = f"{function}, {operands}, {nodes}, {most}, V, STRIDE, SPLITS"
-        text.body.append(f"{index}, {sums} = {text.use('combine_residual')}({given}, b, programs, live, {calls})")
+        known = ", ".join(text.pointer(reduction[name], name) for name in ("drawn", "weights"))
+        left = f"{known}, {partials}, b, programs, live, {nodes}, {most}, SPLITS"
+        text.body.append(f"{index}, {sums} = {text.use('combine_residual')}({left})")
         text.blocks |= {reduction.out("index"): index, reduction.out("sums"): sums}
-        return f"last = {text.use('scan_residual')}({given}, {arrivals}, b, program, programs, {calls}, BLOCK)"
+        calls = f"{function}, {operands}, {nodes}, {most}, V, STRIDE, SPLITS, BLOCK"
+        scan = f"{', '.join(given)}, {partials}, {arrivals}, b, program, programs, {calls}"
+        return f"last = {text.use('scan_residual')}({scan})"
 
     def _rows(self, text: Text, q: Value, number: int) -> tuple[str, str]:
         """The memory of rows of q, and the requests' rows in it if they are read where they are carried."""

@@ -52,18 +52,10 @@ class Score(Family):
         given.append(text.partial("arrivals", "i32", (shape[0] * shape[1],), zero=True))
         given += ["b", "tl.program_id(1)", "tl.num_programs(1)", function, operands, *sizes]
         call = f"{text.use('score_row')}({', '.join(given)})"
-        return Spec(
-            self.stem,
-            {},
-            tuple(sizes.items()),
-            tuple(text.arguments.found),
-            tuple(text.scratch),
-            num_warps=16 if count > _MANY else 4,
-            tiles=vocabulary.tiles(module, first),
-            imports={path: tuple(sorted(names)) for path, names in sorted(text.imports.items())},
-            prologue=tuple(text.prologue),
-            body=("b = tl.program_id(0)", *text.head, call),
-        )
+        text.constants += sizes.items()
+        body = "b = tl.program_id(0)", *text.head, call
+        tiles = vocabulary.tiles(module, first)
+        return text.spec(self.stem, body, num_warps=16 if count > _MANY else 4, tiles=tiles)
 
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
         """Programs for every place, as many as run at once and no more than a row has tiles."""

@@ -76,9 +76,8 @@ def _fold_grow(module: Module, grow: Op) -> tuple[Value, Value]:
     Returns the candidates' tokens [B, K, K] and what they are now, the token [B, K].
     """
     candidates, topk = grow["index"], grow["p"].source
-    translation = candidates.source
-    if translation is None or translation.opcode != "vocab.translate":
-        translation = None
+    source = candidates.source
+    translation = source if source is not None and source.opcode == "vocab.translate" else None
     index = candidates if translation is None else translation["index"]
     if topk is None or topk.opcode != "vocab.topk" or topk.out("index") is not index:
         message = f"a chain drafts the most probable token, and the candidates %{candidates.name} are no vocab.topk's"

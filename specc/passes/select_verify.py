@@ -9,17 +9,19 @@ from specc.ir.core import Attr, Module, Op, Value, tensor_type
 from specc.ir.declarations import Options
 from specc.ir.infer import assign_types
 from specc.ir.ops import OPS
-from specc.ir.types import DTYPES
+from specc.kernels.shared import vocabulary
 from specc.pass_manager.pass_base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 LAUNCH = 3.5
 """Microseconds from a launch to the next one that depends on it, in a captured graph: a figure of the model."""
-BANDWIDTH = 3.5e6
-"""Bytes of logits that a large GPU reads in a microsecond, likewise."""
-CUT_ALONE, CUT_EACH = 3e-4, 3e-6
-"""Microseconds that a cut takes for a logit of a row, however few rows there are, for one program has a row; and more
-for each of them, likewise."""
+DRAW = 1.6e-6
+"""Microseconds that a large GPU takes to draw, for a logit of any dtype: a draw computes more than it reads. Fitted to
+`bench/rows.py`, as are those below."""
+TABLES = 2.4
+"""How many times as long it takes where a number is read for every logit, as penalties do."""
+CUT = 1.5e-5
+"""Microseconds that a cut takes for a logit of a row."""
 
 _REMARKS = {
     "greedy": "one argmax of every node's row, then a walk; no temperature, penalties or randomness",
@@ -158,15 +160,12 @@ class _Drawn:
     def microseconds(self, module: Module) -> tuple[float, float]:
         """How long all rows take, and those of a path at most, summed over the buckets."""
         _, nodes, vocab = tensor_type(self.draw["logits"]).sizes(module.dims)
-        width, path = DTYPES[_stored(self.draw["logits"])].bytes, min(module.size("A"), nodes)
+        path, launches = min(module.size("A"), nodes), LAUNCH * (2 if self.cuts else 1)
+        logit = DRAW * (TABLES if vocabulary.loads_tables(self.draw) else 1)
+        row = vocab * (logit + (CUT if self.cuts else 0))
         buckets = module.decl(Options).buckets
-
-        def launches(rows: int) -> float:
-            """A draw, and a cut before it, of so many rows."""
-            cut = vocab * (CUT_ALONE + rows * CUT_EACH) if self.cuts else 0.0
-            return LAUNCH + rows * vocab * width / BANDWIDTH + cut
-
-        return sum(launches(each * nodes) for each in buckets), sum(path * launches(each) for each in buckets)
+        eager = sum(launches + each * nodes * row for each in buckets)
+        return eager, sum(path * (launches + each * row) for each in buckets)
 
     def visit(self, module: Module) -> None:
         """Draw of the root's row, then of the row of the child that has the token, and so on to the end of the walk."""
@@ -223,10 +222,3 @@ class _Drawn:
             module.erase(gone)
         for new, name in zip(path, names, strict=True):
             module.rename(new, name)
-
-
-def _stored(logits: Value) -> str:
-    """The dtype of logits as a forward hands them over, before anything changes them."""
-    while logits.source is not None and (before := logits.source.get("logits")) is not None:
-        logits = before
-    return tensor_type(logits).dtype

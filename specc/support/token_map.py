@@ -69,7 +69,7 @@ def read_offsets(directory: Path) -> list[int] | None:
     for path in sorted(directory.glob("*.safetensors")):
         try:
             with safe_open(path, framework="numpy") as file:
-                if OFFSETS in file.keys():  # noqa: SIM118, it is no mapping
+                if OFFSETS in set(file.keys()):
                     return from_offsets(file.get_tensor(OFFSETS).tolist())
         except (OSError, SafetensorError, TypeError) as error:
             raise TokenMapError("map/unreadable", f"cannot read {OFFSETS} of '{path}': {error}") from error

@@ -4,9 +4,10 @@ The rule is that of the op `sample.draw`: a tile is drawn by what its TILE entri
 The noise of a tile is for all of its entries, so a logit takes one exponential and few instructions besides. The value
 of a tile depends on its own entries alone, and every tile is in one chunk, so it is the same however a row is cut.
 
-A row is cut into chunks as argmax.py says, and what arrives is as there: the largest value and a mark, the tile or,
-after NaN, its complement. The last program reads one tile of every row again. NaN is never drawn, and of infinities the
-first; a row of only NaN and -inf gives entry 0. Where the scale is 0 there is no noise and no cut: the largest logit.
+A row is cut into chunks as argmax.py says. A program draws an entry of its best tile, which it has just read, and what
+arrives is as there: the largest value and a mark, the entry or, after NaN, its complement; so it is combined as there.
+NaN is never drawn, and of infinities the first; a row of only NaN and -inf gives entry 0. Where the scale is 0 there is
+no noise and no cut: the largest logit.
 
 With MASS a chunk says besides what its probabilities are made of, as mass.py says; without, that is nothing's.
 """
@@ -14,7 +15,7 @@ With MASS a chunk says besides what its probabilities are made of, as mass.py sa
 import triton
 import triton.language as tl
 
-from .argmax import arrive, best_of_chunks, first_of_largest, gather
+from .argmax import arrive, first_of_largest, gather
 from .mass import add_mass, add_mass_exactly, block_of_mass, mass_of_parts
 from .sample import gumbel, log_of, uniform_bits
 from .topk import LOG2_E, LOWEST
@@ -205,22 +206,17 @@ def _scan_exactly(
 
 
 @triton.jit
-def entry_of_tile(
-    row_ptrs, row, tile, key, scale, cut, CUT: tl.constexpr, PROLOGUE: tl.constexpr, operands, V: tl.constexpr
-):
-    """The entry i32[R] drawn of a tile i32[R] of every row i32[R]."""
-    lane = tl.arange(0, TILE)
-    at = tile[:, None] * TILE + lane[None, :]
-    there = at < V
-    safe = tl.minimum(at, V - 1)
-    x = tl.load(row_ptrs[:, None] + safe).to(tl.float32)
-    x = PROLOGUE(x, safe, row[:, None], operands)
-    x = tl.where(there & (x == x), x, float("-inf"))
+def _entry(row_ptr, row, tile, key, scale, cut, CUT: tl.constexpr, PROLOGUE: tl.constexpr, operands, V: tl.constexpr):
+    # The entry i32 drawn of a tile i32.
+    at = tile * TILE + tl.arange(0, TILE)
+    x = tl.load(row_ptr + tl.minimum(at, V - 1)).to(tl.float32)
+    x = PROLOGUE(x, tl.minimum(at, V - 1), row, operands)
+    x = tl.where((at < V) & (x == x), x, float("-inf"))
     if CUT:
-        x = tl.where(x < cut[:, None], float("-inf"), x)
-    noisy = x * scale[:, None] + gumbel(uniform_bits(at, key[:, None]))
-    noisy = tl.where(scale[:, None] > 0.0, tl.where(x > float("-inf"), noisy, float("-inf")), x)
-    _, index = first_of_largest(noisy, at, 1)
+        x = tl.where(x < cut, float("-inf"), x)
+    noisy = x * scale + gumbel(uniform_bits(at, key))
+    noisy = tl.where(scale > 0.0, tl.where(x > float("-inf"), noisy, float("-inf")), x)
+    _, index = first_of_largest(noisy, at, 0)
     return index
 
 
@@ -246,7 +242,7 @@ def scan_draw(
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Scan one chunk for its best tile; keys, scales and cuts, or None, are [B, ROWS]; true in the last program.
+    """Scan one chunk and draw of its best tile; true in the last program. Keys, scales, cuts or None are [B, ROWS].
 
     With what it has of the row's mass, unless `peak_ptr` and `mass_ptr` are None.
     """
@@ -260,47 +256,13 @@ def scan_draw(
     value, mark, peak, mass = scan_chunk_and_draw(
         row_ptr, row, split, splits, key, scale, cut, CUT, MASS, PROLOGUE, operands, V, BLOCK
     )
+    tile = tl.where(mark < 0, ~mark, mark)
+    entry = _entry(row_ptr, row, tile, key, scale, cut, CUT, PROLOGUE, operands, V)
+    mark = tl.where(mark < 0, ~entry, entry)
     if MASS:
         tl.store(peak_ptr + row * SPLITS + split, peak)
         tl.store(mass_ptr + row * SPLITS + split, mass)
     return arrive(value_ptr, mark_ptr, row * SPLITS + split, value, mark, arrivals_ptr + b, programs)
-
-
-@triton.jit
-def combine_draw(
-    logits_ptr,
-    keys_ptr,
-    scales_ptr,
-    cuts_ptr,
-    value_ptr,
-    mark_ptr,
-    b,
-    programs,
-    live,
-    PROLOGUE: tl.constexpr,
-    operands,
-    ROWS: tl.constexpr,
-    V: tl.constexpr,
-    STRIDE: tl.constexpr,
-    SPLITS: tl.constexpr,
-):
-    """Index i32[ROWS] and bad i1[ROWS] of a request's rows; of a single row a scalar each."""
-    slots, present = _slots(b, programs, live, ROWS, SPLITS)
-    values, marks = gather(value_ptr, mark_ptr, slots, present)
-    tile, bad = best_of_chunks(values, marks, len(values.shape) - 1)
-    of_request = tl.arange(0, triton.next_power_of_2(ROWS))
-    row = b * ROWS + tl.minimum(of_request, ROWS - 1)
-    key, scale, cut = row_noise(keys_ptr, scales_ptr, cuts_ptr, row)
-    row_ptrs = logits_ptr + row.to(tl.int64) * STRIDE
-    index = entry_of_tile(
-        row_ptrs, row, tile + of_request * 0, key, scale, cut, cuts_ptr is not None, PROLOGUE, operands, V
-    )
-    if ROWS > 1:
-        bad = bad & (of_request < ROWS)
-        index = tl.where(live, index, 0)
-    else:
-        index = tl.where(live, tl.max(index, axis=0), 0)
-    return index, bad & live
 
 
 @triton.jit

@@ -15,6 +15,7 @@ from zipfile import ZipFile
 
 import pytest
 import torch
+from published_modules import KINDS, make_published
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, Qwen3Config
 from typer.testing import CliRunner
 
@@ -108,7 +109,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Models]:
         "trained": Models(EXAMPLES / "target", trained, EXAMPLES / "heads.py", tokens),
         "random": _random_models(tmp_path_factory.mktemp("random"), tokens),
         "learned": _learned_positions(tmp_path_factory.mktemp("learned"), tokens),
+        **{kind: _with_module(kind, tmp_path_factory.mktemp(kind), tokens) for kind in KINDS},
     }
+
+
+def _with_module(kind: str, root: Path, tokens: Path) -> Models:
+    """Write a target as models of a kind are published, whose module drafts for it."""
+    make_published(kind, root, vocab=VOCAB, likely=True)
+    AutoTokenizer.from_pretrained(EXAMPLES / "target").save_pretrained(root)
+    return Models(root, dict.fromkeys(("EAGLE", "MULTI_LAYER_EAGLE"), root), ROOT / "Makefile", tokens)
 
 
 def _learned_positions(root: Path, tokens: Path) -> Models:

@@ -200,7 +200,12 @@ def code_words(path: Path) -> list[str]:
 ALGORITHMS = {name: re.compile(name.replace("_", "_?"), re.IGNORECASE) for name in names()}
 TEMPLATES = sorted(path for path in (ROOT / "templates").rglob("*") if path.suffix in (".py", ".jinja"))
 
-KEYS_OF_MODELS = {"config/models/__init__.py", "config/models/config_json.py", "engine/models/generation.py"}
+KEYS_OF_MODELS = {
+    "config/models/__init__.py",
+    "config/models/config_json.py",
+    "engine/models/generation.py",
+    "support/speculators.py",
+}
 """Keys of config.json and generation_config.json are spelled there, such as `eagle_config`."""
 
 ENGINE = re.compile(r"engine/(models/(\w+_heads?|drafts|loading|memoryless)|serving/draft_callbacks)\.py")

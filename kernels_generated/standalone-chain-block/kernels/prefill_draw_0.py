@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 
 from .lib.argmax import identity
-from .lib.draw import combine_draw, scan_draw
+from .lib.draw import scan_draw
 from .lib.health import raise_in_place
+from .lib.vocab import combine_argmax
 
 
 @triton.jit
@@ -39,6 +40,6 @@ def draw(
     if live:
         last = scan_draw(logits_ptr, keys_ptr, scales_ptr, None, partial_value_ptr, partial_index_ptr, None, None, arrivals_ptr, b, program, programs, identity, None, 1, V, STRIDE, SPLITS, BLOCK)
     if last:
-        index, bad = combine_draw(logits_ptr, keys_ptr, scales_ptr, None, partial_value_ptr, partial_index_ptr, b, programs, live, identity, None, 1, V, STRIDE, SPLITS)
+        index, bad = combine_argmax(partial_value_ptr, partial_index_ptr, b, programs, live, 1, SPLITS)
         raise_in_place(health_ptr + b, bad, BIT=1)
         tl.store(index_ptr + b, index)

@@ -45,7 +45,7 @@ def residual(
     q1_ptr,
     q2_ptr,
     partial_value_ptr,
-    partial_tile_ptr,
+    partial_index_ptr,
     partial_sum_ptr,
     arrivals_ptr,
     coins_ptr,
@@ -73,7 +73,7 @@ def residual(
     live = row != 0
     last = program == 0
     if live:
-        last = scan_residual(tokens_ptr, logits_ptr, keys_ptr, scales_ptr, None, drawn_ptr, mass_ptr, weights_ptr, (masses0_ptr, masses1_ptr, masses2_ptr), (relay_draft_logits0_ptr, q1_ptr, q2_ptr), (rows_ptr2, None, None), (1, 1, 1), partial_value_ptr, partial_tile_ptr, partial_sum_ptr, arrivals_ptr, b, program, programs, identity, None, 4, 3, V, STRIDE, SPLITS, BLOCK)
+        last = scan_residual(tokens_ptr, logits_ptr, keys_ptr, scales_ptr, None, drawn_ptr, mass_ptr, weights_ptr, (masses0_ptr, masses1_ptr, masses2_ptr), (relay_draft_logits0_ptr, q1_ptr, q2_ptr), (rows_ptr2, None, None), (1, 1, 1), partial_value_ptr, partial_index_ptr, partial_sum_ptr, arrivals_ptr, b, program, programs, identity, None, 4, 3, V, STRIDE, SPLITS, BLOCK)
     if last:
         tokens = load_row(tokens_ptr + b * 4, True, 4)
         coins = tl.load(coins_ptr + b)
@@ -82,7 +82,7 @@ def residual(
         seq_lens = tl.load(seq_lens_ptr + b)
         seed = tl.load(seed_ptr + b)
         temperature = tl.load(temperature_ptr + b)
-        index, sums = combine_residual(tokens_ptr, logits_ptr, keys_ptr, scales_ptr, None, drawn_ptr, mass_ptr, weights_ptr, (masses0_ptr, masses1_ptr, masses2_ptr), (relay_draft_logits0_ptr, q1_ptr, q2_ptr), (rows_ptr2, None, None), (1, 1, 1), partial_value_ptr, partial_tile_ptr, partial_sum_ptr, b, programs, live, identity, None, 4, 3, V, STRIDE, SPLITS)
+        index, sums = combine_residual(drawn_ptr, weights_ptr, partial_value_ptr, partial_index_ptr, partial_sum_ptr, b, programs, live, 4, 3, SPLITS)
         index2 = sample_accept(tokens, row, coins, drawn, weights, index, sums, SIZE_TOKENS=4)
         predict, accept_index, accept_lens = verify_greedy(tokens, index2, row, None, b, SIZE_TOKENS=4, A=4)
         new_seq_lens, bonus = commit_lengths(seq_lens, accept_lens, predict, A=4)

@@ -55,9 +55,8 @@ def chosen(
     """
     b = scope.b
     if not drawn_drafts(scope):
-        own = scope.own(names[0]), names[1]
-        index, bad = b.many("vocab.argmax", logits, scope.rows, names=own, dtype="i64", keep=keep)
-        return scope.translated(index, names[0]), bad, None
+        token, bad = scope.pick("vocab.argmax", logits, names, dtype="i64", keep=keep)
+        return token, bad, None
     if scope.token_map is not None:
         key, ways = ("verify", "target_only") if sampled(scope) else ("draft_sampling", "greedy")
         wanted = f"{key}: {getattr(scope.config, key)}"
@@ -92,9 +91,8 @@ def children(
     if drawn_drafts(scope):
         token, bad, source = chosen(scope, logits, lens, 0, names[1:], stem=stem, keep="K", carried=carried)
         return None, token, bad, source
-    own = names[0], scope.own(names[1]), names[2]
-    p, index, bad = scope.b.many("vocab.topk", logits, scope.rows, names=own)
-    return p, scope.translated(index, names[1]), bad, None
+    p, token, bad = scope.pick("vocab.topk", logits, names)
+    return p, token, bad, None
 
 
 def carry_rows(scope: Scope, count: int = 1) -> None:

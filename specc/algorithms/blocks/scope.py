@@ -10,7 +10,7 @@ from specc.config import Config, LoadedConfig, ModelConfig, Needs
 from specc.config.block import Block
 from specc.config.resolved import TARGET_OUTPUTS
 from specc.ir.builder import Builder
-from specc.ir.core import Carry, Module, Value, entry_of
+from specc.ir.core import Attr, Carry, Module, Value, entry_of
 from specc.ir.opdef import OpDef
 from specc.ir.types import DTYPES, REDUCED, SHARDS, Dim, StateType, TensorType
 from specc.runtime.plan.plan import TOKEN_MAP
@@ -128,16 +128,18 @@ class Scope:
             hint = "write draft.token_map for a draft that scores a part of the target's tokens" * (draft < target)
             self.refuse("legal/vocab-mismatch", message, ("draft", "vocab_size"), note, hint=hint or None)
 
-    def translated(self, index: Value, name: str) -> Value:
-        """The target's tokens i64[B, *x] that a draft's numbers stand for: themselves, unless it scores a part."""
-        if self.token_map is None:
-            return index
-        with self.b.at(self.at("draft", "token_map")):
-            return self.b("vocab.translate", index, self.token_map, self.rows, names=(name,))
+    def pick(self, opcode: str, logits: Value, names: tuple[str, ...], **attrs: Attr) -> tuple[Value, ...]:
+        """What a reduction over a draft's logits gives, of which the last but one are the target's tokens i64.
 
-    def own(self, name: str) -> str:
-        """What the draft's numbers are called of which `translated` makes the tokens ``name``."""
-        return name if self.token_map is None else f"{name}_of_draft"
+        Of a draft that scores a part of them its numbers are translated. ``names``: of the results, in order.
+        """
+        if self.token_map is None:
+            return self.b.many(opcode, logits, self.rows, names=names, **attrs)
+        *others, token, bad = names
+        found = self.b.many(opcode, logits, self.rows, names=(*others, f"{token}_of_draft", bad), **attrs)
+        with self.b.at(self.at("draft", "token_map")):
+            tokens = self.b("vocab.translate", found[-2], self.token_map, self.rows, names=(token,))
+        return *found[:-2], tokens, found[-1]
 
     def refuse(self, code: str, message: str, key: tuple[str, ...], *notes: Note, hint: str | None = None) -> None:
         """Refuse the configuration for what stands at a key.

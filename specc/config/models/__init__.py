@@ -13,7 +13,6 @@ from typing import cast, get_args
 
 from specc.config.models.attributes import Bare, Fact, attribute, value_of
 from specc.config.models.config_json import (
-    DTYPE_KEYS,
     Directory,
     ModelUnreadableError,
     configuration,
@@ -24,6 +23,7 @@ from specc.config.models.kv_cache import key_value_facts, kv_dtype
 from specc.config.models.layers import layer_facts
 from specc.config.remembered import Answer, remembered
 from specc.config.resolved import Dtype, HiddenSource
+from specc.support.speculators import DTYPE_KEYS
 
 __all__ = ["HANDS_OVER", "Fact", "ModelFacts", "ModelUnreadableError", "read_model"]
 

@@ -15,12 +15,10 @@ from typing import Any, Protocol, cast
 
 from specc.config.models.attributes import Bare
 from specc.support.reading import read_regular
+from specc.support.speculators import MARK, merged
 
 _ALSO_KNOWN_AS = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}
 """Published types that transformers does not know, and the type whose configuration they use unchanged."""
-
-DTYPE_KEYS = ("dtype", "torch_dtype")
-"""Names of the element type: today's, and an older one."""
 
 _MOST_LAYERS = 1 << 17
 """Classes of transformers make lists of as many entries before anyone asks whether the number is in its range."""
@@ -78,8 +76,12 @@ def read_directory(directory: Path, written: str) -> Directory:
         raise ModelUnreadableError(f"model directory '{written}' has no config.json", _ADVICE)
     raw, content = found
     first_layer = 0
-    if "speculators_model_type" in content:
-        content, first_layer = _head_of_speculators(content, written), 1
+    if MARK in content:
+        try:
+            content, first_layer = merged(content), 1
+        except ValueError as error:
+            advice = "of that format, directories of type 'eagle3' are read"
+            raise ModelUnreadableError(f"'{written}' is {error}", advice) from error
     if not isinstance(content.get("model_type"), str):
         raise ModelUnreadableError(f"'{written}/config.json' has no model_type")
     if (key := _endless(content)) is not None:
@@ -114,18 +116,6 @@ def _endless(content: Mapping[str, Any]) -> str | None:
             elif key.endswith(("layers", "n_layer")) and isinstance(value, int) and value > _MOST_LAYERS:
                 return key
     return None
-
-
-def _head_of_speculators(content: Mapping[str, Any], written: str) -> dict[str, Any]:
-    """Return the keys of an EAGLE3 head in the format of speculators: those of its decoder, then its own."""
-    kind = content["speculators_model_type"]
-    decoder = content.get("transformer_layer_config")
-    if kind != "eagle3" or not isinstance(decoder, dict):
-        message = f"'{written}' is in the format of speculators, of type {str(kind)[:60]!r}"
-        raise ModelUnreadableError(message, "of that format, directories of type 'eagle3' are read")
-    own = {key: value for key, value in content.items() if value is not None and key != "model_type"}
-    said = own.keys() | ({*DTYPE_KEYS} if own.keys() & {*DTYPE_KEYS} else set[str]())
-    return {key: value for key, value in cast("dict[str, Any]", decoder).items() if key not in said} | own
 
 
 def configuration(content: Mapping[str, Any]) -> Pretrained:

@@ -209,7 +209,9 @@ def _context_of(config: PretrainedConfig) -> int | None:
 
 
 def _kept_by_layers_of(config: PretrainedConfig) -> Kept:
-    """What layers of plain grouped attention keep."""
+    """What layers of plain grouped attention keep, or those of latent attention (DeepSeek's)."""
+    if (rank := getattr(config, "kv_lora_rank", None)) is not None:
+        return Kept(config.num_hidden_layers, 1, rank + config.qk_rope_head_dim, latent=True)
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads

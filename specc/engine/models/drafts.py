@@ -23,7 +23,7 @@ from specc.engine.models.dflash_head import DflashHead
 from specc.engine.models.eagle3_head import Eagle3Head
 from specc.engine.models.eagle_head import EagleHead, SharingHead
 from specc.engine.models.frozen_kv_head import Attend, FrozenKvHead
-from specc.engine.models.mtp_heads import MtpHeads
+from specc.engine.models.mtp_heads import ModuleHead, MtpHeads
 from specc.engine.models.scores import LmHead
 
 HeadT = TypeVar("HeadT", bound=SharingHead)
@@ -145,8 +145,11 @@ class RecurrentHead(HeadDraft[HeadT]):
         return rows
 
 
-class EagleDraft(RecurrentHead[EagleHead]):
-    """An EAGLE head (arXiv 2401.15077): continues the target's hidden states, scores with the target's module."""
+class EagleDraft(RecurrentHead[EagleHead | ModuleHead]):
+    """An EAGLE head (arXiv 2401.15077): continues the target's hidden states, scores with the target's module.
+
+    Or the module of multi-token prediction that the target is published with, which does the same.
+    """
 
 
 class Eagle3Draft(RecurrentHead[Eagle3Head]):

@@ -12,8 +12,9 @@ V for the vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from safetensors.torch import save_file
@@ -76,11 +77,14 @@ class SharingHead(nn.Module):
     that are not submodules, so they are neither parameters nor part of the state dict.
     """
 
+    families: ClassVar[Mapping[str, Family]] = FAMILIES
+    """The architectures that its layers may have."""
+
     def __init__(self, config: PretrainedConfig) -> None:
         """Check that ``config`` is of a known family."""
         super().__init__()
-        if config.model_type not in FAMILIES:
-            known = ", ".join(sorted(FAMILIES))
+        if config.model_type not in self.families:
+            known = ", ".join(sorted(self.families))
             raise ValueError(f"no draft head for model type {config.model_type!r}; known: {known}")
         if config._attn_implementation is None:
             config._attn_implementation = "sdpa"
@@ -106,6 +110,7 @@ class SharingHead(nn.Module):
         if lm_head is None:
             raise ValueError("the target has no lm_head")
         self._shared = (target.get_input_embeddings(), lm_head)
+        self.config._experts_implementation = target.config.get_text_config()._experts_implementation
         return self
 
     def score_only(self, tokens: Tensor) -> None:
@@ -131,9 +136,11 @@ class SharingHead(nn.Module):
     @classmethod
     def from_directory(cls, path: str | Path, target: PreTrainedModel, dtype: torch.dtype | None = None) -> Self:
         """Load a saved head in ``dtype`` or the target's and on its device, sharing its modules."""
-        head, weights = cls(read_config(Path(path))), read_weights(Path(path))
-        head.load_state_dict(head.adapt(weights))
-        return head.to(device=target.device, dtype=dtype or target.dtype).eval().share_with(target)
+        head = cls(read_config(Path(path)))
+        head.load_state_dict(head.adapt(read_weights(Path(path), head.config)))
+        for parameter in head.parameters():  # buffers stay: frequencies, the bias of a choice of experts
+            parameter.data = parameter.data.to(dtype or target.dtype)
+        return head.to(device=target.device).eval().share_with(target)
 
     def adapt(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Become a head of the form that weights have, as people publish them; they, by the names used here."""

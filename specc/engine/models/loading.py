@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from specc.config.models.config_json import class_for, configuration
 from specc.engine.errors import UnsupportedModelError
 from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.dflash_head import DflashHead
@@ -27,7 +28,8 @@ from specc.engine.models.eagle3_head import Eagle3Head
 from specc.engine.models.eagle_head import EagleHead, SharingHead
 from specc.engine.models.frozen_kv_head import FrozenKvHead
 from specc.engine.models.generation import ignored_settings
-from specc.engine.models.mtp_heads import MtpHeads
+from specc.engine.models.mtp_heads import ModuleHead, MtpHeads
+from specc.engine.models.own_modules import has_modules, left_out
 from specc.runtime.plan.plan import TOKEN_MAP, Plan
 from specc.runtime.semantics.convention import DTYPES
 from specc.support.diagnostics import Diagnostic, DiagnosticError
@@ -59,7 +61,7 @@ def load_draft(path: str | Path, plan: Plan, target: TargetModel, token_map: str
     """
     wanted = plan.models["draft"]
     with _readable("draft", path):
-        found = _head_of(plan)
+        found = _head_of(plan, path)
         if found is None:
             loaded = _weights(path, wanted.dtype, target.device)
             draft = StandaloneDraft(loaded)
@@ -107,7 +109,13 @@ def load_corpus(path: str | Path, target: TargetModel) -> torch.Tensor:
     return torch.tensor(tokens, dtype=torch.int32, device=target.device)
 
 
-def _head_of(plan: Plan) -> tuple[type[SharingHead], Callable[[Any], Draft]] | None:
+def brings_draft(path: str | Path, plan: Plan) -> bool:
+    """Whether a target's directory has the module that the program drafts with."""
+    found = _head_of(plan, path)
+    return found is not None and found[0] in (ModuleHead, MtpHeads) and has_modules(_config(path))
+
+
+def _head_of(plan: Plan, path: str | Path) -> tuple[type[SharingHead], Callable[[Any], Draft]] | None:
     """Return the head that the forwards need and the draft it becomes; None for a language model of its own."""
     calls = plan.callbacks()
     if "assist" in calls:
@@ -118,7 +126,9 @@ def _head_of(plan: Plan) -> tuple[type[SharingHead], Callable[[Any], Draft]] | N
         return DflashHead, DflashDraft
     if not plan.serving.reads_hidden:
         return None
-    return (Eagle3Head, Eagle3Draft) if plan.models["target"].aux_layers else (EagleHead, EagleDraft)
+    if plan.models["target"].aux_layers:
+        return Eagle3Head, Eagle3Draft
+    return (ModuleHead if has_modules(_config(path)) else EagleHead), EagleDraft
 
 
 def _check_aux(head: Eagle3Head | DflashHead, layers: tuple[int, ...]) -> None:
@@ -150,7 +160,8 @@ def _readable(role: str, path: str | Path) -> Iterator[None]:
         if "trust_remote_code" in str(error) and _asks_for_own_code(path):
             files = " and ".join(_asks_for_own_code(path))
             raise _refused("run/own-code", f"{what}: {files} {OWN_CODE}", OWN_CODE_HINT) from error
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        lines = [line.strip() for line in str(error).strip().split("\n")]
+        reason = " ".join(lines[: 1 + lines[0].endswith(":")]) or type(error).__name__
         raise _refused("run/model-unreadable", f"{what}: {reason}", CONTENT if _has_files(path) else FILES) from error
 
 
@@ -178,6 +189,18 @@ def _json(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+def _config(path: str | Path) -> dict[str, Any]:
+    """The keys of a model's config.json; empty where there is none."""
+    return _json(Path(path) / "config.json")
+
+
+def _read_as_another(path: str | Path) -> dict[str, Any]:
+    """What to tell transformers of a model whose type it does not know, and which is one of a type that it knows."""
+    content = _config(path)
+    kind = str(content.get("model_type"))
+    return {"config": configuration(content)} if class_for(kind) not in (None, kind) else {}
+
+
 def _own_code_left_out(role: str, path: str | Path, model: PreTrainedModel) -> list[Diagnostic]:
     """A warning where a directory comes with Python of its own, and transformers' is run."""
     files = " and ".join(_asks_for_own_code(path))
@@ -187,13 +210,15 @@ def _own_code_left_out(role: str, path: str | Path, model: PreTrainedModel) -> l
 
 def _weights(path: str | Path, dtype: str, device: torch.device | str) -> PreTrainedModel:
     """Load a causal language model; raises ValueError when the checkpoint lacks weights."""
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        path,
-        dtype=DTYPES[dtype],
-        local_files_only=True,
-        trust_remote_code=False,
-        output_loading_info=True,
-    )
+    with left_out(_config(path)):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=DTYPES[dtype],
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **_read_as_another(path),
+        )
     model, info = loaded
     missing = sorted(info["missing_keys"])
     if missing:
@@ -206,4 +231,5 @@ def _tokenizer(path: str | Path) -> Any:
     names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
     has_one = any((Path(path) / name).exists() for name in names)
     read = AutoTokenizer.from_pretrained
-    return read(path, local_files_only=True, trust_remote_code=False) if has_one else None
+    more = _read_as_another(path)
+    return read(path, local_files_only=True, trust_remote_code=False, **more) if has_one else None

@@ -1,12 +1,7 @@
-"""Draft heads as people publish them: whose names, files and settings their weights have, and what of it is read.
+"""Draft heads as people publish them: the files and settings of each format. docs/models.md has the table.
 
-| format | files | differs from the heads here in |
-|---|---|---|
-| this project's | `model.safetensors` | nothing |
-| EAGLE (SafeAILab) | the same or `pytorch_model.bin` | `layers.0` for `layer`, which has no norm before its attention; `fc` may have a bias; an embedding of its own |
-| EAGLE3 (SafeAILab, SpecForge) | the same or `pytorch_model.bin` | offsets `d2t`, the mask `t2d`, which says the same, an embedding of its own |
-| EAGLE3 (speculators) | the same | keys of the layer inside `transformer_layer_config`, layers counted from 1, `layers.0` for `midlayer`, `norm_before_residual` |
-"""  # noqa: E501
+What of its names and weights differs a head knows itself, see `SharingHead.adapt`.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +15,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
+from specc.engine.models.own_modules import SAFE, has_modules, module_config, module_weights
 from specc.support.reading import read_text
+from specc.support.speculators import MARK, merged
 
-SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
+PICKLED = "pytorch_model.bin"
 UNREAD = ("t2d", "rotary_emb.inv_freq")
 """Ends of names that say nothing which others do not."""
 REFUSED = ("norm_before_fc", "fc_norm", "use_aux_norm", "norm_output")
@@ -32,7 +29,9 @@ REFUSED = ("norm_before_fc", "fc_norm", "use_aux_norm", "norm_output")
 def read_config(path: Path) -> PretrainedConfig:
     """The configuration of a head; raises ValueError for a setting that is not implemented."""
     content = json.loads(read_text(path / "config.json"))
-    if "speculators_model_type" in content:
+    if has_modules(content):
+        return module_config(content)
+    if MARK in content:
         content = _of_speculators(content)
         config: Any = CONFIG_MAPPING[str(content["model_type"])].from_dict(content)
     else:
@@ -44,9 +43,11 @@ def read_config(path: Path) -> PretrainedConfig:
     return config
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
+def read_weights(path: Path, config: PretrainedConfig) -> dict[str, Tensor]:
     """The weights of a head by the names that they have here; raises what the readers of files raise."""
-    if (path / SAFE).exists() or not (path / PICKLED).exists():
+    if (module := getattr(config, "mtp_module", None)) is not None:
+        found = module_weights(path, module["prefix"])
+    elif (path / SAFE).exists() or not (path / PICKLED).exists():
         found = load_file(path / SAFE)
     else:
         found = torch.load(path / PICKLED, map_location="cpu", weights_only=True)
@@ -59,12 +60,9 @@ def renamed(weights: Mapping[str, Tensor], old: str, new: str) -> dict[str, Tens
 
 
 def _of_speculators(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of the head's layer with its own, as in other formats; layers of the target count from 0."""
-    kind, layer = content["speculators_model_type"], content.get("transformer_layer_config")
-    if kind != "eagle3" or not isinstance(layer, dict):
-        raise ValueError(f"a head in the format of speculators, of type {str(kind)[:60]!r}")
-    own = {key: value for key, value in content.items() if value is not None and key not in ("model_type", "auto_map")}
-    layers = own.get("eagle_aux_hidden_state_layer_ids")
+    """The keys as other formats have them: layers of the target count from 0, inside `eagle_config`."""
+    found = {key: value for key, value in merged(content).items() if key != "auto_map"}
+    layers = found.get("eagle_aux_hidden_state_layer_ids")
     if layers is not None:
-        own["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in layers]}
-    return {**layer, **own}
+        found["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in layers]}
+    return found

@@ -242,7 +242,11 @@ def read_in_place(module: Module, op: Op) -> bool:
 
 
 def _in_place(op: Op) -> list[Value]:
-    stem = IN_PLACE.get(op.opcode)
+    return numbered(op, IN_PLACE.get(op.opcode, ""))
+
+
+def numbered(op: Op, stem: str) -> list[Value]:
+    """The operands of a name and a number, or of the name alone, in order."""
     return [value for name, value in op.named.items() if name.rstrip("0123456789") == stem]
 
 

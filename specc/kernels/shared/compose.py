@@ -141,18 +141,9 @@ class Composed(Family):
         else:
             lines += [*text.head, *(line.removeprefix(INDENT) for line in inner)]
         tiles = vocabulary.tiles(text.module, reduction) if reduction is not None else "one program per request"
-        return Spec(
-            self.stem,
-            {},
-            tuple(text.constants),
-            tuple(text.arguments.found),
-            tuple(text.scratch),
-            num_warps=_warps(text.module, text.cluster, reduction is not None),
-            tiles=f"{tiles}; long rows in chunks of {ROW_BLOCK}" if text.chunks else tiles,
-            imports={module: tuple(sorted(names)) for module, names in sorted(text.imports.items())},
-            prologue=tuple(text.prologue),
-            body=tuple(lines),
-        )
+        tiles += f"; long rows in chunks of {ROW_BLOCK}" if text.chunks else ""
+        warps = _warps(text.module, text.cluster, reduction is not None)
+        return text.spec(self.stem, lines, num_warps=warps, tiles=tiles)
 
 
 def _in_chunks(module: Module, op: Op, cluster: Cluster) -> bool:

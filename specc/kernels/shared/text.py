@@ -16,7 +16,9 @@ from specc.kernels.shared.base import (
     Arguments,
     Cluster,
     Scratch,
+    Spec,
     leaves,
+    numbered,
     power_of_two,
     row_elements,
 )
@@ -58,6 +60,21 @@ class Text:
     def __post_init__(self) -> None:
         """No argument or variable is named as a function that is called, or as what statements are written with."""
         self._names |= {"range", "prologue", *(tile.name for op in self.cluster if (tile := tile_of(op)))}
+
+    def spec(self, family: str, body: Sequence[str], *, num_warps: int, tiles: str) -> Spec:
+        """The kernel of a family, of these statements and all that writing them has asked for."""
+        return Spec(
+            family,
+            {},
+            tuple(self.constants),
+            tuple(self.arguments.found),
+            tuple(self.scratch),
+            num_warps=num_warps,
+            tiles=tiles,
+            imports={module: tuple(sorted(names)) for module, names in sorted(self.imports.items())},
+            prologue=tuple(self.prologue),
+            body=tuple(body),
+        )
 
     # --- names and arguments ----------------------------------------------------------------------------------------
 
@@ -347,11 +364,6 @@ class Text:
         kept = self.block(op["kept"], "kept")
         given = (self.pointer(op["x"], "x"), kept, self.pointer(op.result, "gathered"), "b", branches, width, chunk)
         self.stores.append(f"{self.use('tree_gather_rows')}({', '.join(map(str, given))})")
-
-
-def numbered(op: Op, stem: str) -> list[Value]:
-    """The operands of a name and a number, in order."""
-    return [value for name, value in op.named.items() if name.rstrip("0123456789") == stem]
 
 
 def rows_of(module: Module, value: Value) -> int:

@@ -96,7 +96,7 @@ def block(module: Module, reduction: Op) -> int:
     4096 takes over 100 registers and has no more bytes in flight. A top-k keeps less of a logit where 16-byte loads
     make groups, more where they do not. Where a prologue loads as many numbers again, half.
     """
-    most = _BLOCK // 2 if _loads_tables(reduction) else _BLOCK
+    most = _BLOCK // 2 if loads_tables(reduction) else _BLOCK
     if reduction.opcode == "vocab.topk":
         width = DTYPES[tensor_type(reduction["logits"]).dtype].bytes
         if alignment(vocabulary(module, reduction) * width) < VECTOR_BYTES:
@@ -106,7 +106,7 @@ def block(module: Module, reduction: Op) -> int:
     return max(256, min(most, power_of_two(vocabulary(module, reduction))))
 
 
-def _loads_tables(reduction: Op) -> bool:
+def loads_tables(reduction: Op) -> bool:
     """Whether what comes before a reduction reads a number for every entry of the vocabulary."""
     source = reduction["logits"].source
     while source is not None and is_prologue(source):

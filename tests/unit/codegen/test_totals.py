@@ -144,6 +144,33 @@ def test_vocabulary_bytes_of_a_tree(outputs: tuple[str, ...]) -> None:
         assert found == bucket * (2 * 2 + 5 + 1) * 96 * 4
 
 
+FILTERED = {"verify": "target_only", "sampling": ("top_k", "top_p")}
+DRAWN = {"topk": 2, "num_draft_tokens": 5, "num_steps": 3}
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys"),
+    [
+        (2 + 4 + 1, {"verify": "target_only"}),
+        (2 + 4 + 4 + 1, FILTERED),
+        (2 + 4 + 4 + 1, FILTERED | {"sampling": ("top_k", "top_p", "min_p", "penalties")}),
+        (2 * 2 + 5 + 5 + 1, FILTERED | DRAWN),
+        (2 * 2 + 4 + 4 + 1, FILTERED | DRAWN | {"verify_rows": "lazy"}),
+        (2 * 2 + 4 + 1, DRAWN | {"verify": "target_only", "sampling": ("penalties",), "verify_rows": "lazy"}),
+        (2 + 4 + 4 + 1, {"verify": "target_only", "outputs": ("logprobs",)}),
+        (2 * 2 + 5 + 4 + 1, DRAWN | {"verify": "target_only", "outputs": ("logprobs",), "verify_rows": "eager"}),
+        (2 + 4 + 1 + 1 + 1, {"verify": "rejection"}),
+        (2 + 4 + 3 + 3 + 1, {"verify": "block"}),
+        (2 + 4 + 4 + 3 + 3 + 1, {"verify": "block", "sampling": ("top_p",)}),
+    ],
+    ids=str,
+)
+def test_vocabulary_bytes_of_what_is_sampled(rows: int, keys: Any) -> None:
+    """Rows of drafts, cuts, draws, scores, what is left of p and of q, and extend, each read once a launch."""
+    for bucket in (1, 4):
+        assert totals(bucket, **{"num_steps": 3} | keys).vocab_bytes_read == bucket * rows * 96 * 4
+
+
 def test_hidden_bytes_of_a_tree() -> None:
     """P = 5, B = 4, K = 2, N = 5, A = 4, W = 64 f32: the pool, two frontiers, two results of forwards, and the path."""
     row = 64 * 4

@@ -9,7 +9,7 @@ from programs import compile_to, load
 
 from specc.ir.core import Module
 from specc.pass_manager.pass_base import Context
-from specc.passes.select_verify import BANDWIDTH, CUT_ALONE, CUT_EACH, LAUNCH, SelectVerify
+from specc.passes.select_verify import CUT, DRAW, LAUNCH, TABLES, SelectVerify
 from specc.support.diagnostics import DiagnosticError
 
 REAL = {"vocab_size": 128256, "logits_dtype": "float32"}
@@ -44,7 +44,7 @@ def test_large_trees_in_large_batches() -> None:
 
 @pytest.mark.parametrize("sampling", [[], ["top_p"], ["penalties", "top_k"]])
 def test_the_estimates(sampling: list[str]) -> None:
-    """In whole numbers of launches, bytes and logits, as the documents have them."""
+    """In whole numbers of launches and logits, as the documents have them."""
     context = Context()
     module = compile_to(
         "select-tree-form", load("EAGLE", **TREE, buckets=[2, 64], verify="target_only", sampling=sampling)
@@ -53,8 +53,8 @@ def test_the_estimates(sampling: list[str]) -> None:
     (remark,) = (remark.message for remark in context.remarks if "lazy at most" in remark.message)
 
     def launches(rows: int) -> float:
-        cut = 128256 * (CUT_ALONE + rows * CUT_EACH) if set(sampling) - {"penalties"} else 0
-        return LAUNCH + rows * 128256 * 4 / BANDWIDTH + cut
+        cuts, tables = bool({*sampling} - {"penalties"}), "penalties" in sampling
+        return LAUNCH * (1 + cuts) + rows * 128256 * (DRAW * (TABLES if tables else 1) + CUT * cuts)
 
     assert f"eager {launches(2 * 48) + launches(64 * 48):.1f} us" in remark
     assert f"lazy at most {5 * launches(2) + 5 * launches(64):.1f} us" in remark

@@ -92,9 +92,7 @@ def _seed(scope: Scope, state: State, root: Value, anchor: Value) -> Frontier:
         positions = b("kv.positions", state.seq_lens, names=("draft_positions",), axis="K", offset=1, stride=0)
     with b.phase("draft"):
         logits = _draft(scope, token, seed_at, anchor, 0)
-        names = ("seed_p", scope.own("seed_index"), "seed_bad")
-        p, index, bad = b.many("vocab.topk", logits, scope.rows, names=names)
-        index = scope.translated(index, "seed_index")
+        p, index, bad = scope.pick("vocab.topk", logits, ("seed_p", "seed_index", "seed_bad"))
         state.health = b("health.raise", state.health, bad, names=("health_seed",), bit=DRAFT_BIT)
     return Frontier(index, p, positions)
 

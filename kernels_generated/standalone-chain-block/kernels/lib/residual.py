@@ -4,7 +4,8 @@ The rule is that of the op `sample.residual`: from max(w p - q, 0) without the d
 within one, as draw.py draws from the softmax of logits. A tile's logarithm is that of a sum of probabilities here, so
 there is no largest to look for. The entries of a tile of which nothing is left stand in with their p, FALLEN lower than
 any tile of which something is: they are drawn from where nothing is left of the whole row, and otherwise never. Where
-that is nothing too, the token is the one that was drawn from p.
+that is nothing too, the token is the one that was drawn from p. A program draws an entry of its best tile itself, which
+it has just read, so the last one to arrive has only to compare.
 
 Programs share the rows that have a weight, which are known when they start: of rejection one, whatever its number.
 """
@@ -26,11 +27,16 @@ ANYTHING = tl.constexpr(-128.0)
 
 
 @triton.jit
+def _with_weight(weights_ptr, b, c, N: tl.constexpr):
+    # 1 of nodes c of a request that have a weight, else 0; the last node is none of them.
+    return (tl.load(weights_ptr + b * N + c, mask=c < N - 1, other=0.0) > 0.0).to(tl.int32)
+
+
+@triton.jit
 def row_of(weights_ptr, b, number, N: tl.constexpr):
     """The node i32 of a request that is number `number` of those with a weight, but the last node; -1 without one."""
     c = tl.arange(0, triton.next_power_of_2(N))
-    weights = tl.load(weights_ptr + b * N + c, mask=c < N - 1, other=0.0)
-    some = (weights > 0.0).to(tl.int32)
+    some = _with_weight(weights_ptr, b, c, N)
     return tl.max(tl.where((some > 0) & (tl.cumsum(some, axis=0) == number + 1), c, -1), axis=0)
 
 
@@ -192,6 +198,17 @@ def scan_chunk_of_residual(
 
 
 @triton.jit
+def _entry(target, draft, row, tile, key, value, CUT: tl.constexpr, PROLOGUE: tl.constexpr, operands, V: tl.constexpr):
+    # The entry i32 drawn of a tile i32 with a value: of what is left, or of p.
+    at = tile * TILE + tl.arange(0, TILE)
+    _, left, other = parts_of_entries(target, draft, row, at, CUT, PROLOGUE, operands, V, False)
+    chance = tl.where(value < ANYTHING, other, left)
+    noisy = tl.where(chance >= LEAST, log_of(chance) + gumbel(uniform_bits(at, key)), float("-inf"))
+    _, index = first_of_largest(noisy, at, 0)
+    return index
+
+
+@triton.jit
 def scan_residual(
     tokens_ptr,
     logits_ptr,
@@ -206,7 +223,7 @@ def scan_residual(
     q_rows_ptrs,
     q_counts,
     value_ptr,
-    tile_ptr,
+    index_ptr,
     sum_ptr,
     arrivals_ptr,
     b,
@@ -239,72 +256,39 @@ def scan_residual(
         )
         slot = (b * MOST + number) * SPLITS + program % splits
         tl.store(value_ptr + slot, value)
-        tl.store(tile_ptr + slot, tile)
+        tl.store(index_ptr + slot, _entry(target, draft, row, tile, key, value, CUT, PROLOGUE, operands, V))
         tl.store(sum_ptr + slot, total)
     return arrived(arrivals_ptr + b, programs)
 
 
 @triton.jit
-def _entry(target, draft, row, tile, key, fallen, CUT: tl.constexpr, PROLOGUE: tl.constexpr, operands, V: tl.constexpr):
-    # The entry i32 drawn of a tile i32: of what is left, or of p.
-    at = tile * TILE + tl.arange(0, TILE)
-    _, left, other = parts_of_entries(target, draft, row, at, CUT, PROLOGUE, operands, V, False)
-    chance = tl.where(fallen, other, left)
-    noisy = tl.where(chance >= LEAST, log_of(chance) + gumbel(uniform_bits(at, key)), float("-inf"))
-    _, index = first_of_largest(noisy, at, 0)
-    return index
-
-
-@triton.jit
 def combine_residual(
-    tokens_ptr,
-    logits_ptr,
-    keys_ptr,
-    scales_ptr,
-    cuts_ptr,
     drawn_ptr,
-    mass_ptr,
     weights_ptr,
-    masses_ptrs,
-    q_ptrs,
-    q_rows_ptrs,
-    q_counts,
     value_ptr,
-    tile_ptr,
+    index_ptr,
     sum_ptr,
     b,
     programs,
     live,
-    PROLOGUE: tl.constexpr,
-    operands,
     N: tl.constexpr,
     MOST: tl.constexpr,
-    V: tl.constexpr,
-    STRIDE: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
     """Index i32[N] and sums f32[N] of a request's nodes, 0 of those that were not scanned."""
     column = tl.arange(0, triton.next_power_of_2(N))
+    some = tl.where(live, _with_weight(weights_ptr, b, column, N), 0)
+    before = tl.cumsum(some, axis=0) - 1
+    number = tl.arange(0, triton.next_power_of_2(MOST))
     lane = tl.arange(0, SPLITS)
-    index = tl.zeros_like(column)
-    sums = tl.zeros([triton.next_power_of_2(N)], tl.float32)
-    if live:
-        for number in range(MOST):
-            c = row_of(weights_ptr, b, number, N)
-            if c >= 0:
-                slots = (b * MOST + number) * SPLITS + lane
-                present = lane < programs // MOST
-                values, tiles = gather(value_ptr, tile_ptr, slots, present)
-                _, tile = first_of_largest(values, tiles, 0)
-                total = tl.sum(tl.load(sum_ptr + slots, mask=present, other=0.0, cache_modifier=".cg"), axis=0)
-                top = tl.max(values, axis=0)
-                row = b * N + c
-                target = target_of(logits_ptr, scales_ptr, cuts_ptr, drawn_ptr, mass_ptr, weights_ptr, row, STRIDE)
-                draft = draft_of(tokens_ptr, masses_ptrs, q_ptrs, q_rows_ptrs, q_counts, b, c, N, V)
-                key = tl.load(keys_ptr + row)
-                CUT: tl.constexpr = cuts_ptr is not None
-                found = _entry(target, draft, row, tile, key, top < ANYTHING, CUT, PROLOGUE, operands, V)
-                found = tl.where(top > float("-inf"), found, tl.load(drawn_ptr + row))
-                index = tl.where(column == c, found, index)
-                sums = tl.where(column == c, total, sums)
-    return index, sums
+    scanned = (number < MOST) & (number < tl.sum(some, axis=0))
+    present = scanned[:, None] & (lane < programs // MOST)[None, :]
+    slots = (b * MOST + number[:, None]) * SPLITS + lane[None, :]
+    values, entries = gather(value_ptr, index_ptr, slots, present)
+    totals = tl.sum(tl.load(sum_ptr + slots, mask=present, other=0.0, cache_modifier=".cg"), axis=1)
+    top, found = first_of_largest(values, entries, 1)
+    here = (some > 0) & (before < MOST)
+    at = tl.where(here, before, 0)
+    drawn = tl.load(drawn_ptr + b * N + column, mask=here, other=0)
+    index = tl.where(tl.gather(top, at, 0) > float("-inf"), tl.gather(found, at, 0), drawn)
+    return tl.where(here, index, 0), tl.where(here, tl.gather(totals, at, 0), 0.0)
