@@ -35,6 +35,7 @@ def explain(
     with reporting(format) as report:
         from specc.driver.compile import compile_depths
         from specc.explain.story import tell
+        from specc.runtime.plan.typed import to_json as written
         from specc.support.render import to_json
 
         _require_pass(only)
@@ -44,7 +45,9 @@ def explain(
         if only is not None:
             story = replace(story, passes=tuple(told for told in story.passes if told.name == only))
         if format is Format.json:
-            typer.echo(json.dumps(asdict(story) | {"warnings": to_json(loaded.warnings, loaded.paths)}, indent=2))
+            found = {"totals": {str(bucket): written(one) for bucket, one in story.totals.items()}}
+            found |= {"warnings": to_json(loaded.warnings, loaded.paths)}
+            typer.echo(json.dumps(asdict(story) | found, indent=2))
             return
         report.show(loaded.warnings)
         with printing() as console:
@@ -151,7 +154,7 @@ def _carry(story: Story) -> Group:
 
 
 def _nodes(story: Story) -> Group:
-    from specc.explain.story import LaunchStory, ReferenceStory
+    from specc.explain.story import CollectiveStory, LaunchStory, ReferenceStory
 
     rows: list[tuple[object, ...]] = []
     for phase in story.phases:
@@ -160,6 +163,8 @@ def _nodes(story: Story) -> Group:
                 cells = _launch(node)
             elif isinstance(node, ReferenceStory):
                 cells = "torch", f"{node.op}, in some {node.launches} launches", "", f"{node.bytes:,}"
+            elif isinstance(node, CollectiveStory):
+                cells = "collective", f"records of {node.ranks} ranks", "", f"{node.bytes:,}"
             else:
                 cells = _forward(node)
             rows.append((phase.name, node.name, *cells, node.graph or "none"))

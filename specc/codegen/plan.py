@@ -12,13 +12,14 @@ from specc.config import Config, ModelConfig
 from specc.ir import declarations as ir
 from specc.ir.core import Module, Op, Value, entry_of, is_state, tensor_type
 from specc.ir.liveness import hidden_result
-from specc.ir.nodes import callback_of, is_external, is_host, node_of
+from specc.ir.nodes import callback_of, is_collective, is_external, is_host, node_of
 from specc.ir.ops import OPS
 from specc.ir.types import TensorType, per_request
 from specc.kernels.shared import base as kernels
 from specc.runtime.plan.nodes import (
     Argument,
     Capture,
+    Collective,
     External,
     Kernel,
     Launch,
@@ -225,6 +226,8 @@ def _node(module: Module, generated: Generated, node: ir.Node) -> Node:
             grids[grid.bucket] = x, y, z
         args = tuple(_argument(arg) for arg in generated.specs[name].arguments)
         return Launch(name, generated.kernel_of[name], _calls(kernels.cluster_of(module, name)), args, grids)
+    if node.node == "collective":
+        return Collective(name, _calls([op for op in module.ops() if is_collective(op) and node_of(op) == name]))
     if node.node == "reference":
         return Reference(name, _calls(kernels.cluster_of(module, name)))
     (op,) = [op for op in module.ops() if is_external(op) and node_of(op) == name]

@@ -7,7 +7,7 @@ from math import prod
 from specc.ir.core import Module, Op, Value, entry_of, tensor_type
 from specc.ir.declarations import Buffer, Kernel, Layout, Node, scratch_owner
 from specc.ir.liveness import hidden_result
-from specc.ir.nodes import is_external, node_of
+from specc.ir.nodes import is_collective, is_external, node_of
 from specc.ir.ops import OPS
 from specc.kernels.shared.base import nbytes, numbered
 from specc.kernels.shared.tiles import is_prologue
@@ -26,6 +26,8 @@ def totals(module: Module, bucket: int) -> Totals:
         vocab_bytes_read=_vocab_bytes(module, bucket),
         hidden_state_bytes=hidden_state_bytes(module, bucket),
         arena_bytes=memory(module).arena,
+        collectives=sum(node.node == "collective" for node in nodes),
+        wire_bytes=_wire_bytes(module, bucket),
     )
 
 
@@ -77,6 +79,12 @@ def _read_rows(module: Module, op: Op) -> list[tuple[Value, int]]:
         found.append((q, rows))
         left -= rows
     return found
+
+
+def _wire_bytes(module: Module, bucket: int) -> int:
+    """What a rank sends in a step: its record of every row, to every other rank."""
+    gathers = [op for op in module.ops("step") if is_collective(op)]
+    return sum((module.size("R") - 1) * nbytes(module, tensor_type(op["record"]), bucket) for op in gathers)
 
 
 def hidden_state_bytes(module: Module, bucket: int) -> int:

@@ -285,10 +285,10 @@ def _not_yet(checked: Checked) -> None:
     """Report what is legal and not implemented in this version."""
     file = checked.file
     aux = file.draft is not None and file.draft.hidden_source == "aux"
-    _refuse(checked, aux, "hidden_source: aux of a draft", ("draft", "hidden_source"), None)
+    refuse(checked, aux, "hidden_source: aux of a draft", ("draft", "hidden_source"), None)
 
 
-def _refuse(checked: Checked, wanted: bool, what: str, path: tuple[str | int, ...], hint: str | None) -> None:
+def refuse(checked: Checked, wanted: bool, what: str, path: tuple[str | int, ...], hint: str | None) -> None:
     """Report one thing that is not implemented, if the file wants it."""
     if wanted:
         message = f"{what} is not implemented in this version"

@@ -17,6 +17,7 @@ from specc.config.needs import Needs
 from specc.config.reduced import check_map
 from specc.config.resolved import Config, Depth, ModelConfig
 from specc.config.schema import SAMPLING
+from specc.config.sharded import check_shards, with_shards
 from specc.config.sides import facts_of, settle
 from specc.config.validate import validate_options
 from specc.support.diagnostics import Note
@@ -43,12 +44,14 @@ def resolve(
     facts = facts_of(checked, directory, needed)
     checked = for_engine(checked, algorithm, facts)
     check_file(checked, algorithm, needed)
+    check_shards(checked)
     options, archs = _options(checked, algorithm, needed), _archs(checked)
     target = settle(checked, "target", facts, needed.target_hidden, directory)
     draft = settle(checked, "draft", facts, None, directory)
     target = _with_aux_layers(checked, target, draft)
     check_models(checked, target, draft)
     check_map(checked, target, draft, directory)
+    target, draft = with_shards(checked, "target", target), with_shards(checked, "draft", draft)
     if checked.found.errors or algorithm is None or target is None or options is None:
         return None
     config = _config(checked, algorithm, options, archs, _depths(checked, needed), target, draft)
@@ -98,6 +101,8 @@ def _config(
         overlap=file.overlap,
         disaggregation=file.disaggregation,
         archs=archs,
+        tensor_parallel=file.tensor_parallel,
+        logits=file.logits,
         draft_positions=file.draft_positions,
         target=target,
         draft=draft,

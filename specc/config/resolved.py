@@ -25,6 +25,7 @@ VerifyRows = Literal["auto", "eager", "lazy"]
 Penalties = Literal["exact", "committed"]
 DraftSampling = Literal["greedy", "coupled"]
 Logprobs = Literal["raw", "processed"]
+Logits = Literal["gathered", "sharded"]
 Sampling = Literal["penalties", "logit_bias", "grammar", "top_k", "top_p", "min_p"]
 DraftPositions = Literal["true", "shifted", "auto"]
 
@@ -53,7 +54,8 @@ class ModelConfig:
     ``num_hidden_layers`` is None where all layers keep keys and values, so that ``num_layers`` are all.
     ``experts_per_token`` and ``index_topk`` are None where the model has no experts, or no sparse attention.
     ``token_map`` says of a draft that scores a part of the target's tokens where its map is: a file, ``model``
-    or ``engine``; None of any other model.
+    or ``engine``; None of any other model. ``padded_vocab_size`` are the columns of all shards of its logits together,
+    None where its logits are whole.
     """
 
     model: str | None
@@ -75,6 +77,7 @@ class ModelConfig:
     num_aux_layers: int | None = None
     num_hidden_layers: int | None = None
     token_map: str | None = None
+    padded_vocab_size: int | None = None
 
     @property
     def depth(self) -> int:
@@ -143,6 +146,8 @@ class Config:
     overlap: bool
     disaggregation: bool
     archs: tuple[str, ...]
+    tensor_parallel: int
+    logits: Logits
     draft_positions: DraftPositions
     target: ModelConfig
     draft: ModelConfig | None

@@ -23,6 +23,7 @@ from specc.config.resolved import (
     HiddenSource,
     KvDtype,
     KvLayout,
+    Logits,
     Logprobs,
     MaskMode,
     Penalties,
@@ -106,6 +107,9 @@ class ModelBlock(Block):
     buffer)."""
     vocab_size: Annotated[Count, Field(le=1 << 24)] | None = None
     """Columns of the logits."""
+    padded_vocab_size: Annotated[Count, Field(le=1 << 24)] | None = None
+    """With logits: sharded, the columns of all shards together, of which those behind the vocabulary mean nothing: a
+    multiple of tensor_parallel. Default: vocab_size."""
     token_map: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     """Of a draft that scores a part of the target's tokens: which ones. A file that lists them, relative to this one;
     model (the tensor d2t of its weights; the default where config.json has a draft_vocab_size); or engine (which brings
@@ -201,6 +205,11 @@ class ConfigFile(Block):
     ] = ["sm_90"]
     """GPU architectures to compile for: their names, names of GPUs in any case (h100, l40s, mi300x), or native for the
     GPUs of this machine."""
+    tensor_parallel: Annotated[int, Field(strict=True, ge=1, le=16), BeforeValidator(_check_page)] = 1
+    """Ranks that run the models together, a power of two; each runs this program."""
+    logits: Logits = "gathered"
+    """What a forward hands over of its logits: whole rows, on every rank (gathered), or the rank's share of the
+    columns (sharded), of which the program gathers what it takes to choose tokens."""
     draft_positions: Annotated[Literal["true", "shifted", "auto"], BeforeValidator(_word)] = "auto"
     """Positions the draft sees: true (those of the text), shifted (one earlier, as drafts that read
     hidden states are trained), or auto (shifted exactly when the draft reads hidden states)."""

@@ -111,7 +111,7 @@ class LockStep:
         fresh = [] if self._prefilled else engine.admit()
         due = [] if fresh else engine.due()
         num_steps = engine.depth.choose() if due else 0
-        agreed = self._agree(Round(len(fresh), len(due), num_steps, int(engine.has_work)), fresh)
+        agreed = self._agree(Round(len(fresh), len(due), num_steps, int(engine.has_work)), fresh, due)
         self.has_work, self._prefilled = agreed.working > 0, agreed.prefill > 0
         most = agreed.prefill or agreed.decode
         if most:
@@ -141,8 +141,11 @@ class LockStep:
         """Leave, whatever happened."""
         self.close()
 
-    def _agree(self, mine: Round, fresh: Sequence[Request]) -> Round:
-        """What all ranks do in this round; without an answer, requests that were to be prefilled wait again."""
+    def _agree(self, mine: Round, fresh: Sequence[Request], due: Sequence[Request]) -> Round:
+        """What all ranks do in this round; without an answer, requests that were to be prefilled wait again.
+
+        fresh, due: those that this rank would prefill, or decode.
+        """
         try:
             with self._or_over():
                 agreed = Round(*self.peers.largest(mine))

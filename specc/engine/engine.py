@@ -25,9 +25,10 @@ from specc.engine.serving.prompts import Prompt
 from specc.engine.serving.ranges import ranges
 from specc.engine.serving.request import ABORT, Completion, Request, Score, StopConditions, TokenEvent, blame
 from specc.engine.serving.scheduler import Scheduler
+from specc.engine.serving.shards import of_rank
 from specc.engine.serving.stats import Stats
 from specc.engine.wheel import batch_type
-from specc.runtime import AcceptanceDepth, DepthPolicy, Sampling
+from specc.runtime import AcceptanceDepth, Collective, DepthPolicy, Sampling
 from specc.runtime.plan.plan import PROMPT
 from specc.runtime.rounding import round_up
 from specc.support.diagnostics import Diagnostic
@@ -39,7 +40,7 @@ class Engine:
     The program decides rows, page size, batch size and reserve (`plan`); the engine owns the KV pools, the
     request table and the queue. `stats` counts what it did. `ahead`: how many launches stay unread, 1 with overlap.
 
-    `step` is made of `admit`, `launch`, `due`, `read` and `collect`, for those who have something to do in between.
+    `step` is made of `admit`, `launch`, `due`, `read`, `collect`, for those who have something to do in between.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Engine:
         draft: Draft | None = None,
         *,
         tables: Mapping[str, Tensor] | None = None,
+        collective: Collective | None = None,
         max_context: int | None = None,
         num_pages: int | None = None,
         tokenizer: Any = None,
@@ -61,18 +63,18 @@ class Engine:
     ) -> None:
         """Allocate pools and bind the program.
 
-        program: what a generated package's `load` returned, on the device of the models. draft: None for a program
-        that drafts without a model. tables: what else the program reads, by the names in `plan.tables()`.
-        max_context: most tokens, prompt and completion, of one request; by default what the models can
-        do, at most 1024. num_pages: pages of the KV pools, page 0 included; by default enough for a full
-        batch of longest requests. tokenizer: by default the target's. capture: see docs/runtime.md.
+        program: what a generated package's `load` returned, on the device of the models. draft: None for a program that
+        drafts without a model. tables: what else the program reads, by the names in `plan.tables()`. collective: all
+        ranks, of a program with sharded logits. max_context: most tokens, prompt and completion, of one request; by
+        default what the models can do, at most 1024. num_pages: pages of the KV pools, page 0 included; by default
+        enough for a full batch of longest requests. tokenizer: by default the target's. capture: see docs/runtime.md.
         share_prefixes: keep the pages of earlier texts, until they are needed, for requests that begin like them.
         overlap: launch a step before the last one's results are read; by default on a GPU, if lengths are relayed.
         depth: chooses how many tokens a step drafts, of a program for several num_steps; by default `AcceptanceDepth`.
-        nvtx: name what the host does in NVTX ranges, on CUDA; see docs/engine.md.
-        on_token: called for every emitted token, in order. Raises DiagnosticError when a model does not fit,
-        UnsupportedModelError when the program wants what no model here can give, or when a model's scores over paged
-        memory are not its own, which is found out once per model.
+        nvtx: name what the host does in NVTX ranges, on CUDA; see docs/engine.md. on_token: called for every emitted
+        token, in order. Raises DiagnosticError when a model does not fit, UnsupportedModelError when the program wants
+        what no model here can give, or when a model's scores over paged memory are not its own, which is found out once
+        per model.
         """
         self.program = program
         self.plan = plan = program.plan
@@ -86,7 +88,8 @@ class Engine:
         self.depth: DepthPolicy = depth or AcceptanceDepth(list(program.plans))
         self._make_memory(context, num_pages, share_prefixes)
         self._intake = Intake(plan, target, self.tokenizer, self.places)
-        self._bind(tables or {}, capture, nvtx)
+        ranks = {"collective": collective} if collective is not None else {}
+        self._bind(tables or {}, {"capture": capture, "nvtx": nvtx, **ranks})
         self.on_token = on_token
         self.stats = Stats()
         self._flights: deque[InFlight] = deque()
@@ -107,20 +110,19 @@ class Engine:
         self.scheduler = Scheduler(self.table, self.allocator, self.prefixes, **limits, settled=plan.serving.settled)
         self.places = Places(self.pools, self.table.tensor, ahead=int(not plan.kv.shifted))
 
-    def _bind(self, tables: Mapping[str, Tensor], capture: bool | None, nvtx: bool) -> None:
+    def _bind(self, tables: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
         """Bind the program to the models' forwards over that memory, and to what else it reads."""
         self._prompts: dict[int, Prompt] = {}
         self.memory = Memory(self.pools, self.table.tensor, self._prompts)
-        self.callbacks = make_callbacks(self.target, self.draft, self.memory, self.plan)
+        made = make_callbacks(self.target, self.draft, self.memory, self.plan)
+        self.callbacks = of_rank(made, self.plan, options.get("collective"))
         fitting.check_callbacks(self.plan, self.callbacks)
         self._batch = batch_type(self.program)
-        self._fixed_width = self.target.device.type == "cuda" and capture is not False
-        self._range = ranges(self.target.device, nvtx)
+        self._fixed_width = self.target.device.type == "cuda" and options["capture"] is not False
+        self._range = ranges(self.target.device, options["nvtx"])
         buffers = {owner: pool.buffers for owner, pool in self.pools.items()}
-        brought = fitting.bring_tables(self.plan, tables, self.draft)
-        self._step = self.program.bind(
-            self.callbacks, self.table.tensor, kv_pools=buffers, tables=brought, capture=capture, nvtx=nvtx
-        )
+        given = {"kv_pools": buffers, "tables": fitting.bring_tables(self.plan, tables, self.draft), **options}
+        self._step = self.program.bind(self.callbacks, self.table.tensor, **given)
 
     @property
     def replays(self) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
@@ -67,7 +67,8 @@ def counted(words: Iterable[str]) -> str:
 def totals_table(totals: Mapping[int, Totals]) -> Table:
     """What a decode step costs in every bucket, as ``totals`` of a plan has it."""
     table = Table(title="per decode step, by bucket", title_justify="left", box=None)
-    keys = [field.name for field in fields(Totals)]
+    known = {field.name: field.default is MISSING for field in fields(Totals)}
+    keys = [key for key, always in known.items() if always or any(getattr(one, key) for one in totals.values())]
     table.add_column("bucket", justify="right")
     for key in keys:
         table.add_column(key.replace("_", " "), justify="right")

@@ -18,7 +18,7 @@ from specc.config.presets import PRESETS
 from specc.ir.core import Module, Op, entry_of, is_state, tensor_type
 from specc.ir.declarations import Grid, Kernel, KvLayout, Node, Options, Reference
 from specc.ir.liveness import hidden_result
-from specc.ir.nodes import is_external, is_host, node_of
+from specc.ir.nodes import is_collective, is_external, is_host, node_of
 from specc.ir.types import DTYPES
 from specc.kernels.shared.base import cluster_of, nbytes
 from specc.pass_manager.pass_base import Context
@@ -153,12 +153,23 @@ class ForwardStory:
 
 
 @dataclass(frozen=True)
+class CollectiveStory:
+    """A node in which ``ranks`` ranks give each other records, of ``bytes`` at the largest bucket."""
+
+    name: str
+    kind: str
+    graph: str | None
+    ranks: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class PhaseStory:
     """The nodes of a phase, in execution order."""
 
     name: str
     entry: str
-    nodes: tuple[LaunchStory | ReferenceStory | ForwardStory, ...]
+    nodes: tuple[LaunchStory | ReferenceStory | ForwardStory | CollectiveStory, ...]
 
 
 @dataclass(frozen=True)
@@ -305,12 +316,15 @@ def _phases(module: Module) -> tuple[PhaseStory, ...]:
     kernels = {kernel.name: kernel for kernel in module.decls_of(Kernel)}
     references = {reference.name: reference for reference in module.decls_of(Reference)}
     forwards = {node_of(op): op for op in module.ops() if is_external(op)}
-    phases: dict[str, list[LaunchStory | ReferenceStory | ForwardStory]] = {}
+    gathers = {node_of(op): op for op in module.ops() if is_collective(op)}
+    phases: dict[str, list[LaunchStory | ReferenceStory | ForwardStory | CollectiveStory]] = {}
     for node in module.decls_of(Node):
         if node.name in kernels:
             told = _launch(module, node, kernels[node.name])
         elif node.name in references:
             told = _reference(module, node, references[node.name])
+        elif node.name in gathers:
+            told = _collective(module, node, gathers[node.name])
         else:
             told = _forward(node, forwards[node.name])
         phases.setdefault(node.phase, []).append(told)
@@ -327,6 +341,11 @@ def _launch(module: Module, node: Node, kernel: Kernel) -> LaunchStory:
 def _reference(module: Module, node: Node, reference: Reference) -> ReferenceStory:
     *_, op = cluster_of(module, node.name)
     return ReferenceStory(node.name, node.node, node.capture or None, op.opcode, REFERENCE_LAUNCHES, reference.bytes)
+
+
+def _collective(module: Module, node: Node, op: Op) -> CollectiveStory:
+    record = nbytes(module, tensor_type(op["record"]))
+    return CollectiveStory(node.name, node.node, node.capture or None, module.size("R"), record)
 
 
 def _forward(node: Node, op: Op) -> ForwardStory:

@@ -199,11 +199,11 @@ def scratch_owner(buffer: Buffer) -> str:
 
 @dataclass(frozen=True)
 class Node(Decl):
-    """One step of execution, in order: a kernel launch, an op in torch, or an external call.
+    """One step of execution, in order: a kernel launch, an op in torch, an external call, or a collective.
 
     Attributes:
         phase: phase it belongs to.
-        node: ``launch``, ``reference`` or ``external``.
+        node: ``launch``, ``reference``, ``external`` or ``collective``.
         after: nodes it must follow, transitively reduced.
         capture: name of the graph it is captured in when forwards can be captured, empty if it never is.
         segment: name of the graph it is captured in when they cannot; forwards have none.

@@ -7,7 +7,7 @@ from dataclasses import replace
 from specc.ir.core import Module, Op, Value
 from specc.ir.opdef import OpDef, TypeMismatch, VocabularyMismatch
 from specc.ir.ops import OPS
-from specc.ir.types import REDUCED, TensorType, Type
+from specc.ir.types import REDUCED, SHARDS, TensorType, Type
 from specc.support.diagnostics import Diagnostic, Note
 
 _VIEWS = frozenset({"commit.path", "commit.last", "tree.repeat", "tree.gather"})
@@ -32,6 +32,8 @@ def infer_op(module: Module, op: Op) -> tuple[Type, ...]:
     if len(results) != len(op.results):
         slots = definition.result_slots(len(results), op.attrs)
         results = tuple(type_ for slot, type_ in zip(slots, results, strict=True) if not slot.optional)
+    if definition.effect == "external":
+        results = tuple(_sharded(module, type_) for type_ in results)
     axes = {entry for type_ in results if isinstance(type_, TensorType) for entry in type_.shape}
     if unknown := sorted(axis for axis in axes if isinstance(axis, str) and axis not in module.dims):
         raise TypeMismatch(-1, f"dimension {', '.join(unknown)} is not declared")
@@ -44,6 +46,13 @@ def _numbered(module: Module, type_: Type) -> Type:
         return type_
     dim = module.dims.get(type_.of)
     return type_ if dim is not None and dim.axis == REDUCED else replace(type_, of="")
+
+
+def _sharded(module: Module, type_: Type) -> Type:
+    """What a forward scores of a vocabulary that is sharded: its rank's columns."""
+    if not isinstance(type_, TensorType) or SHARDS.get(str(type_.shape[-1])) not in module.dims:
+        return type_
+    return type_.renamed(str(type_.shape[-1]), SHARDS[str(type_.shape[-1])])
 
 
 def assign_types(module: Module, op: Op) -> None:

@@ -12,6 +12,8 @@ def node_of(op: Op) -> str:
     """Name of the node that executes an op: its kernel or reference, or the callback and its step."""
     if "kernel" in op.attrs:
         return str(op.attrs["kernel"])
+    if is_collective(op):
+        return f"gather_{op.result.name}"
     called = callback_of(op.opcode)
     return f"{called}_{op.attrs['step']}" if "step" in op.attrs else called
 
@@ -29,6 +31,11 @@ def is_external(op: Op) -> bool:
 def is_host(op: Op) -> bool:
     """Whether an op is a call of the engine that may wait for the device, so that no graph can hold it."""
     return OPS[op.opcode].effect == "host"
+
+
+def is_collective(op: Op) -> bool:
+    """Whether an op is what all ranks do together: a node of its own, in the graphs of what is around it."""
+    return OPS[op.opcode].effect == "collective"
 
 
 def quotient(module: Module) -> nx.DiGraph:

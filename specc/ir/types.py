@@ -43,12 +43,16 @@ DTYPES: dict[str, Dtype] = {
 
 AXES: frozenset[str] = frozenset(
     {"request", "branch", "step", "node", "path", "forward", "vocab", "draft_vocab", "reduced_vocab"}
+    | {"vocab_shard", "rank"}
     | {"pool", "context", "token", "corpus"}
 )
 """The kinds of axes: what a dimension counts."""
 
 REDUCED = "reduced_vocab"
 """That of a vocabulary whose entries are numbered otherwise than the target's tokens."""
+
+SHARDS = {"V": "Vs", "Vd": "Vds"}
+"""Vocabularies of forwards, and the dimension of the axis `vocab_shard` that a rank scores of each, if it is there."""
 
 UNBOUNDED: frozenset[str] = frozenset({"context", "token", "corpus"})
 """Those whose size the engine decides, if no configuration does."""

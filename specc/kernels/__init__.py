@@ -1,9 +1,10 @@
-"""The kernel families. Five compose their kernels from ops, the others have a template of their stem each."""
+"""The kernel families. Seven compose their kernels from ops, the others have a template of their stem each."""
 
 from __future__ import annotations
 
 from specc.kernels import (
     argmax,
+    argmax_part,
     compact,
     cut,
     draw,
@@ -15,11 +16,21 @@ from specc.kernels import (
     score,
     stash,
     topk,
+    topk_part,
 )
 from specc.kernels.shared.base import Family
 
 COMPOSED: dict[str, Family] = {
-    family.stem: family for family in (argmax.FAMILY, draw.FAMILY, residual.FAMILY, topk.FAMILY, rows.FAMILY)
+    family.stem: family
+    for family in (
+        argmax.FAMILY,
+        draw.FAMILY,
+        residual.FAMILY,
+        topk.FAMILY,
+        argmax_part.FAMILY,
+        topk_part.FAMILY,
+        rows.FAMILY,
+    )
 }
 """Those that compose, by stem."""
 

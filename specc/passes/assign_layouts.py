@@ -74,5 +74,5 @@ def buffer_root(module: Module, value: Value, stored: Sequence[Value]) -> Value:
 
 
 def _is_logits(module: Module, value: Value) -> bool:
-    scans = ("vocab.argmax", "vocab.topk", "sample.draw", "sample.residual")
+    scans = ("vocab.argmax", "vocab.topk", "vocab.argmax_part", "vocab.topk_part", "sample.draw", "sample.residual")
     return any(user.opcode in scans and value in (user["logits"], user.get("q0")) for user in module.users(value))

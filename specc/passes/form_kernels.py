@@ -17,7 +17,7 @@ from math import prod
 
 from specc.ir.core import PHASES, Module, Op, Value, entry_of, tensor_type
 from specc.ir.declarations import Kernel, Reference
-from specc.ir.nodes import is_external
+from specc.ir.nodes import is_collective, is_external
 from specc.ir.ops import OPS
 from specc.kernels import COMPOSED, LONE
 from specc.kernels.shared.base import STORES, Cluster, convex, read_in_place, traffic
@@ -26,10 +26,14 @@ from specc.kernels.shared.compose import JOINED, has_tile
 from specc.kernels.shared.tiles import in_memory, is_prologue, side_of
 from specc.kernels.shared.vocabulary import of_argmax
 from specc.pass_manager.pass_base import Context, Pass
+from specc.passes.gather_logits import unsplit
+from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 REDUCTIONS = {
     "vocab.argmax": "argmax",
     "vocab.topk": "topk",
+    "vocab.argmax_part": "argmax_part",
+    "vocab.topk_part": "topk_part",
     "sample.draw": "draw",
     "sample.residual": "residual",
 }
@@ -66,6 +70,9 @@ class FormKernels(Pass):
 
     def run(self, module: Module, ctx: Context) -> None:
         """Form the nodes of every entry, and declare its launches."""
+        if shards := unsplit(module):
+            what = f"{shards[0].opcode} takes a shard of logits for all of them: gather-logits comes before"
+            raise DiagnosticError(Diagnostic("ir/invalid", what, shards[0].location))
         _share_no_prologues(module, _lone(module, "prefill") | _lone(module, "step"))
         for entry in ("prefill", "step"):
             forming = _Forming(module, entry)
@@ -129,7 +136,7 @@ class _Forming:
         for op in self.ops:
             if op in self.place:
                 continue
-            if is_external(op):
+            if is_external(op) or is_collective(op):
                 self._begin([op], "")
             elif op.opcode in REDUCTIONS:
                 self._begin([*self.scanned[op], op], REDUCTIONS[op.opcode])
@@ -176,8 +183,8 @@ class _Forming:
         """Let ops whose operands are there join launches; what is carried waits."""
         scanned = [op for ops in self.scanned.values() for op in ops]
         for op in self.ops:
-            waits = op in self.place or op in self.lone or is_external(op) or op.opcode in REDUCTIONS or op in scanned
-            if waits or OPS[op.opcode].effect == "carry":
+            waits = op in self.place or op in self.lone or op.opcode in REDUCTIONS or op in scanned
+            if waits or is_external(op) or is_collective(op) or OPS[op.opcode].effect == "carry":
                 continue
             if all(before in self.place for before in self.waits[op]):
                 self._host(op)
@@ -226,13 +233,14 @@ class _Forming:
 def _within(module: Module, op: Op, name: str, maker: Op) -> bool:
     """Whether an op can have an operand that another op of the same launch makes.
 
-    What all programs of a request share is done before the last one knows anything, and nothing waits for it.
+    What all programs of a request share is done before the last one knows anything, and nothing waits for it. Records
+    of ranks are read where a collective has left them, also where there is one rank and no collective.
     """
     if is_long(module, op):
         if op.opcode == "tree.gather":
             return name == "kept"
         return op.opcode == "tree.repeat" and maker.opcode == "carry.load"
-    if side_of(maker) is not None:
+    if side_of(maker) is not None or name == "records":
         return False
     if is_long(module, maker):
         return maker.opcode == "carry.load" and has_tile(module, maker)

@@ -12,13 +12,14 @@ from specc.ir.checker import check_linear, check_module
 from specc.ir.core import Module, on_nodes
 from specc.ir.declarations import Buffer, Grid, Kernel, Layout, Node, Options, Reference
 from specc.ir.liveness import hidden_result, liveness
-from specc.ir.nodes import is_external, node_of, quotient
+from specc.ir.nodes import is_collective, is_external, node_of, quotient
 from specc.kernels import FAMILIES, LONE
 from specc.kernels.shared.base import Cluster, cluster_of, read_in_place
 from specc.kernels.shared.tiles import is_prologue
 from specc.pass_manager.manager import BaseInstrument
 from specc.pass_manager.pass_base import Pass
 from specc.passes.assign_layouts import layouts
+from specc.passes.gather_logits import unsplit
 from specc.passes.pipeline import PASSES
 from specc.passes.plan_memory import unplaced
 from specc.passes.select_compaction import read_along_nodes
@@ -69,8 +70,9 @@ def _clustered(module: Module) -> list[str]:
         *changes, _ = cluster_of(module, name) or (None, None)
         if not all(op is not None and is_prologue(op) for op in changes):
             bad.append(f"reference {name} is of several ops, or none")
+    bad += [f"{op.opcode} in {op.phase} takes a shard of logits for all of them" for op in unsplit(module)]
     for op in module.ops():
-        if not is_external(op) and op.attrs.get("kernel") not in kernels | references:
+        if not (is_external(op) or is_collective(op)) and op.attrs.get("kernel") not in kernels | references:
             bad.append(f"{op.opcode} in {op.phase} is in no kernel, and runs by no reference")
     if not nx.is_directed_acyclic_graph(quotient(module)):
         bad.append("kernels depend on each other in a circle")

@@ -13,6 +13,7 @@ from specc.passes.check_resources import CheckResources
 from specc.passes.cse import Cse
 from specc.passes.expand_algorithm import ExpandAlgorithm
 from specc.passes.form_kernels import FormKernels
+from specc.passes.gather_logits import GatherLogits
 from specc.passes.infer_types import InferTypes
 from specc.passes.plan_graphs import PlanGraphs
 from specc.passes.plan_memory import PlanMemory
@@ -29,6 +30,7 @@ FRONT: tuple[type[Pass], ...] = (
     SelectTreeForm,
     SelectVerify,
     SelectCompaction,
+    GatherLogits,
     BindKvLayout,
     Cse,
     Canonicalize,

@@ -13,7 +13,7 @@ import networkx as nx
 
 from specc.ir.core import PHASES, Module, Op, entry_of
 from specc.ir.declarations import Buffer, Kernel, Layout, Node, Reference, scratch_owner
-from specc.ir.nodes import is_external, is_host, node_of, node_order, quotient
+from specc.ir.nodes import is_collective, is_external, is_host, node_of, node_order, quotient
 from specc.pass_manager.pass_base import Context, Pass
 
 
@@ -45,14 +45,27 @@ class PlanGraphs(Pass):
             latest = max(latest, PHASES.index(op.phase))  # who waits for a later phase runs in it
             after = tuple(sorted(reduced.predecessors(name), key=order.index))
             kind = "external" if is_external(op) else "reference" if name in references else "launch"
+            kind = "collective" if is_collective(op) else kind
             capture = whole.get(name, "") if hosts else "step" if entry_of(op.phase) == "step" else ""
             module.decls.append(Node(name, PHASES[latest], kind, after, capture, segment.get(name, "")))
         cut = f"{len(set(whole.values()))} graphs per step, cut by {hosts} calls of the host alone"
         graphs = cut if hosts else "one graph per step"
-        self._explain(ctx, graphs, segment, references & segment.keys(), len(nx.dag_longest_path(graph)))
+        collectives = {name for name in step if is_collective(first[name])}
+        longest = len(nx.dag_longest_path(graph))
+        self._explain(ctx, graphs, segment, references & segment.keys(), collectives, longest)
 
-    def _explain(self, ctx: Context, graphs: str, segment: dict[str, str], references: set[str], longest: int) -> None:
-        nodes = f"{len(segment) - len(references)} launches"
+    def _explain(
+        self,
+        ctx: Context,
+        graphs: str,
+        segment: dict[str, str],
+        references: set[str],
+        collectives: set[str],
+        longest: int,
+    ) -> None:
+        launches = len(segment) - len(references) - len(collectives)
+        nodes = f"{launches} launches"
+        nodes += f", {len(collectives)} collective{'s' * (len(collectives) > 1)}" if collectives else ""
         nodes += f", {len(references)} op{'s' * (len(references) > 1)} by torch" if references else ""
         whole = f"{graphs}: {nodes}, no host sync, {longest} nodes on the longest path"
         self.remark(ctx, f"{whole}; what the step needs, lengths included, is on the device")

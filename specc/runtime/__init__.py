@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .batch import Batch
+    from .collective import Collective, GroupCollective
     from .depth import AcceptanceDepth, DepthPolicy, FixedDepth
     from .errors import (
         BatchError,
         BindError,
         CarryError,
+        CollectiveError,
         DamagedWheelError,
         FieldError,
         ForwardContractError,
@@ -47,11 +49,13 @@ _HOMES = {
     "batch": ("Batch",),
     "graphs.capture": ("Replays",),
     "state.carry": ("Carry",),
+    "collective": ("Collective", "GroupCollective"),
     "depth": ("AcceptanceDepth", "DepthPolicy", "FixedDepth"),
     "errors": (
         "BatchError",
         "BindError",
         "CarryError",
+        "CollectiveError",
         "DamagedWheelError",
         "FieldError",
         "ForwardContractError",
@@ -86,12 +90,15 @@ __all__ = [
     "BindError",
     "Carry",
     "CarryError",
+    "Collective",
+    "CollectiveError",
     "DamagedWheelError",
     "DepthPolicy",
     "FieldError",
     "FixedDepth",
     "Forward",
     "ForwardContractError",
+    "GroupCollective",
     "HostCopy",
     "HostResult",
     "Manifest",

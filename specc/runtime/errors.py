@@ -60,6 +60,10 @@ class ForwardContractError(SpeccError):
     """A callback returned something other than what the plan says it returns."""
 
 
+class CollectiveError(SpeccError):
+    """The ranks of a program with sharded logits could not gather their records: one is gone, or did not come."""
+
+
 class CarryError(SpeccError):
     """Carries whose fields, widths, dtypes or row counts do not fit together."""
 

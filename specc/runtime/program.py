@@ -12,6 +12,7 @@ from torch import Tensor
 from .backends import Backend
 from .backends.cpu import ReferenceBackend
 from .brought import load_ops
+from .collective import Collective, GroupCollective, check_ranks
 from .errors import BindError, UnsupportedDeviceError
 from .graphs.capture import check_device
 from .memory.arena import allocate
@@ -83,6 +84,7 @@ class Program:
         kv_pools: Mapping[str, Sequence[Tensor]] | None = None,
         *,
         tables: Mapping[str, Tensor] | None = None,
+        collective: Collective | None = None,
         capture: bool | Literal["segments"] | None = None,
         nvtx: bool = False,
     ) -> Step:
@@ -95,11 +97,14 @@ class Program:
         `kv_pools` has the KV buffers T[slots, ...] of `target` and `draft`, layer by layer (keys, then values), needed
         for those that `plan.kv_pools` calls bound; `tables` the tensors of `plan.tables()`, by name. All of them must
         stay where they are as long as the step is used.
+        `collective`: of a program whose logits are sharded over several ranks, all of them; by default those of
+        torch.distributed. The ranks compare what they run, so all of them bind, or none does.
         `capture`: True captures the whole step, forwards included; "segments" what runs between the forwards, which are
         called in every step; False nothing; None, on CUDA, True when `callbacks.capturable` is true, else "segments".
         Captures run the forwards on padding rows; where these cannot run yet, bind with False and call `Step.capture`
         later. `nvtx`: on CUDA, launch and call every node in an NVTX range.
-        Raises BindError when a callback is missing, tables or buffers do not fit, or capture is asked of a CPU program.
+        Raises CollectiveError when a rank does not come, BindError when one runs another program, a callback is
+        missing, tables or buffers do not fit, or capture is asked of a CPU program.
         """
         cuda = self.device.type == "cuda"
         if not isinstance(capture, bool | str | None) or capture not in (True, False, None, "segments"):
@@ -108,11 +113,18 @@ class Program:
             check_device(self.device)
         if capture is None:
             capture = cuda and (True if getattr(callbacks, "capturable", False) else "segments")
+        if self.plan.ranks > 1:
+            collective = GroupCollective() if collective is None else collective
+            check_ranks(collective, self.plan.ranks, self.manifest.digest, self.device)
+        elif collective is not None and collective.size > 1:
+            raise BindError(f"a collective of {collective.size} ranks is given, and the program is of one")
         bound: dict[int, Step] = {}
         memory = allocate(self.plans.values(), self.device)
         place = self._backend, self.device, callbacks, req_to_token, kv_pools, tables
         for num_steps, plan in self.plans.items():
-            bound[num_steps] = Step(plan, *place, nvtx=nvtx and cuda, memory=memory, depths=bound)
+            bound[num_steps] = Step(
+                plan, *place, collective=collective, nvtx=nvtx and cuda, memory=memory, depths=bound
+            )
         step = bound[self.plan.size("S")]
         if capture:
             step.capture(capture)

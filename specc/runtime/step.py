@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .backends import Backend
 from .batch import Batch, check_lengths, integers
+from .collective import Collective, gather, rank_table
 from .errors import BatchError, BindError
 from .external import call, check_callbacks
 from .first import FirstTokens
@@ -26,6 +27,7 @@ from .memory.footprint import Memory
 from .memory.kv_pools import KvPools
 from .memory.staging import Staging
 from .memory.tables import TableGuard, batch_column, batch_rows, check_request_table, check_tables, prompt_tokens
+from .plan.nodes import Collective as Gather
 from .plan.nodes import External, Node
 from .plan.plan import PROMPT, TABLE, Plan
 from .ranges import in_ranges
@@ -55,6 +57,7 @@ class Step:
             than P rows, those of requests are 1..p-1.
         kv_pools: the engine's KV buffers by owner, see `KvPools`.
         tables: what else the program reads of the engine's, see `Plan.tables`.
+        collective: all ranks of a program with sharded logits, needed where there are several.
         nvtx: whether every node that the host launches or calls is in an NVTX range of its name.
         poison: see `Arena`.
         memory: see `Arena`.
@@ -72,6 +75,7 @@ class Step:
         kv_pools: Mapping[str, Sequence[Tensor]] | None = None,
         tables: Mapping[str, Tensor] | None = None,
         *,
+        collective: Collective | None = None,
         nvtx: bool = False,
         poison: int | None = None,
         memory: Tensor | None = None,
@@ -80,7 +84,9 @@ class Step:
         """Allocate the arena. BindError when the step's callbacks, tables or KV buffers do not fit."""
         check_callbacks(plan, callbacks, "step")
         check_request_table(plan, device, req_to_token)
-        self._table, self._tables = req_to_token, check_tables(plan, device, {} if tables is None else tables)
+        self._table, self._collective = req_to_token, collective
+        brought = check_tables(plan, device, {} if tables is None else tables)
+        self._tables = brought | rank_table(plan, collective, device)
         self._plan = plan
         self._backend = backend
         self._device = device
@@ -366,9 +372,8 @@ class Step:
 
     def _dispatch(self, node: Node, frame: Frame) -> None:
         if isinstance(node, External):
-            call(node, frame, self._callbacks)
-        else:
-            self._backend.launch(node, frame)
+            return call(node, frame, self._callbacks)
+        return gather(node, frame, self._collective) if isinstance(node, Gather) else self._backend.launch(node, frame)
 
     def _result(self, entry: str, frame: Frame, rows: int) -> StepResult:
         outputs = [output for output in self._plan.outputs if output.entry == entry]
@@ -376,13 +381,7 @@ class Step:
 
     def _captured(self, beside: Recorder | None, *, segments: bool) -> Graphs | SegmentGraphs:
         """Graphs of this depth, in the memory pool of another's."""
-
-        def idle() -> None:
-            self._staging["step"].send({name: [] for name in self._inputs["step"]}, 0)
-
-        def run(bucket: int) -> Frame:
-            return self._run("step", self._frame(bucket))
-
+        idle = partial(self._staging["step"].send, {name: [] for name in self._inputs["step"]}, 0)
         self._kv.check_place()
         self._guard.check()
         with self._on_device():
@@ -391,7 +390,7 @@ class Step:
             if segments or self._plan.restricts:
                 graphs = self._plan.segments if segments else self._plan.captures
                 return SegmentGraphs(self._plan, graphs, self._device, self._frame, self._execute, idle, beside)
-            return Graphs(self._plan, self._device, run, idle, beside)
+            return Graphs(self._plan, self._device, lambda rows: self._run("step", self._frame(rows)), idle, beside)
 
     @contextlib.contextmanager
     def _on_device(self) -> Iterator[None]:

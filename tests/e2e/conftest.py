@@ -70,13 +70,15 @@ class Case:
     """Models in bf16 whose scores are handed over in f32."""
     reduced: bool = False
     """The draft scores two tokens of three, by a file."""
+    ranks: int = 0
+    """Ranks that logits are sharded over, on four columns more than there are tokens; 0: they are whole."""
 
     @property
     def name(self) -> str:
         """Return the configuration's name, which is the package's too."""
         flags = f"p{self.page_size}_s{self.steps}_{'o' if self.overlap else 'n'}_{self.draft_positions}"
         tree = f"_k{self.topk}_n{self.nodes}_{self.mask}" if self.topk > 1 else ""
-        marks = {"_corpus": self.corpus, "_mixed": self.mixed, "_reduced": self.reduced}
+        marks = {"_corpus": self.corpus, "_mixed": self.mixed, "_reduced": self.reduced, f"_r{self.ranks}": self.ranks}
         ends = "".join(end for end, there in marks.items() if there)
         return f"{self.algorithm.lower()}_{self.models}_{flags}{tree}{ends}"
 
@@ -210,6 +212,7 @@ def config_text(case: Case, models: Models) -> str:
     dtypes = ", dtype: bfloat16, logits_dtype: float32" if case.mixed else ""
     draft = models.drafts.get(case.algorithm)
     token_map = f", token_map: {str(models.token_map)!r}" if case.reduced else ""
+    dtypes += f", padded_vocab_size: {VOCAB + 4}" if case.ranks else ""
     return "\n".join(
         (
             f"name: {case.name}",
@@ -226,6 +229,7 @@ def config_text(case: Case, models: Models) -> str:
             f"target: {{model: {str(models.target)!r}{dtypes}}}",
             *([f"draft: {{model: {str(draft)!r}{dtypes}{token_map}}}"] if draft else []),
             *(["options: {corpus: corpus.txt}"] if case.corpus else []),
+            *([f"tensor_parallel: {case.ranks}", "logits: sharded"] if case.ranks else []),
             "",
         )
     )

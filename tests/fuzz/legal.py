@@ -97,6 +97,15 @@ def _near(rng: random.Random, most: int) -> int:
     return rng.randint(1, most)
 
 
+def _shard(rng: random.Random, keys: Keys, models: list[Keys]) -> None:
+    """Let logits be sharded, on columns that are as many as the tokens where that is possible, or more."""
+    ranks = rng.choice([1, 2, 4, 8, 16])
+    keys |= {"logits": "sharded", "tensor_parallel": ranks}
+    for model in models:
+        more = rng.choice([0, 0, 1, rng.randint(0, 40)])
+        model["padded_vocab_size"] = (-(-model["vocab_size"] // ranks) + more) * ranks
+
+
 def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = False) -> Keys:
     """The keys of one configuration."""
     install_plugin()
@@ -139,6 +148,8 @@ def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = Fals
     if "logprobs" in keys["outputs"]:
         keys["best_logprobs"] = rng.choice([0, rng.randint(0, min(vocab, 20))])
         keys["logprobs"] = rng.choice(["raw", "processed"])
+    if "verify" not in keys and "token_map" not in draft and not keys.get("best_logprobs") and rng.random() < 0.25:
+        _shard(rng, keys, [keys["target"], draft])
     if needs.draft:
         keys["draft"] = draft
     if algorithm == "NGRAM":

@@ -14,6 +14,7 @@ import torch
 from fakes.drafts import Engine
 from fakes.grammar import FREE
 from fakes.models import Model
+from fakes.shards import Sharded, Siblings
 from fakes.tables import wild_models
 from torch import Tensor
 
@@ -156,10 +157,15 @@ class Session:
     def _bind(self) -> Step:
         memory = allocate(self.compiled.plans, CPU, 0xA5)
         bound: dict[int, Step] = {}
+        ranks = self.config.tensor_parallel
+        callbacks: Any = self.engine
+        if self.config.logits == "sharded":
+            callbacks = Sharded(self.engine, self.config, self.rng.randrange(ranks))
         for plan in self.compiled.plans:
             brought = {name: op.reference for name, op in OPS.items() if op.reference is not None}
-            arguments = plan, ReferenceBackend(brought), CPU, self.engine, self.table, self.engine.kv, self.tables
-            bound[plan.size("S")] = Step(*arguments, memory=memory, depths=bound)
+            arguments = plan, ReferenceBackend(brought), CPU, callbacks, self.table, self.engine.kv, self.tables
+            collective = Siblings(callbacks, plan) if plan.ranks > 1 else None
+            bound[plan.size("S")] = Step(*arguments, collective=collective, memory=memory, depths=bound)
         self.memory = memory
         self.loose = _loose(self.compiled.plans, len(memory))
         return bound[self.plan.size("S")]

@@ -12,7 +12,7 @@ from specc.config.resolved import TARGET_OUTPUTS
 from specc.ir.builder import Builder
 from specc.ir.core import Attr, Carry, Module, Value, entry_of
 from specc.ir.opdef import OpDef
-from specc.ir.types import DTYPES, REDUCED, Dim, StateType, TensorType
+from specc.ir.types import DTYPES, REDUCED, SHARDS, Dim, StateType, TensorType
 from specc.runtime.plan.plan import TOKEN_MAP
 from specc.support.diagnostics import Diagnostic, DiagnosticError, Note
 from specc.support.location import Location
@@ -177,6 +177,11 @@ def _declare_dims(module: Module, config: Config) -> None:
     if config.draft is not None:
         axis = "draft_vocab" if config.draft.token_map is None else REDUCED
         drafts = (Dim("Vd", axis, config.draft.vocab_size),)
+    shards = {
+        name: model.padded_vocab_size // config.tensor_parallel
+        for name, model in zip(SHARDS.values(), (config.target, config.draft), strict=True)
+        if model is not None and model.padded_vocab_size is not None
+    }
     dims = (
         Dim("B", "request", config.max_batch, dynamic=True),
         Dim("K", "branch", config.topk),
@@ -186,6 +191,8 @@ def _declare_dims(module: Module, config: Config) -> None:
         Dim("A", "path", config.path_slots),
         Dim("V", "vocab", config.target.vocab_size),
         *drafts,
+        *(Dim(name, "vocab_shard", size) for name, size in shards.items()),
+        *([Dim("R", "rank", config.tensor_parallel)] if shards else []),
         Dim("P", "pool", config.pool_rows),
         Dim("C", "context", None),
         Dim("T", "token", None),

@@ -8,6 +8,7 @@ from specc.ir.opdef import OpDef
 from specc.ir.ops import (
     carry,
     chain,
+    comm,
     commit,
     grammar,
     health,
@@ -24,7 +25,23 @@ from specc.ir.ops import (
 
 OPS: dict[str, OpDef] = {
     op.name: op
-    for dialect in (spec, health, carry, kv, vocab, tree, chain, ngram, grammar, sample, walk, verify, commit, model)
+    for dialect in (
+        spec,
+        health,
+        carry,
+        kv,
+        vocab,
+        tree,
+        chain,
+        ngram,
+        grammar,
+        sample,
+        walk,
+        verify,
+        commit,
+        comm,
+        model,
+    )
     for op in dialect.OPS
 }
 """Every op by name."""

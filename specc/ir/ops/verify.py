@@ -18,7 +18,7 @@ def _visited(attrs: Mapping[str, Any]) -> str:
 OPS = (
     OpDef(
         "verify.accept",
-        f"tokens: i64[B, ?n], logits: T[B, ?n, V], rows: i64[B], parent?: i64[B, ?n] -> {_ACCEPT}, bad: i1[B, ?n]",
+        f"tokens: i64[B, ?n], logits: T[B, ?n, ?v], rows: i64[B], parent?: i64[B, ?n] -> {_ACCEPT}, bad: i1[B, ?n]",
         "Verification in the configured mode; without parents the nodes are a chain.",
         {"mode": str},
         until="verify-selected",

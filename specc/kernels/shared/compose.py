@@ -180,5 +180,5 @@ def _warps(module: Module, cluster: Cluster, scans: bool) -> int:
     count = _candidates(module, cluster)
     if count > 512:
         return 8 if count <= 2048 else 16
-    masks = any(op.opcode == "tree.mask" for op in cluster)
-    return 4 if scans or count or masks else 1
+    wide = any(op.opcode in ("tree.mask", "vocab.topk_merge") for op in cluster)
+    return 4 if scans or count or wide else 1

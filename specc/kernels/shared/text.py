@@ -269,6 +269,9 @@ class Text:
             return str(tree.attrs["steps"] if tree is not None and "steps" in tree.attrs else self.module.size("N") - 1)
         if parameter == "RING":
             return str(row_elements(self.module, str(op.attrs["field"])))
+        if parameter in ("RANKS", "ROWS", "RANK_LEVELS"):
+            ranks, _, *rows, _ = tensor_type(op["records"]).sizes(self.module.dims)
+            return str({"RANKS": ranks, "ROWS": prod(rows), "RANK_LEVELS": ranks.bit_length() - 1}[parameter])
         if parameter.startswith("SIZE_"):
             value = (op.named_results | op.named)[parameter.removeprefix("SIZE_").lower()]
             axis = tensor_type(value).shape[-1]

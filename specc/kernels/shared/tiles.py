@@ -10,6 +10,7 @@ is to declare. Its parameters say what it wants, by the names of the op's signat
 * ``tokens_late``: the block of the last of the operands ``tokens0``, ..., if this kernel makes it, or None;
 * ``pool_ptr``: the pool rows of the op's field, ``RING`` their length;
 * ``column``, an attribute: a run-time number; ``COLUMN``: a constant;
+* ``RANKS``, ``ROWS``, ``RANK_LEVELS``: of ``records`` the ranks, a request's rows, and the levels of a tree of ranks;
 * ``LEVELS``: how deep the nodes of ``parent`` are at most;
 * ``N``, ``A``, ...: a dimension; ``SIZE_TOKENS``: the last axis of an operand or a result, 0 of a scalar;
 * ``b``, ``program``, ``programs``: the request, and which of the programs that it has this one is.

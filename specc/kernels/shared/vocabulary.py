@@ -203,6 +203,11 @@ def prologue(text: Text, reduction: Op, cluster: Cluster) -> tuple[str, str]:
     if chooses is not None and chooses is not ops[0]:
         row = "chosen"
         lines.append(f"{row} = {_call(text, chooses, 'row', pointers)}")
+    if (chunks := reduction.attrs.get("chunks")) is not None:  # a chunk is scanned as a row of its own
+        lines += [
+            f"column += row % {chunks} * {vocabulary(text.module, reduction) // int(chunks)}",
+            f"row //= {chunks}",
+        ]
     for op in ops:
         row = "row" if op is chooses else row
         if op in changes:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import PlanError
-from ..plan.plan import BATCH_AXIS, Buffer, Plan
+from ..plan.plan import BATCH_AXIS, RANK_AXIS, Buffer, Plan
 from ..semantics.convention import DTYPES
 
 ALIGNMENT = 256
@@ -55,6 +55,8 @@ class Arena:
     def view(self, name: str, rows: int) -> Tensor:
         """The value or input `name` for a batch of `rows` rows: `[:rows]` of every batch axis, strides unchanged.
 
+        Records of all ranks are dense instead, for one collective writes them.
+
         The same tensor object on every call.
         """
         key = (name, rows)
@@ -71,6 +73,8 @@ class Arena:
         shape = [rows if axis == BATCH_AXIS else self.plan.size(axis) for axis in field.axes]
         if any(wanted > held for wanted, held in zip(shape, whole.shape, strict=True)):
             raise PlanError(f"{name!r} of shape {shape} does not fit its buffer of {tuple(whole.shape)}")
+        if field.axes[:1] == (RANK_AXIS,):
+            return whole.view(-1)[: math.prod(shape)].view(shape)
         return whole.as_strided(shape, whole.stride())
 
     def _tensor(self, buffer: Buffer) -> Tensor:

@@ -114,9 +114,18 @@ class Reference:
     ops: tuple[OpCall, ...]
 
 
+@dataclass(frozen=True)
+class Collective:
+    """A node in which all ranks give each other what its op reads; it cuts no graph."""
+
+    kind: ClassVar[str] = "collective"
+    name: str
+    ops: tuple[OpCall, ...]
+
+
 Computed: TypeAlias = Launch | Reference
 """Nodes that the program computes itself."""
-Node: TypeAlias = Launch | Reference | External
+Node: TypeAlias = Launch | Reference | External | Collective
 
 
 @dataclass(frozen=True)

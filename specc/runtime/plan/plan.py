@@ -25,6 +25,10 @@ PROMPT = "prompt_tokens"
 """The inputs that are the engine's request table, and the tokens of a prefill's prompts."""
 TOKEN_MAP = "d2t"
 """The table i64[Vd] of the target's tokens that a draft of a reduced vocabulary scores."""
+RANK = "rank"
+"""The table i64[1] of the rank's number, of programs whose logits are sharded; the runtime brings it."""
+RANK_AXIS = "R"
+"""The axis of all ranks' records. It is the first one, and what has it is dense whatever the rows of a batch."""
 MOST_DIGITS = len(str(LARGEST))
 """Of a number that stands as text: those with more are no i64."""
 LENGTHS = "seq_lens"
@@ -222,6 +226,7 @@ class Totals:
     `references` are nodes that torch computes, whose launches torch chooses and nobody counts. `host_syncs` counts the
     calls of the host, which may wait for the device: those of a program with grammars. `vocab_bytes_read` counts every
     read of a logits row by a kernel, `hidden_state_bytes` every buffer that holds hidden states.
+    `collectives` are those of all ranks, in which each sends its record to every other: `wire_bytes` together.
     """
 
     launches_in_graph: int
@@ -231,6 +236,8 @@ class Totals:
     vocab_bytes_read: int
     hidden_state_bytes: int
     arena_bytes: int
+    collectives: int = 0
+    wire_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -266,6 +273,11 @@ class Plan:
     memory: ArenaBytes
     totals: Mapping[int, Totals]
     engine: str | None = None
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that have a shard of the logits each; 1 where logits are whole."""
+        return self.dims.get(RANK_AXIS, 1)
 
     @property
     def restricts(self) -> bool:
@@ -319,11 +331,11 @@ class Plan:
         return tuple(node for node in self.nodes(entry) if isinstance(node, External))
 
     def tables(self) -> dict[str, Input]:
-        """Inputs that the engine brings once, when it binds the program: all that have no buffer, but two.
+        """Inputs that the engine brings once, when it binds the program: all that have no buffer, but three.
 
-        Those are the request table, and the prompt tokens that come with each prefill.
+        Those are the request table, the prompt tokens that come with each prefill, and the number of the rank.
         """
-        known = (TABLE, PROMPT)
+        known = (TABLE, PROMPT, RANK)
         return {name: one for name, one in self.inputs.items() if self.home(name) is None and name not in known}
 
     def written_inputs(self, entry: str) -> list[str]:

@@ -10,8 +10,8 @@ from typing import Any
 from ..dtypes import DTYPES
 from ..errors import DamagedWheelError, PlanError
 from .manifest import PLAN
-from .nodes import KINDS, Argument, External, Node, Reference
-from .plan import FORMAT, PROMPT, RAGGED_AXIS, Plan, kv_pointers
+from .nodes import KINDS, Argument, Collective, External, Node, Reference
+from .plan import BATCH_AXIS, FORMAT, PROMPT, RAGGED_AXIS, RANK_AXIS, Plan, kv_pointers
 from .typed import from_json, read_json, to_json
 
 STEP_AXES = ("B", "P", "S", "A", "N", "V")
@@ -126,7 +126,9 @@ def _check_node(plan: Plan, node: Node) -> None:
         if unknown := sorted(set(call.operands) - known):
             raise PlanError(f"{call.op} of node {node.name!r} reads {', '.join(unknown)}, which nothing has made")
         known |= set(call.results)
-    if isinstance(node, Reference):
+    if isinstance(node, Collective):
+        _check_collective(plan, node)
+    if isinstance(node, Collective | Reference):
         return
     if node.kernel not in plan.kernels:
         raise PlanError(f"node {node.name!r} launches the unknown kernel {node.kernel!r}")
@@ -142,6 +144,17 @@ def _check_node(plan: Plan, node: Node) -> None:
     missing = [bucket for bucket in plan.buckets if bucket not in node.grid]
     if missing:
         raise PlanError(f"node {node.name!r} has no grid for bucket {missing[0]}")
+
+
+def _check_collective(plan: Plan, node: Collective) -> None:
+    """It gathers one value, which every rank has one part of, and both are in memory that no forward owns."""
+    named = [(*call.operands, *call.results) for call in node.ops]
+    homes = [plan.home(name) for pair in named for name in pair]
+    if [len(pair) for pair in named] != [2] or any(home is None or home.owner != "arena" for home in homes):
+        raise PlanError(f"collective {node.name!r} does not gather one value of the arena into another")
+    record, records = (plan.values[name].axes for name in named[0])
+    if record[:2] != ("1", BATCH_AXIS) or records != (RANK_AXIS, *record[1:]):
+        raise PlanError(f"collective {node.name!r} gathers {list(record)} into {list(records)}")
 
 
 def _check_argument(argument: Argument) -> None:

@@ -28,6 +28,7 @@ from .reference_ngram import NGRAM_OPS
 from .reference_reject import REJECT_OPS
 from .reference_sample import SAMPLE_OPS
 from .reference_scores import SCORE_OPS
+from .reference_shards import SHARD_OPS
 from .reference_slots import SLOT_OPS
 from .reference_tree import TREE_OPS
 from .reference_walk import WALK_OPS
@@ -36,7 +37,7 @@ Pools: TypeAlias = Mapping[str, Tensor]
 Store: TypeAlias = Callable[[Tensors, Tensor], Tensor]
 
 OPS: dict[str, Semantics] = {
-    **SLOT_OPS, **TREE_OPS, **NGRAM_OPS, **SAMPLE_OPS, **SCORE_OPS, **REJECT_OPS, **WALK_OPS
+    **SLOT_OPS, **TREE_OPS, **NGRAM_OPS, **SAMPLE_OPS, **SCORE_OPS, **REJECT_OPS, **WALK_OPS, **SHARD_OPS
 }  # fmt: skip
 STORES: dict[str, Store] = {}
 """By op, of its operands, of which rows i64[B] come first, and the pool: what these rows of the pool become."""

@@ -24,6 +24,11 @@ def tree(topk: int, nodes: int, more: str) -> str:
     return edit("topk: 1", f"topk: {topk}").replace("tokens: 4", f"tokens: {nodes}").replace("verify: greedy", more)
 
 
+def sharded(columns: int) -> str:
+    """Return the valid configuration with logits sharded over four ranks, and so many columns of the draft."""
+    return edit("verify: greedy", "logits: sharded\ntensor_parallel: 4") + f"  padded_vocab_size: {columns}\n"
+
+
 def alone(options: str, **keys: str) -> str:
     """Return the valid configuration for an algorithm without a draft, with its options in lines 19 and later."""
     text = VALID[: VALID.index("draft:")].replace("EAGLE", "NGRAM")
@@ -178,6 +183,16 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
     ("config/out-of-range", alone("  longest: 33"), 20, 12),
     ("config/out-of-range", alone("  corpus: ''"), 20, 11),
     ("config/duplicate-key", alone("  window: 64\n  window: 64"), 21, 3),
+    ("config/out-of-range", edit("verify: greedy", "tensor_parallel: 3"), 9, 18),
+    ("config/out-of-range", edit("verify: greedy", "tensor_parallel: 32"), 9, 18),
+    ("config/not-yet", edit("verify: greedy", "verify: target_only\nlogits: sharded"), 9, 9),
+    ("config/not-yet", edit("[accept_index]", "[logprobs]\nbest_logprobs: 2\nlogits: sharded"), 11, 16),
+    ("config/not-yet", edit("verify: greedy", "logits: sharded\nengine: sglang"), 10, 9),
+    ("config/not-yet", edit("verify: greedy", "logits: sharded") + "  token_map: engine\n", 26, 14),
+    ("legal/shards", sharded(32002), 27, 22),
+    ("legal/shards", sharded(31996), 27, 22),
+    ("legal/shards", sharded(32000).replace("logits: sharded", "logits: gathered"), 27, 22),
+    ("legal/shards", sharded(32000).replace("vocab_size: 32000", "vocab_size: 31999", 1), 18, 15),
 ]
 
 ELSEWHERE = {

@@ -16,13 +16,15 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from specc.ir.core import Module, Op, Value, is_state, tensor_type
-from specc.ir.nodes import is_external
+from specc.ir.nodes import is_collective, is_external
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS, evaluate
 from specc.runtime.semantics.reference_kv import KV_OPS
 
 UNBOUNDED = {"C": 40, "T": 11, "M": 9}
 ROWS = 3
+RANKS: dict[str, Any] = {"logits": "sharded", "tensor_parallel": 2, "outputs": ["logprobs"]}
+RANKS |= dict.fromkeys(("target", "draft"), {"vocab_size": 90, "padded_vocab_size": 96})
 TREE: dict[str, Any] = {"topk": 2, "num_draft_tokens": 6, "page_size": 4}
 SAMPLING = ["penalties", "logit_bias", "grammar"]
 SCORES = {"outputs": ["logprobs"], "logprobs": "processed", "best_logprobs": 2}
@@ -30,6 +32,7 @@ PROGRAMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("EAGLE", {"overlap": True}),
     ("EAGLE", TREE | {"mask": "qlen", "outputs": ["logprobs"]}),
     ("STANDALONE", TREE | {"mask": "bitpacked"}),
+    ("STANDALONE", TREE | RANKS),
     ("EAGLE", TREE | {"mask": "full", "context_length": 64}),
     ("MULTI_LAYER_EAGLE", {}),
     ("DFLASH", {"verify": "target_only", "sampling": ["min_p", "top_p", "top_k"]}),
@@ -81,7 +84,7 @@ def test_every_reference_is_queued() -> None:
     seen: set[str] = set()
     for module in modules():
         for op in module.ops():
-            if not is_external(op):
+            if not is_external(op) and not is_collective(op):
                 run(module, op)
                 seen.add(op.opcode)
     # Those that no program has in either place.

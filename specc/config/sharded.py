@@ -1,0 +1,54 @@
+"""Logits that are sharded over ranks: what a shard is, and what a program cannot do with one yet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from specc.config.legality import Checked, refuse
+from specc.config.resolved import ModelConfig
+from specc.config.sides import Side
+from specc.support.diagnostics import Note
+
+GATHERED = "write logits: gathered, with which every rank has whole rows"
+
+
+def check_shards(checked: Checked) -> None:
+    """Refuse what reads logits otherwise than by their largest ones, where no rank has all of them."""
+    file = checked.file
+    if file.logits != "sharded" or not checked.sound("logits"):
+        return
+    what = "with logits: sharded"
+    refuse(checked, file.verify != "greedy", f"verify: {file.verify} {what}", ("verify",), GATHERED)
+    refuse(checked, file.best_logprobs > 0, f"best_logprobs {what}", ("best_logprobs",), GATHERED)
+    refuse(checked, file.engine is not None, f"engine: {file.engine} {what}", ("engine",), GATHERED)
+
+
+def with_shards(checked: Checked, side: Side, model: ModelConfig | None) -> ModelConfig | None:
+    """Return a model with the columns of all its shards, None after reporting that they cannot be shared out."""
+    block = checked.file.target if side == "target" else checked.file.draft
+    if model is None or block is None:
+        return model
+    written, at = block.padded_vocab_size, checked.places.value(side, "padded_vocab_size")
+    if checked.file.logits != "sharded":
+        if written is not None and checked.sound("logits"):
+            message = "padded_vocab_size says how shards of logits are padded, and every rank has whole rows"
+            checked.found.error("legal/shards", message, at, hint="write logits: sharded, or leave the key out")
+        return model
+    if not checked.sound("logits", "tensor_parallel"):
+        return None
+    what = "a draft that scores a part of the tokens, with logits: sharded,"
+    refuse(checked, model.token_map is not None, what, (side, _map_key(checked, side)), GATHERED)
+    ranks, size = checked.file.tensor_parallel, written or model.vocab_size
+    least = -(-model.vocab_size // ranks) * ranks
+    if size % ranks or size < model.vocab_size:
+        place = at if written else checked.places.value(side, "vocab_size" if block.vocab_size else "model")
+        message = f"{size} columns cannot be shared out: {model.vocab_size} tokens on {ranks} ranks"
+        notes = [Note(f"tensor_parallel is {ranks}", checked.places.value("tensor_parallel"))]
+        hint = f"write padded_vocab_size: a multiple of {ranks}, from {least} on"
+        checked.found.error("legal/shards", message, place, hint=hint, notes=notes)
+        return None
+    return replace(model, padded_vocab_size=size)
+
+
+def _map_key(checked: Checked, side: Side) -> str:
+    return "token_map" if checked.places.written(side, "token_map") else "model"

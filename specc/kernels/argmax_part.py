@@ -1,0 +1,42 @@
+"""argmax_part: what a rank knows of the largest logit of a request's rows, as records that are gathered."""
+
+from __future__ import annotations
+
+from specc.ir.core import Module, Op
+from specc.kernels.shared import parts, vocabulary
+from specc.kernels.shared.base import Cluster
+from specc.kernels.shared.compose import Composed
+from specc.kernels.shared.text import Text
+
+
+class ArgmaxPart(Composed):
+    """Every program leaves the best value of its chunks and its column, and the sum of exponentials if it is wanted."""
+
+    stem = "argmax_part"
+    reduces = "vocab.argmax_part"
+
+    def scan(self, text: Text, reduction: Op, cluster: Cluster) -> str:
+        """See `Composed.scan`."""
+        module, rows = text.module, vocabulary.rows_of(text.module, reduction)
+        text.constants += parts.sizes(module, reduction)
+        function, operands, logits, shape = parts.scanned(text, reduction, cluster)
+        value, mark = text.partial("partial_value", "f32", shape), text.partial("partial_index", "i32", shape)
+        total = text.partial("partial_sum", "f32", shape) if reduction.attrs["words"] == 2 else "None"
+        arrivals = text.partial("arrivals", "i32", shape[:1], zero=True)
+        record, rank = text.pointer(reduction.result, "record"), text.pointer(reduction["rank"], "rank")
+        programs = parts.programs_of(module, reduction)
+        given = f"{value}, {mark}, {total}, {record}, {rank}, b, live, {rows}, CHUNKS, CHUNK, PROGRAMS"
+        text.body.append(f"{text.use('store_argmax_part')}({given}, {parts.levels(programs)})")
+        text.stored.add(reduction.result)
+        given = f"{logits}, {value}, {mark}, {total}, {arrivals}, b, program, programs, {function}, {operands}"
+        levels = parts.levels(parts.each(module, reduction))
+        return f"last = {text.use('scan_argmax_part')}({given}, {rows}, CHUNKS, CHUNK, PROGRAMS, {levels}, BLOCK)"
+
+    def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
+        """Programs that scan."""
+        reduction = self.reduction(cluster)
+        assert reduction is not None
+        return parts.grid(module, reduction, batch)
+
+
+FAMILY = ArgmaxPart()

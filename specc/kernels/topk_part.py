@@ -1,0 +1,44 @@
+"""topk_part: what a rank knows of the K most probable tokens of a request's rows, as records that are gathered."""
+
+from __future__ import annotations
+
+from specc.ir.core import Module, Op
+from specc.kernels.shared import parts, vocabulary
+from specc.kernels.shared.base import Cluster
+from specc.kernels.shared.compose import Composed
+from specc.kernels.shared.text import Text
+
+
+class TopkPart(Composed):
+    """Every program leaves the K best keys of its chunks, its largest value, and its sum of exponentials."""
+
+    stem = "topk_part"
+    reduces = "vocab.topk_part"
+
+    def scan(self, text: Text, reduction: Op, cluster: Cluster) -> str:
+        """See `Composed.scan`."""
+        module, rows = text.module, vocabulary.rows_of(text.module, reduction)
+        count = int(reduction.attrs["words"]) - 1
+        text.constants += parts.sizes(module, reduction)
+        function, operands, logits, shape = parts.scanned(text, reduction, cluster)
+        key = text.partial("partial_key", "i64", (*shape, count))
+        top, total = text.partial("partial_max", "f32", shape), text.partial("partial_sum", "f32", shape)
+        arrivals = text.partial("arrivals", "i32", shape[:1], zero=True)
+        record, rank = text.pointer(reduction.result, "record"), text.pointer(reduction["rank"], "rank")
+        programs = parts.programs_of(module, reduction)
+        sizes = f"{rows}, {count}, CHUNKS, CHUNK, PROGRAMS"
+        given = f"{key}, {top}, {total}, {record}, {rank}, b, live, {sizes}, {parts.levels(programs)}"
+        text.body.append(f"{text.use('store_topk_part')}({given})")
+        text.stored.add(reduction.result)
+        given = f"{logits}, {key}, {top}, {total}, {arrivals}, b, program, programs, {function}, {operands}"
+        levels = parts.levels(parts.each(module, reduction))
+        return f"last = {text.use('scan_topk_part')}({given}, {sizes}, {levels}, BLOCK)"
+
+    def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
+        """Programs that scan."""
+        reduction = self.reduction(cluster)
+        assert reduction is not None
+        return parts.grid(module, reduction, batch)
+
+
+FAMILY = TopkPart()

@@ -1,0 +1,116 @@
+"""gather-logits: reductions of logits that are sharded over ranks become a part of every rank's, gathered and merged.
+
+A part is a record of one or a few words per row, whatever the vocabulary. The exponentials of a row are added in equal
+chunks of the padded vocabulary, each in one order, and the chunks' sums as a balanced binary tree. A rank has a subtree
+of it, so that what is merged does not depend, to the last bit, on how many ranks there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specc.ir.core import Attr, Module, Op, Value, tensor_type
+from specc.ir.infer import assign_types
+from specc.ir.nodes import is_external
+from specc.ir.ops.vocab import MOST_CHUNKS
+from specc.ir.types import SHARDS, TensorType
+from specc.kernels.shared.vocabulary import of_argmax
+from specc.pass_manager.pass_base import Context, Pass
+from specc.runtime.plan.plan import RANK
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+
+PARTS = frozenset({"comm.pad", "vocab.argmax_part", "vocab.topk_part"})
+"""Ops that know that logits may be a shard."""
+
+
+@dataclass(frozen=True)
+class GatherLogits(Pass):
+    """Split every reduction over a shard in its part, a collective if there are several ranks, and a merge."""
+
+    name = "gather-logits"
+    requires = frozenset({"typed", "verify-selected", "compacted"})
+
+    def run(self, module: Module, ctx: Context) -> None:
+        """Split what can be split, and refuse whatever else reads a shard."""
+        for op in module.find("vocab.argmax", "vocab.topk"):
+            if reads_shard(module, op):
+                _Split(module, op).run()
+        ranks = module.dims.get("R")
+        for part in module.find("vocab.argmax_part", "vocab.topk_part"):
+            words = part.attrs["words"]
+            message = f"{part.opcode} of {part.attrs['chunks']} chunks on each of {ranks.size if ranks else 1} ranks"
+            self.remark(ctx, f"{message}: {words} words of 64 bits per row are gathered", part.location)
+        if left := unsplit(module):
+            raise DiagnosticError([_refused(op) for op in left])
+
+
+def reads_shard(module: Module, op: Op) -> bool:
+    """Whether an op reads logits of which every rank has a part of the columns."""
+    types = [value.type for value in op.operands if isinstance(value.type, TensorType)]
+    axes = {entry for type_ in types for entry in type_.shape if isinstance(entry, str)}
+    return any(module.dims[axis].axis == "vocab_shard" for axis in axes & module.dims.keys())
+
+
+def unsplit(module: Module) -> list[Op]:
+    """Ops that read a shard as if it were all logits, and those that hand one out."""
+    handed_out = [value.source for value in module.outputs.values() if value.source is not None]
+    readers = [op for op in module.ops() if reads_shard(module, op) and not is_external(op)]
+    return [op for op in readers if op.opcode not in PARTS] + [op for op in handed_out if op.opcode in PARTS]
+
+
+def _refused(op: Op) -> Diagnostic:
+    message = f"{op.opcode} of sharded logits is not implemented in this version"
+    return Diagnostic("config/not-yet", message, op.location, "write logits: gathered")
+
+
+class _Split:
+    """A reduction while it is replaced."""
+
+    def __init__(self, module: Module, reduction: Op) -> None:
+        self.module, self.reduction = module, reduction
+        self.ranks, axis = module.size("R"), str(tensor_type(reduction["logits"]).shape[-1])
+        self.tokens = module.size(next(whole for whole, shard in SHARDS.items() if shard == axis))
+        self.columns = self.ranks * module.size(axis)
+        chunks = min(MOST_CHUNKS, self.columns & -self.columns)
+        if self.ranks & (self.ranks - 1) or chunks % self.ranks or self.tokens > self.columns:
+            message = f"{self.columns} columns of {self.tokens} tokens cannot be shared out to {self.ranks} ranks"
+            raise DiagnosticError(Diagnostic("ir/invalid", message, reduction.location))
+        self.chunks = chunks // self.ranks
+
+    def run(self) -> None:
+        """Put part, collective and merges in the reduction's place."""
+        module, reduction = self.module, self.reduction
+        scores = [op for op in module.users(reduction["logits"]) if of_argmax(op) and op["index"].source is reduction]
+        given, rank = reduction["logits"], module.inputs.get(RANK) or module.add_input(RANK, TensorType("i64", (1,)))
+        if self.tokens < self.columns:
+            given = self._op("comm.pad", (given, rank), (f"{given.name}_own",), vocab=self.tokens).result
+        top = reduction.opcode == "vocab.topk"
+        words = module.size("K") + 1 if top else 1 + bool(scores)
+        name = reduction.out("index").name
+        operands = (given, reduction["rows"], rank)
+        records = self._op(
+            f"{reduction.opcode}_part", operands, (f"{name}_record",), words=words, chunks=self.chunks
+        ).result
+        if self.ranks > 1:
+            records = self._op("comm.gather", (records,), (f"{name}_records",)).result
+        self._merge(reduction, f"{reduction.opcode}_merge", records)
+        for score in scores:
+            self._merge(score, "vocab.logprob_merge", records)
+        for gone in (*scores, reduction):
+            module.erase(gone)
+
+    def _merge(self, old: Op, opcode: str, records: Value) -> None:
+        names = [value.name for value in old.results]
+        new = self._op(opcode, (records, old["rows"]), names, **old.attrs)
+        for before, after in zip(old.results, new.results, strict=True):
+            self.module.replace_uses(before, after)
+
+    def _op(self, opcode: str, operands: Sequence[Value], names: Sequence[str], **attrs: Attr) -> Op:
+        """An op before the reduction."""
+        module, reduction = self.module, self.reduction
+        at = module.phases[reduction.phase].index(reduction)
+        results = [(name, None) for name in names]
+        made = module.add_op(reduction.phase, opcode, operands, results, attrs, reduction.location, at)
+        assign_types(module, made)
+        return made

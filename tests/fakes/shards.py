@@ -1,0 +1,76 @@
+"""A rank of the fake engine: it hands over its columns of the logits, and NaN in columns of no token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specc.config import Config
+from specc.runtime.plan.nodes import External
+from specc.runtime.plan.plan import Plan
+from specc.runtime.semantics.reference import OPS
+
+PARTS = ("vocab.argmax_part", "vocab.topk_part")
+
+
+class Sharded:
+    """Callbacks of one rank, over those of an engine that scores all columns."""
+
+    capturable = False
+
+    def __init__(self, engine: Any, config: Config, rank: int) -> None:
+        self.engine, self.config, self.rank = engine, config, rank
+        self.last: tuple[str, int | None] = ("", None)
+        self.whole, self.rows = torch.empty(0), torch.empty(0)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.engine, name)
+        if name.startswith("_") or not callable(found):
+            return found
+        model = self.config.models["target" if name.endswith("target") else "draft"]
+
+        def forward(**operands: Any) -> Any:
+            answer = found(**operands)
+            if getattr(answer, "logits", None) is not None:
+                columns = model.padded_vocab_size or model.vocab_size
+                pad = answer.logits.new_full((*answer.logits.shape[:-1], columns - model.vocab_size), torch.nan)
+                width = columns // self.config.tensor_parallel
+                self.last, self.rows = (name, operands.get("step")), operands["rows"]
+                self.whole = whole = torch.cat((answer.logits, pad), dim=-1)
+                answer.logits = whole[..., self.rank * width : (self.rank + 1) * width].contiguous()
+            return answer
+
+        # The runtime asks a callback what it takes.
+        forward.__wrapped__ = found  # pyright: ignore[reportFunctionMemberAccess]
+        return forward
+
+
+class Siblings:
+    """All ranks of a program in one process: what the others would send is computed by the reference ops.
+
+    Whatever is gathered is of the forward that ran last. This rank's record must be what the reference makes of it.
+    """
+
+    def __init__(self, callbacks: Sharded, plan: Plan) -> None:
+        self.callbacks, self.rank, self.size = callbacks, callbacks.rank, plan.ranks
+        calls = [call for node in plan.nodes() if not isinstance(node, External) for call in node.ops]
+        made = {call.operands[0]: call for call in calls if call.op in ("comm.pad", *PARTS)}
+        self.parts: dict[tuple[str, int | None], tuple[Any, int]] = {}
+        for node in plan.externals():
+            call = made.get(node.results.get("logits", ""))
+            vocab = call.attrs["vocab"] if call is not None and call.op == "comm.pad" else 1 << 31
+            while call is not None and call.op == "comm.pad":
+                call = made[call.results[0]]
+            if call is not None:
+                self.parts[node.callback, node.step] = call, vocab
+
+    def all_gather(self, out: Tensor, record: Tensor) -> None:
+        """The records of all ranks."""
+        call, vocab = self.parts[self.callbacks.last]
+        for rank, shard in enumerate(self.callbacks.whole.chunk(self.size, dim=-1)):
+            number = torch.tensor([rank])
+            (own,) = OPS["comm.pad"]((shard, number), {"vocab": vocab}, {})
+            out[rank] = OPS[call.op]((own, self.callbacks.rows, number), call.attrs, {})[0][0]
+        assert torch.equal(out[self.rank], record[0])
