@@ -44,6 +44,10 @@ def _unsupported(checked: Checked, preset: Preset, algorithm: str | None) -> Non
     if file.verify not in preset.verifies and checked.sound("verify"):
         served = " or ".join(preset.verifies)
         _conflict(checked, preset, ("verify",), f"verify is {served}", served)
+    mapped = file.draft is not None and file.draft.token_map is not None and algorithm in preset.heads_of_target
+    if mapped and file.tensor_parallel > 1 and checked.sound("tensor_parallel"):
+        message = "the token map of a head is not served on several ranks: each has a part of the target's rows"
+        _refuse(checked, preset, message, at.value("draft", "token_map"), "write tensor_parallel: 1")
     for index, output in enumerate(file.outputs if checked.sound("outputs") else ()):
         if output in preset.missing_outputs:
             message = f"the output '{output}' is not handed over by its forwards"

@@ -17,7 +17,7 @@ from specc.config.needs import Needs
 from specc.config.reduced import check_map
 from specc.config.resolved import Config, Depth, ModelConfig
 from specc.config.schema import SAMPLING
-from specc.config.sharded import check_shards, with_shards
+from specc.config.sharded import check_shards, with_heads, with_shards
 from specc.config.sides import facts_of, settle
 from specc.config.validate import validate_options
 from specc.support.diagnostics import Note
@@ -52,6 +52,7 @@ def resolve(
     check_models(checked, target, draft)
     check_map(checked, target, draft, directory)
     target, draft = with_shards(checked, "target", target), with_shards(checked, "draft", draft)
+    target, draft = with_heads(checked, "target", target), with_heads(checked, "draft", draft)
     if checked.found.errors or algorithm is None or target is None or options is None:
         return None
     config = _config(checked, algorithm, options, archs, _depths(checked, needed), target, draft)

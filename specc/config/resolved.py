@@ -55,7 +55,7 @@ class ModelConfig:
     ``experts_per_token`` and ``index_topk`` are None where the model has no experts, or no sparse attention.
     ``token_map`` says of a draft that scores a part of the target's tokens where its map is: a file, ``model``
     or ``engine``; None of any other model. ``padded_vocab_size`` are the columns of all shards of its logits together,
-    None where its logits are whole.
+    None where its logits are whole. ``kv_ranks`` are those that share out its KV heads: 1 where each keeps them all.
     """
 
     model: str | None
@@ -78,6 +78,7 @@ class ModelConfig:
     num_hidden_layers: int | None = None
     token_map: str | None = None
     padded_vocab_size: int | None = None
+    kv_ranks: int = 1
 
     @property
     def depth(self) -> int:
@@ -85,9 +86,14 @@ class ModelConfig:
         return self.num_hidden_layers or self.num_layers
 
     @property
+    def kv_heads_per_rank(self) -> int:
+        """Key/value heads of a layer in the pool of one rank."""
+        return max(1, self.num_kv_heads // self.kv_ranks)
+
+    @property
     def kv_row_bytes(self) -> int:
-        """Bytes of one token in one buffer (keys, values, or latent rows) of one layer."""
-        return self.num_kv_heads * self.head_dim * KV_BYTES[self.kv_dtype]
+        """Bytes of one token in one buffer (keys, values, or latent rows) of one layer, on one rank."""
+        return self.kv_heads_per_rank * self.head_dim * KV_BYTES[self.kv_dtype]
 
     @property
     def spec_width(self) -> int:

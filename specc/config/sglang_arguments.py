@@ -32,11 +32,14 @@ _BACKENDS = (
     "--speculative-draft-attention-backend",
 )
 _SERVED_AS: Mapping[str, tuple[str, str]] = {
-    "--tp-size": ("1", "tensor parallelism"),
     "--pp-size": ("1", "pipeline parallelism"),
     "--attn-dp-size": ("1", "attention under data parallelism"),
     "--attn-cp-size": ("1", "context parallelism"),
     "--dcp-size": ("1", "context parallelism of decode"),
+    "--dp-size": ("1", "data parallelism"),
+    "--dwdp-size": ("1", "data parallelism of weights"),
+    "--ep-size": ("1", "expert parallelism"),
+    "--moe-dp-size": ("1", "data parallelism of experts"),
     "--disaggregation-mode": ("null", "prefill and decode on different machines"),
     "--decoupled-spec-role": ("null", "a draft in a process of its own"),
     "--json-model-override-args": ("{}", "a model other than its config.json says"),
@@ -45,7 +48,9 @@ _SERVED_AS: Mapping[str, tuple[str, str]] = {
 
 _NOT_SERVED: Mapping[str, str] = {
     "--config": "a file of arguments",
+    "--enable-attn-tp-input-scattered": "hidden states that are scattered over ranks",
     "--enable-dp-attention": "attention under data parallelism",
+    "--enable-layernorm-sp": "hidden states that are scattered over ranks",
     "--enable-multi-layer-eagle": "multi-layer EAGLE",
     "--enable-pdmux": "prefill and decode multiplexed on one GPU",
     "--speculative-adaptive": "adaptive speculation",
@@ -61,8 +66,12 @@ _THRESHOLDS = ("--speculative-accept-threshold-acc", "--speculative-accept-thres
 _ALIASES = {
     "--attention-context-parallel-size": "--attn-cp-size",
     "--attention-data-parallel-size": "--attn-dp-size",
+    "--data-parallel-size": "--dp-size",
     "--decode-context-parallel-size": "--dcp-size",
+    "--ep": "--ep-size",
+    "--expert-parallel-size": "--ep-size",
     "--model": "--model-path",
+    "--moe-data-parallel-size": "--moe-dp-size",
     "--pipeline-parallel-size": "--pp-size",
     "--speculative-draft-model": "--speculative-draft-model-path",
     "--tensor-parallel-size": "--tp-size",
@@ -85,6 +94,7 @@ _READ = (
     "--speculative-num-draft-tokens",
     "--speculative-num-steps",
     "--speculative-token-map",
+    "--tp-size",
 )
 KNOWN = frozenset({*_READ, *_BACKENDS, *_SERVED_AS, *_NOT_SERVED, *_THRESHOLDS, *_ALIASES})
 """Arguments that say something about the program."""
@@ -185,6 +195,7 @@ def configuration(
         f"algorithm: {algorithm} # --speculative-algorithm {arguments.text('--speculative-algorithm')}",
         *_shape(arguments, device),
         *_sizes(arguments),
+        *_ranks(arguments),
         *_sampled(arguments, verify, _listed(sampling)),
         *([f"outputs: {json.dumps(_listed(outputs))} # --outputs"] if _listed(outputs) else []),
         *([f"best_logprobs: {best} # --best-logprobs"] if best else []),
@@ -279,6 +290,12 @@ def _sizes(arguments: Arguments) -> list[str]:
     ]
 
 
+def _ranks(arguments: Arguments) -> list[str]:
+    """Return the line of the ranks, none for one: each gets whole rows of logits, and a share of the KV heads."""
+    ranks = arguments.number("--tp-size") or 1
+    return [f"tensor_parallel: {ranks} # --tp-size"] if ranks > 1 else []
+
+
 def _listed(words: str) -> list[str]:
     """Return words that have commas between them."""
     return [word.strip() for word in words.split(",") if word.strip()]
@@ -328,6 +345,9 @@ def _token_map(arguments: Arguments) -> list[str]:
         return []
     if algorithm != "EAGLE":
         arguments.refuse(f"--speculative-token-map of {algorithm}", "leave it out: SGLang's head scores all tokens")
+    elif arguments.text("--tp-size", "1") != "1":
+        hint = "leave it out: it names rows of a head of which each rank has a part"
+        arguments.refuse("--speculative-token-map with several ranks", hint)
     elif not Path(written).expanduser().is_file():
         hint = "download it, and give the file: names of the Hub are not looked up"
         arguments.wrong(f"--speculative-token-map '{written[:200]}' is not a file", hint)

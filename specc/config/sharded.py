@@ -1,4 +1,4 @@
-"""Logits that are sharded over ranks: what a shard is, and what a program cannot do with one yet."""
+"""What ranks share out: logits that are sharded, and heads of keys and values; and what cannot be shared yet."""
 
 from __future__ import annotations
 
@@ -52,3 +52,24 @@ def with_shards(checked: Checked, side: Side, model: ModelConfig | None) -> Mode
 
 def _map_key(checked: Checked, side: Side) -> str:
     return "token_map" if checked.places.written(side, "token_map") else "model"
+
+
+def with_heads(checked: Checked, side: Side, model: ModelConfig | None) -> ModelConfig | None:
+    """Return a model as an engine's ranks keep its keys and values, None after reporting that they cannot.
+
+    A rank has its share of the heads; where there are fewer heads than ranks, one that others have too. Without an
+    engine every rank keeps them all, and so it does with the latent rows of mla.
+    """
+    file = checked.file
+    if model is None or file.engine is None or not checked.sound("tensor_parallel"):
+        return model
+    ranks, heads = file.tensor_parallel, model.num_kv_heads
+    if max(heads, ranks) % min(heads, ranks):
+        block = file.target if side == "target" else file.draft
+        key = "num_kv_heads" if block is not None and block.num_kv_heads else "model"
+        message = f"{heads} heads of keys and values cannot be shared out over {ranks} ranks"
+        notes = [Note(f"tensor_parallel is {ranks}", checked.places.value("tensor_parallel"))]
+        hint = "heads are a multiple of the ranks, or ranks of the heads"
+        checked.found.error("legal/shards", message, checked.places.value(side, key), hint=hint, notes=notes)
+        return None
+    return replace(model, kv_ranks=ranks)

@@ -148,9 +148,11 @@ def main() -> None:
     """Read a job, serve it, write what came out."""
     job, out = (Path(name) for name in sys.argv[1:])
     os.environ.update(ENVIRONMENT, SGLANG_DISABLED_MODEL_ARCHS=other_models())
+    given = json.loads(job.read_text())
+    if (ranks := given["engine"].get("tp_size", 1)) > 1:  # SGLang wants to be told a processor for each
+        os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(ranks)))
     import sglang
 
-    given = json.loads(job.read_text())
     begin = time.monotonic()
     engine = sglang.Engine(**ENGINE | given["engine"])
     started = round(time.monotonic() - begin, 1)

@@ -30,7 +30,7 @@ class Variant:
 
     With `overlap` the next forward is launched before the results of the last are read, as on a GPU. With `program` a
     wheel runs its decode steps, with `samples` those of requests that ask for anything that `BUILT` has, too. With
-    `token_map` the draft scores the tokens of `write_models`' file alone.
+    `token_map` the draft scores the tokens of `write_models`' file alone. `ranks` share out both models.
     """
 
     algorithm: str | None = None
@@ -41,6 +41,7 @@ class Variant:
     program: bool = False
     samples: bool = False
     token_map: bool = False
+    ranks: int = 1
 
     def __str__(self) -> str:
         """For the names of tests and files."""
@@ -52,6 +53,7 @@ class Variant:
             *["program"] * self.program,
             *["samples"] * self.samples,
             *["map"] * self.token_map,
+            *[f"{self.ranks}ranks"] * (self.ranks > 1),
         ]
         return "-".join(named) if self.algorithm else "plain"
 
@@ -66,7 +68,7 @@ class Variant:
 
     def engine(self, models: Path) -> dict[str, Any]:
         """Arguments of the engine."""
-        given = {"model_path": str(models / "target"), **SERVER, **SMALL_POOL}
+        given = {"model_path": str(models / "target"), "tp_size": self.ranks, **SERVER, **SMALL_POOL}
         if self.algorithm is None:
             return given | {"disable_overlap_schedule": not self.overlap}
         return given | {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -64,7 +63,7 @@ class Admission:
     Args:
         package: the program's.
         step: it, bound.
-        default_seed: of requests without one; None: each gets its own.
+        seeds: draws one for a request that has none, on every rank the same.
         restrict: says whose grammars the next launch of the program obeys, row by row of its batch.
 
     """
@@ -73,11 +72,11 @@ class Admission:
         self,
         package: Any,
         step: Any,
-        default_seed: int | None,
+        seeds: Callable[[], int],
         restrict: Callable[[Sequence[Any]], object] = lambda _: None,
     ) -> None:
         """Nobody is on the way."""
-        self._package, self._step, self._default, self._restrict = package, step, default_seed, restrict
+        self._package, self._step, self._seeds, self._restrict = package, step, seeds, restrict
         self._largest, self._vocabulary = package.plan.buckets[-1], package.plan.size("V")
         self._places: list[int] = []
         self._batch: Any = None
@@ -131,8 +130,7 @@ class Admission:
         """Those of a request, the same for its whole life."""
         if not hasattr(request, _PARAMETERS):
             seed = request.sampling_params.sampling_seed
-            seed = self._default if seed is None else seed
-            seed = secrets.randbelow(SEEDS) if seed is None else seed % SEEDS
+            seed = self._seeds() if seed is None else seed % SEEDS
             found = {"temperature": 0.0} | asked(request, self._vocabulary) | {"seed": seed}
             setattr(request, _PARAMETERS, found)
         return getattr(request, _PARAMETERS)

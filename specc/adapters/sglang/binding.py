@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import torch
+from sglang.srt.distributed.parallel_state import graph_capture
 from sglang.srt.model_executor.runner_utils.capture_mode import model_capture_mode
+from sglang.srt.model_executor.runner_utils.pool import get_or_create_global_graph_capture_stream
+from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
 
 from .attention import Eager, Static, scored_tokens
 from .forwards import Forwards
 from .grammars import Masks
 from .recorded import RecordedForwards
-from .settings import word
+from .settings import ServerError, word
 from .simulate import Simulated, simulating
 
 CAPTURE = "SPECC_CAPTURE"
@@ -24,10 +28,10 @@ FORWARDS: dict[str, type[Forwards]] = {"graph": Forwards, "segments": RecordedFo
 def bind(program: Any, worker: Any, masks: Masks) -> tuple[Any, str]:
     """Bind a program to an EAGLEWorkerV2 whose graphs are captured; returns the step and what is captured of it.
 
-    ServerError when `SPECC_CAPTURE` is another word.
+    ServerError as `capturing`.
     """
     table = worker.req_to_token_pool.req_to_token
-    how = _capture(worker)
+    how = capturing(worker)
     target, draft = worker.target_worker.model_runner, worker.draft_worker.draft_runner
     make = FORWARDS[how]
     if simulating():
@@ -40,7 +44,10 @@ def bind(program: Any, worker: Any, masks: Masks) -> tuple[Any, str]:
     tables = {} if scored is None else {"d2t": scored.to(device=table.device, dtype=torch.int64).contiguous()}
     step = program.bind(_Callbacks(forwards, masks), table, buffers, tables=tables, capture=False)
     if how != "none":
-        with model_capture_mode():
+        with ExitStack() as entered:
+            if get_parallel().tp_size > 1:  # collectives of graphs are told where their memory is when they all are there
+                entered.enter_context(graph_capture(stream=get_or_create_global_graph_capture_stream()))
+            entered.enter_context(model_capture_mode())
             step.capture("segments" if how == "segments" else True)
     return step, how
 
@@ -53,9 +60,15 @@ class _Callbacks:
         self.grammar_begin, self.grammar_end, self.grammar_prefill = masks.begin, masks.end, masks.prefill
 
 
-def _capture(worker: Any) -> str:
-    """What to capture; nothing where SGLang captures nothing."""
+def capturing(worker: Any) -> str:
+    """What to capture; nothing where SGLang captures nothing.
+
+    ServerError when `SPECC_CAPTURE` is another word, or asks several ranks for segments: their forwards are replayed
+    while others are captured, and collectives of SGLang's cannot be before all are.
+    """
     how = word(CAPTURE, FORWARDS, "graph")
+    if how == "segments" and get_parallel().tp_size > 1:
+        raise ServerError(f"{CAPTURE}=segments is for one GPU, and tp_size is {get_parallel().tp_size}")
     captures = worker.target_worker.model_runner.decode_cuda_graph_runner is not None
     return how if captures and worker.req_to_token_pool.req_to_token.is_cuda else "none"
 

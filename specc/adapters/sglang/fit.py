@@ -16,6 +16,8 @@ from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 
 from .attention import scored_tokens
 
+SCATTERED = ("enable_attn_tp_input_scattered", "enable_layernorm_sp")
+"""Arguments under which a rank does not have all rows that a forward hands over."""
 BACKENDS = {TritonAttnBackend: "full", IntelAMXAttnBackend: "qlen"}
 """Attention backends that are served, and the mode in which each reads the mask of a tree."""
 
@@ -31,9 +33,13 @@ def misfits(plan: Any, worker: Any) -> list[str]:
 def _unserved(worker: Any) -> Iterator[str]:
     """What no program does in SGLang."""
     spec, parallel = get_spec(), get_parallel()
-    for name in ("tp_size", "pp_size", "dp_size"):
+    for name in ("pp_size", "dp_size", "attn_dp_size", "attn_cp_size", "dcp_size", "moe_dp_size", "moe_ep_size"):
         if getattr(parallel, name) != 1:
-            yield f"{name} is {getattr(parallel, name)}: one GPU is served"
+            yield f"{name} is {getattr(parallel, name)}: ranks are served that share out all heads and all of the layers"
+    if parallel.tp_size > 1 and spec.speculative_token_map is not None and spec.speculative_algorithm != "EAGLE3":
+        yield "speculative_token_map: SGLang takes its rows from a head of which each rank has a part"
+    if any(getattr(worker.server_args, name) for name in SCATTERED):
+        yield f"{' or '.join(SCATTERED)}: ranks have hidden states of some tokens only"
     if get_disagg().disaggregation_mode != "null":
         yield f"disaggregation_mode is {get_disagg().disaggregation_mode}"
     if spec.speculative_adaptive:
@@ -110,6 +116,10 @@ def _memory(plan: Any, worker: Any) -> Iterator[str]:
     rows = len(worker.req_to_token_pool.req_to_token)
     if rows > plan.size("P"):
         yield f"the server keeps {rows - 1} requests, the program {plan.size('P') - 1} (max_requests)"
+    for role, runner in _runners(worker).items():
+        row, pool = runner.token_to_kv_pool.k_buffer[0][0], plan.kv_pools[role]
+        if pool.bound and pool.row_bytes != (theirs := row.numel() * row.element_size()):
+            yield f"a slot of a layer of the {role} has {pool.row_bytes} bytes in the program, {theirs} on a rank"
     target = worker.target_worker.model_runner
     if target.decode_cuda_graph_runner is not None and target.device == "cuda":
         most = max(target.decode_cuda_graph_runner.capture_bs)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from sglang.srt.runtime_context import get_observability
+from sglang.srt.runtime_context import get_observability, get_parallel
 
 
 class Metrics:
-    """Counters of decode steps; they count nothing where the server has no metrics."""
+    """Counters of decode steps; they count nothing where the server has no metrics, and on ranks behind the first."""
 
     def __init__(self, name: str, version: str, captured: str) -> None:
         """Of the program of a package."""
         self._steps: Any = None
-        if not get_observability().enable_metrics:
+        if not get_observability().enable_metrics or get_parallel().tp_rank:
             return
         # Not before SGLang has told prometheus_client where its processes leave their figures.
         client = importlib.import_module("prometheus_client")

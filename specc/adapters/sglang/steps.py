@@ -10,15 +10,16 @@ from typing import Any
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.utils import GenerationBatchResult
-from sglang.srt.runtime_context import get_exec
+from sglang.srt.runtime_context import get_exec, get_parallel
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 from torch import Tensor
 
-from .admission import DETERMINISTIC_SEED, Admission
+from .admission import DETERMINISTIC_SEED, SEEDS, Admission
 from .attention import scored_tokens
 from .binding import bind
 from .grammars import Masks, fills_bitmasks
 from .metrics import Metrics
+from .ranks import seeds
 from .requests import GRAMMAR, LOGPROBS, refuses, unserved
 
 COUNTS = "sampling_counts"
@@ -54,14 +55,13 @@ class Steps:
 
     """
 
-    def __init__(self, package: Any, worker: Any) -> None:
-        """Load the program onto the worker's device and bind it, as `bind` has it."""
+    def __init__(self, package: Any, program: Any, worker: Any) -> None:
+        """Bind the program of a package, loaded onto the worker's device, as `bind` has it."""
         self.name, self._package = package.__name__, package
         self._version = package.__version__
         self.served, self.left = 0, Counter[str]()
         self.refuses_unserved = refuses()
         device = worker.req_to_token_pool.req_to_token.device
-        program = package.load(str(device) if device.type == "cuda" else "cpu")
         self._masks = Masks(program.plan, device)
         self.step, self.captured = bind(program, worker, self._masks)
         self._largest = program.plan.buckets[-1]
@@ -75,8 +75,9 @@ class Steps:
         self.parameters += [GRAMMAR] * (program.plan.restricts and fills_bitmasks())
         self.parameters += [LOGPROBS] * (program.plan.scores is not None)
         self.best = program.plan.scores or 0
-        seed = DETERMINISTIC_SEED if get_exec().deterministic.enable_deterministic_inference else None
-        self.admission = Admission(package, self.step, seed, self._masks.restrict) if given else None
+        deterministic = get_exec().deterministic.enable_deterministic_inference
+        draw = (lambda: DETERMINISTIC_SEED) if deterministic else seeds(get_parallel().tp_group, SEEDS)
+        self.admission = Admission(package, self.step, draw, self._masks.restrict) if given else None
         self._vocabulary = program.plan.size("V")
         self._metrics = Metrics(self.name, self._version, self.captured)
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 
 from . import CHOICE, relay
+from .binding import capturing
 from .fit import misfits
-from .requests import turn_away
+from .ranks import agree
+from .requests import refuses, turn_away
 from .settings import ServerError
 from .steps import StepResult, Steps
 
@@ -27,6 +30,7 @@ FATAL = {
     "room": "there is no room for a step in req_to_token, or in the mask of a tree",
 }
 """Faults after which nothing of a request is text, or nothing follows, by the program's names of them."""
+_Made = TypeVar("_Made")
 SPECULATIVE, MANAGERS = "sglang.srt.speculative", "sglang.srt.managers"
 
 
@@ -61,22 +65,22 @@ class ProgramSteps(_Worker):
     steps: Steps | None = None
 
     def init_cuda_graphs(self) -> None:
-        """Capture SGLang's graphs, then bind the program that fits."""
+        """Capture SGLang's graphs, then bind the program that fits, on every rank the same.
+
+        While several ranks bind, each waits for the others in forwards: one that fails ends the server.
+        """
         super().init_cuda_graphs()
         # Other workers of SGLang derive from these, and ranks of a pipeline have no draft.
         if type(self) not in (EagleWorker, StandaloneWorker) or self.draft_worker is None:
             return
-        try:
-            package = _choose(self.programs, self)
-            if package is None:
-                return
-            self.steps = Steps(package, self)
-        except ServerError:
-            raise
-        except Exception:
-            if os.environ.get(CHOICE):
-                raise
-            logger.exception("specc: no program runs, SGLang's own steps do")
+        group = get_parallel().tp_group
+        package, program = _tried(lambda: _loaded(self.programs, self)) or (None, None)
+        said = {"the program": package and f"{package.__name__} {package.__version__}"}
+        agree(group, said | {"SPECC_CAPTURE": capturing(self), "SPECC_FALLBACK": refuses()})
+        if package is None:
+            return
+        self.steps = _tried(lambda: Steps(package, program, self), must=group.world_size > 1)
+        if self.steps is None:
             return
         relay.offer(self.steps)
         logger.info("specc: %s runs the decode steps: %s", package.__name__, self.steps.report())
@@ -115,6 +119,26 @@ class EagleWorker(ProgramSteps, EAGLEWorkerV2):
 
 class StandaloneWorker(ProgramSteps, StandaloneWorkerV2):
     """STANDALONE."""
+
+
+def _tried(make: Callable[[], _Made], *, must: bool = False) -> _Made | None:
+    """What is made; None after logging why not, unless it `must` be made or `SPECC_PROGRAM` says that one must run."""
+    try:
+        return make()
+    except ServerError:
+        raise
+    except Exception:
+        if must or os.environ.get(CHOICE):
+            raise
+        logger.exception("specc: no program runs, SGLang's own steps do")
+        return None
+
+
+def _loaded(programs: Sequence[Any], worker: Any) -> tuple[Any, Any] | None:
+    """The package of the program that fits, and it, loaded onto the worker's device."""
+    package = _choose(programs, worker)
+    device = worker.req_to_token_pool.req_to_token.device
+    return package and (package, package.load(str(device) if device.type == "cuda" else "cpu"))
 
 
 def _choose(programs: Sequence[Any], worker: Any) -> Any | None:

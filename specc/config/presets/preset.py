@@ -18,6 +18,7 @@ class Preset:
         algorithms: names of the algorithms that the adapter serves.
         demands: path of a key -> its only value; the default where the file does not write it. A path that begins with
             a block counts where the block is there.
+        heads_of_target: algorithms whose head scores rows of the target's own by a token map.
         verifies: values of ``verify`` that its adapter serves.
         tree_masks: values of ``mask`` for a tree, the default first.
         max_requests: default of the key, where the largest bucket is not larger.
@@ -30,6 +31,7 @@ class Preset:
     plugins: str
     algorithms: tuple[str, ...]
     demands: Mapping[tuple[str, ...], Value]
+    heads_of_target: tuple[str, ...]
     verifies: tuple[str, ...]
     tree_masks: tuple[str, ...]
     max_requests: int

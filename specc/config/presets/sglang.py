@@ -17,6 +17,7 @@ SGLANG = Preset(
         ("target", "logits_dtype"): "float32",  # its logits processor hands over nothing else
         ("draft", "logits_dtype"): "float32",
     },
+    heads_of_target=("EAGLE",),
     verifies=("greedy", "target_only"),  # of a greedy program SGLang itself serves requests that sample
     tree_masks=("full", "qlen"),  # read by the triton attention backend, and by that of the CPU
     max_requests=256,

@@ -2,7 +2,7 @@
 
 It keeps the CPU's attention backend where there is no AMX. Environment variables ask for more: SPECC_TEST_OVERLAP=1
 keeps the overlap schedule, SPECC_TEST_NAN=token spoils the target's scores after that token. The internal state gets
-`specc_testing`: the accounting of KV slots and of pool rows.
+`specc_testing`: the accounting of KV slots and of pool rows, and what every rank emitted and ran.
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ OVERLAP = "SPECC_TEST_OVERLAP"
 NAN = "SPECC_TEST_NAN"
 LOGITS = "sglang.srt.layers.logits_processor.LogitsProcessor.forward"
 STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state"
+
+
+QUEUE = "sglang.srt.managers.scheduler.Scheduler._add_request_to_queue"
+_requests: dict[str, Any] = {}
+"""Those that came to this rank, by name."""
 
 
 class WithAmx:
@@ -40,6 +45,7 @@ def register() -> None:
     platform = overrides.get_platform
     overrides.get_platform = lambda: WithAmx(platform())
     HookRegistry.register(STATE, add_accounting, HookType.AROUND)
+    HookRegistry.register(QUEUE, note, HookType.BEFORE)
     if os.environ.get(OVERLAP) == "1":
         keep_overlap()
     if NAN in os.environ:
@@ -92,6 +98,11 @@ def take(values: Tensor, buffer: Tensor, rows: Tensor) -> None:
     buffer[rows] = -1
 
 
+def note(scheduler: Any, request: Any, *_: Any, **__: Any) -> None:
+    """Remember a request that is queued, so that all that it has emitted is known at the end."""
+    _requests[request.rid] = request
+
+
 def add_accounting(get_internal_state: Callable[[Any, Any], Any], controller: Any, request: Any) -> Any:
     """Extend the answer to a request for the internal state."""
     answer = get_internal_state(controller, request)
@@ -115,5 +126,16 @@ def accounting(scheduler: Any) -> dict[str, Any]:
         "rows_free": len(rows.free_slots),
         "rows_free_once": len(set(rows.free_slots)),
         "overlap": bool(scheduler.enable_overlap),
+        "ranks": of_ranks({name: list(one.output_ids) for name, one in _requests.items()}, worker),
         "worker": None if worker is None else f"{type(worker).__module__}.{type(worker).__qualname__}",
     }
+
+
+def of_ranks(tokens: dict[str, list[int]], worker: Any) -> list[dict[str, Any]]:
+    """Of every rank the tokens that requests have emitted there, and what its program ran."""
+    from sglang.srt.runtime_context import get_parallel
+
+    steps = getattr(worker, "steps", None)
+    mine = {"tokens": tokens, "specc": None if steps is None else steps.report()}
+    group = get_parallel().tp_group
+    return group.all_gather_object(mine) if group.world_size > 1 else [mine]

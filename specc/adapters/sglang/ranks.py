@@ -1,0 +1,40 @@
+"""What the ranks of a server with tensor parallelism have to have alike.
+
+SGLang runs one scheduler on each of them, with the same requests, and every rank gets whole rows of logits. So each
+runs the same program, and nothing of a step is sent, as long as no rank decides anything by itself.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .settings import ServerError
+
+
+def agree(group: Any, said: Mapping[str, object]) -> None:
+    """Compare what ranks of a `GroupCoordinator` are about to do; all of them call this, before their first collective.
+
+    ServerError on every rank where one differs: a rank that ran other steps would wait for the others for ever.
+    """
+    if group.world_size == 1:
+        return
+    of_ranks = group.all_gather_object(dict(said))
+    for name in said:
+        found = [one[name] for one in of_ranks]
+        if any(one != found[0] for one in found):
+            told = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(found))
+            raise ServerError(f"specc: ranks would not run the same steps: {name} is {told}")
+
+
+def seeds(group: Any, below: int) -> Callable[[], int]:
+    """What draws seeds from 0 to `below` - 1 for requests that have none, on all ranks of a group the same.
+
+    Requests are prefilled in the same order everywhere, so it is enough that ranks begin alike: with a key of rank 0's,
+    which is another one in every server.
+    """
+    key = group.broadcast_object(secrets.token_bytes(32), src=0)
+    draw = random.Random(key)
+    return lambda: draw.randrange(below)

@@ -1,0 +1,104 @@
+"""Programs on two ranks inside SGLang: the texts of one, and on both the same tokens by as many steps of the program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sglang_mixed import GRAMMARS, REGEX
+from sglang_programs import build_program
+from sglang_server import Served, Variant, serve
+from sglang_workload import PREAMBLES, TAILS, is_greedy, workload
+
+CHAIN = Variant("STANDALONE", "standalone", overlap=True, program=True, ranks=2)
+"""Its draft has one head of keys and values, which both ranks keep."""
+TREE = Variant("EAGLE", "eagle", topk=4, num_draft_tokens=12, program=True, samples=True, ranks=2)
+BEGINNING = 84
+"""Requests of the workload that other engines serve: the first burst is among them."""
+DRAWN: list[dict[str, Any]] = [
+    {"temperature": 1.0, "top_k": 50},
+    {"temperature": 0.9, "top_p": 0.9, "frequency_penalty": 0.5},
+    {"temperature": 1.2, "regex": REGEX},
+]
+
+
+def requests() -> list[dict[str, Any]]:
+    """The beginning of the workload, and drawn requests, each twice without a seed and twice with the same one."""
+    made, more = workload(200, seed=1)[:BEGINNING], {"max_new_tokens": 24}
+    for place, kind in enumerate(DRAWN):
+        for seed in ({}, {}, {"sampling_seed": place}, {"sampling_seed": place}):
+            text = PREAMBLES[place] + TAILS[place]
+            made.append({"text": text, "sampling": kind | more | seed, "after": [BEGINNING - 30 + place, 1]})
+    return made
+
+
+@pytest.fixture(scope="module", params=[CHAIN, TREE], ids=str)
+def both(request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    """What two ranks answered."""
+    variant, folder = request.param, tmp_path_factory.mktemp("ranks")
+    engine = variant.engine(models) | GRAMMARS
+    wheel = build_program(engine, folder / "wheel", *variant.options)
+    return serve(engine, requests(), folder / "job", overlap=variant.overlap, wheel=wheel)
+
+
+def of_ranks(served: Served) -> list[Mapping[str, Any]]:
+    found = served.state["specc_testing"]["ranks"]
+    assert len(found) == 2
+    return found
+
+
+def test_texts_of_ranks_are_those_without_speculation(both: Served, plain: Served) -> None:
+    compared = 0
+    for number, request in enumerate(both.requests[:BEGINNING]):
+        mine, whole = both.outputs[number], plain.outputs[number]
+        if not is_greedy(dict(request)):
+            continue
+        if mine["finish_reason"]["type"] == "abort":  # SGLang does not cut the last step where the text would end
+            tokens = len(whole["token_ids"])
+            assert mine["token_ids"][:tokens] == whole["token_ids"][: len(mine["token_ids"])], number
+        else:
+            assert (mine["token_ids"], mine["text"]) == (whole["token_ids"], whole["text"]), number
+        compared += 1
+    assert compared > 60
+
+
+def test_every_rank_ran_the_program(both: Served) -> None:
+    first, second = (rank["specc"] for rank in of_ranks(both))
+    assert first == second
+    assert first["program"] == "specc_program_served"
+    assert first["served"] > 50
+    samples = bool(first["sampling"])
+    assert set(first["left"]) == (set() if samples else {"sampling", "logprobs", "a grammar"})
+    assert both.log.count("specc_program_served runs the decode steps") == 2
+    accepted = [output for output in both.outputs if output.get("spec_verify_ct")]
+    tokens, steps = (sum(output[name] for output in accepted) for name in ("completion_tokens", "spec_verify_ct"))
+    assert tokens / steps > 1.5
+
+
+def test_ranks_emit_the_same_tokens(both: Served) -> None:
+    """Whoever asked for what, a seed or none; and what was answered is what they emitted."""
+    first, second = (rank["tokens"] for rank in of_ranks(both))
+    assert first == second
+    assert len(first) >= len(both.requests) - sum("abort_after" in request for request in both.requests)
+    for number, output in enumerate(both.outputs[BEGINNING:], start=BEGINNING):
+        assert first[f"{number:06}"][: len(output["token_ids"])] == output["token_ids"], number
+
+
+def test_seeds_count_on_ranks(both: Served) -> None:
+    """Of a program that samples: one seed is one text, and none is another one each time."""
+    if not of_ranks(both)[0]["specc"]["sampling"]:
+        return
+    drawn = [output["token_ids"] for output in both.outputs[BEGINNING:]]
+    for place in range(0, len(drawn), 4):
+        without, another, seeded, again = drawn[place : place + 4]
+        assert seeded == again
+        assert without != another
+
+
+def test_slots_of_ranks_are_free_or_cached_at_the_end(both: Served) -> None:
+    state = both.state["specc_testing"]
+    assert state["idle"]
+    assert state["slots_free"] + state["slots_cached"] == state["slots_owned_once"] == state["slots"]
+    assert sum(output["num_retractions"] for output in both.outputs) > 0
