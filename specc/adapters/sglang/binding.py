@@ -45,7 +45,7 @@ def bind(program: Any, worker: Any, masks: Masks) -> tuple[Any, str]:
     step = program.bind(_Callbacks(forwards, masks), table, buffers, tables=tables, capture=False)
     if how != "none":
         with ExitStack() as entered:
-            if get_parallel().tp_size > 1:  # collectives of graphs are told where their memory is when they all are there
+            if get_parallel().tp_size > 1:  # on leaving, ranks tell each other where collectives of graphs have memory
                 entered.enter_context(graph_capture(stream=get_or_create_global_graph_capture_stream()))
             entered.enter_context(model_capture_mode())
             step.capture("segments" if how == "segments" else True)

@@ -35,7 +35,7 @@ def _unserved(worker: Any) -> Iterator[str]:
     spec, parallel = get_spec(), get_parallel()
     for name in ("pp_size", "dp_size", "attn_dp_size", "attn_cp_size", "dcp_size", "moe_dp_size", "moe_ep_size"):
         if getattr(parallel, name) != 1:
-            yield f"{name} is {getattr(parallel, name)}: ranks are served that share out all heads and all of the layers"
+            yield f"{name} is {getattr(parallel, name)}: served are ranks that share out every layer"
     if parallel.tp_size > 1 and spec.speculative_token_map is not None and spec.speculative_algorithm != "EAGLE3":
         yield "speculative_token_map: SGLang takes its rows from a head of which each rank has a part"
     if any(getattr(worker.server_args, name) for name in SCATTERED):

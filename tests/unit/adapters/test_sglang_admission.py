@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -80,13 +81,13 @@ def test_only_what_the_program_was_built_with(given: dict[str, Any], parameters:
 class Prefill:
     """A prefill of SGLang's, and a program that samples."""
 
-    def __init__(self, default_seed: int | None = None, *sampling: str) -> None:
+    def __init__(self, *sampling: str, seeds: Iterable[int] = ()) -> None:
         keys: dict[str, Any] = {"sampling": ["top_k", *sampling], "buckets": [1, 2], "max_requests": 8}
         plan = build_program(load("EAGLE", verify="target_only", **keys)).plan
         engine = Engine.of_plan(plan, seed=3)
         self.step = Step(plan, ReferenceBackend(), torch.device("cpu"), engine, engine.table, engine.kv)
         package: Any = SimpleNamespace(plan=plan, Sampling=Sampling, Batch=Batch)
-        self.admission = Admission(package, self.step, default_seed)
+        self.admission = Admission(package, self.step, iter(seeds).__next__)
 
     def say(
         self, requests: list[Any], rows: list[int], served: list[int], *, logprobs: bool = False, **options: bool
@@ -123,23 +124,24 @@ class Prefill:
 
 def test_what_is_in_the_rows() -> None:
     """Of those that are served; a seed of SGLang's may be any number, and a request without one gets its own."""
-    prefill = Prefill()
+    prefill = Prefill(seeds=(71, 72, 73, 74))
     some = [request(top_k=ALL, temperature=0.5, sampling_seed=-3), request(), request(top_k=7), request(top_k=ALL)]
     prefill.say(some, [4, 1, 3, 2], [0, 1, 3])
     assert prefill.step.pools["sampling_temperature"][1:5].tolist() == [0.0, 1.0, 0.0, 0.5]
     assert prefill.step.pools["sampling_top_k"][1:5].tolist() == [0, 0, 0, 0]
     assert prefill.seeds(4) == [2**63 - 4]
-    own = prefill.seeds(2)
+    assert prefill.seeds(1, 2) == [71, 72]
     prefill.say(some[3:], [3], [0])
-    assert prefill.seeds(3) == own, "thrown out, it goes on as it began"
+    assert prefill.seeds(3) == [72], "thrown out, it goes on as it began"
     prefill.say([request(top_k=ALL)], [3], [0])
-    assert prefill.seeds(3) != own
+    assert prefill.seeds(3) == [73]
 
 
-def test_without_a_seed_in_deterministic_servers() -> None:
-    prefill = Prefill(42)
-    prefill.say([request(top_k=ALL), request(top_k=ALL, sampling_seed=2**63 - 1)], [1, 2], [0, 1])
-    assert prefill.seeds(1, 2) == [42, 0]
+def test_seeds_are_drawn_for_those_alone_that_have_none() -> None:
+    prefill = Prefill(seeds=(42, 43))
+    some = [request(top_k=ALL), request(top_k=ALL, sampling_seed=2**63 - 1), request(top_k=ALL)]
+    prefill.say(some, [1, 2, 3], [0, 1, 2])
+    assert prefill.seeds(1, 2, 3) == [42, 0, 43]
 
 
 def test_who_draws_the_first_token() -> None:
@@ -176,7 +178,7 @@ def test_log_probabilities_of_first_tokens_are_those_of_the_tokens_that_were_dra
 
 def test_what_was_emitted_is_counted() -> None:
     """Before a request was thrown out, too, and by whoever draws; of the prompt nothing is, as in SGLang."""
-    prefill = Prefill(None, "penalties")
+    prefill = Prefill("penalties", seeds=range(9))
     some = [request(frequency_penalty=1.5), request(), request(repetition_penalty=1.5), request(top_k=3)]
     some[0].output_ids, some[1].output_ids, some[2].output_ids = [7, 9, 7], [5], [11]
     logits = torch.zeros(4, VOCABULARY)

@@ -68,6 +68,32 @@ def test_a_tree_on_a_gpu_and_on_a_cpu(tmp_path: Path) -> None:
     assert (found.mask, found.context_length) == ("qlen", None)
 
 
+def test_ranks(tmp_path: Path) -> None:
+    """Each has its share of the heads in its pool, or one head that others have as well; one rank is no line."""
+    found = config(tmp_path, TREE | {"--tensor-parallel-size": "2"})
+    assert (found.tensor_parallel, found.logits) == (2, "gathered")
+    assert found.draft is not None
+    assert (found.target.num_kv_heads, found.draft.num_kv_heads) == (2, 1)
+    assert (found.target.kv_row_bytes, found.draft.kv_row_bytes) == (64 * 4, 64 * 4)
+    assert config(tmp_path, TREE | {"--tp-size": "4"}).target.kv_row_bytes == 64 * 4
+    assert config(tmp_path, TREE).target.kv_row_bytes == 2 * 64 * 4
+    assert "tensor_parallel: 2 # --tp-size" in run("--", *words({"--tp": "2"})).stdout
+    assert "tensor_parallel" not in run("--", *words({"--tp": "1"})).stdout
+    result = run("--", *words({"--tp": "3"}))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "error[config/out-of-range]" in result.stderr
+
+
+def test_a_token_map_on_several_ranks() -> None:
+    """Of an EAGLE head it names rows of the target's, of which each rank has a part; EAGLE3 heads have their own."""
+    changes = {"--tp-size": "2", "--speculative-algorithm": "EAGLE", "--speculative-token-map": "map.pt"}
+    result = run("--", *words(changes | {"--speculative-draft-model-path": str(MODELS / "eagle")}))
+    assert result.exit_code == 1
+    assert "--speculative-token-map with several ranks is not served" in result.stderr
+    eagle3 = {"--speculative-algorithm": "EAGLE3", "--speculative-draft-model-path": str(MODELS / "eagle3")}
+    assert run("--", *words(changes | eagle3)).exit_code == 0
+
+
 def test_nextn_is_eagle(tmp_path: Path) -> None:
     changes = {"--speculative-algorithm": "nextn", "--speculative-draft-model-path": str(MODELS / "eagle")}
     assert config(tmp_path, changes).algorithm == "EAGLE"
@@ -201,7 +227,9 @@ def test_how_tokens_cannot_be_verified(options: tuple[str, ...], code: str) -> N
         ({"--speculative-use-rejection-sampling": ""}, "rejection sampling"),
         ({"--enable-dp-attention": ""}, "attention under data parallelism"),
         ({"--pp-size": "2"}, "pipeline parallelism (--pp-size 2)"),
-        ({"--tensor-parallel-size": "2"}, "tensor parallelism (--tp-size 2)"),
+        ({"--ep": "2"}, "expert parallelism (--ep-size 2)"),
+        ({"--data-parallel-size": "2"}, "data parallelism (--dp-size 2)"),
+        ({"--enable-layernorm-sp": ""}, "hidden states that are scattered over ranks"),
         ({"--disaggregation-mode": "decode"}, "different machines (--disaggregation-mode decode)"),
         ({"--attention-backend": "fa3"}, "--attention-backend fa3 on cuda"),
         ({"--decode-attention-backend": "flashinfer"}, "--decode-attention-backend flashinfer on cuda"),

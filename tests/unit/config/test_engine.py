@@ -124,6 +124,35 @@ def test_what_the_adapter_does_not_serve(algorithm: str, keys: dict[str, object]
     assert [found[:2] for found in findings(algorithm, **keys)] == [("config/engine-unsupported", hint)]
 
 
+def test_ranks_of_an_engine_share_out_heads_of_keys_and_values() -> None:
+    """Where there are fewer, each keeps one; without an engine each keeps them all."""
+    sizes = {"num_kv_heads": 4, "head_dim": 16, "kv_dtype": "float32"}
+    for ranks, heads in ((1, 4), (2, 2), (4, 1), (8, 1)):
+        found = load(tensor_parallel=ranks, target=sizes, draft=sizes).config
+        assert found.draft is not None
+        assert [side.kv_row_bytes for side in (found.target, found.draft)] == [heads * 16 * 4] * 2
+        assert load(engine=None, tensor_parallel=ranks, target=sizes).config.target.kv_row_bytes == 4 * 16 * 4
+    latent = {"kv_layout": "mla", "num_kv_heads": 1, "head_dim": 16, "kv_dtype": "float32"}
+    assert load(tensor_parallel=4, target=latent).config.target.kv_row_bytes == 16 * 4
+
+
+@pytest.mark.parametrize(("side", "heads", "ranks"), [("target", 3, 2), ("draft", 6, 4), ("target", 3, 8)])
+def test_heads_that_cannot_be_shared_out(side: str, heads: int, ranks: int) -> None:
+    keys = {"tensor_parallel": ranks, side: {"num_kv_heads": heads}}
+    hint = "heads are a multiple of the ranks, or ranks of the heads"
+    assert [found[:2] for found in findings(**keys)] == [("legal/shards", hint)]
+    assert load(engine=None, **keys).config.tensor_parallel == ranks
+
+
+def test_a_token_map_on_several_ranks() -> None:
+    """Of heads that score rows of the target's; those of EAGLE3 are their own."""
+    draft = {"draft": {"token_map": "engine", "vocab_size": 48}}
+    hints = {code: hint for code, hint, _ in findings("EAGLE", tensor_parallel=2, **draft)}
+    assert hints == {"config/engine-unsupported": "write tensor_parallel: 1"}
+    for algorithm, ranks in (("EAGLE", 1), ("EAGLE3", 2)):
+        assert load(algorithm, tensor_parallel=ranks, **draft).config.tensor_parallel == ranks
+
+
 def test_an_engine_may_be_named_beside_the_file() -> None:
     text = config_text("STANDALONE", draft_positions=True)
     assert load_text(text, Path("small.yaml"), names(), needs).config.engine is None
