@@ -47,16 +47,22 @@ class GatherLogits(Pass):
 
 def reads_shard(module: Module, op: Op) -> bool:
     """Whether an op reads logits of which every rank has a part of the columns."""
-    types = [value.type for value in op.operands if isinstance(value.type, TensorType)]
-    axes = {entry for type_ in types for entry in type_.shape if isinstance(entry, str)}
-    return any(module.dims[axis].axis == "vocab_shard" for axis in axes & module.dims.keys())
+    return any(_is_shard(module, value) for value in op.operands)
+
+
+def _is_shard(module: Module, value: Value) -> bool:
+    axes = value.type.shape if isinstance(value.type, TensorType) else ()
+    return any(
+        axis in module.dims and module.dims[axis].axis == "vocab_shard" for axis in axes if isinstance(axis, str)
+    )
 
 
 def unsplit(module: Module) -> list[Op]:
     """Ops that read a shard as if it were all logits, and those that hand one out."""
-    handed_out = [value.source for value in module.outputs.values() if value.source is not None]
+    shards = [value for value in module.outputs.values() if _is_shard(module, value)]
     readers = [op for op in module.ops() if reads_shard(module, op) and not is_external(op)]
-    return [op for op in readers if op.opcode not in PARTS] + [op for op in handed_out if op.opcode in PARTS]
+    handed_out = [value.source for value in shards if value.source is not None]
+    return [op for op in readers if op.opcode not in PARTS] + handed_out
 
 
 def _refused(op: Op) -> Diagnostic:

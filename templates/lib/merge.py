@@ -38,6 +38,7 @@ def vocab_argmax_merge(
     SIZE_INDEX: tl.constexpr,
     SIZE_BAD: tl.constexpr,
     DTYPE: tl.constexpr,
+    KEEP: tl.constexpr,
 ):
     """Index and bad of the largest logit of every row: see the op."""
     live = rows != 0
@@ -49,7 +50,10 @@ def vocab_argmax_merge(
     index = tl.where(real, 0x7FFFFFFF - (best & 0x7FFFFFFF), 0)
     if DTYPE == "i32":
         index = index.to(tl.int32)
-    return _block(index, SIZE_INDEX), _block(bad.to(tl.int32), SIZE_BAD) != 0
+    index = _block(index, SIZE_INDEX)
+    if KEEP != "" and SIZE_BAD > 0:
+        index = index[:, None]
+    return index, _block(bad.to(tl.int32), SIZE_BAD) != 0
 
 
 @triton.jit

@@ -21,7 +21,7 @@ from specc.ir.ops import OPS
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.frame import Frame
 from specc.runtime.plan.nodes import External, Launch
-from specc.runtime.plan.plan import PROMPT, TABLE, Input
+from specc.runtime.plan.plan import PROMPT, RANK, TABLE, Input
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.state.relay import RelayPools
 
@@ -125,6 +125,8 @@ class Flow(Pair):
 
     def _brought(self, field: Input, tokens: int) -> Tensor:
         """What the engine brings: so many tokens of prompts, different entries of an axis, or any numbers."""
+        if field.name == RANK:
+            return torch.zeros(1, dtype=torch.int64)
         if field.limit:
             order = torch.randperm(self.plan.size(field.limit), generator=self.operands.source)
             return order[: self.plan.size(field.axes[0])].sort().values

@@ -26,7 +26,7 @@ from specc.ir.infer import assign_types
 from specc.ir.opdef import OpDef
 from specc.ir.ops import OPS
 from specc.ir.types import REDUCED, Dim, StateType, TensorType
-from specc.runtime.plan.plan import TOKEN_MAP
+from specc.runtime.plan.plan import RANK, TOKEN_MAP
 
 SOURCE = OpDef(
     "model.source",
@@ -181,6 +181,7 @@ class Composer(Builder):
             self.change,
             self.keys,
             self.translate,
+            self.part,
             self.allow,
             self.cut,
             self.row,
@@ -590,6 +591,19 @@ class Composer(Builder):
     def _argmax(self, logits: Value) -> None:
         keep = "K" if self.chain and self.rng.random() < 0.5 else ""
         self.make("vocab.argmax", logits, self.rows(), dtype=self.rng.choice(["i32", "i64"]), keep=keep)
+
+    def part(self) -> None:
+        """An argmax by way of a rank's record, of columns that are tokens or padding."""
+        logits, module = self.logits(), self.module
+        rank = module.inputs.get(RANK) or module.add_input(RANK, TensorType("i64", (1,)))
+        entries = TensorType("i1", tensor_type(logits).shape[-1:]).sizes(module.dims)[0]
+        if self.rng.random() < 0.6:
+            (logits,) = self.make("comm.pad", logits, rank, vocab=self.rng.randint(1, entries + 1))
+        chunks = self.rng.choice([1, 2, 64])
+        chunks = min(chunks, entries & -entries)
+        (record,) = self.make("vocab.argmax_part", logits, self.rows(), rank, words=1, chunks=chunks)
+        keep = "K" if self.chain and self.rng.random() < 0.5 else ""
+        self.make("vocab.argmax_merge", record, self.rows(), dtype=self.rng.choice(["i32", "i64"]), keep=keep)
 
     def translate(self) -> None:
         """The tokens that numbers of a reduced vocabulary stand for."""

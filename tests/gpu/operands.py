@@ -8,7 +8,7 @@ from torch import Tensor
 from specc.runtime.frame import Frame
 from specc.runtime.memory.arena import Arena
 from specc.runtime.plan.nodes import Computed, External
-from specc.runtime.plan.plan import PROMPT, TABLE, Plan
+from specc.runtime.plan.plan import PROMPT, RANK, TABLE, Plan
 from specc.runtime.semantics.convention import DTYPES
 
 POISON = 0x5A
@@ -83,6 +83,8 @@ class Operands:
         """Tokens that the engine brings: the prompts of lengths that are drawn already, or any, some negative."""
         if name == PROMPT:
             return self.draw((int(frame.read("seq_lens").sum()),), torch.int64, lengths=False)
+        if name == RANK:
+            return torch.zeros(1, dtype=torch.int64)
         tokens = self.draw((BROUGHT,), DTYPES[self.plan.inputs[name].dtype], lengths=False)
         return torch.where(torch.rand(len(tokens), generator=self.source) < 0.1, -1, tokens)
 

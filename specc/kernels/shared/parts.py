@@ -42,7 +42,7 @@ def levels(count: int) -> int:
 def scanned(text: Text, reduction: Op, cluster: Cluster) -> tuple[str, str, str, tuple[int, ...]]:
     """What a scan takes: a prologue's function and operands, the logits' memory, and the partial results' sizes."""
     function, operands = vocabulary.prologue(text, reduction, cluster)
-    logits = text.pointer(vocabulary.stored_logits(reduction, cluster), "logits")
+    logits = vocabulary.memory(text, reduction, cluster, str(vocabulary.vocabulary(text.module, reduction)))
     batch, *axes, _ = tensor_type(reduction["logits"]).sizes(text.module.dims)
     return function, operands, logits, (batch, *axes, int(reduction.attrs["chunks"]))
 

@@ -198,16 +198,16 @@ def prologue(text: Text, reduction: Op, cluster: Cluster) -> tuple[str, str]:
         return text.use("identity"), "None"
     pointers: list[str] = []
     lines: list[str] = []
-    row = "row"
-    chooses = next((op for op in ops if op.opcode == ROW), None)
-    if chooses is not None and chooses is not ops[0]:
-        row = "chosen"
-        lines.append(f"{row} = {_call(text, chooses, 'row', pointers)}")
     if (chunks := reduction.attrs.get("chunks")) is not None:  # a chunk is scanned as a row of its own
         lines += [
             f"column += row % {chunks} * {vocabulary(text.module, reduction) // int(chunks)}",
             f"row //= {chunks}",
         ]
+    row = "row"
+    chooses = next((op for op in ops if op.opcode == ROW), None)
+    if chooses is not None and chooses is not ops[0]:
+        row = "chosen"
+        lines.append(f"{row} = {_call(text, chooses, 'row', pointers)}")
     for op in ops:
         row = "row" if op is chooses else row
         if op in changes:

@@ -24,7 +24,7 @@ from specc.runtime.semantics.reference_kv import KV_OPS
 UNBOUNDED = {"C": 40, "T": 11, "M": 9}
 ROWS = 3
 RANKS: dict[str, Any] = {"logits": "sharded", "tensor_parallel": 2, "outputs": ["logprobs"]}
-RANKS |= dict.fromkeys(("target", "draft"), {"vocab_size": 90, "padded_vocab_size": 96})
+RANKS |= {side: {"vocab_size": 90, "padded_vocab_size": 96} for side in ("target", "draft")}
 TREE: dict[str, Any] = {"topk": 2, "num_draft_tokens": 6, "page_size": 4}
 SAMPLING = ["penalties", "logit_bias", "grammar"]
 SCORES = {"outputs": ["logprobs"], "logprobs": "processed", "best_logprobs": 2}
