@@ -25,7 +25,7 @@ def _recognises(pair: Pair) -> Fit | None:
         return None
     if head := draft.named(r"eagle(?!3)"):
         return Fit(f"the draft's class is {head}")
-    if draft.language_model and pair.one_layer_as_wide and "eagle_config" not in draft.content:
+    if draft.plain and pair.one_layer_as_wide:
         return Fit("the draft is one layer, as wide as the target, which a language model is not")
     return None
 

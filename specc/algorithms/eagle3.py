@@ -26,8 +26,13 @@ def _recognises(pair: Pair) -> Fit | None:
         return Fit(f"the draft's class is {head}")
     if draft.content.get("speculators_model_type") == "eagle3":
         return Fit("the draft's speculators_model_type is eagle3")
-    said = "eagle_aux_hidden_state_layer_ids" in draft.block("eagle_config")
-    return Fit("the draft's eagle_config lists layers of the target") if said and not draft.named("eagle") else None
+    if draft.language_model is None or draft.block("dflash_config"):  # another head
+        return None
+    if "eagle_aux_hidden_state_layer_ids" in draft.block("eagle_config"):
+        return Fit("the draft's eagle_config lists layers of the target")
+    if (size := draft.number("draft_vocab_size")) is None or draft.number("num_layers") != 1:
+        return None
+    return Fit(f"the draft is one layer, and scores {size} tokens")
 
 
 EAGLE3 = Algorithm(

@@ -110,12 +110,9 @@ def _check_kv(scope: Scope) -> None:
 
 def _recognises(pair: Pair) -> Fit | None:
     """An assistant says how wide the rows of its target are by a key that no other draft has."""
-    width = None if pair.draft is None else pair.draft.content.get("backbone_hidden_size")
-    return (
-        Fit(f"the draft has a backbone_hidden_size, {width}, as assistants of a target have")
-        if width is not None
-        else None
-    )
+    if pair.draft is None or "backbone_hidden_size" not in pair.draft.content:
+        return None
+    return Fit("the draft has a backbone_hidden_size, as assistants of a target have")
 
 
 FROZEN_KV_MTP = Algorithm(

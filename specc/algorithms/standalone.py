@@ -18,13 +18,9 @@ def _build(scope: Scope) -> None:
 def _recognises(pair: Pair) -> Fit | None:
     """A language model, but for one layer of the target's width: there are heads that say no more of themselves."""
     draft = pair.draft
-    if draft is None or pair.one_layer_as_wide or draft.content.keys() & _OF_HEADS:
+    if draft is None or not draft.plain or pair.one_layer_as_wide:
         return None
-    found = draft.language_model
-    return Fit(f"the draft's class is {found}") if found else None
+    return Fit(f"the draft's class is {draft.language_model}")
 
-
-_OF_HEADS = {"eagle_config", "dflash_config", "backbone_hidden_size", "draft_vocab_size", "speculators_model_type"}
-"""Keys of config.json that heads have and language models do not."""
 
 STANDALONE = Algorithm("STANDALONE", "a separate, smaller language model drafts", _build, Needs(recognises=_recognises))

@@ -80,7 +80,7 @@ def propose(
         Key("name", name, f"The configuration, and the Python package built from it: specc_program_{name}."),
         Key("algorithm", chosen.algorithm, "", f"{chosen.summary}; {chosen.fit.why}"),
         Key("topk", str(topk), _shape(topk)),
-        Key("num_steps", str(steps), "How many tokens are drafted one after the other.", why),
+        Key("num_steps", str(steps), "How many tokens ahead are drafted.", why),
     ]
     if topk > 1:
         most = chosen.needs.most_nodes(topk, steps)
@@ -89,7 +89,7 @@ def propose(
         keys.append(Key("num_draft_tokens", str(nodes), about, f"there may be up to {most}"))
     defaults = ConfigFile()
     buckets = "Batch sizes to compile for: a batch runs padded to the next one, and the last is the largest."
-    greedy = "A draft is accepted exactly when it is the token that the target would pick; `target_only` samples, too."
+    greedy = "A draft is accepted exactly when the target would pick it. With target_only requests may sample."
     return [
         *keys,
         Key("page_size", str(defaults.page_size), "Tokens per page of the KV pool, as the serving engine has it."),
@@ -117,7 +117,7 @@ def _sentence(text: str) -> str:
 
 
 def _shape(topk: int) -> str:
-    return "One token is drafted per step: a chain." if topk == 1 else "Children that are kept per draft step: a tree."
+    return "One draft for every place: a chain." if topk == 1 else "So many drafts are kept for every place: a tree."
 
 
 def _steps(chosen: Drafting, wanted: int | None) -> tuple[int, str]:
@@ -144,8 +144,8 @@ def _archs() -> Key:
     known = {arch: name for name, arch in found if arch in ARCHS}
     why = f"this machine has {' and '.join(known.values())}"
     if not known:
-        here = f"is compiled for {found[0][0]}" if found else "is known of a GPU here"
-        why = f"nothing {here}, so that of H100 and H200 is taken; write those of the GPUs that will run the program"
+        here = f"programs are not compiled for the {found[0][0]} here" if found else "no GPU was found here"
+        why = f"{here}, so that of H100 and H200 is taken; write those of the GPUs that will run the program"
     return Key("archs", f"[{', '.join(known or ['sm_90'])}]", "GPU architectures to compile for.", why)
 
 

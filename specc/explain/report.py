@@ -28,7 +28,7 @@ def print_summary(build: Build, console: Console, files: Iterable[object]) -> No
         console.print(Text(_shared(build)))
     console.print(*_resources(build))
     for path in files:
-        console.print(Text(f"wrote {path}"))
+        console.print(Text(f"wrote {path}"), soft_wrap=True)
     stages = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in build.seconds.items())
     console.print(Text(f"time: {stages}"))
 
@@ -78,7 +78,7 @@ def totals_table(totals: Mapping[int, Totals]) -> Table:
 
 def plain_table(rows: Sequence[Mapping[str, object]]) -> Table:
     """Records as a table: a column for each key that some record has a value for, headed by its words."""
-    keys = [key for key in rows[0] if any(row[key] is not None for row in rows)]
+    keys = [key for key in (rows[0] if rows else ()) if any(row[key] is not None for row in rows)]
     table = Table(box=None)
     for key in keys:
         counts = all(isinstance(row[key], int) for row in rows)

@@ -10,9 +10,14 @@ from typing import Any, cast
 
 from specc.config.models import ModelFacts, read_model
 from specc.config.models.config_json import read_directory
+from specc.support.speculators import MARK
 
 _MODULE = re.compile(r"MTP|NextN", re.IGNORECASE)
 """What the classes of modules of multi-token prediction have in their names, where these have a directory."""
+
+
+_OF_HEADS = {"eagle_config", "dflash_config", "backbone_hidden_size", "draft_vocab_size", MARK}
+"""Keys that heads have in their config.json, and language models do not."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,11 @@ class Described:
         return str(fact.value) if fact is not None else None
 
     @property
+    def plain(self) -> bool:
+        """Whether it says of itself that it is a language model, and nothing that only heads say."""
+        return self.language_model is not None and not self.content.keys() & _OF_HEADS
+
+    @property
     def modules(self) -> int:
         """How many modules of multi-token prediction are in it: said, or its layers where its class is one of them."""
         said = self.number("num_mtp_modules")
@@ -80,11 +90,9 @@ class Pair:
 
     @property
     def one_layer_as_wide(self) -> bool:
-        """Whether the draft is a single layer of the target's width, with scores of all tokens."""
-        target, draft = self.target, self.draft
-        if draft is None or draft.number("num_layers") != 1 or draft.number("draft_vocab_size") is not None:
-            return False
-        return draft.number("hidden_size") == target.number("hidden_size")
+        """Whether the draft is a single layer of the target's width."""
+        draft, width = self.draft, self.target.number("hidden_size")
+        return draft is not None and draft.number("num_layers") == 1 and draft.number("hidden_size") == width
 
 
 @dataclass(frozen=True)
