@@ -15,6 +15,7 @@ if os.environ.get("SPECC_TEST_GPU") != "1":
     os.environ.setdefault("TRITON_INTERPRET", "1")
     # Tensors are too small for more threads, and tests run beside each other. Programs that they start inherit it.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("COLUMNS", None)  # pytest-xdist gives its workers 80, which tables would keep to
 os.environ.setdefault("SPECC_CACHE_DIR", str(Path(__file__).parents[1] / ".specc-cache"))
 
 sys.path.insert(0, str(Path(__file__).parent))  # programs.py, fakes

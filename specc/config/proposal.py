@@ -173,8 +173,11 @@ def _models(pair: Pair, chosen: Drafting, folder: Path) -> list[Key]:
 
 
 def _relative(directory: Path, folder: Path) -> str:
-    """Return a directory's path from a folder, as YAML; links are followed where the way over names leads elsewhere."""
-    short = os.path.relpath(directory.expanduser().absolute(), folder.absolute())
-    path = short if (folder / short).exists() else os.path.realpath(directory.expanduser())
-    path = f"./{path}" if path.startswith("~") else path
+    """Return a directory's path from a folder, as YAML.
+
+    It is absolute where names lead elsewhere, as behind a link, or would stand for somebody's home.
+    """
+    path = os.path.relpath(directory.expanduser().absolute(), folder.absolute())
+    if path.startswith("~") or not (folder / path / "config.json").exists():
+        path = os.path.realpath(directory.expanduser())
     return path if _PLAIN.fullmatch(path) and path.lower() not in _WORDS else json.dumps(path)
