@@ -185,153 +185,153 @@ def test_a_target_given_as_where_one_is(monkeypatch: pytest.MonkeyPatch) -> None
     assert (found["name"], found["target"]) == ("target_standalone", {"model": "."})
 
 
-class TestSteps:
-    """How many are drafted, and whether as a chain."""
-
-    def test_what_is_wanted(self) -> None:
-        assert written("target", "small", "--num-steps", 5)["num_steps"] == 5
-
-    def test_what_the_draft_was_made_for(self) -> None:
-        model("head", HEAD3 | {"architectures": ["DFlashDraftModel"], "block_size": 9})
-        assert written("target", "head")["num_steps"] == 8
-
-    def test_no_more_than_there_may_be(self) -> None:
-        model("head", HEAD3 | {"architectures": ["DFlashDraftModel"], "block_size": 64})
-        assert written("target", "head")["num_steps"] == 16
-
-    def test_a_module_for_each(self) -> None:
-        model("target", LLAMA | {"num_nextn_predict_layers": 2})
-        found = written("target")
-        assert (found["algorithm"], found["num_steps"]) == ("MULTI_LAYER_EAGLE", 2)
-        assert found["draft"] == found["target"]
-        assert loaded(Path("target_multi_layer_eagle.yaml")).config.models["draft"].num_layers == 2
-
-    @pytest.mark.parametrize(("steps", "nodes"), [(3, 16), (1, 5)])
-    def test_a_tree(self, steps: int, nodes: int) -> None:
-        found = written("target", "small", "--topk", 4, "--num-steps", steps)
-        assert (found["topk"], found["num_draft_tokens"]) == (4, nodes)
-
-    def test_a_tree_where_only_chains_are_drafted(self) -> None:
-        model("head", HEAD3 | {"architectures": ["DFlashDraftModel"]})
-        assert "error[legal/chain-only]" in refused("target", "head", "--topk", 2)
-
-    @pytest.mark.parametrize("option", ["--topk", "--num-steps"])
-    @pytest.mark.parametrize("number", ["0", "17", "x"])
-    def test_out_of_range(self, option: str, number: str) -> None:
-        assert f"Invalid value for '{option}'" in refused("target", "small", option, number)
+def test_steps_that_are_wanted() -> None:
+    assert written("target", "small", "--num-steps", 5)["num_steps"] == 5
 
 
-class TestModules:
-    """Drafts that lie in the target's directory."""
-
-    @pytest.mark.parametrize("words", [["target"], ["target", "target"], ["target", "./small/../target"]])
-    def test_one_is_a_head(self, words: list[str]) -> None:
-        model("target", ONE_MODULE)
-        found = written(*words)
-        assert (found["algorithm"], found["draft"]) == ("EAGLE", {"model": "target"})
-        assert loaded(Path("target_eagle.yaml")).config.models["draft"].num_layers == 1
-
-    def test_as_another_algorithm(self) -> None:
-        model("target", ONE_MODULE)
-        found = written("target", "--algorithm", "multi_layer_eagle")
-        assert (found["algorithm"], found["num_steps"]) == ("MULTI_LAYER_EAGLE", 1)
-
-    def test_a_target_that_has_none(self) -> None:
-        said = refused("target", "target")
-        assert "error[config/which-algorithm]: 'target' is the target itself" in said
-
-    def test_none_are_wanted(self) -> None:
-        model("target", ONE_MODULE)
-        found = written("target", "--algorithm", "NGRAM")
-        assert (found["algorithm"], "draft" in found) == ("NGRAM", False)
+def test_steps_that_the_draft_was_made_for() -> None:
+    model("head", HEAD3 | {"architectures": ["DFlashDraftModel"], "block_size": 9})
+    assert written("target", "head")["num_steps"] == 8
 
 
-class TestAlgorithm:
-    """The option, and what cannot be told without it."""
-
-    def test_what_nothing_recognises(self) -> None:
-        model("heads", LLAMA | {"architectures": ["MedusaModel"]})
-        said = refused("target", "heads")
-        assert "error[config/which-algorithm]: nothing in 'heads/config.json' says which algorithm drafts" in said
-        assert "hint: give --algorithm NAME, one of STANDALONE, EAGLE" in said
-        assert written("target", "heads", "--algorithm", "standalone")["algorithm"] == "STANDALONE"
-
-    def test_against_what_is_recognised(self) -> None:
-        assert written("target", "small", "--algorithm", "EAGLE3")["algorithm"] == "EAGLE3"
-
-    def test_a_draft_that_is_missing(self) -> None:
-        for name in ("STANDALONE", "EAGLE", "EAGLE3"):
-            assert f"{name} drafts with a model: give its directory" in refused("target", "--algorithm", name)
-
-    def test_a_draft_that_nobody_uses(self) -> None:
-        assert "NGRAM has no draft model: leave it out" in refused("target", "small", "--algorithm", "NGRAM")
-
-    def test_a_name_that_is_none(self) -> None:
-        assert "no algorithm 'EAGEL' is installed; did you mean 'EAGLE'?" in refused(
-            "target", "small", "--algorithm", "EAGEL"
-        )
+def test_no_more_steps_than_there_may_be() -> None:
+    model("head", HEAD3 | {"architectures": ["DFlashDraftModel"], "block_size": 64})
+    assert written("target", "head")["num_steps"] == 16
 
 
-class TestElementTypes:
-    """Keys that config.json does not settle."""
-
-    def test_a_target_that_names_none(self) -> None:
-        model("target", LLAMA, "dtype")
-        found = written("target", "small")
-        assert (found["target"]["dtype"], "dtype" in found["draft"]) == ("bfloat16", False)
-
-    def test_a_draft_that_names_none(self) -> None:
-        model("small", SMALL, "dtype")
-        model("target", LLAMA | {"dtype": "float16"})
-        assert written("target", "small")["draft"]["dtype"] == "float16"
-
-    def test_a_head_of_another(self) -> None:
-        """It reads rows of the target, so it runs in the target's; what reads its own or projects them need not."""
-        other = {"dtype": "float16"}
-        model("head", HEAD | other)
-        assert written("target", "head")["draft"] == {"model": "head", "dtype": "bfloat16"}
-        assert "config/model-override" in init("target", "head", "--force").stderr
-        model("head3", HEAD3 | other)
-        assert written("target", "head3")["draft"] == {"model": "head3"}
-        model("small", SMALL | other)
-        assert written("target", "small")["draft"] == {"model": "small"}
+def test_steps_with_a_module_for_each() -> None:
+    model("target", LLAMA | {"num_nextn_predict_layers": 2})
+    found = written("target")
+    assert (found["algorithm"], found["num_steps"]) == ("MULTI_LAYER_EAGLE", 2)
+    assert found["draft"] == found["target"]
+    assert loaded(Path("target_multi_layer_eagle.yaml")).config.models["draft"].num_layers == 2
 
 
-class TestArchs:
-    """The GPUs at hand."""
+@pytest.mark.parametrize(("steps", "nodes"), [(3, 16), (1, 5)])
+def test_steps_of_a_tree(steps: int, nodes: int) -> None:
+    found = written("target", "small", "--topk", 4, "--num-steps", steps)
+    assert (found["topk"], found["num_draft_tokens"]) == (4, nodes)
 
-    @pytest.mark.parametrize(
-        ("gpus", "archs", "said"),
-        [
-            ([("NVIDIA A100", "sm_80")], ["sm_80"], "this machine has NVIDIA A100"),
-            ([("NVIDIA H200", "sm_90"), ("NVIDIA H200", "sm_90")], ["sm_90"], "this machine has NVIDIA H200"),
-            (
-                [("NVIDIA A100", "sm_80"), ("NVIDIA B200", "sm_100")],
-                ["sm_80", "sm_100"],
-                "this machine has NVIDIA A100 and NVIDIA B200",
-            ),
-            (
-                [("Tesla V100", "sm_70")],
-                ["sm_90"],
-                "programs are not compiled for the Tesla V100 here, so that of H100",
-            ),
-            ([("Tesla V100", "sm_70"), ("NVIDIA L4", "sm_89")], ["sm_89"], "this machine has NVIDIA L4"),
-            ([], ["sm_90"], "no GPU was found here, so that of H100 and H200 is taken"),
-            (None, ["sm_90"], "no GPU was found here, so that of H100 and H200 is taken"),
-        ],
+
+def test_a_tree_where_only_chains_are_drafted() -> None:
+    model("head", HEAD3 | {"architectures": ["DFlashDraftModel"]})
+    assert "error[legal/chain-only]" in refused("target", "head", "--topk", 2)
+
+
+@pytest.mark.parametrize("option", ["--topk", "--num-steps"])
+@pytest.mark.parametrize("number", ["0", "17", "x"])
+def test_steps_out_of_range(option: str, number: str) -> None:
+    assert f"Invalid value for '{option}'" in refused("target", "small", option, number)
+
+
+@pytest.mark.parametrize("words", [["target"], ["target", "target"], ["target", "./small/../target"]])
+def test_one_module_is_a_head(words: list[str]) -> None:
+    model("target", ONE_MODULE)
+    found = written(*words)
+    assert (found["algorithm"], found["draft"]) == ("EAGLE", {"model": "target"})
+    assert loaded(Path("target_eagle.yaml")).config.models["draft"].num_layers == 1
+
+
+def test_one_module_as_another_algorithm() -> None:
+    model("target", ONE_MODULE)
+    found = written("target", "--algorithm", "multi_layer_eagle")
+    assert (found["algorithm"], found["num_steps"]) == ("MULTI_LAYER_EAGLE", 1)
+
+
+def test_a_target_without_modules_as_its_draft() -> None:
+    said = refused("target", "target")
+    assert "error[config/which-algorithm]: 'target' is the target itself" in said
+
+
+def test_modules_that_are_not_wanted() -> None:
+    model("target", ONE_MODULE)
+    found = written("target", "--algorithm", "NGRAM")
+    assert (found["algorithm"], "draft" in found) == ("NGRAM", False)
+
+
+def test_a_draft_that_nothing_recognises() -> None:
+    model("heads", LLAMA | {"architectures": ["MedusaModel"]})
+    said = refused("target", "heads")
+    assert "error[config/which-algorithm]: nothing in 'heads/config.json' says which algorithm drafts" in said
+    assert "hint: give --algorithm NAME, one of STANDALONE, EAGLE" in said
+    assert written("target", "heads", "--algorithm", "standalone")["algorithm"] == "STANDALONE"
+
+
+def test_another_algorithm_than_is_recognised() -> None:
+    assert written("target", "small", "--algorithm", "EAGLE3")["algorithm"] == "EAGLE3"
+
+
+def test_a_draft_that_is_missing() -> None:
+    for name in ("STANDALONE", "EAGLE", "EAGLE3"):
+        assert f"{name} drafts with a model: give its directory" in refused("target", "--algorithm", name)
+
+
+def test_a_draft_that_nobody_uses() -> None:
+    assert "NGRAM has no draft model: leave it out" in refused("target", "small", "--algorithm", "NGRAM")
+
+
+def test_an_algorithm_that_is_none() -> None:
+    assert "no algorithm 'EAGEL' is installed; did you mean 'EAGLE'?" in refused(
+        "target", "small", "--algorithm", "EAGEL"
     )
-    def test_archs(
-        self, gpus: list[tuple[str, str]] | None, archs: list[str], said: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def found() -> list[tuple[str, str]]:
-            if gpus is None:
-                raise NoGpuError("torch is not installed")
-            return gpus
 
-        monkeypatch.setattr("specc.config.proposal.gpus", found)
-        result = init("target", "small", "-o", "-")
-        assert YAML(typ="safe").load(result.stdout)["archs"] == archs
-        assert said in " ".join(result.stderr.split())
+
+def test_a_target_without_element_type() -> None:
+    model("target", LLAMA, "dtype")
+    found = written("target", "small")
+    assert (found["target"]["dtype"], "dtype" in found["draft"]) == ("bfloat16", False)
+
+
+def test_a_draft_without_element_type() -> None:
+    model("small", SMALL, "dtype")
+    model("target", LLAMA | {"dtype": "float16"})
+    assert written("target", "small")["draft"]["dtype"] == "float16"
+
+
+def test_a_head_of_another_element_type() -> None:
+    """It reads rows of the target, so it runs in the target's; what reads its own or projects them need not."""
+    other = {"dtype": "float16"}
+    model("head", HEAD | other)
+    assert written("target", "head")["draft"] == {"model": "head", "dtype": "bfloat16"}
+    assert "config/model-override" in init("target", "head", "--force").stderr
+    model("head3", HEAD3 | other)
+    assert written("target", "head3")["draft"] == {"model": "head3"}
+    model("small", SMALL | other)
+    assert written("target", "small")["draft"] == {"model": "small"}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "archs", "said"),
+    [
+        ([("NVIDIA A100", "sm_80")], ["sm_80"], "this machine has NVIDIA A100"),
+        ([("NVIDIA H200", "sm_90"), ("NVIDIA H200", "sm_90")], ["sm_90"], "this machine has NVIDIA H200"),
+        (
+            [("NVIDIA A100", "sm_80"), ("NVIDIA B200", "sm_100")],
+            ["sm_80", "sm_100"],
+            "this machine has NVIDIA A100 and NVIDIA B200",
+        ),
+        (
+            [("Tesla V100", "sm_70")],
+            ["sm_90"],
+            "programs are not compiled for the Tesla V100 here, so that of H100",
+        ),
+        ([("Tesla V100", "sm_70"), ("NVIDIA L4", "sm_89")], ["sm_89"], "this machine has NVIDIA L4"),
+        ([], ["sm_90"], "no GPU was found here, so that of H100 and H200 is taken"),
+        (None, ["sm_90"], "no GPU was found here, so that of H100 and H200 is taken"),
+    ],
+)
+def test_archs(
+    gpus: list[tuple[str, str]] | None, archs: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found() -> list[tuple[str, str]]:
+        if gpus is None:
+            raise NoGpuError("torch is not installed")
+        return gpus
+
+    monkeypatch.setattr("specc.config.proposal.gpus", found)
+    result = init("target", "small", "-o", "-")
+    assert YAML(typ="safe").load(result.stdout)["archs"] == archs
+    assert said in " ".join(result.stderr.split())
 
 
 UNREADABLE = [
