@@ -16,7 +16,7 @@ def recognise(pair: Pair) -> tuple[str, Fit, list[Diagnostic]]:
     """Return the algorithm that recognises the draft, and why; warnings name plugins that cannot be asked.
 
     Raises:
-        DiagnosticError: ``config/which-algorithm``, none of them does, or several do.
+        DiagnosticError: ``init/which-algorithm``, none of them does, or several do.
 
     """
     fits: dict[str, Fit] = {}
@@ -46,4 +46,4 @@ def _undecided(pair: Pair, fits: dict[str, Fit]) -> Diagnostic:
         what = f"architectures {list(draft.classes)}, model_type {str(said.get('model_type'))[:60]}"
         message = f"nothing in '{draft.written}/config.json' says which algorithm drafts with it: {what}"
         known = names()
-    return Diagnostic("config/which-algorithm", printable(message), hint=f"{_HINT} {', '.join(known)}")
+    return Diagnostic("init/which-algorithm", printable(message), hint=f"{_HINT} {', '.join(known)}")

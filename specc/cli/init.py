@@ -79,7 +79,7 @@ def _pair(target: Path, draft: Path | None) -> Pair:
     """Both directories, read.
 
     Raises:
-        DiagnosticError: ``config/model-unreadable``, or ``config/which-algorithm`` for a draft that is no other model.
+        DiagnosticError: ``config/model-unreadable``, or ``init/which-algorithm`` for a draft that is no other model.
 
     """
     from specc.config import Pair
@@ -93,7 +93,7 @@ def _pair(target: Path, draft: Path | None) -> Pair:
     if (own := Pair(found)).modules is None:
         message = f"'{draft}' is the target itself, and its config.json says of no module that drafts"
         hint = "give the directory of a draft, or none for look-ups in the text"
-        raise DiagnosticError(Diagnostic("config/which-algorithm", message, hint=hint))
+        raise DiagnosticError(Diagnostic("init/which-algorithm", message, hint=hint))
     return own
 
 

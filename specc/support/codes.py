@@ -18,7 +18,7 @@ CODES: dict[str, str] = {
     "config/out-of-range": "The value has the right type, but is not one of those allowed.",
     "config/bad-name": "The name cannot be the name of a Python package.",
     "config/unknown-algorithm": "No algorithm of that name is installed.",
-    "config/which-algorithm": "Nothing says which algorithm a draft is for, or several algorithms recognise it.",
+    "init/which-algorithm": "Nothing says which algorithm a draft is for, or several algorithms recognise it.",
     "config/unknown-arch": "No GPU architecture of that name is known.",
     "config/no-gpu": "This machine has no GPU for which programs are compiled, and `native` asks for it.",
     "config/unknown-output": "No optional output of that name exists.",

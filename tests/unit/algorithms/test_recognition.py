@@ -49,6 +49,7 @@ DRAFTS: dict[str, tuple[dict[str, Any], str, int | None]] = {
     "EAGLE3 of speculators": (of("Eagle3Speculator") | SPECULATORS, "EAGLE3", None),
     "EAGLE3 by layers alone": (ONE | AUX, "EAGLE3", None),
     "EAGLE3 by its vocabulary alone": (ONE | {"draft_vocab_size": 512}, "EAGLE3", None),
+    "EAGLE3 of another width": (of("LlamaForCausalLMEagle3", hidden_size=192, target_hidden_size=256), "EAGLE3", None),
     "an assistant": (of("Gemma4AssistantForCausalLM", backbone_hidden_size=256), "FROZEN_KV_MTP", None),
     "an assistant of a language model's class": (ONE | {"backbone_hidden_size": 512}, "FROZEN_KV_MTP", None),
     "a block drafter": (of("DFlashDraftModel", block_size=16, dflash_config={"mask_token_id": 1}), "DFLASH", 15),
@@ -72,6 +73,7 @@ TARGETS: dict[str, tuple[dict[str, Any], str, int | None]] = {
 UNKNOWN: dict[str, dict[str, Any]] = {
     "heads": of("MedusaModel"),
     "heads of a language model's type": of("HydraLlamaForCausalLM", num_hidden_layers=2),
+    "a language model of a part of the tokens": LLAMA | {"num_hidden_layers": 2, "draft_vocab_size": 512},
     "no class": of(num_hidden_layers=2),
     "classes that are none": LLAMA | {"architectures": "LlamaForCausalLM", "num_hidden_layers": 2},
     "another type's class": of("Qwen3ForCausalLM"),
@@ -106,7 +108,7 @@ def test_what_nothing_recognises(keys: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(DiagnosticError) as error:
         recognise(pair(tmp_path, keys))
     (found,) = error.value.diagnostics
-    assert found.code == "config/which-algorithm"
+    assert found.code == "init/which-algorithm"
     assert found.message.startswith("nothing in 'draft/config.json' says which algorithm drafts with it: architectures")
     assert found.hint == (
         "give --algorithm NAME, one of STANDALONE, EAGLE, EAGLE3, FROZEN_KV_MTP, MULTI_LAYER_EAGLE, DFLASH, NGRAM"
@@ -148,7 +150,7 @@ def test_what_two_recognise(other: Any, tmp_path: Path) -> None:
     with pytest.raises(DiagnosticError) as error:
         recognise(pair(tmp_path, of("EagleHead")))
     (found,) = error.value.diagnostics
-    assert found.code == "config/which-algorithm"
+    assert found.code == "init/which-algorithm"
     reasons = "EAGLE, because the draft's class is EagleHead; OTHER, because it is a head"
     assert found.message == f"'draft' is a draft for several algorithms: {reasons}"
     assert found.hint == "give --algorithm NAME, one of EAGLE, OTHER"

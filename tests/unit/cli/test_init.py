@@ -240,7 +240,7 @@ def test_one_module_as_another_algorithm() -> None:
 
 def test_a_target_without_modules_as_its_draft() -> None:
     said = refused("target", "target")
-    assert "error[config/which-algorithm]: 'target' is the target itself" in said
+    assert "error[init/which-algorithm]: 'target' is the target itself" in said
 
 
 def test_modules_that_are_not_wanted() -> None:
@@ -252,7 +252,7 @@ def test_modules_that_are_not_wanted() -> None:
 def test_a_draft_that_nothing_recognises() -> None:
     model("heads", LLAMA | {"architectures": ["MedusaModel"]})
     said = refused("target", "heads")
-    assert "error[config/which-algorithm]: nothing in 'heads/config.json' says which algorithm drafts" in said
+    assert "error[init/which-algorithm]: nothing in 'heads/config.json' says which algorithm drafts" in said
     assert "hint: give --algorithm NAME, one of STANDALONE, EAGLE" in said
     assert written("target", "heads", "--algorithm", "standalone")["algorithm"] == "STANDALONE"
 
