@@ -260,9 +260,9 @@ def test_outputs_are_named() -> None:
             result.logprobs  # noqa: B018
         with pytest.raises(AttributeError, match=f"'{type(result).__name__}' object has no attribute 'predict'"):
             result.predict  # type: ignore[attr-defined]  # noqa: B018
-    result = step.decode(Batch([1], [1]))
-    for result in (result, result.to_host()):
-        with pytest.raises(AttributeError, match="'logprobs'; there are accept_lens, bonus, health, new_seq_lens, pred"):
+    decoded = step.decode(Batch([1], [1]))
+    for result in (decoded, decoded.to_host()):
+        with pytest.raises(AttributeError, match="there are accept_lens, bonus, health, new_seq_lens, predict"):
             result.logprobs  # noqa: B018
 
 
