@@ -19,11 +19,12 @@ STEP_AXIS = "D"
 
 
 def wanted(plan: Plan) -> dict[str, Any]:
-    """What pages say of the engine's side: KV buffers that are changed, tables, whether prompts, its name."""
+    """What pages say of the engine's side: KV buffers that are changed, tables, prompts, sampling, its name."""
     return {
         "moved": sorted(owner for owner, pool in plan.kv_pools.items() if pool.bound),
         "tables": list(plan.tables()),
         "prompts": PROMPT in plan.inputs,
+        "samples": plan.samples,
         "engine": plan.engine,
     }
 

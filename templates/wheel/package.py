@@ -7,7 +7,10 @@ forwards, then `prefill` and `decode`.
 
     program = k.load("cuda:0")  # or "cpu"
     step = program.bind({{ bound }})
-    first = step.prefill(k.Batch(rows, lengths{% if prompts %}, prompt_tokens{% endif %})).to_host()
+{% if samples -%}
+{{ "    " }}step.set_sampling(rows, params)  # a k.Sampling for each request, before its prefill
+{% endif -%}
+{{ "    " }}first = step.prefill(k.Batch(rows, lengths{% if prompts %}, prompt_tokens{% endif %})).to_host()
     result = step.decode(k.Batch(rows, lengths)).to_host()  # rows: of req_to_token
     result.tokens(0)  # those that the first request of the batch has emitted
 {% if depths | length > 1 %}
