@@ -138,8 +138,7 @@ def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = Fals
             keys["penalties"] = "committed"
     if "logprobs" in keys["outputs"]:
         keys["best_logprobs"] = rng.choice([0, rng.randint(0, min(vocab, 20))])
-        if "verify" not in keys:  # what is drawn from hangs on sums, which oracles cannot follow
-            keys["logprobs"] = rng.choice(["raw", "processed"])
+        keys["logprobs"] = rng.choice(["raw", "processed"])
     if needs.draft:
         keys["draft"] = draft
     if algorithm == "NGRAM":

@@ -177,12 +177,13 @@ class Oracle:
             if self.config.topk > 1 and self.config.mask == "none":
                 visible = list(range(column + 1))
             seen.append(fold_all(self._seen, [codes[c] for c in visible]))
-        path, emitted = [0], list[int]()
+        path, emitted, rows = [0], list[int](), list[list[float] | None]()
         while True:
             told = said[len(emitted)] if len(emitted) < len(said) else None
             position = len(self.text) + len(emitted)
             known = emitted if self.config.penalties == "exact" else []
             token = self.target_token(tree.tokens[path[-1]], seen[path[-1]], position, told, known)
+            rows.append(self._scored_row(tree.tokens[path[-1]], seen[path[-1]], position, known))
             emitted.append(token)
             children = [c for c, parent in enumerate(tree.parents) if parent == path[-1] and tree.tokens[c] == token]
             if not children or len(path) > steps:
@@ -199,9 +200,30 @@ class Oracle:
         self.text += emitted
         self.count(emitted)
         self._carry_bonus()
-        outputs = self._outputs(path, states, tree)
+        outputs = self._outputs(path, states, tree) | self._scores(rows, emitted)
         self.commit(emitted, [self.hidden("target", state) for state in states], steps)
         return Expected(emitted, path, self.length, self.health, outputs)
+
+    def _scored_row(self, token: int, seen: int, position: int, path: Sequence[int]) -> list[float] | None:
+        """The row whose softmax the log-probabilities are of; None where rounding decides."""
+        if self.config.logprobs == "processed":
+            return self.sampler.processed(self._target_row(token, seen, position, path))
+        model = self.models["target"]
+        return model.rows[model.row(token, seen)]
+
+    def _scores(self, rows: list[list[float] | None], emitted: list[int]) -> dict[str, Any]:
+        """Log-probabilities of what was emitted and of the most probable tokens; None of a row that is None."""
+        if "logprobs" not in self.config.outputs:
+            return {}
+        best = [row and ranked(row)[: self.config.best_logprobs] for row in rows]
+        return {
+            "logprobs": [row and log_probability(row, token) for row, token in zip(rows, emitted, strict=True)],
+            "best_tokens": best,
+            "best_logprobs": [
+                row and [log_probability(row, token) for token in tokens or ()]
+                for row, tokens in zip(rows, best, strict=True)
+            ],
+        }
 
     def _outputs(self, path: list[int], states: list[int], tree: Tree) -> dict[str, Any]:
         """What a configuration may ask for, of the accepted nodes."""
@@ -210,16 +232,6 @@ class Oracle:
             "hidden_states": [model.hidden_rows[Model.hidden_row(state)] for state in states],
             "drafted": [tree.tokens[column] for column in path],
         }
-        found |= {"logprobs": [], "best_tokens": [], "best_logprobs": []}
-        for column, state, token in zip(path, states, self.text[-len(path) :], strict=True):
-            number = model.row(tree.tokens[column], state)
-            if ("log", number, token) not in self.cache:
-                self.cache["log", number, token] = log_probability(model.rows[number], token)
-            found["logprobs"].append(self.cache["log", number, token])
-            row = model.rows[number]
-            best = ranked(row)[: self.config.best_logprobs]
-            found["best_tokens"].append(best)
-            found["best_logprobs"].append([log_probability(row, index) for index in best])
         for number, name in enumerate(("routed_experts", "indexer_topk")):
             size = int((target.experts_per_token, target.index_topk)[number] or 0)
             found[name] = [

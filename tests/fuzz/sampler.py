@@ -79,6 +79,15 @@ class Sampler:
                 found += [tile * TILE + v for v in _near(inside)]
         return list(dict.fromkeys(found))
 
+    def processed(self, row: list[float]) -> list[float] | None:
+        """The logits whose softmax a token is drawn from; None where rounding decides what the filters leave."""
+        if self.greedy:
+            return row
+        scaled = self.scaled(row)
+        cuts = [self.cut(row, slack) for slack in (0.0, -CLOSE, CLOSE)]
+        left = [[-INF if math.isnan(x) or x < cut else scaled[v] for v, x in enumerate(row)] for cut in cuts]
+        return left[0] if left[0] == left[1] == left[2] else None
+
     def cut(self, row: list[float], slack: float) -> float:
         """What is below is not drawn, with shares of the probability that much larger."""
         ordered = sorted((-INF if math.isnan(value) else value for value in row), reverse=True)

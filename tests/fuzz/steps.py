@@ -500,6 +500,7 @@ class Session:
                 expect(got == value, f"{where}: {name} {got}, not {value}")
                 continue
             value = [list(row) if isinstance(row, tuple) else row for row in value]
+            value = [mine if row is None else row for mine, row in zip(got, value, strict=False)]
             if name in ("logprobs", "best_logprobs"):
                 pairs = zip(got, value, strict=False)
                 if name == "best_logprobs":
