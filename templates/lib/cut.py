@@ -8,14 +8,14 @@ Tiles of eight logits that have one not below a bound are noted in a small memor
 among their elements by halving an interval of orders (best.py) in registers. A bound: every lane of the program has
 seen some elements and keeps the largest, so the k-th largest of those is not above the k-th largest of the row, and
 little else is above it. Where the elements have not enough weight, or the tiles do not fit, the interval is halved by
-reading the row again until they do.
+reading the row again until they do; the least of what lanes keep, of which not much more is above, begins it.
 """
 
 import triton
 import triton.language as tl
 
 from .best import order_value, sort_order
-from .topk import LOG2_E
+from .topk import LOG2_E, LOWEST
 
 LEAST_ORDER = tl.constexpr(-0x7F800000)
 """The order of the lowest finite f32."""
@@ -31,16 +31,18 @@ def _load(row_ptr, start, V: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _left(x, start, row, PROLOGUE: tl.constexpr, operands, within, V: tl.constexpr, BLOCK: tl.constexpr):
-    # Logits T as `_load` gives them, changed, as f32; -inf below `within` and for NaN.
+def _changed(x, start, row, PROLOGUE: tl.constexpr, operands, V: tl.constexpr, BLOCK: tl.constexpr):
+    # Logits T as `_load` gives them, changed, as f32.
     at = start + tl.arange(0, BLOCK // TILE)[:, None] * TILE + tl.arange(0, TILE)[None, :]
-    return _changed(x, at, row, PROLOGUE, operands, within, V)
+    return _changed_at(x, at, row, PROLOGUE, operands, V)
 
 
 @triton.jit
-def _changed(x, at, row, PROLOGUE: tl.constexpr, operands, within, V: tl.constexpr):
-    x = PROLOGUE(x.to(tl.float32), tl.minimum(at, V - 1), row, operands)
-    return tl.where((x < within) | (x != x) | (at >= V), float("-inf"), x)
+def _changed_at(x, at, row, PROLOGUE: tl.constexpr, operands, V: tl.constexpr):
+    x = x.to(tl.float32)
+    if operands is not None:
+        x = tl.where(at < V, PROLOGUE(x, tl.minimum(at, V - 1), row, operands), float("-inf"))
+    return x
 
 
 @triton.jit
@@ -71,36 +73,98 @@ def _lane_of_rank(order, rank):
 
 
 @triton.jit
-def _largest(row_ptr, row, PROLOGUE: tl.constexpr, operands, within, V: tl.constexpr, BLOCK: tl.constexpr):
-    # The largest values f32[BLOCK // TILE] that lanes have seen.
+def _ends(
+    row_ptr, row, PROLOGUE: tl.constexpr, operands, bound, LEAST: tl.constexpr, V: tl.constexpr, BLOCK: tl.constexpr
+):
+    # The largest values f32[BLOCK // TILE] that lanes have seen, and if LEAST the least f32, not below a bound above
+    # -inf.
     best = tl.full([BLOCK // TILE], float("-inf"), tl.float32)
+    least = tl.full([BLOCK // TILE], float("inf"), tl.float32)
     # Here and below a block is loaded while the one before it is looked at.
     ahead = _load(row_ptr, 0, V, BLOCK)
     for start in range(0, V, BLOCK):
-        x = _left(ahead, start, row, PROLOGUE, operands, within, V, BLOCK)
+        x = _changed(ahead, start, row, PROLOGUE, operands, V, BLOCK)
         ahead = _load(row_ptr, start + BLOCK, V, BLOCK)
-        best = tl.maximum(best, tl.max(x, axis=1))
-    return best
+        best = tl.maximum(best, tl.max(tl.where(x >= bound, x, float("-inf")), axis=1))
+        if LEAST:
+            least = tl.minimum(least, tl.min(tl.where(x >= bound, x, float("inf")), axis=1))
+    return best, tl.min(least, axis=0)
 
 
 @triton.jit
-def _least(row_ptr, row, PROLOGUE: tl.constexpr, operands, within, V: tl.constexpr, BLOCK: tl.constexpr):
-    # The least value f32 above -inf, +inf without one.
-    least = tl.full([BLOCK // TILE], float("inf"), tl.float32)
-    for start in range(0, V, BLOCK):
-        x = _left(_load(row_ptr, start, V, BLOCK), start, row, PROLOGUE, operands, within, V, BLOCK)
-        least = tl.minimum(least, tl.min(tl.where(x > float("-inf"), x, float("inf")), axis=1))
-    return tl.min(least, axis=0)
+def _note(inside, start, noted, room_ptr, BLOCK: tl.constexpr, ROOM: tl.constexpr):
+    # Notes the tiles of a block with an element i1[BLOCK // TILE, TILE] inside, behind so many, if there is room.
+    some = tl.max(inside.to(tl.int32), axis=1)
+    more = tl.sum(some, axis=0)
+    if more > 0:
+        at = noted + tl.cumsum(some, axis=0) - 1
+        tl.store(room_ptr + at, tl.arange(0, BLOCK // TILE) + start // TILE, mask=(some > 0) & (at < ROOM))
+        noted += more
+    return noted
 
 
 @triton.jit
-def _note(
+def _weigh(
     row_ptr,
     row,
     PROLOGUE: tl.constexpr,
     operands,
     room_ptr,
-    within,
+    bound,
+    lower,
+    low,
+    top,
+    steep,
+    SHARE: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROOM: tl.constexpr,
+):
+    # How many elements are not below each of three values, the lowest first, and their weights; unless SHARE, for which
+    # those are the same, not of the one between. Notes the tiles of the last, of which there are the first number.
+    noted = tl.full([], 0, tl.int32)
+    count = tl.zeros([BLOCK // TILE], tl.int32)
+    total = tl.zeros([BLOCK // TILE], tl.float32)
+    lower_count = count
+    lower_total = total
+    low_count = count
+    low_total = total
+    ahead = _load(row_ptr, 0, V, BLOCK)
+    for start in range(0, V, BLOCK):
+        x = _changed(ahead, start, row, PROLOGUE, operands, V, BLOCK)
+        ahead = _load(row_ptr, start + BLOCK, V, BLOCK)
+        count += tl.sum((x >= bound).to(tl.int32), axis=1)
+        low_count += tl.sum((x >= low).to(tl.int32), axis=1)
+        if SHARE:
+            weight = _weight(x, top, steep, SHARE)
+            total += tl.sum(tl.where(x >= bound, weight, 0.0), axis=1)
+            lower_count += tl.sum((x >= lower).to(tl.int32), axis=1)
+            lower_total += tl.sum(tl.where(x >= lower, weight, 0.0), axis=1)
+            low_total += tl.sum(tl.where(x >= low, weight, 0.0), axis=1)
+        noted = _note(x >= low, start, noted, room_ptr, BLOCK, ROOM)
+    count = tl.sum(count, axis=0)
+    lower_count = tl.sum(lower_count, axis=0)
+    low_count = tl.sum(low_count, axis=0)
+    if SHARE:
+        return (
+            noted,
+            count,
+            tl.sum(total, axis=0),
+            lower_count,
+            tl.sum(lower_total, axis=0),
+            low_count,
+            tl.sum(low_total, axis=0),
+        )
+    return noted, count, count.to(tl.float32), lower_count, 0.0, low_count, low_count.to(tl.float32)
+
+
+@triton.jit
+def _note_between(
+    row_ptr,
+    row,
+    PROLOGUE: tl.constexpr,
+    operands,
+    room_ptr,
     low,
     high,
     top,
@@ -110,32 +174,18 @@ def _note(
     BLOCK: tl.constexpr,
     ROOM: tl.constexpr,
 ):
-    # Notes the tiles that have elements with orders in [low, high), as far as there is room: how many there are, the
-    # weight of all elements, of those from `low` on, and of those from `high` on, whose value may be NaN: of none.
+    # Notes the tiles that have elements of values in [low, high): how many there are. And the weight of the elements
+    # from `high` on; of none where it is NaN.
     noted = tl.full([], 0, tl.int32)
     total = tl.zeros([BLOCK // TILE], tl.float32)
-    reached = tl.zeros([BLOCK // TILE], tl.float32)
-    above = tl.zeros([BLOCK // TILE], tl.float32)
-    low_value = order_value(low)
-    high_value = order_value(high)
-    lane = tl.arange(0, BLOCK // TILE)
     ahead = _load(row_ptr, 0, V, BLOCK)
     for start in range(0, V, BLOCK):
-        x = _left(ahead, start, row, PROLOGUE, operands, within, V, BLOCK)
+        x = _changed(ahead, start, row, PROLOGUE, operands, V, BLOCK)
         ahead = _load(row_ptr, start + BLOCK, V, BLOCK)
-        weight = _weight(x, top, steep, SHARE)
-        over = x >= high_value
-        inside = (x >= low_value) & (x > float("-inf")) & (over == 0)
-        total += tl.sum(weight, axis=1)
-        reached += tl.sum(tl.where(x >= low_value, weight, 0.0), axis=1)
-        above += tl.sum(tl.where(over, weight, 0.0), axis=1)
-        some = tl.max(inside.to(tl.int32), axis=1)
-        count = tl.sum(some, axis=0)
-        if count > 0:
-            at = noted + tl.cumsum(some, axis=0) - 1
-            tl.store(room_ptr + at, lane + start // TILE, mask=(some > 0) & (at < ROOM))
-            noted += count
-    return noted, tl.sum(total, axis=0), tl.sum(reached, axis=0), tl.sum(above, axis=0)
+        above = x >= high
+        total += tl.sum(tl.where(above, _weight(x, top, steep, SHARE), 0.0), axis=1)
+        noted = _note((x >= low) & (above == 0), start, noted, room_ptr, BLOCK, ROOM)
+    return noted, tl.sum(total, axis=0)
 
 
 @triton.jit
@@ -146,7 +196,7 @@ def _noted(
     operands,
     room_ptr,
     noted,
-    within,
+    bound,
     low,
     high,
     V: tl.constexpr,
@@ -160,9 +210,9 @@ def _noted(
     at = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
     there = (lane < noted)[:, None] & (at < V)
     x = tl.load(row_ptr + at, mask=there, other=float("-inf"))
-    x = _changed(x, tl.where(there, at, V), row, PROLOGUE, operands, within, V)
+    x = _changed_at(x, tl.where(there, at, V), row, PROLOGUE, operands, V)
     order = sort_order(x)
-    return tl.where((order < low) | (order >= high), float("-inf"), x)
+    return tl.where((x >= bound) & (order >= low) & (order < high), x, float("-inf"))
 
 
 @triton.jit
@@ -171,10 +221,11 @@ def _halve_in_row(
     row,
     PROLOGUE: tl.constexpr,
     operands,
-    within,
     low,
     high,
     high_value,
+    from_low,
+    from_high,
     wanted,
     top,
     steep,
@@ -184,27 +235,27 @@ def _halve_in_row(
     ROOM: tl.constexpr,
 ):
     # Narrows the orders [low, high), of which low has enough weight and high has not, by reading the row, until few
-    # elements are inside. The middle is that of the values first, which share elements better than their orders do.
+    # elements are inside; so many are not below low, and high. The middle is that of the values first, which share
+    # elements better than their orders do.
     rounds = tl.full([], 0, tl.int32)
-    inside = tl.full([], V, tl.int32)
     low_value = order_value(low)
-    while (inside > ROOM) & (high - 1 > low):
+    while (from_low - from_high > ROOM) & (high - 1 > low):
         of_values = sort_order(low_value * 0.5 + high_value * 0.5)
         use = (rounds < 12) & (of_values > low) & (of_values < high)
         middle = tl.where(use, of_values, _middle(low, high))
         value = order_value(middle)
         weight = tl.zeros([BLOCK // TILE], tl.float32)
-        upper = tl.zeros([BLOCK // TILE], tl.int32)
-        lower = tl.zeros([BLOCK // TILE], tl.int32)
+        count = tl.zeros([BLOCK // TILE], tl.int32)
         ahead = _load(row_ptr, 0, V, BLOCK)
         for start in range(0, V, BLOCK):
-            x = _left(ahead, start, row, PROLOGUE, operands, within, V, BLOCK)
+            x = _changed(ahead, start, row, PROLOGUE, operands, V, BLOCK)
             ahead = _load(row_ptr, start + BLOCK, V, BLOCK)
             weight += tl.sum(tl.where(x >= value, _weight(x, top, steep, SHARE), 0.0), axis=1)
-            upper += tl.sum(((x >= value) & (x < high_value)).to(tl.int32), axis=1)
-            lower += tl.sum(((x >= low_value) & (x < value)).to(tl.int32), axis=1)
+            count += tl.sum((x >= value).to(tl.int32), axis=1)
         enough = tl.sum(weight, axis=0) >= wanted
-        inside = tl.where(enough, tl.sum(upper, axis=0), tl.sum(lower, axis=0))
+        from_middle = tl.sum(count, axis=0)
+        from_low = tl.where(enough, from_middle, from_low)
+        from_high = tl.where(enough, from_high, from_middle)
         low = tl.where(enough, middle, low)
         high = tl.where(enough, high, middle)
         low_value = tl.where(enough, value, low_value)
@@ -251,32 +302,62 @@ def find_cut(
     If THEN, what is left of the first cut, of weights 1, is cut a second time, for the share `share` of the weights by
     `steep`. The third result says whether that was done: not where what is left had no room, or for a share of 1.
     """
-    best = _largest(row_ptr, row, PROLOGUE, operands, within, V, BLOCK)
+    # What is not below has weight: no NaN, and no -inf.
+    bound = tl.maximum(within, LOWEST)
+    best, least = _ends(row_ptr, row, PROLOGUE, operands, bound, SHARE, V, BLOCK)
     top = tl.max(best, axis=0)
     found = float("-inf")
     done = False
     if top > float("-inf"):
         low = tl.maximum(_lane_of_rank(sort_order(best), rank), LEAST_ORDER)
+        lower = tl.minimum(sort_order(tl.min(best, axis=0)), low)
         high = sort_order(top) + 1
-        noted, total, reached, above = _note(
-            row_ptr, row, PROLOGUE, operands, room_ptr, within, low, high, top, steep, SHARE, V, BLOCK, ROOM
+        above = 0.0
+        noted, count, total, lower_count, lower_total, low_count, low_total = _weigh(
+            row_ptr,
+            row,
+            PROLOGUE,
+            operands,
+            room_ptr,
+            bound,
+            tl.maximum(order_value(lower), bound),
+            tl.maximum(order_value(low), bound),
+            top,
+            steep,
+            SHARE,
+            V,
+            BLOCK,
+            ROOM,
         )
         wanted = amount * total if SHARE else amount
         if total >= wanted:
-            if (reached < wanted) | (noted > ROOM):
-                least = _least(row_ptr, row, PROLOGUE, operands, within, V, BLOCK)
-                high_value = tl.where(reached < wanted, order_value(low), float("inf"))
-                high = tl.where(reached < wanted, low, high)
-                low = tl.where(reached < wanted, sort_order(least), tl.maximum(low, sort_order(least)))
+            if (low_total < wanted) | (noted > ROOM):
+                # The cut is from low on, as it is if numbers count; or between the two, or below both.
+                high_value = float("inf")
+                high_count = 0
+                if SHARE:
+                    if low_total < wanted:
+                        high = low
+                        high_count = low_count
+                        low = lower
+                        low_count = lower_count
+                        if lower_total < wanted:
+                            high = lower
+                            high_count = lower_count
+                            low = LEAST_ORDER
+                            low_count = count
+                        high_value = order_value(high)
+                    low = tl.maximum(low, sort_order(least))
                 low, high = _halve_in_row(
                     row_ptr,
                     row,
                     PROLOGUE,
                     operands,
-                    within,
                     low,
                     high,
                     high_value,
+                    low_count,
+                    high_count,
                     wanted,
                     top,
                     steep,
@@ -285,10 +366,22 @@ def find_cut(
                     BLOCK,
                     ROOM,
                 )
-                noted, _, _, above = _note(
-                    row_ptr, row, PROLOGUE, operands, room_ptr, within, low, high, top, steep, SHARE, V, BLOCK, ROOM
+                noted, above = _note_between(
+                    row_ptr,
+                    row,
+                    PROLOGUE,
+                    operands,
+                    room_ptr,
+                    order_value(low),
+                    order_value(high),
+                    top,
+                    steep,
+                    SHARE,
+                    V,
+                    BLOCK,
+                    ROOM,
                 )
-            x = _noted(row_ptr, row, PROLOGUE, operands, room_ptr, noted, within, low, high, V, ROOM)
+            x = _noted(row_ptr, row, PROLOGUE, operands, room_ptr, noted, bound, low, high, V, ROOM)
             low = _halve_in_room(x, _weight(x, top, steep, SHARE), low, high, above, wanted)
             if THEN:
                 done = (above == 0.0) & (share < 1.0)
@@ -382,7 +475,7 @@ def cut_row(
         least = tl.load(least_ptr + b)
         if (least > 0.0) & (scale > 0.0):
             if top != top:
-                top = tl.max(_largest(row_ptr, row, PROLOGUE, operands, float("-inf"), V, BLOCK), axis=0)
+                top = tl.max(_ends(row_ptr, row, PROLOGUE, operands, LOWEST, False, V, BLOCK)[0], axis=0)
             found = top + tl.log(tl.minimum(least, 1.0)) / scale
             cut = tl.where(top > float("-inf"), tl.maximum(cut, found, propagate_nan=tl.PropagateNan.ALL), cut)
     tl.store(cuts_ptr + row, cut)
