@@ -93,7 +93,7 @@ resolve: setup
 check: lint types test-all
 
 golden: setup
-	$(BIN)/python -m pytest tests/golden tests/aot/test_registers.py --update-golden
+	$(BIN)/python -m pytest tests/golden tests/aot/test_registers.py tests/unit/cli/test_transcripts.py --update-golden
 
 # Small mistakes, each in a copy of the tree, and whether the tests that must notice them do: tests/mutants/mutants.toml.
 # CHANGED=main: only mistakes in files that differ from a revision's.

@@ -15,6 +15,7 @@ if os.environ.get("SPECC_TEST_GPU") != "1":
     os.environ.setdefault("TRITON_INTERPRET", "1")
     # Tensors are too small for more threads, and tests run beside each other. Programs that they start inherit it.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("COLUMNS", None)  # pytest-xdist gives its workers 80, which tables would keep to
 os.environ.setdefault("SPECC_CACHE_DIR", str(Path(__file__).parents[1] / ".specc-cache"))
 
 sys.path.insert(0, str(Path(__file__).parent))  # programs.py, fakes
@@ -34,13 +35,13 @@ SLOW = re.compile(
     r"|kernels/test_(vocab\.py::test_(topk|reductions_are_stored|groups_of_long)|prologue|drafting)"
     r"|kernels/test_shards\.py::test_(programs|every_rank_has_the_bits_of_one\[[^]]*2999)"
     r"|kernels/test_tree\.py::test_(frontiers|with_the_last|ties_go)|kernels/test_commit\.py::test_random"
-    r"|meta/test_determinism\.py::test_wheels|unit/cli/test_streams|unit/engine/test_causal_types"
+    r"|meta/test_determinism\.py::test_wheels|unit/cli/test_(streams|transcripts)|unit/engine/test_causal_types"
 )
 """What `make test` leaves out: machine code, texts of real models, random programs, and whatever else took five seconds
 of a processor. A test stands here by its folder, its file or its name."""
 QUICK = re.compile(
     r"aot/test_compile|compose/test_random_modules\.py::test_they_are_legal|property/test_(widths|round_trip)"
-    r"|e2e/test_generate\.py::test_text_equals_generate\[\w+_trained_|e2e/test_(sampling|penalties|grammar|metrics)"
+    r"|unit/cli/test_transcripts\.py::\w+\[(eagle|qwen)-80\]|e2e/test_generate\.py::test_text_equals_generate\[\w+_trained_|e2e/test_(sampling|penalties|grammar|metrics)"
 )
 """What of that it runs all the same: the texts of one model by every algorithm, and one of each kind besides."""
 

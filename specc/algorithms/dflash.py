@@ -22,7 +22,7 @@ from specc.algorithms.blocks.verification import (
     store,
     verify,
 )
-from specc.config import Needs
+from specc.config import Fit, Needs, Pair
 from specc.ir.core import Value
 from specc.ir.ops.health import DRAFT_BIT
 
@@ -88,7 +88,19 @@ def _injected(rows: FromTarget) -> dict[str, str | int]:
     return {"capture": "null", "input_dtype": rows.dtype, "input_width": rows.width}
 
 
+def _recognises(pair: Pair) -> Fit | None:
+    """A block drafter by its class or its own block of keys; its blocks hold the root and a place for every step."""
+    if (draft := pair.draft) is None:
+        return None
+    head, said = draft.named("dflash"), draft.block("dflash_config")
+    if head is None and not said:
+        return None
+    size = said.get("block_size", draft.content.get("block_size"))
+    why = f"the draft's class is {head}" if head else "the draft has a dflash_config"
+    return Fit(f"{why}, with blocks of {size}", size - 1) if type(size) is int and size > 1 else Fit(why)
+
+
 DFLASH = Algorithm(
     "DFLASH", "a block of drafts in one forward, over the target's layers", _build,
-    Needs(target_hidden="aux", trees=False),
+    Needs(target_hidden="aux", trees=False, recognises=_recognises),
 )  # fmt: skip

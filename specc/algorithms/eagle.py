@@ -9,11 +9,30 @@ from __future__ import annotations
 
 from specc.algorithms.blocks.recurrent import build_recurrent
 from specc.algorithms.blocks.scope import Algorithm, Scope
-from specc.config import Needs
+from specc.config import Fit, Needs, Pair
 
 
 def _build(scope: Scope) -> None:
     build_recurrent(scope, reads_hidden=True)
 
 
-EAGLE = Algorithm("EAGLE", "a head drafts from the target's hidden states", _build, Needs(modules=lambda steps: 1))
+def _recognises(pair: Pair) -> Fit | None:
+    """A head by its class, a single layer as wide as the target, or one module of multi-token prediction."""
+    draft, modules = pair.draft, pair.modules
+    if modules is not None and modules.modules == 1:
+        return Fit(f"'{modules.written}' has one module of multi-token prediction, which runs at every step")
+    if draft is None or modules is not None:
+        return None
+    if head := draft.named(r"eagle(?!3)"):
+        return Fit(f"the draft's class is {head}")
+    if draft.plain and pair.one_layer_as_wide:
+        return Fit("the draft is one layer, as wide as the target, which a language model is not")
+    return None
+
+
+EAGLE = Algorithm(
+    "EAGLE",
+    "a head drafts from the target's hidden states",
+    _build,
+    Needs(modules=lambda steps: 1, recognises=_recognises),
+)

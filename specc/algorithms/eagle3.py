@@ -11,11 +11,33 @@ from __future__ import annotations
 from specc.algorithms.blocks.recurrent import build_recurrent
 from specc.algorithms.blocks.scope import Algorithm, Scope
 from specc.algorithms.blocks.verification import aux_rows
-from specc.config import Needs
+from specc.config import Fit, Needs, Pair
 
 
 def _build(scope: Scope) -> None:
     build_recurrent(scope, reads_hidden=True, from_target=aux_rows(scope))
 
 
-EAGLE3 = Algorithm("EAGLE3", "a head drafts from several layers of the target", _build, Needs(target_hidden="aux"))
+def _recognises(pair: Pair) -> Fit | None:
+    """A head by its class, or by the keys that heads of this kind have."""
+    if (draft := pair.draft) is None:
+        return None
+    if head := draft.named("eagle3"):
+        return Fit(f"the draft's class is {head}")
+    if draft.content.get("speculators_model_type") == "eagle3":
+        return Fit("the draft's speculators_model_type is eagle3")
+    if draft.language_model is None or draft.block("dflash_config"):  # another head
+        return None
+    if "eagle_aux_hidden_state_layer_ids" in draft.block("eagle_config"):
+        return Fit("the draft's eagle_config lists layers of the target")
+    if (size := draft.number("draft_vocab_size")) is None or draft.number("num_layers") != 1:
+        return None
+    return Fit(f"the draft is one layer, and scores {size} tokens")
+
+
+EAGLE3 = Algorithm(
+    "EAGLE3",
+    "a head drafts from several layers of the target",
+    _build,
+    Needs(target_hidden="aux", recognises=_recognises),
+)

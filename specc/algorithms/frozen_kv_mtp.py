@@ -20,6 +20,7 @@ from specc.algorithms.blocks.verification import (
     target_width_key,
     verify,
 )
+from specc.config import Fit, Needs, Pair
 from specc.ir.core import Value
 from specc.ir.ops.health import DRAFT_BIT
 from specc.support.diagnostics import Note
@@ -107,4 +108,16 @@ def _check_kv(scope: Scope) -> None:
             )
 
 
-FROZEN_KV_MTP = Algorithm("FROZEN_KV_MTP", "an assistant drafts over the target's own keys and values", _build)
+def _recognises(pair: Pair) -> Fit | None:
+    """An assistant says how wide the rows of its target are by a key that no other draft has."""
+    if pair.draft is None or "backbone_hidden_size" not in pair.draft.content:
+        return None
+    return Fit("the draft has a backbone_hidden_size, as assistants of a target have")
+
+
+FROZEN_KV_MTP = Algorithm(
+    "FROZEN_KV_MTP",
+    "an assistant drafts over the target's own keys and values",
+    _build,
+    Needs(recognises=_recognises),
+)

@@ -21,7 +21,7 @@ from specc.algorithms.blocks.verification import (
     store,
     verify,
 )
-from specc.config import Needs
+from specc.config import Fit, Needs, Pair
 from specc.ir.core import Value
 from specc.ir.ops.health import EXTEND_BIT, PREFILL_BIT
 from specc.support.diagnostics import Note
@@ -131,9 +131,16 @@ def _check_modules(scope: Scope) -> None:
         scope.refuse("legal/modules", message, ("num_steps",), note, hint=f"write num_steps: {modules}")
 
 
+def _recognises(pair: Pair) -> Fit | None:
+    """Several modules of multi-token prediction; a single one is a head that runs at every step."""
+    if (found := pair.modules) is None or found.modules <= 1:
+        return None
+    return Fit(f"'{found.written}' has {found.modules} modules of multi-token prediction", found.modules)
+
+
 MULTI_LAYER_EAGLE = Algorithm(
     "MULTI_LAYER_EAGLE",
     "one module per step drafts from the target's hidden states",
     _build,
-    Needs(trees=False, modules=lambda steps: steps),
+    Needs(trees=False, modules=lambda steps: steps, recognises=_recognises),
 )

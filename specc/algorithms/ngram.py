@@ -21,7 +21,7 @@ from specc.algorithms.blocks.verification import (
     start,
     verify,
 )
-from specc.config import Needs
+from specc.config import Fit, Needs, Pair
 from specc.config.block import Block
 from specc.config.schema import Count
 from specc.ir.core import Value
@@ -89,7 +89,14 @@ def _check(scope: Scope, options: NgramOptions) -> None:
         scope.refuse("config/out-of-range", message, ("options", "shortest"), note)
 
 
+def _recognises(pair: Pair) -> Fit | None:
+    """No draft at all: none is given, and the target brings no modules."""
+    if pair.draft is not None or pair.modules is not None:
+        return None
+    return Fit("no draft is given, and the target has no module of its own")
+
+
 NGRAM = Algorithm(
     "NGRAM", "drafts are looked up in the text itself", _build,
-    Needs(draft=False, most_nodes=_most_nodes, options=NgramOptions),
+    Needs(draft=False, most_nodes=_most_nodes, options=NgramOptions, recognises=_recognises),
 )  # fmt: skip

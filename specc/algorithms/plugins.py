@@ -14,7 +14,7 @@ from typing import NoReturn
 from specc.algorithms.blocks.scope import Algorithm, Scope
 from specc.algorithms.brought_tiles import check_tile
 from specc.algorithms.references import reference_source
-from specc.config import Needs
+from specc.config import Fit, Needs, Pair
 from specc.config.block import Block
 from specc.ir.checker import check_linear, check_module
 from specc.ir.opdef import OpDef
@@ -38,6 +38,12 @@ class Plugin:
         """Return its algorithm's name, its distribution if that is known, and its value: ``module:object``."""
         dist = getattr(self.point, "dist", None)
         return f"{self.point.name.upper()}, of {f'{dist.name} {dist.version}, ' if dist else ''}{self.point.value}"
+
+    @property
+    def distribution(self) -> str:
+        """The distribution that brings it, with its version; the entry point's value where that is not known."""
+        dist = getattr(self.point, "dist", None)
+        return f"{dist.name} {dist.version}" if dist else self.point.value
 
     def load(self) -> Algorithm:
         """Import the algorithm and let modules call its forwards and compute its ops.
@@ -73,6 +79,8 @@ class Plugin:
             needs = replace(needs, most_nodes=self._number("most_nodes", needs.most_nodes))
         if needs.modules is not None:
             needs = replace(needs, modules=self._number("modules", needs.modules))
+        if needs.recognises is not Needs().recognises:
+            needs = replace(needs, recognises=self._fit(needs.recognises))
         return needs
 
     def build(self, chosen: Algorithm, scope: Scope) -> None:
@@ -106,6 +114,18 @@ class Plugin:
                 found = function(*sizes)
                 if type(found) is not int or found < 1:
                     raise TypeError(f"{name} gives {found!r} for {', '.join(map(str, sizes))}, not a number from 1 on")
+            return found
+
+        return asked
+
+    def _fit(self, function: Callable[[Pair], object]) -> Callable[[Pair], Fit | None]:
+        """The function of `Needs` that recognises drafts, or a finding."""
+
+        def asked(pair: Pair) -> Fit | None:
+            with self.blamed(function):
+                found = function(pair)
+                if found is not None and not isinstance(found, Fit):
+                    raise TypeError(f"recognises gives {found!r:.80}, neither a specc.config.Fit nor None")
             return found
 
         return asked

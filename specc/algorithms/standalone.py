@@ -8,10 +8,19 @@ from __future__ import annotations
 
 from specc.algorithms.blocks.recurrent import build_recurrent
 from specc.algorithms.blocks.scope import Algorithm, Scope
+from specc.config import Fit, Needs, Pair
 
 
 def _build(scope: Scope) -> None:
     build_recurrent(scope, reads_hidden=False)
 
 
-STANDALONE = Algorithm("STANDALONE", "a separate, smaller language model drafts", _build)
+def _recognises(pair: Pair) -> Fit | None:
+    """A language model, but for one layer of the target's width: there are heads that say no more of themselves."""
+    draft = pair.draft
+    if draft is None or not draft.plain or pair.one_layer_as_wide:
+        return None
+    return Fit(f"the draft's class is {draft.language_model}")
+
+
+STANDALONE = Algorithm("STANDALONE", "a separate, smaller language model drafts", _build, Needs(recognises=_recognises))

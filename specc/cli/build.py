@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specc.cli.configuration import EngineOption, load
-from specc.cli.reporting import printing, reporting
+from specc.cli.reporting import Format, printing, reporting
 
 if TYPE_CHECKING:
     from specc.config import LoadedConfig
@@ -41,21 +42,28 @@ def build(
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Compiler processes. Default: cores.")] = None,
     cache: Annotated[bool, typer.Option(help="Keep and reuse compiled kernels.")] = True,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only what was written.")] = False,
+    format: Annotated[Format, typer.Option(help="How the summary and findings are printed.")] = Format.text,
 ) -> None:
     """Compile a configuration into specialised kernels, a plan and an installable wheel."""
     wanted = emit or [Emit.wheel]
-    with reporting() as report:
+    with reporting(format) as report:
         from specc.driver.build import build_program, unloadable
+        from specc.explain.report import record
         from specc.pass_manager.instruments import Reproducer
+        from specc.support.render import to_json
 
         loaded = load(config, report, engine)
-        report.show(loaded.warnings)
         archs = _archs(loaded, arch)
-        report.show(unloadable(loaded, archs))
+        warnings = [*loaded.warnings, *unloadable(loaded, archs)]
+        if format is Format.text:
+            report.show(warnings)
         result = build_program(loaded, [Reproducer(Path())])
         if {Emit.wheel, Emit.cubins} & set(wanted):
-            _compile(result, archs, jobs, cache, quiet)
+            _compile(result, archs, jobs, cache, quiet or format is Format.json)
         files = _write(result, wanted, output)
+        if format is Format.json:
+            typer.echo(json.dumps(record(result, files, to_json(warnings, loaded.paths)), indent=2))
+            return
         _finish(result, files, quiet)
 
 

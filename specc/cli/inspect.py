@@ -4,41 +4,60 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
 from importlib.resources.abc import Traversable
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specc.cli.reporting import Format, reporting
+from specc.cli.reporting import Format, printing, reporting
 from specc.runtime.errors import DamagedWheelError, PlanError
 from specc.runtime.plan.manifest import MANIFEST, Manifest, for_inspection
+from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.plan_json import load_plan
 from specc.support.archives import UNREADABLE
 from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.support.render import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+CONFIG = "config.yaml"
+"""The configuration as written, in the package."""
 
 
 def inspect(
     program: Annotated[str, typer.Argument(metavar="WHEEL_OR_PACKAGE", help="A .whl file or installed package.")],
     format: Annotated[Format, typer.Option(help="How it is printed.")] = Format.text,
 ) -> None:
-    """Show name, version, digest, architectures and compilers of a program, after comparing its files' digests."""
+    """Show what a program is, after comparing its files' digests: versions, models, carry, launches, configuration."""
     with reporting(format):
-        try:
-            found = _facts(_root(program))
-        except (DamagedWheelError, PlanError) as error:
-            raise DiagnosticError(Diagnostic("run/wheel-unusable", f"'{program}' is damaged: {error}")) from error
+        root = program_root(program)
+        with undamaged(program):
+            manifest = Manifest.read(root)
+            manifest.verify(root)
+            plans = {steps: load_plan(root, file) for steps, file in sorted(manifest.plans.items(), reverse=True)}
+            text = root.joinpath(CONFIG).read_text(encoding="utf-8")
+        found = _facts(root, manifest, plans, text)
         if format is Format.json:
             typer.echo(json.dumps(found, indent=2))
             return
-        width = max(map(len, found))
-        for key, value in found.items():
-            typer.echo(f"{key.replace('_', ' '):{width}}  {_spell(value)}")
+        with printing() as console:
+            _print(console, found, plans)
 
 
-def _root(program: str) -> Traversable:
-    """The folder of the package, which may be inside a wheel."""
+def program_root(program: str) -> Traversable:
+    """The folder of a program's package, which may be inside a wheel.
+
+    Raises:
+        DiagnosticError: ``run/wheel-missing``.
+    """
     try:
         if program.endswith(".whl"):
             inside = zipfile.Path(zipfile.ZipFile(program))
@@ -58,11 +77,22 @@ def _root(program: str) -> Traversable:
     raise DiagnosticError(Diagnostic("run/wheel-missing", message, hint=hint))
 
 
-def _facts(root: Traversable) -> dict[str, Any]:
-    """What is shown, by its name; DamagedWheelError or PlanError."""
-    manifest = Manifest.read(root)
-    manifest.verify(root)
-    plan = load_plan(root)
+@contextmanager
+def undamaged(program: str) -> Iterator[None]:
+    """Raise DiagnosticError ``run/wheel-unusable`` where files of a program turn out to be damaged inside."""
+    try:
+        yield
+    except (DamagedWheelError, PlanError) as error:
+        raise DiagnosticError(Diagnostic("run/wheel-unusable", f"'{program}' is damaged: {error}")) from error
+
+
+def _facts(root: Traversable, manifest: Manifest, plans: Mapping[int, Plan], text: str) -> dict[str, Any]:
+    """What is shown, by its name; ``plans`` are those of every num_steps, the deepest first."""
+    plan = next(iter(plans.values()))
+    code = Counter[str]()
+    for artifact in manifest.artifacts:
+        code[artifact.arch] += len(root.joinpath(artifact.file).read_bytes())
+    carry = _carry(plan)
     return {
         "name": manifest.name,
         "version": manifest.version,
@@ -78,15 +108,74 @@ def _facts(root: Traversable) -> dict[str, Any]:
         "for_inspection": [arch for arch in manifest.archs if for_inspection(arch)],
         "kernels": len(plan.kernels),
         "machine_code": len(manifest.artifacts),
+        "machine_code_bytes": dict(sorted(code.items())),
+        "arena_bytes": max(one.memory.arena for one in plans.values()),
+        "carry_bytes": sum(field["bytes"] for field in carry),
         "specc": manifest.specc,
         "triton": manifest.triton,
         "torch": f">={manifest.torch}",
         "files": len(manifest.files),
+        "models": {side: asdict(model) for side, model in plan.models.items()},
+        "carry": carry,
+        "totals": {
+            str(steps): {str(bucket): asdict(figures) for bucket, figures in one.totals.items()}
+            for steps, one in plans.items()
+        },
+        "configuration": text,
     }
+
+
+def _carry(plan: Plan) -> list[dict[str, Any]]:
+    """What every request carries from step to step."""
+    from specc.ir.types import DTYPES
+
+    fields: list[dict[str, Any]] = []
+    for name, one in plan.carry.items():
+        elements = prod(plan.size(axis) for axis in one.axes[1:])
+        fields.append(
+            {"name": name, "dtype": one.dtype, "elements": elements, "bytes": elements * DTYPES[one.dtype].bytes}
+        )
+    return fields
+
+
+def _print(console: Console, found: Mapping[str, Any], plans: Mapping[int, Plan]) -> None:
+    """Print everything as text: single facts, then tables, then the configuration without its comments."""
+    from rich.text import Text
+
+    from specc.explain.report import plain_table, totals_table
+
+    single = {key: value for key, value in found.items() if key not in ("models", "carry", "totals", "configuration")}
+    width = max(map(len, single))
+    for key, value in single.items():
+        console.out(f"{key.replace('_', ' '):{width}}  {_spell(value)}", highlight=False)
+    console.print(Text("\nmodels", "bold"), plain_table(_by_key(found["models"])), sep="\n")
+    console.print(Text("\ncarried by a request, from step to step", "bold"), plain_table(found["carry"]), sep="\n")
+    for steps, plan in plans.items():
+        console.print(
+            Text(f"\nnum_steps {steps}" if len(plans) > 1 else "", "bold"), totals_table(plan.totals), sep="\n"
+        )
+    console.print(Text("\nconfiguration", "bold"))
+    for line in found["configuration"].splitlines():
+        if line.strip() and not line.lstrip().startswith("#"):
+            console.out(printable(line), highlight=False)
+
+
+def _by_key(models: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row for every size of the models, with a column for each of them, the target first."""
+    sides = sorted(models, reverse=True)
+    return [
+        {"": key.replace("_", " "), **{side: models[side][key] for side in sides}}
+        for key in models[sides[0]]
+        if any(models[side][key] for side in sides)
+    ]
 
 
 def _spell(value: object) -> str:
     """A value as people read it."""
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_spell(one)}" for key, one in value.items()) or "none"
+    if isinstance(value, int):
+        return f"{value:,}"
     return "none" if value is None else str(value)

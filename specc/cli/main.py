@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Annotated
 
 import typer
 
 from specc.cli.reporting import reported, run
-from specc.version import __version__
+from specc.cli.versions import VersionOption
 
-COMMANDS: tuple[str, ...] = ("check", "explain", "build", "inspect", "run", "hot-tokens", "schema", "doctor")
+COMMANDS: tuple[str, ...] = (
+    "init", "check", "explain", "build", "list", "inspect", "run", "hot-tokens", "schema", "doctor",
+)  # fmt: skip
 """Commands in the order of `specc --help`: ``specc.cli.<name>`` has a function ``<name>``, with _ for -."""
 
 GROUPS: tuple[str, ...] = ("sglang",)
@@ -25,25 +26,13 @@ app = typer.Typer(
     name="specc",
     help="Compile one YAML configuration of speculative decoding into specialised kernels and a plan.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
 
-def _version(wanted: bool) -> None:
-    """Print the version and leave."""
-    if wanted:
-        typer.echo(f"specc {__version__}")
-        raise typer.Exit
-
-
 @app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
+def _options(version: VersionOption = False) -> None:
     """Take the options that belong to no command."""
 
 

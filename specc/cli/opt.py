@@ -10,6 +10,7 @@ import typer
 
 from specc.cli.configuration import load
 from specc.cli.reporting import Report, reporting, run
+from specc.cli.versions import VersionOption
 
 if TYPE_CHECKING:
     from specc.ir.core import Module
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 20
 """Largest `.specir` file that is read, in bytes; those of builds have a tenth."""
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 def _list_passes(wanted: bool) -> None:
@@ -54,6 +55,7 @@ def opt(
     list_passes: Annotated[
         bool, typer.Option("--list-passes", callback=_list_passes, is_eager=True, help="List all passes and leave.")
     ] = False,
+    version: VersionOption = False,
 ) -> None:
     """Read a module, run passes over it, print it."""
     with reporting() as report:

@@ -137,14 +137,19 @@ def _unwritable(error: Exception) -> bool:
 
 
 @contextmanager
-def printing() -> Generator[Console]:
-    """A console for tables, whose lines go to stdout without trailing blanks; 160 columns where it is no terminal."""
+def printing(err: bool = False) -> Generator[Console]:
+    """A console for tables, whose lines go to stdout, or to stderr, without trailing blanks.
+
+    Where it is no terminal it has COLUMNS columns, 160 if that is not set.
+    """
     from rich.console import Console
 
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    stream = sys.stderr if err else sys.stdout
+    width = None if stream.isatty() or os.environ.get("COLUMNS", "").isdecimal() else 160
+    console = Console(file=stream, width=width, highlight=False)
     with console.capture() as captured:
         yield console
-    typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()), err=err)
 
 
 def reported(command: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from specc.config.load import LoadedConfig, load_config, load_text
 from specc.config.locations import Locations
+from specc.config.models.pair import Fit, Pair
 from specc.config.needs import Needs
 from specc.config.resolved import Config, ModelConfig
 from specc.config.schema import ARCHS, OUTPUTS, json_schema
@@ -12,10 +13,12 @@ __all__ = [
     "ARCHS",
     "OUTPUTS",
     "Config",
+    "Fit",
     "LoadedConfig",
     "Locations",
     "ModelConfig",
     "Needs",
+    "Pair",
     "json_schema",
     "load_config",
     "load_text",

@@ -6,12 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from specc.config.block import Block
+from specc.config.models.pair import Fit, Pair
 from specc.config.resolved import HiddenSource
 
 
 def largest_tree(topk: int, num_steps: int) -> int:
     """Return the most nodes of a tree that is grown step by step, root included: 1 + K + (S - 1) * K^2."""
     return 1 + topk + (num_steps - 1) * topk * topk
+
+
+def recognises_nothing(pair: Pair) -> Fit | None:
+    """Return None: a draft of this kind is not known by its directory."""
+    return None
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,8 @@ class Needs:
         modules: how many modules of multi-token prediction draft num_steps tokens, for a draft that is a head of the
             target; None for one that is none, of which all layers count.
         options: the keys of the algorithm's own, written under ``options:``.
+        recognises: why the draft of two models is one of the algorithm's kind, None where it is not. No two algorithms
+            are to recognise the same.
 
     """
 
@@ -35,3 +43,4 @@ class Needs:
     most_nodes: Callable[[int, int], int] = largest_tree
     modules: Callable[[int], int] | None = None
     options: type[Block] = Block
+    recognises: Callable[[Pair], Fit | None] = recognises_nothing

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, fields
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, asdict, fields
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console, Group
 from rich.table import Table
@@ -28,7 +28,7 @@ def print_summary(build: Build, console: Console, files: Iterable[object]) -> No
         console.print(Text(_shared(build)))
     console.print(*_resources(build))
     for path in files:
-        console.print(Text(f"wrote {path}"))
+        console.print(Text(f"wrote {path}"), soft_wrap=True)
     stages = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in build.seconds.items())
     console.print(Text(f"time: {stages}"))
 
@@ -71,10 +71,59 @@ def totals_table(totals: Mapping[int, Totals]) -> Table:
     keys = [key for key, always in known.items() if always or any(getattr(one, key) for one in totals.values())]
     table.add_column("bucket", justify="right")
     for key in keys:
-        table.add_column(key.replace("_", " "), justify="right")
+        table.add_column(key.replace("_", " "), justify="right", overflow="fold")
     for bucket, figures in totals.items():
         table.add_row(str(bucket), *[f"{getattr(figures, key):,}" for key in keys])
     return table
+
+
+def plain_table(rows: Sequence[Mapping[str, object]]) -> Table:
+    """Records as a table: a column for each key that some record has a value for, headed by its words."""
+    keys = [key for key in (rows[0] if rows else ()) if any(row[key] is not None for row in rows)]
+    table = Table(box=None)
+    for key in keys:
+        counts = all(isinstance(row[key], int) for row in rows)
+        table.add_column(key.replace("_", " "), justify="right" if counts else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*[Text(_cell(row[key])) for key in keys])
+    return table
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, cast("Iterable[object]", value)))
+    return f"{value:,}" if isinstance(value, int) else "" if value is None else str(value)
+
+
+def record(build: Build, files: Iterable[object], warnings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What `print_summary` prints, JSON-ready; ``warnings`` are findings that are no errors."""
+    config = build.loaded.config
+    return {
+        "name": config.name,
+        "algorithm": config.algorithm,
+        "files": [str(file) for file in files],
+        "programs": [
+            {
+                "num_steps": depth.num_steps,
+                "phases": {
+                    phase.name: [
+                        {"node": node.name, "what": _what(node), "capture": getattr(node, "capture", None)}
+                        for node in phase.nodes
+                    ]
+                    for phase in depth.plan.phases
+                },
+                "totals": {str(bucket): asdict(figures) for bucket, figures in depth.plan.totals.items()},
+            }
+            for depth in build.depths
+        ],
+        "machine_code": [
+            {"kernel": kernel, "arch": arch, "bytes": len(a.binary), "registers": a.registers, "spills": a.spills,
+             "shared": a.shared}
+            for (kernel, arch), a in build.artifacts.items()
+        ],
+        "seconds": dict(build.seconds),
+        "warnings": [*warnings],
+    }  # fmt: skip
 
 
 def _resources(build: Build) -> list[Table]:

@@ -17,6 +17,7 @@ from specc.config.models.config_json import (
     ModelUnreadableError,
     configuration,
     in_short,
+    language_model,
     read_directory,
 )
 from specc.config.models.kv_cache import key_value_facts, kv_dtype
@@ -45,8 +46,8 @@ class ModelFacts:
     """What one model directory says, by configuration key; a key that it does not settle is absent.
 
     Beside keys of the configuration there are ``aux_layers`` (text, counted from 1), ``context_length``,
-    ``draft_vocab_size``, ``num_mtp_modules``, and, in words, ``recurrent_state`` and ``index_keys``. ``known``: whether
-    transformers has a class for the architecture.
+    ``draft_vocab_size``, ``num_mtp_modules``, ``language_model`` (a class of transformers'), and, in words,
+    ``recurrent_state`` and ``index_keys``. ``known``: whether transformers has a class for the architecture.
     """
 
     model_type: str
@@ -94,6 +95,7 @@ def _facts(config: object, text: object, found: Directory) -> dict[str, Fact]:
         "index_topk": attribute(text, ("index_topk",)),
         "draft_vocab_size": attribute(text, ("draft_vocab_size",)),
         "context_length": _context_length(text),
+        "language_model": Fact(own, "architectures") if (own := language_model(found.content)) else None,
         **layer_facts(text),
         **_aux_facts(config, text, found.first_layer),
         **key_value_facts(text),

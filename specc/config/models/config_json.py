@@ -23,7 +23,7 @@ _ALSO_KNOWN_AS = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}
 _MOST_LAYERS = 1 << 17
 """Classes of transformers make lists of as many entries before anyone asks whether the number is in its range."""
 
-_ADVICE = "write the path of a local directory, relative to this file; a model of the Hub is downloaded first"
+_ADVICE = "give a local directory, in a file by its path from there; a model of the Hub is downloaded first"
 
 
 class ModelUnreadableError(Exception):
@@ -133,6 +133,14 @@ def class_for(model_type: str) -> str | None:
     from transformers import CONFIG_MAPPING
 
     return next((name for name in (model_type, _ALSO_KNOWN_AS.get(model_type)) if name in CONFIG_MAPPING), None)
+
+
+def language_model(content: Mapping[str, Any]) -> str | None:
+    """Return the class of ``architectures`` that is transformers' own language model of the type; None without one."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    own, classes = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(content["model_type"])), content.get("architectures")
+    return own if isinstance(classes, list) and own in classes else None
 
 
 def in_short(error: BaseException) -> str:

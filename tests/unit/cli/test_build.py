@@ -108,6 +108,39 @@ def test_the_wheel_is_what_is_built_by_default(config: Path, tmp_path: Path) -> 
     assert result.stdout.splitlines() == [str(wheel)]
 
 
+def test_json(config: Path, tmp_path: Path) -> None:
+    """What the summary says, from the files that were written."""
+    emitted = ("--emit", "plan", "--emit", "cubins", "--arch", "sm_90,gfx942")
+    result = build(config, "-o", tmp_path, *emitted, "--format", "json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    said, plan = json.loads(result.stdout), json.loads((tmp_path / "plan.json").read_text())
+    assert (said["name"], said["algorithm"]) == (plan["name"], plan["algorithm"])
+    assert set(said["files"]) == {str(tmp_path / name) for name in files(tmp_path)}
+    (program,) = said["programs"]
+    assert (program["num_steps"], program["totals"]) == (1, plan["totals"])
+    assert {phase: [node["node"] for node in nodes] for phase, nodes in program["phases"].items()} == {
+        phase["name"]: [node["name"] for node in phase["nodes"]] for phase in plan["phases"]
+    }
+    assert {(code["kernel"], code["arch"]) for code in said["machine_code"]} == {
+        (kernel, arch) for kernel in plan["kernels"] for arch in ("sm_90", "gfx942")
+    }
+    for code in said["machine_code"]:
+        (file,) = tmp_path.glob(f"cubins/{code['kernel']}.{code['arch']}.*")
+        assert file.stat().st_size == code["bytes"]
+    assert said["seconds"].keys() == {"passes", "render", "compile", "emit"}
+    (warning,) = said["warnings"]
+    assert (warning["code"], warning["severity"]) == ("aot/inspection-only", "warning")
+
+
+def test_json_of_what_is_wrong(tmp_path: Path) -> None:
+    """The list of findings that `specc check` prints, and nothing else."""
+    (tmp_path / "wrong.yaml").write_text(config_text(topk=0))
+    result = build(tmp_path / "wrong.yaml", "-o", tmp_path / "out", "--format", "json")
+    assert (result.exit_code, result.stderr) == (1, "")
+    assert [found["code"] for found in json.loads(result.stdout)] == ["config/out-of-range"]
+    assert not (tmp_path / "out").exists()
+
+
 def test_repeated_formats_are_written_once(config: Path, tmp_path: Path) -> None:
     result = build(config, "-o", tmp_path, "--emit", "plan", "--emit", "plan", "--quiet")
     assert result.stdout.splitlines() == [str(tmp_path / "plan.json")]

@@ -139,6 +139,27 @@ def test_version() -> None:
     assert (result.exit_code, result.stdout) == (0, f"specc {__version__}\n")
 
 
+def test_the_package_is_the_command() -> None:
+    words = [sys.executable, "-m", "specc", "--version"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == f"specc {__version__}\n"
+
+
+@pytest.mark.parametrize(("program", "main"), [("specc", "main"), ("specc-opt", "opt")])
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_are_told_how_to_complete(program: str, main: str, shell: str) -> None:
+    """A script that asks the program itself, in the variable that the program then answers to."""
+    variable = f"_{program.replace('-', '_').upper()}_COMPLETE"
+    code = f"import sys; sys.argv[0] = {program!r}; from specc.cli.{main} import main; main()"
+    asked = {**os.environ, variable: f"source_{shell}"}
+    script = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=asked, cwd=ROOT)
+    assert f"{variable}=complete_{shell}" in script.stdout
+    words = {"_TYPER_COMPLETE_ARGS": f"{program} --ver", "COMP_WORDS": f"{program} --ver", "COMP_CWORD": "1"}
+    asked = {**os.environ, **words, variable: f"complete_{shell}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=asked, cwd=ROOT)
+    assert "--version" in done.stdout
+
+
 def test_schema() -> None:
     result = CliRunner().invoke(app, ["schema"])
     assert result.exit_code == 0

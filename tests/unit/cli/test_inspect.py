@@ -51,7 +51,47 @@ def test_a_wheel_and_an_installed_package_say_the_same(
     monkeypatch.syspath_prepend(tmp_path)
     assert json.loads(inspect("specc_program_small", "--format", "json").stdout) == found
     text = inspect("specc_program_small").stdout
-    assert {f"version          {found['version']}", "archs            gfx942, sm_90"} <= set(text.splitlines())
+    lines = {tuple(line.split(maxsplit=1)) for line in text.splitlines()}
+    assert {("version", found["version"]), ("archs", "gfx942, sm_90"), ("triton", found["triton"])} <= lines
+
+
+def test_what_a_program_keeps_and_costs(wheel: Path) -> None:
+    """Against what `specc explain` says of the configuration, and the files in the wheel."""
+    config = wheel.parent / "small.yaml"
+    story = json.loads(CliRunner().invoke(app, ["explain", str(config), "--format", "json"]).stdout)
+    found = json.loads(inspect(wheel, "--format", "json").stdout)
+    assert found["configuration"] == config.read_text()
+    fields = [{key: field[key] for key in ("name", "dtype", "bytes")} for field in story["carry"]]
+    assert sorted(fields, key=str) == sorted(
+        ({key: field[key] for key in ("name", "dtype", "bytes")} for field in found["carry"]), key=str
+    )
+    assert found["carry_bytes"] == story["carry_bytes"]
+    assert found["totals"] == {"2": story["totals"]}
+    assert found["arena_bytes"] == story["totals"]["2"]["arena_bytes"]
+    with zipfile.ZipFile(wheel) as archive:
+        for arch, size in found["machine_code_bytes"].items():
+            files = [one for one in archive.infolist() if f"/machine_code/{arch}/" in one.filename]
+            assert (len(files), sum(one.file_size for one in files)) == (found["kernels"], size)
+    assert list(found["machine_code_bytes"]) == found["archs"]
+    sizes = {"hidden_size": 64, "num_layers": 2, "num_kv_heads": 2, "head_dim": 16, "vocab_size": 96, "dtype": "f32"}
+    assert sizes.items() <= found["models"]["target"].items()
+
+
+def test_several_depths_and_a_program_without_a_draft(tmp_path: Path) -> None:
+    wheel = built(tmp_path, "--arch", "sm_90", num_steps=[1, 3])
+    found = json.loads(inspect(wheel, "--format", "json").stdout)
+    assert (found["num_steps"], list(found["totals"]), found["verified_tokens"]) == ([1, 3], ["3", "1"], 4)
+    text = inspect(wheel).stdout
+    assert text.index("num_steps 3\n") < text.index("num_steps 1\n") < text.index("\nconfiguration\n")
+    (tmp_path / "alone").mkdir()
+    alone = built(tmp_path / "alone", "--arch", "sm_90", algorithm="NGRAM", draft=None)
+    said = inspect(alone).stdout
+    assert "draft" not in said[said.index("\nmodels\n") : said.index("\ncarried")].splitlines()[2].split()
+
+
+def test_the_configuration_is_shown_without_comments(wheel: Path) -> None:
+    said = inspect(wheel).stdout.partition("\nconfiguration\n")[2]
+    assert said.splitlines() == (wheel.parent / "small.yaml").read_text().splitlines()
 
 
 def test_a_changed_configuration_has_another_version(wheel: Path, tmp_path: Path) -> None:

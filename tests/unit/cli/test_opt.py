@@ -13,6 +13,7 @@ from specc.cli.opt import app
 from specc.ir.parser import parse_module
 from specc.ir.printer import print_module
 from specc.passes.pipeline import PASSES
+from specc.version import __version__
 
 MODULE = "module @m {\n  established typed\n  dim B : request <= 4\n  input %rows : i64[B]\n}\n"
 
@@ -67,6 +68,12 @@ def test_the_passes_are_listed() -> None:
     """Without any input."""
     result = opt("--list-passes")
     assert (result.exit_code, result.stdout.splitlines()) == (0, list(PASSES))
+
+
+def test_the_version() -> None:
+    """Without any input."""
+    result = opt("--version")
+    assert (result.exit_code, result.stdout) == (0, f"specc {__version__}\n")
 
 
 def test_remarks_and_times_go_to_stderr() -> None:

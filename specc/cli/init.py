@@ -1,0 +1,164 @@
+"""`specc init`: a first configuration for two model directories, with the algorithm that fits them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specc.cli.reporting import printing, reporting
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.support.render import printable
+from specc.support.writing import write_output
+
+if TYPE_CHECKING:
+    from specc.cli.reporting import Report
+    from specc.config import LoadedConfig, ModelConfig, Pair
+    from specc.config.models.pair import Described
+    from specc.config.proposal import Drafting, Key
+
+STDOUT = Path("-")
+
+
+def init(
+    target: Annotated[
+        Path, typer.Argument(metavar="TARGET", help="Directory of the model whose text is wanted.", show_default=False)
+    ],
+    draft: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[DRAFT]",
+            help="Directory of the model that drafts; none for look-ups, or a module of the target's own.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Where to write, - for stdout. Default: NAME.yaml here."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    algorithm: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The algorithm, instead of the one that fits.")
+    ] = None,
+    topk: Annotated[int, typer.Option(min=1, max=16, help="Children kept per draft step; more than 1 is a tree.")] = 1,
+    num_steps: Annotated[
+        int | None, typer.Option(min=1, max=16, help="Draft steps. Default: what the draft was made for, or 3.")
+    ] = None,
+) -> None:
+    """Write a configuration for a target and its draft, and say what was chosen and why."""
+    with reporting() as report:
+        from specc.algorithms import names, needs
+        from specc.config import load_text
+        from specc.config.proposal import name_of, propose, text_of
+        from specc.driver.compile import check_config
+
+        pair = _pair(target, draft)
+        chosen = _chosen(pair, algorithm, report)
+        name = name_of(target, chosen.algorithm)
+        path = Path(f"{name}.yaml") if output in (None, STDOUT) else output
+        assert path is not None  # output is a path
+        if output != STDOUT and not force and path.exists():
+            hint = "give --force to write over it, or -o FILE"
+            raise DiagnosticError(Diagnostic("emit/exists", f"'{path}' is there already", hint=hint))
+        keys = propose(pair, chosen, name, path.parent, topk, num_steps)
+        text = text_of(keys)
+        loaded = load_text(text, path, names(), needs)
+        report.know(loaded.sources, loaded.paths)
+        check_config(loaded)
+        report.show(loaded.warnings)
+        _say(keys, loaded)
+        if output == STDOUT:
+            typer.echo(text, nl=False)
+            return
+        write_output(path, text)
+        typer.echo(path)
+
+
+def _pair(target: Path, draft: Path | None) -> Pair:
+    """Both directories, read.
+
+    Raises:
+        DiagnosticError: ``config/model-unreadable``, or ``init/which-algorithm`` for a draft that is no other model.
+
+    """
+    from specc.config import Pair
+
+    found = _described(target)
+    if draft is None:
+        return Pair(found)
+    other = _described(draft)
+    if not draft.expanduser().samefile(target.expanduser()):
+        return Pair(found, other)
+    if (own := Pair(found)).modules is None:
+        message = f"'{draft}' is the target itself, and its config.json says of no module that drafts"
+        hint = "give the directory of a draft, or none for look-ups in the text"
+        raise DiagnosticError(Diagnostic("init/which-algorithm", message, hint=hint))
+    return own
+
+
+def _described(directory: Path) -> Described:
+    from specc.config.models import ModelUnreadableError
+    from specc.config.models.pair import describe
+
+    try:
+        return describe(directory.expanduser(), str(directory))
+    except ModelUnreadableError as error:
+        raise DiagnosticError(Diagnostic("config/model-unreadable", str(error), hint=error.hint)) from error
+    except (ValueError, RuntimeError) as error:  # a path with a NUL, or '~unknown'
+        message = f"'{str(directory)[:80]}' is not a path: {error}"
+        raise DiagnosticError(Diagnostic("config/model-unreadable", message)) from error
+
+
+def _chosen(pair: Pair, wanted: str | None, report: Report) -> Drafting:
+    """The algorithm, and what drafts: the one that is wanted, or else the one that recognises the draft."""
+    from specc.algorithms import algorithm, names, needs
+    from specc.algorithms.recognition import recognise
+    from specc.config import Fit
+    from specc.config.proposal import Drafting
+    from specc.support.suggest import did_you_mean
+
+    if wanted is None:
+        name, fit, warnings = recognise(pair)
+        report.show(warnings)
+        needed = needs(name)
+    else:
+        name = wanted.upper()
+        if name not in names():
+            message = f"no algorithm {wanted!r} is installed; {did_you_mean(wanted, names())}"
+            raise typer.BadParameter(message, param_hint="--algorithm")
+        needed = needs(name)
+        fit = needed.recognises(pair) or Fit("--algorithm says so")
+    draft = pair.draft
+    if draft is not None and not needed.draft:
+        raise typer.BadParameter(f"{name} has no draft model: leave it out", param_hint="DRAFT")
+    if draft is None and needed.draft:
+        draft = pair.modules if needed.modules is not None else None
+        if draft is None:
+            raise typer.BadParameter(f"{name} drafts with a model: give its directory", param_hint="DRAFT")
+    return Drafting(name, algorithm(name).summary, needed, fit, draft)
+
+
+def _say(keys: list[Key], loaded: LoadedConfig) -> None:
+    """Print on stderr what was chosen for these models and why, and of the models what was read."""
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    models = loaded.config.models
+    with printing(err=True) as console:
+        table = Table("", Column(overflow="fold"), box=None, show_header=False, pad_edge=False)
+        for key in keys:
+            if (model := models.get(key.name)) is not None:
+                said = f"{model.model}: {_sizes(model)}"
+            else:
+                said = f"{key.value}: {key.why}"
+            if model is not None or key.why:
+                table.add_row(Text(key.name, "bold"), Text(printable(said)))
+        console.print(table)
+
+
+def _sizes(model: ModelConfig) -> str:
+    """What was read of a model, in words."""
+    layers = f"{model.num_layers} layer{'s' * (model.num_layers > 1)} with keys and values"
+    kv = f"{model.kv_layout} {model.num_kv_heads} x {model.head_dim} {model.kv_dtype}"
+    return f"{layers} ({kv}), hidden {model.hidden_size}, vocabulary {model.vocab_size}, {model.dtype}"

@@ -1,0 +1,88 @@
+"""`specc list`: the algorithms and the compiled programs that are installed here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import entry_points
+from typing import Annotated, Any
+
+import typer
+
+from specc.cli.inspect import program_root, undamaged
+from specc.cli.reporting import Format, printing, reporting
+from specc.runtime.plan.manifest import Manifest
+from specc.runtime.plan.plan_json import load_plan
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+
+PROGRAMS = "specc.programs"
+"""The entry points of programs, as their wheels have them."""
+
+
+def list(format: Annotated[Format, typer.Option(help="How it is printed.")] = Format.text) -> None:
+    """List the algorithms and the programs that are installed."""
+    with reporting(format) as report:
+        from specc.support.render import to_json
+
+        problems: dict[str, Diagnostic] = {}
+        found = {"algorithms": [*_algorithms(problems)], "programs": [*_programs(problems)]}
+        warnings = [replace(problem, severity="warning", location=None) for problem in problems.values()]
+        if format is Format.json:
+            typer.echo(json.dumps(found | {"warnings": to_json(warnings)}, indent=2))
+            return
+        _print(found)
+        report.show(warnings)
+
+
+def _algorithms(problems: dict[str, Diagnostic]) -> Iterator[dict[str, Any]]:
+    """Every algorithm; those of plugins that cannot be used are problems instead."""
+    from specc.algorithms import algorithm, names, plugin
+
+    for name in names():
+        try:
+            found, source = algorithm(name), plugin(name)
+        except DiagnosticError as error:
+            problems[name] = error.diagnostics[0]
+            continue
+        yield {
+            "name": name,
+            "summary": found.summary,
+            "forms": ["chain", *(["tree"] if found.needs.trees else [])],
+            "from": "specc" if source is None else source.distribution,
+        }
+
+
+def _programs(problems: dict[str, Diagnostic]) -> Iterator[dict[str, Any]]:
+    """Every program, by name; damaged ones are problems instead. Digests are not compared."""
+    for package in sorted({point.value for point in entry_points(group=PROGRAMS)}):
+        try:
+            root = program_root(package)
+            with undamaged(package):
+                manifest, plan = Manifest.read(root), load_plan(root)
+        except DiagnosticError as error:
+            problems[package] = error.diagnostics[0]
+            continue
+        yield {
+            "name": manifest.name,
+            "package": package,
+            "version": manifest.version,
+            "algorithm": plan.algorithm,
+            "num_steps": sorted(manifest.plans),
+            "archs": [*manifest.archs],
+            "engine": manifest.engine,
+        }
+
+
+def _print(found: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    from specc.explain.report import plain_table
+
+    with printing() as console:
+        console.print(Text("algorithms", "bold"), plain_table(found["algorithms"]), sep="\n")
+        console.print(Text("\nprograms", "bold"))
+        if found["programs"]:
+            console.print(plain_table(found["programs"]))
+        else:
+            console.print(Text("none is installed: pip install the wheel that `specc build` writes"))

@@ -1,0 +1,183 @@
+"""A first configuration for two models: keys, values and why, from which the file is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+from specc.config.archs import ARCHS, NoGpuError, gpus
+from specc.config.models.pair import Described, Fit, Pair
+from specc.config.needs import Needs
+from specc.config.schema import ConfigFile
+from specc.support.render import printable
+
+_MOST_STEPS = 16
+_LONGEST_NAME = 63
+_COMMENT = 116
+"""Widest comment, in characters."""
+_PLAIN = re.compile(r"(\.{1,2}/)*[A-Za-z][\w.\-]*(/[\w.\-]+)*")
+_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+_HUB = re.compile(r"models--.*--(?P<name>[^/]+)/snapshots/[^/]+$")
+"""Where a model of the Hub lies in the cache of its downloads."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of the configuration.
+
+    Attributes:
+        name: the key.
+        value: as YAML; empty for a block.
+        about: what it says, in a sentence.
+        why: why it has this value, in words, where that was chosen for these models or this machine.
+        block: the lines of a block.
+
+    """
+
+    name: str
+    value: str
+    about: str
+    why: str = ""
+    block: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        """The key in the file, below a comment."""
+        words = printable(" ".join(filter(None, (self.about, _sentence(self.why)))))
+        comment = textwrap.wrap(words, _COMMENT, initial_indent="# ", subsequent_indent="# ")
+        return "\n".join([*comment, f"{self.name}:{' ' * bool(self.value)}{self.value}", *self.block]) + "\n"
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """What was chosen: an algorithm, its one line for people, what it needs, why, and the draft's directory."""
+
+    algorithm: str
+    summary: str
+    needs: Needs
+    fit: Fit
+    draft: Described | None
+
+
+def name_of(directory: Path, algorithm: str) -> str:
+    """Return the name of a configuration: the model's, of the Hub's cache too, and the algorithm's."""
+    path = directory.absolute()
+    hub = _HUB.search(path.as_posix())
+    model, suffix = _word(hub["name"] if hub else path.name), _word(algorithm)
+    model = model if model[:1].isalpha() else f"model_{model}".rstrip("_")
+    return f"{model[: _LONGEST_NAME - len(suffix) - 1].rstrip('_')}_{suffix}"
+
+
+def propose(
+    pair: Pair, chosen: Drafting, name: str, folder: Path, topk: int = 1, num_steps: int | None = None
+) -> list[Key]:
+    """Return the keys of a configuration that will stand in ``folder``; ``num_steps`` None leaves it to the draft."""
+    steps, why = _steps(chosen, num_steps)
+    keys = [
+        Key("name", name, f"The configuration, and the Python package built from it: specc_program_{name}."),
+        Key("algorithm", chosen.algorithm, "", f"{chosen.summary}; {chosen.fit.why}"),
+        Key("topk", str(topk), _shape(topk)),
+        Key("num_steps", str(steps), "How many tokens ahead are drafted.", why),
+    ]
+    if topk > 1:
+        most = chosen.needs.most_nodes(topk, steps)
+        nodes = min(most, topk * (steps + 1))
+        about = "Tokens that the target verifies, the one that it has already decided on among them."
+        keys.append(Key("num_draft_tokens", str(nodes), about, f"there may be up to {most}"))
+    defaults = ConfigFile()
+    buckets = "Batch sizes to compile for: a batch runs padded to the next one, and the last is the largest."
+    greedy = "A draft is accepted exactly when the target would pick it. With target_only requests may sample."
+    return [
+        *keys,
+        Key("page_size", str(defaults.page_size), "Tokens per page of the KV pool, as the serving engine has it."),
+        Key("buckets", str(defaults.buckets), buckets),
+        Key("verify", defaults.verify, greedy),
+        _archs(),
+        *_models(pair, chosen, folder),
+    ]
+
+
+def text_of(keys: list[Key]) -> str:
+    """Return the file."""
+    head = "# Written by `specc init`. docs/config.md explains every key, also those that are left out here.\n"
+    return "\n".join([head, *(key.text() for key in keys)])
+
+
+def _word(text: str) -> str:
+    """Return lower-case letters, digits and underscores of a text."""
+    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
+
+
+def _sentence(text: str) -> str:
+    """Return words as a sentence; nothing for none."""
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def _shape(topk: int) -> str:
+    return "One draft for every place: a chain." if topk == 1 else "So many drafts are kept for every place: a tree."
+
+
+def _steps(chosen: Drafting, wanted: int | None) -> tuple[int, str]:
+    """Return how many steps are drafted, and why: what is wanted, what the draft was made for, or the default."""
+    needs, draft = chosen.needs, chosen.draft
+    steps, why = min(chosen.fit.num_steps or 3, _MOST_STEPS), "the default"
+    if chosen.fit.num_steps:
+        why = "what the draft was made for" if steps == chosen.fit.num_steps else "the most there may be"
+    if wanted is not None:
+        steps, why = wanted, "as --num-steps says"
+    elif needs.modules is not None and draft is not None:
+        count = draft.modules or draft.number("num_layers") or steps
+        most = max((n for n in range(1, steps + 1) if needs.modules(n) <= count), default=1)
+        steps, why = most, why if most == steps else "as many as there are modules"
+    return steps, why
+
+
+def _archs() -> Key:
+    """Return the architectures: those of the GPUs of this machine, or Hopper's."""
+    try:
+        found = gpus()
+    except NoGpuError:
+        found = []
+    known = {arch: name for name, arch in found if arch in ARCHS}
+    why = f"this machine has {' and '.join(known.values())}"
+    if not known:
+        here = f"programs are not compiled for the {found[0][0]} here" if found else "no GPU was found here"
+        why = f"{here}, so that of H100 and H200 is taken; write those of the GPUs that will run the program"
+    return Key("archs", f"[{', '.join(known or ['sm_90'])}]", "GPU architectures to compile for.", why)
+
+
+def _models(pair: Pair, chosen: Drafting, folder: Path) -> list[Key]:
+    """Return the blocks of both models."""
+    target, draft = pair.target, chosen.draft
+    dtype = target.said.facts.get("dtype")
+    element = str(dtype.value) if dtype is not None else "bfloat16"
+    assumed = "Its config.json names no element type: it is assumed that the engine runs it so."
+    more = () if dtype is not None else (f"  # {assumed}", f"  dtype: {element}")
+    where = _relative(Path(target.written), folder)
+    words = "The model whose text is wanted. Sizes come from its config.json."
+    keys = [Key("target", "", words, block=(f"  model: {where}", *more))]
+    if draft is None:
+        return keys
+    own, head = draft is target, chosen.needs.modules is not None
+    said = draft.said.facts.get("dtype")
+    more = ()
+    if said is None or (head and said.value != element):
+        reason = "Of the rows of the target that it reads." if head else "Its config.json names none: the target's."
+        more = (f"  # {reason}", f"  dtype: {element}")
+    words = "The module that drafts, which lies in the target's directory." if own else "The model that drafts."
+    where = _relative(Path(draft.written), folder)
+    return [*keys, Key("draft", "", words, block=(f"  model: {where}", *more))]
+
+
+def _relative(directory: Path, folder: Path) -> str:
+    """Return a directory's path from a folder, as YAML.
+
+    It is absolute where names lead elsewhere, as behind a link, or would stand for somebody's home.
+    """
+    path = os.path.relpath(directory.expanduser().absolute(), folder.absolute())
+    if path.startswith("~") or not (folder / path / "config.json").exists():
+        path = os.path.realpath(directory.expanduser())
+    return path if _PLAIN.fullmatch(path) and path.lower() not in _WORDS else json.dumps(path)

@@ -1,0 +1,371 @@
+"""`specc init`: what it writes for two directories, what it refuses, and that whatever it writes passes a check."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+from typer.testing import CliRunner, Result
+
+from specc.algorithms import names, needs
+from specc.cli.main import app
+from specc.config import LoadedConfig, load_config
+from specc.config.archs import NoGpuError
+from specc.config.proposal import name_of
+from specc.driver.compile import check_config
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 256,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 2048,
+    "dtype": "bfloat16",
+}
+SMALL = LLAMA | {"num_hidden_layers": 2}
+HEAD = LLAMA | {"num_hidden_layers": 1, "architectures": ["LlamaForCausalLMEagle"]}
+HEAD3 = LLAMA | {"num_hidden_layers": 1, "architectures": ["LlamaForCausalLMEagle3"]}
+ONE_MODULE = LLAMA | {"num_nextn_predict_layers": 1}
+FILE = "target_standalone.yaml"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a target and a smaller model, on a machine without a GPU."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("specc.config.proposal.gpus", list)
+    model("target", LLAMA)
+    model("small", SMALL)
+    return tmp_path
+
+
+def model(path: str, keys: dict[str, Any], *without: str) -> Path:
+    """A model directory with these keys in its config.json."""
+    Path(path).mkdir(parents=True, exist_ok=True)
+    left = {key: value for key, value in keys.items() if key not in without}
+    Path(path, "config.json").write_text(json.dumps(left))
+    return Path(path)
+
+
+def init(*words: object) -> Result:
+    """Run ``specc init``."""
+    return CliRunner().invoke(app, ["init", *map(str, words)])
+
+
+def written(*words: object) -> dict[str, Any]:
+    """Run it where nothing is wrong; what the file says that it names, which is the only one and passes a check."""
+    before = set(Path().rglob("*.yaml"))
+    result = init(*words)
+    assert result.exit_code == 0, result.output
+    path = Path(result.stdout.strip())
+    assert set(Path().rglob("*.yaml")) - before == {path}
+    loaded(path)
+    return YAML(typ="safe").load(path.read_text())
+
+
+def loaded(path: Path) -> LoadedConfig:
+    """A configuration, checked."""
+    found = load_config(path, names(), needs)
+    check_config(found)
+    return found
+
+
+def refused(*words: object) -> str:
+    """What is said where nothing is written."""
+    before = sorted(Path().rglob("*"))
+    result = init(*words)
+    assert result.exit_code in (1, 2), result.output
+    assert (result.stdout, sorted(Path().rglob("*"))) == ("", before)
+    return " ".join(result.stderr.split())
+
+
+def test_a_file_says_the_keys_that_were_chosen() -> None:
+    assert written("target", "small") == {
+        "name": "target_standalone",
+        "algorithm": "STANDALONE",
+        "topk": 1,
+        "num_steps": 3,
+        "page_size": 1,
+        "buckets": [1, 2, 4, 8],
+        "verify": "greedy",
+        "archs": ["sm_90"],
+        "target": {"model": "target"},
+        "draft": {"model": "small"},
+    }
+
+
+def test_every_key_has_a_comment() -> None:
+    written("target", "small")
+    parts = Path(FILE).read_text().split("\n\n")[1:]
+    assert len(parts) == 10
+    assert all(part.startswith("# ") and part.splitlines()[-1][0] != "#" for part in parts)
+
+
+def test_stdout() -> None:
+    result = init("target", "small", "-o", "-")
+    assert result.exit_code == 0
+    assert list(Path().rglob("*.yaml")) == []
+    written("target", "small")
+    assert result.stdout == Path(FILE).read_text()
+    assert "algorithm  STANDALONE" in result.stderr
+
+
+def test_a_file_that_is_there_is_kept() -> None:
+    Path(FILE).write_text("mine")
+    said = refused("target", "small")
+    assert f"error[emit/exists]: '{FILE}' is there already = hint: give --force to write over it, or -o FILE" in said
+    assert Path(FILE).read_text() == "mine"
+    assert init("target", "small", "--force").exit_code == 0
+    assert loaded(Path(FILE)).config.algorithm == "STANDALONE"
+    assert init("target", "small", "-o", "other.yaml").exit_code == 0
+    assert "emit/exists" in refused("target", "small", "-o", "other.yaml")
+    assert "emit/exists" in refused("target", "small", "-o", "small")
+
+
+def test_a_folder_that_is_not_there() -> None:
+    assert "error[emit/io]: cannot write 'no/such.yaml'" in refused("target", "small", "-o", "no/such.yaml")
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("configs").mkdir()
+    found = written("target", tmp_path / "small", "-o", "configs/c.yaml")
+    assert (found["target"], found["draft"]) == ({"model": "../target"}, {"model": "../small"})
+    monkeypatch.chdir("configs")
+    assert written("../target", "../small")["draft"] == {"model": "../small"}
+
+
+def test_a_folder_behind_a_link() -> None:
+    """From there, names lead elsewhere than from the link."""
+    Path("far/away").mkdir(parents=True)
+    Path("near").symlink_to("far/away")
+    result = init("target", "small", "-o", "near/c.yaml")
+    assert result.exit_code == 0, result.output
+    assert loaded(Path("far/away/c.yaml")).facts["draft"].facts["num_layers"].value == 2
+
+
+ODD = ["a b", "a: b", "a#b", "- x", "true", "1e3", "~x", "é", "a\nb", "'", '"', "[a]", "0x1F", ".5", "null/x", "a,b"]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_names_of_directories(name: str, folder: Path) -> None:
+    """Whatever they are, YAML gives them back."""
+    model(f"./{name}", SMALL)
+    written("target", folder / name, "-o", "c.yaml")
+    read = loaded(Path("c.yaml"))
+    assert (folder / str(read.config.draft and read.config.draft.model)).samefile(folder / name)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("Llama-3.1-8B-Instruct", "llama_3_1_8b_instruct_eagle"),
+        ("3", "model_3_eagle"),
+        ("été", "t_eagle"),
+        ("数", "model_eagle"),
+        ("x" * 80, f"{'x' * 57}_eagle"),
+        ("a/models--org--Qwen3-8B/snapshots/0a1b2c", "qwen3_8b_eagle"),
+        ("snapshots/0a1b2c", "model_0a1b2c_eagle"),
+    ],
+)
+def test_names_of_configurations(path: str, name: str) -> None:
+    assert name_of(Path(path), "EAGLE") == name
+    model(path, LLAMA)
+    model("head", HEAD)
+    assert written(path, "head")["name"] == name
+
+
+def test_a_target_given_as_where_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("target")
+    found = written(".", "../small")
+    assert (found["name"], found["target"]) == ("target_standalone", {"model": "."})
+
+
+def test_steps_that_are_wanted() -> None:
+    assert written("target", "small", "--num-steps", 5)["num_steps"] == 5
+
+
+def test_steps_that_the_draft_was_made_for() -> None:
+    model("head", HEAD3 | {"architectures": ["DFlashDraftModel"], "block_size": 9})
+    assert written("target", "head")["num_steps"] == 8
+
+
+def test_no_more_steps_than_there_may_be() -> None:
+    model("head", HEAD3 | {"architectures": ["DFlashDraftModel"], "block_size": 64})
+    assert written("target", "head")["num_steps"] == 16
+
+
+def test_steps_with_a_module_for_each() -> None:
+    model("target", LLAMA | {"num_nextn_predict_layers": 2})
+    found = written("target")
+    assert (found["algorithm"], found["num_steps"]) == ("MULTI_LAYER_EAGLE", 2)
+    assert found["draft"] == found["target"]
+    assert loaded(Path("target_multi_layer_eagle.yaml")).config.models["draft"].num_layers == 2
+
+
+@pytest.mark.parametrize(("steps", "nodes"), [(3, 16), (1, 5)])
+def test_steps_of_a_tree(steps: int, nodes: int) -> None:
+    found = written("target", "small", "--topk", 4, "--num-steps", steps)
+    assert (found["topk"], found["num_draft_tokens"]) == (4, nodes)
+
+
+def test_a_tree_where_only_chains_are_drafted() -> None:
+    model("head", HEAD3 | {"architectures": ["DFlashDraftModel"]})
+    assert "error[legal/chain-only]" in refused("target", "head", "--topk", 2)
+
+
+@pytest.mark.parametrize("option", ["--topk", "--num-steps"])
+@pytest.mark.parametrize("number", ["0", "17", "x"])
+def test_steps_out_of_range(option: str, number: str) -> None:
+    assert f"Invalid value for '{option}'" in refused("target", "small", option, number)
+
+
+@pytest.mark.parametrize("words", [["target"], ["target", "target"], ["target", "./small/../target"]])
+def test_one_module_is_a_head(words: list[str]) -> None:
+    model("target", ONE_MODULE)
+    found = written(*words)
+    assert (found["algorithm"], found["draft"]) == ("EAGLE", {"model": "target"})
+    assert loaded(Path("target_eagle.yaml")).config.models["draft"].num_layers == 1
+
+
+def test_one_module_as_another_algorithm() -> None:
+    model("target", ONE_MODULE)
+    found = written("target", "--algorithm", "multi_layer_eagle")
+    assert (found["algorithm"], found["num_steps"]) == ("MULTI_LAYER_EAGLE", 1)
+
+
+def test_a_target_without_modules_as_its_draft() -> None:
+    said = refused("target", "target")
+    assert "error[init/which-algorithm]: 'target' is the target itself" in said
+
+
+def test_modules_that_are_not_wanted() -> None:
+    model("target", ONE_MODULE)
+    found = written("target", "--algorithm", "NGRAM")
+    assert (found["algorithm"], "draft" in found) == ("NGRAM", False)
+
+
+def test_a_draft_that_nothing_recognises() -> None:
+    model("heads", LLAMA | {"architectures": ["MedusaModel"]})
+    said = refused("target", "heads")
+    assert "error[init/which-algorithm]: nothing in 'heads/config.json' says which algorithm drafts" in said
+    assert "hint: give --algorithm NAME, one of STANDALONE, EAGLE" in said
+    assert written("target", "heads", "--algorithm", "standalone")["algorithm"] == "STANDALONE"
+
+
+def test_another_algorithm_than_is_recognised() -> None:
+    assert written("target", "small", "--algorithm", "EAGLE3")["algorithm"] == "EAGLE3"
+
+
+def test_a_draft_that_is_missing() -> None:
+    for name in ("STANDALONE", "EAGLE", "EAGLE3"):
+        assert f"{name} drafts with a model: give its directory" in refused("target", "--algorithm", name)
+
+
+def test_a_draft_that_nobody_uses() -> None:
+    assert "NGRAM has no draft model: leave it out" in refused("target", "small", "--algorithm", "NGRAM")
+
+
+def test_an_algorithm_that_is_none() -> None:
+    assert "no algorithm 'EAGEL' is installed; did you mean 'EAGLE'?" in refused(
+        "target", "small", "--algorithm", "EAGEL"
+    )
+
+
+def test_a_target_without_element_type() -> None:
+    model("target", LLAMA, "dtype")
+    found = written("target", "small")
+    assert (found["target"]["dtype"], "dtype" in found["draft"]) == ("bfloat16", False)
+
+
+def test_a_draft_without_element_type() -> None:
+    model("small", SMALL, "dtype")
+    model("target", LLAMA | {"dtype": "float16"})
+    assert written("target", "small")["draft"]["dtype"] == "float16"
+
+
+def test_a_head_of_another_element_type() -> None:
+    """It reads rows of the target, so it runs in the target's; what reads its own or projects them need not."""
+    other = {"dtype": "float16"}
+    model("head", HEAD | other)
+    assert written("target", "head")["draft"] == {"model": "head", "dtype": "bfloat16"}
+    assert "config/model-override" in init("target", "head", "--force").stderr
+    model("head3", HEAD3 | other)
+    assert written("target", "head3")["draft"] == {"model": "head3"}
+    model("small", SMALL | other)
+    assert written("target", "small")["draft"] == {"model": "small"}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "archs", "said"),
+    [
+        ([("NVIDIA A100", "sm_80")], ["sm_80"], "this machine has NVIDIA A100"),
+        ([("NVIDIA H200", "sm_90"), ("NVIDIA H200", "sm_90")], ["sm_90"], "this machine has NVIDIA H200"),
+        (
+            [("NVIDIA A100", "sm_80"), ("NVIDIA B200", "sm_100")],
+            ["sm_80", "sm_100"],
+            "this machine has NVIDIA A100 and NVIDIA B200",
+        ),
+        (
+            [("Tesla V100", "sm_70")],
+            ["sm_90"],
+            "programs are not compiled for the Tesla V100 here, so that of H100",
+        ),
+        ([("Tesla V100", "sm_70"), ("NVIDIA L4", "sm_89")], ["sm_89"], "this machine has NVIDIA L4"),
+        ([], ["sm_90"], "no GPU was found here, so that of H100 and H200 is taken"),
+        (None, ["sm_90"], "no GPU was found here, so that of H100 and H200 is taken"),
+    ],
+)
+def test_archs(
+    gpus: list[tuple[str, str]] | None, archs: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found() -> list[tuple[str, str]]:
+        if gpus is None:
+            raise NoGpuError("torch is not installed")
+        return gpus
+
+    monkeypatch.setattr("specc.config.proposal.gpus", found)
+    result = init("target", "small", "-o", "-")
+    assert YAML(typ="safe").load(result.stdout)["archs"] == archs
+    assert said in " ".join(result.stderr.split())
+
+
+UNREADABLE = [
+    (["nowhere", "small"], "model directory 'nowhere' does not exist"),
+    (["target", "nowhere"], "model directory 'nowhere' does not exist"),
+    (["target/config.json"], "is a file, not a directory"),
+    (["."], "model directory '.' has no config.json"),
+    (["~no_such_user/x"], "is not a path"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), UNREADABLE)
+def test_what_is_no_model(words: list[str], said: str) -> None:
+    found = refused(*words)
+    assert "error[config/model-unreadable]" in found
+    assert said in found
+
+
+def test_what_a_check_refuses_is_not_written() -> None:
+    model("small", SMALL | {"vocab_size": 1000})
+    said = refused("target", "small")
+    assert "error[legal/vocab-mismatch]" in said
+    assert f"{FILE}:3" in said
+    model("target", LLAMA | {"vocab_size": 0})
+    assert "error[config/missing-key]" in refused("target")
+
+
+def test_warnings_are_shown() -> None:
+    model("target", LLAMA | {"model_type": "no_such_type", "head_dim": 64})
+    assert "warning[config/unknown-architecture]" in init("target").stderr
+
+
+def test_a_path_that_would_steer_a_terminal() -> None:
+    model("a\x1b[31mb", LLAMA)
+    result = init("a\x1b[31mb", "small", "-o", "-")
+    assert result.exit_code == 0
+    assert "\x1b" not in result.output
