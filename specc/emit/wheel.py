@@ -25,9 +25,10 @@ from packaging.utils import canonicalize_name
 from wheel.wheelfile import WheelFile
 
 from specc.config.presets import PRESETS
+from specc.emit.pages import package_page, wanted
 from specc.emit.sources import LICENSE, copied, license_text, template
 from specc.runtime.plan.manifest import MANIFEST, PLAN, Artifact, Manifest
-from specc.runtime.plan.plan import FORMAT, PROMPT, Plan
+from specc.runtime.plan.plan import FORMAT, Plan
 from specc.runtime.plan.plan_json import plan_text
 from specc.runtime.plan.typed import to_json
 from specc.support.writing import unfinished
@@ -109,7 +110,7 @@ def write_wheel(
     """
     names = wheel_names(name)
     _check_sources(plans, sources)
-    files = _package_files(config_text, plans, specirs, sources)
+    files = _package_files(names, config_text, plans, specirs, sources)
     listed = [_add_artifact(files, artifact) for artifact in artifacts]
     archs = sorted({artifact.arch for artifact in listed})
     needed = [f"torch>={torch_minimum}", *requires]
@@ -122,21 +123,22 @@ def write_wheel(
         **files.content,
         **info,
         MANIFEST: _manifest(names, version, "", triton, plans, listed, files, torch_minimum).encode(),
-        "METADATA": _metadata(names, version, summary, archs, needed, _wanted(plans[PLAN])),
+        "METADATA": _metadata(names, version, summary, archs, needed, wanted(plans[PLAN])),
     }
     digest = _digest(unlabelled)
     labelled = f"{version}+{label(digest)}"
     files.add(MANIFEST, _manifest(names, labelled, digest, triton, plans, listed, files, torch_minimum))
-    info["METADATA"] = _metadata(names, labelled, summary, archs, needed, _wanted(plans[PLAN]))
+    info["METADATA"] = _metadata(names, labelled, summary, archs, needed, wanted(plans[PLAN]))
     return _write(out_dir, names, labelled, files.content, info)
 
 
 def _package_files(
-    config_text: str, plans: Mapping[str, Plan], specirs: Mapping[str, str], sources: Mapping[str, str]
+    names: Names, config_text: str, plans: Mapping[str, Plan], specirs: Mapping[str, str], sources: Mapping[str, str]
 ) -> _Files:
     """All text of the package but the manifest."""
     files = _Files()
-    own = {"config.yaml": config_text, "py.typed": "", "__init__.py": template("package.py")}
+    face = _rendered("package.py", **package_page(names.package, plans))
+    own = {"config.yaml": config_text, "py.typed": "", "__init__.py": face}
     texts = {path: plan_text(plan) for path, plan in plans.items()}
     islands = copied("runtime", RUNTIME)
     if engine := plans[PLAN].engine:
@@ -236,21 +238,15 @@ def _manifest(
     return json.dumps(to_json(manifest), sort_keys=True, indent=2) + "\n"
 
 
-def _wanted(plan: Plan) -> dict[str, Any]:
-    """What the README says of the engine's side: KV buffers that are changed, tables, whether prompts, its name."""
-    return {
-        "moved": sorted(owner for owner, pool in plan.kv_pools.items() if pool.bound),
-        "tables": list(plan.tables()),
-        "prompts": PROMPT in plan.inputs,
-        "engine": plan.engine,
-    }
+def _rendered(name: str, **fields: Any) -> str:
+    """A file of `templates/wheel` with fields filled in."""
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
+    return environment.from_string(template(name)).render(**fields)
 
 
 def _metadata(
-    names: Names, version: str, summary: str, archs: Sequence[str], requires: Sequence[str], wanted: Mapping[str, Any]
+    names: Names, version: str, summary: str, archs: Sequence[str], requires: Sequence[str], said: Mapping[str, Any]
 ) -> bytes:
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
-    readme = environment.from_string(template("README.md.jinja"))
     fields = {"distribution": names.distribution, "package": names.package, "version": version}
     message = Message()
     for header, value in (
@@ -270,7 +266,7 @@ def _metadata(
         if "\n" in value or "\r" in value:
             raise ValueError(f"{header} of a wheel must be one line: {value!r}")
         message[header] = value
-    body = readme.render(summary=summary, archs=archs, **wanted, **fields)
+    body = _rendered("README.md.jinja", summary=summary, archs=archs, **said, **fields)
     content = _headers(message) + body.encode()
     Metadata.from_email(content, validate=True)
     return content

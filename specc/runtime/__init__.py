@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .plan.manifest import Manifest
     from .plan.plan import Plan
     from .program import Program, load
-    from .result import HostCopy, HostResult, Score, StepResult
+    from .result import HostCopy, HostPrefill, HostResult, PrefillResult, Score, StepResult
     from .sampling import Sampling
     from .state.carry import Carry
     from .state.peer import check_peer, schema, schema_digest
@@ -76,7 +76,7 @@ _HOMES = {
     "state.peer": ("check_peer", "schema", "schema_digest"),
     "plan.plan": ("Plan",),
     "program": ("Program", "load"),
-    "result": ("HostCopy", "HostResult", "Score", "StepResult"),
+    "result": ("HostCopy", "HostPrefill", "HostResult", "PrefillResult", "Score", "StepResult"),
     "sampling": ("Sampling",),
     "step": ("Step",),
     "state.transfer": ("RecordField", "RecordLayout"),
@@ -100,12 +100,14 @@ __all__ = [
     "ForwardContractError",
     "GroupCollective",
     "HostCopy",
+    "HostPrefill",
     "HostResult",
     "Manifest",
     "Memory",
     "MissingFieldError",
     "Plan",
     "PlanError",
+    "PrefillResult",
     "Program",
     "RecordError",
     "RecordField",
@@ -134,3 +136,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_HOME_OF[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, whether they have been imported yet or not."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -48,8 +48,9 @@ class Program:
         self._backend = backend
 
     def __repr__(self) -> str:
-        """Name, version with its label, algorithm and device."""
-        return f"<Program {self.manifest.name} {self.version}, {self.plan.algorithm}, on {self.device}>"
+        """Name, version with its label, what it decodes, its depths where there are several, and its device."""
+        depths = f", depths {', '.join(map(str, sorted(self.plans)))}" if len(self.plans) > 1 else ""
+        return f"<Program {self.manifest.name} {self.version}: {self.plan.summary}{depths}, on {self.device}>"
 
     @property
     def version(self) -> str:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from .health import faults
+from .outputs import Output, Outputs
+from .semantics.convention import DTYPES
 
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+"""What plans call torch's dtypes."""
 SPAN_LIMIT = 1 << 20
 """Outputs that lie within this many bytes of one allocation come to the host in one copy."""
 
@@ -28,32 +32,11 @@ class Score:
 
 
 @dataclass(frozen=True)
-class HostResult:
-    """The outputs of a step as Python lists, one entry per request."""
+class _OnHost(Outputs):
+    """Outputs as Python lists, one entry per request."""
 
-    outputs: Mapping[str, list[Any]]
-
-    def __getattr__(self, name: str) -> list[Any]:
-        """Output `name`: `predict`, `accept_lens`, `new_seq_lens`, `bonus`, `health` or one the config asks for."""
-        return _output(self.__dict__.get("outputs", {}), name)
-
-    def tokens(self, request: int) -> list[int]:
-        """Tokens that request `request` emitted; the last one is the bonus. After a prefill: the first token."""
-        if "predict" not in self.outputs:
-            return [self.bonus[request]]
-        return self.predict[request][: self.accept_lens[request]]
-
-    def scores(self, request: int) -> list[Score]:
-        """What is said of each of `tokens`; nothing where the config does not ask for log-probabilities."""
-        if "logprobs" not in self.outputs:
-            return []
-        names = ("logprobs", "best_tokens", "best_logprobs")
-        logprobs, *best = (self.outputs[name][request] for name in names if name in self.outputs)
-        if "predict" not in self.outputs:
-            logprobs, best = [logprobs], [[values] for values in best]
-        pairs = [tuple(zip(*row, strict=True)) for row in zip(*best, strict=True)] or [()] * len(logprobs)
-        count = len(self.tokens(request))
-        return [Score(*found) for found in zip(logprobs[:count], pairs[:count], strict=True)]
+    bonus = Output[list[int]]()
+    health = Output[list[int]]()
 
     def faults(self, request: int) -> tuple[str, ...]:
         """What the health word of request `request` says went wrong, by name; see `health.FAULTS`."""
@@ -61,34 +44,124 @@ class HostResult:
 
 
 @dataclass(frozen=True)
-class StepResult:
-    """The outputs of a step for b requests, on the program's device. Valid until the next call of the step.
+class HostResult(_OnHost):
+    """The outputs of a decode step as Python lists, one entry per request; those of `StepResult`.
 
-    `predict` i32[b, A], `accept_lens` i32[b], `new_seq_lens` i64[b], `bonus` i32[b], `health` i32[b] and the outputs
-    the config asks for; after a prefill only `bonus` and `health`. Others raise AttributeError.
+    Whatever the program does not hand out raises AttributeError.
     """
 
-    outputs: Mapping[str, Tensor]
+    predict = Output[list[list[int]]]()
+    accept_lens = Output[list[int]]()
+    new_seq_lens = Output[list[int]]()
+    accept_index = Output[list[list[int]]]()
+    hidden_states = Output[list[list[list[float]]]]()
+    logprobs = Output[list[list[float]]]()
+    best_tokens = Output[list[list[list[int]]]]()
+    best_logprobs = Output[list[list[list[float]]]]()
+    routed_experts = Output[list[list[list[list[int]]]]]()
+    indexer_topk = Output[list[list[list[list[int]]]]]()
 
-    def __getattr__(self, name: str) -> Tensor:
-        """Output `name` as a tensor of b rows."""
-        return _output(self.__dict__.get("outputs", {}), name)
+    def tokens(self, request: int) -> list[int]:
+        """Tokens that request `request` emitted; the last one is the bonus."""
+        return self.predict[request][: self.accept_lens[request]]
 
-    def start_copy(self) -> HostCopy:
+    def scores(self, request: int) -> list[Score]:
+        """What is said of each of `tokens`; nothing where the config does not ask for log-probabilities."""
+        if "logprobs" not in self.outputs:
+            return []
+        return _scores(self.logprobs[request], _best(self.outputs, request), self.accept_lens[request])
+
+
+@dataclass(frozen=True)
+class HostPrefill(_OnHost):
+    """The outputs of a prefill as Python lists, one entry per request; those of `PrefillResult`.
+
+    Whatever the program does not hand out raises AttributeError.
+    """
+
+    logprobs = Output[list[float]]()
+    best_tokens = Output[list[list[int]]]()
+    best_logprobs = Output[list[list[float]]]()
+
+    def tokens(self, request: int) -> list[int]:
+        """The first token of request `request`."""
+        return [self.bonus[request]]
+
+    def scores(self, request: int) -> list[Score]:
+        """What is said of the first token; nothing where the config does not ask for log-probabilities."""
+        if "logprobs" not in self.outputs:
+            return []
+        return _scores([self.logprobs[request]], [[values] for values in _best(self.outputs, request)], 1)
+
+
+HostT = TypeVar("HostT", HostResult, HostPrefill)
+
+
+@dataclass(frozen=True, repr=False)
+class _OnDevice(Outputs):
+    """Outputs as tensors on the program's device."""
+
+    bonus = Output[Tensor]()
+    health = Output[Tensor]()
+    logprobs = Output[Tensor]()
+    best_tokens = Output[Tensor]()
+    best_logprobs = Output[Tensor]()
+
+    def __repr__(self) -> str:
+        """Names, dtypes and shapes; no value is read."""
+        listed = (f"{name} {NAMES[tensor.dtype]}{list(tensor.shape)}" for name, tensor in self.outputs.items())
+        return f"<{type(self).__name__} {', '.join(listed)}>"
+
+
+@dataclass(frozen=True, repr=False)
+class StepResult(_OnDevice):
+    """The outputs of a decode step for b requests, on the program's device. Valid until the next call of the step.
+
+    `predict`, `accept_lens`, `new_seq_lens`, `bonus`, `health`, and those that the config asks for; whatever the
+    program does not hand out raises AttributeError. A is the most tokens that a step emits.
+    """
+
+    predict = Output[Tensor]()
+    accept_lens = Output[Tensor]()
+    new_seq_lens = Output[Tensor]()
+    accept_index = Output[Tensor]()
+    hidden_states = Output[Tensor]()
+    routed_experts = Output[Tensor]()
+    indexer_topk = Output[Tensor]()
+
+    def start_copy(self) -> HostCopy[HostResult]:
         """Queue the copy to the host behind the step and return at once, so that another step can follow."""
-        return HostCopy(self.outputs)
+        return HostCopy(self.outputs, HostResult)
 
     def to_host(self) -> HostResult:
         """The outputs as Python lists, in one device-to-host copy; waits for the step."""
         return self.start_copy().wait()
 
 
-class HostCopy:
-    """A copy on its way to the host."""
+@dataclass(frozen=True, repr=False)
+class PrefillResult(_OnDevice):
+    """The outputs of a prefill for b requests, on the program's device. Valid until the next call of the step.
 
-    def __init__(self, outputs: Mapping[str, Tensor]) -> None:
-        """Queue the copy on the current stream."""
+    `bonus`, the first token of every request, `health`, and the log-probabilities that the config asks for; whatever
+    the program does not hand out raises AttributeError.
+    """
+
+    def start_copy(self) -> HostCopy[HostPrefill]:
+        """Queue the copy to the host behind the prefill and return at once, so that a step can follow."""
+        return HostCopy(self.outputs, HostPrefill)
+
+    def to_host(self) -> HostPrefill:
+        """The outputs as Python lists, in one device-to-host copy; waits for the prefill."""
+        return self.start_copy().wait()
+
+
+class HostCopy(Generic[HostT]):
+    """A copy of outputs on its way to the host."""
+
+    def __init__(self, outputs: Mapping[str, Tensor], kind: type[HostT]) -> None:
+        """Queue the copy on the current stream; it arrives as a result of that kind."""
         self._outputs = _copy_span(outputs) or {name: _to_host(t) for name, t in outputs.items()}
+        self._kind = kind
         self._event: torch.cuda.Event | None = None
         devices = {tensor.device for tensor in outputs.values()}
         if any(device.type == "cuda" for device in devices):
@@ -100,17 +173,22 @@ class HostCopy:
         """The outputs by name on the host, which are there only after `wait`, or whatever else waits for the stream."""
         return self._outputs
 
-    def wait(self) -> HostResult:
+    def wait(self) -> HostT:
         """Wait until the copy has arrived."""
         if self._event is not None:
             self._event.synchronize()
-        return HostResult({name: tensor.tolist() for name, tensor in self._outputs.items()})
+        return self._kind({name: tensor.tolist() for name, tensor in self._outputs.items()})
 
 
-def _output(outputs: Mapping[str, Any], name: str) -> Any:
-    if name in outputs:
-        return outputs[name]
-    raise AttributeError(f"no output {name!r}; there are {', '.join(sorted(outputs))}")
+def _best(outputs: Mapping[str, list[Any]], request: int) -> list[list[Any]]:
+    """The most probable tokens of a request and their log-probabilities; nothing where the config asks for none."""
+    return [outputs[name][request] for name in ("best_tokens", "best_logprobs") if name in outputs]
+
+
+def _scores(logprobs: list[float], best: list[list[Any]], count: int) -> list[Score]:
+    """Of the first `count` tokens; `best` has, token by token, the most probable ones, then their log-probabilities."""
+    pairs = [tuple(zip(*row, strict=True)) for row in zip(*best, strict=True)] or [()] * len(logprobs)
+    return [Score(*found) for found in zip(logprobs[:count], pairs[:count], strict=True)]
 
 
 def _to_host(tensor: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Literal
@@ -14,8 +13,9 @@ import torch
 from torch import Tensor
 
 from .backends import Backend
-from .batch import Batch, check_lengths, integers
+from .batch import Batch, integers
 from .collective import Collective, gather, rank_table
+from .columns import LENGTHS, ROWS, Columns
 from .errors import BatchError, BindError
 from .external import call, check_callbacks
 from .first import FirstTokens
@@ -26,23 +26,19 @@ from .memory.arena import Arena
 from .memory.footprint import Memory
 from .memory.kv_pools import KvPools
 from .memory.staging import Staging
-from .memory.tables import TableGuard, batch_column, batch_rows, check_request_table, check_tables, prompt_tokens
+from .memory.tables import TableGuard, check_request_table, check_tables, prompt_tokens
 from .plan.nodes import Collective as Gather
 from .plan.nodes import External, Node
 from .plan.plan import PROMPT, TABLE, Plan
 from .ranges import in_ranges
-from .result import StepResult
+from .result import PrefillResult, StepResult
 from .sampling import Sampling, SamplingRows, Text
 from .state.carry import Carry
 from .state.relay import Relay, RelayPools
 from .state.torn import Torn
 from .state.transfer import Record, RecordLayout, Requests
 
-ROWS, LENGTHS = "req_pool_indices", "seq_lens"
-ENTRIES = ("prefill", "step")
 NEW_LENGTHS = "new_seq_lens"
-COLUMNS = tuple(field.name for field in fields(Batch))
-"""What a batch has, this package's or another's."""
 
 
 class Step:
@@ -103,13 +99,20 @@ class Step:
         self._sampling = SamplingRows(plan, self._pools, rows) if beside is self else beside._sampling
         self._layout = RecordLayout.of(plan, req_to_token.shape[1])
         self._relay = Relay(self._pools, req_to_token.shape[0], device, self._layout, self._torn)
-        self._inputs = {entry: plan.written_inputs(entry) for entry in ENTRIES}
+        self._columns = {entry: Columns(plan, entry, req_to_token) for entry in ("prefill", "step")}
         self._stores = plan.stores("step")
-        self._reads_prompt = {entry: PROMPT in plan.reads(entry) for entry in ENTRIES}
-        self._staging = {entry: Staging(plan, self._arena, self._inputs[entry]) for entry in ENTRIES}
+        self._staging = {entry: Staging(plan, self._arena, one.inputs) for entry, one in self._columns.items()}
         self._guard = TableGuard({TABLE: req_to_token, **self._tables})
         self._execute = in_ranges(self._dispatch) if nvtx else self._dispatch
         self._graphs: Graphs | SegmentGraphs | None = None
+
+    def __repr__(self) -> str:
+        """Name, what it decodes, how large a table it serves, its depths, its device, and whether it is captured."""
+        rows, columns = self._table.shape
+        depths = f", depths {', '.join(map(str, sorted(self._depths)))}" if len(self._depths) > 1 else ""
+        how = "captured" if self._graphs else "not captured"
+        where = f"req_to_token [{rows}, {columns}]{depths}, on {self._device}"
+        return f"<Step {self._plan.name}: {self._plan.summary}, {where}, {how}>"
 
     @property
     def num_steps(self) -> int:
@@ -188,10 +191,10 @@ class Step:
         state is written, leaves it as it was: the step may be run again. Afterwards the rows of the batch are torn.
 
         """
-        columns = self._columns("step", batch)
+        columns = self._columns["step"].of(batch)
         rows, (at_least,) = len(columns[ROWS]), integers([at_least], "at_least")
         if rows == 0 and at_least == 0:
-            return self._result("step", self._frame(0), 0)
+            return StepResult(self._outputs("step", self._frame(0), 0))
         size = self._size(max(rows, at_least)) if at_least or self._graphs else rows
         self._torn.check(columns[ROWS])
         progress = Progress(self._stores, self._on_commit(on_commit, rows))
@@ -203,9 +206,9 @@ class Step:
             self._staging["step"].send(columns, size)
             graphs = self._graphs
             frame = graphs.replay(size, progress) if graphs else self._run("step", self._frame(size), progress)
-            return self._result("step", frame, rows)
+            return StepResult(self._outputs("step", frame, rows))
 
-    def prefill(self, batch: Batch, *, run_idle: bool = False) -> StepResult:
+    def prefill(self, batch: Batch, *, run_idle: bool = False) -> PrefillResult:
         """Prefill target and draft for the batch's prompts; `bonus` is the first token of every request.
 
         Of a program that samples `set_sampling` comes first, again after a prefill that failed: otherwise this raises
@@ -215,13 +218,13 @@ class Step:
         the callbacks lack a method of the prefill. When a forward raises, the rows of the batch are torn.
         """
         check_callbacks(self._plan, self._callbacks, "prefill")
-        columns = self._columns("prefill", batch)
+        columns = self._columns["prefill"].of(batch)
         rows, lengths = len(columns[ROWS]), columns[LENGTHS]
         if isinstance(lengths, Tensor):
             raise BatchError("prefill needs the batch's seq_lens as integers, not as a tensor: it adds them up")
         tokens = sum(lengths)
         if rows == 0 and not run_idle:
-            return self._result("prefill", self._frame(0), 0)
+            return PrefillResult(self._outputs("prefill", self._frame(0), 0))
         self._sampling.check(columns[ROWS])
         progress = Progress(frozenset(node.name for node in self._plan.nodes("prefill")))
         sent = self._sent(columns[ROWS])
@@ -235,7 +238,7 @@ class Step:
                 if progress.begun:  # the first token may have been counted
                     self._sampling.used(columns[ROWS])
             self._torn.mend(sent)
-            return self._result("prefill", frame, rows)
+            return PrefillResult(self._outputs("prefill", frame, rows))
 
     def set_sampling(
         self, rows: Sequence[int], params: Sequence[Sampling], texts: Sequence[Text] | None = None
@@ -258,13 +261,13 @@ class Step:
         step. BatchError as `decode`, or without lengths; ForwardContractError for logits that the plan does not have
         so; BindError where a program stores more in the launch that draws.
         """
-        columns = self._columns("step", batch)
+        columns = self._columns["step"].of(batch)
         if LENGTHS not in columns:
             raise BatchError("first_tokens needs the batch's seq_lens")
         rows = len(columns[ROWS])
         frame = self._frame(rows)
         with self._on_device():
-            self._staging["prefill"].send({name: columns[name] for name in self._inputs["prefill"]}, rows)
+            self._staging["prefill"].send({name: columns[name] for name in self._columns["prefill"].inputs}, rows)
             tokens = self._first.run(frame, logits, self._execute, rows)
             if not self._first.counted:
                 self._sampling.count(self._arena.view(ROWS, rows), tokens, None)
@@ -309,29 +312,6 @@ class Step:
     def _first(self) -> FirstTokens:
         return FirstTokens(self._plan)
 
-    def _columns(self, entry: str, batch: Batch) -> dict[str, list[int] | Tensor]:
-        """The batch by input name: checked lists of integers, or tensors on the device."""
-        if not all(hasattr(batch, name) for name in COLUMNS):
-            raise BatchError(f"{entry} takes a Batch, got a {type(batch).__name__}")
-        rows = batch_rows(batch.req_pool_indices, self._table.shape[0], self._device)
-        if len(rows) > self._plan.buckets[-1]:
-            raise BatchError(f"{len(rows)} requests, the largest bucket holds {self._plan.buckets[-1]}")
-        columns: dict[str, list[int] | Tensor] = {ROWS: rows}
-        room, longest = self._table.shape[1], self._plan.kv.longest
-        # A draft at true positions prefills the first token behind the prompt.
-        room -= self._plan.kv.window if entry == "step" else self._plan.kv.first_draft_position
-        room = room if longest is None else min(room, int(longest))
-        if isinstance(batch.seq_lens, Tensor):
-            columns[LENGTHS] = batch_column(LENGTHS, batch.seq_lens, self._device, len(rows))
-        elif batch.seq_lens is not None:
-            columns[LENGTHS] = check_lengths(batch.seq_lens, rows, room)
-        elif entry == "prefill" or LENGTHS in self._inputs[entry]:
-            raise BatchError(f"{entry} needs the batch's seq_lens")
-        if (batch.prompt_tokens is not None) != self._reads_prompt[entry]:
-            needed = "needs the batch's" if self._reads_prompt[entry] else "does not read"
-            raise BatchError(f"{entry} {needed} {PROMPT}")
-        return columns
-
     def _size(self, rows: int) -> int:
         """The bucket that holds so many rows."""
         if rows < 0:
@@ -375,13 +355,19 @@ class Step:
             return call(node, frame, self._callbacks)
         return gather(node, frame, self._collective) if isinstance(node, Gather) else self._backend.launch(node, frame)
 
-    def _result(self, entry: str, frame: Frame, rows: int) -> StepResult:
+    def _outputs(self, entry: str, frame: Frame, rows: int) -> dict[str, Tensor]:
         outputs = [output for output in self._plan.outputs if output.entry == entry]
-        return StepResult({output.name: frame.output(output.value, rows) for output in outputs})
+        return {output.name: frame.output(output.value, rows) for output in outputs}
 
     def _captured(self, beside: Recorder | None, *, segments: bool) -> Graphs | SegmentGraphs:
         """Graphs of this depth, in the memory pool of another's."""
-        idle = partial(self._staging["step"].send, {name: [] for name in self._inputs["step"]}, 0)
+
+        def idle() -> None:
+            self._staging["step"].send({name: [] for name in self._columns["step"].inputs}, 0)
+
+        def run(bucket: int) -> Frame:
+            return self._run("step", self._frame(bucket))
+
         self._kv.check_place()
         self._guard.check()
         with self._on_device():
@@ -390,7 +376,7 @@ class Step:
             if segments or self._plan.restricts:
                 graphs = self._plan.segments if segments else self._plan.captures
                 return SegmentGraphs(self._plan, graphs, self._device, self._frame, self._execute, idle, beside)
-            return Graphs(self._plan, self._device, lambda rows: self._run("step", self._frame(rows)), idle, beside)
+            return Graphs(self._plan, self._device, run, idle, beside)
 
     @contextlib.contextmanager
     def _on_device(self) -> Iterator[None]:

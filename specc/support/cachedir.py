@@ -6,16 +6,19 @@ import contextlib
 import os
 from pathlib import Path
 
+import platformdirs
+
 from specc.support.writing import write_whole
 
 
 def default_directory() -> Path:
-    """SPECC_CACHE_DIR, else XDG_CACHE_HOME/specc, else ~/.cache/specc. An empty variable is not set."""
+    """SPECC_CACHE_DIR, else specc's folder where the system keeps caches, as XDG_CACHE_HOME or ~/.cache/specc.
+
+    An empty variable is not set.
+    """
     if own := os.environ.get("SPECC_CACHE_DIR"):
         return Path(own)
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared) / "specc"
-    return Path.home() / ".cache" / "specc"
+    return platformdirs.user_cache_path("specc", appauthor=False)
 
 
 def keep(path: Path, content: bytes) -> None:

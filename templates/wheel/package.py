@@ -1,6 +1,53 @@
-"""A decode step of speculative decoding, compiled by specc: `load` it, `bind` an engine's forwards, `decode`.
+"""{{ summary }}.
 
-The README of this distribution shows how. Importing the package is cheap: torch is imported by `load`.
+A decode step of speculative decoding, compiled by specc for exactly that: `load` it, `bind` an engine's
+forwards, then `prefill` and `decode`.
+
+    import {{ package }} as k
+
+    program = k.load("cuda:0")  # or "cpu"
+    step = program.bind({{ bound }})
+{% if samples -%}
+{{ "    " }}step.set_sampling(rows, params)  # a k.Sampling for each request, before its prefill
+{% endif -%}
+{{ "    " }}first = step.prefill(k.Batch(rows, lengths{% if prompts %}, prompt_tokens{% endif %})).to_host()
+    result = step.decode(k.Batch(rows, lengths)).to_host()  # rows: of req_to_token
+    result.tokens(0)  # those that the first request of the batch has emitted
+{% if depths | length > 1 %}
+It was compiled for num_steps {{ depths | join(", ") }}: `step.at(n)` is the step of each.
+Sizes below are those of the most.
+{% endif %}
+What the engine brings:
+
+* `req_to_token` {{ table }}: the KV slot of every position of a request, which has a row from 1 on; it may
+  have fewer rows.
+{% if moved -%}
+* `kv_pools`: the KV buffers of the {{ moved | join(" and the ") }}, by owner a list of tensors [slots, ...],
+  layer by layer.
+{% endif -%}
+{% if table_types -%}
+* `tables`: {{ table_types | join(", ") }}.
+{% endif -%}
+* `callbacks`: its forwards, which are these methods, called by keyword; each returns `Forward`, or any object
+  with what stands behind the arrow (b: requests, T: tokens of all prompts, C: columns of `req_to_token`).
+
+{% for text in forwards -%}
+{{ text }}
+{% endfor %}
+`decode` hands back, on the device, and by `to_host` as lists:
+
+{% for text in decoded -%}
+{{ text }}
+{% endfor %}
+and `prefill`:
+
+{% for text in prefilled -%}
+{{ text }}
+{% endfor %}
+All errors derive from `SpeccError`: `load` raises DamagedWheelError, UnsupportedTorchError and
+UnsupportedDeviceError, `bind` BindError, `prefill` and `decode` BatchError and ForwardContractError,
+`set_sampling` SamplingError; what is said at each of them has the rest. Importing the package is cheap:
+torch is imported by `load`.
 """
 
 from __future__ import annotations
@@ -27,17 +74,24 @@ if TYPE_CHECKING:
         Forward,
         ForwardContractError,
         GroupCollective,
+        HostCopy,
+        HostPrefill,
         HostResult,
         Manifest,
+        Memory,
         MissingFieldError,
         Plan,
         PlanError,
+        PrefillResult,
         Program,
         RecordError,
+        RecordField,
         RecordLayout,
+        Replays,
         Sampling,
         SamplingError,
         SchemaMismatchError,
+        Score,
         SpeccError,
         Step,
         StepResult,
@@ -69,17 +123,24 @@ __all__ = [
     "Forward",
     "ForwardContractError",
     "GroupCollective",
+    "HostCopy",
+    "HostPrefill",
     "HostResult",
     "Manifest",
+    "Memory",
     "MissingFieldError",
     "Plan",
     "PlanError",
+    "PrefillResult",
     "Program",
     "RecordError",
+    "RecordField",
     "RecordLayout",
+    "Replays",
     "Sampling",
     "SamplingError",
     "SchemaMismatchError",
+    "Score",
     "SpeccError",
     "Step",
     "StepResult",
@@ -106,7 +167,7 @@ def load(device: str | torch.device = "cuda", *, verify: bool = True) -> Program
         device: `cuda`, `cuda:1`, ... or `cpu` for the torch reference backend.
         verify: compare every file with its digest first.
 
-    Raises DamagedWheelError, UnsupportedTorchError or UnsupportedDeviceError.
+    Raises DamagedWheelError, UnsupportedTorchError, UnsupportedDeviceError, or PlanError for a fault of the compiler.
     """
     from ._runtime.plan.manifest import Manifest
 
@@ -134,3 +195,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module("._runtime", __name__), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    """The public names, whether they have been used yet or not."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -44,7 +44,7 @@ class Artifact:
     registers: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Manifest:
     """The parsed manifest.
 
@@ -67,6 +67,10 @@ class Manifest:
     artifacts: tuple[Artifact, ...]
     plans: Mapping[int, str]
     engine: str | None = None
+
+    def __repr__(self) -> str:
+        """Name, version and archs: all of it is long."""
+        return f"<Manifest {self.name} {self.version}, for {', '.join(self.archs) or 'the CPU'}>"
 
     @staticmethod
     def read(root: Traversable) -> Manifest:

@@ -240,7 +240,7 @@ class Totals:
     wire_bytes: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """One compiled program.
 
@@ -273,6 +273,17 @@ class Plan:
     memory: ArenaBytes
     totals: Mapping[int, Totals]
     engine: str | None = None
+
+    def __repr__(self) -> str:
+        """Name and summary: all of it is long."""
+        return f"<Plan {self.name}: {self.summary}>"
+
+    @property
+    def summary(self) -> str:
+        """What it decodes in a few words: how it drafts, what a step verifies, how many requests it takes."""
+        depth = self.size("S")
+        tree = f"a tree of {self.size('N') - 1} drafts, {depth} deep" if self.serving.mask_mode else ""
+        return f"{self.algorithm}, {tree or f'a chain of {depth} drafts'}, up to {self.buckets[-1]} requests"
 
     @property
     def ranks(self) -> int:

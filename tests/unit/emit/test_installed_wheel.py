@@ -35,6 +35,8 @@ assert (k.plan.name, k.manifest.archs) == ("toy_chain", ("sm_100", "sm_90"))
 assert k.__version__ == k.manifest.version == version("specc-program-toy-chain")
 assert issubclass(k.DamagedWheelError, k.SpeccError)
 assert "torch" not in sys.modules
+assert {name for name in dir(k) if not name.startswith("__")} == set(k.__all__) - {"__version__"}
+assert "torch" not in sys.modules
 assert set(k.__all__) == {name for name in k.__all__ if hasattr(k, name)}
 try:
     k.nothing
@@ -60,9 +62,13 @@ class Callbacks:
         return k.Forward(torch.zeros(len(rows), 32))
 
 program = k.load("cpu")
-assert repr(program) == f"<Program toy_chain {k.__version__}, STANDALONE, on cpu>"
+what = "STANDALONE, a chain of 3 drafts, up to 4 requests"
+assert repr(program) == f"<Program toy_chain {k.__version__}: {what}, on cpu>"
+assert repr(k.plan) == f"<Plan toy_chain: {what}>"
+assert repr(k.manifest) == f"<Manifest toy_chain {k.__version__}, for sm_100, sm_90>"
 assert program.device == torch.device("cpu")
 step = program.bind(Callbacks(), torch.arange(8 * 50, dtype=torch.int32).view(8, 50))
+assert repr(step) == f"<Step toy_chain: {what}, req_to_token [8, 50], on cpu, not captured>"
 assert step.prefill(k.Batch([3, 5], [2, 4])).to_host().bonus == [0, 0]
 result = step.decode(k.Batch([5, 3], [4, 2])).to_host()
 assert [result.tokens(0), result.new_seq_lens] == [[0, 0, 0, 0], [8, 6]]

@@ -254,11 +254,16 @@ def test_outputs_are_named() -> None:
     engine = make_engine(plan)
     step = bind(plan, engine)
     engine.prompts[1] = [3]
-    result = step.prefill(Batch([1], [1]))
-    with pytest.raises(AttributeError, match="no output 'predict'; there are bonus, health"):
-        result.predict  # noqa: B018
-    with pytest.raises(AttributeError, match="no output 'predict'"):
-        result.to_host().predict  # noqa: B018
+    first = step.prefill(Batch([1], [1]))
+    for result in (first, first.to_host()):
+        with pytest.raises(AttributeError, match="no output 'logprobs'; there are bonus, health"):
+            result.logprobs  # noqa: B018
+        with pytest.raises(AttributeError, match=f"'{type(result).__name__}' object has no attribute 'predict'"):
+            result.predict  # type: ignore[attr-defined]  # noqa: B018
+    decoded = step.decode(Batch([1], [1]))
+    for result in (decoded, decoded.to_host()):
+        with pytest.raises(AttributeError, match="there are accept_lens, bonus, health, new_seq_lens, predict"):
+            result.logprobs  # noqa: B018
 
 
 @pytest.mark.parametrize(
