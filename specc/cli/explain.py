@@ -34,8 +34,8 @@ def explain(
     """Tell what becomes of a configuration and why, without compiling anything."""
     with reporting(format) as report:
         from specc.driver.compile import compile_depths
+        from specc.explain.report import written_totals
         from specc.explain.story import tell
-        from specc.runtime.plan.typed import to_json as written
         from specc.support.render import to_json
 
         _require_pass(only)
@@ -45,8 +45,7 @@ def explain(
         if only is not None:
             story = replace(story, passes=tuple(told for told in story.passes if told.name == only))
         if format is Format.json:
-            found = {"totals": {str(bucket): written(one) for bucket, one in story.totals.items()}}
-            found |= {"warnings": to_json(loaded.warnings, loaded.paths)}
+            found = {"totals": written_totals(story.totals), "warnings": to_json(loaded.warnings, loaded.paths)}
             typer.echo(json.dumps(asdict(story) | found, indent=2))
             return
         report.show(loaded.warnings)

@@ -88,6 +88,8 @@ def undamaged(program: str) -> Iterator[None]:
 
 def _facts(root: Traversable, manifest: Manifest, plans: Mapping[int, Plan], text: str) -> dict[str, Any]:
     """What is shown, by its name; ``plans`` are those of every num_steps, the deepest first."""
+    from specc.explain.report import written_totals
+
     plan = next(iter(plans.values()))
     code = Counter[str]()
     for artifact in manifest.artifacts:
@@ -117,10 +119,7 @@ def _facts(root: Traversable, manifest: Manifest, plans: Mapping[int, Plan], tex
         "files": len(manifest.files),
         "models": {side: asdict(model) for side, model in plan.models.items()},
         "carry": carry,
-        "totals": {
-            str(steps): {str(bucket): asdict(figures) for bucket, figures in one.totals.items()}
-            for steps, one in plans.items()
-        },
+        "totals": {str(steps): written_totals(one.totals) for steps, one in plans.items()},
         "configuration": text,
     }
 
@@ -165,7 +164,7 @@ def _by_key(models: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     sides = sorted(models, reverse=True)
     return [
         {"": key.replace("_", " "), **{side: models[side][key] for side in sides}}
-        for key in models[sides[0]]
+        for key in (models[sides[0]] if sides else ())
         if any(models[side][key] for side in sides)
     ]
 

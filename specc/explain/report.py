@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console, Group
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from specc.runtime.plan.nodes import External, Node, Reference
 from specc.runtime.plan.plan import Plan, Totals
+from specc.runtime.plan.typed import to_json
 
 if TYPE_CHECKING:
     from specc.driver.build import Build
@@ -77,6 +78,11 @@ def totals_table(totals: Mapping[int, Totals]) -> Table:
     return table
 
 
+def written_totals(totals: Mapping[int, Totals]) -> dict[str, dict[str, Any]]:
+    """The same as in plan.json."""
+    return {str(bucket): to_json(figures) for bucket, figures in totals.items()}
+
+
 def plain_table(rows: Sequence[Mapping[str, object]]) -> Table:
     """Records as a table: a column for each key that some record has a value for, headed by its words."""
     keys = [key for key in (rows[0] if rows else ()) if any(row[key] is not None for row in rows)]
@@ -112,7 +118,7 @@ def record(build: Build, files: Iterable[object], warnings: Iterable[Mapping[str
                     ]
                     for phase in depth.plan.phases
                 },
-                "totals": {str(bucket): asdict(figures) for bucket, figures in depth.plan.totals.items()},
+                "totals": written_totals(depth.plan.totals),
             }
             for depth in build.depths
         ],
