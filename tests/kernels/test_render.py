@@ -26,6 +26,7 @@ PROGRAMS: list[dict[str, Any]] = [
     {"algorithm": "EAGLE", **TREE, "mask": "full", "context_length": 64},
     {"algorithm": "EAGLE", "verify": "target_only", "sampling": ["penalties", "top_p"], "outputs": ["logprobs"]},
     {"algorithm": "EAGLE", "verify": "block"},
+    {"algorithm": "EAGLE", **TREE, "logits": "sharded", "tensor_parallel": 2},
     {"algorithm": "FROZEN_KV_MTP"},
     {"algorithm": "NGRAM", **TREE, "options": {"corpus": "words.txt"}},
 ]
