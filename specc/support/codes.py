@@ -48,7 +48,7 @@ CODES: dict[str, str] = {
     "legal/modules": "The draft has one module per step, and fewer of them than num_steps.",
     "legal/depths": "Requests cannot change from one num_steps to another with this algorithm.",
     "legal/shards": "The columns of sharded logits cannot be shared out over the ranks, or logits that are whole are"
-    " said to be padded.",
+    " said to be padded, or heads of keys and values cannot be shared out over the ranks of an engine.",
     "legal/kv-mismatch": "The draft reads the target's keys and values, and expects others.",
     "map/unreadable": "The map of a reduced vocabulary is no list of tokens.",
     "map/length": "The map of a reduced vocabulary has not one entry for every token that the draft scores.",
