@@ -97,20 +97,30 @@ class Benchmark:
     effort: Effort
 
 
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """The options of every benchmark: --json, --check-only."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--json", type=Path, help="write the ratios here too")
+    made.add_argument("--check-only", action="store_true", help="compare results, time nothing")
+    return made
+
+
+def device() -> torch.device:
+    """Where programs run."""
+    return torch.device("cuda", torch.cuda.current_device()) if ON_GPU else torch.device("cpu")
+
+
 def main(benchmark: Benchmark, description: str, against: str) -> None:
     """Compare, then time if there is a GPU."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the ratios here too")
-    parser.add_argument("--check-only", action="store_true", help="compare results, time nothing")
-    parser.add_argument("--jit", action="store_true", help="Triton's own compiler instead of ahead-of-time code")
-    options = parser.parse_args()
-    device = torch.device("cuda", torch.cuda.current_device()) if ON_GPU else torch.device("cpu")
+    accepted = parser(description)
+    accepted.add_argument("--jit", action="store_true", help="Triton's own compiler instead of ahead-of-time code")
+    options, where = accepted.parse_args(), device()
     if not ON_GPU:
         print("no CUDA device: comparing results in Triton's interpreter, timing nothing")
     print(f"against: {against}")
-    floors = Floors(device, benchmark.effort) if ON_GPU and not options.check_only else None
+    floors = Floors(where, benchmark.effort) if ON_GPU and not options.check_only else None
     lines: list[Line] = []
-    for ours, theirs in benchmark.sides(device, options.jit):
+    for ours, theirs in benchmark.sides(where, options.jit):
         case = benchmark.case(ours.work.shape)
         check(ours, theirs, " ".join(f"{name}={value}" for name, value in case.items()))
         if floors is not None:

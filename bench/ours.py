@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -155,6 +155,15 @@ class Ours:
         """The launch of each name; without its number, the first."""
         for name in names:
             self.backend.launch(self.node(name), self.frame)
+
+    def queueing(self, nodes: Sequence[Launch]) -> Callable[[], None]:
+        """What queues these launches of a step."""
+
+        def run() -> None:
+            for node in nodes:
+                self.backend.launch(node, self.frame)
+
+        return run
 
     def node(self, name: str) -> Launch:
         """The launch node of a name in a step; without its number, the first."""

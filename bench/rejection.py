@@ -13,23 +13,20 @@ GPU that is compared on tiny shapes, in Triton's interpreter. docs/benchmarks.md
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 from typing import NamedTuple
 
 import harness
 import torch
-from measure import Effort, Floors, Ratio, Run, capture, pairs
+from measure import Effort, Floors, Ratio, capture, pairs
 from ours import Ours
 from sampling import CLOSE, REQUEST, SampledWork, SoftmaxSequence, verification
 from torch import Tensor
 from work import Shape
 
 from specc.runtime.backends.cpu import ReferenceBackend
-from specc.runtime.plan.nodes import Launch
 
 try:
     from sglang.kernels.ops.speculative.reject_sampling import chain_speculative_sampling_triton
@@ -114,16 +111,6 @@ class Line(NamedTuple):
     floor: Ratio
 
 
-def launches(ours: Ours, nodes: list[Launch]) -> Run:
-    """Queue some launches of a step."""
-
-    def run() -> None:
-        for node in nodes:
-            ours.backend.launch(node, ours.frame)
-
-    return run
-
-
 def check(ours: Ours, label: str) -> Tensor:
     """The tokens i64[B, N] that were verified; SystemExit unless what is accepted is what the references accept."""
     seen = ours.observed_step()
@@ -159,8 +146,8 @@ def lines(ours: Ours, theirs: Theirs, case: dict[str, object], floors: Floors) -
     shape = ours.work.shape
     row = shape.batch * shape.vocab * 2
     parts = {
-        "verify": (launches(ours, verification(ours)), theirs.step, row * shape.nodes),
-        "draft": (launches(ours, [ours.node("draft_draw_0")]), theirs.draft, row),
+        "verify": (ours.queueing(verification(ours)), theirs.step, row * shape.nodes),
+        "draft": (ours.queueing([ours.node("draft_draw_0")]), theirs.draft, row),
     }
     for name, (mine, other, count) in parts.items():
         ours.reset()
@@ -173,11 +160,7 @@ def lines(ours: Ours, theirs: Theirs, case: dict[str, object], floors: Floors) -
 
 def main() -> None:
     """Compare, then time if there is a GPU."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the ratios here too")
-    parser.add_argument("--check-only", action="store_true", help="compare results, time nothing")
-    options = parser.parse_args()
-    device = torch.device("cuda", torch.cuda.current_device()) if harness.ON_GPU else torch.device("cpu")
+    options, device = harness.parser(__doc__).parse_args(), harness.device()
     floors = Floors(device, EFFORT) if harness.ON_GPU and not options.check_only else None
     print(f"SGLang's kernel: {'left out' if chain_speculative_sampling_triton is None else 'run'}")
     found: list[Line] = []

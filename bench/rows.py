@@ -10,11 +10,9 @@ Without a GPU steps are compared on tiny shapes, in Triton's interpreter. docs/b
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import NamedTuple
 
 import harness
@@ -93,27 +91,14 @@ def check(found: dict[str, Ours], label: str) -> float:
 
 def line(found: dict[str, Ours], case: dict[str, object], accepted: float) -> Line:
     """Captured against captured."""
-
-    def launches(ours: Ours) -> Callable[[], None]:
-        nodes = verification(ours)
-
-        def run() -> None:
-            for node in nodes:
-                ours.backend.launch(node, ours.frame)
-
-        return run
-
-    eager, lazy = (capture(launches(found[form]), EFFORT.copies) for form in FORMS)
+    runs = [found[form].queueing(verification(found[form])) for form in FORMS]
+    eager, lazy = (capture(run, EFFORT.copies) for run in runs)
     return Line(case, Ratio.of(*pairs(eager.replay, lazy.replay, EFFORT.samples)), accepted)
 
 
 def main() -> None:
     """Compare, then time if there is a GPU."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the ratios here too")
-    parser.add_argument("--check-only", action="store_true", help="compare results, time nothing")
-    options = parser.parse_args()
-    device = torch.device("cuda", torch.cuda.current_device()) if harness.ON_GPU else torch.device("cpu")
+    options, device = harness.parser(__doc__).parse_args(), harness.device()
     lines: list[Line] = []
     for found, case in sides(device):
         accepted = check(found, " ".join(f"{key}={value}" for key, value in case.items()))

@@ -11,12 +11,10 @@ Without a GPU tokens are compared on tiny shapes, in Triton's interpreter. docs/
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 
 import harness
 import torch
@@ -152,15 +150,11 @@ def sides(device: torch.device) -> Iterator[tuple[Ours, SampledWork]]:
 
 def line(ours: Ours, work: SampledWork, floors: Floors) -> Line:
     """Captured against captured, and ours against a copy of the logits."""
-    theirs, nodes, shape = SoftmaxSequence(work), verification(ours), work.shape
-
-    def verify() -> None:
-        for node in nodes:
-            ours.backend.launch(node, ours.frame)
-
+    theirs, shape = SoftmaxSequence(work), work.shape
     ours.reset()
     ours.step()
-    graph, other = capture(verify, EFFORT.copies), capture(theirs.step, EFFORT.copies)
+    graph = capture(ours.queueing(verification(ours)), EFFORT.copies)
+    other = capture(theirs.step, EFFORT.copies)
     us, them = pairs(graph.replay, other.replay, EFFORT.samples)
     least = floors.run((shape.batch * shape.nodes * shape.vocab * 2,))
     floor = capture(least, EFFORT.copies)
@@ -172,11 +166,7 @@ def line(ours: Ours, work: SampledWork, floors: Floors) -> Line:
 
 def main() -> None:
     """Compare, then time if there is a GPU."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the ratios here too")
-    parser.add_argument("--check-only", action="store_true", help="compare tokens, time nothing")
-    options = parser.parse_args()
-    device = torch.device("cuda", torch.cuda.current_device()) if harness.ON_GPU else torch.device("cpu")
+    options, device = harness.parser(__doc__).parse_args(), harness.device()
     floors = Floors(device, EFFORT) if harness.ON_GPU and not options.check_only else None
     lines: list[Line] = []
     for ours, work in sides(device):

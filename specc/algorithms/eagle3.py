@@ -12,6 +12,7 @@ from specc.algorithms.blocks.recurrent import build_recurrent
 from specc.algorithms.blocks.scope import Algorithm, Scope
 from specc.algorithms.blocks.verification import aux_rows
 from specc.config import Fit, Needs, Pair
+from specc.support.speculators import MARK
 
 
 def _build(scope: Scope) -> None:
@@ -24,8 +25,8 @@ def _recognises(pair: Pair) -> Fit | None:
         return None
     if head := draft.named("eagle3"):
         return Fit(f"the draft's class is {head}")
-    if draft.content.get("speculators_model_type") == "eagle3":
-        return Fit("the draft's speculators_model_type is eagle3")
+    if draft.content.get(MARK) == "eagle3":
+        return Fit(f"the draft's {MARK} is eagle3")
     if draft.language_model is None or draft.block("dflash_config"):  # another head
         return None
     if "eagle_aux_hidden_state_layer_ids" in draft.block("eagle_config"):

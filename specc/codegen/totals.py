@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from math import prod
-
 from specc.ir.core import Module, Op, Value, entry_of, tensor_type
 from specc.ir.declarations import Buffer, Kernel, Layout, Node, scratch_owner
 from specc.ir.liveness import hidden_result
 from specc.ir.nodes import is_collective, is_external, node_of
 from specc.ir.ops import OPS
+from specc.kernels.shared import vocabulary
 from specc.kernels.shared.base import nbytes, numbered
+from specc.kernels.shared.text import rows_of
 from specc.kernels.shared.tiles import is_prologue
 from specc.runtime.plan.plan import ArenaBytes, Totals
 
@@ -59,8 +59,7 @@ def _vocab_bytes(module: Module, bucket: int) -> int:
         for logits, rows in _read_rows(module, op):
             key = node_of(op), logits
             reads[key] = max(reads.get(key, 0), rows)
-    width = {logits: tensor_type(logits).sizes(module.dims)[1:] for _, logits in reads}
-    return sum(nbytes(module, tensor_type(x), bucket) // prod(width[x][:-1]) * rows for (_, x), rows in reads.items())
+    return sum(nbytes(module, tensor_type(x), bucket) // rows_of(module, x) * rows for (_, x), rows in reads.items())
 
 
 def _read_rows(module: Module, op: Op) -> list[tuple[Value, int]]:
@@ -68,14 +67,12 @@ def _read_rows(module: Module, op: Op) -> list[tuple[Value, int]]:
     if "logits" not in op.named or is_prologue(op):
         return []
     logits, path = op["logits"], op.get("path")
-    rows = prod(tensor_type(logits if path is None else path).sizes(module.dims)[1 : -1 if path is None else None])
+    rows = vocabulary.scanned_rows(module, op) if path is None else tensor_type(path).sizes(module.dims)[-1]
     while logits.source is not None and is_prologue(logits.source):
         logits = logits.source["logits"]
-    if op.opcode != "sample.residual":
-        return [(logits, rows)]
-    found, left = [(logits, most := int(op.attrs["most"]))], most
+    found, left = [(logits, rows)], rows
     for q in numbered(op, "q"):  # as many rows in all, of any
-        rows = min(prod(tensor_type(q).sizes(module.dims)[1:-1]), left)
+        rows = min(rows_of(module, q), left)
         found.append((q, rows))
         left -= rows
     return found

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from specc.ir.core import Module, Op
+from specc.ir.core import Op
 from specc.kernels.shared import parts, vocabulary
 from specc.kernels.shared.base import Cluster
-from specc.kernels.shared.compose import Composed
 from specc.kernels.shared.text import Text
 
 
-class ArgmaxPart(Composed):
+class ArgmaxPart(parts.Part):
     """Every program leaves the best value of its chunks and its column, and the sum of exponentials if it is wanted."""
 
     stem = "argmax_part"
@@ -31,12 +30,6 @@ class ArgmaxPart(Composed):
         given = f"{logits}, {value}, {mark}, {total}, {arrivals}, b, program, programs, {function}, {operands}"
         levels = parts.levels(parts.each(module, reduction))
         return f"last = {text.use('scan_argmax_part')}({given}, {rows}, CHUNKS, CHUNK, PROGRAMS, {levels}, BLOCK)"
-
-    def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
-        """Programs that scan."""
-        reduction = self.reduction(cluster)
-        assert reduction is not None
-        return parts.grid(module, reduction, batch)
 
 
 FAMILY = ArgmaxPart()

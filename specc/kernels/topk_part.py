@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from specc.ir.core import Module, Op
+from specc.ir.core import Op
 from specc.kernels.shared import parts, vocabulary
 from specc.kernels.shared.base import Cluster
-from specc.kernels.shared.compose import Composed
 from specc.kernels.shared.text import Text
 
 
-class TopkPart(Composed):
+class TopkPart(parts.Part):
     """Every program leaves the K best keys of its chunks, its largest value, and its sum of exponentials."""
 
     stem = "topk_part"
@@ -33,12 +32,6 @@ class TopkPart(Composed):
         given = f"{logits}, {key}, {top}, {total}, {arrivals}, b, program, programs, {function}, {operands}"
         levels = parts.levels(parts.each(module, reduction))
         return f"last = {text.use('scan_topk_part')}({given}, {sizes}, {levels}, BLOCK)"
-
-    def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
-        """Programs that scan."""
-        reduction = self.reduction(cluster)
-        assert reduction is not None
-        return parts.grid(module, reduction, batch)
 
 
 FAMILY = TopkPart()

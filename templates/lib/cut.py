@@ -277,6 +277,18 @@ def _halve_in_room(x, weight, low, high, above, wanted):
 
 
 @triton.jit
+def _interval(below, lowest, low, lower, high, low_count, lower_count, count):
+    # The orders [low, high) among which a cut is, the value of high, and how many elements are not below low and high:
+    # from `low` on; or, if that is not weight enough, from `lower` up to it; or, if that is not either, up to `lower`.
+    high_value = tl.where(lowest, order_value(lower), tl.where(below, order_value(low), float("inf")))
+    high = tl.where(lowest, lower, tl.where(below, low, high))
+    high_count = tl.where(lowest, lower_count, tl.where(below, low_count, 0))
+    low = tl.where(lowest, LEAST_ORDER, tl.where(below, lower, low))
+    low_count = tl.where(lowest, count, tl.where(below, lower_count, low_count))
+    return low, high, high_value, low_count, high_count
+
+
+@triton.jit
 def find_cut(
     row_ptr,
     row,
@@ -332,21 +344,13 @@ def find_cut(
         wanted = amount * total if SHARE else amount
         if total >= wanted:
             if (low_total < wanted) | (noted > ROOM):
-                # The cut is from low on, as it is if numbers count; or between the two, or below both.
                 high_value = float("inf")
                 high_count = 0
                 if SHARE:
-                    if low_total < wanted:
-                        high = low
-                        high_count = low_count
-                        low = lower
-                        low_count = lower_count
-                        if lower_total < wanted:
-                            high = lower
-                            high_count = lower_count
-                            low = LEAST_ORDER
-                            low_count = count
-                        high_value = order_value(high)
+                    below, lowest = low_total < wanted, lower_total < wanted
+                    low, high, high_value, low_count, high_count = _interval(
+                        below, lowest, low, lower, high, low_count, lower_count, count
+                    )
                     low = tl.maximum(low, sort_order(least))
                 low, high = _halve_in_row(
                     row_ptr,

@@ -15,7 +15,6 @@ from specc.support.speculators import MARK
 _MODULE = re.compile(r"MTP|NextN", re.IGNORECASE)
 """What the classes of modules of multi-token prediction have in their names, where these have a directory."""
 
-
 _OF_HEADS = {"eagle_config", "dflash_config", "backbone_hidden_size", "draft_vocab_size", MARK}
 """Keys that heads have in their config.json, and language models do not."""
 

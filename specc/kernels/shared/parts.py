@@ -5,6 +5,7 @@ from __future__ import annotations
 from specc.ir.core import Module, Op, tensor_type
 from specc.kernels.shared import vocabulary
 from specc.kernels.shared.base import Cluster, power_of_two
+from specc.kernels.shared.compose import Composed
 from specc.kernels.shared.text import Text
 
 _PARTIALS = 2048
@@ -47,11 +48,16 @@ def scanned(text: Text, reduction: Op, cluster: Cluster) -> tuple[str, str, str,
     return function, operands, logits, (batch, *axes, int(reduction.attrs["chunks"]))
 
 
-def grid(module: Module, reduction: Op, batch: int) -> tuple[int, int, int]:
-    """A row's programs, whatever the batch: their number decides no sum, but it is a constant of the kernel."""
-    return batch, vocabulary.rows_of(module, reduction) * programs_of(module, reduction), 1
-
-
 def each(module: Module, reduction: Op) -> int:
     """Chunks of a program."""
     return int(reduction.attrs["chunks"]) // programs_of(module, reduction)
+
+
+class Part(Composed):
+    """A family of parts: grid (B, rows * programs)."""
+
+    def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
+        """A row's programs, whatever the batch: their number decides no sum, but it is a constant of the kernel."""
+        reduction = self.reduction(cluster)
+        assert reduction is not None
+        return batch, vocabulary.rows_of(module, reduction) * programs_of(module, reduction), 1

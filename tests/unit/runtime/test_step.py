@@ -257,13 +257,13 @@ def test_outputs_are_named() -> None:
     first = step.prefill(Batch([1], [1]))
     for result in (first, first.to_host()):
         with pytest.raises(AttributeError, match="no output 'logprobs'; there are bonus, health"):
-            result.logprobs  # noqa: B018
+            _ = result.logprobs
         with pytest.raises(AttributeError, match=f"'{type(result).__name__}' object has no attribute 'predict'"):
-            result.predict  # type: ignore[attr-defined]  # noqa: B018
+            _ = result.predict  # type: ignore[attr-defined]
     decoded = step.decode(Batch([1], [1]))
     for result in (decoded, decoded.to_host()):
         with pytest.raises(AttributeError, match="there are accept_lens, bonus, health, new_seq_lens, predict"):
-            result.logprobs  # noqa: B018
+            _ = result.logprobs
 
 
 @pytest.mark.parametrize(
