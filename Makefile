@@ -11,7 +11,7 @@ MODELS := examples/models
 DEMOS  := standalone-chain eagle-chain eagle-chain-adaptive eagle3-chain frozen-kv-chain mtp-chain dflash-chain ngram-chain \
           standalone-tree eagle-tree eagle-tree-wide eagle-tree-sampled eagle-tree-json eagle3-tree eagle3-reduced-tree frozen-kv-tree ngram-tree
 
-.PHONY: setup demo test test-all lint types check golden models versions resolve conformance sglang gpu sanitize fuzz perturb grammars mutants bench clean
+.PHONY: setup demo test test-all lint types check golden models versions resolve conformance browser sglang gpu sanitize fuzz perturb grammars mutants bench clean
 
 setup: $(VENV)/.ready
 
@@ -110,6 +110,11 @@ models: setup
 conformance: setup
 	$(PYTHON) tests/sglang/make_environment.py
 	$(BIN)/python -m pytest tests/conformance -m conformance
+
+# Pages in a headless Chromium, the system's own; pictures of them are left in build/screenshots.
+browser: setup
+	command -v chromium google-chrome >/dev/null || (apt-get update -q && apt-get install -y -q --no-install-recommends chromium fonts-dejavu-core)
+	$(BIN)/python -m pytest tests/browser -m browser
 
 # The real SGLang on a CPU, in an environment of its own. TEXTS=2000 compares distributions of so many of each prompt.
 SGLANG ?=

@@ -1,0 +1,50 @@
+"""A headless Chromium at two widths, in which a page that complains or needs anything from outside fails."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from seen import Seen
+
+playwright = pytest.importorskip("playwright.sync_api")
+
+WIDTHS = (1280, 390)
+"""Pixels of a desktop's window and of a telephone's."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs a browser; without ``-m browser`` it is left out where none is installed."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+
+
+@pytest.fixture(scope="session")
+def chromium(request: pytest.FixtureRequest) -> Iterator[playwright.Browser]:
+    """The system's Chromium, without a window and without calls home."""
+    binary = shutil.which("chromium") or shutil.which("google-chrome")
+    if binary is None:
+        if "browser" in request.config.getoption("-m"):
+            pytest.fail("no Chromium here: install the system's package, as `make browser` does")
+        pytest.skip("no Chromium here: `make browser` installs it")
+    quiet = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=binary, args=quiet)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(params=WIDTHS)
+def seen(chromium: playwright.Browser, request: pytest.FixtureRequest) -> Iterator[Seen]:
+    """An empty page of each width; what it logs, throws or fails to load is kept."""
+    page = chromium.new_page(viewport={"width": request.param, "height": 900})
+    seen = Seen(page)
+    page.on("console", lambda one: seen.complaints.append(one.text) if one.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: seen.complaints.append(str(error)))
+    page.on("requestfailed", lambda one: seen.complaints.append(f"{one.url}: {one.failure}"))
+    page.on("response", lambda one: seen.complaints.append(f"{one.url}: {one.status}") if one.status >= 400 else None)
+    yield seen
+    page.close()

@@ -1,0 +1,16 @@
+"""The fixture notices what it is there for."""
+
+from __future__ import annotations
+
+from seen import Seen
+
+
+def test_complaints_are_kept(seen: Seen) -> None:
+    seen.page.set_content("<script>console.error('first'); throw new Error('second')</script>")
+    seen.page.set_content("<img src='http://127.0.0.1:9/none.png'><p style='width: 3000px'>wide</p>")
+    assert [word for word in ("first", "second", "none.png") if any(word in one for one in seen.complaints)] == [
+        "first",
+        "second",
+        "none.png",
+    ]
+    assert seen.overflow() > 1500
