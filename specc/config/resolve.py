@@ -16,6 +16,7 @@ from specc.config.models import ModelFacts
 from specc.config.needs import Needs
 from specc.config.reduced import check_map
 from specc.config.resolved import Config, Depth, ModelConfig
+from specc.config.rotated import check_step
 from specc.config.schema import SAMPLING
 from specc.config.sharded import check_shards, with_heads, with_shards
 from specc.config.sides import facts_of, settle
@@ -44,6 +45,7 @@ def resolve(
     facts = facts_of(checked, directory, needed)
     checked = for_engine(checked, algorithm, facts)
     check_file(checked, algorithm, needed)
+    check_step(checked, needed)
     check_shards(checked)
     options, archs = _options(checked, algorithm, needed), _archs(checked)
     target = settle(checked, "target", facts, needed.target_hidden, directory)
@@ -108,6 +110,7 @@ def _config(
         target=target,
         draft=draft,
         engine=file.engine,
+        step=file.step,
     )
 
 

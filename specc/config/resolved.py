@@ -27,6 +27,7 @@ DraftSampling = Literal["greedy", "coupled"]
 Logprobs = Literal["raw", "processed"]
 Logits = Literal["gathered", "sharded"]
 Sampling = Literal["penalties", "logit_bias", "grammar", "top_k", "top_p", "min_p"]
+StepForm = Literal["whole", "rotated"]
 DraftPositions = Literal["true", "shifted", "auto"]
 
 DEFAULT_AUX_LAYERS = 3
@@ -158,6 +159,7 @@ class Config:
     target: ModelConfig
     draft: ModelConfig | None
     engine: Engine | None = None
+    step: StepForm = "whole"
 
     @property
     def models(self) -> dict[str, ModelConfig]:

@@ -15,7 +15,7 @@ from specc.engine.memory.kv_pool import KVPool, PageAllocator, ReqToToken
 from specc.engine.memory.prefix_cache import PrefixCache
 from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.drafts import Draft
-from specc.engine.serving import fitting
+from specc.engine.serving import fitting, rotated
 from specc.engine.serving.callbacks import Memory
 from specc.engine.serving.draft_callbacks import make_callbacks
 from specc.engine.serving.handover import Handover, Places
@@ -346,8 +346,8 @@ class Engine:
         rows, bounds = [request.row or 0 for request in requests], self._bounds(requests)
         if not self._fixed_width:
             self.memory.width = min(max(bounds, default=0) + self.plan.serving.reach, self.table.columns)
-        step = self._step.at(num_steps)
-        return step.decode(self._batch(rows, None if self.ahead else bounds), at_least=at_least)
+        step, batch = self._step.at(num_steps), self._batch(rows, None if self.ahead else bounds)
+        return rotated.decode(step, self.callbacks, self.plan, batch, at_least)
 
     def _give(self, given: Sequence[tuple[Request, Emitted]], *, is_prefill: bool) -> None:
         """Give tokens to their requests. One whose text cannot be made waits again, when the others have theirs."""

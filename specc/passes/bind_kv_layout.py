@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from specc.ir.core import Module, Op, Value, entry_of, is_state
 from specc.ir.declarations import KvLayout, Options
 from specc.ir.infer import assign_types
-from specc.ir.nodes import is_external
+from specc.ir.nodes import is_external, is_rotated
 from specc.ir.ops.health import ROOM_BIT
 from specc.ir.ops.tree import mask_width
 from specc.ir.page_runs import PageRuns
+from specc.ir.types import TensorType
 from specc.pass_manager.pass_base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.location import Location
@@ -62,9 +63,14 @@ class BindKvLayout(Pass):
     def _admit(self, module: Module, layout: KvLayout, ctx: Context) -> None:
         """Let a request without room be a padding row of all that the step does with rows and lengths."""
         readers = [op for op in module.find(*_TABLE_READERS) if entry_of(op.phase) == "step"]
-        if not readers:
+        if readers:
+            table, rows, lens = (readers[0][name] for name in ("req_to_token", "rows", "seq_lens"))
+        elif is_rotated(module):  # the engine's forward of the target writes where the step looks up nothing
+            readers = module.find("commit.lengths")
+            table = module.add_input("req_to_token", TensorType("i32", ("P", "C")))
+            rows, lens = module.inputs["req_pool_indices"], readers[0]["seq_lens"]
+        else:
             return
-        table, rows, lens = (readers[0][name] for name in ("req_to_token", "rows", "seq_lens"))
         others = [op for op in module.ops("step") if op.opcode not in _WHATEVER_THE_LENGTH]
         longest, location = _longest(module), readers[0].location
         admit = self._insert(
@@ -139,6 +145,13 @@ def _longest(module: Module) -> int:
     return longest
 
 
+def _ahead(module: Module) -> list[int]:
+    """How far slots reach that follow what a step accepts, as in one that drafts for the next."""
+    slots = [op for op in module.find("kv.slots") if op["seq_lens"].source in module.find("commit.lengths")]
+    sizes = [(int(op.attrs["offset"]), module.size(str(op.attrs["axis"]))) for op in slots]
+    return [module.size("A") + offset + size for offset, size in sizes]
+
+
 def _layout(module: Module, extra: int) -> KvLayout:
     """The window of one step, and what to reserve: twice as much, for a step scheduled ahead.
 
@@ -148,7 +161,7 @@ def _layout(module: Module, extra: int) -> KvLayout:
     options = module.decl(Options)
     page, path = options.page_size, module.size("A")
     if module.size("K") == 1:
-        window = path + extra
+        window = max([path + extra, *_ahead(module)])
         return KvLayout("chain", page, extra, path, 0, window, 2 * window)
     branches, nodes, slots = module.size("K"), module.size("N"), module.find("kv.branch_slots")
     if not slots:

@@ -1,7 +1,8 @@
 """plan-graphs: launch order, minimal dependencies, and what is captured together.
 
 A step is one graph when the engine's forwards can be captured; when they cannot, it is cut at the forwards, and every
-run of launches between two of them is a graph: a segment, named after its first launch. Nothing inside waits for the
+run of launches between two of them is a graph: a segment, named after its first launch. A rotated step is cut between
+its halves, and at what it is handed, besides. Nothing inside waits for the
 host: every value the step needs is on the device, lengths included. Calls of the host, which may wait, cut both.
 """
 
@@ -11,9 +12,9 @@ from dataclasses import dataclass
 
 import networkx as nx
 
-from specc.ir.core import PHASES, Module, Op, entry_of
+from specc.ir.core import PHASES, SECOND_HALF, Module, Op, entry_of
 from specc.ir.declarations import Buffer, Kernel, Layout, Node, Reference, scratch_owner
-from specc.ir.nodes import is_collective, is_external, is_host, node_of, node_order, quotient
+from specc.ir.nodes import is_collective, is_external, is_given, is_host, is_rotated, node_of, node_order, quotient
 from specc.pass_manager.pass_base import Context, Pass
 
 
@@ -35,20 +36,23 @@ class PlanGraphs(Pass):
         graph = _dependencies(module, order)
         reduced = nx.transitive_reduction(graph)
         step = [name for name in order if entry_of(first[name].phase) == "step"]
-        segment = _segments([(name, is_external(first[name])) for name in step])
-        whole = _segments([(name, is_host(first[name])) for name in step])
-        hosts = len(step) - len(whole)
+        phases = _phases(order, first)
+        halves = [[name for name in step if (phases[name] in SECOND_HALF) == second] for second in (False, True)]
+        halves = halves if is_rotated(module) else [step]
+        segment = _segments([[(name, is_external(first[name])) for name in half] for half in halves])
+        hosts = {name for name in step if is_host(first[name]) or is_given(first[name])}
+        whole = _segments([[(name, name in hosts) for name in half] for half in halves])
         references = {reference.name for reference in module.decls_of(Reference)}
-        latest = 0
         for name in order:
             op = first[name]
-            latest = max(latest, PHASES.index(op.phase))  # who waits for a later phase runs in it
             after = tuple(sorted(reduced.predecessors(name), key=order.index))
             kind = "external" if is_external(op) else "reference" if name in references else "launch"
-            kind = "collective" if is_collective(op) else kind
+            kind = "collective" if is_collective(op) else "given" if is_given(op) else kind
             capture = whole.get(name, "") if hosts else "step" if entry_of(op.phase) == "step" else ""
-            module.decls.append(Node(name, PHASES[latest], kind, after, capture, segment.get(name, "")))
-        cut = f"{len(set(whole.values()))} graphs per step, cut by {hosts} calls of the host alone"
+            module.decls.append(Node(name, phases[name], kind, after, capture, segment.get(name, "")))
+        cut = f"{len(set(whole.values()))} graphs per step, cut by {len(hosts)} calls of the host alone"
+        if is_rotated(module):
+            cut = f"{len(set(whole.values()))} graphs per step, cut where the engine hands something over"
         graphs = cut if hosts else "one graph per step"
         collectives = {name for name in step if is_collective(first[name])}
         longest = len(nx.dag_longest_path(graph))
@@ -73,14 +77,24 @@ class PlanGraphs(Pass):
         self.remark(ctx, cut)
 
 
-def _segments(nodes: list[tuple[str, bool]]) -> dict[str, str]:
-    """The segment of every launch, of (name, whether it cuts) in execution order."""
+def _phases(order: list[str], first: dict[str, Op]) -> dict[str, str]:
+    """The phase that every node runs in: who waits for a later phase runs in it."""
+    latest, phases = 0, dict[str, str]()
+    for name in order:
+        latest = max(latest, PHASES.index(first[name].phase))
+        phases[name] = PHASES[latest]
+    return phases
+
+
+def _segments(halves: list[list[tuple[str, bool]]]) -> dict[str, str]:
+    """The segment of every launch, of (name, whether it cuts) in execution order, by call of the step."""
     segment: dict[str, str] = {}
-    current = ""
-    for name, external in nodes:
-        current = "" if external else current or name
-        if current:
-            segment[name] = current
+    for nodes in halves:
+        current = ""
+        for name, external in nodes:
+            current = "" if external else current or name
+            if current:
+                segment[name] = current
     return segment
 
 

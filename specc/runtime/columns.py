@@ -29,7 +29,8 @@ class Columns:
         self.inputs = plan.written_inputs(entry)
         self._entry, self._table, self._most = entry, table, plan.buckets[-1]
         # A draft at true positions prefills the first token behind the prompt.
-        self._beyond = plan.kv.window if entry == "step" else plan.kv.first_draft_position
+        drafts = entry == "step" or plan.rotated
+        self._beyond = plan.kv.window if drafts else plan.kv.first_draft_position
         self._longest = plan.kv.longest
         self._reads_prompt = PROMPT in plan.reads(entry)
 

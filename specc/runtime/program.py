@@ -19,6 +19,7 @@ from .memory.arena import allocate
 from .plan.manifest import Manifest
 from .plan.plan import Plan
 from .plan.plan_json import load_plan
+from .rotated import RotatedStep
 from .state.carry import Carry
 from .state.peer import schema, schema_digest
 from .state.transfer import RecordLayout, Requests
@@ -91,7 +92,8 @@ class Program:
     ) -> Step:
         """Bind the engine's forwards, its request table i32[p, C] and its KV buffers; allocates the program's memory.
 
-        The result drafts the most steps that the program was compiled for; its `at` has the others. The table may have
+        The result drafts the most steps that the program was compiled for; its `at` has the others. Of a program whose
+        target the engine runs (`plan.rotated`) it is a `RotatedStep`. The table may have
         fewer than the program's P rows; requests are then in rows 1..p-1. Forwards of the prefill are needed only by
         those who call it.
 
@@ -123,7 +125,8 @@ class Program:
         memory = allocate(self.plans.values(), self.device)
         place = self._backend, self.device, callbacks, req_to_token, kv_pools, tables
         for num_steps, plan in self.plans.items():
-            bound[num_steps] = Step(
+            kind = RotatedStep if plan.rotated else Step
+            bound[num_steps] = kind(
                 plan, *place, collective=collective, nvtx=nvtx and cuda, memory=memory, depths=bound
             )
         step = bound[self.plan.size("S")]

@@ -94,7 +94,14 @@ class HostPrefill(_OnHost):
         return _scores([self.logprobs[request]], [[values] for values in _best(self.outputs, request)], 1)
 
 
-HostT = TypeVar("HostT", HostResult, HostPrefill)
+@dataclass(frozen=True)
+class HostProposal(_OnHost):
+    """The outputs of `propose` as Python lists, one entry per request; those of `ProposeResult`."""
+
+    drafts = Output[list[list[int]]]()
+
+
+HostT = TypeVar("HostT", HostResult, HostPrefill, HostProposal)
 
 
 @dataclass(frozen=True, repr=False)
@@ -152,6 +159,24 @@ class PrefillResult(_OnDevice):
 
     def to_host(self) -> HostPrefill:
         """The outputs as Python lists, in one device-to-host copy; waits for the prefill."""
+        return self.start_copy().wait()
+
+
+@dataclass(frozen=True, repr=False)
+class ProposeResult(_OnDevice):
+    """The outputs of the second half of a rotated step, on the program's device. Valid until the next `commit`.
+
+    `drafts`, which the target is to read behind the bonus token, and `health`, of the draft's forwards.
+    """
+
+    drafts = Output[Tensor]()
+
+    def start_copy(self) -> HostCopy[HostProposal]:
+        """Queue the copy to the host behind the step and return at once."""
+        return HostCopy(self.outputs, HostProposal)
+
+    def to_host(self) -> HostProposal:
+        """The outputs as Python lists, in one device-to-host copy; waits for the step."""
         return self.start_copy().wait()
 
 

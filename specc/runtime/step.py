@@ -17,7 +17,7 @@ from .batch import Batch, integers
 from .collective import Collective, gather, rank_table
 from .columns import LENGTHS, ROWS, Columns
 from .errors import BatchError, BindError
-from .external import call, check_callbacks
+from .external import call, check_callbacks, take
 from .first import FirstTokens
 from .frame import After, Frame, Progress
 from .graphs.capture import Graphs, Recorder, Replays, check_capturable
@@ -28,7 +28,7 @@ from .memory.kv_pools import KvPools
 from .memory.staging import Staging
 from .memory.tables import TableGuard, check_request_table, check_tables, prompt_tokens
 from .plan.nodes import Collective as Gather
-from .plan.nodes import External, Node
+from .plan.nodes import External, Given, Node
 from .plan.plan import PROMPT, TABLE, Plan
 from .ranges import in_ranges
 from .result import PrefillResult, StepResult
@@ -105,6 +105,7 @@ class Step:
         self._guard = TableGuard({TABLE: req_to_token, **self._tables})
         self._execute = in_ranges(self._dispatch) if nvtx else self._dispatch
         self._graphs: Graphs | SegmentGraphs | None = None
+        self._given: Mapping[str, Tensor] = {}
 
     def __repr__(self) -> str:
         """Name, what it decodes, how large a table it serves, its depths, its device, and whether it is captured."""
@@ -353,17 +354,20 @@ class Step:
     def _dispatch(self, node: Node, frame: Frame) -> None:
         if isinstance(node, External):
             return call(node, frame, self._callbacks)
+        if isinstance(node, Given):
+            return take(node, frame, self._given)
         return gather(node, frame, self._collective) if isinstance(node, Gather) else self._backend.launch(node, frame)
 
     def _outputs(self, entry: str, frame: Frame, rows: int) -> dict[str, Tensor]:
         outputs = [output for output in self._plan.outputs if output.entry == entry]
         return {output.name: frame.output(output.value, rows) for output in outputs}
 
+    def _idle(self) -> None:
+        """Make the inputs a batch of padding rows."""
+        self._staging["step"].send({name: [] for name in self._columns["step"].inputs}, 0)
+
     def _captured(self, beside: Recorder | None, *, segments: bool) -> Graphs | SegmentGraphs:
         """Graphs of this depth, in the memory pool of another's."""
-
-        def idle() -> None:
-            self._staging["step"].send({name: [] for name in self._columns["step"].inputs}, 0)
 
         def run(bucket: int) -> Frame:
             return self._run("step", self._frame(bucket))
@@ -375,8 +379,8 @@ class Step:
                 check_capturable(self._plan)
             if segments or self._plan.restricts:
                 graphs = self._plan.segments if segments else self._plan.captures
-                return SegmentGraphs(self._plan, graphs, self._device, self._frame, self._execute, idle, beside)
-            return Graphs(self._plan, self._device, run, idle, beside)
+                return SegmentGraphs(self._plan, graphs, self._device, self._frame, self._execute, self._idle, beside)
+            return Graphs(self._plan, self._device, run, self._idle, beside)
 
     @contextlib.contextmanager
     def _on_device(self) -> Iterator[None]:

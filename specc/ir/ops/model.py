@@ -18,6 +18,7 @@ _IN = {"input_dtype": str, "input_width": COUNT}
 _IN_OUT = {**_OUT, **_IN}
 _MODULE = {**_SCORES, **_IN, "step": int}
 _INJECT = {"capture": str, **_IN}
+_GIVEN = "what the engine's own forward of the target over bonus and drafts gave, handed over with the"
 
 OPS = (
     OpDef(
@@ -56,6 +57,20 @@ OPS = (
         "The target over all nodes; without a mask they are causal.",
         {**_OUT, "extras": str},
         effect="external",
+    ),
+    OpDef(
+        "model.given_logits",
+        "-> logits: $logits_dtype[B, A, V]",
+        f"Of a rotated step: {_GIVEN} call that commits.",
+        {"logits_dtype": str},
+        effect="given",
+    ),
+    OpDef(
+        "model.given_hidden",
+        "-> hidden: $dtype[B, A, $width]",
+        f"Of a rotated step: {_GIVEN} call that proposes.",
+        {"dtype": str, "width": COUNT},
+        effect="given",
     ),
     OpDef(
         "model.extend",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import PlanError
-from .nodes import STORES, Capture, External, Kernel, Node, OpSource, Phase, read_by, results_of
+from .nodes import OUTSIDE, STORES, Capture, External, Given, Kernel, Node, OpSource, Phase, read_by, results_of
 from .typed import LARGEST
 
 FORMAT = 5
@@ -313,6 +313,11 @@ class Plan:
         """The nodes of `prefill` or `step`, by default of both, in execution order."""
         return tuple(node for phase in self.phases if entry in (None, phase.entry) for node in phase.nodes)
 
+    @property
+    def rotated(self) -> bool:
+        """Whether the engine runs the target, so that a step is two calls."""
+        return any(isinstance(node, Given) for node in self.nodes("step"))
+
     def bucket(self, rows: int) -> int:
         """The smallest bucket that holds `rows` rows; PlanError when none does (check the batch first)."""
         for bucket in self.buckets:
@@ -362,7 +367,7 @@ class Plan:
 
     def stores(self, entry: str) -> frozenset[str]:
         """Names of the nodes of `entry` that write pool rows."""
-        computed = [node for node in self.nodes(entry) if not isinstance(node, External)]
+        computed = [node for node in self.nodes(entry) if not isinstance(node, OUTSIDE)]
         return frozenset(node.name for node in computed if not STORES.isdisjoint(call.op for call in node.ops))
 
     def engine_reads(self, node: Node) -> frozenset[str]:
