@@ -111,6 +111,7 @@ def _config(
         draft=draft,
         engine=file.engine,
         step=file.step,
+        slots=file.slots,
     )
 
 

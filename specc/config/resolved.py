@@ -28,6 +28,7 @@ Logprobs = Literal["raw", "processed"]
 Logits = Literal["gathered", "sharded"]
 Sampling = Literal["penalties", "logit_bias", "grammar", "top_k", "top_p", "min_p"]
 StepForm = Literal["whole", "rotated"]
+Slots = Literal["req_to_token", "block_table"]
 DraftPositions = Literal["true", "shifted", "auto"]
 
 DEFAULT_AUX_LAYERS = 3
@@ -160,6 +161,7 @@ class Config:
     draft: ModelConfig | None
     engine: Engine | None = None
     step: StepForm = "whole"
+    slots: Slots = "req_to_token"
 
     @property
     def models(self) -> dict[str, ModelConfig]:

@@ -10,6 +10,8 @@ from specc.config.resolved import TARGET_OUTPUTS
 def check_step(checked: Checked, needs: Needs) -> None:
     """Report what cannot be had of a program whose target the engine runs."""
     file = checked.file
+    blocks = file.slots == "block_table" and file.step != "rotated" and checked.sound("step", "slots")
+    refuse(checked, blocks, "slots: block_table with step: whole", ("slots",), "write step: rotated")
     if file.step != "rotated" or not checked.sound("step"):
         return
     hint = "write step: whole"

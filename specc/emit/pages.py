@@ -9,7 +9,7 @@ from typing import Any
 
 from specc.runtime.plan.nodes import External
 from specc.runtime.plan.outputs import spelled, typed_outputs
-from specc.runtime.plan.plan import PROMPT, TABLE, Plan
+from specc.runtime.plan.plan import PROMPT, Plan
 
 WIDTH = 100
 HELD = "\0"
@@ -37,9 +37,9 @@ def package_page(package: str, plans: Mapping[str, Plan]) -> dict[str, Any]:
         "summary": f"{plan.name}: {plan.summary}",
         "depths": sorted(one.size("S") for one in plans.values()),
         "bound": ", ".join(
-            ["callbacks", TABLE] + ["kv_pools"] * bool(wanted(plan)["moved"]) + ["tables=tables"] * bool(plan.tables())
+            ["callbacks", plan.table] + ["kv_pools"] * bool(wanted(plan)["moved"]) + ["tables=tables"] * bool(plan.tables())
         ),
-        "table": spelled(plan, plan.inputs[TABLE]),
+        "table": spelled(plan, plan.inputs[plan.table]),
         "table_types": [f"`{name}` {spelled(plan, one)}" for name, one in plan.tables().items()],
         "forwards": [*_forwards(plan, "prefill"), *_forwards(plan, "step")],
         "decoded": _outputs(plan, "step"),

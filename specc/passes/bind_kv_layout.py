@@ -16,6 +16,7 @@ from specc.ir.ops.tree import mask_width
 from specc.ir.page_runs import PageRuns
 from specc.ir.types import TensorType
 from specc.pass_manager.pass_base import Context, Pass
+from specc.runtime.plan.plan import BLOCKS, COUNTS
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.location import Location
 
@@ -59,6 +60,8 @@ class BindKvLayout(Pass):
             ctx.at("page_size"),
         )
         self._admit(module, layout, ctx)
+        if ctx.loaded is not None and ctx.loaded.config.slots == BLOCKS:
+            self._look_up_blocks(module, layout, ctx)
 
     def _admit(self, module: Module, layout: KvLayout, ctx: Context) -> None:
         """Let a request without room be a padding row of all that the step does with rows and lengths."""
@@ -91,6 +94,20 @@ class BindKvLayout(Pass):
             f"a request without room for {layout.window} tokens in its row{bound} is a padding row of the step",
             location,
         )
+
+    def _look_up_blocks(self, module: Module, layout: KvLayout, ctx: Context) -> None:
+        """Look slots up in the table of a request's blocks, which has no more than the number that is said."""
+        table = module.add_input(BLOCKS, TensorType("i32", ("P", "C")))
+        counts = module.add_input(COUNTS, TensorType("i32", ("P",)))
+        for op in module.find("kv.slots", "kv.admit"):
+            _, *others = op.operands
+            counted = (counts,) if op.opcode == "kv.admit" else ()
+            op.opcode = "kv.admit_blocks" if counted else "kv.block_slots"
+            op.attrs = {name: value for name, value in op.attrs.items() if name != "longest"}
+            op.attrs["page"] = layout.page_size
+            module.set_operands(op, (table, *counted, *others))
+        message = f"slots are looked up in blocks of {layout.page_size}, of which a request has as many as @{COUNTS} says"
+        self.remark(ctx, message, ctx.at("slots"))
 
     def _insert(
         self, module: Module, opcode: str, operands: tuple[Value, ...], names: tuple[str, ...],

@@ -31,7 +31,7 @@ class Columns:
         # A draft at true positions prefills the first token behind the prompt.
         drafts = entry == "step" or plan.rotated
         self._beyond = plan.kv.window if drafts else plan.kv.first_draft_position
-        self._longest = plan.kv.longest
+        self._longest, self._plan_room = plan.kv.longest, plan.room(table.shape[1])
         self._reads_prompt = PROMPT in plan.reads(entry)
 
     def of(self, batch: Batch) -> dict[str, list[int] | Tensor]:
@@ -41,7 +41,7 @@ class Columns:
         """
         if not all(hasattr(batch, name) for name in NAMES):
             raise BatchError(f"{self._entry} takes a Batch, got a {type(batch).__name__}")
-        pool_rows, room = self._table.shape
+        pool_rows, room = self._table.shape[0], self._plan_room
         rows = batch_rows(batch.req_pool_indices, pool_rows, self._table.device)
         if len(rows) > self._most:
             raise BatchError(f"{len(rows)} requests, the largest bucket holds {self._most}")

@@ -29,7 +29,7 @@ from .memory.staging import Staging
 from .memory.tables import TableGuard, check_request_table, check_tables, prompt_tokens
 from .plan.nodes import Collective as Gather
 from .plan.nodes import External, Given, Node
-from .plan.plan import PROMPT, TABLE, Plan
+from .plan.plan import PROMPT, Plan
 from .ranges import in_ranges
 from .result import PrefillResult, StepResult
 from .sampling import Sampling, SamplingRows, Text
@@ -49,8 +49,8 @@ class Step:
         backend: runs its launches.
         device: where its memory is.
         callbacks: the engine's forwards.
-        req_to_token: i32[p, C], the KV slot of every position of pool rows 0..p-1; the engine's own tensor. With fewer
-            than P rows, those of requests are 1..p-1.
+        req_to_token: i32[p, C], the KV slot of every position of pool rows 0..p-1, or the block table of a program that
+            reads one; the engine's own tensor. With fewer than P rows, those of requests are 1..p-1.
         kv_pools: the engine's KV buffers by owner, see `KvPools`.
         tables: what else the program reads of the engine's, see `Plan.tables`.
         collective: all ranks of a program with sharded logits, needed where there are several.
@@ -88,7 +88,7 @@ class Step:
         self._device = device
         self._callbacks = callbacks
         self._kv = KvPools(plan, device, {} if kv_pools is None else kv_pools)
-        self._kv.check_apart({TABLE: req_to_token, **self._tables})
+        self._kv.check_apart({plan.table: req_to_token, **self._tables})
         self._arena = Arena(plan, device, poison, memory)
         self._kv.write_pointers(self._arena)
         self._depths = {self.num_steps: self} if depths is None else depths
@@ -97,12 +97,12 @@ class Step:
         self._pools = RelayPools(plan, self._arena)
         rows = req_to_token.shape[0]
         self._sampling = SamplingRows(plan, self._pools, rows) if beside is self else beside._sampling
-        self._layout = RecordLayout.of(plan, req_to_token.shape[1])
+        self._layout = RecordLayout.of(plan, plan.room(req_to_token.shape[1]))
         self._relay = Relay(self._pools, req_to_token.shape[0], device, self._layout, self._torn)
         self._columns = {entry: Columns(plan, entry, req_to_token) for entry in ("prefill", "step")}
         self._stores = plan.stores("step")
         self._staging = {entry: Staging(plan, self._arena, one.inputs) for entry, one in self._columns.items()}
-        self._guard = TableGuard({TABLE: req_to_token, **self._tables})
+        self._guard = TableGuard({plan.table: req_to_token, **self._tables})
         self._execute = in_ranges(self._dispatch) if nvtx else self._dispatch
         self._graphs: Graphs | SegmentGraphs | None = None
         self._given: Mapping[str, Tensor] = {}
@@ -112,7 +112,7 @@ class Step:
         rows, columns = self._table.shape
         depths = f", depths {', '.join(map(str, sorted(self._depths)))}" if len(self._depths) > 1 else ""
         how = "captured" if self._graphs else "not captured"
-        where = f"req_to_token [{rows}, {columns}]{depths}, on {self._device}"
+        where = f"{self._plan.table} [{rows}, {columns}]{depths}, on {self._device}"
         return f"<Step {self._plan.name}: {self._plan.summary}, {where}, {how}>"
 
     @property

@@ -75,6 +75,8 @@ class Case:
 
     rotated: bool = False
     """The engine runs the target."""
+    blocks: bool = False
+    """Slots are looked up in blocks."""
 
     @property
     def name(self) -> str:
@@ -82,7 +84,7 @@ class Case:
         flags = f"p{self.page_size}_s{self.steps}_{'o' if self.overlap else 'n'}_{self.draft_positions}"
         tree = f"_k{self.topk}_n{self.nodes}_{self.mask}" if self.topk > 1 else ""
         marks = {"_corpus": self.corpus, "_mixed": self.mixed, "_reduced": self.reduced, f"_r{self.ranks}": self.ranks}
-        marks["_rotated"] = self.rotated
+        marks |= {"_rotated": self.rotated, "_blocks": self.blocks}
         ends = "".join(end for end, there in marks.items() if there)
         return f"{self.algorithm.lower()}_{self.models}_{flags}{tree}{ends}"
 
@@ -233,6 +235,7 @@ def config_text(case: Case, models: Models) -> str:
             f"target: {{model: {str(models.target)!r}{dtypes}}}",
             *([f"draft: {{model: {str(draft)!r}{dtypes}{token_map}}}"] if draft else []),
             *(["step: rotated"] if case.rotated else []),
+            *(["slots: block_table"] if case.blocks else []),
             *(["options: {corpus: corpus.txt}"] if case.corpus else []),
             *([f"tensor_parallel: {case.ranks}", "logits: sharded"] if case.ranks else []),
             "",

@@ -32,13 +32,16 @@ CASES = [
     Case("DFLASH", "trained", rotated=True),
     Case("DFLASH", "random", steps=5, page_size=16, overlap=False, rotated=True),
     Case("STANDALONE", "trained", reduced=True, rotated=True),
+    Case("STANDALONE", "trained", page_size=16, rotated=True, blocks=True),
+    Case("EAGLE", "random", page_size=8, overlap=False, rotated=True, blocks=True),
+    Case("DFLASH", "trained", page_size=16, rotated=True, blocks=True),
 ]
 TRAINED = [case for case in CASES if case.models == "trained" and case.overlap]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_text_and_accepted_lengths_are_those_of_a_whole_step(case: Case, make_engine: Callable[..., Engine]) -> None:
-    engine, whole = make_engine(case), make_engine(replace(case, rotated=False))
+    engine, whole = make_engine(case), make_engine(replace(case, rotated=False, blocks=False))
     assert engine.plan.rotated
     assert "target" not in engine.plan.callbacks()
     conditions = StopConditions(NEW, engine.target.eos_token_ids)

@@ -23,6 +23,9 @@ CONTEXT_AXIS = "C"
 TABLE = "req_to_token"
 PROMPT = "prompt_tokens"
 """The inputs that are the engine's request table, and the tokens of a prefill's prompts."""
+BLOCKS, COUNTS = "block_table", "num_blocks"
+"""The inputs in place of the request table where KV slots come in blocks: which are a request's, and how many."""
+TABLES = (TABLE, BLOCKS)
 TOKEN_MAP = "d2t"
 """The table i64[Vd] of the target's tokens that a draft of a reduced vocabulary scores."""
 RANK = "rank"
@@ -314,6 +317,15 @@ class Plan:
         return tuple(node for phase in self.phases if entry in (None, phase.entry) for node in phase.nodes)
 
     @property
+    def table(self) -> str:
+        """The input that is the engine's table of KV slots: `req_to_token`, or `block_table`."""
+        return BLOCKS if BLOCKS in self.inputs else TABLE
+
+    def room(self, columns: int) -> int:
+        """Tokens that a row of so many columns of the engine's table has slots for."""
+        return columns * self.kv.page_size if self.table == BLOCKS else columns
+
+    @property
     def rotated(self) -> bool:
         """Whether the engine runs the target, so that a step is two calls."""
         return any(isinstance(node, Given) for node in self.nodes("step"))
@@ -351,7 +363,7 @@ class Plan:
 
         Those are the request table, the prompt tokens that come with each prefill, and the number of the rank.
         """
-        known = (TABLE, PROMPT, RANK)
+        known = (*TABLES, PROMPT, RANK)
         return {name: one for name, one in self.inputs.items() if self.home(name) is None and name not in known}
 
     def written_inputs(self, entry: str) -> list[str]:

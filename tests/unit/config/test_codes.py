@@ -190,6 +190,7 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
     ("config/duplicate-key", alone("  window: 64\n  window: 64"), 21, 3),
     ("config/out-of-range", edit("verify: greedy", "tensor_parallel: 3"), 9, 18),
     ("config/out-of-range", edit("verify: greedy", "tensor_parallel: 32"), 9, 18),
+    ("config/not-yet", edit("verify: greedy", "slots: block_table"), 9, 8),
     ("config/not-yet", rotated("verify: rejection"), 9, 9),
     ("config/not-yet", rotated("engine: sglang"), 10, 7),
     ("config/not-yet", rotated("verify: target_only\nsampling: [top_k, grammar]"), 10, 19),
