@@ -16,6 +16,7 @@ from specc.ir.core import SECOND_HALF, Attr, Carry, Module, Op, Value, entry_of,
 from specc.ir.infer import assign_types
 from specc.ir.liveness import hidden_result, sweep
 from specc.ir.nodes import is_external
+from specc.ir.ops.model import GIVEN_HIDDEN, GIVEN_LOGITS, TARGET
 from specc.ir.types import TensorType
 from specc.pass_manager.pass_base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
@@ -79,7 +80,7 @@ class _Body:
         Raises:
             DiagnosticError: ``ir/invalid``, it is no chain with one forward of the target (only in edited text).
         """
-        targets = module.find("model.target")
+        targets = module.find(TARGET)
         if len(targets) != 1 or module.size("K") != 1:
             raise DiagnosticError(Diagnostic("ir/invalid", "only a chain with one forward of the target is rotated"))
         found: set[Op] = set()
@@ -247,12 +248,12 @@ def _give(module: Module, target: Op) -> None:
     """What the target's forward gave, the engine hands over: the logits first, the hidden rows where they are read."""
     module.replace_uses(target.out("kv"), target["kv"])
     given = {"logits_dtype": target.attrs["logits_dtype"]}
-    _hand_over(module, "prepare", "model.given_logits", target.out("logits"), given, target.location)
+    _hand_over(module, "prepare", GIVEN_LOGITS, target.out("logits"), given, target.location)
     hidden = hidden_result(target)
     if hidden is not None:
         _defer(module, hidden)
         given = {"dtype": target.attrs["dtype"], "width": target.attrs["width"]}
-        _hand_over(module, "extend", "model.given_hidden", hidden, given, target.location)
+        _hand_over(module, "extend", GIVEN_HIDDEN, hidden, given, target.location)
     module.erase(target)
 
 

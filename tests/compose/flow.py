@@ -21,7 +21,7 @@ from specc.ir.ops import OPS
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.frame import Frame
 from specc.runtime.plan.nodes import External, Launch
-from specc.runtime.plan.plan import PROMPT, RANK, TABLE, Input
+from specc.runtime.plan.plan import COUNTS, PROMPT, RANK, TABLES, Input
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.state.relay import RelayPools
 
@@ -84,7 +84,7 @@ class Flow(Pair):
                 self.compare(node, frames, f"{node.name}, rows {rows.tolist()}, lengths {lengths.tolist()}")
             else:
                 self._skip(node, frames[0])
-        inputs = {**batch, TABLE: self.cpu.table, **frames[0].inputs}
+        inputs = {**batch, **dict.fromkeys(TABLES, self.cpu.table), **frames[0].inputs}
         values = interpret(module, entry, inputs, pools, forwards.by_opcode(), len(rows), kv)
         for output in (output for output in self.plan.outputs if output.entry == entry):
             assert_equal(frames[0].read(output.value), values[output.value], f"output {output.name}")
@@ -115,7 +115,7 @@ class Flow(Pair):
             Frame(self.plan, side.arena, RelayPools(self.plan, side.arena), side.table, count, tokens, side.kv.buffers)
             for side in sides
         )
-        for name in self.plan.inputs.keys() - {TABLE}:
+        for name in self.plan.inputs.keys() - set(TABLES):
             if name in batch and self.plan.home(name) is not None:
                 mine.read(name).copy_(batch[name])
             elif name not in batch:
@@ -125,6 +125,8 @@ class Flow(Pair):
 
     def _brought(self, field: Input, tokens: int) -> Tensor:
         """What the engine brings: so many tokens of prompts, different entries of an axis, or any numbers."""
+        if field.name == COUNTS:
+            return torch.randint(0, 80, (self.plan.size("P"),), generator=self.operands.source, dtype=torch.int32)
         if field.name == RANK:
             return torch.zeros(1, dtype=torch.int64)
         if field.limit:

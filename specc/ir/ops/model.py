@@ -20,6 +20,9 @@ _MODULE = {**_SCORES, **_IN, "step": int}
 _INJECT = {"capture": str, **_IN}
 _GIVEN = "what the engine's own forward of the target over bonus and drafts gave, handed over with the"
 
+TARGET, GIVEN_LOGITS, GIVEN_HIDDEN = "model.target", "model.given_logits", "model.given_hidden"
+"""The target's forward over the nodes, and what stands for it where the engine runs it by itself."""
+
 OPS = (
     OpDef(
         "model.draft",
@@ -51,7 +54,7 @@ OPS = (
         effect="external",
     ),
     OpDef(
-        "model.target",
+        TARGET,
         f"tokens: i64[B, ?n], positions: i64[B, ?n], slots: i64[B, ?n], {_WINDOW}, kv: !kv<target>, mask?: ?"
         " -> logits: $logits_dtype[B, ?n, V], kv: !kv<target>, hidden?: $dtype[B, ?n, $width], extras*: ?",
         "The target over all nodes; without a mask they are causal.",
@@ -59,14 +62,14 @@ OPS = (
         effect="external",
     ),
     OpDef(
-        "model.given_logits",
+        GIVEN_LOGITS,
         "-> logits: $logits_dtype[B, A, V]",
         f"Of a rotated step: {_GIVEN} call that commits.",
         {"logits_dtype": str},
         effect="given",
     ),
     OpDef(
-        "model.given_hidden",
+        GIVEN_HIDDEN,
         "-> hidden: $dtype[B, A, $width]",
         f"Of a rotated step: {_GIVEN} call that proposes.",
         {"dtype": str, "width": COUNT},

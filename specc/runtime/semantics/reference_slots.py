@@ -22,8 +22,7 @@ def kv_admit(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     room = table.shape[1] - int(attrs["window"])
     if int(attrs["longest"]) >= 0:
         room = min(room, int(attrs["longest"]))
-    admitted = (rows != 0) & (seq_lens >= 0) & (seq_lens <= room)
-    return torch.where(admitted, rows, 0), torch.where(admitted, seq_lens, 0), (rows != 0) & ~admitted
+    return _admitted(rows, seq_lens, room)
 
 
 @register(SLOT_OPS, "kv.admit_blocks")
@@ -34,6 +33,11 @@ def kv_admit_blocks(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """
     table, blocks, rows, seq_lens = operands
     room = blocks[rows].clamp(max=table.shape[1]).to(torch.int64) * int(attrs["page"]) - int(attrs["window"])
+    return _admitted(rows, seq_lens, room)
+
+
+def _admitted(rows: Tensor, seq_lens: Tensor, room: Tensor | int) -> Tensors:
+    """Rows and lengths i64[B], 0 of those without room, and who has none."""
     admitted = (rows != 0) & (seq_lens >= 0) & (seq_lens <= room)
     return torch.where(admitted, rows, 0), torch.where(admitted, seq_lens, 0), (rows != 0) & ~admitted
 
