@@ -15,12 +15,15 @@ ROOT = Path(__file__).resolve().parents[2]
 MERMAID = "assets/mermaid.min.js"
 LINK = re.compile(r"""(\]\(|\b(?:src|srcset|href)=")(?![a-z]+:|#|/)([^)\s"#]+)""")
 """A link of Markdown or HTML to a file of the repository: what stands before it, and the path."""
+SHOWN: dict[str, str] = {}
+"""Files outside docs/ by the source of the page that shows them."""
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".toml": "toml"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add README, whatever the pages link to outside docs/, and Mermaid's script."""
     for path in outside({"README.md"} | {f"docs/{page.src_uri}" for page in files.documentation_pages()}):
+        SHOWN[page_of(path)] = path
         files.append(File.generated(config, page_of(path), content=shown(path)))
     script = ROOT / "build" / Path(MERMAID).name
     if not script.is_file():
@@ -32,9 +35,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Let links to files of the repository lead to their pages."""
     own = page.file.src_uri
-    source = "README.md" if own == "index.md" else own.removeprefix("repository/").removesuffix(".md")
-    source = source if own.startswith(("index", "repository/")) else f"docs/{own}"
-    source = source if source.endswith(".md") or not own.startswith("repository/") else f"{source}.md"
+    source = SHOWN.get(own, f"docs/{own}")
     return LINK.sub(lambda link: link[1] + led(link[2], source, own), markdown)
 
 
