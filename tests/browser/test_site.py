@@ -28,6 +28,10 @@ Element.prototype.attachShadow = function (how) { return attach.call(this, {...h
 """The theme draws diagrams where nobody can look."""
 
 
+SCALES = "all => all.map(one => one.getBoundingClientRect().width / one.viewBox.baseVal.width)"
+"""How much smaller than drawn, in letters of 16 pixels, diagrams are shown."""
+
+
 @dataclass
 class Html(HTMLParser):
     """What a page links to, what it loads, and which anchors it has."""
@@ -131,6 +135,8 @@ def test_every_page_in_a_browser(seen: Seen, served: str, pages: dict[str, Html]
         seen.page.goto(served + path, wait_until="networkidle")
         expect(seen.page.locator("article h1").first).to_be_visible()
         expect(seen.page.locator("div.mermaid svg")).to_have_count(page.diagrams)
+        scales = seen.page.locator("div.mermaid svg").evaluate_all(SCALES)
+        assert min(scales, default=1) > 0.6, f"{path}: a diagram is too small to be read"
         if path in SHOWN:
             seen.shoot(f"site-{path.strip('/').replace('/', '-') or 'readme'}")
         assert seen.overflow() <= 0, path
