@@ -79,7 +79,8 @@ def shown(path: str) -> str:
     text = (ROOT / path).read_text()
     if path.endswith(".md"):
         return text
-    return f"# {path}\n\n````{LANGUAGES.get(Path(path).suffix, 'text')}\n{text.rstrip()}\n````\n"
+    wide = "---\nhide: [navigation, toc]\n---\n"
+    return f"{wide}# {path}\n\n````{LANGUAGES.get(Path(path).suffix, 'text')}\n{text.rstrip()}\n````\n"
 
 
 def led(link: str, source: str, own: str) -> str:
