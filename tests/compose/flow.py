@@ -20,7 +20,7 @@ from specc.ir.nodes import callback_of
 from specc.ir.ops import OPS
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.frame import Frame
-from specc.runtime.plan.nodes import External, Launch
+from specc.runtime.plan.nodes import External, Given, Launch
 from specc.runtime.plan.plan import COUNTS, PROMPT, RANK, TABLES, Input
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.state.relay import RelayPools
@@ -78,7 +78,7 @@ class Flow(Pair):
         batch = {"req_pool_indices": rows, "seq_lens": lengths}
         frames, forwards = self._begin(entry, batch, pools), Forwards()
         for node in self.plan.nodes(entry):
-            if isinstance(node, External):
+            if isinstance(node, External | Given):
                 self._call(node, frames, forwards)
             elif isinstance(node, Launch) and (only is None or node.name in only):
                 self.compare(node, frames, f"{node.name}, rows {rows.tolist()}, lengths {lengths.tolist()}")
@@ -86,7 +86,8 @@ class Flow(Pair):
                 self._skip(node, frames[0])
         inputs = {**batch, **dict.fromkeys(TABLES, self.cpu.table), **frames[0].inputs}
         values = interpret(module, entry, inputs, pools, forwards.by_opcode(), len(rows), kv)
-        for output in (output for output in self.plan.outputs if output.entry == entry):
+        handed_out = [output for output in self.plan.outputs if output.entry in (entry, "propose" * (entry == "step"))]
+        for output in handed_out:
             assert_equal(frames[0].read(output.value), values[output.value], f"output {output.name}")
         for name, pool in self.pools.items():
             assert_equal(pool, pools[name], f"pool {name}")
@@ -135,10 +136,12 @@ class Flow(Pair):
         size = tokens if field.name == PROMPT else int(torch.randint(0, 50, (), generator=self.operands.source))
         return self.operands.draw((size,), DTYPES[field.dtype], lengths=False)
 
-    def _call(self, node: External, frames: tuple[Frame, Frame], forwards: Forwards) -> None:
-        """Let a forward return random tensors."""
-        called = node.callback, node.step
-        forwards.given[called] = {name: frames[0].read(value).clone() for name, value in node.operands.items()}
+    def _call(self, node: External | Given, frames: tuple[Frame, Frame], forwards: Forwards) -> None:
+        """Let a forward return random tensors, or the engine hand them over."""
+        handed_over = isinstance(node, Given)
+        called = (node.name, None) if handed_over else (node.callback, node.step)
+        operands = {} if handed_over else node.operands
+        forwards.given[called] = {name: frames[0].read(value).clone() for name, value in operands.items()}
         answer = {
             name: self.given(value, frames[0].shape(value), DTYPES[self.plan.values[value].dtype])
             for name, value in node.results.items()
