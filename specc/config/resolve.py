@@ -16,10 +16,10 @@ from specc.config.models import ModelFacts
 from specc.config.needs import Needs
 from specc.config.reduced import check_map
 from specc.config.resolved import Config, Depth, ModelConfig
-from specc.config.step_form import check_step
 from specc.config.schema import SAMPLING
 from specc.config.sharded import check_shards, with_heads, with_shards
 from specc.config.sides import facts_of, settle
+from specc.config.step_form import check_step
 from specc.config.validate import validate_options
 from specc.support.diagnostics import Note
 from specc.support.suggest import did_you_mean

@@ -37,7 +37,9 @@ def package_page(package: str, plans: Mapping[str, Plan]) -> dict[str, Any]:
         "summary": f"{plan.name}: {plan.summary}",
         "depths": sorted(one.size("S") for one in plans.values()),
         "bound": ", ".join(
-            ["callbacks", plan.table] + ["kv_pools"] * bool(wanted(plan)["moved"]) + ["tables=tables"] * bool(plan.tables())
+            ["callbacks", plan.table]
+            + ["kv_pools"] * bool(wanted(plan)["moved"])
+            + ["tables=tables"] * bool(plan.tables())
         ),
         "table": spelled(plan, plan.inputs[plan.table]),
         "table_types": [f"`{name}` {spelled(plan, one)}" for name, one in plan.tables().items()],

@@ -273,7 +273,7 @@ class Engine:
         self.stats.launched(requests, time.perf_counter() - started, num_steps)
 
     def read(self, keep: int) -> None:
-        """Read all in flight but the last `keep`, the oldest first, for its requests; StepFailedError if it cannot be."""
+        """Read what is in flight, oldest first, but the last `keep`, for its requests. Raises StepFailedError."""
         while len(self._flights) > keep:
             flight = self._flights.popleft()
             live = list(flight.live())

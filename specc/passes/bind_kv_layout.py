@@ -100,13 +100,13 @@ class BindKvLayout(Pass):
         table = module.add_input(BLOCKS, TensorType("i32", ("P", "C")))
         counts = module.add_input(COUNTS, TensorType("i32", ("P",)))
         for op in module.find("kv.slots", "kv.admit"):
-            _, *others = op.operands
+            rows, lens = op["rows"], op["seq_lens"]
             counted = (counts,) if op.opcode == "kv.admit" else ()
             op.opcode = "kv.admit_blocks" if counted else "kv.block_slots"
             op.attrs = {name: value for name, value in op.attrs.items() if name != "longest"}
             op.attrs["page"] = layout.page_size
-            module.set_operands(op, (table, *counted, *others))
-        message = f"slots are looked up in blocks of {layout.page_size}, of which a request has as many as @{COUNTS} says"
+            module.set_operands(op, (table, *counted, rows, lens))
+        message = f"slots are looked up in blocks of {layout.page_size}, as many as {COUNTS} says"
         self.remark(ctx, message, ctx.at("slots"))
 
     def _insert(

@@ -87,6 +87,7 @@ class Program:
         *,
         tables: Mapping[str, Tensor] | None = None,
         collective: Collective | None = None,
+        carry: Mapping[str, Tensor] | None = None,
         capture: bool | Literal["segments"] | None = None,
         nvtx: bool = False,
     ) -> Step:
@@ -100,6 +101,8 @@ class Program:
         `kv_pools` has the KV buffers T[slots, ...] of `target` and `draft`, layer by layer (keys, then values), needed
         for those that `plan.kv_pools` calls bound; `tables` the tensors of `plan.tables()`, by name. All of them must
         stay where they are as long as the step is used.
+        `carry`: by carried field a tensor T[P, ...] of the engine's own, contiguous and aligned to 16 bytes, in which
+        the field lives instead of in the program's memory; row 0 is never written. Nothing is cleared.
         `collective`: of a program whose logits are sharded over several ranks, all of them; by default those of
         torch.distributed. The ranks compare what they run, so all of them bind, or none does.
         `capture`: True captures the whole step, forwards included; "segments" what runs between the forwards, which are
@@ -127,7 +130,7 @@ class Program:
         for num_steps, plan in self.plans.items():
             kind = RotatedStep if plan.rotated else Step
             bound[num_steps] = kind(
-                plan, *place, collective=collective, nvtx=nvtx and cuda, memory=memory, depths=bound
+                plan, *place, collective=collective, carry=carry, nvtx=nvtx and cuda, memory=memory, depths=bound
             )
         step = bound[self.plan.size("S")]
         if capture:

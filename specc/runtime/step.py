@@ -23,10 +23,11 @@ from .frame import After, Frame, Progress
 from .graphs.capture import Graphs, Recorder, Replays, check_capturable
 from .graphs.segments import SegmentGraphs
 from .memory.arena import Arena
+from .memory.carried import check_carried
 from .memory.footprint import Memory
 from .memory.kv_pools import KvPools
 from .memory.staging import Staging
-from .memory.tables import TableGuard, check_request_table, check_tables, prompt_tokens
+from .memory.tables import TableGuard, check_request_table, check_tables, prompt_tokens, room
 from .plan.nodes import Collective as Gather
 from .plan.nodes import External, Given, Node
 from .plan.plan import PROMPT, Plan
@@ -54,6 +55,7 @@ class Step:
         kv_pools: the engine's KV buffers by owner, see `KvPools`.
         tables: what else the program reads of the engine's, see `Plan.tables`.
         collective: all ranks of a program with sharded logits, needed where there are several.
+        carry: carried fields that live in tables of the engine's, see `check_carried`.
         nvtx: whether every node that the host launches or calls is in an NVTX range of its name.
         poison: see `Arena`.
         memory: see `Arena`.
@@ -72,6 +74,7 @@ class Step:
         tables: Mapping[str, Tensor] | None = None,
         *,
         collective: Collective | None = None,
+        carry: Mapping[str, Tensor] | None = None,
         nvtx: bool = False,
         poison: int | None = None,
         memory: Tensor | None = None,
@@ -90,6 +93,9 @@ class Step:
         self._kv = KvPools(plan, device, {} if kv_pools is None else kv_pools)
         self._kv.check_apart({plan.table: req_to_token, **self._tables})
         self._arena = Arena(plan, device, poison, memory)
+        outside = check_carried(plan, device, carry or {})
+        for name, tensor in outside.items():
+            self._arena.stand_for(name, tensor)
         self._kv.write_pointers(self._arena)
         self._depths = {self.num_steps: self} if depths is None else depths
         beside = next(iter(self._depths.values()), self)
@@ -97,12 +103,12 @@ class Step:
         self._pools = RelayPools(plan, self._arena)
         rows = req_to_token.shape[0]
         self._sampling = SamplingRows(plan, self._pools, rows) if beside is self else beside._sampling
-        self._layout = RecordLayout.of(plan, plan.room(req_to_token.shape[1]))
+        self._layout = RecordLayout.of(plan, room(plan, req_to_token.shape[1]))
         self._relay = Relay(self._pools, req_to_token.shape[0], device, self._layout, self._torn)
         self._columns = {entry: Columns(plan, entry, req_to_token) for entry in ("prefill", "step")}
         self._stores = plan.stores("step")
         self._staging = {entry: Staging(plan, self._arena, one.inputs) for entry, one in self._columns.items()}
-        self._guard = TableGuard({plan.table: req_to_token, **self._tables})
+        self._guard = TableGuard({plan.table: req_to_token, **self._tables, **outside})
         self._execute = in_ranges(self._dispatch) if nvtx else self._dispatch
         self._graphs: Graphs | SegmentGraphs | None = None
         self._given: Mapping[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Programs that leave the target to the engine: the text is the target's, and every step accepts what a whole one does."""
+"""Programs that leave the target to the engine: the text is the target's, every step accepts what a whole one does."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cluster_cases import POOL, TypedBuilder, carry, check_module, small_module
+from cluster_cases import POOL, TypedBuilder, check_module, small_module
 from kernel_cases import POISON
 from kernel_launcher import Launcher
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..batch import LARGEST, check_rows, integers
 from ..errors import BatchError, BindError
-from ..plan.plan import PROMPT, Input, Plan
+from ..plan.plan import BLOCKS, PROMPT, Input, Plan
 from ..semantics.convention import DTYPES
 
 Place = tuple[int, tuple[int, ...], tuple[int, ...]]
@@ -29,6 +29,11 @@ def check_request_table(plan: Plan, device: torch.device, table: Tensor) -> None
         raise BindError(f"{plan.table} has {step}, fewer than its {table.shape[1]} columns: requests would share slots")
     if table.device != device:
         raise BindError(f"{plan.table} is on {table.device}, the program on {device}")
+
+
+def room(plan: Plan, columns: int) -> int:
+    """Tokens that a row of so many columns of the engine's table has slots for."""
+    return columns * plan.kv.page_size if plan.table == BLOCKS else columns
 
 
 def check_tables(plan: Plan, device: torch.device, given: Mapping[str, Tensor]) -> dict[str, Tensor]:

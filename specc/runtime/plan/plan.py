@@ -20,12 +20,10 @@ RAGGED_AXIS = "T"
 """The axis of all prompt tokens of a prefill: the sum of the batch's lengths, known only at run time."""
 CONTEXT_AXIS = "C"
 """The axis of the request table's columns, as many as the engine has bound."""
-TABLE = "req_to_token"
-PROMPT = "prompt_tokens"
-"""The inputs that are the engine's request table, and the tokens of a prefill's prompts."""
-BLOCKS, COUNTS = "block_table", "num_blocks"
-"""The inputs in place of the request table where KV slots come in blocks: which are a request's, and how many."""
-TABLES = (TABLE, BLOCKS)
+PROMPT, TABLE = "prompt_tokens", "req_to_token"
+"""The inputs that are the tokens of a prefill's prompts, and the engine's request table."""
+BLOCKS, COUNTS, TABLES = "block_table", "num_blocks", (TABLE, "block_table")
+"""In place of that where KV slots come in blocks: which are a request's, how many; and both kinds of table."""
 TOKEN_MAP = "d2t"
 """The table i64[Vd] of the target's tokens that a draft of a reduced vocabulary scores."""
 RANK = "rank"
@@ -318,12 +316,8 @@ class Plan:
 
     @property
     def table(self) -> str:
-        """The input that is the engine's table of KV slots: `req_to_token`, or `block_table`."""
+        """The input that is the engine's table of KV slots."""
         return BLOCKS if BLOCKS in self.inputs else TABLE
-
-    def room(self, columns: int) -> int:
-        """Tokens that a row of so many columns of the engine's table has slots for."""
-        return columns * self.kv.page_size if self.table == BLOCKS else columns
 
     @property
     def rotated(self) -> bool:

@@ -1,4 +1,4 @@
-"""A rotated step beside a whole one over the same models: what is accepted, what is drafted, and who may be called when."""
+"""A rotated step beside a whole one over the same models: what is accepted and drafted, and what is called when."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_calls_out_of_order_are_refused() -> None:
         step.propose(Batch([1, 3, 6]), given.hidden)
     with pytest.raises(BatchError, match="needs the hidden states"):
         step.propose(batch)
-    with pytest.raises(ForwardContractError, match="the engine handed over hidden as torch.float32"):
+    with pytest.raises(ForwardContractError, match=r"the engine handed over hidden as torch\.float32"):
         step.propose(batch, given.hidden[:, :, :-1].contiguous())
     assert not step.torn
     step.propose(batch, given.hidden)
@@ -185,6 +185,15 @@ def test_drafts_that_are_none_are_not_accepted() -> None:
     found = machine.step.commit(Batch(ROWS), given.logits).to_host()
     assert found.accept_lens == [1, 1, 1]
     assert [tokens[0] for tokens in found.predict] == given.logits[:, 0].argmax(-1).tolist()
+
+
+def test_rows_beyond_the_batch_are_ignored() -> None:
+    machine = Machine("EAGLE")
+    machine.prefill()
+    given = machine.target(ROWS, padded=2)
+    found = machine.step.commit(Batch(ROWS), given.logits).to_host()
+    machine.step.propose(Batch(ROWS), given.hidden)
+    assert found.accept_lens == machine.whole.decode(Batch(ROWS)).to_host().accept_lens
 
 
 def test_an_empty_batch_does_not_run() -> None:
