@@ -41,11 +41,12 @@ class GatherLogits(Pass):
             words = part.attrs["words"]
             message = f"{part.opcode} of {part.attrs['chunks']} chunks on each of {ranks.size if ranks else 1} ranks"
             logits = tensor_type(part["logits"])
-            row = (ranks.size or 1 if ranks else 1) * logits.sizes(module.dims)[-1] * DTYPES[logits.dtype].bytes
+            row = module.size("R") * logits.sizes(module.dims)[-1] * DTYPES[logits.dtype].bytes if ranks else 0
             whole = Rejected("gather the logits", "every rank would be sent what the others have", row)
             why = "what a row is asked for is in a record of each rank"
             choice = Choice(f"row of %{part['logits'].name}", "gather records", why, (whole,), 8 * int(words), "bytes")
-            self.remark(ctx, f"{message}: {words} words of 64 bits per row are gathered", part.location, choice)
+            told = f"{message}: {words} words of 64 bits per row are gathered"
+            self.remark(ctx, told, part.location, choice if ranks else None)
         if left := unsplit(module):
             raise DiagnosticError([_refused(op) for op in left])
 

@@ -41,7 +41,7 @@ class SpecializeBuckets(Pass):
             grids = [grid.grid for grid in module.decls_of(Grid) if grid.kernel == kernel.name]
             programs = f"{kernel.name}: programs per bucket {[x * y * z for x, y, z in grids]}"
             costs = FAMILIES[kernel.family].split_costs(module, cluster, bound)
-            choice = _split(f"{kernel.name}, {bound} requests", costs) if len(costs) > 1 else None
+            choice = _split(kernel.name, bound, costs) if len(costs) > 1 else None
             self.remark(ctx, f"{programs}: {_per_request(grids)}", ctx.at("buckets"), choice)
 
     def _refuse_large(self, kernel: Kernel, module: Module, ctx: Context) -> None:
@@ -55,12 +55,13 @@ class SpecializeBuckets(Pass):
             raise DiagnosticError(Diagnostic("kernel/resources", message, ctx.at("buckets"), hint))
 
 
-def _split(of: str, costs: Mapping[int, int]) -> Choice:
+def _split(kernel: str, batch: int, costs: Mapping[int, int]) -> Choice:
     """How many programs share a row, and what others would take: one, half as many, twice as many, the most."""
     count = min(costs, key=lambda one: (costs[one], one))
     others = sorted({1, count // 2, 2 * count, max(costs)} & costs.keys() - {count})
     rest = tuple(Rejected(_shared(one), "by the same estimate", costs[one]) for one in others)
-    return Choice(of, _shared(count), "the least time by an estimate", rest, costs[count], "tiles")
+    why = f"the least time at {batch} requests, by an estimate"
+    return Choice(kernel, _shared(count), why, rest, costs[count], "tiles")
 
 
 def _shared(count: int) -> str:
