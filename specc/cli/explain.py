@@ -123,20 +123,12 @@ def _table(title: str, *columns: str, rows: Iterable[Iterable[object]]) -> Group
     from rich.table import Table
     from rich.text import Text
 
+    from specc.explain.brief import spelled
+
     table = Table(*columns, box=None)
     for row in rows:
-        table.add_row(*[Text(_cell(value)) for value in row])
+        table.add_row(*[Text(spelled(value)) for value in row])
     return Group(Text(title, "italic"), table)
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return ", ".join(map(str, value)) or "none"
-    return str(value)
 
 
 def _settings(title: str, settings: Iterable[Setting]) -> Group:

@@ -96,6 +96,15 @@ def cost_of(cost: float | None, unit: str) -> str:
     return f"{amount} {unit.removesuffix('s') if cost == 1 else unit}"
 
 
+def spelled(value: object) -> str:
+    """A value of the configuration, as the file has it; several after one another."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return (", ".join(map(str, value)) or "none") if isinstance(value, tuple) else str(value)
+
+
 def spans(names: Iterable[str]) -> str:
     """Names in order, those that only count on as one: ``draft_0..2, extend``."""
     found: list[tuple[str, int, int]] = []
