@@ -11,6 +11,9 @@ from specc.explain.story import ForwardStory, LaunchStory, Story
 from specc.report.model import NodeStory, Page
 
 
+_MEMORY = {"arena": "arena, bytes", "relay": "carried rows, bytes", "scratch": "scratch, bytes"}
+
+
 @dataclass(frozen=True)
 class Difference:
     """One thing that is not the same: what it is, here and there; None where it is not there at all."""
@@ -30,9 +33,11 @@ class Area:
 
 def compare(here: Page, there: Page) -> tuple[Area, ...]:
     """All differences of a program to another one, area by area."""
+    shared = here.story.totals.keys() & there.story.totals.keys()
+    bucket = max(shared, default=None)
     areas: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
         "Configuration": (_settings(here.story), _settings(there.story)),
-        "Costs of a step": (_costs(here), _costs(there)),
+        "Costs of a step": (_costs(here, bucket), _costs(there, bucket)),
         "What runs": (_nodes(here), _nodes(there)),
         "What is carried": (_carry(here), _carry(there)),
         "Buffers": (_buffers(here), _buffers(there)),
@@ -54,13 +59,12 @@ def _settings(story: Story) -> dict[str, str]:
     return found
 
 
-def _costs(page: Page) -> dict[str, str]:
-    """What a step of each bucket costs, and the arena; of buckets that both have, as any key."""
-    found: dict[str, str] = {}
-    for bucket, totals in page.story.totals.items():
-        numbers = {key: value for key, value in asdict(totals).items() if key != "arena_bytes"}
-        found |= {f"{key.replace('_', ' ')}, {bucket} requests": f"{value:,}" for key, value in numbers.items()}
-    return found | {f"{key}, bytes": f"{value:,}" for key, value in asdict(page.memory).items()}
+def _costs(page: Page, bucket: int | None) -> dict[str, str]:
+    """What a step costs at the largest bucket that both have, each at its own largest if there is none; the memory."""
+    batch = max(page.story.totals) if bucket is None else bucket
+    numbers = {key: value for key, value in asdict(page.story.totals[batch]).items() if key != "arena_bytes"}
+    rows = {"requests": f"{batch}"} | {key.replace("_", " "): f"{value:,}" for key, value in numbers.items()}
+    return rows | {_MEMORY[key]: f"{value:,}" for key, value in asdict(page.memory).items()}
 
 
 def _nodes(page: Page) -> dict[str, str]:

@@ -10,10 +10,12 @@ from specc.report.drafting import Drafted, Drafting
 from specc.report.model import Page, Stretch
 from specc.report.svg import arrow, box, element, line, picture, text
 
-MOST_DOTS = 140
+MOST_DOTS = 60
 """Candidates that are drawn though they were not kept; of more none is."""
+WIDE = 1060
+"""Pixels that a picture takes if it has to show few things."""
 LEVEL, SLOT, DOT = 58, 26, 11
-"""Pixels between the levels of a tree, and of a leaf that was kept and one that was not."""
+"""Pixels between the levels of a tree, and, at least, of a leaf that was kept and one that was not."""
 
 
 def drafted(how: Drafting) -> Markup:
@@ -26,6 +28,11 @@ def drafted(how: Drafting) -> Markup:
     nodes, width, height = _tree(how, below) if branches else _chain(how, below)
     width = max(width, 560.0) if how.source == "look-up" else width
     return picture("drafted", _title(how), _told(how), (width, height), [*inside, *nodes])
+
+
+def shows_dropped(how: Drafting) -> bool:
+    """Whether candidates that were not kept are drawn."""
+    return len(how.drawn) - how.nodes <= MOST_DOTS
 
 
 def _title(how: Drafting) -> str:
@@ -73,16 +80,15 @@ def _maker(how: Drafting, place: int) -> str:
 
 def _tree(how: Drafting, below: float) -> tuple[list[Markup], float, float]:
     """Levels from top to bottom; candidates that were not kept are dots, if there are not too many."""
-    drawn = [node for node in how.drawn if node.column is not None]
-    if len(how.drawn) - len(drawn) <= MOST_DOTS:
-        drawn = list(how.drawn)
+    drawn = [node for node in how.drawn if node.column is not None or shows_dropped(how)]
     place = {id(node): n for n, node in enumerate(how.drawn)}
     at = {place[id(node)]: node for node in drawn}
-    left, wide = 118.0, dict[int, float]()
     children: dict[int, list[int]] = {}
     for number, node in at.items():
         children.setdefault(node.parent, []).append(number)
-    _widths(0, at, children, wide)
+    kept = sum(number not in children and node.column is not None for number, node in at.items())
+    left, slot, wide = 118.0, max(SLOT, min(2 * SLOT, WIDE / 2 / kept)), dict[int, float]()
+    _widths(0, at, children, slot, wide)
     spots: dict[int, tuple[float, float]] = {}
     _spots(0, left, below + 26, children, wide, spots)
     inside = [line(*spots[node.parent], *spots[n], _edge(node)) for n, node in at.items() if n]
@@ -93,10 +99,12 @@ def _tree(how: Drafting, below: float) -> tuple[list[Markup], float, float]:
     return inside, left + wide[0] + 12, below + 26 + depth * LEVEL + 26
 
 
-def _widths(number: int, at: dict[int, Drafted], children: dict[int, list[int]], wide: dict[int, float]) -> None:
+def _widths(
+    number: int, at: dict[int, Drafted], children: dict[int, list[int]], slot: float, wide: dict[int, float]
+) -> None:
     for child in children.get(number, []):
-        _widths(child, at, children, wide)
-    own = SLOT if at[number].column is not None else DOT
+        _widths(child, at, children, slot, wide)
+    own = slot if at[number].column is not None else DOT
     wide[number] = max(own, sum(wide[child] for child in children.get(number, [])))
 
 
@@ -140,7 +148,8 @@ def _text_strip(how: Drafting) -> list[Markup]:
     for n in range(count):
         matched = begins <= n < begins + same or n >= count - same
         copied = begins + same <= n < begins + same + follow
-        inside.append(box(8 + n * (cell + 2), top, cell, cell, "matched" if matched else "draft" if copied else "cell", "", 2))
+        kind = "matched" if matched else "draft" if copied else "cell"
+        inside.append(box(8 + n * (cell + 2), top, cell, cell, kind, radius=2))
     now, then = 8 + (count - same) * (cell + 2), 8 + begins * (cell + 2)
     longest, shortest = how.lookup["longest"], how.lookup["shortest"]
     inside.append(text(now + same * (cell + 2), top + 38, "its end", "soft", "end"))
@@ -162,7 +171,8 @@ def arena(page: Page) -> Markup:
 
     A piece between two edges of buffers has a height that grows with the logarithm of its bytes.
     """
-    column, left, top = 38.0, 92.0, 96.0
+    left, top = 92.0, 112.0
+    column = max(34.0, min(84.0, (WIDE - left) / len(page.steps)))
     edges = sorted({edge for one in page.arena for edge in (one.offset, one.offset + one.taken)})
     height = {edges[0]: 0.0} if edges else {0: 0.0}
     for low, high in zip(edges, edges[1:], strict=False):
@@ -188,7 +198,7 @@ def arena(page: Page) -> Markup:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= 15 else f"{name[:14]}…"
+    return name if len(name) <= 18 else f"{name[:17]}…"
 
 
 def _stretch(one: Stretch, left: float, top: float, column: float, height: dict[int, float]) -> Markup:
@@ -197,7 +207,8 @@ def _stretch(one: Stretch, left: float, top: float, column: float, height: dict[
     told = f"{one.name}: {one.bytes:,} bytes at {one.offset:,}, nodes {one.first} to {one.last}; {KINDS[one.kind]}"
     shape = box(x + 0.5, top + low + 0.3, wide - 1, max(high - low - 0.6, 1.5), f"b-{one.kind}", told, 1)
     most = int((wide - 8) / 6.2)
-    if high - low < 12 or most < 3:
+    name = one.name.rpartition(".")[2] if one.kind == "scratch" else one.name
+    if high - low < 14 or most < min(len(name), 5):
         return shape
-    name = one.name if len(one.name) <= most else f"{one.name[: most - 1]}…"
+    name = name if len(name) <= most else f"{name[: most - 1]}…"
     return shape + text(x + 4, top + (low + high) / 2 + 4, name, f"small on-b-{one.kind}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from specc.codegen.totals import memory
 from specc.driver.compile import Compiled
-from specc.explain.brief import choices
+from specc.explain.brief import choices, spans
 from specc.explain.story import (
     CollectiveStory,
     FieldStory,
@@ -20,7 +20,7 @@ from specc.explain.story import (
     Story,
     tell,
 )
-from specc.ir.core import Module, Op
+from specc.ir.core import Module, Op, entry_of
 from specc.ir.declarations import Buffer, Kernel, Node, scratch_owner
 from specc.ir.nodes import node_of
 from specc.ir.ops import OPS
@@ -59,9 +59,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Held:
-    """A carried field: who stores it and who loads it, nodes in order, and why it is carried."""
+    """A carried field: who stores it and who loads it, nodes in order, and why it is carried.
+
+    ``given``: the engine writes it when it admits a request.
+    """
 
     field: FieldStory
+    given: bool
     written: tuple[str, ...]
     read: tuple[str, ...]
     why: str
@@ -133,12 +137,9 @@ def _held(module: Module, field: FieldStory) -> Held:
     ops = [op for op in module.ops() if op.attrs.get("field") == field.name]
     stores = [op for op in ops if OPS[op.opcode].effect == "carry"]
     loads = [op for op in ops if op not in stores]
-    readers = [name for load in loads for name in _readers(module, load)]
-    carry = module.carries[field.name]
-    why = f"the next step reads it in {', '.join(dict.fromkeys(readers))}" if readers else "another depth loads it"
-    if carry.given:
-        why += "; the engine writes it when it admits a request"
-    return Held(field, _nodes(stores), _nodes(loads), why)
+    readers = [name for load in loads if entry_of(load.phase) == "step" for name in _readers(module, load)]
+    why = f"a step needs it in {spans(dict.fromkeys(readers))}" if readers else "a program of another depth loads it"
+    return Held(field, module.carries[field.name].given, _nodes(stores), _nodes(loads), why)
 
 
 def _nodes(ops: list[Op]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from specc.explain.brief import choice_of, cost_of, removed, spelled, weighty
 from specc.explain.report import counted, totals_columns
 from specc.explain.story import ForwardStory
 from specc.report.diff import compare, count
-from specc.report.figures import KINDS, arena, drafted
+from specc.report.figures import KINDS, arena, drafted, shows_dropped
 from specc.report.model import Page
 from specc.report.timeline import kind_of, said, timeline
 
@@ -68,6 +68,7 @@ def render(page: Page, other: Page | None = None) -> str:
                 "prefill": timeline(page.of("prefill"), "prefill", "Prefill"),
             },
             drafted=drafted(page.drafting),
+            dots=shows_dropped(page.drafting),
             arena=arena(page),
             kinds=KINDS,
             kind_of=kind_of,
