@@ -139,9 +139,9 @@ def _launches(story: Story) -> str:
     graphs = len({node.graph for node in nodes if node.graph is not None})
     most = max(one.host_syncs for one in story.totals.values())
     others = f", {most} waits for the host" if most else ", no wait for the host"
-    torch = sum(isinstance(node, ReferenceStory) for node in nodes)
+    torch = [node.name for node in nodes if isinstance(node, ReferenceStory)]
     gathers = sum(isinstance(node, CollectiveStory) for node in nodes)
-    more = f", {torch} by torch" * bool(torch) + f", {gathers} collectives" * bool(gathers)
+    more = f", {len(torch)} by torch ({spans(torch)})" * bool(torch) + f", {gathers} collectives" * bool(gathers)
     where = f" in {graphs} graphs" if graphs > 1 else " in one graph"
     return f"{len(names)} a step{where}{more}{others}: {spans(names)}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 
 def element(tag: str, *inside: str, **attrs: object) -> Markup:
@@ -59,4 +59,4 @@ def arrow(x1: float, y1: float, x2: float, y2: float, kind: str = "edge") -> Mar
 
 def _number(value: object) -> str:
     """A number with at most one digit behind the point; anything else as text."""
-    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(escape(value))
+    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)

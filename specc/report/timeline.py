@@ -43,8 +43,9 @@ def _block(step: Step, x: float, width: float) -> Markup:
     block = box(x, TOP, width, HEIGHT, kind_of(step), said(step))
     if isinstance(node, ForwardStory):
         mode = "" if node.capture in (None, "null") else f"captures {node.capture}"
-        lines = [text(middle, TOP + HEIGHT / 2 + 4, _cut(node.name, width - 8), "strong", "middle")]
-        lines += [text(middle, TOP + HEIGHT / 2 + 22, mode, "soft", "middle")] if mode else []
+        kind = f"on-{kind_of(step)}"
+        lines = [text(middle, TOP + HEIGHT / 2 + 4, _cut(node.name, width - 8), f"{kind} strong", "middle")]
+        lines += [text(middle, TOP + HEIGHT / 2 + 22, mode, kind, "middle")] if mode else []
     else:
         up = f"rotate(-90 {middle + 4} {bottom - 8})"
         words = _cut(node.name, HEIGHT - 16)
