@@ -145,9 +145,10 @@ def _pass(told: PassStory, *, only: bool = False) -> Group:
     rows: list[tuple[str | None, str]] = []
     for remark in told.remarks:
         rows.append((remark.place, remark.message))
-        choice = remark.choice
-        for other in choice.rejected if choice is not None and only else ():
-            cost = f" ({cost_of(other.cost, choice.unit)})" if other.cost is not None else ""
+        if remark.choice is None or not only:
+            continue
+        for other in remark.choice.rejected:
+            cost = f" ({cost_of(other.cost, remark.choice.unit)})" if other.cost is not None else ""
             rows.append((None, f"  not {other.what}{cost}: {other.reason}"))
     return _table(f"{told.name}: {told.summary}", "where", "what", rows=rows)
 

@@ -42,16 +42,17 @@ def removed(story: Story) -> list[Choice]:
 
 
 def weighty(story: Story) -> list[tuple[RemarkStory, Choice]]:
-    """The decisions whose best alternative costs the most times as much.
+    """The decisions about a step whose best alternative costs the most times as much.
 
     Of a pass the one that saves most. What is removed, the arena and the graphs have lines of their own.
     """
+    elsewhere = {node.name for phase in story.phases for node in phase.nodes if phase.entry != "step"}
     found: dict[str, tuple[float, RemarkStory, Choice]] = {}
     for name, remark, choice in choices(story):
-        if not choice.cost or name in ("plan-memory", "plan-graphs"):
+        if not choice.cost or choice.of in elsewhere or name in ("plan-memory", "plan-graphs"):
             continue
         saved = _next_best(choice) - choice.cost
-        if saved > (found[name][0] if name in found else 0):
+        if saved > 0 and saved >= (found[name][0] if name in found else 0):
             found[name] = saved, remark, choice
     best = sorted(found.values(), key=lambda one: -_next_best(one[2]) / (one[2].cost or 1))
     return [(remark, choice) for _, remark, choice in best[:MOST_DECISIONS]]

@@ -12,7 +12,6 @@ from specc.ir.core import Module
 from specc.ir.declarations import Resources
 from specc.support.location import Location
 
-
 REMOVED = "removed"
 """What was chosen for something that is gone."""
 

@@ -65,7 +65,7 @@ class PruneDeadDataflow(Pass):
 
 
 def removal(module: Module, removed: Removed) -> Choice:
-    """What is gone, as a choice; keeping it would take its bytes, at the largest bucket, where it would be in memory."""
+    """What is gone, as a choice: keeping it would take its bytes at the largest bucket, if it would be in memory."""
     why = removed.why or "nothing reads it"
     if removed.type is None:
         return Choice(removed.what, REMOVED, why)

@@ -9,6 +9,7 @@ from specc.ir.core import Module
 from specc.ir.declarations import Grid, Kernel, Options
 from specc.kernels import FAMILIES
 from specc.kernels.shared.base import cluster_of
+from specc.kernels.shared.vocabulary import least
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
@@ -57,7 +58,7 @@ class SpecializeBuckets(Pass):
 
 def _split(kernel: str, batch: int, costs: Mapping[int, int]) -> Choice:
     """How many programs share a row, and what others would take: one, half as many, twice as many, the most."""
-    count = min(costs, key=lambda one: (costs[one], one))
+    count = least(costs)
     others = sorted({1, count // 2, 2 * count, max(costs)} & costs.keys() - {count})
     rest = tuple(Rejected(_shared(one), "by the same estimate", costs[one]) for one in others)
     why = f"the least time at {batch} requests, by an estimate"

@@ -10,7 +10,6 @@ from specc.explain.report import counted
 from specc.explain.story import ForwardStory, LaunchStory, Story
 from specc.report.model import NodeStory, Page
 
-
 _MEMORY = {"arena": "arena, bytes", "relay": "carried rows, bytes", "scratch": "scratch, bytes"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import log2
 
 from markupsafe import Markup
@@ -175,7 +176,7 @@ def arena(page: Page) -> Markup:
     column = max(34.0, min(84.0, (WIDE - left) / len(page.steps)))
     edges = sorted({edge for one in page.arena for edge in (one.offset, one.offset + one.taken)})
     height = {edges[0]: 0.0} if edges else {0: 0.0}
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in pairwise(edges):
         height[high] = height[low] + 3.5 + 2.2 * max(0.0, log2((high - low) / 256))
     inside: list[Markup] = []
     for step in page.steps:

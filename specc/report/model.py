@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from specc.codegen.totals import memory
 from specc.driver.compile import Compiled
@@ -107,7 +108,7 @@ class Page:
         """Bytes of the arena that more than one buffer has, one after the other."""
         edges = sorted({edge for one in self.arena for edge in (one.offset, one.offset + one.taken)})
         found = 0
-        for low, high in zip(edges, edges[1:], strict=False):
+        for low, high in pairwise(edges):
             found += (high - low) * (sum(one.offset < high and low < one.offset + one.taken for one in self.arena) > 1)
         return found
 

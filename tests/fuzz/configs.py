@@ -362,8 +362,12 @@ def command(rng: random.Random) -> str:
         path.write_text(to_text(rng, keys), errors="replace")
         wanted = rng.choice(
             [
-                ["check"], ["check", "--format", "json"], ["explain"], ["explain", "--full"],
-                ["report", "-o", f"{folder}/page.html"], ["build", "--emit", "plan", "-o", f"{folder}/out"],
+                ["check"],
+                ["check", "--format", "json"],
+                ["explain"],
+                ["explain", "--full"],
+                ["report", "-o", f"{folder}/page.html"],
+                ["build", "--emit", "plan", "-o", f"{folder}/out"],
             ]
         )
         done = CliRunner().invoke(app, [wanted[0], str(path), *wanted[1:]])

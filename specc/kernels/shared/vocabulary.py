@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from specc.ir.core import Module, Op, Value, tensor_type
 from specc.ir.types import DTYPES
 from specc.kernels.shared.base import CAPACITY, IN_PLACE, MAX_SPLITS, VECTOR_BYTES, Cluster, alignment, power_of_two
@@ -151,8 +153,12 @@ def splits_of_one(module: Module, op: Op, count: int, rows: int) -> int:
 
 
 def splits(module: Module, reduction: Op, batch: int, resident: int) -> int:
-    """Programs per row: what takes the least time, of those the fewest."""
-    costs = split_costs(module, reduction, batch, resident)
+    """Programs per row, by an estimate of the time."""
+    return least(split_costs(module, reduction, batch, resident))
+
+
+def least(costs: Mapping[int, int]) -> int:
+    """How many programs take the least time, of those the fewest."""
     return min(costs, key=lambda count: (costs[count], count))
 
 

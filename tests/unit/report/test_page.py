@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ def test_headings_tables_and_pictures_say_what_they_are(text: str) -> None:
     headings = [int(tag[1]) for tag, _ in outline.tags if re.fullmatch("h[1-6]", tag)]
     assert headings[:2] == [1, 2]
     assert headings.count(1) == 1
-    assert all(after - before <= 1 for before, after in zip(headings, headings[1:], strict=False))
+    assert all(after - before <= 1 for before, after in pairwise(headings))
     tags = Counter(tag for tag, _ in outline.tags)
     assert tags["table"] == tags["caption"] == tags["thead"]
     pictures = [attrs for tag, attrs in outline.tags if tag == "svg" and attrs.get("role") == "img"]
@@ -104,7 +105,7 @@ def test_its_numbers_are_those_of_the_plan(name: str) -> None:
 
 def test_every_decision_is_there_with_what_was_rejected() -> None:
     page = page_of("sampled_tree")
-    said = " ".join(sum(Outline(render(page)).words.values(), []))
+    said = " ".join(word for words in Outline(render(page)).words.values() for word in words)
     for told in page.story.passes:
         assert all(remark.message in said for remark in told.remarks if remark.choice is None)
     for _, remark, choice in choices(page.story):

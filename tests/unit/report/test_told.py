@@ -31,6 +31,7 @@ def test_the_arena_is_that_of_the_plan(name: str) -> None:
         first, last = buffer["lifetime"]
         assert (one.offset, one.bytes) == (buffer["offset"], buffer["bytes"])
         assert (one.first, one.last) == ((max(first, 1), last) if last <= end else (1, end))
+        assert one.taken % 256 == 0 and one.bytes <= one.taken < one.bytes + 256
         assert (one.kind == "carried") == one.name.startswith("relay.")
     assert len(page.arena) == sum(b["owner"] == "arena" for b in plan["buffers"])
     assert asdict(page.memory) == plan["memory"]
@@ -55,12 +56,15 @@ def test_who_touches_what_is_carried(name: str) -> None:
     launches = [node for phase in plan["phases"] for node in phase["nodes"] if node["kind"] == "launch"]
     for held in page.carry:
         touching = {
-            node["name"] for node in launches if any(a.get("target") == f"relay.{held.field.name}" for a in node["args"])
+            node["name"]
+            for node in launches
+            if any(a.get("target") == f"relay.{held.field.name}" for a in node["args"])
         }
         assert {*held.written, *held.read} == touching
         assert held.given == any(one["name"] == held.field.name and one.get("given") for one in plan["carry"])
         assert held.read and (held.written or held.given)
         assert held.why.startswith("a step needs it in ")
+        assert "prefill" not in held.why
 
 
 def test_why_a_field_is_carried() -> None:
