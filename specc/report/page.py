@@ -13,7 +13,7 @@ from specc.explain.story import ForwardStory
 from specc.report.diff import compare, count
 from specc.report.figures import KINDS, arena, drafted, shows_dropped
 from specc.report.model import Page
-from specc.report.timeline import kind_of, said, timeline
+from specc.report.timeline import kind_of, timeline
 
 TEMPLATE = "page.html.jinja"
 
@@ -59,7 +59,6 @@ def render(page: Page, other: Page | None = None) -> str:
             most=totals,
             columns=totals_columns(page.story.totals),
             forwards=[step for step in steps if isinstance(step.node, ForwardStory)],
-            launches=[step for step in steps if not isinstance(step.node, ForwardStory)],
             removed=removed(page.story),
             weighty=weighty(page.story),
             sharing=choice_of(page.story, "plan-memory"),
@@ -72,6 +71,5 @@ def render(page: Page, other: Page | None = None) -> str:
             arena=arena(page),
             kinds=KINDS,
             kind_of=kind_of,
-            said=said,
         )
     )

@@ -236,6 +236,12 @@ def test_one_pass(configs: dict[str, Path]) -> None:
     assert "no pass named 'plan-memroy'" in wrong.output
 
 
+def test_some_lines_say_the_form(configs: dict[str, Path]) -> None:
+    text = done(configs["standalone_chain"]).stdout
+    assert " form      chain of 4 nodes: topk is 1: nothing is ranked\n" in text
+    assert "the configuration" not in text
+
+
 def test_what_one_pass_did_not_choose(configs: dict[str, Path]) -> None:
     text = " ".join(done(configs["eagle_tree"], "--pass", "select-compaction").stdout.split())
     assert "not every node's row (6,144 bytes): rows that were not accepted lie between those that were" in text

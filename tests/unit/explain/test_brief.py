@@ -144,3 +144,11 @@ def test_what_was_removed_would_have_taken_bytes(chain: Story) -> None:
     kept = {choice.of: [other.cost for other in choice.rejected] for choice in brief.removed(chain)}
     assert kept["carry @hidden"] == [4 * 64 * 4]
     assert kept["carry @topk_p"] == [4 * 1 * 4]
+
+
+def test_a_launch_of_many_ops_saves_bytes(story: Story) -> None:
+    """Each of four levels would have its logits read, and its row of them written and read again."""
+    (choice,) = [one for name, _, one in brief.choices(story) if (name, one.of) == ("form-kernels", "verify_draw_0")]
+    (other,) = choice.rejected
+    assert other.cost is not None and choice.cost is not None
+    assert other.cost - choice.cost > 2 * 64 * 128256 * 4 - 4096

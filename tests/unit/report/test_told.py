@@ -90,3 +90,9 @@ def test_how_drafts_are_made(name: str, source: str, carried: int, makers: tuple
     assert (how.topk, how.num_steps, how.nodes) == (dims["K"], dims["S"], dims["N"])
     assert sum(node.column is not None for node in how.drawn) == how.nodes
     assert bool(how.lookup) == (source == "look-up")
+
+
+def test_a_chain_of_two_is_no_block() -> None:
+    """It has one forward besides the target's, as a block has; the first draft is carried."""
+    how = page_of("two").drafting
+    assert (how.source, how.carried, how.makers) == ("forwards", 1, ("draft_0",))

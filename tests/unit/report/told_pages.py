@@ -17,6 +17,7 @@ from specc.report.model import Page, gather
 TREE = {"topk": 2, "num_draft_tokens": 6, "page_size": 16}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "standalone_chain": ("STANDALONE", {}),
+    "two": ("STANDALONE", {"num_steps": 2}),
     "eagle_tree": ("EAGLE", TREE),
     "other_buckets": ("EAGLE", TREE | {"buckets": [1, 8]}),
     "sampled_tree": ("EAGLE", TREE | {"verify": "target_only", "verify_rows": "lazy", "sampling": ["top_k"]}),
