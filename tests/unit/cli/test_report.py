@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ def test_one_of_several_depths_against_the_deepest(config: Path, tmp_path: Path)
     text = out.read_text()
     assert "of num_steps 1, compiled for 1, 3" in text
     assert ">Difference to small</h2>" in text
+    assert re.search(r">num_steps</th><td[^>]*>1</td><td[^>]*>3</td>", text)
     assert report(config, "-o", out, "--num-steps", 2).exit_code == 2
 
 

@@ -54,6 +54,9 @@ def test_buffers_lie_where_their_bytes_and_their_nodes_are(name: str) -> None:
     assert len(found) == len(page.arena)
     begins, ends = min(box[0] for box in found), max(box[2] for box in found)
     column = (ends - begins) / len(page.steps)
+    heads = [one.attrib for one in ET.fromstring(arena(page)).iter(f"{SVG}text") if "transform" in one.attrib]
+    middles = [(float(one["x"]) - begins) / column for one in heads]
+    assert middles == pytest.approx([step.index - 0.5 for step in page.steps], abs=0.06)
     for box, one in zip(found, page.arena, strict=True):
         assert (box[0] - begins) / column == pytest.approx(one.first - 1, abs=0.06)
         assert (box[2] - begins) / column == pytest.approx(one.last, abs=0.06)
