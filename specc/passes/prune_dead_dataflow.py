@@ -65,9 +65,12 @@ class PruneDeadDataflow(Pass):
 
 
 def removal(module: Module, removed: Removed) -> Choice:
-    """What is gone, as a choice: keeping it would take its bytes at the largest bucket, if it would be in memory."""
+    """What is gone, as a choice: keeping it would take its bytes at the largest bucket, if it would be in memory.
+
+    None are counted where lengths decide how many.
+    """
     why = removed.why or "nothing reads it"
     if removed.type is None:
         return Choice(removed.what, REMOVED, why)
-    kept = Rejected("keep it", "it would be written and not read", nbytes(module, removed.type))
+    kept = Rejected("keep it", "it would be written and not read", nbytes(module, removed.type) or None)
     return Choice(removed.what, REMOVED, why, (kept,), 0, "bytes")

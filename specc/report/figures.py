@@ -209,7 +209,7 @@ def _stretch(one: Stretch, left: float, top: float, column: float, height: dict[
     shape = box(x + 0.5, top + low + 0.3, wide - 1, max(high - low - 0.6, 1.5), f"b-{one.kind}", told, 1)
     most = int((wide - 8) / 6.2)
     name = one.name.rpartition(".")[2] if one.kind == "scratch" else one.name
-    if high - low < 14 or most < min(len(name), 5):
+    if high - low < 14 or most < min(len(name), 8):
         return shape
     name = name if len(name) <= most else f"{name[: most - 1]}…"
     return shape + text(x + 4, top + (low + high) / 2 + 4, name, f"small on-b-{one.kind}")

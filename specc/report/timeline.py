@@ -12,21 +12,25 @@ from specc.explain.story import CollectiveStory, ForwardStory, LaunchStory, Refe
 from specc.report.model import Step
 from specc.report.svg import box, element, line, picture, text
 
-FORWARD, NARROW, GAP, HEIGHT, TOP, LEFT = 104, 30, 6, 150, 34, 8
-"""Pixels: widths of a forward and of anything else, what is between two, height, room above and beside."""
+FORWARD, NARROW, GAP, HEIGHT, TOP, LEFT = 104, 30, 6, 160, 34, 8
+"""Pixels: widths of a short forward and of anything else, what is between two, height, room above and beside."""
+WIDEST = 168
+"""Pixels of a forward whose name is long."""
 
-_LETTER = 7.2
-"""Pixels of a letter, at most."""
+_LETTER, _STRONG = 7.0, 8.2
+"""Pixels of a letter, at most, and of one in bold."""
 
 
 def timeline(steps: Sequence[Step], name: str, title: str) -> Markup:
     """The nodes of an entry. Widths are not times: nobody measured any."""
     inside: list[Markup] = []
     x = float(LEFT)
+    longest = max((len(step.node.name) for step in steps if isinstance(step.node, ForwardStory)), default=0)
+    forward = min(WIDEST, max(FORWARD, longest * _STRONG + 12))
     for phase, members in groupby(steps, key=lambda step: step.phase):
         begins, wanted = x, len(phase) * _LETTER
         for step in members:
-            width = FORWARD if isinstance(step.node, ForwardStory) else NARROW
+            width = forward if isinstance(step.node, ForwardStory) else NARROW
             inside.append(_block(step, x, width))
             x += width + GAP
         x = max(x, begins + wanted + GAP)
@@ -44,7 +48,7 @@ def _block(step: Step, x: float, width: float) -> Markup:
     if isinstance(node, ForwardStory):
         mode = "" if node.capture in (None, "null") else f"captures {node.capture}"
         kind = f"on-{kind_of(step)}"
-        lines = [text(middle, TOP + HEIGHT / 2 + 4, _cut(node.name, width - 8), f"{kind} strong", "middle")]
+        lines = [text(middle, TOP + HEIGHT / 2 + 4, _cut(node.name, width - 8, _STRONG), f"{kind} strong", "middle")]
         lines += [text(middle, TOP + HEIGHT / 2 + 22, mode, kind, "middle")] if mode else []
     else:
         up = f"rotate(-90 {middle + 4} {bottom - 8})"
@@ -75,7 +79,7 @@ def said(step: Step) -> str:
     return f"{node.name}: {what}; reads {', '.join(node.operands)}"
 
 
-def _cut(name: str, room: float) -> str:
+def _cut(name: str, room: float, letter: float = _LETTER) -> str:
     """A name that has room in so many pixels."""
-    most = int(room / _LETTER)
+    most = int(room / letter)
     return name if len(name) <= most else f"{name[: most - 1]}…"

@@ -144,6 +144,7 @@ def test_what_was_removed_would_have_taken_bytes(chain: Story) -> None:
     kept = {choice.of: [other.cost for other in choice.rejected] for choice in brief.removed(chain)}
     assert kept["carry @hidden"] == [4 * 64 * 4]
     assert kept["carry @topk_p"] == [4 * 1 * 4]
+    assert kept["%prefill_target_hidden of model.prefill_target"] == [None], "a row for each token of the prompts"
 
 
 def test_a_launch_of_many_ops_saves_bytes(story: Story) -> None:
