@@ -76,7 +76,7 @@ def lines(story: Story) -> Iterator[tuple[str, str]]:
     yield "carries", f"{story.carry_bytes:,} bytes a request" + f": {names}" * bool(names)
     apart = f", {arena.rejected[0].cost:,} without sharing" if arena is not None else ""
     yield "arena", f"{most.arena_bytes:,} bytes{apart}"
-    yield "removed", _removed(story)
+    yield "removed", removed_in_short(story)
     for n, (remark, choice) in enumerate(weighty(story)):
         yield "" if n else "decided", decision(choice) + (f" ({remark.place})" if remark.place else "")
 
@@ -147,7 +147,8 @@ def _launches(story: Story) -> str:
     return f"{len(names)} a step{where}{more}{others}: {spans(names)}"
 
 
-def _removed(story: Story) -> str:
+def removed_in_short(story: Story) -> str:
+    """What is gone: the first few by name, the others counted."""
     gone = removed(story)
     if not gone:
         return "nothing"

@@ -7,7 +7,7 @@ import importlib.resources
 
 import jinja2
 
-from specc.explain.brief import choice_of, cost_of, removed, spelled, weighty
+from specc.explain.brief import choice_of, cost_of, removed, removed_in_short, spelled, weighty
 from specc.explain.report import counted, totals_columns
 from specc.explain.story import ForwardStory
 from specc.report.diff import compare, count
@@ -60,6 +60,7 @@ def render(page: Page, other: Page | None = None) -> str:
             columns=totals_columns(page.story.totals),
             forwards=[step for step in steps if isinstance(step.node, ForwardStory)],
             removed=removed(page.story),
+            removed_in_short=removed_in_short(page.story),
             weighty=weighty(page.story),
             sharing=choice_of(page.story, "plan-memory"),
             timelines={

@@ -28,7 +28,7 @@ def timeline(steps: Sequence[Step], name: str, title: str) -> Markup:
     longest = max((len(step.node.name) for step in steps if isinstance(step.node, ForwardStory)), default=0)
     forward = min(WIDEST, max(FORWARD, longest * _STRONG + 12))
     for phase, members in groupby(steps, key=lambda step: step.phase):
-        begins, wanted = x, len(phase) * _LETTER
+        begins, wanted = x, len(phase) * _LETTER + 4
         for step in members:
             width = forward if isinstance(step.node, ForwardStory) else NARROW
             inside.append(_block(step, x, width))

@@ -46,3 +46,35 @@ def test_it_reads_well(name: str, scheme: str, pages: dict[str, Path], seen: See
     assert seen.overflow() <= 0
     seen.shoot(f"report-{name}-{scheme}-open")
     assert seen.complaints == []
+
+
+SECTIONS = [
+    "A decode step",
+    "What was removed",
+    "What is carried, and why",
+    "How drafts are made",
+    "Memory",
+    "Decisions",
+]
+
+
+@pytest.mark.parametrize("name", ["tree", "difference"])
+def test_a_block_leads_to_its_row(name: str, pages: dict[str, Path], seen: Seen) -> None:
+    seen.page.goto(pages[name].as_uri())
+    headings = [text for text in seen.page.locator("h2").all_inner_texts() if not text.startswith("Difference")]
+    assert headings == [*SECTIONS, "Costs by bucket", "Configuration"]
+    seen.page.locator("svg a[href='#node-target']").click()
+    assert seen.page.url.endswith("#node-target")
+    assert seen.page.locator("tr:target").inner_text().startswith("target")
+    assert 0 <= seen.page.locator("tr:target").bounding_box()["y"] < 900
+    assert seen.complaints == []
+
+
+def test_dark_is_dark(pages: dict[str, Path], seen: Seen) -> None:
+    seen.page.goto(pages["chain"].as_uri())
+    paper = "getComputedStyle(document.body).backgroundColor"
+    shown = []
+    for scheme in ("light", "dark"):
+        seen.page.emulate_media(color_scheme=scheme)
+        shown.append(seen.page.evaluate(paper))
+    assert shown == ["rgb(255, 255, 255)", "rgb(20, 22, 27)"]
