@@ -36,7 +36,7 @@ def compare(here: Page, there: Page) -> tuple[Area, ...]:
     bucket = max(shared, default=None)
     areas: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
         "Configuration": (_settings(here.story), _settings(there.story)),
-        "Costs of a step": (_costs(here, bucket), _costs(there, bucket)),
+        "Costs of a step" + (f" of {bucket} requests" if bucket else ""): (_costs(here, bucket), _costs(there, bucket)),
         "What runs": (_nodes(here), _nodes(there)),
         "What is carried": (_carry(here), _carry(there)),
         "Buffers": (_buffers(here), _buffers(there)),

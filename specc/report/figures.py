@@ -27,7 +27,7 @@ def drafted(how: Drafting) -> Markup:
         inside, below = _text_strip(how), 96.0
     branches = any(node.parent != place - 1 for place, node in enumerate(how.drawn) if place)
     nodes, width, height = _tree(how, below) if branches else _chain(how, below)
-    width = max(width, 560.0) if how.source == "look-up" else width
+    width = max(width, 352.0) if how.source == "look-up" else width
     return picture("drafted", _title(how), _told(how), (width, height), [*inside, *nodes])
 
 
@@ -142,9 +142,9 @@ def _level(how: Drafting, level: int) -> str:
 
 def _text_strip(how: Drafting) -> list[Markup]:
     """The text with an earlier place that ends as it does now: what followed there is drafted."""
-    cell, top, count = 20, 28, 24
+    cell, top, count = 20, 28, 15
     same, follow = 3, min(how.num_steps, 5)
-    begins = 7
+    begins = 3
     inside = [text(8, 16, "text of the request", "soft")]
     for n in range(count):
         matched = begins <= n < begins + same or n >= count - same
@@ -153,7 +153,7 @@ def _text_strip(how: Drafting) -> list[Markup]:
         inside.append(box(8 + n * (cell + 2), top, cell, cell, kind, radius=2))
     now, then = 8 + (count - same) * (cell + 2), 8 + begins * (cell + 2)
     longest, shortest = how.lookup["longest"], how.lookup["shortest"]
-    inside.append(text(now + same * (cell + 2), top + 38, "its end", "soft", "end"))
+    inside.append(text(now + same * (cell + 2), 16, "its end", "soft", "end"))
     inside.append(text(then, top + 38, f"{shortest} to {longest} equal tokens, and what followed them", "soft"))
     return inside
 
