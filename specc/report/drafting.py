@@ -34,6 +34,7 @@ class Drafting:
         makers: the nodes that make the others.
         selected: whether every step selects its tree; otherwise links are constants.
         lookup: numbers of a look-up: ``longest``, ``shortest``.
+        corpus: whether it looks through a corpus as well.
         drawn: the nodes of the picture, root first, a parent before its children.
 
     """
@@ -46,6 +47,7 @@ class Drafting:
     makers: tuple[str, ...]
     selected: bool
     lookup: Mapping[str, int]
+    corpus: bool
     drawn: tuple[Drafted, ...]
 
 
@@ -63,7 +65,8 @@ def drafting(module: Module) -> Drafting:
     numbers = {} if lookup is None else {key: int(lookup.attrs[key]) for key in ("longest", "shortest")}
     drawn = grown(topk, steps, nodes) if selected else comb(steps, nodes)
     names = tuple(node_of(op) for op in makers)
-    return Drafting(source, topk, steps, nodes, carried, names, selected, numbers, tuple(drawn))
+    corpus = lookup is not None and lookup.get("corpus") is not None
+    return Drafting(source, topk, steps, nodes, carried, names, selected, numbers, corpus, tuple(drawn))
 
 
 def _lookup(module: Module) -> Op | None:

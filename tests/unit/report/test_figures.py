@@ -81,7 +81,7 @@ def test_a_large_tree_has_no_dots() -> None:
 
     makers = ("draft_0", "draft_1")
     small, large = (
-        Drafting("forwards", k, 3, n, 1, makers, True, {}, tuple(grown(k, 3, n))) for k, n in ((4, 16), (8, 48))
+        Drafting("forwards", k, 3, n, 1, makers, True, {}, False, tuple(grown(k, 3, n))) for k, n in ((4, 16), (8, 48))
     )
     circles = [list(ET.fromstring(drafted(how)).iter(f"{SVG}circle")) for how in (small, large)]
     assert [len(found) for found in circles] == [37, 48]

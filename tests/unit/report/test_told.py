@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
+from programs import config_text
 from told_pages import CASES, page_of, plan_of
 
+from specc.algorithms import names, needs
+from specc.config import load_text
+from specc.driver.compile import compile_depths
 from specc.explain.story import ForwardStory, LaunchStory
+from specc.report.model import gather
+from specc.report.page import render
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -96,3 +103,13 @@ def test_a_chain_of_two_is_no_block() -> None:
     """It has one forward besides the target's, as a block has; the first draft is carried."""
     how = page_of("two").drafting
     assert (how.source, how.carried, how.makers) == ("forwards", 1, ("draft_0",))
+
+
+def test_a_look_up_in_a_corpus(tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("to be or not to be")
+    text = config_text("NGRAM", options={"corpus": "corpus.txt"})
+    loaded = load_text(text, tmp_path / "small.yaml", names(), needs)
+    page = gather(compile_depths(loaded)[0])
+    assert page.drafting.corpus and not page_of("look_up_chain").drafting.corpus
+    assert "The text and a corpus are looked through" in render(page)
+    assert "The text is looked through" in render(page_of("look_up_chain"))
