@@ -51,7 +51,7 @@ def explain(
             return
         report.show(loaded.warnings)
         with printing() as console:
-            for part in _text(story) if full else _passes(story) if only else _brief(story):
+            for part in _text(story, rejected=only is not None) if full or only else _brief(story):
                 console.print(part)
 
 
@@ -87,14 +87,11 @@ def _brief(story: Story) -> Iterator[RenderableType]:
     yield table
 
 
-def _passes(story: Story) -> Iterator[RenderableType]:
-    yield _headline(story)
-    for told in story.passes:
-        yield _pass(told, only=True)
+def _text(story: Story, *, rejected: bool) -> Iterator[RenderableType]:
+    """The parts in order, each with a heading and a blank line before it but the first.
 
-
-def _text(story: Story) -> Iterator[RenderableType]:
-    """The parts in order, each with a heading and a blank line before it but the first."""
+    rejected: whether what the passes did not choose is told as well.
+    """
     from rich.text import Text
 
     from specc.explain.report import totals_table
@@ -105,7 +102,7 @@ def _text(story: Story) -> Iterator[RenderableType]:
         yield _settings(f"{model.side}: {model.model or 'all sizes written out'}", model.settings)
     yield Text("\nwhat the passes decided", "bold")
     for told in story.passes:
-        yield _pass(told)
+        yield _pass(told, rejected)
     yield Text("\nwhat is kept", "bold")
     yield _captures(story)
     yield _carry(story)
@@ -139,13 +136,13 @@ def _settings(title: str, settings: Iterable[Setting]) -> Group:
     return _table(title, "key", "value", "from", rows=rows)
 
 
-def _pass(told: PassStory, *, only: bool = False) -> Group:
+def _pass(told: PassStory, rejected: bool) -> Group:
     from specc.explain.brief import cost_of
 
     rows: list[tuple[str | None, str]] = []
     for remark in told.remarks:
         rows.append((remark.place, remark.message))
-        if remark.choice is None or not only:
+        if remark.choice is None or not rejected:
             continue
         for other in remark.choice.rejected:
             cost = f" ({cost_of(other.cost, remark.choice.unit)})" if other.cost is not None else ""
