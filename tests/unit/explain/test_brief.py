@@ -153,3 +153,10 @@ def test_a_launch_of_many_ops_saves_bytes(story: Story) -> None:
     (other,) = choice.rejected
     assert other.cost is not None and choice.cost is not None
     assert other.cost - choice.cost > 2 * 64 * 128256 * 4 - 4096
+
+
+def test_the_page_shows_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXAMPLES.parent)
+    command = "explain examples/eagle-tree-sampled-wide.yaml"
+    done = CliRunner().invoke(app, command.split(), env={"COLUMNS": "160"})
+    assert f"```\n$ specc {command}\n{done.stdout}```\n" in (EXAMPLES.parent / "docs/explain.md").read_text()
