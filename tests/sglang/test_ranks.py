@@ -144,12 +144,12 @@ def test_logits_of_a_step_are_gathered_by_sglang_or_stay_with_their_ranks(
         assert kept == {"DECODE": 2 * served, "TARGET_VERIFY": served, "DRAFT_EXTEND_V2": served}
         assert gathered["TARGET_VERIFY"] == left
         assert gathered["DECODE"] == 2 * left
-        assert gathered["DRAFT_EXTEND_V2"] >= left
+        assert gathered["DRAFT_EXTEND_V2"] == left
         assert gathered["EXTEND"] > 2 * BEGINNING / 8
-        assert rank["turns"] > 10
+        assert rank["turns"] >= 4
 
 
-def test_log_probabilities_of_sharded_logits_are_those_without_speculation(both: Served, plain: Served) -> None:
+def test_log_probabilities_are_those_without_speculation(both: Served, plain: Served) -> None:
     if "logprobs" not in of_ranks(both)[0]["specc"]["sampling"]:
         return
     asked = [number for number in range(SILENT, BEGINNING) if both.requests[number].get("logprobs")]

@@ -27,8 +27,8 @@ class Ranks:
     """SGLang's ranks as the collective of a program, see `Collective` of its runtime.
 
     Args:
-        group: the `GroupCoordinator` of tensor parallelism: gloo on a CPU; on CUDA NCCL, as torch calls it, and as SGLang
-            does inside its `graph_capture`.
+        group: the `GroupCoordinator` of tensor parallelism. It gathers by gloo on a CPU; on CUDA by torch's NCCL, and
+            inside SGLang's `graph_capture` by its own, which can be captured.
 
     """
 

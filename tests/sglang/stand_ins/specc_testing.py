@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -168,8 +169,7 @@ def of_ranks(tokens: dict[str, list[int]], worker: Any) -> list[dict[str, Any]]:
     from sglang.srt.runtime_context import get_parallel
 
     steps = getattr(worker, "steps", None)
-    turns = sum(one != other for one, other in zip(_verified, _verified[1:], strict=False))
-    mine = {"tokens": tokens, "specc": None if steps is None else steps.report(), "logits": dict(_logits)}
-    mine["turns"] = turns
+    mine = {"tokens": tokens, "specc": None if steps is None else steps.report()}
+    mine |= {"logits": dict(_logits), "turns": sum(one != other for one, other in pairwise(_verified))}
     group = get_parallel().tp_group
     return group.all_gather_object(mine) if group.world_size > 1 else [mine]
