@@ -36,8 +36,6 @@ def with_shards(checked: Checked, side: Side, model: ModelConfig | None) -> Mode
         return model
     if not checked.sound("logits", "tensor_parallel"):
         return None
-    what = "a draft that scores a part of the tokens, with logits: sharded,"
-    refuse(checked, model.token_map is not None, what, (side, _map_key(checked, side)), GATHERED)
     ranks, engine = checked.file.tensor_parallel, checked.file.engine
     size = written or (model.vocab_size if engine is None else PRESETS[engine].columns(model.vocab_size, ranks))
     least = -(-model.vocab_size // ranks) * ranks
@@ -49,10 +47,6 @@ def with_shards(checked: Checked, side: Side, model: ModelConfig | None) -> Mode
         checked.found.error("legal/shards", message, place, hint=hint, notes=notes)
         return None
     return replace(model, padded_vocab_size=size)
-
-
-def _map_key(checked: Checked, side: Side) -> str:
-    return "token_map" if checked.places.written(side, "token_map") else "model"
 
 
 def with_heads(checked: Checked, side: Side, model: ModelConfig | None) -> ModelConfig | None:

@@ -88,7 +88,8 @@ def misfits(plan: Any, runners: Mapping[str, Any], ranks: int) -> Iterator[str]:
 
 def _head(role: str, runner: Any, own: int, ranks: int) -> Iterator[str]:
     """What of one model is in the way, whose ranks have `own` columns each in the program."""
-    tokens, head = runner.model_config.vocab_size, getattr(runner.model, "lm_head", None)
+    tokens: int = runner.model_config.vocab_size
+    head: Any = getattr(runner.model, "lm_head", None)
     processors = [module for module in runner.model.modules() if hasattr(module, GATHERS)]
     if ranks == 1:  # SGLang cuts off padding where it gathers nothing
         padded = tokens
