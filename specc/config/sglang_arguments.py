@@ -348,7 +348,8 @@ def _model(arguments: Arguments, side: str, name: str, kv: Sequence[str], logits
 
 def _columns(arguments: Arguments, facts: ModelFacts) -> list[str]:
     """Return the line of the columns of all ranks' logits; none where the model does not say how many tokens it has."""
-    tokens, ranks = facts.facts.get("vocab_size"), arguments.number("--tp-size") or 1
+    whole, ranks = facts.facts.get("vocab_size"), arguments.number("--tp-size") or 1
+    tokens = facts.facts.get("draft_vocab_size", whole)
     if tokens is None:
         return []
     columns = SGLANG.columns(int(tokens.value), ranks)

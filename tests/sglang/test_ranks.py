@@ -16,7 +16,8 @@ from sglang_workload import PREAMBLES, TAILS, is_greedy, workload
 CHAIN = Variant("STANDALONE", "standalone", overlap=True, program=True, ranks=2)
 """Its draft has one head of keys and values, which both ranks keep."""
 TREE = Variant("EAGLE", "eagle", topk=4, num_draft_tokens=12, program=True, samples=True, ranks=2)
-SHARDED_CHAIN = Variant("EAGLE3", "eagle3", overlap=True, program=True, ranks=2, sharded=True)
+SHARDED_CHAIN = Variant("EAGLE3", "eagle3_part", overlap=True, program=True, ranks=2, sharded=True)
+"""Its draft scores a part of the tokens."""
 SHARDED_TREE = Variant(
     "EAGLE", "odd_eagle", topk=4, num_draft_tokens=12, program=True, ranks=2, sharded=True, target="odd"
 )

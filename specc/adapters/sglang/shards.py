@@ -88,19 +88,16 @@ def misfits(plan: Any, runners: Mapping[str, Any], ranks: int) -> Iterator[str]:
 
 def _head(role: str, runner: Any, own: int, ranks: int) -> Iterator[str]:
     """What of one model is in the way, whose ranks have `own` columns each in the program."""
-    tokens: int = runner.model_config.vocab_size
+    tokens: int = runner.model_config.vocab_size  # of the target, whatever a head scores: what is behind is cut off
     head: Any = getattr(runner.model, "lm_head", None)
     processors = [module for module in runner.model.modules() if hasattr(module, GATHERS)]
-    if ranks == 1:  # SGLang cuts off padding where it gathers nothing
-        padded = tokens
-    elif getattr(head, "tp_size", 1) != ranks or head.num_added_embeddings:
+    if getattr(head, "tp_size", None) != ranks or head.num_added_embeddings:
         yield f"the head of the {role} is not a part of the vocabulary on each rank"
         return
-    elif len(processors) != 1 or not _gathering(runner.model) or processors[0].use_attn_tp_group:
+    if ranks > 1 and (len(processors) != 1 or not _gathering(runner.model) or processors[0].use_attn_tp_group):
         yield f"the logits of the {role} are not gathered by one logits processor, over all ranks"
         return
-    else:
-        padded = head.num_embeddings_padded
+    padded = head.num_embeddings_padded if ranks > 1 else min(head.num_embeddings_padded, tokens)
     if own * ranks != padded:
         yield f"padded_vocab_size of the {role} is {own * ranks} in the program, {padded} in the server"
     elif own > tokens:

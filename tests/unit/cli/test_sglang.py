@@ -100,6 +100,14 @@ def test_logits_that_stay_with_their_ranks(tmp_path: Path) -> None:
         assert result.exit_code == 0, result.output
         said = f"  padded_vocab_size: {columns} # the head of 2050 tokens, as SGLang pads it for {ranks} ranks\n"
         assert result.stdout.count(said) == 2
+    directory = tmp_path / "part"
+    directory.mkdir()
+    facts = json.loads((MODELS / "eagle3" / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(facts | {"draft_vocab_size": 1500}))
+    part = {"--speculative-algorithm": "EAGLE3", "--speculative-draft-model-path": str(directory), "--tp-size": "2"}
+    found = config(tmp_path, part, options=("--logits", "sharded"))
+    assert found.draft is not None
+    assert (found.target.padded_vocab_size, found.draft.padded_vocab_size) == (2048, 1536)
     assert "logits" not in run("--", *words({"--tp-size": "2"})).stdout
     result = run("--logits", "split", "--", *words({"--tp-size": "2"}))
     assert (result.exit_code, "error[config/out-of-range]" in result.stderr) == (1, True)

@@ -156,6 +156,10 @@ def test_columns_of_sharded_logits_are_those_of_padded_heads(tokens: int, ranks:
     assert [side.padded_vocab_size for side in (config.target, config.draft)] == [columns, columns]
     written = models | {"target": {"vocab_size": tokens, "padded_vocab_size": 256}}
     assert load("EAGLE", **keys, **written).config.target.padded_vocab_size == 256
+    part = models | {"draft": {"vocab_size": 40, "token_map": "engine"}}
+    config = load("EAGLE3", **keys, **part).config
+    assert config.draft is not None
+    assert config.draft.padded_vocab_size == (40 if ranks == 1 else 64)
     if tokens % ranks == 0:
         assert load("EAGLE", engine=None, **keys, **models).config.target.padded_vocab_size == tokens
     assert load("EAGLE", tensor_parallel=ranks, **models).config.target.padded_vocab_size is None
