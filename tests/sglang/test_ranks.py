@@ -166,3 +166,14 @@ def test_slots_of_ranks_are_free_or_cached_at_the_end(both: Served) -> None:
     assert state["idle"]
     assert state["slots_free"] + state["slots_cached"] == state["slots_owned_once"] == state["slots"]
     assert sum(output["num_retractions"] for output in both.outputs) > 0
+
+
+def test_a_sharded_program_that_does_not_fit(models: Path, tmp_path: Path) -> None:
+    """A server that must run it ends, and says so, on every rank."""
+    variant = Variant("EAGLE", "eagle", program=True, ranks=2, sharded=True)
+    wheel = build_program(variant.engine(models), tmp_path / "wheel", *variant.options)
+    engine = Variant("EAGLE", "odd_eagle", program=True, ranks=2, sharded=True, target="odd").engine(models)
+    columns = "padded_vocab_size of the {} is 2048 in the program, 2112 in the server".format
+    simulated = "SGLANG_SIMULATE_ACC_LEN changes whole rows of logits, and those of the program are sharded"
+    with pytest.raises(RuntimeError, match="; ".join((columns("target"), columns("draft"), simulated))):
+        serve(engine, requests()[:1], tmp_path / "job", wheel=wheel, settings={"SGLANG_SIMULATE_ACC_LEN": "2"})
