@@ -32,15 +32,21 @@ class Score:
 
 
 @dataclass(frozen=True)
-class _OnHost(Outputs):
+class _Lists(Outputs):
     """Outputs as Python lists, one entry per request."""
 
-    bonus = Output[list[int]]()
     health = Output[list[int]]()
 
     def faults(self, request: int) -> tuple[str, ...]:
         """What the health word of request `request` says went wrong, by name; see `health.FAULTS`."""
         return faults(self.health[request])
+
+
+@dataclass(frozen=True)
+class _OnHost(_Lists):
+    """Those of a call that emits tokens."""
+
+    bonus = Output[list[int]]()
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ class HostPrefill(_OnHost):
 
 
 @dataclass(frozen=True)
-class HostProposal(_OnHost):
+class HostProposal(_Lists):
     """The outputs of `propose` as Python lists, one entry per request; those of `ProposeResult`."""
 
     drafts = Output[list[list[int]]]()
@@ -105,19 +111,25 @@ HostT = TypeVar("HostT", HostResult, HostPrefill, HostProposal)
 
 
 @dataclass(frozen=True, repr=False)
-class _OnDevice(Outputs):
+class _Tensors(Outputs):
     """Outputs as tensors on the program's device."""
 
-    bonus = Output[Tensor]()
     health = Output[Tensor]()
-    logprobs = Output[Tensor]()
-    best_tokens = Output[Tensor]()
-    best_logprobs = Output[Tensor]()
 
     def __repr__(self) -> str:
         """Names, dtypes and shapes; no value is read."""
         listed = (f"{name} {NAMES[tensor.dtype]}{list(tensor.shape)}" for name, tensor in self.outputs.items())
         return f"<{type(self).__name__} {', '.join(listed)}>"
+
+
+@dataclass(frozen=True, repr=False)
+class _OnDevice(_Tensors):
+    """Those of a call that emits tokens."""
+
+    bonus = Output[Tensor]()
+    logprobs = Output[Tensor]()
+    best_tokens = Output[Tensor]()
+    best_logprobs = Output[Tensor]()
 
 
 @dataclass(frozen=True, repr=False)
@@ -163,7 +175,7 @@ class PrefillResult(_OnDevice):
 
 
 @dataclass(frozen=True, repr=False)
-class ProposeResult(_OnDevice):
+class ProposeResult(_Tensors):
     """The outputs of the second half of a rotated step, on the program's device. Valid until the next `commit`.
 
     `drafts`, which the target is to read behind the bonus token, and `health`, of the draft's forwards.

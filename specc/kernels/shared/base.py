@@ -145,6 +145,10 @@ class Family(ABC):
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
         """Programs for ``batch`` rows; the first entry is ``batch``."""
 
+    def split_costs(self, module: Module, cluster: Cluster, batch: int) -> dict[int, int]:
+        """The time that it would take, in tiles of logits, by programs per row; nothing where there is no choice."""
+        return {}
+
 
 @dataclass
 class Arguments:

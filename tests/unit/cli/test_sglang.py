@@ -37,10 +37,10 @@ def run(*options: object) -> Result:
     return CliRunner().invoke(app, ["sglang", "check", *map(str, options)])
 
 
-def config(tmp_path: Path, changes: dict[str, str | None], *more: str) -> Config:
+def config(tmp_path: Path, changes: dict[str, str | None], *more: str, options: tuple[str, ...] = ()) -> Config:
     """What a run with these arguments writes, after `specc check` has passed it."""
     path = tmp_path / "written.yaml"
-    result = run("-o", path, "--", *words(changes), *more)
+    result = run("-o", path, *options, "--", *words(changes), *more)
     assert result.exit_code == 0, result.output
     checked = CliRunner().invoke(app, ["check", str(path)])
     assert checked.exit_code == 0, checked.output
@@ -82,6 +82,37 @@ def test_ranks(tmp_path: Path) -> None:
     result = run("--", *words({"--tp": "3"}))
     assert (result.exit_code, result.stdout) == (1, "")
     assert "error[config/out-of-range]" in result.stderr
+
+
+def test_logits_that_stay_with_their_ranks(tmp_path: Path) -> None:
+    """The columns are written, as SGLang pads heads; those of one rank are all tokens."""
+    found = config(tmp_path, TREE | {"--tp-size": "4"}, options=("--logits", "sharded"))
+    assert found.draft is not None
+    assert (found.tensor_parallel, found.logits) == (4, "sharded")
+    assert (found.target.padded_vocab_size, found.draft.padded_vocab_size) == (2048, 2048)
+    directory = tmp_path / "odd"
+    directory.mkdir()
+    facts = json.loads((MODELS / "target" / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(facts | {"vocab_size": 2050}))
+    odd = {"--model-path": str(directory), "--speculative-draft-model-path": str(directory)}
+    for ranks, columns in (("2", 2112), ("1", 2050)):
+        result = run("--logits", "sharded", "--", *words(odd | {"--tp-size": ranks}))
+        assert result.exit_code == 0, result.output
+        said = f"  padded_vocab_size: {columns} # the head of 2050 tokens, as SGLang pads it for {ranks} ranks\n"
+        assert result.stdout.count(said) == 2
+    directory = tmp_path / "part"
+    directory.mkdir()
+    facts = json.loads((MODELS / "eagle3" / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(facts | {"draft_vocab_size": 1500}))
+    part = {"--speculative-algorithm": "EAGLE3", "--speculative-draft-model-path": str(directory), "--tp-size": "2"}
+    found = config(tmp_path, part, options=("--logits", "sharded"))
+    assert found.draft is not None
+    assert (found.target.padded_vocab_size, found.draft.padded_vocab_size) == (2048, 1536)
+    assert "logits" not in run("--", *words({"--tp-size": "2"})).stdout
+    result = run("--logits", "split", "--", *words({"--tp-size": "2"}))
+    assert (result.exit_code, "error[config/out-of-range]" in result.stderr) == (1, True)
+    result = run("--logits", "sharded", "--verify", "target_only", "--", *words({"--tp-size": "2"}))
+    assert (result.exit_code, "verify: target_only with logits: sharded" in result.stderr) == (1, True)
 
 
 def test_a_token_map_on_several_ranks() -> None:
@@ -277,14 +308,15 @@ def test_what_is_written_is_checked() -> None:
     assert "num_steps: 17 # --speculative-num-steps" in result.stderr
 
 
-@pytest.mark.parametrize("command", ["check", "explain", "build"])
+@pytest.mark.parametrize("command", ["check", "explain", "report", "build"])
 def test_an_engine_beside_the_file(tmp_path: Path, command: str) -> None:
     """Commands that compile take the engine on the command line; an unknown one is a usage error."""
     path, more = tmp_path / "small.yaml", ["-o", str(tmp_path), "--emit", "plan"] if command == "build" else []
+    more = ["-o", str(tmp_path / "page.html")] if command == "report" else more
     path.write_text(config_text("STANDALONE", draft_positions="shifted", buckets=[1]))
     result = CliRunner().invoke(app, [command, str(path), "--engine", "sglang", *more])
     assert result.exit_code == 0, result.output
-    if more:
+    if command == "build":
         assert json.loads((tmp_path / "plan.json").read_text())["engine"] == "sglang"
     path.write_text(config_text("STANDALONE", overlap=False))
     result = CliRunner().invoke(app, [command, str(path), "--engine", "sglang", *more])

@@ -64,7 +64,7 @@ def test_every_output_of_a_configuration_is_typed() -> None:
     of_prefills = {*PREFILLED, "logprobs", *best}
     for kind, names in (
         *((kind, MEANINGS.keys() - {"drafts"}) for kind in (StepResult, HostResult)),
-        *((kind, {"bonus", "health", "drafts"}) for kind in PROPOSED),
+        *((kind, {"health", "drafts"}) for kind in PROPOSED),
     ):
         assert {name for name, one in inspect.getmembers(kind) if isinstance(one, Output)} == names
     for kind in (PrefillResult, HostPrefill):

@@ -8,9 +8,7 @@ import triton.language as tl
 
 
 @triton.jit
-def kv_admit_blocks(
-    block_table_columns, num_blocks_ptr, rows, seq_lens, WINDOW: tl.constexpr, PAGE: tl.constexpr
-):
+def kv_admit_blocks(block_table_columns, num_blocks_ptr, rows, seq_lens, WINDOW: tl.constexpr, PAGE: tl.constexpr):
     """`kv_admit` of a request that has so many blocks of PAGE tokens; of a row none has more than there are columns."""
     blocks = tl.load(num_blocks_ptr + rows, mask=rows != 0, other=0)
     room = tl.minimum(blocks, block_table_columns).to(tl.int64) * PAGE - WINDOW
