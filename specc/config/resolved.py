@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from specc.config.block import Block
+from specc.config.chosen import Tuning
 from specc.config.presets import Engine
 from specc.ir.ops.tree import mask_width
 from specc.ir.types import DTYPES
@@ -125,7 +126,7 @@ class Config:
     """One configuration of speculative decoding, complete and legal.
 
     ``options`` are the keys of the algorithm's own; ``draft`` is None for an algorithm without a draft model,
-    ``engine`` for a program of any engine. ``depths`` are all that are compiled for, ascending; ``num_steps`` and
+    ``engine`` for a program of any engine, ``tuning`` where specc makes all choices. ``depths`` are all that are compiled for, ascending; ``num_steps`` and
     ``num_draft_tokens`` are those of one of them, the deepest in a configuration as it was loaded.
     """
 
@@ -158,6 +159,7 @@ class Config:
     target: ModelConfig
     draft: ModelConfig | None
     engine: Engine | None = None
+    tuning: Tuning | None = None
 
     @property
     def models(self) -> dict[str, ModelConfig]:

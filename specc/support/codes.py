@@ -55,6 +55,12 @@ CODES: dict[str, str] = {
     "map/range": "The map of a reduced vocabulary has a token that the target does not know.",
     "map/repeated": "The map of a reduced vocabulary has a token twice.",
     "map/unsorted": "The map of a reduced vocabulary does not ascend.",
+    "tuning/unreadable": "The tuning file is missing, may not be read, or is not text.",
+    "tuning/malformed": "The tuning file lacks a key, has one that does not exist, or a value of another type.",
+    "tuning/arch": "The tuning file was measured on another architecture than the program is compiled for.",
+    "tuning/no-launch": "The tuning file has an entry for a launch that the program has not, or two for one.",
+    "tuning/no-choice": "The tuning file chooses what a launch cannot be: a value or a bucket that it lacks, or one on"
+    " which its results depend.",
     "legal/vocab-mismatch": "Target and draft must share one vocabulary, and their sizes differ.",
     "type/width-mismatch": "A producer and a consumer of one value disagree about its width.",
     "type/dtype-mismatch": "A producer and a consumer of one value disagree about its element type.",
