@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import harness
 import torch
 from baseline import Sequence, TorchSequence
-from measure import Effort
+from specc.measure.timing import Effort
 from ours import Ours
 from work import Shape, Work
 

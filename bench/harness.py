@@ -27,8 +27,9 @@ if not ON_GPU:
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import baseline
-from measure import WARM_UPS, Effort, Floors, Ratio, Run, capture, nothing, pairs
-from ours import Ours, TritonBackend, compile_shape, cuda_backend
+from specc.measure.timing import WARM_UPS, Effort, Floors, Ratio, Run, capture, nothing, pairs
+from specc.measure.backends import cuda_backend
+from ours import Ours, TritonBackend, compile_shape
 from work import Shape, differences, equal
 
 from specc.runtime.backends import Backend

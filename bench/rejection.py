@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import harness
 import torch
-from measure import Effort, Floors, Ratio, capture, pairs
+from specc.measure.timing import Effort, Floors, Ratio, capture, pairs
 from ours import Ours
 from sampling import CLOSE, REQUEST, SampledWork, SoftmaxSequence, verification
 from torch import Tensor

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import harness
 import torch
-from measure import Effort, Ratio, capture, pairs
+from specc.measure.timing import Effort, Ratio, capture, pairs
 from ours import Ours
 from sampling import DTYPES, REQUEST, verification
 from work import Shape, differences

@@ -18,7 +18,7 @@ from itertools import product
 
 import harness
 import torch
-from measure import Effort, Floors, Ratio, capture, nothing, pairs
+from specc.measure.timing import Effort, Floors, Ratio, capture, nothing, pairs
 from ours import Ours
 from torch import Tensor
 from work import Shape, Work

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import harness
 import torch
 from baseline_tree import TreeSequence
-from measure import Effort
+from specc.measure.timing import Effort
 from ours import Ours
 from work import Shape
 from work_tree import TreeWork

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import torch
-from measure import Effort, Ratio, capture, pairs
+from specc.measure.timing import Effort, Ratio, capture, pairs
 from ours import Ours, compile_shape
 from work import Shape, Work, differences
 from work_tree import TreeWork

@@ -57,12 +57,12 @@ class Ratio:
         return f"{self.median:.2f} ({self.low:.2f}..{self.high:.2f})"
 
 
-def capture(run: Run, copies: int) -> torch.cuda.CUDAGraph:
-    """A graph of `copies` repetitions of the work."""
+def capture(run: Run, copies: int, warm_ups: int = WARM_UPS) -> torch.cuda.CUDAGraph:
+    """A graph of `copies` repetitions of the work, which is run `warm_ups` times before."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(WARM_UPS):
+        for _ in range(warm_ups):
             run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
