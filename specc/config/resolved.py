@@ -126,8 +126,9 @@ class Config:
     """One configuration of speculative decoding, complete and legal.
 
     ``options`` are the keys of the algorithm's own; ``draft`` is None for an algorithm without a draft model,
-    ``engine`` for a program of any engine, ``tuning`` where specc makes all choices. ``depths`` are all that are compiled for, ascending; ``num_steps`` and
-    ``num_draft_tokens`` are those of one of them, the deepest in a configuration as it was loaded.
+    ``engine`` for a program of any engine, ``tuning`` where specc makes all choices. ``depths`` are all that are
+    compiled for, ascending; ``num_steps`` and ``num_draft_tokens`` are those of one of them, the deepest in a
+    configuration as it was loaded.
     """
 
     name: str

@@ -30,7 +30,7 @@ class ChoiceBlock(Block):
     num_steps: _Count | None = None
     tile: _Count | None = None
     warps: _Count | None = None
-    split: dict[Annotated[int, Field(strict=False, ge=1)], _Count] = {}
+    split: dict[Annotated[int, Field(strict=False, ge=1)], _Count] = Field(default_factory=dict[int, int])
 
 
 class TuningFile(Block):

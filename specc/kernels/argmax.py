@@ -41,7 +41,6 @@ class Argmax(Composed):
         given = f"{logits}, {value}, {mark}, {total}, {arrivals}, b, program, programs, {function}, {operands}"
         return f"last = {text.use('scan_argmax')}({given}, {rows}, V, STRIDE, SPLITS, BLOCK)"
 
-
     def knobs(self, module: Module, cluster: Cluster) -> Knobs:
         """See `Family.knobs`: a largest value is the same in any order."""
         reduction = self.reduction(cluster)

@@ -52,7 +52,6 @@ class Draw(Composed):
             f"last = {text.use('scan_draw')}({given}, {peak}, {mass}, {arrivals}, b, program, programs, {calls}, BLOCK)"
         )
 
-
     def knobs(self, module: Module, cluster: Cluster) -> Knobs:
         """See `Family.knobs`: how a row is cut changes no tile of 16 entries, what a program holds of it may."""
         reduction = self.reduction(cluster)

@@ -18,7 +18,6 @@ class Rows(Composed):
         """Nothing is scanned."""
         raise AssertionError(f"{reduction.opcode} is no op of a kernel without reductions")
 
-
     def knobs(self, module: Module, cluster: Cluster) -> Knobs:
         """See `Family.knobs`."""
         return Knobs(warps=WARPS[:4]) if exact(cluster) else NONE

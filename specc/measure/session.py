@@ -83,7 +83,7 @@ class Session:
         self._collective = Alone(plan.ranks)
         tables = {name: self._brought(one) for name, one in plan.tables().items()}
         self._tables = tables | rank_table(plan, self._collective, device)
-        self.arena, bound = Arena(plan, device), {o: pool for o, pool in plan.kv_pools.items() if pool.bound}
+        self.arena, bound = Arena(plan, device, poison=0), {o: pool for o, pool in plan.kv_pools.items() if pool.bound}
         self.kv = KvPools(plan, device, {o: self._buffers(p.layers * p.buffers, p.row_bytes, p.dtype, slots)
                                          for o, p in bound.items()})  # fmt: skip
         self.kv.write_pointers(self.arena)
@@ -208,5 +208,3 @@ class Session:
         if dtype.is_floating_point:
             return torch.randn(shape, generator=self._source, device=self.device).to(dtype)
         return torch.randint(0, below, shape, generator=self._source, device=self.device).to(dtype)
-
-

@@ -38,25 +38,6 @@ class Effort:
     samples: int
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """How many times longer one side took than the other: median over pairs of samples, and the middle half of them."""
-
-    median: float
-    low: float
-    high: float
-
-    @staticmethod
-    def of(numerators: list[float], denominators: list[float]) -> Ratio:
-        """From samples taken in pairs."""
-        ratios = [first / second for first, second in zip(numerators, denominators, strict=True)]
-        low, median, high = statistics.quantiles(ratios, n=4)
-        return Ratio(median, low, high)
-
-    def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.low:.2f}..{self.high:.2f})"
-
-
 def capture(run: Run, copies: int, warm_ups: int = WARM_UPS) -> torch.cuda.CUDAGraph:
     """A graph of `copies` repetitions of the work, which is run `warm_ups` times before."""
     stream = torch.cuda.Stream()

@@ -103,7 +103,9 @@ def _wrongly_tuned(module: Module) -> list[str]:
     bad = [f"{one.name} is tuned, and no kernel" for one in module.decls_of(Tuned) if one.name not in kernels]
     known = [one for one in module.decls_of(Tuned) if one.name in kernels]
     count = len(module.decl(Options).buckets)
-    bad += [f"{one.name} has a split for {len(one.splits)} buckets" for one in known if len(one.splits) not in (0, count)]
+    bad += [
+        f"{one.name} has a split for {len(one.splits)} buckets" for one in known if len(one.splits) not in (0, count)
+    ]
     return bad or [f"{one.name}: {why}" for one in known for why in impossible(module, kernels[one.name], one)]
 
 
