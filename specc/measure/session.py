@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -37,6 +38,13 @@ AGREEMENT = 0.75
 """Of the drafts, what the target wants."""
 HIGH = 100.0
 """The logit of a token that the target wants; others have a standard normal one."""
+
+
+@contextmanager
+def on(device: torch.device) -> Iterator[None]:
+    """What is in the block happens on a device, and keeps no gradients."""
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext(), torch.no_grad():
+        yield
 
 
 class Alone:
@@ -91,7 +99,7 @@ class Session:
         self._results: dict[tuple[str, tuple[int, ...]], Tensor] = {}
         self._agreeing = False
         self.frame = self._frame(rows)
-        with torch.no_grad():
+        with on(device):
             self._settle()
 
     def step(self) -> None:

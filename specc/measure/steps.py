@@ -10,7 +10,7 @@ import torch
 
 from specc.measure.ratios import Ratio, Spread
 from specc.measure.records import BucketFigures, Figures
-from specc.measure.session import Session
+from specc.measure.session import Session, on
 from specc.measure.timing import WARM_UPS, Effort, Floors, capture, nothing, pairs
 from specc.measure.traffic import MOVES, launch_bytes
 from specc.runtime.backends import Backend
@@ -37,7 +37,7 @@ def measured(
     """
     floors = Floors(device, effort)
     found: list[BucketFigures] = []
-    with torch.cuda.device(device), torch.no_grad():
+    with on(device):
         for bucket in buckets:
             session = Session(plan, backend, device, bucket, steps=WARM_UPS + effort.copies)
             before = session.memory()

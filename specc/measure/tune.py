@@ -6,6 +6,7 @@ process. First all of them are timed briefly; the best ones are then timed again
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import tempfile
@@ -24,10 +25,10 @@ from specc.config import LoadedConfig
 from specc.config.chosen import Choice, Tuning
 from specc.driver.build import build_program
 from specc.measure.ratios import Ratio
-from specc.measure.session import Session
+from specc.measure.session import Session, on
 from specc.measure.timing import WARM_UPS, capture, pairs
 from specc.measure.traffic import MOVES
-from specc.measure.tuning_file import Found, Gain
+from specc.measure.tuning_file import Found, Gain, noise_of
 from specc.measure.variants import (
     DEFAULT,
     Pair,
@@ -43,8 +44,6 @@ from specc.runtime.plan.nodes import Launch
 
 COPIES, BRIEF, THOROUGH = 10, 5, 40
 """Repetitions in a graph; pairs of samples of every candidate, and of the best."""
-LEAST_NOISE = 0.01
-"""What two times may always differ by."""
 FINALISTS = 3
 """Tiles and warps of a kernel that are timed again."""
 
@@ -54,17 +53,28 @@ OnDone = Callable[[str, float], None]
 
 @dataclass
 class Timed:
-    """What was found of one kernel: by tile and warps and by bucket, the best split and the default's time over it."""
+    """What was found of one kernel.
+
+    Attributes:
+        nodes: its launches in a step; the first is timed.
+        best: by tile and warps and by bucket, the best split, and the default's time over it.
+        gains: by tile and warps the same again, measured thoroughly, of the finalists.
+        tried: candidates.
+        unequal: those of them that left other bits.
+
+    """
 
     nodes: list[Launch]
     best: dict[Pair, dict[int, tuple[int, float]]] = field(default_factory=dict)
-    unequal: int = 0
+    gains: dict[Pair, list[Gain]] = field(default_factory=dict)
     tried: int = 0
+    unequal: int = 0
 
-    def ranked(self, buckets: Sequence[int]) -> list[Pair]:
-        """Tiles and warps, the best first; those that were tried in every bucket."""
+    def finalists(self, buckets: Sequence[int]) -> list[Pair]:
+        """Specc's own tile and warps, and the best of those that were tried in every bucket."""
         whole = [pair for pair, found in self.best.items() if len(found) == len(buckets)]
-        return sorted(whole, key=lambda pair: -sum(math.log(gain) for _, gain in self.best[pair].values()))
+        whole.sort(key=lambda pair: -sum(math.log(gain) for _, gain in self.best[pair].values()))
+        return list(dict.fromkeys([*whole[:FINALISTS], *(pair for pair in self.best if pair == DEFAULT)]))
 
 
 @dataclass(frozen=True)
@@ -104,13 +114,11 @@ def tune_depth(
         DiagnosticError: the configuration cannot be built.
 
     """
-    with _depth(loaded, tuning, at, device, on_done) as depth, torch.cuda.device(device), torch.no_grad():
+    gc.freeze()  # captures collect garbage, and what has been imported is none
+    with _depth(loaded, tuning, at, device, on_done) as depth, on(device):
         _explore(depth, seconds, on_done)
-        found: list[Found] = []
-        for number, timed in enumerate(depth.kernels.values()):
-            found += _confirmed(depth, timed)
-            on_done(f"compared {timed.nodes[0].name}", 0.8 + 0.2 * (number + 1) / len(depth.kernels))
-        return found
+        _compare(depth, on_done)
+        return [found for timed in depth.kernels.values() for found in _chosen(depth, timed)]
 
 
 @contextmanager
@@ -160,7 +168,7 @@ def _try_all(depth: Depth, session: Session, timed: Timed, bucket: int, until: f
         for split in _splits(variant, node, bucket):
             if time.monotonic() > until and timed.best.get(DEFAULT, {}).get(bucket):
                 return
-            candidate = _cut(variant, node, bucket, split)
+            candidate = cut(variant, node, bucket, split)
             timed.tried += 1
             if not bench.equal(variant, candidate):
                 timed.unequal += 1
@@ -193,8 +201,8 @@ def _launch(variant: Variant, name: str) -> Launch:
     return next(node for node in nodes if isinstance(node, Launch) and node.name == name)
 
 
-def _cut(variant: Variant, node: Launch, bucket: int, split: int) -> Launch:
-    """The launch in a variant with another split."""
+def cut(variant: Variant, node: Launch, bucket: int, split: int = 0) -> Launch:
+    """The launch in a variant with another split; with 0 as it is there."""
     own = _launch(variant, node.name)
     if not split:
         return own
@@ -261,38 +269,45 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(torch.uint8)
 
 
-def _confirmed(depth: Depth, timed: Timed) -> list[Found]:
-    """The first of the best tiles and warps that is nowhere slower and somewhere faster than the noise; or none."""
-    for pair in [*timed.ranked(depth.buckets)[:FINALISTS], DEFAULT]:
-        if pair not in timed.best:
-            continue
-        gains = [_again(depth, timed, pair, bucket) for bucket in depth.buckets if bucket in timed.best[pair]]
-        splits = {gain.bucket: timed.best[pair][gain.bucket][0] for gain in gains}
-        if pair == DEFAULT:
-            gains = [gain for gain in gains if gain.ratio.median > 1 + gain.noise]
-        elif len(gains) < len(depth.buckets) or any(gain.ratio.median < 1 - gain.noise for gain in gains):
-            continue
-        if any(gain.ratio.median > 1 + gain.noise for gain in gains):
-            return [_found(depth, timed, pair, {gain.bucket: splits[gain.bucket] for gain in gains}, gains)]
-    return []
+def _compare(depth: Depth, on_done: OnDone) -> None:
+    """A thorough comparison of every kernel's finalists with the default, and of the default with itself."""
+    for number, bucket in enumerate(depth.buckets):
+        session = depth.session(bucket, depth.default)
+        for node in session.launches():
+            timed = depth.kernels.get(node.kernel)
+            if timed is not None and node is timed.nodes[0]:
+                _compare_launch(depth, Bench(session, node), timed, bucket)
+        on_done(f"compared the best at {bucket}", 0.8 + 0.2 * (number + 1) / len(depth.buckets))
 
 
-def _found(depth: Depth, timed: Timed, pair: Pair, splits: Mapping[int, int], gains: Sequence[Gain]) -> Found:
+def _compare_launch(depth: Depth, bench: Bench, timed: Timed, bucket: int) -> None:
+    node = timed.nodes[0]
+    ours, twin = bench.graph(depth.default, node), bench.graph(depth.default, node)
+    itself = bench.gain(ours, twin, THOROUGH)
+    noise = noise_of(itself)
+    for pair in timed.finalists(depth.buckets):
+        if bucket in timed.best[pair]:
+            variant, (split, _) = depth.variants[pair], timed.best[pair][bucket]
+            other = bench.graph(variant, cut(variant, node, bucket, split))
+            timed.gains.setdefault(pair, []).append(Gain(bucket, bench.gain(ours, other, THOROUGH), noise))
+
+
+def _chosen(depth: Depth, timed: Timed) -> list[Found]:
+    """Of the finalists that are nowhere slower than the noise and somewhere faster, the one that gains most; or none.
+
+    With specc's own tile and warps every bucket may keep the split that it has.
+    """
+    found: list[tuple[float, Pair, list[Gain]]] = []
+    for pair, gains in timed.gains.items():
+        kept = [gain for gain in gains if gain.better] if pair == DEFAULT else gains
+        slower = any(gain.ratio.median < 1 - gain.noise for gain in kept)
+        if not slower and any(gain.better for gain in kept) and (pair == DEFAULT or len(kept) == len(depth.buckets)):
+            found.append((sum(math.log(gain.ratio.median) for gain in kept), pair, kept))
+    if not found:
+        return []
+    _, pair, gains = max(found, key=lambda one: one[0])
+    splits = {gain.bucket: timed.best[pair][gain.bucket][0] for gain in gains}
     steps = depth.default.depth.num_steps if len(depth.default.depth.loaded.config.depths) > 1 else None
     kept = {bucket: split for bucket, split in splits.items() if split}
     choices = tuple(Choice(node.name, steps, *pair, kept) for node in timed.nodes)
-    return Found(choices, described(depth.default.depth, timed.nodes[0].name), tuple(gains))
-
-
-def _again(depth: Depth, timed: Timed, pair: Pair, bucket: int) -> Gain:
-    """A thorough comparison with the default, and of the default with itself."""
-    session, wanted = depth.session(bucket, depth.default), timed.nodes[0].name
-    for node in session.launches():
-        if node.name == wanted:
-            bench, variant = Bench(session, node), depth.variants[pair]
-            ours, twin = bench.graph(depth.default, node), bench.graph(depth.default, node)
-            other = bench.graph(variant, _cut(variant, node, bucket, timed.best[pair][bucket][0]))
-            itself = bench.gain(ours, twin, THOROUGH)
-            noise = max(LEAST_NOISE, abs(itself.low - 1), abs(itself.high - 1))
-            return Gain(bucket, bench.gain(ours, other, THOROUGH), noise)
-    raise AssertionError(f"{wanted} is no launch of a step")
+    return [Found(choices, described(depth.default.depth, timed.nodes[0].name), tuple(gains))]

@@ -15,10 +15,10 @@ from specc.config import LoadedConfig
 from specc.config.chosen import Tuning
 from specc.driver.build import build_program
 from specc.measure.ratios import Ratio
-from specc.measure.session import Session
+from specc.measure.session import Session, on
 from specc.measure.timing import WARM_UPS, capture, pairs
-from specc.measure.tune import COPIES, LEAST_NOISE, THOROUGH, OnDone, bits, tune_depth
-from specc.measure.tuning_file import Found, Gain
+from specc.measure.tune import COPIES, THOROUGH, OnDone, bits, tune_depth
+from specc.measure.tuning_file import Found, Gain, noise_of
 from specc.measure.variants import DEFAULT, Variant, compiled, with_choices
 from specc.runtime.backends.cuda import device_arch
 from specc.version import __version__
@@ -89,7 +89,7 @@ def _of_steps(
 def step_gains(default: Variant, tuned: Variant, buckets: Sequence[int], device: torch.device) -> list[Gain]:
     """Whole steps of two programs in turn, on the same inputs; RuntimeError where their results differ."""
     found: list[Gain] = []
-    with torch.cuda.device(device), torch.no_grad():
+    with on(device):
         for bucket in buckets:
             sides = [
                 Session(one.depth.plan, one.backend, device, bucket, steps=WARM_UPS + COPIES)
@@ -102,7 +102,7 @@ def step_gains(default: Variant, tuned: Variant, buckets: Sequence[int], device:
             ours, theirs, twin = (_step_graph(sides[i], before[i]) for i in (0, 1, 0))
             ratio = Ratio.of(*pairs(ours.replay, theirs.replay, THOROUGH, (before[0], before[1])))
             itself = Ratio.of(*pairs(ours.replay, twin.replay, THOROUGH, (before[0], before[0])))
-            found.append(Gain(bucket, ratio, max(LEAST_NOISE, abs(itself.low - 1), abs(itself.high - 1))))
+            found.append(Gain(bucket, ratio, noise_of(itself)))
     return found
 
 

@@ -15,6 +15,15 @@ HEAD = """\
 """
 
 
+LEAST_NOISE = 0.01
+"""What two times may always differ by."""
+
+
+def noise_of(itself: Ratio) -> float:
+    """How far the default's time over its own is from 1, in the middle half of the samples."""
+    return max(LEAST_NOISE, abs(itself.low - 1), abs(itself.high - 1))
+
+
 @dataclass(frozen=True)
 class Gain:
     """Of a launch or a step in one bucket: the default's time over the tuned one's, and over its own, the noise."""
@@ -22,6 +31,11 @@ class Gain:
     bucket: int
     ratio: Ratio
     noise: float
+
+    @property
+    def better(self) -> bool:
+        """Whether the tuned one was faster by more than the noise."""
+        return self.ratio.median > 1 + self.noise
 
     def __str__(self) -> str:
         return f"{self.ratio.median:.2f} at {self.bucket} (noise {self.noise:.2f})"
