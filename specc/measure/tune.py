@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,6 +32,7 @@ from specc.measure.variants import (
     Pair,
     Variant,
     choices_of,
+    compile_ahead,
     compiled,
     described,
     kernels_of,
@@ -133,14 +132,13 @@ def _depth(loaded: LoadedConfig, tuning: Tuning, at: int, device: torch.device, 
         pair: build_program(with_choices(loaded, tuning, chosen)) for pair, chosen in choices.items()
     }
     variants: dict[Pair, Variant] = {}
-    beside = max(1, (os.cpu_count() or 1) // 4)  # a program has a few kernels, and each takes a core
-    with tempfile.TemporaryDirectory(prefix="specc-tune-") as folder, ThreadPoolExecutor(beside) as pool:
-        places = [Path(folder, str(number)) for number in range(len(builds))]
-        made = pool.map(lambda of, place: compiled(of[1], at, of[0], place, device), builds.items(), places)
-        for number, (pair, variant) in enumerate(zip(builds, made, strict=True)):
+    compile_ahead(builds.values(), device, lambda part: on_done("compiling", 0.25 * part))
+    with tempfile.TemporaryDirectory(prefix="specc-tune-") as folder:
+        for number, (pair, one) in enumerate(builds.items()):
+            variant = compiled(one, at, pair, Path(folder, str(number)), device)
             if variant is not None and variant.depth.plan.buffers == plain.plan.buffers:
                 variants[pair] = variant
-            on_done(f"compiled {number + 1} of {len(builds)} programs", 0.3 * (number + 1) / len(builds))
+            on_done("loading", 0.25 + 0.05 * (number + 1) / len(builds))
         timed = {kernel: Timed(nodes) for kernel, nodes in kernels.items()}
         yield Depth(variants, timed, plain.plan.buckets, device)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
 import torch
 
+from specc.codegen.aot import CompileError, compile_kernels
 from specc.codegen.cache import Cache
 from specc.config import LoadedConfig
 from specc.config.chosen import Choice, Tuning
@@ -93,6 +95,27 @@ def with_choices(loaded: LoadedConfig, tuning: Tuning, choices: tuple[Choice, ..
     """A configuration with other choices; ``tuning`` says the rest. Without any, specc makes them all."""
     chosen = replace(tuning, choices=choices) if choices else None
     return replace(loaded, config=replace(loaded.config, tuning=chosen))
+
+
+def compile_ahead(builds: Collection[Build], device: torch.device, on_done: Callable[[float], None]) -> None:
+    """Put the machine code of all kernels of several builds into the cache, all of them side by side.
+
+    One that does not compile is nothing here; `compiled` says so of its build. ``on_done``: how much of all is there.
+    """
+    sources = [
+        replace(source, name=f"{source.name}_{number}") for number, one in enumerate(builds) for source in one.sources
+    ]
+    lib = {path: text for one in builds for path, text in one.lib.items()}
+    done = iter(range(1, len(sources) + 1))
+    with suppress(CompileError):
+        compile_kernels(
+            sources,
+            [device_arch(device)],
+            lib=lib,
+            cache=Cache.default(),
+            workers=None,
+            on_done=lambda _kernel, _arch: on_done(next(done) / len(sources)),
+        )
 
 
 def compiled(build: Build, at: int, pair: Pair, folder: Path, device: torch.device) -> Variant | None:

@@ -96,6 +96,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         monkeypatch.setattr(module, "compiled", compiled)
         monkeypatch.setattr(module, "capture", lambda run, copies, warm_ups=0: Graph(run))
         monkeypatch.setattr(module, "pairs", made.pairs)
+    monkeypatch.setattr(tune, "compile_ahead", lambda builds, device, on_done: None)
     monkeypatch.setattr(tuned, "device_arch", lambda device: "sm_90")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "Test GPU")
     return made

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
-from specc.driver.build import build_program
 from specc.measure.tuned import tune
-from specc.measure.tuning_file import tuning_text
 
-from .conftest import CHAIN, TREE, Clock, load
+from .conftest import CHAIN, Clock, load
 
 CPU = torch.device("cpu")
 
