@@ -25,6 +25,7 @@ def draw(found: Measurement, path: Path) -> None:
         OSError: the file cannot be written.
 
     """
+    from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -36,7 +37,8 @@ def draw(found: Measurement, path: Path) -> None:
         _draw_bucket(panel, one)
     panels[-1, 0].set_xlabel("microseconds; the mark is the floor: an empty launch, or a copy of as many bytes")
     figure.suptitle(f"{found.name}: {found.algorithm}, num_steps {found.num_steps}, on {found.gpu}")
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    with rc_context({"svg.hashsalt": found.name}):  # the same figures are the same bytes
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def _draw_bucket(panel: Any, found: BucketFigures) -> None:
