@@ -38,7 +38,7 @@ def tune(
 ) -> None:
     """Search tiles, warps and splits of the launches on this GPU, and write what is faster; results stay the same."""
     with reporting(format) as report:
-        from specc.measure.bench import here
+        from specc.measure.bench import arch_of, here
         from specc.support.writing import unfinished
 
         loaded = load(config, report, engine)
@@ -53,9 +53,8 @@ def tune(
             raise typer.Exit(EXIT_NO_GPU)
         from specc.measure.tuned import tune as search
         from specc.measure.tuning_file import tuning_text
-        from specc.runtime.backends.cuda import device_arch
 
-        _require_arch(loaded, device_arch(device))
+        _require_arch(loaded, arch_of(device))
         place = output or config.with_suffix(".tuning.yaml")
         with progress("building", quiet) as advance:
             found = search(loaded, device, seconds, advance)

@@ -66,6 +66,11 @@ def measure(
     return _measurement(plan, measured(plan, backend, device, buckets, on_done), versions, device)
 
 
+def arch_of(device: torch.device) -> str:
+    """The architecture that a program for a device is compiled for, as ``sm_90``."""
+    return device_arch(device)
+
+
 def versions_of(triton: str | None) -> dict[str, str]:
     """What was measured with; ``triton`` compiled the kernels."""
     found = {"specc": __version__, "torch": torch.__version__}

@@ -178,7 +178,8 @@ class Session:
 
     def _agree(self, node: External, frame: Frame) -> None:
         """Let the target want three drafts in four, no two of them after one node."""
-        logits, tokens = frame.read(node.results["logits"]), frame.read(node.operands["tokens"])
+        given, returned = node.operands, node.results
+        logits, tokens = frame.read(returned["logits"]), frame.read(given["tokens"])
         batch, nodes, columns = logits.shape
         parent = torch.arange(-1, nodes - 1, device=self.device).expand(batch, nodes)
         if "parent" in self.plan.values:

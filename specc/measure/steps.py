@@ -12,7 +12,7 @@ from specc.measure.ratios import Ratio, Spread
 from specc.measure.records import BucketFigures, Figures
 from specc.measure.session import Session, on
 from specc.measure.timing import WARM_UPS, Effort, Floors, capture, nothing, pairs
-from specc.measure.traffic import MOVES, launch_bytes
+from specc.measure.traffic import MOVES, launch_bytes, named
 from specc.runtime.backends import Backend
 from specc.runtime.plan.nodes import Launch, OpCall, Reference
 from specc.runtime.plan.plan import Plan
@@ -87,16 +87,17 @@ def tokens_moved(session: Session, node: Launch) -> int | None:
 
 def _moved_along(session: Session, call: OpCall) -> int:
     """Those of accepted nodes that lie elsewhere than their place on the path."""
-    slots, path, _ = (session.frame.read(name) for name in call.operands)
+    values = {name: session.frame.read(value) for name, value in named(call).items()}
+    slots, path = values["slots"], values["accept_index"]
     source = slots.reshape(-1)[path.clamp(min=0).long()]
     return int(((path >= 0) & (source != slots[:, : path.shape[1]])).sum())
 
 
 def _tails(session: Session, call: OpCall) -> int:
     """Those of pages that are partly filled."""
-    _, rows, lengths = (session.frame.read(name) for name in call.operands)
-    tails = (lengths + int(call.attrs["offset"])) % int(call.attrs["page"])
-    return int(tails[rows != 0].sum())
+    values = {name: session.frame.read(value) for name, value in named(call).items()}
+    tails = (values["seq_lens"] + int(call.attrs["offset"])) % int(call.attrs["page"])
+    return int(tails[values["rows"] != 0].sum())
 
 
 def _launches(plan: Plan) -> list[Launch]:

@@ -6,16 +6,18 @@ What depends on the drafts, keys and values that are moved, is counted from a st
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import takewhile
 from math import prod
 
+from specc.ir.ops import OPS
 from specc.ir.types import DTYPES
 from specc.runtime.plan.nodes import OpCall
 from specc.runtime.plan.plan import BATCH_AXIS, CONTEXT_AXIS, TABLE, KvPool, Plan
 
 MOVES = {"kv.move": "target", "kv.duplicate_tail": "draft"}
 """Ops that copy keys and values, and whose."""
-_CHOOSING = {"commit.last": 1, "vocab.row": 1}
-"""Ops that read so many of a request's rows, and which their first operand has along its second axis."""
+_CHOOSING = {"commit.compact": "x", "commit.last": "x", "vocab.row": "logits"}
+"""Ops that read some of a request's rows, and of which operand."""
 
 
 def launch_bytes(plan: Plan, calls: Iterable[OpCall], rows: int, moved: int | None = None) -> int:
@@ -43,15 +45,23 @@ def most_moved(plan: Plan, call: OpCall, rows: int) -> int:
 def _read(plan: Plan, call: OpCall, rows: int) -> dict[str, int]:
     """Bytes by operand; of a reduction those of the rows that it says it reads."""
     sizes = {name: _nbytes(plan, name, rows) for name in call.operands}
-    first = call.operands[0] if call.operands else ""
-    wanted = plan.size("A") if call.op == "commit.compact" else _CHOOSING.get(call.op, call.attrs.get("most"))
-    held = _axes(plan, first)[1:-1]
-    if wanted is not None and sizes.get(first) and held:
-        sizes[first] = sizes[first] * int(wanted) // max(int(wanted), prod(map(plan.size, held)))
+    chosen = named(call).get(_CHOOSING.get(call.op, "logits"), "")
+    usual = 1 if call.op in _CHOOSING else None
+    wanted = plan.size("A") if call.op == "commit.compact" else call.attrs.get("most", usual)
+    held = _axes(plan, chosen)[1:-1]
+    if wanted is not None and held:
+        sizes[chosen] = sizes[chosen] * int(wanted) // max(int(wanted), prod(map(plan.size, held)))
         if call.op == "sample.residual":  # as many rows of the draft's, of any of its forwards
-            drafts = [name for name in call.operands[1:] if _is_row(plan, name)]
-            sizes |= {name: min(sizes[name], sizes[first] // len(drafts)) for name in drafts}
+            drafts = [name for name in call.operands if name != chosen and _is_row(plan, name)]
+            sizes |= {name: min(sizes[name], sizes[chosen] // len(drafts)) for name in drafts}
     return sizes
+
+
+def named(call: OpCall) -> dict[str, str]:
+    """The values of an op by the names of its signature, up to the first that may be missing, or be several."""
+    definition = OPS.get(call.op)
+    slots = () if definition is None else tuple(takewhile(lambda slot: not slot.mark, definition.operands))
+    return {slot.name: value for slot, value in zip(slots, call.operands, strict=False)}
 
 
 def _is_row(plan: Plan, name: str) -> bool:
