@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from zipfile import ZipFile
@@ -28,13 +27,6 @@ if TYPE_CHECKING:
     from specc.runtime.plan.plan import Plan
 
 
-class Against(StrEnum):
-    """Whose kernels are on the other side."""
-
-    none = "none"
-    sglang = "sglang"
-
-
 @dataclass(frozen=True)
 class Subject:
     """What is measured: a configuration that was built, or the package of a wheel, with the plans of its depths."""
@@ -50,7 +42,6 @@ def bench(
     num_steps: Annotated[int | None, typer.Option(help="Which depth, of several. Default: the deepest.")] = None,
     engine: EngineOption = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="A picture, such as bench.svg.")] = None,
-    against: Annotated[Against, typer.Option(help="Compare with kernels of an engine.")] = Against.none,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     format: Annotated[Format, typer.Option(help="How the figures are printed.")] = Format.text,
 ) -> None:

@@ -102,7 +102,7 @@ def _wrongly_tuned(module: Module) -> list[str]:
     kernels = {kernel.name: kernel for kernel in module.decls_of(Kernel)}
     bad = [f"{one.name} is tuned, and no kernel" for one in module.decls_of(Tuned) if one.name not in kernels]
     known = [one for one in module.decls_of(Tuned) if one.name in kernels]
-    count = len(module.decl(Options).buckets)
+    count = len(module.decl(Options).buckets) if known else 0
     bad += [
         f"{one.name} has a split for {len(one.splits)} buckets" for one in known if len(one.splits) not in (0, count)
     ]
