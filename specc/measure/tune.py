@@ -291,15 +291,15 @@ def _compare_launch(depth: Depth, bench: Bench, timed: Timed, bucket: int) -> No
 
 
 def _chosen(depth: Depth, timed: Timed) -> list[Found]:
-    """Of the finalists that are nowhere slower than the noise and somewhere faster, the one that gains most; or none.
+    """Of the finalists that are nowhere slower and somewhere faster by more than the noise, the best one; or none.
 
     With specc's own tile and warps every bucket may keep the split that it has.
     """
     found: list[tuple[float, Pair, list[Gain]]] = []
     for pair, gains in timed.gains.items():
         kept = [gain for gain in gains if gain.better] if pair == DEFAULT else gains
-        slower = any(gain.ratio.median < 1 - gain.noise for gain in kept)
-        if not slower and any(gain.better for gain in kept) and (pair == DEFAULT or len(kept) == len(depth.buckets)):
+        whole = pair == DEFAULT or len(kept) == len(depth.buckets)
+        if whole and any(gain.better for gain in kept) and not any(gain.slower for gain in kept):
             found.append((sum(math.log(gain.ratio.median) for gain in kept), pair, kept))
     if not found:
         return []

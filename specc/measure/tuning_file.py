@@ -18,6 +18,9 @@ HEAD = """\
 LEAST_NOISE = 0.01
 """What two times may always differ by."""
 
+LEAST_GAIN = 0.03
+"""What a launch must gain alone: in a step its inputs come from elsewhere."""
+
 
 def noise_of(itself: Ratio) -> float:
     """How far the default's time over its own is from 1, in the middle half of the samples."""
@@ -34,8 +37,13 @@ class Gain:
 
     @property
     def better(self) -> bool:
-        """Whether the tuned one was faster by more than the noise."""
-        return self.ratio.median > 1 + self.noise
+        """Whether the tuned one was faster by more than the noise, and enough to be so in a step, too."""
+        return self.ratio.median > 1 + max(self.noise, LEAST_GAIN)
+
+    @property
+    def slower(self) -> bool:
+        """Whether the tuned one was slower by more than two medians of the same differ."""
+        return self.ratio.median < 1 - LEAST_NOISE / 2
 
     def __str__(self) -> str:
         return f"{self.ratio.median:.2f} at {self.bucket} (noise {self.noise:.2f})"
@@ -48,6 +56,11 @@ class Found:
     choices: tuple[Choice, ...]
     default: str
     gains: tuple[Gain, ...]
+
+    def least(self, bucket: int) -> float:
+        """The gain in a bucket; where that is not changed, the least anywhere."""
+        here = [gain.ratio.median for gain in self.gains if gain.bucket == bucket]
+        return min(here or [gain.ratio.median for gain in self.gains])
 
 
 def tuning_text(tuning: Tuning, found: Sequence[Found], steps: Mapping[int, Sequence[Gain]]) -> str:

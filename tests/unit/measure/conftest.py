@@ -16,6 +16,7 @@ from specc.config import LoadedConfig, load_text
 from specc.measure import tune, tuned
 from specc.measure.variants import Variant
 from specc.runtime.backends.cpu import ReferenceBackend
+from specc.runtime.plan.plan import Plan
 
 CHAIN = """\
 name: toy
@@ -68,13 +69,13 @@ class Clock:
     cost: Callable[[str, int | None, int | None, int, int], float] = lambda *_: 1.0
     wrong: Callable[..., bool] = lambda *_: False
     noise: float = 0.0
-    step: float = 1.0
+    step: Callable[[Plan, int], float] = lambda *_: 1.0
     asked: int = 0
 
     def time(self, replay: Any) -> float:
         graph = replay.__self__
         if not isinstance(graph.run, partial):
-            return self.step
+            return self.step(graph.run.__self__.plan, graph.run.__self__.rows)
         node, frame = graph.run.args
         return self.cost(node.name, *graph.pair, frame.rows, node.grid[frame.rows][1])
 
