@@ -75,14 +75,11 @@ def variant(loaded, folder: Path, device: torch.device) -> Variant:
 
 
 def steps(one: Variant, bucket: int, device: torch.device) -> list[list[float]]:
-    """All that three steps hand out and carry on."""
+    """All that three steps decide."""
     with on(device):
         session = Session(one.depth.plan, one.backend, device, bucket, steps=3)
         found: list[list[float]] = []
         for _ in range(3):
             session.step()
-            values = [output.value for output in one.depth.plan.outputs if output.entry == "step"]
-            kept = [session.frame.read(value) for value in values]
-            kept += [session.arena.buffer(f"relay.{name}") for name in one.depth.plan.carry]
-            found += [tensor.flatten().tolist() for tensor in kept]
+            found += [tensor.flatten().tolist() for tensor in session.decided().values()]
     return found

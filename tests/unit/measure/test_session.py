@@ -109,3 +109,12 @@ def test_what_is_moved_is_counted() -> None:
             )
             assert found[node.name] == wanted
     assert found["prepare_rows"] is None
+
+
+@pytest.mark.parametrize("kind", ["chain", "pages"])
+def test_what_is_decided_is_what_is_accepted(kind: str) -> None:
+    made = session(KINDS[kind])
+    made.step()
+    found = made.decided()
+    assert len(found["predict"]) == int(found["accept_lens"].sum())
+    assert {f"relay.{name}" for name in made.plan.carry} <= found.keys()
