@@ -56,15 +56,10 @@ def bench(
         if device is None:
             _print(unmeasured(plan, wanted, versions), [no_gpu("times, floors and pictures")], format, report)
             raise typer.Exit(EXIT_NO_GPU)
-        with tempfile.TemporaryDirectory(prefix="specc-bench-") as folder, progress("compiling", quiet) as advance:
+        with tempfile.TemporaryDirectory(prefix="specc-bench-") as folder, progress("compiling", quiet=quiet) as shown:
             backend = backend_of(subject.made, Path(folder), device)
-            total = len(wanted) * (1 + plan.totals[wanted[0]].launches_in_graph)
-            done = iter(range(1, 1 + total))
-
-            def on_done(what: str) -> None:
-                advance(f"timed {what}", next(done, total) / total)
-
-            found = measure(plan, backend, device, wanted, versions, on_done)
+            shown.begin("timing", len(wanted) * (1 + plan.totals[wanted[0]].launches_in_graph))
+            found = measure(plan, backend, device, wanted, versions, lambda what: shown.advance(f"timed {what}"))
         _print(found, [], format, report)
         if plot is not None:
             _draw(found, plot)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specc.cli.configuration import EngineOption, load
+from specc.cli.progress import Progress, progress
 from specc.cli.reporting import Format, printing, reporting
 
 if TYPE_CHECKING:
@@ -57,10 +56,12 @@ def build(
         warnings = [*loaded.warnings, *unloadable(loaded, archs)]
         if format is Format.text:
             report.show(warnings)
-        result = build_program(loaded, [Reproducer(Path())])
-        if {Emit.wheel, Emit.cubins} & set(wanted):
-            _compile(result, archs, jobs, cache, quiet or format is Format.json)
-        files = _write(result, wanted, output)
+        with progress("passes and templates", quiet=quiet or format is Format.json) as shown:
+            result = build_program(loaded, [Reproducer(Path())])
+            if {Emit.wheel, Emit.cubins} & set(wanted):
+                _compile(result, archs, jobs, cache, shown)
+            shown.begin("writing")
+            files = _write(result, wanted, output)
         if format is Format.json:
             typer.echo(json.dumps(record(result, files, to_json(warnings, loaded.paths)), indent=2))
             return
@@ -84,31 +85,17 @@ def _archs(loaded: LoadedConfig, chosen: str | None) -> Sequence[str]:
         raise typer.BadParameter(f"no GPU is on this machine: {error}", param_hint="--arch") from error
 
 
-def _compile(result: Build, archs: Sequence[str], jobs: int | None, cached: bool, quiet: bool) -> None:
+def _compile(result: Build, archs: Sequence[str], jobs: int | None, cached: bool, shown: Progress) -> None:
     from specc.codegen.cache import Cache
     from specc.driver.build import compile_machine_code
 
     cache = Cache.default() if cached else Cache.disabled()
-    with _progress(len(result.sources) * len(archs), quiet) as on_done:
-        compile_machine_code(result, archs, cache=cache, workers=jobs, on_done=on_done)
+    shown.begin("compiling", len(result.sources) * len(archs))
 
+    def on_done(kernel: str, arch: str) -> None:
+        shown.advance(f"compiled {kernel} for {arch}")
 
-@contextmanager
-def _progress(total: int, quiet: bool) -> Iterator[Callable[[str, str], None] | None]:
-    """A progress bar on a terminal, nothing elsewhere."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("compiling", total=total)
-
-        def advance(kernel: str, arch: str) -> None:
-            bar.update(task, advance=1, description=f"compiled {kernel} for {arch}")
-
-        yield advance
+    compile_machine_code(result, archs, cache=cache, workers=jobs, on_done=on_done)
 
 
 def _write(result: Build, wanted: Sequence[Emit], output: Path) -> list[Path]:

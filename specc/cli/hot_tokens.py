@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from specc.cli.progress import progress
 from specc.cli.reporting import reporting
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.reading import read_text
@@ -43,8 +44,10 @@ def hot_tokens(
         if size > len(found):
             raise typer.BadParameter(f"the tokenizer has {len(found)} tokens", param_hint="--size")
         counts: Counter[int] = Counter()
-        for chunk in _chunks(text):
-            counts.update(found(chunk, add_special_tokens=False, verbose=False)["input_ids"])
+        with progress("counting tokens", sum(file.stat().st_size for file in text if file.is_file())) as shown:
+            for chunk in _chunks(text):
+                counts.update(found(chunk, add_special_tokens=False, verbose=False)["input_ids"])
+                shown.advance(parts=len(chunk.encode()))
         kept = most_frequent(counts, size, len(found), _ends(tokenizer, found))
         write_output(output, _content(kept, output), folders=True)
         total, covered = sum(counts.values()), sum(counts[token] for token in kept)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specc.cli.progress import progress
 from specc.cli.reporting import printing, reporting
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.render import printable
@@ -53,19 +54,21 @@ def init(
         from specc.config.proposal import name_of, propose, text_of
         from specc.driver.compile import check_config
 
-        pair = _pair(target, draft)
-        chosen = _chosen(pair, algorithm, report)
-        name = name_of(target, chosen.algorithm)
-        path = Path(f"{name}.yaml") if output in (None, STDOUT) else output
-        assert path is not None  # output is a path
-        if output != STDOUT and not force and path.exists():
-            hint = "give --force to write over it, or -o FILE"
-            raise DiagnosticError(Diagnostic("emit/exists", f"'{path}' is there already", hint=hint))
-        keys = propose(pair, chosen, name, path.parent, topk, num_steps)
-        text = text_of(keys)
-        loaded = load_text(text, path, names(), needs)
-        report.know(loaded.sources, loaded.paths)
-        check_config(loaded)
+        with progress("reading the models") as shown:
+            pair = _pair(target, draft)
+            chosen = _chosen(pair, algorithm, report)
+            name = name_of(target, chosen.algorithm)
+            path = Path(f"{name}.yaml") if output in (None, STDOUT) else output
+            assert path is not None  # output is a path
+            if output != STDOUT and not force and path.exists():
+                hint = "give --force to write over it, or -o FILE"
+                raise DiagnosticError(Diagnostic("emit/exists", f"'{path}' is there already", hint=hint))
+            keys = propose(pair, chosen, name, path.parent, topk, num_steps)
+            text = text_of(keys)
+            loaded = load_text(text, path, names(), needs)
+            report.know(loaded.sources, loaded.paths)
+            shown.begin("trying the configuration")
+            check_config(loaded)
         report.show(loaded.warnings)
         _say(keys, loaded)
         if output == STDOUT:

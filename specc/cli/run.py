@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 from specc.cli.printing import Printer
+from specc.cli.progress import progress
 from specc.cli.reporting import Format, reporting
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.reading import read_text
@@ -111,7 +112,7 @@ def run(
             completions = _generate(engine, texts, _conditions(engine, max_new_tokens, stop or ()), sampling, printer)
             if metrics is not None:
                 _write_metrics(engine, metrics)
-            verdicts = _check(engine, completions, max_new_tokens) if check else []
+            verdicts = _check(engine, completions, max_new_tokens, printer.is_text) if check else []
         printer.finish(completions, verdicts, engine)
     if not all(verdict.right for verdict in verdicts):
         raise typer.Exit(1)
@@ -193,18 +194,21 @@ def _make_engine(
 
     if device == "cuda" and not torch.cuda.is_available():
         raise typer.BadParameter("this machine has no CUDA device", param_hint="--device")
-    loaded = load_program(module, device)
+    with progress("loading the program", quiet=not printer.is_text):
+        loaded = load_program(module, device)
     if num_steps is not None and num_steps not in loaded.plans:
         known = ", ".join(map(str, sorted(loaded.plans)))
         raise typer.BadParameter(f"the program was compiled for {known}", param_hint="--num-steps")
     depth = None if num_steps is None else exported(loaded, "FixedDepth")(num_steps)
     files.check(loaded.plan)
-    target = load_target(files.target, loaded.plan, device)
+    with progress("loading the target", quiet=not printer.is_text):
+        target = load_target(files.target, loaded.plan, device)
     if target.tokenizer is None:
         message = f"the target model {str(files.target)!r} has no tokenizer"
         raise DiagnosticError(Diagnostic("run/model-unreadable", message, hint="add its tokenizer.json"))
     directory = files.draft or files.own_draft(loaded.plan)
-    draft = None if directory is None else load_draft(directory, loaded.plan, target, files.token_map)
+    with progress("loading the draft", quiet=not printer.is_text):
+        draft = None if directory is None else load_draft(directory, loaded.plan, target, files.token_map)
     tables = {} if files.corpus is None else {"corpus": load_corpus(files.corpus, target)}
     options: dict[str, Any] = {"max_context": max_context, "depth": depth, "on_token": printer.token}
     try:
@@ -274,11 +278,15 @@ def _generate(
     except (GrammarError, RequestTooLongError, SamplingError) as error:
         raise typer.BadParameter(str(error)) from error
     done: list[Completion] = []
-    while engine.has_work:
-        finished = engine.step()
-        done += finished
-        for completion in finished:
-            printer.completion(completion)
+    with progress("generating", len(texts), quiet=printer.stream or not printer.is_text) as shown:
+        while engine.has_work:
+            finished = engine.step()
+            done += finished
+            shown.advance(f"generating: {engine.stats.tokens} tokens", len(finished))
+            if finished:
+                with shown.hidden():
+                    for completion in finished:
+                        printer.completion(completion)
     return sorted(done, key=lambda completion: completion.request_id)
 
 
@@ -289,12 +297,15 @@ def _write_metrics(engine: Engine, file: Path) -> None:
     write_output(file, Metrics(engine).text())
 
 
-def _check(engine: Engine, completions: Sequence[Completion], max_new_tokens: int) -> list[Verdict]:
-    """Run the target alone on every prompt and compare token by token."""
+def _check(engine: Engine, completions: Sequence[Completion], max_new_tokens: int, shown: bool) -> list[Verdict]:
+    """Run the target alone on every prompt and compare token by token; say how far that is if ``shown``."""
     from specc.engine.reference import compare
 
     target, context = engine.target, engine.scheduler.max_context
-    return [
-        compare(target, done, min(max_new_tokens, context - len(done.prompt_ids)), target.eos_token_ids)
-        for done in completions
-    ]
+    verdicts: list[Verdict] = []
+    with progress("comparing with generate", len(completions), quiet=not shown) as line:
+        for done in completions:
+            most = min(max_new_tokens, context - len(done.prompt_ids))
+            verdicts.append(compare(target, done, most, target.eos_token_ids))
+            line.advance()
+    return verdicts

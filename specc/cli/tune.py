@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 SECONDS = 120
 """How long candidates are timed, by default."""
 
+PARTS = 1000
+"""Of the search, as its progress is counted."""
+
 
 def tune(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.", show_default=False)],
@@ -56,8 +59,16 @@ def tune(
 
         _require_arch(loaded, arch_of(device))
         place = output or config.with_suffix(".tuning.yaml")
-        with progress("building", quiet) as advance:
-            found = search(loaded, device, seconds, advance)
+        with progress("building", quiet=quiet) as shown:
+            shown.begin("building", PARTS)
+            done = 0
+
+            def on_done(what: str, part: float) -> None:
+                nonlocal done
+                shown.advance(what, int(part * PARTS) - done)
+                done = int(part * PARTS)
+
+            found = search(loaded, device, seconds, on_done)
         try:
             with unfinished(place) as path:
                 path.write_text(tuning_text(found.tuning, found.found, found.steps), encoding="utf-8")

@@ -58,8 +58,10 @@ def make() -> None:
     shutil.rmtree(ENVIRONMENT, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", str(ENVIRONMENT)], check=True)
     (ENVIRONMENT / ".gitignore").write_text("*\n", encoding="utf-8")
+    print(f"installing what {SGLANG} imports, 2.3 GB in all", flush=True)
     install("--requirement", str(REQUIREMENTS))
     install("--no-deps", SGLANG, TORCHVISION)
+    print("trying the imports", flush=True)
     site = run("-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
     quiet_torchvision(site)
     # Behind site-packages in sys.path: a stand-in hides nothing real.
