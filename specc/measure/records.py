@@ -20,7 +20,7 @@ class Figures:
         warps: of a program.
         bytes: that it cannot do without.
         us: microseconds.
-        floor_us: those of what no kernel beats: an empty launch, or a copy of as many bytes, whichever is slower.
+        floor_us: those of an empty launch, or of a copy of as many bytes, whichever takes longer.
         ratio: the time over the floor's.
 
     The last three are None where nothing could be measured.

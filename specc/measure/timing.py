@@ -81,7 +81,7 @@ def pairs(
 
 
 class Floors:
-    """What no kernel can beat: one launch, and a copy that moves as many bytes."""
+    """What a launch is held against: one that does nothing, or a copy that moves as many bytes."""
 
     def __init__(self, device: torch.device, effort: Effort) -> None:
         self._launch = empty_kernel(device)
