@@ -11,7 +11,7 @@ MODELS := examples/models
 DEMOS  := standalone-chain eagle-chain eagle-chain-adaptive eagle3-chain frozen-kv-chain mtp-chain dflash-chain ngram-chain \
           standalone-tree eagle-tree eagle-tree-wide eagle-tree-sampled eagle-tree-json eagle3-tree eagle3-reduced-tree frozen-kv-tree ngram-tree
 
-.PHONY: setup demo test test-all lint types check golden models versions resolve conformance browser sglang gpu sanitize fuzz perturb grammars mutants bench clean
+.PHONY: setup demo test test-all lint types check golden models versions resolve conformance site browser sglang gpu sanitize fuzz perturb grammars mutants bench clean
 
 setup: $(VENV)/.ready
 
@@ -111,8 +111,21 @@ conformance: setup
 	$(PYTHON) tests/sglang/make_environment.py
 	$(BIN)/python -m pytest tests/conformance -m conformance
 
+# The documentation as a site in build/site, with Mermaid's script in it; a warning is an error.
+MERMAID := 11.17.2
+
+build/mermaid.min.js:
+	command -v npm >/dev/null || (apt-get update -q && apt-get install -y -q --no-install-recommends npm)
+	mkdir -p build
+	npm pack --silent --pack-destination build mermaid@$(MERMAID)
+	tar -xzf build/mermaid-$(MERMAID).tgz --touch --strip-components 2 -C build package/dist/mermaid.min.js
+	rm build/mermaid-$(MERMAID).tgz
+
+site: setup build/mermaid.min.js
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 # Pages in a headless Chromium, the system's own; pictures of them are left in build/screenshots.
-browser: setup
+browser: setup build/mermaid.min.js
 	command -v chromium google-chrome >/dev/null || (apt-get update -q && apt-get install -y -q --no-install-recommends chromium fonts-dejavu-core)
 	$(BIN)/python -m pytest tests/browser -m browser
 

@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 SLOW = re.compile(
-    r"aot/|compose/|e2e/|fuzz/|property/"
+    r"aot/|browser/test_site|compose/|e2e/|fuzz/|property/"
     r"|kernels/test_(vocab\.py::test_(topk|reductions_are_stored|groups_of_long)|prologue|drafting)"
     r"|kernels/test_shards\.py::test_(programs|every_rank_has_the_bits_of_one\[[^]]*2999)"
     r"|kernels/test_tree\.py::test_(frontiers|with_the_last|ties_go)|kernels/test_commit\.py::test_random"

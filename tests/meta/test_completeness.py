@@ -55,3 +55,9 @@ def test_tests_name_no_machine() -> None:
     for path in TESTS.rglob("*.py"):
         if path.resolve() != THIS:
             assert not re.search(r"/(home|root|Users)/\w", path.read_text()), path
+
+
+def test_the_map_shows_every_pass_in_order() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    boxes = re.findall(r'^ {4}[a-z]+\["<b>[^<]*</b><br/>([a-z</>-]+)"\]$', page, re.M)
+    assert "<br/>".join(boxes).split("<br/>") == list(PASSES)

@@ -1,4 +1,4 @@
-"""README.md says how many launches a step has at most: compared with plans over a grid of configurations."""
+"""docs/tour.md says how many launches a step has at most: compared with plans over a grid of configurations."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from specc.algorithms import needs
 from specc.driver.compile import compile_module
 from specc.ir.declarations import Node
 
-README = (Path(__file__).parents[3] / "README.md").read_text()
+TOUR = (Path(__file__).parents[3] / "docs" / "tour.md").read_text()
 ROW = re.compile(r"^\| (`[A-Z`, 0-9_]+`) \| (S \+ \d|\d) \| (S \+ \d|\d|) ?\|$", re.MULTILINE)
-BOUNDS = {name: row.group(2, 3) for row in ROW.finditer(README) for name in re.findall(r"\w+", row[1])}
+BOUNDS = {name: row.group(2, 3) for row in ROW.finditer(TOUR) for name in re.findall(r"\w+", row[1])}
 """What the table says of chain and tree, by algorithm."""
 
 TREES: list[dict[str, Any]] = [

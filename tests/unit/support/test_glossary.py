@@ -42,4 +42,4 @@ def test_the_field_s_names_are_explained() -> None:
     words = re.split(r"[,;] ", named[1])
     assert "bonus token" in words
     assert set(words) <= {term for term, _ in TERMS}
-    assert "`docs/glossary.md`" in (ROOT / "README.md").read_text()
+    assert "(docs/glossary.md)" in (ROOT / "README.md").read_text()

@@ -1,0 +1,105 @@
+"""README.md: its commands run as they are written, print what it shows, and its figures are those of the documents."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fakes.drafts import Engine
+
+from .pages import ROOT, blocks, clone, compare, run
+
+README = (ROOT / "README.md").read_text()
+BLOCKS = blocks("README.md")
+COMMANDS = [command for block in BLOCKS if block.language == "console" for command in block.commands()]
+SGLANG = (ROOT / "docs" / "sglang.md").read_text()
+MISTAKE = ("hidden_size: 4096, num_layers: 1,", "hidden_size: 2048, num_layers: 1,")
+"""The draft of README's configuration, and the one of which it shows the diagnostic."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a user has after the commands of README, word for word, in order, each of which succeeds."""
+    folder = clone(tmp_path_factory.mktemp("clone"))
+    for command, shown in COMMANDS:
+        if command.startswith("make "):
+            continue  # CI itself runs them
+        done = run(folder, "bash", "-c", command)
+        assert done.returncode == 0, f"$ {command}\n{done.stdout}"
+        if shown:
+            compare(shown, done.stdout)
+    return folder
+
+
+def test_commands_are_what_a_user_types(folder: Path) -> None:
+    words = [command.split()[:2] for command, _ in COMMANDS]
+    expected = ["make setup", ". .venv/bin/activate", "specc init", "specc build", "specc inspect", "specc run"]
+    assert [" ".join(pair) for pair in words] == [*expected, "pip install"]
+    assert list((folder / "dist").glob("specc_program_target_eagle-*.whl"))
+
+
+def test_what_make_does_ci_does() -> None:
+    called = {word for line in (ROOT / ".ci/run").read_text().splitlines() for word in line.split() if "make " in line}
+    named = set(re.findall(r"`make (\w+)`", README)) | {
+        word for command, _ in COMMANDS if command.startswith("make ") for word in command.split()[1:]
+    }
+    assert {"setup", "demo", "site"} == named
+    assert named <= called
+
+
+def test_python_runs(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the forwards and the table of the fake engine."""
+    (block,) = (block for block in BLOCKS if block.language == "python")
+    monkeypatch.setattr(sys, "path", [str(folder / "site"), *sys.path])
+    import specc_program_target_eagle as k
+
+    engine = Engine.of_plan(k.plan)
+    engine.prompts = {1: [5, 6, 7], 2: [8, 9]}
+    given = {"callbacks": engine, "req_to_token": engine.table, "rows": [1, 2], "prompt_lengths": [3, 2]}
+    with torch.inference_mode():
+        exec(block.text, {**given, "seq_lens": [3, 2]})
+    tokens = [int(word) for word in re.findall(r"\d+", capsys.readouterr().out)]
+    assert 1 <= len(tokens) <= 4
+    assert {"prefill_target", "prefill_draft", "draft", "target", "extend"} == {name for name, _ in engine.calls}
+
+
+def test_the_mistake_is_shown_as_it_is(folder: Path) -> None:
+    (config,) = (block for block in BLOCKS if block.file == "eagle.yaml")
+    (shown,) = (block for block in BLOCKS if block.language == "text")
+    (folder / "eagle.yaml").write_text(config.text)
+    assert run(folder, "specc", "check", "eagle.yaml").returncode == 0
+    assert config.text.count(MISTAKE[0]) == 1
+    (folder / "eagle.yaml").write_text(config.text.replace(*MISTAKE))
+    done = run(folder, "specc", "check", "eagle.yaml")
+    assert done.returncode == 1
+    compare(shown.text, done.stdout)
+
+
+def test_figures_are_those_of_the_documents() -> None:
+    for form, row in (("chain of 3 drafts", "EAGLE chain, large"), ("tree of 16 nodes", "EAGLE tree, N = 16, large")):
+        row_of_readme = rf"^\| {form} \| ([\d.]+) and ([\d.]+) times \| (\d+) → (\d+) \| (\d+) → (\d+) µs"
+        said = re.search(row_of_readme, README, re.M)
+        one = re.search(rf"^\| {row} \| 1 \| ([\d.]+) \| (\d+), (\d+) \| .*?, 0 \| (\d+), (\d+) \|", SGLANG, re.M)
+        eight = re.search(rf"^\| {row} \| 8 \| ([\d.]+) \|", SGLANG, re.M)
+        assert said
+        assert one
+        assert eight
+        assert said.groups() == (f"{float(one[1]):.1f}", f"{float(eight[1]):.1f}", *one.groups()[1:])
+    measured = (ROOT / "docs" / "benchmarks.md").read_text()
+    for form in ("chain", "tree"):
+        glue = re.search(rf"^\| {form}: whole step \| ([\d.]+ to [\d.]+) \|", measured, re.M)
+        assert glue
+        assert re.search(rf"^\| {form} of .*\| {glue[1]} times as fast \|$", README, re.M)
+
+
+def test_the_picture_is_what_its_script_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "site"))
+    import step
+
+    assert step.measured()["launches"] == (62, 7)
+    for name, colours in step.THEMES.items():
+        assert (ROOT / "docs" / "assets" / name).read_text() == step.draw(colours)
+        assert f"docs/assets/{name}" in README
