@@ -17,8 +17,8 @@ WARPS = (1, 2, 4, 8, 16)
 """Warps of a program."""
 TILES = (512, 1024, 2048, 4096, 8192)
 """Elements of a tile of logits."""
-_SUMS = ("vocab.topk", "vocab.logprob", "vocab.best", "sample.top_p", "sample.min_p", "sample.mass", "sample.residual")
-"""Ops that add over a vocabulary, by what their names begin with."""
+_SUMS = ("vocab.logprob", "sample.mass")
+"""Ops that add over a vocabulary beside a reduction that does not; families whose own reduction does have no knobs."""
 _RECORDS = ("_part", "_merge")
 """What names of ops end with whose sums have one order on any number of ranks."""
 
@@ -56,9 +56,7 @@ NONE = Knobs()
 
 def exact(ops: Iterable[Op]) -> bool:
     """Whether ops give the same bits whatever a row's programs are: nothing that specc knows of them is a sum."""
-    return not any(
-        op.opcode.startswith(_SUMS) or op.opcode.endswith(_RECORDS) or OPS[op.opcode].tile is not None for op in ops
-    )
+    return not any(op.opcode in _SUMS or op.opcode.endswith(_RECORDS) or OPS[op.opcode].tile is not None for op in ops)
 
 
 def tuned(module: Module, op: Op) -> Tuned | None:
@@ -72,4 +70,4 @@ def tuned_split(module: Module, op: Op, batch: int) -> int:
     found = tuned(module, op)
     if found is None or not found.splits:
         return 0
-    return dict(zip(module.decl(Options).buckets, found.splits, strict=True)).get(batch, 0)
+    return dict(zip(module.decl(Options).buckets, found.splits, strict=True))[batch]

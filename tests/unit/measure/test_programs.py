@@ -107,6 +107,9 @@ def test_sums_have_no_knobs() -> None:
     depth = build_program(load(CHAIN + "outputs: [logprobs]\n")).depths[0]
     verify = [node.name for nodes in kernels_of(depth).values() for node in nodes if "verify" in node.name]
     assert verify == []
+    depth = build_program(load(CHAIN + "verify: block\n")).depths[0]
+    assert "verify_draw" in {node.name for node in depth.plan.nodes("step")}
+    assert {nodes[0].name for nodes in kernels_of(depth).values()} == {"prepare_rows"}
 
 
 def test_how_a_row_is_cut_changes_no_draw() -> None:

@@ -43,6 +43,9 @@ def test_a_split_is_of_a_bucket(clock: Clock) -> None:
     clock.cost = lambda name, tile, warps, bucket, y: 0.5 if (name, bucket, y) == ("draft_argmax", 4, 2) else 1.0
     (choice,) = search(CHAIN).tuning.choices
     assert (choice.launch, choice.tile, choice.warps, choice.split) == ("draft_argmax", None, None, {4: 2})
+    clock.cost = lambda name, tile, warps, bucket, y: 0.5 if (name, bucket, y) == ("verify_argmax", 4, 3 * 2) else 1.0
+    (choice,) = search(CHAIN).tuning.choices
+    assert (choice.launch, choice.split) == ("verify_argmax", {4: 2}), "of every one of its three rows"
 
 
 def test_what_is_slower_in_one_bucket_is_not_taken_for_the_others(clock: Clock) -> None:
