@@ -32,3 +32,15 @@ def load(path: Path, report: Report, engine: str | None = None) -> LoadedConfig:
     loaded = load_config(path, names(), needs, cast("Engine | None", engine))
     report.know(loaded.sources, loaded.paths)
     return loaded
+
+
+def depth_index(loaded: LoadedConfig, num_steps: int | None) -> int:
+    """Where a depth is among those of a configuration, the deepest being the first, which None stands for.
+
+    Raises a usage error for a depth that is not there.
+    """
+    known = [depth.config.num_steps for depth in loaded.depths()]
+    if num_steps is not None and num_steps not in known:
+        listed = ", ".join(map(str, sorted(known)))
+        raise typer.BadParameter(f"num_steps is {listed} there, not {num_steps}", param_hint="--num-steps")
+    return 0 if num_steps is None else known.index(num_steps)

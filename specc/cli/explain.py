@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specc.cli.configuration import EngineOption, load
+from specc.cli.configuration import EngineOption, depth_index, load
 from specc.cli.reporting import Format, printing, reporting
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
+    from rich.text import Text
 
-    from specc.config import LoadedConfig
     from specc.explain.story import ForwardStory, LaunchStory, PassStory, Setting, Story
 
 
@@ -29,7 +29,8 @@ def explain(
         int | None, typer.Option(help="Which depth to tell of, if there are several. Default: the deepest.")
     ] = None,
     engine: EngineOption = None,
-    format: Annotated[Format, typer.Option(help="How the story is printed.")] = Format.text,
+    full: Annotated[bool, typer.Option("--full", help="All of the story, and not what matters most of it.")] = False,
+    format: Annotated[Format, typer.Option(help="How the story is printed; JSON is always all of it.")] = Format.text,
 ) -> None:
     """Tell what becomes of a configuration and why, without compiling anything."""
     with reporting(format) as report:
@@ -40,7 +41,7 @@ def explain(
 
         _require_pass(only)
         loaded = load(config, report, engine)
-        at = _depth(loaded, num_steps)
+        at = depth_index(loaded, num_steps)
         story = tell(*compile_depths(loaded)[at])
         if only is not None:
             story = replace(story, passes=tuple(told for told in story.passes if told.name == only))
@@ -50,17 +51,8 @@ def explain(
             return
         report.show(loaded.warnings)
         with printing() as console:
-            for part in _text(story):
+            for part in _text(story, rejected=only is not None) if full or only else _brief(story):
                 console.print(part)
-
-
-def _depth(loaded: LoadedConfig, num_steps: int | None) -> int:
-    """Where a depth is among those of a configuration, the deepest being the first."""
-    known = [depth.config.num_steps for depth in loaded.depths()]
-    if num_steps is not None and num_steps not in known:
-        listed = ", ".join(map(str, sorted(known)))
-        raise typer.BadParameter(f"num_steps is {listed} there, not {num_steps}", param_hint="--num-steps")
-    return 0 if num_steps is None else known.index(num_steps)
 
 
 def _require_pass(name: str | None) -> None:
@@ -71,21 +63,46 @@ def _require_pass(name: str | None) -> None:
         raise typer.BadParameter(f"no pass named {name!r}; there are {', '.join(known)}", param_hint="--pass")
 
 
-def _text(story: Story) -> Iterator[RenderableType]:
-    """The parts in order, each with a heading and a blank line before it but the first."""
+def _headline(story: Story) -> Text:
+    from rich.text import Text
+
+    several = f" of num_steps {story.num_steps}, compiled for {', '.join(map(str, story.depths))}"
+    form = story.form + several * (len(story.depths) > 1)
+    return Text(f"{story.name}: {story.algorithm}, {story.summary}; a {form}", "bold")
+
+
+def _brief(story: Story) -> Iterator[RenderableType]:
+    """What matters most, and where the rest is told."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from specc.explain.brief import lines
+
+    yield _headline(story)
+    table = Table(box=None, show_header=False)
+    table.add_column(no_wrap=True)
+    for word, said in lines(story):
+        table.add_row(word, Text(said))
+    table.add_row("more", Text("--full tells all, --pass NAME what one pass decided; specc report makes a page of it"))
+    yield table
+
+
+def _text(story: Story, *, rejected: bool) -> Iterator[RenderableType]:
+    """The parts in order, each with a heading and a blank line before it but the first.
+
+    rejected: whether what the passes did not choose is told as well.
+    """
     from rich.text import Text
 
     from specc.explain.report import totals_table
 
-    several = f" of num_steps {story.num_steps}, compiled for {', '.join(map(str, story.depths))}"
-    form = story.form + several * (len(story.depths) > 1)
-    yield Text(f"{story.name}: {story.algorithm}, {story.summary}; a {form}", "bold")
+    yield _headline(story)
     yield _settings("the configuration", story.settings)
     for model in story.models:
         yield _settings(f"{model.side}: {model.model or 'all sizes written out'}", model.settings)
     yield Text("\nwhat the passes decided", "bold")
     for told in story.passes:
-        yield _pass(told)
+        yield _pass(told, rejected)
     yield Text("\nwhat is kept", "bold")
     yield _captures(story)
     yield _carry(story)
@@ -103,20 +120,12 @@ def _table(title: str, *columns: str, rows: Iterable[Iterable[object]]) -> Group
     from rich.table import Table
     from rich.text import Text
 
+    from specc.explain.brief import spelled
+
     table = Table(*columns, box=None)
     for row in rows:
-        table.add_row(*[Text(_cell(value)) for value in row])
+        table.add_row(*[Text(spelled(value)) for value in row])
     return Group(Text(title, "italic"), table)
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return ", ".join(map(str, value)) or "none"
-    return str(value)
 
 
 def _settings(title: str, settings: Iterable[Setting]) -> Group:
@@ -127,8 +136,17 @@ def _settings(title: str, settings: Iterable[Setting]) -> Group:
     return _table(title, "key", "value", "from", rows=rows)
 
 
-def _pass(told: PassStory) -> Group:
-    rows = [(remark.place, remark.message) for remark in told.remarks]
+def _pass(told: PassStory, rejected: bool) -> Group:
+    from specc.explain.brief import cost_of
+
+    rows: list[tuple[str | None, str]] = []
+    for remark in told.remarks:
+        rows.append((remark.place, remark.message))
+        if remark.choice is None or not rejected:
+            continue
+        for other in remark.choice.rejected:
+            cost = f" ({cost_of(other.cost, remark.choice.unit)})" if other.cost is not None else ""
+            rows.append((None, f"  not {other.what}{cost}: {other.reason}"))
     return _table(f"{told.name}: {told.summary}", "where", "what", rows=rows)
 
 

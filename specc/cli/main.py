@@ -15,7 +15,8 @@ from specc.cli.reporting import reported, run
 from specc.cli.versions import VersionOption
 
 COMMANDS: tuple[str, ...] = (
-    "init", "check", "explain", "build", "list", "inspect", "run", "bench", "tune", "hot-tokens", "schema", "doctor",
+    "init", "check", "explain", "report", "build", "list", "inspect", "run", "bench", "tune", "hot-tokens", "schema",
+    "doctor",
 )  # fmt: skip
 """Commands in the order of `specc --help`: ``specc.cli.<name>`` has a function ``<name>``, with _ for -."""
 

@@ -40,7 +40,7 @@ def _load(name: str) -> str | None:
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    """The one Jinja environment of the project. An unknown name is an error, not an empty string."""
+    """The one Jinja environment of kernels. An unknown name is an error, not an empty string."""
     return jinja2.Environment(
         loader=jinja2.FunctionLoader(_load),
         undefined=jinja2.StrictUndefined,

@@ -68,14 +68,19 @@ def counted(words: Iterable[str]) -> str:
 def totals_table(totals: Mapping[int, Totals]) -> Table:
     """What a decode step costs in every bucket, as ``totals`` of a plan has it."""
     table = Table(title="per decode step, by bucket", title_justify="left", box=None)
-    known = {field.name: field.default is MISSING for field in fields(Totals)}
-    keys = [key for key, always in known.items() if always or any(getattr(one, key) for one in totals.values())]
+    keys = totals_columns(totals)
     table.add_column("bucket", justify="right")
     for key in keys:
         table.add_column(key.replace("_", " "), justify="right", overflow="fold")
     for bucket, figures in totals.items():
         table.add_row(str(bucket), *[f"{getattr(figures, key):,}" for key in keys])
     return table
+
+
+def totals_columns(totals: Mapping[int, Totals]) -> list[str]:
+    """The keys of totals that are told: those that always are, and those that are not 0 in every bucket."""
+    known = {field.name: field.default is MISSING for field in fields(Totals)}
+    return [key for key, always in known.items() if always or any(getattr(one, key) for one in totals.values())]
 
 
 def written_totals(totals: Mapping[int, Totals]) -> dict[str, dict[str, Any]]:

@@ -21,7 +21,7 @@ from specc.ir.liveness import hidden_result
 from specc.ir.nodes import is_collective, is_external, is_host, node_of
 from specc.ir.types import DTYPES
 from specc.kernels.shared.base import cluster_of, nbytes
-from specc.pass_manager.pass_base import Context
+from specc.pass_manager.pass_base import Choice, Context
 from specc.passes.form_kernels import REFERENCE_LAUNCHES
 from specc.passes.pipeline import PASSES
 from specc.runtime.plan.plan import Totals
@@ -71,10 +71,11 @@ class ModelStory:
 
 @dataclass(frozen=True)
 class RemarkStory:
-    """A decision: what and why, and where the configuration asked for it."""
+    """A decision: what and why, where the configuration asked for it, and, where there was one, the choice as data."""
 
     message: str
     place: str | None
+    choice: Choice | None
 
 
 @dataclass(frozen=True)
@@ -279,7 +280,7 @@ def _passes(loaded: LoadedConfig, ctx: Context) -> tuple[PassStory, ...]:
     """Passes in order, without those that decided nothing."""
     remarks: dict[str, list[RemarkStory]] = {}
     for remark in ctx.remarks:
-        told = RemarkStory(remark.message, _place(loaded, remark.location))
+        told = RemarkStory(remark.message, _place(loaded, remark.location), remark.choice)
         remarks.setdefault(remark.pass_name, []).append(told)
     return tuple(
         PassStory(name, (PASSES[name].__doc__ or "").partition("\n")[0].replace("`", ""), tuple(found))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from specc.ir.core import Module, Op, Value, is_state
 from specc.ir.ops import OPS
-from specc.ir.types import StateType
+from specc.ir.types import StateType, TensorType
 from specc.support.location import Location
 
 
@@ -42,12 +42,14 @@ class Removed:
         what: an op, a result, a carried value or an input, in words.
         why: what became of whoever read it, if that is more than nothing.
         location: where the configuration asked for it.
+        type: of a result of a forward and of a carried value, which would lie in memory.
 
     """
 
     what: str
     why: str = ""
     location: Location | None = None
+    type: TensorType | None = None
 
     @property
     def verdict(self) -> str:
@@ -134,9 +136,11 @@ def sweep(module: Module) -> list[Removed]:
             module.erase(op)
             continue
         for value in _drop_dead_results(module, op, live.values):
-            removed.append(Removed(f"%{value.name} of {op.opcode}", why_value[value], op.location))
+            type_ = value.type if isinstance(value.type, TensorType) else None
+            removed.append(Removed(f"%{value.name} of {op.opcode}", why_value[value], op.location, type_))
     for name in [name for name in module.carries if name not in live.fields]:
-        removed.append(Removed(f"carry @{name}", "no live op loads it", module.carries.pop(name).location))
+        gone = module.carries.pop(name)
+        removed.append(Removed(f"carry @{name}", "no live op loads it", gone.location, gone.type))
     handed_out = module.outputs.values()
     for name in [n for n, v in module.inputs.items() if not module.users(v) and v not in handed_out]:
         removed.append(Removed(f"input %{name}", why_value[module.inputs[name]]))

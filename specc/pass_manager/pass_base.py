@@ -12,14 +12,49 @@ from specc.ir.core import Module
 from specc.ir.declarations import Resources
 from specc.support.location import Location
 
+REMOVED = "removed"
+"""What was chosen for something that is gone."""
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """What a pass did not choose, and why; ``cost`` in the unit of its choice, None where nothing was counted."""
+
+    what: str
+    reason: str
+    cost: float | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A decision as data.
+
+    Attributes:
+        of: what it is about: a node, a value, a part of the plan.
+        chosen: what became of it.
+        reason: why.
+        rejected: what else was possible.
+        cost: what is chosen costs so much, None where nothing was counted.
+        unit: of all costs: ``bytes``, ``us``, ``graphs``, ...
+
+    """
+
+    of: str
+    chosen: str
+    reason: str
+    rejected: tuple[Rejected, ...] = ()
+    cost: float | None = None
+    unit: str = ""
+
 
 @dataclass(frozen=True)
 class Remark:
-    """A decision a pass took: what and why."""
+    """A decision a pass took: what and why, in words and, where there was something to choose, as data."""
 
     pass_name: str
     message: str
     location: Location | None = None
+    choice: Choice | None = None
 
 
 @dataclass
@@ -68,6 +103,8 @@ class Pass(ABC):
 
         """
 
-    def remark(self, ctx: Context, message: str, location: Location | None = None) -> None:
+    def remark(
+        self, ctx: Context, message: str, location: Location | None = None, choice: Choice | None = None
+    ) -> None:
         """Record a decision."""
-        ctx.remarks.append(Remark(self.name, message, location))
+        ctx.remarks.append(Remark(self.name, message, location, choice))

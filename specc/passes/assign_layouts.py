@@ -15,7 +15,7 @@ from specc.ir.nodes import crossing, is_external
 from specc.ir.types import DTYPES, TensorType, per_request, row_major
 from specc.kernels.shared.base import VECTOR_BYTES, alignment
 from specc.kernels.shared.blocks import replaced
-from specc.pass_manager.pass_base import Context, Pass
+from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,12 @@ class AssignLayouts(Pass):
                     f"rows of %{value.name} are aligned to {layout.alignment} bytes: loads are narrower than 128 bits;"
                     f" a vocabulary padded from {size} to a multiple of 8 would widen them",
                     value.source.location if value.source else None,
+                    Choice(
+                        f"loads of %{value.name}",
+                        f"{8 * layout.alignment} bits",
+                        f"its rows are aligned to {layout.alignment} bytes",
+                        (Rejected("128 bits", "a vocabulary that is a multiple of 8 would allow them"),),
+                    ),
                 )
 
 

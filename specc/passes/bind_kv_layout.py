@@ -14,7 +14,7 @@ from specc.ir.nodes import is_external
 from specc.ir.ops.health import ROOM_BIT
 from specc.ir.ops.tree import mask_width
 from specc.ir.page_runs import PageRuns
-from specc.pass_manager.pass_base import Context, Pass
+from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.location import Location
 
@@ -42,7 +42,10 @@ class BindKvLayout(Pass):
         for op in module.find("kv.slots", "kv.positions"):
             known = all(value.source is None or value.source.phase == "prepare" for value in op.operands)
             if known and op.phase not in ("prefill", "prepare"):
-                self.remark(ctx, f"%{op.result.name} depends on lengths alone: computed in prepare", op.location)
+                message = f"%{op.result.name} depends on lengths alone"
+                rest = (Rejected(f"computed in {op.phase}", "the forward there would wait for it"),)
+                choice = Choice(f"%{op.result.name}", "computed in prepare", "it depends on lengths alone", rest)
+                self.remark(ctx, f"{message}: computed in prepare", op.location, choice)
                 module.move(op, "prepare")
         layout = _layout(module, extra)
         module.decls.append(layout)
@@ -56,6 +59,14 @@ class BindKvLayout(Pass):
             f"{what}: one slot window of {layout.window} tokens per request and step at page_size {layout.page_size}, "
             f"{layout.reserve} reserved: room for a step scheduled before this one's lengths are known",
             ctx.at("page_size"),
+            Choice(
+                "slots of a request and step",
+                f"{layout.reserve} reserved",
+                "room for a step scheduled before this one's lengths are known",
+                (Rejected("as many as a step writes", "the next step would wait for the lengths", layout.window),),
+                layout.reserve,
+                "tokens",
+            ),
         )
         self._admit(module, layout, ctx)
 
@@ -84,6 +95,12 @@ class BindKvLayout(Pass):
             ctx,
             f"a request without room for {layout.window} tokens in its row{bound} is a padding row of the step",
             location,
+            Choice(
+                "a request without room",
+                "a padding row of the step",
+                "lengths may be known to the device alone",
+                (Rejected("asked for on the host", "the host would wait for the lengths"),),
+            ),
         )
 
     def _insert(
@@ -123,6 +140,12 @@ class BindKvLayout(Pass):
             f"page_size {op.attrs['page']}: the partly filled page is duplicated into every other branch by one launch,"
             " because a branch writes pages of its own and reads the text's last tokens from them",
             op.location,
+            Choice(
+                "the partly filled page",
+                "duplicated into every other branch",
+                "a branch writes pages of its own and reads the text's last tokens from them",
+                (Rejected("shared by all branches", "they would write to the same slots"),),
+            ),
         )
 
 

@@ -8,6 +8,7 @@ from specc.ir.core import Module
 from specc.ir.liveness import sweep
 from specc.ir.types import TensorType
 from specc.pass_manager.pass_base import Context, Pass
+from specc.passes.prune_dead_dataflow import removal
 
 SIZES = frozenset({"K", "S", "D", "N", "A", "P"})
 """Dimensions that say how large a program is, whether a value has such an axis or not: they stay, for the plan."""
@@ -24,7 +25,8 @@ class Canonicalize(Pass):
     def run(self, module: Module, ctx: Context) -> None:
         """Sweep what is dead, then drop the dimensions that nothing mentions but the program's sizes."""
         for removed in sweep(module):
-            self.remark(ctx, f"nothing reads {removed.what} any more: {removed.verdict}", removed.location)
+            message = f"nothing reads {removed.what} any more: {removed.verdict}"
+            self.remark(ctx, message, removed.location, removal(module, removed))
         types = [value.type for value in module.values()] + [carry.type for carry in module.carries.values()]
         used = {entry for type_ in types if isinstance(type_, TensorType) for entry in type_.shape} | SIZES
         used |= {carry.limit for carry in module.carries.values() if carry.limit is not None}

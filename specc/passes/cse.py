@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from specc.ir.core import Module, Op, entry_of
 from specc.ir.ops import OPS
-from specc.pass_manager.pass_base import Context, Pass
+from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,9 @@ class Cse(Pass):
             if first is not op:
                 same = list(zip(op.results, first.results, strict=True))
                 what = ", ".join(f"%{old.name} is %{new.name}" for old, new in same)
-                self.remark(ctx, f"{what}: computed once, {op.opcode} of the same operands", op.location)
+                why = f"{op.opcode} of the same operands"
+                choice = Choice(what, "computed once", why, (Rejected("compute it again", "the values are equal"),))
+                self.remark(ctx, f"{what}: computed once, {why}", op.location, choice)
                 for old, new in same:
                     module.replace_uses(old, new)
                 module.erase(op)

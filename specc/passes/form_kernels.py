@@ -25,7 +25,7 @@ from specc.kernels.shared.blocks import block_shape, is_long
 from specc.kernels.shared.compose import JOINED, has_tile
 from specc.kernels.shared.tiles import in_memory, is_prologue, side_of
 from specc.kernels.shared.vocabulary import of_argmax
-from specc.pass_manager.pass_base import Context, Pass
+from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.passes.gather_logits import unsplit
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
@@ -58,6 +58,8 @@ class Launch:
     ops: list[Op] = field(default_factory=list)
     closed: bool = False
     """Whether no more ops may join."""
+    begun: str = ""
+    """The op that it begins with."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,22 @@ class FormKernels(Pass):
             else:
                 module.decls.append(Kernel(name, launch.family, launch.phase, moved))
                 message = f"{name}: {launch.family} over {opcodes}: {moved} bytes"
-            self.remark(ctx, message, cluster[0].location)
+            self.remark(ctx, message, cluster[0].location, _chosen(module, launch, name, moved))
+
+
+def _chosen(module: Module, launch: Launch, name: str, moved: int) -> Choice:
+    """Why there is a launch, and what its ops would move if each had one of its own."""
+    why = f"{launch.begun} moves or looks up on its own"
+    if launch.family in REDUCTIONS.values():
+        why = f"{launch.begun} scans logits"
+    elif launch.family in (TORCH, "rows"):
+        why = f"a node waits for {launch.begun}, and no launch before can compute it"
+    rest = (Rejected("a kernel", "it has no device function, or more than registers hold"),)
+    if launch.family != TORCH:
+        each = sum(traffic(module, (op,)) for op in launch.ops)
+        alone = Rejected(f"{len(launch.ops)} launches", "an op joins the first launch that can compute it", each)
+        rest = (alone,) * (len(launch.ops) > 1)
+    return Choice(name, "torch" if launch.family == TORCH else "one launch", why, rest, moved, "bytes")
 
 
 def _name(launch: Launch, launches: Sequence[Launch]) -> str:
@@ -156,7 +173,7 @@ class _Forming:
                     self._need(before)
         if any(op in self.place for op in ops):
             return
-        self.nodes.append(Launch(family, ops[-1].phase, list(ops), closed=family not in COMPOSED))
+        self.nodes.append(Launch(family, ops[-1].phase, list(ops), family not in COMPOSED, ops[-1].opcode))
         self.place |= dict.fromkeys(ops, len(self.nodes) - 1)
 
     def _need(self, op: Op) -> None:

@@ -14,9 +14,9 @@ from specc.ir.core import Attr, Module, Op, Value, tensor_type
 from specc.ir.infer import assign_types
 from specc.ir.nodes import is_external
 from specc.ir.ops.vocab import MOST_CHUNKS
-from specc.ir.types import SHARDS, TensorType
+from specc.ir.types import DTYPES, SHARDS, TensorType
 from specc.kernels.shared.vocabulary import of_argmax
-from specc.pass_manager.pass_base import Context, Pass
+from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.runtime.plan.plan import RANK
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
@@ -40,7 +40,13 @@ class GatherLogits(Pass):
         for part in module.find("vocab.argmax_part", "vocab.topk_part"):
             words = part.attrs["words"]
             message = f"{part.opcode} of {part.attrs['chunks']} chunks on each of {ranks.size if ranks else 1} ranks"
-            self.remark(ctx, f"{message}: {words} words of 64 bits per row are gathered", part.location)
+            logits = tensor_type(part["logits"])
+            row = module.size("R") * logits.sizes(module.dims)[-1] * DTYPES[logits.dtype].bytes if ranks else 0
+            whole = Rejected("gather the logits", "every rank would be sent what the others have", row)
+            why = "what a row is asked for is in a record of each rank"
+            choice = Choice(f"row of %{part['logits'].name}", "gather records", why, (whole,), 8 * int(words), "bytes")
+            told = f"{message}: {words} words of 64 bits per row are gathered"
+            self.remark(ctx, told, part.location, choice if ranks else None)
         if left := unsplit(module):
             raise DiagnosticError([_refused(op) for op in left])
 

@@ -14,7 +14,7 @@ import networkx as nx
 from specc.ir.core import PHASES, Module, Op, entry_of
 from specc.ir.declarations import Buffer, Kernel, Layout, Node, Reference, scratch_owner
 from specc.ir.nodes import is_collective, is_external, is_host, node_of, node_order, quotient
-from specc.pass_manager.pass_base import Context, Pass
+from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 
 
 @dataclass(frozen=True)
@@ -48,29 +48,33 @@ class PlanGraphs(Pass):
             kind = "collective" if is_collective(op) else kind
             capture = whole.get(name, "") if hosts else "step" if entry_of(op.phase) == "step" else ""
             module.decls.append(Node(name, PHASES[latest], kind, after, capture, segment.get(name, "")))
-        cut = f"{len(set(whole.values()))} graphs per step, cut by {hosts} calls of the host alone"
-        graphs = cut if hosts else "one graph per step"
+        graphs = len(set(whole.values())) if hosts else 1
         collectives = {name for name in step if is_collective(first[name])}
         longest = len(nx.dag_longest_path(graph))
-        self._explain(ctx, graphs, segment, references & segment.keys(), collectives, longest)
+        self._explain(ctx, (graphs, hosts), segment, references & segment.keys(), collectives, longest)
 
     def _explain(
         self,
         ctx: Context,
-        graphs: str,
+        cut: tuple[int, int],
         segment: dict[str, str],
         references: set[str],
         collectives: set[str],
         longest: int,
     ) -> None:
+        """Tell of the graphs: how many, and how many calls of the host cut them."""
+        count, hosts = cut
+        graphs = f"{count} graphs per step, cut by {hosts} calls of the host alone" if hosts else "one graph per step"
         launches = len(segment) - len(references) - len(collectives)
         nodes = f"{launches} launches"
         nodes += f", {len(collectives)} collective{'s' * (len(collectives) > 1)}" if collectives else ""
         nodes += f", {len(references)} op{'s' * (len(references) > 1)} by torch" if references else ""
         whole = f"{graphs}: {nodes}, no host sync, {longest} nodes on the longest path"
-        self.remark(ctx, f"{whole}; what the step needs, lengths included, is on the device")
-        cut = f"cut at the forwards, for engines whose forwards cannot be captured: {len(set(segment.values()))} graphs"
-        self.remark(ctx, cut)
+        segments, why = len(set(segment.values())), "what the step needs, lengths included, is on the device"
+        at_forwards = Rejected("cut at the forwards", "kept for engines whose forwards cannot be captured", segments)
+        choice = Choice("a step", graphs, why, (at_forwards,), count, "graphs")
+        self.remark(ctx, f"{whole}; {why}", choice=choice)
+        self.remark(ctx, f"cut at the forwards, for engines whose forwards cannot be captured: {segments} graphs")
 
 
 def _segments(nodes: list[tuple[str, bool]]) -> dict[str, str]:

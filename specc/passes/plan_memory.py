@@ -16,7 +16,7 @@ from specc.ir.nodes import node_of, node_order
 from specc.ir.types import StateType, TensorType, row_major
 from specc.kernels import FAMILIES
 from specc.kernels.shared.base import Scratch, Spec, cluster_of, nbytes
-from specc.pass_manager.pass_base import Context, Pass
+from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.runtime.plan.plan import kv_pointers
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.rounding import round_up
@@ -52,7 +52,10 @@ class PlanMemory(Pass):
             raise DiagnosticError(Diagnostic("kernel/resources", message, ctx.at("buckets"), hint))
         total = sum(rounded(b.bytes) for b in placed.values())
         what = f"{len(placed)} buffers in an arena of {used} bytes; without sharing {total}"
-        self.remark(ctx, f"{what}, but buffers that are never live together share theirs", ctx.at("buckets"))
+        alone = Rejected("memory of their own for all", "most are live for a few launches", total)
+        why = "buffers that are never live together share their bytes"
+        choice = Choice("arena", f"{len(placed)} buffers, shared", why, (alone,), used, "bytes")
+        self.remark(ctx, f"{what}, but buffers that are never live together share theirs", ctx.at("buckets"), choice)
 
 
 def unplaced(module: Module) -> list[Buffer]:

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from specc.ir.core import Module, Op
 from specc.ir.declarations import KvPool
-from specc.ir.liveness import brief, hidden_result, sweep
+from specc.ir.liveness import Removed, brief, hidden_result, sweep
 from specc.ir.nodes import is_external
 from specc.ir.types import StateType
-from specc.pass_manager.pass_base import Context, Pass
+from specc.kernels.shared.base import nbytes
+from specc.pass_manager.pass_base import REMOVED, Choice, Context, Pass, Rejected
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class PruneDeadDataflow(Pass):
     def run(self, module: Module, ctx: Context) -> None:
         """Sweep what no output depends on, and set what every forward captures."""
         for removed in sweep(module):
-            self.remark(ctx, f"nothing reads {removed.what}: {removed.verdict}", removed.location)
+            message = f"nothing reads {removed.what}: {removed.verdict}"
+            self.remark(ctx, message, removed.location, removal(module, removed))
         self._drop_pools(module, ctx)
         for op in module.ops():
             if is_external(op):
@@ -38,18 +40,37 @@ class PruneDeadDataflow(Pass):
         owners = {value.type.owner for value in module.inputs.values() if isinstance(value.type, StateType)}
         for pool in [pool for pool in module.decls_of(KvPool) if pool.name not in owners]:
             module.decls.remove(pool)
-            self.remark(ctx, f"no forward writes keys and values of the {pool.name}: it has no KV pool", None)
+            message = f"no forward writes keys and values of the {pool.name}"
+            choice = Choice(f"KV pool of the {pool.name}", REMOVED, message)
+            self.remark(ctx, f"{message}: it has no KV pool", None, choice)
 
     def _capture(self, module: Module, op: Op, ctx: Context) -> None:
         hidden = hidden_result(op)
         step = f" (step {op.attrs['step']})" if "step" in op.attrs else ""
-        what = f"{op.opcode} in {op.phase}{step} captures"
+        where = f"{op.opcode} in {op.phase}{step}"
+        what = f"{where} captures"
         if hidden is None:
             if "width" not in op.attrs:
                 return  # a forward that hands over nothing but logits
-            self.remark(ctx, f"{what} nothing: nothing reads its hidden states", op.location)
+            why = "nothing reads its hidden states"
+            others = (Rejected("last", "a row of each request or branch"), Rejected("full", "every row"))
+            self.remark(ctx, f"{what} nothing: {why}", op.location, Choice(where, "null", why, others))
             return
         readers = [brief(user) for user in module.users(hidden)]
         readers += [f"output {name}" for name, value in module.outputs.items() if value is hidden]
-        message = f"{what} {op.attrs['capture']}: %{hidden.name} is read by {', '.join(readers)}"
-        self.remark(ctx, message, op.location)
+        mode, why = str(op.attrs["capture"]), f"%{hidden.name} is read by {', '.join(readers)}"
+        other = "every row, and one is read" if mode == "last" else "one row, and all are read"
+        others = (Rejected("null", why), Rejected("full" if mode == "last" else "last", other))
+        self.remark(ctx, f"{what} {mode}: {why}", op.location, Choice(where, mode, why, others))
+
+
+def removal(module: Module, removed: Removed) -> Choice:
+    """What is gone, as a choice: keeping it would take its bytes at the largest bucket, if it would be in memory.
+
+    None are counted where lengths decide how many.
+    """
+    why = removed.why or "nothing reads it"
+    if removed.type is None:
+        return Choice(removed.what, REMOVED, why)
+    kept = Rejected("keep it", "it would be written and not read", nbytes(module, removed.type) or None)
+    return Choice(removed.what, REMOVED, why, (kept,), 0, "bytes")

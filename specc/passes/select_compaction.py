@@ -13,7 +13,8 @@ from specc.ir.core import NODE, PATH, Module, Op, Value, is_state, on_nodes, ten
 from specc.ir.infer import assign_types
 from specc.ir.nodes import is_external
 from specc.ir.ops import OPS
-from specc.pass_manager.pass_base import Context, Pass
+from specc.kernels.shared.base import nbytes
+from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.location import Location
 
@@ -53,7 +54,11 @@ class SelectCompaction(Pass):
             path.opcode = "commit.compact"  # same operands and type: only the choice has been made
             width, nodes = module.size(PATH), module.size(NODE)
             message = f"%{value.name} has the node axis: {width} of {nodes} rows are kept, as %{name}"
-            self.remark(ctx, message, _place(value))
+            given, kept = (nbytes(module, tensor_type(one)) for one in (value, path.result))
+            whole = Rejected("every node's row", "rows that were not accepted lie between those that were", given)
+            why = f"{width} of {nodes} nodes are on the path"
+            choice = Choice(f"%{value.name}", f"accepted rows, as %{name}", why, (whole,), kept, "bytes")
+            self.remark(ctx, message, _place(value), choice)
             return
         if tensor_type(value) != tensor_type(path.result):
             message = f"%{value.name} is {value.type}: it lies neither along the nodes nor along the path"
@@ -61,7 +66,9 @@ class SelectCompaction(Pass):
         module.replace_uses(path.result, value)
         module.erase(path)
         message = f"%{name} already lies along the accepted path: compaction is the identity, no code"
-        self.remark(ctx, message, _place(value))
+        copied = Rejected("copy the accepted rows", "they follow each other already")
+        choice = Choice(f"%{name}", "no code", f"%{value.name} lies along the accepted path", (copied,))
+        self.remark(ctx, message, _place(value), choice)
 
     def _move(self, module: Module, forward: Op, slots: Value, ctx: Context) -> None:
         """Keys and values are values with the node axis too, in slots."""
@@ -79,6 +86,12 @@ class SelectCompaction(Pass):
             f"{forward.opcode} writes one KV slot per node: the accepted ones are moved together, so that the committed"
             " text lies in the slots that follow each other",
             forward.location,
+            Choice(
+                f"keys and values of {forward.opcode}",
+                "moved to the path's slots",
+                "one slot per node is written, and the text's slots follow each other",
+                (Rejected("left where they are", "the next step would look for them at other slots"),),
+            ),
         )
 
 

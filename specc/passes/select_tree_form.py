@@ -14,7 +14,8 @@ from specc.ir.core import Module, Op, Value
 from specc.ir.infer import assign_types
 from specc.ir.liveness import sweep
 from specc.ir.types import TensorType
-from specc.pass_manager.pass_base import Context, Pass
+from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
+from specc.passes.prune_dead_dataflow import removal
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 _OF_CHAINS = frozenset({"tree.repeat", "tree.root"})
@@ -35,7 +36,9 @@ class SelectTreeForm(Pass):
             k, n = module.size("K"), module.size("N")
             links = "selected and linked every step" if module.find("tree.select") else "with constant links"
             message = f"topk = {k}: a tree of {n} nodes, {links}; its node axis is no path"
-            self.remark(ctx, message, ctx.at("topk"))
+            other = Rejected("chain", f"it would draft one of {k} branches, {module.size('A')} of {n} nodes")
+            choice = Choice("form of the draft", f"tree of {n} nodes", f"topk is {k}; {links}", (other,))
+            self.remark(ctx, message, ctx.at("topk"), choice)
             return
         drafted = dict(_fold_grow(module, grow) for grow in module.find("tree.grow"))
         for select in module.find("tree.select"):
@@ -43,7 +46,8 @@ class SelectTreeForm(Pass):
         for comb in module.find("tree.comb"):
             _drop_links(module, comb.out("parent"), comb.out("depth"))
         for removed in sweep(module):
-            self.remark(ctx, f"a chain does not need {removed.what}: {removed.verdict}", removed.location)
+            message = f"a chain does not need {removed.what}: {removed.verdict}"
+            self.remark(ctx, message, removed.location, removal(module, removed))
         if links := links_of(module):
             raise DiagnosticError([_still_read(op) for op in links])
         handed_out = module.outputs.values()
@@ -56,6 +60,12 @@ class SelectTreeForm(Pass):
             "topk = 1: a chain; links and mask are constants, the node axis is the path axis (N = A = "
             f"{module.size('A')}), tokens are argmaxes and carry no scores",
             ctx.at("topk"),
+            Choice(
+                "form of the draft",
+                f"chain of {module.size('A')} nodes",
+                "topk is 1: nothing is ranked",
+                (Rejected("tree", "scores, links and a mask, all of them constants where there is one branch"),),
+            ),
         )
 
 

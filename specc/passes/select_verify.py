@@ -10,7 +10,7 @@ from specc.ir.declarations import Options
 from specc.ir.infer import assign_types
 from specc.ir.ops import OPS
 from specc.kernels.shared import vocabulary
-from specc.pass_manager.pass_base import Context, Pass
+from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 LAUNCH = 3.5
@@ -22,6 +22,8 @@ TABLES = 2.4
 """How many times as long it takes where a number is read for every logit, as penalties do."""
 CUT = 1.5e-5
 """Microseconds that a cut takes for a logit of a row."""
+
+_ROWS = "rows that are drawn"
 
 _REMARKS = {
     "greedy": "one argmax of every node's row, then a walk; no temperature, penalties or randomness",
@@ -52,7 +54,8 @@ class SelectVerify(Pass):
             _lower_greedy(module, accept)
         for walk in module.find("verify.greedy"):
             mode = _mode(walk["argmax"].source)
-            self.remark(ctx, f"{mode}: {_REMARKS[mode]}", walk.location)
+            choice = Choice("verification", mode, "the configuration says so" if ctx.at("verify") else "the default")
+            self.remark(ctx, f"{mode}: {_REMARKS[mode]}", walk.location, choice)
         for bad in module.find("walk.bad"):
             self._choose(module, bad, ctx)
 
@@ -66,7 +69,9 @@ class SelectVerify(Pass):
             message = "every row is drawn, because something else reads what is drawn of them"
             if form == "lazy":
                 raise DiagnosticError(Diagnostic("legal/verify", message, bad.location, "leave verify_rows out"))
-            self.remark(ctx, f"eager: {message}", bad.location)
+            lazily = Rejected("lazy", "it would not draw the others")
+            choice = Choice(_ROWS, "eager", "something else reads what is drawn of them", (lazily,))
+            self.remark(ctx, f"eager: {message}", bad.location, choice)
             bad.attrs["rows"] = "eager"
             return
         eager, lazy = drawn.microseconds(module)
@@ -75,7 +80,10 @@ class SelectVerify(Pass):
             form = "lazy" if lazy < eager else "eager"
         which = "one row after the other along the path, a launch each" if form == "lazy" else "all rows at once"
         message = f"{form}: {which}; eager {eager:.1f} us, lazy at most {lazy:.1f} us: {why}"
-        self.remark(ctx, message, bad.location)
+        both = {"eager": (eager, "all rows at once"), "lazy": (lazy, "those of the path, at most, a launch each")}
+        (cost, _), (other_cost, other) = both[form], both[rejected := "lazy" if form == "eager" else "eager"]
+        rest = (Rejected(rejected, other, other_cost),)
+        self.remark(ctx, message, bad.location, Choice(_ROWS, form, why, rest, cost, "us"))
         bad.attrs["rows"] = form
         if form == "lazy":
             drawn.visit(module)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specc.ir.core import Module
 from specc.ir.declarations import Grid, Kernel, Options
 from specc.kernels import FAMILIES
 from specc.kernels.shared.base import cluster_of
-from specc.pass_manager.pass_base import Context, Pass
+from specc.kernels.shared.vocabulary import least
+from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 MAX_PROGRAMS = 65535
@@ -39,7 +41,9 @@ class SpecializeBuckets(Pass):
             self._refuse_large(kernel, module, ctx)
             grids = [grid.grid for grid in module.decls_of(Grid) if grid.kernel == kernel.name]
             programs = f"{kernel.name}: programs per bucket {[x * y * z for x, y, z in grids]}"
-            self.remark(ctx, f"{programs}: {_per_request(grids)}", ctx.at("buckets"))
+            costs = FAMILIES[kernel.family].split_costs(module, cluster, bound)
+            choice = _split(kernel.name, bound, costs) if len(costs) > 1 else None
+            self.remark(ctx, f"{programs}: {_per_request(grids)}", ctx.at("buckets"), choice)
 
     def _refuse_large(self, kernel: Kernel, module: Module, ctx: Context) -> None:
         """Refuse a kernel with more programs per request than a grid can have."""
@@ -50,6 +54,19 @@ class SpecializeBuckets(Pass):
                 "choose smaller sizes: the rows of hidden states and of keys and values that it copies set the number"
             )
             raise DiagnosticError(Diagnostic("kernel/resources", message, ctx.at("buckets"), hint))
+
+
+def _split(kernel: str, batch: int, costs: Mapping[int, int]) -> Choice:
+    """How many programs share a row, and what others would take: one, half as many, twice as many, the most."""
+    count = least(costs)
+    others = sorted({1, count // 2, 2 * count, max(costs)} & costs.keys() - {count})
+    rest = tuple(Rejected(_shared(one), "by the same estimate", costs[one]) for one in others)
+    why = f"the least time at {batch} requests, by an estimate"
+    return Choice(kernel, _shared(count), why, rest, costs[count], "tiles")
+
+
+def _shared(count: int) -> str:
+    return f"{count} programs share a row" if count > 1 else "a program has a row"
 
 
 def _per_request(grids: list[tuple[int, ...]]) -> str:

@@ -9,6 +9,7 @@ from specc.ir.core import Module
 from specc.ir.declarations import Kernel, Options, Tuned
 from specc.kernels import FAMILIES
 from specc.kernels.shared.base import cluster_of
+from specc.pass_manager import pass_base
 from specc.pass_manager.pass_base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.suggest import did_you_mean
@@ -51,7 +52,10 @@ class TuneLaunches(Pass):
         if not wrong:
             module.decls.append(chosen)
             wrong = impossible(module, kernel, chosen)
-            self.remark(ctx, f"{kernel.name}: tuned: {told(module, kernel)} instead of {before}", choice.location)
+            now = told(module, kernel)
+            own = pass_base.Rejected(before, "specc's own, which was slower where it was measured")
+            decision = pass_base.Choice(kernel.name, now, "the tuning file has it", (own,))
+            self.remark(ctx, f"{kernel.name}: tuned: {now} instead of {before}", choice.location, decision)
         return [Diagnostic("tuning/no-choice", f"{kernel.name}: {why}", choice.location) for why in wrong]
 
 

@@ -76,13 +76,13 @@ def test_without_its_tile_the_op_is_left_to_torch(folder: Path, tmp_path: Path) 
     text = plugin.read_text()
     plugin.write_text(text.replace('    tile=Path(__file__).with_name("specc_medusa_tile.py"),\n', ""))
     assert plugin.read_text() != text
-    explained = run(tmp_path, "-m", "specc.cli.main", "explain", "medusa.yaml")
+    explained = run(tmp_path, "-m", "specc.cli.main", "explain", "medusa.yaml", "--full")
     assert "one graph per step: 4 launches, 1 op by torch, no host sync" in explained
     assert "torch_medusa_ban: medusa.ban runs as its reference, for no kernel computes it here" in explained
 
 
 def test_what_the_page_says_of_it(folder: Path) -> None:
-    explained = run(folder, "-m", "specc.cli.main", "explain", "medusa.yaml")
+    explained = run(folder, "-m", "specc.cli.main", "explain", "medusa.yaml", "--full")
     assert "one graph per step: 4 launches, no host sync" in explained
     assert "draft_argmax: argmax over chain.join, health.raise, medusa.ban, vocab.argmax:" in explained
     text = (folder / "medusa.yaml").read_text().replace("num_steps: 3", "num_steps: 5")

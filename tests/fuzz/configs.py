@@ -361,7 +361,14 @@ def command(rng: random.Random) -> str:
         path = Path(folder) / "c.yaml"
         path.write_text(to_text(rng, keys), errors="replace")
         wanted = rng.choice(
-            [["check"], ["check", "--format", "json"], ["explain"], ["build", "--emit", "plan", "-o", f"{folder}/out"]]
+            [
+                ["check"],
+                ["check", "--format", "json"],
+                ["explain"],
+                ["explain", "--full"],
+                ["report", "-o", f"{folder}/page.html"],
+                ["build", "--emit", "plan", "-o", f"{folder}/out"],
+            ]
         )
         done = CliRunner().invoke(app, [wanted[0], str(path), *wanted[1:]])
         expect(done.exit_code in (0, 1, 2), f"specc {wanted[0]} ends with {done.exit_code}: {done.output[-300:]}")

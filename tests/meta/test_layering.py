@@ -31,6 +31,7 @@ LAYERS = (
     "codegen",
     "driver",
     "explain",
+    "report",
     "emit",
     "engine",
     "measure",
@@ -269,7 +270,7 @@ def test_every_exception_is_needed() -> None:
 
 FORWARD = re.compile(r"model\.\w+")
 FIELDS = {"bonus", "topk_index", "topk_p", "hidden"}
-STRUCTURE = ("passes/", "kernels/", "codegen/", "explain/", "ir/")
+STRUCTURE = ("passes/", "kernels/", "codegen/", "explain/", "report/", "ir/")
 
 
 @pytest.mark.parametrize("path", [path for path in SOURCES if parts(path).startswith(STRUCTURE)], ids=parts)

@@ -150,6 +150,10 @@ class Family(ABC):
         """What a tuning file may choose of a launch; by default nothing."""
         return NONE
 
+    def split_costs(self, module: Module, cluster: Cluster, batch: int) -> dict[int, int]:
+        """The time that it would take, in tiles of logits, by programs per row; nothing where there is no choice."""
+        return {}
+
 
 @dataclass
 class Arguments:

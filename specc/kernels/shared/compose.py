@@ -16,6 +16,7 @@ from specc.ir.core import Module, Op, is_state
 from specc.kernels.shared import vocabulary
 from specc.kernels.shared.base import CAPACITY, ROW_BLOCK, STORES, Cluster, Family, Spec, leaves, read_in_place
 from specc.kernels.shared.blocks import all_fit, fits_registers, is_computed, is_long
+from specc.kernels.shared.knobs import tuned_split
 from specc.kernels.shared.text import INDENT, Text, flags_first
 from specc.kernels.shared.tiles import ROW, changes_logits, in_memory, is_prologue, side_of, tile_of
 
@@ -86,15 +87,20 @@ class Composed(Family):
         """Programs that scan, or copy chunks, or share what ops let them."""
         reduction = self.reduction(cluster)
         if reduction is not None:
-            warps = _warps(module, cluster, scans=True)
-            resident = _RESIDENT_WARPS // warps if _candidates(module, cluster) else CAPACITY
-            count = vocabulary.splits(module, reduction, batch, resident)
+            count = vocabulary.splits(module, reduction, batch, _resident(module, cluster))
             return batch, vocabulary.scanned_rows(module, reduction) * count, 1
         composition = self.compose(module, "", cluster)
         programs = max(1, composition.chunks + composition.work)
         if any(side_of(op) is not None for op in cluster):
             programs = max(programs, min(module.size("N"), CAPACITY // batch))
         return batch, programs, 1
+
+    def split_costs(self, module: Module, cluster: Cluster, batch: int) -> dict[int, int]:
+        """See `Family.split_costs`; only of what reduces, and nobody has tuned."""
+        reduction = self.reduction(cluster)
+        if reduction is None or tuned_split(module, reduction, batch):
+            return {}
+        return vocabulary.split_costs(module, reduction, batch, _resident(module, cluster))
 
     def compose(self, module: Module, name: str, cluster: Cluster) -> Composition:
         """Write a kernel."""
@@ -169,6 +175,11 @@ def _candidates(module: Module, cluster: Sequence[Op]) -> int:
         return 0
     branches, steps = module.size("K"), int(select.attrs["steps"])
     return branches + (steps - 1) * branches * branches
+
+
+def _resident(module: Module, cluster: Cluster) -> int:
+    """Programs of what reduces that run at once."""
+    return _RESIDENT_WARPS // _warps(module, cluster, scans=True) if _candidates(module, cluster) else CAPACITY
 
 
 def _warps(module: Module, cluster: Cluster, scans: bool) -> int:

@@ -61,3 +61,7 @@ class Part(Composed):
         reduction = self.reduction(cluster)
         assert reduction is not None
         return batch, vocabulary.rows_of(module, reduction) * programs_of(module, reduction), 1
+
+    def split_costs(self, module: Module, cluster: Cluster, batch: int) -> dict[int, int]:
+        """Nothing: the order of a sum leaves no choice."""
+        return {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from specc.ir.core import Module, Op, Value, tensor_type
 from specc.ir.types import DTYPES
 from specc.kernels.shared.base import CAPACITY, IN_PLACE, MAX_SPLITS, VECTOR_BYTES, Cluster, alignment, power_of_two
@@ -154,12 +156,20 @@ def splits_of_one(module: Module, op: Op, count: int, rows: int) -> int:
 
 
 def splits(module: Module, reduction: Op, batch: int, resident: int) -> int:
-    """Programs per row: what takes the least time by the number of waves over the device and of tiles in a program.
+    """Programs per row, by a tuning file or else by an estimate of the time."""
+    return tuned_split(module, reduction, batch) or least(split_costs(module, reduction, batch, resident))
+
+
+def least(costs: Mapping[int, int]) -> int:
+    """How many programs take the least time, of those the fewest."""
+    return min(costs, key=lambda count: (costs[count], count))
+
+
+def split_costs(module: Module, reduction: Op, batch: int, resident: int) -> dict[int, int]:
+    """The time, in tiles, by programs per row: the number of waves over the device, and of tiles in a program.
 
     ``resident``: programs that run at once, if the kernel lets fewer do so than its scan does.
     """
-    if chosen := tuned_split(module, reduction, batch):
-        return chosen
     size, ranked = block(module, reduction), reduction.opcode == "vocab.topk"
     tiles_ = -(-vocabulary(module, reduction) // size)
     each_row = scanned_rows(module, reduction)
@@ -167,15 +177,15 @@ def splits(module: Module, reduction: Op, batch: int, resident: int) -> int:
     tail = (_TAIL[reduction.opcode] + _RANKING * (ranked and each_row > 1)) // size
     wave = min(resident, _WAVE[reduction.opcode])
 
-    def cost(count: int) -> tuple[int, int]:
+    def cost(count: int) -> int:
         waves, each = -(-rows * count // wave), -(-tiles_ // count)
         # Programs that compute side by side are slower than one, but for what each waits for: its tiles come in turn.
         alone = each if ranked else 0
         if ranked and each * group(module, reduction, module.size("K")) > _COLUMN:
             alone += _LONG // size
-        return waves * (each + tail) + alone, count
+        return waves * (each + tail) + alone
 
-    return min(range(1, min(most_splits(module, reduction), tiles_) + 1), key=cost)
+    return {count: cost(count) for count in range(1, min(most_splits(module, reduction), tiles_) + 1)}
 
 
 def tile_count(module: Module, reduction: Op) -> int:

@@ -18,6 +18,7 @@ from specc.config import load_config
 from specc.config.remembered import Answer
 from specc.driver.build import build_program
 from specc.explain import story
+from specc.pass_manager.pass_base import Choice, Rejected
 
 TREE = {"topk": 2, "num_draft_tokens": 6, "page_size": 16}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -38,8 +39,8 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def texts(configs: dict[str, Path]) -> dict[str, str]:
-    """The stories as text, with blanks and line ends made one blank each."""
-    return {name: " ".join(done(path).stdout.split()) for name, path in configs.items()}
+    """All of the stories as text, with blanks and line ends made one blank each."""
+    return {name: " ".join(done(path, "--full").stdout.split()) for name, path in configs.items()}
 
 
 @pytest.fixture(scope="module")
@@ -235,8 +236,22 @@ def test_one_pass(configs: dict[str, Path]) -> None:
     assert "no pass named 'plan-memroy'" in wrong.output
 
 
-def test_plain_text_where_there_is_no_terminal(configs: dict[str, Path]) -> None:
-    text = done(configs["eagle_tree"]).stdout
+def test_some_lines_say_the_form(configs: dict[str, Path]) -> None:
+    text = done(configs["standalone_chain"]).stdout
+    assert " form      chain of 4 nodes: topk is 1: nothing is ranked\n" in text
+    assert "the configuration" not in text
+
+
+def test_what_one_pass_did_not_choose(configs: dict[str, Path]) -> None:
+    text = " ".join(done(configs["eagle_tree"], "--pass", "select-compaction").stdout.split())
+    assert "not every node's row (6,144 bytes): rows that were not accepted lie between those that were" in text
+    assert "what runs" in text
+    assert "not every node's row" not in done(configs["eagle_tree"], "--full").stdout
+
+
+@pytest.mark.parametrize("full", [(), ("--full",)])
+def test_plain_text_where_there_is_no_terminal(full: tuple[str, ...], configs: dict[str, Path]) -> None:
+    text = done(configs["eagle_tree"], *full).stdout
     assert "\x1b" not in text
     assert all(line == line.rstrip() and len(line) <= 160 for line in text.splitlines())
 
@@ -253,7 +268,7 @@ def test_one_of_several_depths(tmp_path: Path) -> None:
         assert setting(document["settings"], "num_steps")["value"] == steps
         assert setting(document["settings"], "num_draft_tokens")["value"] == steps + 1
     assert "hidden" in {field["name"] for field in shallow["carry"]}
-    text = " ".join(done(path, "--num-steps", 1).stdout.split())
+    text = " ".join(done(path, "--num-steps", 1, "--full").stdout.split())
     assert "a chain of num_steps 1, compiled for 1, 3" in text
 
 
@@ -302,5 +317,6 @@ def test_every_key_is_documented() -> None:
     records = [record for record in vars(story).values() if isinstance(record, type) and is_dataclass(record)]
     own = [record for record in records if record.__module__ == story.__name__]
     assert len(own) == 12
+    own += [Choice, Rejected]
     missing = {field.name for record in own for field in fields(record) if not re.search(rf"\b{field.name}\b", page)}
     assert missing == set()

@@ -22,7 +22,7 @@ def explained(tmp_path: Path, *options: str) -> str:
 
 
 def test_what_is_gathered_is_a_node(tmp_path: Path) -> None:
-    text = explained(tmp_path)
+    text = explained(tmp_path, "--full")
     assert "records of 4 ranks" in text
     assert "1 words of 64 bits per row are gathered" in " ".join(text.split())
 

@@ -277,14 +277,15 @@ def test_what_is_written_is_checked() -> None:
     assert "num_steps: 17 # --speculative-num-steps" in result.stderr
 
 
-@pytest.mark.parametrize("command", ["check", "explain", "build"])
+@pytest.mark.parametrize("command", ["check", "explain", "report", "build"])
 def test_an_engine_beside_the_file(tmp_path: Path, command: str) -> None:
     """Commands that compile take the engine on the command line; an unknown one is a usage error."""
     path, more = tmp_path / "small.yaml", ["-o", str(tmp_path), "--emit", "plan"] if command == "build" else []
+    more = ["-o", str(tmp_path / "page.html")] if command == "report" else more
     path.write_text(config_text("STANDALONE", draft_positions="shifted", buckets=[1]))
     result = CliRunner().invoke(app, [command, str(path), "--engine", "sglang", *more])
     assert result.exit_code == 0, result.output
-    if more:
+    if command == "build":
         assert json.loads((tmp_path / "plan.json").read_text())["engine"] == "sglang"
     path.write_text(config_text("STANDALONE", overlap=False))
     result = CliRunner().invoke(app, [command, str(path), "--engine", "sglang", *more])

@@ -100,15 +100,17 @@ def compare(session: Session, name: str, update: bool) -> None:
 
 
 def built(folder: Path, width: int, models: str) -> Session:
-    """From the models to a wheel that is looked at; nothing but the file and the wheel is written."""
+    """From the models to a wheel that is looked at; nothing but the file, the wheel and the page is written."""
     session = Session(folder, width)
     session.type(f"specc init {models}".rstrip())
     (config,) = folder.glob("*.yaml")
     session.show(config.name)
     session.type(f"specc check {config.name}")
+    session.type(f"specc explain {config.name}")
     session.type(f"specc build {config.name}")
     session.type("specc inspect dist/*.whl")
-    assert {path.name for path in folder.iterdir()} == {"models", "published", "dist", config.name}
+    session.type(f"specc report {config.name}")
+    assert {path.name for path in folder.iterdir()} == {"models", "published", "dist", "report.html", config.name}
     return session
 
 

@@ -1,0 +1,49 @@
+"""`specc report`: a configuration on one page, to be opened in a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specc.cli.configuration import EngineOption, depth_index, load
+from specc.cli.reporting import reporting
+
+if TYPE_CHECKING:
+    from specc.cli.reporting import Report
+    from specc.report.model import Page
+
+
+def report(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.", show_default=False)],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The page.")] = Path("report.html"),
+    against: Annotated[
+        Path | None, typer.Option(metavar="CONFIG", help="A second configuration, to show what differs.")
+    ] = None,
+    engine: EngineOption = None,
+    num_steps: Annotated[
+        int | None, typer.Option(help="Which depth to tell of, if there are several. Default: the deepest.")
+    ] = None,
+) -> None:
+    """Write a page that tells what becomes of a configuration and why, without compiling anything."""
+    with reporting() as told:
+        from specc.report.page import render
+        from specc.support.writing import write_output
+
+        page = _page(config, told, engine, num_steps)
+        other = _page(against, told, engine, None) if against is not None else None
+        write_output(out, render(page, other))
+        typer.echo(f"wrote {out}")
+
+
+def _page(config: Path, told: Report, engine: str | None, num_steps: int | None) -> Page:
+    """What there is to tell of a configuration, at a depth or its deepest; its warnings are printed."""
+    from specc.driver.compile import compile_depths
+    from specc.report.model import gather
+
+    loaded = load(config, told, engine)
+    at = depth_index(loaded, num_steps)
+    page = gather(compile_depths(loaded)[at])
+    told.show(loaded.warnings)
+    return page

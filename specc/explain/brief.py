@@ -1,0 +1,159 @@
+"""What matters most of a story: the few lines that `specc explain` begins with, and what a report begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from specc.explain.story import CollectiveStory, ForwardStory, LaunchStory, ReferenceStory, RemarkStory, Story
+from specc.pass_manager.pass_base import REMOVED, Choice
+
+MOST_NAMES = 4
+"""Things that are named in a line; the others are counted."""
+MOST_DECISIONS = 3
+
+_KEPT = {"full": "every row of", "last": "one row of", "null": "nothing of"}
+"""What a forward hands over, by its capture mode."""
+
+
+def of_step(story: Story) -> Iterator[LaunchStory | ReferenceStory | ForwardStory | CollectiveStory]:
+    """The nodes of a decode step, in order."""
+    for phase in story.phases:
+        if phase.entry == "step":
+            yield from phase.nodes
+
+
+def choices(story: Story) -> Iterator[tuple[str, RemarkStory, Choice]]:
+    """Every choice, with the name of its pass and its remark."""
+    for told in story.passes:
+        for remark in told.remarks:
+            if remark.choice is not None:
+                yield told.name, remark, remark.choice
+
+
+def choice_of(story: Story, name: str) -> Choice | None:
+    """The choice of a pass that made one besides what it removed, the first of several."""
+    return next((choice for told, _, choice in choices(story) if told == name and choice.chosen != REMOVED), None)
+
+
+def removed(story: Story) -> list[Choice]:
+    """What is gone: first what would be carried, then what would take most bytes."""
+    gone = [choice for _, _, choice in choices(story) if choice.chosen == REMOVED]
+    return sorted(gone, key=lambda choice: (not choice.of.startswith("carry @"), -_next_best(choice)))
+
+
+def weighty(story: Story) -> list[tuple[RemarkStory, Choice]]:
+    """The decisions about a step whose best alternative costs the most times as much.
+
+    Of a pass the one that saves most. What is removed, the arena and the graphs have lines of their own.
+    """
+    elsewhere = {node.name for phase in story.phases for node in phase.nodes if phase.entry != "step"}
+    found: dict[str, tuple[float, RemarkStory, Choice]] = {}
+    for name, remark, choice in choices(story):
+        if not choice.cost or choice.of in elsewhere or name in ("plan-memory", "plan-graphs"):
+            continue
+        saved = _next_best(choice) - choice.cost
+        if saved > 0 and saved >= (found[name][0] if name in found else 0):
+            found[name] = saved, remark, choice
+    best = sorted(found.values(), key=lambda one: -_next_best(one[2]) / (one[2].cost or 1))
+    return [(remark, choice) for _, remark, choice in best[:MOST_DECISIONS]]
+
+
+def _next_best(choice: Choice) -> float:
+    """What the cheapest alternative of a choice costs; 0 where nothing was counted."""
+    return min((other.cost for other in choice.rejected if other.cost is not None), default=0)
+
+
+def lines(story: Story) -> Iterator[tuple[str, str]]:
+    """What matters, a line each: a word, and what there is to say."""
+    form, arena = choice_of(story, "select-tree-form"), choice_of(story, "plan-memory")
+    if form is not None:
+        yield "form", f"{form.chosen}: {form.reason}"
+    yield "forwards", _forwards(story)
+    yield "launches", _launches(story)
+    batch, most = max(story.totals.items())
+    yield "reads", f"{most.vocab_bytes_read:,} bytes of logits in a step of {batch} requests, the largest bucket"
+    names = ", ".join(field.name for field in story.carry)
+    yield "carries", f"{story.carry_bytes:,} bytes a request" + f": {names}" * bool(names)
+    apart = f", {arena.rejected[0].cost:,} without sharing" if arena is not None else ""
+    yield "arena", f"{most.arena_bytes:,} bytes{apart}"
+    yield "removed", removed_in_short(story)
+    for n, (remark, choice) in enumerate(weighty(story)):
+        yield "" if n else "decided", decision(choice) + (f" ({remark.place})" if remark.place else "")
+
+
+def decision(choice: Choice) -> str:
+    """A choice in a sentence, with its cheapest alternative."""
+    counted = [other for other in choice.rejected if other.cost is not None]
+    best = min(counted, key=lambda other: other.cost or 0)
+    mine, other = cost_of(choice.cost, choice.unit), cost_of(best.cost, choice.unit)
+    return f"{choice.of}: {choice.chosen} ({mine}), not {best.what} ({other})"
+
+
+def cost_of(cost: float | None, unit: str) -> str:
+    """A cost with its unit; nothing where none was counted."""
+    if cost is None:
+        return ""
+    amount = f"{cost:,}" if isinstance(cost, int) else f"{cost:,.1f}"
+    return f"{amount} {unit.removesuffix('s') if cost == 1 else unit}"
+
+
+def spelled(value: object) -> str:
+    """A value of the configuration, as the file has it; several after one another."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return (", ".join(map(str, value)) or "none") if isinstance(value, tuple) else str(value)
+
+
+def spans(names: Iterable[str]) -> str:
+    """Names in order, those that only count on as one: ``draft_0..2, extend``."""
+    found: list[tuple[str, int, int]] = []
+    for name in names:
+        stem, _, number = name.rpartition("_")
+        at = int(number) if stem and number.isdecimal() else -1
+        if at > 0 and found and found[-1][0] == stem and found[-1][2] == at - 1:
+            found[-1] = stem, found[-1][1], at
+        else:
+            found.append((stem, at, at) if at >= 0 else (name, -1, -1))
+    return ", ".join(_span(*one) for one in found)
+
+
+def _span(stem: str, first: int, last: int) -> str:
+    if first < 0:
+        return stem
+    return f"{stem}_{first}" + (f"..{last}" if last > first else "")
+
+
+def _forwards(story: Story) -> str:
+    forwards = [node for node in of_step(story) if isinstance(node, ForwardStory)]
+    told = [(said, [node.name for node in forwards if node.capture == mode]) for mode, said in _KEPT.items()]
+    kept = [f"{said} {spans(names)}" for said, names in told if names]
+    hosts = [node.name for node in forwards if node.capture is None]
+    calls = f"; calls of the host: {spans(hosts)}" if hosts else ""
+    return f"{len(forwards) - len(hosts)} a step; hidden states: {'; '.join(kept)}{calls}"
+
+
+def _launches(story: Story) -> str:
+    nodes = list(of_step(story))
+    names = [node.name for node in nodes if isinstance(node, LaunchStory)]
+    graphs = len({node.graph for node in nodes if node.graph is not None})
+    most = max(one.host_syncs for one in story.totals.values())
+    others = f", {most} waits for the host" if most else ", no wait for the host"
+    torch = [node.name for node in nodes if isinstance(node, ReferenceStory)]
+    gathers = sum(isinstance(node, CollectiveStory) for node in nodes)
+    more = f", {len(torch)} by torch ({spans(torch)})" * bool(torch) + f", {gathers} collectives" * bool(gathers)
+    where = f" in {graphs} graphs" if graphs > 1 else " in one graph"
+    return f"{len(names)} a step{where}{more}{others}: {spans(names)}"
+
+
+def removed_in_short(story: Story) -> str:
+    """What is gone: the first few by name, the others counted."""
+    gone = removed(story)
+    if not gone:
+        return "nothing"
+    named = [choice.of for choice in gone if choice.rejected][:MOST_NAMES]
+    rest = len(gone) - len(named)
+    if not named:
+        return gone[0].of if rest == 1 else f"{rest} ops that nothing reads"
+    return ", ".join(named) + (f" and {rest} more" if rest else "")

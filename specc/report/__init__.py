@@ -1,0 +1,1 @@
+"""A configuration on one page: what `specc report` writes."""

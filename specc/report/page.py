@@ -1,0 +1,76 @@
+"""The page: a template that is given what there is to tell, and pictures."""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+
+import jinja2
+
+from specc.explain.brief import choice_of, cost_of, removed, removed_in_short, spelled, weighty
+from specc.explain.report import counted, totals_columns
+from specc.explain.story import ForwardStory
+from specc.report.diff import compare, count
+from specc.report.figures import KINDS, arena, drafted, shows_dropped
+from specc.report.model import Page
+from specc.report.timeline import kind_of, timeline
+
+TEMPLATE = "page.html.jinja"
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    """Everything is escaped but the pictures. An unknown name is an error."""
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_text),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=True,
+    )
+    environment.filters |= {"spelled": spelled, "counted": counted, "cost": cost_of}
+    return environment
+
+
+def _text(name: str) -> str | None:
+    file = importlib.resources.files("specc.report").joinpath(name)
+    return file.read_text(encoding="utf-8") if file.is_file() else None
+
+
+def render(page: Page, other: Page | None = None) -> str:
+    """The page of a program, compared with another one if there is one. A pure function: no time, no path, no order.
+
+    It needs nothing but itself: styles and pictures are in it, and no script.
+    """
+    steps = page.of("step")
+    areas = compare(page, other) if other is not None else ()
+    batch, totals = max(page.story.totals.items())
+    return (
+        _environment()
+        .get_template(TEMPLATE)
+        .render(
+            page=page,
+            story=page.story,
+            other=other.story if other is not None else None,
+            areas=areas,
+            differences=count(areas),
+            batch=batch,
+            most=totals,
+            columns=totals_columns(page.story.totals),
+            forwards=[step for step in steps if isinstance(step.node, ForwardStory)],
+            removed=removed(page.story),
+            removed_in_short=removed_in_short(page.story),
+            weighty=weighty(page.story),
+            sharing=choice_of(page.story, "plan-memory"),
+            timelines={
+                "step": timeline(steps, "timeline", "A decode step"),
+                "prefill": timeline(page.of("prefill"), "prefill", "Prefill"),
+            },
+            drafted=drafted(page.drafting),
+            dots=shows_dropped(page.drafting),
+            arena=arena(page),
+            kinds=KINDS,
+            kind_of=kind_of,
+        )
+    )

@@ -1,0 +1,162 @@
+"""The few lines that a story begins with, and the choices that they are taken from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from programs import EXAMPLES, config_text
+from typer.testing import CliRunner
+
+from specc.algorithms import names, needs
+from specc.cli.main import app
+from specc.config import load_config, load_text
+from specc.driver.compile import Compiled, compile_depths
+from specc.explain import brief
+from specc.explain.story import PassStory, RemarkStory, Story, tell
+from specc.pass_manager.pass_base import REMOVED, Choice, Rejected
+
+
+@pytest.fixture(scope="module")
+def wide() -> Compiled:
+    """A large tree whose rows are drawn along the path."""
+    return compile_depths(load_config(EXAMPLES / "eagle-tree-sampled-wide.yaml", names(), needs))[0]
+
+
+@pytest.fixture(scope="module")
+def story(wide: Compiled) -> Story:
+    return tell(*wide)
+
+
+@pytest.fixture(scope="module")
+def chain() -> Story:
+    text = config_text("STANDALONE", num_steps=2)
+    return tell(*compile_depths(load_text(text, Path("small.yaml"), names(), needs))[0])
+
+
+def choosing(story: Story, *chosen: tuple[str, Choice]) -> Story:
+    """A story in which passes have made these choices and no others."""
+    told = [PassStory(name, "", (RemarkStory("", None, choice),)) for name, choice in chosen]
+    return replace(story, passes=tuple(told))
+
+
+def decided(of: str, cost: float, *others: float) -> Choice:
+    return Choice(of, "this", "", tuple(Rejected("that", "", other) for other in others), cost, "bytes")
+
+
+@pytest.mark.parametrize("width", [80, 160])
+@pytest.mark.parametrize(
+    "example", ["eagle-tree-sampled-wide", "standalone-chain", "ngram-tree", "eagle3-tree-sharded"]
+)
+def test_some_ten_lines_as_wide_as_the_terminal(example: str, width: int) -> None:
+    path = str(EXAMPLES / f"{example}.yaml")
+    done = CliRunner().invoke(app, ["explain", path], env={"COLUMNS": str(width)})
+    lines = done.stdout.splitlines()
+    assert all(len(line) <= width for line in lines)
+    assert len(lines) <= (14 if width == 160 else 26)
+    assert "--full" in lines[-1] + lines[-2]
+
+
+def test_what_each_line_says(story: Story) -> None:
+    said = dict(brief.lines(story))
+    assert said["form"] == "tree of 48 nodes: topk is 8; selected and linked every step"
+    forwards = "4 a step; hidden states: every row of target; one row of draft_0, extend; nothing of draft_1"
+    assert said["forwards"] == forwards
+    assert said["launches"].startswith("10 a step in one graph, no wait for the host: prepare_rows, duplicate_tail, ")
+    assert "verify_draw_0..3" in said["launches"]
+    assert said["carries"].startswith("8,312 bytes a request: bonus, topk_p, ")
+    assert said["arena"] == "5,441,280 bytes, 12,808,448 without sharing"
+    assert said["removed"] == "%draft_hidden1 of model.draft and 2 more"
+    assert "lazy (101.9 us), not eager (729.6 us)" in " ".join(text for _, text in brief.lines(story))
+
+
+def test_what_is_carried_no_more_comes_first(chain: Story) -> None:
+    gone = [choice.of for choice in brief.removed(chain)]
+    assert gone[:2] == ["carry @hidden", "carry @topk_p"]
+    assert gone[2].startswith("%")
+    assert len(gone) == sum(choice.chosen == REMOVED for _, _, choice in brief.choices(chain))
+
+
+def test_the_weightiest_decisions(story: Story) -> None:
+    told = choosing(
+        story,
+        ("one", decided("a", 10, 20, 90)),
+        ("one", decided("b", 1000, 1600)),
+        ("two", decided("c", 10, 500)),
+        ("three", decided("d", 10, 5)),
+        ("four", decided("e", 0, 5)),
+        ("five", decided("prefill_draw", 1, 1000)),
+        ("plan-memory", decided("arena", 1, 1000)),
+        ("six", Choice("f", "this", "")),
+    )
+    assert [choice.of for _, choice in brief.weighty(told)] == ["c", "b"]
+
+
+def test_names_that_count_on() -> None:
+    assert brief.spans(["a_0", "a_1", "a_2", "b", "a_3", "c_1", "c_3"]) == "a_0..2, b, a_3, c_1, c_3"
+
+
+def test_a_cost_with_its_unit() -> None:
+    said = [brief.cost_of(cost, "graphs") for cost in (1, 2, 1234, 0.25, None)]
+    assert said == ["1 graph", "2 graphs", "1,234 graphs", "0.2 graphs", ""]
+
+
+def test_values_are_spelled_as_in_a_file() -> None:
+    assert [brief.spelled(one) for one in (None, True, (), (1, 2), 128256)] == ["", "true", "none", "1, 2", "128256"]
+
+
+def test_rows_are_chosen_by_their_estimates(wide: Compiled) -> None:
+    (choice,) = [one for name, _, one in brief.choices(tell(*wide)) if one.of == "rows that are drawn"]
+    (other,) = choice.rejected
+    assert (choice.chosen, other.what, choice.unit) == ("lazy", "eager", "us")
+    assert other.cost is not None and choice.cost is not None and other.cost > choice.cost
+
+
+def test_programs_share_a_row_as_an_estimate_says(story: Story) -> None:
+    """No other number that is told of is estimated to take less."""
+    splits = [choice for name, _, choice in brief.choices(story) if name == "specialize-buckets"]
+    assert len(splits) == 9
+    for choice in splits:
+        assert choice.rejected and choice.unit == "tiles"
+        assert all(choice.cost <= other.cost for other in choice.rejected)
+    nodes = {node.name: node for phase in story.phases for node in phase.nodes}
+    assert nodes["verify_draw_0"].grid == (64, 13, 1)
+    assert nodes["draft_topk_0"].grid == (64, 8, 1), "eight branches"
+    chosen = {choice.of: choice.chosen for choice in splits}
+    assert chosen["verify_draw_0"] == "13 programs share a row"
+    assert chosen["draft_topk_0"] == "a program has a row"
+
+
+def test_a_launch_is_held_against_one_for_each_op(story: Story) -> None:
+    nodes = {node.name: node for phase in story.phases for node in phase.nodes}
+    formed = [choice for name, _, choice in brief.choices(story) if name == "form-kernels"]
+    assert {choice.of for choice in formed} == {name for name, node in nodes.items() if node.kind == "launch"}
+    for choice in formed:
+        node = nodes[choice.of]
+        assert choice.cost == node.bytes
+        assert [other.what for other in choice.rejected] == [f"{len(node.ops)} launches"] * (len(node.ops) > 1)
+        assert all(other.cost >= choice.cost for other in choice.rejected)
+
+
+def test_what_was_removed_would_have_taken_bytes(chain: Story) -> None:
+    """A hidden row of 64 numbers of f32 for each of four requests."""
+    kept = {choice.of: [other.cost for other in choice.rejected] for choice in brief.removed(chain)}
+    assert kept["carry @hidden"] == [4 * 64 * 4]
+    assert kept["carry @topk_p"] == [4 * 1 * 4]
+    assert kept["%prefill_target_hidden of model.prefill_target"] == [None], "a row for each token of the prompts"
+
+
+def test_a_launch_of_many_ops_saves_bytes(story: Story) -> None:
+    """Each of four levels would have its logits read, and its row of them written and read again."""
+    (choice,) = [one for name, _, one in brief.choices(story) if (name, one.of) == ("form-kernels", "verify_draw_0")]
+    (other,) = choice.rejected
+    assert other.cost is not None and choice.cost is not None
+    assert other.cost - choice.cost > 2 * 64 * 128256 * 4 - 4096
+
+
+def test_the_page_shows_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXAMPLES.parent)
+    command = "explain examples/eagle-tree-sampled-wide.yaml"
+    done = CliRunner().invoke(app, command.split(), env={"COLUMNS": "160"})
+    assert f"```\n$ specc {command}\n{done.stdout}```\n" in (EXAMPLES.parent / "docs/explain.md").read_text()
