@@ -52,6 +52,9 @@ def check(
     best_logprobs: Annotated[
         int, typer.Option(metavar="N", help="The key best_logprobs: serves top_logprobs_num up to N.")
     ] = 0,
+    logits: Annotated[
+        str, typer.Option(metavar="HOW", help="The key logits: sharded leaves each rank its own of --tp-size.")
+    ] = "gathered",
 ) -> None:
     """Write the configuration of the program that SGLang with these arguments runs, and check it."""
     with reporting() as report:
@@ -61,7 +64,7 @@ def check(
         from specc.driver.compile import check_config
 
         parsed = parse(arguments)
-        text = configuration(parsed, name, verify, sampling, outputs, best_logprobs)
+        text = configuration(parsed, name, verify, sampling, outputs, best_logprobs, logits)
         loaded = load_text(text, output or Path("sglang.yaml"), names(), needs)
         report.know(loaded.sources, loaded.paths)
         check_config(loaded)

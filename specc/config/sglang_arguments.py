@@ -176,12 +176,18 @@ def _full_name(written: str) -> str:
 
 
 def configuration(
-    arguments: Arguments, name: str | None, verify: str = "greedy", sampling: str = "", outputs: str = "", best: int = 0
+    arguments: Arguments,
+    name: str | None,
+    verify: str = "greedy",
+    sampling: str = "",
+    outputs: str = "",
+    best: int = 0,
+    logits: str = "gathered",
 ) -> str:
     """Return the YAML of the program that a server with these arguments runs.
 
-    ``name``: the configuration's; None for one made of the algorithm. ``verify``, ``sampling``, ``outputs`` and
-    ``best``, which is best_logprobs: the keys, two of them as words with commas between them.
+    ``name``: the configuration's; None for one made of the algorithm. ``verify``, ``sampling``, ``outputs``, ``logits``
+    and ``best``, which is best_logprobs: the keys, two of them as words with commas between them.
 
     Raises DiagnosticError with all that is missing, cannot be read, or is not served.
     """
@@ -199,8 +205,9 @@ def configuration(
         *_sampled(arguments, verify, _listed(sampling)),
         *([f"outputs: {json.dumps(_listed(outputs))} # --outputs"] if _listed(outputs) else []),
         *([f"best_logprobs: {best} # --best-logprobs"] if best else []),
-        *_model(arguments, "target", "--model-path", ("--kv-cache-dtype",)),
-        *_model(arguments, "draft", "--speculative-draft-model-path", _DRAFT_KV),
+        *([f"logits: {json.dumps(logits)} # --logits"] if logits != "gathered" else []),
+        *_model(arguments, "target", "--model-path", ("--kv-cache-dtype",), logits),
+        *_model(arguments, "draft", "--speculative-draft-model-path", _DRAFT_KV, logits),
     ]
     arguments.found.raise_if_errors()
     return "\n".join(lines) + "\n"
@@ -291,7 +298,7 @@ def _sizes(arguments: Arguments) -> list[str]:
 
 
 def _ranks(arguments: Arguments) -> list[str]:
-    """Return the line of the ranks, none for one: each gets whole rows of logits, and a share of the KV heads."""
+    """Return the line of the ranks, none for one: each has a share of the KV heads."""
     ranks = arguments.number("--tp-size") or 1
     return [f"tensor_parallel: {ranks} # --tp-size"] if ranks > 1 else []
 
@@ -315,7 +322,7 @@ def _sampled(arguments: Arguments, verify: str, listed: Sequence[str]) -> list[s
     return [*lines, f"sampling: {json.dumps(listed)} # --sampling"] if listed else lines
 
 
-def _model(arguments: Arguments, side: str, name: str, kv: Sequence[str]) -> list[str]:
+def _model(arguments: Arguments, side: str, name: str, kv: Sequence[str], logits: str) -> list[str]:
     """Return the lines of one model, after reporting that its directory is not there."""
     written = arguments.text(name)
     if not written:
@@ -335,7 +342,18 @@ def _model(arguments: Arguments, side: str, name: str, kv: Sequence[str]) -> lis
         arguments.refuse(f"the assistant '{written[:200]}', which SGLang runs as FROZEN_KV_MTP,", "give a head")
     lines = [f"{side}:", f"  model: {json.dumps(str(directory.resolve()))} # {name}"]
     lines += _token_map(arguments) if side == "draft" else []
+    lines += _columns(arguments, facts) if logits == "sharded" else []
     return [*lines, *_dtype(arguments, facts), *_kv_dtype(arguments, kv)]
+
+
+def _columns(arguments: Arguments, facts: ModelFacts) -> list[str]:
+    """Return the line of the columns of all ranks' logits; none where the model does not say how many tokens it has."""
+    whole, ranks = facts.facts.get("vocab_size"), arguments.number("--tp-size") or 1
+    tokens = facts.facts.get("draft_vocab_size", whole)
+    if tokens is None:
+        return []
+    columns = SGLANG.columns(int(tokens.value), ranks)
+    return [f"  padded_vocab_size: {columns} # the head of {tokens.value} tokens, as SGLang pads it for {ranks} ranks"]
 
 
 def _token_map(arguments: Arguments) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specc.config.legality import Checked, refuse
+from specc.config.presets import PRESETS
 from specc.config.resolved import ModelConfig
 from specc.config.sides import Side
 from specc.support.diagnostics import Note
@@ -20,7 +21,6 @@ def check_shards(checked: Checked) -> None:
     what = "with logits: sharded"
     refuse(checked, file.verify != "greedy", f"verify: {file.verify} {what}", ("verify",), GATHERED)
     refuse(checked, file.best_logprobs > 0, f"best_logprobs {what}", ("best_logprobs",), GATHERED)
-    refuse(checked, file.engine is not None, f"engine: {file.engine} {what}", ("engine",), GATHERED)
 
 
 def with_shards(checked: Checked, side: Side, model: ModelConfig | None) -> ModelConfig | None:
@@ -36,9 +36,8 @@ def with_shards(checked: Checked, side: Side, model: ModelConfig | None) -> Mode
         return model
     if not checked.sound("logits", "tensor_parallel"):
         return None
-    what = "a draft that scores a part of the tokens, with logits: sharded,"
-    refuse(checked, model.token_map is not None, what, (side, _map_key(checked, side)), GATHERED)
-    ranks, size = checked.file.tensor_parallel, written or model.vocab_size
+    ranks, engine = checked.file.tensor_parallel, checked.file.engine
+    size = written or (model.vocab_size if engine is None else PRESETS[engine].columns(model.vocab_size, ranks))
     least = -(-model.vocab_size // ranks) * ranks
     if size % ranks or size < model.vocab_size:
         place = at if written else checked.places.value(side, "vocab_size" if block.vocab_size else "model")
@@ -48,10 +47,6 @@ def with_shards(checked: Checked, side: Side, model: ModelConfig | None) -> Mode
         checked.found.error("legal/shards", message, place, hint=hint, notes=notes)
         return None
     return replace(model, padded_vocab_size=size)
-
-
-def _map_key(checked: Checked, side: Side) -> str:
-    return "token_map" if checked.places.written(side, "token_map") else "model"
 
 
 def with_heads(checked: Checked, side: Side, model: ModelConfig | None) -> ModelConfig | None:

@@ -41,11 +41,15 @@ def infer_op(module: Module, op: Op) -> tuple[Type, ...]:
 
 
 def _numbered(module: Module, type_: Type) -> Type:
-    """Entries of a vocabulary that is the target's are its tokens: what numbers them is a plain integer."""
+    """Entries of a vocabulary that is the target's are its tokens: what numbers them is a plain integer.
+
+    Those of a shard are numbered as they are in the whole.
+    """
     if not isinstance(type_, TensorType) or not type_.of:
         return type_
-    dim = module.dims.get(type_.of)
-    return type_ if dim is not None and dim.axis == REDUCED else replace(type_, of="")
+    whole = {shard: vocabulary for vocabulary, shard in SHARDS.items()}.get(type_.of, type_.of)
+    dim = module.dims.get(whole)
+    return replace(type_, of=whole if dim is not None and dim.axis == REDUCED else "")
 
 
 def _sharded(module: Module, type_: Type) -> Type:

@@ -10,7 +10,7 @@ operands (all or none) or an optional result, ``name*:`` a variadic one; ``?`` i
 as a signature of their own, by the attribute of their name.
 
 ``i64<?v>`` are numbers of entries of the axis ``?v``. Where that is a reduced vocabulary no other pattern takes them;
-where it is not they are plain integers, and the pattern takes none.
+where it is not they are plain integers, and the pattern takes none. ``i64<$name>`` are of the axis an attribute names.
 """
 
 from __future__ import annotations
@@ -286,4 +286,5 @@ def _build(slot: Slot, bound: Bindings, attrs: Mapping[str, Any]) -> Type:
             shape += [attrs[entry[1:]]] if attrs[entry[1:]] != "" else []
         else:
             shape.append(int(entry) if entry.isdecimal() else entry)
-    return TensorType(dtype, tuple(shape), str(bound[of]) if of.startswith("?") else of)
+    of = str(attrs[of[1:]]) if of.startswith("$") else str(bound[of]) if of.startswith("?") else of
+    return TensorType(dtype, tuple(shape), of)

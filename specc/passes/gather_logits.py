@@ -106,15 +106,15 @@ class _Split:
         ).result
         if self.ranks > 1:
             records = self._op("comm.gather", (records,), (f"{name}_records",)).result
-        self._merge(reduction, f"{reduction.opcode}_merge", records)
+        self._merge(reduction, f"{reduction.opcode}_merge", records, of=tensor_type(reduction.out("index")).of)
         for score in scores:
             self._merge(score, "vocab.logprob_merge", records)
         for gone in (*scores, reduction):
             module.erase(gone)
 
-    def _merge(self, old: Op, opcode: str, records: Value) -> None:
+    def _merge(self, old: Op, opcode: str, records: Value, **attrs: Attr) -> None:
         names = [value.name for value in old.results]
-        new = self._op(opcode, (records, old["rows"]), names, **old.attrs)
+        new = self._op(opcode, (records, old["rows"]), names, **old.attrs, **attrs)
         for before, after in zip(old.results, new.results, strict=True):
             self.module.replace_uses(before, after)
 

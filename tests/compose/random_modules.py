@@ -603,7 +603,9 @@ class Composer(Builder):
         chunks = min(chunks, entries & -entries)
         (record,) = self.make("vocab.argmax_part", logits, self.rows(), rank, words=1, chunks=chunks)
         keep = "K" if self.chain and self.rng.random() < 0.5 else ""
-        self.make("vocab.argmax_merge", record, self.rows(), dtype=self.rng.choice(["i32", "i64"]), keep=keep)
+        numbers = tensor_type(logits).shape[-1] == "Vd" and self.module.dims["Vd"].axis == REDUCED
+        dtype = self.rng.choice(["i32", "i64"])
+        self.make("vocab.argmax_merge", record, self.rows(), dtype=dtype, keep=keep, of="Vd" if numbers else "")
 
     def translate(self) -> None:
         """The tokens that numbers of a reduced vocabulary stand for."""

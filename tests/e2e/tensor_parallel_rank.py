@@ -51,7 +51,8 @@ def run(job: dict[str, Any], rank: int, group: Any) -> dict[str, Any]:
             digest = ("b" if job.get("other") == rank else "a") * 64
             check_ranks(collective, plan.ranks, digest, CPU)
         given = plan, ReferenceBackend(), CPU, callbacks, table, engine.kv
-        step = Step(*given, {}, collective=collective, poison=0xA5)
+        tables = {name: torch.tensor(models["draft"].tokens) for name in plan.tables()}
+        step = Step(*given, tables, collective=collective, poison=0xA5)
         out = serve(step, plan, engine, rng)
     except SpeccError as error:
         return {"error": f"{type(error).__name__}: {error}"}

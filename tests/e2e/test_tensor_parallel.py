@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -34,8 +35,11 @@ CASES: dict[str, dict[str, Any]] = {
     "eagle_tree": {"algorithm": "EAGLE", "outputs": ["logprobs", "accept_index"], **TREE},
     "standalone_tree": {"algorithm": "STANDALONE", "overlap": False, "vocab": 96, **TREE},
     "modules": {"algorithm": "MULTI_LAYER_EAGLE", "dtype": "bfloat16"},
+    "reduced": {"algorithm": "EAGLE", "reduced": 50},
+    "reduced_tree": {"algorithm": "EAGLE", "reduced": 64, **TREE},
 }
-"""90 tokens on 96 columns leave the last rank of eight none but padding; 96 tokens have no padding."""
+"""84 tokens on 96 columns leave the last rank of eight none but padding; 96 tokens have no padding. Of 50 tokens that a
+draft scores on 64 columns the last one has none either."""
 
 
 def text_of(name: str, ranks: int | None) -> str:
@@ -43,10 +47,12 @@ def text_of(name: str, ranks: int | None) -> str:
     said = {"buckets": [1, 2, 4], "vocab": 84, "dtype": "float32"} | CASES[name]
     vocab = said.pop("vocab")
     model = {"vocab_size": vocab, "dtype": said.pop("dtype")}
+    draft = model | ({"vocab_size": said.pop("reduced"), "token_map": "engine"} if "reduced" in said else {})
     if ranks is not None:
         said |= {"logits": "sharded", "tensor_parallel": ranks}
         model["padded_vocab_size"] = 96
-    return small_text(said.pop("algorithm"), target=model, draft=model, **said)
+        draft["padded_vocab_size"] = 64 if "token_map" in draft else 96
+    return small_text(said.pop("algorithm"), target=model, draft=draft, **said)
 
 
 @cache
@@ -75,7 +81,8 @@ def run_ranks(jobs: list[dict[str, Any]], size: int) -> list[list[Any]]:
             process.stdin.write(json.dumps(jobs))
             process.stdin.close()
             process.stdin = None
-        outputs = [process.communicate(timeout=SECONDS)[0] for process in processes]
+        with ThreadPoolExecutor(size) as pool:  # each waits for those whose answers nobody reads
+            outputs = list(pool.map(lambda process: process.communicate(timeout=SECONDS)[0], processes))
     finally:
         for process in processes:
             process.kill()

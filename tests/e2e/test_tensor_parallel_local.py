@@ -21,6 +21,8 @@ from .conftest import PROMPTS, Case
 from .ranks import run_ranks
 
 TREE = Case("EAGLE", "trained", page_size=16, topk=2, nodes=5, ranks=2)
+REDUCED = Case("EAGLE", "trained", reduced=True, ranks=2)
+"""Its draft scores a part of the tokens."""
 LEAST = -(1 << 63)
 
 
@@ -49,9 +51,10 @@ def serve(
     return [done[number] for number in order]
 
 
-def test_both_ranks_write_the_targets_texts(make_engine: Callable[..., Engine]) -> None:
-    """More requests than a batch holds, of trees, whose branches have pages of their own."""
-    make = partial(make_engine, TREE)
+@pytest.mark.parametrize("case", [TREE, REDUCED], ids=lambda case: case.name)
+def test_both_ranks_write_the_targets_texts(make_engine: Callable[..., Engine], case: Case) -> None:
+    """More requests than a batch holds; of trees, whose branches have pages of their own."""
+    make = partial(make_engine, case)
     target = make_engine(Case("EAGLE", "trained")).target
     one, other = run_ranks([partial(serve, make, {0: list(PROMPTS), 1: list(PROMPTS)}, {0: 12, 1: 12})] * 2)
     encoded = [target.tokenizer.encode(prompt) for prompt in PROMPTS]

@@ -148,7 +148,7 @@ def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = Fals
     if "logprobs" in keys["outputs"]:
         keys["best_logprobs"] = rng.choice([0, rng.randint(0, min(vocab, 20))])
         keys["logprobs"] = rng.choice(["raw", "processed"])
-    if "verify" not in keys and "token_map" not in draft and not keys.get("best_logprobs") and rng.random() < 0.25:
+    if "verify" not in keys and not keys.get("best_logprobs") and rng.random() < 0.25:
         _shard(rng, keys, [keys["target"], draft])
     if needs.draft:
         keys["draft"] = draft

@@ -27,6 +27,12 @@ PROGRAMS: list[dict[str, Any]] = [
     {"algorithm": "EAGLE", "verify": "target_only", "sampling": ["penalties", "top_p"], "outputs": ["logprobs"]},
     {"algorithm": "EAGLE", "verify": "block"},
     {"algorithm": "EAGLE", **TREE, "logits": "sharded", "tensor_parallel": 2},
+    {
+        "algorithm": "EAGLE",
+        "logits": "sharded",
+        "tensor_parallel": 2,
+        "draft": {"vocab_size": 64, "token_map": "engine"},
+    },
     {"algorithm": "FROZEN_KV_MTP"},
     {"algorithm": "NGRAM", **TREE, "options": {"corpus": "words.txt"}},
 ]

@@ -16,11 +16,12 @@ from topk_cases import assert_logs, assert_probabilities, hostile_logits
 from torch import Tensor
 
 from specc.ir.core import Module
-from specc.ir.types import Dim
+from specc.ir.types import REDUCED, Dim, TensorType
 from specc.kernels.shared import parts, vocabulary
 from specc.kernels.shared.base import Cluster
 from specc.pass_manager.pass_base import Context
 from specc.passes.gather_logits import GatherLogits
+from specc.runtime.plan.plan import TOKEN_MAP
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS
 
@@ -42,6 +43,22 @@ def sharded(opcode: str, dtype: str, axis: tuple[str, ...], ranks: int, size: tu
         b.hand_out(*(results := b.many(opcode, logits, rows, **attrs)))
         if opcode == "vocab.argmax":
             b.hand_out(b("vocab.logprob", logits, rows, results[0]))
+    GatherLogits().run(module, Context())
+    return module
+
+
+def numbered(opcode: str, axis: tuple[str, ...], ranks: int, size: tuple[int, int], **sizes: int) -> Module:
+    """A module with a reduction over a part of the tokens, which are handed out."""
+    module = small_module(**{"K": 1, "N": 3} | sizes, V=3 * size[0])
+    shard = Dim("Vds", "vocab_shard", size[1] // ranks)
+    module.dims |= {"Vd": Dim("Vd", REDUCED, size[0]), "Vds": shard, "R": Dim("R", "rank", ranks)}
+    table = module.add_input(TOKEN_MAP, TensorType("i64", ("Vd",)))
+    b, rows = TypedBuilder(module), module.inputs["req_pool_indices"]
+    logits = b.given("logits", "bf16", *axis, "Vds")
+    with b.phase("draft"):
+        attrs: dict[str, Any] = {} if opcode == "vocab.topk" else {"dtype": "i64", "keep": ""}
+        *_, index, bad = b.many(opcode, logits, rows, **attrs)
+        b.hand_out(b("vocab.translate", index, table, rows, names=("token",)), bad)
     GatherLogits().run(module, Context())
     return module
 
@@ -68,14 +85,15 @@ def launched(
 
 
 def run_ranks(
-    launcher: Launcher, module: Module, logits: Tensor, rows: Tensor
+    launcher: Launcher, module: Module, logits: Tensor, rows: Tensor, **tables: Tensor
 ) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """What a rank hands out, and the record of each, of logits T[b, ..., V] of all columns."""
-    ranks, width, count = module.size("R"), module.size("Vs"), len(rows)
+    """What a rank hands out, and the record of each, of logits T[b, ..., V] of all columns; merges read the tables."""
+    ranks, count = module.size("R"), len(rows)
+    width = logits.shape[-1] // ranks
     (stem, part), (other, merge) = form(module)
     assert other == "rows"
     (record,) = part[-1].results
-    (records,) = {op["records"] for op in merge}
+    (records,) = {op["records"] for op in merge if "records" in op.named}
     made: list[Tensor] = []
     for rank in range(ranks):
         shard = logits[..., rank * width : (rank + 1) * width].contiguous()
@@ -86,7 +104,7 @@ def run_ranks(
     dense = torch.cat(made)
     held = torch.full((ranks, *memory.shape[1:]), POISON, dtype=torch.int64)
     held.view(-1)[: dense.numel()] = dense.reshape(-1)
-    memory = launched(launcher, module, other, merge, {"req_pool_indices": rows}, {records.name: held})
+    memory = launched(launcher, module, other, merge, {"req_pool_indices": rows} | tables, {records.name: held})
     return {name: memory[value.name][:count] for name, value in module.outputs.items()}, made
 
 
@@ -115,6 +133,28 @@ def test_every_rank_has_the_bits_of_one(
             assert_same(value, want[name], f"{name} of {ranks} ranks")
     assert want is not None
     check_results(opcode, whole, batch, want, branches)
+
+
+@pytest.mark.parametrize("opcode", FAMILIES)
+@pytest.mark.parametrize("each", [False, True])
+def test_numbers_of_a_reduced_vocabulary_become_tokens_behind_the_merge(
+    launcher: Launcher, opcode: str, each: bool
+) -> None:
+    """In its launch, on any number of ranks those of whole rows."""
+    source, (scored, columns) = generator(int(each)), (40, 64)
+    axis, sizes = (("K",) if opcode == "vocab.topk" else ("N",)) if each else (), {"K": 3, "N": 2}
+    logits = torch.full((3, *(sizes[name] for name in axis), columns), torch.nan, dtype=torch.bfloat16)
+    whole = hostile_logits(source, logits[..., 0].numel(), scored, scored, torch.bfloat16)
+    logits[..., :scored] = whole.view(*logits.shape[:-1], scored)
+    tokens, rows = torch.randperm(3 * scored, generator=source)[:scored].sort().values, random_rows(source, 3, POOL)
+    attrs = {} if opcode == "vocab.topk" else {"dtype": "i64", "keep": ""}
+    *_, index, bad = OPS[opcode]((logits[..., :scored], rows), attrs, {"K": 3})
+    (wanted,) = OPS["vocab.translate"]((index, tokens, rows), {}, {})
+    for ranks in RANKS:
+        module = numbered(opcode, axis, ranks, (scored, columns), **sizes)
+        found, _ = run_ranks(launcher, module, logits, rows, d2t=tokens)
+        assert_same(found.pop("token"), wanted, "token")
+        assert_same(*found.values(), bad, "bad")
 
 
 def check_records(opcode: str, module: Module, logits: Tensor, rows: Tensor, records: list[Tensor]) -> None:

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import os
 import sys
 import time
 from importlib.util import find_spec
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +146,17 @@ def other_models() -> str:
     return ",".join(sorted({path.stem for path in folder.glob("*.py")} - MODELS))
 
 
+def fork_engines() -> None:
+    """Let SGLang's processes be forked off one that has imported it: each would spend seven seconds on that.
+
+    SGLang asks for spawned ones, as whoever uses CUDA must.
+    """
+    start_method = multiprocessing.set_start_method
+    multiprocessing.set_start_method = lambda method, force=False: start_method("forkserver", force)
+    multiprocessing.set_forkserver_preload(["sglang.srt.managers.scheduler", "sglang.srt.managers.detokenizer_manager"])
+    forkserver.ensure_running()
+
+
 def main() -> None:
     """Read a job, serve it, write what came out."""
     job, out = (Path(name) for name in sys.argv[1:])
@@ -151,6 +164,7 @@ def main() -> None:
     given = json.loads(job.read_text())
     if (ranks := given["engine"].get("tp_size", 1)) > 1:  # SGLang wants to be told a processor for each
         os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(ranks)))
+    fork_engines()
     import sglang
 
     begin = time.monotonic()

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "models"
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
+WEIGHTS, CONFIG, EMBEDDING = "model.safetensors", "config.json", "model.embed_tokens.weight"
 HIDDEN_ROWS = ("fc.weight", "o_proj.weight", "down_proj.weight", "q_proj.weight")
 HIDDEN_COLUMNS = tuple(
     f"{of}.weight" for of in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head", "o_proj")
@@ -23,6 +23,8 @@ HIDDEN_COLUMNS = tuple(
 """Weights of the EAGLE3 head whose rows, or columns, are entries of its residual stream or of its query heads."""
 TOKEN_MAP = "tokens.pt"
 """The file of some tokens, beside the models."""
+ODD = 2
+"""How many tokens the target `odd` has more, which make its vocabulary no multiple of what SGLang pads heads to."""
 UNTIED = {"tie_word_embeddings": False}
 """SGLang gives a head the target's `lm_head` in the place of its own, so it must have one."""
 
@@ -31,16 +33,22 @@ def write_models(folder: Path) -> None:
     """Write `target`, `standalone`, `eagle`, `eagle3` and its part, and a token map of three in four below a folder.
 
     SGLang captures the output of a layer where the next one begins, and the EAGLE3 head reads that of the last one. So
-    the target gets a layer more, all zeros, which adds nothing to the residual stream.
+    the target gets a layer more, all zeros, which adds nothing to the residual stream. `odd`, and its head `odd_eagle`,
+    have tokens more that score 0, which no text has.
     """
     weights, config = read("target")
     layers = config["num_hidden_layers"]
+    config |= {"num_hidden_layers": layers + 1}
     last, another = (f"model.layers.{layer}." for layer in (layers - 1, layers))
     zeros = {name.replace(last, another): torch.zeros_like(weights[name]) for name in weights if name.startswith(last)}
-    write(folder / "target", weights | zeros, config | {"num_hidden_layers": layers + 1})
+    write(folder / "target", weights | zeros, config)
+    odd = {"vocab_size": config["vocab_size"] + ODD}
+    write(folder / "odd", weights | zeros | {EMBEDDING: pad(weights[EMBEDDING], (0, 0, 0, ODD))}, config | odd)
     shutil.copytree(EXAMPLES / "standalone", folder / "standalone")
     weights, config = read("eagle")
-    write(folder / "eagle", eagle(weights), config | {"architectures": ["LlamaForCausalLMEagle"]} | UNTIED)
+    head = config | {"architectures": ["LlamaForCausalLMEagle"]} | UNTIED
+    write(folder / "eagle", eagle(weights), head)
+    write(folder / "odd_eagle", eagle(weights), head | odd)
     weights, config = read("eagle3")
     width = config["target_hidden_size"]
     wide = {"hidden_size": width, "num_attention_heads": width // config["head_dim"]}

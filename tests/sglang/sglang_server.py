@@ -30,7 +30,8 @@ class Variant:
 
     With `overlap` the next forward is launched before the results of the last are read, as on a GPU. With `program` a
     wheel runs its decode steps, with `samples` those of requests that ask for anything that `BUILT` has, too. With
-    `token_map` the draft scores the tokens of `write_models`' file alone. `ranks` share out both models.
+    `token_map` the draft scores the tokens of `write_models`' file alone. `ranks` share out both models; with `sharded`
+    each keeps its columns of logits in the program's steps. `target` is a model of `write_models`, too.
     """
 
     algorithm: str | None = None
@@ -42,6 +43,8 @@ class Variant:
     samples: bool = False
     token_map: bool = False
     ranks: int = 1
+    sharded: bool = False
+    target: str = "target"
 
     def __str__(self) -> str:
         """For the names of tests and files."""
@@ -54,21 +57,21 @@ class Variant:
             *["samples"] * self.samples,
             *["map"] * self.token_map,
             *[f"{self.ranks}ranks"] * (self.ranks > 1),
+            *["sharded"] * self.sharded,
         ]
         return "-".join(named) if self.algorithm else "plain"
 
     @property
     def options(self) -> tuple[str, ...]:
         """What of a program's configuration is in no argument of the engine, for `build_program`."""
-        return (
-            ("--verify", "target_only", "--sampling", BUILT, "--outputs", "logprobs", "--best-logprobs", "5")
-            if self.samples
-            else ()
-        )
+        if self.sharded:
+            return ("--logits", "sharded", "--outputs", "logprobs")
+        drawn = ("--verify", "target_only", "--sampling", BUILT, "--outputs", "logprobs", "--best-logprobs", "5")
+        return drawn if self.samples else ()
 
     def engine(self, models: Path) -> dict[str, Any]:
         """Arguments of the engine."""
-        given = {"model_path": str(models / "target"), "tp_size": self.ranks, **SERVER, **SMALL_POOL}
+        given = {"model_path": str(models / self.target), "tp_size": self.ranks, **SERVER, **SMALL_POOL}
         if self.algorithm is None:
             return given | {"disable_overlap_schedule": not self.overlap}
         return given | {

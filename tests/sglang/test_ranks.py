@@ -16,6 +16,13 @@ from sglang_workload import PREAMBLES, TAILS, is_greedy, workload
 CHAIN = Variant("STANDALONE", "standalone", overlap=True, program=True, ranks=2)
 """Its draft has one head of keys and values, which both ranks keep."""
 TREE = Variant("EAGLE", "eagle", topk=4, num_draft_tokens=12, program=True, samples=True, ranks=2)
+SHARDED_CHAIN = Variant("EAGLE3", "eagle3_part", overlap=True, program=True, ranks=2, sharded=True)
+"""Its draft scores a part of the tokens."""
+SHARDED_TREE = Variant(
+    "EAGLE", "odd_eagle", topk=4, num_draft_tokens=12, program=True, ranks=2, sharded=True, target="odd"
+)
+"""Of a vocabulary that is padded, so that ranks do not have half of it each."""
+SHARDED = (SHARDED_CHAIN, SHARDED_TREE)
 BEGINNING = 56
 """Requests of the workload that other engines serve."""
 SILENT = 44
@@ -31,7 +38,8 @@ DRAWN: list[dict[str, Any]] = [
 def requests() -> list[dict[str, Any]]:
     """The beginning of the workload, and drawn requests, each twice without a seed and twice with the same one.
 
-    Few of them want log-probabilities, for which a greedy program leaves all that runs beside them to SGLang.
+    Few of them want log-probabilities, for which a greedy program leaves all that runs beside them to SGLang, unless it
+    hands them out.
     """
     made, more = workload(200, seed=1)[:BEGINNING], {"max_new_tokens": 12}
     for one in made[:SILENT]:
@@ -44,8 +52,12 @@ def requests() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def started(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[Variant, Future[Served]]]:
-    """Both engines at a time: most of it is that they start."""
+def started(
+    request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Mapping[Variant, Future[Served]]]:
+    """The engines that tests of this run ask for, two at a time: most of it is that they start."""
+    params = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    asked = dict.fromkeys(given["both"] for given in params if "both" in given)
     folder = tmp_path_factory.mktemp("ranks")
 
     def run(variant: Variant) -> Served:
@@ -55,10 +67,10 @@ def started(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         return serve(engine, requests(), job, overlap=variant.overlap, wheel=wheel, settings=THROWN_OUT)
 
     with ThreadPoolExecutor(2) as pool:
-        yield {variant: pool.submit(run, variant) for variant in (CHAIN, TREE)}
+        yield {variant: pool.submit(run, variant) for variant in asked}
 
 
-@pytest.fixture(scope="module", params=[CHAIN, TREE], ids=str)
+@pytest.fixture(scope="module", params=[CHAIN, TREE, *SHARDED], ids=str)
 def both(request: pytest.FixtureRequest, started: Mapping[Variant, Future[Served]]) -> Served:
     """What two ranks answered."""
     return started[request.param].result()
@@ -90,8 +102,8 @@ def test_every_rank_ran_the_program(both: Served) -> None:
     assert first == second
     assert first["program"] == "specc_program_served"
     assert first["served"] > 20
-    samples = bool(first["sampling"])
-    assert set(first["left"]) == (set() if samples else {"sampling", "logprobs", "a grammar"})
+    unserved = {"temperature": {"sampling", "a grammar"}, "logprobs": {"logprobs"}}
+    assert set(first["left"]) == set().union(*(unserved[kind] for kind in unserved if kind not in first["sampling"]))
     assert both.log.count("specc_program_served runs the decode steps") == 2
     accepted = [output for output in both.outputs if output.get("spec_verify_ct")]
     tokens, steps = (sum(output[name] for output in accepted) for name in ("completion_tokens", "spec_verify_ct"))
@@ -109,7 +121,7 @@ def test_ranks_emit_the_same_tokens(both: Served) -> None:
 
 def test_seeds_count_on_ranks(both: Served) -> None:
     """Of a program that samples: one seed is one text, and none is another one each time."""
-    if not of_ranks(both)[0]["specc"]["sampling"]:
+    if "temperature" not in of_ranks(both)[0]["specc"]["sampling"]:
         return
     drawn = [output["token_ids"] for output in both.outputs[BEGINNING:]]
     for place in range(0, len(drawn), 4):
@@ -118,8 +130,50 @@ def test_seeds_count_on_ranks(both: Served) -> None:
         assert without != another
 
 
+def test_logits_of_a_step_are_gathered_by_sglang_or_stay_with_their_ranks(
+    both: Served, request: pytest.FixtureRequest
+) -> None:
+    """A program whose logits are sharded leaves the gather out, in its own steps alone; turns are taken many times."""
+    for rank in of_ranks(both):
+        served, left = rank["specc"]["served"], sum(rank["specc"]["left"].values())
+        kept = {mode.removeprefix("kept "): times for mode, times in rank["logits"].items() if mode.startswith("kept")}
+        gathered = {mode: times for mode, times in rank["logits"].items() if not mode.startswith("kept")}
+        if request.node.callspec.params["both"] not in SHARDED:
+            assert kept == {}
+            assert gathered["TARGET_VERIFY"] == served + left
+            continue
+        assert kept == {"DECODE": 2 * served, "TARGET_VERIFY": served, "DRAFT_EXTEND_V2": served}
+        assert gathered["TARGET_VERIFY"] == left
+        assert gathered["DECODE"] == 2 * left
+        assert gathered["DRAFT_EXTEND_V2"] == left
+        assert gathered["EXTEND"] > 2 * BEGINNING / 8
+        assert rank["turns"] >= 4
+
+
+def test_log_probabilities_are_those_without_speculation(both: Served, plain: Served) -> None:
+    if "logprobs" not in of_ranks(both)[0]["specc"]["sampling"]:
+        return
+    asked = [number for number in range(SILENT, BEGINNING) if both.requests[number].get("logprobs")]
+    assert len(asked) > 1
+    for number in asked:
+        mine, expected = (served.outputs[number]["logprobs"] for served in (both, plain))
+        assert [token for _, token in mine] == both.outputs[number]["token_ids"]
+        assert [value for value, _ in mine] == pytest.approx([value for value, _ in expected], abs=1e-3), number
+
+
 def test_slots_of_ranks_are_free_or_cached_at_the_end(both: Served) -> None:
     state = both.state["specc_testing"]
     assert state["idle"]
     assert state["slots_free"] + state["slots_cached"] == state["slots_owned_once"] == state["slots"]
     assert sum(output["num_retractions"] for output in both.outputs) > 0
+
+
+def test_a_sharded_program_that_does_not_fit(models: Path, tmp_path: Path) -> None:
+    """A server that must run it ends, and says so, on every rank."""
+    variant = Variant("EAGLE", "eagle", program=True, ranks=2, sharded=True)
+    wheel = build_program(variant.engine(models), tmp_path / "wheel", *variant.options)
+    engine = Variant("EAGLE", "odd_eagle", program=True, ranks=2, sharded=True, target="odd").engine(models)
+    columns = "padded_vocab_size of the {} is 2048 in the program, 2112 in the server".format
+    simulated = "SGLANG_SIMULATE_ACC_LEN changes whole rows of logits, and those of the program are sharded"
+    with pytest.raises(RuntimeError, match="; ".join((columns("target"), columns("draft"), simulated))):
+        serve(engine, requests()[:1], tmp_path / "job", wheel=wheel, settings={"SGLANG_SIMULATE_ACC_LEN": "2"})

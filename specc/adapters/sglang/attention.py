@@ -38,8 +38,8 @@ class Attention(ABC):
         """For `width` tokens of each request behind `seq_lens` i64[b]."""
 
     @abstractmethod
-    def logits_buffer(self, runner: Any, batch: Any) -> Tensor | None:
-        """Where a forward leaves its logits; None for memory of its own."""
+    def logits_buffer(self, runner: Any, batch: Any, columns: int | None) -> Tensor | None:
+        """Where a forward leaves its logits, of so many columns or all; None for memory of its own."""
 
 
 class Eager(Attention):
@@ -66,7 +66,7 @@ class Eager(Attention):
         self._extend.init_forward_metadata(batch)
         return self._extend
 
-    def logits_buffer(self, runner: Any, batch: Any) -> Tensor | None:
+    def logits_buffer(self, runner: Any, batch: Any, columns: int | None) -> Tensor | None:
         """See `Attention`."""
         return None
 
@@ -119,14 +119,15 @@ class Static(Attention):
         self._extend.forward_metadata = self._metadata(self._extend, batch.batch_size, width, None, None)
         return self._extend
 
-    def logits_buffer(self, runner: Any, batch: Any) -> Tensor | None:
+    def logits_buffer(self, runner: Any, batch: Any, columns: int | None) -> Tensor | None:
         """See `Attention`."""
         info = batch.spec_info
         rows = batch.batch_size * info.num_tokens_for_logprob_per_req
         if rows > runner.graph_shared_output.max_rows:  # a draft of more branches than nodes
             return None
-        scored = self._scored if runner is self._drafts else None
-        columns = runner.model_config.vocab_size if scored is None else len(scored)
+        if columns is None:
+            scored = self._scored if runner is self._drafts else None
+            columns = runner.model_config.vocab_size if scored is None else len(scored)
         return runner.graph_shared_output.get_logits_buffer(columns, rows=rows)
 
     def _metadata(

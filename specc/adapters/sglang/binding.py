@@ -17,6 +17,7 @@ from .forwards import Forwards
 from .grammars import Masks
 from .recorded import RecordedForwards
 from .settings import ServerError, word
+from .shards import Ranks, Shards
 from .simulate import Simulated, simulating
 
 CAPTURE = "SPECC_CAPTURE"
@@ -36,13 +37,17 @@ def bind(program: Any, worker: Any, masks: Masks) -> tuple[Any, str]:
     make = FORWARDS[how]
     if simulating():
         make = type(f"Simulated{make.__name__}", (Simulated, make), {})
-    forwards = make(worker, Eager(worker) if how == "none" else Static(worker))
+    shards = Shards(program.plan, {"target": target, "draft": draft})
+    forwards = make(worker, Eager(worker) if how == "none" else Static(worker), shards)
     pools = {"target": target.token_to_kv_pool, "draft": draft.token_to_kv_pool}
     moved = {owner: pools[owner] for owner, pool in program.plan.kv_pools.items() if pool.bound}
     buffers = {owner: _interleaved(pool.k_buffer, pool.v_buffer) for owner, pool in moved.items()}
     scored = scored_tokens(worker)
     tables = {} if scored is None else {"d2t": scored.to(device=table.device, dtype=torch.int64).contiguous()}
-    step = program.bind(_Callbacks(forwards, masks), table, buffers, tables=tables, capture=False)
+    collective = Ranks(get_parallel().tp_group) if program.plan.ranks > 1 else None
+    step = program.bind(
+        _Callbacks(forwards, masks), table, buffers, tables=tables, collective=collective, capture=False
+    )
     if how != "none":
         with ExitStack() as entered:
             if get_parallel().tp_size > 1:  # on leaving, ranks tell each other where collectives of graphs have memory

@@ -14,7 +14,9 @@ from sglang.srt.runtime_context import get_disagg, get_observability, get_parall
 from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
 from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 
+from . import shards
 from .attention import scored_tokens
+from .simulate import simulating
 
 SCATTERED = ("enable_attn_tp_input_scattered", "enable_layernorm_sp")
 """Arguments under which a rank does not have all rows that a forward hands over."""
@@ -27,7 +29,8 @@ def misfits(plan: Any, worker: Any) -> list[str]:
 
     `plan` is the program's, `worker` an EAGLEWorkerV2 with its pools and attention backends in place.
     """
-    return [*_unserved(worker), *_arguments(plan), *_sampling(plan), *_models(plan, worker), *_memory(plan, worker)]
+    served = (*_unserved(worker), *_arguments(plan), *_sampling(plan))
+    return [*served, *_models(plan, worker), *_shards(plan, worker), *_memory(plan, worker)]
 
 
 def _unserved(worker: Any) -> Iterator[str]:
@@ -110,6 +113,12 @@ def _models(plan: Any, worker: Any) -> Iterator[str]:
         for name, theirs in found.items():
             if (mine := getattr(model, name)) != theirs:
                 yield f"{name} of the {role} is {mine} in the program, {theirs} in the server"
+
+
+def _shards(plan: Any, worker: Any) -> Iterator[str]:
+    yield from shards.misfits(plan, _runners(worker), get_parallel().tp_size)
+    if plan.ranks > 1 and simulating():
+        yield "SGLANG_SIMULATE_ACC_LEN changes whole rows of logits, and those of the program are sharded"
 
 
 def _memory(plan: Any, worker: Any) -> Iterator[str]:

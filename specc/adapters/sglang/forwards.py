@@ -23,12 +23,16 @@ from sglang.srt.speculative.spec_utils import draft_tp_context
 from torch import Tensor
 
 from .attention import Attention
+from .shards import Shards
 
 MODES = {"null": CaptureHiddenMode.NULL, "last": CaptureHiddenMode.LAST, "full": CaptureHiddenMode.FULL}
 
 
 class Outputs(NamedTuple):
-    """What a forward returns: logits f32[..., V], and hidden states T[..., W] where it captures any."""
+    """What a forward returns: logits f32[..., V], and hidden states T[..., W] where it captures any.
+
+    Of a program with sharded logits V are the columns of the rank.
+    """
 
     logits: Tensor
     hidden: Tensor | None
@@ -40,16 +44,17 @@ class Forwards:
     Args:
         worker: an EAGLEWorkerV2, or one derived from it.
         attention: prepares the metadata of attention.
+        shards: what of its logits a rank hands over.
 
     """
 
-    def __init__(self, worker: Any, attention: Attention) -> None:
+    def __init__(self, worker: Any, attention: Attention, shards: Shards) -> None:
         """Run the models of `worker`."""
         self._target = worker.target_worker.model_runner
         self._drafter = worker.draft_worker
         self._draft = worker.draft_worker.draft_runner
         self._steps, self._topk = worker.speculative_num_steps, worker.topk
-        self._attention = attention
+        self._attention, self._shards = attention, shards
         self._lengths: dict[int, Tensor] = {}
 
     def draft(
@@ -175,7 +180,7 @@ class Forwards:
             spec_info=info,
             capture_hidden_mode=getattr(info, "capture_hidden_mode", None),
         )
-        batch.next_token_logits_buffer = self._attention.logits_buffer(runner, batch)
+        batch.next_token_logits_buffer = self._attention.logits_buffer(runner, batch, self._shards.columns(runner))
         runner.kv_index_translator.bind_runner_slots(batch)
         return batch
 
@@ -185,7 +190,7 @@ class Forwards:
         if hasattr(model, "prepare_for_forward"):
             model.prepare_for_forward(batch)
         experts = get_model().override(shared_experts=model.shared_experts_config)
-        with experts, forward_context(context, forward_batch=batch):
+        with experts, forward_context(context, forward_batch=batch), self._shards.kept(runner):
             found = model.forward(batch.input_ids, batch.positions, batch)
         logits = found.next_token_logits.view(*shape, -1).contiguous()
         hidden = found.hidden_states

@@ -15,6 +15,7 @@ import torch
 
 from .attention import Attention
 from .forwards import Forwards, Outputs
+from .shards import Shards
 
 Key = tuple[Any, ...]
 
@@ -34,9 +35,9 @@ class RecordedForwards(Forwards):
     else is another forward: all of a program's have been met when its segments are captured.
     """
 
-    def __init__(self, worker: Any, attention: Attention) -> None:
+    def __init__(self, worker: Any, attention: Attention, shards: Shards) -> None:
         """As `Forwards`."""
-        super().__init__(worker, attention)
+        super().__init__(worker, attention, shards)
         self._met = Counter[Key]()
         self._recorded: dict[Key, Recorded] = {}
         self._pool = torch.cuda.graph_pool_handle()

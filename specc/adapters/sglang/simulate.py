@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .attention import Attention
 from .forwards import Forwards, Outputs
+from .shards import Shards
 
 TOKEN = 100
 """What the target says after the accepted path, as in SGLang."""
@@ -31,9 +32,9 @@ def simulating() -> bool:
 class Simulated(Forwards):
     """Forwards whose target accepts as much as SGLang would simulate, the same for all requests of a step."""
 
-    def __init__(self, worker: Any, attention: Attention) -> None:
+    def __init__(self, worker: Any, attention: Attention, shards: Shards) -> None:
         """As `Forwards`."""
-        super().__init__(worker, attention)
+        super().__init__(worker, attention, shards)
         most = worker.speculative_num_steps + 1
         random.seed(0)
         drawn = [sample_simulated_acc_len(SIMULATE_ACC_LEN, SIMULATE_ACC_METHOD, most) for _ in range(STEPS)]

@@ -21,6 +21,7 @@ class Preset:
         heads_of_target: algorithms whose head scores rows of the target's own by a token map.
         verifies: values of ``verify`` that its adapter serves.
         tree_masks: values of ``mask`` for a tree, the default first.
+        padding: what the columns of logits on several ranks together are a multiple of.
         max_requests: default of the key, where the largest bucket is not larger.
         missing_outputs: outputs that the adapter's forwards do not hand over.
         gpus: what the names of the architectures that it runs on start with.
@@ -34,6 +35,7 @@ class Preset:
     heads_of_target: tuple[str, ...]
     verifies: tuple[str, ...]
     tree_masks: tuple[str, ...]
+    padding: int
     max_requests: int
     missing_outputs: tuple[str, ...]
     gpus: str
@@ -46,6 +48,11 @@ class Preset:
         """
         return context_length + 2 * (num_steps + 1)
 
+    def columns(self, vocab_size: int, ranks: int) -> int:
+        """Return how many columns of logits so many ranks have together, where each has its own."""
+        return vocab_size if ranks == 1 else -(-vocab_size // self.padding) * self.padding
+
     def settles(self, path: tuple[str, ...], chain: bool) -> bool:
         """Whether a key that the file of a chain, or of a tree, does not write has a default of this engine's."""
-        return path in self.demands or path == ("max_requests",) or (path == ("mask",) and not chain)
+        defaults = path == ("max_requests",) or path[-1] == "padded_vocab_size"
+        return defaults or path in self.demands or (path == ("mask",) and not chain)

@@ -40,9 +40,9 @@ OPS = (
     ),
     OpDef(
         "vocab.argmax_merge",
-        f"{_RECORDS} -> index: $dtype[B, *x, $keep], bad: i1[B, *x]",
-        "``vocab.argmax`` of the records of all ranks.",
-        {"dtype": str, "keep": str},
+        f"{_RECORDS} -> index: $dtype<$of>[B, *x, $keep], bad: i1[B, *x]",
+        "``vocab.argmax`` of the records of all ranks. ``of`` is the vocabulary, empty where entries are tokens.",
+        {"dtype": str, "keep": str, "of": str},
     ),
     OpDef(
         "vocab.logprob_merge",
@@ -58,8 +58,9 @@ OPS = (
     ),
     OpDef(
         "vocab.topk_merge",
-        f"{_RECORDS} -> p: f32[B, *x, K], index: i64[B, *x, K], bad: i1[B, *x]",
-        "``vocab.topk`` of the records of all ranks.",
+        f"{_RECORDS} -> p: f32[B, *x, K], index: i64<$of>[B, *x, K], bad: i1[B, *x]",
+        "``vocab.topk`` of the records of all ranks; ``of`` as for ``vocab.argmax_merge``.",
+        {"of": str},
     ),
     OpDef(
         "vocab.row",

@@ -2,13 +2,15 @@
 
 It keeps the CPU's attention backend where there is no AMX. Environment variables ask for more: SPECC_TEST_OVERLAP=1
 keeps the overlap schedule, SPECC_TEST_NAN=token spoils the target's scores after that token. The internal state gets
-`specc_testing`: the accounting of KV slots and of pool rows, and what every rank emitted and ran.
+`specc_testing`: the accounting of KV slots and of pool rows, and what every rank emitted, ran and gathered of logits.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,9 +22,16 @@ LOGITS = "sglang.srt.layers.logits_processor.LogitsProcessor.forward"
 STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state"
 
 
+GROUP = "sglang.srt.distributed.parallel_state.GroupCoordinator"
 QUEUE = "sglang.srt.managers.scheduler.Scheduler._add_request_to_queue"
 _requests: dict[str, Any] = {}
 """Those that came to this rank, by name."""
+_gathers = Counter[str]()
+"""What this rank has gathered, by the method."""
+_logits = Counter[str]()
+"""Forwards whose logits were gathered, by their mode, and, behind `kept `, those whose were not."""
+_verified: list[bool] = []
+"""Of each verification, whether its logits were gathered."""
 
 
 class WithAmx:
@@ -46,6 +55,9 @@ def register() -> None:
     overrides.get_platform = lambda: WithAmx(platform())
     HookRegistry.register(STATE, add_accounting, HookType.AROUND)
     HookRegistry.register(QUEUE, note, HookType.BEFORE)
+    HookRegistry.register(LOGITS, note_logits, HookType.AROUND)
+    for method in ("all_gather", "all_gather_into_tensor"):
+        HookRegistry.register(f"{GROUP}.{method}", note_gather(method), HookType.BEFORE)
     if os.environ.get(OVERLAP) == "1":
         keep_overlap()
     if NAN in os.environ:
@@ -103,6 +115,27 @@ def note(scheduler: Any, request: Any, *_: Any, **__: Any) -> None:
     _requests[request.rid] = request
 
 
+def note_gather(method: str) -> Callable[..., None]:
+    """Count the calls of a method."""
+
+    def count(*_: Any, **__: Any) -> None:
+        _gathers[method] += 1
+
+    return count
+
+
+def note_logits(original: Callable[..., Any], processor: Any, *given: Any, **named: Any) -> Any:
+    """Count a forward, by whether anything was gathered for its logits."""
+    before = _gathers.total()
+    found = original(processor, *given, **named)
+    mode = next(one for one in (*given, *named.values()) if hasattr(one, "forward_mode")).forward_mode
+    gathered = _gathers.total() > before
+    _logits[mode.name if gathered else f"kept {mode.name}"] += 1
+    if mode.is_target_verify():
+        _verified.append(gathered)
+    return found
+
+
 def add_accounting(get_internal_state: Callable[[Any, Any], Any], controller: Any, request: Any) -> Any:
     """Extend the answer to a request for the internal state."""
     answer = get_internal_state(controller, request)
@@ -137,5 +170,6 @@ def of_ranks(tokens: dict[str, list[int]], worker: Any) -> list[dict[str, Any]]:
 
     steps = getattr(worker, "steps", None)
     mine = {"tokens": tokens, "specc": None if steps is None else steps.report()}
+    mine |= {"logits": dict(_logits), "turns": sum(one != other for one, other in pairwise(_verified))}
     group = get_parallel().tp_group
     return group.all_gather_object(mine) if group.world_size > 1 else [mine]

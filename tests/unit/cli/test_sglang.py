@@ -37,10 +37,10 @@ def run(*options: object) -> Result:
     return CliRunner().invoke(app, ["sglang", "check", *map(str, options)])
 
 
-def config(tmp_path: Path, changes: dict[str, str | None], *more: str) -> Config:
+def config(tmp_path: Path, changes: dict[str, str | None], *more: str, options: tuple[str, ...] = ()) -> Config:
     """What a run with these arguments writes, after `specc check` has passed it."""
     path = tmp_path / "written.yaml"
-    result = run("-o", path, "--", *words(changes), *more)
+    result = run("-o", path, *options, "--", *words(changes), *more)
     assert result.exit_code == 0, result.output
     checked = CliRunner().invoke(app, ["check", str(path)])
     assert checked.exit_code == 0, checked.output
@@ -82,6 +82,37 @@ def test_ranks(tmp_path: Path) -> None:
     result = run("--", *words({"--tp": "3"}))
     assert (result.exit_code, result.stdout) == (1, "")
     assert "error[config/out-of-range]" in result.stderr
+
+
+def test_logits_that_stay_with_their_ranks(tmp_path: Path) -> None:
+    """The columns are written, as SGLang pads heads; those of one rank are all tokens."""
+    found = config(tmp_path, TREE | {"--tp-size": "4"}, options=("--logits", "sharded"))
+    assert found.draft is not None
+    assert (found.tensor_parallel, found.logits) == (4, "sharded")
+    assert (found.target.padded_vocab_size, found.draft.padded_vocab_size) == (2048, 2048)
+    directory = tmp_path / "odd"
+    directory.mkdir()
+    facts = json.loads((MODELS / "target" / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(facts | {"vocab_size": 2050}))
+    odd = {"--model-path": str(directory), "--speculative-draft-model-path": str(directory)}
+    for ranks, columns in (("2", 2112), ("1", 2050)):
+        result = run("--logits", "sharded", "--", *words(odd | {"--tp-size": ranks}))
+        assert result.exit_code == 0, result.output
+        said = f"  padded_vocab_size: {columns} # the head of 2050 tokens, as SGLang pads it for {ranks} ranks\n"
+        assert result.stdout.count(said) == 2
+    directory = tmp_path / "part"
+    directory.mkdir()
+    facts = json.loads((MODELS / "eagle3" / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(facts | {"draft_vocab_size": 1500}))
+    part = {"--speculative-algorithm": "EAGLE3", "--speculative-draft-model-path": str(directory), "--tp-size": "2"}
+    found = config(tmp_path, part, options=("--logits", "sharded"))
+    assert found.draft is not None
+    assert (found.target.padded_vocab_size, found.draft.padded_vocab_size) == (2048, 1536)
+    assert "logits" not in run("--", *words({"--tp-size": "2"})).stdout
+    result = run("--logits", "split", "--", *words({"--tp-size": "2"}))
+    assert (result.exit_code, "error[config/out-of-range]" in result.stderr) == (1, True)
+    result = run("--logits", "sharded", "--verify", "target_only", "--", *words({"--tp-size": "2"}))
+    assert (result.exit_code, "verify: target_only with logits: sharded" in result.stderr) == (1, True)
 
 
 def test_a_token_map_on_several_ranks() -> None:

@@ -187,8 +187,6 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
     ("config/out-of-range", edit("verify: greedy", "tensor_parallel: 32"), 9, 18),
     ("config/not-yet", edit("verify: greedy", "verify: target_only\nlogits: sharded"), 9, 9),
     ("config/not-yet", edit("[accept_index]", "[logprobs]\nbest_logprobs: 2\nlogits: sharded"), 11, 16),
-    ("config/not-yet", edit("verify: greedy", "logits: sharded\nengine: sglang"), 10, 9),
-    ("config/not-yet", edit("verify: greedy", "logits: sharded") + "  token_map: engine\n", 26, 14),
     ("legal/shards", sharded(32002), 27, 22),
     ("legal/shards", sharded(31996), 27, 22),
     ("legal/shards", sharded(32000).replace("logits: sharded", "logits: gathered"), 27, 22),

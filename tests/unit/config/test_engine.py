@@ -144,6 +144,34 @@ def test_heads_that_cannot_be_shared_out(side: str, heads: int, ranks: int) -> N
     assert load(engine=None, **keys).config.tensor_parallel == ranks
 
 
+@pytest.mark.parametrize(
+    ("tokens", "ranks", "columns"), [(96, 1, 96), (96, 2, 128), (128, 2, 128), (129, 16, 192), (65, 4, 128)]
+)
+def test_columns_of_sharded_logits_are_those_of_padded_heads(tokens: int, ranks: int, columns: int) -> None:
+    """What is written counts, for heads that are padded otherwise; without an engine nothing is padded."""
+    models = {side: {"vocab_size": tokens} for side in ("target", "draft")}
+    keys = {"logits": "sharded", "tensor_parallel": ranks}
+    config = load("EAGLE", **keys, **models).config
+    assert config.draft is not None
+    assert [side.padded_vocab_size for side in (config.target, config.draft)] == [columns, columns]
+    written = models | {"target": {"vocab_size": tokens, "padded_vocab_size": 256}}
+    assert load("EAGLE", **keys, **written).config.target.padded_vocab_size == 256
+    part = models | {"draft": {"vocab_size": 40, "token_map": "engine"}}
+    config = load("EAGLE3", **keys, **part).config
+    assert config.draft is not None
+    assert config.draft.padded_vocab_size == (40 if ranks == 1 else 64)
+    if tokens % ranks == 0:
+        assert load("EAGLE", engine=None, **keys, **models).config.target.padded_vocab_size == tokens
+    assert load("EAGLE", tensor_parallel=ranks, **models).config.target.padded_vocab_size is None
+
+
+def test_what_sharded_logits_do_not_serve_is_refused_with_an_engine_too() -> None:
+    hint = "write logits: gathered, with which every rank has whole rows"
+    sharded = {"logits": "sharded", "tensor_parallel": 2}
+    for keys in ({"verify": "target_only"}, {"outputs": ["logprobs"], "best_logprobs": 2}):
+        assert [found[:2] for found in findings("EAGLE", **sharded, **keys)] == [("config/not-yet", hint)]
+
+
 def test_a_token_map_on_several_ranks() -> None:
     """Of heads that score rows of the target's; those of EAGLE3 are their own."""
     draft = {"draft": {"token_map": "engine", "vocab_size": 48}}

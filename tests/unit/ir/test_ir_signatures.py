@@ -25,7 +25,7 @@ def test_signatures(op: OpDef) -> None:
     assert len(op.operands) == before.count(":")
     assert len(op.results) == after.count(":")
     for slot in (*op.operands, *op.results):
-        assert re.fullmatch(r"\?|!kv<\w+>|(T|\$\w+|\w+)(<\?\w+>)?\[[^\[\]]*\]", slot.pattern), slot
+        assert re.fullmatch(r"\?|!kv<\w+>|(T|\$\w+|\w+)(<[?$]\w+>)?\[[^\[\]]*\]", slot.pattern), slot
         dtype = slot.pattern.partition("[")[0].partition("<")[0]
         if "[" in slot.pattern and not dtype.startswith("$"):
             assert dtype == "T" or dtype in DTYPES, slot

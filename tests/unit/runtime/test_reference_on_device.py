@@ -33,6 +33,7 @@ PROGRAMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("EAGLE", TREE | {"mask": "qlen", "outputs": ["logprobs"]}),
     ("STANDALONE", TREE | {"mask": "bitpacked"}),
     ("STANDALONE", TREE | RANKS),
+    ("EAGLE", RANKS | {"draft": {"vocab_size": 50, "padded_vocab_size": 64, "token_map": "engine"}}),
     ("EAGLE", TREE | {"mask": "full", "context_length": 64}),
     ("MULTI_LAYER_EAGLE", {}),
     ("DFLASH", {"verify": "target_only", "sampling": ["min_p", "top_p", "top_k"]}),
