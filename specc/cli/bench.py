@@ -54,7 +54,7 @@ def bench(
         wanted = _buckets(plan, buckets)
         device, versions = here(), versions_of(subject.triton)
         if device is None:
-            _print(unmeasured(plan, wanted, versions), [no_gpu("times, floors and pictures")], format, report)
+            _print(unmeasured(plan, wanted, versions), [no_gpu("times")], format, report)
             raise typer.Exit(EXIT_NO_GPU)
         with tempfile.TemporaryDirectory(prefix="specc-bench-") as folder, progress("compiling", quiet=quiet) as shown:
             backend = backend_of(subject.made, Path(folder), device)
@@ -69,7 +69,7 @@ def no_gpu(what: str) -> Diagnostic:
     """That something cannot be measured here."""
     return Diagnostic(
         "measure/no-gpu",
-        f"this machine has no CUDA GPU, so that there are no {what} here",
+        f"no CUDA GPU here, so no {what}",
         hint="run the same command where the program will run",
         severity="warning",
     )

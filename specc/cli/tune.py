@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -91,7 +91,7 @@ def _require_arch(loaded: LoadedConfig, arch: str) -> None:
         raise DiagnosticError(Diagnostic("measure/other-arch", message, loaded.location("archs"), hint))
 
 
-def _knobs(loaded: LoadedConfig) -> Iterator[dict[str, object]]:
+def _knobs(loaded: LoadedConfig) -> Iterator[dict[str, Any]]:
     """What would be searched, of every launch of a step."""
     from specc.driver.build import build_program
     from specc.measure.variants import described, kernels_of, knobs_of
@@ -110,9 +110,23 @@ def _knobs(loaded: LoadedConfig) -> Iterator[dict[str, object]]:
 
 
 def _searched(loaded: LoadedConfig) -> Table:
-    from specc.explain.report import plain_table
+    """A line for every kernel that has knobs; at each depth, where there are several."""
+    from rich.table import Table
 
-    return plain_table([*_knobs(loaded)])
+    table, several = Table(box=None), len(loaded.config.depths) > 1
+    table.add_column("launches", overflow="fold", min_width=16)
+    for name in ("now", "searched"):
+        table.add_column(name, overflow="fold")
+    for one in _knobs(loaded):
+        names = ", ".join(one["launches"]) + f" of num_steps {one['num_steps']}" * several
+        table.add_row(names, one["now"], _ranges(one))
+    return table
+
+
+def _ranges(one: Mapping[str, Any]) -> str:
+    """The knobs of a launch, from the least to the most."""
+    known = {"tile": one["tiles"], "warps": one["warps"], "split": (1, one["most_split"])}
+    return ", ".join(f"{word} {min(each)} to {max(each)}" for word, each in known.items() if each and max(each) > 1)
 
 
 def _gained(found: Tuned) -> Table:

@@ -80,7 +80,8 @@ def told(module: Module, kernel: Kernel) -> str:
     knobs, spec = family.knobs(module, cluster), family.spec(module, kernel.name, cluster)
     chosen = next((one for one in module.decls_of(Tuned) if one.name == kernel.name), None)
     words = [f"tile {dict(spec.constants)['BLOCK']}"] if knobs.tiles else []
-    words += [f"{chosen.warps if chosen and chosen.warps else spec.num_warps} warps"] if knobs.warps else []
+    warps = chosen.warps if chosen is not None and chosen.warps else spec.num_warps
+    words += [f"{warps} warp{'s' * (warps > 1)}"] if knobs.warps else []
     if knobs.split:
         buckets = module.decl(Options).buckets
         splits = {bucket: knobs.split_of(family.grid(module, cluster, bucket)) for bucket in buckets}

@@ -104,7 +104,7 @@ def test_what_was_found_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
     def search(loaded: LoadedConfig, device: object, seconds: float, on_done: object) -> tuned.Tuned:
         tuning = Tuning("sm_90", "Some GPU", "0.1.0", "3.6.0", (choice,))
-        return tuned.Tuned(tuning, (Found((choice,), "1 warps", (gain,)),), {3: [gain]})
+        return tuned.Tuned(tuning, (Found((choice,), "1 warp", (gain,)),), {3: [gain]})
 
     monkeypatch.setattr(bench, "here", lambda: "cuda:0")
     monkeypatch.setattr(bench, "arch_of", lambda device: "sm_90")
@@ -116,7 +116,7 @@ def test_what_was_found_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     config = tmp_path / "c.yaml"
     config.write_text(Path(CHAIN).read_text().replace("models/", f"{ROOT}/examples/models/") + "tuning: t.yaml\n")
     explained = run("explain", str(config), "--pass", "tune-launches")
-    assert "prepare_rows: tuned: 2 warps instead of 1 warps" in explained.stdout
+    assert "prepare_rows: tuned: 2 warps instead of 1 warp" in explained.stdout
     record = json.loads(run("tune", CHAIN, "-o", str(place), "--format", "json").stdout)
     assert record["found"][0]["choices"][0]["warps"] == 2 and record["steps"]["3"][0]["ratio"]["median"] == 1.2
     assert run("tune", CHAIN, "-o", str(tmp_path / "no" / "such" / "t.yaml")).exit_code in (0, 1)
