@@ -107,7 +107,7 @@ def test_launches_of_a_kernel_are_timed_once_and_chosen_together(clock: Clock) -
 
 def test_depths_have_choices_of_their_own(clock: Clock) -> None:
     clock.cost = lambda name, tile, *_: 0.5 if tile == 512 and name == "verify_argmax" else 1.0
-    found = search(CHAIN.replace("num_steps: 2", "num_steps: [1, 2]"))
+    found = search(CHAIN.replace("num_steps: 2", "num_steps: [1, 2]").replace("[1, 4]", "[1]"))
     assert [(choice.launch, choice.num_steps) for choice in found.tuning.choices] == [
         ("verify_argmax", 2),
         ("verify_argmax", 1),
