@@ -21,7 +21,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cuda,dev,grammar]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cuda,dev,grammar,bench]'
 	$(BIN)/python -m compileall -q specc tests
 	touch $@
 
@@ -88,7 +88,7 @@ versions: setup
 # Whether the pins resolve from the default index alone; nothing is installed.
 resolve: setup
 	env -u PIP_FIND_LINKS PIP_CONFIG_FILE=/dev/null $(BIN)/pip install --dry-run --ignore-installed --quiet \
-	    --constraint constraints.txt '.[cuda,dev,grammar]'
+	    --constraint constraints.txt '.[cuda,dev,grammar,bench]'
 
 check: lint types test-all
 

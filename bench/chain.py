@@ -14,9 +14,10 @@ from collections.abc import Iterator
 import harness
 import torch
 from baseline import Sequence, TorchSequence
-from measure import Effort
 from ours import Ours
 from work import Shape, Work
+
+from specc.measure.timing import Effort
 
 VOCABULARIES, BATCHES, STEPS, WIDTH, POOL = (32000, 128256), (1, 8, 64), 3, 4096, 65
 TINY_VOCABULARIES, TINY_BATCHES, TINY_WIDTH = (300, 2049), (1, 3), 40

@@ -27,10 +27,12 @@ if not ON_GPU:
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import baseline
-from measure import WARM_UPS, Effort, Floors, Ratio, Run, capture, nothing, pairs
-from ours import Ours, TritonBackend, compile_shape, cuda_backend
+from ours import Ours, TritonBackend, compile_shape
 from work import Shape, differences, equal
 
+from specc.measure.backends import cuda_backend
+from specc.measure.ratios import Ratio
+from specc.measure.timing import WARM_UPS, Effort, Floors, Run, capture, nothing, pairs
 from specc.runtime.backends import Backend
 from specc.runtime.plan.plan import Plan
 

@@ -9,25 +9,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
 
-import torch
 from torch import Tensor
 from work import Shape, Work, observed
 
 from specc.algorithms import names, needs
-from specc.codegen.cache import Cache
 from specc.config import load_text
-from specc.driver.build import Build, build_program, compile_machine_code
-from specc.emit.build_wheel import emit_wheel
+from specc.driver.build import Build, build_program
 from specc.emit.files import kernel_files
-from specc.emit.wheel import wheel_names
 from specc.runtime.backends import Backend
-from specc.runtime.backends.cuda import CudaBackend, device_arch
 from specc.runtime.frame import Frame
 from specc.runtime.memory.arena import Arena
 from specc.runtime.memory.kv_pools import KvPools
-from specc.runtime.plan.manifest import Manifest
 from specc.runtime.plan.nodes import External, Launch
 from specc.runtime.plan.plan import Plan
 from specc.runtime.state.relay import RelayPools
@@ -55,16 +48,6 @@ def compile_shape(shape: Shape, buckets: Sequence[int], archs: Sequence[str] = (
     sizes |= {"buckets": list(buckets), "requests": shape.pool - 1, "archs": ", ".join(archs)}
     text = CONFIG.format(kind=kind, sizes=SIZES.format(**sizes), **sizes) + keys
     return build_program(load_text(text, Path(f"bench_{kind}.yaml"), names(), needs))
-
-
-def cuda_backend(build: Build, folder: Path, device: torch.device) -> Backend:
-    """Machine code through the runtime's own CUDA backend: compile, write the wheel, unpack, load."""
-    compile_machine_code(build, [device_arch(device)], cache=Cache.default())
-    (wheel,) = emit_wheel(build, folder)
-    with ZipFile(wheel) as archive:
-        archive.extractall(folder)
-    package = folder / wheel_names(build.loaded.config.name).package
-    return CudaBackend([build.plan], Manifest.read(package), package, device)
 
 
 READ = ("tokens", "positions", "slots", "mask", "select", "hidden")

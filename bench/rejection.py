@@ -20,12 +20,13 @@ from typing import NamedTuple
 
 import harness
 import torch
-from measure import Effort, Floors, Ratio, capture, pairs
 from ours import Ours
 from sampling import CLOSE, REQUEST, SampledWork, SoftmaxSequence, verification
 from torch import Tensor
 from work import Shape
 
+from specc.measure.ratios import Ratio
+from specc.measure.timing import Effort, Floors, capture, pairs
 from specc.runtime.backends.cpu import ReferenceBackend
 
 try:

@@ -17,11 +17,13 @@ from typing import NamedTuple
 
 import harness
 import torch
-from measure import Effort, Ratio, capture, pairs
 from ours import Ours
 from sampling import DTYPES, REQUEST, verification
 from work import Shape, differences
 from work_tree import TreeWork
+
+from specc.measure.ratios import Ratio
+from specc.measure.timing import Effort, capture, pairs
 
 REAL = [(topk, steps, nodes, vocab, batch)
         for topk, steps, nodes in ((4, 3, 16), (8, 4, 48), (8, 5, 64))

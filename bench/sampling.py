@@ -18,11 +18,12 @@ from itertools import product
 
 import harness
 import torch
-from measure import Effort, Floors, Ratio, capture, nothing, pairs
 from ours import Ours
 from torch import Tensor
 from work import Shape, Work
 
+from specc.measure.ratios import Ratio
+from specc.measure.timing import Effort, Floors, capture, nothing, pairs
 from specc.runtime.plan.nodes import Launch
 from specc.runtime.semantics.reference_sample import SAMPLE_OPS
 

@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 import harness
 import torch
 from baseline_tree import TreeSequence
-from measure import Effort
 from ours import Ours
 from work import Shape
 from work_tree import TreeWork
+
+from specc.measure.timing import Effort
 
 BATCHES, TINY_BATCHES = (1, 8, 64), (1, 3)
 PAGE, TINY_PAGE = 16, 4

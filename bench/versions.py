@@ -20,7 +20,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import torch
-from measure import Effort, Ratio, capture, pairs
 from ours import Ours, compile_shape
 from work import Shape, Work, differences
 from work_tree import TreeWork
@@ -28,6 +27,8 @@ from work_tree import TreeWork
 from specc.codegen.cache import Cache
 from specc.driver.build import compile_machine_code
 from specc.emit.build_wheel import emit_wheel
+from specc.measure.ratios import Ratio
+from specc.measure.timing import Effort, capture, pairs
 from specc.runtime.backends.cuda import CudaBackend
 from specc.runtime.plan.manifest import Manifest
 from specc.runtime.plan.plan import Plan

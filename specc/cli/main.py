@@ -15,7 +15,8 @@ from specc.cli.reporting import reported, run
 from specc.cli.versions import VersionOption
 
 COMMANDS: tuple[str, ...] = (
-    "init", "check", "explain", "report", "build", "list", "inspect", "run", "hot-tokens", "schema", "doctor",
+    "init", "check", "explain", "report", "build", "list", "inspect", "run", "bench", "tune", "hot-tokens", "schema",
+    "doctor",
 )  # fmt: skip
 """Commands in the order of `specc --help`: ``specc.cli.<name>`` has a function ``<name>``, with _ for -."""
 
@@ -50,7 +51,7 @@ for _name in GROUPS:
 
 
 def main() -> None:
-    """Run the command line; exits with 0, 1 (input), 2 (usage) or 70 (a failure of specc itself)."""
+    """Run the command line; exits with 0, 1 (input), 2 (usage), 3 (no GPU) or 70 (specc itself failed)."""
     run(app)
 
 

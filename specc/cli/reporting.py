@@ -1,6 +1,7 @@
 """The one place where commands end: findings become text and exit codes.
 
-Exit codes: 0 done; 1 the input is wrong; 2 wrong usage (typer's own); 70 specc itself failed.
+Exit codes: 0 done; 1 the input is wrong; 2 wrong usage (typer's own); 3 there is no GPU to
+measure; 70 specc itself failed.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 EXIT_INPUT = 1
+EXIT_NO_GPU = 3
 EXIT_INTERNAL = 70
 
 _P = ParamSpec("_P")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specc.codegen.aot import KernelSource
 from specc.codegen.render import render_kernel, template_digest
@@ -12,6 +12,7 @@ from specc.ir.declarations import Kernel, Layout
 from specc.ir.printer import print_op
 from specc.kernels import FAMILIES
 from specc.kernels.shared.base import Argument, Cluster, Spec, cluster_of
+from specc.kernels.shared.knobs import tuned
 from specc.version import __version__
 
 
@@ -60,7 +61,10 @@ def _generate(
     used: dict[str, KernelSource] = {}
     for kernel in module.decls_of(Kernel):
         cluster = cluster_of(module, kernel.name)
-        spec = specs[kernel.name] = FAMILIES[kernel.family].spec(module, kernel.name, cluster)
+        spec = FAMILIES[kernel.family].spec(module, kernel.name, cluster)
+        if (chosen := tuned(module, cluster[0])) is not None and chosen.warps:
+            spec = replace(spec, num_warps=chosen.warps)
+        specs[kernel.name] = spec
         key = _key(module, spec)
         if key not in distinct:
             taken = any(source.name == kernel.name for source in distinct.values())

@@ -58,12 +58,14 @@ class LoadedConfig:
     @property
     def sources(self) -> dict[str, str]:
         """File name -> text, as the renderer of diagnostics takes it."""
-        return {self.file: self.source}
+        tuning = self.config.tuning
+        return ({} if tuning is None else {tuning.file: tuning.text}) | {self.file: self.source}
 
     @property
     def paths(self) -> dict[str, str]:
         """File name -> path to show to people."""
-        return {self.file: str(self.path)}
+        tuning = self.config.tuning
+        return ({} if tuning is None else {tuning.file: tuning.path}) | {self.file: str(self.path)}
 
 
 def load_config(

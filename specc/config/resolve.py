@@ -20,6 +20,7 @@ from specc.config.schema import SAMPLING
 from specc.config.sharded import check_shards, with_heads, with_shards
 from specc.config.sides import facts_of, settle
 from specc.config.step_form import check_step
+from specc.config.tuning import read_tuning
 from specc.config.validate import validate_options
 from specc.support.diagnostics import Note
 from specc.support.suggest import did_you_mean
@@ -55,9 +56,11 @@ def resolve(
     check_map(checked, target, draft, directory)
     target, draft = with_shards(checked, "target", target), with_shards(checked, "draft", draft)
     target, draft = with_heads(checked, "target", target), with_heads(checked, "draft", draft)
+    tuning = read_tuning(checked, directory)
     if checked.found.errors or algorithm is None or target is None or options is None:
         return None
     config = _config(checked, algorithm, options, archs, _depths(checked, needed), target, draft)
+    config = replace(config, tuning=tuning)
     return Resolved(config, {side: found for side, found in facts.items() if found is not None})
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from specc.config.block import Block
+from specc.config.chosen import Tuning
 from specc.config.presets import Engine
 from specc.ir.ops.tree import mask_width
 from specc.ir.types import DTYPES
@@ -127,8 +128,9 @@ class Config:
     """One configuration of speculative decoding, complete and legal.
 
     ``options`` are the keys of the algorithm's own; ``draft`` is None for an algorithm without a draft model,
-    ``engine`` for a program of any engine. ``depths`` are all that are compiled for, ascending; ``num_steps`` and
-    ``num_draft_tokens`` are those of one of them, the deepest in a configuration as it was loaded.
+    ``engine`` for a program of any engine, ``tuning`` where specc makes all choices. ``depths`` are all that are
+    compiled for, ascending; ``num_steps`` and ``num_draft_tokens`` are those of one of them, the deepest in a
+    configuration as it was loaded.
     """
 
     name: str
@@ -162,6 +164,7 @@ class Config:
     engine: Engine | None = None
     step: StepForm = "whole"
     slots: Slots = "req_to_token"
+    tuning: Tuning | None = None
 
     @property
     def models(self) -> dict[str, ModelConfig]:

@@ -218,6 +218,8 @@ class ConfigFile(Block):
     logits: Logits = "gathered"
     """What a forward hands over of its logits: whole rows, on every rank (gathered), or the rank's share of the
     columns (sharded), of which the program gathers what it takes to choose tokens."""
+    tuning: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    """File of choices that `specc tune` has made for the launches of this program on a GPU, relative to this one."""
     draft_positions: Annotated[Literal["true", "shifted", "auto"], BeforeValidator(_word)] = "auto"
     """Positions the draft sees: true (those of the text), shifted (one earlier, as drafts that read
     hidden states are trained), or auto (shifted exactly when the draft reads hidden states)."""

@@ -150,11 +150,12 @@ def compile_machine_code(
         on_done: called with (kernel, arch) as each is there.
 
     Raises:
-        DiagnosticError: ``aot/compile-failed``, ``aot/no-compiler`` or ``kernel/resources``.
+        DiagnosticError: ``aot/compile-failed``, ``aot/no-compiler``, ``kernel/resources`` or ``tuning/arch``.
 
     """
     from specc.codegen.aot import CompileError, compile_kernels
 
+    _require_tuned_arch(build, archs)
     with build.stage("compile"):
         _require_compiler(build)
         try:
@@ -171,6 +172,19 @@ def compile_machine_code(
             if key[0] in names
         }
         run_passes(depth.module, [CheckResources()], depth.ctx, [CheckEach()])
+
+
+def _require_tuned_arch(build: Build, archs: Sequence[str]) -> None:
+    """Choices hold for one architecture, whichever the configuration is compiled for instead of its own.
+
+    Raises:
+        DiagnosticError: ``tuning/arch``.
+    """
+    tuning = build.loaded.config.tuning
+    if tuning is not None and list(archs) != [tuning.arch]:
+        message = f"'{tuning.file}' was measured on {tuning.arch}, and kernels are compiled for {', '.join(archs)}"
+        hint = "leave tuning out, or compile for that architecture alone"
+        raise DiagnosticError(Diagnostic("tuning/arch", message, build.loaded.location("tuning"), hint))
 
 
 def _require_compiler(build: Build) -> None:

@@ -11,6 +11,9 @@ from specc.emit.wheel import write_wheel
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.version import __version__
 
+TUNING = "tuning.yaml"
+"""The tuning file that a program was built with, in its package, whatever it was called."""
+
 
 def emit_wheel(build: Build, directory: Path) -> list[Path]:
     """The installable wheel: runtime, plan, kernel sources and machine code.
@@ -20,13 +23,14 @@ def emit_wheel(build: Build, directory: Path) -> list[Path]:
 
     """
     config = build.loaded.config
+    tuned = {} if config.tuning is None else {TUNING: config.tuning.text}
     try:
         path = write_wheel(
             directory,
             name=config.name,
             version=__version__,
             plans=plan_files(build),
-            sources=kernel_files(build) | reference_files(build),
+            sources=kernel_files(build) | reference_files(build) | tuned,
             specirs=specir_files(build),
             config_text=build.loaded.source,
             artifacts=list(build.artifacts.values()),

@@ -95,7 +95,7 @@ def write_wheel(
         name: the configuration's name.
         version: specc's version.
         plans: path inside the package to the plan of every depth, `plan.json`, that of the deepest, first.
-        sources: Triton sources and references of plugins' ops, path inside the package (`kernels/prepare.py`) to text.
+        sources: Triton sources, references of plugins' ops and a tuning file, path inside the package to text.
         specirs: path inside the package to the lowered module of every depth as text.
         config_text: the configuration as written.
         artifacts: machine code; none makes a wheel for the CPU backend alone.

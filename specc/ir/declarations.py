@@ -112,6 +112,24 @@ class Kernel(Decl):
 
 
 @dataclass(frozen=True)
+class Tuned(Decl):
+    """What a tuning file chose for the kernel of this name, in place of what specc does by itself.
+
+    Attributes:
+        tile: elements of a tile of logits; 0 where nothing was chosen.
+        warps: warps of a program; 0 where nothing was chosen.
+        splits: programs that share a row, or a request's copies, in every bucket; 0, or none at all, where nothing was.
+
+    """
+
+    kind: ClassVar[str] = "tuned"
+    since: ClassVar[str] = "clustered"
+    tile: int
+    warps: int
+    splits: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Reference(Decl):
     """The node of an op (the one whose ``kernel`` attribute names it) that no kernel computes, but torch.
 
@@ -233,5 +251,6 @@ class Resources(Decl):
 
 
 DECLS: dict[str, type[Decl]] = {
-    decl.kind: decl for decl in (Options, KvLayout, KvPool, Kernel, Reference, Layout, Grid, Buffer, Node, Resources)
+    decl.kind: decl
+    for decl in (Options, KvLayout, KvPool, Kernel, Tuned, Reference, Layout, Grid, Buffer, Node, Resources)
 }

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from specc.ir.core import Op, tensor_type
+from specc.ir.core import Module, Op, tensor_type
 from specc.kernels.shared import vocabulary
 from specc.kernels.shared.base import Cluster
 from specc.kernels.shared.compose import Composed
+from specc.kernels.shared.knobs import Knobs
 from specc.kernels.shared.text import Text
 
 
@@ -39,6 +40,12 @@ class Argmax(Composed):
         text.blocks |= blocks
         given = f"{logits}, {value}, {mark}, {total}, {arrivals}, b, program, programs, {function}, {operands}"
         return f"last = {text.use('scan_argmax')}({given}, {rows}, V, STRIDE, SPLITS, BLOCK)"
+
+    def knobs(self, module: Module, cluster: Cluster) -> Knobs:
+        """See `Family.knobs`: a largest value is the same in any order."""
+        reduction = self.reduction(cluster)
+        assert reduction is not None
+        return vocabulary.knobs(module, reduction, cluster, whole=True)
 
 
 FAMILY = Argmax()

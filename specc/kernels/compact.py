@@ -8,6 +8,7 @@ from specc.ir.core import Module, Op, Value, tensor_type
 from specc.ir.nodes import is_external
 from specc.kernels.shared import copying
 from specc.kernels.shared.base import Arguments, Cluster, Family, Spec, in_order, kv_pool, maybe, power_of_two
+from specc.kernels.shared.knobs import WARPS, Knobs, tuned_split
 
 
 class Compact(Family):
@@ -56,7 +57,13 @@ class Compact(Family):
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
         """A program per request and chunk of a value's columns; the rest share the chunks of all KV buffers."""
         chunks, moved = _chunks(module, cluster)
-        return batch, chunks + copying.programs(moved, batch), 1
+        shared = tuned_split(module, cluster[0], batch) or copying.programs(moved, batch)
+        return batch, chunks + shared, 1
+
+    def knobs(self, module: Module, cluster: Cluster) -> Knobs:
+        """See `Family.knobs`: the chunks of KV buffers are shared by any number of programs."""
+        chunks, moved = _chunks(module, cluster)
+        return Knobs(warps=WARPS, split=moved, fixed=chunks)
 
 
 def _in_rows(op: Op) -> bool:

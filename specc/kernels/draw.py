@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from specc.ir.core import Op, tensor_type
+from specc.ir.core import Module, Op, tensor_type
 from specc.kernels.shared import vocabulary
 from specc.kernels.shared.base import Cluster
 from specc.kernels.shared.compose import Composed
+from specc.kernels.shared.knobs import Knobs
 from specc.kernels.shared.text import Text
 
 
@@ -50,6 +51,12 @@ class Draw(Composed):
         return (
             f"last = {text.use('scan_draw')}({given}, {peak}, {mass}, {arrivals}, b, program, programs, {calls}, BLOCK)"
         )
+
+    def knobs(self, module: Module, cluster: Cluster) -> Knobs:
+        """See `Family.knobs`: how a row is cut changes no tile of 16 entries, what a program holds of it may."""
+        reduction = self.reduction(cluster)
+        assert reduction is not None
+        return vocabulary.knobs(module, reduction, cluster, whole=False)
 
 
 FAMILY = Draw()

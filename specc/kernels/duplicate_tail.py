@@ -8,6 +8,7 @@ from specc.ir.core import Module
 from specc.ir.page_runs import PageRuns
 from specc.kernels.shared import copying
 from specc.kernels.shared.base import Arguments, Cluster, Family, Spec, kv_pool, only, power_of_two
+from specc.kernels.shared.knobs import WARPS, Knobs, tuned_split
 
 _TOKENS = 8
 
@@ -46,11 +47,19 @@ class DuplicateTail(Family):
 
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
         """The longest tail, a token less than a page, cut into tiles; a request's programs share them."""
-        pool, (tokens, block) = kv_pool(module, "draft"), _tile(module, cluster)
-        tail = _runs(cluster).tails[-1]
-        columns = -(-pool.row_bytes // (copying.kv_unit(pool) * block))
-        pieces = -(-tail // tokens) * columns * pool.layers * pool.buffers
-        return batch, copying.programs(max(pieces, 1), batch), 1
+        shared = tuned_split(module, cluster[0], batch) or copying.programs(_pieces(module, cluster), batch)
+        return batch, shared, 1
+
+    def knobs(self, module: Module, cluster: Cluster) -> Knobs:
+        """See `Family.knobs`."""
+        return Knobs(warps=WARPS, split=_pieces(module, cluster))
+
+
+def _pieces(module: Module, cluster: Cluster) -> int:
+    """Tiles of the longest tail in all KV buffers."""
+    pool, (tokens, block) = kv_pool(module, "draft"), _tile(module, cluster)
+    columns = -(-pool.row_bytes // (copying.kv_unit(pool) * block))
+    return max(1, -(-_runs(cluster).tails[-1] // tokens) * columns * pool.layers * pool.buffers)
 
 
 def _runs(cluster: Cluster) -> PageRuns:

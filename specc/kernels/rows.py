@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from specc.ir.core import Op
+from specc.ir.core import Module, Op
 from specc.kernels.shared.base import Cluster
 from specc.kernels.shared.compose import Composed
+from specc.kernels.shared.knobs import NONE, WARPS, Knobs, exact
 from specc.kernels.shared.text import Text
 
 
@@ -16,6 +17,10 @@ class Rows(Composed):
     def scan(self, text: Text, reduction: Op, cluster: Cluster) -> str:
         """Nothing is scanned."""
         raise AssertionError(f"{reduction.opcode} is no op of a kernel without reductions")
+
+    def knobs(self, module: Module, cluster: Cluster) -> Knobs:
+        """See `Family.knobs`."""
+        return Knobs(warps=WARPS[:4]) if exact(cluster) else NONE
 
 
 FAMILY = Rows()

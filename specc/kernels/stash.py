@@ -9,6 +9,7 @@ from specc.ir.types import TensorType
 from specc.kernels.shared import copying
 from specc.kernels.shared.base import STORES, Arguments, Cluster, Family, Spec, in_order, leaves, power_of_two
 from specc.kernels.shared.blocks import fits_registers
+from specc.kernels.shared.knobs import WARPS, Knobs
 
 _TILE = 256
 """Units of one chunk: of 8 bytes that is four 16-byte loads for every thread of the one warp."""
@@ -47,6 +48,10 @@ class Stash(Family):
         """One program per request and chunk of a value's row."""
         shape = _Shape(module, cluster)
         return batch, sum(-(-units // shape.block(module)) for units in shape.units(module)), 1
+
+    def knobs(self, module: Module, cluster: Cluster) -> Knobs:
+        """See `Family.knobs`."""
+        return Knobs(warps=WARPS[:3])
 
 
 class _Shape:

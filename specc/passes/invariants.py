@@ -10,7 +10,7 @@ import networkx as nx
 
 from specc.ir.checker import check_linear, check_module
 from specc.ir.core import Module, on_nodes
-from specc.ir.declarations import Buffer, Grid, Kernel, Layout, Node, Options, Reference
+from specc.ir.declarations import Buffer, Grid, Kernel, Layout, Node, Options, Reference, Tuned
 from specc.ir.liveness import hidden_result, liveness
 from specc.ir.nodes import is_collective, is_external, node_of, quotient
 from specc.kernels import FAMILIES, LONE
@@ -24,6 +24,7 @@ from specc.passes.pipeline import PASSES
 from specc.passes.plan_memory import unplaced
 from specc.passes.select_compaction import read_along_nodes
 from specc.passes.select_tree_form import links_of
+from specc.passes.tune_launches import impossible
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 
@@ -76,7 +77,7 @@ def _clustered(module: Module) -> list[str]:
             bad.append(f"{op.opcode} in {op.phase} is in no kernel, and runs by no reference")
     if not nx.is_directed_acyclic_graph(quotient(module)):
         bad.append("kernels depend on each other in a circle")
-    return bad
+    return bad or _wrongly_tuned(module)
 
 
 def _without_prologues(module: Module, cluster: Cluster) -> Cluster:
@@ -95,6 +96,17 @@ def _no_kernel(module: Module, kernel: Kernel, offered: Mapping[str, set[Cluster
     if _without_prologues(module, cluster_of(module, kernel.name)) not in offered[kernel.family]:
         return [f"the ops of kernel {kernel.name} are nothing that {kernel.family} covers"]
     return []
+
+
+def _wrongly_tuned(module: Module) -> list[str]:
+    kernels = {kernel.name: kernel for kernel in module.decls_of(Kernel)}
+    bad = [f"{one.name} is tuned, and no kernel" for one in module.decls_of(Tuned) if one.name not in kernels]
+    known = [one for one in module.decls_of(Tuned) if one.name in kernels]
+    count = len(module.decl(Options).buckets) if known else 0
+    bad += [
+        f"{one.name} has a split for {len(one.splits)} buckets" for one in known if len(one.splits) not in (0, count)
+    ]
+    return bad or [f"{one.name}: {why}" for one in known for why in impossible(module, kernels[one.name], one)]
 
 
 def _laid_out(module: Module) -> list[str]:

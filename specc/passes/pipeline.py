@@ -23,6 +23,7 @@ from specc.passes.select_compaction import SelectCompaction
 from specc.passes.select_tree_form import SelectTreeForm
 from specc.passes.select_verify import SelectVerify
 from specc.passes.specialize_buckets import SpecializeBuckets
+from specc.passes.tune_launches import TuneLaunches
 
 FRONT: tuple[type[Pass], ...] = (
     ExpandAlgorithm,
@@ -39,7 +40,14 @@ FRONT: tuple[type[Pass], ...] = (
 )
 """From a configuration to the smallest program that computes it."""
 
-PLANNING: tuple[type[Pass], ...] = (FormKernels, AssignLayouts, SpecializeBuckets, PlanMemory, PlanGraphs)
+PLANNING: tuple[type[Pass], ...] = (
+    FormKernels,
+    TuneLaunches,
+    AssignLayouts,
+    SpecializeBuckets,
+    PlanMemory,
+    PlanGraphs,
+)
 """From a program to launches, addresses and graphs."""
 
 BACK: tuple[type[Pass], ...] = (CheckResources,)

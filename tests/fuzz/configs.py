@@ -346,6 +346,32 @@ def _fact(rng: random.Random, depth: int) -> Any:
     return rng.choice([rng.choice(ODD), odd])
 
 
+def tuning_files(rng: random.Random) -> str:
+    """Choices for launches, most of which a program of small vocabularies has; keys and lines that it has not."""
+    keys = legal.draw(rng, small=True) | {"tuning": "t.yaml", "archs": ["sm_90"]}
+    launches: list[dict[str, Any]] = []
+    for _ in range(rng.randint(0, 3)):
+        one: dict[str, Any] = {"launch": rng.choice(["prepare_rows", "verify_argmax", "verify_draw", "compact", "x"])}
+        if rng.random() < 0.5:
+            one["warps"] = rng.choice([1, 2, 4, 8, 16, 32, *ODD])
+        if rng.random() < 0.3:
+            one["tile"] = rng.choice([512, 1024, 3, *ODD])
+        if rng.random() < 0.3:
+            one["split"] = rng.choice([{bucket: rng.randint(1, 3)} for bucket in keys.get("buckets", [1])] + [*ODD])
+        launches.append(one)
+    said: dict[str, Any] = {"gpu": "g", "arch": "sm_90", "specc": "0", "triton": "0", "launches": launches}
+    if rng.random() < 0.2:
+        said[rng.choice([*said, "x"])] = rng.choice(ODD)
+    lines = to_text(rng, said).splitlines()
+    if rng.random() < 0.3:
+        _damage(rng, lines)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "c.yaml"
+        path.write_text(to_text(rng, keys), errors="replace")
+        (Path(folder) / "t.yaml").write_text("\n".join(lines), errors="replace")
+        return outcome(lambda: load_config(path, algorithms.names(), algorithms.needs), 0.8, rng, located=True)
+
+
 def command(rng: random.Random) -> str:
     """The command line: a legal end is 0, 1 or 2, and nothing of a traceback is shown."""
     from typer.testing import CliRunner
@@ -380,6 +406,7 @@ def command(rng: random.Random) -> str:
 
 KINDS: dict[Callable[[random.Random], str], int] = {
     whole: 4, changed: 56, text: 18, document: 10, deep: 1, files: 5, model_directories: 6, command: 1, first: 3,
+    tuning_files: 6,
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,8 +24,10 @@ from gpu.nodes import Pair, check_program
 from gpu.room import run_out
 from gpu.serving import Serving, Variant
 from specc.algorithms import names, needs
-from specc.config import load_config, load_text
+from specc.config import LoadedConfig, load_config, load_text
+from specc.config.chosen import Choice, Tuning
 from specc.driver.build import build_program
+from specc.measure.variants import kernels_of, knobs_of, with_choices
 from specc.runtime.backends import Backend
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
@@ -34,6 +37,7 @@ from specc.runtime.plan.plan import Plan
 from specc.runtime.program import Program
 
 ROOT = Path(__file__).resolve().parents[2]
+TUNING = Tuning("sm_90", "", "", "", ())
 CPU, STEPS = torch.device("cpu"), 6
 
 
@@ -59,6 +63,30 @@ def check(name: str) -> None:
         check_program(Pair(build.plan, backend, CPU, seed=len(name)), (1, 4))
         if name in TEXTS:
             serve(build.plan, backend)
+
+
+def check_tuned(name: str) -> None:
+    """Check one toy, of more tokens, whose launches have another tile, other warps, and all programs that they may."""
+    lighten()
+    loaded = load_text(TEXTS[name].replace("vocab_size: 64", "vocab_size: 1100"), ROOT / f"{name}.yaml", names(), needs)
+    plain = build_program(loaded).depths[0]
+    choices: list[Choice] = []
+    for nodes in kernels_of(plain).values():
+        own, knobs = plain.plan.kernels[nodes[0].kernel], knobs_of(plain, nodes[0].name)
+        tile = min(knobs.tiles, default=None)
+        wanted = Choice("", tile=tile, warps=next(count for count in knobs.warps if count != own.num_warps))
+        choices += [with_all_splits(loaded, replace(wanted, launch=node.name)) for node in nodes]
+    build = build_program(with_choices(loaded, TUNING, tuple(choices)))
+    assert build.plan.kernels != plain.plan.kernels
+    with tempfile.TemporaryDirectory() as folder, quietly():
+        check_program(Pair(build.plan, TritonBackend(build, Path(folder)), CPU, seed=len(name)), (1, 4))
+
+
+def with_all_splits(loaded: LoadedConfig, choice: Choice) -> Choice:
+    """A choice of tile and warps with the most programs a row that it may have then, in every bucket."""
+    depth = build_program(with_choices(loaded, TUNING, (choice,))).depths[0]
+    most = knobs_of(depth, choice.launch).split
+    return replace(choice, split=dict.fromkeys(depth.plan.buckets, most) if most else {})
 
 
 def crowd(name: str) -> None:

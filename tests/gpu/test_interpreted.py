@@ -12,7 +12,7 @@ from fakes import extremes
 from fakes.toys import TOYS
 
 from .conftest import ROOT
-from .interpreted import check, crowd, extremes_of
+from .interpreted import check, check_tuned, crowd, extremes_of
 
 SLOW = "toy_ngram_tree"
 """Half a minute with texts as long as its mask."""
@@ -37,6 +37,13 @@ def test_requests_without_room(name: str) -> None:
 def test_extreme_rows(mode: str) -> None:
     torch.set_num_threads(1)
     extremes_of(mode)
+
+
+@pytest.mark.skipif(os.environ.get("SPECC_TEST_GPU") == "1", reason="kernels are compiled in this process")
+@pytest.mark.parametrize("name", ["toy_standalone", "toy_tree_paged"])
+def test_every_launch_with_other_tiles_and_splits(name: str) -> None:
+    torch.set_num_threads(1)
+    check_tuned(name)
 
 
 def test_the_benchmark_agrees_with_its_baseline() -> None:

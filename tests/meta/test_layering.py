@@ -34,12 +34,13 @@ LAYERS = (
     "report",
     "emit",
     "engine",
+    "measure",
     "cli",
 )
 """Lowest first: a file may import its own layer and those before it."""
 
-MAY_NAME_RUNTIME = re.compile(r"ir/interpret\.py|emit/wheel\.py|cli/inspect\.py|engine/.*\.py")
-"""Only op semantics, the wheel writer, `specc inspect` and the engine touch the runtime, which is an island.
+MAY_NAME_RUNTIME = re.compile(r"ir/interpret\.py|emit/wheel\.py|cli/inspect\.py|(engine|measure)/.*\.py")
+"""Only op semantics, the wheel writer, `specc inspect`, the engine and measuring touch the runtime, an island.
 
 Besides, any file may import `specc.runtime.plan`: what the compiler writes and the runtime reads.
 """
@@ -238,8 +239,11 @@ def test_algorithms_are_named_in_few_places(path: Path) -> None:
         assert named(path, PACKAGE) == set()
 
 
-NAMES_ENGINES = re.compile(rf"{PRESET.pattern}|config/presets/__init__\.py|cli/(main|{'|'.join(ENGINES)})\.py")
-"""The table of presets, and the commands of one engine."""
+NAMES_ENGINES = re.compile(
+    rf"{PRESET.pattern}|config/presets/__init__\.py|cli/(main|{'|'.join(ENGINES)})\.py"
+    r"|measure/against/.*"
+)
+"""The table of presets, the commands of one engine, and its kernels on the other side of a benchmark."""
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=parts)

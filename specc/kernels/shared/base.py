@@ -18,6 +18,7 @@ from specc.ir.core import Module, Op, Value, is_state, tensor_type
 from specc.ir.declarations import KvPool
 from specc.ir.page_runs import PageRuns
 from specc.ir.types import DTYPES, TensorType
+from specc.kernels.shared.knobs import NONE, Knobs
 from specc.runtime.plan.plan import TABLES, kv_pointers
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
@@ -144,6 +145,10 @@ class Family(ABC):
     @abstractmethod
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
         """Programs for ``batch`` rows; the first entry is ``batch``."""
+
+    def knobs(self, module: Module, cluster: Cluster) -> Knobs:
+        """What a tuning file may choose of a launch; by default nothing."""
+        return NONE
 
     def split_costs(self, module: Module, cluster: Cluster, batch: int) -> dict[int, int]:
         """The time that it would take, in tiles of logits, by programs per row; nothing where there is no choice."""

@@ -16,6 +16,7 @@ from specc.ir.core import Module, Op, is_state
 from specc.kernels.shared import vocabulary
 from specc.kernels.shared.base import CAPACITY, ROW_BLOCK, STORES, Cluster, Family, Spec, leaves, read_in_place
 from specc.kernels.shared.blocks import all_fit, fits_registers, is_computed, is_long
+from specc.kernels.shared.knobs import tuned_split
 from specc.kernels.shared.text import INDENT, Text, flags_first
 from specc.kernels.shared.tiles import ROW, changes_logits, in_memory, is_prologue, side_of, tile_of
 
@@ -95,9 +96,9 @@ class Composed(Family):
         return batch, programs, 1
 
     def split_costs(self, module: Module, cluster: Cluster, batch: int) -> dict[int, int]:
-        """See `Family.split_costs`; only of what reduces."""
+        """See `Family.split_costs`; only of what reduces, and nobody has tuned."""
         reduction = self.reduction(cluster)
-        if reduction is None:
+        if reduction is None or tuned_split(module, reduction, batch):
             return {}
         return vocabulary.split_costs(module, reduction, batch, _resident(module, cluster))
 

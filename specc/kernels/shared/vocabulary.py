@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from specc.ir.core import Module, Op, Value, tensor_type
 from specc.ir.types import DTYPES
 from specc.kernels.shared.base import CAPACITY, IN_PLACE, MAX_SPLITS, VECTOR_BYTES, Cluster, alignment, power_of_two
+from specc.kernels.shared.knobs import NONE, TILES, WARPS, Knobs, exact, tuned, tuned_split
 from specc.kernels.shared.text import Text, in_tuple
 from specc.kernels.shared.text import rows_of as rows_of_value
 from specc.kernels.shared.tiles import ROW, is_prologue, tile_of
@@ -98,6 +99,8 @@ def block(module: Module, reduction: Op) -> int:
     4096 takes over 100 registers and has no more bytes in flight. A top-k keeps less of a logit where 16-byte loads
     make groups, more where they do not. Where a prologue loads as many numbers again, half.
     """
+    if (chosen := tuned(module, reduction)) is not None and chosen.tile:
+        return chosen.tile
     most = _BLOCK // 2 if loads_tables(reduction) else _BLOCK
     if reduction.opcode == "vocab.topk":
         width = DTYPES[tensor_type(reduction["logits"]).dtype].bytes
@@ -153,8 +156,8 @@ def splits_of_one(module: Module, op: Op, count: int, rows: int) -> int:
 
 
 def splits(module: Module, reduction: Op, batch: int, resident: int) -> int:
-    """Programs per row, by an estimate of the time."""
-    return least(split_costs(module, reduction, batch, resident))
+    """Programs per row, by a tuning file or else by an estimate of the time."""
+    return tuned_split(module, reduction, batch) or least(split_costs(module, reduction, batch, resident))
 
 
 def least(costs: Mapping[int, int]) -> int:
@@ -183,6 +186,24 @@ def split_costs(module: Module, reduction: Op, batch: int, resident: int) -> dic
         return waves * (each + tail) + alone
 
     return {count: cost(count) for count in range(1, min(most_splits(module, reduction), tiles_) + 1)}
+
+
+def tile_count(module: Module, reduction: Op) -> int:
+    """Tiles of a row, the last of which may be a part."""
+    return -(-vocabulary(module, reduction) // block(module, reduction))
+
+
+def knobs(module: Module, reduction: Op, cluster: Cluster, *, whole: bool) -> Knobs:
+    """What may be chosen of a reduction: how many programs share a row; with ``whole``, tiles and warps besides."""
+    if not exact(cluster):
+        return NONE
+    widest = max(256, power_of_two(vocabulary(module, reduction)))
+    return Knobs(
+        tiles=tuple(size for size in TILES if size <= widest) if whole else (),
+        warps=WARPS if whole else (),
+        split=min(most_splits(module, reduction), tile_count(module, reduction)),
+        rows=scanned_rows(module, reduction),
+    )
 
 
 def tiles(module: Module, reduction: Op) -> str:

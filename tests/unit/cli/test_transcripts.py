@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from specc.cli.main import app
+from specc.cli.reporting import EXIT_NO_GPU
 from specc.version import __version__
 
 ROOT = Path(__file__).parents[3]
@@ -61,6 +62,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "published").symlink_to(ROOT / "tests/published")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("specc.config.proposal.gpus", list)
+    monkeypatch.setattr("specc.measure.bench.here", lambda: None)
     return tmp_path
 
 
@@ -71,12 +73,12 @@ class Session:
         """A terminal of so many columns in a folder."""
         self.folder, self.width, self.text = folder, width, ""
 
-    def type(self, line: str) -> None:
-        """Run a command, which succeeds; a pattern of files stands for the one that there is."""
+    def type(self, line: str, status: int = 0) -> None:
+        """Run a command, which ends with a status; a pattern of files stands for the one that there is."""
         words = [str(next(Path().glob(word))) if "*" in word else word for word in shlex.split(line)]
         done = CliRunner().invoke(app, words[1:], env={"COLUMNS": str(self.width)})
         self.text += f"$ {line}\n{done.output}"
-        assert done.exit_code == 0, self.text
+        assert done.exit_code == status, self.text
 
     def show(self, name: str) -> None:
         """Show a file."""
@@ -110,6 +112,8 @@ def built(folder: Path, width: int, models: str) -> Session:
     session.type(f"specc build {config.name}")
     session.type("specc inspect dist/*.whl")
     session.type(f"specc report {config.name}")
+    session.type("specc bench dist/*.whl --buckets 1", EXIT_NO_GPU)
+    session.type(f"specc tune {config.name}", EXIT_NO_GPU)
     assert {path.name for path in folder.iterdir()} == {"models", "published", "dist", "report.html", config.name}
     return session
 

@@ -38,31 +38,12 @@ class Effort:
     samples: int
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """How many times longer one side took than the other: median over pairs of samples, and the middle half of them."""
-
-    median: float
-    low: float
-    high: float
-
-    @staticmethod
-    def of(numerators: list[float], denominators: list[float]) -> Ratio:
-        """From samples taken in pairs."""
-        ratios = [first / second for first, second in zip(numerators, denominators, strict=True)]
-        low, median, high = statistics.quantiles(ratios, n=4)
-        return Ratio(median, low, high)
-
-    def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.low:.2f}..{self.high:.2f})"
-
-
-def capture(run: Run, copies: int) -> torch.cuda.CUDAGraph:
-    """A graph of `copies` repetitions of the work."""
+def capture(run: Run, copies: int, warm_ups: int = WARM_UPS) -> torch.cuda.CUDAGraph:
+    """A graph of `copies` repetitions of the work, which is run `warm_ups` times before."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(WARM_UPS):
+        for _ in range(warm_ups):
             run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -100,7 +81,7 @@ def pairs(
 
 
 class Floors:
-    """What no kernel can beat: one launch, and a copy that moves as many bytes."""
+    """What a launch is held against: one that does nothing, or a copy that moves as many bytes."""
 
     def __init__(self, device: torch.device, effort: Effort) -> None:
         self._launch = empty_kernel(device)

@@ -1,0 +1,77 @@
+"""A program as a tuning file has it beside the same program as specc builds it, launch by launch.
+
+    python bench/tuned.py CONFIG [--json FILE]
+
+CONFIG has a line `tuning:`. Both must leave the same bits before anything is timed; ratios are the default's time over
+the tuned one's, and noise is the default's over its own. Needs a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+from specc.algorithms import names, needs
+from specc.config import load_config
+from specc.driver.build import build_program
+from specc.measure.session import on
+from specc.measure.tune import THOROUGH, Bench, Depth, cut
+from specc.measure.tuned import step_gains
+from specc.measure.tuning_file import Gain, noise_of
+from specc.measure.variants import DEFAULT, Variant, compiled, with_choices
+
+
+def main() -> None:
+    """Compare the deepest program of a configuration with itself untuned."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    loaded = load_config(options.config, names(), needs)
+    if loaded.config.tuning is None or not torch.cuda.is_available():
+        raise SystemExit("it takes a configuration with a line 'tuning:', and a GPU")
+    device = torch.device("cuda", torch.cuda.current_device())
+    with tempfile.TemporaryDirectory() as folder:
+        sides: list[Variant] = []
+        for name, one in (("default", with_choices(loaded, loaded.config.tuning, ())), ("tuned", loaded)):
+            made = compiled(build_program(one), 0, DEFAULT, Path(folder, name), device)
+            assert made is not None
+            sides.append(made)
+        default, tuned = sides
+        found = {f"step at {gain.bucket}": gain for gain in step_gains(default, tuned, loaded.config.buckets, device)}
+        found |= launches(default, tuned, loaded.config.buckets, device)
+    for name, gain in found.items():
+        print(f"{name:32} {gain.ratio} noise {gain.noise:.3f}")
+    if options.json is not None:
+        options.json.write_text(json.dumps({name: asdict(gain) for name, gain in found.items()}, indent=2) + "\n")
+
+
+def launches(default: Variant, tuned: Variant, buckets: tuple[int, ...], device: torch.device) -> dict[str, Gain]:
+    """Every launch that differs."""
+    chosen = {choice.launch for choice in tuned.depth.loaded.config.tuning.choices}
+    found: dict[str, Gain] = {}
+    depth = Depth({DEFAULT: default}, {}, buckets, device)
+    with on(device):
+        for bucket in buckets:
+            session = depth.session(bucket, default)
+            for node in session.launches():
+                if node.name in chosen:
+                    bench, other = Bench(session, node), cut(tuned, node, bucket)
+                    assert bench.equal(tuned, other), f"{node.name} at {bucket}"
+                    ours, twin = bench.graph(default, node), bench.graph(default, node)
+                    noise = noise_of(bench.gain(ours, twin, THOROUGH))
+                    ratio = bench.gain(ours, bench.graph(tuned, other), THOROUGH)
+                    found[f"{node.name} at {bucket}"] = Gain(bucket, ratio, noise)
+    return found
+
+
+if __name__ == "__main__":
+    main()

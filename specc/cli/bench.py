@@ -1,0 +1,149 @@
+"""`specc bench`: every launch of a program beside its floor, on the GPU of this machine."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from zipfile import ZipFile
+
+import typer
+
+from specc.cli.configuration import EngineOption, load
+from specc.cli.inspect import program_root, undamaged
+from specc.cli.progress import progress
+from specc.cli.reporting import EXIT_NO_GPU, Format, Report, printing, reporting
+from specc.runtime.plan.manifest import Manifest
+from specc.runtime.plan.plan_json import load_plan
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+
+if TYPE_CHECKING:
+    from specc.driver.build import Build
+    from specc.measure.records import Measurement
+    from specc.runtime.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured: a configuration that was built, or the package of a wheel, with the plans of its depths."""
+
+    made: Build | Path
+    plans: dict[int, Plan]
+    triton: str | None
+
+
+def bench(
+    target: Annotated[str, typer.Argument(metavar="CONFIG_OR_WHEEL", help="The YAML file, or a program's wheel.")],
+    buckets: Annotated[str | None, typer.Option(metavar="N,...", help="Batch sizes. Default: all buckets.")] = None,
+    num_steps: Annotated[int | None, typer.Option(help="Which depth, of several. Default: the deepest.")] = None,
+    engine: EngineOption = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="A picture, such as bench.svg.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    format: Annotated[Format, typer.Option(help="How the figures are printed.")] = Format.text,
+) -> None:
+    """Time every launch of a program, and a whole step without its forwards, beside an empty launch or a copy."""
+    with reporting(format) as report, _subject(target, engine, report) as subject:
+        from specc.measure.bench import backend_of, here, measure, unmeasured, versions_of
+
+        _require_drawable(plot)
+        plan = _depth(subject, num_steps)
+        wanted = _buckets(plan, buckets)
+        device, versions = here(), versions_of(subject.triton)
+        if device is None:
+            _print(unmeasured(plan, wanted, versions), [no_gpu("times")], format, report)
+            raise typer.Exit(EXIT_NO_GPU)
+        with tempfile.TemporaryDirectory(prefix="specc-bench-") as folder, progress("compiling", quiet=quiet) as shown:
+            backend = backend_of(subject.made, Path(folder), device)
+            shown.begin("timing", len(wanted) * (1 + plan.totals[wanted[0]].launches_in_graph))
+            found = measure(plan, backend, device, wanted, versions, lambda what: shown.advance(f"timed {what}"))
+        _print(found, [], format, report)
+        if plot is not None:
+            _draw(found, plot)
+
+
+def no_gpu(what: str) -> Diagnostic:
+    """That something cannot be measured here."""
+    return Diagnostic(
+        "measure/no-gpu",
+        f"no CUDA GPU here, so no {what}",
+        hint="run the same command where the program will run",
+        severity="warning",
+    )
+
+
+@contextmanager
+def _subject(target: str, engine: str | None, report: Report) -> Iterator[Subject]:
+    """Build a configuration, or unpack a wheel for the length of the block."""
+    path = Path(target)
+    if not target.endswith(".whl") and (path.suffix or path.exists()):
+        from specc.codegen.aot import triton_version
+        from specc.driver.build import build_program
+
+        loaded = load(path, report, engine)
+        build = build_program(loaded)
+        yield Subject(build, {depth.num_steps: depth.plan for depth in build.depths}, triton_version())
+        return
+    with tempfile.TemporaryDirectory(prefix="specc-wheel-") as folder, undamaged(target):
+        root = program_root(target)
+        if target.endswith(".whl"):
+            with ZipFile(target) as archive:
+                archive.extractall(folder)
+            root = Path(folder, root.name)
+        manifest = Manifest.read(root)
+        manifest.verify(root)
+        plans = {steps: load_plan(root, file) for steps, file in manifest.plans.items()}
+        yield Subject(Path(str(root)), plans, manifest.triton)
+
+
+def _depth(subject: Subject, num_steps: int | None) -> Plan:
+    if num_steps is not None and num_steps not in subject.plans:
+        listed = ", ".join(map(str, sorted(subject.plans)))
+        raise typer.BadParameter(f"num_steps is {listed} there, not {num_steps}", param_hint="--num-steps")
+    return subject.plans[num_steps or max(subject.plans)]
+
+
+def _buckets(plan: Plan, chosen: str | None) -> Sequence[int]:
+    """The batch sizes of `--buckets`, which are buckets of the program."""
+    if chosen is None:
+        return plan.buckets
+    words = [word.strip() for word in chosen.split(",") if word.strip()]
+    wrong = [word for word in words if not word.isdecimal() or int(word) not in plan.buckets]
+    if wrong or not words:
+        listed = ", ".join(map(str, plan.buckets))
+        raise typer.BadParameter(f"no bucket {', '.join(wrong)!r}; there are {listed}", param_hint="--buckets")
+    return sorted({int(word) for word in words})
+
+
+def _require_drawable(plot: Path | None) -> None:
+    from specc.measure.plot import drawable
+
+    if plot is not None and not drawable():
+        message = "matplotlib draws, and is not installed: pip install 'specc[bench]'"
+        raise typer.BadParameter(message, param_hint="--plot")
+
+
+def _print(found: Measurement, warnings: Sequence[Diagnostic], format: Format, report: Report) -> None:
+    from specc.measure.table import tables
+    from specc.support.render import to_json
+
+    if format is Format.json:
+        typer.echo(json.dumps(found.record() | {"warnings": to_json(warnings, {})}, indent=2))
+        return
+    report.show(warnings)
+    with printing() as console:
+        for part in tables(found):
+            console.print(part)
+
+
+def _draw(found: Measurement, plot: Path) -> None:
+    from specc.measure.plot import draw
+
+    try:
+        draw(found, plot)
+    except (OSError, ValueError) as error:
+        raise DiagnosticError(Diagnostic("emit/io", f"cannot draw into '{plot}': {error}")) from error
+    typer.echo(f"wrote {plot}", err=True)

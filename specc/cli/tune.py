@@ -1,0 +1,157 @@
+"""`specc tune`: choices that are faster than specc's own on the GPU of this machine, as a file that builds read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specc.cli.bench import no_gpu
+from specc.cli.configuration import EngineOption, load
+from specc.cli.progress import progress
+from specc.cli.reporting import EXIT_NO_GPU, Format, printing, reporting
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from specc.config import LoadedConfig
+    from specc.measure.tuned import Tuned
+
+SECONDS = 120
+"""How long candidates are timed, by default."""
+
+PARTS = 1000
+"""Of the search, as its progress is counted."""
+
+
+def tune(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.", show_default=False)],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: CONFIG with .tuning.yaml.")
+    ] = None,
+    seconds: Annotated[int, typer.Option(min=1, help="Stop trying candidates after so long.")] = SECONDS,
+    engine: EngineOption = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    format: Annotated[Format, typer.Option(help="How what was found is printed.")] = Format.text,
+) -> None:
+    """Search tiles, warps and splits of the launches on this GPU, and write what is faster; results stay the same."""
+    with reporting(format) as report:
+        from specc.measure.bench import arch_of, here
+        from specc.support.writing import unfinished
+
+        loaded = load(config, report, engine)
+        device = here()
+        if device is None:
+            if format is Format.json:
+                typer.echo(json.dumps({"launches": [*_knobs(loaded)]}, indent=2))
+            else:
+                report.show([no_gpu("times, and nothing is searched")])
+                with printing() as console:
+                    console.print(_searched(loaded))
+            raise typer.Exit(EXIT_NO_GPU)
+        from specc.measure.tuned import tune as search
+        from specc.measure.tuning_file import tuning_text
+
+        _require_arch(loaded, arch_of(device))
+        place = output or config.with_suffix(".tuning.yaml")
+        with progress("building", quiet=quiet) as shown:
+            shown.begin("building", PARTS)
+            done = 0
+
+            def on_done(what: str, part: float) -> None:
+                nonlocal done
+                shown.advance(what, int(part * PARTS) - done)
+                done = int(part * PARTS)
+
+            found = search(loaded, device, seconds, on_done)
+        try:
+            with unfinished(place) as path:
+                path.write_text(tuning_text(found.tuning, found.found, found.steps), encoding="utf-8")
+        except OSError as error:
+            raise DiagnosticError(Diagnostic("emit/io", f"cannot write '{place}': {error.strerror}")) from error
+        if format is Format.json:
+            typer.echo(json.dumps(_record(found, place), indent=2))
+            return
+        with printing() as console:
+            console.print(_gained(found))
+        typer.echo(f"wrote {place}; a configuration reads it by the line 'tuning: {place.name}'")
+
+
+def _require_arch(loaded: LoadedConfig, arch: str) -> None:
+    """Refuse to tune a program for a GPU that it is not compiled for, or not for it alone."""
+    archs = loaded.config.archs
+    if archs != (arch,):
+        message = f"this machine has a GPU of {arch}, and the program is for {', '.join(archs)}"
+        hint = f"choices hold for one architecture: write archs: [{arch}]"
+        raise DiagnosticError(Diagnostic("measure/other-arch", message, loaded.location("archs"), hint))
+
+
+def _knobs(loaded: LoadedConfig) -> Iterator[dict[str, Any]]:
+    """What would be searched, of every launch of a step."""
+    from specc.driver.build import build_program
+    from specc.measure.variants import described, kernels_of, knobs_of
+
+    for depth in build_program(loaded).depths:
+        for nodes in kernels_of(depth).values():
+            knobs = knobs_of(depth, nodes[0].name)
+            yield {
+                "num_steps": depth.num_steps,
+                "launches": [node.name for node in nodes],
+                "now": described(depth, nodes[0].name),
+                "tiles": list(knobs.tiles),
+                "warps": list(knobs.warps),
+                "most_split": knobs.split,
+            }
+
+
+def _searched(loaded: LoadedConfig) -> Table:
+    """A line for every kernel that has knobs; at each depth, where there are several."""
+    from rich.table import Table
+
+    table, several = Table(box=None), len(loaded.config.depths) > 1
+    table.add_column("launches", overflow="fold", min_width=16)
+    for name in ("now", "searched"):
+        table.add_column(name, overflow="fold")
+    for one in _knobs(loaded):
+        names = ", ".join(one["launches"]) + f" of num_steps {one['num_steps']}" * several
+        table.add_row(names, one["now"], _ranges(one))
+    return table
+
+
+def _ranges(one: Mapping[str, Any]) -> str:
+    """The knobs of a launch, from the least to the most."""
+    known = {"tile": one["tiles"], "warps": one["warps"], "split": (1, one["most_split"])}
+    return ", ".join(f"{word} {min(each)} to {max(each)}" for word, each in known.items() if each and max(each) > 1)
+
+
+def _gained(found: Tuned) -> Table:
+    """A line for every kernel that has choices, and for every step."""
+    from rich.table import Table
+
+    table = Table(title=f"on {found.tuning.gpu}", title_justify="left", box=None)
+    for name in ("launches", "instead of", "times as fast, at bucket"):
+        table.add_column(name, overflow="fold")
+    for one in found.found:
+        names = ", ".join(choice.launch for choice in one.choices)
+        table.add_row(names, one.default, ", ".join(map(str, one.gains)))
+    for depth, gains in found.steps.items():
+        table.add_row(f"a step of num_steps {depth}", "", ", ".join(map(str, gains)))
+    if not found.found:
+        table.add_row("nothing was faster by more than the noise", "", "")
+    return table
+
+
+def _record(found: Tuned, place: Path) -> dict[str, object]:
+    chosen = [{**asdict(one), "choices": [_plain(asdict(choice)) for choice in one.choices]} for one in found.found]
+    steps = {str(depth): [asdict(gain) for gain in gains] for depth, gains in found.steps.items()}
+    named = {"gpu": found.tuning.gpu, "arch": found.tuning.arch, "triton": found.tuning.triton}
+    return {"file": str(place), **named, "found": chosen, "steps": steps}
+
+
+def _plain(choice: dict[str, object]) -> dict[str, object]:
+    return {key: value for key, value in choice.items() if key != "location"}

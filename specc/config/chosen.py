@@ -1,0 +1,61 @@
+"""What a tuning file says, once it has been read: a choice for each launch that has one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from specc.support.location import Location
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen for one launch.
+
+    Attributes:
+        launch: its name.
+        num_steps: the depth whose launch it is; None for that of every depth.
+        tile: elements of a tile of logits; None for specc's own choice, as for the next two.
+        warps: warps of a program.
+        split: by bucket, the programs that share a row, or a request's copies.
+        location: where it was written.
+
+    """
+
+    launch: str
+    num_steps: int | None = None
+    tile: int | None = None
+    warps: int | None = None
+    split: Mapping[int, int] = field(default_factory=dict[int, int])
+    location: Location | None = None
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A tuning file.
+
+    Attributes:
+        arch: the architecture that it was measured on.
+        gpu: the GPU's name.
+        specc: the version that searched.
+        triton: the version of the compiler.
+        choices: for launches.
+        text: the file as written.
+        file: its name in locations, as the configuration writes it.
+        path: where it is.
+
+    """
+
+    arch: str
+    gpu: str
+    specc: str
+    triton: str
+    choices: tuple[Choice, ...]
+    text: str = ""
+    file: str = ""
+    path: str = ""
+
+    def of(self, launch: str, num_steps: int) -> Choice | None:
+        """The choice for a launch of a depth."""
+        found = (one for one in self.choices if one.launch == launch and one.num_steps in (None, num_steps))
+        return next(found, None)

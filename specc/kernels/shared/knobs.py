@@ -1,0 +1,73 @@
+"""What may be chosen of a launch without changing a bit of what it computes, and what a tuning file chose.
+
+Tiles, warps and programs decide how fast a row is read. A largest value and a copy are the same whatever they are; a
+sum is rounded in their order, so a launch that adds over a vocabulary has no knobs, but for cuts that no sum crosses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from specc.ir.core import Module, Op
+from specc.ir.declarations import Options, Tuned
+from specc.ir.ops import OPS
+
+WARPS = (1, 2, 4, 8, 16)
+"""Warps of a program."""
+TILES = (512, 1024, 2048, 4096, 8192)
+"""Elements of a tile of logits."""
+_SUMS = ("vocab.logprob", "sample.mass")
+"""Ops that add over a vocabulary beside a reduction that does not; families whose own reduction does have no knobs."""
+_RECORDS = ("_part", "_merge")
+"""What names of ops end with whose sums have one order on any number of ranks."""
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """What may be chosen of one launch.
+
+    Attributes:
+        tiles: elements of a tile of logits, ascending; none where it reads no logits.
+        warps: warps of a program, ascending.
+        split: the most programs that share a row, or a request's copies; 0 where their number is fixed.
+        fixed: programs of a request beside those.
+        rows: rows of a request that are shared so.
+
+    """
+
+    tiles: tuple[int, ...] = ()
+    warps: tuple[int, ...] = ()
+    split: int = 0
+    fixed: int = 0
+    rows: int = 1
+
+    def grid(self, batch: int, split: int) -> tuple[int, int, int]:
+        """The grid where so many programs share a row."""
+        return batch, self.fixed + self.rows * split, 1
+
+    def split_of(self, grid: tuple[int, ...]) -> int:
+        """How many programs share a row in a grid."""
+        return (grid[1] - self.fixed) // self.rows
+
+
+NONE = Knobs()
+
+
+def exact(ops: Iterable[Op]) -> bool:
+    """Whether ops give the same bits whatever a row's programs are: nothing that specc knows of them is a sum."""
+    return not any(op.opcode in _SUMS or op.opcode.endswith(_RECORDS) or OPS[op.opcode].tile is not None for op in ops)
+
+
+def tuned(module: Module, op: Op) -> Tuned | None:
+    """What was chosen for the launch that an op is in, None where nothing was."""
+    kernel = op.attrs.get("kernel")
+    return next((one for one in module.decls_of(Tuned) if one.name == kernel), None) if kernel else None
+
+
+def tuned_split(module: Module, op: Op, batch: int) -> int:
+    """The programs that were chosen to share a row in a bucket, 0 where none were."""
+    found = tuned(module, op)
+    if found is None or not found.splits:
+        return 0
+    return dict(zip(module.decl(Options).buckets, found.splits, strict=True))[batch]

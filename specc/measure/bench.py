@@ -1,0 +1,84 @@
+"""`specc bench`: one depth of a program on the GPU at hand, or what is known of it without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from specc.driver.build import Build
+from specc.measure.backends import cuda_backend
+from specc.measure.records import BucketFigures, Measurement
+from specc.measure.steps import known, measured
+from specc.runtime.backends import Backend
+from specc.runtime.backends.cuda import CudaBackend, device_arch
+from specc.runtime.brought import load_ops
+from specc.runtime.errors import SpeccError
+from specc.runtime.plan.manifest import Manifest
+from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.plan_json import load_plan
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.version import __version__
+
+OnDone = Callable[[str], None]
+
+
+def here() -> torch.device | None:
+    """The CUDA GPU that is measured; None without one."""
+    if torch.version.hip or not torch.cuda.is_available():
+        return None
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def backend_of(build: Build | Path, folder: Path, device: torch.device) -> Backend:
+    """The machine code of a build for the device, compiled by way of a folder, or of a program's package, loaded.
+
+    Raises:
+        DiagnosticError: a kernel does not compile, or ``run/wheel-unusable``: the package has no code for the device.
+
+    """
+    if isinstance(build, Build):
+        return cuda_backend(build, folder, device)
+    try:
+        manifest = Manifest.read(build)
+        manifest.check_torch(torch.__version__)
+        plans = [load_plan(build, file) for file in manifest.plans.values()]
+        return CudaBackend(plans, manifest, build, device, load_ops(plans, manifest, build))
+    except SpeccError as error:
+        raise DiagnosticError(Diagnostic("run/wheel-unusable", f"cannot load '{build.name}': {error}")) from error
+
+
+def unmeasured(plan: Plan, buckets: Sequence[int], versions: Mapping[str, str]) -> Measurement:
+    """What a plan says of its steps."""
+    return _measurement(plan, known(plan, buckets), versions, None)
+
+
+def measure(
+    plan: Plan,
+    backend: Backend,
+    device: torch.device,
+    buckets: Sequence[int],
+    versions: Mapping[str, str],
+    on_done: OnDone,
+) -> Measurement:
+    """Every launch of a step, and the step, in some buckets."""
+    return _measurement(plan, measured(plan, backend, device, buckets, on_done), versions, device)
+
+
+def arch_of(device: torch.device) -> str:
+    """The architecture that a program for a device is compiled for, as ``sm_90``."""
+    return device_arch(device)
+
+
+def versions_of(triton: str | None) -> dict[str, str]:
+    """What was measured with; ``triton`` compiled the kernels."""
+    found = {"specc": __version__, "torch": torch.__version__}
+    return found | ({"triton": triton} if triton else {}) | ({"cuda": torch.version.cuda} if torch.version.cuda else {})
+
+
+def _measurement(
+    plan: Plan, found: tuple[BucketFigures, ...], versions: Mapping[str, str], device: torch.device | None
+) -> Measurement:
+    gpu, arch = (None, None) if device is None else (torch.cuda.get_device_name(device), device_arch(device))
+    return Measurement(plan.name, plan.algorithm, plan.size("S"), gpu, arch, versions, found)

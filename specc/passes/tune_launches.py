@@ -1,0 +1,89 @@
+"""tune-launches: what a tuning file chose for a launch stands in place of what specc would choose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from specc.config.chosen import Choice
+from specc.ir.core import Module
+from specc.ir.declarations import Kernel, Options, Tuned
+from specc.kernels import FAMILIES
+from specc.kernels.shared.base import cluster_of
+from specc.pass_manager import pass_base
+from specc.pass_manager.pass_base import Context, Pass
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.support.suggest import did_you_mean
+
+
+@dataclass(frozen=True)
+class TuneLaunches(Pass):
+    """A choice may change no result: whatever is no knob of a launch is refused, and so is a value that it lacks."""
+
+    name = "tune-launches"
+    requires = frozenset({"clustered"})
+    until = "laid-out"
+
+    def run(self, module: Module, ctx: Context) -> None:
+        """Declare the choices of the launches of this depth."""
+        config = ctx.loaded.config if ctx.loaded is not None else None
+        if config is None or config.tuning is None:
+            return
+        found: list[Diagnostic] = []
+        kernels = {kernel.name: kernel for kernel in module.decls_of(Kernel)}
+        for choice in config.tuning.choices:
+            if choice.num_steps not in (None, config.num_steps):
+                continue
+            if choice.launch not in kernels:
+                message = f"the program has no launch {choice.launch}"
+                hint = did_you_mean(choice.launch, kernels) or f"there are {', '.join(kernels)}"
+                found.append(Diagnostic("tuning/no-launch", message, choice.location, hint))
+                continue
+            found += self._declare(module, kernels[choice.launch], choice, ctx)
+        if found:
+            raise DiagnosticError(found)
+
+    def _declare(self, module: Module, kernel: Kernel, choice: Choice, ctx: Context) -> list[Diagnostic]:
+        """Add the declaration of one choice; what is impossible about it."""
+        buckets = module.decl(Options).buckets
+        splits = tuple(choice.split.get(bucket, 0) for bucket in buckets) if choice.split else ()
+        before = told(module, kernel)
+        chosen = Tuned(kernel.name, choice.tile or 0, choice.warps or 0, splits)
+        wrong = impossible(module, kernel, replace(chosen, splits=()))
+        if not wrong:
+            module.decls.append(chosen)
+            wrong = impossible(module, kernel, chosen)
+            now = told(module, kernel)
+            own = pass_base.Rejected(before, "specc's own, which was slower where it was measured")
+            decision = pass_base.Choice(kernel.name, now, "the tuning file has it", (own,))
+            self.remark(ctx, f"{kernel.name}: tuned: {now} instead of {before}", choice.location, decision)
+        return [Diagnostic("tuning/no-choice", f"{kernel.name}: {why}", choice.location) for why in wrong]
+
+
+def impossible(module: Module, kernel: Kernel, chosen: Tuned) -> list[str]:
+    """What of a choice the kernel does not have, or not with its tiles."""
+    knobs = FAMILIES[kernel.family].knobs(module, cluster_of(module, kernel.name))
+    found: list[str] = []
+    for word, value, known in (("tile", chosen.tile, knobs.tiles), ("warps", chosen.warps, knobs.warps)):
+        if value and value not in known:
+            listed = f"it is one of {', '.join(map(str, known))}" if known else "its results would depend on it"
+            found.append(f"{word} {value} cannot be chosen: {listed}")
+    most = max(chosen.splits, default=0)
+    if most > knobs.split:
+        limit = f"at most {knobs.split} programs share" if knobs.split else "its results, or its work, allow no other"
+        found.append(f"split {most} cannot be chosen: {limit}")
+    return found
+
+
+def told(module: Module, kernel: Kernel) -> str:
+    """The tile, warps and split that a kernel has, in words."""
+    family, cluster = FAMILIES[kernel.family], cluster_of(module, kernel.name)
+    knobs, spec = family.knobs(module, cluster), family.spec(module, kernel.name, cluster)
+    chosen = next((one for one in module.decls_of(Tuned) if one.name == kernel.name), None)
+    words = [f"tile {dict(spec.constants)['BLOCK']}"] if knobs.tiles else []
+    warps = chosen.warps if chosen is not None and chosen.warps else spec.num_warps
+    words += [f"{warps} warp{'s' * (warps > 1)}"] if knobs.warps else []
+    if knobs.split:
+        buckets = module.decl(Options).buckets
+        splits = {bucket: knobs.split_of(family.grid(module, cluster, bucket)) for bucket in buckets}
+        words.append(f"split {', '.join(f'{split} at {bucket}' for bucket, split in splits.items())}")
+    return ", ".join(words) or "nothing to choose"

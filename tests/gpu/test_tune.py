@@ -1,0 +1,85 @@
+"""A search on a GPU: its file builds, and the program gives the same bits as the default at every step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from specc.cli.main import app
+from specc.config.chosen import Choice, Tuning
+from specc.driver.build import build_program
+from specc.measure.session import Session, on
+from specc.measure.variants import DEFAULT, Variant, compiled, kernels_of, knobs_of, with_choices
+
+from .conftest import EXAMPLES
+
+SIZES = "hidden_size: 64, num_kv_heads: 2, head_dim: 32, vocab_size: 9000, dtype: bfloat16"
+TEXTS = {
+    "chain": f"algorithm: EAGLE\nnum_steps: 3\ntarget: {{{SIZES}, num_layers: 3}}\ndraft: {{{SIZES}, num_layers: 1}}\n",
+    "tree": f"algorithm: EAGLE\ntopk: 3\nnum_steps: 3\nnum_draft_tokens: 9\npage_size: 8\n"
+    f"target: {{{SIZES}, num_layers: 3}}\ndraft: {{{SIZES}, num_layers: 1}}\n",
+}
+
+
+def config(kind: str, arch: str) -> str:
+    return f"name: tuned_{kind}\nbuckets: [1, 6]\narchs: [{arch}]\n{TEXTS[kind]}"
+
+
+def test_what_is_found_is_built(arch: str, tmp_path: Path) -> None:
+    path, tuning = tmp_path / "c.yaml", tmp_path / "t.yaml"
+    path.write_text(config("tree", arch))
+    done = CliRunner().invoke(app, ["tune", str(path), "-o", str(tuning), "--seconds", "5", "--format", "json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert all(gain["ratio"]["median"] > 0.99 for gains in found["steps"].values() for gain in gains)
+    path.write_text(config("tree", arch) + "tuning: t.yaml\n")
+    done = CliRunner().invoke(app, ["build", str(path), "-o", str(tmp_path / "dist")])
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_any_choice_gives_the_same_bits(kind: str, arch: str, device: torch.device, tmp_path: Path) -> None:
+    """Every tile and number of warps that a launch may have, with the most programs a row, over several steps."""
+    from specc.algorithms import names, needs
+    from specc.config import load_text
+
+    loaded = load_text(config(kind, arch), EXAMPLES / "c.yaml", names(), needs)
+    tuning = Tuning(arch, "", "", "", ())
+    plain = build_program(loaded).depths[0]
+    default = variant(loaded, tmp_path / "default", device)
+    for number in range(5):
+        choices: list[Choice] = []
+        for nodes in kernels_of(plain).values():
+            knobs = knobs_of(plain, nodes[0].name)
+            tile, warps = (values[number % len(values)] if values else None for values in (knobs.tiles, knobs.warps))
+            choices += [Choice(node.name, None, tile, warps) for node in nodes]
+        built = build_program(with_choices(loaded, tuning, tuple(choices))).depths[0]
+        cut = tuple(
+            Choice(one.launch, None, one.tile, one.warps, dict.fromkeys((1, 6), most) if most else {})
+            for one in choices
+            for most in (knobs_of(built, one.launch).split,)
+        )
+        other = variant(with_choices(loaded, tuning, cut), tmp_path / str(number), device)
+        for bucket in (1, 6):
+            assert steps(default, bucket, device) == steps(other, bucket, device), (number, bucket)
+
+
+def variant(loaded, folder: Path, device: torch.device) -> Variant:
+    made = compiled(build_program(loaded), 0, DEFAULT, folder, device)
+    assert made is not None and not made.refused
+    return made
+
+
+def steps(one: Variant, bucket: int, device: torch.device) -> list[list[float]]:
+    """All that three steps decide."""
+    with on(device):
+        session = Session(one.depth.plan, one.backend, device, bucket, steps=3)
+        found: list[list[float]] = []
+        for _ in range(3):
+            session.step()
+            found += [tensor.flatten().tolist() for tensor in session.decided().values()]
+    return found

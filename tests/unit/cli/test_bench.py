@@ -1,0 +1,126 @@
+"""`specc bench` and `specc tune` on a machine without a GPU: what they say, and that they say no more."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from specc.cli import tune
+from specc.cli.main import app
+from specc.config import LoadedConfig
+from specc.measure import bench
+
+ROOT = Path(__file__).parents[3]
+CHAIN, ADAPTIVE = (str(ROOT / "examples" / f"eagle-{name}.yaml") for name in ("chain", "chain-adaptive"))
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "here", lambda: None)
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, words, env={"COLUMNS": "120"})
+
+
+def test_bench_says_what_is_known() -> None:
+    done = run("bench", CHAIN, "--buckets", "8,1")
+    assert done.exit_code == 3
+    assert "warning[measure/no-gpu]" in done.stderr and "warning" not in done.stdout
+    assert "eagle_chain: EAGLE, num_steps 3, not measured: no GPU" in done.stdout
+    assert [line for line in done.stdout.splitlines() if line.startswith("bucket")] == ["bucket 1", "bucket 8"]
+
+
+def test_bench_as_json() -> None:
+    done = run("bench", CHAIN, "--format", "json")
+    assert done.exit_code == 3 and done.stderr == ""
+    found = json.loads(done.stdout)
+    assert found["gpu"] is None and [one["code"] for one in found["warnings"]] == ["measure/no-gpu"]
+    assert [one["bucket"] for one in found["buckets"]] == [1, 2, 4, 8]
+    assert found["buckets"][0]["step"]["bytes"] > 0 and found["buckets"][0]["step"]["us"] is None
+
+
+def test_a_wheel_says_what_its_configuration_says(tmp_path: Path) -> None:
+    assert run("build", CHAIN, "-o", str(tmp_path), "-q").exit_code == 0
+    (wheel,) = tmp_path.glob("*.whl")
+    told = [json.loads(run("bench", of, "--format", "json").stdout) for of in (CHAIN, str(wheel))]
+    assert told[0]["buckets"] == told[1]["buckets"]
+
+
+def test_a_wheel_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "x.whl").write_bytes(b"PK")
+    done = run("bench", str(tmp_path / "x.whl"))
+    assert done.exit_code == 1 and "run/wheel-missing" in done.stderr
+
+
+def test_depths() -> None:
+    deepest, shallow = (run("bench", ADAPTIVE, *words) for words in ((), ("--num-steps", "1")))
+    assert "num_steps 5" in deepest.stdout and "num_steps 1" in shallow.stdout
+    assert run("bench", ADAPTIVE, "--num-steps", "2").exit_code == 2
+
+
+@pytest.mark.parametrize("buckets", ["3", "1,x", ",", "0"])
+def test_buckets_that_are_none(buckets: str) -> None:
+    done = run("bench", CHAIN, "--buckets", buckets)
+    assert done.exit_code == 2 and "there are 1, 2, 4, 8" in " ".join(done.stderr.replace("│", " ").split())
+
+
+def test_no_picture_without_what_draws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("specc.measure.plot.find_spec", lambda name: None)
+    done = run("bench", CHAIN, "--plot", str(tmp_path / "x.svg"))
+    assert done.exit_code == 2 and "specc[bench]" in done.stderr
+
+
+def test_tune_says_what_would_be_searched(tmp_path: Path) -> None:
+    done = run("tune", CHAIN, "-o", str(tmp_path / "t.yaml"))
+    assert done.exit_code == 3 and "measure/no-gpu" in done.stderr
+    assert "verify_argmax" in done.stdout and not (tmp_path / "t.yaml").exists()
+    found = json.loads(run("tune", CHAIN, "--format", "json").stdout)["launches"]
+    assert [one["launches"] for one in found][:1] == [["prepare_rows"]]
+    assert found[0]["warps"] == [1, 2, 4, 8] and found[0]["most_split"] == 0
+
+
+def test_a_program_for_another_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is compiled."""
+    monkeypatch.setattr(bench, "here", lambda: "cuda:0")
+    monkeypatch.setattr(bench, "arch_of", lambda device: "sm_80")
+    done = run("tune", CHAIN)
+    assert done.exit_code == 1
+    assert "error[measure/other-arch]: this machine has a GPU of sm_80, and the program is for sm_90" in done.stderr
+
+
+def test_what_was_found_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The file that is written is read by the next build."""
+    from specc.config.chosen import Choice, Tuning
+    from specc.measure import tuned
+    from specc.measure.ratios import Ratio
+    from specc.measure.tuning_file import Found, Gain
+
+    gain = Gain(1, Ratio(1.2, 1.1, 1.3), 0.01)
+    choice = Choice("prepare_rows", None, None, 2)
+
+    def search(loaded: LoadedConfig, device: object, seconds: float, on_done: object) -> tuned.Tuned:
+        tuning = Tuning("sm_90", "Some GPU", "0.1.0", "3.6.0", (choice,))
+        return tuned.Tuned(tuning, (Found((choice,), "1 warp", (gain,)),), {3: [gain]})
+
+    monkeypatch.setattr(bench, "here", lambda: "cuda:0")
+    monkeypatch.setattr(bench, "arch_of", lambda device: "sm_90")
+    monkeypatch.setattr(tuned, "tune", search)
+    place = tmp_path / "t.yaml"
+    done = run("tune", CHAIN, "-o", str(place))
+    assert done.exit_code == 0 and "1.20 at 1 (noise 0.01)" in done.stdout
+    assert f"wrote {place}" in done.stdout.replace("\n", "")
+    config = tmp_path / "c.yaml"
+    config.write_text(Path(CHAIN).read_text().replace("models/", f"{ROOT}/examples/models/") + "tuning: t.yaml\n")
+    explained = run("explain", str(config), "--pass", "tune-launches")
+    assert "prepare_rows: tuned: 2 warps instead of 1 warp" in explained.stdout
+    record = json.loads(run("tune", CHAIN, "-o", str(place), "--format", "json").stdout)
+    assert record["found"][0]["choices"][0]["warps"] == 2 and record["steps"]["3"][0]["ratio"]["median"] == 1.2
+    assert run("tune", CHAIN, "-o", str(tmp_path / "no" / "such" / "t.yaml")).exit_code in (0, 1)
+
+
+def test_seconds_are_searched_for_at_most() -> None:
+    assert tune.SECONDS >= 60 and run("tune", CHAIN, "--seconds", "0").exit_code == 2

@@ -1,0 +1,134 @@
+"""The search, with times that are made here: what it takes, what it leaves alone, and what it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from specc.config.chosen import Choice
+from specc.driver.build import build_program
+from specc.measure.tuned import Tuned, tune
+from specc.measure.tuning_file import tuning_text
+from specc.runtime.plan.nodes import Launch
+from specc.runtime.plan.plan import Plan
+
+from .conftest import CHAIN, TREE, Clock, load
+
+CPU = torch.device("cpu")
+
+
+def search(text: str, seconds: float = 60.0) -> Tuned:
+    return tune(load(text), CPU, seconds, lambda what, part: None)
+
+
+def by_launch(found: Tuned) -> dict[str, Choice]:
+    return {choice.launch: choice for one in found.found for choice in one.choices}
+
+
+def test_nothing_is_chosen_where_nothing_is_faster(clock: Clock) -> None:
+    found = search(CHAIN)
+    assert found.tuning.choices == () and found.steps == {}
+    assert clock.asked > 100
+
+
+def test_a_tile_that_is_faster_is_taken_for_all_launches_of_a_kernel(clock: Clock) -> None:
+    clock.cost = lambda name, tile, warps, *_: 0.5 if (tile, warps) == (1024, 8) and "argmax" in name else 1.0
+    found = by_launch(search(CHAIN))
+    assert found.keys() == {"draft_argmax", "verify_argmax", "extend_argmax"}
+    assert {(one.tile, one.warps) for one in found.values()} == {(1024, 8)}
+
+
+def test_a_split_is_of_a_bucket(clock: Clock) -> None:
+    clock.cost = lambda name, tile, warps, bucket, y: 0.5 if (name, bucket, y) == ("draft_argmax", 4, 2) else 1.0
+    (choice,) = search(CHAIN).tuning.choices
+    assert (choice.launch, choice.tile, choice.warps, choice.split) == ("draft_argmax", None, None, {4: 2})
+    clock.cost = lambda name, tile, warps, bucket, y: 0.5 if (name, bucket, y) == ("verify_argmax", 4, 3 * 2) else 1.0
+    (choice,) = search(CHAIN).tuning.choices
+    assert (choice.launch, choice.split) == ("verify_argmax", {4: 2}), "of every one of its three rows"
+
+
+def test_what_is_slower_in_one_bucket_is_not_taken_for_the_others(clock: Clock) -> None:
+    """A tile is a kernel's, so that no bucket may lose by it; a split that gains is taken instead."""
+
+    def cost(name: str, tile: int | None, warps: int | None, bucket: int, y: int) -> float:
+        if name != "extend_argmax":
+            return 1.0
+        return 0.8 if (tile, bucket, y) == (None, 1, 3) else {1: 0.5, 4: 1.1}[bucket] if tile == 1024 else 1.0
+
+    clock.cost = cost
+    (choice,) = search(CHAIN).tuning.choices
+    assert (choice.launch, choice.tile, choice.split) == ("extend_argmax", None, {1: 3})
+
+
+def test_what_is_within_the_noise_is_not_taken(clock: Clock) -> None:
+    clock.cost = lambda name, tile, *_: 0.92 if tile == 1024 else 1.0
+    assert len(search(CHAIN).tuning.choices) == 3
+    clock.noise = 0.1
+    assert search(CHAIN).tuning.choices == ()
+
+
+def test_a_gain_that_a_step_would_not_notice_is_not_taken(clock: Clock) -> None:
+    clock.cost = lambda name, tile, *_: 1 / 1.02 if tile == 1024 else 1.0
+    assert search(CHAIN).tuning.choices == ()
+
+
+def test_what_leaves_other_bits_is_not_taken(clock: Clock) -> None:
+    clock.cost = lambda name, tile, warps, *_: 0.5 if tile == 1024 else 0.7 if (tile, warps) == (None, 8) else 1.0
+    clock.wrong = lambda pair, node: pair[0] == 1024
+    found = by_launch(search(CHAIN))
+    assert {(one.tile, one.warps) for one in found.values()} == {(None, 8)}
+
+
+def test_choices_are_taken_back_while_a_step_is_slower(clock: Clock) -> None:
+    """First the one that gains least where the step is slowest."""
+    gains = {"draft_argmax": 0.9, "verify_argmax": 0.8, "extend_argmax": 0.5}
+    clock.cost = lambda name, tile, *_: gains.get(name, 1.0) if tile == 1024 else 1.0
+
+    def step(plan: Plan, rows: int) -> float:
+        tiles = {name: kernel.constants.get("BLOCK") for name, kernel in plan.kernels.items()}
+        return 1.1 if rows == 4 and 1024 in (tiles["draft_argmax"], tiles["verify_argmax"]) else 1.0
+
+    clock.step = step
+    found = search(CHAIN)
+    assert [choice.launch for choice in found.tuning.choices] == ["extend_argmax"]
+    assert [gain.bucket for gain in found.steps[2]] == [1, 4]
+    clock.step = lambda plan, rows: 1.1 if 1024 in {k.constants.get("BLOCK") for k in plan.kernels.values()} else 1.0
+    found = search(CHAIN)
+    assert found.tuning.choices == () and found.steps == {}
+
+
+def test_launches_of_a_kernel_are_timed_once_and_chosen_together(clock: Clock) -> None:
+    clock.cost = lambda name, tile, *_: 0.5 if tile == 512 and name == "draft_argmax_0" else 1.0
+    found = search(CHAIN.replace("num_steps: 2", "num_steps: 4"))
+    (one,) = found.found
+    assert [choice.launch for choice in one.choices] == ["draft_argmax_0", "draft_argmax_1"]
+
+
+def test_depths_have_choices_of_their_own(clock: Clock) -> None:
+    clock.cost = lambda name, tile, *_: 0.5 if tile == 512 and name == "verify_argmax" else 1.0
+    found = search(CHAIN.replace("num_steps: 2", "num_steps: [1, 2]").replace("[1, 4]", "[1]"))
+    assert [(choice.launch, choice.num_steps) for choice in found.tuning.choices] == [
+        ("verify_argmax", 2),
+        ("verify_argmax", 1),
+    ]
+    assert list(found.steps) == [2, 1]
+    said = tuning_text(found.tuning, found.found, found.steps)
+    assert "num_steps 2: 1.00 at 1" in said and said.count("num_steps: ") == 2
+
+
+def test_no_time_tries_nothing_but_what_there_is(clock: Clock) -> None:
+    clock.cost = lambda name, tile, *_: 0.5 if tile else 1.0
+    assert search(CHAIN, seconds=0.0).tuning.choices == ()
+
+
+def test_a_tree_is_searched_where_it_does_not_add(clock: Clock, tmp_path: Path) -> None:
+    """What is found is read by a build, and reaches the launches."""
+    copies = "compact", "prepare_rows"
+    clock.cost = lambda name, tile, warps, *_: 0.5 if warps == 2 and name in copies else 1.0
+    found = search(TREE)
+    assert {choice.launch for choice in found.tuning.choices} == {"compact", "prepare_rows"}
+    (tmp_path / "t.yaml").write_text(tuning_text(found.tuning, found.found, found.steps))
+    plan = build_program(load(TREE + "tuning: t.yaml\n", tmp_path)).plan
+    warps = {node.name: plan.kernels[node.kernel].num_warps for node in plan.nodes("step") if isinstance(node, Launch)}
+    assert warps["compact"] == warps["prepare_rows"] == 2 != warps["verify_argmax"]
