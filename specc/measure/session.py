@@ -184,13 +184,17 @@ class Session:
         shape = frame.shape(name)
         if (name, shape) not in self._results:
             dtype = DTYPES[self.plan.values[name].dtype]
-            made = torch.full(shape, -1, dtype=dtype, device=self.device) if node.host else self._random(shape, dtype)
+            made = (
+                torch.full(shape, -1, dtype=dtype, device=self.device)
+                if getattr(node, "host", False)
+                else self._random(shape, dtype)
+            )
             self._results[name, shape] = made
         return self._results[name, shape]
 
     def _agree(self, node: External | Given, frame: Frame) -> None:
         """Let the target want three drafts in four, no two of them after one node."""
-        given, returned = node.operands, node.results
+        given, returned = getattr(node, "operands", {}), node.results
         logits, tokens = frame.read(returned["logits"]), frame.read(given["tokens"])
         batch, nodes, columns = logits.shape
         parent = torch.arange(-1, nodes - 1, device=self.device).expand(batch, nodes)
