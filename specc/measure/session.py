@@ -192,9 +192,9 @@ class Session:
             self._results[name, shape] = made
         return self._results[name, shape]
 
-    def _agree(self, node: External | Given, frame: Frame) -> None:
+    def _agree(self, node: External, frame: Frame) -> None:
         """Let the target want three drafts in four, no two of them after one node."""
-        given, returned = getattr(node, "operands", {}), node.results
+        given, returned = node.operands, node.results
         logits, tokens = frame.read(returned["logits"]), frame.read(given["tokens"])
         batch, nodes, columns = logits.shape
         parent = torch.arange(-1, nodes - 1, device=self.device).expand(batch, nodes)
