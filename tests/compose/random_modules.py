@@ -226,6 +226,8 @@ class Composer(Builder):
                     self.compact,
                     self.move,
                     self.move,
+                    self.move,
+                    self.move,
                     self.last,
                     self.lengths,
                     self.extend_ids,
