@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from work import Work
+
+from specc.measure.against.work import Work
 
 SPARE = 2
 """Tokens per row that stand out beside the K best."""
