@@ -7,7 +7,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from specc.measure.against.sequence import Named, Sequence
+from specc.measure.against.sequence import Named, Sequence, grouped_copy
 from specc.measure.against.work import Work
 
 
@@ -26,7 +26,7 @@ class ChainSequence(Sequence):
         slots = self.window[:, : self.shape.steps].contiguous()  # KVLocPlan: the draft's columns of the window
         # EAGLEDraftCudaGraphRunner: grouped copy, then the hidden states
         static = [self.draft_lens, self.draft_rows, self.draft_slots, self.draft_index, self.draft_positions]
-        torch._foreach_copy_(static, [self.seq_lens, self.rows, slots, topk_index, positions])
+        grouped_copy(static, [self.seq_lens, self.rows, slots, topk_index, positions])
         self.draft_p.copy_(topk_p)
         self.hidden.copy_(hidden)
         # draft_forward

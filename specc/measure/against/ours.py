@@ -91,7 +91,7 @@ class Ours:
         for node in self.plan.nodes("step"):
             if isinstance(node, Launch):
                 self.backend.launch(node, self.frame)
-            else:
+            elif isinstance(node, External):
                 operands = [(name, value) for name, value in node.operands.items() if name in READ]
                 yield from ((f"{node.name}.{name}", self.frame.read(value)) for name, value in operands)
         results = [output for output in self.plan.outputs if output.entry == "step" and output.name != "health"]

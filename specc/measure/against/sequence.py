@@ -17,10 +17,21 @@ from specc.measure.against.work import Work, observed
 Named = Iterator[tuple[str, Tensor]]
 
 
+def grouped_copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Several copies in one launch, as far as dtypes and shapes allow."""
+    torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateImportUsage]
+
+
 class Sequence(ABC):
     """The order of a step, SGLang's relay buffers, and the static buffers of its three graph runners."""
 
     name: str
+    seq_lens: Tensor
+    """Of this step; the others are there after `verify_commit`."""
+    predict: Tensor
+    accept_lens: Tensor
+    new_seq_lens: Tensor
+    new_bonus: Tensor
 
     def __init__(self, work: Work) -> None:
         self.work, self.rows, self.shape = work, work.rows, work.shape
@@ -82,7 +93,7 @@ class Sequence(ABC):
 
     def copy_verify_inputs(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> None:
         """The grouped copy before the verify graph."""
-        torch._foreach_copy_(self.verify_static, [tokens, positions, slots, self.seq_lens, self.rows])
+        grouped_copy(self.verify_static, [tokens, positions, slots, self.seq_lens, self.rows])
 
     def publish(self) -> None:
         """FutureMap.publish."""
@@ -92,7 +103,7 @@ class Sequence(ABC):
         """The grouped copy before the extend graph, and the hidden states."""
         shape = (-1, self.shape.nodes)
         sources = [ids.view(shape), positions.view(shape), self.verify_static[2], lens, select]
-        torch._foreach_copy_(self.extend_static, sources)
+        grouped_copy(self.extend_static, sources)
         self.extend_hidden.copy_(hidden)
 
     def stash(self, topk_p: Tensor, index: Tensor, hidden: Tensor) -> None:

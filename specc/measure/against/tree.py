@@ -12,7 +12,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from specc.measure.against.sequence import Named, Sequence
+from specc.measure.against.sequence import Named, Sequence, grouped_copy
 from specc.measure.against.work import Work
 
 MOST_SLOTS, TILE_BYTES = 256, 128
@@ -48,7 +48,7 @@ class TreeSequence(Sequence):
         # EAGLEDraftCudaGraphRunner: grouped copy (the probabilities as i64 too, so that it is one launch), then hidden
         static = [self.draft_lens, self.draft_rows, self.draft_slots, self.draft_index, self.draft_positions]
         sources = [self.seq_lens, self.rows, slots, topk_index, positions, topk_p.view(torch.int64)]
-        torch._foreach_copy_([*static, self.draft_p.view(torch.int64)], sources)
+        grouped_copy([*static, self.draft_p.view(torch.int64)], sources)
         self.hidden.copy_(hidden)
         # draft_forward: per_step_draft_out_cache_loc, _select_top_k_tokens_first
         self.per_step = self.draft_slots.view(-1, shape.topk, shape.steps).permute(2, 0, 1).reshape(shape.steps, -1)
