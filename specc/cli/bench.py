@@ -47,7 +47,7 @@ def bench(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     format: Annotated[Format, typer.Option(help="How the figures are printed.")] = Format.text,
 ) -> None:
-    """Time every launch of a program, and a whole step without its forwards, beside an empty launch or a copy, and an engine's kernels."""
+    """Time every launch of a program, and a whole step without its forwards, beside an empty launch or a copy."""
     with reporting(format) as report, _subject(target, engine, report) as subject:
         from specc.measure.bench import backend_of, here, measure, unmeasured, versions_of
 
