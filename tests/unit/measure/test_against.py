@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,9 +22,11 @@ from specc.config import load_config
 from specc.driver.build import build_program
 from specc.measure import bench
 from specc.measure.against import beside as other_side
+from specc.measure.against.chain import ChainSequence
 from specc.measure.against.compare import COMPARED_STEPS
 from specc.measure.against.counterpart import obstacle, shape_of
 from specc.measure.against.parts import parts
+from specc.measure.against.tree import TreeSequence
 from specc.measure.bench import unmeasured
 from specc.measure.plot import draw
 from specc.measure.ratios import Ratio
@@ -136,6 +139,30 @@ def test_what_differs_is_an_error_and_no_figure(torch_s: type, place: str, monke
         other_side.agreeing(plan_of(CHAIN), ReferenceBackend(), CPU, 4, Effort(1, 2))
     (found,) = caught.value.diagnostics
     assert found.code == "measure/results-differ" and f"relay.{place}" in found.message
+
+
+def test_what_differs_in_one_step_is_enough(torch_s: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step's predictions alone; later ones start from a state that is right."""
+    right, asked = torch_s.observed_step, []
+
+    def wrong(self: Any) -> dict[str, torch.Tensor]:
+        asked.append(right(self))
+        return asked[-1] | ({"accept_lens": asked[-1]["accept_lens"] + 1} if len(asked) == 1 else {})
+
+    monkeypatch.setattr(torch_s, "observed_step", wrong)
+    with pytest.raises(DiagnosticError, match="accept_lens"):
+        other_side.agreeing(plan_of(CHAIN), ReferenceBackend(), CPU, 4, Effort(1, 2))
+
+
+@pytest.mark.parametrize(("made", "last"), [(TreeSequence, "verify_slots"), (ChainSequence, "verify_inputs")])
+def test_each_side_of_a_part_does_the_same_work(made: type, last: str) -> None:
+    """What the first launch of ours does takes two calls there."""
+    ours, theirs = Mock(work=Mock(shape=Mock(steps=3, page=1))), Mock(spec=made)
+    found = {part.work: part for part in parts(ours, theirs)}
+    found["prepare"].theirs()
+    assert [called[0] for called in theirs.method_calls] == ["prepare", last]
+    found["prepare"].ours()
+    ours.launch.assert_called_once_with("prepare_rows")
 
 
 def test_every_part_of_every_bucket_is_compared(torch_s: type, monkeypatch: pytest.MonkeyPatch) -> None:
