@@ -197,6 +197,8 @@ def _launch(node: LaunchStory) -> tuple[str, str, str, str]:
 
 def _forward(node: ForwardStory) -> tuple[str, str, str, str]:
     reads = ", ".join(name if name == value else f"{name} = {value}" for name, value in node.operands.items())
+    if node.kind == "given":
+        return "engine", "hands this over", "", ""
     if node.capture is None:
         return "host", f"reads {reads}; may wait for the device", "", ""
     return "forward", f"reads {reads}; captures {node.capture}", "", ""

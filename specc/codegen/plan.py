@@ -12,7 +12,7 @@ from specc.config import Config, ModelConfig
 from specc.ir import declarations as ir
 from specc.ir.core import Module, Op, Value, entry_of, is_state, tensor_type
 from specc.ir.liveness import hidden_result
-from specc.ir.nodes import callback_of, is_collective, is_external, is_host, node_of
+from specc.ir.nodes import callback_of, is_collective, is_external, is_given, is_host, is_rotated, node_of
 from specc.ir.ops import OPS
 from specc.ir.types import TensorType, per_request
 from specc.kernels.shared import base as kernels
@@ -21,6 +21,7 @@ from specc.runtime.plan.nodes import (
     Capture,
     Collective,
     External,
+    Given,
     Kernel,
     Launch,
     Node,
@@ -143,7 +144,7 @@ def _serving(module: Module, kv: Kv, dims: Mapping[str, int]) -> Serving:
     modules = sum(callback_of(op.opcode) == MODULE for op in forwards)
     targets = [op for op in forwards if callback_of(op.opcode) == "target"]
     return Serving(
-        reach=max(dims["N"], dims["A"] + kv.first_draft_position),
+        reach=kv.window if is_rotated(module) else max(dims["N"], dims["A"] + kv.first_draft_position),
         lookahead=modules or int(kv.shifted and bool(recurrent)),
         settled=not modules,
         reads_hidden=any(op.get("hidden") is not None for op in recurrent),
@@ -165,7 +166,7 @@ def _input(module: Module, value: Value) -> Input:
 
 
 def _output(name: str, value: Value) -> Output:
-    """Outputs of the prefill entry are named ``prefill.<name>`` in the module."""
+    """Outputs of other calls than the step, or its first half, are named ``prefill.`` and ``propose.<name>``."""
     entry, _, bare = name.rpartition(".")
     return Output(bare, value.name, entry or "step")
 
@@ -231,13 +232,16 @@ def _node(module: Module, generated: Generated, node: ir.Node) -> Node:
     if node.node == "reference":
         return Reference(name, _calls(kernels.cluster_of(module, name)))
     (op,) = [op for op in module.ops() if is_external(op) and node_of(op) == name]
+    results = {key: value.name for key, value in op.named_results.items() if not is_state(value)}
+    if is_given(op):
+        return Given(name, results, _calls([op]))
     return External(
         name=name,
         callback=callback_of(op.opcode),
         step=int(op.attrs["step"]) if "step" in op.attrs else None,
         capture=None if is_host(op) else str(op.attrs["capture"]),
         operands={key: value.name for key, value in op.named.items() if not is_state(value)},
-        results={key: value.name for key, value in op.named_results.items() if not is_state(value)},
+        results=results,
         ops=_calls([op]),
     )
 

@@ -19,6 +19,7 @@ from specc.config.resolved import Config, Depth, ModelConfig
 from specc.config.schema import SAMPLING
 from specc.config.sharded import check_shards, with_heads, with_shards
 from specc.config.sides import facts_of, settle
+from specc.config.step_form import check_step
 from specc.config.tuning import read_tuning
 from specc.config.validate import validate_options
 from specc.support.diagnostics import Note
@@ -45,6 +46,7 @@ def resolve(
     facts = facts_of(checked, directory, needed)
     checked = for_engine(checked, algorithm, facts)
     check_file(checked, algorithm, needed)
+    check_step(checked, needed)
     check_shards(checked)
     options, archs = _options(checked, algorithm, needed), _archs(checked)
     target = settle(checked, "target", facts, needed.target_hidden, directory)
@@ -111,6 +113,8 @@ def _config(
         target=target,
         draft=draft,
         engine=file.engine,
+        step=file.step,
+        slots=file.slots,
     )
 
 

@@ -28,6 +28,8 @@ DraftSampling = Literal["greedy", "coupled"]
 Logprobs = Literal["raw", "processed"]
 Logits = Literal["gathered", "sharded"]
 Sampling = Literal["penalties", "logit_bias", "grammar", "top_k", "top_p", "min_p"]
+StepForm = Literal["whole", "rotated"]
+Slots = Literal["req_to_token", "block_table"]
 DraftPositions = Literal["true", "shifted", "auto"]
 
 DEFAULT_AUX_LAYERS = 3
@@ -160,6 +162,8 @@ class Config:
     target: ModelConfig
     draft: ModelConfig | None
     engine: Engine | None = None
+    step: StepForm = "whole"
+    slots: Slots = "req_to_token"
     tuning: Tuning | None = None
 
     @property

@@ -28,6 +28,8 @@ from specc.config.resolved import (
     MaskMode,
     Penalties,
     Sampling,
+    Slots,
+    StepForm,
     Verify,
     VerifyRows,
 )
@@ -195,6 +197,12 @@ class ConfigFile(Block):
     nodes), full (with the prefix, flat; needs context_length), or none. A chain is causal and has none."""
     context_length: Annotated[Count, Field(le=1 << 26)] | None = None
     """Longest text of a request, in tokens; sizes the mask of mode full."""
+    step: StepForm = "whole"
+    """Who runs the target in a step: the program, which drafts, verifies and extends around it (whole), or the engine,
+    which hands over the logits of bonus and drafts and then has the next ones drafted (rotated). A chain's."""
+    slots: Slots = "req_to_token"
+    """Where KV slots are looked up: a table with the slot of every position (req_to_token), or, in a rotated step, the
+    table of the draft's blocks of page_size slots, with the number of blocks of every request (block_table)."""
     overlap: Flag = True
     """Whether the scheduler prepares a step before the previous one's results reach the host."""
     disaggregation: Flag = False

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from specc.runtime.plan.nodes import External
-from specc.runtime.plan.outputs import spelled, typed_outputs
+from specc.runtime.plan.nodes import External, Given
+from specc.runtime.plan.outputs import PROPOSE, spelled, typed_outputs
 from specc.runtime.plan.plan import PROMPT, TABLE, Plan
 
 WIDTH = 100
@@ -37,12 +37,19 @@ def package_page(package: str, plans: Mapping[str, Plan]) -> dict[str, Any]:
         "summary": f"{plan.name}: {plan.summary}",
         "depths": sorted(one.size("S") for one in plans.values()),
         "bound": ", ".join(
-            ["callbacks", TABLE] + ["kv_pools"] * bool(wanted(plan)["moved"]) + ["tables=tables"] * bool(plan.tables())
+            ["callbacks", plan.table]
+            + ["kv_pools"] * bool(wanted(plan)["moved"])
+            + ["tables=tables"] * bool(plan.tables())
         ),
-        "table": spelled(plan, plan.inputs[TABLE]),
+        "holds": plan.table,
+        "held": "the KV slot of every position" if plan.table == TABLE else "the blocks of KV slots",
+        "table": spelled(plan, plan.inputs[plan.table]),
         "table_types": [f"`{name}` {spelled(plan, one)}" for name, one in plan.tables().items()],
-        "forwards": [*_forwards(plan, "prefill"), *_forwards(plan, "step")],
+        "forwards": list(dict.fromkeys([*_forwards(plan, "prefill"), *_forwards(plan, "step")])),
+        "given": list(_given(plan)),
+        "calls": "`prefill`, `commit` and `propose`" if plan.rotated else "`prefill` and `decode`",
         "decoded": _outputs(plan, "step"),
+        "proposed": _outputs(plan, PROPOSE),
         "prefilled": _outputs(plan, "prefill"),
         **wanted(plan),
     }
@@ -56,6 +63,13 @@ def _forwards(plan: Plan, entry: str) -> Iterator[str]:
         steps.setdefault(_call(plan, node), []).append("" if node.step is None else str(node.step))
     for text, numbers in steps.items():
         yield _lines(text.replace("step=", f"step={'|'.join(numbers)}"))
+
+
+def _given(plan: Plan) -> Iterator[str]:
+    """What the engine hands over of its own forward of the target, in a rotated step."""
+    for node in plan.nodes("step"):
+        if isinstance(node, Given):
+            yield from (_lines(f"{name}={_type(plan, value)}") for name, value in node.results.items())
 
 
 def _call(plan: Plan, node: External) -> str:

@@ -11,11 +11,12 @@ from typing import Any
 
 from torch import Tensor
 
-from specc.engine.memory.kv_pool import KVPool, PageAllocator, ReqToToken
+from specc.engine.memory.blocks import request_table, to_bind
+from specc.engine.memory.kv_pool import KVPool, PageAllocator
 from specc.engine.memory.prefix_cache import PrefixCache
 from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.drafts import Draft
-from specc.engine.serving import fitting
+from specc.engine.serving import fitting, rotated
 from specc.engine.serving.callbacks import Memory
 from specc.engine.serving.draft_callbacks import make_callbacks
 from specc.engine.serving.handover import Handover, Places
@@ -101,7 +102,7 @@ class Engine:
         plan, device = self.plan, self.target.device
         columns = round_up(max_context + plan.kv.reserve, plan.kv.page_size)
         max_batch = min(plan.buckets[-1], plan.size("P") - 1)
-        self.table = ReqToToken(plan.size("P"), columns, device)
+        self.table = request_table(plan, columns, device)
         self.allocator = PageAllocator(num_pages or max_batch * columns // plan.kv.page_size + 1, plan.kv.page_size)
         slots = self.allocator.num_pages * plan.kv.page_size
         self.pools = {owner: KVPool(self.models[owner].facts.pool, slots, device) for owner in plan.kv_pools}
@@ -121,12 +122,13 @@ class Engine:
         self._fixed_width = self.target.device.type == "cuda" and options["capture"] is not False
         self._range = ranges(self.target.device, options["nvtx"])
         buffers = {owner: pool.buffers for owner, pool in self.pools.items()}
+        table, tables = to_bind(self.table, tables)
         given = {"kv_pools": buffers, "tables": fitting.bring_tables(self.plan, tables, self.draft), **options}
-        self._step = self.program.bind(self.callbacks, self.table.tensor, **given)
+        self._step = self.program.bind(self.callbacks, table, **given)
 
     @property
     def replays(self) -> Any:
-        """What has become of the program's graphs, see docs/runtime.md; all zero without capture."""
+        """What has become of the program's graphs; all zero without capture."""
         return self._step.replays
 
     @property
@@ -271,10 +273,7 @@ class Engine:
         self.stats.launched(requests, time.perf_counter() - started, num_steps)
 
     def read(self, keep: int) -> None:
-        """Read what is in flight, the oldest first, and hand it to its requests; the last `keep` stay in flight.
-
-        Raises StepFailedError for results that cannot be.
-        """
+        """Read what is in flight, oldest first, but the last `keep`, for its requests. Raises StepFailedError."""
         while len(self._flights) > keep:
             flight = self._flights.popleft()
             live = list(flight.live())
@@ -333,7 +332,7 @@ class Engine:
         """Queue the prefill of newly admitted requests."""
         rows = [request.row or 0 for request in requests]
         self._prompts.clear()
-        self._prompts.update({row: request.prompt for row, request in zip(rows, requests, strict=True)})
+        self._prompts.update(zip(rows, (request.prompt for request in requests), strict=True))
         if self.plan.samples:
             texts = [(r.prompt_ids, r.unread[len(r.prompt_ids) :]) for r in requests]
             self._step.set_sampling(rows, [request.sampling for request in requests], texts)
@@ -346,8 +345,8 @@ class Engine:
         rows, bounds = [request.row or 0 for request in requests], self._bounds(requests)
         if not self._fixed_width:
             self.memory.width = min(max(bounds, default=0) + self.plan.serving.reach, self.table.columns)
-        step = self._step.at(num_steps)
-        return step.decode(self._batch(rows, None if self.ahead else bounds), at_least=at_least)
+        step, batch = self._step.at(num_steps), self._batch(rows, None if self.ahead else bounds)
+        return rotated.decode(step, self.callbacks, self.plan, batch, at_least)
 
     def _give(self, given: Sequence[tuple[Request, Emitted]], *, is_prefill: bool) -> None:
         """Give tokens to their requests. One whose text cannot be made waits again, when the others have theirs."""

@@ -129,9 +129,11 @@ def _forwards(story: Story) -> str:
     forwards = [node for node in of_step(story) if isinstance(node, ForwardStory)]
     told = [(said, [node.name for node in forwards if node.capture == mode]) for mode, said in _KEPT.items()]
     kept = [f"{said} {spans(names)}" for said, names in told if names]
-    hosts = [node.name for node in forwards if node.capture is None]
+    given = [node.name for node in forwards if node.kind == "given"]
+    hosts = [node.name for node in forwards if node.capture is None and node.name not in given]
     calls = f"; calls of the host: {spans(hosts)}" if hosts else ""
-    return f"{len(forwards) - len(hosts)} a step; hidden states: {'; '.join(kept)}{calls}"
+    calls += f"; the engine hands over {spans(given)}" if given else ""
+    return f"{len(forwards) - len(hosts) - len(given)} a step; hidden states: {'; '.join(kept)}{calls}"
 
 
 def _launches(story: Story) -> str:

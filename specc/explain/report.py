@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from specc.runtime.plan.nodes import External, Node, Reference
+from specc.runtime.plan.nodes import External, Given, Node, Reference
 from specc.runtime.plan.plan import Plan, Totals
 from specc.runtime.plan.typed import to_json
 
@@ -57,6 +57,8 @@ def _phases(plan: Plan, title: str) -> Table:
 def _what(node: Node) -> str:
     if isinstance(node, External):
         return f"the engine's {node.callback} {'on the host' if node.host else 'forward'}"
+    if isinstance(node, Given):
+        return f"{', '.join(node.results)} of the target, which the engine hands over"
     return counted(call.op for call in node.ops) + " (torch)" * isinstance(node, Reference)
 
 

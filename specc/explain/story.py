@@ -18,7 +18,7 @@ from specc.config.presets import PRESETS
 from specc.ir.core import Module, Op, entry_of, is_state, tensor_type
 from specc.ir.declarations import Grid, Kernel, KvLayout, Node, Options, Reference
 from specc.ir.liveness import hidden_result
-from specc.ir.nodes import is_collective, is_external, is_host, node_of
+from specc.ir.nodes import is_collective, is_external, node_of
 from specc.ir.types import DTYPES
 from specc.kernels.shared.base import cluster_of, nbytes
 from specc.pass_manager.pass_base import Choice, Context
@@ -143,7 +143,7 @@ class ReferenceStory:
 class ForwardStory:
     """One of the engine's forwards: what it reads, parameter by parameter, and what it captures.
 
-    A call of the host captures None.
+    A call of the host captures None, and so does what the engine hands over.
     """
 
     name: str
@@ -222,7 +222,7 @@ def tell(loaded: LoadedConfig, module: Module, ctx: Context) -> Story:
         settings=_settings(loaded),
         models=tuple(_model(loaded, side, model) for side, model in config.models.items()),
         passes=_passes(loaded, ctx),
-        captures=tuple(_capture(module, op) for op in module.ops() if is_external(op) and not is_host(op)),
+        captures=tuple(_capture(module, op) for op in module.ops() if "capture" in op.attrs),
         carry=carry,
         carry_bytes=sum(field.bytes for field in carry),
         phases=_phases(module),
@@ -351,5 +351,5 @@ def _collective(module: Module, node: Node, op: Op) -> CollectiveStory:
 
 def _forward(node: Node, op: Op) -> ForwardStory:
     operands = {name: value.name for name, value in op.named.items() if not is_state(value)}
-    captured = None if is_host(op) else str(op.attrs["capture"])
+    captured = str(op.attrs["capture"]) if "capture" in op.attrs else None
     return ForwardStory(node.name, node.node, node.capture or None, operands, captured)

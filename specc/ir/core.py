@@ -25,8 +25,14 @@ Attr = str | int | bool
 NODE, PATH = "N", "A"
 """The dimensions of all verified nodes, and of the accepted path."""
 
-PHASES: tuple[str, ...] = ("prefill", "prepare", "draft", "tree", "verify", "commit", "extend")
-"""Phases in execution order. ``prefill`` is an entry of its own, the others make up one decode step."""
+PHASES: tuple[str, ...] = ("prefill", "prepare", "draft", "tree", "verify", "commit", "extend", "redraft")
+"""Phases in execution order. ``prefill`` is an entry of its own, the others make up one decode step.
+
+A rotated step begins with the target's logits, so that it drafts last, in ``redraft``.
+"""
+
+SECOND_HALF = ("extend", "redraft")
+"""Phases that a rotated step runs in a call of their own."""
 
 
 def entry_of(phase: str) -> str:
@@ -267,10 +273,11 @@ class Module:
         self._names.add(name)
         value.name = name
 
-    def move(self, op: Op, phase: str) -> None:
-        """Move ``op`` to the end of another phase."""
+    def move(self, op: Op, phase: str, index: int | None = None) -> None:
+        """Move ``op`` to ``index`` of another phase, by default to its end."""
         self.phases[op.phase].remove(op)
-        self.phases[phase].append(op)
+        ops = self.phases[phase]
+        ops.insert(len(ops) if index is None else index, op)
         op.phase = phase
 
     def erase(self, op: Op) -> None:

@@ -221,7 +221,7 @@ class Node(Decl):
 
     Attributes:
         phase: phase it belongs to.
-        node: ``launch``, ``reference``, ``external`` or ``collective``.
+        node: ``launch``, ``reference``, ``external``, ``collective`` or ``given``.
         after: nodes it must follow, transitively reduced.
         capture: name of the graph it is captured in when forwards can be captured, empty if it never is.
         segment: name of the graph it is captured in when they cannot; forwards have none.

@@ -15,6 +15,8 @@ def node_of(op: Op) -> str:
     if is_collective(op):
         return f"gather_{op.result.name}"
     called = callback_of(op.opcode)
+    if op.phase == "prefill" and "prefill" not in called:
+        called = f"prefill_{called}"  # a forward of the step too
     return f"{called}_{op.attrs['step']}" if "step" in op.attrs else called
 
 
@@ -24,8 +26,8 @@ def callback_of(opcode: str) -> str:
 
 
 def is_external(op: Op) -> bool:
-    """Whether an op is a call of the engine: one of its forwards, or of its host."""
-    return OPS[op.opcode].effect in ("external", "host")
+    """Whether an op is a call of the engine: one of its forwards, of its host, or what it hands over."""
+    return OPS[op.opcode].effect in ("external", "host", "given")
 
 
 def is_host(op: Op) -> bool:
@@ -33,9 +35,19 @@ def is_host(op: Op) -> bool:
     return OPS[op.opcode].effect == "host"
 
 
+def is_given(op: Op) -> bool:
+    """Whether an op is what the engine hands over when it runs a half of a rotated step."""
+    return OPS[op.opcode].effect == "given"
+
+
 def is_collective(op: Op) -> bool:
     """Whether an op is what all ranks do together: a node of its own, in the graphs of what is around it."""
     return OPS[op.opcode].effect == "collective"
+
+
+def is_rotated(module: Module) -> bool:
+    """Whether the engine runs the target by itself, so that the step is two calls."""
+    return any(is_given(op) for op in module.ops())
 
 
 def quotient(module: Module) -> nx.DiGraph:

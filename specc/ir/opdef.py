@@ -91,7 +91,8 @@ class OpDef:
         attrs: required attributes, and their types or the numbers that they may be.
         until: invariant after which the op is illegal; empty if it is legal to the end.
         effect: ``carry`` for ops that write carried state, ``external`` for the engine's forwards, ``host`` for
-            its other calls, which no graph can hold, ``collective`` for what all ranks do together, else empty.
+            its other calls, which no graph can hold, ``given`` for what the engine hands over when it runs the step,
+            ``collective`` for what all ranks do together, else empty.
         inplace: whether the only result replaces the first operand in memory.
         infer: result types which a signature cannot say, from the types of carried values and the op's attributes.
         parts: the variadic operands, a signature of their own, from the op's attributes.

@@ -22,7 +22,7 @@ from specc.runtime.frame import Frame
 from specc.runtime.memory.arena import Arena
 from specc.runtime.memory.kv_pools import KvPools
 from specc.runtime.memory.staging import Staging
-from specc.runtime.plan.nodes import Collective, External, Launch, Node
+from specc.runtime.plan.nodes import Collective, External, Given, Launch, Node
 from specc.runtime.plan.plan import PROMPT, Input, Plan
 from specc.runtime.sampling import Sampling, SamplingRows
 from specc.runtime.semantics.convention import DTYPES
@@ -116,10 +116,10 @@ class Session:
 
     def run(self, node: Node, frame: Frame) -> None:
         """Run one node; results of a forward are there at once."""
-        if isinstance(node, External):
+        if isinstance(node, External | Given):
             for result in node.results.values():
                 frame.adopt(result, self._result(result, node, frame))
-            if node.callback == "target" and self._agreeing:
+            if isinstance(node, External) and node.callback == "target" and self._agreeing:
                 self._agree(node, frame)
         elif isinstance(node, Collective):
             gather(node, frame, self._collective)
@@ -179,12 +179,16 @@ class Session:
         inputs = {**self._tables, **(prompt or {})}
         return Frame(self.plan, self.arena, self._pools, self._table, rows, ragged, self.kv.buffers, inputs)
 
-    def _result(self, name: str, node: External, frame: Frame) -> Tensor:
+    def _result(self, name: str, node: External | Given, frame: Frame) -> Tensor:
         """What a forward returns; bits that allow every token for a mask of the host."""
         shape = frame.shape(name)
         if (name, shape) not in self._results:
             dtype = DTYPES[self.plan.values[name].dtype]
-            made = torch.full(shape, -1, dtype=dtype, device=self.device) if node.host else self._random(shape, dtype)
+            made = (
+                torch.full(shape, -1, dtype=dtype, device=self.device)
+                if getattr(node, "host", False)
+                else self._random(shape, dtype)
+            )
             self._results[name, shape] = made
         return self._results[name, shape]
 

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from specc.ir.core import Module, Op, Value, entry_of, is_state
 from specc.ir.declarations import KvLayout, Options
 from specc.ir.infer import assign_types
-from specc.ir.nodes import is_external
+from specc.ir.nodes import is_external, is_rotated
 from specc.ir.ops.health import ROOM_BIT
 from specc.ir.ops.tree import mask_width
 from specc.ir.page_runs import PageRuns
+from specc.ir.types import TensorType
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
+from specc.runtime.plan.plan import BLOCKS, COUNTS
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.location import Location
 
@@ -69,13 +71,20 @@ class BindKvLayout(Pass):
             ),
         )
         self._admit(module, layout, ctx)
+        if ctx.loaded is not None and ctx.loaded.config.slots == BLOCKS:
+            self._look_up_blocks(module, layout, ctx)
 
     def _admit(self, module: Module, layout: KvLayout, ctx: Context) -> None:
         """Let a request without room be a padding row of all that the step does with rows and lengths."""
         readers = [op for op in module.find(*_TABLE_READERS) if entry_of(op.phase) == "step"]
-        if not readers:
+        if readers:
+            table, rows, lens = (readers[0][name] for name in ("req_to_token", "rows", "seq_lens"))
+        elif is_rotated(module):  # the engine's forward of the target writes where the step looks up nothing
+            readers = module.find("commit.lengths")
+            table = module.add_input("req_to_token", TensorType("i32", ("P", "C")))
+            rows, lens = module.inputs["req_pool_indices"], readers[0]["seq_lens"]
+        else:
             return
-        table, rows, lens = (readers[0][name] for name in ("req_to_token", "rows", "seq_lens"))
         others = [op for op in module.ops("step") if op.opcode not in _WHATEVER_THE_LENGTH]
         longest, location = _longest(module), readers[0].location
         admit = self._insert(
@@ -102,6 +111,20 @@ class BindKvLayout(Pass):
                 (Rejected("asked for on the host", "the host would wait for the lengths"),),
             ),
         )
+
+    def _look_up_blocks(self, module: Module, layout: KvLayout, ctx: Context) -> None:
+        """Look slots up in the table of a request's blocks, which has no more than the number that is said."""
+        table = module.add_input(BLOCKS, TensorType("i32", ("P", "C")))
+        counts = module.add_input(COUNTS, TensorType("i32", ("P",)))
+        for op in module.find("kv.slots", "kv.admit"):
+            rows, lens = op["rows"], op["seq_lens"]
+            counted = (counts,) if op.opcode == "kv.admit" else ()
+            op.opcode = "kv.admit_blocks" if counted else "kv.block_slots"
+            op.attrs = {name: value for name, value in op.attrs.items() if name != "longest"}
+            op.attrs["page"] = layout.page_size
+            module.set_operands(op, (table, *counted, rows, lens))
+        message = f"slots are looked up in blocks of {layout.page_size}, as many as {COUNTS} says"
+        self.remark(ctx, message, ctx.at("slots"))
 
     def _insert(
         self, module: Module, opcode: str, operands: tuple[Value, ...], names: tuple[str, ...],
@@ -162,6 +185,13 @@ def _longest(module: Module) -> int:
     return longest
 
 
+def _ahead(module: Module) -> list[int]:
+    """How far slots reach that follow what a step accepts, as in one that drafts for the next."""
+    slots = [op for op in module.find("kv.slots") if op["seq_lens"].source in module.find("commit.lengths")]
+    sizes = [(int(op.attrs["offset"]), module.size(str(op.attrs["axis"]))) for op in slots]
+    return [module.size("A") + offset + size for offset, size in sizes]
+
+
 def _layout(module: Module, extra: int) -> KvLayout:
     """The window of one step, and what to reserve: twice as much, for a step scheduled ahead.
 
@@ -171,7 +201,7 @@ def _layout(module: Module, extra: int) -> KvLayout:
     options = module.decl(Options)
     page, path = options.page_size, module.size("A")
     if module.size("K") == 1:
-        window = path + extra
+        window = max([path + extra, *_ahead(module)])
         return KvLayout("chain", page, extra, path, 0, window, 2 * window)
     branches, nodes, slots = module.size("K"), module.size("N"), module.find("kv.branch_slots")
     if not slots:

@@ -18,6 +18,7 @@ from specc.passes.infer_types import InferTypes
 from specc.passes.plan_graphs import PlanGraphs
 from specc.passes.plan_memory import PlanMemory
 from specc.passes.prune_dead_dataflow import PruneDeadDataflow
+from specc.passes.rotate_step import RotateStep
 from specc.passes.select_compaction import SelectCompaction
 from specc.passes.select_tree_form import SelectTreeForm
 from specc.passes.select_verify import SelectVerify
@@ -31,6 +32,7 @@ FRONT: tuple[type[Pass], ...] = (
     SelectTreeForm,
     SelectVerify,
     SelectCompaction,
+    RotateStep,
     GatherLogits,
     BindKvLayout,
     Cse,

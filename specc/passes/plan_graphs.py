@@ -1,7 +1,8 @@
 """plan-graphs: launch order, minimal dependencies, and what is captured together.
 
 A step is one graph when the engine's forwards can be captured; when they cannot, it is cut at the forwards, and every
-run of launches between two of them is a graph: a segment, named after its first launch. Nothing inside waits for the
+run of launches between two of them is a graph: a segment, named after its first launch. A rotated step is cut between
+its halves, and at what it is handed, besides. Nothing inside waits for the
 host: every value the step needs is on the device, lengths included. Calls of the host, which may wait, cut both.
 """
 
@@ -11,9 +12,9 @@ from dataclasses import dataclass
 
 import networkx as nx
 
-from specc.ir.core import PHASES, Module, Op, entry_of
+from specc.ir.core import PHASES, SECOND_HALF, Module, Op, entry_of
 from specc.ir.declarations import Buffer, Kernel, Layout, Node, Reference, scratch_owner
-from specc.ir.nodes import is_collective, is_external, is_host, node_of, node_order, quotient
+from specc.ir.nodes import is_collective, is_external, is_given, is_host, is_rotated, node_of, node_order, quotient
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 
 
@@ -35,36 +36,42 @@ class PlanGraphs(Pass):
         graph = _dependencies(module, order)
         reduced = nx.transitive_reduction(graph)
         step = [name for name in order if entry_of(first[name].phase) == "step"]
-        segment = _segments([(name, is_external(first[name])) for name in step])
-        whole = _segments([(name, is_host(first[name])) for name in step])
-        hosts = len(step) - len(whole)
+        phases = _phases(order, first)
+        halves = [[name for name in step if (phases[name] in SECOND_HALF) == second] for second in (False, True)]
+        halves = halves if is_rotated(module) else [step]
+        segment = _segments([[(name, is_external(first[name])) for name in half] for half in halves])
+        hosts = {name for name in step if is_host(first[name]) or is_given(first[name])}
+        whole = _segments([[(name, name in hosts) for name in half] for half in halves])
         references = {reference.name for reference in module.decls_of(Reference)}
-        latest = 0
         for name in order:
             op = first[name]
-            latest = max(latest, PHASES.index(op.phase))  # who waits for a later phase runs in it
             after = tuple(sorted(reduced.predecessors(name), key=order.index))
             kind = "external" if is_external(op) else "reference" if name in references else "launch"
-            kind = "collective" if is_collective(op) else kind
+            kind = "collective" if is_collective(op) else "given" if is_given(op) else kind
             capture = whole.get(name, "") if hosts else "step" if entry_of(op.phase) == "step" else ""
-            module.decls.append(Node(name, PHASES[latest], kind, after, capture, segment.get(name, "")))
+            module.decls.append(Node(name, phases[name], kind, after, capture, segment.get(name, "")))
+        cut = (
+            "where the engine hands something over"
+            if is_rotated(module)
+            else f"by {len(hosts)} calls of the host alone"
+        )
         graphs = len(set(whole.values())) if hosts else 1
         collectives = {name for name in step if is_collective(first[name])}
         longest = len(nx.dag_longest_path(graph))
-        self._explain(ctx, (graphs, hosts), segment, references & segment.keys(), collectives, longest)
+        self._explain(ctx, (graphs, cut if hosts else ""), segment, references & segment.keys(), collectives, longest)
 
     def _explain(
         self,
         ctx: Context,
-        cut: tuple[int, int],
+        cut: tuple[int, str],
         segment: dict[str, str],
         references: set[str],
         collectives: set[str],
         longest: int,
     ) -> None:
-        """Tell of the graphs: how many, and how many calls of the host cut them."""
-        count, hosts = cut
-        graphs = f"{count} graphs per step, cut by {hosts} calls of the host alone" if hosts else "one graph per step"
+        """Tell of the graphs: how many, and what cuts them."""
+        count, where = cut
+        graphs = f"{count} graphs per step, cut {where}" if where else "one graph per step"
         launches = len(segment) - len(references) - len(collectives)
         nodes = f"{launches} launches"
         nodes += f", {len(collectives)} collective{'s' * (len(collectives) > 1)}" if collectives else ""
@@ -77,14 +84,24 @@ class PlanGraphs(Pass):
         self.remark(ctx, f"cut at the forwards, for engines whose forwards cannot be captured: {segments} graphs")
 
 
-def _segments(nodes: list[tuple[str, bool]]) -> dict[str, str]:
-    """The segment of every launch, of (name, whether it cuts) in execution order."""
+def _phases(order: list[str], first: dict[str, Op]) -> dict[str, str]:
+    """The phase that every node runs in: who waits for a later phase runs in it."""
+    latest, phases = 0, dict[str, str]()
+    for name in order:
+        latest = max(latest, PHASES.index(first[name].phase))
+        phases[name] = PHASES[latest]
+    return phases
+
+
+def _segments(halves: list[list[tuple[str, bool]]]) -> dict[str, str]:
+    """The segment of every launch, of (name, whether it cuts) in execution order, by call of the step."""
     segment: dict[str, str] = {}
-    current = ""
-    for name, external in nodes:
-        current = "" if external else current or name
-        if current:
-            segment[name] = current
+    for nodes in halves:
+        current = ""
+        for name, external in nodes:
+            current = "" if external else current or name
+            if current:
+                segment[name] = current
     return segment
 
 

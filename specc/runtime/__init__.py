@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from .plan.manifest import Manifest
     from .plan.plan import Plan
     from .program import Program, load
-    from .result import HostCopy, HostPrefill, HostResult, PrefillResult, Score, StepResult
+    from .result import HostCopy, HostPrefill, HostProposal, HostResult, PrefillResult, ProposeResult, Score, StepResult
+    from .rotated import RotatedStep
     from .sampling import Sampling
     from .state.carry import Carry
     from .state.peer import check_peer, schema, schema_digest
@@ -76,7 +77,17 @@ _HOMES = {
     "state.peer": ("check_peer", "schema", "schema_digest"),
     "plan.plan": ("Plan",),
     "program": ("Program", "load"),
-    "result": ("HostCopy", "HostPrefill", "HostResult", "PrefillResult", "Score", "StepResult"),
+    "result": (
+        "HostCopy",
+        "HostPrefill",
+        "HostProposal",
+        "HostResult",
+        "PrefillResult",
+        "ProposeResult",
+        "Score",
+        "StepResult",
+    ),
+    "rotated": ("RotatedStep",),
     "sampling": ("Sampling",),
     "step": ("Step",),
     "state.transfer": ("RecordField", "RecordLayout"),
@@ -101,6 +112,7 @@ __all__ = [
     "GroupCollective",
     "HostCopy",
     "HostPrefill",
+    "HostProposal",
     "HostResult",
     "Manifest",
     "Memory",
@@ -109,10 +121,12 @@ __all__ = [
     "PlanError",
     "PrefillResult",
     "Program",
+    "ProposeResult",
     "RecordError",
     "RecordField",
     "RecordLayout",
     "Replays",
+    "RotatedStep",
     "Sampling",
     "SamplingError",
     "SchemaMismatchError",

@@ -9,6 +9,7 @@ from torch import Tensor
 from .batch import Batch, check_lengths
 from .errors import BatchError
 from .memory.tables import batch_column, batch_rows
+from .memory.tables import room as room_of
 from .plan.plan import PROMPT, Plan
 
 ROWS, LENGTHS = "req_pool_indices", "seq_lens"
@@ -29,8 +30,9 @@ class Columns:
         self.inputs = plan.written_inputs(entry)
         self._entry, self._table, self._most = entry, table, plan.buckets[-1]
         # A draft at true positions prefills the first token behind the prompt.
-        self._beyond = plan.kv.window if entry == "step" else plan.kv.first_draft_position
-        self._longest = plan.kv.longest
+        drafts = entry == "step" or plan.rotated
+        self._beyond = plan.kv.window if drafts else plan.kv.first_draft_position
+        self._longest, self._room = plan.kv.longest, room_of(plan, table.shape[1])
         self._reads_prompt = PROMPT in plan.reads(entry)
 
     def of(self, batch: Batch) -> dict[str, list[int] | Tensor]:
@@ -40,7 +42,7 @@ class Columns:
         """
         if not all(hasattr(batch, name) for name in NAMES):
             raise BatchError(f"{self._entry} takes a Batch, got a {type(batch).__name__}")
-        pool_rows, room = self._table.shape
+        pool_rows, room = self._table.shape[0], self._room
         rows = batch_rows(batch.req_pool_indices, pool_rows, self._table.device)
         if len(rows) > self._most:
             raise BatchError(f"{len(rows)} requests, the largest bucket holds {self._most}")

@@ -12,7 +12,7 @@ from torch import Tensor
 from .errors import BindError, ForwardContractError
 from .frame import Frame
 from .memory.tables import plain_fault
-from .plan.nodes import External
+from .plan.nodes import External, Given
 from .plan.plan import Plan
 from .semantics.convention import DTYPES
 
@@ -68,14 +68,24 @@ def call(node: External, frame: Frame, callbacks: object) -> None:
     operands = {name: _operand(node, frame, value) for name, value in node.operands.items()}
     returned = getattr(callbacks, node.callback)(**_arguments(node, operands))
     for result, value in node.results.items():
-        frame.adopt(value, _checked(node, frame, result, value, getattr(returned, result, None)))
+        where, found = f"{node.callback} returned {result}", getattr(returned, result, None)
+        frame.adopt(value, _checked(where, frame, value, found))
 
 
 def stand_for(node: External, frame: Frame, given: Mapping[str, Tensor]) -> None:
     """Let tensors stand for results of a forward that the engine ran by itself. ForwardContractError on a breach."""
     for result, value in node.results.items():
         if result in given:
-            frame.adopt(value, _checked(node, frame, result, value, given[result]))
+            frame.adopt(value, _checked(f"{node.callback} returned {result}", frame, value, given[result]))
+
+
+def take(node: Given, frame: Frame, given: Mapping[str, Tensor]) -> None:
+    """Let the first rows of what the engine hands over stand for the node's values. Raises ForwardContractError."""
+    for result, value in node.results.items():
+        tensor = given.get(result)
+        if isinstance(tensor, Tensor) and tensor.dim() and tensor.shape[0] > frame.rows:
+            tensor = tensor[: frame.rows]
+        frame.adopt(value, _checked(f"the engine handed over {result}", frame, value, tensor))
 
 
 def _operand(node: External, frame: Frame, name: str) -> Tensor:
@@ -87,8 +97,8 @@ def _operand(node: External, frame: Frame, name: str) -> Tensor:
     return tensor
 
 
-def _checked(node: External, frame: Frame, result: str, name: str, tensor: object) -> Tensor:
-    where = f"{node.callback} returned {result}"
+def _checked(where: str, frame: Frame, name: str, tensor: object) -> Tensor:
+    """The tensor, if it is what the plan says of a value. ForwardContractError, which begins with `where`, if not."""
     value = frame.plan.values[name]
     if not isinstance(tensor, Tensor):
         raise ForwardContractError(f"{where} {tensor!r}, expected {_spell(value.dtype, value.axes)}")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .errors import PlanError
 from .memory.arena import Arena
-from .plan.plan import BATCH_AXIS, RAGGED_AXIS, TABLE, Plan
+from .plan.plan import BATCH_AXIS, RAGGED_AXIS, TABLES, Plan
 from .semantics.convention import DTYPES
 from .state.relay import RelayPools
 
@@ -65,7 +65,7 @@ class Frame:
         return self._engine[home.name]
 
     def _brought(self, name: str) -> Tensor:
-        if name == TABLE:
+        if name in TABLES:
             return self.table
         if name not in self.inputs:
             raise PlanError(f"{name!r} is neither a value in memory nor an input that is there")

@@ -19,6 +19,7 @@ from .memory.arena import allocate
 from .plan.manifest import Manifest
 from .plan.plan import Plan
 from .plan.plan_json import load_plan
+from .rotated import RotatedStep
 from .state.carry import Carry
 from .state.peer import schema, schema_digest
 from .state.transfer import RecordLayout, Requests
@@ -86,18 +87,22 @@ class Program:
         *,
         tables: Mapping[str, Tensor] | None = None,
         collective: Collective | None = None,
+        carry: Mapping[str, Tensor] | None = None,
         capture: bool | Literal["segments"] | None = None,
         nvtx: bool = False,
     ) -> Step:
         """Bind the engine's forwards, its request table i32[p, C] and its KV buffers; allocates the program's memory.
 
-        The result drafts the most steps that the program was compiled for; its `at` has the others. The table may have
+        The result drafts the most steps that the program was compiled for; its `at` has the others. Of a program whose
+        target the engine runs (`plan.rotated`) it is a `RotatedStep`. The table may have
         fewer than the program's P rows; requests are then in rows 1..p-1. Forwards of the prefill are needed only by
         those who call it.
 
         `kv_pools` has the KV buffers T[slots, ...] of `target` and `draft`, layer by layer (keys, then values), needed
         for those that `plan.kv_pools` calls bound; `tables` the tensors of `plan.tables()`, by name. All of them must
         stay where they are as long as the step is used.
+        `carry`: by carried field a tensor T[P, ...] of the engine's own, contiguous and aligned to 16 bytes, in which
+        the field lives instead of in the program's memory; row 0 is never written. Nothing is cleared.
         `collective`: of a program whose logits are sharded over several ranks, all of them; by default those of
         torch.distributed. The ranks compare what they run, so all of them bind, or none does.
         `capture`: True captures the whole step, forwards included; "segments" what runs between the forwards, which are
@@ -123,8 +128,9 @@ class Program:
         memory = allocate(self.plans.values(), self.device)
         place = self._backend, self.device, callbacks, req_to_token, kv_pools, tables
         for num_steps, plan in self.plans.items():
-            bound[num_steps] = Step(
-                plan, *place, collective=collective, nvtx=nvtx and cuda, memory=memory, depths=bound
+            kind = RotatedStep if plan.rotated else Step
+            bound[num_steps] = kind(
+                plan, *place, collective=collective, carry=carry, nvtx=nvtx and cuda, memory=memory, depths=bound
             )
         step = bound[self.plan.size("S")]
         if capture:

@@ -32,15 +32,21 @@ class Score:
 
 
 @dataclass(frozen=True)
-class _OnHost(Outputs):
+class _Lists(Outputs):
     """Outputs as Python lists, one entry per request."""
 
-    bonus = Output[list[int]]()
     health = Output[list[int]]()
 
     def faults(self, request: int) -> tuple[str, ...]:
         """What the health word of request `request` says went wrong, by name; see `health.FAULTS`."""
         return faults(self.health[request])
+
+
+@dataclass(frozen=True)
+class _OnHost(_Lists):
+    """Those of a call that emits tokens."""
+
+    bonus = Output[list[int]]()
 
 
 @dataclass(frozen=True)
@@ -94,23 +100,36 @@ class HostPrefill(_OnHost):
         return _scores([self.logprobs[request]], [[values] for values in _best(self.outputs, request)], 1)
 
 
-HostT = TypeVar("HostT", HostResult, HostPrefill)
+@dataclass(frozen=True)
+class HostProposal(_Lists):
+    """The outputs of `propose` as Python lists, one entry per request; those of `ProposeResult`."""
+
+    drafts = Output[list[list[int]]]()
+
+
+HostT = TypeVar("HostT", HostResult, HostPrefill, HostProposal)
 
 
 @dataclass(frozen=True, repr=False)
-class _OnDevice(Outputs):
+class _Tensors(Outputs):
     """Outputs as tensors on the program's device."""
 
-    bonus = Output[Tensor]()
     health = Output[Tensor]()
-    logprobs = Output[Tensor]()
-    best_tokens = Output[Tensor]()
-    best_logprobs = Output[Tensor]()
 
     def __repr__(self) -> str:
         """Names, dtypes and shapes; no value is read."""
         listed = (f"{name} {NAMES[tensor.dtype]}{list(tensor.shape)}" for name, tensor in self.outputs.items())
         return f"<{type(self).__name__} {', '.join(listed)}>"
+
+
+@dataclass(frozen=True, repr=False)
+class _OnDevice(_Tensors):
+    """Those of a call that emits tokens."""
+
+    bonus = Output[Tensor]()
+    logprobs = Output[Tensor]()
+    best_tokens = Output[Tensor]()
+    best_logprobs = Output[Tensor]()
 
 
 @dataclass(frozen=True, repr=False)
@@ -152,6 +171,24 @@ class PrefillResult(_OnDevice):
 
     def to_host(self) -> HostPrefill:
         """The outputs as Python lists, in one device-to-host copy; waits for the prefill."""
+        return self.start_copy().wait()
+
+
+@dataclass(frozen=True, repr=False)
+class ProposeResult(_Tensors):
+    """The outputs of the second half of a rotated step, on the program's device. Valid until the next `commit`.
+
+    `drafts`, which the target is to read behind the bonus token, and `health`, of the draft's forwards.
+    """
+
+    drafts = Output[Tensor]()
+
+    def start_copy(self) -> HostCopy[HostProposal]:
+        """Queue the copy to the host behind the step and return at once."""
+        return HostCopy(self.outputs, HostProposal)
+
+    def to_host(self) -> HostProposal:
+        """The outputs as Python lists, in one device-to-host copy; waits for the step."""
         return self.start_copy().wait()
 
 

@@ -17,19 +17,20 @@ from .batch import Batch, integers
 from .collective import Collective, gather, rank_table
 from .columns import LENGTHS, ROWS, Columns
 from .errors import BatchError, BindError
-from .external import call, check_callbacks
+from .external import call, check_callbacks, take
 from .first import FirstTokens
 from .frame import After, Frame, Progress
 from .graphs.capture import Graphs, Recorder, Replays, check_capturable
 from .graphs.segments import SegmentGraphs
 from .memory.arena import Arena
+from .memory.carried import check_carried
 from .memory.footprint import Memory
 from .memory.kv_pools import KvPools
 from .memory.staging import Staging
-from .memory.tables import TableGuard, check_request_table, check_tables, prompt_tokens
+from .memory.tables import TableGuard, check_request_table, check_tables, prompt_tokens, room
 from .plan.nodes import Collective as Gather
-from .plan.nodes import External, Node
-from .plan.plan import PROMPT, TABLE, Plan
+from .plan.nodes import External, Given, Node
+from .plan.plan import PROMPT, Plan
 from .ranges import in_ranges
 from .result import PrefillResult, StepResult
 from .sampling import Sampling, SamplingRows, Text
@@ -49,11 +50,12 @@ class Step:
         backend: runs its launches.
         device: where its memory is.
         callbacks: the engine's forwards.
-        req_to_token: i32[p, C], the KV slot of every position of pool rows 0..p-1; the engine's own tensor. With fewer
-            than P rows, those of requests are 1..p-1.
+        req_to_token: i32[p, C], the KV slot of every position of pool rows 0..p-1, or the block table of a program that
+            reads one; the engine's own tensor. With fewer than P rows, those of requests are 1..p-1.
         kv_pools: the engine's KV buffers by owner, see `KvPools`.
         tables: what else the program reads of the engine's, see `Plan.tables`.
         collective: all ranks of a program with sharded logits, needed where there are several.
+        carry: carried fields that live in tables of the engine's, see `check_carried`.
         nvtx: whether every node that the host launches or calls is in an NVTX range of its name.
         poison: see `Arena`.
         memory: see `Arena`.
@@ -72,6 +74,7 @@ class Step:
         tables: Mapping[str, Tensor] | None = None,
         *,
         collective: Collective | None = None,
+        carry: Mapping[str, Tensor] | None = None,
         nvtx: bool = False,
         poison: int | None = None,
         memory: Tensor | None = None,
@@ -88,8 +91,11 @@ class Step:
         self._device = device
         self._callbacks = callbacks
         self._kv = KvPools(plan, device, {} if kv_pools is None else kv_pools)
-        self._kv.check_apart({TABLE: req_to_token, **self._tables})
+        self._kv.check_apart({plan.table: req_to_token, **self._tables})
         self._arena = Arena(plan, device, poison, memory)
+        outside = check_carried(plan, device, carry or {})
+        for name, tensor in outside.items():
+            self._arena.stand_for(name, tensor)
         self._kv.write_pointers(self._arena)
         self._depths = {self.num_steps: self} if depths is None else depths
         beside = next(iter(self._depths.values()), self)
@@ -97,21 +103,22 @@ class Step:
         self._pools = RelayPools(plan, self._arena)
         rows = req_to_token.shape[0]
         self._sampling = SamplingRows(plan, self._pools, rows) if beside is self else beside._sampling
-        self._layout = RecordLayout.of(plan, req_to_token.shape[1])
+        self._layout = RecordLayout.of(plan, room(plan, req_to_token.shape[1]))
         self._relay = Relay(self._pools, req_to_token.shape[0], device, self._layout, self._torn)
         self._columns = {entry: Columns(plan, entry, req_to_token) for entry in ("prefill", "step")}
         self._stores = plan.stores("step")
         self._staging = {entry: Staging(plan, self._arena, one.inputs) for entry, one in self._columns.items()}
-        self._guard = TableGuard({TABLE: req_to_token, **self._tables})
+        self._guard = TableGuard({plan.table: req_to_token, **self._tables, **outside})
         self._execute = in_ranges(self._dispatch) if nvtx else self._dispatch
         self._graphs: Graphs | SegmentGraphs | None = None
+        self._given: Mapping[str, Tensor] = {}
 
     def __repr__(self) -> str:
         """Name, what it decodes, how large a table it serves, its depths, its device, and whether it is captured."""
         rows, columns = self._table.shape
         depths = f", depths {', '.join(map(str, sorted(self._depths)))}" if len(self._depths) > 1 else ""
         how = "captured" if self._graphs else "not captured"
-        where = f"req_to_token [{rows}, {columns}]{depths}, on {self._device}"
+        where = f"{self._plan.table} [{rows}, {columns}]{depths}, on {self._device}"
         return f"<Step {self._plan.name}: {self._plan.summary}, {where}, {how}>"
 
     @property
@@ -353,17 +360,20 @@ class Step:
     def _dispatch(self, node: Node, frame: Frame) -> None:
         if isinstance(node, External):
             return call(node, frame, self._callbacks)
+        if isinstance(node, Given):
+            return take(node, frame, self._given)
         return gather(node, frame, self._collective) if isinstance(node, Gather) else self._backend.launch(node, frame)
 
     def _outputs(self, entry: str, frame: Frame, rows: int) -> dict[str, Tensor]:
         outputs = [output for output in self._plan.outputs if output.entry == entry]
         return {output.name: frame.output(output.value, rows) for output in outputs}
 
+    def _idle(self) -> None:
+        """Make the inputs a batch of padding rows."""
+        self._staging["step"].send({name: [] for name in self._columns["step"].inputs}, 0)
+
     def _captured(self, beside: Recorder | None, *, segments: bool) -> Graphs | SegmentGraphs:
         """Graphs of this depth, in the memory pool of another's."""
-
-        def idle() -> None:
-            self._staging["step"].send({name: [] for name in self._columns["step"].inputs}, 0)
 
         def run(bucket: int) -> Frame:
             return self._run("step", self._frame(bucket))
@@ -375,8 +385,8 @@ class Step:
                 check_capturable(self._plan)
             if segments or self._plan.restricts:
                 graphs = self._plan.segments if segments else self._plan.captures
-                return SegmentGraphs(self._plan, graphs, self._device, self._frame, self._execute, idle, beside)
-            return Graphs(self._plan, self._device, run, idle, beside)
+                return SegmentGraphs(self._plan, graphs, self._device, self._frame, self._execute, self._idle, beside)
+            return Graphs(self._plan, self._device, run, self._idle, beside)
 
     @contextlib.contextmanager
     def _on_device(self) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """{{ summary }}.
 
 A decode step of speculative decoding, compiled by specc for exactly that: `load` it, `bind` an engine's
-forwards, then `prefill` and `decode`.
+forwards, then {{ calls }}.
 
     import {{ package }} as k
 
@@ -11,7 +11,12 @@ forwards, then `prefill` and `decode`.
 {{ "    " }}step.set_sampling(rows, params)  # a k.Sampling for each request, before its prefill
 {% endif -%}
 {{ "    " }}first = step.prefill(k.Batch(rows, lengths{% if prompts %}, prompt_tokens{% endif %})).to_host()
-    result = step.decode(k.Batch(rows, lengths)).to_host()  # rows: of req_to_token
+{%- if given %}
+    result = step.commit(k.Batch(rows, lengths), logits).to_host()  # rows: of {{ holds }}
+    drafts = step.propose(k.Batch(rows, lengths){% if given | length > 1 %}, hidden{% endif %}).to_host()
+{%- else %}
+    result = step.decode(k.Batch(rows, lengths)).to_host()  # rows: of {{ holds }}
+{%- endif %}
     result.tokens(0)  # those that the first request of the batch has emitted
 {% if depths | length > 1 %}
 It was compiled for num_steps {{ depths | join(", ") }}: `step.at(n)` is the step of each.
@@ -19,7 +24,7 @@ Sizes below are those of the most.
 {% endif %}
 What the engine brings:
 
-* `req_to_token` {{ table }}: the KV slot of every position of a request, which has a row from 1 on; it may
+* `{{ holds }}` {{ table }}: {{ held }} of a request, which has a row from 1 on; it may
   have fewer rows.
 {% if moved -%}
 * `kv_pools`: the KV buffers of the {{ moved | join(" and the ") }}, by owner a list of tensors [slots, ...],
@@ -29,23 +34,37 @@ What the engine brings:
 * `tables`: {{ table_types | join(", ") }}.
 {% endif -%}
 * `callbacks`: its forwards, which are these methods, called by keyword; each returns `Forward`, or any object
-  with what stands behind the arrow (b: requests, T: tokens of all prompts, C: columns of `req_to_token`).
+  with what stands behind the arrow (b: requests, T: tokens of all prompts, C: columns of `{{ holds }}`).
 
 {% for text in forwards -%}
 {{ text }}
 {% endfor %}
-`decode` hands back, on the device, and by `to_host` as lists:
+{%- if given %}
+* what the target says of the bonus and the drafts of every request, which the engine runs it over:
+
+{% for text in given -%}
+{{ text }}
+{% endfor %}
+{%- endif %}
+{{ "`commit`" if given else "`decode`" }} hands back, on the device, and by `to_host` as lists:
 
 {% for text in decoded -%}
 {{ text }}
 {% endfor %}
+{%- if given %}
+`propose`:
+
+{% for text in proposed -%}
+{{ text }}
+{% endfor %}
+{%- endif %}
 and `prefill`:
 
 {% for text in prefilled -%}
 {{ text }}
 {% endfor %}
 All errors derive from `SpeccError`: `load` raises DamagedWheelError, UnsupportedTorchError and
-UnsupportedDeviceError, `bind` BindError, `prefill` and `decode` BatchError and ForwardContractError,
+UnsupportedDeviceError, `bind` BindError, {{ calls }} BatchError and ForwardContractError,
 `set_sampling` SamplingError; what is said at each of them has the rest. Importing the package is cheap:
 torch is imported by `load`.
 """
@@ -76,6 +95,7 @@ if TYPE_CHECKING:
         GroupCollective,
         HostCopy,
         HostPrefill,
+        HostProposal,
         HostResult,
         Manifest,
         Memory,
@@ -84,10 +104,12 @@ if TYPE_CHECKING:
         PlanError,
         PrefillResult,
         Program,
+        ProposeResult,
         RecordError,
         RecordField,
         RecordLayout,
         Replays,
+        RotatedStep,
         Sampling,
         SamplingError,
         SchemaMismatchError,
@@ -125,6 +147,7 @@ __all__ = [
     "GroupCollective",
     "HostCopy",
     "HostPrefill",
+    "HostProposal",
     "HostResult",
     "Manifest",
     "Memory",
@@ -133,10 +156,12 @@ __all__ = [
     "PlanError",
     "PrefillResult",
     "Program",
+    "ProposeResult",
     "RecordError",
     "RecordField",
     "RecordLayout",
     "Replays",
+    "RotatedStep",
     "Sampling",
     "SamplingError",
     "SchemaMismatchError",

@@ -20,8 +20,8 @@ from specc.ir.nodes import callback_of
 from specc.ir.ops import OPS
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.frame import Frame
-from specc.runtime.plan.nodes import External, Launch
-from specc.runtime.plan.plan import PROMPT, RANK, TABLE, Input
+from specc.runtime.plan.nodes import External, Given, Launch
+from specc.runtime.plan.plan import COUNTS, PROMPT, RANK, TABLES, Input
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.state.relay import RelayPools
 
@@ -78,15 +78,16 @@ class Flow(Pair):
         batch = {"req_pool_indices": rows, "seq_lens": lengths}
         frames, forwards = self._begin(entry, batch, pools), Forwards()
         for node in self.plan.nodes(entry):
-            if isinstance(node, External):
+            if isinstance(node, External | Given):
                 self._call(node, frames, forwards)
             elif isinstance(node, Launch) and (only is None or node.name in only):
                 self.compare(node, frames, f"{node.name}, rows {rows.tolist()}, lengths {lengths.tolist()}")
             else:
                 self._skip(node, frames[0])
-        inputs = {**batch, TABLE: self.cpu.table, **frames[0].inputs}
+        inputs = {**batch, **dict.fromkeys(TABLES, self.cpu.table), **frames[0].inputs}
         values = interpret(module, entry, inputs, pools, forwards.by_opcode(), len(rows), kv)
-        for output in (output for output in self.plan.outputs if output.entry == entry):
+        handed_out = [output for output in self.plan.outputs if output.entry in (entry, "propose" * (entry == "step"))]
+        for output in handed_out:
             assert_equal(frames[0].read(output.value), values[output.value], f"output {output.name}")
         for name, pool in self.pools.items():
             assert_equal(pool, pools[name], f"pool {name}")
@@ -115,7 +116,7 @@ class Flow(Pair):
             Frame(self.plan, side.arena, RelayPools(self.plan, side.arena), side.table, count, tokens, side.kv.buffers)
             for side in sides
         )
-        for name in self.plan.inputs.keys() - {TABLE}:
+        for name in self.plan.inputs.keys() - set(TABLES):
             if name in batch and self.plan.home(name) is not None:
                 mine.read(name).copy_(batch[name])
             elif name not in batch:
@@ -125,6 +126,8 @@ class Flow(Pair):
 
     def _brought(self, field: Input, tokens: int) -> Tensor:
         """What the engine brings: so many tokens of prompts, different entries of an axis, or any numbers."""
+        if field.name == COUNTS:
+            return torch.randint(0, 80, (self.plan.size("P"),), generator=self.operands.source, dtype=torch.int32)
         if field.name == RANK:
             return torch.zeros(1, dtype=torch.int64)
         if field.limit:
@@ -133,10 +136,12 @@ class Flow(Pair):
         size = tokens if field.name == PROMPT else int(torch.randint(0, 50, (), generator=self.operands.source))
         return self.operands.draw((size,), DTYPES[field.dtype], lengths=False)
 
-    def _call(self, node: External, frames: tuple[Frame, Frame], forwards: Forwards) -> None:
-        """Let a forward return random tensors."""
-        called = node.callback, node.step
-        forwards.given[called] = {name: frames[0].read(value).clone() for name, value in node.operands.items()}
+    def _call(self, node: External | Given, frames: tuple[Frame, Frame], forwards: Forwards) -> None:
+        """Let a forward return random tensors, or the engine hand them over."""
+        handed_over = isinstance(node, Given)
+        called = (node.name, None) if handed_over else (node.callback, node.step)
+        operands = {} if handed_over else node.operands
+        forwards.given[called] = {name: frames[0].read(value).clone() for name, value in operands.items()}
         answer = {
             name: self.given(value, frames[0].shape(value), DTYPES[self.plan.values[value].dtype])
             for name, value in node.results.items()

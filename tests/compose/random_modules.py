@@ -21,7 +21,7 @@ from specc.config import LoadedConfig, load_text
 from specc.driver.compile import start_module
 from specc.ir.builder import Builder
 from specc.ir.core import NODE, Attr, Carry, Module, Value, is_state, on_nodes, tensor_type
-from specc.ir.declarations import KvLayout
+from specc.ir.declarations import KvLayout, Options
 from specc.ir.infer import assign_types
 from specc.ir.opdef import OpDef
 from specc.ir.ops import OPS
@@ -76,7 +76,12 @@ class Composed:
 def compose(rng: random.Random) -> Composed:
     """One module, typed and legal: what form-kernels starts from."""
     loaded = _configuration(rng)
-    composer = Composer(rng, start(loaded))
+    module = start(loaded)
+    if module.size("K") == 1 and rng.random() < 0.4:
+        module.erase_input("req_to_token")
+        module.add_input("block_table", TensorType("i32", ("P", "C")))
+        module.add_input("num_blocks", TensorType("i32", ("P",)))
+    composer = Composer(rng, module)
     composer.prefill()
     composer.step()
     facts = {value.name: fact for value, fact in composer.facts.items()}
@@ -136,7 +141,8 @@ class Composer(Builder):
         self.here: list[Value] = []
         self.nodes = "A" if self.chain else NODE
         self.sources = 0
-        self.table = module.inputs["req_to_token"]
+        self.blocks = "block_table" in module.inputs
+        self.table = module.inputs["block_table" if self.blocks else "req_to_token"]
         self.stored, self.loaded = set[str](), set[str]()
 
     # --- entries ---------------------------------------------------------------------------------------------
@@ -509,18 +515,23 @@ class Composer(Builder):
         return self.field("table", TensorType(dtype, ("B", vocab)), Fact())
 
     def admit(self) -> None:
-        if self.module.find("kv.admit"):
+        if self.module.find("kv.admit", "kv.admit_blocks"):
             raise Unfit
-        window, longest = COLUMNS - self.rng.randint(20, LONGEST), self.rng.choice([-1, 30])
+        bound = {"page": self._page()} if self.blocks else {"longest": self.rng.choice([-1, 30])}
+        counts = (self.module.inputs["num_blocks"],) if self.blocks else ()
         self.make(
-            "kv.admit",
+            "kv.admit_blocks" if self.blocks else "kv.admit",
             self.table,
+            *counts,
             self.rows(),
             self.lens(LONGEST),
-            window=window,
-            longest=longest,
+            window=COLUMNS - self.rng.randint(20, LONGEST),
+            **bound,
             facts=[Fact("rows"), Fact("lens", most=LONGEST)],
         )
+
+    def _page(self) -> int:
+        return self.module.decl(Options).page_size
 
     def positions(self) -> None:
         axis = self.rng.choice(["", "K", "A", "S", self.nodes])
@@ -535,7 +546,9 @@ class Composer(Builder):
         axis = self.rng.choice(["A", self.nodes, *(["D"] if self.chain and self.module.size("D") else [])])
         kind = [Fact("slots", axis)] if axis == NODE else []
         lens = self.lens(COLUMNS - 64)
-        self.make("kv.slots", self.table, self.rows(), lens, axis=axis, offset=self.rng.randint(0, 2), facts=kind)
+        paged = {"page": self._page()} if self.blocks else {}
+        opcode, offset = "kv.block_slots" if self.blocks else "kv.slots", self.rng.randint(0, 2)
+        self.make(opcode, self.table, self.rows(), lens, axis=axis, offset=offset, **paged, facts=kind)
 
     def _runs(self) -> dict[str, Attr]:
         if self.chain:

@@ -73,12 +73,18 @@ class Case:
     ranks: int = 0
     """Ranks that logits are sharded over, on four columns more than there are tokens; 0: they are whole."""
 
+    rotated: bool = False
+    """The engine runs the target."""
+    blocks: bool = False
+    """Slots are looked up in blocks."""
+
     @property
     def name(self) -> str:
         """Return the configuration's name, which is the package's too."""
         flags = f"p{self.page_size}_s{self.steps}_{'o' if self.overlap else 'n'}_{self.draft_positions}"
         tree = f"_k{self.topk}_n{self.nodes}_{self.mask}" if self.topk > 1 else ""
         marks = {"_corpus": self.corpus, "_mixed": self.mixed, "_reduced": self.reduced, f"_r{self.ranks}": self.ranks}
+        marks |= {"_rotated": self.rotated, "_blocks": self.blocks}
         ends = "".join(end for end, there in marks.items() if there)
         return f"{self.algorithm.lower()}_{self.models}_{flags}{tree}{ends}"
 
@@ -228,6 +234,8 @@ def config_text(case: Case, models: Models) -> str:
             "max_requests: 6",
             f"target: {{model: {str(models.target)!r}{dtypes}}}",
             *([f"draft: {{model: {str(draft)!r}{dtypes}{token_map}}}"] if draft else []),
+            *(["step: rotated"] if case.rotated else []),
+            *(["slots: block_table"] if case.blocks else []),
             *(["options: {corpus: corpus.txt}"] if case.corpus else []),
             *([f"tensor_parallel: {case.ranks}", "logits: sharded"] if case.ranks else []),
             "",

@@ -18,7 +18,7 @@ from specc.emit.files import EMITTERS
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "kernels_generated"
 CHAINS = ("standalone-chain", "eagle-chain", "llama-8b-eagle", "qwen3-standalone")
-CONFIGS = (*CHAINS, "standalone-chain-block", "eagle-tree-wide", "standalone-tree")
+CONFIGS = (*CHAINS, "standalone-chain-block", "standalone-chain-rotated", "eagle-tree-wide", "standalone-tree")
 FORMATS = ("specir", "plan", "kernels")
 
 

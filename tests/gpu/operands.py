@@ -8,7 +8,7 @@ from torch import Tensor
 from specc.runtime.frame import Frame
 from specc.runtime.memory.arena import Arena
 from specc.runtime.plan.nodes import Computed, External
-from specc.runtime.plan.plan import PROMPT, RANK, TABLE, Plan
+from specc.runtime.plan.plan import COUNTS, PROMPT, RANK, TABLES, Plan
 from specc.runtime.semantics.convention import DTYPES
 
 POISON = 0x5A
@@ -42,7 +42,7 @@ class Operands:
         self.rows = torch.randperm(self.plan.size("P") - 1, generator=self.source) + 1
         for name, pool in frames[0].pools.items():
             pool.copy_(self.draw(tuple(pool.shape), pool.dtype, lengths=name == "seq_lens"))
-        read, made = set[str](), {TABLE}
+        read, made = set[str](), set(TABLES)
         for call in node.ops:
             for name in call.operands:
                 if name not in read | made:
@@ -85,6 +85,8 @@ class Operands:
             return self.draw((int(frame.read("seq_lens").sum()),), torch.int64, lengths=False)
         if name == RANK:
             return torch.zeros(1, dtype=torch.int64)
+        if name == COUNTS:
+            return torch.randint(0, 80, (self.plan.size("P"),), generator=self.source, dtype=torch.int32)
         tokens = self.draw((BROUGHT,), DTYPES[self.plan.inputs[name].dtype], lengths=False)
         return torch.where(torch.rand(len(tokens), generator=self.source) < 0.1, -1, tokens)
 

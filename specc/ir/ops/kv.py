@@ -11,6 +11,8 @@ from specc.ir.types import TensorType, Type
 _TABLE = "req_to_token: i32[P, C], rows: i64[B], seq_lens: i64[B]"
 
 
+_BLOCKS = "block_table: i32[P, C]"
+_PAGED = {"page": PAGES}
 _BRANCHES = {"offset": int, "page": PAGES, "room": STEPS}
 
 
@@ -61,6 +63,21 @@ OPS = (
         f"{_TABLE} -> slots: ?",
         "req_to_token[row, seq_len + offset + i], i along ``axis``; padding rows: slot 0.",
         {"axis": str, "offset": int},
+        infer=_slots,
+    ),
+    OpDef(
+        "kv.admit_blocks",
+        f"{_BLOCKS}, num_blocks: i32[P], rows: i64[B], seq_lens: i64[B] -> rows: i64[B], seq_lens: i64[B], full: i1[B]",
+        "`kv.admit` of a request that has so many blocks of ``page`` tokens, of at most C: there is room where"
+        " 0 <= seq_len <= blocks * page - ``window``. What is behind its blocks in its row is not read.",
+        {"window": int, **_PAGED},
+    ),
+    OpDef(
+        "kv.block_slots",
+        f"{_BLOCKS}, rows: i64[B], seq_lens: i64[B] -> slots: ?",
+        "block_table[row, p // page] * page + p % page of position p = seq_len + offset + i, i along ``axis``; padding"
+        " rows: slot 0.",
+        {"axis": str, "offset": int, **_PAGED},
         infer=_slots,
     ),
     OpDef(

@@ -18,6 +18,10 @@ _IN = {"input_dtype": str, "input_width": COUNT}
 _IN_OUT = {**_OUT, **_IN}
 _MODULE = {**_SCORES, **_IN, "step": int}
 _INJECT = {"capture": str, **_IN}
+_GIVEN = "what the engine's own forward of the target over bonus and drafts gave, handed over with the"
+
+TARGET, GIVEN_LOGITS, GIVEN_HIDDEN = "model.target", "model.given_logits", "model.given_hidden"
+"""The target's forward over the nodes, and what stands for it where the engine runs it by itself."""
 
 OPS = (
     OpDef(
@@ -50,12 +54,26 @@ OPS = (
         effect="external",
     ),
     OpDef(
-        "model.target",
+        TARGET,
         f"tokens: i64[B, ?n], positions: i64[B, ?n], slots: i64[B, ?n], {_WINDOW}, kv: !kv<target>, mask?: ?"
         " -> logits: $logits_dtype[B, ?n, V], kv: !kv<target>, hidden?: $dtype[B, ?n, $width], extras*: ?",
         "The target over all nodes; without a mask they are causal.",
         {**_OUT, "extras": str},
         effect="external",
+    ),
+    OpDef(
+        GIVEN_LOGITS,
+        "-> logits: $logits_dtype[B, A, V]",
+        f"Of a rotated step: {_GIVEN} call that commits.",
+        {"logits_dtype": str},
+        effect="given",
+    ),
+    OpDef(
+        GIVEN_HIDDEN,
+        "-> hidden: $dtype[B, A, $width]",
+        f"Of a rotated step: {_GIVEN} call that proposes.",
+        {"dtype": str, "width": COUNT},
+        effect="given",
     ),
     OpDef(
         "model.extend",

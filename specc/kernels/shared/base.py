@@ -19,7 +19,7 @@ from specc.ir.declarations import KvPool
 from specc.ir.page_runs import PageRuns
 from specc.ir.types import DTYPES, TensorType
 from specc.kernels.shared.knobs import NONE, Knobs
-from specc.runtime.plan.plan import kv_pointers
+from specc.runtime.plan.plan import TABLES, kv_pointers
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 Cluster = tuple[Op, ...]
@@ -277,7 +277,7 @@ def traffic(module: Module, cluster: Cluster) -> int:
     writes = {value for value in inside if leaves(module, value, cluster)}
     one = {op["x"]: tensor_type(op.result) for op in cluster if op.opcode == "commit.last"}  # row of all that are there
     one |= {value: type_ for op in cluster if op.opcode == "vocab.row" for value, type_ in _of_row(op, cluster).items()}
-    types = [one.get(v) or tensor_type(v) for v in reads | writes if not is_state(v) and v.name != "req_to_token"]
+    types = [one.get(v) or tensor_type(v) for v in reads | writes if not is_state(v) and v.name not in TABLES]
     types += [_carried_type(module, op) for op in cluster if "field" in op.attrs]
     return sum(nbytes(module, type_) for type_ in types) + sum(kv_bytes(module, op) for op in cluster)
 

@@ -94,8 +94,8 @@ def tile_of(op: Op) -> Function | None:
         return _functions_in(name, definition.tile_text, brought=True)[name]
     if definition.reference is not None:
         return None
-    if op.opcode == "kv.slots" and op.attrs["axis"] == "D":
-        name = "kv_forward_slots"
+    if op.opcode in ("kv.slots", "kv.block_slots") and op.attrs["axis"] == "D":
+        name = name.replace("kv_", "kv_forward_")
     return functions().get(name)
 
 

@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
 
 import torch
 
 from ..errors import BindError
 from ..frame import Frame, Progress
-from ..plan.nodes import External
+from ..plan.halves import runs
+from ..plan.nodes import External, Given
 from ..plan.plan import Plan
 
 WARM_UPS = 2
@@ -155,7 +155,6 @@ def check_device(device: torch.device) -> None:
 
 def check_capturable(plan: Plan) -> None:
     """BindError unless the plan captures every run of the step's nodes between two calls of the host in one graph."""
-    runs = groupby(plan.nodes("step"), key=lambda node: isinstance(node, External) and node.host)
-    wanted = [tuple(node.name for node in nodes) for hosts, nodes in runs if not hosts]
+    wanted = runs(plan, lambda node: isinstance(node, Given) or (isinstance(node, External) and node.host))
     if wanted != [tuple(capture.nodes) for capture in plan.captures if capture.entry == "step"]:
         raise BindError("the plan does not capture the step as one graph; bind with capture=False")

@@ -11,12 +11,14 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..frame import Frame, Progress
-from ..plan.nodes import Capture, External, Node
+from ..plan.halves import halves
+from ..plan.nodes import OUTSIDE, Capture, External, Given, Node
 from ..plan.plan import Plan
 from .capture import Recorder, Replays, warm_up
 
@@ -79,10 +81,11 @@ class SegmentGraphs:
         """Capture every bucket, the largest first, in one memory pool: that of other graphs, or a new one."""
         self.replays = Replays()
         self._start, self._execute = start, execute
-        self._parts = _parts(plan, graphs)
+        self._halves = [_parts(plan, graphs, nodes) for nodes in halves(plan)]
         self._recorded: dict[tuple[int, str], Recorded] = {}
         self.recorder = recorder = Recorder(device, beside)
-        captured = [node for part in self._parts if isinstance(part, Segment) for node in part.nodes]
+        segments = [part for parts in self._halves for part in parts if isinstance(part, Segment)]
+        captured = [node for part in segments for node in part.nodes]
         forwards = any(isinstance(node, External) for node in captured)
         with recorder.beforehand() if forwards else contextlib.nullcontext():
             idle()
@@ -95,12 +98,22 @@ class SegmentGraphs:
         """Queue a step of `bucket` on the current stream: calls are made, segments replayed where they can be."""
         return self._run(self._replay, bucket, progress)
 
+    def replay_half(self, half: int, frame: Frame, progress: Progress) -> None:
+        """As `replay` one call of a rotated step, in the frame that both have."""
+        self._queue(self._halves[half], self._replay, frame, progress)
+
     def _run(self, handle: Callable[[Segment, Frame], None], bucket: int, progress: Progress) -> Frame:
         frame = self._start(bucket)
-        for part in self._parts:
+        for parts in self._halves:
+            self._queue(parts, handle, frame, progress)
+        return frame
+
+    def _queue(
+        self, parts: Sequence[Part], handle: Callable[[Segment, Frame], None], frame: Frame, progress: Progress
+    ) -> None:
+        for part in parts:
             how = partial(handle, part) if isinstance(part, Segment) else partial(self._execute, part)
             progress.queue(_names(part), frame, partial(how, frame))
-        return frame
 
     def _launch(self, segment: Segment, frame: Frame) -> None:
         for node in segment.nodes:
@@ -124,19 +137,22 @@ class SegmentGraphs:
             self.replays.moved[segment.name] += 1
 
 
-def _names(part: Segment | External) -> list[str]:
+Part: TypeAlias = Segment | External | Given
+
+
+def _names(part: Part) -> list[str]:
     return [node.name for node in (part.nodes if isinstance(part, Segment) else (part,))]
 
 
-def _parts(plan: Plan, graphs: Sequence[Capture]) -> list[Segment | External]:
-    """The step in order: segments, and the calls between them."""
-    nodes = {node.name: node for node in plan.nodes("step")}
+def _parts(plan: Plan, graphs: Sequence[Capture], half: Sequence[Node]) -> list[Part]:
+    """The nodes of a step, or of half of one, in order: segments, and the calls between them."""
+    nodes = {node.name: node for node in half}
     heads = {graph.nodes[0]: graph for graph in graphs if graph.entry == "step"}
-    parts: list[Segment | External] = []
+    parts: list[Part] = []
     for name, node in nodes.items():
         if name in heads:
             parts.append(_segment(plan, heads[name].name, [nodes[one] for one in heads[name].nodes]))
-        elif isinstance(node, External) and not any(name in graph.nodes for graph in heads.values()):
+        elif isinstance(node, OUTSIDE) and not any(name in graph.nodes for graph in heads.values()):
             parts.append(node)
     return parts
 

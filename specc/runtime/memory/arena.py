@@ -52,6 +52,10 @@ class Arena:
             raise PlanError(f"the arena has no buffer {name!r}")
         return self._whole[name]
 
+    def stand_for(self, name: str, tensor: Tensor) -> None:
+        """Let memory of the engine's stand for a whole buffer that no view was asked of yet; it fits, see `carried`."""
+        self._whole[name] = tensor
+
     def view(self, name: str, rows: int) -> Tensor:
         """The value or input `name` for a batch of `rows` rows: `[:rows]` of every batch axis, strides unchanged.
 

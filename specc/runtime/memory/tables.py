@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..batch import LARGEST, check_rows, integers
 from ..errors import BatchError, BindError
-from ..plan.plan import PROMPT, TABLE, Input, Plan
+from ..plan.plan import BLOCKS, PROMPT, Input, Plan
 from ..semantics.convention import DTYPES
 
 Place = tuple[int, tuple[int, ...], tuple[int, ...]]
@@ -18,17 +18,22 @@ Place = tuple[int, tuple[int, ...], tuple[int, ...]]
 def check_request_table(plan: Plan, device: torch.device, table: Tensor) -> None:
     """BindError unless the table is i32[p, C], 1 <= p <= P, with adjacent columns, on the device."""
     if fault := plain_fault(table):
-        raise BindError(f"{TABLE} {fault}")
+        raise BindError(f"{plan.table} {fault}")
     if table.dtype != torch.int32 or table.dim() != 2 or table.stride(1) != 1:
         layout = f"{table.dtype}{list(table.shape)} with strides {list(table.stride())}"
-        raise BindError(f"{TABLE} must be int32 [P, C] with adjacent columns, got {layout}")
+        raise BindError(f"{plan.table} must be int32 [P, C] with adjacent columns, got {layout}")
     if not 1 <= table.shape[0] <= plan.size("P"):
-        raise BindError(f"{TABLE} has {table.shape[0]} rows, the program has {plan.size('P')} pool rows")
+        raise BindError(f"{plan.table} has {table.shape[0]} rows, the program has {plan.size('P')} pool rows")
     if len(table) > 1 and table.stride(0) < table.shape[1]:
         step = f"{table.stride(0)} elements from row to row"
-        raise BindError(f"{TABLE} has {step}, fewer than its {table.shape[1]} columns: requests would share slots")
+        raise BindError(f"{plan.table} has {step}, fewer than its {table.shape[1]} columns: requests would share slots")
     if table.device != device:
-        raise BindError(f"{TABLE} is on {table.device}, the program on {device}")
+        raise BindError(f"{plan.table} is on {table.device}, the program on {device}")
+
+
+def room(plan: Plan, columns: int) -> int:
+    """Tokens that a row of so many columns of the engine's table has slots for."""
+    return columns * plan.kv.page_size if plan.table == BLOCKS else columns
 
 
 def check_tables(plan: Plan, device: torch.device, given: Mapping[str, Tensor]) -> dict[str, Tensor]:

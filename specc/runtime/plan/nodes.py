@@ -14,6 +14,8 @@ from .typed import Signed
 OF_TENSORS = ("value", "buffer", "input", "stride", "size")
 KINDS = (*OF_TENSORS, "slot_stride", "literal")
 """The kinds of kernel arguments; `target` of the first few names a value, an input or a buffer."""
+SECOND_HALF = ("extend", "redraft")
+"""Phases of a step that a rotated one runs in a call of its own."""
 STORES = frozenset({"carry.store", "carry.append", "carry.count", "relay.publish"})
 """The ops that write pool rows."""
 
@@ -123,9 +125,21 @@ class Collective:
     ops: tuple[OpCall, ...]
 
 
+@dataclass(frozen=True)
+class Given:
+    """A node in which the engine hands something over: `results` map names to values. No graph holds it."""
+
+    kind: ClassVar[str] = "given"
+    name: str
+    results: Mapping[str, str]
+    ops: tuple[OpCall, ...] = ()
+
+
 Computed: TypeAlias = Launch | Reference
 """Nodes that the program computes itself."""
-Node: TypeAlias = Launch | Reference | External | Collective
+Node: TypeAlias = Launch | Reference | External | Collective | Given
+OUTSIDE = (External, Given)
+"""Nodes that are no work of the program's."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +164,7 @@ class Capture:
 
 def results_of(node: Node) -> set[str]:
     """Values that a node computes."""
-    if isinstance(node, External):
+    if isinstance(node, External | Given):
         return set(node.results.values())
     return {name for call in node.ops for name in call.results}
 

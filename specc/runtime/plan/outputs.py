@@ -10,12 +10,16 @@ from typing import NamedTuple
 
 from .plan import BATCH_AXIS, Input, Plan, Value
 
+PROPOSE = "propose"
+"""What the outputs of the second half of a rotated step are handed out by."""
+
 MEANINGS = {
     "predict": "i32[b, A]: the tokens of the accepted path, the bonus last; those from `accept_lens` on mean nothing",
     "accept_lens": "i32[b]: how many tokens a request emits; 0 where it was left out",
     "new_seq_lens": "i64[b]: committed lengths after the step",
     "bonus": "i32[b]: the last token that a request emits, not read by the target yet; of a prefill the first",
     "health": "i32[b]: a bit for everything that went wrong, named by `faults`; 0 is healthy",
+    "drafts": "i64[b, S]: what the target is to read behind `bonus` before the next step",
     "accept_index": "i32[b, A]: numbers of the accepted nodes in the batch, b * N + column; -1 from `accept_lens` on",
     "hidden_states": "T[b, A, W]: the target's hidden states along the accepted path",
     "logprobs": "f32[b, A], of a prefill f32[b]: the log-probability of every emitted token",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import PlanError
-from .nodes import STORES, Capture, External, Kernel, Node, OpSource, Phase, read_by, results_of
+from .nodes import OUTSIDE, STORES, Capture, External, Given, Kernel, Node, OpSource, Phase, read_by, results_of
 from .typed import LARGEST
 
 FORMAT = 5
@@ -20,9 +20,10 @@ RAGGED_AXIS = "T"
 """The axis of all prompt tokens of a prefill: the sum of the batch's lengths, known only at run time."""
 CONTEXT_AXIS = "C"
 """The axis of the request table's columns, as many as the engine has bound."""
-TABLE = "req_to_token"
-PROMPT = "prompt_tokens"
-"""The inputs that are the engine's request table, and the tokens of a prefill's prompts."""
+PROMPT, TABLE = "prompt_tokens", "req_to_token"
+"""The inputs that are the tokens of a prefill's prompts, and the engine's request table."""
+BLOCKS, COUNTS, TABLES = "block_table", "num_blocks", (TABLE, "block_table")
+"""In place of that where KV slots come in blocks: which are a request's, how many; and both kinds of table."""
 TOKEN_MAP = "d2t"
 """The table i64[Vd] of the target's tokens that a draft of a reduced vocabulary scores."""
 RANK = "rank"
@@ -313,6 +314,16 @@ class Plan:
         """The nodes of `prefill` or `step`, by default of both, in execution order."""
         return tuple(node for phase in self.phases if entry in (None, phase.entry) for node in phase.nodes)
 
+    @property
+    def table(self) -> str:
+        """The input that is the engine's table of KV slots."""
+        return BLOCKS if BLOCKS in self.inputs else TABLE
+
+    @property
+    def rotated(self) -> bool:
+        """Whether the engine runs the target, so that a step is two calls."""
+        return any(isinstance(node, Given) for node in self.nodes("step"))
+
     def bucket(self, rows: int) -> int:
         """The smallest bucket that holds `rows` rows; PlanError when none does (check the batch first)."""
         for bucket in self.buckets:
@@ -346,7 +357,7 @@ class Plan:
 
         Those are the request table, the prompt tokens that come with each prefill, and the number of the rank.
         """
-        known = (TABLE, PROMPT, RANK)
+        known = (*TABLES, PROMPT, RANK)
         return {name: one for name, one in self.inputs.items() if self.home(name) is None and name not in known}
 
     def written_inputs(self, entry: str) -> list[str]:
@@ -362,7 +373,7 @@ class Plan:
 
     def stores(self, entry: str) -> frozenset[str]:
         """Names of the nodes of `entry` that write pool rows."""
-        computed = [node for node in self.nodes(entry) if not isinstance(node, External)]
+        computed = [node for node in self.nodes(entry) if not isinstance(node, OUTSIDE)]
         return frozenset(node.name for node in computed if not STORES.isdisjoint(call.op for call in node.ops))
 
     def engine_reads(self, node: Node) -> frozenset[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from importlib.resources.abc import Traversable
-from itertools import groupby
 from typing import Any
 
 from ..dtypes import DTYPES
 from ..errors import DamagedWheelError, PlanError
+from .halves import runs
 from .manifest import PLAN
-from .nodes import KINDS, Argument, Collective, External, Node, Reference
+from .nodes import KINDS, OUTSIDE, Argument, Collective, Node, Reference
 from .plan import BATCH_AXIS, FORMAT, PROMPT, RAGGED_AXIS, RANK_AXIS, Plan, kv_pointers
 from .typed import from_json, read_json, to_json
 
@@ -97,7 +97,7 @@ def _check_fields(plan: Plan) -> None:
         for axis, size in zip(buffer.axes, buffer.shape, strict=False):
             if axis in plan.dims and plan.dims[axis] != size:
                 raise PlanError(f"buffer {buffer.name!r} has {size} along {axis}, which is {plan.dims[axis]} long")
-    computed = [node for node in plan.nodes() if not isinstance(node, External)]
+    computed = [node for node in plan.nodes() if not isinstance(node, OUTSIDE)]
     calls = [call for node in computed for call in node.ops]
     for field in sorted({str(call.attrs["field"]) for call in calls if "field" in call.attrs} - plan.carry.keys()):
         raise PlanError(f"an op is on the field {field!r}, which the plan does not carry")
@@ -107,16 +107,15 @@ def _check_fields(plan: Plan) -> None:
 
 def _check_segments(plan: Plan) -> None:
     """They must be the runs of nodes between forwards, so that every other node is in one, and in order."""
-    runs = groupby(plan.nodes("step"), key=lambda node: isinstance(node, External))
-    wanted = [tuple(node.name for node in nodes) for forwards, nodes in runs if not forwards]
+    wanted = runs(plan, lambda node: isinstance(node, OUTSIDE))
     given = [segment.nodes for segment in plan.segments]
     if wanted != given:
         raise PlanError(f"segments are {given}, the step's nodes between forwards {wanted}")
 
 
 def _check_node(plan: Plan, node: Node) -> None:
-    if isinstance(node, External):
-        named = [*node.operands.values(), *node.results.values()]
+    if isinstance(node, OUTSIDE):
+        named = [*getattr(node, "operands", {}).values(), *node.results.values()]
         unknown = [name for name in named if name not in plan.values and name not in plan.inputs]
         if unknown:
             raise PlanError(f"node {node.name!r} names unknown values: {', '.join(unknown)}")

@@ -22,8 +22,38 @@ def kv_admit(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     room = table.shape[1] - int(attrs["window"])
     if int(attrs["longest"]) >= 0:
         room = min(room, int(attrs["longest"]))
+    return _admitted(rows, seq_lens, room)
+
+
+@register(SLOT_OPS, "kv.admit_blocks")
+def kv_admit_blocks(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """block_table i32[P, C], num_blocks i32[P], rows, seq_lens i64[B] -> rows i64[B], seq_lens i64[B], full i1[B].
+
+    As `kv.admit`, of a row with so many blocks of `page` tokens, of at most C.
+    """
+    table, blocks, rows, seq_lens = operands
+    room = blocks[rows].clamp(max=table.shape[1]).to(torch.int64) * int(attrs["page"]) - int(attrs["window"])
+    return _admitted(rows, seq_lens, room)
+
+
+def _admitted(rows: Tensor, seq_lens: Tensor, room: Tensor | int) -> Tensors:
+    """Rows and lengths i64[B], 0 of those without room, and who has none."""
     admitted = (rows != 0) & (seq_lens >= 0) & (seq_lens <= room)
     return torch.where(admitted, rows, 0), torch.where(admitted, seq_lens, 0), (rows != 0) & ~admitted
+
+
+@register(SLOT_OPS, "kv.block_slots")
+def kv_block_slots(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """block_table i32[P, C], rows i64[B], seq_lens i64[B] -> slots i64[B, X], or i64[D, B, 1] along axis D.
+
+    Entry i is the slot of position p = seq_lens[b] + offset + i: block p // page of the row, place p % page in it;
+    padding rows: slot 0. `kv.admit_blocks` saw to the room.
+    """
+    table, rows, seq_lens = operands
+    axis, page = attrs["axis"], int(attrs["page"])
+    positions = seq_lens[:, None] + int(attrs["offset"]) + torch.arange(dims[axis], device=rows.device)
+    slots = zero_rows(_look_up(table, rows, positions // page) * page + positions % page, rows == 0)
+    return (slots.t()[..., None].contiguous() if axis == "D" else slots,)
 
 
 @register(SLOT_OPS, "kv.positions")

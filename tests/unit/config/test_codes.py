@@ -29,6 +29,11 @@ def sharded(columns: int) -> str:
     return edit("verify: greedy", "logits: sharded\ntensor_parallel: 4") + f"  padded_vocab_size: {columns}\n"
 
 
+def rotated(more: str) -> str:
+    """Return the valid configuration with a rotated step, and other keys before it in place of `verify`."""
+    return edit("verify: greedy", f"{more}\nstep: rotated")
+
+
 def alone(options: str, **keys: str) -> str:
     """Return the valid configuration for an algorithm without a draft, with its options in lines 19 and later."""
     text = VALID[: VALID.index("draft:")].replace("EAGLE", "NGRAM")
@@ -185,6 +190,21 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
     ("config/duplicate-key", alone("  window: 64\n  window: 64"), 21, 3),
     ("config/out-of-range", edit("verify: greedy", "tensor_parallel: 3"), 9, 18),
     ("config/out-of-range", edit("verify: greedy", "tensor_parallel: 32"), 9, 18),
+    ("config/not-yet", edit("verify: greedy", "slots: block_table"), 9, 8),
+    ("config/not-yet", rotated("verify: rejection"), 9, 9),
+    ("config/not-yet", rotated("engine: sglang"), 10, 7),
+    ("config/not-yet", rotated("verify: target_only\nsampling: [top_k, grammar]"), 10, 19),
+    ("config/not-yet", rotated("disaggregation: true"), 9, 17),
+    ("config/not-yet", rotated("logits: sharded\ntensor_parallel: 4"), 9, 9),
+    ("config/not-yet", rotated("verify: greedy").replace("[accept_index]", "[hidden_states]"), 11, 11),
+    (
+        "config/not-yet",
+        rotated("verify: greedy").replace("steps: 3", "steps: [1, 3]").replace("num_draft_tokens", "# "),
+        4,
+        12,
+    ),
+    ("config/not-yet", tree(2, 6, "step: rotated"), 3, 7),
+    ("config/not-yet", alone("", verify="greedy\nstep: rotated"), 10, 7),
     ("config/not-yet", edit("verify: greedy", "verify: target_only\nlogits: sharded"), 9, 9),
     ("config/not-yet", edit("[accept_index]", "[logprobs]\nbest_logprobs: 2\nlogits: sharded"), 11, 16),
     ("legal/shards", sharded(32002), 27, 22),

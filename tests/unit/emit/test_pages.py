@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fakes.chain_plan import chain_plan
 from fakes.drafts import Engine
 from fakes.plans import program_of
@@ -21,6 +22,7 @@ from specc.driver.build import build_program
 from specc.runtime.batch import Batch
 from specc.runtime.plan.plan import PROMPT, Output, Plan
 from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.rotated import RotatedStep
 from specc.runtime.sampling import Sampling
 from specc.runtime.semantics.convention import DTYPES
 
@@ -118,6 +120,35 @@ def test_forwards_and_results_are_those_of_a_run(algorithm: str, keys: dict[str,
             listed.append((name, which, how, types(given, sizes), types(returned, sizes)))
     assert sorted(map(repr, listed)) == sorted(map(repr, recorder.calls))
     for title, outputs in (("`decode` hands", result), ("and `prefill`", first)):
+        assert {name: one for text in blocks(page, title) for name, one in types(text, sizes).items()} == outputs
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
+def test_a_rotated_step_is_two_calls(algorithm: str, tmp_path: Path) -> None:
+    plan = build_program(load(algorithm, step="rotated")).plan
+    engine = Engine.of_plan(build_program(load(algorithm)).plan)
+    recorder = Recorder(engine)
+    engine.prompts |= PROMPTS
+    step = program_of(plan).bind(recorder, engine.table)
+    assert isinstance(step, RotatedStep)
+    batch = Batch(list(PROMPTS), [len(prompt) for prompt in PROMPTS.values()])
+    first = seen(dict(step.prefill(batch).outputs))
+    given = {"logits": torch.zeros(len(PROMPTS), 4, plan.dims["V"])}
+    given |= {"hidden": torch.zeros(len(PROMPTS), 4, 64)} if step.reads_hidden else {}
+    committed = seen(dict(step.commit(batch, given["logits"]).outputs))
+    proposed = seen(dict(step.propose(batch, given.get("hidden")).outputs))
+
+    page = page_of(plan, tmp_path)
+    sizes = {"b": len(PROMPTS), "T": sum(batch.seq_lens), "C": engine.table.shape[1]}
+    assert "forwards, then `prefill`, `commit` and `propose`.\n" in page
+    assert (".propose(k.Batch(rows, lengths), hidden)" in page) == step.reads_hidden
+    named = {text.partition("(")[0] for text in blocks(page, "* `callbacks`")}
+    assert named == {name for name, *_ in recorder.calls}
+    assert len(blocks(page, "* `callbacks`")) == len(set(blocks(page, "* `callbacks`")))
+    assert {
+        name: one for text in blocks(page, "* what the target") for name, one in types(text, sizes).items()
+    } == seen(given)
+    for title, outputs in (("`commit` hands", committed), ("`propose`:", proposed), ("and `prefill`", first)):
         assert {name: one for text in blocks(page, title) for name, one in types(text, sizes).items()} == outputs
 
 

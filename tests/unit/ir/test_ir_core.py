@@ -138,7 +138,7 @@ def test_results_can_be_dropped() -> None:
 
 
 def test_entries() -> None:
-    assert [entry_of(phase) for phase in PHASES] == ["prefill"] + ["step"] * 6
+    assert [entry_of(phase) for phase in PHASES] == ["prefill"] + ["step"] * 7
     module, b, rows = sample()
     with b.phase("prefill"):
         p = b("health.clear", rows).source

@@ -44,6 +44,7 @@ PROGRAMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("DFLASH", {"verify": "block"}),
     ("NGRAM", {"options": {"corpus": "corpus"}}),
     ("NGRAM", {"topk": 2, "num_draft_tokens": 6}),
+    ("STANDALONE", {"step": "rotated", "slots": "block_table", "page_size": 4}),
 )
 
 

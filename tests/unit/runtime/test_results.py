@@ -15,7 +15,15 @@ import torch
 from specc.config.schema import ConfigFile
 from specc.runtime.outputs import Output
 from specc.runtime.plan.outputs import MEANINGS
-from specc.runtime.result import HostPrefill, HostResult, PrefillResult, Score, StepResult
+from specc.runtime.result import (
+    HostPrefill,
+    HostProposal,
+    HostResult,
+    PrefillResult,
+    ProposeResult,
+    Score,
+    StepResult,
+)
 
 DECODED = {
     "predict": torch.tensor([[4, 7, 0], [5, 0, 0]], dtype=torch.int32),
@@ -24,6 +32,7 @@ DECODED = {
     "bonus": torch.tensor([7, 5], dtype=torch.int32),
     "health": torch.tensor([0, 1], dtype=torch.int32),
 }
+PROPOSED = ProposeResult, HostProposal
 PREFILLED = {name: DECODED[name] for name in ("bonus", "health")}
 SCORES = {
     "logprobs": torch.tensor([[-1.0, -2.0, 9.0], [-3.0, 9.0, 9.0]]),
@@ -51,9 +60,12 @@ def test_every_output_of_a_configuration_is_typed() -> None:
     """Those of `outputs:` with what comes along, and those that are always there, of a step and of a prefill."""
     asked = get_args(get_args(typing.get_type_hints(ConfigFile)["outputs"])[0])
     best = {"best_tokens", "best_logprobs"}
-    assert {*asked, *best, *DECODED} == MEANINGS.keys()
+    assert {*asked, *best, *DECODED, "drafts"} == MEANINGS.keys()
     of_prefills = {*PREFILLED, "logprobs", *best}
-    for kind, names in ((StepResult, MEANINGS.keys()), (HostResult, MEANINGS.keys())):
+    for kind, names in (
+        *((kind, MEANINGS.keys() - {"drafts"}) for kind in (StepResult, HostResult)),
+        *((kind, {"health", "drafts"}) for kind in PROPOSED),
+    ):
         assert {name for name, one in inspect.getmembers(kind) if isinstance(one, Output)} == names
     for kind in (PrefillResult, HostPrefill):
         assert {name for name, one in inspect.getmembers(kind) if isinstance(one, Output)} == of_prefills
@@ -79,7 +91,7 @@ def test_a_result_says_what_it_holds_without_reading_it() -> None:
 @pytest.mark.parametrize("kind", [StepResult, HostResult])
 def test_help_has_shapes_and_dtypes(kind: type) -> None:
     page = pydoc.plain(pydoc.render_doc(kind))
-    for name in MEANINGS:
+    for name in MEANINGS.keys() - {"drafts"}:
         assert f" |  {name}\n |      {MEANINGS[name]}\n" in page
 
 

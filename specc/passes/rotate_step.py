@@ -1,0 +1,277 @@
+"""rotate-step: the step begins where the engine has run the target, and ends with the drafts of the next one.
+
+A step is draft, then verify and extend. Where an engine runs the target on its own, what it can call is the rest:
+verify and extend, then the drafts that its next forward of the target reads. That is the same loop, cut elsewhere, so
+the pass does what a compiler does to a loop that is rotated: what was drafted before the target is computed from what
+the step would have carried to it, instead of being loaded by the next one, and in prefill from what that would have
+carried. The drafts are carried instead; what is left of the carry, liveness finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from specc.ir.core import SECOND_HALF, Attr, Carry, Module, Op, Value, entry_of, is_state
+from specc.ir.infer import assign_types
+from specc.ir.liveness import hidden_result, sweep
+from specc.ir.nodes import is_external
+from specc.ir.ops.model import GIVEN_HIDDEN, GIVEN_LOGITS, TARGET
+from specc.ir.types import TensorType
+from specc.pass_manager.pass_base import Context, Pass
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.support.location import Location
+
+DRAFTS = "drafts"
+"""The field, and the output, that has the drafts i64[B, S] of the next step."""
+_CHAINS = ("chain.join", "chain.start", "chain.append")
+ROWS, LENGTHS = "req_pool_indices", "seq_lens"
+
+
+@dataclass(frozen=True)
+class RotateStep(Pass):
+    """Cut the loop of steps at the target's forward, where the configuration asks for it."""
+
+    name = "rotate-step"
+    requires = frozenset({"typed", "live", "tree-form", "verify-selected", "compacted"})
+    establishes = frozenset({"live"})
+    until = "kv-bound"
+
+    rotated: bool = False
+    """Whether to, of a module without its configuration."""
+
+    def run(self, module: Module, ctx: Context) -> None:
+        """Rotate the step, if it is to be."""
+        if not (ctx.loaded.config.step == "rotated" if ctx.loaded is not None else self.rotated):
+            return
+        body = _Body.of(module)
+        _check(module, body, ctx)
+        body.close(module)
+        (lengths,) = module.find("commit.lengths")
+        after = {**_stored(module, "step"), LENGTHS: lengths.out("new_seq_lens")}
+        before = {**_stored(module, "prefill"), LENGTHS: module.inputs[LENGTHS]}
+        module.carries[DRAFTS] = Carry(DRAFTS, TensorType("i64", ("B", "S")), body.location, limit="V")
+        _split_health(module)
+        module.outputs[f"propose.{DRAFTS}"] = _redraft(module, body, _Again("redraft", "propose", after))
+        _redraft(module, body, _Again("prefill", "prefill", before))
+        _verify_carried(module, body)
+        _give(module, body.target)
+        body.erase(module)
+        for removed in sweep(module):
+            self.remark(ctx, f"a rotated step does not need {removed.what}: {removed.verdict}", removed.location)
+        forwards = sum(is_external(op) for op in body.ops)
+        what = f"the engine runs the target and hands over its logits; {forwards} forwards draft at the end of a step"
+        what += f" instead of its beginning, and at the end of prefill; @{DRAFTS} are carried"
+        self.remark(ctx, what, ctx.at("step"))
+
+
+@dataclass(frozen=True)
+class _Body:
+    """What drafts: the forward of the target that reads its tokens, its ops in order, and what it says of health."""
+
+    target: Op
+    ops: tuple[Op, ...]
+    raises: tuple[Op, ...]
+
+    @classmethod
+    def of(cls, module: Module) -> _Body:
+        """Everything that the tokens of the target's forward are made of.
+
+        Raises:
+            DiagnosticError: ``ir/invalid``, it is no chain with one forward of the target (only in edited text).
+        """
+        targets = module.find(TARGET)
+        if len(targets) != 1 or module.size("K") != 1:
+            raise DiagnosticError(Diagnostic("ir/invalid", "only a chain with one forward of the target is rotated"))
+        found: set[Op] = set()
+        pending = [targets[0]["tokens"]]
+        while pending:
+            source = pending.pop().source
+            if source is not None and source not in found:
+                found.add(source)
+                pending += source.operands
+        order = module.order()
+        raises = [op for op in module.find("health.raise") if op["bad"].source in found]
+        return cls(targets[0], tuple(sorted(found, key=order.__getitem__)), tuple(raises))
+
+    @property
+    def tokens(self) -> Value:
+        """What it drafts, i64[B, A], the bonus token first."""
+        return self.target["tokens"]
+
+    @property
+    def location(self) -> Location | None:
+        """Where the configuration asks for it."""
+        return self.tokens.source.location if self.tokens.source is not None else None
+
+    def drafted(self) -> set[Value]:
+        """What depends on a forward of it."""
+        found: set[Value] = set()
+        for op in self.ops:
+            if is_external(op) or found & set(op.operands):
+                found |= set(op.results)
+        return found
+
+    def close(self, module: Module) -> None:
+        """Let keys and values, and health, go on behind it as they were before it."""
+        for op in reversed(self.ops):
+            for after in (value for value in op.results if is_state(value)):
+                before = next(value for value in op.operands if value.type == after.type)
+                for user in (user for user in module.users(after) if user not in self.ops):
+                    module.replace_operand(user, after, _first(self, before))
+        for op in reversed(self.raises):
+            module.replace_uses(op.result, op["health"])
+
+    def erase(self, module: Module) -> None:
+        """Take out what nothing else reads."""
+        for op in reversed((*self.ops, *self.raises)):
+            if not any(module.users(value) or value in module.outputs.values() for value in op.results):
+                module.erase(op)
+
+
+@dataclass(frozen=True)
+class _Again:
+    """Where the body is once more: a phase, what names of its outputs begin with, and what is carried on there."""
+
+    phase: str
+    outputs: str
+    carried: Mapping[str, Value]
+
+    @property
+    def stem(self) -> str:
+        """What names of values begin with."""
+        return "prefill_" if self.phase == "prefill" else ""
+
+
+def _first(body: _Body, state: Value) -> Value:
+    """Keys and values as they are before the body."""
+    while state.source in body.ops:
+        state = next(value for value in state.source.operands if value.type == state.type)
+    return state
+
+
+def _check(module: Module, body: _Body, ctx: Context) -> None:
+    """Refuse a body of which more is read than tokens, or that loads what nobody stores as it is."""
+    stored = (_stored(module, "step").keys() & _stored(module, "prefill").keys()) | {LENGTHS}
+    loaded = [str(op.attrs["field"]) for op in body.ops if op.opcode == "carry.load"]
+    inside = {*body.ops, *body.raises}
+    lost = [name for name in loaded if name not in stored and not module.carries[name].given]
+    why = [f"@{name} is not stored as a whole" for name in lost]
+    for value in body.drafted() - {body.tokens}:
+        readers = [user for user in module.users(value) if user not in inside and not is_state(value)]
+        why += [f"%{value.name} is read after it, by {user.opcode}" for user in readers]
+    opcode = body.tokens.source.opcode if body.tokens.source is not None else "nothing"
+    why += [] if opcode in _CHAINS else [f"its tokens are made by {opcode}"]
+    if body.target.attrs.get("extras"):
+        why.append("the target's forward hands over more than logits and hidden states")
+    if why:
+        message = f"what drafts cannot be rotated in this version: {sorted(why)[0]}"
+        raise DiagnosticError(Diagnostic("config/not-yet", message, ctx.at("step"), "write step: whole"))
+
+
+def _split_health(module: Module) -> None:
+    """Let each half have a health word of its own."""
+    word = module.outputs["health"]
+    late = word
+    while word.source is not None and word.source.phase in SECOND_HALF:
+        word = word.source["health"]
+    (clear,) = (op for op in module.find("health.clear") if entry_of(op.phase) == "step")
+    at = module.phases[clear.phase].index(clear) + 1
+    own = module.add_op(clear.phase, clear.opcode, clear.operands, [("propose_health", None)], {}, clear.location, at)
+    assign_types(module, own)
+    for op in (op for op in module.users(word) if op.phase in SECOND_HALF):
+        module.replace_operand(op, word, own.result)
+    module.outputs |= {"health": word, "propose.health": own.result if late is word else late}
+
+
+def _stored(module: Module, entry: str) -> dict[str, Value]:
+    """What an entry carries on, by field, of what is stored as it is."""
+    stores = [op for op in module.ops(entry) if op.opcode in ("carry.store", "relay.publish")]
+    return {str(op.attrs["field"]): op["value"] for op in stores}
+
+
+def _redraft(module: Module, body: _Body, again: _Again) -> Value:
+    """The body once more, of what is carried on instead of what is loaded: the drafts i64[B, S], which are stored."""
+    given = {module.inputs[LENGTHS]: again.carried[LENGTHS]}
+    states = [value for op in body.ops for value in op.operands if value.source is None and is_state(value)]
+    given |= {state: _last_state(module, body, state, entry_of(again.phase)) for state in states}
+    for op in body.ops:
+        operands = [given.get(value, value) for value in op.operands]
+        if op.opcode == "chain.join":
+            given[op.result] = given.get(op["drafts"], op["drafts"])
+        elif op.opcode == "chain.start":
+            _write(module, op, again, given, "chain.first", operands[1:], {})
+        elif op.opcode == "carry.load" and not module.carries[str(op.attrs["field"])].given:
+            given[op.result] = again.carried[str(op.attrs["field"])]
+        else:
+            shift = {"column": int(op.attrs["column"]) - 1} if op.opcode == "chain.append" else {}
+            _write(module, op, again, given, op.opcode, operands, {**op.attrs, **shift})
+    drafts, location = given[body.tokens], module.carries[DRAFTS].location
+    module.add_op(again.phase, "carry.store", (module.inputs[ROWS], drafts), (), {"field": DRAFTS}, location)
+    for op in body.raises:
+        health = module.outputs[f"{again.outputs}.health"]
+        _write(module, op, again, given, op.opcode, [health, given[op["bad"]]], op.attrs)
+        module.outputs[f"{again.outputs}.health"] = given[op.result]
+    return drafts
+
+
+def _write(
+    module: Module, op: Op, again: _Again, given: dict[Value, Value], opcode: str, operands: Sequence[Value],
+    attrs: Mapping[str, Attr],
+) -> None:  # fmt: skip
+    """An op of the body once more; what it gives stands for what it gave."""
+    names = [(f"{again.stem}{value.name}", None) for value in op.results]
+    copy = module.add_op(again.phase, opcode, operands, names, attrs, op.location)
+    assign_types(module, copy)
+    given |= dict(zip(op.results, copy.results, strict=True))
+
+
+def _last_state(module: Module, body: _Body, state: Value, entry: str) -> Value:
+    """What has become of keys and values when the rest of an entry has run."""
+    others = [op for op in module.ops(entry) if op not in body.ops]
+    later = [value for op in others for value in op.results if value.type == state.type]
+    return later[-1] if later else state
+
+
+def _verify_carried(module: Module, body: _Body) -> None:
+    """Let the step verify the drafts that are carried, below the bonus token that is."""
+    start = next(op for op in body.ops if op.opcode in ("chain.join", "chain.start"))
+    where, names = (module.inputs[ROWS],), [("carried_drafts", None)]
+    load = module.add_op("prepare", "carry.load", where, names, {"field": DRAFTS}, body.location)
+    assign_types(module, load)
+    join = module.add_op("prepare", "chain.join", (start["bonus"], load.result), [("nodes", None)], {}, body.location)
+    assign_types(module, join)
+    module.replace_uses(body.tokens, join.result)
+
+
+def _give(module: Module, target: Op) -> None:
+    """What the target's forward gave, the engine hands over: the logits first, the hidden rows where they are read."""
+    module.replace_uses(target.out("kv"), target["kv"])
+    given = {"logits_dtype": target.attrs["logits_dtype"]}
+    _hand_over(module, "prepare", GIVEN_LOGITS, target.out("logits"), given, target.location)
+    hidden = hidden_result(target)
+    if hidden is not None:
+        _defer(module, hidden)
+        given = {"dtype": target.attrs["dtype"], "width": target.attrs["width"]}
+        _hand_over(module, "extend", GIVEN_HIDDEN, hidden, given, target.location)
+    module.erase(target)
+
+
+def _defer(module: Module, hidden: Value) -> None:
+    """What is made of hidden rows is made in the second half, which they are handed over to."""
+    late, moved = {hidden}, 0
+    for op in list(module.ops("step")):
+        if late & set(op.operands):
+            late |= set(op.results)
+            if op.phase not in SECOND_HALF:
+                module.move(op, SECOND_HALF[0], moved)
+                moved += 1
+
+
+def _hand_over(
+    module: Module, phase: str, opcode: str, value: Value, attrs: Mapping[str, Attr], location: Location | None
+) -> None:
+    """Let what the engine hands over stand for a value, from the beginning of a phase on."""
+    op = module.add_op(phase, opcode, (), [(value.name, None)], attrs, location, 0)
+    assign_types(module, op)
+    module.replace_uses(value, op.result)

@@ -1,0 +1,176 @@
+"""A bound program whose target the engine runs: a step is two calls, `commit` and `propose`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import NoReturn
+
+from torch import Tensor
+
+from .batch import Batch, integers
+from .columns import ROWS
+from .errors import BatchError
+from .external import take
+from .frame import Frame, Progress
+from .graphs.capture import Recorder, check_capturable
+from .graphs.segments import SegmentGraphs
+from .plan.halves import halves
+from .plan.nodes import Given, Node
+from .plan.outputs import PROPOSE
+from .result import PrefillResult, ProposeResult, StepResult
+from .semantics.convention import DTYPES
+from .step import Step
+
+LOGITS, HIDDEN = "logits", "hidden"
+
+
+@dataclass(frozen=True)
+class _Open:
+    """A batch that has been committed, and not proposed yet: its rows, and the run that goes on."""
+
+    rows: list[int] | Tensor
+    frame: Frame
+
+
+class RotatedStep(Step):
+    """One program bound to an engine that runs the target by itself. Made by `Program.bind`; not thread safe.
+
+    A step of a batch is a forward of the target over bonus and drafts of every request, by the engine; `commit`, which
+    takes the logits; `propose` of the same batch, which drafts for the next step. Requests come in by `prefill`, or by
+    `write_carry`; drafts of -1 are never accepted.
+    """
+
+    _open: _Open | None = None
+
+    def decode(self, batch: Batch, **_: object) -> NoReturn:
+        """BatchError: the engine runs the target of this program."""
+        raise BatchError("this program does not run the target: commit its logits, then propose")
+
+    def prefill(self, batch: Batch, *, run_idle: bool = False) -> PrefillResult:
+        """As `Step.prefill`, which drafts, too. BatchError between the halves of a step."""
+        self._check_closed("prefill")
+        return super().prefill(batch, run_idle=run_idle)
+
+    def commit(
+        self,
+        batch: Batch,
+        logits: Tensor,
+        *,
+        at_least: int = 0,
+        on_commit: Callable[[Tensor], object] | None = None,
+    ) -> StepResult:
+        """Accept drafts by the target's logits T[n, A, V] of every request's bonus and drafts, in this order.
+
+        Args:
+            batch: as for `Step.decode`; every request was prefilled or written, and proposed for if it has had a step.
+            logits: of the rows of the batch, and of padding rows if it is padded, whose values are not read: n is
+                at least the batch, or the bucket that it runs in. Read in place, until `propose` has run.
+            at_least: as of `Step.decode`.
+            on_commit: as of `Step.decode`.
+
+        The result is valid until the next `commit`, so that its copy to the host may run beside `propose`. Raises as
+        `Step.decode`, and BatchError when the last batch has not been proposed for.
+
+        """
+        self._check_closed("commit")
+        columns = self._columns["step"].of(batch)
+        rows, (at_least,) = len(columns[ROWS]), integers([at_least], "at_least")
+        size = self._size(max(rows, at_least)) if (at_least or self._graphs) and max(rows, at_least) else rows
+        self._torn.check(columns[ROWS])
+        progress, sent = Progress(self._stores, self._on_commit(on_commit, rows)), self._sent(columns[ROWS])
+        frame = self._frame(size)
+        if size:
+            self._given = {LOGITS: logits}
+            with self._on_device(), self._torn.unless_done(sent, lambda: progress.begun):
+                self._kv.check_place()
+                self._staging["step"].send(columns, size)
+                self._half(0, frame, progress)
+        self._open = _Open(list(sent) if isinstance(sent, list) else sent, frame)
+        return StepResult(self._outputs("step", frame, rows))
+
+    def propose(self, batch: Batch, hidden: Tensor | None = None) -> ProposeResult:
+        """Draft for the next step of the batch that was committed.
+
+        Args:
+            batch: the same requests in the same order.
+            hidden: T[n, A, W], the target's hidden states of the forward whose logits were committed, where the program
+                reads them; n as of the logits.
+
+        BatchError without a commit, after that of other rows, and for hidden states that lack or are not read;
+        ForwardContractError when these, or what a callback returns, are not as the plan has them. When something raises
+        after that the rows of the batch are torn.
+
+        """
+        if self._open is None:
+            raise BatchError("propose follows a commit of the same batch, and there was none")
+        columns = self._columns["step"].of(batch)
+        self._check_same(self._open.rows, columns[ROWS])
+        if (hidden is not None) != self.reads_hidden:
+            raise BatchError(f"propose {'needs the' if self.reads_hidden else 'does not read'} hidden states")
+        frame, sent, rows = self._open.frame, self._sent(columns[ROWS]), len(columns[ROWS])
+        if frame.rows:
+            self._given = {} if hidden is None else {HIDDEN: hidden}
+            self._check_given(frame)
+            self._open = None
+            with self._on_device(), self._torn.unless_done(sent):
+                self._kv.check_place()
+                self._half(1, frame, Progress(begun=True))
+        self._open = None
+        return ProposeResult(self._outputs(PROPOSE, frame, rows))
+
+    def _check_closed(self, what: str) -> None:
+        if self._open is not None:
+            raise BatchError(f"{what} comes after propose of the batch that was committed")
+
+    def _check_same(self, committed: list[int] | Tensor, rows: list[int] | Tensor) -> None:
+        """BatchError unless these are the rows that were committed, as far as the host knows."""
+        known = isinstance(committed, list) and isinstance(rows, list)
+        if len(rows) != len(committed) or (known and rows != committed):
+            raise BatchError(f"rows {list(committed)} were committed, and these are {list(rows)}")
+
+    def _check_given(self, frame: Frame) -> None:
+        """ForwardContractError for what is handed over in the second half; nothing has run."""
+        for node in (node for node in self._halves[1] if isinstance(node, Given)):
+            take(node, frame, self._given)
+
+    @cached_property
+    def _halves(self) -> tuple[tuple[Node, ...], ...]:
+        return halves(self._plan)
+
+    @cached_property
+    def reads_hidden(self) -> bool:
+        """Whether `propose` takes the target's hidden states."""
+        return any(isinstance(node, Given) for node in self._halves[1])
+
+    def _half(self, half: int, frame: Frame, progress: Progress) -> None:
+        """Run one half, on the current stream."""
+        if self._graphs is not None:
+            self._guard.check()
+            assert isinstance(self._graphs, SegmentGraphs)  # `_captured` makes no others
+            self._graphs.replay_half(half, frame, progress)
+            return
+        for node in self._halves[half]:
+            progress.queue((node.name,), frame, partial(self._execute, node, frame))
+
+    def _zeros(self) -> dict[str, Tensor]:
+        """What the engine would hand over at the largest bucket."""
+        nodes = [node for node in self._plan.nodes("step") if isinstance(node, Given)]
+        frame, values = self._frame(self._plan.buckets[-1]), self._plan.values
+        return {
+            result: self._table.new_zeros(frame.shape(name), dtype=DTYPES[values[name].dtype])
+            for node in nodes
+            for result, name in node.results.items()
+        }
+
+    def _captured(self, beside: Recorder | None, *, segments: bool) -> SegmentGraphs:
+        """Graphs of both halves, captured over zeros; the engine's own tensors may lie anywhere."""
+        self._kv.check_place()
+        self._guard.check()
+        with self._on_device():
+            if not segments:
+                check_capturable(self._plan)
+            self._given = self._zeros()
+            graphs = self._plan.segments if segments else self._plan.captures
+            return SegmentGraphs(self._plan, graphs, self._device, self._frame, self._execute, self._idle, beside)

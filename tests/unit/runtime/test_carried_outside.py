@@ -1,0 +1,71 @@
+"""Carried fields in tables of the engine's own: the same steps, seen and changed there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from fakes.drafts import Engine
+from programs import load
+from torch import Tensor
+
+from specc.driver.build import build_program
+from specc.runtime.backends.cpu import ReferenceBackend
+from specc.runtime.batch import Batch
+from specc.runtime.errors import BindError
+from specc.runtime.plan.plan import Plan
+from specc.runtime.step import Step
+
+CPU = torch.device("cpu")
+ROWS = [3, 1, 6]
+PROMPTS = {3: [4, 9, 2], 1: [7, 1], 6: [5, 5, 8, 1, 2]}
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return build_program(load("EAGLE", max_requests=6, buckets=[1, 2, 4])).depths[0].plan
+
+
+def bound(plan: Plan, carry: dict[str, Any]) -> Step:
+    engine = Engine.of_plan(plan, seed=3)
+    engine.prompts |= PROMPTS
+    return Step(plan, ReferenceBackend(), CPU, engine, engine.table, carry=carry, poison=0xFF)
+
+
+def test_a_field_lives_where_the_engine_has_it(plan: Plan) -> None:
+    own = bound(plan, {})
+    tables = {"bonus": torch.full((7,), -5, dtype=torch.int32), "seq_lens": torch.full((7,), -5)}
+    outside = bound(plan, tables)
+    for step in (own, outside):
+        step.prefill(Batch(ROWS, [len(PROMPTS[row]) for row in ROWS]))
+    for _ in range(4):
+        mine, wanted = (step.decode(Batch(ROWS)).to_host() for step in (outside, own))
+        assert mine == wanted
+        assert tables["bonus"].tolist() == [-5, wanted.bonus[1], -5, wanted.bonus[0], -5, -5, wanted.bonus[2]]
+        assert tables["seq_lens"][ROWS].tolist() == wanted.new_seq_lens
+    assert outside.pools["bonus"].data_ptr() == tables["bonus"].data_ptr()
+    tables["bonus"][3] = 0
+    assert outside.read_carry([3]).fields["bonus"].tolist() == [0]
+
+
+def column(rows: int) -> Tensor:
+    return torch.zeros(rows, dtype=torch.int32)
+
+
+WRONG: list[tuple[str, Callable[[], object], str]] = [
+    ("bonus", lambda: [0] * 7, "is a list, not a tensor"),
+    ("bonus", lambda: column(6), r"is torch.int32\[6\], the program carries torch.int32\[7\]"),
+    ("bonus", lambda: torch.zeros(7, dtype=torch.int64), r"is torch.int64\[7\]"),
+    ("bonus", lambda: column(14)[::2], r"has strides \[2\]"),
+    ("bonus", lambda: column(8)[1:], "expected alignment to 16 bytes"),
+    ("bonus", lambda: column(7).to("meta"), "is on meta, the program on cpu"),
+    ("draft", lambda: column(7), "carry has 'draft'; the program carries bonus, hidden, seq_lens, topk_index"),
+]
+
+
+@pytest.mark.parametrize(("field", "make", "said"), WRONG)
+def test_what_does_not_fit_is_named(plan: Plan, field: str, make: Callable[[], object], said: str) -> None:
+    with pytest.raises(BindError, match=said):
+        bound(plan, {field: make()})

@@ -1,0 +1,209 @@
+"""A rotated step beside a whole one over the same models: what is accepted and drafted, and what is called when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from fakes.drafts import Engine
+from programs import compile_to, load
+from torch import Tensor
+
+from specc.driver.build import build_program
+from specc.runtime.backends.cpu import ReferenceBackend
+from specc.runtime.batch import Batch
+from specc.runtime.errors import BatchError, ForwardContractError, TornError
+from specc.runtime.plan.halves import halves
+from specc.runtime.plan.plan import Plan
+from specc.runtime.rotated import RotatedStep
+from specc.runtime.step import Step
+
+CPU = torch.device("cpu")
+CHAINS = ["STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "MULTI_LAYER_EAGLE", "DFLASH"]
+PROMPTS = {3: [4, 9, 2], 1: [7, 1], 6: [5, 5, 8, 1, 2]}
+ROWS = list(PROMPTS)
+POISON = 0xFF
+
+
+def plan_of(algorithm: str, **keys: Any) -> Plan:
+    return build_program(load(algorithm, **{"max_requests": 6, "buckets": [1, 2, 4]} | keys)).depths[0].plan
+
+
+class Machine:
+    """A program over an engine that runs the target by itself."""
+
+    def __init__(self, algorithm: str, **keys: Any) -> None:
+        whole = plan_of(algorithm, **keys)
+        self.plan = plan_of(algorithm, step="rotated", **keys)
+        self.engine, self.other = (Engine.of_plan(whole, seed=3) for _ in range(2))
+        self.step = RotatedStep(self.plan, ReferenceBackend(), CPU, self.engine, self.engine.table, poison=POISON)
+        self.whole = Step(whole, ReferenceBackend(), CPU, self.other, self.other.table, poison=POISON)
+        for engine in (self.engine, self.other):
+            engine.prompts |= PROMPTS
+        self.lens = {row: len(prompt) for row, prompt in PROMPTS.items()}
+        self.batch = Batch(ROWS, [self.lens[row] for row in ROWS])
+
+    def prefill(self) -> None:
+        assert self.step.prefill(self.batch).to_host().tokens(0) == self.whole.prefill(self.batch).to_host().tokens(0)
+
+    def target(self, rows: Sequence[int], padded: int = 0) -> Any:
+        """The target over bonus and drafts of some rows, and padding rows behind them."""
+        at = torch.tensor([*rows, *[0] * padded])
+        lens = torch.tensor([*(self.lens[row] for row in rows), *[0] * padded])
+        pools = self.step.pools
+        tokens = torch.cat((pools["bonus"][at][:, None].long(), pools["drafts"][at]), 1)
+        positions = lens[:, None] + torch.arange(tokens.shape[1])
+        slots = torch.where(at[:, None] != 0, self.engine.table[at[:, None], positions].long(), 0)
+        return self.engine.target(
+            tokens=tokens, positions=positions, slots=slots, rows=at, seq_lens=lens, capture="full"
+        )
+
+    def decode(self, rows: Sequence[int], at_least: int = 0) -> None:
+        """One step of both programs."""
+        batch = Batch(list(rows), [self.lens[row] for row in rows])
+        padded = self.plan.bucket(max(len(rows), at_least)) - len(rows) if at_least else 0
+        given = self.target(rows, padded)
+        committed = self.step.commit(batch, given.logits, at_least=at_least)
+        wanted = self.whole.decode(batch).to_host()
+        mine = committed.to_host()
+        proposed = self.step.propose(batch, given.hidden if self.step.reads_hidden else None).to_host()
+        for name in ("predict", "accept_lens", "new_seq_lens", "bonus"):
+            assert getattr(mine, name) == getattr(wanted, name), name
+        assert [a | b for a, b in zip(mine.health, proposed.health, strict=True)] == wanted.health == [0] * len(rows)
+        assert proposed.drafts == self.step.pools["drafts"][torch.tensor(rows)].tolist()
+        self.lens |= dict(zip(rows, mine.new_seq_lens, strict=True))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("algorithm", CHAINS)
+def test_every_step_accepts_what_a_whole_one_does(algorithm: str, *, overlap: bool, padded: bool) -> None:
+    machine = Machine(algorithm, overlap=overlap)
+    machine.prefill()
+    for rows in (ROWS, ROWS[:1], ROWS[1:], [6, 1, 3], ROWS, ROWS):
+        machine.decode(rows, at_least=4 if padded else 0)
+
+
+def test_the_halves_are_two_calls() -> None:
+    plan = plan_of("EAGLE", step="rotated")
+    commit, propose = halves(plan)
+    assert commit[0].name == "given_logits"
+    assert propose[0].name == "given_hidden"
+    assert [node.name for node in propose if node.kind == "external"] == ["extend", "draft_0", "draft_1"]
+    assert halves(plan_of("EAGLE")) == (plan_of("EAGLE").nodes("step"),)
+    assert len(plan.captures) == 2
+    assert plan.totals[4].launches_in_graph == plan_of("EAGLE").totals[4].launches_in_graph
+    assert plan.totals[4].host_syncs == 0
+    assert (plan.kv.window, plan.kv.shifted) == (6, True)
+
+
+def test_calls_out_of_order_are_refused() -> None:
+    machine = Machine("EAGLE")
+    machine.prefill()
+    step, batch = machine.step, Batch(ROWS)
+    given = machine.target(ROWS)
+    with pytest.raises(BatchError, match="propose follows a commit"):
+        step.propose(batch, given.hidden)
+    with pytest.raises(BatchError, match="does not run the target"):
+        step.decode(batch)
+    step.commit(batch, given.logits)
+    with pytest.raises(BatchError, match="commit comes after propose"):
+        step.commit(batch, given.logits)
+    with pytest.raises(BatchError, match="prefill comes after propose"):
+        step.prefill(machine.batch)
+    with pytest.raises(BatchError, match=r"rows \[3, 1, 6\] were committed, and these are \[1, 3, 6\]"):
+        step.propose(Batch([1, 3, 6]), given.hidden)
+    with pytest.raises(BatchError, match="needs the hidden states"):
+        step.propose(batch)
+    with pytest.raises(ForwardContractError, match=r"the engine handed over hidden as torch\.float32"):
+        step.propose(batch, given.hidden[:, :, :-1].contiguous())
+    assert not step.torn
+    step.propose(batch, given.hidden)
+    with pytest.raises(BatchError, match="propose follows a commit"):
+        step.propose(batch, given.hidden)
+
+
+def test_hidden_states_that_nobody_reads_are_refused() -> None:
+    machine = Machine("STANDALONE")
+    machine.prefill()
+    given = machine.target(ROWS)
+    machine.step.commit(Batch(ROWS), given.logits)
+    with pytest.raises(BatchError, match="does not read hidden states"):
+        machine.step.propose(Batch(ROWS), torch.zeros(3, 4, 8))
+
+
+def wrong(logits: Tensor) -> list[tuple[Any, str]]:
+    """Logits that do not fit, and what is said of them."""
+    return [
+        (logits[:2].clone(), r"logits as torch.float32\[2, 4, "),
+        (logits.double(), "logits as torch.float64"),
+        (logits.transpose(0, 1).contiguous().transpose(0, 1), "with strides"),
+        ([1.0], r"logits \[1.0\], expected f32"),
+    ]
+
+
+def test_logits_that_do_not_fit_change_nothing() -> None:
+    machine = Machine("EAGLE", overlap=False)
+    machine.prefill()
+    batch = Batch(ROWS, [machine.lens[row] for row in ROWS])
+    before = {name: pool.clone() for name, pool in machine.step.pools.items()}
+    for logits, said in wrong(machine.target(ROWS).logits):
+        with pytest.raises(ForwardContractError, match=said):
+            machine.step.commit(batch, logits)
+    assert all(torch.equal(pool, before[name]) for name, pool in machine.step.pools.items())
+    machine.decode(ROWS)
+
+
+def test_a_failure_of_the_second_half_tears_its_rows() -> None:
+    machine = Machine("EAGLE")
+    machine.prefill()
+    given = machine.target(ROWS)
+
+    def fail(name: str, _: object) -> None:
+        if name == "draft":
+            raise RuntimeError(name)
+
+    machine.step.commit(Batch(ROWS), given.logits)
+    machine.engine.on_call = fail
+    with pytest.raises(RuntimeError, match="draft"):
+        machine.step.propose(Batch(ROWS), given.hidden)
+    machine.engine.on_call = None
+    with pytest.raises(TornError):
+        machine.step.commit(Batch(ROWS), given.logits)
+    machine.step.prefill(machine.batch)
+    assert not machine.step.torn
+
+
+def test_drafts_that_are_none_are_not_accepted() -> None:
+    """As of a request that has none: an engine writes -1 in their place."""
+    machine = Machine("EAGLE")
+    machine.prefill()
+    machine.step.pools["drafts"][:] = -1
+    given = machine.target(ROWS)
+    found = machine.step.commit(Batch(ROWS), given.logits).to_host()
+    assert found.accept_lens == [1, 1, 1]
+    assert [tokens[0] for tokens in found.predict] == given.logits[:, 0].argmax(-1).tolist()
+
+
+def test_rows_beyond_the_batch_are_ignored() -> None:
+    machine = Machine("EAGLE")
+    machine.prefill()
+    given = machine.target(ROWS, padded=2)
+    found = machine.step.commit(Batch(ROWS), given.logits).to_host()
+    machine.step.propose(Batch(ROWS), given.hidden)
+    assert found.accept_lens == machine.whole.decode(Batch(ROWS)).to_host().accept_lens
+
+
+def test_an_empty_batch_does_not_run() -> None:
+    machine = Machine("EAGLE")
+    assert machine.step.commit(Batch([]), torch.empty(0)).to_host().bonus == []
+    assert machine.step.propose(Batch([]), torch.empty(0)).to_host().drafts == []
+    assert machine.engine.calls == []
+
+
+def test_nothing_of_the_target_is_left() -> None:
+    module = compile_to("canonicalize", load("EAGLE", step="rotated"))
+    assert sorted(module.carries) == ["bonus", "drafts", "seq_lens"]
+    assert not module.find("model.target")
