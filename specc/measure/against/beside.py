@@ -15,7 +15,7 @@ from specc.measure.against.ours import Ours
 from specc.measure.against.parts import parts
 from specc.measure.against.sequence import Sequence
 from specc.measure.against.work import Work
-from specc.measure.against.work_tree import TreeWork
+from specc.measure.against.work_tree import TooCloseError, TreeWork
 from specc.measure.records import Compared, Measurement
 from specc.measure.session import on
 from specc.measure.timing import Effort
@@ -61,7 +61,10 @@ def beside(
     for one in found.buckets:
         effort = TREE_EFFORT if plan.size("K") > 1 else CHAIN_EFFORT
         with on(device):
-            ours, theirs = agreeing(plan, backend, device, one.bucket, effort)
+            try:
+                ours, theirs = agreeing(plan, backend, device, one.bucket, effort)
+            except TooCloseError as error:
+                return replace(found, remark=str(error))
             name = theirs.name
             for part in parts(ours, theirs):
                 ratio, _ = captured(part, ours, theirs, effort)
@@ -75,6 +78,7 @@ def agreeing(plan: Plan, backend: Backend, device: torch.device, bucket: int, ef
 
     Raises:
         DiagnosticError: ``measure/results-differ``.
+        TooCloseError: the tree is too wide for inputs with which rounding decides nothing.
 
     """
     shape, runs = shape_of(plan, bucket), most_runs(effort)

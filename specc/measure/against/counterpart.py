@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specc.measure.against.work import Shape
+from specc.measure.against.work_tree import SPARE
 from specc.runtime.plan.nodes import External, Launch
 from specc.runtime.plan.plan import Plan
 from specc.runtime.semantics.convention import DTYPES
@@ -26,6 +27,8 @@ def obstacle(plan: Plan) -> str | None:
         return "there is no draft model"
     if plan.size("K") > 1 and plan.size("S") < 2:
         return "a tree of one step is not compared"
+    if plan.size("K") + SPARE > plan.size("V"):
+        return "its vocabulary is hardly larger than topk"
     return _of_dataflow(plan) or _of_sizes(plan) or _of_launches(plan)
 
 

@@ -22,6 +22,7 @@ from specc.config import load_config
 from specc.driver.build import build_program
 from specc.measure import bench
 from specc.measure.against import beside as other_side
+from specc.measure.against import work_tree
 from specc.measure.against.chain import ChainSequence
 from specc.measure.against.compare import COMPARED_STEPS
 from specc.measure.against.counterpart import obstacle, shape_of
@@ -103,6 +104,17 @@ def test_launches_that_nobody_knows_have_no_counterpart() -> None:
         plan, phases=tuple(replace(one, nodes=tuple(n for n in one.nodes if n in nodes)) for one in plan.phases)
     )
     assert "verify_argmax" in (obstacle(without) or "")
+
+
+def test_a_tree_whose_scores_cannot_be_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs are drawn again until no two scores are near each other, but not for ever."""
+    monkeypatch.setattr(other_side, "missing", lambda: None)
+    monkeypatch.setitem(sys.modules, "specc.measure.against.sglang_tree", SimpleNamespace(SglangTree=None))
+    monkeypatch.setattr(work_tree, "MARGIN", 100.0)
+    plan = plan_of(TREE)
+    found = other_side.beside(unmeasured(plan, [4], {}), plan, ReferenceBackend(), CPU, print)
+    assert "too close" in (found.remark or "") and found.compared == ()
+    assert "hardly larger" in (obstacle(plan_of(TREE.replace("vocab_size: 9000", "vocab_size: 3"))) or "")
 
 
 def test_sizes_come_from_the_plan() -> None:
