@@ -88,7 +88,8 @@ def _of_launches(plan: Plan) -> str | None:
     wanted = ["prepare_rows", *tails, *drafting, *verifying, "extend_topk" if tree else "extend_argmax"]
     if found != wanted:
         return f"its step is made of other parts: {_listed(set(found) ^ set(wanted)) or 'in another order'}"
-    masks = [plan.values[node.operands["mask"]] for node in plan.externals("step") if "mask" in node.operands]
+    names = [node.operands.get("mask") for node in plan.externals("step")]
+    masks = [plan.values[name] for name in names if name is not None]
     if tree and [(mask.dtype, mask.axes) for mask in masks] != [("i1", ("B", "N", "N"))]:
         return "its mask is not one of nodes by nodes"
     return None

@@ -46,9 +46,10 @@ class Ours:
                 "target": lambda _: (work.target_logits, work.target_hidden),
                 "extend": lambda _: (work.extend_logits, work.extend_hidden),
             }[node.callback](node.step)
+            results = node.results
             for name, tensor in zip(("logits", "hidden"), found, strict=True):
-                if name in node.results:
-                    self.frame.adopt(node.results[name], tensor)
+                if name in results:
+                    self.frame.adopt(results[name], tensor)
 
     def reset(self) -> None:
         """Back to the state that the work starts from."""
