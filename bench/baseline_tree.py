@@ -1,15 +1,13 @@
 """A tree step's glue as SGLang 0.5.23 orders it: its torch ops, and kernels of ours where it has kernels (marked +).
 
-Where this differs from SGLang it is the faster of the two. Logits are read as the models give them (bf16), SGLang
-first copies them to f32; what torch.compile makes of _select_top_k_tokens_later is one launch after its top-k, not
-three; the table that it gathers whole rows of is as narrow as the benchmark's texts. Mask: N x N, as specc writes it.
+Where this differs from SGLang it is the faster of the two: what torch.compile makes of _select_top_k_tokens_later is
+one launch after its top-k, not three.
 """
 
 from __future__ import annotations
 
 import torch
 import triton
-from baseline import Named, Sequence
 from baseline_kernels import (
     build_tree,
     commit_outputs,
@@ -23,51 +21,16 @@ from baseline_kernels import (
     window_slots,
 )
 from torch import Tensor
-from work import Work
+
+from specc.measure.against.tree import MOST_SLOTS, TILE_BYTES, TreeSequence
 
 BLOCK = 1024
-MOST_SLOTS, TILE_BYTES = 256, 128
-"""MHATokenToKVPool: slots that one launch moves, bytes of a row per program (for rows of less than 4096 bytes)."""
 
 
-class TreeSequence(Sequence):
-    """A tree, K > 1."""
+class TorchTree(TreeSequence):
+    """A tree in torch ops, and kernels of ours."""
 
     name = "torch and Triton sequence after SGLang 0.5.23"
-
-    def __init__(self, work: Work) -> None:
-        super().__init__(work)
-        shape, device = work.shape, work.device
-        self.mask = torch.empty(shape.batch, shape.nodes, shape.nodes, dtype=torch.bool, device=device)
-        self.pointers = {
-            owner: torch.tensor([buffer.data_ptr() for buffer in buffers], device=device)
-            for owner, buffers in self.kv.items()
-        }
-        self.valid = torch.zeros(0, dtype=torch.int64, device=device)
-        # What each draft step leaves, by step: hidden rows and tokens of the frontier, and the lists of candidates.
-        self.frontier: dict[int, tuple[Tensor, Tensor]] = {}
-        self.scores: dict[int, Tensor] = {}
-        self.tree_scores: dict[int, Tensor] = {}
-        self.tree_tokens: dict[int, Tensor] = {}
-        self.tree_parents: dict[int, Tensor] = {}
-
-    def prepare(self) -> None:
-        shape = self.shape
-        self.seq_lens = self.pools["seq_lens"][self.rows]  # FutureMap.resolve_seq_lens
-        topk_p, topk_index, self.bonus, hidden = self.gather()
-        slots = self.slots(shape.topk * shape.steps) if shape.page == 1 else self.paged_slots()
-        positions = self.seq_lens.repeat_interleave(shape.topk)
-        # EAGLEDraftCudaGraphRunner: grouped copy (the probabilities as i64 too, so that it is one launch), then hidden
-        static = [self.draft_lens, self.draft_rows, self.draft_slots, self.draft_index, self.draft_positions]
-        sources = [self.seq_lens, self.rows, slots, topk_index, positions, topk_p.view(torch.int64)]
-        torch._foreach_copy_([*static, self.draft_p.view(torch.int64)], sources)
-        self.hidden.copy_(hidden)
-        # draft_forward: per_step_draft_out_cache_loc, _select_top_k_tokens_first
-        self.per_step = self.draft_slots.view(-1, shape.topk, shape.steps).permute(2, 0, 1).reshape(shape.steps, -1)
-        self.frontier[0] = self.draft_index.flatten(), self.hidden.repeat_interleave(shape.topk, dim=0)
-        self.scores[0] = self.draft_p
-        self.tree_scores[0], self.tree_tokens[0] = self.draft_p.unsqueeze(1), self.draft_index
-        self.tree_parents[0] = torch.arange(-1, shape.topk, device=self.rows.device).expand(shape.batch, -1)
 
     def gather(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """+ gather_spec_extras."""
@@ -85,40 +48,6 @@ class TreeSequence(Sequence):
         table = self.work.table
         window_slots[(self.shape.batch,)](self.rows, table, self.seq_lens, out, table.stride(0), width, 128)
         return out
-
-    def paged_slots(self) -> Tensor:
-        """prepare_for_draft for pages: every branch in pages of its own; then the prefix's last page is duplicated."""
-        shape, device = self.shape, self.rows.device
-        table = self.work.table[self.rows]
-        last = self.seq_lens % shape.page
-        base = self.seq_lens - last
-        pages = (last + shape.steps + shape.page - 1) // shape.page
-        branches = torch.arange(shape.topk, device=device)
-        starts = base[:, None] + branches * (pages[:, None] * shape.page) + last[:, None]
-        places = starts[:, :, None] + torch.arange(shape.steps, device=device)
-        slots = torch.gather(table, 1, places.view(shape.batch, -1)).to(torch.int64)
-        self.duplicate_tail(table, base, last, pages)
-        return slots
-
-    def duplicate_tail(self, table: Tensor, base: Tensor, last: Tensor, pages: Tensor) -> None:
-        """duplicate_prefix_tail_to_draft_branches.
-
-        SGLang selects with a boolean mask twice, each time waiting for the device to say how many entries are set; here
-        it waits once. A capture cannot wait: it takes the entries that the last eager run found, and as many moves.
-        """
-        shape, device = self.shape, self.rows.device
-        others = (shape.batch, shape.topk - 1, shape.page)
-        within = torch.arange(shape.page, device=device)
-        branches = torch.arange(1, shape.topk, device=device)[:, None]
-        sources = (base[:, None, None] + within).expand(others)
-        targets = base[:, None, None] + branches * (pages[:, None, None] * shape.page) + within
-        mask = (within < last[:, None, None]).expand(others)
-        sources = torch.gather(table, 1, sources.reshape(shape.batch, -1)).view(others)
-        targets = torch.gather(table, 1, targets.reshape(shape.batch, -1)).view(others)
-        if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
-            self.valid = mask.flatten().nonzero()[:, 0]
-        sources, targets = sources.flatten()[self.valid], targets.flatten()[self.valid]
-        self.move("draft", targets, sources)
 
     def move(self, owner: str, targets: Tensor, sources: Tensor) -> None:
         """+ move_kv_cache: all layers in one launch, MOST_SLOTS slots at a time."""
@@ -159,10 +88,6 @@ class TreeSequence(Sequence):
         drafts = torch.gather(tokens, index=chosen, dim=1)
         return torch.cat([self.tree_parents[i] for i in steps[:-1]], dim=1), chosen, drafts
 
-    def verify_inputs(self) -> None:
-        self.verify_slots()
-        self.build()
-
     def verify_slots(self) -> None:
         """The slots of the verify window; in `prepare` on specc's side."""
         self.window = self.slots(self.shape.nodes)
@@ -183,22 +108,6 @@ class TreeSequence(Sequence):
         self.links = links
         self.copy_verify_inputs(tokens, positions, self.window)
 
-    def verify_commit(self) -> None:
-        shape, device = self.shape, self.rows.device
-        batch, count = shape.batch, shape.batch * shape.nodes
-        predict = torch.zeros(count, dtype=torch.int32, device=device)
-        accept_index = torch.full((batch, shape.path), -1, dtype=torch.int32, device=device)
-        target = torch.argmax(self.work.target_logits.view(count, -1), dim=-1)
-        self.accept_lens = self.walk(target, predict, accept_index) + 1
-        self.new_seq_lens, self.new_bonus = self.commit(predict, accept_index)
-        # _finalize_accept_tree_path
-        self.move_accepted(accept_index, self.accept_lens - 1)
-        self.predict = self.to_front(predict, accept_index)
-        hidden = self.work.target_hidden
-        self.path_hidden = self.to_front(hidden.view(count, -1), accept_index).view_as(hidden)
-        self.accept_index = accept_index
-        self.publish()
-
     def walk(self, target: Tensor, predict: Tensor, accept_index: Tensor) -> Tensor:
         """+ VerifyTreeGreedy: correct drafts i32[B]; fills predict and accept_index."""
         correct = torch.empty(self.shape.batch, dtype=torch.int32, device=target.device)
@@ -213,14 +122,6 @@ class TreeSequence(Sequence):
         grid = (triton.cdiv(self.shape.batch, 128),)
         commit_outputs[grid](predict, accept_index, self.accept_lens, self.seq_lens, *outputs)
         return new_seq_lens, bonus
-
-    def move_accepted(self, accept_index: Tensor, correct: Tensor) -> None:
-        """move_accept_tokens_to_target_kvcache: entries that hold no accepted node copy slot 0 to itself."""
-        size, slots = accept_index.numel(), self.verify_static[2]
-        targets = torch.zeros(size, dtype=torch.int64, device=slots.device)
-        sources = torch.zeros(size, dtype=torch.int64, device=slots.device)
-        self.pack_slots(accept_index, correct + 1, slots, targets, sources)
-        self.move("target", targets, sources)
 
     def pack_slots(self, accept_index: Tensor, counts: Tensor, slots: Tensor, targets: Tensor, sources: Tensor) -> None:
         """+ fill_front_out_cache_loc, + fill_accept_out_cache_loc: where the accepted rows go, and come from."""
@@ -246,20 +147,3 @@ class TreeSequence(Sequence):
         out = (ids, positions, select, lens, batch, nodes, 128)
         extend_layout[(triton.cdiv(batch * nodes, 128),)](self.predict, self.accept_lens, self.seq_lens, *out)
         self.copy_extend_inputs(ids, positions, lens, select, self.path_hidden)
-
-    def extend_stash(self) -> None:
-        hidden = self.work.extend_hidden.clone()
-        p = torch.softmax(self.work.extend_logits, dim=-1, dtype=torch.float32)
-        self.stash(*torch.topk(p, self.shape.topk, dim=-1), hidden)
-
-    def draft_inputs(self, i: int) -> Named:
-        shape = (self.shape.batch, self.shape.topk)
-        ids, hidden = self.frontier[i]
-        yield "tokens", ids.view(shape)
-        yield "positions", self.draft_positions.view(shape)
-        yield "slots", self.per_step[:-1].view(-1, *shape)
-        yield "hidden", hidden.view(*shape, -1)
-
-    def target_inputs(self) -> Named:
-        yield from super().target_inputs()
-        yield "mask", self.mask

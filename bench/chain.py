@@ -13,10 +13,14 @@ from collections.abc import Iterator
 
 import harness
 import torch
-from baseline import Sequence, TorchSequence
-from ours import Ours
-from work import Shape, Work
+from baseline_chain import TorchChain
 
+from specc.measure.against.chain import ChainSequence
+from specc.measure.against.compare import most_runs
+from specc.measure.against.ours import Ours
+from specc.measure.against.parts import parts
+from specc.measure.against.sequence import Sequence
+from specc.measure.against.work import Shape, Work
 from specc.measure.timing import Effort
 
 VOCABULARIES, BATCHES, STEPS, WIDTH, POOL = (32000, 128256), (1, 8, 64), 3, 4096, 65
@@ -24,13 +28,13 @@ TINY_VOCABULARIES, TINY_BATCHES, TINY_WIDTH = (300, 2049), (1, 3), 40
 EFFORT = Effort(copies=10, samples=40)
 
 
-def find_baseline() -> type[TorchSequence]:
+def find_baseline() -> type[ChainSequence]:
     """SGLang's own kernels where they are installed, else torch ops."""
     try:
-        from baseline_sglang import SglangKernels
+        from specc.measure.against.sglang_chain import SglangChain
     except ImportError:
-        return TorchSequence
-    return SglangKernels
+        return TorchChain
+    return SglangChain
 
 
 def sides(device: torch.device, jit: bool) -> Iterator[harness.Sides]:
@@ -42,27 +46,23 @@ def sides(device: torch.device, jit: bool) -> Iterator[harness.Sides]:
         shapes = [Shape(batch, STEPS, STEPS + 1, vocab, width, POOL) for batch in batches]
         with harness.compiled(shapes[-1], batches, device, jit=jit) as (plan, backend):
             for shape in shapes:
-                work = Work(shape, device, runs=harness.most_runs(EFFORT))
+                work = Work(shape, device, runs=most_runs(EFFORT))
                 yield Ours(work, plan, backend), theirs(work)
 
 
-def parts(ours: Ours, theirs: Sequence) -> list[harness.Part]:
+def sized(ours: Ours, theirs: Sequence) -> list[harness.Sized]:
     """The parts of a step. Of the bytes, what is small against a row of logits or a hidden state is left out."""
     shape = ours.work.shape
     row, state = shape.batch * 2 * shape.vocab, shape.batch * 2 * 2 * shape.width
     verify = shape.nodes * row
-
-    def prepare() -> None:
-        theirs.prepare()
-        theirs.verify_inputs()  # which our prepare writes
-
-    return [
-        harness.Part("verify + commit", lambda: ours.launch("verify_argmax"), theirs.verify_commit, (verify,)),
-        harness.Part("draft step", lambda: ours.launch("draft_argmax"), lambda: theirs.draft_step(0), (row,)),
-        harness.Part("prepare", lambda: ours.launch("prepare_rows"), prepare, (state,)),
-        harness.Part("extend + stash", lambda: ours.launch("extend_argmax"), theirs.extend_stash, (row + state,)),
-        harness.Part("whole step", ours.step, theirs.step, (state, *[row] * (shape.steps - 1), verify, row + state)),
-    ]
+    sizes = {
+        "verify + commit": (verify,),
+        "draft step": (row,),
+        "prepare": (state,),
+        "extend + stash": (row + state,),
+        "whole step": (state, *[row] * (shape.steps - 1), verify, row + state),
+    }
+    return [(part, sizes[part.work]) for part in parts(ours, theirs)]
 
 
 def case(shape: Shape) -> harness.Case:
@@ -71,4 +71,4 @@ def case(shape: Shape) -> harness.Case:
 
 
 if __name__ == "__main__":
-    harness.main(harness.Benchmark(sides, parts, case, EFFORT), __doc__, find_baseline().name)
+    harness.main(harness.Benchmark(sides, sized, case, EFFORT), __doc__, find_baseline().name)

@@ -26,31 +26,22 @@ if not ON_GPU:
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import baseline
-from ours import Ours, TritonBackend, compile_shape
-from work import Shape, differences, equal
+from ours import TritonBackend, compile_shape
 
+from specc.measure.against import compare
+from specc.measure.against.ours import Ours
+from specc.measure.against.parts import Part, Run
+from specc.measure.against.sequence import Sequence as Baseline
+from specc.measure.against.work import Shape
 from specc.measure.backends import cuda_backend
 from specc.measure.ratios import Ratio
-from specc.measure.timing import WARM_UPS, Effort, Floors, Run, capture, nothing, pairs
+from specc.measure.timing import Effort, Floors, capture, nothing, pairs
 from specc.runtime.backends import Backend
 from specc.runtime.plan.plan import Plan
 
-COMPARED_STEPS = 3
-"""Steps that are compared, each on the state that the last one left."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of a step on both sides, and the bytes that each of our launches in it has to move."""
-
-    work: str
-    ours: Run
-    theirs: Run
-    launch_bytes: tuple[int, ...]
-
-
-Sides: TypeAlias = tuple[Ours, baseline.Sequence]
+Sides: TypeAlias = tuple[Ours, Baseline]
+Sized: TypeAlias = tuple[Part, tuple[int, ...]]
+"""A part of a step, and the bytes that each of our launches in it has to move."""
 Case: TypeAlias = dict[str, int]
 """The columns that tell the lines of one part apart."""
 
@@ -94,7 +85,7 @@ class Benchmark:
     """
 
     sides: Callable[[torch.device, bool], Iterator[Sides]]
-    parts: Callable[[Ours, baseline.Sequence], Sequence[Part]]
+    parts: Callable[[Ours, Baseline], Sequence[Sized]]
     case: Callable[[Shape], Case]
     effort: Effort
 
@@ -127,7 +118,7 @@ def main(benchmark: Benchmark, description: str, against: str) -> None:
         check(ours, theirs, " ".join(f"{name}={value}" for name, value in case.items()))
         if floors is not None:
             parts = benchmark.parts(ours, theirs)
-            lines += [line(part, case, ours, theirs, floors, benchmark.effort) for part in parts]
+            lines += [line(part, floors.run(sizes), case, ours, theirs, benchmark.effort) for part, sizes in parts]
     if lines:
         report(lines, against, options.json)
 
@@ -144,43 +135,24 @@ def compiled(
         yield build.plan, backend
 
 
-def most_runs(effort: Effort) -> int:
-    """More steps than ever follow each other without a reset."""
-    return COMPARED_STEPS + WARM_UPS + effort.copies
-
-
-def check(ours: Ours, theirs: baseline.Sequence, label: str) -> None:
+def check(ours: Ours, theirs: Baseline, label: str) -> None:
     """Stop unless both sides give the same results, over several steps, and leave the same keys and values."""
-    for step in range(COMPARED_STEPS):
-        found = differences(ours.observed_step(), theirs.observed_step())
-        for owner, buffers in ours.kv.buffers.items():
-            same = [equal(mine, other) for mine, other in zip(buffers, theirs.kv[owner], strict=True)]
-            found += [] if all(same) else [f"{owner} keys and values of {same.count(False)} buffers"]
-        if found:
-            raise SystemExit(f"{label}: results differ in step {step} ({', '.join(found)}); nothing is reported")
-    print(f"{label}: same results over {COMPARED_STEPS} steps", flush=True)
-    ours.work.settle({name: ours.pool(name) for name in ours.work.pools})
+    try:
+        compare.compare(ours, theirs)
+    except compare.ResultsDifferError as error:
+        raise SystemExit(f"{label}: {error}; nothing is reported") from error
+    print(f"{label}: same results over {compare.COMPARED_STEPS} steps", flush=True)
+
+
+def line(part: Part, least: Run, case: Case, ours: Ours, theirs: Baseline, effort: Effort) -> Line:
+    """Captured against captured, eager against one replay, ours against its floor."""
+    ratio, our_graph = compare.captured(part, ours, theirs, effort)
     ours.reset()
     theirs.reset()
-
-
-def line(part: Part, case: Case, ours: Ours, theirs: baseline.Sequence, floors: Floors, effort: Effort) -> Line:
-    """Captured against captured, eager against one replay, ours against its floor."""
-
-    def reset() -> None:
-        ours.reset()
-        theirs.reset()
-
-    reset()
-    ours.step()  # every part starts from a finished step
-    theirs.step()
-    our_graph, their_graph = capture(part.ours, effort.copies), capture(part.theirs, effort.copies)
-    us, them = pairs(our_graph.replay, their_graph.replay, effort.samples, (ours.reset, theirs.reset))
-    reset()
     replay, eager = pairs(capture(part.ours, 1).replay, part.theirs, effort.samples, (ours.reset, theirs.reset))
-    floor = capture(floors.run(part.launch_bytes), effort.copies)
-    again, least = pairs(our_graph.replay, floor.replay, effort.samples, (ours.reset, nothing))
-    return Line(part.work, case, Ratio.of(them, us), Ratio.of(eager, replay), Ratio.of(again, least))
+    floor = capture(least, effort.copies)
+    again, least_times = pairs(our_graph.replay, floor.replay, effort.samples, (ours.reset, nothing))
+    return Line(part.work, case, ratio, Ratio.of(eager, replay), Ratio.of(again, least_times))
 
 
 def report(lines: list[Line], against: str, path: Path | None) -> None:

@@ -20,11 +20,12 @@ from typing import NamedTuple
 
 import harness
 import torch
-from ours import Ours
 from sampling import CLOSE, REQUEST, SampledWork, SoftmaxSequence, verification
 from torch import Tensor
-from work import Shape
 
+from specc.measure.against.compare import most_runs
+from specc.measure.against.ours import Ours
+from specc.measure.against.work import Shape
 from specc.measure.ratios import Ratio
 from specc.measure.timing import Effort, Floors, capture, pairs
 from specc.runtime.backends.cpu import ReferenceBackend
@@ -138,7 +139,7 @@ def sides(device: torch.device) -> Iterator[tuple[Ours, DrawnWork, str]]:
         keys = f"verify: {mode}\nsampling: [{', '.join(filters)}]\n"
         with harness.compiled(shapes[-1], batches, device, jit=False, keys=keys) as (plan, backend):
             for shape in shapes:
-                work = DrawnWork(shape, device, filters, runs=harness.most_runs(EFFORT))
+                work = DrawnWork(shape, device, filters, runs=most_runs(EFFORT))
                 yield Ours(work, plan, backend), work, mode
 
 

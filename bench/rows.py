@@ -17,11 +17,12 @@ from typing import NamedTuple
 
 import harness
 import torch
-from ours import Ours
 from sampling import DTYPES, REQUEST, verification
-from work import Shape, differences
-from work_tree import TreeWork
 
+from specc.measure.against.compare import most_runs
+from specc.measure.against.ours import Ours
+from specc.measure.against.work import Shape, differences
+from specc.measure.against.work_tree import TreeWork
 from specc.measure.ratios import Ratio
 from specc.measure.timing import Effort, capture, pairs
 
@@ -68,7 +69,7 @@ def sides(device: torch.device) -> Iterator[tuple[dict[str, Ours], dict[str, obj
         for sampling in FILTERS:
             width = 4096 if harness.ON_GPU else 40
             shape = Shape(batch, steps, nodes, vocab, width, batch + 1, topk)
-            work = SampledTree(shape, device, sampling, runs=harness.most_runs(EFFORT))
+            work = SampledTree(shape, device, sampling, runs=most_runs(EFFORT))
             found: dict[str, Ours] = {}
             with ExitStack() as stack:
                 for form in FORMS:

@@ -18,10 +18,11 @@ from itertools import product
 
 import harness
 import torch
-from ours import Ours
 from torch import Tensor
-from work import Shape, Work
 
+from specc.measure.against.compare import most_runs
+from specc.measure.against.ours import Ours
+from specc.measure.against.work import Shape, Work
 from specc.measure.ratios import Ratio
 from specc.measure.timing import Effort, Floors, capture, nothing, pairs
 from specc.runtime.plan.nodes import Launch
@@ -145,7 +146,7 @@ def sides(device: torch.device) -> Iterator[tuple[Ours, SampledWork]]:
             keys = f"verify: target_only\nsampling: [{', '.join(filters)}]\n"
             with harness.compiled(shapes[-1], batches, device, jit=False, keys=keys) as (plan, backend):
                 for shape, peaked in product(shapes, (True, False) if filters else (True,)):
-                    work = SampledWork(shape, device, filters, peaked=peaked, runs=harness.most_runs(EFFORT))
+                    work = SampledWork(shape, device, filters, peaked=peaked, runs=most_runs(EFFORT))
                     yield Ours(work, plan, backend), work
 
 

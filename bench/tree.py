@@ -14,11 +14,15 @@ from dataclasses import dataclass, replace
 
 import harness
 import torch
-from baseline_tree import TreeSequence
-from ours import Ours
-from work import Shape
-from work_tree import TreeWork
+from baseline_tree import TorchTree
 
+from specc.measure.against.compare import most_runs
+from specc.measure.against.ours import Ours
+from specc.measure.against.parts import parts
+from specc.measure.against.sequence import Sequence
+from specc.measure.against.tree import TreeSequence
+from specc.measure.against.work import Shape
+from specc.measure.against.work_tree import TreeWork
 from specc.measure.timing import Effort
 
 BATCHES, TINY_BATCHES = (1, 8, 64), (1, 3)
@@ -29,9 +33,9 @@ EFFORT = Effort(copies=5, samples=16)
 def find_baseline() -> type[TreeSequence]:
     """SGLang's own functions where they are installed, else torch ops and kernels of ours after them."""
     try:
-        from baseline_sglang_tree import SglangTree
+        from specc.measure.against.sglang_tree import SglangTree
     except ImportError:
-        return TreeSequence
+        return TorchTree
     return SglangTree
 
 
@@ -52,7 +56,7 @@ def sides(device: torch.device, jit: bool) -> Iterator[harness.Sides]:
     for program in programs():
         with harness.compiled(program, batches, device, jit=jit) as (plan, backend):
             for batch in batches:
-                work = TreeWork(replace(program, batch=batch), device, runs=harness.most_runs(EFFORT))
+                work = TreeWork(replace(program, batch=batch), device, runs=most_runs(EFFORT))
                 yield Ours(work, plan, backend), theirs(work)
 
 
@@ -90,33 +94,23 @@ class Bytes:
         )
 
 
-def parts(ours: Ours, theirs: TreeSequence) -> list[harness.Part]:
+def sized(ours: Ours, theirs: Sequence) -> list[harness.Sized]:
     """The parts of a step; of programs with pages only the one that pages change."""
+    assert isinstance(theirs, TreeSequence)
     theirs.step()
     sizes = Bytes.of(theirs)
-
-    def prepare() -> None:
-        theirs.prepare()
-        theirs.verify_slots()  # which our prepare writes
-
-    def build() -> None:
-        theirs.draft_step(ours.work.shape.steps - 2)
-        theirs.build()
-
-    if ours.work.shape.page > 1:
-        nodes, launches = ("prepare_rows", "duplicate_tail"), (sizes.prepare, sizes.duplicate)
-        return [harness.Part("prepare + tail duplication", lambda: ours.launch(*nodes), prepare, launches)]
     last = (sizes.build, sizes.verify, sizes.compact)
-    whole = (sizes.prepare, *[sizes.step] * (ours.work.shape.steps - 2), *last, sizes.extend)
-    verify, builds = ("verify_argmax", "compact"), f"draft_topk_{ours.work.shape.steps - 2}"
-    return [
-        harness.Part("draft expansion", lambda: ours.launch("draft_topk"), lambda: theirs.draft_step(0), (sizes.step,)),
-        harness.Part("tree build", lambda: ours.launch(builds), build, (sizes.build,)),
-        harness.Part("verify + commit + move", lambda: ours.launch(*verify), theirs.verify_commit, last[1:]),
-        harness.Part("prepare", lambda: ours.launch("prepare_rows"), prepare, (sizes.prepare,)),
-        harness.Part("extend + stash", lambda: ours.launch("extend_topk"), theirs.extend_stash, (sizes.extend,)),
-        harness.Part("whole step", ours.step, theirs.step, whole),
-    ]
+    found = {
+        "draft expansion": (sizes.step,),
+        "tree build": last[:1],
+        "verify + commit + move": last[1:],
+        "prepare": (sizes.prepare,),
+        "prepare + tail duplication": (sizes.prepare, sizes.duplicate),
+        "extend + stash": (sizes.extend,),
+        "whole step": (sizes.prepare, *[sizes.step] * (ours.work.shape.steps - 2), *last, sizes.extend),
+    }
+    paged = ours.work.shape.page > 1
+    return [(part, found[part.work]) for part in parts(ours, theirs) if not paged or "duplication" in part.work]
 
 
 def case(shape: Shape) -> harness.Case:
@@ -125,4 +119,4 @@ def case(shape: Shape) -> harness.Case:
 
 
 if __name__ == "__main__":
-    harness.main(harness.Benchmark(sides, parts, case, EFFORT), __doc__, find_baseline().name)
+    harness.main(harness.Benchmark(sides, sized, case, EFFORT), __doc__, find_baseline().name)

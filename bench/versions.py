@@ -20,13 +20,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import torch
-from ours import Ours, compile_shape
-from work import Shape, Work, differences
-from work_tree import TreeWork
+from ours import compile_shape
 
 from specc.codegen.cache import Cache
 from specc.driver.build import compile_machine_code
 from specc.emit.build_wheel import emit_wheel
+from specc.measure.against.ours import Ours
+from specc.measure.against.work import Shape, Work, differences
+from specc.measure.against.work_tree import TreeWork
 from specc.measure.ratios import Ratio
 from specc.measure.timing import Effort, capture, pairs
 from specc.runtime.backends.cuda import CudaBackend

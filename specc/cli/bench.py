@@ -17,6 +17,7 @@ from specc.cli.configuration import EngineOption, load
 from specc.cli.inspect import program_root, undamaged
 from specc.cli.progress import progress
 from specc.cli.reporting import EXIT_NO_GPU, Format, Report, printing, reporting
+from specc.measure.against import Against
 from specc.runtime.plan.manifest import Manifest
 from specc.runtime.plan.plan_json import load_plan
 from specc.support.diagnostics import Diagnostic, DiagnosticError
@@ -41,6 +42,7 @@ def bench(
     buckets: Annotated[str | None, typer.Option(metavar="N,...", help="Batch sizes. Default: all buckets.")] = None,
     num_steps: Annotated[int | None, typer.Option(help="Which depth, of several. Default: the deepest.")] = None,
     engine: EngineOption = None,
+    against: Annotated[Against, typer.Option(help="Whose own kernels are timed beside ours.")] = Against.auto,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="A picture, such as bench.svg.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     format: Annotated[Format, typer.Option(help="How the figures are printed.")] = Format.text,
@@ -50,6 +52,7 @@ def bench(
         from specc.measure.bench import backend_of, here, measure, unmeasured, versions_of
 
         _require_drawable(plot)
+        _require_importable(against)
         plan = _depth(subject, num_steps)
         wanted = _buckets(plan, buckets)
         device, versions = here(), versions_of(subject.triton)
@@ -60,6 +63,11 @@ def bench(
             backend = backend_of(subject.made, Path(folder), device)
             shown.begin("timing", len(wanted) * (1 + plan.totals[wanted[0]].launches_in_graph))
             found = measure(plan, backend, device, wanted, versions, lambda what: shown.advance(f"timed {what}"))
+            if against is not Against.none:
+                from specc.measure.against.beside import beside
+
+                shown.begin("comparing", len(wanted))
+                found = beside(found, plan, backend, device, lambda what: shown.advance(f"timed {what}"))
         _print(found, [], format, report)
         if plot is not None:
             _draw(found, plot)
@@ -124,6 +132,17 @@ def _require_drawable(plot: Path | None) -> None:
     if plot is not None and not drawable():
         message = "matplotlib draws, and is not installed: pip install 'specc[bench]'"
         raise typer.BadParameter(message, param_hint="--plot")
+
+
+def _require_importable(against: Against) -> None:
+    """An engine that is named has to be there."""
+    if against in (Against.none, Against.auto):
+        return
+    from specc.measure.against.beside import missing
+
+    reason = missing()
+    if reason is not None:
+        raise typer.BadParameter(reason, param_hint="--against")
 
 
 def _print(found: Measurement, warnings: Sequence[Diagnostic], format: Format, report: Report) -> None:

@@ -70,6 +70,7 @@ class Measurement:
         buckets: figures by batch size, ascending.
         against: whose kernels are on the other side, None without another side.
         compared: parts of a step beside that side's.
+        remark: why nothing was compared, None where it was, or was not to be.
 
     """
 
@@ -82,6 +83,7 @@ class Measurement:
     buckets: tuple[BucketFigures, ...]
     against: str | None = None
     compared: tuple[Compared, ...] = ()
+    remark: str | None = None
 
     def record(self) -> dict[str, Any]:
         """As JSON has it."""

@@ -11,13 +11,15 @@ from specc.measure.records import BucketFigures, Compared, Figures, Measurement
 
 
 def tables(found: Measurement) -> Iterator[Table | Text]:
-    """A heading, a table for every bucket, and one of what was compared with an engine's kernels."""
+    """A heading, a table for every bucket, and one of what was compared with an engine's kernels, or why not."""
     where = f"on {found.gpu}" if found.gpu else "not measured: no GPU"
     yield Text(f"{found.name}: {found.algorithm}, num_steps {found.num_steps}, {where}")
     for one in found.buckets:
         yield _bucket(one)
     if found.compared:
         yield _compared(found.against or "", found.compared)
+    if found.remark:
+        yield Text(f"not compared: {found.remark}")
 
 
 def _bucket(found: BucketFigures) -> Table:

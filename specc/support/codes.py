@@ -78,6 +78,7 @@ CODES: dict[str, str] = {
     "plugin/failed": "An algorithm of a plugin failed, or wrote a graph or a tile that breaks a rule.",
     "measure/no-gpu": "There is no CUDA GPU, and something is to be measured on one.",
     "measure/other-arch": "The program is not compiled for the GPU that is to be measured.",
+    "measure/results-differ": "A step decides something else than an engine's own kernels, so they are not compared.",
     "run/wheel-missing": "The compiled program for a configuration is not installed or not found.",
     "run/wheel-unusable": "The compiled program cannot run here: another device, another torch, or damaged files.",
     "run/model-mismatch": "A model is not the one that the program was built for.",

@@ -228,7 +228,7 @@ def named(path: Path, base: Path) -> set[str]:
     return found - {"NGRAM"} if DIALECT.fullmatch(path.relative_to(base).as_posix()) else found
 
 
-PRESET = re.compile(rf"(config(/presets)?|adapters)/({'|'.join(ENGINES)})\w*(\.py|/.*)")
+PRESET = re.compile(rf"(config(/presets)?|adapters|measure/against)/({'|'.join(ENGINES)})\w*(\.py|/.*)")
 """What is of one engine: it serves some algorithms, by name."""
 
 

@@ -1,12 +1,7 @@
-"""A step's glue as SGLang 0.5.23 orders it, greedy, overlap scheduling, unpadded batch.
+"""A step's glue as SGLang 0.5.23 orders it, greedy, overlap scheduling, unpadded batch: what chains and trees share.
 
 Comments name what each block stands for in SGLang's source; + marks what is a Triton or CUDA kernel of its own there.
 Left out on both sides: attention metadata, and what exists only with penalties, grammars, sampling or padding.
-
-`Sequence` is what chains and trees share. `TorchSequence` writes every step of a chain in torch ops, of which a +
-takes several, so it is slower than SGLang; `SglangKernels` (baseline_sglang.py) calls the real ones. It also leaves
-out masks and links, which SGLang writes every step although they are constants of a chain. `TreeSequence` is in
-baseline_tree.py.
 """
 
 from __future__ import annotations
@@ -16,15 +11,27 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from work import Work, observed
+
+from specc.measure.against.work import Work, observed
 
 Named = Iterator[tuple[str, Tensor]]
+
+
+def grouped_copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Several copies in one launch, as far as dtypes and shapes allow."""
+    torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateImportUsage]
 
 
 class Sequence(ABC):
     """The order of a step, SGLang's relay buffers, and the static buffers of its three graph runners."""
 
     name: str
+    seq_lens: Tensor
+    """Of this step; the others are there after `verify_commit`."""
+    predict: Tensor
+    accept_lens: Tensor
+    new_seq_lens: Tensor
+    new_bonus: Tensor
 
     def __init__(self, work: Work) -> None:
         self.work, self.rows, self.shape = work, work.rows, work.shape
@@ -57,6 +64,10 @@ class Sequence(ABC):
         """Relay gather, draft slots and positions, copies to the draft runner's buffers."""
 
     @abstractmethod
+    def gather(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """+ gather_spec_extras: probabilities, tokens, bonus and hidden states of the requests."""
+
+    @abstractmethod
     def draft_step(self, i: int) -> None:
         """What follows draft forward i."""
 
@@ -82,7 +93,7 @@ class Sequence(ABC):
 
     def copy_verify_inputs(self, tokens: Tensor, positions: Tensor, slots: Tensor) -> None:
         """The grouped copy before the verify graph."""
-        torch._foreach_copy_(self.verify_static, [tokens, positions, slots, self.seq_lens, self.rows])
+        grouped_copy(self.verify_static, [tokens, positions, slots, self.seq_lens, self.rows])
 
     def publish(self) -> None:
         """FutureMap.publish."""
@@ -92,7 +103,7 @@ class Sequence(ABC):
         """The grouped copy before the extend graph, and the hidden states."""
         shape = (-1, self.shape.nodes)
         sources = [ids.view(shape), positions.view(shape), self.verify_static[2], lens, select]
-        torch._foreach_copy_(self.extend_static, sources)
+        grouped_copy(self.extend_static, sources)
         self.extend_hidden.copy_(hidden)
 
     def stash(self, topk_p: Tensor, index: Tensor, hidden: Tensor) -> None:
@@ -142,97 +153,3 @@ class Sequence(ABC):
     def target_inputs(self) -> Named:
         """What the verify forward reads."""
         yield from zip(("tokens", "positions", "slots"), self.verify_static[:3], strict=True)
-
-
-class TorchSequence(Sequence):
-    """A chain in torch ops alone."""
-
-    name = "torch sequence after SGLang 0.5.23"
-
-    def __init__(self, work: Work) -> None:
-        super().__init__(work)
-        self.draft_tokens = torch.zeros(work.shape.batch, work.shape.steps, dtype=torch.int64, device=work.device)
-
-    def prepare(self) -> None:
-        self.seq_lens = self.pools["seq_lens"][self.rows]  # FutureMap.resolve_seq_lens
-        topk_p, topk_index, self.bonus, hidden = self.gather()
-        self.window, positions = self.draft_window()
-        slots = self.window[:, : self.shape.steps].contiguous()  # KVLocPlan: the draft's columns of the window
-        # EAGLEDraftCudaGraphRunner: grouped copy, then the hidden states
-        static = [self.draft_lens, self.draft_rows, self.draft_slots, self.draft_index, self.draft_positions]
-        torch._foreach_copy_(static, [self.seq_lens, self.rows, slots, topk_index, positions])
-        self.draft_p.copy_(topk_p)
-        self.hidden.copy_(hidden)
-        # draft_forward
-        self.per_step = slots.t().contiguous()
-        self.draft_tokens[:, :1].copy_(self.draft_index)
-
-    def gather(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """+ gather_spec_extras."""
-        p, index, bonus, hidden = (self.pools[name][self.rows] for name in ("topk_p", "topk_index", "bonus", "hidden"))
-        return p, index, bonus, hidden
-
-    def draft_window(self) -> tuple[Tensor, Tensor]:
-        """+ assign_draft_cache_locs_contiguous: slots i64[B, N] of the verify window, positions i64[B]."""
-        places = self.seq_lens[:, None] + self.columns
-        return self.work.table[self.rows[:, None], places].to(torch.int64), self.seq_lens.clone()
-
-    def draft_step(self, i: int) -> None:
-        """+ draft_topk1_postprocess."""
-        token = torch.argmax(self.work.draft_logits[i][:, 0], dim=-1, keepdim=True)
-        self.draft_tokens[:, i + 1 : i + 2].copy_(token)
-        self.draft_positions.add_(1)
-
-    def verify_inputs(self) -> None:
-        tokens, positions = self.build_chain()
-        self.copy_verify_inputs(tokens, positions, self.window)
-
-    def build_chain(self) -> tuple[Tensor, Tensor]:
-        """+ build_chain_tree."""
-        tokens = torch.cat((self.bonus[:, None], self.draft_tokens), dim=1)
-        return tokens, self.seq_lens[:, None] + self.columns
-
-    def verify_commit(self) -> None:
-        shape = self.shape
-        count = shape.batch * shape.nodes
-        self.predict = torch.zeros(count, dtype=torch.int32, device=self.rows.device)
-        self.accept_index = torch.full((shape.batch, shape.nodes), -1, dtype=torch.int32, device=self.rows.device)
-        target = torch.argmax(self.work.target_logits.view(count, -1), dim=-1).view(shape.batch, shape.nodes)
-        self.accept_lens = self.walk(target) + 1
-        self.commit()
-        self.publish()
-
-    def walk(self, target: Tensor) -> Tensor:
-        """+ VerifyTreeGreedy: correct drafts i32[B]; fills predict and accept_index."""
-        tokens = self.verify_static[0]
-        correct = (tokens[:, 1:] == target[:, :-1]).to(torch.int32).cumprod(1).sum(1, dtype=torch.int32)
-        on_path = self.columns <= correct[:, None]
-        first = torch.arange(self.shape.batch, device=target.device)[:, None] * self.shape.nodes
-        self.predict.copy_(torch.where(on_path, target, 0).flatten())
-        self.accept_index.copy_(torch.where(on_path, first + self.columns, -1))
-        return correct
-
-    def commit(self) -> None:
-        """+ prepare_verify_commit_outputs."""
-        last = self.accept_lens.to(torch.int64) - 1
-        self.new_seq_lens = self.seq_lens + self.accept_lens
-        nodes = self.shape.nodes
-        self.new_bonus = self.predict.view(-1, nodes).gather(1, last[:, None])[:, 0]
-        self.select = torch.arange(len(last), device=last.device) * nodes + last
-        self.extend_ids = self.predict.to(torch.int64)
-
-    def extend_inputs(self) -> None:
-        """+ prepare_draft_extend_layout, and the copies to the extend runner's buffers."""
-        positions = self.seq_lens[:, None] + self.columns
-        self.copy_extend_inputs(self.extend_ids, positions, self.new_seq_lens, self.select, self.work.target_hidden)
-
-    def extend_stash(self) -> None:
-        hidden = self.work.extend_hidden.clone()
-        index = torch.argmax(self.work.extend_logits, dim=-1, keepdim=True)
-        self.stash(torch.ones_like(index, dtype=torch.float32), index, hidden)
-
-    def draft_inputs(self, i: int) -> Named:
-        yield "tokens", self.draft_tokens[:, i : i + 1]
-        yield "positions", self.draft_positions[:, None]
-        yield "slots", self.per_step[: self.shape.steps - 1, :, None]
-        yield "hidden", (self.work.draft_hidden[i - 1] if i else self.hidden[:, None])

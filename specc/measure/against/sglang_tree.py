@@ -1,21 +1,22 @@
-"""The baseline of trees with SGLang's own functions. Importing this fails where SGLang 0.5.23 is not installed."""
+"""Trees with SGLang's own functions and kernels. Importing this fails where SGLang 0.5.23 is not installed."""
 
 from __future__ import annotations
 
 import sglang.srt.speculative.eagle_utils as eagle_utils
 import torch
-from baseline_sglang import TREE_KERNELS
-from baseline_tree import MOST_SLOTS, TILE_BYTES, TreeSequence
 from sglang.kernels.ops.kvcache.cache_move import copy_all_layer_kv_cache_func
 from sglang.kernels.ops.speculative import cache_locs, eagle, spec_tree
 from sglang.kernels.ops.speculative.gather_spec_extras import gather_spec_extras
 from sglang.srt.speculative import eagle_worker_common, spec_utils
 from torch import Tensor
-from work import Work
+
+from specc.measure.against.sglang_chain import NAME, TREE_KERNELS
+from specc.measure.against.tree import MOST_SLOTS, TILE_BYTES, TreeSequence
+from specc.measure.against.work import Work
 
 TREE_MASK = spec_tree.TreeMaskMode.QLEN_ONLY
 VARIANTS_OF_A_FUNCTION = 64
-"""What torch.compile may keep: one process has more shapes here than a server has."""
+"""What torch.compile may keep: one process may have more shapes here than a server has."""
 
 if not TREE_KERNELS:  # SGLang's wrapper knows of those alone, where there is CUDA
     spec_tree.sgl_build_tree_kernel_efficient = spec_tree.sgl_build_tree_kernel_triton
@@ -31,7 +32,7 @@ class SglangTree(TreeSequence):
     duplicated with one wait for the device instead of two.
     """
 
-    name = "SGLang 0.5.23's own functions and kernels"
+    name = NAME
 
     def __init__(self, work: Work) -> None:
         super().__init__(work)
@@ -49,6 +50,7 @@ class SglangTree(TreeSequence):
         }
 
     def gather(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """gather_spec_extras."""
         fields = (self.pools[name] for name in ("topk_p", "topk_index", "bonus", "hidden"))
         return gather_spec_extras(self.rows, *fields)
 
@@ -62,6 +64,7 @@ class SglangTree(TreeSequence):
         return out
 
     def verify_slots(self) -> None:
+        """assign_extend_cache_locs_uniform."""
         shape, table = self.shape, self.work.table
         self.window = torch.empty(shape.batch, shape.nodes, dtype=torch.int64, device=self.rows.device)
         kernel = cache_locs.assign_extend_cache_locs_uniform[(shape.batch,)]
@@ -90,6 +93,7 @@ class SglangTree(TreeSequence):
         self.tree_scores[i + 1], self.tree_tokens[i + 1], self.tree_parents[i + 1] = scores, tokens, parents
 
     def build(self) -> None:
+        """organize_draft_results, build_tree_kernel_efficient."""
         shape = self.shape
         lists = [
             [values[i] for i in range(shape.steps)]
@@ -114,24 +118,29 @@ class SglangTree(TreeSequence):
         self.copy_verify_inputs(tokens.view(-1, shape.nodes), positions.view(-1, shape.nodes), self.window)
 
     def walk(self, target: Tensor, predict: Tensor, accept_index: Tensor) -> Tensor:
+        """VerifyTreeGreedy."""
         correct = torch.empty(self.shape.batch, dtype=torch.int32, device=target.device)
         verify = spec_tree.verify_tree_greedy_func if TREE_KERNELS else spec_tree.verify_tree_greedy_triton
         verify(predict, accept_index, correct, self.verify_static[0], *self.links, target.view(-1, self.shape.nodes))
         return correct
 
     def commit(self, predict: Tensor, accept_index: Tensor) -> tuple[Tensor, Tensor]:
+        """prepare_verify_commit_outputs."""
         return eagle.prepare_verify_commit_outputs(predict, accept_index, self.accept_lens, self.seq_lens)
 
     def pack_slots(self, accept_index: Tensor, counts: Tensor, slots: Tensor, targets: Tensor, sources: Tensor) -> None:
+        """fill_front_out_cache_loc, fill_accept_out_cache_loc."""
         cache_locs.fill_front_out_cache_loc_func(counts, slots.view(-1), targets)
         eagle.fill_accept_out_cache_loc_func(accept_index, slots.view(-1), sources, accept_index.numel())
 
     def to_front(self, values: Tensor, accept_index: Tensor) -> Tensor:
+        """_compact_accept_to_front."""
         return eagle_worker_common._compact_accept_to_front(
             values, accept_index, self.shape.batch, num_draft_tokens=self.shape.nodes
         )
 
     def extend_inputs(self) -> None:
+        """prepare_draft_extend_inputs, prepare_draft_extend_layout, and the copies."""
         _, select, ids = eagle.prepare_draft_extend_inputs(self.accept_lens, self.predict, self.shape.nodes)
         _, _, lens, (positions, _, _) = eagle.prepare_draft_extend_layout(self.seq_lens, self.shape.nodes, False)
         self.copy_extend_inputs(ids, positions, lens, select, self.path_hidden)

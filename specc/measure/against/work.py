@@ -1,4 +1,4 @@
-"""The inputs of one benchmark: what the forwards of a step return, and the state that the step starts from."""
+"""The inputs of both sides: what the forwards of a step return, and the state that the step starts from."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ class Shape:
         layers: layers of the target that keep keys and values.
         heads: key/value heads of a layer.
         head_dim: elements of a head.
+        target_width: elements of what the target hands over, if it is not `width`.
+        dtype: of logits, hidden states, keys and values.
 
     """
 
@@ -46,6 +48,8 @@ class Shape:
     layers: int = 1
     heads: int = 8
     head_dim: int = 128
+    target_width: int | None = None
+    dtype: torch.dtype = torch.bfloat16
 
     @property
     def path(self) -> int:
@@ -60,15 +64,15 @@ class Shape:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one token's keys, or values, in one layer (bf16)."""
-        return 2 * self.heads * self.head_dim
+        """Bytes of one token's keys, or values, in one layer."""
+        return self.dtype.itemsize * self.heads * self.head_dim
 
 
 class Work:
     """Both sides read these tensors; each side keeps its own copy of what it changes: `pools` and `kv`.
 
-    Everything is seeded, logits and hidden states are bf16. `runs` is how many steps may follow each other without a
-    reset: lengths grow, and the slot table has to hold them. This one is a chain; `work_tree.TreeWork` is a tree.
+    Everything is seeded. `runs` is how many steps may follow each other without a
+    reset: lengths grow, and the slot table has to hold them. This one is a chain; `TreeWork` is a tree.
 
     Attributes:
         rows: i64[B], pool row of each request.
@@ -96,7 +100,7 @@ class Work:
         self.target_logits = self._random(batch, nodes, vocab)
         self.extend_logits = self._random(batch, vocab)
         self.draft_hidden = [self._random(batch, shape.topk, width) for _ in range(shape.steps - 1)]
-        self.target_hidden = self._random(batch, nodes, width)
+        self.target_hidden = self._random(batch, nodes, shape.target_width or width)
         self.extend_hidden = self._random(batch, width)
         self.pools = {
             "seq_lens": torch.randint(1, 64, (pool,), generator=source, device=device),
@@ -108,7 +112,7 @@ class Work:
         self.arrange()
 
     def _random(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=self._source, device=self.device, dtype=torch.float32).bfloat16()
+        return torch.randn(*shape, generator=self._source, device=self.device, dtype=torch.float32).to(self.shape.dtype)
 
     def arrange(self) -> None:
         """Make the target's argmax the next draft, for three rows in four."""
@@ -116,7 +120,7 @@ class Work:
         drafts = [self.pools["topk_index"][self.rows], *(logits.argmax(-1) for logits in self.draft_logits)]
         tokens = torch.cat(drafts, dim=1)
         follow = torch.rand(batch, steps, generator=self._source, device=self.device) < 0.75
-        high = torch.where(follow, 100.0, -100.0).bfloat16()
+        high = torch.where(follow, 100.0, -100.0).to(self.shape.dtype)
         self.target_logits[:, :steps].scatter_(2, tokens[:, :, None], high[:, :, None])
 
     def settle(self, carried: Mapping[str, Tensor]) -> None:

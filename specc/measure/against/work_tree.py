@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from work import Work
+
+from specc.measure.against.work import Work
 
 SPARE = 2
 """Tokens per row that stand out beside the K best."""
@@ -14,8 +15,14 @@ GRID = 128
 """Values in [8, 16) that bf16 holds."""
 MARGIN = 1e-3
 """Least relative distance between two path scores of which one is kept, in f64: far more than f32 loses."""
+DRAWS = 500
+"""Of logits, before a tree is too wide for that."""
 FOLLOW = 0.75
 """How often a node's row goes on to one given child."""
+
+
+class TooCloseError(Exception):
+    """So wide a tree has too many scores for inputs with which rounding decides nothing."""
 
 
 class Peaks:
@@ -66,9 +73,14 @@ class TreeWork(Work):
         distinct = self.pools["topk_index"] // shape.topk * shape.topk + torch.arange(shape.topk, device=self.device)
         self.pools["topk_index"] = distinct % shape.vocab
         firsts = self.pools["topk_p"][self.rows].double(), self._extend.top()[0]
-        while (unclear := torch.minimum(*(self._grow(p)[2] for p in firsts)) < MARGIN).any():
+        for _ in range(DRAWS):
+            unclear = torch.minimum(*(self._grow(p)[2] for p in firsts)) < MARGIN
+            if not unclear.any():
+                break
             for peaks in self._drafts:
                 peaks.draw(unclear)
+        else:
+            raise TooCloseError(f"after {DRAWS} draws some of a tree's scores are still too close to tell them apart")
         self._lead()
         self._fill_kv()
 

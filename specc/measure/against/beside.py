@@ -1,0 +1,100 @@
+"""A measurement with what SGLang's own kernels take for the same work, where they are installed and do the same."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from specc.measure.against.compare import ResultsDifferError, captured, compare, most_runs
+from specc.measure.against.counterpart import obstacle, shape_of
+from specc.measure.against.ours import Ours
+from specc.measure.against.parts import parts
+from specc.measure.against.sequence import Sequence
+from specc.measure.against.work import Work
+from specc.measure.against.work_tree import TooCloseError, TreeWork
+from specc.measure.records import Compared, Measurement
+from specc.measure.session import on
+from specc.measure.timing import Effort
+from specc.runtime.backends import Backend
+from specc.runtime.plan.plan import Plan
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+
+VERSION = "0.5.23"
+"""Of SGLang; another one has other functions."""
+CHAIN_EFFORT, TREE_EFFORT = Effort(copies=10, samples=40), Effort(copies=5, samples=16)
+
+
+def missing() -> str | None:
+    """Why SGLang's kernels cannot be imported; None if they can."""
+    try:
+        found = version("sglang")
+    except PackageNotFoundError:
+        return f"SGLang {VERSION} is not installed here"
+    if found != VERSION:
+        return f"SGLang {found} is installed here, and only {VERSION} is compared with"
+    try:
+        for name in ("chain", "tree"):
+            importlib.import_module(f"specc.measure.against.sglang_{name}")
+    except Exception as error:  # whatever an engine raises that does not fit the machine
+        return f"SGLang {VERSION} cannot be imported here: {error}"
+    return None
+
+
+def beside(
+    found: Measurement, plan: Plan, backend: Backend, device: torch.device, on_done: Callable[[str], None]
+) -> Measurement:
+    """The measurement with times of both sides in its buckets, or with a remark why there are none.
+
+    Raises:
+        DiagnosticError: ``measure/results-differ``.
+
+    """
+    why = obstacle(plan)
+    remark = f"SGLang {VERSION} has no counterpart that is compared: {why}" if why else missing()
+    if remark:
+        return replace(found, remark=remark)
+    name, compared = "", list[Compared]()
+    for one in found.buckets:
+        effort = TREE_EFFORT if plan.size("K") > 1 else CHAIN_EFFORT
+        with on(device):
+            try:
+                ours, theirs = agreeing(plan, backend, device, one.bucket, effort)
+            except TooCloseError as error:
+                return replace(found, remark=str(error))
+            name = theirs.name
+            for part in parts(ours, theirs):
+                ratio, _ = captured(part, ours, theirs, effort)
+                compared.append(Compared(one.bucket, part.work, ratio))
+        on_done(f"both sides at {one.bucket}")
+    return replace(found, against=name, compared=tuple(compared))
+
+
+def agreeing(plan: Plan, backend: Backend, device: torch.device, bucket: int, effort: Effort) -> tuple[Ours, Sequence]:
+    """Both sides on the same tensors, after they were found to do the same; SGLang can be imported.
+
+    Raises:
+        DiagnosticError: ``measure/results-differ``.
+        TooCloseError: the tree is too wide for inputs with which rounding decides nothing.
+
+    """
+    shape, runs = shape_of(plan, bucket), most_runs(effort)
+    if shape.topk > 1:
+        from specc.measure.against.sglang_tree import SglangTree
+
+        work: Work = TreeWork(shape, device, runs=runs)
+        ours, theirs = Ours(work, plan, backend), SglangTree(work)
+    else:
+        from specc.measure.against.sglang_chain import SglangChain
+
+        work = Work(shape, device, runs=runs)
+        ours, theirs = Ours(work, plan, backend), SglangChain(work)
+    try:
+        compare(ours, theirs)
+    except ResultsDifferError as error:
+        message = f"bucket {bucket}: {error}, so nothing is compared with {theirs.name}"
+        raise DiagnosticError(Diagnostic("measure/results-differ", message)) from error
+    return ours, theirs
