@@ -50,7 +50,7 @@ kernel() { # kernel VERSION PATTERN...
 }
 kernel 0.4.10 'sgl_kernel/*.py' 'sglang_kernel-0.4.10.dist-info/*'
 kernel 0.4.6 sgl_kernel/sm90/common_ops.abi3.so
-cp -r "$here"/stubs/. "$here"/../../tests/sglang/stand_ins/{IPython,xgrammar} "$tree"
+cp -r "$here"/stubs/. "$here"/../../tests/sglang/stand_ins/IPython "$tree"
 
 # Libraries beside it, in the same archive: packed together they take half of what their wheels do.
 get "$work/whl" -r "$here/requirements.txt"
