@@ -51,21 +51,22 @@ class PlaceCarry(Pass):
     def _place(self, module: Module, name: str, place: FieldPlace, ctx: Context) -> None:
         """Let a field live in the engine's table."""
         carry = module.carries[name]
+        dtype = _dtype(carry, place, ctx)
         if carry.given:
             message = f"a table of the engine's for @{name}, which says how a request is sampled"
             hint = "leave it out, and say it by set_sampling"
             raise DiagnosticError(Diagnostic("config/not-yet", message, ctx.at("carry", name), hint))
-        dtype = _dtype(module, carry, place, ctx)
+        if place.written_by == "engine":
+            _leave_alone(module, name)
+        _check_in_place(module, carry, dtype, ctx)
         if dtype != carry.type.dtype:
             _convert(module, carry, dtype)
         module.carries[name] = replace(carry, type=replace(carry.type, dtype=dtype), table=place.written_by)
-        if place.written_by == "engine":
-            _leave_alone(module, name)
         what = f"@{name} lives in a table {DTYPES[dtype].torch}[P, ...] of the engine's, which the {place.written_by}"
         self.remark(ctx, f"{what} writes", ctx.at("carry", name))
 
 
-def _dtype(module: Module, carry: Carry, place: FieldPlace, ctx: Context) -> str:
+def _dtype(carry: Carry, place: FieldPlace, ctx: Context) -> str:
     """The element type that a field has in the engine's table, after refusing one that it cannot have."""
     own = carry.type.dtype
     dtype = INTEGERS[place.dtype] if place.dtype is not None else own
@@ -73,11 +74,17 @@ def _dtype(module: Module, carry: Carry, place: FieldPlace, ctx: Context) -> str
     if dtype != own and own not in INTEGERS.values():
         message = f"@{carry.name} is of {DTYPES[own].torch}, and an integer type is written"
         raise DiagnosticError(Diagnostic("legal/carry", message, at, "leave dtype out"))
-    others = [op for op in module.ops() if op.attrs.get("field") == carry.name and op.opcode not in (*STORES, _LOAD)]
-    if dtype != own and others:
-        message = f"@{carry.name} as {DTYPES[dtype].torch}: {others[0].opcode} works on it in its row of the table"
-        raise DiagnosticError(Diagnostic("config/not-yet", message, at, f"write dtype: {DTYPES[own].torch}"))
     return dtype
+
+
+def _check_in_place(module: Module, carry: Carry, dtype: str, ctx: Context) -> None:
+    """Refuse another element type than the program's own for what is changed, or read, in its row of the table."""
+    others = [op for op in module.ops() if op.attrs.get("field") == carry.name and op.opcode not in (*STORES, _LOAD)]
+    if dtype != carry.type.dtype and others:
+        at = ctx.at("carry", carry.name, "dtype")
+        message = f"@{carry.name} as {DTYPES[dtype].torch}: {others[0].opcode} works on it in its row of the table"
+        hint = f"write dtype: {DTYPES[carry.type.dtype].torch}"
+        raise DiagnosticError(Diagnostic("config/not-yet", message, at, hint))
 
 
 def _convert(module: Module, carry: Carry, dtype: str) -> None:
@@ -104,7 +111,5 @@ def _leave_alone(module: Module, name: str) -> None:
     """Take out what stores a field; the first drafts of a request are handed back by the prefill instead."""
     for op in [op for op in module.ops() if op.attrs.get("field") == name and OPS[op.opcode].effect == "carry"]:
         if name == DRAFTS and entry_of(op.phase) == "prefill":
-            value = op["value"]
-            made = value.source is not None and value.source.opcode == "carry.convert"
-            module.outputs[f"prefill.{DRAFTS}"] = value.source["x"] if made and value.source else value
+            module.outputs[f"prefill.{DRAFTS}"] = op["value"]
         module.erase(op)

@@ -25,9 +25,8 @@ def check_carried(plan: Plan, device: torch.device, given: Mapping[str, Tensor])
     check_names("carry", given, plan.carry, "the program carries")
     for name in sorted(plan.carry.keys() - own(plan).keys() - given.keys()):
         buffer = plan.buffers[f"relay.{name}"]
-        raise BindError(
-            f"carry has no {name!r}: the engine writes it, in its {DTYPES[buffer.dtype]}{list(buffer.shape)}"
-        )
+        held = f"{DTYPES[buffer.dtype]}{list(buffer.shape)}"
+        raise BindError(f"carry has no {name!r}, which the engine writes: its table {held}")
     found: dict[str, Tensor] = {}
     for field, tensor in given.items():
         buffer = plan.buffers[f"relay.{field}"]

@@ -111,7 +111,7 @@ class RecordLayout:
 
     @staticmethod
     def of(plan: Plan, columns: int | None = None) -> RecordLayout:
-        """The layout of the fields that a plan carries by itself; `columns`: C, those of the request table, if there is one."""
+        """The layout of the fields that move; `columns`: C, those of the request table, if there is one."""
         # A text may fill its row of the table: whether a step has room behind it, is asked where it decodes.
         sizes = plan.dims if columns is None else {**plan.dims, CONTEXT_AXIS: columns + 1}
         fields: list[RecordField] = []

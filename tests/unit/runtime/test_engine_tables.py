@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BindError, CarryError, TornError
 from specc.runtime.memory.carried import check_carried
+from specc.runtime.plan.nodes import STORES
 from specc.runtime.plan.plan import Plan
 from specc.runtime.rotated import RotatedStep
 from specc.runtime.state.carry import Carry
@@ -25,8 +25,6 @@ CPU = torch.device("cpu")
 PROMPTS = {3: [4, 9, 2], 1: [7, 1], 6: [5, 5, 8, 1, 2]}
 ROWS = list(PROMPTS)
 STEPS = 3
-OWN = {"bonus": torch.int32, "seq_lens": torch.int64, "drafts": torch.int64}
-"""What a program has fields as where nothing is said."""
 ENGINES = {
     "bonus": {"dtype": "int64", "written_by": "engine"},
     "seq_lens": {"dtype": "int32", "written_by": "engine"},
@@ -118,3 +116,100 @@ def test_every_step_is_that_of_a_whole_program(algorithm: str, carry: dict[str, 
     served.prefill()
     for rows in (ROWS, ROWS[:1], ROWS[1:], [6, 1, 3], ROWS, ROWS):
         served.decode(rows)
+
+
+def test_rows_that_fail_are_mended_by_what_the_program_writes() -> None:
+    served = Served("EAGLE", ENGINES)
+    served.prefill()
+    given = served.target(ROWS)
+    served.step.commit(Batch(ROWS), given.logits)
+
+    def fail(name: str, _: object) -> None:
+        raise RuntimeError(name)
+
+    served.engine.on_call = fail
+    with pytest.raises(RuntimeError, match="extend"):
+        served.step.propose(Batch(ROWS), given.hidden)
+    with pytest.raises(TornError):
+        served.step.read_carry(ROWS)
+    served.step.write_carry(ROWS, Carry({"drafts": torch.full((3, STEPS), 1)}))
+    assert served.step.read_carry(ROWS).fields.keys() == {"drafts"}
+    assert (served.wide[torch.tensor(ROWS), :STEPS] == 1).all()
+
+
+def test_nothing_is_torn_where_the_engine_writes_everything() -> None:
+    served = Served("STANDALONE", WHO["drafts too"])
+    served.prefill()
+    given = served.target(ROWS)
+    served.step.commit(Batch(ROWS), given.logits)
+
+    def fail(name: str, _: object) -> None:
+        raise RuntimeError(name)
+
+    served.engine.on_call = fail
+    with pytest.raises(RuntimeError, match="extend"):
+        served.step.propose(Batch(ROWS))
+    assert not served.step.torn
+    with pytest.raises(CarryError, match="all that the program carries the engine writes"):
+        served.step.read_carry(ROWS)
+
+
+def test_what_the_engine_writes_is_not_written_for_it() -> None:
+    served = Served("STANDALONE", ENGINES)
+    fields = {"drafts": torch.zeros((1, STEPS), dtype=torch.int64), "bonus": torch.zeros(1, dtype=torch.int64)}
+    before = served.tables["bonus"].clone()
+    with pytest.raises(CarryError, match="field 'bonus' is the engine's, which writes it in a table of its own"):
+        served.step.write_carry([1], Carry(fields))
+    assert torch.equal(served.tables["bonus"], before)
+    served.step.write_carry([1], Carry({"drafts": fields["drafts"]}))
+    assert [field.name for field in served.step._layout.fields] == ["drafts"]
+
+
+def test_row_0_is_a_row_that_the_engine_does_not_see() -> None:
+    """Its row r is the program's row r + 1: its tables are views of those that the program is given."""
+    served = Served("STANDALONE", ENGINES)
+    served.prefill()
+    served.decode(ROWS)
+    theirs = {name: table[1:] for name, table in served.tables.items()}
+    assert theirs["seq_lens"][[2, 0, 5]].tolist() == [served.lens[row] for row in ROWS]
+    assert (served.tables["drafts"][0] == -9).all()
+
+
+def column(dtype: torch.dtype, rows: int = 7) -> Tensor:
+    return torch.zeros(rows, dtype=dtype)
+
+
+WRONG: list[tuple[dict[str, Tensor], str]] = [
+    ({"seq_lens": column(torch.int32)}, r"carry has no 'bonus', which the engine writes: its table torch.int64\[7\]"),
+    ({"bonus": column(torch.int32)}, r"is torch.int32\[7\], the program carries torch.int64\[7\]"),
+    ({"bonus": column(torch.int64, 14)[::2]}, r"has strides \[2\], expected it contiguous"),
+    ({"drafts": torch.zeros(7, 6, dtype=torch.int64)[:, ::2]}, r"strides \[6, 2\], expected its columns adjacent"),
+    ({"drafts": torch.zeros(1, 3, dtype=torch.int64).expand(7, 3)}, r"strides \[0, 1\], expected its columns adjacent"),
+    ({"drafts": torch.zeros(22, dtype=torch.int64)[1:].view(7, 3)}, "expected alignment to 16 bytes"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), WRONG, ids=[said for _, said in WRONG])
+def test_tables_that_do_not_fit(given: dict[str, Tensor], said: str) -> None:
+    plan = plan_of("STANDALONE", step="rotated", carry=ENGINES)
+    right = {} if "no 'bonus'" in said else {"bonus": column(torch.int64), "seq_lens": column(torch.int32)}
+    with pytest.raises(BindError, match=said):
+        check_carried(plan, CPU, right | given)
+
+
+def test_rows_that_no_launch_is_told_of_are_not_apart() -> None:
+    plan = plan_of("STANDALONE", step="rotated")
+    wide = torch.zeros(7, 6, dtype=torch.int64)[:, :3]
+    with pytest.raises(BindError, match=r"strides \[6, 1\], expected it contiguous"):
+        check_carried(plan, CPU, {"drafts": wide})
+
+
+def test_the_plan_says_it_of_every_field() -> None:
+    plan = plan_of("STANDALONE", step="rotated", carry=ENGINES)
+    assert {name: (field.dtype, field.written_by) for name, field in plan.carry.items()} == {
+        "bonus": ("i64", "engine"),
+        "seq_lens": ("i32", "engine"),
+        "drafts": ("i64", "program"),
+    }
+    assert not {call.attrs["field"] for node in plan.nodes() for call in node.ops if call.op in STORES} - {"drafts"}
+    assert {field.written_by for field in plan_of("STANDALONE", step="rotated").carry.values()} == {""}
