@@ -40,6 +40,12 @@ class Environment:
         """Where its packages are."""
         return Path(self.run("-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
 
+    @staticmethod
+    def digest(requirements: Path, *others: object) -> str:
+        """What an environment is made of, in 16 digits: a file of requirements, and whatever else it depends on."""
+        text = requirements.read_bytes() + " ".join(map(str, others)).encode()
+        return hashlib.sha256(text).hexdigest()[:16]
+
     def found(self) -> str | None:
         """The digest of what the environment that is there was made of."""
         return json.loads(self.ready.read_text()).get("digest") if self.ready.exists() else None
@@ -72,21 +78,17 @@ class Environment:
             raise SystemExit(f"{self.engine} does not start:\n{done.stdout}{done.stderr}")
         return done.stdout
 
+    def make(self, about: str, wanted: str, fill: Callable[[], Mapping[str, str]]) -> None:
+        """The command that makes it, unless it is there and of the digest `wanted`.
 
-def digest(requirements: Path, *others: object) -> str:
-    """What an environment is made of, in 16 digits."""
-    text = requirements.read_bytes() + " ".join(map(str, others)).encode()
-    return hashlib.sha256(text).hexdigest()[:16]
-
-
-def main(about: str, environment: Environment, wanted: str, fill: Callable[[], Mapping[str, str]]) -> None:
-    """Make an environment whose digest is `wanted` unless it is there; `fill` installs, tries it and says the versions."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--force", action="store_true", help="make it anew")
-    given = parser.parse_args()
-    if environment.found() == wanted and not given.force:
-        print(f"{environment.folder} is there: {environment.ready.read_text().strip()}")
-        return
-    environment.create()
-    environment.ready.write_text(json.dumps({**fill(), "digest": wanted}) + "\n", encoding="utf-8")
-    print(f"made {environment.folder}: {environment.ready.read_text().strip()}")
+        `fill` installs what belongs into an empty one, tries it, and returns the versions.
+        """
+        parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("--force", action="store_true", help="make it anew")
+        given = parser.parse_args()
+        if self.found() == wanted and not given.force:
+            print(f"{self.folder} is there: {self.ready.read_text().strip()}")
+            return
+        self.create()
+        self.ready.write_text(json.dumps({**fill(), "digest": wanted}) + "\n", encoding="utf-8")
+        print(f"made {self.folder}: {self.ready.read_text().strip()}")

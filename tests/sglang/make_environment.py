@@ -13,7 +13,6 @@ import json
 import subprocess
 from pathlib import Path
 
-from engine_environment import digest, main
 from sglang_files import ENVIRONMENT, HERE, PYTHON
 
 REQUIREMENTS = HERE / "requirements.txt"
@@ -56,4 +55,4 @@ def quiet_torchvision(site: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(__doc__, ENVIRONMENT, digest(REQUIREMENTS, SGLANG, TORCHVISION, HERE), fill)
+    ENVIRONMENT.make(__doc__, ENVIRONMENT.digest(REQUIREMENTS, SGLANG, TORCHVISION, HERE), fill)

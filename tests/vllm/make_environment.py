@@ -18,7 +18,6 @@ import tempfile
 from pathlib import Path
 from zipfile import ZipFile
 
-from engine_environment import digest, main
 from vllm_files import ENVIRONMENT, HERE
 
 REQUIREMENTS = HERE / "requirements.txt"
@@ -68,4 +67,4 @@ def mark(site: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(__doc__, ENVIRONMENT, digest(REQUIREMENTS, VLLM, LIBRARIES, LOCAL), fill)
+    ENVIRONMENT.make(__doc__, ENVIRONMENT.digest(REQUIREMENTS, VLLM, LIBRARIES, LOCAL), fill)
