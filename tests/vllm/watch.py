@@ -14,6 +14,8 @@ from torch import Tensor
 PATTERN = -8192.0
 """A number in every type of KV cache, and so far from keys and values that a text which reads it is another."""
 
+COUNTED = ("steps", "mixed", "in_row_0", "across_blocks", "short_of_drafts", "preemptions")
+
 
 class Watch:
     """Wraps the scheduler of an engine core that runs in this process."""
@@ -26,7 +28,7 @@ class Watch:
         self.caches = by_block(self.runner, self.pool.num_gpu_blocks)
         self.accepted: dict[str, list[int]] = defaultdict(list)
         """Tokens that each verification of a request took, the bonus included, by the engine's name of the request."""
-        self.counts = Counter[str]()
+        self.counts = Counter(dict.fromkeys(COUNTED, 0))
         self.batches = Counter[int]()
         self.blocks: set[int] = set()
         self.free: list[int] = []
