@@ -92,6 +92,20 @@ class Job:
             self.engine.abort_request([output.request_id])
 
 
+def program_steps() -> dict[str, Any]:
+    """How many steps a program ran, and how many were left to vLLM, by reason."""
+    from prometheus_client import REGISTRY
+
+    found: dict[str, Any] = {"program": 0, "vllm": {}}
+    samples = [sample for metric in REGISTRY.collect() for sample in metric.samples]
+    for sample in samples:
+        if sample.name == "specc:decode_steps_total" and sample.labels["by"] == "program":
+            found["program"] += int(sample.value)
+        elif sample.name == "specc:decode_steps_total":
+            found["vllm"][sample.labels["reason"]] = int(sample.value)
+    return found
+
+
 def main() -> None:
     """Read a job, serve it, write what came out."""
     job, out = (Path(name) for name in sys.argv[1:])
@@ -111,7 +125,12 @@ def main() -> None:
     ended = time.monotonic()
     for name, accepted in watch.accepted.items():
         served.answers[served.names[name]]["accepted"] = accepted
-    result = {"outputs": served.answers, "seen": watch.report(), "start_s": round(started - begin, 1)}
+    result = {
+        "outputs": served.answers,
+        "seen": watch.report(),
+        "steps": program_steps(),
+        "start_s": round(started - begin, 1),
+    }
     out.write_text(json.dumps(result | {"serving_s": round(ended - started, 1)}))
 
 

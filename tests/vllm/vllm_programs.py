@@ -19,9 +19,11 @@ num_steps: {num_steps}
 buckets: {buckets}
 verify: greedy
 archs: [sm_90]
-target: {{model: {models}/target}}
+target: {{model: {models}/target{more}}}
 draft: {{model: {models}/{draft}}}
 """
+AUX = ", aux_layers: [2, 3, 4]"
+"""Of the EAGLE3 head: specc counts the layers of its config.json as SGLang does, vLLM one further."""
 
 
 def build_program(variant: Variant, models: Path, folder: Path) -> Path:
@@ -29,7 +31,8 @@ def build_program(variant: Variant, models: Path, folder: Path) -> Path:
     folder.mkdir(parents=True)
     config = folder / "program.yaml"
     algorithm = ALGORITHMS[variant.method or ""]
-    sizes = {"block": BLOCK, "num_steps": NUM_STEPS, "buckets": list(range(1, ROWS + 1))}
+    more = AUX if variant.method == "eagle3" else ""
+    sizes = {"more": more, "block": BLOCK, "num_steps": NUM_STEPS, "buckets": list(range(1, ROWS + 1))}
     config.write_text(CONFIG.format(algorithm=algorithm, models=models, draft=variant.draft, **sizes))
     specc("build", str(config), "-o", str(folder), "--quiet")
     return next(folder.glob("*.whl"))
