@@ -15,20 +15,34 @@ from transformers import AutoModelForCausalLM
 from vllm_server import MODEL_LEN, PLAIN, ROWS, Served, Variant, serve
 from vllm_workload import greedy, is_greedy
 
-SPECULATING = [Variant("draft_model", "standalone"), Variant("eagle", "eagle"), Variant("eagle3", "eagle3")]
+SPECULATING = [
+    Variant("draft_model", "standalone"),
+    Variant("eagle", "eagle"),
+    Variant("eagle3", "eagle3"),
+    Variant("mtp", "mimo", target="mimo"),
+    Variant("ngram"),
+]
 NOT_YET = pytest.mark.skip(reason="no program runs in vLLM yet: specc has no adapter for it")
 PROGRAMS = [
     pytest.param(Variant("draft_model", "standalone", program=True), marks=NOT_YET),
     pytest.param(Variant("eagle", "eagle", program=True), marks=NOT_YET),
+    pytest.param(Variant("eagle3", "eagle3", program=True), marks=NOT_YET),
 ]
 speculating = pytest.mark.parametrize("variant", [*SPECULATING, *PROGRAMS], ids=str)
 every = pytest.mark.parametrize("variant", [PLAIN, *SPECULATING, *PROGRAMS], ids=str)
 programs = pytest.mark.parametrize("variant", PROGRAMS, ids=str)
 LEAST_ACCEPTED = 1.5
 """Tokens per verification of any of these drafts; 1 would be a draft that is always wrong."""
-LAYERS = {None: 4, "draft_model": 4 + 2, "eagle": 4 + 1, "eagle3": 4 + 1}
+LAYERS = {None: 4, "draft_model": 4 + 2, "eagle": 4 + 1, "eagle3": 4 + 1, "mtp": 4 + 1, "ngram": 4}
 """With KV caches, which are all watched."""
-SPECULATORS = {"draft_model": "StandaloneARSpeculator", "eagle": "EagleSpeculator", "eagle3": "EagleSpeculator"}
+SPECULATORS = {
+    "draft_model": "StandaloneARSpeculator",
+    "eagle": "EagleSpeculator",
+    "eagle3": "EagleSpeculator",
+    "mtp": "MTPSpeculator",
+    "ngram": "NgramGPUSpeculator",
+}
+"""Of vLLM's own, so that a run without a program is one."""
 
 
 def determined(served: Served) -> Iterator[tuple[int, Mapping[str, Any], Mapping[str, Any]]]:
@@ -80,7 +94,7 @@ def test_drafts_are_accepted(variant: Variant, served: Served) -> None:
 @every
 def test_everything_that_was_meant_to_happen_happened(variant: Variant, served: Served, plain: Served) -> None:
     seen, outputs = served.seen, served.outputs
-    assert variant.method is None or seen["speculator"] == SPECULATORS[variant.method]
+    assert variant.program or seen["speculator"] == SPECULATORS.get(variant.method or "", "NoneType")
     assert seen["mixed"] > 3, "steps in which some requests are prefilled and others decode"
     assert seen["in_row_0"] > 3, "steps of a request that decodes in the tables' row 0"
     assert all(seen["batches"].get(str(size), 0) > 0 for size in range(1, ROWS + 1)), seen["batches"]

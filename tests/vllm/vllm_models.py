@@ -11,6 +11,8 @@ from head_layouts import EMBEDDING, EXAMPLES, eagle, eagle3, read, write
 from torch import Tensor
 from torch.nn.functional import pad
 
+AUX_LAYERS = [2, 3, 4]
+"""Those whose outputs the EAGLE3 head reads, counted from 1 as by vLLM."""
 MODULE = {
     "embedding_norm": "token_layernorm",
     "hidden_norm": "hidden_layernorm",
@@ -24,8 +26,8 @@ MODULE = {
 def write_models(folder: Path) -> None:
     """Write `target`, `standalone`, `eagle`, `eagle3` and `mimo` below a folder.
 
-    vLLM knows a head by the name of its architecture. It counts the layers whose outputs an EAGLE3 head reads from 1.
-    `mimo` is the target in the words of MiMo, with the first of the example's modules of multi-token prediction in it.
+    vLLM knows a head by the name of its architecture. `mimo` is the target in the words of MiMo, with the first of the
+    example's modules of multi-token prediction in it.
     """
     for model in ("target", "standalone"):
         shutil.copytree(EXAMPLES / model, folder / model)
@@ -38,9 +40,7 @@ def write_models(folder: Path) -> None:
         "hidden_size": width,
         "num_attention_heads": width // config["head_dim"],
         "draft_vocab_size": config["vocab_size"],
-        "eagle_aux_hidden_state_layer_ids": [
-            layer + 1 for layer in config.pop("eagle_config")["eagle_aux_hidden_state_layer_ids"]
-        ],
+        "eagle_config": {"layer_ids": AUX_LAYERS},
     }
     write(folder / "eagle3", eagle3(weights, config), config | wide)
     weights, config = read("target")

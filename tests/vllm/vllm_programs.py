@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine_job import specc
+from vllm_models import AUX_LAYERS
 from vllm_server import BLOCK, NUM_STEPS, ROWS, Variant
 
 ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3"}
@@ -22,8 +23,6 @@ archs: [sm_90]
 target: {{model: {models}/target{more}}}
 draft: {{model: {models}/{draft}}}
 """
-AUX = ", aux_layers: [2, 3, 4]"
-"""Of the EAGLE3 head: specc counts the layers of its config.json as SGLang does, vLLM one further."""
 
 
 def build_program(variant: Variant, models: Path, folder: Path) -> Path:
@@ -31,7 +30,7 @@ def build_program(variant: Variant, models: Path, folder: Path) -> Path:
     folder.mkdir(parents=True)
     config = folder / "program.yaml"
     algorithm = ALGORITHMS[variant.method or ""]
-    more = AUX if variant.method == "eagle3" else ""
+    more = f", aux_layers: {AUX_LAYERS}" if variant.method == "eagle3" else ""
     sizes = {"more": more, "block": BLOCK, "num_steps": NUM_STEPS, "buckets": list(range(1, ROWS + 1))}
     config.write_text(CONFIG.format(algorithm=algorithm, models=models, draft=variant.draft, **sizes))
     specc("build", str(config), "-o", str(folder), "--quiet")
