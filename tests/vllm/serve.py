@@ -92,18 +92,18 @@ class Job:
             self.engine.abort_request([output.request_id])
 
 
-def program_steps() -> dict[str, Any]:
-    """How many steps a program ran, and how many were left to vLLM, by reason."""
+def counts() -> dict[str, Any] | None:
+    """The steps that a program ran, and those it left to vLLM by why, as its metrics have them; None without any."""
     from prometheus_client import REGISTRY
 
-    found: dict[str, Any] = {"program": 0, "vllm": {}}
-    samples = [sample for metric in REGISTRY.collect() for sample in metric.samples]
-    for sample in samples:
-        if sample.name == "specc:decode_steps_total" and sample.labels["by"] == "program":
-            found["program"] += int(sample.value)
-        elif sample.name == "specc:decode_steps_total":
-            found["vllm"][sample.labels["reason"]] = int(sample.value)
-    return found
+    found: dict[str, Any] = {"program_steps": 0, "vllm_steps": {}}
+    steps = [one for metric in REGISTRY.collect() for one in metric.samples if one.name == "specc:decode_steps_total"]
+    for one in steps:
+        if one.labels["by"] == "program":
+            found["program_steps"] += int(one.value)
+        else:
+            found["vllm_steps"][one.labels["reason"]] = int(one.value)
+    return found if steps else None
 
 
 def main() -> None:
@@ -125,12 +125,8 @@ def main() -> None:
     ended = time.monotonic()
     for name, accepted in watch.accepted.items():
         served.answers[served.names[name]]["accepted"] = accepted
-    result = {
-        "outputs": served.answers,
-        "seen": watch.report(),
-        "steps": program_steps(),
-        "start_s": round(started - begin, 1),
-    }
+    result = {"outputs": served.answers, "seen": watch.report(), "counts": counts()}
+    result["start_s"] = round(started - begin, 1)
     out.write_text(json.dumps(result | {"serving_s": round(ended - started, 1)}))
 
 

@@ -31,7 +31,7 @@ PROGRAMS = [
 speculating = pytest.mark.parametrize("variant", [*SPECULATING, *PROGRAMS], ids=str)
 every = pytest.mark.parametrize("variant", [PLAIN, *SPECULATING, *PROGRAMS], ids=str)
 programs = pytest.mark.parametrize("variant", PROGRAMS, ids=str)
-LEAST_ACCEPTED = 1.5
+LEAST_ACCEPTED = 1.3
 """Tokens per verification of any of these drafts; 1 would be a draft that is always wrong."""
 LAYERS = {None: 4, "draft_model": 4 + 2, "eagle": 4 + 1, "eagle3": 4 + 1, "mtp": 4 + 1, "ngram": 4}
 """With KV caches, which are all watched."""
@@ -122,8 +122,9 @@ def test_every_block_is_free_at_the_end(variant: Variant, served: Served) -> Non
 @programs
 def test_the_program_ran_the_steps_that_it_serves(variant: Variant, served: Served) -> None:
     """And vLLM the others, in the same server."""
-    assert served.steps["program"] > served.seen["steps"] / 3
-    assert len(served.steps["vllm"]) > 2
+    assert served.counts is not None
+    assert served.counts["program_steps"] > served.seen["steps"] / 3
+    assert len(served.counts["vllm_steps"]) > 2
 
 
 @programs

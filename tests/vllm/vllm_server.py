@@ -68,14 +68,14 @@ PLAIN = Variant()
 class Served:
     """What came out of a job: answers in the order of its requests, what was seen on the way, the log.
 
-    `steps` are those of a program, and those that it left to vLLM by reason, as its metrics have them.
+    Of a program also how many steps it ran, and how many were left to vLLM by reason; None without one.
     """
 
     requests: Sequence[Mapping[str, Any]]
     outputs: Sequence[Mapping[str, Any]]
     seen: Mapping[str, Any]
     log: str
-    steps: Mapping[str, Any]
+    counts: Mapping[str, Any] | None
 
 
 def serve(
@@ -93,4 +93,4 @@ def serve(
     script = (str(PYTHON), str(HERE / "serve.py"))
     job = {"engine": dict(engine), "requests": list(requests)}
     answer, said = run_job(script, job, folder, wheel=wheel, settings=settings)
-    return Served(requests, answer["outputs"], answer["seen"], said, answer["steps"])
+    return Served(requests, answer["outputs"], answer["seen"], said, answer["counts"])
