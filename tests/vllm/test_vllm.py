@@ -141,25 +141,27 @@ def test_the_program_accepts_what_vllms_own_step_does(
 CARELESS = """
 def register():
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+    from watch import by_block
 
     sample = GPUModelRunner.sample_tokens
 
     def careless(self, *operands, **named):
         done = sample(self, *operands, **named)
-        self.kv_caches[0].fill_(7)
+        caches = by_block(self, self.kv_cache_config.num_blocks)
+        caches["draft_model.model.layers.1.self_attn.attn"][-1, ..., -1] = 7
         return done
 
     GPUModelRunner.sample_tokens = careless
 """
 
 
-def test_a_write_into_blocks_of_nobody_fails_the_job(models: Path, tmp_path: Path) -> None:
-    """So a wheel's plugin runs in the engine, and what it spoils is seen."""
+def test_a_write_into_a_block_of_nobody_fails_the_job(models: Path, tmp_path: Path) -> None:
+    """So a wheel's plugin runs in the engine, and what it spoils in a single layer of the draft is seen."""
     wheel = tmp_path / "specc_program_careless-0.1.0-py3-none-any.whl"
     with ZipFile(wheel, "w") as archive:
         about = "specc_program_careless-0.1.0.dist-info"
         archive.writestr("specc_program_careless.py", CARELESS)
         archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: specc-program-careless\nVersion: 0.1.0\n")
         archive.writestr(f"{about}/entry_points.txt", "[vllm.general_plugins]\nx = specc_program_careless:register\n")
-    with pytest.raises(RuntimeError, match="were written, which no request owns"):
-        serve(PLAIN.engine(models), [greedy([5, 6, 7], 4)], tmp_path / "job", wheel=wheel)
+    with pytest.raises(RuntimeError, match=r"draft_model.*: blocks \[13\] were written, which no request owns"):
+        serve(SPECULATING[0].engine(models), [greedy([5, 6, 7], 8)], tmp_path / "job", wheel=wheel)
