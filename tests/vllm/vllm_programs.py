@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine_job import specc
-from vllm_models import AUX_LAYERS
 from vllm_server import BLOCK, NUM_STEPS, ROWS, Variant
 
 ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3"}
@@ -22,7 +21,7 @@ num_steps: {num_steps}
 buckets: {buckets}
 verify: greedy
 archs: [sm_90]
-target: {{model: {models}/target{dtype}{more}}}
+target: {{model: {models}/target{dtype}}}
 draft: {{model: {models}/{draft}{dtype}}}
 """
 
@@ -32,9 +31,8 @@ def build_program(variant: Variant, models: Path, folder: Path) -> Path:
     folder.mkdir(parents=True)
     config = folder / "program.yaml"
     algorithm = ALGORITHMS[variant.method or ""]
-    more = f", aux_layers: {AUX_LAYERS}" if variant.method == "eagle3" else ""
     dtype = ", dtype: bfloat16" if variant.half else ""
-    sizes = {"more": more, "dtype": dtype, "block": BLOCK, "num_steps": NUM_STEPS, "buckets": BUCKETS}
+    sizes = {"dtype": dtype, "block": BLOCK, "num_steps": NUM_STEPS, "buckets": BUCKETS}
     config.write_text(CONFIG.format(algorithm=algorithm, models=models, draft=variant.draft, **sizes))
     specc("build", str(config), "-o", str(folder), "--quiet")
     return next(folder.glob("*.whl"))
