@@ -1,0 +1,135 @@
+"""Speculators of vLLM whose verification and drafts are a program's, and how they come into the place of its own."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.worker.gpu import model_runner
+from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
+from vllm.v1.worker.gpu.spec_decode.mtp.speculator import MTPSpeculator
+from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
+
+from .._plugin import chosen, tried
+from .fit import misfits
+from .steps import Steps
+
+logger = logging.getLogger("vllm.specc")
+
+
+def replace_speculators(programs: Sequence[Any]) -> None:
+    """Have vLLM make speculators that choose among `programs`, packages of wheels; more may be added later."""
+    model_runner.init_speculator = functools.partial(_init_speculator, model_runner.init_speculator, programs)
+    model_runner.GPUModelRunner.sample = _sampling(model_runner.GPUModelRunner.sample)
+
+
+_Speculator: Any = object
+"""For the checker of types: a speculator of vLLM, which `ProgramDrafts` is put in front of."""
+
+
+class ProgramDrafts(_Speculator):
+    """Mixed into a speculator of vLLM: a program drafts after the batches that it has verified, vLLM after all others.
+
+    Attributes:
+        steps: the program's; None until it is bound to keys and values, and where it does not fit them.
+
+    """
+
+    steps: Steps | None = None
+    package: Any
+    states: Any
+
+    def set_attn(self, *args: Any, **named: Any) -> None:
+        """See DraftModelSpeculator; then bind the program, which needs to know where keys and values are."""
+        super().set_attn(*args, **named)
+        self.steps = tried(lambda: Steps(self.package, self), "vLLM")
+        if self.steps is not None:
+            logger.info("specc: %s runs the decode steps: %s", self.package.__name__, self.steps.report())
+
+    def propose(self, input_batch: Any, *args: Any, **named: Any) -> Tensor:
+        """See BaseSpeculator."""
+        if self.steps is None or self.steps.committed is not input_batch:
+            return super().propose(input_batch, *args, **named)
+        return self.steps.propose(*self.handed_over(*args, **named))
+
+    def handed_over(self, attn_metadata: Any, slot_mappings: Any, last: Tensor, aux: Any, *_: Any, **__: Any) -> Any:
+        """The target's hidden states T[tokens, W] as the draft reads them, if it does."""
+        raise NotImplementedError
+
+
+class StandaloneDrafts(ProgramDrafts, StandaloneARSpeculator):
+    """A language model drafts."""
+
+    def handed_over(self, *_: Any, **__: Any) -> tuple[()]:
+        """Nothing: it does not know of the target."""
+        return ()
+
+    def run_draft(self, count: int, hidden: None, metadata: Any, slots: Any) -> tuple[Tensor, Tensor]:
+        """The model over the first tokens of the input buffers."""
+        ids, positions = self.input_buffers.input_ids[:count], self.input_buffers.positions[:count]
+        states = self._run_model(ids, positions, metadata, slots, None)
+        return states, states
+
+
+class HeadDrafts(ProgramDrafts):
+    """A head of the target drafts."""
+
+    def handed_over(
+        self, attn_metadata: Any, slot_mappings: Any, last: Tensor, aux: list[Tensor] | None, *_: Any, **__: Any
+    ) -> tuple[Tensor]:
+        """The target's hidden states T[tokens, W]."""
+        return (self.model.combine_hidden_states(torch.cat(aux, dim=-1)) if aux else last,)
+
+    def run_draft(self, count: int, hidden: Tensor, metadata: Any, slots: Any) -> tuple[Tensor, Tensor]:
+        """The head over the first tokens of the input buffers and these hidden states."""
+        self.hidden_states[:count].copy_(hidden.reshape(count, -1))
+        return self._run_model(count, metadata, slots, None)
+
+
+class EagleDrafts(HeadDrafts, EagleSpeculator):
+    """EAGLE and EAGLE3."""
+
+
+class MtpDrafts(HeadDrafts, MTPSpeculator):
+    """A module of multi-token prediction."""
+
+
+SERVED: dict[type, type[ProgramDrafts]] = {
+    StandaloneARSpeculator: StandaloneDrafts,
+    EagleSpeculator: EagleDrafts,
+    MTPSpeculator: MtpDrafts,
+}
+
+
+def _init_speculator(original: Any, programs: Sequence[Any], config: Any, device: torch.device, states: Any) -> Any:
+    """vLLM's `init_speculator`: the speculator of a program, where one fits."""
+    made = original(config, device, states)
+    kind = type(made)
+    package = tried(lambda: chosen(programs, "vLLM", lambda one: misfits(one.plan, config, kind, SERVED)), "vLLM")
+    if package is None:
+        return made
+    made = SERVED[type(made)](config, device)
+    made.package, made.states = package, states
+    return made
+
+
+def _sampling(original: Any) -> Any:
+    """vLLM's `GPUModelRunner.sample`, in which the program verifies the batches that it serves."""
+
+    @functools.wraps(original)
+    def sample(runner: Any, hidden_states: Tensor, input_batch: Any, grammar_output: Any) -> Any:
+        steps: Steps | None = getattr(runner.speculator, "steps", None)
+        if steps is None or not input_batch.num_draft_tokens:
+            return original(runner, hidden_states, input_batch, grammar_output)
+        reason = steps.refuses(runner.sampler, input_batch, grammar_output)
+        if reason is not None:
+            steps.leave(reason)
+            return original(runner, hidden_states, input_batch, grammar_output)
+        output = steps.commit(runner.model.compute_logits(hidden_states[: input_batch.num_tokens]), input_batch)
+        return output, output.num_sampled, output.num_rejected
+
+    return sample

@@ -1,0 +1,28 @@
+"""vLLM 0.33.0: what its model runner V2 does, as far as a program depends on it."""
+
+from __future__ import annotations
+
+from specc.config.presets.preset import Preset
+
+VLLM = Preset(
+    title="vLLM 0.33.0",
+    plugins="vllm.general_plugins",
+    algorithms=("STANDALONE", "EAGLE", "EAGLE3"),
+    demands={
+        ("step",): "rotated",  # it runs the target by itself, then verifies and drafts
+        ("slots",): "block_table",
+        ("draft_positions",): "auto",  # language models see a token where it is, heads of the target one further
+        ("draft_sampling",): "greedy",
+        ("overlap",): True,  # lengths stay on the device, with async scheduling and without
+        ("disaggregation",): False,
+        ("tensor_parallel",): 1,  # several ranks were not tried in it
+        ("logits",): "gathered",
+    },
+    heads_of_target=(),
+    verifies=("greedy",),  # requests that sample are its own
+    tree_masks=(),  # it has no trees
+    padding=64,
+    max_requests=256,
+    missing_outputs=("logprobs", "hidden_states", "routed_experts", "indexer_topk"),
+    gpus="sm_",
+)
