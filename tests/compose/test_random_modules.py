@@ -20,7 +20,8 @@ from specc.runtime.plan.nodes import Launch
 from .compiled import compile_planned, interpreted
 from .flow import Flow
 from .perturbed import CPU, front, small
-from .random_modules import ESTABLISHED, SOURCE, compose
+from .random_modules import ESTABLISHED, compose
+from .random_values import SOURCE
 
 MODULES = 150
 SUMMED = {"vocab.topk_part", "vocab.topk_merge", "vocab.logprob_merge"}

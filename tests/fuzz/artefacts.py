@@ -25,7 +25,7 @@ from specc.runtime.plan.plan import FORMAT, PROMPT
 from specc.runtime.program import load
 from specc.runtime.sampling import Sampling
 
-from . import steps
+from . import bound, steps
 from .outcome import RIGHT, Failure, expect
 
 POOL = 24
@@ -39,7 +39,7 @@ ODD: tuple[Any, ...] = (
 KINDS = ("bytes", "plan", "plan", "plan", "argument", "manifest", "text")
 
 
-def files_of(compiled: steps.Compiled) -> dict[str, bytes]:
+def files_of(compiled: bound.Compiled) -> dict[str, bytes]:
     """A package folder as a wheel has it, without machine code."""
     found: dict[str, bytes] = {"module.specir": b"module\n", "kernels/prepare.py": b"# a kernel\n"}
     plans = {}
@@ -63,7 +63,7 @@ def signed(files: dict[str, bytes], manifest: dict[str, Any]) -> dict[str, bytes
 
 def case(seed: str, rng: random.Random) -> str:
     """One damaged program."""
-    compiled = steps.program(f"artefacts/{seed}/{rng.randrange(POOL)}")
+    compiled = bound.program(f"artefacts/{seed}/{rng.randrange(POOL)}")
     if isinstance(compiled, str):
         return compiled
     files = files_of(compiled)
@@ -98,7 +98,7 @@ def case(seed: str, rng: random.Random) -> str:
         return f"{kind}: {attempt(Path(folder), compiled, rng, caught=caught)}"
 
 
-def attempt(folder: Path, compiled: steps.Compiled, rng: random.Random, *, caught: bool) -> str:
+def attempt(folder: Path, compiled: bound.Compiled, rng: random.Random, *, caught: bool) -> str:
     """Load, bind, prefill and decode; ``caught`` is False when a digest must have said that a file is damaged."""
     try:
         program = load(folder, "cpu")

@@ -106,6 +106,27 @@ def _shard(rng: random.Random, keys: Keys, models: list[Keys]) -> None:
         model["padded_vocab_size"] = (-(-model["vocab_size"] // ranks) + more) * ranks
 
 
+def _sample(rng: random.Random, keys: Keys, draft: Keys, *, drafts: bool) -> None:
+    """Let tokens be drawn; ``drafts`` is whether a chain's drafts may be, too."""
+    keys["verify"] = "target_only"
+    if drafts and "token_map" not in draft and rng.random() < 0.3:
+        keys["verify"] = rng.choice(["rejection", "block"])
+    elif rng.random() < 0.6:
+        keys["verify_rows"] = rng.choice(["eager", "lazy", "lazy"])
+    keys["sampling"] = rng.sample(SAMPLING, rng.choice([0, 0, 1, 2, 3, 5]))
+    keys["sampling"] += rng.choice([[], ["grammar"]])
+    if "penalties" in keys["sampling"] and rng.random() < 0.3:
+        keys["penalties"] = "committed"
+
+
+def _tree(rng: random.Random, keys: Keys, most: int) -> None:
+    """The nodes of a tree, of which it can have so many, and their mask."""
+    keys["num_draft_tokens"] = max(2, _near(rng, min(most, 512 if rng.random() < 0.02 else 40)))
+    keys["mask"] = rng.choice(["none", "qlen", "bitpacked", "full"] if keys["num_draft_tokens"] <= 64 else ["qlen"])
+    if keys["mask"] == "full":
+        keys["context_length"] = rng.randint(24, 200)
+
+
 def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = False) -> Keys:
     """The keys of one configuration."""
     install_plugin()
@@ -135,16 +156,7 @@ def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = Fals
         "target": target | {"experts_per_token": rng.randint(1, 2), "index_topk": rng.randint(1, 3)},
     }
     if rng.random() < 0.5:
-        keys["verify"] = "target_only"
-        drawn = topk == 1 and needs.draft and algorithm != "ANCHORED" and "token_map" not in draft
-        if drawn and rng.random() < 0.3:
-            keys["verify"] = rng.choice(["rejection", "block"])
-        elif rng.random() < 0.6:
-            keys["verify_rows"] = rng.choice(["eager", "lazy", "lazy"])
-        keys["sampling"] = rng.sample(SAMPLING, rng.choice([0, 0, 1, 2, 3, 5]))
-        keys["sampling"] += rng.choice([[], ["grammar"]])
-        if "penalties" in keys["sampling"] and rng.random() < 0.3:
-            keys["penalties"] = "committed"
+        _sample(rng, keys, draft, drafts=topk == 1 and needs.draft and algorithm != PLUGIN)
     if "logprobs" in keys["outputs"]:
         keys["best_logprobs"] = rng.choice([0, rng.randint(0, min(vocab, 20))])
         keys["logprobs"] = rng.choice(["raw", "processed"])
@@ -157,18 +169,9 @@ def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = Fals
         keys["options"] = {"window": rng.randint(64, 90), "shortest": shortest, "longest": shortest + rng.randint(0, 4)}
         keys["options"] |= rng.choice([{}, {"corpus": "notes.txt"}])
     if topk > 1:
-        most = needs.most_nodes(topk, depths[-1])
-        keys["num_draft_tokens"] = max(2, _near(rng, min(most, 512 if rng.random() < 0.02 else 40)))
-        keys["mask"] = rng.choice(["none", "qlen", "bitpacked", "full"] if keys["num_draft_tokens"] <= 64 else ["qlen"])
-        if keys["mask"] == "full":
-            keys["context_length"] = rng.randint(24, 200)
-    if (
-        keys.get("verify") == "target_only"
-        and topk == 1
-        and needs.draft
-        and "token_map" not in draft
-        and rng.random() < 0.3
-    ):
+        _tree(rng, keys, needs.most_nodes(topk, depths[-1]))
+    drawn = keys.get("verify") == "target_only" and topk == 1 and needs.draft and "token_map" not in draft
+    if drawn and rng.random() < 0.3:
         keys["draft_sampling"] = "coupled"
     return keys
 

@@ -18,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from compose.compiled import compile_planned, interpreted
 from compose.flow import Flow
-from compose.random_modules import LONGEST, SOURCE, Composed, Fact, compose
+from compose.random_modules import Composed, compose
+from compose.random_values import LONGEST, SOURCE, Fact
 from gpu.operands import FEW
 
 BATCHES = 2

@@ -20,7 +20,7 @@ from specc.engine.errors import EngineError
 from specc.runtime.batch import Batch
 from specc.runtime.errors import SpeccError
 
-from . import steps
+from . import bound, steps
 from .artefacts import changed, damaged
 from .outcome import RIGHT, expect
 
@@ -51,7 +51,7 @@ def case(seed: str, rng: random.Random) -> str:
     """One record or one conversation."""
     if rng.random() < 0.5:
         return f"messages: {conversation(rng)}"
-    compiled = steps.program(f"records/{seed}/{rng.randrange(POOL)}")
+    compiled = bound.program(f"records/{seed}/{rng.randrange(POOL)}")
     if isinstance(compiled, str):
         return compiled
     return f"records: {handed_over(compiled, rng)}"
@@ -60,7 +60,7 @@ def case(seed: str, rng: random.Random) -> str:
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
-def handed_over(compiled: steps.Compiled, rng: random.Random) -> str:
+def handed_over(compiled: bound.Compiled, rng: random.Random) -> str:
     """A request moves to another pool row by a record that was changed on the way."""
     session = steps.Session(compiled, rng)
     session.admit(2)

@@ -2,93 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
-from pathlib import Path
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
-from fakes.drafts import Engine
 from fakes.grammar import FREE
-from fakes.models import Model
-from fakes.shards import Sharded, Siblings
-from fakes.tables import wild_models
 from torch import Tensor
 
-from specc import algorithms
-from specc.config import Config, load_text
-from specc.driver.build import build_program
-from specc.ir.ops import OPS
-from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BatchError, SamplingError, SpeccError
-from specc.runtime.memory.arena import allocate
-from specc.runtime.plan.plan import PROMPT, TOKEN_MAP, Plan
-from specc.runtime.plan.plan_json import plan_text, read_plan
-from specc.runtime.result import StepResult
+from specc.runtime.plan.plan import PROMPT, Plan
 from specc.runtime.sampling import GREEDY, Sampling
-from specc.runtime.step import Step
-from specc.support.diagnostics import DiagnosticError
 
-from . import legal, sampling
-from .oracle import Expected, Oracle
+from . import sampling
+from .bound import POOL, Broken, program
+from .checks import Checks
+from .oracle import Oracle
 from .oracles import ORACLES, LookUp
-from .outcome import RIGHT, Failure, diagnosed, expect
-from .ranking import Doubt, chain, f32
+from .outcome import RIGHT, Failure, expect
+from .ranking import f32
 from .sampler import Sampler
 
-CPU = torch.device("cpu")
-POOL = 300
-"""Programs that the sessions of one seed share."""
-WORLDS = 3
-"""Pairs of models that the sessions of one program share."""
-ROOM = 32
-"""The bit of the health word of a request that a step has left out, having no room for it."""
 STEPS = 20
 """Decode steps of a session."""
-
-
-class Broken(Exception):
-    """A forward that fails."""
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """A configuration and its program at every depth, the deepest first; ``texts`` are their plan.json."""
-
-    seed: str
-    config: Config
-    plans: tuple[Plan, ...]
-    texts: tuple[str, ...]
-
-    @property
-    def plan(self) -> Plan:
-        """That of the most steps."""
-        return self.plans[0]
-
-
-@lru_cache(maxsize=POOL)
-def program(seed: str) -> Compiled | str:
-    """The program of a seed, or the outcome where the configuration cannot be built."""
-    keys = legal.draw(random.Random(seed))
-    try:
-        loaded = load_text(legal.to_yaml(keys), Path("fuzzed.yaml"), algorithms.names(), algorithms.needs)
-        built = build_program(loaded)
-    except DiagnosticError as error:
-        return diagnosed(error)
-    texts = tuple(plan_text(depth.plan) for depth in built.depths)
-    return Compiled(seed, loaded.config, tuple(read_plan(json.loads(text)) for text in texts), texts)
-
-
-@lru_cache(maxsize=POOL)
-def world(seed: str, number: int) -> tuple[dict[str, Model], dict[Any, Any]]:
-    """The models of a program's session, and what oracles found out about their rows; a program has a few of them."""
-    compiled = program(seed)
-    assert isinstance(compiled, Compiled)
-    return wild_models(compiled.config, random.Random(f"{seed}/{number}")), {}
 
 
 def case(seed: str, rng: random.Random) -> str:
@@ -101,74 +40,8 @@ def case(seed: str, rng: random.Random) -> str:
     return f"{RIGHT} ({compiled.config.algorithm})"
 
 
-@dataclass
-class Session:
-    """An engine over one program: requests come, are decoded in changing batches, leave, fail and come back.
-
-    `fail_at` is how many forwards from now one raises `Broken`; None for never. `fresh` are the pool rows of which was
-    said how their next request is sampled.
-    """
-
-    compiled: Compiled
-    rng: random.Random
-    requests: dict[int, Oracle] = field(default_factory=dict)
-    fresh: set[int] = field(default_factory=set)
-    steps: int = 0
-    doubts: int = 0
-    fail_at: int | None = None
-
-    def __post_init__(self) -> None:
-        config, plan, rng = self.compiled.config, self.compiled.plan, self.rng
-        self.config, self.plan, self.samples = config, plan, config.verify != "greedy"
-        pool_rows = rng.randint(2, plan.size("P"))
-        self.window = plan.kv.window
-        columns = self.window + rng.choice([1, 2, 8, 40, 100])
-        slots = rng.sample(range(1, 2 * pool_rows * columns), pool_rows * columns)
-        self.table = torch.tensor(slots, dtype=torch.int32).view(pool_rows, columns)
-        self.room = min(columns - self.window, plan.kv.longest or columns)
-        self.models, self.cache = world(self.compiled.seed, rng.randrange(WORLDS))
-        self.engine = self._engine()
-        self.corpus = [rng.randrange(config.target.vocab_size) for _ in range(rng.choice([0, 1, 5, 60]))]
-        self.step = self._bind()
-
-    def _engine(self) -> Engine:
-        """What the configuration says that the models are, and the plan where drafts are."""
-        where = {"first": self.plan.kv.first_draft_position, "room": self.plan.kv.branch_room}
-        how = {"fill": self.rng.randrange(1 << 15), "interleaved": self.rng.random() < 0.3}
-        engine = Engine.of_config(self.config, self.models, self.table, self.plan.kv_pools, **where, **how)
-        engine.on_call = self._fail
-        return engine
-
-    def _fail(self, name: str, operands: Any) -> None:
-        if self.fail_at is not None:
-            self.fail_at -= 1
-            if self.fail_at < 0:
-                self.fail_at = None
-                raise Broken(name)
-
-    @property
-    def tables(self) -> dict[str, torch.Tensor]:
-        """What the engine brings when it binds."""
-        known = {"corpus": (self.corpus, torch.int32)}
-        if "draft" in self.models:
-            known[TOKEN_MAP] = self.models["draft"].tokens, torch.int64
-        return {name: torch.tensor(known[name][0], dtype=known[name][1]) for name in self.plan.tables()}
-
-    def _bind(self) -> Step:
-        memory = allocate(self.compiled.plans, CPU, 0xA5)
-        bound: dict[int, Step] = {}
-        ranks = self.config.tensor_parallel
-        callbacks: Any = self.engine
-        if self.config.logits == "sharded":
-            callbacks = Sharded(self.engine, self.config, self.rng.randrange(ranks))
-        for plan in self.compiled.plans:
-            brought = {name: op.reference for name, op in OPS.items() if op.reference is not None}
-            arguments = plan, ReferenceBackend(brought), CPU, callbacks, self.table, self.engine.kv, self.tables
-            collective = Siblings(callbacks, plan) if plan.ranks > 1 else None
-            bound[plan.size("S")] = Step(*arguments, collective=collective, memory=memory, depths=bound)
-        self.memory = memory
-        self.loose = _loose(self.compiled.plans, len(memory))
-        return bound[self.plan.size("S")]
+class Session(Checks):
+    """An engine over one program: requests come, are decoded in changing batches, leave, fail and come back."""
 
     # --- the scheduler ------------------------------------------------------------------------------------------------
 
@@ -268,9 +141,6 @@ class Session:
         self.say_again = partial(self.step.set_sampling, rows, seeded, texts)
         return samplers, [sampling.counted(one, *text) for one, text in zip(given, texts, strict=True)]
 
-    def _at_any_depth(self) -> Step:
-        return self.step.at(self.rng.choice(self.compiled.plans).size("S"))
-
     def _sampler(self, row: int, given: Sampling) -> Sampler:
         """What a row says of how its request is sampled: what was given, and if no seed was, one of its own."""
         seed, temperature = (self.step.pools[f"sampling_{name}"][row].item() for name in ("seed", "temperature"))
@@ -343,20 +213,6 @@ class Session:
         if self.config.overlap and self.rng.random() < 0.5:
             return Batch(self._column(rows))
         return Batch(self._column(rows), torch.tensor([self.requests[row].length for row in rows]))
-
-    def _check_left_out(self, result: StepResult, full: list[int], start: int) -> None:
-        """A request without room emits nothing and says why; its pool rows are checked with those of no batch."""
-        host = result.to_host()
-        for b, row in enumerate(full, start):
-            said = host.accept_lens[b], host.new_seq_lens[b], host.bonus[b], host.health[b]
-            expect(said == (0, 0, 0, ROOM), f"step {self.steps}, pool row {row} without room: {said}")
-
-    def _column(self, values: list[int]) -> Any:
-        if self.rng.random() < 0.6:
-            return values
-        wide = torch.full((len(values), 3), -7, dtype=torch.int64)
-        wide[:, 1] = torch.tensor(values, dtype=torch.int64)
-        return wide[:, 1] if self.rng.random() < 0.5 else wide[:, 1].contiguous()
 
     # --- trouble ------------------------------------------------------------------------------------------------------
 
@@ -462,125 +318,3 @@ class Session:
             raise Failure(otherwise)
         expect(len(self.engine.calls) == calls, "a forward ran for what was refused")
         expect(torch.equal(self.memory, memory), "what was refused changed memory")
-
-    # --- what a step must say and leave -------------------------------------------------------------------------------
-
-    def _check_result(self, result: StepResult, rows: list[int], steps: int, nodes: int) -> None:
-        host = result.to_host()
-        for b, row in enumerate(rows):
-            oracle = self.requests[row]
-            got = host.tokens(b)
-            where = f"step {self.steps}, request {b} in pool row {row}, {steps} drafts of {nodes} nodes"
-            try:
-                wanted, doubt = oracle.step(steps, nodes, got), False
-            except Doubt:
-                self.doubts += 1
-                if self.config.topk > 1 and self.config.mask == "none":
-                    oracle.text += got  # it cannot be followed
-                    self.requests.pop(row)
-                    continue
-                wanted, doubt = oracle.verify(chain(oracle.text[-1], got[:-1]), len(got) - 1, got), True
-            expect(got == wanted.tokens, f"{where}: emitted {got}, not {wanted.tokens}")
-            slots = len(host.predict[b])
-            expect(slots == steps + 1, f"{where}: predict has {slots} slots")
-            expect(host.predict[b] == got + [0] * (slots - len(got)), f"{where}: predict {host.predict[b]}")
-            expect(host.accept_lens[b] == len(got), f"{where}: accept_len {host.accept_lens[b]}")
-            expect(host.new_seq_lens[b] == wanted.length, f"{where}: new_seq_len {host.new_seq_lens[b]}")
-            expect(host.bonus[b] == got[-1], f"{where}: bonus {host.bonus[b]}")
-            if not doubt:
-                expect(host.health[b] == wanted.health, f"{where}: health {host.health[b]}, not {wanted.health}")
-            self._check_outputs(host, b, wanted, nodes, where, doubt)
-
-    def _check_outputs(self, host: Any, b: int, wanted: Expected, nodes: int, where: str, doubt: bool) -> None:
-        count = len(wanted.tokens)
-        for name in host.outputs:
-            got = host.outputs[name][b]
-            if name in ("predict", "accept_lens", "new_seq_lens", "bonus", "health"):
-                continue
-            if name == "accept_index":
-                path = [b * nodes + column for column in wanted.path]
-                expect(doubt or got == path + [-1] * (len(got) - count), f"{where}: accept_index {got}, not {path}")
-                continue
-            value = wanted.outputs[name]
-            if not isinstance(value, list):
-                expect(got == value, f"{where}: {name} {got}, not {value}")
-                continue
-            value = [list(row) if isinstance(row, tuple) else row for row in value]
-            value = [mine if row is None else row for mine, row in zip(got, value, strict=False)]
-            if name in ("logprobs", "best_logprobs"):
-                pairs = zip(got, value, strict=False)
-                if name == "best_logprobs":
-                    pairs = (pair for rows in pairs for pair in zip(*rows, strict=True))
-                near = all(one == other or abs(one - other) <= 1e-3 + 1e-5 * abs(other) for one, other in pairs)
-                expect(near, f"{where}: {name} {got}, not {value}")
-                continue
-            expect(got[:count] == value, f"{where}: {name} {got[:count]}, not {value}")
-
-    def _pools(self) -> dict[str, Tensor]:
-        return {name: pool.clone() for name, pool in self.step.pools.items()}
-
-    def _check_pools(self, before: dict[str, Tensor], rows: list[int], *, untouched: bool = False) -> None:
-        """Rows of other requests are as they were; those of these hold what their oracles carry."""
-        for name, pool in self.step.pools.items():
-            others = torch.ones(len(pool), dtype=torch.bool)
-            others[rows] = False
-            same = pool[others].contiguous().view(torch.uint8) == before[name][others].contiguous().view(torch.uint8)
-            expect(same.all(), f"pool {name}: a row that is in no batch has changed")
-            for row in rows if not untouched else ():
-                if row in self.requests:
-                    self._check_field(name, pool[row], self.requests[row].carried)
-
-    @staticmethod
-    def _check_field(name: str, got: Tensor, carried: dict[str, Any]) -> None:
-        expect(name in carried, f"{name} is carried, and nothing says what it is")
-        wanted, found = carried[name], got.tolist()
-        if isinstance(wanted, dict):
-            ring = [wanted.get(i, 0) for i in range(len(found))]
-            expect(found == ring, f"carried {name}: {found}, not {ring}")
-        elif name == "topk_p":
-            near = all(abs(one - other) <= 1e-5 * other + 1e-36 for one, other in zip(found, wanted, strict=True))
-            expect(near, f"carried {name}: {found}, not {wanted}")
-        elif name.startswith("draft_logits"):
-            expect(str(found) == str(wanted), f"carried {name}: {found}, not {wanted}")  # of which some are NaN
-        else:
-            wanted = list(wanted) if isinstance(wanted, list | tuple) else wanted
-            expect(found == wanted, f"carried {name}: {found}, not {wanted}")
-
-    def _check_kv(self, before: dict[str, Tensor], lengths: dict[int, int]) -> None:
-        """The text's keys and values are those of its tokens, and only slots of the step's windows were written."""
-        for owner, pool in self.engine.memory.items():
-            allowed = torch.zeros(pool.words.shape[1], dtype=torch.bool)
-            allowed[0] = True
-            for row, length in lengths.items():
-                allowed[self.table[row, length : length + self.window].long()] = True
-            changed = (pool.words != before[owner]).any(-1).any(0)
-            expect(not (changed & ~allowed).any(), f"{owner}: slots outside the windows were written")
-        for row in lengths.keys() & self.requests.keys():
-            oracle, slots = self.requests[row], self.table[row]
-            codes = self.engine.memory["target"].read(slots[: oracle.length]).tolist()
-            expect(codes == oracle.target_codes, f"row {row}: the target's keys and values of the text are others")
-            for layer, kept in self._kept(oracle):
-                codes = self.engine.memory["draft"].read(slots[: len(kept)], layer).tolist()
-                expect(codes == kept, f"row {row}: the draft's keys and values of the text are others")
-
-    @staticmethod
-    def _kept(oracle: Oracle) -> list[tuple[int | None, list[int]]]:
-        layers = getattr(oracle, "layers", None)
-        if layers is not None:
-            return list(enumerate(layers))
-        return [(None, oracle.draft_codes)] if oracle.draft_codes else []
-
-    def _poison(self) -> None:
-        """Nothing that lives in a step only may be read in the next one."""
-        self.memory[self.loose] = self.rng.randrange(256)
-
-
-def _loose(plans: Sequence[Plan], size: int) -> Tensor:
-    """Which bytes of the arena hold nothing across steps."""
-    loose = torch.ones(size, dtype=torch.bool)
-    for plan in plans:
-        for buffer in plan.buffers.values():
-            if buffer.owner == "arena" and (buffer.init == "zero" or buffer.name.endswith(".pointers")):
-                start = buffer.offset or 0
-                loose[start : start + buffer.bytes] = False
-    return loose

@@ -10,14 +10,14 @@ import pytest
 from specc.runtime.batch import Batch
 from specc.runtime.errors import SamplingError
 
-from . import sampling, steps
+from . import bound, sampling, steps
 from .test_fuzz import SEED
 
 
 def session(number: int, *, samples: bool, depths: int = 1) -> steps.Session:
     """A session of one of the programs that sample, or of those that do not, of so many depths at least."""
-    found = (steps.program(f"sampling/{SEED}/{i}") for i in range(100))
-    able = [one for one in (next(found) for _ in range(40)) if isinstance(one, steps.Compiled)]
+    found = (bound.program(f"sampling/{SEED}/{i}") for i in range(100))
+    able = [one for one in (next(found) for _ in range(40)) if isinstance(one, bound.Compiled)]
     able = [one for one in able if one.plan.samples == samples and len(one.plans) >= depths]
     return steps.Session(able[number % len(able)], random.Random(number))
 

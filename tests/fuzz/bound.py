@@ -1,0 +1,177 @@
+"""The program of a random configuration, bound to a fake engine."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from fakes.drafts import Engine
+from fakes.models import Model
+from fakes.shards import Sharded, Siblings
+from fakes.tables import wild_models
+from torch import Tensor
+
+from specc import algorithms
+from specc.config import Config, load_text
+from specc.driver.build import build_program
+from specc.ir.ops import OPS
+from specc.runtime.backends.cpu import ReferenceBackend
+from specc.runtime.memory.arena import allocate
+from specc.runtime.plan.plan import TOKEN_MAP, Plan
+from specc.runtime.plan.plan_json import plan_text, read_plan
+from specc.runtime.step import Step
+from specc.support.diagnostics import DiagnosticError
+
+from . import legal
+from .oracle import Oracle
+from .outcome import diagnosed
+
+CPU = torch.device("cpu")
+POOL = 300
+"""Programs that the sessions of one seed share."""
+WORLDS = 3
+"""Pairs of models that the sessions of one program share."""
+
+
+class Broken(Exception):
+    """A forward that fails."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A configuration and its program at every depth, the deepest first; ``texts`` are their plan.json."""
+
+    seed: str
+    config: Config
+    plans: tuple[Plan, ...]
+    texts: tuple[str, ...]
+
+    @property
+    def plan(self) -> Plan:
+        """That of the most steps."""
+        return self.plans[0]
+
+
+@lru_cache(maxsize=POOL)
+def program(seed: str) -> Compiled | str:
+    """The program of a seed, or the outcome where the configuration cannot be built."""
+    keys = legal.draw(random.Random(seed))
+    try:
+        loaded = load_text(legal.to_yaml(keys), Path("fuzzed.yaml"), algorithms.names(), algorithms.needs)
+        built = build_program(loaded)
+    except DiagnosticError as error:
+        return diagnosed(error)
+    texts = tuple(plan_text(depth.plan) for depth in built.depths)
+    return Compiled(seed, loaded.config, tuple(read_plan(json.loads(text)) for text in texts), texts)
+
+
+@lru_cache(maxsize=POOL)
+def world(seed: str, number: int) -> tuple[dict[str, Model], dict[Any, Any]]:
+    """The models of a program's session, and what oracles found out about their rows; a program has a few of them."""
+    compiled = program(seed)
+    assert isinstance(compiled, Compiled)
+    return wild_models(compiled.config, random.Random(f"{seed}/{number}")), {}
+
+
+@dataclass
+class Bound:
+    """An engine over one program, its requests by pool row, and the oracles that follow them.
+
+    `fail_at` is how many forwards from now one raises `Broken`; None for never. `fresh` are the pool rows of which was
+    said how their next request is sampled.
+    """
+
+    compiled: Compiled
+    rng: random.Random
+    requests: dict[int, Oracle] = field(default_factory=dict)
+    fresh: set[int] = field(default_factory=set)
+    steps: int = 0
+    doubts: int = 0
+    fail_at: int | None = None
+
+    def __post_init__(self) -> None:
+        config, plan, rng = self.compiled.config, self.compiled.plan, self.rng
+        self.config, self.plan, self.samples = config, plan, config.verify != "greedy"
+        pool_rows = rng.randint(2, plan.size("P"))
+        self.window = plan.kv.window
+        columns = self.window + rng.choice([1, 2, 8, 40, 100])
+        slots = rng.sample(range(1, 2 * pool_rows * columns), pool_rows * columns)
+        self.table = torch.tensor(slots, dtype=torch.int32).view(pool_rows, columns)
+        self.room = min(columns - self.window, plan.kv.longest or columns)
+        self.models, self.cache = world(self.compiled.seed, rng.randrange(WORLDS))
+        self.engine = self._engine()
+        self.corpus = [rng.randrange(config.target.vocab_size) for _ in range(rng.choice([0, 1, 5, 60]))]
+        self.step = self._bind()
+
+    def _engine(self) -> Engine:
+        """What the configuration says that the models are, and the plan where drafts are."""
+        where = {"first": self.plan.kv.first_draft_position, "room": self.plan.kv.branch_room}
+        how = {"fill": self.rng.randrange(1 << 15), "interleaved": self.rng.random() < 0.3}
+        engine = Engine.of_config(self.config, self.models, self.table, self.plan.kv_pools, **where, **how)
+        engine.on_call = self._fail
+        return engine
+
+    def _fail(self, name: str, operands: Any) -> None:
+        if self.fail_at is not None:
+            self.fail_at -= 1
+            if self.fail_at < 0:
+                self.fail_at = None
+                raise Broken(name)
+
+    @property
+    def tables(self) -> dict[str, torch.Tensor]:
+        """What the engine brings when it binds."""
+        known = {"corpus": (self.corpus, torch.int32)}
+        if "draft" in self.models:
+            known[TOKEN_MAP] = self.models["draft"].tokens, torch.int64
+        return {name: torch.tensor(known[name][0], dtype=known[name][1]) for name in self.plan.tables()}
+
+    def _bind(self) -> Step:
+        memory = allocate(self.compiled.plans, CPU, 0xA5)
+        bound: dict[int, Step] = {}
+        ranks = self.config.tensor_parallel
+        callbacks: Any = self.engine
+        if self.config.logits == "sharded":
+            callbacks = Sharded(self.engine, self.config, self.rng.randrange(ranks))
+        for plan in self.compiled.plans:
+            brought = {name: op.reference for name, op in OPS.items() if op.reference is not None}
+            arguments = plan, ReferenceBackend(brought), CPU, callbacks, self.table, self.engine.kv, self.tables
+            collective = Siblings(callbacks, plan) if plan.ranks > 1 else None
+            bound[plan.size("S")] = Step(*arguments, collective=collective, memory=memory, depths=bound)
+        self.memory = memory
+        self.loose = _loose(self.compiled.plans, len(memory))
+        return bound[self.plan.size("S")]
+
+    def _pools(self) -> dict[str, Tensor]:
+        return {name: pool.clone() for name, pool in self.step.pools.items()}
+
+    def _poison(self) -> None:
+        """Nothing that lives in a step only may be read in the next one."""
+        self.memory[self.loose] = self.rng.randrange(256)
+
+    def _column(self, values: list[int]) -> Any:
+        if self.rng.random() < 0.6:
+            return values
+        wide = torch.full((len(values), 3), -7, dtype=torch.int64)
+        wide[:, 1] = torch.tensor(values, dtype=torch.int64)
+        return wide[:, 1] if self.rng.random() < 0.5 else wide[:, 1].contiguous()
+
+    def _at_any_depth(self) -> Step:
+        return self.step.at(self.rng.choice(self.compiled.plans).size("S"))
+
+
+def _loose(plans: Sequence[Plan], size: int) -> Tensor:
+    """Which bytes of the arena hold nothing across steps."""
+    loose = torch.ones(size, dtype=torch.bool)
+    for plan in plans:
+        for buffer in plan.buffers.values():
+            if buffer.owner == "arena" and (buffer.init == "zero" or buffer.name.endswith(".pointers")):
+                start = buffer.offset or 0
+                loose[start : start + buffer.bytes] = False
+    return loose
