@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import logging
 import os
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
-
-logger = logging.getLogger(__name__)
 
 CHOICE = "SPECC_PROGRAM"
 """The environment variable that names the package of a program that must run: a server in which it cannot, ends."""
@@ -19,16 +18,14 @@ class ServerError(RuntimeError):
     """The server was told something that it cannot do: it ends, whether or not a program must run."""
 
 
-def offer(
-    package: Any, engine: str, version: str, place: Callable[[], Any], replace: Callable[[list[Any]], None]
-) -> None:
+def offer(package: Any, engine: str, version: str, place: str, replace: Callable[[list[Any]], None]) -> None:
     """Add a program to those that an engine may choose among; `replace` puts them into it, once.
 
     Args:
         package: of the program.
         engine: the distribution of the engine.
-        version: the only one that the adapter knows.
-        place: returns a module of the engine's, which keeps the list for all wheels of a process.
+        version: the only one that the adapter knows, in any build.
+        place: name of a module of the engine's, which keeps the list for all wheels of a process.
         replace: called with the list, before anything is in it.
 
     Raises RuntimeError on another version of the engine, and for a program of another version of specc than those that
@@ -40,7 +37,7 @@ def offer(
         if found.partition("+")[0] != version:
             raise RuntimeError(f"{package.__name__} runs in {engine} {version}, this is {found}")
         # One list for all wheels, each of which has a copy of the adapter: the first one's runs them all.
-        programs = vars(place()).setdefault("specc_programs", [])
+        programs = vars(importlib.import_module(place)).setdefault("specc_programs", [])
         made_by = [program.__version__.partition("+")[0] for program in (package, *programs)]
         if len(set(made_by)) > 1:
             raise RuntimeError(f"{package.__name__} is of specc {made_by[0]}, {programs[0].__name__} of {made_by[1]}")
@@ -63,7 +60,7 @@ def tried(make: Callable[[], _Made], engine: str, *, must: bool = False) -> _Mad
     except Exception:
         if must or os.environ.get(CHOICE):
             raise
-        logger.exception("specc: no program runs, %s's own steps do", engine)
+        _logger(engine).exception("specc: no program runs, %s's own steps do", engine)
         return None
 
 
@@ -82,7 +79,7 @@ def chosen(programs: Sequence[Any], engine: str, misfits: Callable[[Any], list[s
             message = f"specc: {package.__name__} does not fit this server: {'; '.join(found)}"
             if wanted is not None:
                 raise RuntimeError(message)
-            logger.warning("%s. %s's own steps run", message, engine)
+            _logger(engine).warning("%s. %s's own steps run", message, engine)
         return None
     if len(fitting) > 1:
         names = ", ".join(package.__name__ for package in fitting)
@@ -96,3 +93,8 @@ def word(variable: str, words: Collection[str], default: str) -> str:
     if value not in words:
         raise ServerError(f"{variable} is one of {', '.join(words)}, got {value!r}")
     return value
+
+
+def _logger(engine: str) -> logging.Logger:
+    """A child of the engine's own logger, which it may have set up alone."""
+    return logging.getLogger(f"{engine.lower()}.specc")

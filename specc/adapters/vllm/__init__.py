@@ -8,8 +8,9 @@ torch, vLLM and the package that holds it. docs/vllm.md says what is served.
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
-from .._plugin import offer
+from .._plugin import offer, tried
 
 VERSION = "0.33.0"
 """The only version of vLLM whose inside this adapter knows."""
@@ -18,14 +19,14 @@ VERSION = "0.33.0"
 def register() -> None:
     """Put speculators that run programs in the place of vLLM's own.
 
-    Several programs may be installed: each calls this, and a server takes the one that fits it. RuntimeError, on a
-    version of vLLM that the adapter does not know; SystemExit if `SPECC_PROGRAM` demands this program.
+    Several programs may be installed: each calls this, and a server takes the one that fits it. What `offer` raises is
+    logged, for vLLM would end; SystemExit if `SPECC_PROGRAM` demands this program.
     """
     package = importlib.import_module(__name__.rpartition(".")[0])
-    offer(package, "vllm", VERSION, lambda: importlib.import_module("vllm.plugins"), _replace)
+    tried(lambda: offer(package, "vllm", VERSION, "vllm.plugins", _replace), "vLLM")
 
 
-def _replace(programs: list[object]) -> None:
+def _replace(programs: list[Any]) -> None:
     from .speculators import replace_speculators
 
     replace_speculators(programs)

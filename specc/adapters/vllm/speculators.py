@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,10 +14,15 @@ from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 from vllm.v1.worker.gpu.spec_decode.mtp.speculator import MTPSpeculator
 from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
 
-from .._plugin import chosen, tried
+from .._plugin import chosen, tried, word
 from .fit import misfits
+from .metrics import Metrics
 from .steps import Steps
+from .tables import carried
 
+ENGINE = "vLLM"
+CAPTURE = "SPECC_CAPTURE"
+"""The environment variable that says what is captured where vLLM captures graphs: `drafts`, or `none`."""
 logger = logging.getLogger("vllm.specc")
 
 
@@ -35,20 +40,31 @@ class ProgramDrafts(_Speculator):
     """Mixed into a speculator of vLLM: a program drafts after the batches that it has verified, vLLM after all others.
 
     Attributes:
+        fields: what vLLM's tables carry of requests, see `carried`.
         steps: the program's; None until it is bound to keys and values, and where it does not fit them.
 
     """
 
+    fields: Mapping[str, Tensor]
     steps: Steps | None = None
-    package: Any
-    states: Any
+
+    def take(self, package: Any, states: Any) -> None:
+        """Run the program of a package, for requests in vLLM's RequestState, which holds none yet."""
+        self._package, self._metrics = package, Metrics(package)
+        self.fields = carried(states, package.plan.size("P"))
 
     def set_attn(self, *args: Any, **named: Any) -> None:
         """See DraftModelSpeculator; then bind the program, which needs to know where keys and values are."""
         super().set_attn(*args, **named)
-        self.steps = tried(lambda: Steps(self.package, self), "vLLM")
+        self.steps = tried(lambda: Steps(self._package, self, self._metrics), ENGINE)
         if self.steps is not None:
-            logger.info("specc: %s runs the decode steps: %s", self.package.__name__, self.steps.report())
+            logger.info("specc: %s runs the decode steps: %s", self._package.__name__, self.steps.report())
+
+    def capture(self) -> None:
+        """See BaseSpeculator; called where vLLM captures the target as well."""
+        super().capture()
+        if self.steps is not None and word(CAPTURE, ("drafts", "none"), "drafts") == "drafts":
+            self.steps.capture()
 
     def propose(self, input_batch: Any, *args: Any, **named: Any) -> Tensor:
         """See BaseSpeculator."""
@@ -106,19 +122,19 @@ SERVED: dict[type, type[ProgramDrafts]] = {
 
 
 def _init_speculator(original: Any, programs: Sequence[Any], config: Any, device: torch.device, states: Any) -> Any:
-    """vLLM's `init_speculator`: the speculator of a program, where one fits."""
+    """VLLM's `init_speculator`: the speculator of a program, where one fits."""
     made = original(config, device, states)
     kind = type(made)
-    package = tried(lambda: chosen(programs, "vLLM", lambda one: misfits(one.plan, config, kind, SERVED)), "vLLM")
+    package = tried(lambda: chosen(programs, ENGINE, lambda one: misfits(one.plan, config, kind, SERVED)), ENGINE)
     if package is None:
         return made
-    made = SERVED[type(made)](config, device)
-    made.package, made.states = package, states
-    return made
+    drafts = SERVED[kind](config, device)
+    drafts.take(package, states)
+    return drafts
 
 
 def _sampling(original: Any) -> Any:
-    """vLLM's `GPUModelRunner.sample`, in which the program verifies the batches that it serves."""
+    """VLLM's `GPUModelRunner.sample`, in which the program verifies the batches that it serves."""
 
     @functools.wraps(original)
     def sample(runner: Any, hidden_states: Tensor, input_batch: Any, grammar_output: Any) -> Any:
@@ -129,7 +145,8 @@ def _sampling(original: Any) -> Any:
         if reason is not None:
             steps.leave(reason)
             return original(runner, hidden_states, input_batch, grammar_output)
-        output = steps.commit(runner.model.compute_logits(hidden_states[: input_batch.num_tokens]), input_batch)
+        logits = runner.model.compute_logits(hidden_states[: input_batch.num_tokens])
+        output = steps.commit(logits, input_batch, count_faults=runner.sampler.compute_nans)
         return output, output.num_sampled, output.num_rejected
 
     return sample
