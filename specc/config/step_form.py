@@ -13,6 +13,10 @@ def check_step(checked: Checked, needs: Needs) -> None:
     file = checked.file
     blocks = file.slots == "block_table" and file.step != "rotated" and checked.sound("step", "slots")
     refuse(checked, blocks, "slots: block_table with step: whole", ("slots",), "write step: rotated")
+    placed = bool(file.carry) and file.step != "rotated" and checked.sound("step", "carry")
+    refuse(
+        checked, placed, "tables of the engine's for carried fields with step: whole", ("carry",), "write step: rotated"
+    )
     if file.step != "rotated" or not checked.sound("step"):
         return
     hint = "write step: whole"

@@ -25,4 +25,10 @@ VLLM = Preset(
     max_requests=256,
     missing_outputs=("logprobs", "hidden_states", "routed_experts", "indexer_topk"),
     gpus="sm_",
+    # Its own launches write them, of what a step hands back, as after steps that it runs by itself.
+    carry={
+        "bonus": {"dtype": "int64", "written_by": "engine"},
+        "drafts": {"dtype": "int64", "written_by": "engine"},
+        "seq_lens": {"dtype": "int32", "written_by": "engine"},
+    },
 )
