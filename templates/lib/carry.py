@@ -29,5 +29,7 @@ def carry_count(pool_ptr, rows, values, count, SIZE_VALUES: tl.constexpr, RING: 
 def carry_convert(x, DTYPE: tl.constexpr):
     """Integers as i32 or i64, a scalar or a block."""
     if DTYPE == "i32":
-        return x.to(tl.int32)
-    return x.to(tl.int64)
+        converted = x.to(tl.int32)
+    else:
+        converted = x.to(tl.int64)
+    return converted

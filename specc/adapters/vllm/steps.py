@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
-from .binding import bind
+from .binding import Bound
 from .metrics import Metrics
 from .tables import AHEAD
 
@@ -43,7 +43,7 @@ class Steps:
         self.captured = "none"
         metrics.active(self.captured)
         self._told = time.monotonic()
-        self._bound = bind(package, speculator)
+        self._bound = Bound(package, speculator)
         self.step, plan = self._bound.step, package.plan
         self._nodes, self._largest, self._window = plan.size("A"), plan.buckets[-1], plan.kv.window
         self._unhealthy = sum(1 << bit for bit in range(WORD) if package.faults(1 << bit) == (UNHEALTHY,))
@@ -80,7 +80,7 @@ class Steps:
 
     def commit(self, logits: Tensor, batch: Any, *, count_faults: bool = False) -> SamplerOutput:
         """Verify the drafts of a batch by the target's logits T[b * A, V]; `count_faults` says which are no numbers."""
-        found = self.step.commit(self._of(batch), logits)
+        found = self.step.commit(self._of(batch), logits.unflatten(0, (batch.num_reqs, self._nodes)))
         self.committed = batch
         return SamplerOutput(
             sampled_token_ids=found.predict,
