@@ -23,7 +23,7 @@ def offer(package: Any, engine: str, version: str, place: str, replace: Callable
 
     Args:
         package: of the program.
-        engine: the distribution of the engine.
+        engine: as people write it; its distribution is called the same.
         version: the only one that the adapter knows, in any build.
         place: name of a module of the engine's, which keeps the list for all wheels of a process.
         replace: called with the list, before anything is in it.
@@ -33,7 +33,7 @@ def offer(package: Any, engine: str, version: str, place: str, replace: Callable
 
     """
     try:
-        found = importlib.metadata.version(engine)
+        found = importlib.metadata.version(engine.lower())
         if found.partition("+")[0] != version:
             raise RuntimeError(f"{package.__name__} runs in {engine} {version}, this is {found}")
         # One list for all wheels, each of which has a copy of the adapter: the first one's runs them all.

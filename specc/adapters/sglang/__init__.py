@@ -23,7 +23,7 @@ def register() -> None:
     `offer`, which SGLang logs.
     """
     package = importlib.import_module(__name__.rpartition(".")[0])
-    offer(package, "sglang", VERSION, "sglang.srt.plugins", _replace)
+    offer(package, "SGLang", VERSION, "sglang.srt.plugins", _replace)
 
 
 def _replace(programs: list[Any]) -> None:

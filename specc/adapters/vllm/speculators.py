@@ -15,9 +15,9 @@ from vllm.v1.worker.gpu.spec_decode.mtp.speculator import MTPSpeculator
 from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
 
 from .._plugin import chosen, tried, word
+from .batches import Steps
+from .counters import Metrics
 from .fit import misfits
-from .metrics import Metrics
-from .steps import Steps
 from .tables import carried
 
 ENGINE = "vLLM"

@@ -11,7 +11,7 @@ from torch import Tensor
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
 from .binding import Bound
-from .metrics import Metrics
+from .counters import Metrics
 from .tables import AHEAD
 
 logger = logging.getLogger("vllm.specc")
