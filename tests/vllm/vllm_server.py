@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +23,6 @@ SERVER = {
     "num_gpu_blocks_override": 14,
 }
 """So few blocks that four long requests do not fit, and prompts that come in pieces."""
-COUNTS = "SPECC_VLLM_COUNTS"
 
 
 @dataclass(frozen=True)
@@ -85,8 +83,6 @@ def serve(
 
     For what is left behind and raised see `run_job`; an engine in which memory is written that no request owns dies.
     """
-    script, counts = (str(PYTHON), str(HERE / "serve.py")), folder / "counts.json"
-    job = {"engine": dict(engine), "requests": list(requests)}
-    answer, said = run_job(script, job, folder, wheel=wheel, settings={COUNTS: str(counts), **(settings or {})})
-    counted = json.loads(counts.read_text()) if counts.exists() else None
-    return Served(requests, answer["outputs"], answer["seen"], said, counted)
+    script, job = (str(PYTHON), str(HERE / "serve.py")), {"engine": dict(engine), "requests": list(requests)}
+    answer, said = run_job(script, job, folder, wheel=wheel, settings=settings)
+    return Served(requests, answer["outputs"], answer["seen"], said, answer["counts"])
