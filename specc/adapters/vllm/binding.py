@@ -59,10 +59,6 @@ class Bound:
     def capture(self) -> None:
         """Capture both halves of the step; the first reads logits wherever they are."""
         self._forwards.begin(None)
-        given: dict[str, Tensor] = {}
-        if self.step.reads_hidden:
-            width, dtype = self._speculator.hidden_states.shape[-1], self._speculator.hidden_states.dtype
-            shape = self._largest, self._nodes, width
-            self._hidden = torch.zeros(shape, dtype=dtype, device=self._speculator.device)
-            given[HIDDEN] = self._hidden
+        given = {name: zeros for name, zeros in self.step.zeros().items() if name == HIDDEN}
+        self._hidden = given.get(HIDDEN)
         self.step.capture(given=given)

@@ -97,12 +97,14 @@ class HeadDrafts(ProgramDrafts):
     def handed_over(
         self, attn_metadata: Any, slot_mappings: Any, last: Tensor, aux: list[Tensor] | None, *_: Any, **__: Any
     ) -> tuple[Tensor]:
-        """The target's hidden states T[tokens, W]."""
-        return (self.model.combine_hidden_states(torch.cat(aux, dim=-1)) if aux else last,)
+        """The target's hidden states T[tokens, W], of several layers side by side where the head reads them."""
+        return (torch.cat(aux, dim=-1) if aux else last,)
 
     def run_draft(self, count: int, hidden: Tensor, metadata: Any, slots: Any) -> tuple[Tensor, Tensor]:
         """The head over the first tokens of the input buffers and these hidden states."""
-        self.hidden_states[:count].copy_(hidden.reshape(count, -1))
+        hidden = hidden.reshape(count, -1)
+        aux = hidden.shape[-1] != self.hidden_size
+        self.hidden_states[:count].copy_(self.model.combine_hidden_states(hidden) if aux else hidden)
         return self._run_model(count, metadata, slots, None)
 
 
