@@ -25,20 +25,29 @@ SERVER = {
 """So few blocks that four long requests do not fit, and prompts that come in pieces."""
 
 
+HALF = {"dtype": "bfloat16", "enable_prefix_caching": True}
+NGRAM = {"prompt_lookup_max": 4, "prompt_lookup_min": 1}
+"""How many tokens n-grams have."""
+
+
 @dataclass(frozen=True)
 class Variant:
     """What one engine runs: `method` is vLLM's word, None where nothing is speculated.
 
-    `draft` is a model of `write_models`. With `program` a wheel runs steps.
+    `target` and `draft` are models of `write_models`. With `program` a wheel runs steps. With `half` both
+    models are in bfloat16, and prompts that begin alike share blocks.
     """
 
     method: str | None = None
     draft: str = ""
     program: bool = False
+    target: str = "target"
+    half: bool = False
 
     def __str__(self) -> str:
         """For the names of tests and files."""
-        return "-".join([self.draft, *["program"] * self.program]) if self.method else "plain"
+        drafts = self.draft or self.method or "plain"
+        return "-".join([drafts, *["half"] * self.half, *["program"] * self.program])
 
     @property
     def own(self) -> Variant:
@@ -47,11 +56,12 @@ class Variant:
 
     def engine(self, models: Path) -> dict[str, Any]:
         """Arguments of the engine."""
-        given = {"model": str(models / "target"), **SERVER}
+        given = {"model": str(models / self.target), **SERVER, **(HALF if self.half else {})}
         if self.method is None:
             return given
-        drafts = {"method": self.method, "model": str(models / self.draft), "num_speculative_tokens": NUM_STEPS}
-        return given | {"speculative_config": drafts}
+        drafts = {"model": str(models / self.draft)} if self.draft else NGRAM
+        config = {"method": self.method, "num_speculative_tokens": NUM_STEPS, **drafts}
+        return given | {"speculative_config": config}
 
 
 PLAIN = Variant()
@@ -83,6 +93,7 @@ def serve(
 
     For what is left behind and raised see `run_job`; an engine in which memory is written that no request owns dies.
     """
-    script, job = (str(PYTHON), str(HERE / "serve.py")), {"engine": dict(engine), "requests": list(requests)}
+    script = (str(PYTHON), str(HERE / "serve.py"))
+    job = {"engine": dict(engine), "requests": list(requests)}
     answer, said = run_job(script, job, folder, wheel=wheel, settings=settings)
     return Served(requests, answer["outputs"], answer["seen"], said, answer["counts"])
