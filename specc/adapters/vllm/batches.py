@@ -80,7 +80,7 @@ class Steps:
 
     def commit(self, logits: Tensor, batch: Any, *, count_faults: bool = False) -> SamplerOutput:
         """Verify the drafts of a batch by the target's logits T[b * A, V]; `count_faults` says which are no numbers."""
-        found = self.step.commit(self._of(batch), logits.unflatten(0, (batch.num_reqs, self._nodes)))
+        found = self.step.commit(self._of(batch), logits)
         self.committed = batch
         return SamplerOutput(
             sampled_token_ids=found.predict,
