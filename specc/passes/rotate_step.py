@@ -256,15 +256,15 @@ def _last_state(module: Module, body: _Body, state: Value, entry: str) -> Value:
 
 def _verify_carried(module: Module, body: _Body) -> None:
     """Let the step verify the drafts that are carried, below the bonus token that is."""
-    start = next((op for op in body.ops if op.opcode in ("chain.join", "chain.start")), None)
+    starts = [op["bonus"] for op in body.ops if op.opcode in ("chain.join", "chain.start")]
     where, names = (module.inputs[ROWS],), [("carried_drafts", None)]
     load = module.add_op("prepare", "carry.load", where, names, {"field": DRAFTS}, body.location)
     assign_types(module, load)
-    if start is None:
+    if not starts:
         root = module.add_op("prepare", "carry.load", where, [("root", None)], {"field": BONUS}, body.location)
         assign_types(module, root)
-    bonus = root.result if start is None else start["bonus"]
-    join = module.add_op("prepare", "chain.join", (bonus, load.result), [("nodes", None)], {}, body.location)
+        starts.append(root.result)
+    join = module.add_op("prepare", "chain.join", (starts[0], load.result), [("nodes", None)], {}, body.location)
     assign_types(module, join)
     module.replace_uses(body.tokens, join.result)
 

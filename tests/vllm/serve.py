@@ -84,12 +84,31 @@ class Job:
         answer = self.answers[number]
         answer["token_ids"] = list(text.token_ids)
         answer["finish_reason"] = text.finish_reason
+        answer["cached_tokens"] = output.num_cached_tokens
         if text.logprobs is not None:
             pairs = zip(text.token_ids, text.logprobs, strict=True)
             answer["logprobs"] = [values[token].logprob for token, values in pairs]
         if not output.finished and len(text.token_ids) >= self.requests[number].get("abort_after", float("inf")):
             answer["finish_reason"] = "abort"
             self.engine.abort_request([output.request_id])
+
+
+def keep_async() -> None:
+    """Take away what turns async scheduling off on a CPU.
+
+    A step is over there when it is launched; the order in which the host schedules steps and reads results is that of
+    a GPU, and what it knows of lengths and drafts.
+    """
+    from vllm.platforms.cpu import CpuPlatform
+
+    check = CpuPlatform.check_and_update_config
+
+    def kept(config: Any) -> None:
+        asked = config.scheduler_config.async_scheduling
+        check(config)
+        config.scheduler_config.async_scheduling = asked
+
+    CpuPlatform.check_and_update_config = staticmethod(kept)
 
 
 def counts() -> dict[str, Any] | None:
@@ -117,6 +136,7 @@ def main() -> None:
     from vllm.v1.engine.llm_engine import LLMEngine
     from watch import Watch
 
+    keep_async()
     engine = LLMEngine.from_engine_args(EngineArgs(**ENGINE | given["engine"]))
     watch = Watch(engine.engine_core.engine_core)
     started = time.monotonic()
