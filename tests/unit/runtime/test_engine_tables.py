@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -46,8 +47,9 @@ class Served:
         self.by_engine = {name for name, place in carry.items() if place["written_by"] == "engine"}
         self.engine, self.other = (Engine.of_plan(whole, seed=3) for _ in range(2))
         wide = torch.full((7, STEPS + 5), -9, dtype=self.dtype("drafts"))
-        made = {name: torch.full((7,), -9, dtype=self.dtype(name)) for name in ("bonus", "seq_lens")}
-        self.tables = {name: one for name, one in (made | {"drafts": wide[:, :STEPS]}).items() if name in carry}
+        scalars = [name for name in ("bonus", "seq_lens") if name in carry]
+        made = {name: torch.full((7,), -9, dtype=self.dtype(name)) for name in scalars}
+        self.tables = made | ({"drafts": wide[:, :STEPS]} if "drafts" in carry else {})
         self.wide = wide
         place = ReferenceBackend(), CPU, self.engine, self.engine.table
         self.step = RotatedStep(self.plan, *place, carry=self.tables, poison=0xFF)
@@ -116,6 +118,24 @@ def test_every_step_is_that_of_a_whole_program(algorithm: str, carry: dict[str, 
     served.prefill()
     for rows in (ROWS, ROWS[:1], ROWS[1:], [6, 1, 3], ROWS, ROWS):
         served.decode(rows)
+
+
+def drawn(rng: random.Random, overlap: bool) -> dict[str, dict[str, str]]:
+    """Some fields, in tables of any integers, which either side writes."""
+    fields = [name for name in ("bonus", "drafts", *(["seq_lens"] if overlap else [])) if rng.random() < 0.8]
+    dtypes: list[dict[str, str]] = [{}, {"dtype": "int32"}, {"dtype": "int64"}]
+    return {name: {**rng.choice(dtypes), "written_by": rng.choice(["program", "engine"])} for name in fields}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_tables_and_any_batches(seed: int) -> None:
+    rng = random.Random(seed)
+    algorithm = rng.choice(["STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "MULTI_LAYER_EAGLE", "DFLASH"])
+    overlap, page = rng.random() < 0.7, rng.choice([1, 4])
+    served = Served(algorithm, drawn(rng, overlap), overlap=overlap, page_size=page)
+    served.prefill()
+    for _ in range(5):
+        served.decode(rng.sample(ROWS, rng.randint(1, len(ROWS))))
 
 
 def test_rows_that_fail_are_mended_by_what_the_program_writes() -> None:
