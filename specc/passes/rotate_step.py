@@ -25,9 +25,7 @@ from specc.support.location import Location
 DRAFTS = "drafts"
 """The field, and the output, that has the drafts i64[B, S] of the next step."""
 _CHAINS = ("chain.join", "chain.start", "chain.append")
-ROWS, LENGTHS, BONUS = "req_pool_indices", "seq_lens", "bonus"
-_WHOLE = (*_CHAINS, "ngram.propose")
-"""What makes the tokens of the target's forward; the last one the bonus token with them."""
+ROWS, LENGTHS = "req_pool_indices", "seq_lens"
 
 
 @dataclass(frozen=True)
@@ -54,8 +52,6 @@ class RotateStep(Pass):
         before = {**_stored(module, "prefill"), LENGTHS: module.inputs[LENGTHS]}
         module.carries[DRAFTS] = Carry(DRAFTS, TensorType("i64", ("B", "S")), body.location, limit="V")
         _split_health(module)
-        if BONUS not in module.carries:
-            _carry_bonus(module, lengths, body.location)
         module.outputs[f"propose.{DRAFTS}"] = _redraft(module, body, _Again("redraft", "propose", after))
         _redraft(module, body, _Again("prefill", "prefill", before))
         _verify_carried(module, body)
@@ -165,7 +161,7 @@ def _check(module: Module, body: _Body, ctx: Context) -> None:
         readers = [user for user in module.users(value) if user not in inside and not is_state(value)]
         why += [f"%{value.name} is read after it, by {user.opcode}" for user in readers]
     opcode = body.tokens.source.opcode if body.tokens.source is not None else "nothing"
-    why += [] if opcode in _WHOLE else [f"its tokens are made by {opcode}"]
+    why += [] if opcode in _CHAINS else [f"its tokens are made by {opcode}"]
     if body.target.attrs.get("extras"):
         why.append("the target's forward hands over more than logits and hidden states")
     if why:
@@ -199,13 +195,6 @@ def _appended(module: Module) -> set[str]:
     return {str(op.attrs["field"]) for op in module.find("carry.append")}
 
 
-def _carry_bonus(module: Module, lengths: Op, location: Location | None) -> None:
-    """Carry the bonus token of what drafts from the text alone: the engine's forward begins with it."""
-    module.carries[BONUS] = Carry(BONUS, TensorType("i32", ("B",)), location, limit="V")
-    for phase, value in {"prefill": module.outputs[f"prefill.{BONUS}"], "commit": lengths.out(BONUS)}.items():
-        module.add_op(phase, "carry.store", (module.inputs[ROWS], value), (), {"field": BONUS}, location)
-
-
 def _redraft(module: Module, body: _Body, again: _Again) -> Value:
     """The body once more, of what is carried on instead of what is loaded: the drafts i64[B, S], which are stored."""
     given = {module.inputs[LENGTHS]: again.carried[LENGTHS]}
@@ -224,10 +213,6 @@ def _redraft(module: Module, body: _Body, again: _Again) -> Value:
             shift = {"column": int(op.attrs["column"]) - 1} if op.opcode == "chain.append" else {}
             _write(module, op, again, given, op.opcode, operands, {**op.attrs, **shift})
     drafts, location = given[body.tokens], module.carries[DRAFTS].location
-    if drafts.type != module.carries[DRAFTS].type:
-        split = module.add_op(again.phase, "chain.drafts", (drafts,), [(f"{again.stem}drafts", None)], {}, location)
-        assign_types(module, split)
-        drafts = split.result
     module.add_op(again.phase, "carry.store", (module.inputs[ROWS], drafts), (), {"field": DRAFTS}, location)
     for op in body.raises:
         health = module.outputs[f"{again.outputs}.health"]
@@ -256,15 +241,11 @@ def _last_state(module: Module, body: _Body, state: Value, entry: str) -> Value:
 
 def _verify_carried(module: Module, body: _Body) -> None:
     """Let the step verify the drafts that are carried, below the bonus token that is."""
-    starts = [op["bonus"] for op in body.ops if op.opcode in ("chain.join", "chain.start")]
+    start = next(op for op in body.ops if op.opcode in ("chain.join", "chain.start"))
     where, names = (module.inputs[ROWS],), [("carried_drafts", None)]
     load = module.add_op("prepare", "carry.load", where, names, {"field": DRAFTS}, body.location)
     assign_types(module, load)
-    if not starts:
-        root = module.add_op("prepare", "carry.load", where, [("root", None)], {"field": BONUS}, body.location)
-        assign_types(module, root)
-        starts.append(root.result)
-    join = module.add_op("prepare", "chain.join", (starts[0], load.result), [("nodes", None)], {}, body.location)
+    join = module.add_op("prepare", "chain.join", (start["bonus"], load.result), [("nodes", None)], {}, body.location)
     assign_types(module, join)
     module.replace_uses(body.tokens, join.result)
 
