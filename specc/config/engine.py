@@ -11,7 +11,7 @@ from specc.config.legality import Checked
 from specc.config.models import ModelFacts
 from specc.config.presets import PRESETS, Preset
 from specc.config.presets.preset import Value
-from specc.config.schema import ConfigFile, ModelBlock
+from specc.config.schema import ConfigFile, FieldBlock, ModelBlock
 from specc.config.sides import Side
 from specc.support.diagnostics import Note
 from specc.support.location import Location
@@ -30,6 +30,7 @@ def for_engine(checked: Checked, algorithm: str | None, facts: Mapping[Side, Mod
     file = _with_demands(checked, preset)
     buckets = file.buckets if checked.sound("buckets") else []
     file = file.model_copy(update={"max_requests": file.max_requests or max([preset.max_requests, *buckets])})
+    file = _with_carry(checked, preset, file)
     return replace(checked, file=_with_mask(checked, preset, file, facts.get("target")))
 
 
@@ -50,7 +51,7 @@ def _unsupported(checked: Checked, preset: Preset, algorithm: str | None) -> Non
         _refuse(checked, preset, message, at.value("draft", "token_map"), "write tensor_parallel: 1")
     for index, output in enumerate(file.outputs if checked.sound("outputs") else ()):
         if output in preset.missing_outputs:
-            message = f"the output '{output}' is not handed over by its forwards"
+            message = f"the output '{output}' is not served"
             _refuse(checked, preset, message, at.value("outputs", index), "leave it out")
     for index, arch in enumerate(file.archs if checked.sound("archs") else ()):
         if arch != NATIVE and not arch.startswith(preset.gpus):
@@ -79,9 +80,21 @@ def _demanded(
     return block.model_copy(update={path[-1]: value})
 
 
+def _with_carry(checked: Checked, preset: Preset, file: ConfigFile) -> ConfigFile:
+    """Return the file with the fields that live in the engine's tables; what is written and differs is reported."""
+    places = {name: FieldBlock.model_validate(place) for name, place in preset.carry.items()}
+    for name in file.carry if preset.carry and checked.sound("carry") else ():
+        if file.carry[name] != places.get(name):
+            rule = f"carry.{name} is {dict(preset.carry[name])}" if name in places else f"carry has no {name}"
+            at, notes = checked.places.value("carry", name), _engine_note(checked, preset)
+            message, hint = f"with {preset.title}, {rule}", "leave it out"
+            checked.found.error("config/engine-conflict", message, at, hint=hint, notes=notes)
+    return file.model_copy(update={"carry": places}) if places else file
+
+
 def _with_mask(checked: Checked, preset: Preset, file: ConfigFile, target: ModelFacts | None) -> ConfigFile:
     """Return the file of a tree with a mask that the engine's attention reads, and what sizes it."""
-    if file.topk == 1 or not checked.sound("mask", "topk"):
+    if file.topk == 1 or not preset.tree_masks or not checked.sound("mask", "topk"):
         return file
     if not checked.places.written("mask"):
         file = file.model_copy(update={"mask": preset.tree_masks[0]})

@@ -21,6 +21,7 @@ from specc.config.resolved import (
     DraftSampling,
     Dtype,
     HiddenSource,
+    Integer,
     KvDtype,
     KvLayout,
     Logits,
@@ -32,6 +33,7 @@ from specc.config.resolved import (
     StepForm,
     Verify,
     VerifyRows,
+    Writer,
 )
 
 Output = Literal["accept_index", "hidden_states", "logprobs", "routed_experts", "indexer_topk"]
@@ -111,7 +113,8 @@ class ModelBlock(Block):
     """Columns of the logits."""
     padded_vocab_size: Annotated[Count, Field(le=1 << 24)] | None = None
     """With logits: sharded, the columns of all shards together, of which those behind the vocabulary mean nothing: a
-    multiple of tensor_parallel. Default: vocab_size."""
+    multiple of tensor_parallel. Of the target of a rotated step, the elements from row to row of the logits that the
+    engine hands over. Default: vocab_size."""
     token_map: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     """Of a draft that scores a part of the target's tokens: which ones. A file that lists them, relative to this one;
     model (the tensor d2t of its weights; the default where config.json has a draft_vocab_size); or engine (which brings
@@ -126,6 +129,16 @@ class ModelBlock(Block):
     """Experts a token is routed to in every layer; needed for the output routed_experts."""
     index_topk: Annotated[Count, Field(le=1 << 20)] | None = None
     """Positions that the indexer of sparse attention picks per token and layer; needed for the output indexer_topk."""
+
+
+class FieldBlock(Block):
+    """A carried field that lives in a table of the engine's."""
+
+    dtype: Integer | None = None
+    """Of a field of integers, its element type in the table. Default: the one that the program computes with."""
+    written_by: Writer = "program"
+    """Who writes it from step to step: the program, or the engine, from what commit and propose hand back; then the
+    program only reads it."""
 
 
 class ConfigFile(Block):
@@ -203,6 +216,9 @@ class ConfigFile(Block):
     slots: Slots = "req_to_token"
     """Where KV slots are looked up: a table with the slot of every position (req_to_token), or, in a rotated step, the
     table of the draft's blocks of page_size slots, with the number of blocks of every request (block_table)."""
+    carry: Annotated[dict[str, FieldBlock], Field(max_length=64)] = {}
+    """Of a rotated step, the carried fields that live in tables of the engine's, by name, each with its dtype there and
+    who writes it (written_by)."""
     overlap: Flag = True
     """Whether the scheduler prepares a step before the previous one's results reach the host."""
     disaggregation: Flag = False

@@ -18,6 +18,7 @@ from specc.runtime.backends import Backend
 from specc.runtime.batch import Batch
 from specc.runtime.collective import gather, rank_table
 from specc.runtime.columns import LENGTHS, Columns
+from specc.runtime.external import laid_apart
 from specc.runtime.frame import Frame
 from specc.runtime.memory.arena import Arena
 from specc.runtime.memory.kv_pools import KvPools
@@ -187,7 +188,7 @@ class Session:
             made = (
                 torch.full(shape, -1, dtype=dtype, device=self.device)
                 if getattr(node, "host", False)
-                else self._random(shape, dtype)
+                else laid_apart(self.plan, name, self._random(shape, dtype))
             )
             self._results[name, shape] = made
         return self._results[name, shape]

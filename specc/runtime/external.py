@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .errors import BindError, ForwardContractError
 from .frame import Frame
 from .memory.tables import plain_fault
-from .plan.nodes import External, Given
+from .plan.fields import row_stride
+from .plan.nodes import External, Given, Reference
 from .plan.plan import Plan
 from .semantics.convention import DTYPES
 
@@ -79,13 +81,28 @@ def stand_for(node: External, frame: Frame, given: Mapping[str, Tensor]) -> None
             frame.adopt(value, _checked(f"{node.callback} returned {result}", frame, value, given[result]))
 
 
-def take(node: Given, frame: Frame, given: Mapping[str, Tensor]) -> None:
-    """Let the first rows of what the engine hands over stand for the node's values. Raises ForwardContractError."""
+def take(node: Given, frame: Frame, given: Mapping[str, Tensor], live: int) -> None:
+    """Let what the engine hands over of the first `live` rows, or more, stand for the node's values.
+
+    The rows of a request may be an axis of their own, or follow each other as those of all requests do. Kernels do not
+    read the rows of padding, so these may lack on CUDA. Raises ForwardContractError.
+    """
     for result, value in node.results.items():
-        tensor = given.get(result)
-        if isinstance(tensor, Tensor) and tensor.dim() and tensor.shape[0] > frame.rows:
-            tensor = tensor[: frame.rows]
-        frame.adopt(value, _checked(f"the engine handed over {result}", frame, value, tensor))
+        tensor, rows, axes = given.get(result), frame.rows, frame.plan.values[value].axes
+        if isinstance(tensor, Tensor) and tensor.dim() == len(axes) - 1 and tensor.shape[0] % frame.dims[axes[1]] == 0:
+            tensor = tensor.unflatten(0, (-1, frame.dims[axes[1]]))
+        if isinstance(tensor, Tensor) and tensor.dim() == len(axes):
+            if live <= tensor.shape[0] < rows and not _kernels_alone(frame, tensor):
+                behind = tensor.new_zeros(rows - tensor.shape[0], *tensor.shape[1:])
+                tensor = laid_apart(frame.plan, value, torch.cat([tensor, behind]))
+            tensor = tensor[:rows]
+            rows = max(live, tensor.shape[0])
+        frame.adopt(value, _checked(f"the engine handed over {result}", frame, value, tensor, rows))
+
+
+def _kernels_alone(frame: Frame, tensor: Tensor) -> bool:
+    """Whether nothing but kernels, which skip rows of padding, reads what is handed over."""
+    return tensor.is_cuda and not any(isinstance(node, Reference) for node in frame.plan.nodes("step"))
 
 
 def _operand(node: External, frame: Frame, name: str) -> Tensor:
@@ -97,27 +114,53 @@ def _operand(node: External, frame: Frame, name: str) -> Tensor:
     return tensor
 
 
-def _checked(where: str, frame: Frame, name: str, tensor: object) -> Tensor:
-    """The tensor, if it is what the plan says of a value. ForwardContractError, which begins with `where`, if not."""
+def _checked(where: str, frame: Frame, name: str, tensor: object, rows: int | None = None) -> Tensor:
+    """The tensor, if it is what the plan says of a value. ForwardContractError, which begins with `where`, if not.
+
+    `rows`: those that it has of the run, where they are not all.
+    """
     value = frame.plan.values[name]
     if not isinstance(tensor, Tensor):
         raise ForwardContractError(f"{where} {tensor!r}, expected {_spell(value.dtype, value.axes)}")
     if fault := plain_fault(tensor):
         raise ForwardContractError(f"{where}, which {fault}")
     shape, dtype = frame.shape(name), DTYPES[value.dtype]
+    shape = shape if rows is None else (rows, *shape[1:])
     if tuple(tensor.shape) != shape or tensor.dtype != dtype:
         got = f"{tensor.dtype}{list(tensor.shape)}"
         expected = f"{dtype}{list(shape)} ({_spell(value.dtype, value.axes)})"
         raise ForwardContractError(f"{where} as {got}, expected {expected}")
     if tensor.device != frame.table.device:
         raise ForwardContractError(f"{where} on {tensor.device}, expected {frame.table.device}")
-    if not tensor.is_contiguous():
-        raise ForwardContractError(f"{where} with strides {list(tensor.stride())}, expected it contiguous")
+    if not _lies(tensor, row := row_stride(frame.plan, name)):
+        expected = "it contiguous" if row == shape[-1] else f"its rows {row} elements apart, as the plan has them"
+        raise ForwardContractError(f"{where} with strides {list(tensor.stride())}, expected {expected}")
     alignment = frame.plan.buffers[value.buffer].alignment
     if tensor.data_ptr() % alignment:
         address = f"address {tensor.data_ptr():#x}"
         raise ForwardContractError(f"{where} at {address}, expected alignment to {alignment} bytes")
     return tensor
+
+
+def _lies(tensor: Tensor, row: int) -> bool:
+    """Whether numbers of a row follow each other, and rows are so many elements apart."""
+    if tensor.dim() < 2 or row <= tensor.shape[-1]:
+        return tensor.is_contiguous()
+    wanted = row
+    for size, stride in reversed([*zip(tensor.shape, tensor.stride(), strict=True)][:-1]):
+        if size > 1 and stride != wanted:
+            return False
+        wanted *= size
+    return tensor.stride(-1) == 1
+
+
+def laid_apart(plan: Plan, value: str, tensor: Tensor) -> Tensor:
+    """The same numbers, in rows as far apart as the plan has those of a value, with NaN between them."""
+    row = row_stride(plan, value)
+    if tensor.dim() < 2 or row <= tensor.shape[-1]:
+        return tensor
+    wide = tensor.new_full((*tensor.shape[:-1], row), torch.nan)[..., : tensor.shape[-1]]
+    return wide.copy_(tensor)
 
 
 def _spell(dtype: str, axes: Sequence[str]) -> str:

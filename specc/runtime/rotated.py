@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from torch import Tensor
 
 from .batch import Batch, integers
 from .columns import ROWS
-from .errors import BatchError
-from .external import take
+from .errors import BatchError, BindError
+from .external import laid_apart, take
 from .frame import Frame, Progress
 from .graphs.capture import Recorder, check_capturable
 from .graphs.segments import SegmentGraphs
@@ -65,8 +65,9 @@ class RotatedStep(Step):
 
         Args:
             batch: as for `Step.decode`; every request was prefilled or written, and proposed for if it has had a step.
-            logits: of the rows of the batch, and of padding rows if it is padded, whose values are not read: n is
-                at least the batch, or the bucket that it runs in. Read in place, until `propose` has run.
+            logits: of the rows of the batch, and of any behind them, which are not read. They may be T[n * A, V] as
+                well. Read in place, until `propose` has run, from rows as far apart as the plan has them: V elements,
+                or the target's `padded_vocab_size`.
             at_least: as of `Step.decode`.
             on_commit: as of `Step.decode`.
 
@@ -82,7 +83,7 @@ class RotatedStep(Step):
         progress, sent = Progress(self._stores, self._on_commit(on_commit, rows)), self._sent(columns[ROWS])
         frame = self._frame(size)
         if size:
-            self._given = {LOGITS: logits}
+            self._given, self._live = {LOGITS: logits}, rows
             with self._on_device(), self._torn.unless_done(sent, lambda: progress.begun):
                 self._kv.check_place()
                 self._staging["step"].send(columns, size)
@@ -95,12 +96,12 @@ class RotatedStep(Step):
 
         Args:
             batch: the same requests in the same order.
-            hidden: T[n, A, W], the target's hidden states of the forward whose logits were committed, where the program
-                reads them; n as of the logits.
+            hidden: T[n, A, W] or T[n * A, W], the target's hidden states of the forward whose logits were committed,
+                where the program reads them; n as of the logits.
 
         BatchError without a commit, after that of other rows, and for hidden states that lack or are not read;
         ForwardContractError when these, or what a callback returns, are not as the plan has them. When something raises
-        after that the rows of the batch are torn.
+        after that the rows of the batch are torn, unless the engine writes all that is carried.
 
         """
         if self._open is None:
@@ -114,7 +115,7 @@ class RotatedStep(Step):
             self._given = {} if hidden is None else {HIDDEN: hidden}
             self._check_given(frame)
             self._open = None
-            with self._on_device(), self._torn.unless_done(sent):
+            with self._on_device(), self._torn.unless_done(sent, lambda: bool(self._stores)):
                 self._kv.check_place()
                 self._half(1, frame, Progress(begun=True))
         self._open = None
@@ -133,7 +134,7 @@ class RotatedStep(Step):
     def _check_given(self, frame: Frame) -> None:
         """ForwardContractError for what is handed over in the second half; nothing has run."""
         for node in (node for node in self._halves[1] if isinstance(node, Given)):
-            take(node, frame, self._given)
+            take(node, frame, self._given, self._live)
 
     @cached_property
     def _halves(self) -> tuple[tuple[Node, ...], ...]:
@@ -154,12 +155,29 @@ class RotatedStep(Step):
         for node in self._halves[half]:
             progress.queue((node.name,), frame, partial(self._execute, node, frame))
 
-    def _zeros(self) -> dict[str, Tensor]:
-        """What the engine would hand over at the largest bucket."""
+    def capture(self, how: Literal[True, "segments"] = True, *, given: Mapping[str, Tensor] | None = None) -> None:
+        """As `Step.capture`.
+
+        `given` has what will always be handed over at the same place, `logits` or `hidden`, of the largest bucket: see
+        `zeros`. A graph that reads something else than it was captured with is launched kernel by kernel, and calls its
+        forwards, in every step (`replays.moved`). BindError also when that is not what the engine hands over.
+        """
+        handed = self.zeros()
+        for name, tensor in (given or {}).items():
+            if name not in handed or tensor.shape != handed[name].shape:
+                expected = {name: list(zeros.shape) for name, zeros in handed.items()}
+                raise BindError(f"{name} is given as {list(tensor.shape)}, handed over are {expected}")
+        self._given = {**handed, **(given or {})}
+        super().capture(how)
+
+    def zeros(self) -> dict[str, Tensor]:
+        """What the engine hands over at the largest bucket, `logits` and perhaps `hidden`: new tensors of zeros."""
         nodes = [node for node in self._plan.nodes("step") if isinstance(node, Given)]
         frame, values = self._frame(self._plan.buckets[-1]), self._plan.values
         return {
-            result: self._table.new_zeros(frame.shape(name), dtype=DTYPES[values[name].dtype])
+            result: laid_apart(
+                self._plan, name, self._table.new_zeros(frame.shape(name), dtype=DTYPES[values[name].dtype])
+            )
             for node in nodes
             for result, name in node.results.items()
         }
@@ -171,6 +189,5 @@ class RotatedStep(Step):
         with self._on_device():
             if not segments:
                 check_capturable(self._plan)
-            self._given = self._zeros()
             graphs = self._plan.segments if segments else self._plan.captures
             return SegmentGraphs(self._plan, graphs, self._device, self._frame, self._execute, self._idle, beside)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-Value = bool | str
+Value = bool | int | str
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,14 @@ class Preset:
             a block counts where the block is there.
         heads_of_target: algorithms whose head scores rows of the target's own by a token map.
         verifies: values of ``verify`` that its adapter serves.
-        tree_masks: values of ``mask`` for a tree, the default first.
+        tree_masks: values of ``mask`` for a tree, the default first; none where it has no trees.
         padding: what the columns of logits on several ranks together are a multiple of.
         max_requests: default of the key, where the largest bucket is not larger.
-        missing_outputs: outputs that the adapter's forwards do not hand over.
+        missing_outputs: outputs that the adapter does not serve.
         gpus: what the names of the architectures that it runs on start with.
+        pads_rows: whether it hands logits over, to a program whose target it runs, as rows that are padded so, also on
+            one rank.
+        carry: by carried field what the key ``carry`` says of it; of fields that a program does not have, nothing.
 
     """
 
@@ -39,6 +42,8 @@ class Preset:
     max_requests: int
     missing_outputs: tuple[str, ...]
     gpus: str
+    pads_rows: bool = False
+    carry: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
 
     def longest(self, context_length: int, num_steps: int) -> int:
         """Return how long a text may be when a step starts, in tokens.
@@ -50,9 +55,15 @@ class Preset:
 
     def columns(self, vocab_size: int, ranks: int) -> int:
         """Return how many columns of logits so many ranks have together, where each has its own."""
-        return vocab_size if ranks == 1 else -(-vocab_size // self.padding) * self.padding
+        return vocab_size if ranks == 1 and not self.pads_rows else -(-vocab_size // self.padding) * self.padding
+
+    @property
+    def rotates(self) -> bool:
+        """Whether it runs the target by itself."""
+        return self.demands.get(("step",)) == "rotated"
 
     def settles(self, path: tuple[str, ...], chain: bool) -> bool:
         """Whether a key that the file of a chain, or of a tree, does not write has a default of this engine's."""
         defaults = path == ("max_requests",) or path[-1] == "padded_vocab_size"
+        defaults = defaults or (path == ("carry",) and bool(self.carry))
         return defaults or path in self.demands or (path == ("mask",) and not chain)

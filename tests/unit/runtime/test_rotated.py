@@ -14,7 +14,7 @@ from torch import Tensor
 from specc.driver.build import build_program
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.errors import BatchError, ForwardContractError, TornError
+from specc.runtime.errors import BatchError, BindError, ForwardContractError, TornError
 from specc.runtime.plan.halves import halves
 from specc.runtime.plan.plan import Plan
 from specc.runtime.rotated import RotatedStep
@@ -34,9 +34,9 @@ def plan_of(algorithm: str, **keys: Any) -> Plan:
 class Machine:
     """A program over an engine that runs the target by itself."""
 
-    def __init__(self, algorithm: str, **keys: Any) -> None:
+    def __init__(self, algorithm: str, padded: int | None = None, **keys: Any) -> None:
         whole = plan_of(algorithm, **keys)
-        self.plan = plan_of(algorithm, step="rotated", **keys)
+        self.plan = plan_of(algorithm, step="rotated", target={"padded_vocab_size": padded}, **keys)
         self.engine, self.other = (Engine.of_plan(whole, seed=3) for _ in range(2))
         self.step = RotatedStep(self.plan, ReferenceBackend(), CPU, self.engine, self.engine.table, poison=POISON)
         self.whole = Step(whole, ReferenceBackend(), CPU, self.other, self.other.table, poison=POISON)
@@ -60,10 +60,10 @@ class Machine:
             tokens=tokens, positions=positions, slots=slots, rows=at, seq_lens=lens, capture="full"
         )
 
-    def decode(self, rows: Sequence[int], at_least: int = 0) -> None:
-        """One step of both programs."""
+    def decode(self, rows: Sequence[int], at_least: int = 0, *, whole_bucket: bool = True) -> None:
+        """One step of both programs; ``whole_bucket``: the engine has rows for padding, too."""
         batch = Batch(list(rows), [self.lens[row] for row in rows])
-        padded = self.plan.bucket(max(len(rows), at_least)) - len(rows) if at_least else 0
+        padded = self.plan.bucket(max(len(rows), at_least)) - len(rows) if at_least and whole_bucket else 0
         given = self.target(rows, padded)
         committed = self.step.commit(batch, given.logits, at_least=at_least)
         wanted = self.whole.decode(batch).to_host()
@@ -76,14 +76,16 @@ class Machine:
         self.lens |= dict(zip(rows, mine.new_seq_lens, strict=True))
 
 
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(("padded", "whole_bucket"), [(False, True), (True, True), (True, False)])
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("algorithm", CHAINS)
-def test_every_step_accepts_what_a_whole_one_does(algorithm: str, *, overlap: bool, padded: bool) -> None:
+def test_every_step_accepts_what_a_whole_one_does(
+    algorithm: str, *, overlap: bool, padded: bool, whole_bucket: bool
+) -> None:
     machine = Machine(algorithm, overlap=overlap)
     machine.prefill()
     for rows in (ROWS, ROWS[:1], ROWS[1:], [6, 1, 3], ROWS, ROWS):
-        machine.decode(rows, at_least=4 if padded else 0)
+        machine.decode(rows, at_least=4 if padded else 0, whole_bucket=whole_bucket)
 
 
 def test_the_halves_are_two_calls() -> None:
@@ -156,6 +158,34 @@ def test_logits_that_do_not_fit_change_nothing() -> None:
     machine.decode(ROWS)
 
 
+@pytest.mark.parametrize("flat", [True, False])
+def test_rows_of_logits_are_as_far_apart_as_the_plan_has_them(*, flat: bool) -> None:
+    """Of an engine that pads its vocabulary; what is behind a row is not read, and the hidden rows may be flat, too."""
+    machine, plain = Machine("EAGLE", padded=104), Machine("EAGLE")
+    machine.prefill()
+    batch = Batch(ROWS, [machine.lens[row] for row in ROWS])
+    for _ in range(3):
+        given = machine.target(ROWS)
+        wide = torch.full((3, 4, 104), torch.inf)
+        wide[..., :96] = given.logits
+        logits = wide.view(12, 104)[:, :96] if flat else wide[..., :96]
+        machine.step.commit(batch, logits)
+        proposed = machine.step.propose(batch, given.hidden.view(12, -1) if flat else given.hidden).to_host()
+        assert proposed.drafts == machine.step.pools["drafts"][torch.tensor(ROWS)].tolist()
+        mine, wanted = machine.step.read_carry(ROWS).fields, machine.whole.decode(batch).to_host()
+        assert mine["bonus"].tolist() == wanted.bonus
+        machine.lens |= dict(zip(ROWS, wanted.new_seq_lens, strict=True))
+        batch = Batch(ROWS, wanted.new_seq_lens)
+    for logits in (given.logits, torch.zeros(3, 4, 112)[..., :96], torch.zeros(12, 112)[:, :96]):
+        with pytest.raises(ForwardContractError, match="expected its rows 104 elements apart, as the plan has them"):
+            machine.step.commit(batch, logits)
+    plain.prefill()
+    with pytest.raises(ForwardContractError, match=r"with strides \[416, 104, 1\], expected it contiguous"):
+        plain.step.commit(batch, wide[..., :96])
+    with pytest.raises(ForwardContractError, match=r"logits as torch.float32\[11, 96\], expected torch.float32\[3, 4"):
+        plain.step.commit(batch, wide.view(12, 104)[:11, :96])
+
+
 def test_a_failure_of_the_second_half_tears_its_rows() -> None:
     machine = Machine("EAGLE")
     machine.prefill()
@@ -194,6 +224,17 @@ def test_rows_beyond_the_batch_are_ignored() -> None:
     found = machine.step.commit(Batch(ROWS), given.logits).to_host()
     machine.step.propose(Batch(ROWS), given.hidden)
     assert found.accept_lens == machine.whole.decode(Batch(ROWS)).to_host().accept_lens
+
+
+def test_what_graphs_are_captured_over_is_what_is_handed_over() -> None:
+    step = Machine("EAGLE").step
+    zeros = step.zeros()
+    assert {name: list(tensor.shape) for name, tensor in zeros.items()} == {"logits": [4, 4, 96], "hidden": [4, 4, 64]}
+    for given in ({"hidden": zeros["hidden"][:2]}, {"aux": zeros["hidden"]}):
+        with pytest.raises(BindError, match=r"handed over are \{'logits': \[4, 4, 96\], 'hidden': \[4, 4, 64\]\}"):
+            step.capture(given=given)
+    with pytest.raises(BindError, match="CUDA"):
+        step.capture(given=zeros)
 
 
 def test_an_empty_batch_does_not_run() -> None:

@@ -1,0 +1,40 @@
+"""Programs for vLLM, as a user would make them: a configuration that says so, built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engine_job import specc
+from vllm_server import BLOCK, NUM_STEPS, ROWS, Variant
+
+ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "EAGLE"}
+"""vLLM's methods and what specc calls them."""
+BUCKETS = [1, 2, ROWS]
+"""So that a batch of three has a padding row."""
+CONFIG = """
+name: served
+engine: vllm
+algorithm: {algorithm}
+page_size: {block}
+topk: 1
+num_steps: {num_steps}
+buckets: {buckets}
+verify: greedy
+archs: [sm_90]
+target: {{model: {models}/{target}{dtype}}}
+draft: {{model: {models}/{draft}{dtype}}}
+"""
+
+
+def build_program(variant: Variant, models: Path, folder: Path) -> Path:
+    """The wheel for a variant's engine, built in a new folder. RuntimeError with what specc said."""
+    folder.mkdir(parents=True)
+    config = folder / "program.yaml"
+    algorithm = ALGORITHMS[variant.method or ""]
+    dtype = ", dtype: bfloat16" if variant.half else ""
+    sizes = {"dtype": dtype, "block": BLOCK, "num_steps": NUM_STEPS, "buckets": BUCKETS}
+    config.write_text(
+        CONFIG.format(algorithm=algorithm, models=models, target=variant.target, draft=variant.draft, **sizes)
+    )
+    specc("build", str(config), "-o", str(folder), "--quiet")
+    return next(folder.glob("*.whl"))

@@ -1,0 +1,102 @@
+"""Jobs for `serve.py`, each in a process of its own in vLLM's environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from engine_job import run_job
+from vllm_files import HERE, PYTHON
+
+NUM_STEPS = 3
+ROWS = 4
+BLOCK = 32
+"""Tokens of a block, the fewest on a CPU."""
+MODEL_LEN = 160
+SERVER = {
+    "max_num_seqs": ROWS,
+    "max_num_batched_tokens": 64,
+    "max_model_len": MODEL_LEN,
+    "block_size": BLOCK,
+    "num_gpu_blocks_override": 14,
+}
+"""So few blocks that four long requests do not fit, and prompts that come in pieces."""
+
+
+HALF = {"dtype": "bfloat16", "enable_prefix_caching": True}
+NGRAM = {"prompt_lookup_max": 4, "prompt_lookup_min": 1}
+"""How many tokens n-grams have."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What one engine runs: `method` is vLLM's word, None where nothing is speculated.
+
+    `target` and `draft` are models of `write_models`. With `program` a wheel runs steps. With `half` both models are in
+    bfloat16, and prompts that begin alike share blocks. With `ahead` a step is scheduled before the results of the last
+    are read.
+    """
+
+    method: str | None = None
+    draft: str = ""
+    program: bool = False
+    target: str = "target"
+    half: bool = False
+    ahead: bool = False
+
+    def __str__(self) -> str:
+        """For the names of tests and files."""
+        drafts = self.draft or self.method or "plain"
+        return "-".join([drafts, *["half"] * self.half, *["ahead"] * self.ahead, *["program"] * self.program])
+
+    @property
+    def own(self) -> Variant:
+        """The same without a program: vLLM's own steps."""
+        return replace(self, program=False)
+
+    def engine(self, models: Path) -> dict[str, Any]:
+        """Arguments of the engine."""
+        given = {"model": str(models / self.target), **SERVER, **(HALF if self.half else {})}
+        given["async_scheduling"] = self.ahead
+        if self.method is None:
+            return given
+        drafts = {"model": str(models / self.draft)} if self.draft else NGRAM
+        config = {"method": self.method, "num_speculative_tokens": NUM_STEPS, **drafts}
+        return given | {"speculative_config": config}
+
+
+PLAIN = Variant()
+
+
+@dataclass(frozen=True)
+class Served:
+    """What came out of a job: answers in the order of its requests, what was seen on the way, the log.
+
+    Of a program also how many steps it ran, and how many were left to vLLM by reason; None without one.
+    """
+
+    requests: Sequence[Mapping[str, Any]]
+    outputs: Sequence[Mapping[str, Any]]
+    seen: Mapping[str, Any]
+    log: str
+    counts: Mapping[str, Any] | None
+
+
+def serve(
+    engine: Mapping[str, Any],
+    requests: Sequence[Mapping[str, Any]],
+    folder: Path,
+    *,
+    wheel: Path | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> Served:
+    """Run one engine for a list of requests, both as `serve.py` has them, with a program's wheel or without.
+
+    For what is left behind and raised see `run_job`; an engine in which memory is written that no request owns dies.
+    """
+    script = (str(PYTHON), str(HERE / "serve.py"))
+    job = {"engine": dict(engine), "requests": list(requests)}
+    answer, said = run_job(script, job, folder, wheel=wheel, settings=settings)
+    return Served(requests, answer["outputs"], answer["seen"], said, answer["counts"])
