@@ -179,8 +179,9 @@ def report(engines: list[Engine]) -> tuple[Result, str, bool]:
             good = good and same
             lines.append(f"| {name} | {key[1:]} | {' | '.join(cells)} |")
     for name, run in runs.items():
+        failed = f" FAILED: {last_line(run['error'])}" if "error" in run else ""
         stated = {key: run.get(key) for key in ("up_s", "speculator", "async_scheduling", "cudagraph_mode", "counted")}
-        lines += ["", f"{name}: {json.dumps(stated)}" + f" FAILED: {last_line(run['error'])}" * ("error" in run)]
+        lines += ["", f"{name}: {json.dumps(stated)}" + failed]
     return runs, "\n".join(lines) + "\n", good
 
 
