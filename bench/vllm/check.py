@@ -1,4 +1,4 @@
-"""Whether vLLM can run on this machine: imports, the GPU, and operators of its library on the GPU. Ends with 1 at a failure."""
+"""Whether vLLM can run on this machine: imports, the GPU, operators of its library on it. Ends with 1 at a failure."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
     compare.py --models DIR --programs DIR --out DIR [--tiny] [--quick] [--together] [--budget SECONDS] [RUN ...]
 
-Runs are none, draft.vllm, draft.specc, eagle.vllm and eagle.specc, all by default. DIR of --programs has a folder per program,
-in which its wheel is unpacked. With --together all engines start beside each other, and are measured one after the other
-while the others wait. With --tiny they run on a CPU, for which Triton needs a backend `cpu` on the path
+Runs are none, draft.vllm, draft.specc, eagle.vllm and eagle.specc, all by default. DIR of --programs has a folder per
+program, in which its wheel is unpacked. With --together all engines start beside each other, and are measured one after
+the other while the others wait. With --tiny they run on a CPU, for which Triton needs a backend `cpu` on the path
 (tests/vllm/stand_ins). Results: OUT/comparison.json, OUT/comparison.md, OUT/runs. Ends with 1 when an engine failed, or
 when token ids or accepted lengths differ.
 """
@@ -222,7 +222,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=3600, help="seconds for everything")
     parser.add_argument("--start", type=float, default=300, help="seconds for an engine to come up")
     parser.add_argument("--limit", type=float, default=300, help="seconds to measure one engine")
-    parser.add_argument("--engine", type=json.loads, default={}, metavar="JSON", help="more arguments of vllm.EngineArgs")
+    parser.add_argument(
+        "--engine", type=json.loads, default={}, metavar="JSON", help="more arguments of vllm.EngineArgs"
+    )
     given = parser.parse_args()
     if unknown := [name for name in given.runs if name not in RUNS]:
         parser.error(f"no run {', '.join(unknown)}; there are {', '.join(RUNS)}")

@@ -1,8 +1,8 @@
 """One engine of vLLM in one configuration: engine.py RESULT.json JOB.json
 
 JOB has the keys of `Job`. Everything happens in this process. RESULT is written anew after every part, so that what was
-measured survives what fails; its "error" is the traceback of the failure. When the engine is up, RESULT.ready is made, and
-nothing is measured before RESULT.go is there, so that engines can start beside each other and be measured one by one.
+measured survives what fails; its "error" is the traceback of the failure. When the engine is up, RESULT.ready is made,
+and nothing is measured before RESULT.go is there: engines can start beside each other and be measured one by one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+CPU = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "TRITON_INTERPRET": "1",
+    "OMP_NUM_THREADS": "1",
+}
 PROMPT = 32
 SETTLE = 8
 """Steps before the profiler looks: prefills are over then."""
@@ -113,7 +118,7 @@ class Server:
 
 
 def measure(server: Server, batch: int, job: Job) -> Result:
-    """Token ids and accepted length of one batch size; tokens per second, prefill included; the time of a decode step."""
+    """Token ids and accepted length of one batch size; tokens per second, prefill included; the time of a step."""
     server.generate(batch, job.tokens // 4)
     server.accepted.clear()
     ids, *_ = server.generate(batch, job.compared)

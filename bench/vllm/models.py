@@ -1,8 +1,8 @@
 """The models of the benchmark, made on the spot: models.py OUT [--tiny]
 
-Random Llamas in which the next token follows from the last one: `lm_head` has the embedding of a token as the row of its
-successor, and what the layers add is small. A draft knows the successors of seven tokens in ten, so a chain of three drafts
-has an accepted length of about 2.5, and rounding decides nothing.
+Random Llamas in which the next token follows from the last one: `lm_head` has the embedding of a token as the row of
+its successor, and what the layers add is small. A draft knows the successors of seven tokens in ten, so a chain of three
+drafts has an accepted length of about 2.5, and rounding decides nothing.
 
 * target: 8 layers, 2048 wide, V = 32000, bf16.
 * draft: 2 layers, 1024 wide.
@@ -112,7 +112,9 @@ def save(folder: Path, weights: Weights, about: dict[str, Any]) -> None:
     """Write a model."""
     folder.mkdir(parents=True, exist_ok=True)
     dtype = getattr(torch, about["dtype"])
-    save_file({name: value.to(dtype).cpu().contiguous() for name, value in weights.items()}, folder / "model.safetensors")
+    save_file(
+        {name: value.to(dtype).cpu().contiguous() for name, value in weights.items()}, folder / "model.safetensors"
+    )
     (folder / "config.json").write_text(json.dumps(about))
 
 

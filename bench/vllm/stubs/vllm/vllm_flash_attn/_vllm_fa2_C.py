@@ -1,1 +1,1 @@
-"""Stands in for FlashAttention 2, of which nothing is called: vLLM does not start where none of its versions is there."""
+"""Stands in for FlashAttention 2, of which nothing is called: vLLM does not start without any version."""
