@@ -96,7 +96,7 @@ class Engine:
             speculation = {"method": method, "model": str(models / self.kind), "num_speculative_tokens": STEPS}
             engine["speculative_config"], nodes = speculation, STEPS + 1
         if not tiny:
-            captured = [nodes * batch for batch in batches]
+            captured = [2**power for power in range((nodes * max(batches)).bit_length())]
             graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": captured}
             engine["compilation_config"] = graphs
         job: Result = {"engine": engine | self._given.engine, "batches": batches, "program": self.program is not None}

@@ -1,7 +1,7 @@
 """Leaves one architecture's machine code in a CUDA library: fatbin.py LIBRARY ARCH, as in `fatbin.py _C.abi3.so 90`.
 
-The library keeps its size and its addresses: code for other architectures, and PTX, become zeros, which pack to nothing.
-A kernel that has no code for the one that is left fails when it is launched.
+The library keeps its size and its addresses: code for other architectures, and PTX, become zeros, which pack to
+nothing. A kernel that has no code for the one that is left fails when it is launched.
 
 A container has a header of 16 bytes, its payload's size at byte 8; an entry's kind, header size, payload size and
 architecture are at bytes 0, 4, 8 and 28 of its header.

@@ -1,7 +1,7 @@
 """The models of the benchmark, made on the spot: models.py OUT [--tiny]
 
 Random Llamas in which the next token follows from the last one: `lm_head` has the embedding of a token as the row of
-its successor, and what the layers add is small. A draft knows the successors of seven tokens in ten, so a chain of three
+its successor, and what the layers add is small. A draft knows the successors of seven tokens in ten: a chain of three
 drafts has an accepted length of about 2.5, and rounding decides nothing.
 
 * target: 8 layers, 2048 wide, V = 32000, bf16.
