@@ -11,23 +11,11 @@ set -euo pipefail
 out=$1; shift
 [ ! -e "$out" ] || { echo "$out exists" >&2; exit 2; }
 for wheel in "$@"; do [ -f "$wheel" ] || { echo "$wheel: no such wheel" >&2; exit 2; }; done
-here=$(cd "$(dirname "$0")" && pwd) start=$SECONDS python=${PYTHON:-python3}
+here=$(cd "$(dirname "$0")" && pwd) start=$SECONDS
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
-tree=$work/tree; mkdir -p "$tree" "$work/programs" "$work/whl" "$out/models"
+tree=$work/tree; mkdir -p "$tree" "$work/whl" "$out/models"
 
-platforms=(--platform manylinux2014_x86_64 --platform manylinux1_x86_64)
-for glibc in 35 34 28 26 24 17; do platforms+=(--platform "manylinux_2_${glibc}_x86_64"); done
-get() { # get FOLDER REQUIREMENT...
-  "$python" -m pip --disable-pip-version-check download -q --no-deps --only-binary=:all: --python-version 3.12 \
-    --implementation cp --abi cp312 --abi abi3 --abi none "${platforms[@]}" -d "$@"
-}
-unpack() { # unpack WHEEL FOLDER PATTERN...
-  "$python" -c '
-import fnmatch, sys, zipfile
-with zipfile.ZipFile(sys.argv[1]) as wheel:
-    wheel.extractall(sys.argv[2], [n for n in wheel.namelist() if any(fnmatch.fnmatch(n, p) for p in sys.argv[3:])])
-' "$@"
-}
+. "$here/../wheels.sh"
 
 # SGLang without what serving a text model never imports: image generation, tests, benchmarks, tuned configurations of
 # kernels not used here, and Rust extensions.
@@ -59,13 +47,7 @@ find "$tree" -name __pycache__ -prune -exec rm -rf {} +
 XZ_OPT="-6 -T2" tar -C "$tree" -cJf "$out/tree.tar.xz" .
 
 [ "${MODELS:-}" = no ] || for model in target standalone eagle; do cp -r "$here/../../examples/models/$model" "$out/models"; done
-cp "$here"/*.py "$here/run.sh" "$out"
-for wheel in "$@"; do # a folder per program: its package, and the metadata by which SGLang finds it
-  name=$(basename "$wheel"); unpack "$wheel" "$work/programs/${name%%-*}" '*'
-done
-tar -C "$work" -cJf "$out/programs.tar.xz" programs
+cp "$here"/*.py "$here/../texts.py" "$here/run.sh" "$out"
+pack_programs "$out" "$@"
 find "$out" -name __pycache__ -prune -exec rm -rf {} +
-
-size=$(du -sm "$out" | cut -f1)
-echo "$out: $size MiB, $(ls "$work/programs" | wc -l) programs, in $((SECONDS - start)) s"
-[ "$size" -le 62 ] || { echo "more than 62 MiB" >&2; exit 1; }
+weigh "$out" $((SECONDS - start))

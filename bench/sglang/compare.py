@@ -27,6 +27,11 @@ from typing import Any
 from variants import VARIANTS, Variant
 
 HERE = Path(__file__).resolve().parent
+if (HERE.parent / "texts.py").exists():
+    sys.path.insert(0, str(HERE.parent))
+
+from texts import compare_texts, last_line, number, share
+
 SIDES = ("stock", "specc")
 BATCHES = (1, 8)
 LEAST = 25
@@ -146,21 +151,6 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-def compare_texts(mine: Result, other: Result) -> dict[str, Any] | None:
-    """How many answers have the same tokens, and where the others differ first."""
-    if "output_ids" not in mine or "output_ids" not in other:
-        return None
-    pairs = list(zip(mine["output_ids"], other["output_ids"], strict=True))
-    return {"same": sum(a == b for a, b in pairs), "of": len(pairs), "first_difference": [differs(*p) for p in pairs]}
-
-
-def differs(mine: list[int], other: list[int]) -> int | None:
-    """The first place where two answers differ."""
-    length = min(len(mine), len(other))
-    place = next((i for i in range(length) if mine[i] != other[i]), length)
-    return None if mine == other else place
-
-
 COLUMNS = {
     "tokens/s": lambda run, batch: run[f"bs{batch}"]["tokens_per_s"],
     "ms per step": lambda run, batch: run[f"bs{batch}"]["ms_per_step"],
@@ -234,24 +224,6 @@ def table(records: list[Result]) -> str:
                 label = "**specc / stock**" if side == "ratio" else side
                 lines.append(f"| {record['variant']} | {batch} | {label} | {cells} |")
     return "\n".join(lines) + "\n"
-
-
-def share(texts: Result | None) -> str:
-    """Texts as "8/8", with the places of the first differences."""
-    if texts is None:
-        return "-"
-    places = [str(place) for place in texts["first_difference"] if place is not None]
-    return f"{texts['same']}/{texts['of']}" + (f", others differ from token {', '.join(places)} on" if places else "")
-
-
-def last_line(error: str) -> str:
-    """Of a traceback."""
-    return (error.strip().splitlines() or [""])[-1].replace("|", "/")[:160]
-
-
-def number(value: float | None) -> str:
-    """Three or four figures."""
-    return "-" if value is None else f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def arguments() -> argparse.Namespace:

@@ -27,6 +27,7 @@ def for_engine(checked: Checked, algorithm: str | None, facts: Mapping[Side, Mod
         return checked
     preset = PRESETS[engine]
     _unsupported(checked, preset, algorithm)
+    _of_a_part(checked, preset, facts.get("draft"))
     file = _with_demands(checked, preset)
     buckets = file.buckets if checked.sound("buckets") else []
     file = file.model_copy(update={"max_requests": file.max_requests or max([preset.max_requests, *buckets])})
@@ -40,6 +41,8 @@ def _unsupported(checked: Checked, preset: Preset, algorithm: str | None) -> Non
     if algorithm is not None and algorithm not in preset.algorithms:
         hint = f"there are {', '.join(preset.algorithms)}"
         _refuse(checked, preset, f"the algorithm {algorithm} is not served", at.value("algorithm"), hint)
+    if file.topk > 1 and not preset.tree_masks and checked.sound("topk"):
+        _refuse(checked, preset, "trees are not served", at.value("topk"), "write topk: 1")
     if len(file.num_steps) > 1 and checked.sound("num_steps"):
         _refuse(checked, preset, "several num_steps are not served", at.value("num_steps"), "write one number")
     if file.verify not in preset.verifies and checked.sound("verify"):
@@ -57,6 +60,18 @@ def _unsupported(checked: Checked, preset: Preset, algorithm: str | None) -> Non
         if arch != NATIVE and not arch.startswith(preset.gpus):
             message = f"programs run on {preset.gpus}..., not on {arch}"
             _refuse(checked, preset, message, at.value("archs", index), "leave it out")
+
+
+def _of_a_part(checked: Checked, preset: Preset, draft: ModelFacts | None) -> None:
+    """Report a draft that scores a part of the target's tokens, where the engine serves none."""
+    block, size = checked.file.draft, draft.facts.get("draft_vocab_size") if draft is not None else None
+    if preset.parts_of_tokens or block is None or not checked.sound("draft"):
+        return
+    whole = draft.facts.get("vocab_size") if draft is not None else None
+    if block.token_map is not None or (size is not None and (whole is None or size.value != whole.value)):
+        key = "model" if block.token_map is None else "token_map"
+        what = "drafts that score a part of the target's tokens are not served"
+        _refuse(checked, preset, what, checked.places.value("draft", key), "choose a draft of all tokens")
 
 
 def _with_demands(checked: Checked, preset: Preset) -> ConfigFile:

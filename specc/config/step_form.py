@@ -19,9 +19,14 @@ def check_step(checked: Checked, needs: Needs) -> None:
     )
     if file.step != "rotated" or not checked.sound("step"):
         return
-    hint = "write step: whole"
-    elsewhere = file.engine is not None and not PRESETS[file.engine].rotates
-    refuse(checked, elsewhere, f"step: rotated in {file.engine}", ("step",), hint)
+    hint, own = "write step: whole", file.engine is not None and PRESETS[file.engine].rotates
+    for key, name, what in (("sampling", "grammar", "grammars"), *(() if own else _outputs())):
+        listed: list[str] = list(getattr(file, key))
+        wanted = name in listed and checked.sound(key)
+        refuse(checked, wanted, f"{what} with step: rotated", (key, listed.index(name) if wanted else 0), hint)
+    if own:  # what else it does not have was said of the engine
+        return
+    refuse(checked, file.engine is not None, f"step: rotated in {file.engine}", ("step",), hint)
     asked: dict[str, tuple[bool, str]] = {
         "topk": (file.topk > 1 and needs.trees, f"a tree (topk: {file.topk})"),
         "num_steps": (len(file.num_steps) > 1, "a choice of several num_steps"),
@@ -31,10 +36,6 @@ def check_step(checked: Checked, needs: Needs) -> None:
     }
     for key, (wanted, what) in asked.items():
         refuse(checked, wanted and checked.sound(key), f"{what} with step: rotated", (key,), hint)
-    for key, name, what in (("sampling", "grammar", "grammars"), *_outputs()):
-        listed: list[str] = list(getattr(file, key))
-        wanted = name in listed and checked.sound(key)
-        refuse(checked, wanted, f"{what} with step: rotated", (key, listed.index(name) if wanted else 0), hint)
 
 
 def _outputs() -> list[tuple[str, str, str]]:

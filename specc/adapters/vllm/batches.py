@@ -11,7 +11,7 @@ from torch import Tensor
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
 from .binding import Bound
-from .counters import Metrics
+from .counters import Counters
 from .tables import AHEAD
 
 logger = logging.getLogger("vllm.specc")
@@ -35,13 +35,13 @@ class Steps:
 
     """
 
-    def __init__(self, package: Any, speculator: Any, metrics: Metrics) -> None:
+    def __init__(self, package: Any, speculator: Any, counters: Counters) -> None:
         """Bind the program of a package to a speculator with its attention in place."""
-        self.name, self._package, self._metrics = package.__name__, package, metrics
+        self.name, self._package, self._counters = package.__name__, package, counters
         self.served, self.left = 0, Counter[str]()
         self.committed: Any = None
         self.captured = "none"
-        metrics.active(self.captured)
+        counters.active(self.captured)
         self._told = time.monotonic()
         self._bound = Bound(package, speculator)
         self.step, plan = self._bound.step, package.plan
@@ -96,7 +96,7 @@ class Steps:
         handed = self._bound.hand_over(batch, hidden)
         drafts: Tensor = self.step.propose(self._of(batch), handed).drafts
         self.served += 1
-        self._metrics.count()
+        self._counters.count()
         self._tell()
         return drafts
 
@@ -104,12 +104,12 @@ class Steps:
         """Capture the drafts of every bucket, as one graph each."""
         self._bound.capture()
         self.captured = "drafts"
-        self._metrics.active(self.captured)
+        self._counters.active(self.captured)
 
     def leave(self, reason: str) -> None:
         """Take note of a verification that vLLM runs."""
         self.left[reason] += 1
-        self._metrics.count(left=reason)
+        self._counters.count(left=reason)
         self._tell()
 
     def report(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 ABOUT = ("program", "version", "capture")
 
 
-class Metrics:
+class Counters:
     """Counters of decode steps."""
 
     def __init__(self, package: Any) -> None:

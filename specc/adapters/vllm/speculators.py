@@ -16,7 +16,7 @@ from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneAR
 
 from .._plugin import chosen, tried, word
 from .batches import Steps
-from .counters import Metrics
+from .counters import Counters
 from .fit import misfits
 from .tables import carried
 
@@ -50,13 +50,13 @@ class ProgramDrafts(_Speculator):
 
     def take(self, package: Any, states: Any) -> None:
         """Run the program of a package, for requests in vLLM's RequestState, which holds none yet."""
-        self._package, self._metrics = package, Metrics(package)
+        self._package, self._counters = package, Counters(package)
         self.fields = carried(states, package.plan.size("P"))
 
     def set_attn(self, *args: Any, **named: Any) -> None:
         """See DraftModelSpeculator; then bind the program, which needs to know where keys and values are."""
         super().set_attn(*args, **named)
-        self.steps = tried(lambda: Steps(self._package, self, self._metrics), ENGINE)
+        self.steps = tried(lambda: Steps(self._package, self, self._counters), ENGINE)
         if self.steps is not None:
             logger.info("specc: %s runs the decode steps: %s", self._package.__name__, self.steps.report())
 

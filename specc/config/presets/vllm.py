@@ -23,6 +23,7 @@ VLLM = Preset(
     tree_masks=(),  # it has no trees
     padding=64,  # of its heads, whose scores it cuts off by a view
     pads_rows=True,
+    parts_of_tokens=False,  # its heads hand over scores of all tokens, -inf of those they do not know
     max_requests=256,
     missing_outputs=("logprobs", "hidden_states", "routed_experts", "indexer_topk"),
     gpus="sm_",

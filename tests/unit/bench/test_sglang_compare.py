@@ -9,6 +9,7 @@ from queue import Queue
 
 import compare
 import pytest
+import texts
 from variants import VARIANTS
 
 CHAIN, PLAIN = VARIANTS["ex_eagle_chain"], VARIANTS["ex_nospec"]
@@ -60,7 +61,7 @@ def test_what_did_not_run_is_named_and_not_left_out(session):
     ("mine", "other", "place"), [([1, 2], [1, 2], None), ([1, 2], [1], 1), ([], [1], 0), ([5, 2], [6, 2], 0)]
 )
 def test_where_answers_differ_first(mine, other, place):
-    assert compare.differs(mine, other) == place
+    assert texts.differs(mine, other) == place
 
 
 def test_a_process_past_its_limit_ends_with_all_that_it_started(tmp_path):

@@ -195,6 +195,54 @@ def test_an_engine_may_be_named_beside_the_file() -> None:
     assert load_text(unknown, Path("small.yaml"), names(), needs, engine=ENGINES[0]).config.engine == "sglang"
 
 
+def test_the_defaults_are_those_of_vllm() -> None:
+    for algorithm in ("STANDALONE", "EAGLE", "EAGLE3"):
+        config = load(algorithm, "vllm", target={"vocab_size": 100}).config
+        assert (config.engine, config.step, config.slots, config.draft_positions) == (
+            "vllm", "rotated", "block_table", "auto",
+        )  # fmt: skip
+        assert (config.overlap, config.disaggregation, config.max_requests) == (True, False, 256)
+        assert config.target.padded_vocab_size == 128, "rows of logits are those of a padded head"
+        assert {name: tuple(place) for name, place in config.carry.items()} == {
+            "bonus": ("int64", "engine"), "drafts": ("int64", "engine"), "seq_lens": ("int32", "engine"),
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "keys", "found"),
+    [
+        ("NGRAM", {}, ("config/engine-unsupported", "there are STANDALONE, EAGLE, EAGLE3")),
+        ("EAGLE", TREE, ("config/engine-unsupported", "write topk: 1")),
+        ("EAGLE", {"num_steps": [1, 3]}, ("config/engine-unsupported", "write one number")),
+        ("EAGLE", {"archs": ["gfx942"]}, ("config/engine-unsupported", "leave it out")),
+        ("EAGLE", {"outputs": ["logprobs"]}, ("config/engine-unsupported", "leave it out")),
+        ("EAGLE", {"step": "whole"}, ("config/engine-conflict", "write step: rotated, or leave the key out")),
+        (
+            "EAGLE", {"slots": "req_to_token"},
+            ("config/engine-conflict", "write slots: block_table, or leave the key out"),
+        ),
+        (
+            "EAGLE", {"draft_positions": True},
+            ("config/engine-conflict", "write draft_positions: auto, or leave the key out"),
+        ),
+        ("EAGLE", {"tensor_parallel": 2}, ("config/engine-conflict", "write tensor_parallel: 1, or leave the key out")),
+        ("EAGLE", {"verify": "target_only"}, ("config/engine-conflict", "write verify: greedy, or leave the key out")),
+        (
+            "EAGLE3", {"draft": {"token_map": "engine", "vocab_size": 48}},
+            ("config/engine-unsupported", "choose a draft of all tokens"),
+        ),
+    ],
+)  # fmt: skip
+def test_what_vllm_does_not_do(algorithm: str, keys: dict[str, object], found: tuple[str, str]) -> None:
+    assert [one[:2] for one in findings(algorithm, engine="vllm", **keys)] == [found]
+
+
+def test_a_published_head_of_some_tokens_in_vllm(model: Model) -> None:
+    head = model("d", **LLAMA | {"draft_vocab_size": 48})
+    found = findings("EAGLE3", engine="vllm", draft={"model": str(head), "vocab_size": None, "dtype": None})
+    assert [one[:2] for one in found] == [("config/engine-unsupported", "choose a draft of all tokens")]
+
+
 def sglang_allocates(page: int, topk: int, steps: int, nodes: int) -> int:
     """Slots per request of its scheduler: twice a step's, whose branches have pages of their own where pages matter."""
     if page == 1 or topk == 1:

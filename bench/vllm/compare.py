@@ -1,0 +1,251 @@
+"""vLLM 0.33.0 with its own speculation against vLLM with specc's programs, each engine in a process of its own.
+
+    compare.py --models DIR --programs DIR --out DIR [--tiny] [--quick] [--together] [--budget SECONDS] [RUN ...]
+
+Runs are none, draft.vllm, draft.specc, eagle.vllm and eagle.specc, all by default. DIR of --programs has a folder per
+program, in which its wheel is unpacked. With --together all engines start beside each other, and are measured one after
+the other while the others wait. With --tiny they run on a CPU, for which Triton needs a backend `cpu` on the path
+(tests/vllm/stand_ins). Results: OUT/comparison.json, OUT/comparison.md, OUT/runs. Ends with 1 when an engine failed, or
+when token ids or accepted lengths differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from models import sizes
+
+HERE = Path(__file__).resolve().parent
+if (HERE.parent / "texts.py").exists():
+    sys.path.insert(0, str(HERE.parent))
+
+from texts import compare_texts, last_line, number, share
+
+STEPS = 3
+RUNS = ("draft.vllm", "draft.specc", "none", "eagle.vllm", "eagle.specc")
+CUDA: dict[str, Any] = {
+    "dtype": "bfloat16",
+    "max_model_len": 1024,
+    "max_num_seqs": 32,
+    "max_num_batched_tokens": 2048,
+    "attention_backend": "TRITON_ATTN",
+    "async_scheduling": True,
+    "gpu_memory_utilization": 0.1,
+    "kv_cache_memory_bytes": 4 << 30,
+}
+CPU: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 256,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 256,
+    "enforce_eager": True,
+}
+COMMON: dict[str, Any] = {
+    "skip_tokenizer_init": True,
+    "block_size": 32,
+    "enable_prefix_caching": False,
+    "disable_log_stats": True,
+    "seed": 1,
+}
+QUICK = {"tokens": 128, "compared": 96, "repeats": 2}
+TINY = {"tokens": 32, "compared": 24, "repeats": 1, "profiled": 4, "device": "cpu"}
+Result = dict[str, Any]
+
+
+class Engine:
+    """One run: its files, its process, and what it left."""
+
+    def __init__(self, name: str, given: argparse.Namespace) -> None:
+        self.name, self._given = name, given
+        kind, _, side = name.partition(".")
+        self.kind = kind
+        self.program = f"specc_program_bench_vllm_{'tiny_' * given.tiny}{kind}" if side == "specc" else None
+        self.path: Path = given.out / "runs" / f"{name}.json"
+        self.log = self.path.with_suffix(".log")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Begin to bring it up."""
+        for suffix in (".json", ".ready", ".go"):
+            self.path.with_suffix(suffix).unlink(missing_ok=True)
+        job = self.path.with_suffix(".job")
+        job.write_text(json.dumps(self.job()))
+        settings = dict(os.environ)
+        if self.program:
+            settings["PYTHONPATH"] = f"{settings.get('PYTHONPATH', '')}:{self._given.programs / self.program}"
+            settings["SPECC_PROGRAM"] = self.program
+        with self.log.open("w") as file:
+            command = [sys.executable, str(HERE / "engine.py"), str(self.path), str(job)]
+            self._process = subprocess.Popen(command, env=settings, stdout=file, stderr=file, start_new_session=True)
+
+    def job(self) -> Result:
+        """What engine.py is asked."""
+        tiny, models = self._given.tiny, self._given.models
+        batches = [1, 2] if tiny else [1, 8, 32]
+        engine = COMMON | (CPU if tiny else CUDA) | {"model": str(models / "target")}
+        nodes = 1
+        if self.kind != "none":
+            method = {"draft": "draft_model", "eagle": "eagle"}[self.kind]
+            speculation = {"method": method, "model": str(models / self.kind), "num_speculative_tokens": STEPS}
+            engine["speculative_config"], nodes = speculation, STEPS + 1
+        if not tiny:
+            captured = [2**power for power in range((nodes * max(batches)).bit_length())]
+            graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": captured}
+            engine["compilation_config"] = graphs
+        job: Result = {"engine": engine | self._given.engine, "batches": batches, "program": self.program is not None}
+        job |= {"vocab": sizes(tiny)["target"]["vocab"], "traces": str(self._given.out / "traces")}
+        return job | (QUICK if self._given.quick else {}) | (TINY if tiny else {})
+
+    def wait(self, deadline: float, suffix: str = "") -> bool:
+        """Until it ends, or has made a file with this suffix: whether it has not failed. Killed at the deadline."""
+        assert self._process is not None
+        while self._process.poll() is None:
+            if suffix and self.path.with_suffix(suffix).exists():
+                return True
+            if time.monotonic() > deadline:
+                self.stop()
+                found = self.result()
+                error = found["error"] if "not run" not in found.get("error", "not run") else "ran past its limit"
+                self.path.write_text(json.dumps(found | {"error": error}))
+                return False
+            time.sleep(0.05)
+        return self._process.returncode == 0
+
+    def measure(self, deadline: float) -> bool:
+        """Let it measure, now that it is up."""
+        self.path.with_suffix(".go").touch()
+        return self.wait(deadline)
+
+    def stop(self) -> None:
+        """End it with all that it started."""
+        if self._process is not None and self._process.poll() is None:
+            os.killpg(self._process.pid, 9)
+            self._process.wait()
+
+    def result(self) -> Result:
+        """What it left; "error" where there is nothing, or it ended before its time."""
+        try:
+            found = json.loads(self.path.read_text())
+        except (OSError, ValueError):
+            return {"error": "not run"}
+        code = self._process.poll() if self._process is not None else None
+        return {"error": f"exit status {code}"} | found if code else found
+
+
+def serve(engines: list[Engine], given: argparse.Namespace) -> None:
+    """Run all engines."""
+    begin = time.monotonic()
+    last = begin + given.budget
+    groups = [engines] if given.together else [[engine] for engine in engines]
+    try:
+        for group in groups:
+            for engine in group:
+                engine.start()
+            up = min(last, time.monotonic() + given.start)
+            ready = [engine for engine in group if told(engine, engine.wait(up, ".ready"), "up", begin)]
+            for engine in ready:
+                told(engine, engine.measure(min(last, time.monotonic() + given.limit)), "measured", begin)
+    finally:
+        for engine in engines:
+            engine.stop()
+
+
+def told(engine: Engine, good: bool, what: str, begin: float) -> bool:
+    """Say how far an engine came, and the end of its log if it failed."""
+    print(f"{time.monotonic() - begin:6.1f} s  {engine.name}: {what if good else 'FAILED'}", flush=True)
+    if not good:
+        lines = engine.log.read_text(errors="replace").splitlines()
+        print("\n".join(line[:300] for line in lines[-30:]), last_line(engine.result().get("error", "")), flush=True)
+    return good
+
+
+def report(engines: list[Engine]) -> tuple[Result, str, bool]:
+    """All results without token ids, a table of them, and whether all is as it must be."""
+    runs = {engine.name: engine.result() for engine in engines}
+    lines = ["| run | B | ids as none | ids as vLLM | accepted | tokens/s | ms/step | launches | graphs | GPU us | x |"]
+    lines.append("|---" * 11 + "|")
+    good = not any("error" in run for run in runs.values())
+    for name, run in runs.items():
+        other = runs.get(name.replace("specc", "vllm"), {})
+        for key in [key for key in run if key.startswith("b") and key[1:].isdigit()]:
+            cells, same = row(run, other, runs.get("none", {}), key)
+            good = good and same
+            lines.append(f"| {name} | {key[1:]} | {' | '.join(cells)} |")
+    for name, run in runs.items():
+        failed = f" FAILED: {last_line(run['error'])}" if "error" in run else ""
+        stated = {key: run.get(key) for key in ("up_s", "speculator", "async_scheduling", "cudagraph_mode", "counted")}
+        lines += ["", f"{name}: {json.dumps(stated)}" + failed]
+    return runs, "\n".join(lines) + "\n", good
+
+
+def row(run: Result, other: Result, plain: Result, key: str) -> tuple[list[str], bool]:
+    """The cells of one batch size, and whether ids and accepted length are those that they must be."""
+    found, traced = run[key], run.get(f"profile_{key}", {})
+    mine = {"output_ids": found["output_ids"]}
+    theirs = other.get(key, {})
+    texts = [compare_texts(mine, one.get(key, {})) for one in (plain, other)]
+    graphs = sum(count for name, count in traced.get("calls_per_step", {}).items() if "GraphLaunch" in name)
+    ratio = found["tokens_per_s"] / theirs["tokens_per_s"] if "tokens_per_s" in theirs else None
+    cells = [share(text) for text in texts] + [
+        number(value)
+        for value in (
+            found["accept_length"],
+            found["tokens_per_s"],
+            found["ms_per_step"],
+            traced.get("launches_per_step"),
+            graphs if traced else None,
+            traced.get("gpu_us_per_step"),
+            ratio,
+        )
+    ]
+    same = all(text is None or text["same"] == text["of"] for text in texts)
+    return cells, same and theirs.get("accept_length", found["accept_length"]) == found["accept_length"]
+
+
+def arguments() -> argparse.Namespace:
+    """Of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="*", metavar="RUN", help=", ".join(RUNS))
+    parser.add_argument("--models", type=Path, required=True, help="what models.py made")
+    parser.add_argument("--programs", type=Path, required=True, help="unpacked wheels, a folder each")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tiny", action="store_true", help="tiny models on a CPU")
+    parser.add_argument("--quick", action="store_true", help="fewer tokens and repeats")
+    parser.add_argument("--together", action="store_true", help="start all engines beside each other")
+    parser.add_argument("--budget", type=float, default=3600, help="seconds for everything")
+    parser.add_argument("--start", type=float, default=300, help="seconds for an engine to come up")
+    parser.add_argument("--limit", type=float, default=300, help="seconds to measure one engine")
+    parser.add_argument(
+        "--engine", type=json.loads, default={}, metavar="JSON", help="more arguments of vllm.EngineArgs"
+    )
+    given = parser.parse_args()
+    if unknown := [name for name in given.runs if name not in RUNS]:
+        parser.error(f"no run {', '.join(unknown)}; there are {', '.join(RUNS)}")
+    for name in ("models", "programs", "out"):
+        setattr(given, name, getattr(given, name).resolve())
+    return given
+
+
+def main() -> int:
+    """Run, compare, report."""
+    given = arguments()
+    for folder in ("runs", "traces"):
+        (given.out / folder).mkdir(parents=True, exist_ok=True)
+    engines = [Engine(name, given) for name in given.runs or RUNS]
+    serve(engines, given)
+    runs, text, good = report(engines)
+    (given.out / "comparison.json").write_text(json.dumps(runs))
+    (given.out / "comparison.md").write_text(text)
+    print(text, flush=True)
+    return int(not good)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""The models of the benchmark, made on the spot: models.py OUT [--tiny]
+
+Random Llamas in which the next token follows from the last one: `lm_head` has the embedding of a token as the row of
+its successor, and what the layers add is small. A draft knows the successors of seven tokens in ten: a chain of three
+drafts has an accepted length of about 2.5, and rounding decides nothing.
+
+* target: 8 layers, 2048 wide, V = 32000, bf16.
+* draft: 2 layers, 1024 wide.
+* eagle: a head of one layer, as wide as the target, in vLLM's layout, with an embedding of its own.
+
+With --tiny they are small, and float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+KNOWN = 0.7
+SMALL = 0.002
+"""Deviation of the weights that add to the residual stream; of all others it is ten times that."""
+Weights = dict[str, Tensor]
+
+
+def sizes(tiny: bool) -> dict[str, dict[str, int]]:
+    """Width, inner width, layers, heads, heads of keys and values of each model, and V."""
+    names = ("width", "inner", "layers", "heads", "kv_heads", "vocab")
+    rows = {
+        "target": (256, 512, 2, 4, 2, 1000) if tiny else (2048, 8192, 8, 16, 8, 32000),
+        "draft": (128, 256, 1, 2, 2, 1000) if tiny else (1024, 4096, 2, 8, 8, 32000),
+        "eagle": (256, 512, 1, 4, 2, 1000) if tiny else (2048, 8192, 1, 16, 8, 32000),
+    }
+    return {name: dict(zip(names, row, strict=True)) for name, row in rows.items()}
+
+
+def config(size: dict[str, int], dtype: str, architecture: str) -> dict[str, Any]:
+    """A config.json."""
+    return {
+        "architectures": [architecture],
+        "model_type": "llama",
+        "hidden_size": size["width"],
+        "intermediate_size": size["inner"],
+        "num_hidden_layers": size["layers"],
+        "num_attention_heads": size["heads"],
+        "num_key_value_heads": size["kv_heads"],
+        "head_dim": size["width"] // size["heads"],
+        "vocab_size": size["vocab"],
+        "max_position_embeddings": 4096,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "dtype": dtype,
+        "torch_dtype": dtype,
+    }
+
+
+def layer(size: dict[str, int], prefix: str, device: str) -> Weights:
+    """One decoder layer."""
+    width, inner = size["width"], size["inner"]
+    keys = size["kv_heads"] * width // size["heads"]
+    shapes = {
+        "self_attn.q_proj": (width, width),
+        "self_attn.k_proj": (keys, width),
+        "self_attn.v_proj": (keys, width),
+        "self_attn.o_proj": (width, width),
+        "mlp.gate_proj": (inner, width),
+        "mlp.up_proj": (inner, width),
+        "mlp.down_proj": (width, inner),
+    }
+    adds = ("o_proj", "down_proj")
+    made = {
+        f"{prefix}{name}.weight": torch.randn(shape, device=device) * SMALL * (1 if name.endswith(adds) else 10)
+        for name, shape in shapes.items()
+    }
+    norms = ("input_layernorm", "post_attention_layernorm")
+    return made | {f"{prefix}{name}.weight": torch.ones(width, device=device) for name in norms}
+
+
+def language_model(size: dict[str, int], successors: Tensor) -> Weights:
+    """A Llama after whose token t comes successors[t], i64[V]."""
+    device = str(successors.device)
+    embedding = torch.randn(size["vocab"], size["width"], device=device)
+    head = torch.zeros_like(embedding).index_add_(0, successors, embedding)
+    made = {"model.embed_tokens.weight": embedding, "lm_head.weight": head}
+    made["model.norm.weight"] = torch.ones(size["width"], device=device)
+    for number in range(size["layers"]):
+        made |= layer(size, f"model.layers.{number}.", device)
+    return made
+
+
+def eagle_head(size: dict[str, int], embedding: Tensor, known: Tensor) -> Weights:
+    """A head that passes its token's embedding on, that of another token where `known` bool[V] is false."""
+    width, device = size["width"], str(embedding.device)
+    made = {name: value for name, value in layer(size, "layers.0.", device).items() if "input_layernorm" not in name}
+    passed = torch.eye(width, device=device)
+    made["fc.weight"] = torch.cat([passed, torch.randn(width, width, device=device) * SMALL], dim=1)
+    made["embed_tokens.weight"] = torch.where(known[:, None], embedding, embedding.roll(1, 0))
+    return made
+
+
+def save(folder: Path, weights: Weights, about: dict[str, Any]) -> None:
+    """Write a model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    dtype = getattr(torch, about["dtype"])
+    save_file(
+        {name: value.to(dtype).cpu().contiguous() for name, value in weights.items()}, folder / "model.safetensors"
+    )
+    (folder / "config.json").write_text(json.dumps(about))
+
+
+def main(out: Path, tiny: bool) -> None:
+    """Make all models."""
+    device, dtype = ("cuda" if torch.cuda.is_available() else "cpu"), "float32" if tiny else "bfloat16"
+    torch.manual_seed(3)
+    size = sizes(tiny)
+    vocab = size["target"]["vocab"]
+    successors = torch.randperm(vocab).to(device)
+    known = (torch.rand(vocab) < KNOWN).to(device)
+    target = language_model(size["target"], successors)
+    drafted = torch.where(known, successors, (successors + 1) % vocab)
+    save(out / "target", target, config(size["target"], dtype, "LlamaForCausalLM"))
+    save(out / "draft", language_model(size["draft"], drafted), config(size["draft"], dtype, "LlamaForCausalLM"))
+    head = eagle_head(size["eagle"], target["model.embed_tokens.weight"], known)
+    save(out / "eagle", head, config(size["eagle"], dtype, "EagleLlamaForCausalLM"))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--tiny", action="store_true")
+    given = parser.parse_args()
+    main(given.out, given.tiny)

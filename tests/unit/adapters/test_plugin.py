@@ -1,0 +1,117 @@
+"""How a program comes into an engine: versions, several programs, what is logged and what ends a server."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from specc.adapters import vllm as adapter
+from specc.adapters._plugin import ServerError, chosen, offer, tried, word
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module of the engine's, which is installed in its version 1.2."""
+    made = ModuleType("engine_plugins")
+    monkeypatch.setitem(sys.modules, "engine_plugins", made)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: {"engine": "1.2+cpu"}[name])
+    monkeypatch.delenv("SPECC_PROGRAM", raising=False)
+    return made
+
+
+def program(name: str, version: str = "0.1.0+p1") -> Any:
+    made = ModuleType(name)
+    made.__version__ = version
+    return made
+
+
+def test_programs_are_listed_once_and_the_first_replaces(place: ModuleType) -> None:
+    replaced: list[list[Any]] = []
+    first, second = program("a"), program("b", "0.1.0+p2")
+    for one in (first, second, first):
+        offer(one, "Engine", "1.2", "engine_plugins", replaced.append)
+    assert vars(place)["specc_programs"] == [first, second]
+    assert replaced == [[first, second]], "the same list, once"
+
+
+@pytest.mark.parametrize("version", ["1.3", "1.20"])
+def test_another_version_is_refused(place: ModuleType, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match=rf"a runs in Engine {version}, this is 1\.2\+cpu"):
+        offer(program("a"), "Engine", version, "engine_plugins", pytest.fail)
+    monkeypatch.setenv("SPECC_PROGRAM", "a")
+    with pytest.raises(SystemExit, match=f"SPECC_PROGRAM=a: a runs in Engine {version}"):
+        offer(program("a"), "Engine", version, "engine_plugins", pytest.fail)
+    assert not vars(place).get("specc_programs")
+
+
+def test_programs_of_two_speccs_do_not_mix(place: ModuleType) -> None:
+    offer(program("a"), "Engine", "1.2", "engine_plugins", lambda _: None)
+    with pytest.raises(RuntimeError, match=r"b is of specc 0\.2\.0, a of 0\.1\.0"):
+        offer(program("b", "0.2.0+p1"), "Engine", "1.2", "engine_plugins", pytest.fail)
+
+
+def test_the_one_that_fits_runs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.delenv("SPECC_PROGRAM", raising=False)
+    a, b = program("a"), program("b")
+    assert chosen([a, b], "Engine", lambda one: ["num_steps"] if one is a else []) is b
+    assert chosen([a], "Engine", lambda one: ["num_steps is 3", "page_size is 1"]) is None
+    assert "a does not fit this server: num_steps is 3; page_size is 1. Engine's own steps run" in caplog.text
+    assert caplog.records[0].name == "engine.specc", "a child of the engine's logger"
+    with pytest.raises(ServerError, match="several programs fit this server, set SPECC_PROGRAM to one of a, b"):
+        chosen([a, b], "Engine", lambda one: [])
+    monkeypatch.setenv("SPECC_PROGRAM", "a")
+    assert chosen([a, b], "Engine", lambda one: []) is a
+    with pytest.raises(RuntimeError, match="a does not fit this server: num_steps"):
+        chosen([a, b], "Engine", lambda one: ["num_steps"])
+    with pytest.raises(RuntimeError, match="SPECC_PROGRAM=a: no such program is installed for Engine"):
+        chosen([b], "Engine", lambda one: [])
+
+
+def test_what_fails_is_logged_unless_it_must_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("no blocks")
+
+    def misuse() -> None:
+        raise ServerError("a word")
+
+    monkeypatch.delenv("SPECC_PROGRAM", raising=False)
+    with caplog.at_level(logging.INFO):
+        assert tried(fail, "Engine") is None
+    assert "no program runs, Engine's own steps do" in caplog.text
+    assert "no blocks" in caplog.text
+    with pytest.raises(ServerError):
+        tried(misuse, "Engine")
+    with pytest.raises(RuntimeError, match="no blocks"):
+        tried(fail, "Engine", must=True)
+    monkeypatch.setenv("SPECC_PROGRAM", "a")
+    with pytest.raises(RuntimeError, match="no blocks"):
+        tried(fail, "Engine")
+    assert tried(lambda: 3, "Engine") == 3
+
+
+def test_words_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPECC_CAPTURE", raising=False)
+    assert word("SPECC_CAPTURE", ("drafts", "none"), "drafts") == "drafts"
+    monkeypatch.setenv("SPECC_CAPTURE", "all")
+    with pytest.raises(ServerError, match="SPECC_CAPTURE is one of drafts, none, got 'all'"):
+        word("SPECC_CAPTURE", ("drafts", "none"), "drafts")
+
+
+def test_vllm_goes_on_without_a_program_of_another_version(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a plugin of its raises would end it."""
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.34.0")
+    monkeypatch.delenv("SPECC_PROGRAM", raising=False)
+    adapter.register()
+    assert "runs in vLLM 0.33.0, this is 0.34.0" in caplog.text
+    monkeypatch.setenv("SPECC_PROGRAM", adapter.__name__.rpartition(".")[0])
+    with pytest.raises(SystemExit):
+        adapter.register()

@@ -1,0 +1,161 @@
+"""What of the adapter for vLLM needs no vLLM: whose rows its tables have, what does not fit, what is counted."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from prometheus_client import REGISTRY
+from torch import Tensor
+
+from specc.adapters.vllm.counters import Counters
+from specc.adapters.vllm.fit import draft_group, misfits
+from specc.adapters.vllm.tables import block_table, carried
+
+P = 7
+
+
+def states(requests: int = 5, steps: int = 3) -> Any:
+    """Tables as vLLM's RequestState has them."""
+    return SimpleNamespace(
+        max_num_reqs=requests,
+        draft_tokens=torch.zeros(requests, steps, dtype=torch.int64),
+        last_sampled_tokens=torch.zeros(requests, 1, dtype=torch.int64),
+        num_computed_tokens=SimpleNamespace(gpu=torch.zeros(requests, dtype=torch.int32)),
+    )
+
+
+def test_a_row_of_vllms_is_the_one_behind_it_of_the_program() -> None:
+    theirs = states()
+    fields = carried(theirs, P)
+    assert {name: (list(table.shape), table.dtype) for name, table in fields.items()} == {
+        "drafts": ([P, 3], torch.int64), "bonus": ([P], torch.int64), "seq_lens": ([P], torch.int32),
+    }  # fmt: skip
+    theirs.draft_tokens[0] = torch.tensor([4, 5, 6])
+    theirs.last_sampled_tokens[4] = 9
+    theirs.num_computed_tokens.gpu[2] = 11
+    assert fields["drafts"][:3].tolist() == [[0, 0, 0], [4, 5, 6], [0, 0, 0]]
+    assert fields["bonus"].tolist() == [0, 0, 0, 0, 0, 9, 0]
+    assert fields["seq_lens"].tolist() == [0, 0, 0, 11, 0, 0, 0]
+    assert [list(table.shape) for table in (theirs.draft_tokens, theirs.last_sampled_tokens)] == [[5, 3], [5, 1]]
+    assert all(table.data_ptr() % 16 == 0 and table.is_contiguous() for table in fields.values())
+
+
+class Blocks:
+    """Block tables of two groups, as vLLM's BlockTables has them."""
+
+    def __init__(self, widths: tuple[int, int]) -> None:
+        self.block_tables = [SimpleNamespace(gpu=torch.zeros(5, width, dtype=torch.int32)) for width in widths]
+        self.input_block_tables = [torch.zeros_like(table.gpu) for table in self.block_tables]
+        self.told: list[list[int]] = []
+
+    def init_block_table_layout_tensors(self) -> None:
+        self.told.append([table.gpu.data_ptr() for table in self.block_tables])
+
+
+@pytest.mark.parametrize(("width", "wider"), [(5, 8), (8, 8), (1, 4)])
+def test_rows_of_blocks_begin_at_multiples_of_sixteen_bytes(width: int, wider: int) -> None:
+    blocks = Blocks((3, width))
+    other: Tensor = blocks.block_tables[0].gpu
+    whole = block_table(blocks, 1, P)
+    theirs: Tensor = blocks.block_tables[1].gpu
+    assert (list(whole.shape), list(theirs.shape)) == ([P, wider], [5, wider])
+    assert theirs.data_ptr() == whole[1].data_ptr()
+    assert theirs.data_ptr() % 16 == whole.data_ptr() % 16 == 0
+    assert blocks.input_block_tables[1].shape == theirs.shape, "vLLM gathers rows into a table as wide"
+    assert blocks.block_tables[0].gpu is other
+    assert blocks.told == [[other.data_ptr(), theirs.data_ptr()]], "vLLM's kernels find tables by these addresses"
+
+
+def plan(**changes: Any) -> Any:
+    model = SimpleNamespace(vocab_size=96, hidden_size=64, dtype="bf16", logits_dtype="bf16")
+    sizes = {"S": 3, "P": P}
+    given = {"algorithm": "EAGLE", "size": sizes.__getitem__, "models": {"target": model, "draft": model}}
+    return SimpleNamespace(**given | changes)
+
+
+def model(**changes: Any) -> Any:
+    sizes = {"vocab": 96, "hidden": 64} | changes
+    return SimpleNamespace(
+        dtype=torch.bfloat16,
+        get_vocab_size=lambda: sizes["vocab"],
+        get_hidden_size=lambda: sizes["hidden"],
+        hf_config=SimpleNamespace(),
+        supports_multimodal_inputs=False,
+        return_sampling_mask=False,
+    )
+
+
+def server(**changes: Any) -> Any:
+    """A VllmConfig that the program of `plan` fits, but for changes of what its parts hold."""
+    ranks = dict.fromkeys(
+        ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "prefill_context_parallel_size",
+         "decode_context_parallel_size"), 1,
+    )  # fmt: skip
+    spec = {
+        "method": "eagle", "num_speculative_tokens": 3, "draft_sample_method": "greedy",
+        "rejection_sample_method": "standard", "enable_adaptive_verification": False, "dynamic": False,
+        "use_local_argmax_reduction": False, "parallel_drafting": False, "draft_model_config": model(),
+    }  # fmt: skip
+    given = ranks | spec | {"max_num_seqs": P - 1, "lora_config": None, "model_config": model()} | changes
+    made = SimpleNamespace(**given, use_ubatching=False, uses_dynamic_speculative_decoding=lambda: given["dynamic"])
+    made.parallel_config = made.speculative_config = made.scheduler_config = made
+    return made
+
+
+class Own:
+    """A speculator of vLLM's."""
+
+
+def test_a_server_that_the_program_is_for() -> None:
+    assert misfits(plan(), server(), Own, {Own}) == []
+    assert misfits(plan(), server(method="mtp"), Own, {Own}) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_speculative_tokens": 5}, "num_steps is 3 in the program, 5 in the server"),
+        ({"method": "eagle3"}, "the program is of EAGLE, the server's method is eagle3"),
+        ({"max_num_seqs": P}, "the server keeps 7 requests, the program 6 (max_requests)"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2"),
+        ({"draft_sample_method": "probabilistic"}, "draft_sample_method is probabilistic"),
+        ({"rejection_sample_method": "block"}, "rejection_sample_method is block"),
+        ({"dynamic": True}, "the number of drafts changes"),
+        ({"use_local_argmax_reduction": True}, "use_local_argmax_reduction"),
+        ({"lora_config": object()}, "lora"),
+        ({"model_config": model(hidden=128)}, "hidden_size of the target is 64 in the program, 128 in the server"),
+        ({"draft_model_config": model(hidden=32)}, "hidden_size of the draft is 64 in the program, 32 in the server"),
+    ],
+)
+def test_what_does_not_fit_is_named(changes: dict[str, Any], said: str) -> None:
+    (found,) = misfits(plan(), server(**changes), Own, {Own})
+    assert found.startswith(said)
+
+
+def test_other_drafts_are_vllms_own() -> None:
+    assert misfits(plan(), server(), Own, ()) == ["drafts are those of Own, served are "]
+
+
+@pytest.mark.parametrize(("layers", "group"), [({"d.0", "d.1"}, 1), ({"t.0"}, 0)])
+def test_where_keys_and_values_of_the_draft_are(layers: set[str], group: int) -> None:
+    groups = [SimpleNamespace(layer_names=names) for names in (["t.0"], ["d.0", "d.1"])]
+    found = SimpleNamespace(kv_cache_config=SimpleNamespace(kv_cache_groups=groups), draft_attn_layer_names=layers)
+    assert draft_group(found) == group
+    found.draft_attn_layer_names = layers | {"t.0", "d.0"}
+    with pytest.raises(RuntimeError, match="in 2 groups of KV caches"):
+        draft_group(found)
+
+
+def test_steps_are_counted_by_why_vllm_ran_them() -> None:
+    package = SimpleNamespace(__name__="specc_program_counted", __version__="0.1.0+p1")
+    for counters in (Counters(package), Counters(package)):  # as when it is bound again
+        counters.active("none")
+        counters.count()
+        counters.count(left="sampling")
+    labels = {"program": "specc_program_counted", "by": "program", "reason": ""}
+    assert REGISTRY.get_sample_value("specc:decode_steps_total", labels) == 2
+    labels |= {"by": "vllm", "reason": "sampling"}
+    assert REGISTRY.get_sample_value("specc:decode_steps_total", labels) == 2
