@@ -11,7 +11,7 @@ MODELS := examples/models
 DEMOS  := standalone-chain eagle-chain eagle-chain-adaptive eagle3-chain frozen-kv-chain mtp-chain dflash-chain ngram-chain \
           standalone-tree eagle-tree eagle-tree-wide eagle-tree-sampled eagle-tree-json eagle3-tree eagle3-reduced-tree frozen-kv-tree ngram-tree
 
-.PHONY: setup demo test test-all lint types check golden models versions resolve conformance site browser sglang gpu sanitize fuzz perturb grammars mutants bench clean
+.PHONY: setup demo test test-all lint types check golden models versions resolve conformance site browser sglang vllm gpu sanitize fuzz perturb grammars mutants bench clean
 
 setup: $(VENV)/.ready
 
@@ -136,6 +136,13 @@ TEXTS ?= 300
 sglang: setup
 	$(PYTHON) tests/sglang/make_environment.py
 	SPECC_TEST_TEXTS=$(TEXTS) $(BIN)/python -m pytest tests/sglang -m sglang $(SGLANG)
+
+# The real vLLM on a CPU, in an environment of its own.
+VLLM ?=
+
+vllm: setup
+	$(PYTHON) tests/vllm/make_environment.py
+	$(BIN)/python -m pytest tests/vllm -m vllm $(VLLM)
 
 gpu: setup
 	SPECC_TEST_GPU=1 $(BIN)/python -m pytest tests/kernels tests/gpu -m gpu

@@ -80,6 +80,8 @@ def argument_value(argument: Any, frame: Frame) -> Tensor | int:
         return argument.literal
     if argument.kind == "buffer":
         return frame.buffer(argument.target)
+    if argument.kind == "row_stride":
+        return frame.buffer(argument.target).stride(0)
     if argument.kind == "slot_stride":
         buffer = frame.kv[argument.target][0]
         return buffer.stride(0) * buffer.element_size()

@@ -38,7 +38,7 @@ def tune(
 ) -> None:
     """Search tiles, warps and splits of the launches on this GPU, and write what is faster; results stay the same."""
     with reporting(format) as report:
-        from specc.measure.bench import here
+        from specc.measure.bench import device_arch, here
 
         loaded = load(config, report, engine)
         device = here()
@@ -52,7 +52,6 @@ def tune(
             raise typer.Exit(EXIT_NO_GPU)
         from specc.measure.tuned import tune as search
         from specc.measure.tuning_file import tuning_text
-        from specc.runtime.backends.cuda import device_arch
         from specc.support.writing import write_output
 
         _require_arch(loaded, device_arch(device))

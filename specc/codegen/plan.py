@@ -68,7 +68,12 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Plan:
         inputs={one.name: one for one in inputs},
         carry={
             one.name: Carried(
-                one.name, one.type.dtype, _axes(one.type), None if one.limit is None else str(one.limit), one.given
+                one.name,
+                one.type.dtype,
+                _axes(one.type),
+                None if one.limit is None else str(one.limit),
+                one.given,
+                one.table,
             )
             for one in module.carries.values()
         },
@@ -249,7 +254,7 @@ def _node(module: Module, generated: Generated, node: ir.Node) -> Node:
 def _argument(arg: kernels.Argument) -> Argument:
     if arg.value is not None:
         return Argument(arg.name, "value", arg.value.name)
-    for kind in ("buffer", "input", "stride", "size", "slot_stride"):
+    for kind in ("buffer", "input", "stride", "size", "row_stride", "slot_stride"):
         if target := getattr(arg, kind):
             return Argument(arg.name, kind, target, arg.axis)
     return Argument(arg.name, "literal", literal=arg.literal)

@@ -11,7 +11,7 @@ from specc.config.legality import Checked
 from specc.config.models import ModelFacts
 from specc.config.presets import PRESETS, Preset
 from specc.config.presets.preset import Value
-from specc.config.schema import ConfigFile, ModelBlock
+from specc.config.schema import ConfigFile, FieldBlock, ModelBlock
 from specc.config.sides import Side
 from specc.support.diagnostics import Note
 from specc.support.location import Location
@@ -30,6 +30,7 @@ def for_engine(checked: Checked, algorithm: str | None, facts: Mapping[Side, Mod
     file = _with_demands(checked, preset)
     buckets = file.buckets if checked.sound("buckets") else []
     file = file.model_copy(update={"max_requests": file.max_requests or max([preset.max_requests, *buckets])})
+    file = _with_carry(checked, preset, file)
     return replace(checked, file=_with_mask(checked, preset, file, facts.get("target")))
 
 
@@ -77,6 +78,18 @@ def _demanded(
     if checked.places.written(*path) and not checked.places.broken(*path) and written not in (value, "auto"):
         _conflict(checked, preset, path, f"{'.'.join(path)} is {_spell(value)}", _spell(value))
     return block.model_copy(update={path[-1]: value})
+
+
+def _with_carry(checked: Checked, preset: Preset, file: ConfigFile) -> ConfigFile:
+    """Return the file with the fields that live in the engine's tables; what is written and differs is reported."""
+    places = {name: FieldBlock.model_validate(place) for name, place in preset.carry.items()}
+    for name in file.carry if preset.carry and checked.sound("carry") else ():
+        if file.carry[name] != places.get(name):
+            rule = f"carry.{name} is {dict(preset.carry[name])}" if name in places else f"carry has no {name}"
+            at, notes = checked.places.value("carry", name), _engine_note(checked, preset)
+            message, hint = f"with {preset.title}, {rule}", "leave it out"
+            checked.found.error("config/engine-conflict", message, at, hint=hint, notes=notes)
+    return file.model_copy(update={"carry": places}) if places else file
 
 
 def _with_mask(checked: Checked, preset: Preset, file: ConfigFile, target: ModelFacts | None) -> ConfigFile:

@@ -15,7 +15,7 @@ from specc.config.legality import Checked, check_file, check_models
 from specc.config.models import ModelFacts
 from specc.config.needs import Needs
 from specc.config.reduced import check_map
-from specc.config.resolved import Config, Depth, ModelConfig
+from specc.config.resolved import Config, Depth, FieldPlace, ModelConfig
 from specc.config.schema import SAMPLING
 from specc.config.sharded import check_shards, with_heads, with_shards
 from specc.config.sides import facts_of, settle
@@ -115,6 +115,7 @@ def _config(
         engine=file.engine,
         step=file.step,
         slots=file.slots,
+        carry={name: FieldPlace(one.dtype, one.written_by) for name, one in file.carry.items()},
     )
 
 

@@ -7,7 +7,8 @@ handed-over hidden state.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from specc.config.block import Block
@@ -30,6 +31,8 @@ Logits = Literal["gathered", "sharded"]
 Sampling = Literal["penalties", "logit_bias", "grammar", "top_k", "top_p", "min_p"]
 StepForm = Literal["whole", "rotated"]
 Slots = Literal["req_to_token", "block_table"]
+Integer = Literal["int32", "int64"]
+Writer = Literal["program", "engine"]
 DraftPositions = Literal["true", "shifted", "auto"]
 
 DEFAULT_AUX_LAYERS = 3
@@ -116,6 +119,15 @@ class ModelConfig:
         return (self.num_aux_layers or DEFAULT_AUX_LAYERS) * self.target_width
 
 
+class FieldPlace(NamedTuple):
+    """How a carried field lives in a table of the engine's: its element type there, None for the program's own, and who
+    writes it from step to step.
+    """
+
+    dtype: Integer | None
+    written_by: Writer
+
+
 class Depth(NamedTuple):
     """How far is drafted: S draft steps, N nodes verified per request."""
 
@@ -130,7 +142,7 @@ class Config:
     ``options`` are the keys of the algorithm's own; ``draft`` is None for an algorithm without a draft model,
     ``engine`` for a program of any engine, ``tuning`` where specc makes all choices. ``depths`` are all that are
     compiled for, ascending; ``num_steps`` and ``num_draft_tokens`` are those of one of them, the deepest in a
-    configuration as it was loaded.
+    configuration as it was loaded. ``carry`` are the carried fields that live in tables of the engine's.
     """
 
     name: str
@@ -164,6 +176,7 @@ class Config:
     engine: Engine | None = None
     step: StepForm = "whole"
     slots: Slots = "req_to_token"
+    carry: Mapping[str, FieldPlace] = field(default_factory=dict[str, FieldPlace])
     tuning: Tuning | None = None
 
     @property

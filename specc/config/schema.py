@@ -21,6 +21,7 @@ from specc.config.resolved import (
     DraftSampling,
     Dtype,
     HiddenSource,
+    Integer,
     KvDtype,
     KvLayout,
     Logits,
@@ -32,6 +33,7 @@ from specc.config.resolved import (
     StepForm,
     Verify,
     VerifyRows,
+    Writer,
 )
 
 Output = Literal["accept_index", "hidden_states", "logprobs", "routed_experts", "indexer_topk"]
@@ -128,6 +130,16 @@ class ModelBlock(Block):
     """Positions that the indexer of sparse attention picks per token and layer; needed for the output indexer_topk."""
 
 
+class FieldBlock(Block):
+    """A carried field that lives in a table of the engine's."""
+
+    dtype: Integer | None = None
+    """Of a field of integers, its element type in the table. Default: the one that the program computes with."""
+    written_by: Writer = "program"
+    """Who writes it from step to step: the program, or the engine, from what commit and propose hand back; then the
+    program only reads it."""
+
+
 class ConfigFile(Block):
     """One configuration of speculative decoding, as written.
 
@@ -203,6 +215,9 @@ class ConfigFile(Block):
     slots: Slots = "req_to_token"
     """Where KV slots are looked up: a table with the slot of every position (req_to_token), or, in a rotated step, the
     table of the draft's blocks of page_size slots, with the number of blocks of every request (block_table)."""
+    carry: Annotated[dict[str, FieldBlock], Field(max_length=64)] = {}
+    """Of a rotated step, the carried fields that live in tables of the engine's, by name, each with its dtype there and
+    who writes it (written_by)."""
     overlap: Flag = True
     """Whether the scheduler prepares a step before the previous one's results reach the host."""
     disaggregation: Flag = False

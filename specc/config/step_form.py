@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from specc.config.legality import Checked, refuse
 from specc.config.needs import Needs
+from specc.config.presets import PRESETS
 from specc.config.resolved import TARGET_OUTPUTS
 
 
@@ -12,12 +13,17 @@ def check_step(checked: Checked, needs: Needs) -> None:
     file = checked.file
     blocks = file.slots == "block_table" and file.step != "rotated" and checked.sound("step", "slots")
     refuse(checked, blocks, "slots: block_table with step: whole", ("slots",), "write step: rotated")
+    placed = bool(file.carry) and file.step != "rotated" and checked.sound("step", "carry")
+    refuse(
+        checked, placed, "tables of the engine's for carried fields with step: whole", ("carry",), "write step: rotated"
+    )
     if file.step != "rotated" or not checked.sound("step"):
         return
     hint = "write step: whole"
     no_model = not needs.draft and checked.sound("algorithm", "draft")
     refuse(checked, no_model, "step: rotated without a draft model", ("step",), hint)
-    refuse(checked, file.engine is not None, f"step: rotated in {file.engine}", ("step",), hint)
+    other = file.engine is not None and PRESETS[file.engine].demands.get(("step",)) != "rotated"
+    refuse(checked, other, f"step: rotated in {file.engine}", ("step",), hint)
     asked: dict[str, tuple[bool, str]] = {
         "topk": (file.topk > 1 and needs.trees, f"a tree (topk: {file.topk})"),
         "num_steps": (len(file.num_steps) > 1, "a choice of several num_steps"),

@@ -16,7 +16,7 @@ from specc.config.archs import arch_hint
 from specc.config.block import Block
 from specc.config.locations import Locations
 from specc.config.scalars import spell
-from specc.config.schema import OUTPUTS, ConfigFile, ModelBlock
+from specc.config.schema import OUTPUTS, ConfigFile, FieldBlock, ModelBlock
 from specc.config.yaml_tree import Path
 from specc.support.diagnostics import Diagnostics
 from specc.support.suggest import closest, did_you_mean
@@ -51,7 +51,8 @@ def validate(places: Locations, found: Diagnostics) -> ConfigFile:
                 if path in broken:
                     raise AssertionError(f"{path} was taken out and is still there") from error
                 broken.add(path)
-                _report(details, path, places, found)
+                known = tuple(FieldBlock.model_fields) if path[0] == "carry" and len(path) > 2 else None
+                _report(details, path, places, found, known)
             values = _without(values, broken)
 
 

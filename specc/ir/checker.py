@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import networkx as nx
 
-from specc.ir.core import Module, Op, Value, entry_of, is_state
+from specc.ir.core import SECOND_HALF, Module, Op, Value, entry_of, is_state
+from specc.ir.declarations import Kernel
 from specc.ir.infer import explain, infer_op
 from specc.ir.opdef import OpDef, TypeMismatch
 from specc.ir.ops import OPS
@@ -15,7 +16,7 @@ from specc.support.diagnostics import Diagnostic, Note
 
 def check_module(module: Module) -> list[Diagnostic]:
     """Every violation found: undeclared dimensions, unknown ops and attributes, order, types, stage."""
-    found = _check_dims(module) + _check_decls(module)
+    found = _check_dims(module) + _check_decls(module) + _check_tables(module)
     order = module.order()
     for op in order:
         problems = _check_op(module, op, order)
@@ -46,6 +47,20 @@ def _check_decls(module: Module) -> list[Diagnostic]:
             if "kernel" in op.attrs
         ]
     return [Diagnostic("ir/invalid", message) for message in found]
+
+
+def _check_tables(module: Module) -> list[Diagnostic]:
+    """A field that the engine writes is loaded alone, and before the engine does, between the halves of a step."""
+    written = {carry.name for carry in module.carries.values() if carry.table == "engine"}
+    ops = [op for op in module.ops() if op.attrs.get("field") in written]
+    late = {kernel.name for kernel in module.decls_of(Kernel) if kernel.phase in SECOND_HALF}
+    found = [_report(module, op, f"{op.opcode} of a field that the engine writes") for op in ops if _stores(op)]
+    after = [op for op in ops if op.phase in SECOND_HALF or op.attrs.get("kernel") in late]
+    return found + [_report(module, op, f"{op.opcode} behind the engine's own writes") for op in after]
+
+
+def _stores(op: Op) -> bool:
+    return op.opcode in OPS and OPS[op.opcode].effect == "carry"
 
 
 def check_types(module: Module) -> list[Diagnostic]:

@@ -119,7 +119,8 @@ class Carry:
     ``kept``: it is carried though nothing may load it here, for a program of another depth that does. ``limit``: an
     axis or a count; integers are at least 0 and less than it, other numbers from 0 to it, or, where it is negative,
     from it to its opposite. None: any value is one. ``given``: the engine writes it when a request is admitted, and no
-    op stores it but one that counts.
+    op stores it but one that counts. ``table``: of a field that lives in a table of the engine's who writes it from
+    step to step, the ``program`` or the ``engine``; empty where nothing is said.
     """
 
     name: str
@@ -128,6 +129,7 @@ class Carry:
     kept: bool = False
     limit: str | int | None = None
     given: bool = False
+    table: str = ""
 
 
 class Module:

@@ -28,7 +28,7 @@ _OP = re.compile(
 _ESTABLISHED = re.compile(r"established (?P<names>[\w-]+(?:, [\w-]+)*)")
 _DIM = re.compile(rf"dim (?P<name>{_NAME}) : (?P<axis>\w+)(?: (?P<rel><=|=) (?P<size>\d+))?")
 _INPUT = re.compile(rf"input %(?P<name>{_NAME}) : (?P<type>.+)")
-_MARKS = r"(?: limit (?P<limit>-?\w+))?(?P<given> given)?(?P<kept> kept)?"
+_MARKS = r"(?: limit (?P<limit>-?\w+))?(?P<given> given)?(?P<kept> kept)?(?: table (?P<table>program|engine))?"
 _CARRY = re.compile(rf"carry @(?P<name>{_NAME}) : (?P<type>.+?){_MARKS}{_LOC}")
 _OUTPUT = re.compile(rf"output (?P<name>{_NAME}) = %(?P<value>{_NAME})")
 _DECL = re.compile(rf"(?P<kind>\w+) @(?P<name>\S+){_ATTRS}")
@@ -167,7 +167,9 @@ class _Parser:
         limit = found["limit"]
         limit = int(limit) if limit is not None and limit.removeprefix("-").isdecimal() else limit
         kept, given = found["kept"] is not None, found["given"] is not None
-        module.carries[found["name"]] = Carry(found["name"], type_, _location(found), kept, limit, given)
+        module.carries[found["name"]] = Carry(
+            found["name"], type_, _location(found), kept, limit, given, found["table"] or ""
+        )
 
     def _phase(self, module: Module, text: str, _: int) -> None:
         found = _full(re.compile(r"phase (?P<name>\w+) \{"), text)

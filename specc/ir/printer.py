@@ -60,7 +60,8 @@ def _dim(dim: Dim) -> str:
 
 def _marks(carry: Carry) -> str:
     limit = "" if carry.limit is None else f" limit {carry.limit}"
-    return f"{limit}{' given' * carry.given}{' kept' * carry.kept}"
+    table = f" table {carry.table}" if carry.table else ""
+    return f"{limit}{' given' * carry.given}{' kept' * carry.kept}{table}"
 
 
 def _decl(decl: Decl) -> str:

@@ -119,10 +119,11 @@ class Session:
     def run(self, node: Node, frame: Frame) -> None:
         """Run one node; results of a forward are there at once."""
         if isinstance(node, External | Given):
-            for result in node.results.values():
+            returned = node.results
+            for result in returned.values():
                 frame.adopt(result, self._result(result, node, frame))
             if self._agreeing and (tokens := self._verified(node, frame)) is not None:
-                self._agree(frame.read(node.results["logits"]), tokens, frame)
+                self._agree(frame.read(returned["logits"]), tokens, frame)
         elif isinstance(node, Collective):
             gather(node, frame, self._collective)
         else:
@@ -193,7 +194,8 @@ class Session:
     def _verified(self, node: External | Given, frame: Frame) -> Tensor | None:
         """The nodes i64[B, N] that a forward of the target scores, also of one that the engine runs; None of others."""
         if isinstance(node, External):
-            return frame.read(node.operands["tokens"]) if node.callback == "target" else None
+            given = node.operands
+            return frame.read(given["tokens"]) if node.callback == "target" else None
         if "logits" not in node.results:
             return None
         rows = torch.tensor(self._indices, device=self.device)

@@ -15,6 +15,7 @@ from specc.passes.expand_algorithm import ExpandAlgorithm
 from specc.passes.form_kernels import FormKernels
 from specc.passes.gather_logits import GatherLogits
 from specc.passes.infer_types import InferTypes
+from specc.passes.place_carry import PlaceCarry
 from specc.passes.plan_graphs import PlanGraphs
 from specc.passes.plan_memory import PlanMemory
 from specc.passes.prune_dead_dataflow import PruneDeadDataflow
@@ -33,6 +34,7 @@ FRONT: tuple[type[Pass], ...] = (
     SelectVerify,
     SelectCompaction,
     RotateStep,
+    PlaceCarry,
     GatherLogits,
     BindKvLayout,
     Cse,

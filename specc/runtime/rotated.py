@@ -100,7 +100,7 @@ class RotatedStep(Step):
 
         BatchError without a commit, after that of other rows, and for hidden states that lack or are not read;
         ForwardContractError when these, or what a callback returns, are not as the plan has them. When something raises
-        after that the rows of the batch are torn.
+        after that the rows of the batch are torn, unless the engine writes all that is carried.
 
         """
         if self._open is None:
@@ -114,7 +114,7 @@ class RotatedStep(Step):
             self._given = {} if hidden is None else {HIDDEN: hidden}
             self._check_given(frame)
             self._open = None
-            with self._on_device(), self._torn.unless_done(sent):
+            with self._on_device(), self._torn.unless_done(sent, lambda: bool(self._stores)):
                 self._kv.check_place()
                 self._half(1, frame, Progress(begun=True))
         self._open = None

@@ -22,6 +22,7 @@ CODES: dict[str, str] = {
     "config/unknown-arch": "No GPU architecture of that name is known.",
     "config/no-gpu": "This machine has no GPU for which programs are compiled, and `native` asks for it.",
     "config/unknown-output": "No optional output of that name exists.",
+    "config/unknown-field": "The program carries no field of that name.",
     "config/buckets": "The bucket list is not a strictly ascending list of batch sizes within max_requests.",
     "config/model-unreadable": "`model:` does not lead to a readable Hugging Face configuration.",
     "config/unknown-architecture": "transformers has no class for a model; its config.json was read as it stands.",
@@ -49,6 +50,7 @@ CODES: dict[str, str] = {
     "legal/depths": "Requests cannot change from one num_steps to another with this algorithm.",
     "legal/shards": "The columns of sharded logits cannot be shared out over the ranks, or logits that are whole are"
     " said to be padded, or heads of keys and values cannot be shared out over the ranks of an engine.",
+    "legal/carry": "A carried field cannot have that element type in a table of the engine's.",
     "legal/kv-mismatch": "The draft reads the target's keys and values, and expects others.",
     "map/unreadable": "The map of a reduced vocabulary is no list of tokens.",
     "map/length": "The map of a reduced vocabulary has not one entry for every token that the draft scores.",

@@ -23,3 +23,11 @@ def carry_count(pool_ptr, rows, values, count, SIZE_VALUES: tl.constexpr, RING: 
     if count is not None:
         counted = counted & (i < count)
     tl.atomic_add(pool_ptr + rows * RING + values, 2, mask=counted, sem="relaxed")
+
+
+@triton.jit
+def carry_convert(x, DTYPE: tl.constexpr):
+    """Integers as i32 or i64, a scalar or a block."""
+    if DTYPE == "i32":
+        return x.to(tl.int32)
+    return x.to(tl.int64)

@@ -29,10 +29,11 @@ ESTABLISHED = ("typed", "live", "tree-form", "verify-selected", "compacted", "kv
 FORWARDS = (
     "source source reduce reduce draw draw mass mass change keys translate part allow cut row row logprob scale "
     "best grow grow select comb tree_positions mask gather handed_on health advance chain_of_tokens join walk visit "
-    "positions"
+    "positions convert"
 )
 COMMIT = (
     "compact compact compact move move move move last lengths extend_ids chosen shift scores scores store append count "
+    "convert scores "
     "health handed_on tail"
 )
 EXTEND = "source reduce draw change keys translate allow cut logprob scale best store handed_on health extend_ids"

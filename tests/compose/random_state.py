@@ -45,6 +45,20 @@ class StateOps(Values):
         published = self._phase == "commit" and self.rng.random() < 0.3
         self.make("relay.publish" if published else "carry.store", self.rows(), value, field=name)
 
+    def convert(self) -> None:
+        """Integers of another width; what does not fit is nothing that is known any more."""
+        x = self.pick(
+            lambda type_, fact: (
+                type_.dtype in ("i32", "i64")
+                and type_.shape[0] == "B"
+                and fact.kind in ("", "token", "lens")
+                and not (self._late and NODE in type_.shape[1:2])
+            )
+        )
+        dtype = self.rng.choice(["i32", "i64"])
+        fact = self.fact(x) if tensor_type(x).dtype == "i32" and dtype == "i64" else Fact()
+        self.make("carry.convert", x, dtype=dtype, facts=[fact])
+
     def append(self) -> None:
         values = self.pick(lambda type_, _: type_.shape == ("B", "A") and type_.dtype in ("i32", "i64"))
         ring = TensorType(tensor_type(values).dtype, ("B", self.rng.randint(self.module.size("A"), 60)))

@@ -219,9 +219,9 @@ class Values(Builder):
         self.make("carry.load", self.rows(), field=chosen, facts=[self.fields[chosen]])
 
     def field(self, name: str, type_: TensorType, fact: Fact) -> str:
-        """A new carried field."""
-        name = f"{name}_{len(self.fields)}"
-        self.module.carries[name], self.fields[name] = Carry(name, type_, kept=True), fact
+        """A new carried field, perhaps one in a table of the engine's, whose rows may be apart."""
+        name, table = f"{name}_{len(self.fields)}", self.rng.choice(["", "program"])
+        self.module.carries[name], self.fields[name] = Carry(name, type_, kept=True, table=table), fact
         return name
 
     def _table(self, dtype: str, vocab: str | int) -> str:

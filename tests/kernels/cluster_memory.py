@@ -107,20 +107,26 @@ class Memory:
         return value
 
     def pool(self, name: str) -> Tensor:
-        """The pool rows of a carried field."""
+        """The pool rows of a carried field; those in a table of the engine's are a part of longer ones."""
         type_ = self.module.carries[name].type
         if f"relay.{name}" not in self.tensors:
             shape = (POOL, *type_.sizes(self.module.dims)[1:])
             given = self.given.get(f"relay.{name}")
-            self.tensors[f"relay.{name}"] = (
-                random_tensor(self.source, shape, DTYPES[type_.dtype]) if given is None else given.clone()
-            )
+            if given is None:
+                more = 5 if self.module.carries[name].table and len(shape) == 2 else 0
+                wide = random_tensor(self.source, (*shape[:-1], shape[-1] + more), DTYPES[type_.dtype])
+                given = wide[..., : shape[-1]]
+            else:
+                given = given.clone()
+            self.tensors[f"relay.{name}"] = given
         return self.tensors[f"relay.{name}"]
 
     def argument(self, argument: Argument, spec: Spec) -> Tensor | int:
         """What is passed for an argument."""
         if argument.value is not None:
             return self.value(argument.value)
+        if argument.row_stride:
+            return self.pool(argument.row_stride.removeprefix("relay.")).stride(0)
         if argument.buffer.startswith("relay."):
             return self.pool(argument.buffer.removeprefix("relay."))
         if argument.buffer:

@@ -1,10 +1,13 @@
 """Where SGLang's environment is. Imports the standard library only."""
 
+import sys
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from engine_environment import Environment
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-ENVIRONMENT = ROOT / ".sglang"
-PYTHON = ENVIRONMENT / "bin" / "python"
-READY = ENVIRONMENT / "versions.json"
-"""Written last: the sign that the environment is complete."""
+ENVIRONMENT = Environment(ROOT / ".sglang", "SGLang", {"SGLANG_USE_CPU_ENGINE": "1"})
+PYTHON, READY = ENVIRONMENT.python, ENVIRONMENT.ready

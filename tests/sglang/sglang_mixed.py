@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 import xgrammar
+from engine_prompts import PREAMBLES, TAILS
+from head_layouts import EXAMPLES
 from sampling_oracle import drawn
-from sglang_models import EXAMPLES
-from sglang_workload import PREAMBLES, TAILS
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import math
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from head_layouts import EXAMPLES, eagle, eagle3, read, write
 from torch.nn.functional import pad
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "models"
-WEIGHTS, CONFIG, EMBEDDING = "model.safetensors", "config.json", "model.embed_tokens.weight"
-HIDDEN_ROWS = ("fc.weight", "o_proj.weight", "down_proj.weight", "q_proj.weight")
-HIDDEN_COLUMNS = tuple(
-    f"{of}.weight" for of in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head", "o_proj")
-)
-"""Weights of the EAGLE3 head whose rows, or columns, are entries of its residual stream or of its query heads."""
+EMBEDDING = "model.embed_tokens.weight"
 TOKEN_MAP = "tokens.pt"
 """The file of some tokens, beside the models."""
 ODD = 2
@@ -47,8 +36,9 @@ def write_models(folder: Path) -> None:
     shutil.copytree(EXAMPLES / "standalone", folder / "standalone")
     weights, config = read("eagle")
     head = config | {"architectures": ["LlamaForCausalLMEagle"]} | UNTIED
-    write(folder / "eagle", eagle(weights), head)
-    write(folder / "odd_eagle", eagle(weights), head | odd)
+    biased = eagle(weights) | {"fc.bias": torch.zeros_like(weights["fc.weight"][:, 0])}
+    write(folder / "eagle", biased, head)
+    write(folder / "odd_eagle", biased, head | odd)
     weights, config = read("eagle3")
     width = config["target_hidden_size"]
     wide = {"hidden_size": width, "num_attention_heads": width // config["head_dim"]}
@@ -60,42 +50,3 @@ def write_models(folder: Path) -> None:
     part = head | {"lm_head.weight": head["lm_head.weight"][tokens]} | offsets
     write(folder / "eagle3_part", part, config | wide | architecture | {"draft_vocab_size": len(tokens)})
     torch.save(tokens.tolist(), folder / TOKEN_MAP)
-
-
-def eagle(head: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The head as `LlamaForCausalLMEagle`, whose layer has no input norm: it drafts worse without it."""
-    kept = {name: tensor for name, tensor in head.items() if not name.startswith("layer.input_layernorm")}
-    renamed = {name.replace("layer.", "layers.0.", 1): tensor for name, tensor in kept.items()}
-    return renamed | {"fc.bias": torch.zeros_like(head["fc.weight"][:, 0])}
-
-
-def eagle3(head: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The head as `LlamaForCausalLMEagle3`, whose residual stream is as wide as the embedding: zeros are added.
-
-    An RMS norm then takes the mean over more entries, which its weights make up for. Query heads that see nothing but
-    zeros come along, so that their number still divides the width.
-    """
-    narrow, wide = config["hidden_size"], config["target_hidden_size"]
-
-    def widened(name: str, tensor: Tensor) -> Tensor:
-        if tensor.dim() == 1:
-            return pad(tensor.float() * math.sqrt(narrow / wide), (0, wide - narrow))
-        rows, columns = (name.endswith(ends) for ends in (HIDDEN_ROWS, HIDDEN_COLUMNS))
-        return pad(tensor, (0, (wide - narrow) * columns, 0, (wide - narrow) * rows))
-
-    unchanged = "midlayer.input_layernorm.weight"
-    return {name: tensor if name == unchanged else widened(name, tensor) for name, tensor in head.items()}
-
-
-def read(model: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Weights and configuration of an example model."""
-    return load_file(EXAMPLES / model / WEIGHTS), json.loads((EXAMPLES / model / CONFIG).read_text())
-
-
-def write(folder: Path, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
-    """Write a model with the tokenizer of all example models."""
-    folder.mkdir(parents=True)
-    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / WEIGHTS)
-    (folder / CONFIG).write_text(json.dumps(config))
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(EXAMPLES / "target" / name, folder / name)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-SPECC = (sys.executable, "-c", "from specc.cli.main import main; main()")
+from engine_job import specc
+
 CPU = {"device": "cpu", "dtype": "float32", "attention_backend": "intel_amx", "context_length": 1024}
 """What `serve.py` sets for every engine, as far as it says something about a program."""
 
@@ -24,10 +23,3 @@ def build_program(engine: Mapping[str, Any], folder: Path, *options: str) -> Pat
     specc("sglang", "check", "-o", str(config), "--name", "served", *options, "--", *words)
     specc("build", str(config), "-o", str(folder), "--quiet")
     return next(folder.glob("*.whl"))
-
-
-def specc(*words: str) -> None:
-    """Run a command of specc's."""
-    ended = subprocess.run([*SPECC, *words], capture_output=True, text=True)
-    if ended.returncode != 0:
-        raise RuntimeError(f"specc {' '.join(words)}\n{ended.stdout}{ended.stderr}")

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
 
+from engine_job import LIMIT_S, run_job
 from sglang_files import HERE, PYTHON
 from sglang_models import TOKEN_MAP
 
-LIMIT_S = 600
 PREFILL_CHUNK = 64
 SERVER = {"max_running_requests": 8, "chunked_prefill_size": PREFILL_CHUNK}
 BUILT = "top_k,top_p,min_p,penalties,logit_bias,grammar"
@@ -109,52 +104,11 @@ def serve(
 ) -> Served:
     """Run one engine for a list of requests, both as `serve.py` has them, with a program's wheel or without.
 
-    `settings` are environment variables.
-
-    Job, answer and log are left in a new folder. Raises RuntimeError with the end of the log when the engine does not
-    start, dies, finds a leak, or takes longer than `limit_s`.
+    `settings` are environment variables. For what is left behind and raised see `run_job`; an engine that finds a leak
+    dies of it.
     """
-    folder.mkdir(parents=True)
-    job, out, log = folder / "job.json", folder / "out.json", folder / "log.txt"
-    job.write_text(json.dumps({"engine": dict(engine), "requests": list(requests)}))
-    command = [str(PYTHON), str(HERE / "serve.py"), str(job), str(out)]
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            command,
-            env=environment(folder, overlap, wheel) | dict(settings or {}),
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-        )
-        try:
-            code: int | None = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            stop_group(process)
-    said = log.read_text(errors="replace")
-    if code != 0 or not out.exists():
-        ended = f"took longer than {limit_s} s" if code is None else f"exited with {code}"
-        raise RuntimeError(f"the engine of {folder.name} {ended}\n" + "\n".join(said.splitlines()[-60:]))
-    answer = json.loads(out.read_text())
+    script = (str(PYTHON), str(HERE / "serve.py"))
+    asked = {"SPECC_TEST_OVERLAP": "1" if overlap else "0", **(settings or {})}
+    job = {"engine": dict(engine), "requests": list(requests)}
+    answer, said = run_job(script, job, folder, wheel=wheel, settings=asked, limit_s=limit_s)
     return Served(requests, answer["outputs"], answer["state"], said)
-
-
-def environment(folder: Path, overlap: bool, wheel: Path | None) -> dict[str, str]:
-    """Of the engine's processes. A wheel is unpacked beside the job, and its program must be active."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SPECC_", "TRITON_"))}
-    given = {"SPECC_TEST_OVERLAP": "1" if overlap else "0"}
-    if wheel is not None:
-        with ZipFile(wheel) as archive:
-            archive.extractall(folder / "site")
-        given |= {"PYTHONPATH": str(folder / "site"), "SPECC_PROGRAM": wheel.name.partition("-")[0]}
-    return kept | given
-
-
-def stop_group(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of an engine: it has processes of its own."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    process.wait()

@@ -10,7 +10,7 @@ from zipfile import ZipFile
 
 import pytest
 import torch
-from sglang_models import EXAMPLES
+from head_layouts import EXAMPLES
 from sglang_server import PLAIN, PREFILL_CHUNK, Served, Variant, serve
 from sglang_workload import is_greedy
 from transformers import AutoModelForCausalLM, AutoTokenizer

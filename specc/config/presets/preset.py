@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Value = bool | str
 
@@ -25,6 +25,7 @@ class Preset:
         max_requests: default of the key, where the largest bucket is not larger.
         missing_outputs: outputs that the adapter's forwards do not hand over.
         gpus: what the names of the architectures that it runs on start with.
+        carry: by carried field what the key ``carry`` says of it; of fields that a program does not have, nothing.
 
     """
 
@@ -39,6 +40,7 @@ class Preset:
     max_requests: int
     missing_outputs: tuple[str, ...]
     gpus: str
+    carry: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
 
     def longest(self, context_length: int, num_steps: int) -> int:
         """Return how long a text may be when a step starts, in tokens.
@@ -55,4 +57,5 @@ class Preset:
     def settles(self, path: tuple[str, ...], chain: bool) -> bool:
         """Whether a key that the file of a chain, or of a tree, does not write has a default of this engine's."""
         defaults = path == ("max_requests",) or path[-1] == "padded_vocab_size"
+        defaults = defaults or (path == ("carry",) and bool(self.carry))
         return defaults or path in self.demands or (path == ("mask",) and not chain)

@@ -47,6 +47,13 @@ OPS = (
         effect="carry",
     ),
     OpDef(
+        "carry.convert",
+        "x: T[B, *x] -> value: $dtype[B, *x]",
+        "Integers as a field of another width has them, or as they were: ``dtype`` is i32 or i64, and what it does not"
+        " hold is cut off.",
+        {"dtype": str},
+    ),
+    OpDef(
         "relay.publish",
         _STORE,
         "A carry.store the scheduler waits for: after verify, before extend.",

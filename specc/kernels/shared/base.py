@@ -69,6 +69,7 @@ class Argument:
         input: input of the module that the engine owns.
         stride: input whose row stride, in elements, is passed.
         size: input whose length along ``axis`` is passed.
+        row_stride: named buffer of pool rows, the elements between two of which are passed.
         slot_stride: owner of KV buffers; the bytes between two slots are passed.
         literal: an integer.
         axis: of a stride or size.
@@ -82,6 +83,7 @@ class Argument:
     input: str = ""
     stride: str = ""
     size: str = ""
+    row_stride: str = ""
     slot_stride: str = ""
     literal: int | None = None
     axis: int = 0
@@ -193,6 +195,10 @@ class Arguments:
     def slot_stride(self, name: str, owner: str) -> None:
         """Pass the bytes between two slots of a model's KV buffers, the same for all of them, i64."""
         self.found.append(Argument(name, "i64", slot_stride=owner))
+
+    def row_stride(self, name: str, buffer: str) -> None:
+        """Pass the elements between two rows of a named buffer, i64."""
+        self.found.append(Argument(name, "i64", row_stride=buffer))
 
     def literal(self, name: str, number: int) -> None:
         """Pass an integer."""

@@ -137,6 +137,17 @@ class Text:
             self.arguments.buffer(self._pointers[name], dtype, f"relay.{name}")
         return self._pointers[name]
 
+    def row_stride(self, op: Op) -> str:
+        """Elements from row to row of an op's field: in a table of the engine's an argument, otherwise a number."""
+        name = str(op.attrs["field"])
+        if not self.module.carries[name].table:
+            return str(moved(self.module, op))
+        key = f"relay.{name} stride"
+        if key not in self._pointers:
+            self._pointers[key] = self.fresh(f"relay_{name}_stride")
+            self.arguments.row_stride(self._pointers[key], f"relay.{name}")
+        return self._pointers[key]
+
     def scalar(self, value: Value, hint: str, kind: str) -> str:
         """The argument that is the row stride, or the columns, of an input."""
         key = f"{value.name} {kind}"
@@ -316,7 +327,7 @@ class Text:
         """Load or store a short row of a field."""
         type_ = self.module.carries[str(op.attrs["field"])].type
         row = self.block(op["rows"], "rows")
-        at = f"{self.pool(op)} + {row}" + (f" * {moved(self.module, op)}" if len(type_.shape) > 1 else "")
+        at = f"{self.pool(op)} + {row}" + (f" * {self.row_stride(op)}" if len(type_.shape) > 1 else "")
         if op.opcode == "carry.load":
             name = self.blocks[op.result] = self.fresh(str(op.attrs["field"]))
             self.body.append(f"{name} = {self.load(at, f'{row} != 0', type_)}")

@@ -144,6 +144,8 @@ def _number(argument: Argument, frame: Frame) -> int:
         return argument.literal
     if argument.kind == "buffer":
         return frame.buffer(argument.target).data_ptr()
+    if argument.kind == "row_stride":
+        return frame.buffer(argument.target).stride(0)
     if argument.kind == "slot_stride":
         buffer = frame.kv[argument.target][0]
         return buffer.stride(0) * buffer.element_size()

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..errors import BindError
-from ..plan.plan import Plan
+from ..plan.fields import own, told_strides
+from ..plan.plan import Buffer, Plan
 from ..semantics.convention import DTYPES
 from .tables import check_names, plain_fault
 
@@ -17,24 +18,39 @@ ALIGNMENT = 16
 
 
 def check_carried(plan: Plan, device: torch.device, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The engine's tensors by buffer. BindError unless each is T[P, ...] of a carried field, dense, on the device."""
+    """The engine's tensors by buffer. BindError unless each is T[P, ...] of a carried field, dense, on the device.
+
+    Rows may be further apart than they are long where the kernels are told how far. What the engine writes is there.
+    """
     check_names("carry", given, plan.carry, "the program carries")
+    for name in sorted(plan.carry.keys() - own(plan).keys() - given.keys()):
+        buffer = plan.buffers[f"relay.{name}"]
+        held = f"{DTYPES[buffer.dtype]}{list(buffer.shape)}"
+        raise BindError(f"carry has no {name!r}, which the engine writes: its table {held}")
     found: dict[str, Tensor] = {}
     for field, tensor in given.items():
         buffer = plan.buffers[f"relay.{field}"]
-        if fault := plain_fault(tensor) or _fault(tensor, device, DTYPES[buffer.dtype], buffer.shape):
+        if fault := plain_fault(tensor) or _fault(tensor, device, buffer, apart=told_strides(plan, field)):
             raise BindError(f"carried field {field!r} {fault}")
         found[buffer.name] = tensor
     return found
 
 
-def _fault(tensor: Tensor, device: torch.device, dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+def _fault(tensor: Tensor, device: torch.device, buffer: Buffer, *, apart: bool) -> str:
+    dtype, shape = DTYPES[buffer.dtype], buffer.shape
     if (tensor.dtype, tuple(tensor.shape)) != (dtype, tuple(shape)):
         return f"is {tensor.dtype}{list(tensor.shape)}, the program carries {dtype}{list(shape)}"
     if tensor.device != device:
         return f"is on {tensor.device}, the program on {device}"
+    if apart and tensor.stride(1) == 1 and tensor.stride(0) >= tensor.shape[1]:
+        return _address_fault(tensor)
     if not tensor.is_contiguous():
-        return f"has strides {list(tensor.stride())}, expected it contiguous"
+        expected = "its columns adjacent and its rows apart" if apart else "it contiguous"
+        return f"has strides {list(tensor.stride())}, expected {expected}"
+    return _address_fault(tensor)
+
+
+def _address_fault(tensor: Tensor) -> str:
     if tensor.data_ptr() % ALIGNMENT:
         return f"is at address {tensor.data_ptr():#x}, expected alignment to {ALIGNMENT} bytes"
     return ""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from .typed import Signed
 
-OF_TENSORS = ("value", "buffer", "input", "stride", "size")
+OF_TENSORS = ("value", "buffer", "input", "stride", "size", "row_stride")
 KINDS = (*OF_TENSORS, "slot_stride", "literal")
 """The kinds of kernel arguments; `target` of the first few names a value, an input or a buffer."""
 SECOND_HALF = ("extend", "redraft")
@@ -61,8 +61,8 @@ class OpCall:
 class Argument:
     """A kernel argument.
 
-    `kind` is `value`, `buffer`, `input`, `stride` or `size` (of `target` along `axis`), `slot_stride` (bytes between
-    two slots of `target`'s KV buffers) or `literal`.
+    `kind` is `value`, `buffer`, `input`, `stride` or `size` (of `target` along `axis`), `row_stride` (elements between
+    two rows of the buffer `target`), `slot_stride` (bytes between two slots of `target`'s KV buffers) or `literal`.
     """
 
     name: str

@@ -187,8 +187,8 @@ class Carried:
     """A carried value: a record of every request, whose axes start with `B`.
 
     `limit`: the axis or the count that its values are checked with, see `RecordField`; None: any value is one.
-    `given`: the engine writes it when it admits a request (`Step.set_sampling`), and the program only reads it, or
-    counts on.
+    `given`: the engine writes it when it admits a request (`Step.set_sampling`), and the program reads it or counts on.
+    `written_by`: of a field in a table of the engine's who writes it, `program` or `engine`; empty of others.
     """
 
     name: str
@@ -196,6 +196,7 @@ class Carried:
     axes: tuple[str, ...]
     limit: str | None = None
     given: bool = False
+    written_by: str = ""
 
 
 @dataclass(frozen=True)
@@ -209,10 +210,8 @@ class Output:
 
 @dataclass(frozen=True)
 class ArenaBytes:
-    """Bytes that a program allocates for itself, whatever the batch.
-
-    Of the whole `arena` those of the pool rows (`relay`), and those that kernels use for themselves while they run
-    (`scratch`; at other times they may hold values).
+    """Bytes that a program allocates for itself, whatever the batch: of the whole `arena` those of the pool rows
+    (`relay`), and those that kernels use for themselves while they run (`scratch`; they may hold values otherwise).
     """
 
     arena: int

@@ -140,6 +140,9 @@ def _check_node(plan: Plan, node: Node) -> None:
     for owner in [argument.target for argument in node.args if argument.kind == "slot_stride"]:
         if owner not in plan.kv_pools or not plan.kv_pools[owner].bound:
             raise PlanError(f"node {node.name!r} reads KV buffers of {owner!r}, which are not bound")
+    for buffer in [argument.target for argument in node.args if argument.kind == "row_stride"]:
+        if buffer not in plan.buffers or not plan.buffers[buffer].shape:
+            raise PlanError(f"node {node.name!r} reads rows of the unknown buffer {buffer!r}")
     missing = [bucket for bucket in plan.buckets if bucket not in node.grid]
     if missing:
         raise PlanError(f"node {node.name!r} has no grid for bucket {missing[0]}")

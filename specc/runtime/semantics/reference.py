@@ -127,6 +127,12 @@ def carry_store(operands: Tensors, pool: Tensor) -> Tensor:
     return torch.where(active, value, pool[:1])
 
 
+@_register(OPS, "carry.convert")
+def carry_convert(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Integers [B, ...] -> the same as `dtype`, of whose bits the lowest are kept."""
+    return (operands[0].to(DTYPES[attrs["dtype"]]),)
+
+
 @_store("carry.append")
 def carry_append(operands: Tensors, pool: Tensor) -> Tensor:
     """Rows i64[B], seq_lens i64[B], values T[B, A], count i32[B], pool T[P, L] -> what the rows become.

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from ..batch import LARGEST, integers
 from ..errors import BatchError, CarryError
+from ..plan.fields import own
 from ..plan.plan import Plan
 from ..semantics.convention import DTYPES
 
 
 class Carry:
-    """A record of n requests: every field of the plan's `carry`, a tensor of n rows each.
+    """A record of n requests: every field of `own`, a tensor of n rows each.
 
     Every method acts on all fields or raises CarryError, and returns a new record that shares no memory with the old.
     """
@@ -24,6 +25,8 @@ class Carry:
         """Take the tensors as they are. CarryError when their row counts differ or there is no field."""
         if not isinstance(fields, Mapping) or not all(isinstance(tensor, Tensor) for tensor in fields.values()):
             raise CarryError("a carry has a tensor for every field, by name")
+        if not fields:
+            raise CarryError("a carry without fields: all that the program carries the engine writes")
         counts = {name: tensor.shape[0] if tensor.dim() else -1 for name, tensor in fields.items()}
         if len(set(counts.values())) != 1 or -1 in counts.values():
             raise CarryError(f"fields must have the same number of rows, got {counts}")
@@ -32,9 +35,9 @@ class Carry:
 
     @staticmethod
     def idle(plan: Plan, device: torch.device) -> Carry:
-        """The record of no requests: 0 rows of every field, in its dtype and width."""
+        """The record of no requests: 0 rows of every field, in its dtype and width. CarryError without a field."""
         fields: dict[str, Tensor] = {}
-        for field in plan.carry.values():
+        for field in own(plan).values():
             shape = [0, *(plan.size(axis) for axis in field.axes[1:])]
             fields[field.name] = torch.empty(shape, dtype=DTYPES[field.dtype], device=device)
         return Carry(fields)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..errors import SchemaMismatchError
+from ..plan.fields import own
 from ..plan.plan import Plan
 from ..plan.typed import to_json
 
@@ -36,7 +37,7 @@ def schema(plan: Plan) -> dict[str, Any]:
                 "shape": [plan.size(axis) for axis in field.axes[1:]],
                 "limit": plan.dims.get(field.limit or "", field.limit),
             }
-            for field in plan.carry.values()
+            for field in own(plan).values()
         },
         "kv_pools": {
             owner: {"layers": pool.layers, "buffers": pool.buffers, "row_bytes": pool.row_bytes, "dtype": pool.dtype}

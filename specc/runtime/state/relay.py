@@ -43,9 +43,10 @@ class Relay:
         """A view of `pools`, of which requests use the first `rows` rows; holds no state of its own."""
         self._pools, self._rows, self._device = pools, rows, device
         self._layout, self._torn = layout, torn
+        self._own = [field.name for field in layout.fields]
 
     def read(self, rows: Sequence[int] | Tensor) -> Carry:
-        """A copy of the state of pool rows `rows`, in that order.
+        """A copy of the state of pool rows `rows`, in that order, but for what the engine writes.
 
         BatchError on rows out of range or repeated, TornError on torn ones. Of a tensor i64[n] on the device no other
         value is checked, and nobody waits for it unless some row is torn.
@@ -53,20 +54,23 @@ class Relay:
         checked = batch_rows(rows, self._rows, self._device)
         self._torn.check(checked)
         index = self._index(checked)
-        return Carry({field: self._pools[field][index] for field in self._pools})
+        return Carry({field: self._pools[field][index] for field in self._own})
 
     def write(self, rows: Sequence[int] | Tensor, carry: Carry) -> None:
         """Put row i of `carry` into pool row `rows[i]`, which is not torn any more.
 
-        Raises CarryError when the carry does not fit the program or has another number of rows, BatchError as `read`,
+        Raises CarryError when the carry does not fit the program, as with a field that the engine writes, or has
+        another number of rows, BatchError as `read`,
         FieldError when a value is beyond its field's limit; nothing is written then. With rows as a tensor no value is
         checked, and nobody waits.
         """
         checked = batch_rows(rows, self._rows, self._device)
         check_carry(carry)
+        if theirs := sorted(carry.fields.keys() & self._pools.keys() - set(self._own)):
+            raise CarryError(f"field {theirs[0]!r} is the engine's, which writes it in a table of its own")
         if len(carry) != len(checked):
             raise CarryError(f"a carry of {len(carry)} rows for {len(rows)} pool rows")
-        carry.check_like(Carry({field: self._pools[field][:0] for field in self._pools}))
+        carry.check_like(Carry({field: self._pools[field][:0] for field in self._own}))
         if not isinstance(rows, Tensor):
             self._layout.check(carry, rows)
         index = self._index(checked)

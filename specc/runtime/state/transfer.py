@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import FieldError, MissingFieldError, RecordError
+from ..plan.fields import own
 from ..plan.plan import CONTEXT_AXIS, Carried, Plan
 from ..rounding import round_up
 from ..semantics.convention import DTYPES
@@ -110,13 +111,12 @@ class RecordLayout:
 
     @staticmethod
     def of(plan: Plan, columns: int | None = None) -> RecordLayout:
-        """The layout of a plan's carried fields; `columns`: C, those of the request table, if there is one."""
+        """The layout of the fields that move; `columns`: C, those of the request table, if there is one."""
         # A text may fill its row of the table: whether a step has room behind it, is asked where it decodes.
         sizes = plan.dims if columns is None else {**plan.dims, CONTEXT_AXIS: columns + 1}
         fields: list[RecordField] = []
         end = HEADER
-        for name in sorted(plan.carry):
-            carried = plan.carry[name]
+        for name, carried in sorted(own(plan).items()):
             shape = tuple(plan.size(axis) for axis in carried.axes[1:])
             fields.append(RecordField(name, carried.dtype, shape, end, _limit(carried, sizes)))
             end = round_up(end + fields[-1].nbytes, ALIGNMENT)

@@ -12,7 +12,6 @@ from specc.cli import tune
 from specc.cli.main import app
 from specc.config import LoadedConfig
 from specc.measure import bench
-from specc.runtime.backends import cuda
 
 ROOT = Path(__file__).parents[3]
 CHAIN, ADAPTIVE = (str(ROOT / "examples" / f"eagle-{name}.yaml") for name in ("chain", "chain-adaptive"))
@@ -87,7 +86,7 @@ def test_tune_says_what_would_be_searched(tmp_path: Path) -> None:
 def test_a_program_for_another_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is compiled."""
     monkeypatch.setattr(bench, "here", lambda: "cuda:0")
-    monkeypatch.setattr(cuda, "device_arch", lambda device: "sm_80")
+    monkeypatch.setattr(bench, "device_arch", lambda device: "sm_80")
     done = run("tune", CHAIN)
     assert done.exit_code == 1
     assert "error[measure/other-arch]: this machine has a GPU of sm_80, and the program is for sm_90" in done.stderr
@@ -108,7 +107,7 @@ def test_what_was_found_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         return tuned.Tuned(tuning, (Found((choice,), "1 warp", (gain,)),), {3: [gain]})
 
     monkeypatch.setattr(bench, "here", lambda: "cuda:0")
-    monkeypatch.setattr(cuda, "device_arch", lambda device: "sm_90")
+    monkeypatch.setattr(bench, "device_arch", lambda device: "sm_90")
     monkeypatch.setattr(tuned, "tune", search)
     place = tmp_path / "t.yaml"
     done = run("tune", CHAIN, "-o", str(place))

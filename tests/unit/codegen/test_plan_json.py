@@ -110,6 +110,7 @@ def test_names_lead_somewhere(plan: Any) -> None:
     for node in nodes_of(plan):
         for argument in node.get("args", []):
             kinds = {"value": values, "buffer": buffers, "input": inputs, "stride": inputs, "size": inputs}
+            kinds["row_stride"] = buffers
             kinds["slot_stride"] = {owner for owner, pool in plan["kv_pools"].items() if pool["bound"]}
             assert {*kinds, "literal"} == set(KINDS)
             if argument["kind"] == "literal":

@@ -191,6 +191,10 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
     ("config/out-of-range", edit("verify: greedy", "tensor_parallel: 3"), 9, 18),
     ("config/out-of-range", edit("verify: greedy", "tensor_parallel: 32"), 9, 18),
     ("config/not-yet", edit("verify: greedy", "slots: block_table"), 9, 8),
+    ("config/not-yet", edit("verify: greedy", "carry: {bonus: {}}"), 9, 8),
+    ("config/not-a-mapping", rotated("carry: {bonus: engine}"), 9, 16),
+    ("config/out-of-range", rotated("carry: {bonus: {dtype: int8}}"), 9, 24),
+    ("config/unknown-key", rotated("carry: {bonus: {stride: 8}}"), 9, 17),
     ("config/not-yet", rotated("verify: rejection"), 9, 9),
     ("config/not-yet", rotated("engine: sglang"), 10, 7),
     ("config/not-yet", rotated("verify: target_only\nsampling: [top_k, grammar]"), 10, 19),
@@ -229,6 +233,9 @@ in tests/unit/cli/test_sglang.py."""
 ALGORITHMS_OWN = {"legal/vocab-mismatch", "legal/modules", "legal/kv-mismatch", "legal/depths"}
 """Codes of rules that algorithms bring; tests/unit/algorithms provokes them."""
 
+PASSES_OWN = {"config/unknown-field", "legal/carry"}
+"""Codes of rules about what only the passes know; tests/filecheck/place-carry provokes them."""
+
 
 @pytest.mark.parametrize(("code", "text", "line", "column"), CASES)
 def test_code_and_place(find: Find, code: str, text: str | bytes, line: int, column: int) -> None:
@@ -238,7 +245,7 @@ def test_code_and_place(find: Find, code: str, text: str | bytes, line: int, col
 
 def test_every_code_has_a_case() -> None:
     owned = {code for code in CODES if code.startswith(("config/", "legal/"))}
-    assert owned == {case[0] for case in CASES} | ELSEWHERE | ALGORITHMS_OWN
+    assert owned == {case[0] for case in CASES} | ELSEWHERE | ALGORITHMS_OWN | PASSES_OWN
 
 
 @pytest.mark.parametrize("name", ["missing.yaml", ".", "nul\0byte.yaml", "big.yaml"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 from programs import compile_to, config_text
 
 from specc.algorithms import names, needs
-from specc.config import LoadedConfig, load_text
+from specc.config import LoadedConfig, load_text, step_form
+from specc.config import engine as engine_module
 from specc.config.presets import ENGINES
+from specc.config.presets.sglang import SGLANG
 from specc.ir.declarations import KvLayout
 from specc.support.diagnostics import DiagnosticError
 
@@ -220,6 +223,25 @@ def reserve(algorithm: str, page: int, topk: int, steps: int, nodes: int) -> int
 def test_the_reserve_is_what_sglang_allocates(algorithm: str) -> None:
     for shape in shapes(25):
         assert reserve(algorithm, *shape) == sglang_allocates(*shape), shape
+
+
+def test_tables_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its preset says of fields counts for those that a program has; what is written otherwise is reported."""
+    carry = {"bonus": {"dtype": "int64", "written_by": "engine"}, "of_another": {"dtype": "int32"}}
+    preset = replace(SGLANG, demands={**SGLANG.demands, ("step",): "rotated"}, carry=carry)
+    for module in (engine_module, step_form):
+        monkeypatch.setattr(module, "PRESETS", {"sglang": preset})
+    loaded = load()
+    assert loaded.config.carry == {"bonus": ("int64", "engine"), "of_another": ("int32", "program")}
+    module = compile_to("canonicalize", loaded)
+    assert {name: (one.type.dtype, one.table) for name, one in module.carries.items()} == {
+        "bonus": ("i64", "engine"),
+        "seq_lens": ("i64", ""),
+        "drafts": ("i64", ""),
+    }
+    assert load(carry={"bonus": carry["bonus"]}).config.carry == loaded.config.carry
+    for written in ({"bonus": {"dtype": "int32"}}, {"drafts": {}}):
+        assert findings(carry=written) == [("config/engine-conflict", "leave it out", 6)]
 
 
 @pytest.mark.parametrize("page", [1, 16])

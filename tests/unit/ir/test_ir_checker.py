@@ -186,6 +186,24 @@ def test_the_node_axis_is_not_the_path_axis_at_the_end_of_a_chain() -> None:
     assert {d.code for d in found} == {"type/axis-mismatch"}
 
 
+def test_what_the_engine_writes_is_loaded_before_it_does() -> None:
+    """Between the halves of a step, so that neither an op nor a launch behind it loads the field."""
+    engines = "carry @e : i64[B] table engine\n"
+    load_, store = '%x = carry.load(%rows) {field = "e"} : i64[B]', 'carry.store(%rows, %lens) {field = "e"}'
+    assert problems(engines + in_phase(load_)) == []
+    assert problems(engines + in_phase(load_, phase="redraft")) == [
+        "ir/invalid: carry.load behind the engine's own writes"
+    ]
+    assert problems(engines + in_phase(store)) == ["ir/invalid: carry.store of a field that the engine writes"]
+    assert problems("carry @e : i64[B] table program\n" + in_phase(load_, store, phase="redraft")) == []
+    late = in_phase(load_.replace("}", ', kernel = "late"}'))
+    kernel = 'kernel @late {bytes = 8, family = "rows", phase = "prepare"}'
+    claims = "typed, live, tree-form, verify-selected, compacted, kv-bound, clustered"
+    assert problems(f"{engines}{late}\n{kernel}", claims) == []
+    found = problems(f"{engines}{late}\n{kernel.replace('prepare', 'extend')}", claims)
+    assert found == ["ir/invalid: carry.load behind the engine's own writes"]
+
+
 @pytest.mark.parametrize("algorithm", names())
 @pytest.mark.parametrize("last", [name for name in PASSES if name != "check-resources"])
 def test_every_stage_of_a_build_is_valid(algorithm: str, last: str) -> None:

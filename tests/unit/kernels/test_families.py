@@ -81,7 +81,8 @@ def test_specs(module: Module) -> None:
         names = [argument.name for argument in spec.arguments] + [name for name, _ in spec.constants]
         assert len(set(names)) == len(names)
         for argument in spec.arguments:
-            ways = (argument.buffer, argument.input, argument.stride, argument.size, argument.slot_stride)
+            strides = (argument.stride, argument.row_stride, argument.slot_stride)
+            ways = (argument.buffer, argument.input, argument.size, *strides)
             bound = [argument.value, argument.literal, *(way or None for way in ways)]
             assert sum(way is not None for way in bound) == 1, argument.name
         assert all(scratch.name.startswith(f"{kernel.name}.") for scratch in spec.scratch)

@@ -186,6 +186,22 @@ def test_engine_values_and_literals(driver: Driver, tmp_path: Path) -> None:
         assert column.value == 2 + step
 
 
+def test_rows_of_a_table_are_as_far_apart_as_it_has_them(driver: Driver, tmp_path: Path) -> None:
+    raw = chain_plan()
+    raw["kernels"]["prepare"]["arguments"].append(["drafts_stride", "i64"])
+    (prepare,) = [one for phase in raw["phases"] for one in phase["nodes"] if one["name"] == "prepare"]
+    prepare["args"].append({"name": "drafts_stride", "kind": "row_stride", "target": "relay.bonus"})
+    plan = read_plan(raw)
+    backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path, hidden=0), tmp_path, DEVICE)
+    frame, arena, _ = frame_of(plan, 2)
+    arena.stand_for("relay.bonus", torch.zeros(7, 9)[:, :4])
+    backend.launch(node(plan, "prepare"), frame)
+    assert driver.launches[-1][3][-1].value == 9
+    prepare["args"][-1]["target"] = "relay.nothing"
+    with pytest.raises(PlanError, match=r"reads rows of the unknown buffer 'relay\.nothing'"):
+        read_plan(raw)
+
+
 def test_a_grid_of_no_rows_is_not_launched(driver: Driver, tmp_path: Path) -> None:
     plan = read_plan(chain_plan())
     backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path), tmp_path, DEVICE)

@@ -87,7 +87,7 @@ def test_impossible_buffers(name: str, change: Json, message: str) -> None:
         (lambda d: d["phases"][0]["nodes"][0]["args"][0].pop("kind"), r"args\[0\] has no 'kind'"),
         (
             lambda d: d["phases"][0]["nodes"][0]["args"][0].update(kind="copy"),
-            "kind 'copy', which is not value, buffer, input, stride, size, slot_stride or literal",
+            "kind 'copy', which is not value, buffer, input, stride, size, row_stride, slot_stride or literal",
         ),
         (lambda d: d["phases"][0]["nodes"][0]["args"][0].pop("target"), "of the kind value, and has the target '' and"),
         (lambda d: d["phases"][0]["nodes"][0]["args"][0].update(literal=3), "of the kind value, and .* literal 3"),

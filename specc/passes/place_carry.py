@@ -1,0 +1,115 @@
+"""place-carry: carried fields that live in tables of the engine's, as these have them.
+
+Which they are says the key ``carry``. A table may have integers of another width than the program computes with, so
+what is loaded from it, or stored to it, is converted. A field that the engine writes from step to step is loaded and
+never stored: what the program would have stored is handed back as before, and what only the stores needed is gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from specc.config.resolved import FieldPlace
+from specc.ir.core import Carry, Module, entry_of
+from specc.ir.infer import assign_types
+from specc.ir.liveness import sweep
+from specc.ir.ops import OPS
+from specc.ir.types import DTYPES
+from specc.kernels.shared.base import STORES
+from specc.pass_manager.pass_base import Context, Pass
+from specc.passes.rotate_step import DRAFTS
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.support.suggest import did_you_mean
+
+_LOAD = "carry.load"
+INTEGERS = {"int32": "i32", "int64": "i64"}
+"""What a table of the engine's may have integers as, by the names of a configuration."""
+
+
+@dataclass(frozen=True)
+class PlaceCarry(Pass):
+    """Give fields the element types of the tables they live in, and leave those alone that the engine writes."""
+
+    name = "place-carry"
+    requires = frozenset({"typed", "live", "compacted"})
+    establishes = frozenset({"live"})
+    until = "kv-bound"
+
+    def run(self, module: Module, ctx: Context) -> None:
+        """Place every field that the configuration, or its engine, says something of."""
+        places = {} if ctx.loaded is None else ctx.loaded.config.carry
+        for name, place in places.items():
+            if name in module.carries:
+                self._place(module, name, place, ctx)
+            elif ctx.at("carry", name) is not None:
+                message = f"the program carries no field '{name}'"
+                at, hint = ctx.at("carry", name), did_you_mean(name, module.carries)
+                raise DiagnosticError(Diagnostic("config/unknown-field", message, at, hint))
+        for removed in sweep(module) if places else ():
+            self.remark(ctx, f"not needed where the engine writes: {removed.what}, {removed.verdict}", removed.location)
+
+    def _place(self, module: Module, name: str, place: FieldPlace, ctx: Context) -> None:
+        """Let a field live in the engine's table."""
+        carry = module.carries[name]
+        dtype = _dtype(carry, place, ctx)
+        if carry.given:
+            message = f"a table of the engine's for @{name}, which says how a request is sampled"
+            hint = "leave it out, and say it by set_sampling"
+            raise DiagnosticError(Diagnostic("config/not-yet", message, ctx.at("carry", name), hint))
+        if place.written_by == "engine":
+            _leave_alone(module, name)
+        _check_in_place(module, carry, dtype, ctx)
+        if dtype != carry.type.dtype:
+            _convert(module, carry, dtype)
+        module.carries[name] = replace(carry, type=replace(carry.type, dtype=dtype), table=place.written_by)
+        what = f"@{name} lives in a table {DTYPES[dtype].torch}[P, ...] of the engine's, which the {place.written_by}"
+        self.remark(ctx, f"{what} writes", ctx.at("carry", name))
+
+
+def _dtype(carry: Carry, place: FieldPlace, ctx: Context) -> str:
+    """The element type that a field has in the engine's table, after refusing one that it cannot have."""
+    own = carry.type.dtype
+    dtype = INTEGERS[place.dtype] if place.dtype is not None else own
+    at = ctx.at("carry", carry.name, "dtype") or ctx.at("carry", carry.name)
+    if dtype != own and own not in INTEGERS.values():
+        message = f"@{carry.name} is of {DTYPES[own].torch}, and an integer type is written"
+        raise DiagnosticError(Diagnostic("legal/carry", message, at, "leave dtype out"))
+    return dtype
+
+
+def _check_in_place(module: Module, carry: Carry, dtype: str, ctx: Context) -> None:
+    """Refuse another element type than the program's own for what is changed, or read, in its row of the table."""
+    others = [op for op in module.ops() if op.attrs.get("field") == carry.name and op.opcode not in (*STORES, _LOAD)]
+    if dtype != carry.type.dtype and others:
+        at = ctx.at("carry", carry.name, "dtype")
+        message = f"@{carry.name} as {DTYPES[dtype].torch}: {others[0].opcode} works on it in its row of the table"
+        hint = f"write dtype: {DTYPES[carry.type.dtype].torch}"
+        raise DiagnosticError(Diagnostic("config/not-yet", message, at, hint))
+
+
+def _convert(module: Module, carry: Carry, dtype: str) -> None:
+    """Let what is loaded become what the program computes with, and what is stored what the table has."""
+    module.carries[carry.name] = replace(carry, type=replace(carry.type, dtype=dtype))
+    for op in [op for op in module.ops() if op.attrs.get("field") == carry.name]:
+        ops = module.phases[op.phase]
+        given = op.result if op.opcode == _LOAD else op["value"]
+        wanted = carry.type.dtype if op.opcode == _LOAD else dtype
+        at = ops.index(op) + (op.opcode == _LOAD)
+        names = [(f"{given.name}_{wanted}", None)]
+        if op.opcode == _LOAD:
+            assign_types(module, op)
+        convert = module.add_op(op.phase, "carry.convert", (given,), names, {"dtype": wanted}, op.location, at)
+        assign_types(module, convert)
+        if op.opcode == _LOAD:
+            module.replace_uses(given, convert.result)
+            module.set_operands(convert, (given,))
+        else:
+            module.replace_operand(op, given, convert.result)
+
+
+def _leave_alone(module: Module, name: str) -> None:
+    """Take out what stores a field; the first drafts of a request are handed back by the prefill instead."""
+    for op in [op for op in module.ops() if op.attrs.get("field") == name and OPS[op.opcode].effect == "carry"]:
+        if name == DRAFTS and entry_of(op.phase) == "prefill":
+            module.outputs[f"prefill.{DRAFTS}"] = op["value"]
+        module.erase(op)

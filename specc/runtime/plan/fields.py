@@ -1,0 +1,19 @@
+"""Carried fields, and who has a part in them. Imports the standard library only."""
+
+from __future__ import annotations
+
+from .nodes import Launch
+from .plan import Carried, Plan
+
+
+def own(plan: Plan) -> dict[str, Carried]:
+    """The fields that move with a request: all but those that the engine writes from step to step."""
+    return {name: field for name, field in plan.carry.items() if field.written_by != "engine"}
+
+
+def told_strides(plan: Plan, field: str) -> bool:
+    """Whether a field has rows T[P, S], and every launch that is given them is told how far apart they are."""
+    name = f"relay.{field}"
+    launches = [node for node in plan.nodes() if isinstance(node, Launch)]
+    kinds = [{argument.kind for argument in node.args if argument.target == name} for node in launches]
+    return len(plan.buffers[name].shape) == 2 and all("row_stride" in found for found in kinds if found)

@@ -1,0 +1,81 @@
+"""Jobs for real engines, each in a process of its own in the engine's environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+LIMIT_S = 600
+SPECC = (sys.executable, "-c", "from specc.cli.main import main; main()")
+
+
+def run_job(
+    script: Sequence[str],
+    job: Mapping[str, Any],
+    folder: Path,
+    *,
+    wheel: Path | None = None,
+    settings: Mapping[str, str] | None = None,
+    limit_s: int = LIMIT_S,
+) -> tuple[dict[str, Any], str]:
+    """Run `script JOB OUT` in a new folder, where job, answer and log are left: the answer and the log.
+
+    `settings` are environment variables. A wheel is unpacked beside the job, and its program must be active.
+
+    Raises RuntimeError with the end of the log when it exits with an error or takes longer than `limit_s`.
+    """
+    folder.mkdir(parents=True)
+    given, out, log = folder / "job.json", folder / "out.json", folder / "log.txt"
+    given.write_text(json.dumps(job))
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [*script, str(given), str(out)],
+            env=environment(folder, wheel) | dict(settings or {}),
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+        try:
+            code: int | None = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            stop_group(process)
+    said = log.read_text(errors="replace")
+    if code != 0 or not out.exists():
+        ended = f"took longer than {limit_s} s" if code is None else f"exited with {code}"
+        raise RuntimeError(f"the engine of {folder.name} {ended}\n" + "\n".join(said.splitlines()[-60:]))
+    return json.loads(out.read_text()), said
+
+
+def environment(folder: Path, wheel: Path | None) -> dict[str, str]:
+    """Of the engine's processes."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SPECC_", "TRITON_"))}
+    if wheel is None:
+        return kept
+    with ZipFile(wheel) as archive:
+        archive.extractall(folder / "site")
+    return kept | {"PYTHONPATH": str(folder / "site"), "SPECC_PROGRAM": wheel.name.partition("-")[0]}
+
+
+def stop_group(process: subprocess.Popen[bytes]) -> None:
+    """End what is left of an engine: it has processes of its own."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    process.wait()
+
+
+def specc(*words: str) -> None:
+    """Run a command of specc's. RuntimeError with what it said when it fails."""
+    ended = subprocess.run([*SPECC, *words], capture_output=True, text=True)
+    if ended.returncode != 0:
+        raise RuntimeError(f"specc {' '.join(words)}\n{ended.stdout}{ended.stderr}")

@@ -1,0 +1,119 @@
+"""Serve one job with one engine of vLLM on the CPU: `.vllm/bin/python tests/vllm/serve.py JOB.json OUT.json`.
+
+A job is `{"engine": {...}, "requests": [...]}`: arguments of `vllm.EngineArgs` beside those of `ENGINE`, and for each
+request
+
+* `prompt`, its token ids; `sampling`, vLLM's sampling parameters;
+* `after`, `[k, n]`: it arrives when request k has n tokens or has ended;
+* `abort_after`, a number of tokens after which it is aborted.
+
+Everything happens in this process, one step after the other, so a job has one outcome. The answer has what vLLM said
+for each request, and what `watch.py` saw. Memory that is written though no request owns it ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ENVIRONMENT = {
+    "VLLM_USE_V2_MODEL_RUNNER": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "HF_HUB_OFFLINE": "1",
+    "TRITON_INTERPRET": "1",
+    "OMP_NUM_THREADS": "1",
+}
+ENGINE: dict[str, Any] = {
+    "skip_tokenizer_init": True,
+    "dtype": "float32",
+    "enforce_eager": True,
+    "enable_prefix_caching": False,
+    "disable_log_stats": True,
+    "seed": 1,
+}
+
+
+class Job:
+    """The requests of a job, and how far each has come."""
+
+    def __init__(self, engine: Any, requests: list[dict[str, Any]]) -> None:
+        """`engine` is a vLLM LLMEngine."""
+        self.engine = engine
+        self.requests = requests
+        self.waiting = list(range(len(requests)))
+        self.names: dict[str, int] = {}
+        self.answers: list[dict[str, Any]] = [{"token_ids": [], "finish_reason": None} for _ in requests]
+
+    def run(self) -> None:
+        """Serve all requests to their ends."""
+        while self.waiting or self.engine.has_unfinished_requests():
+            due = [number for number in self.waiting if self.is_due(number)]
+            if not due and not self.engine.has_unfinished_requests():
+                raise SystemExit(f"requests {self.waiting} wait for what never comes")
+            for number in due:
+                self.waiting.remove(number)
+                self.add(number)
+            for output in self.engine.step():
+                self.take(output)
+
+    def is_due(self, number: int) -> bool:
+        """Whether a request may arrive."""
+        other, tokens = self.requests[number].get("after", (None, 0))
+        return other is None or self.answers[other]["finish_reason"] or len(self.answers[other]["token_ids"]) >= tokens
+
+    def add(self, number: int) -> None:
+        """Hand a request over."""
+        from vllm import SamplingParams
+
+        request = self.requests[number]
+        sampling = SamplingParams(**{"detokenize": False, **request["sampling"]})
+        name = self.engine.add_request(str(number), {"prompt_token_ids": request["prompt"]}, sampling)
+        self.names[name] = number
+
+    def take(self, output: Any) -> None:
+        """Note what a request has by now, and abort it if it has enough."""
+        number, [text] = int(output.request_id), output.outputs
+        answer = self.answers[number]
+        answer["token_ids"] = list(text.token_ids)
+        answer["finish_reason"] = text.finish_reason
+        if text.logprobs is not None:
+            pairs = zip(text.token_ids, text.logprobs, strict=True)
+            answer["logprobs"] = [values[token].logprob for token, values in pairs]
+        if not output.finished and len(text.token_ids) >= self.requests[number].get("abort_after", float("inf")):
+            answer["finish_reason"] = "abort"
+            self.engine.abort_request([output.request_id])
+
+
+def main() -> None:
+    """Read a job, serve it, write what came out."""
+    job, out = (Path(name) for name in sys.argv[1:])
+    os.environ.update(ENVIRONMENT)
+    sys.path.append(str(HERE / "stand_ins"))
+    given = json.loads(job.read_text())
+    begin = time.monotonic()
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+    from watch import Watch
+
+    engine = LLMEngine.from_engine_args(EngineArgs(**ENGINE | given["engine"]))
+    watch = Watch(engine.engine_core.engine_core)
+    started = time.monotonic()
+    served = Job(engine, given["requests"])
+    served.run()
+    ended = time.monotonic()
+    for name, accepted in watch.accepted.items():
+        served.answers[served.names[name]]["accepted"] = accepted
+    result = {"outputs": served.answers, "seen": watch.report(), "start_s": round(started - begin, 1)}
+    out.write_text(json.dumps(result | {"serving_s": round(ended - started, 1)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""vLLM's own speculation on a CPU, and programs in its place: the texts of an engine without, whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import pytest
+import torch
+from head_layouts import EXAMPLES
+from transformers import AutoModelForCausalLM
+from vllm_server import MODEL_LEN, PLAIN, ROWS, Served, Variant, serve
+from vllm_workload import greedy, is_greedy
+
+SPECULATING = [Variant("draft_model", "standalone"), Variant("eagle", "eagle"), Variant("eagle3", "eagle3")]
+NOT_YET = pytest.mark.skip(reason="no program runs in vLLM yet: specc has no adapter for it")
+PROGRAMS = [
+    pytest.param(Variant("draft_model", "standalone", program=True), marks=NOT_YET),
+    pytest.param(Variant("eagle", "eagle", program=True), marks=NOT_YET),
+]
+speculating = pytest.mark.parametrize("variant", [*SPECULATING, *PROGRAMS], ids=str)
+every = pytest.mark.parametrize("variant", [PLAIN, *SPECULATING, *PROGRAMS], ids=str)
+programs = pytest.mark.parametrize("variant", PROGRAMS, ids=str)
+LEAST_ACCEPTED = 1.5
+"""Tokens per verification of any of these drafts; 1 would be a draft that is always wrong."""
+LAYERS = {None: 4, "draft_model": 4 + 2, "eagle": 4 + 1, "eagle3": 4 + 1}
+"""With KV caches, which are all watched."""
+SPECULATORS = {"draft_model": "StandaloneARSpeculator", "eagle": "EagleSpeculator", "eagle3": "EagleSpeculator"}
+
+
+def determined(served: Served) -> Iterator[tuple[int, Mapping[str, Any], Mapping[str, Any]]]:
+    """The requests whose text is determined, with their answers."""
+    for number, (request, output) in enumerate(zip(served.requests, served.outputs, strict=True)):
+        if is_greedy(request):
+            yield number, request, output
+
+
+def test_without_speculation_texts_are_the_targets_own(plain: Served) -> None:
+    """Against transformers: each token is the most probable after the prompt and those before it."""
+    model = AutoModelForCausalLM.from_pretrained(EXAMPLES / "target", dtype=torch.float32)
+    for number, request, output in determined(plain):
+        prompt, answer = request["prompt"], output["token_ids"]
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+        assert logits.argmax(-1).tolist() == answer, number
+
+
+@speculating
+def test_texts_are_those_without_speculation(variant: Variant, served: Served, plain: Served) -> None:
+    """Those of aborted requests as far as they go."""
+    for number, request, output in determined(served):
+        expected = plain.outputs[number]
+        if "abort_after" in request:
+            assert output["finish_reason"] == "abort"
+            assert request["abort_after"] <= len(output["token_ids"]) < len(expected["token_ids"]), number
+            assert output["token_ids"] == expected["token_ids"][: len(output["token_ids"])], number
+        else:
+            assert output["token_ids"] == expected["token_ids"], number
+            assert output["finish_reason"] == expected["finish_reason"], number
+
+
+@speculating
+def test_logprobs_are_those_without_speculation(variant: Variant, served: Served, plain: Served) -> None:
+    asked = [number for number, request, _ in determined(served) if "logprobs" in request["sampling"]]
+    assert asked
+    for number in asked:
+        mine, expected = (run.outputs[number]["logprobs"] for run in (served, plain))
+        assert mine == pytest.approx(expected, abs=1e-3), number
+
+
+@speculating
+def test_drafts_are_accepted(variant: Variant, served: Served) -> None:
+    lengths = [length for output in served.outputs for length in output.get("accepted", [])]
+    assert sum(lengths) / len(lengths) > LEAST_ACCEPTED
+
+
+@every
+def test_everything_that_was_meant_to_happen_happened(variant: Variant, served: Served, plain: Served) -> None:
+    seen, outputs = served.seen, served.outputs
+    assert variant.method is None or seen["speculator"] == SPECULATORS[variant.method]
+    assert seen["mixed"] > 3, "steps in which some requests are prefilled and others decode"
+    assert seen["in_row_0"] > 3, "steps of a request that decodes in the tables' row 0"
+    assert all(seen["batches"].get(str(size), 0) > 0 for size in range(1, ROWS + 1)), seen["batches"]
+    full = [number for number, request, _ in determined(served) if request["sampling"]["max_tokens"] is None]
+    ends = [len(served.requests[number]["prompt"]) + len(outputs[number]["token_ids"]) for number in full]
+    assert len(ends) > 1 and set(ends) == {MODEL_LEN}
+    assert any(output["finish_reason"] == "stop" for output in outputs)
+    assert any(not is_greedy(request) for request in served.requests)
+    if variant.method is not None:
+        assert seen["preemptions"] > 0
+        assert seen["across_blocks"] > 3, "steps whose tokens lie in several blocks"
+        assert seen["short_of_drafts"] > 0, "verifications of fewer drafts, close to the model's length"
+
+
+@every
+def test_every_block_is_free_at_the_end(variant: Variant, served: Served) -> None:
+    """All but block 0, which vLLM keeps. That no other was written is looked at after every step."""
+    seen = served.seen
+    assert seen["free_blocks"] == seen["num_blocks"] - 1
+    assert 0 not in seen["blocks"]
+    assert set(seen["blocks"]) == set(range(1, seen["num_blocks"]))
+    assert len(seen["layers"]) == LAYERS[variant.method]
+
+
+@programs
+def test_the_program_ran_the_steps_that_it_serves(variant: Variant, served: Served) -> None:
+    """And vLLM the others, in the same server."""
+    assert served.counts is not None
+    assert served.counts["program_steps"] > served.seen["steps"] / 3
+    assert sum(served.counts["vllm_steps"].values()) > 0
+
+
+@programs
+def test_the_program_accepts_what_vllms_own_step_does(
+    variant: Variant, served: Served, running: Mapping[Variant, Future[Served]]
+) -> None:
+    """At every verification of every request; so what they sample, in steps that are left to vLLM, is equal, too."""
+    own = running[variant.own].result()
+    for number, (mine, theirs) in enumerate(zip(served.outputs, own.outputs, strict=True)):
+        assert mine.get("accepted") == theirs.get("accepted"), number
+        assert mine["token_ids"] == theirs["token_ids"], number
+
+
+CARELESS = """
+def register():
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+    sample = GPUModelRunner.sample_tokens
+
+    def careless(self, *operands, **named):
+        done = sample(self, *operands, **named)
+        self.kv_caches[0].fill_(7)
+        return done
+
+    GPUModelRunner.sample_tokens = careless
+"""
+
+
+def test_a_write_into_blocks_of_nobody_fails_the_job(models: Path, tmp_path: Path) -> None:
+    """So a wheel's plugin runs in the engine, and what it spoils is seen."""
+    wheel = tmp_path / "specc_program_careless-0.1.0-py3-none-any.whl"
+    with ZipFile(wheel, "w") as archive:
+        about = "specc_program_careless-0.1.0.dist-info"
+        archive.writestr("specc_program_careless.py", CARELESS)
+        archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: specc-program-careless\nVersion: 0.1.0\n")
+        archive.writestr(f"{about}/entry_points.txt", "[vllm.general_plugins]\nx = specc_program_careless:register\n")
+    with pytest.raises(RuntimeError, match="were written, which no request owns"):
+        serve(PLAIN.engine(models), [greedy([5, 6, 7], 4)], tmp_path / "job", wheel=wheel)

@@ -1,0 +1,92 @@
+"""Jobs for `serve.py`, each in a process of its own in vLLM's environment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from engine_job import run_job
+from vllm_files import HERE, PYTHON
+
+NUM_STEPS = 3
+ROWS = 4
+BLOCK = 32
+"""Tokens of a block, the fewest on a CPU."""
+MODEL_LEN = 160
+SERVER = {
+    "max_num_seqs": ROWS,
+    "max_num_batched_tokens": 64,
+    "max_model_len": MODEL_LEN,
+    "block_size": BLOCK,
+    "num_gpu_blocks_override": 14,
+}
+"""So few blocks that four long requests do not fit, and prompts that come in pieces."""
+COUNTS = "SPECC_VLLM_COUNTS"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What one engine runs: `method` is vLLM's word, None where nothing is speculated.
+
+    `draft` is a model of `write_models`. With `program` a wheel runs steps.
+    """
+
+    method: str | None = None
+    draft: str = ""
+    program: bool = False
+
+    def __str__(self) -> str:
+        """For the names of tests and files."""
+        return "-".join([self.draft, *["program"] * self.program]) if self.method else "plain"
+
+    @property
+    def own(self) -> Variant:
+        """The same without a program: vLLM's own steps."""
+        return replace(self, program=False)
+
+    def engine(self, models: Path) -> dict[str, Any]:
+        """Arguments of the engine."""
+        given = {"model": str(models / "target"), **SERVER}
+        if self.method is None:
+            return given
+        drafts = {"method": self.method, "model": str(models / self.draft), "num_speculative_tokens": NUM_STEPS}
+        return given | {"speculative_config": drafts}
+
+
+PLAIN = Variant()
+
+
+@dataclass(frozen=True)
+class Served:
+    """What came out of a job: answers in the order of its requests, what was seen on the way, the log.
+
+    Of a program also how many steps it ran, and how many were left to vLLM by reason; None without one.
+    """
+
+    requests: Sequence[Mapping[str, Any]]
+    outputs: Sequence[Mapping[str, Any]]
+    seen: Mapping[str, Any]
+    log: str
+    counts: Mapping[str, Any] | None
+
+
+def serve(
+    engine: Mapping[str, Any],
+    requests: Sequence[Mapping[str, Any]],
+    folder: Path,
+    *,
+    wheel: Path | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> Served:
+    """Run one engine for a list of requests, both as `serve.py` has them, with a program's wheel or without.
+
+    For what is left behind and raised see `run_job`; an engine in which memory is written that no request owns dies.
+    """
+    script, counts = (str(PYTHON), str(HERE / "serve.py")), folder / "counts.json"
+    job = {"engine": dict(engine), "requests": list(requests)}
+    answer, said = run_job(script, job, folder, wheel=wheel, settings={COUNTS: str(counts), **(settings or {})})
+    counted = json.loads(counts.read_text()) if counts.exists() else None
+    return Served(requests, answer["outputs"], answer["seen"], said, counted)
