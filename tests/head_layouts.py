@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "models"
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
+WEIGHTS, CONFIG, EMBEDDING = "model.safetensors", "config.json", "model.embed_tokens.weight"
 HIDDEN_ROWS = ("fc.weight", "o_proj.weight", "down_proj.weight", "q_proj.weight")
 HIDDEN_COLUMNS = tuple(
     f"{of}.weight" for of in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head", "o_proj")

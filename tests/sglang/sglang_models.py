@@ -6,10 +6,9 @@ import shutil
 from pathlib import Path
 
 import torch
-from head_layouts import EXAMPLES, eagle, eagle3, read, write
+from head_layouts import EMBEDDING, EXAMPLES, eagle, eagle3, read, write
 from torch.nn.functional import pad
 
-EMBEDDING = "model.embed_tokens.weight"
 TOKEN_MAP = "tokens.pt"
 """The file of some tokens, beside the models."""
 ODD = 2

@@ -92,6 +92,20 @@ class Job:
             self.engine.abort_request([output.request_id])
 
 
+def counts() -> dict[str, Any] | None:
+    """The steps that a program ran, and those it left to vLLM by why, as its metrics have them; None without any."""
+    from prometheus_client import REGISTRY
+
+    found: dict[str, Any] = {"program_steps": 0, "vllm_steps": {}}
+    steps = [one for metric in REGISTRY.collect() for one in metric.samples if one.name == "specc:decode_steps_total"]
+    for one in steps:
+        if one.labels["by"] == "program":
+            found["program_steps"] += int(one.value)
+        else:
+            found["vllm_steps"][one.labels["reason"]] = int(one.value)
+    return found if steps else None
+
+
 def main() -> None:
     """Read a job, serve it, write what came out."""
     job, out = (Path(name) for name in sys.argv[1:])
@@ -111,7 +125,8 @@ def main() -> None:
     ended = time.monotonic()
     for name, accepted in watch.accepted.items():
         served.answers[served.names[name]]["accepted"] = accepted
-    result = {"outputs": served.answers, "seen": watch.report(), "start_s": round(started - begin, 1)}
+    result = {"outputs": served.answers, "seen": watch.report(), "counts": counts()}
+    result["start_s"] = round(started - begin, 1)
     out.write_text(json.dumps(result | {"serving_s": round(ended - started, 1)}))
 
 

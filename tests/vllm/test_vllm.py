@@ -15,20 +15,34 @@ from transformers import AutoModelForCausalLM
 from vllm_server import MODEL_LEN, PLAIN, ROWS, Served, Variant, serve
 from vllm_workload import greedy, is_greedy
 
-SPECULATING = [Variant("draft_model", "standalone"), Variant("eagle", "eagle"), Variant("eagle3", "eagle3")]
+SPECULATING = [
+    Variant("draft_model", "standalone"),
+    Variant("eagle", "eagle"),
+    Variant("eagle3", "eagle3"),
+    Variant("mtp", "mimo", target="mimo"),
+    Variant("ngram"),
+]
 NOT_YET = pytest.mark.skip(reason="no program runs in vLLM yet: specc has no adapter for it")
 PROGRAMS = [
     pytest.param(Variant("draft_model", "standalone", program=True), marks=NOT_YET),
     pytest.param(Variant("eagle", "eagle", program=True), marks=NOT_YET),
+    pytest.param(Variant("eagle3", "eagle3", program=True), marks=NOT_YET),
 ]
 speculating = pytest.mark.parametrize("variant", [*SPECULATING, *PROGRAMS], ids=str)
 every = pytest.mark.parametrize("variant", [PLAIN, *SPECULATING, *PROGRAMS], ids=str)
 programs = pytest.mark.parametrize("variant", PROGRAMS, ids=str)
-LEAST_ACCEPTED = 1.5
+LEAST_ACCEPTED = 1.3
 """Tokens per verification of any of these drafts; 1 would be a draft that is always wrong."""
-LAYERS = {None: 4, "draft_model": 4 + 2, "eagle": 4 + 1, "eagle3": 4 + 1}
+LAYERS = {None: 4, "draft_model": 4 + 2, "eagle": 4 + 1, "eagle3": 4 + 1, "mtp": 4 + 1, "ngram": 4}
 """With KV caches, which are all watched."""
-SPECULATORS = {"draft_model": "StandaloneARSpeculator", "eagle": "EagleSpeculator", "eagle3": "EagleSpeculator"}
+SPECULATORS = {
+    "draft_model": "StandaloneARSpeculator",
+    "eagle": "EagleSpeculator",
+    "eagle3": "EagleSpeculator",
+    "mtp": "MTPSpeculator",
+    "ngram": "NgramGPUSpeculator",
+}
+"""Of vLLM's own, so that a run without a program is one."""
 
 
 def determined(served: Served) -> Iterator[tuple[int, Mapping[str, Any], Mapping[str, Any]]]:
@@ -80,7 +94,7 @@ def test_drafts_are_accepted(variant: Variant, served: Served) -> None:
 @every
 def test_everything_that_was_meant_to_happen_happened(variant: Variant, served: Served, plain: Served) -> None:
     seen, outputs = served.seen, served.outputs
-    assert variant.method is None or seen["speculator"] == SPECULATORS[variant.method]
+    assert variant.program or seen["speculator"] == SPECULATORS.get(variant.method or "", "NoneType")
     assert seen["mixed"] > 3, "steps in which some requests are prefilled and others decode"
     assert seen["in_row_0"] > 3, "steps of a request that decodes in the tables' row 0"
     assert all(seen["batches"].get(str(size), 0) > 0 for size in range(1, ROWS + 1)), seen["batches"]
@@ -110,7 +124,7 @@ def test_the_program_ran_the_steps_that_it_serves(variant: Variant, served: Serv
     """And vLLM the others, in the same server."""
     assert served.counts is not None
     assert served.counts["program_steps"] > served.seen["steps"] / 3
-    assert sum(served.counts["vllm_steps"].values()) > 0
+    assert len(served.counts["vllm_steps"]) > 2
 
 
 @programs
@@ -127,25 +141,27 @@ def test_the_program_accepts_what_vllms_own_step_does(
 CARELESS = """
 def register():
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+    from watch import by_block
 
     sample = GPUModelRunner.sample_tokens
 
     def careless(self, *operands, **named):
         done = sample(self, *operands, **named)
-        self.kv_caches[0].fill_(7)
+        caches = by_block(self, self.kv_cache_config.num_blocks)
+        caches["draft_model.model.layers.1.self_attn.attn"][-1, ..., -1] = 7
         return done
 
     GPUModelRunner.sample_tokens = careless
 """
 
 
-def test_a_write_into_blocks_of_nobody_fails_the_job(models: Path, tmp_path: Path) -> None:
-    """So a wheel's plugin runs in the engine, and what it spoils is seen."""
+def test_a_write_into_a_block_of_nobody_fails_the_job(models: Path, tmp_path: Path) -> None:
+    """So a wheel's plugin runs in the engine, and what it spoils in a single layer of the draft is seen."""
     wheel = tmp_path / "specc_program_careless-0.1.0-py3-none-any.whl"
     with ZipFile(wheel, "w") as archive:
         about = "specc_program_careless-0.1.0.dist-info"
         archive.writestr("specc_program_careless.py", CARELESS)
         archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: specc-program-careless\nVersion: 0.1.0\n")
         archive.writestr(f"{about}/entry_points.txt", "[vllm.general_plugins]\nx = specc_program_careless:register\n")
-    with pytest.raises(RuntimeError, match="were written, which no request owns"):
-        serve(PLAIN.engine(models), [greedy([5, 6, 7], 4)], tmp_path / "job", wheel=wheel)
+    with pytest.raises(RuntimeError, match=r"draft_model.*: blocks \[13\] were written, which no request owns"):
+        serve(SPECULATING[0].engine(models), [greedy([5, 6, 7], 8)], tmp_path / "job", wheel=wheel)

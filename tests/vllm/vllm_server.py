@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,23 +23,28 @@ SERVER = {
     "num_gpu_blocks_override": 14,
 }
 """So few blocks that four long requests do not fit, and prompts that come in pieces."""
-COUNTS = "SPECC_VLLM_COUNTS"
+
+
+NGRAM = {"prompt_lookup_max": 4, "prompt_lookup_min": 1}
+"""How many tokens n-grams have."""
 
 
 @dataclass(frozen=True)
 class Variant:
     """What one engine runs: `method` is vLLM's word, None where nothing is speculated.
 
-    `draft` is a model of `write_models`. With `program` a wheel runs steps.
+    `target` and `draft` are models of `write_models`. With `program` a wheel runs steps.
     """
 
     method: str | None = None
     draft: str = ""
     program: bool = False
+    target: str = "target"
 
     def __str__(self) -> str:
         """For the names of tests and files."""
-        return "-".join([self.draft, *["program"] * self.program]) if self.method else "plain"
+        drafts = self.draft or self.method or "plain"
+        return "-".join([drafts, *["program"] * self.program])
 
     @property
     def own(self) -> Variant:
@@ -49,11 +53,12 @@ class Variant:
 
     def engine(self, models: Path) -> dict[str, Any]:
         """Arguments of the engine."""
-        given = {"model": str(models / "target"), **SERVER}
+        given = {"model": str(models / self.target), **SERVER}
         if self.method is None:
             return given
-        drafts = {"method": self.method, "model": str(models / self.draft), "num_speculative_tokens": NUM_STEPS}
-        return given | {"speculative_config": drafts}
+        drafts = {"model": str(models / self.draft)} if self.draft else NGRAM
+        config = {"method": self.method, "num_speculative_tokens": NUM_STEPS, **drafts}
+        return given | {"speculative_config": config}
 
 
 PLAIN = Variant()
@@ -85,8 +90,7 @@ def serve(
 
     For what is left behind and raised see `run_job`; an engine in which memory is written that no request owns dies.
     """
-    script, counts = (str(PYTHON), str(HERE / "serve.py")), folder / "counts.json"
+    script = (str(PYTHON), str(HERE / "serve.py"))
     job = {"engine": dict(engine), "requests": list(requests)}
-    answer, said = run_job(script, job, folder, wheel=wheel, settings={COUNTS: str(counts), **(settings or {})})
-    counted = json.loads(counts.read_text()) if counts.exists() else None
-    return Served(requests, answer["outputs"], answer["seen"], said, counted)
+    answer, said = run_job(script, job, folder, wheel=wheel, settings=settings)
+    return Served(requests, answer["outputs"], answer["seen"], said, answer["counts"])

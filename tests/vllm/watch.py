@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 PATTERN = -8192.0
-"""A number in every type of KV cache, and so far from keys and values that a text which reads it is another."""
+"""A number in float types of 16 bits and more, so far from keys and values that a text which reads it is another."""
 
 COUNTED = ("steps", "mixed", "in_row_0", "across_blocks", "short_of_drafts", "preemptions")
 
