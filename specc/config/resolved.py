@@ -61,7 +61,8 @@ class ModelConfig:
     ``experts_per_token`` and ``index_topk`` are None where the model has no experts, or no sparse attention.
     ``token_map`` says of a draft that scores a part of the target's tokens where its map is: a file, ``model``
     or ``engine``; None of any other model. ``padded_vocab_size`` are the columns of all shards of its logits together,
-    None where its logits are whole. ``kv_ranks`` are those that share out its KV heads: 1 where each keeps them all.
+    or the elements from row to row of those that an engine hands over; None where rows are whole and follow each
+    other. ``kv_ranks`` are those that share out its KV heads: 1 where each keeps them all.
     """
 
     model: str | None

@@ -30,6 +30,8 @@ def with_shards(checked: Checked, side: Side, model: ModelConfig | None) -> Mode
         return model
     written, at = block.padded_vocab_size, checked.places.value(side, "padded_vocab_size")
     if checked.file.logits != "sharded":
+        if side == "target" and checked.file.step == "rotated":
+            return _with_rows(checked, model, written)
         if written is not None and checked.sound("logits"):
             message = "padded_vocab_size says how shards of logits are padded, and every rank has whole rows"
             checked.found.error("legal/shards", message, at, hint="write logits: sharded, or leave the key out")
@@ -47,6 +49,22 @@ def with_shards(checked: Checked, side: Side, model: ModelConfig | None) -> Mode
         checked.found.error("legal/shards", message, place, hint=hint, notes=notes)
         return None
     return replace(model, padded_vocab_size=size)
+
+
+def _with_rows(checked: Checked, target: ModelConfig, written: int | None) -> ModelConfig | None:
+    """Return the target with the elements from row to row of the logits that the engine hands over, where it pads them.
+
+    None after reporting that they are fewer than a row has.
+    """
+    engine, tokens = checked.file.engine, target.vocab_size
+    pads = engine is not None and PRESETS[engine].pads_rows
+    size = written or (PRESETS[engine].columns(tokens, 1) if pads and engine is not None else tokens)
+    if size < tokens:
+        message = f"rows of {tokens} logits cannot be {size} elements apart"
+        at, hint = checked.places.value("target", "padded_vocab_size"), f"write {tokens} or more, or leave the key out"
+        checked.found.error("legal/shards", message, at, hint=hint)
+        return None
+    return target if size == tokens else replace(target, padded_vocab_size=size)
 
 
 def with_heads(checked: Checked, side: Side, model: ModelConfig | None) -> ModelConfig | None:

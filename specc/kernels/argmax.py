@@ -19,7 +19,7 @@ class Argmax(Composed):
     def scan(self, text: Text, reduction: Op, cluster: Cluster) -> str:
         """See `Composed.scan`; a log-probability takes the sums of exponentials besides."""
         module, logprobs = text.module, [op for op in cluster if op.opcode == "vocab.logprob"]
-        text.constants += vocabulary.sizes(module, reduction)
+        text.constants += vocabulary.sizes(text, reduction)
         function, operands, logits, shape = vocabulary.scanned(text, reduction, cluster)
         rows = vocabulary.rows_of(module, reduction)
         value, mark = text.partial("partial_value", "f32", shape), text.partial("partial_index", "i32", shape)

@@ -46,7 +46,7 @@ class Cut(Family):
         given = {"scales": cuts[0]["scales"], "within": cuts[0].get("within")}
         given |= dict.fromkeys(("count", "share", "least"))
         given |= {parameter: op[operand] for op in cuts for parameter, operand in [_PARAMETER[op.opcode]]}
-        pointers = [vocabulary.memory(text, cuts[0], cluster, "V")]
+        pointers = [vocabulary.memory(text, cuts[0], cluster)]
         pointers += ["None" if value is None else text.pointer(value, operand) for operand, value in given.items()]
         axes = tensor_type(cuts[0]["logits"]).sizes(module.dims)[:-1]
         vocab, rows = vocabulary.vocabulary(module, cuts[0]), vocabulary.rows_of(module, cuts[0])
@@ -56,8 +56,9 @@ class Cut(Family):
         block = max(256, min(_BLOCK >> halvings, power_of_two(vocab)))
         room = max(32, min(_ROOM >> changed, power_of_two(vocab) // _TILE))
         pointers += [text.partial("room", "i32", (*axes, room)), text.pointer(cuts[-1].result, "cuts")]
-        call = f"{text.use('cut_row')}({', '.join(pointers)}, b, row, {function}, {operands}, V, BLOCK, ROOM)"
-        text.constants += [("V", vocab), ("BLOCK", block), ("ROOM", room)]
+        call = f"{text.use('cut_row')}({', '.join(pointers)}, b, row, {function}, {operands}, V, STRIDE, BLOCK, ROOM)"
+        stride = vocabulary.row_elements(module, cuts[0], cluster)
+        text.constants += [("V", vocab), ("STRIDE", stride), ("BLOCK", block), ("ROOM", room)]
         body = "b = tl.program_id(0)", f"row = b * {rows} + tl.program_id(1)", *text.head, call
         tiles = f"blocks of {block} elements; a cut is found among {room} tiles of {_TILE}"
         return text.spec(self.stem, body, num_warps=max(4, min(16, (block << halvings) // 512)), tiles=tiles)

@@ -19,7 +19,7 @@ class Draw(Composed):
     def scan(self, text: Text, reduction: Op, cluster: Cluster) -> str:
         """See `Composed.scan`; a program reads one tile again."""
         module = text.module
-        text.constants += vocabulary.sizes(module, reduction)
+        text.constants += vocabulary.sizes(text, reduction)
         function, operands, logits, shape = vocabulary.scanned(text, reduction, cluster)
         rows = vocabulary.rows_of(module, reduction)
         noise = [text.pointer(reduction[name], name) for name in ("keys", "scales")]

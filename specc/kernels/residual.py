@@ -18,7 +18,7 @@ class Residual(Composed):
     def scan(self, text: Text, reduction: Op, cluster: Cluster) -> str:
         """See `Composed.scan`; only the rows of nodes with a weight are read, those of q where they are."""
         module, most = text.module, vocabulary.scanned_rows(text.module, reduction)
-        text.constants += vocabulary.sizes(module, reduction)
+        text.constants += vocabulary.sizes(text, reduction)
         function, operands, logits, shape = vocabulary.scanned(text, reduction, cluster)
         nodes = vocabulary.rows_of(module, reduction)
         named = reduction.named

@@ -39,8 +39,9 @@ class Score(Family):
         most, places = vocabulary.most_of_one(count), _places(module, first)
         sizes = {"ROWS": vocabulary.rows_of(module, first), "PLACES": places, "COUNT": count}
         sizes |= {"V": vocabulary.vocabulary(module, first), "SPLITS": most, "BLOCK": vocabulary.block(module, first)}
+        sizes["STRIDE"] = vocabulary.row_elements(module, first, cluster)
         sizes["GROUP"] = vocabulary.group(module, first, count) if count else 1
-        given = [vocabulary.memory(text, first, cluster, "V"), text.pointer(first["rows"], "rows")]
+        given = [vocabulary.memory(text, first, cluster), text.pointer(first["rows"], "rows")]
         given.append("None" if first.get("path") is None else text.pointer(first["path"], "path"))
         given += (
             ["None", "None"] if logprob is None else [text.pointer(logprob["index"], "index"), *_out(text, logprob)]
@@ -54,7 +55,7 @@ class Score(Family):
         call = f"{text.use('score_row')}({', '.join(given)})"
         text.constants += sizes.items()
         body = "b = tl.program_id(0)", *text.head, call
-        tiles = vocabulary.tiles(module, first)
+        tiles = vocabulary.tiles(text, first)
         return text.spec(self.stem, body, num_warps=16 if count > _MANY else 4, tiles=tiles)
 
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:

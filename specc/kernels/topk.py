@@ -19,7 +19,7 @@ class Topk(Composed):
         """See `Composed.scan`."""
         module, branches = text.module, text.module.size("K")
         text.constants += [
-            *vocabulary.sizes(module, reduction),
+            *vocabulary.sizes(text, reduction),
             ("GROUP", vocabulary.group(module, reduction, branches)),
         ]
         function, operands, logits, shape = vocabulary.scanned(text, reduction, cluster)

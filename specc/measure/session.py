@@ -18,6 +18,7 @@ from specc.runtime.backends import Backend
 from specc.runtime.batch import Batch
 from specc.runtime.collective import gather, rank_table
 from specc.runtime.columns import LENGTHS, Columns
+from specc.runtime.external import laid_apart
 from specc.runtime.frame import Frame
 from specc.runtime.memory.arena import Arena
 from specc.runtime.memory.kv_pools import KvPools
@@ -186,8 +187,11 @@ class Session:
         """What a forward returns; bits that allow every token for a mask of the host."""
         shape = frame.shape(name)
         if (name, shape) not in self._results:
-            dtype, host = DTYPES[self.plan.values[name].dtype], isinstance(node, External) and node.host
-            made = torch.full(shape, -1, dtype=dtype, device=self.device) if host else self._random(shape, dtype)
+            dtype = DTYPES[self.plan.values[name].dtype]
+            if isinstance(node, External) and node.host:
+                made = torch.full(shape, -1, dtype=dtype, device=self.device)
+            else:
+                made = laid_apart(self.plan, name, self._random(shape, dtype))
             self._results[name, shape] = made
         return self._results[name, shape]
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from specc.ir.core import Module, Value, tensor_type
 from specc.ir.declarations import Layout
 from specc.ir.nodes import crossing, is_external
+from specc.ir.ops.model import GIVEN_PADDED
 from specc.ir.types import DTYPES, TensorType, per_request, row_major
 from specc.kernels.shared.base import VECTOR_BYTES, alignment
 from specc.kernels.shared.blocks import replaced
@@ -61,6 +62,8 @@ def _layout(module: Module, value: Value, root: Value) -> Layout:
     elif value.source is None and not per_request(type_):
         owner = "input"
     sizes = type_.sizes(module.dims, unbounded=0)
+    if value.source is not None and value.source.opcode == GIVEN_PADDED:
+        sizes = (*sizes[:-1], int(value.source.attrs["row"]))
     row = sizes[-1] * DTYPES[type_.dtype].bytes if len(sizes) > 1 else VECTOR_BYTES
     aligned = alignment(row) if row else VECTOR_BYTES
     return Layout(value.name, root.name, owner, row_major(sizes), aligned)

@@ -16,7 +16,7 @@ from specc.ir.core import SECOND_HALF, Attr, Carry, Module, Op, Value, entry_of,
 from specc.ir.infer import assign_types
 from specc.ir.liveness import hidden_result, sweep
 from specc.ir.nodes import is_external
-from specc.ir.ops.model import GIVEN_HIDDEN, GIVEN_LOGITS, TARGET
+from specc.ir.ops.model import GIVEN_HIDDEN, GIVEN_LOGITS, GIVEN_PADDED, TARGET
 from specc.ir.types import TensorType
 from specc.pass_manager.pass_base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
@@ -55,7 +55,7 @@ class RotateStep(Pass):
         module.outputs[f"propose.{DRAFTS}"] = _redraft(module, body, _Again("redraft", "propose", after))
         _redraft(module, body, _Again("prefill", "prefill", before))
         _verify_carried(module, body)
-        _give(module, body.target)
+        _give(module, body.target, ctx)
         body.erase(module)
         for removed in sweep(module):
             self.remark(ctx, f"a rotated step does not need {removed.what}: {removed.verdict}", removed.location)
@@ -244,11 +244,13 @@ def _verify_carried(module: Module, body: _Body) -> None:
     module.replace_uses(body.tokens, join.result)
 
 
-def _give(module: Module, target: Op) -> None:
+def _give(module: Module, target: Op, ctx: Context) -> None:
     """What the target's forward gave, the engine hands over: the logits first, the hidden rows where they are read."""
+    row = ctx.loaded.config.target.padded_vocab_size if ctx.loaded is not None else None
     module.replace_uses(target.out("kv"), target["kv"])
-    given = {"logits_dtype": target.attrs["logits_dtype"]}
-    _hand_over(module, "prepare", GIVEN_LOGITS, target.out("logits"), given, target.location)
+    given = {"logits_dtype": target.attrs["logits_dtype"]} | ({} if row is None else {"row": row})
+    opcode = GIVEN_LOGITS if row is None else GIVEN_PADDED
+    _hand_over(module, "prepare", opcode, target.out("logits"), given, target.location)
     hidden = hidden_result(target)
     if hidden is not None:
         _defer(module, hidden)

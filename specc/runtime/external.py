@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .errors import BindError, ForwardContractError
 from .frame import Frame
 from .memory.tables import plain_fault
+from .plan.fields import row_stride
 from .plan.nodes import External, Given
 from .plan.plan import Plan
 from .semantics.convention import DTYPES
@@ -80,10 +82,16 @@ def stand_for(node: External, frame: Frame, given: Mapping[str, Tensor]) -> None
 
 
 def take(node: Given, frame: Frame, given: Mapping[str, Tensor]) -> None:
-    """Let the first rows of what the engine hands over stand for the node's values. Raises ForwardContractError."""
+    """Let the first rows of what the engine hands over stand for the node's values. Raises ForwardContractError.
+
+    The rows of a request may be an axis of their own, or follow each other as those of all requests do.
+    """
     for result, value in node.results.items():
         tensor = given.get(result)
-        if isinstance(tensor, Tensor) and tensor.dim() and tensor.shape[0] > frame.rows:
+        axes = frame.plan.values[value].axes
+        if isinstance(tensor, Tensor) and tensor.dim() == len(axes) - 1 and tensor.shape[0] % frame.dims[axes[1]] == 0:
+            tensor = tensor.unflatten(0, (-1, frame.dims[axes[1]]))
+        if isinstance(tensor, Tensor) and tensor.dim() == len(axes) and tensor.shape[0] > frame.rows:
             tensor = tensor[: frame.rows]
         frame.adopt(value, _checked(f"the engine handed over {result}", frame, value, tensor))
 
@@ -111,13 +119,35 @@ def _checked(where: str, frame: Frame, name: str, tensor: object) -> Tensor:
         raise ForwardContractError(f"{where} as {got}, expected {expected}")
     if tensor.device != frame.table.device:
         raise ForwardContractError(f"{where} on {tensor.device}, expected {frame.table.device}")
-    if not tensor.is_contiguous():
-        raise ForwardContractError(f"{where} with strides {list(tensor.stride())}, expected it contiguous")
+    if not _lies(tensor, row := row_stride(frame.plan, name)):
+        expected = "it contiguous" if row == shape[-1] else f"its rows {row} elements apart, as the plan has them"
+        raise ForwardContractError(f"{where} with strides {list(tensor.stride())}, expected {expected}")
     alignment = frame.plan.buffers[value.buffer].alignment
     if tensor.data_ptr() % alignment:
         address = f"address {tensor.data_ptr():#x}"
         raise ForwardContractError(f"{where} at {address}, expected alignment to {alignment} bytes")
     return tensor
+
+
+def _lies(tensor: Tensor, row: int) -> bool:
+    """Whether numbers of a row follow each other, and rows are so many elements apart."""
+    if tensor.dim() < 2 or row <= tensor.shape[-1]:
+        return tensor.is_contiguous()
+    wanted = row
+    for size, stride in reversed([*zip(tensor.shape, tensor.stride(), strict=True)][:-1]):
+        if size > 1 and stride != wanted:
+            return False
+        wanted *= size
+    return tensor.stride(-1) == 1
+
+
+def laid_apart(plan: Plan, value: str, tensor: Tensor) -> Tensor:
+    """The same numbers, in rows as far apart as the plan has those of a value, with NaN between them."""
+    row = row_stride(plan, value)
+    if tensor.dim() < 2 or row <= tensor.shape[-1]:
+        return tensor
+    wide = tensor.new_full((*tensor.shape[:-1], row), torch.nan)[..., : tensor.shape[-1]]
+    return wide.copy_(tensor)
 
 
 def _spell(dtype: str, axes: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 from .batch import Batch, integers
 from .columns import ROWS
 from .errors import BatchError
-from .external import take
+from .external import laid_apart, take
 from .frame import Frame, Progress
 from .graphs.capture import Recorder, check_capturable
 from .graphs.segments import SegmentGraphs
@@ -66,7 +66,9 @@ class RotatedStep(Step):
         Args:
             batch: as for `Step.decode`; every request was prefilled or written, and proposed for if it has had a step.
             logits: of the rows of the batch, and of padding rows if it is padded, whose values are not read: n is
-                at least the batch, or the bucket that it runs in. Read in place, until `propose` has run.
+                at least the batch, or the bucket that it runs in. They may be T[n * A, V] as well. Read in place, until
+                `propose` has run, from rows as far apart as the plan has them: V elements, or the target's
+                `padded_vocab_size`.
             at_least: as of `Step.decode`.
             on_commit: as of `Step.decode`.
 
@@ -95,8 +97,8 @@ class RotatedStep(Step):
 
         Args:
             batch: the same requests in the same order.
-            hidden: T[n, A, W], the target's hidden states of the forward whose logits were committed, where the program
-                reads them; n as of the logits.
+            hidden: T[n, A, W] or T[n * A, W], the target's hidden states of the forward whose logits were committed,
+                where the program reads them; n as of the logits.
 
         BatchError without a commit, after that of other rows, and for hidden states that lack or are not read;
         ForwardContractError when these, or what a callback returns, are not as the plan has them. When something raises
@@ -159,7 +161,9 @@ class RotatedStep(Step):
         nodes = [node for node in self._plan.nodes("step") if isinstance(node, Given)]
         frame, values = self._frame(self._plan.buckets[-1]), self._plan.values
         return {
-            result: self._table.new_zeros(frame.shape(name), dtype=DTYPES[values[name].dtype])
+            result: laid_apart(
+                self._plan, name, self._table.new_zeros(frame.shape(name), dtype=DTYPES[values[name].dtype])
+            )
             for node in nodes
             for result, name in node.results.items()
         }

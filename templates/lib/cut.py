@@ -413,11 +413,12 @@ def cut_row(
     PROLOGUE: tl.constexpr,
     operands,
     V: tl.constexpr,
+    STRIDE: tl.constexpr,
     BLOCK: tl.constexpr,
     ROOM: tl.constexpr,
 ):
     """Store the cut f32 of row i32 `row`, of request `b`: the largest of those of the parameters that are there."""
-    row_ptr = logits_ptr + row.to(tl.int64) * V
+    row_ptr = logits_ptr + row.to(tl.int64) * STRIDE
     room_ptr += row.to(tl.int64) * ROOM
     cut = tl.full([], float("-inf"), tl.float32)
     top = tl.full([], float("nan"), tl.float32)

@@ -56,14 +56,16 @@ def score_row(
     V: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
+    STRIDE: tl.constexpr,
     GROUP: tl.constexpr,
 ):
     """Score one of the PLACES rows of request `b`: grid (B, PLACES * chunks), program = place * chunks + chunk.
 
-    Logits are T[B, ROWS, V]. With `path_ptr` place i has the row that i32[B, PLACES] says, none if that is negative;
-    without, ROWS is PLACES and every place has its own. `index_ptr`, if there is one, names a token i32 of every place,
-    whose log-probability goes to f32[B, PLACES]; if COUNT is above 0 as many most probable tokens go to i32 and f32
-    [B, PLACES, COUNT]. Partials are [B, PLACES, SPLITS], with COUNT keys each; there is a counter for every place.
+    Logits are T[B, ROWS, V], rows STRIDE apart. With `path_ptr` place i has the row that i32[B, PLACES] says, none if
+    that is negative; without, ROWS is PLACES and every place has its own. `index_ptr`, if there is one, names a token
+    i32 of every place, whose log-probability goes to f32[B, PLACES]; if COUNT is above 0 as many most probable tokens
+    go to i32 and f32 [B, PLACES, COUNT]. Partials are [B, PLACES, SPLITS], with COUNT keys each; there is a counter for
+    every place.
     """
     chunks = programs // PLACES
     place = b * PLACES + program // chunks
@@ -74,8 +76,8 @@ def score_row(
         node = tl.load(path_ptr + place)
         live = live & (node >= 0)
         row = b * ROWS + tl.minimum(tl.maximum(node - b * ROWS, 0), ROWS - 1)
-    # 64-bit: B * ROWS * V may pass 2**31.
-    row_ptr = logits_ptr + row.to(tl.int64) * V
+    # 64-bit: B * ROWS * STRIDE may pass 2**31.
+    row_ptr = logits_ptr + row.to(tl.int64) * STRIDE
     slot = place * SPLITS + chunk
     last = chunk == 0
     if live:

@@ -19,6 +19,7 @@ from specc.ir.interpret import Forward, interpret
 from specc.ir.nodes import callback_of
 from specc.ir.ops import OPS
 from specc.runtime.backends.cpu import ReferenceBackend
+from specc.runtime.external import laid_apart
 from specc.runtime.frame import Frame
 from specc.runtime.plan.nodes import External, Given, Launch
 from specc.runtime.plan.plan import COUNTS, PROMPT, RANK, TABLES, Input
@@ -148,7 +149,7 @@ class Flow(Pair):
         }
         for name, value in node.results.items():
             for frame in frames:
-                frame.adopt(value, answer[name].clone())
+                frame.adopt(value, laid_apart(self.plan, value, answer[name].clone()))
         forwards.returned[called] = answer
 
     def given(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

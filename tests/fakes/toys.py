@@ -88,3 +88,28 @@ TREES = (
     ),
 )  # fmt: skip
 TOYS = (*CHAINS, *TREES)
+ENGINES = (
+    "{bonus: {dtype: int64, written_by: engine}, seq_lens: {dtype: int32, written_by: engine}, drafts: {dtype: int64}}"
+)
+DRAFTS = "{drafts: {}}"
+THEIRS = "{bonus: {dtype: int64}, drafts: {dtype: int32, written_by: engine}}"
+ROTATED = (
+    Toy(
+        "toy_rotated", "STANDALONE", 3, True, 51, "float32", target=f"{ROW}, padded_vocab_size: 64",
+        more={"step": "rotated", "slots": "block_table", "page_size": 4, "carry": ENGINES},
+    ),
+    Toy(
+        "toy_rotated_eagle", "EAGLE", 3, True, 64, "bfloat16", target=f"{ROW}, padded_vocab_size: 72",
+        more={"step": "rotated", "carry": THEIRS, "outputs": "[logprobs]"},
+    ),
+    Toy("toy_rotated_block", "DFLASH", 4, False, 51, "float32", AUX, HEAD, {"step": "rotated", "carry": DRAFTS}),
+)  # fmt: skip
+"""Programs whose target the engine runs, with tables of its own."""
+SAMPLED = Toy(
+    "toy_rotated_sampled", "EAGLE", 2, True, 300, "float32", target=f"{ROW}, padded_vocab_size: 308",
+    more={
+        "step": "rotated", "verify": "target_only", "sampling": "[penalties, logit_bias, top_k, top_p, min_p]",
+        "outputs": "[logprobs]", "logprobs": "processed", "best_logprobs": 3,
+    },
+)  # fmt: skip
+"""One whose kernels read padded logits in every way there is."""

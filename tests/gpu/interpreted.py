@@ -16,12 +16,13 @@ from types import SimpleNamespace
 
 import torch
 from fakes import extremes
-from fakes.toys import TOYS
+from fakes.toys import ROTATED, SAMPLED, TOYS
 from ours import TritonBackend
 from triton_interpreter import lighten, quietly
 
 from gpu.nodes import Pair, check_program
 from gpu.room import run_out
+from gpu.rotated import RotatedVariant
 from gpu.serving import Serving, Variant
 from specc.algorithms import names, needs
 from specc.config import LoadedConfig, load_config, load_text
@@ -41,7 +42,7 @@ TUNING = Tuning("sm_90", "", "", "", ())
 CPU, STEPS = torch.device("cpu"), 6
 
 
-TEXTS = {toy.name: toy.text for toy in TOYS}
+TEXTS = {toy.name: toy.text for toy in (*TOYS, *ROTATED, SAMPLED)}
 
 
 def main() -> None:
@@ -61,7 +62,7 @@ def check(name: str) -> None:
     with tempfile.TemporaryDirectory() as folder, quietly():
         backend = TritonBackend(build, Path(folder))
         check_program(Pair(build.plan, backend, CPU, seed=len(name)), (1, 4))
-        if name in TEXTS:
+        if name in TEXTS and name != SAMPLED.name:
             serve(build.plan, backend)
 
 
@@ -119,7 +120,8 @@ def serve(plan: Plan, backend: Backend) -> None:
         name: SimpleNamespace(Batch=Batch, load=partial(Program, [plan], None, backend=how))
         for name, how in {"reference": ReferenceBackend(), "kernels": backend}.items()
     }
-    serving = Serving({name: Variant(package, CPU) for name, package in packages.items()}, seed=len(plan.name))
+    kind = RotatedVariant if plan.rotated else Variant
+    serving = Serving({name: kind(package, CPU) for name, package in packages.items()}, seed=len(plan.name))
     serving.run(STEPS)
     assert len(serving.accepted) > 1
 

@@ -17,7 +17,7 @@ from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.frame import Frame
 from specc.runtime.memory.arena import Arena
 from specc.runtime.memory.kv_pools import KvPools
-from specc.runtime.plan.nodes import Computed, External, OpCall, Reference
+from specc.runtime.plan.nodes import OUTSIDE, Computed, OpCall, Reference
 from specc.runtime.plan.plan import Buffer, KvPool, Plan
 from specc.runtime.state.relay import RelayPools
 
@@ -232,7 +232,7 @@ def check_program(pair: Pair, buckets: Sequence[int] = ()) -> None:
     Every launch writes something in one of the buckets; in a small one, and of an op alone, it may be what was there.
     """
     for node in (*pair.plan.nodes("prefill"), *pair.plan.nodes("step")):
-        if not isinstance(node, External):
+        if not isinstance(node, OUTSIDE):
             written = 0
             for bucket in buckets or pair.plan.buckets:
                 written += sum(pair.check(node, bucket, padding) for padding in sorted({0, bucket // 2}))

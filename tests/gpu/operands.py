@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specc.runtime.external import laid_apart
 from specc.runtime.frame import Frame
 from specc.runtime.memory.arena import Arena
 from specc.runtime.plan.nodes import Computed, External
@@ -16,6 +17,8 @@ FEW = 4
 """Tokens are drawn from so few that drafts are accepted often."""
 BROUGHT = 50
 """Elements of a tensor that the engine brings."""
+POOL_ROWS = (("kv.admit", 0), ("kv.admit_blocks", 0), ("walk.step", 0))
+"""Results that are pool rows, by op and place."""
 
 
 class Operands:
@@ -62,11 +65,15 @@ class Operands:
             return
         if home.owner != "arena":
             tensor = self.forward_result(frame.shape(name), DTYPES[self.plan.values[name].dtype])
-            frame.adopt(name, tensor)
-            frames[1].adopt(name, tensor.to(frames[1].table.device))
+            for side in frames:
+                side.adopt(name, laid_apart(self.plan, name, tensor.to(side.table.device)))
             return
         view = frame.read(name)
-        if name == "req_pool_indices" or self.makers.get(name) in (("kv.admit", 0), ("walk.step", 0)):
+        if name == "req_pool_indices" or self.makers.get(name) in (
+            ("kv.admit", 0),
+            ("kv.admit_blocks", 0),
+            ("walk.step", 0),
+        ):
             view.zero_()
             view[:live] = self.rows[:live]
         elif self.makers.get(name) in (("walk.root", 0), ("walk.step", 1)):

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 from fakes import extremes
-from fakes.toys import TOYS
+from fakes.toys import ROTATED, SAMPLED, TOYS
 
 from .conftest import ROOT
 from .interpreted import check, check_tuned, crowd, extremes_of
@@ -21,6 +21,14 @@ SLOW = "toy_ngram_tree"
 @pytest.mark.skipif(os.environ.get("SPECC_TEST_GPU") == "1", reason="kernels are compiled in this process")
 @pytest.mark.parametrize("name", [toy.name for toy in TOYS])
 def test_every_launch(name: str) -> None:
+    torch.set_num_threads(1)
+    check(name)
+
+
+@pytest.mark.skipif(os.environ.get("SPECC_TEST_GPU") == "1", reason="kernels are compiled in this process")
+@pytest.mark.parametrize("name", [toy.name for toy in (*ROTATED, SAMPLED)])
+def test_every_launch_of_a_rotated_program(name: str) -> None:
+    """Of tables that the engine writes, and of logits in rows that it pads."""
     torch.set_num_threads(1)
     check(name)
 

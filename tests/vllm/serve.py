@@ -84,6 +84,7 @@ class Job:
         answer = self.answers[number]
         answer["token_ids"] = list(text.token_ids)
         answer["finish_reason"] = text.finish_reason
+        answer["cached_tokens"] = output.num_cached_tokens
         if text.logprobs is not None:
             pairs = zip(text.token_ids, text.logprobs, strict=True)
             answer["logprobs"] = [values[token].logprob for token, values in pairs]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -29,8 +30,10 @@ PROGRAMS = [
     pytest.param(Variant("eagle3", "eagle3", program=True), marks=NOT_YET),
 ]
 speculating = pytest.mark.parametrize("variant", [*SPECULATING, *PROGRAMS], ids=str)
-every = pytest.mark.parametrize("variant", [PLAIN, *SPECULATING, *PROGRAMS], ids=str)
-programs = pytest.mark.parametrize("variant", PROGRAMS, ids=str)
+HALF = Variant("eagle", "eagle", half=True)
+HALVES = [HALF, pytest.param(replace(HALF, program=True), marks=NOT_YET)]
+every = pytest.mark.parametrize("variant", [PLAIN, *SPECULATING, *PROGRAMS, *HALVES], ids=str)
+programs = pytest.mark.parametrize("variant", [*PROGRAMS, HALVES[-1]], ids=str)
 LEAST_ACCEPTED = 1.3
 """Tokens per verification of any of these drafts; 1 would be a draft that is always wrong."""
 LAYERS = {None: 4, "draft_model": 4 + 2, "eagle": 4 + 1, "eagle3": 4 + 1, "mtp": 4 + 1, "ngram": 4}
@@ -103,6 +106,7 @@ def test_everything_that_was_meant_to_happen_happened(variant: Variant, served: 
     assert len(ends) > 1 and set(ends) == {MODEL_LEN}
     assert any(output["finish_reason"] == "stop" for output in outputs)
     assert any(not is_greedy(request) for request in served.requests)
+    assert any(output["cached_tokens"] for output in outputs) == variant.half
     if variant.method is not None:
         assert seen["preemptions"] > 0
         assert seen["across_blocks"] > 3, "steps whose tokens lie in several blocks"

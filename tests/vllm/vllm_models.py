@@ -11,8 +11,6 @@ from head_layouts import EMBEDDING, EXAMPLES, eagle, eagle3, read, write
 from torch import Tensor
 from torch.nn.functional import pad
 
-AUX_LAYERS = [2, 3, 4]
-"""Those whose outputs the EAGLE3 head reads, counted from 1 as by vLLM."""
 MODULE = {
     "embedding_norm": "token_layernorm",
     "hidden_norm": "hidden_layernorm",
@@ -26,8 +24,10 @@ MODULE = {
 def write_models(folder: Path) -> None:
     """Write `target`, `standalone`, `eagle`, `eagle3` and `mimo` below a folder.
 
-    vLLM knows a head by the name of its architecture. `mimo` is the target in the words of MiMo, with the first of the
-    example's modules of multi-token prediction in it.
+    vLLM knows a head by the name of its architecture. It counts the layers whose outputs an EAGLE3 head reads from 1,
+    where SGLang, whose key stays there for specc, counts from 0.
+
+    `mimo` is the target in the words of MiMo, with the first of the example's modules of multi-token prediction in it.
     """
     for model in ("target", "standalone"):
         shutil.copytree(EXAMPLES / model, folder / model)
@@ -40,7 +40,9 @@ def write_models(folder: Path) -> None:
         "hidden_size": width,
         "num_attention_heads": width // config["head_dim"],
         "draft_vocab_size": config["vocab_size"],
-        "eagle_config": {"layer_ids": AUX_LAYERS},
+        "eagle_aux_hidden_state_layer_ids": [
+            layer + 1 for layer in config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
+        ],
     }
     write(folder / "eagle3", eagle3(weights, config), config | wide)
     weights, config = read("target")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine_job import specc
-from vllm_models import AUX_LAYERS
 from vllm_server import BLOCK, NUM_STEPS, ROWS, Variant
 
 ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3"}
 """vLLM's methods and what specc calls them."""
+BUCKETS = [1, 2, ROWS]
+"""So that a batch of three has a padding row."""
 CONFIG = """
 name: served
 engine: vllm
@@ -20,8 +21,8 @@ num_steps: {num_steps}
 buckets: {buckets}
 verify: greedy
 archs: [sm_90]
-target: {{model: {models}/target{more}}}
-draft: {{model: {models}/{draft}}}
+target: {{model: {models}/target{dtype}}}
+draft: {{model: {models}/{draft}{dtype}}}
 """
 
 
@@ -30,8 +31,8 @@ def build_program(variant: Variant, models: Path, folder: Path) -> Path:
     folder.mkdir(parents=True)
     config = folder / "program.yaml"
     algorithm = ALGORITHMS[variant.method or ""]
-    more = f", aux_layers: {AUX_LAYERS}" if variant.method == "eagle3" else ""
-    sizes = {"more": more, "block": BLOCK, "num_steps": NUM_STEPS, "buckets": list(range(1, ROWS + 1))}
+    dtype = ", dtype: bfloat16" if variant.half else ""
+    sizes = {"dtype": dtype, "block": BLOCK, "num_steps": NUM_STEPS, "buckets": BUCKETS}
     config.write_text(CONFIG.format(algorithm=algorithm, models=models, draft=variant.draft, **sizes))
     specc("build", str(config), "-o", str(folder), "--quiet")
     return next(folder.glob("*.whl"))

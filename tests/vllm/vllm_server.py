@@ -25,6 +25,7 @@ SERVER = {
 """So few blocks that four long requests do not fit, and prompts that come in pieces."""
 
 
+HALF = {"dtype": "bfloat16", "enable_prefix_caching": True}
 NGRAM = {"prompt_lookup_max": 4, "prompt_lookup_min": 1}
 """How many tokens n-grams have."""
 
@@ -33,18 +34,20 @@ NGRAM = {"prompt_lookup_max": 4, "prompt_lookup_min": 1}
 class Variant:
     """What one engine runs: `method` is vLLM's word, None where nothing is speculated.
 
-    `target` and `draft` are models of `write_models`. With `program` a wheel runs steps.
+    `target` and `draft` are models of `write_models`. With `program` a wheel runs steps. With `half` both
+    models are in bfloat16, and prompts that begin alike share blocks.
     """
 
     method: str | None = None
     draft: str = ""
     program: bool = False
     target: str = "target"
+    half: bool = False
 
     def __str__(self) -> str:
         """For the names of tests and files."""
         drafts = self.draft or self.method or "plain"
-        return "-".join([drafts, *["program"] * self.program])
+        return "-".join([drafts, *["half"] * self.half, *["program"] * self.program])
 
     @property
     def own(self) -> Variant:
@@ -53,7 +56,7 @@ class Variant:
 
     def engine(self, models: Path) -> dict[str, Any]:
         """Arguments of the engine."""
-        given = {"model": str(models / self.target), **SERVER}
+        given = {"model": str(models / self.target), **SERVER, **(HALF if self.half else {})}
         if self.method is None:
             return given
         drafts = {"model": str(models / self.draft)} if self.draft else NGRAM

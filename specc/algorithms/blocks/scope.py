@@ -180,7 +180,7 @@ def _declare_dims(module: Module, config: Config) -> None:
     shards = {
         name: model.padded_vocab_size // config.tensor_parallel
         for name, model in zip(SHARDS.values(), (config.target, config.draft), strict=True)
-        if model is not None and model.padded_vocab_size is not None
+        if model is not None and model.padded_vocab_size is not None and config.logits == "sharded"
     }
     dims = (
         Dim("B", "request", config.max_batch, dynamic=True),

@@ -25,6 +25,8 @@ class Preset:
         max_requests: default of the key, where the largest bucket is not larger.
         missing_outputs: outputs that the adapter's forwards do not hand over.
         gpus: what the names of the architectures that it runs on start with.
+        pads_rows: whether it hands logits over, to a program whose target it runs, as rows that are padded so, also on
+            one rank.
         carry: by carried field what the key ``carry`` says of it; of fields that a program does not have, nothing.
 
     """
@@ -40,6 +42,7 @@ class Preset:
     max_requests: int
     missing_outputs: tuple[str, ...]
     gpus: str
+    pads_rows: bool = False
     carry: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
 
     def longest(self, context_length: int, num_steps: int) -> int:
@@ -52,7 +55,7 @@ class Preset:
 
     def columns(self, vocab_size: int, ranks: int) -> int:
         """Return how many columns of logits so many ranks have together, where each has its own."""
-        return vocab_size if ranks == 1 else -(-vocab_size // self.padding) * self.padding
+        return vocab_size if ranks == 1 and not self.pads_rows else -(-vocab_size // self.padding) * self.padding
 
     def settles(self, path: tuple[str, ...], chain: bool) -> bool:
         """Whether a key that the file of a chain, or of a tree, does not write has a default of this engine's."""

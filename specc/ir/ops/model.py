@@ -22,6 +22,8 @@ _GIVEN = "what the engine's own forward of the target over bonus and drafts gave
 
 TARGET, GIVEN_LOGITS, GIVEN_HIDDEN = "model.target", "model.given_logits", "model.given_hidden"
 """The target's forward over the nodes, and what stands for it where the engine runs it by itself."""
+GIVEN_PADDED = "model.given_padded"
+"""Logits that the engine hands over, of a vocabulary that it pads."""
 
 OPS = (
     OpDef(
@@ -66,6 +68,13 @@ OPS = (
         "-> logits: $logits_dtype[B, A, V]",
         f"Of a rotated step: {_GIVEN} call that commits.",
         {"logits_dtype": str},
+        effect="given",
+    ),
+    OpDef(
+        GIVEN_PADDED,
+        "-> logits: $logits_dtype[B, A, V]",
+        "`model.given_logits` whose rows are ``row`` elements apart, more than the vocabulary has tokens.",
+        {"logits_dtype": str, "row": COUNT},
         effect="given",
     ),
     OpDef(

@@ -146,7 +146,7 @@ class Composed(Family):
             lines += [*text.head, *text.side, "if program == 0:", *inner]
         else:
             lines += [*text.head, *(line.removeprefix(INDENT) for line in inner)]
-        tiles = vocabulary.tiles(text.module, reduction) if reduction is not None else "one program per request"
+        tiles = vocabulary.tiles(text, reduction) if reduction is not None else "one program per request"
         tiles += f"; long rows in chunks of {ROW_BLOCK}" if text.chunks else ""
         warps = _warps(text.module, text.cluster, reduction is not None)
         return text.spec(self.stem, lines, num_warps=warps, tiles=tiles)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from specc.ir.core import Module, Op, Value, tensor_type
+from specc.ir.ops.model import GIVEN_PADDED
 from specc.ir.types import DTYPES
 from specc.kernels.shared.base import CAPACITY, IN_PLACE, MAX_SPLITS, VECTOR_BYTES, Cluster, alignment, power_of_two
 from specc.kernels.shared.knobs import NONE, TILES, WARPS, Knobs, exact, tuned, tuned_split
@@ -62,11 +63,11 @@ def scanned(text: Text, reduction: Op, cluster: Cluster) -> tuple[str, str, str,
     function, operands = prologue(text, reduction, cluster)
     batch, *axes, _ = tensor_type(reduction["logits"]).sizes(text.module.dims)
     axes = [int(reduction.attrs["most"])] if "most" in reduction.attrs else axes
-    logits = memory(text, reduction, cluster, "STRIDE")
+    logits = memory(text, reduction, cluster)
     return function, operands, logits, (batch, *axes, most_splits(text.module, reduction))
 
 
-def memory(text: Text, reduction: Op, cluster: Cluster, stride: str) -> str:
+def memory(text: Text, reduction: Op, cluster: Cluster, stride: str = "STRIDE") -> str:
     """The memory of the logits that a scan reads, rows ``stride`` apart; shifted where a row is chosen."""
     logits = text.pointer(stored_logits(reduction, cluster), "logits")
     for op in logits_of(reduction, cluster):
@@ -75,6 +76,13 @@ def memory(text: Text, reduction: Op, cluster: Cluster, stride: str) -> str:
             logits = text.fresh("chosen_ptr")
             text.head.append(f"{logits} = {text.use('chosen_row')}({given})")
     return logits
+
+
+def row_elements(module: Module, reduction: Op, cluster: Cluster) -> int:
+    """Elements from row to row of the logits that a cluster reads: more than a row has where the engine pads them."""
+    source = stored_logits(reduction, cluster).source
+    padded = source is not None and source.opcode == GIVEN_PADDED
+    return int(source.attrs["row"]) if padded and source is not None else vocabulary(module, reduction)
 
 
 def vocabulary(module: Module, reduction: Op) -> int:
@@ -205,18 +213,19 @@ def knobs(module: Module, reduction: Op, cluster: Cluster, *, whole: bool) -> Kn
     )
 
 
-def tiles(module: Module, reduction: Op) -> str:
+def tiles(text: Text, reduction: Op) -> str:
     """The tile, and how wide its rows' alignment lets loads be."""
-    size = block(module, reduction)
+    size = block(text.module, reduction)
     width = DTYPES[tensor_type(reduction["logits"]).dtype].bytes
-    bits = 8 * alignment(vocabulary(module, reduction) * width)
+    bits = 8 * alignment(row_elements(text.module, reduction, text.cluster) * width)
     return f"BLOCK {size} = {size * width} bytes a tile; rows allow {bits}-bit loads"
 
 
-def sizes(module: Module, reduction: Op) -> list[tuple[str, int]]:
-    """V, STRIDE, SPLITS and BLOCK; a logits row is contiguous, rows follow each other."""
-    vocab, most = vocabulary(module, reduction), most_splits(module, reduction)
-    return [("V", vocab), ("STRIDE", vocab), ("SPLITS", most), ("BLOCK", block(module, reduction))]
+def sizes(text: Text, reduction: Op) -> list[tuple[str, int]]:
+    """V, STRIDE, SPLITS and BLOCK; a logits row is contiguous."""
+    vocab, stride = vocabulary(text.module, reduction), row_elements(text.module, reduction, text.cluster)
+    most, size = most_splits(text.module, reduction), block(text.module, reduction)
+    return [("V", vocab), ("STRIDE", stride), ("SPLITS", most), ("BLOCK", size)]
 
 
 def prologue(text: Text, reduction: Op, cluster: Cluster) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Carried fields, and who has a part in them. Imports the standard library only."""
+"""Who has a part in carried fields, and how far rows of the engine's are apart. Imports the standard library only."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ from .plan import Carried, Plan
 def own(plan: Plan) -> dict[str, Carried]:
     """The fields that move with a request: all but those that the engine writes from step to step."""
     return {name: field for name, field in plan.carry.items() if field.written_by != "engine"}
+
+
+def row_stride(plan: Plan, value: str) -> int:
+    """Elements from row to row of a value that a forward returns or the engine hands over, at least a row's length."""
+    buffer = plan.buffers[plan.values[value].buffer]
+    return buffer.strides[-2] if len(buffer.strides) > 1 else 1
 
 
 def told_strides(plan: Plan, field: str) -> bool:

@@ -212,6 +212,8 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
     ("config/not-yet", edit("verify: greedy", "verify: target_only\nlogits: sharded"), 9, 9),
     ("config/not-yet", edit("[accept_index]", "[logprobs]\nbest_logprobs: 2\nlogits: sharded"), 11, 16),
     ("legal/shards", sharded(32002), 27, 22),
+    ("legal/shards", rotated("verify: greedy").replace("\ndraft:", "\n  padded_vocab_size: 31999\ndraft:"), 20, 22),
+    ("legal/shards", rotated("verify: greedy") + "  padded_vocab_size: 32064\n", 27, 22),
     ("legal/shards", sharded(31996), 27, 22),
     ("legal/shards", sharded(32000).replace("logits: sharded", "logits: gathered"), 27, 22),
     ("legal/shards", sharded(32000).replace("vocab_size: 32000", "vocab_size: 31999", 1), 18, 15),

@@ -11,7 +11,7 @@ import pytest
 from programs import compile_to, config_text
 
 from specc.algorithms import names, needs
-from specc.config import LoadedConfig, load_text, step_form
+from specc.config import LoadedConfig, load_text, sharded, step_form
 from specc.config import engine as engine_module
 from specc.config.presets import ENGINES
 from specc.config.presets.sglang import SGLANG
@@ -242,6 +242,18 @@ def test_tables_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load(carry={"bonus": carry["bonus"]}).config.carry == loaded.config.carry
     for written in ({"bonus": {"dtype": "int32"}}, {"drafts": {}}):
         assert findings(carry=written) == [("config/engine-conflict", "leave it out", 6)]
+
+
+def test_rows_of_an_engine_that_pads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    preset = replace(SGLANG, demands={**SGLANG.demands, ("step",): "rotated"}, pads_rows=True)
+    for module in (engine_module, step_form, sharded):
+        monkeypatch.setattr(module, "PRESETS", {"sglang": preset})
+    config = load(target={"vocab_size": 70}, draft={"vocab_size": 70}).config
+    assert config.draft is not None
+    assert (config.target.padded_vocab_size, config.draft.padded_vocab_size) == (128, None)
+    assert load(target={"vocab_size": 64}, draft={"vocab_size": 64}).config.target.padded_vocab_size is None
+    written = load(target={"vocab_size": 70, "padded_vocab_size": 72}, draft={"vocab_size": 70}).config
+    assert written.target.padded_vocab_size == 72
 
 
 @pytest.mark.parametrize("page", [1, 16])

@@ -34,9 +34,9 @@ def plan_of(algorithm: str, **keys: Any) -> Plan:
 class Machine:
     """A program over an engine that runs the target by itself."""
 
-    def __init__(self, algorithm: str, **keys: Any) -> None:
+    def __init__(self, algorithm: str, padded: int | None = None, **keys: Any) -> None:
         whole = plan_of(algorithm, **keys)
-        self.plan = plan_of(algorithm, step="rotated", **keys)
+        self.plan = plan_of(algorithm, step="rotated", target={"padded_vocab_size": padded}, **keys)
         self.engine, self.other = (Engine.of_plan(whole, seed=3) for _ in range(2))
         self.step = RotatedStep(self.plan, ReferenceBackend(), CPU, self.engine, self.engine.table, poison=POISON)
         self.whole = Step(whole, ReferenceBackend(), CPU, self.other, self.other.table, poison=POISON)
@@ -154,6 +154,34 @@ def test_logits_that_do_not_fit_change_nothing() -> None:
             machine.step.commit(batch, logits)
     assert all(torch.equal(pool, before[name]) for name, pool in machine.step.pools.items())
     machine.decode(ROWS)
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_rows_of_logits_are_as_far_apart_as_the_plan_has_them(*, flat: bool) -> None:
+    """Of an engine that pads its vocabulary; what is behind a row is not read, and the hidden rows may be flat, too."""
+    machine, plain = Machine("EAGLE", padded=104), Machine("EAGLE")
+    machine.prefill()
+    batch = Batch(ROWS, [machine.lens[row] for row in ROWS])
+    for _ in range(3):
+        given = machine.target(ROWS)
+        wide = torch.full((3, 4, 104), torch.inf)
+        wide[..., :96] = given.logits
+        logits = wide.view(12, 104)[:, :96] if flat else wide[..., :96]
+        machine.step.commit(batch, logits)
+        proposed = machine.step.propose(batch, given.hidden.view(12, -1) if flat else given.hidden).to_host()
+        assert proposed.drafts == machine.step.pools["drafts"][torch.tensor(ROWS)].tolist()
+        mine, wanted = machine.step.read_carry(ROWS).fields, machine.whole.decode(batch).to_host()
+        assert mine["bonus"].tolist() == wanted.bonus
+        machine.lens |= dict(zip(ROWS, wanted.new_seq_lens, strict=True))
+        batch = Batch(ROWS, wanted.new_seq_lens)
+    for logits in (given.logits, torch.zeros(3, 4, 112)[..., :96], torch.zeros(12, 112)[:, :96]):
+        with pytest.raises(ForwardContractError, match="expected its rows 104 elements apart, as the plan has them"):
+            machine.step.commit(batch, logits)
+    plain.prefill()
+    with pytest.raises(ForwardContractError, match=r"with strides \[416, 104, 1\], expected it contiguous"):
+        plain.step.commit(batch, wide[..., :96])
+    with pytest.raises(ForwardContractError, match=r"logits as torch.float32\[11, 96\], expected torch.float32\[3, 4"):
+        plain.step.commit(batch, wide.view(12, 104)[:11, :96])
 
 
 def test_a_failure_of_the_second_half_tears_its_rows() -> None:

@@ -1,0 +1,103 @@
+"""An engine that runs the target by itself: its tables, its block table, and what it writes between the halves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from fakes.memory import scattered
+from torch import Tensor
+
+from specc.runtime.external import laid_apart
+from specc.runtime.plan.plan import BLOCKS, COUNTS
+from specc.runtime.semantics.convention import DTYPES
+
+from .serving import LONGEST, Package, Variant, engine_of
+
+SPARE = 5
+"""Elements between the rows of a table, and blocks behind those of a request, which nothing may touch."""
+UNTOUCHED = -9
+
+
+class RotatedVariant(Variant):
+    """A rotated program bound to tables of the engine's, which has a row in front that only the program knows."""
+
+    def __init__(self, package: Package, device: str | torch.device, **options: Any) -> None:
+        """`options`: as of `Variant`, without `returns`."""
+        self.padded = bool(options.pop("padded", False))
+        program = package.load(device)
+        self.batch_type, self.plan = package.Batch, program.plan
+        table, brought = self.plan.table, dict[str, Tensor]()
+        rows, page = self.plan.size("P"), self.plan.kv.page_size
+        columns = -(-(LONGEST + self.plan.kv.window) // page)
+        bound = scattered(rows, columns * (1 if table == BLOCKS else page))
+        slots = (bound[..., None] * page + torch.arange(page)).flatten(1).int() if table == BLOCKS else bound
+        self.engine = engine_of(program, slots)
+        if table == BLOCKS:
+            stale = torch.full((rows, SPARE), 1 << 30, dtype=torch.int32)
+            bound = torch.cat((bound, stale), 1)
+            brought[COUNTS] = torch.full((rows,), columns, dtype=torch.int32, device=program.device)
+        self.table = bound.to(program.device)
+        self.tables = {name: self.made(name) for name, field in self.plan.carry.items() if field.written_by}
+        self.step = program.bind(self.engine, self.table, tables=brought, carry=self.tables, **options)
+
+    def made(self, name: str) -> Tensor:
+        """A table of the engine's for a field, whose rows are a part of longer ones."""
+        field = self.plan.carry[name]
+        sizes = [self.plan.size(axis) for axis in ("P", *field.axes[1:])]
+        wide = [*sizes[:-1], sizes[-1] + SPARE * (len(sizes) > 1)]
+        device = self.engine.table.device
+        return torch.full(wide, UNTOUCHED, dtype=DTYPES[field.dtype], device=device)[..., : sizes[-1]]
+
+    def update(self, rows: list[int], found: dict[str, Any]) -> None:
+        """Let the engine write what it writes by itself."""
+        for name, table in self.tables.items():
+            if self.plan.carry[name].written_by == "engine" and name in found:
+                at, values = (torch.tensor(one, device=table.device) for one in (rows, found[name]))
+                table[at] = values.to(table.dtype)
+
+    def prefill(self, rows: list[int], prompts: list[list[int]]) -> dict[str, list[Any]]:
+        """Admit requests; the outputs."""
+        self.engine.prompts.update(zip(rows, prompts, strict=True))
+        lengths = [len(prompt) for prompt in prompts]
+        result = self.step.prefill(self.batch_type(rows, lengths))
+        outputs = {name: values.tolist() for name, values in result.outputs.items()}
+        self.update(rows, outputs | {"seq_lens": lengths})
+        return outputs
+
+    def decode(self, rows: list[int], lengths: list[int]) -> dict[str, list[Any]]:
+        """One step, between whose halves the engine has written its tables; the outputs of both."""
+        size = self.plan.bucket(len(rows))
+        given = self.target(rows + [0] * (size - len(rows)), lengths + [0] * (size - len(rows)))
+        (given_logits, *_) = [node for node in self.plan.nodes("step") if node.kind == "given"]
+        logits = laid_apart(self.plan, given_logits.results["logits"], given.logits)
+        batch = self.batch_type(rows, lengths)
+        mine = self.step.commit(batch, logits, at_least=int(self.padded)).to_host()
+        self.update(rows, {"bonus": mine.bonus, "seq_lens": mine.new_seq_lens})
+        proposed = self.step.propose(batch, given.hidden if self.step.reads_hidden else None).to_host()
+        self.update(rows, {"drafts": proposed.drafts})
+        outputs = {**mine.outputs, "drafts": proposed.drafts}
+        outputs["health"] = [one | other for one, other in zip(mine.health, proposed.health, strict=True)]
+        if "logprobs" in outputs:
+            outputs["logprobs"] = [p[:n] for p, n in zip(outputs["logprobs"], mine.accept_lens, strict=True)]
+        return outputs
+
+    def target(self, rows: list[int], lengths: list[int]) -> Any:
+        """The target over bonus and drafts, and over padding."""
+        slots, pools = self.engine.table, self.step.pools
+        at, lens = (torch.tensor(one, device=slots.device) for one in (rows, lengths))
+        tokens = torch.cat((pools["bonus"][at][:, None].long(), pools["drafts"][at].long()), 1)
+        positions = lens[:, None] + torch.arange(tokens.shape[1], device=slots.device)
+        places = torch.where(at[:, None] != 0, slots[at[:, None], positions].long(), 0)
+        return self.engine.target(
+            tokens=tokens, positions=positions, slots=places, rows=at, seq_lens=lens, capture="full"
+        )
+
+    def carried(self, rows: list[int]) -> dict[str, Tensor]:
+        """The state of requests, in memory of the program's and in the engine's, around which nothing was written."""
+        for table in self.tables.values():
+            wide = table.as_strided((len(table), table.stride(0)), (table.stride(0), 1))
+            assert (wide[:, table[0].numel() :] == UNTOUCHED).all()
+            assert (table[0] == UNTOUCHED).all()
+        at = torch.tensor(rows, device=self.table.device)
+        return {name: pool[at].cpu() for name, pool in self.step.pools.items()}
