@@ -51,7 +51,7 @@ def _unsupported(checked: Checked, preset: Preset, algorithm: str | None) -> Non
         _refuse(checked, preset, message, at.value("draft", "token_map"), "write tensor_parallel: 1")
     for index, output in enumerate(file.outputs if checked.sound("outputs") else ()):
         if output in preset.missing_outputs:
-            message = f"the output '{output}' is not handed over by its forwards"
+            message = f"the output '{output}' is not served"
             _refuse(checked, preset, message, at.value("outputs", index), "leave it out")
     for index, arch in enumerate(file.archs if checked.sound("archs") else ()):
         if arch != NATIVE and not arch.startswith(preset.gpus):
@@ -94,7 +94,7 @@ def _with_carry(checked: Checked, preset: Preset, file: ConfigFile) -> ConfigFil
 
 def _with_mask(checked: Checked, preset: Preset, file: ConfigFile, target: ModelFacts | None) -> ConfigFile:
     """Return the file of a tree with a mask that the engine's attention reads, and what sizes it."""
-    if file.topk == 1 or not checked.sound("mask", "topk"):
+    if file.topk == 1 or not preset.tree_masks or not checked.sound("mask", "topk"):
         return file
     if not checked.places.written("mask"):
         file = file.model_copy(update={"mask": preset.tree_masks[0]})

@@ -22,8 +22,8 @@ def check_step(checked: Checked, needs: Needs) -> None:
     hint = "write step: whole"
     no_model = not needs.draft and checked.sound("algorithm", "draft")
     refuse(checked, no_model, "step: rotated without a draft model", ("step",), hint)
-    other = file.engine is not None and PRESETS[file.engine].demands.get(("step",)) != "rotated"
-    refuse(checked, other, f"step: rotated in {file.engine}", ("step",), hint)
+    elsewhere = file.engine is not None and not PRESETS[file.engine].rotates
+    refuse(checked, elsewhere, f"step: rotated in {file.engine}", ("step",), hint)
     asked: dict[str, tuple[bool, str]] = {
         "topk": (file.topk > 1 and needs.trees, f"a tree (topk: {file.topk})"),
         "num_steps": (len(file.num_steps) > 1, "a choice of several num_steps"),

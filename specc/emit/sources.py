@@ -31,3 +31,8 @@ def copied(island: str, folder: str) -> dict[str, str]:
     root = Path(__file__).resolve().parents[1] / island
     paths = sorted(root.rglob("*.py"))
     return {f"{folder}/{path.relative_to(root).as_posix()}": path.read_text(encoding="utf-8") for path in paths}
+
+
+def shared(file: str) -> str:
+    """A file of specc's that wheels hold as it is."""
+    return (Path(__file__).resolve().parents[1] / file).read_text(encoding="utf-8")

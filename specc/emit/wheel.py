@@ -26,7 +26,7 @@ from wheel.wheelfile import WheelFile
 
 from specc.config.presets import PRESETS
 from specc.emit.pages import package_page, wanted
-from specc.emit.sources import LICENSE, copied, license_text, template
+from specc.emit.sources import LICENSE, copied, license_text, shared, template
 from specc.runtime.plan.manifest import MANIFEST, PLAN, Artifact, Manifest
 from specc.runtime.plan.plan import FORMAT, Plan
 from specc.runtime.plan.plan_json import plan_text
@@ -142,7 +142,7 @@ def _package_files(
     texts = {path: plan_text(plan) for path, plan in plans.items()}
     islands = copied("runtime", RUNTIME)
     if engine := plans[PLAN].engine:
-        islands |= copied(f"adapters/{engine}", f"_{engine}")
+        islands |= copied(f"adapters/{engine}", f"_{engine}") | {"_plugin.py": shared("adapters/_plugin.py")}
     for part in (texts, specirs, own, sources, islands):
         for path, text in part.items():
             files.add(path, text)

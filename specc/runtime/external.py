@@ -14,7 +14,7 @@ from .errors import BindError, ForwardContractError
 from .frame import Frame
 from .memory.tables import plain_fault
 from .plan.fields import row_stride
-from .plan.nodes import External, Given
+from .plan.nodes import External, Given, Reference
 from .plan.plan import Plan
 from .semantics.convention import DTYPES
 
@@ -81,19 +81,28 @@ def stand_for(node: External, frame: Frame, given: Mapping[str, Tensor]) -> None
             frame.adopt(value, _checked(f"{node.callback} returned {result}", frame, value, given[result]))
 
 
-def take(node: Given, frame: Frame, given: Mapping[str, Tensor]) -> None:
-    """Let the first rows of what the engine hands over stand for the node's values. Raises ForwardContractError.
+def take(node: Given, frame: Frame, given: Mapping[str, Tensor], live: int) -> None:
+    """Let what the engine hands over of the first `live` rows, or more, stand for the node's values.
 
-    The rows of a request may be an axis of their own, or follow each other as those of all requests do.
+    The rows of a request may be an axis of their own, or follow each other as those of all requests do. Kernels do not
+    read the rows of padding, so these may lack on CUDA. Raises ForwardContractError.
     """
     for result, value in node.results.items():
-        tensor = given.get(result)
-        axes = frame.plan.values[value].axes
+        tensor, rows, axes = given.get(result), frame.rows, frame.plan.values[value].axes
         if isinstance(tensor, Tensor) and tensor.dim() == len(axes) - 1 and tensor.shape[0] % frame.dims[axes[1]] == 0:
             tensor = tensor.unflatten(0, (-1, frame.dims[axes[1]]))
-        if isinstance(tensor, Tensor) and tensor.dim() == len(axes) and tensor.shape[0] > frame.rows:
-            tensor = tensor[: frame.rows]
-        frame.adopt(value, _checked(f"the engine handed over {result}", frame, value, tensor))
+        if isinstance(tensor, Tensor) and tensor.dim() == len(axes):
+            if live <= tensor.shape[0] < rows and not _kernels_alone(frame, tensor):
+                behind = tensor.new_zeros(rows - tensor.shape[0], *tensor.shape[1:])
+                tensor = laid_apart(frame.plan, value, torch.cat([tensor, behind]))
+            tensor = tensor[:rows]
+            rows = max(live, tensor.shape[0])
+        frame.adopt(value, _checked(f"the engine handed over {result}", frame, value, tensor, rows))
+
+
+def _kernels_alone(frame: Frame, tensor: Tensor) -> bool:
+    """Whether nothing but kernels, which skip rows of padding, reads what is handed over."""
+    return tensor.is_cuda and not any(isinstance(node, Reference) for node in frame.plan.nodes("step"))
 
 
 def _operand(node: External, frame: Frame, name: str) -> Tensor:
@@ -105,14 +114,18 @@ def _operand(node: External, frame: Frame, name: str) -> Tensor:
     return tensor
 
 
-def _checked(where: str, frame: Frame, name: str, tensor: object) -> Tensor:
-    """The tensor, if it is what the plan says of a value. ForwardContractError, which begins with `where`, if not."""
+def _checked(where: str, frame: Frame, name: str, tensor: object, rows: int | None = None) -> Tensor:
+    """The tensor, if it is what the plan says of a value. ForwardContractError, which begins with `where`, if not.
+
+    `rows`: those that it has of the run, where they are not all.
+    """
     value = frame.plan.values[name]
     if not isinstance(tensor, Tensor):
         raise ForwardContractError(f"{where} {tensor!r}, expected {_spell(value.dtype, value.axes)}")
     if fault := plain_fault(tensor):
         raise ForwardContractError(f"{where}, which {fault}")
     shape, dtype = frame.shape(name), DTYPES[value.dtype]
+    shape = shape if rows is None else (rows, *shape[1:])
     if tuple(tensor.shape) != shape or tensor.dtype != dtype:
         got = f"{tensor.dtype}{list(tensor.shape)}"
         expected = f"{dtype}{list(shape)} ({_spell(value.dtype, value.axes)})"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from torch import Tensor
 
 from .batch import Batch, integers
 from .columns import ROWS
-from .errors import BatchError
+from .errors import BatchError, BindError
 from .external import laid_apart, take
 from .frame import Frame, Progress
 from .graphs.capture import Recorder, check_capturable
@@ -65,10 +65,9 @@ class RotatedStep(Step):
 
         Args:
             batch: as for `Step.decode`; every request was prefilled or written, and proposed for if it has had a step.
-            logits: of the rows of the batch, and of padding rows if it is padded, whose values are not read: n is
-                at least the batch, or the bucket that it runs in. They may be T[n * A, V] as well. Read in place, until
-                `propose` has run, from rows as far apart as the plan has them: V elements, or the target's
-                `padded_vocab_size`.
+            logits: of the rows of the batch, and of any behind them, which are not read. They may be T[n * A, V] as
+                well. Read in place, until `propose` has run, from rows as far apart as the plan has them: V elements,
+                or the target's `padded_vocab_size`.
             at_least: as of `Step.decode`.
             on_commit: as of `Step.decode`.
 
@@ -84,7 +83,7 @@ class RotatedStep(Step):
         progress, sent = Progress(self._stores, self._on_commit(on_commit, rows)), self._sent(columns[ROWS])
         frame = self._frame(size)
         if size:
-            self._given = {LOGITS: logits}
+            self._given, self._live = {LOGITS: logits}, rows
             with self._on_device(), self._torn.unless_done(sent, lambda: progress.begun):
                 self._kv.check_place()
                 self._staging["step"].send(columns, size)
@@ -135,7 +134,7 @@ class RotatedStep(Step):
     def _check_given(self, frame: Frame) -> None:
         """ForwardContractError for what is handed over in the second half; nothing has run."""
         for node in (node for node in self._halves[1] if isinstance(node, Given)):
-            take(node, frame, self._given)
+            take(node, frame, self._given, self._live)
 
     @cached_property
     def _halves(self) -> tuple[tuple[Node, ...], ...]:
@@ -156,8 +155,23 @@ class RotatedStep(Step):
         for node in self._halves[half]:
             progress.queue((node.name,), frame, partial(self._execute, node, frame))
 
-    def _zeros(self) -> dict[str, Tensor]:
-        """What the engine would hand over at the largest bucket."""
+    def capture(self, how: Literal[True, "segments"] = True, *, given: Mapping[str, Tensor] | None = None) -> None:
+        """As `Step.capture`.
+
+        `given` has what will always be handed over at the same place, `logits` or `hidden`, of the largest bucket: see
+        `zeros`. A graph that reads something else than it was captured with is launched kernel by kernel, and calls its
+        forwards, in every step (`replays.moved`). BindError also when that is not what the engine hands over.
+        """
+        handed = self.zeros()
+        for name, tensor in (given or {}).items():
+            if name not in handed or tensor.shape != handed[name].shape:
+                expected = {name: list(zeros.shape) for name, zeros in handed.items()}
+                raise BindError(f"{name} is given as {list(tensor.shape)}, handed over are {expected}")
+        self._given = {**handed, **(given or {})}
+        super().capture(how)
+
+    def zeros(self) -> dict[str, Tensor]:
+        """What the engine hands over at the largest bucket, `logits` and perhaps `hidden`: new tensors of zeros."""
         nodes = [node for node in self._plan.nodes("step") if isinstance(node, Given)]
         frame, values = self._frame(self._plan.buckets[-1]), self._plan.values
         return {
@@ -175,6 +189,5 @@ class RotatedStep(Step):
         with self._on_device():
             if not segments:
                 check_capturable(self._plan)
-            self._given = self._zeros()
             graphs = self._plan.segments if segments else self._plan.captures
             return SegmentGraphs(self._plan, graphs, self._device, self._frame, self._execute, self._idle, beside)

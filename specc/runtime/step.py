@@ -112,6 +112,7 @@ class Step:
         self._execute = in_ranges(self._dispatch) if nvtx else self._dispatch
         self._graphs: Graphs | SegmentGraphs | None = None
         self._given: Mapping[str, Tensor] = {}
+        self._live = 0
 
     def __repr__(self) -> str:
         """Name, what it decodes, how large a table it serves, its depths, its device, and whether it is captured."""
@@ -361,7 +362,7 @@ class Step:
         if isinstance(node, External):
             return call(node, frame, self._callbacks)
         if isinstance(node, Given):
-            return take(node, frame, self._given)
+            return take(node, frame, self._given, self._live)
         return gather(node, frame, self._collective) if isinstance(node, Gather) else self._backend.launch(node, frame)
 
     def _outputs(self, entry: str, frame: Frame, rows: int) -> dict[str, Tensor]:

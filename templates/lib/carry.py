@@ -28,6 +28,4 @@ def carry_count(pool_ptr, rows, values, count, SIZE_VALUES: tl.constexpr, RING: 
 @triton.jit
 def carry_convert(x, DTYPE: tl.constexpr):
     """Integers as i32 or i64, a scalar or a block."""
-    if DTYPE == "i32":
-        return x.to(tl.int32)
-    return x.to(tl.int64)
+    return x.to(tl.int32) if DTYPE == "i32" else x.to(tl.int64)

@@ -93,6 +93,24 @@ class Job:
             self.engine.abort_request([output.request_id])
 
 
+def keep_async() -> None:
+    """Take away what turns async scheduling off on a CPU.
+
+    A step is over there when it is launched; the order in which the host schedules steps and reads results is that of
+    a GPU, and what it knows of lengths and drafts.
+    """
+    from vllm.platforms.cpu import CpuPlatform
+
+    check = CpuPlatform.check_and_update_config
+
+    def kept(config: Any) -> None:
+        asked = config.scheduler_config.async_scheduling
+        check(config)
+        config.scheduler_config.async_scheduling = asked
+
+    CpuPlatform.check_and_update_config = staticmethod(kept)
+
+
 def counts() -> dict[str, Any] | None:
     """The steps that a program ran, and those it left to vLLM by why, as its metrics have them; None without any."""
     from prometheus_client import REGISTRY
@@ -118,6 +136,7 @@ def main() -> None:
     from vllm.v1.engine.llm_engine import LLMEngine
     from watch import Watch
 
+    keep_async()
     engine = LLMEngine.from_engine_args(EngineArgs(**ENGINE | given["engine"]))
     watch = Watch(engine.engine_core.engine_core)
     started = time.monotonic()

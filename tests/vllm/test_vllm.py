@@ -18,19 +18,18 @@ from vllm_workload import greedy, is_greedy
 
 SPECULATING = [
     Variant("draft_model", "standalone"),
+    Variant("draft_model", "standalone", ahead=True),
     Variant("eagle", "eagle"),
-    Variant("eagle3", "eagle3"),
+    Variant("eagle3", "eagle3", ahead=True),
     Variant("mtp", "mimo", target="mimo"),
     Variant("ngram"),
 ]
 NOT_YET = pytest.mark.skip(reason="no program runs in vLLM yet: specc has no adapter for it")
 PROGRAMS = [
-    pytest.param(Variant("draft_model", "standalone", program=True), marks=NOT_YET),
-    pytest.param(Variant("eagle", "eagle", program=True), marks=NOT_YET),
-    pytest.param(Variant("eagle3", "eagle3", program=True), marks=NOT_YET),
+    pytest.param(replace(variant, program=True), marks=NOT_YET) for variant in SPECULATING if variant.method != "ngram"
 ]
 speculating = pytest.mark.parametrize("variant", [*SPECULATING, *PROGRAMS], ids=str)
-HALF = Variant("eagle", "eagle", half=True)
+HALF = Variant("eagle", "eagle", half=True, ahead=True)
 HALVES = [HALF, pytest.param(replace(HALF, program=True), marks=NOT_YET)]
 every = pytest.mark.parametrize("variant", [PLAIN, *SPECULATING, *PROGRAMS, *HALVES], ids=str)
 programs = pytest.mark.parametrize("variant", [*PROGRAMS, HALVES[-1]], ids=str)
@@ -98,6 +97,7 @@ def test_drafts_are_accepted(variant: Variant, served: Served) -> None:
 def test_everything_that_was_meant_to_happen_happened(variant: Variant, served: Served, plain: Served) -> None:
     seen, outputs = served.seen, served.outputs
     assert variant.program or seen["speculator"] == SPECULATORS.get(variant.method or "", "NoneType")
+    assert seen["async"] == variant.ahead
     assert seen["mixed"] > 3, "steps in which some requests are prefilled and others decode"
     assert seen["in_row_0"] > 3, "steps of a request that decodes in the tables' row 0"
     assert all(seen["batches"].get(str(size), 0) > 0 for size in range(1, ROWS + 1)), seen["batches"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from engine_job import specc
 from vllm_server import BLOCK, NUM_STEPS, ROWS, Variant
 
-ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3"}
+ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "EAGLE"}
 """vLLM's methods and what specc calls them."""
 BUCKETS = [1, 2, ROWS]
 """So that a batch of three has a padding row."""
@@ -21,7 +21,7 @@ num_steps: {num_steps}
 buckets: {buckets}
 verify: greedy
 archs: [sm_90]
-target: {{model: {models}/target{dtype}}}
+target: {{model: {models}/{target}{dtype}}}
 draft: {{model: {models}/{draft}{dtype}}}
 """
 
@@ -33,6 +33,8 @@ def build_program(variant: Variant, models: Path, folder: Path) -> Path:
     algorithm = ALGORITHMS[variant.method or ""]
     dtype = ", dtype: bfloat16" if variant.half else ""
     sizes = {"dtype": dtype, "block": BLOCK, "num_steps": NUM_STEPS, "buckets": BUCKETS}
-    config.write_text(CONFIG.format(algorithm=algorithm, models=models, draft=variant.draft, **sizes))
+    config.write_text(
+        CONFIG.format(algorithm=algorithm, models=models, target=variant.target, draft=variant.draft, **sizes)
+    )
     specc("build", str(config), "-o", str(folder), "--quiet")
     return next(folder.glob("*.whl"))

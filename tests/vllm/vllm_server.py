@@ -34,8 +34,9 @@ NGRAM = {"prompt_lookup_max": 4, "prompt_lookup_min": 1}
 class Variant:
     """What one engine runs: `method` is vLLM's word, None where nothing is speculated.
 
-    `target` and `draft` are models of `write_models`. With `program` a wheel runs steps. With `half` both
-    models are in bfloat16, and prompts that begin alike share blocks.
+    `target` and `draft` are models of `write_models`. With `program` a wheel runs steps. With `half` both models are in
+    bfloat16, and prompts that begin alike share blocks. With `ahead` a step is scheduled before the results of the last
+    are read.
     """
 
     method: str | None = None
@@ -43,11 +44,12 @@ class Variant:
     program: bool = False
     target: str = "target"
     half: bool = False
+    ahead: bool = False
 
     def __str__(self) -> str:
         """For the names of tests and files."""
         drafts = self.draft or self.method or "plain"
-        return "-".join([drafts, *["half"] * self.half, *["program"] * self.program])
+        return "-".join([drafts, *["half"] * self.half, *["ahead"] * self.ahead, *["program"] * self.program])
 
     @property
     def own(self) -> Variant:
@@ -57,6 +59,7 @@ class Variant:
     def engine(self, models: Path) -> dict[str, Any]:
         """Arguments of the engine."""
         given = {"model": str(models / self.target), **SERVER, **(HALF if self.half else {})}
+        given["async_scheduling"] = self.ahead
         if self.method is None:
             return given
         drafts = {"model": str(models / self.draft)} if self.draft else NGRAM

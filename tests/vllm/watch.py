@@ -22,6 +22,7 @@ class Watch:
 
     def __init__(self, core: Any) -> None:
         """Begin to watch."""
+        self.core = core
         self.scheduler = core.scheduler
         self.pool = self.scheduler.kv_cache_manager.block_pool
         self.runner = core.model_executor.driver_worker.worker.model_runner
@@ -37,8 +38,13 @@ class Watch:
         self._preempt, self.scheduler._preempt_request = self.scheduler._preempt_request, self.preempt
 
     def schedule(self, *given: Any, **named: Any) -> Any:
-        """Schedule, and plant the pattern in what is free then."""
+        """Schedule, and plant the pattern in what is free then.
+
+        With async scheduling that is before the last step's results are read, though it has run.
+        """
+        self.compare()
         step = self._schedule(*given, **named)
+        self.note(step)
         pool = self.pool.blocks
         self.free = [block.block_id for block in pool if block.is_null or not (block.ref_cnt or block.block_hash)]
         for cache in self.caches.values():
@@ -51,45 +57,47 @@ class Watch:
         self._preempt(*given, **named)
 
     def update(self, step: Any, output: Any) -> Any:
-        """Look at what a step left behind, and at what it was."""
+        """Look at what a step left behind, and at what it accepted."""
+        self.compare()
+        for name in step.scheduled_spec_decode_tokens:
+            self.accepted[name].append(len(output.sampled_token_ids[output.req_id_to_index[name]]))
+        return self._update(step, output)
+
+    def compare(self) -> None:
+        """The pattern is where it was planted before the last step. SystemExit when it is not."""
         for layer, cache in self.caches.items():
             spoiled = [block for block in self.free if (cache[block] != PATTERN).any()]
             if spoiled:
                 raise SystemExit(f"{layer}: blocks {spoiled} were written, which no request owns")
-        self.note(step, output)
-        return self._update(step, output)
+        self.free = []
 
-    def note(self, step: Any, output: Any) -> None:
-        """Count what a step was."""
+    def note(self, step: Any) -> None:
+        """Count what a step is."""
         scheduled, drafts = step.num_scheduled_tokens, step.scheduled_spec_decode_tokens
         if not scheduled:
             return
         self.counts["steps"] += 1
-        prefills = {name for name in scheduled if self.is_prefill(name, scheduled[name])}
+        rows = self.runner.req_states.req_id_to_index
+        prefills = {name for name in scheduled if self.is_prefill(name, scheduled[name], rows.get(name))}
         decodes = scheduled.keys() - prefills
         self.counts["mixed"] += bool(prefills and decodes)
         if not prefills:
             self.batches[len(decodes)] += 1
         for name in decodes:
-            self.counts["in_row_0"] += self.runner.req_states.req_id_to_index[name] == 0
+            self.counts["in_row_0"] += rows[name] == 0
             self.counts["across_blocks"] += self.crosses(name, scheduled[name])
-        for name, tokens in drafts.items():
-            self.accepted[name].append(len(output.sampled_token_ids[output.req_id_to_index[name]]))
-            self.counts["short_of_drafts"] += len(tokens) < self.scheduler.num_spec_tokens
+        most = self.scheduler.num_spec_tokens
+        self.counts["short_of_drafts"] += sum(len(tokens) < most for tokens in drafts.values())
         for name in scheduled:
             self.blocks.update(*self.scheduler.kv_cache_manager.get_block_ids(name))
 
     def begin(self, name: str, tokens: int) -> int:
-        """The position of the first of the tokens that a request had in the step."""
+        """The position of the first of the tokens that a request has in the step, at most."""
         return self.scheduler.requests[name].num_computed_tokens - tokens
 
-    def is_prefill(self, name: str, tokens: int) -> bool:
-        """Whether a request was in its prompt, or in what it had emitted before it was thrown out."""
-        return self.begin(name, tokens) + 1 < self.runner.req_states.prefill_len.np[self.row(name)]
-
-    def row(self, name: str) -> int:
-        """A request's row in the tables of the model runner."""
-        return self.runner.req_states.req_id_to_index[name]
+    def is_prefill(self, name: str, tokens: int, row: int | None) -> bool:
+        """Whether a request is in its prompt, or in what it emitted before it was thrown out; `row` is that it has."""
+        return row is None or self.begin(name, tokens) + 1 < self.runner.req_states.prefill_len.np[row]
 
     def crosses(self, name: str, tokens: int) -> bool:
         """Whether the tokens of a step lie in several blocks."""
@@ -105,6 +113,7 @@ class Watch:
             "num_blocks": self.pool.num_gpu_blocks,
             "free_blocks": self.pool.get_num_free_blocks(),
             "layers": sorted(self.caches),
+            "async": bool(self.core.async_scheduling),
             "speculator": type(self.runner.speculator).__name__,
         }
 

@@ -12,11 +12,11 @@ from sglang.srt.model_executor.runner_utils.pool import get_or_create_global_gra
 from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
 
+from .._plugin import ServerError, word
 from .attention import Eager, Static, scored_tokens
 from .forwards import Forwards
 from .grammars import Masks
 from .recorded import RecordedForwards
-from .settings import ServerError, word
 from .shards import Ranks, Shards
 from .simulate import Simulated, simulating
 

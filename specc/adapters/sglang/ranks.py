@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .settings import ServerError
+from .._plugin import ServerError
 
 
 def agree(group: Any, said: Mapping[str, object]) -> None:

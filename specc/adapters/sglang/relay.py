@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from sglang.srt.managers.overlap_utils import FutureMap
 
-from . import CHOICE
+from .._plugin import CHOICE
 from .steps import Steps
 
 _offered: Steps | None = None

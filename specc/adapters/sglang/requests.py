@@ -6,8 +6,9 @@ from collections.abc import Collection
 from http import HTTPStatus
 from typing import Any
 
+from .._plugin import word
 from .admission import PENALTIES, lacking
-from .settings import flag, word
+from .settings import flag
 
 FALLBACK = "SPECC_FALLBACK"
 """The environment variable that says what becomes of such requests: `sglang`, the default, or `refuse`."""

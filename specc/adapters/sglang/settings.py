@@ -3,19 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
-
-
-class ServerError(RuntimeError):
-    """The server was told something that it cannot do: it ends, whether or not a program must run."""
-
-
-def word(variable: str, words: Collection[str], default: str) -> str:
-    """The value of an environment variable. ServerError unless it is one of `words`."""
-    value = os.environ.get(variable, default)
-    if value not in words:
-        raise ServerError(f"{variable} is one of {', '.join(words)}, got {value!r}")
-    return value
 
 
 def flag(variable: str) -> bool:

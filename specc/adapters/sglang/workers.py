@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any
 
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -15,12 +14,12 @@ from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 
-from . import CHOICE, relay
+from .._plugin import chosen, tried
+from . import relay
 from .binding import capturing
 from .fit import misfits
 from .ranks import agree
 from .requests import refuses, turn_away
-from .settings import ServerError
 from .steps import StepResult, Steps
 
 logger = logging.getLogger(__name__)
@@ -30,7 +29,7 @@ FATAL = {
     "room": "there is no room for a step in req_to_token, or in the mask of a tree",
 }
 """Faults after which nothing of a request is text, or nothing follows, by the program's names of them."""
-_Made = TypeVar("_Made")
+ENGINE = "SGLang"
 SPECULATIVE, MANAGERS = "sglang.srt.speculative", "sglang.srt.managers"
 
 
@@ -74,12 +73,12 @@ class ProgramSteps(_Worker):
         if type(self) not in (EagleWorker, StandaloneWorker) or self.draft_worker is None:
             return
         group = get_parallel().tp_group
-        package, program = _tried(lambda: _loaded(self.programs, self)) or (None, None)
+        package, program = tried(lambda: _loaded(self.programs, self), ENGINE) or (None, None)
         said = {"the program": package and f"{package.__name__} {package.__version__}"}
         agree(group, said | {"SPECC_CAPTURE": capturing(self), "SPECC_FALLBACK": refuses()})
         if package is None:
             return
-        self.steps = _tried(lambda: Steps(package, program, self), must=group.world_size > 1)
+        self.steps = tried(lambda: Steps(package, program, self), ENGINE, must=group.world_size > 1)
         if self.steps is None:
             return
         relay.offer(self.steps)
@@ -121,47 +120,11 @@ class StandaloneWorker(ProgramSteps, StandaloneWorkerV2):
     """STANDALONE."""
 
 
-def _tried(make: Callable[[], _Made], *, must: bool = False) -> _Made | None:
-    """What is made; None after logging why not, unless it `must` be made or `SPECC_PROGRAM` says that one must run."""
-    try:
-        return make()
-    except ServerError:
-        raise
-    except Exception:
-        if must or os.environ.get(CHOICE):
-            raise
-        logger.exception("specc: no program runs, SGLang's own steps do")
-        return None
-
-
 def _loaded(programs: Sequence[Any], worker: Any) -> tuple[Any, Any] | None:
     """The package of the program that fits, and it, loaded onto the worker's device."""
-    package = _choose(programs, worker)
+    package = chosen(programs, ENGINE, lambda package: misfits(package.plan, worker))
     device = worker.req_to_token_pool.req_to_token.device
     return package and (package, package.load(str(device) if device.type == "cuda" else "cpu"))
-
-
-def _choose(programs: Sequence[Any], worker: Any) -> Any | None:
-    """The program that fits, if there is one.
-
-    RuntimeError when `SPECC_PROGRAM` names one that does not, ServerError when several do and it names none.
-    """
-    wanted = os.environ.get(CHOICE) or None
-    faults = {package: misfits(package.plan, worker) for package in programs if wanted in (None, package.__name__)}
-    if wanted is not None and not faults:
-        raise RuntimeError(f"{CHOICE}={wanted}: no such program is installed for SGLang")
-    fitting = [package for package, found in faults.items() if not found]
-    if not fitting:
-        for package, found in faults.items():
-            message = f"specc: {package.__name__} does not fit this server: {'; '.join(found)}"
-            if wanted is not None:
-                raise RuntimeError(message)
-            logger.warning("%s. SGLang's own steps run", message)
-        return None
-    if len(fitting) > 1:
-        names = ", ".join(package.__name__ for package in fitting)
-        raise ServerError(f"specc: several programs fit this server, set {CHOICE} to one of {names}")
-    return fitting[0]
 
 
 def abort_unhealthy(processor: Any, batch: Any, result: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-Value = bool | str
+Value = bool | int | str
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class Preset:
             a block counts where the block is there.
         heads_of_target: algorithms whose head scores rows of the target's own by a token map.
         verifies: values of ``verify`` that its adapter serves.
-        tree_masks: values of ``mask`` for a tree, the default first.
+        tree_masks: values of ``mask`` for a tree, the default first; none where it has no trees.
         padding: what the columns of logits on several ranks together are a multiple of.
         max_requests: default of the key, where the largest bucket is not larger.
-        missing_outputs: outputs that the adapter's forwards do not hand over.
+        missing_outputs: outputs that the adapter does not serve.
         gpus: what the names of the architectures that it runs on start with.
         pads_rows: whether it hands logits over, to a program whose target it runs, as rows that are padded so, also on
             one rank.
@@ -56,6 +56,11 @@ class Preset:
     def columns(self, vocab_size: int, ranks: int) -> int:
         """Return how many columns of logits so many ranks have together, where each has its own."""
         return vocab_size if ranks == 1 and not self.pads_rows else -(-vocab_size // self.padding) * self.padding
+
+    @property
+    def rotates(self) -> bool:
+        """Whether it runs the target by itself."""
+        return self.demands.get(("step",)) == "rotated"
 
     def settles(self, path: tuple[str, ...], chain: bool) -> bool:
         """Whether a key that the file of a chain, or of a tree, does not write has a default of this engine's."""

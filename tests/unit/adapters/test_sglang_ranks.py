@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from specc.adapters._plugin import ServerError
 from specc.adapters.sglang.ranks import agree, seeds
-from specc.adapters.sglang.settings import ServerError
 
 WAIT_S = 10
 

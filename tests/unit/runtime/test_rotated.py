@@ -14,7 +14,7 @@ from torch import Tensor
 from specc.driver.build import build_program
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.errors import BatchError, ForwardContractError, TornError
+from specc.runtime.errors import BatchError, BindError, ForwardContractError, TornError
 from specc.runtime.plan.halves import halves
 from specc.runtime.plan.plan import Plan
 from specc.runtime.rotated import RotatedStep
@@ -60,10 +60,10 @@ class Machine:
             tokens=tokens, positions=positions, slots=slots, rows=at, seq_lens=lens, capture="full"
         )
 
-    def decode(self, rows: Sequence[int], at_least: int = 0) -> None:
-        """One step of both programs."""
+    def decode(self, rows: Sequence[int], at_least: int = 0, *, whole_bucket: bool = True) -> None:
+        """One step of both programs; ``whole_bucket``: the engine has rows for padding, too."""
         batch = Batch(list(rows), [self.lens[row] for row in rows])
-        padded = self.plan.bucket(max(len(rows), at_least)) - len(rows) if at_least else 0
+        padded = self.plan.bucket(max(len(rows), at_least)) - len(rows) if at_least and whole_bucket else 0
         given = self.target(rows, padded)
         committed = self.step.commit(batch, given.logits, at_least=at_least)
         wanted = self.whole.decode(batch).to_host()
@@ -76,14 +76,16 @@ class Machine:
         self.lens |= dict(zip(rows, mine.new_seq_lens, strict=True))
 
 
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(("padded", "whole_bucket"), [(False, True), (True, True), (True, False)])
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("algorithm", CHAINS)
-def test_every_step_accepts_what_a_whole_one_does(algorithm: str, *, overlap: bool, padded: bool) -> None:
+def test_every_step_accepts_what_a_whole_one_does(
+    algorithm: str, *, overlap: bool, padded: bool, whole_bucket: bool
+) -> None:
     machine = Machine(algorithm, overlap=overlap)
     machine.prefill()
     for rows in (ROWS, ROWS[:1], ROWS[1:], [6, 1, 3], ROWS, ROWS):
-        machine.decode(rows, at_least=4 if padded else 0)
+        machine.decode(rows, at_least=4 if padded else 0, whole_bucket=whole_bucket)
 
 
 def test_the_halves_are_two_calls() -> None:
@@ -222,6 +224,17 @@ def test_rows_beyond_the_batch_are_ignored() -> None:
     found = machine.step.commit(Batch(ROWS), given.logits).to_host()
     machine.step.propose(Batch(ROWS), given.hidden)
     assert found.accept_lens == machine.whole.decode(Batch(ROWS)).to_host().accept_lens
+
+
+def test_what_graphs_are_captured_over_is_what_is_handed_over() -> None:
+    step = Machine("EAGLE").step
+    zeros = step.zeros()
+    assert {name: list(tensor.shape) for name, tensor in zeros.items()} == {"logits": [4, 4, 96], "hidden": [4, 4, 64]}
+    for given in ({"hidden": zeros["hidden"][:2]}, {"aux": zeros["hidden"]}):
+        with pytest.raises(BindError, match=r"handed over are \{'logits': \[4, 4, 96\], 'hidden': \[4, 4, 64\]\}"):
+            step.capture(given=given)
+    with pytest.raises(BindError, match="CUDA"):
+        step.capture(given=zeros)
 
 
 def test_an_empty_batch_does_not_run() -> None:

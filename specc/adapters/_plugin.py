@@ -1,0 +1,100 @@
+"""How a program comes into an engine, and which of several: what the adapters of all engines share."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import logging
+import os
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeVar
+
+CHOICE = "SPECC_PROGRAM"
+"""The environment variable that names the package of a program that must run: a server in which it cannot, ends."""
+_Made = TypeVar("_Made")
+
+
+class ServerError(RuntimeError):
+    """The server was told something that it cannot do: it ends, whether or not a program must run."""
+
+
+def offer(package: Any, engine: str, version: str, place: str, replace: Callable[[list[Any]], None]) -> None:
+    """Add a program to those that an engine may choose among; `replace` puts them into it, once.
+
+    Args:
+        package: of the program.
+        engine: as people write it; its distribution is called the same.
+        version: the only one that the adapter knows, in any build.
+        place: name of a module of the engine's, which keeps the list for all wheels of a process.
+        replace: called with the list, before anything is in it.
+
+    Raises RuntimeError on another version of the engine, and for a program of another version of specc than those that
+    are there; SystemExit instead if the program must run.
+
+    """
+    try:
+        found = importlib.metadata.version(engine.lower())
+        if found.partition("+")[0] != version:
+            raise RuntimeError(f"{package.__name__} runs in {engine} {version}, this is {found}")
+        # One list for all wheels, each of which has a copy of the adapter: the first one's runs them all.
+        programs = vars(importlib.import_module(place)).setdefault("specc_programs", [])
+        made_by = [program.__version__.partition("+")[0] for program in (package, *programs)]
+        if len(set(made_by)) > 1:
+            raise RuntimeError(f"{package.__name__} is of specc {made_by[0]}, {programs[0].__name__} of {made_by[1]}")
+        if not programs:
+            replace(programs)
+        if package not in programs:
+            programs.append(package)
+    except Exception as error:
+        if os.environ.get(CHOICE) == package.__name__:
+            raise SystemExit(f"{CHOICE}={package.__name__}: {error}") from error
+        raise
+
+
+def tried(make: Callable[[], _Made], engine: str, *, must: bool = False) -> _Made | None:
+    """What is made; None after logging why not, unless it `must` be made or `SPECC_PROGRAM` says that one must run."""
+    try:
+        return make()
+    except ServerError:
+        raise
+    except Exception:
+        if must or os.environ.get(CHOICE):
+            raise
+        _logger(engine).exception("specc: no program runs, %s's own steps do", engine)
+        return None
+
+
+def chosen(programs: Sequence[Any], engine: str, misfits: Callable[[Any], list[str]]) -> Any | None:
+    """The program that fits, by what is in the way of each, if there is one.
+
+    RuntimeError when `SPECC_PROGRAM` names one that does not, ServerError when several do and it names none.
+    """
+    wanted = os.environ.get(CHOICE) or None
+    faults = {package: misfits(package) for package in programs if wanted in (None, package.__name__)}
+    if wanted is not None and not faults:
+        raise RuntimeError(f"{CHOICE}={wanted}: no such program is installed for {engine}")
+    fitting = [package for package, found in faults.items() if not found]
+    if not fitting:
+        for package, found in faults.items():
+            message = f"specc: {package.__name__} does not fit this server: {'; '.join(found)}"
+            if wanted is not None:
+                raise RuntimeError(message)
+            _logger(engine).warning("%s. %s's own steps run", message, engine)
+        return None
+    if len(fitting) > 1:
+        names = ", ".join(package.__name__ for package in fitting)
+        raise ServerError(f"specc: several programs fit this server, set {CHOICE} to one of {names}")
+    return fitting[0]
+
+
+def word(variable: str, words: Collection[str], default: str) -> str:
+    """The value of an environment variable. ServerError unless it is one of `words`."""
+    value = os.environ.get(variable, default)
+    if value not in words:
+        raise ServerError(f"{variable} is one of {', '.join(words)}, got {value!r}")
+    return value
+
+
+def _logger(engine: str) -> logging.Logger:
+    """A child of the engine's own logger, which it may have set up alone."""
+    return logging.getLogger(f"{engine.lower()}.specc")

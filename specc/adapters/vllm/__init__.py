@@ -1,0 +1,32 @@
+"""A program as the speculative decoding of vLLM 0.33.0, model runner V2.
+
+vLLM finds `register` through the entry point of the wheel (group `vllm.general_plugins`) and calls it in every process
+that it starts. This folder is copied as it is into the wheel, beside the runtime; it imports the standard library,
+torch, vLLM and the package that holds it. docs/vllm.md says what is served.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from .._plugin import offer, tried
+
+VERSION = "0.33.0"
+"""The only version of vLLM whose inside this adapter knows."""
+
+
+def register() -> None:
+    """Put speculators that run programs in the place of vLLM's own.
+
+    Several programs may be installed: each calls this, and a server takes the one that fits it. What `offer` raises is
+    logged, for vLLM would end; SystemExit if `SPECC_PROGRAM` demands this program.
+    """
+    package = importlib.import_module(__name__.rpartition(".")[0])
+    tried(lambda: offer(package, "vLLM", VERSION, "vllm.plugins", _replace), "vLLM")
+
+
+def _replace(programs: list[Any]) -> None:
+    from .speculators import replace_speculators
+
+    replace_speculators(programs)

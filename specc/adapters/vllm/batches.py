@@ -1,0 +1,132 @@
+"""A program bound to a speculator of vLLM: which batches it serves, and its steps in vLLM's terms."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from typing import Any
+
+from torch import Tensor
+from vllm.v1.worker.gpu.sample.output import SamplerOutput
+
+from .binding import Bound
+from .counters import Metrics
+from .tables import AHEAD
+
+logger = logging.getLogger("vllm.specc")
+
+UNHEALTHY, WORD = "target", 31
+"""What a health word says of a target whose logits are NaN or infinite, and how many bits it has."""
+TOLD_EVERY = 60.0
+"""Seconds between two lines in the log that say how many steps there were."""
+
+
+class Steps:
+    """Decode steps of one model runner by one program.
+
+    Attributes:
+        name: the program's package.
+        step: the bound program.
+        captured: what of it is captured: `drafts` or `none`.
+        committed: the batch of vLLM's that the program has verified and not drafted for yet.
+        served: how many steps the program ran.
+        left: how many verifications vLLM ran, by why the program did not.
+
+    """
+
+    def __init__(self, package: Any, speculator: Any, metrics: Metrics) -> None:
+        """Bind the program of a package to a speculator with its attention in place."""
+        self.name, self._package, self._metrics = package.__name__, package, metrics
+        self.served, self.left = 0, Counter[str]()
+        self.committed: Any = None
+        self.captured = "none"
+        metrics.active(self.captured)
+        self._told = time.monotonic()
+        self._bound = Bound(package, speculator)
+        self.step, plan = self._bound.step, package.plan
+        self._nodes, self._largest, self._window = plan.size("A"), plan.buckets[-1], plan.kv.window
+        self._unhealthy = sum(1 << bit for bit in range(WORD) if package.faults(1 << bit) == (UNHEALTHY,))
+        self._longest = speculator.max_model_len
+
+    def refuses(self, sampler: Any, batch: Any, grammar: Any) -> str | None:
+        """Why vLLM verifies this batch of its own; None when the program does.
+
+        `sampler` is vLLM's, `batch` an InputBatch with drafts, `grammar` what restricts it.
+        """
+        rows = batch.idx_mapping_np
+        if batch.has_prefill:
+            return "a prefill in the batch"
+        if grammar is not None or batch.has_structured_output_reqs:
+            return "a grammar"
+        if batch.num_reqs > self._largest:
+            return f"more than {self._largest} requests"
+        firsts = batch.cu_num_logits_np
+        if (firsts[1:] - firsts[:-1] != self._nodes).any():
+            return f"fewer drafts than {self._nodes - 1}"
+        if sampler.sampling_states.temperature.np[rows].any():
+            return "sampling"
+        if sampler.needs_logits_processing[rows].any():
+            return "penalties, biases or other processors of logits"
+        if sampler.get_logprobs_dims(rows) is not None:
+            return "log-probabilities"
+        # Most tokens that texts have before the step; it writes a window behind that.
+        ends = batch.seq_lens_cpu_upper_bound.numpy()[: batch.num_reqs] - self._nodes + self._window
+        if (ends > self._longest).any():
+            return "a text near max_model_len"
+        if (ends > self._bound.room(rows)).any():
+            return "no blocks for drafts"
+        return None
+
+    def commit(self, logits: Tensor, batch: Any, *, count_faults: bool = False) -> SamplerOutput:
+        """Verify the drafts of a batch by the target's logits T[b * A, V]; `count_faults` says which are no numbers."""
+        found = self.step.commit(self._of(batch), logits)
+        self.committed = batch
+        return SamplerOutput(
+            sampled_token_ids=found.predict,
+            logprobs_tensors=None,
+            num_nans=(found.health & self._unhealthy).ne(0).int() if count_faults else None,
+            num_sampled=found.accept_lens,
+            num_rejected=self._nodes - found.accept_lens,
+        )
+
+    def propose(self, hidden: Tensor | None = None) -> Tensor:
+        """Drafts i64[b, S] for the next step of the batch that was verified; `hidden` are the target's T[b * A, W]."""
+        batch, self.committed = self.committed, None
+        handed = self._bound.hand_over(batch, hidden)
+        drafts: Tensor = self.step.propose(self._of(batch), handed).drafts
+        self.served += 1
+        self._metrics.count()
+        self._tell()
+        return drafts
+
+    def capture(self) -> None:
+        """Capture the drafts of every bucket, as one graph each."""
+        self._bound.capture()
+        self.captured = "drafts"
+        self._metrics.active(self.captured)
+
+    def leave(self, reason: str) -> None:
+        """Take note of a verification that vLLM runs."""
+        self.left[reason] += 1
+        self._metrics.count(left=reason)
+        self._tell()
+
+    def report(self) -> dict[str, Any]:
+        """What the program is and did."""
+        return {
+            "program": self.name,
+            "version": self._package.__version__,
+            "capture": self.captured,
+            "served": self.served,
+            "left": dict(self.left),
+        }
+
+    def _tell(self) -> None:
+        """Say now and then in the log what was done."""
+        if time.monotonic() - self._told > TOLD_EVERY:
+            self._told = time.monotonic()
+            logger.info("specc: %s", self.report())
+
+    def _of(self, batch: Any) -> Any:
+        return self._package.Batch((batch.idx_mapping_np + AHEAD).tolist())

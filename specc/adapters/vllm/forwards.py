@@ -1,0 +1,75 @@
+"""Forwards of a draft in vLLM, as a program calls them: attention is over the tokens and slots that it names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.config.compilation import CUDAGraphMode
+from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
+
+
+class Forwards:
+    """The callbacks `extend` and `draft` of a program, by the draft of one of vLLM's speculators.
+
+    Before a step `begin` says which requests it is of.
+    """
+
+    def __init__(self, speculator: Any, result: Any) -> None:
+        """speculator: with its attention in place; result: the program's `Forward`."""
+        self._speculator, self._result = speculator, result
+        most = len(speculator.arange_np)
+        self._starts = torch.arange(most, dtype=torch.int32, device=speculator.device)
+        self._longest = torch.full((most,), speculator.max_model_len, dtype=torch.int32)
+        self._lengths = self._longest
+
+    def begin(self, batch: Any | None) -> None:
+        """Of the requests of an InputBatch, whose block tables vLLM has gathered; None: of any, for graphs."""
+        self._lengths = self._longest if batch is None else batch.seq_lens_cpu_upper_bound[: batch.num_reqs]
+        # vLLM's heads say it at the beginning of each of their own steps; what is longer than the text may, is cut.
+        self._speculator.draft_max_seq_len = int(self._lengths.max()) + self._speculator.num_speculative_steps + 1
+
+    def extend(
+        self, *, tokens: Tensor, positions: Tensor, slots: Tensor, select: Tensor, hidden: Tensor | None = None,
+        **_: Any,
+    ) -> Any:  # fmt: skip
+        """The draft over A tokens i64[b, A] of every request; logits and hidden states of the rows `select` i64[b]."""
+        last, fed = self._run(tokens, positions, slots, hidden, ahead=tokens.shape[1])
+        return self._result(self._logits(last[select], 0), fed[select])
+
+    def draft(
+        self, *, step: int, tokens: Tensor, positions: Tensor, slots: Tensor, hidden: Tensor | None = None, **_: Any
+    ) -> Any:
+        """The draft over one token i64[b, 1] of every request; logits T[b, 1, V] and hidden states T[b, 1, W]."""
+        last, fed = self._run(tokens, positions, slots, hidden, ahead=step + 2)
+        return self._result(self._logits(last, step + 1)[:, None], fed[:, None])
+
+    def _logits(self, hidden: Tensor, step: int) -> Tensor:
+        logits: Tensor = self._speculator.compute_draft_logits(hidden, step)
+        return logits.contiguous()
+
+    def _run(
+        self, tokens: Tensor, positions: Tensor, slots: Tensor, hidden: Tensor | None, ahead: int
+    ) -> tuple[Tensor, Tensor]:
+        """Hidden states T[b * n, W] for logits, and for the next forward, of tokens i64[b, n].
+
+        ahead: how many tokens more than behind the target's forward the longest text may have.
+        """
+        speculator, buffers = self._speculator, self._speculator.input_buffers
+        (requests, width), slots = tokens.shape, slots.reshape(-1)
+        count = requests * width
+        buffers.input_ids[:count].copy_(tokens.reshape(-1))
+        buffers.positions[:count].copy_(positions.reshape(-1))
+        torch.mul(self._starts[: requests + 1], width, out=buffers.query_start_loc[: requests + 1])
+        buffers.seq_lens[:requests].copy_(positions[:, -1] + 1)
+        metadata = speculator._build_attn_metadata(
+            num_reqs=requests,
+            batch_desc=BatchExecutionDescriptor(cg_mode=CUDAGraphMode.NONE, num_tokens=count, num_reqs=requests),
+            query_start_loc_np=speculator.arange_np[: requests + 1] * width,
+            seq_lens_cpu_upper_bound=self._lengths,
+            step=ahead,
+            slot_mappings=[slots] * len(speculator.kv_cache_config.kv_cache_groups),
+        )
+        layers = dict.fromkeys(speculator.draft_attn_layer_names, slots)
+        return speculator.run_draft(count, hidden, metadata, layers)

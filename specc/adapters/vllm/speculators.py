@@ -1,0 +1,154 @@
+"""Speculators of vLLM whose verification and drafts are a program's, and how they come into the place of its own."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.worker.gpu import model_runner
+from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
+from vllm.v1.worker.gpu.spec_decode.mtp.speculator import MTPSpeculator
+from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
+
+from .._plugin import chosen, tried, word
+from .batches import Steps
+from .counters import Metrics
+from .fit import misfits
+from .tables import carried
+
+ENGINE = "vLLM"
+CAPTURE = "SPECC_CAPTURE"
+"""The environment variable that says what is captured where vLLM captures graphs: `drafts`, or `none`."""
+logger = logging.getLogger("vllm.specc")
+
+
+def replace_speculators(programs: Sequence[Any]) -> None:
+    """Have vLLM make speculators that choose among `programs`, packages of wheels; more may be added later."""
+    model_runner.init_speculator = functools.partial(_init_speculator, model_runner.init_speculator, programs)
+    model_runner.GPUModelRunner.sample = _sampling(model_runner.GPUModelRunner.sample)
+
+
+_Speculator: Any = object
+"""For the checker of types: a speculator of vLLM, which `ProgramDrafts` is put in front of."""
+
+
+class ProgramDrafts(_Speculator):
+    """Mixed into a speculator of vLLM: a program drafts after the batches that it has verified, vLLM after all others.
+
+    Attributes:
+        fields: what vLLM's tables carry of requests, see `carried`.
+        steps: the program's; None until it is bound to keys and values, and where it does not fit them.
+
+    """
+
+    fields: Mapping[str, Tensor]
+    steps: Steps | None = None
+
+    def take(self, package: Any, states: Any) -> None:
+        """Run the program of a package, for requests in vLLM's RequestState, which holds none yet."""
+        self._package, self._metrics = package, Metrics(package)
+        self.fields = carried(states, package.plan.size("P"))
+
+    def set_attn(self, *args: Any, **named: Any) -> None:
+        """See DraftModelSpeculator; then bind the program, which needs to know where keys and values are."""
+        super().set_attn(*args, **named)
+        self.steps = tried(lambda: Steps(self._package, self, self._metrics), ENGINE)
+        if self.steps is not None:
+            logger.info("specc: %s runs the decode steps: %s", self._package.__name__, self.steps.report())
+
+    def capture(self) -> None:
+        """See BaseSpeculator; called where vLLM captures the target as well."""
+        super().capture()
+        if self.steps is not None and word(CAPTURE, ("drafts", "none"), "drafts") == "drafts":
+            self.steps.capture()
+
+    def propose(self, input_batch: Any, *args: Any, **named: Any) -> Tensor:
+        """See BaseSpeculator."""
+        if self.steps is None or self.steps.committed is not input_batch:
+            return super().propose(input_batch, *args, **named)
+        return self.steps.propose(*self.handed_over(*args, **named))
+
+    def handed_over(self, attn_metadata: Any, slot_mappings: Any, last: Tensor, aux: Any, *_: Any, **__: Any) -> Any:
+        """The target's hidden states T[tokens, W] as the draft reads them, if it does."""
+        raise NotImplementedError
+
+
+class StandaloneDrafts(ProgramDrafts, StandaloneARSpeculator):
+    """A language model drafts."""
+
+    def handed_over(self, *_: Any, **__: Any) -> tuple[()]:
+        """Nothing: it does not know of the target."""
+        return ()
+
+    def run_draft(self, count: int, hidden: None, metadata: Any, slots: Any) -> tuple[Tensor, Tensor]:
+        """The model over the first tokens of the input buffers."""
+        ids, positions = self.input_buffers.input_ids[:count], self.input_buffers.positions[:count]
+        states = self._run_model(ids, positions, metadata, slots, None)
+        return states, states
+
+
+class HeadDrafts(ProgramDrafts):
+    """A head of the target drafts."""
+
+    def handed_over(
+        self, attn_metadata: Any, slot_mappings: Any, last: Tensor, aux: list[Tensor] | None, *_: Any, **__: Any
+    ) -> tuple[Tensor]:
+        """The target's hidden states T[tokens, W], of several layers side by side where the head reads them."""
+        return (torch.cat(aux, dim=-1) if aux else last,)
+
+    def run_draft(self, count: int, hidden: Tensor, metadata: Any, slots: Any) -> tuple[Tensor, Tensor]:
+        """The head over the first tokens of the input buffers and these hidden states."""
+        hidden = hidden.reshape(count, -1)
+        aux = hidden.shape[-1] != self.hidden_size
+        self.hidden_states[:count].copy_(self.model.combine_hidden_states(hidden) if aux else hidden)
+        return self._run_model(count, metadata, slots, None)
+
+
+class EagleDrafts(HeadDrafts, EagleSpeculator):
+    """EAGLE and EAGLE3."""
+
+
+class MtpDrafts(HeadDrafts, MTPSpeculator):
+    """A module of multi-token prediction."""
+
+
+SERVED: dict[type, type[ProgramDrafts]] = {
+    StandaloneARSpeculator: StandaloneDrafts,
+    EagleSpeculator: EagleDrafts,
+    MTPSpeculator: MtpDrafts,
+}
+
+
+def _init_speculator(original: Any, programs: Sequence[Any], config: Any, device: torch.device, states: Any) -> Any:
+    """VLLM's `init_speculator`: the speculator of a program, where one fits."""
+    made = original(config, device, states)
+    kind = type(made)
+    package = tried(lambda: chosen(programs, ENGINE, lambda one: misfits(one.plan, config, kind, SERVED)), ENGINE)
+    if package is None:
+        return made
+    drafts = SERVED[kind](config, device)
+    drafts.take(package, states)
+    return drafts
+
+
+def _sampling(original: Any) -> Any:
+    """VLLM's `GPUModelRunner.sample`, in which the program verifies the batches that it serves."""
+
+    @functools.wraps(original)
+    def sample(runner: Any, hidden_states: Tensor, input_batch: Any, grammar_output: Any) -> Any:
+        steps: Steps | None = getattr(runner.speculator, "steps", None)
+        if steps is None or not input_batch.num_draft_tokens:
+            return original(runner, hidden_states, input_batch, grammar_output)
+        reason = steps.refuses(runner.sampler, input_batch, grammar_output)
+        if reason is not None:
+            steps.leave(reason)
+            return original(runner, hidden_states, input_batch, grammar_output)
+        logits = runner.model.compute_logits(hidden_states[: input_batch.num_tokens])
+        output = steps.commit(logits, input_batch, count_faults=runner.sampler.compute_nans)
+        return output, output.num_sampled, output.num_rejected
+
+    return sample

@@ -1,0 +1,35 @@
+"""vLLM 0.33.0: what its model runner V2 does, as far as a program depends on it."""
+
+from __future__ import annotations
+
+from specc.config.presets.preset import Preset
+
+VLLM = Preset(
+    title="vLLM 0.33.0",
+    plugins="vllm.general_plugins",
+    algorithms=("STANDALONE", "EAGLE", "EAGLE3"),
+    demands={
+        ("step",): "rotated",  # it runs the target by itself, then verifies and drafts
+        ("slots",): "block_table",
+        ("draft_positions",): "auto",  # language models see a token where it is, heads of the target one further
+        ("draft_sampling",): "greedy",
+        ("overlap",): True,  # lengths stay on the device, with async scheduling and without
+        ("disaggregation",): False,
+        ("tensor_parallel",): 1,  # several ranks were not tried in it
+        ("logits",): "gathered",
+    },
+    heads_of_target=(),
+    verifies=("greedy",),  # requests that sample are its own
+    tree_masks=(),  # it has no trees
+    padding=64,  # of its heads, whose scores it cuts off by a view
+    pads_rows=True,
+    max_requests=256,
+    missing_outputs=("logprobs", "hidden_states", "routed_experts", "indexer_topk"),
+    gpus="sm_",
+    # Its own launches write them, of what a step hands back, as after steps that it runs by itself.
+    carry={
+        "bonus": {"dtype": "int64", "written_by": "engine"},
+        "drafts": {"dtype": "int64", "written_by": "engine"},
+        "seq_lens": {"dtype": "int32", "written_by": "engine"},
+    },
+)
