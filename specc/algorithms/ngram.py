@@ -19,6 +19,7 @@ from specc.algorithms.blocks.verification import (
     finish_prefill,
     prefill_target,
     start,
+    store,
     verify,
 )
 from specc.config import Fit, Needs, Pair
@@ -46,7 +47,10 @@ def _build(scope: Scope) -> None:
     _check(scope, options)
     scope.carry("text", "i32", options.window, limit="V", at=("options", "window"))
     carry_lengths(scope)
-    _prefill(scope, options)
+    rotated = scope.config.step == "rotated"
+    if rotated:
+        scope.carry("bonus", "i32", limit="V")
+    _prefill(scope, options, carries_bonus=rotated)
     b, steps = scope.b, scope.config.num_steps
     health, seq_lens = start(scope)
     with b.phase("prepare"):
@@ -55,25 +59,42 @@ def _build(scope: Scope) -> None:
         corpus = (scope.table("corpus", "i32", "M"),) if options.corpus is not None else ()
         tokens = b(
             "ngram.propose", scope.rows, seq_lens, text, *corpus,
-            names=("tokens",), axis="N", longest=options.longest, shortest=options.shortest, steps=steps,
+            names=("tokens",), axis="A" if rotated else "N", steps=steps,
+            longest=options.longest, shortest=options.shortest,
         )  # fmt: skip
-    with b.phase("tree"), b.at(scope.at("num_draft_tokens")):
-        parent, depth = b.many("tree.comb", scope.rows, steps=steps)
     state = State(health, seq_lens, scope.kv_draft, scope.kv_target)
-    accepted = verify(scope, state, Nodes(tokens, parent, depth))
+    accepted = verify(scope, state, _joined(scope, tokens) if rotated else _comb(scope, tokens))
     with b.phase("commit"):
+        if rotated:
+            store(scope, {"bonus": accepted.bonus})
         b.many("carry.append", scope.rows, seq_lens, accepted.predict, accepted.accept_lens, field="text")
     scope.output("health", state.health)
 
 
-def _prefill(scope: Scope, options: NgramOptions) -> None:
+def _comb(scope: Scope, tokens: Value) -> Nodes:
+    """The text's last token and branches below it."""
+    with scope.b.phase("tree"), scope.b.at(scope.at("num_draft_tokens")):
+        parent, depth = scope.b.many("tree.comb", scope.rows, steps=scope.config.num_steps)
+    return Nodes(tokens, parent, depth)
+
+
+def _joined(scope: Scope, tokens: Value) -> Nodes:
+    """The bonus token, which the engine's own forward begins with, and the drafts of a chain."""
+    b = scope.b
+    with b.phase("prepare"):
+        root = b("carry.load", scope.rows, names=("root",), field="bonus")
+    with b.phase("draft"), b.at(scope.at("num_steps")):
+        return Nodes(b("chain.join", root, b("chain.drafts", tokens, names=("drafts",)), names=("nodes",)))
+
+
+def _prefill(scope: Scope, options: NgramOptions, *, carries_bonus: bool) -> None:
     health, first, _ = prefill_target(scope)
     prompt: Value = scope.table("prompt_tokens", "i64", "T")
     with scope.b.phase("prefill"):
         text = scope.b(
             "ngram.start", scope.rows, scope.seq_lens, first, prompt, names=("prefill_text",), window=options.window
         )
-    finish_prefill(scope, health, first, {"text": text})
+    finish_prefill(scope, health, first, {"text": text} | ({"bonus": first} if carries_bonus else {}))
 
 
 def _most_nodes(topk: int, num_steps: int) -> int:

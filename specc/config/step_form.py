@@ -20,8 +20,6 @@ def check_step(checked: Checked, needs: Needs) -> None:
     if file.step != "rotated" or not checked.sound("step"):
         return
     hint = "write step: whole"
-    no_model = not needs.draft and checked.sound("algorithm", "draft")
-    refuse(checked, no_model, "step: rotated without a draft model", ("step",), hint)
     elsewhere = file.engine is not None and not PRESETS[file.engine].rotates
     refuse(checked, elsewhere, f"step: rotated in {file.engine}", ("step",), hint)
     asked: dict[str, tuple[bool, str]] = {

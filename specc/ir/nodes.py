@@ -79,16 +79,25 @@ def node_order(module: Module) -> list[str]:
 
 
 def _carried(module: Module) -> list[tuple[str, str]]:
-    """Within a step a carried value is loaded before it is stored; what is published comes before extend."""
-    edges: list[tuple[str, str]] = []
-    for load in module.find("carry.load"):
-        for store in (op for op in module.ops("step") if OPS[op.opcode].effect == "carry"):
-            if load.attrs["field"] == store.attrs["field"]:
-                edges.append((node_of(load), node_of(store)))
+    """Carried values are loaded and stored in the order of the ops; what is published comes before extend."""
+    edges = [(node_of(before), node_of(op)) for op, found in on_field(module).items() for before in found]
     extends = [op for op in module.phases["extend"] if is_external(op)]
     for publish in module.find("relay.publish"):
         edges += [(node_of(publish), node_of(extend)) for extend in extends]
     return [edge for edge in edges if edge[0] != edge[1]]
+
+
+def on_field(module: Module) -> dict[Op, list[Op]]:
+    """By load and store of a carried field, those of the same entry before it that it waits for: the other kind."""
+    found: dict[Op, list[Op]] = {}
+    for entry in ("prefill", "step"):
+        seen: list[Op] = []
+        for op in (op for op in module.ops(entry) if "field" in op.attrs):
+            stores = OPS[op.opcode].effect == "carry"
+            same = [before for before in seen if before.attrs["field"] == op.attrs["field"]]
+            found[op] = [before for before in same if (OPS[before.opcode].effect == "carry") != stores]
+            seen.append(op)
+    return found
 
 
 def crossing(module: Module) -> list[Value]:

@@ -34,6 +34,7 @@ _BLOCK = 512
 _PER_WARP = 128
 """Places of a tile that a warp takes: four per thread."""
 
+_ADMIT = ("kv.admit", "kv.admit_blocks")
 _PREFIX_PROGRAMS = 16
 """Most programs per request that write the rows of a full mask, whose prefixes are long."""
 
@@ -132,7 +133,7 @@ class _Shape:
 
 def _of_rows(load: Op, rows: Value) -> bool:
     """Whether a load has the text of these rows, or of more: those of requests without room are not read."""
-    admit = rows.source if rows.source is not None and rows.source.opcode == "kv.admit" else None
+    admit = rows.source if rows.source is not None and rows.source.opcode in _ADMIT else None
     return load["rows"] is (rows if admit is None else admit["rows"])
 
 

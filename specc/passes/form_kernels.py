@@ -17,7 +17,7 @@ from math import prod
 
 from specc.ir.core import PHASES, Module, Op, Value, entry_of, tensor_type
 from specc.ir.declarations import Kernel, Reference
-from specc.ir.nodes import is_collective, is_external
+from specc.ir.nodes import is_collective, is_external, on_field
 from specc.ir.ops import OPS
 from specc.kernels import COMPOSED, LONE
 from specc.kernels.shared.base import STORES, Cluster, convex, read_in_place, traffic
@@ -146,6 +146,7 @@ class _Forming:
         others = [op for op in self.ops if _reads_logits(op) and op not in self.lone]
         changes = {op: [one for one in _late(module, op) if is_prologue(one)] for op in others}
         self.changed = {op: found for op, found in changes.items() if found}
+        self.on_field = on_field(module)
         self.waits = {op: self._waits(op) for op in self.ops}
 
     def run(self) -> None:
@@ -234,14 +235,14 @@ class _Forming:
         return sum(_elements(module, member) for member in (*launch.ops, op)) <= MOST_ELEMENTS
 
     def _waits(self, op: Op) -> list[Op]:
-        """Ops of the entry that come before an op: what it reads, readers of what it replaces, loads before stores."""
+        """Ops of the entry that come before an op: what it reads, readers of what it replaces, loads before stores
+        and stores before loads, as they stand.
+        """
         module = self.module
         found = [value.source for value in op.operands if value.source is not None]
         if op.overwritten is not None:
             found += [user for user in module.users(op.overwritten) if user is not op]
-        if OPS[op.opcode].effect == "carry":
-            field_ = op.attrs["field"]
-            found += [load for load in module.find("carry.load") if load.attrs["field"] == field_]
+        found += self.on_field.get(op, [])
         if is_external(op) and op.phase == "extend":
             found += module.find("relay.publish")
         return [before for before in dict.fromkeys(found) if entry_of(before.phase) == self.entry]

@@ -56,9 +56,9 @@ class PlaceCarry(Pass):
             message = f"a table of the engine's for @{name}, which says how a request is sampled"
             hint = "leave it out, and say it by set_sampling"
             raise DiagnosticError(Diagnostic("config/not-yet", message, ctx.at("carry", name), hint))
+        _check_in_place(module, carry, dtype, place, ctx)
         if place.written_by == "engine":
             _leave_alone(module, name)
-        _check_in_place(module, carry, dtype, ctx)
         if dtype != carry.type.dtype:
             _convert(module, carry, dtype)
         module.carries[name] = replace(carry, type=replace(carry.type, dtype=dtype), table=place.written_by)
@@ -77,9 +77,14 @@ def _dtype(carry: Carry, place: FieldPlace, ctx: Context) -> str:
     return dtype
 
 
-def _check_in_place(module: Module, carry: Carry, dtype: str, ctx: Context) -> None:
-    """Refuse another element type than the program's own for what is changed, or read, in its row of the table."""
+def _check_in_place(module: Module, carry: Carry, dtype: str, place: FieldPlace, ctx: Context) -> None:
+    """Refuse what a field cannot be that is changed, or read, in its row: of another type, or the engine's to write."""
     others = [op for op in module.ops() if op.attrs.get("field") == carry.name and op.opcode not in (*STORES, _LOAD)]
+    appended = [op for op in others if op.opcode == "carry.append"]
+    if place.written_by == "engine" and appended:
+        message = f"@{carry.name}, which the engine writes: drafts are looked up in it when it has grown"
+        hint = "write written_by: program, which appends what the engine may write as well"
+        raise DiagnosticError(Diagnostic("config/not-yet", message, ctx.at("carry", carry.name), hint))
     if dtype != carry.type.dtype and others:
         at = ctx.at("carry", carry.name, "dtype")
         message = f"@{carry.name} as {DTYPES[dtype].torch}: {others[0].opcode} works on it in its row of the table"

@@ -152,7 +152,7 @@ def _first(body: _Body, state: Value) -> Value:
 
 def _check(module: Module, body: _Body, ctx: Context) -> None:
     """Refuse a body of which more is read than tokens, or that loads what nobody stores as it is."""
-    stored = (_stored(module, "step").keys() & _stored(module, "prefill").keys()) | {LENGTHS}
+    stored = (_stored(module, "step").keys() & _stored(module, "prefill").keys()) | {LENGTHS, *_appended(module)}
     loaded = [str(op.attrs["field"]) for op in body.ops if op.opcode == "carry.load"]
     inside = {*body.ops, *body.raises}
     lost = [name for name in loaded if name not in stored and not module.carries[name].given]
@@ -190,10 +190,16 @@ def _stored(module: Module, entry: str) -> dict[str, Value]:
     return {str(op.attrs["field"]): op["value"] for op in stores}
 
 
+def _appended(module: Module) -> set[str]:
+    """Fields that grow in the step, and are loaded again where the rest of an entry has run."""
+    return {str(op.attrs["field"]) for op in module.find("carry.append")}
+
+
 def _redraft(module: Module, body: _Body, again: _Again) -> Value:
     """The body once more, of what is carried on instead of what is loaded: the drafts i64[B, S], which are stored."""
     given = {module.inputs[LENGTHS]: again.carried[LENGTHS]}
     states = [value for op in body.ops for value in op.operands if value.source is None and is_state(value)]
+    grown = _appended(module)
     given |= {state: _last_state(module, body, state, entry_of(again.phase)) for state in states}
     for op in body.ops:
         operands = [given.get(value, value) for value in op.operands]
@@ -201,7 +207,7 @@ def _redraft(module: Module, body: _Body, again: _Again) -> Value:
             given[op.result] = given.get(op["drafts"], op["drafts"])
         elif op.opcode == "chain.start":
             _write(module, op, again, given, "chain.first", operands[1:], {})
-        elif op.opcode == "carry.load" and not module.carries[str(op.attrs["field"])].given:
+        elif op.opcode == "carry.load" and op.attrs["field"] in again.carried and op.attrs["field"] not in grown:
             given[op.result] = again.carried[str(op.attrs["field"])]
         else:
             shift = {"column": int(op.attrs["column"]) - 1} if op.opcode == "chain.append" else {}

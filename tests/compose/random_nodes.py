@@ -80,6 +80,9 @@ class NodeOps(Values):
 
     def join(self) -> None:
         self._only(chain=True)
+        if self.rng.random() < 0.4:
+            self.make("chain.drafts", self.of("i64", "B", "A"))
+            return
         self.make("chain.join", self.of("i32", "B"), self.of("i64", "B", "S"))
 
     def shift(self) -> None:

@@ -32,6 +32,8 @@ CASES = [
     Case("DFLASH", "trained", rotated=True),
     Case("DFLASH", "random", steps=5, page_size=16, overlap=False, rotated=True),
     Case("STANDALONE", "trained", reduced=True, rotated=True),
+    Case("NGRAM", "trained", rotated=True),
+    Case("NGRAM", "random", steps=5, page_size=16, overlap=False, rotated=True, blocks=True),
     Case("STANDALONE", "trained", page_size=16, rotated=True, blocks=True),
     Case("EAGLE", "random", page_size=8, overlap=False, rotated=True, blocks=True),
     Case("DFLASH", "trained", page_size=16, rotated=True, blocks=True),

@@ -92,6 +92,7 @@ ENGINES = (
     "{bonus: {dtype: int64, written_by: engine}, seq_lens: {dtype: int32, written_by: engine}, drafts: {dtype: int64}}"
 )
 DRAFTS = "{drafts: {}}"
+HISTORY = "{text: {dtype: int32}, bonus: {dtype: int64, written_by: engine}, drafts: {}}"
 THEIRS = "{bonus: {dtype: int64}, drafts: {dtype: int32, written_by: engine}}"
 ROTATED = (
     Toy(
@@ -101,6 +102,10 @@ ROTATED = (
     Toy(
         "toy_rotated_eagle", "EAGLE", 3, True, 64, "bfloat16", target=f"{ROW}, padded_vocab_size: 72",
         more={"step": "rotated", "carry": THEIRS, "outputs": "[logprobs]"},
+    ),
+    Toy(
+        "toy_rotated_ngram", "NGRAM", 4, True, 12, "bfloat16", target=f"{ROW}, padded_vocab_size: 16", draft="",
+        more={"step": "rotated", "slots": "block_table", "page_size": 4, "carry": HISTORY, "options": "{window: 64}"},
     ),
     Toy("toy_rotated_block", "DFLASH", 4, False, 51, "float32", AUX, HEAD, {"step": "rotated", "carry": DRAFTS}),
 )  # fmt: skip

@@ -9,7 +9,8 @@ from fakes.memory import scattered
 from torch import Tensor
 
 from specc.runtime.external import laid_apart
-from specc.runtime.plan.plan import BLOCKS, COUNTS
+from specc.runtime.plan.fields import told_strides
+from specc.runtime.plan.plan import BLOCKS, COUNTS, PROMPT
 from specc.runtime.semantics.convention import DTYPES
 
 from .serving import LONGEST, Package, Variant, engine_of
@@ -45,7 +46,7 @@ class RotatedVariant(Variant):
         """A table of the engine's for a field, whose rows are a part of longer ones."""
         field = self.plan.carry[name]
         sizes = [self.plan.size(axis) for axis in ("P", *field.axes[1:])]
-        wide = [*sizes[:-1], sizes[-1] + SPARE * (len(sizes) > 1)]
+        wide = [*sizes[:-1], sizes[-1] + SPARE * told_strides(self.plan, name)]
         device = self.engine.table.device
         return torch.full(wide, UNTOUCHED, dtype=DTYPES[field.dtype], device=device)[..., : sizes[-1]]
 
@@ -60,7 +61,8 @@ class RotatedVariant(Variant):
         """Admit requests; the outputs."""
         self.engine.prompts.update(zip(rows, prompts, strict=True))
         lengths = [len(prompt) for prompt in prompts]
-        result = self.step.prefill(self.batch_type(rows, lengths))
+        tokens = [token for prompt in prompts for token in prompt] if PROMPT in self.plan.reads("prefill") else None
+        result = self.step.prefill(self.batch_type(rows, lengths, tokens))
         outputs = {name: values.tolist() for name, values in result.outputs.items()}
         self.update(rows, outputs | {"seq_lens": lengths})
         return outputs

@@ -24,13 +24,10 @@ SPECULATING = [
     Variant("mtp", "mimo", target="mimo"),
     Variant("ngram"),
 ]
-NOT_YET = pytest.mark.skip(reason="no program runs in vLLM yet: specc has no adapter for it")
-PROGRAMS = [
-    pytest.param(replace(variant, program=True), marks=NOT_YET) for variant in SPECULATING if variant.method != "ngram"
-]
+PROGRAMS = [replace(variant, program=True) for variant in SPECULATING if variant.method != "ngram"]
 speculating = pytest.mark.parametrize("variant", [*SPECULATING, *PROGRAMS], ids=str)
 HALF = Variant("eagle", "eagle", half=True, ahead=True)
-HALVES = [HALF, pytest.param(replace(HALF, program=True), marks=NOT_YET)]
+HALVES = [HALF, replace(HALF, program=True)]
 every = pytest.mark.parametrize("variant", [PLAIN, *SPECULATING, *PROGRAMS, *HALVES], ids=str)
 programs = pytest.mark.parametrize("variant", [*PROGRAMS, HALVES[-1]], ids=str)
 LEAST_ACCEPTED = 1.3
@@ -108,7 +105,7 @@ def test_everything_that_was_meant_to_happen_happened(variant: Variant, served: 
     assert any(not is_greedy(request) for request in served.requests)
     assert any(output["cached_tokens"] for output in outputs) == variant.half
     if variant.method is not None:
-        assert seen["preemptions"] > 0
+        assert seen["preemptions"] > 0 or variant.method == "ngram", "n-grams need no room for drafts"
         assert seen["across_blocks"] > 3, "steps whose tokens lie in several blocks"
         assert seen["short_of_drafts"] > 0, "verifications of fewer drafts, close to the model's length"
 
@@ -128,7 +125,7 @@ def test_the_program_ran_the_steps_that_it_serves(variant: Variant, served: Serv
     """And vLLM the others, in the same server."""
     assert served.counts is not None
     assert served.counts["program_steps"] > served.seen["steps"] / 3
-    assert len(served.counts["vllm_steps"]) > 2
+    assert {"a prefill in the batch", "sampling", "log-probabilities"} < set(served.counts["vllm_steps"])
 
 
 @programs

@@ -23,6 +23,7 @@ OPS = (
         inplace=True,
         indexes={"column": 0},
     ),
+    OpDef("chain.drafts", "tokens: i64[B, A] -> drafts: i64[B, S]", "What follows the bonus token."),
     OpDef("chain.join", "bonus: i32[B], drafts: i64[B, S] -> tokens: i64[B, A]", "The bonus token, then the drafts."),
     OpDef(
         "chain.shift",

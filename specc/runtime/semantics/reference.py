@@ -235,6 +235,12 @@ def chain_first(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return (drafts,)
 
 
+@_register(OPS, "chain.drafts")
+def chain_drafts(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Tokens i64[B, A] -> drafts i64[B, S]: what follows the first."""
+    return (operands[0][:, 1:].clone(),)
+
+
 @_register(OPS, "chain.join")
 def chain_join(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Bonus i32[B], drafts i64[B, S] -> tokens i64[B, A]: the bonus, then the drafts."""

@@ -208,7 +208,6 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
         12,
     ),
     ("config/not-yet", tree(2, 6, "step: rotated"), 3, 7),
-    ("config/not-yet", alone("", verify="greedy\nstep: rotated"), 10, 7),
     ("config/not-yet", edit("verify: greedy", "verify: target_only\nlogits: sharded"), 9, 9),
     ("config/not-yet", edit("[accept_index]", "[logprobs]\nbest_logprobs: 2\nlogits: sharded"), 11, 16),
     ("legal/shards", sharded(32002), 27, 22),

@@ -7,6 +7,7 @@ import pytest
 from specc.ir.builder import Builder
 from specc.ir.core import PHASES, Carry, Module, Value, entry_of, is_state, tensor_type
 from specc.ir.declarations import Kernel, Options
+from specc.ir.nodes import on_field
 from specc.ir.types import Dim, StateType, TensorType
 from specc.support.diagnostics import DiagnosticError
 from specc.support.location import Location
@@ -191,3 +192,24 @@ def test_the_only_declaration_of_a_kind() -> None:
     module.decls.append(module.decl(Options))
     with pytest.raises(DiagnosticError, match="has 2"):
         module.decl(Options)
+
+
+def test_loads_and_stores_keep_their_order() -> None:
+    """Of one field in one entry; loads do not wait for each other, nor for what other entries and fields do."""
+    module, b, rows = sample()
+    with b.phase("prefill"):
+        b.many("carry.store", rows, rows, field="a")
+    with b.phase("prepare"):
+        early = b("carry.load", rows, names=("early",), field="a").source
+        b("carry.load", rows, names=("again",), field="a")
+    with b.phase("commit"):
+        b.many("carry.store", rows, rows, field="a")
+        b.many("carry.store", rows, rows, field="b")
+    with b.phase("redraft"):
+        late = b("carry.load", rows, names=("late",), field="a").source
+    (_, store, other) = module.find("carry.store")
+    found = on_field(module)
+    assert early is not None
+    assert late is not None
+    assert (found[early], found[late], found[other]) == ([], [store], [])
+    assert [op.result.name for op in found[store]] == ["early", "again"]

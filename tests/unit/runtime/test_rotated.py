@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,12 +17,12 @@ from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BatchError, BindError, ForwardContractError, TornError
 from specc.runtime.plan.halves import halves
-from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.plan import PROMPT, Plan
 from specc.runtime.rotated import RotatedStep
 from specc.runtime.step import Step
 
 CPU = torch.device("cpu")
-CHAINS = ["STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "MULTI_LAYER_EAGLE", "DFLASH"]
+CHAINS = ["STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "MULTI_LAYER_EAGLE", "DFLASH", "NGRAM"]
 PROMPTS = {3: [4, 9, 2], 1: [7, 1], 6: [5, 5, 8, 1, 2]}
 ROWS = list(PROMPTS)
 POISON = 0xFF
@@ -46,7 +47,9 @@ class Machine:
         self.batch = Batch(ROWS, [self.lens[row] for row in ROWS])
 
     def prefill(self) -> None:
-        assert self.step.prefill(self.batch).to_host().tokens(0) == self.whole.prefill(self.batch).to_host().tokens(0)
+        texts = [token for row in ROWS for token in PROMPTS[row]]
+        batch = replace(self.batch, prompt_tokens=texts) if PROMPT in self.plan.reads("prefill") else self.batch
+        assert self.step.prefill(batch).to_host().tokens(0) == self.whole.prefill(batch).to_host().tokens(0)
 
     def target(self, rows: Sequence[int], padded: int = 0) -> Any:
         """The target over bonus and drafts of some rows, and padding rows behind them."""
@@ -248,3 +251,9 @@ def test_nothing_of_the_target_is_left() -> None:
     module = compile_to("canonicalize", load("EAGLE", step="rotated"))
     assert sorted(module.carries) == ["bonus", "drafts", "seq_lens"]
     assert not module.find("model.target")
+
+
+def test_a_look_up_is_a_launch_beside_a_block_table() -> None:
+    plan = plan_of("NGRAM", step="rotated", slots="block_table", page_size=4)
+    (_, propose) = halves(plan)
+    assert [(node.name, node.kind) for node in propose] == [("ngram_propose", "launch"), ("redraft_rows", "launch")]
