@@ -9,7 +9,6 @@ from fakes.memory import scattered
 from torch import Tensor
 
 from specc.runtime.external import laid_apart
-from specc.runtime.plan.fields import told_strides
 from specc.runtime.plan.plan import BLOCKS, COUNTS, PROMPT
 from specc.runtime.semantics.convention import DTYPES
 
@@ -43,10 +42,10 @@ class RotatedVariant(Variant):
         self.step = program.bind(self.engine, self.table, tables=brought, carry=self.tables, **options)
 
     def made(self, name: str) -> Tensor:
-        """A table of the engine's for a field, whose rows are a part of longer ones."""
+        """A table of the engine's for a field; rows of drafts are a part of longer ones."""
         field = self.plan.carry[name]
         sizes = [self.plan.size(axis) for axis in ("P", *field.axes[1:])]
-        wide = [*sizes[:-1], sizes[-1] + SPARE * told_strides(self.plan, name)]
+        wide = [*sizes[:-1], sizes[-1] + SPARE * (field.axes[1:] == ("S",))]
         device = self.engine.table.device
         return torch.full(wide, UNTOUCHED, dtype=DTYPES[field.dtype], device=device)[..., : sizes[-1]]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from fakes.toys import ROTATED, SAMPLED, Toy
+from fakes.toys import ROTATED, Toy
 
 from specc.runtime.backends.cuda import CudaBackend
 from specc.runtime.plan.manifest import Manifest
@@ -33,8 +33,9 @@ def test_halves_captured_and_eager_equal_the_reference(
     assert len(serving.sizes) > 3
 
 
-@pytest.mark.parametrize("toy", [*ROTATED, SAMPLED], ids=lambda toy: toy.name)
+@pytest.mark.parametrize("toy", ROTATED, ids=lambda toy: toy.name)
 def test_every_node_equals_its_ops(toy: Toy, build: Callable[..., Built], arch: str, device: torch.device) -> None:
+    """Bit by bit, so none that samples: a GPU divides by a temperature otherwise than the CPU."""
     built = build(toy.text, (arch,))
     root = built.site / built.name
     plan = load_plan(root)
