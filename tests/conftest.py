@@ -31,19 +31,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 SLOW = re.compile(
-    r"aot/|browser/test_site|compose/|e2e/|fuzz/|property/"
+    r"aot/|browser/|compose/|e2e/|fuzz/|property/"
     r"|kernels/test_(vocab\.py::test_(topk|reductions_are_stored|groups_of_long)|prologue|drafting)"
-    r"|kernels/test_shards\.py::test_(programs|every_rank_has_the_bits_of_one\[[^]]*(2999|topk))"
-    r"|kernels/test_(sample|score|reject|cut)\.py::\w+\[cpu-(f16|f32)|kernels/test_reject\.py::test_masses\[|kernels/test_row\.py|gpu/test_interpreted"
+    r"|kernels/test_shards\.py::test_(programs|every_rank_has_the_bits_of_one\[[^]]*(2999|topk)|numbers_of_a_reduced\w+\[[^]]*topk)"
+    r"|kernels/test_(sample|score|reject|cut|brought_tiles)\.py::\w+\[cpu-(f16|f32)|kernels/test_reject\.py::test_masses\[|kernels/test_row\.py|gpu/test_interpreted"
     r"|kernels/test_walk\.py::test_(kernels_of_both|both_forms)|unit/measure/test_tune|unit/measure/test_against"
-    r"|kernels/test_tree\.py::test_(frontiers|with_the_last|ties_go)|kernels/test_commit\.py::test_random"
+    r"|kernels/test_(tree|frontiers)\.py::test_(frontiers|with_the_last|ties_go|flat_masks)|kernels/test_commit\.py::test_random"
     r"|meta/test_determinism\.py::test_wheels|unit/cli/test_(streams|transcripts)|unit/engine/test_causal_types"
+    r"|unit/runtime/test_(rejection|sampling)\.py::test_(a_million_draws|a_bias_is_noticed)|unit/engine/test_drafts\.py::test_shared_pages"
 )
-"""What `make test` leaves out: machine code, texts of real models, random programs, and whatever else took five seconds
-of a processor. A test stands here by its folder, its file or its name."""
+"""What `make test` leaves out: machine code, texts of real models, random programs, pages in a browser, millions of
+draws, and whatever else took five seconds of a processor. A test stands here by its folder, its file or its name."""
 QUICK = re.compile(
     r"aot/test_compile|compose/test_random_modules\.py::test_they_are_legal|property/test_(widths|round_trip)"
-    r"|unit/cli/test_transcripts\.py::\w+\[(eagle|qwen)-80\]|e2e/test_generate\.py::test_text_equals_generate\[\w+_trained_|e2e/test_(sampling|penalties|grammar|metrics)"
+    r"|unit/cli/test_transcripts\.py::\w+\[(eagle|qwen)-80\]|e2e/test_generate\.py::test_text_equals_generate\[\w+_trained_|e2e/test_(penalties|grammar|metrics)"
+    r"|e2e/test_sampling\.py::test_(texts|row_after_row|coupled_drafts\[dflash|after_a_handover|drawn|only|the_oracle|a_seed|what)"
+    r"|unit/engine/test_drafts\.py::test_shared_pages\w+\[mtp-4"
 )
 """What of that it runs all the same: the texts of one model by every algorithm, and one of each kind besides."""
 

@@ -13,7 +13,7 @@ from zipfile import ZipFile
 
 import typer
 
-from specc.cli.configuration import EngineOption, load
+from specc.cli.configuration import EngineOption, chosen_depth, load, words_of
 from specc.cli.inspect import program_root, undamaged
 from specc.cli.progress import progress
 from specc.cli.reporting import EXIT_NO_GPU, Format, Report, printing, reporting
@@ -53,7 +53,7 @@ def bench(
 
         _require_drawable(plot)
         _require_importable(against)
-        plan = _depth(subject, num_steps)
+        plan = subject.plans[chosen_depth(subject.plans, num_steps)]
         wanted = _buckets(plan, buckets)
         device, versions = here(), versions_of(subject.triton)
         if device is None:
@@ -107,18 +107,11 @@ def _subject(target: str, engine: str | None, report: Report) -> Iterator[Subjec
         yield Subject(Path(str(root)), plans, manifest.triton)
 
 
-def _depth(subject: Subject, num_steps: int | None) -> Plan:
-    if num_steps is not None and num_steps not in subject.plans:
-        listed = ", ".join(map(str, sorted(subject.plans)))
-        raise typer.BadParameter(f"num_steps is {listed} there, not {num_steps}", param_hint="--num-steps")
-    return subject.plans[num_steps or max(subject.plans)]
-
-
 def _buckets(plan: Plan, chosen: str | None) -> Sequence[int]:
     """The batch sizes of `--buckets`, which are buckets of the program."""
     if chosen is None:
         return plan.buckets
-    words = [word.strip() for word in chosen.split(",") if word.strip()]
+    words = words_of(chosen)
     wrong = [word for word in words if not word.isdecimal() or int(word) not in plan.buckets]
     if wrong or not words:
         listed = ", ".join(map(str, plan.buckets))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specc.cli.configuration import EngineOption, load
+from specc.cli.configuration import EngineOption, load, words_of
 from specc.cli.progress import Progress, progress
 from specc.cli.reporting import Format, printing, reporting
 
@@ -74,7 +74,7 @@ def _archs(loaded: LoadedConfig, chosen: str | None) -> Sequence[str]:
 
     if chosen is None:
         return loaded.config.archs
-    archs = [str(arch_of(name.strip())) for name in chosen.split(",") if name.strip()]
+    archs = [str(arch_of(name)) for name in words_of(chosen)]
     unknown = [name for name in archs if name not in (*ARCHS, NATIVE)]
     if unknown or not archs:
         hint = arch_hint(unknown[0] if unknown else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -40,7 +41,18 @@ def depth_index(loaded: LoadedConfig, num_steps: int | None) -> int:
     Raises a usage error for a depth that is not there.
     """
     known = [depth.config.num_steps for depth in loaded.depths()]
+    return known.index(chosen_depth(known, num_steps))
+
+
+def chosen_depth(known: Iterable[int], num_steps: int | None) -> int:
+    """One of the depths that there are, None being the deepest; a usage error for one that is not there."""
+    known = sorted(known)
     if num_steps is not None and num_steps not in known:
-        listed = ", ".join(map(str, sorted(known)))
+        listed = ", ".join(map(str, known))
         raise typer.BadParameter(f"num_steps is {listed} there, not {num_steps}", param_hint="--num-steps")
-    return 0 if num_steps is None else known.index(num_steps)
+    return known[-1] if num_steps is None else num_steps
+
+
+def words_of(option: str) -> list[str]:
+    """What an option lists, with commas between."""
+    return [word.strip() for word in option.split(",") if word.strip()]

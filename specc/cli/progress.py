@@ -34,6 +34,11 @@ class Progress:
             if what is not None:
                 self._bar.update(self._task, description=what)
 
+    def reach(self, what: str, part: float) -> None:
+        """Say what has been done, and how much of all that is, from 0 to 1."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, description=what, total=1.0, completed=part)
+
     @contextmanager
     def hidden(self) -> Generator[None]:
         """Take the line away while something else is printed."""

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 SECONDS = 120
 """How long candidates are timed, by default."""
 
-PARTS = 1000
-"""Of the search, as its progress is counted."""
-
 
 def tune(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.", show_default=False)],
@@ -41,8 +38,7 @@ def tune(
 ) -> None:
     """Search tiles, warps and splits of the launches on this GPU, and write what is faster; results stay the same."""
     with reporting(format) as report:
-        from specc.measure.bench import arch_of, here
-        from specc.support.writing import unfinished
+        from specc.measure.bench import device_arch, here
 
         loaded = load(config, report, engine)
         device = here()
@@ -56,24 +52,13 @@ def tune(
             raise typer.Exit(EXIT_NO_GPU)
         from specc.measure.tuned import tune as search
         from specc.measure.tuning_file import tuning_text
+        from specc.support.writing import write_output
 
-        _require_arch(loaded, arch_of(device))
+        _require_arch(loaded, device_arch(device))
         place = output or config.with_suffix(".tuning.yaml")
         with progress("building", quiet=quiet) as shown:
-            shown.begin("building", PARTS)
-            done = 0
-
-            def on_done(what: str, part: float) -> None:
-                nonlocal done
-                shown.advance(what, int(part * PARTS) - done)
-                done = int(part * PARTS)
-
-            found = search(loaded, device, seconds, on_done)
-        try:
-            with unfinished(place) as path:
-                path.write_text(tuning_text(found.tuning, found.found, found.steps), encoding="utf-8")
-        except OSError as error:
-            raise DiagnosticError(Diagnostic("emit/io", f"cannot write '{place}': {error.strerror}")) from error
+            found = search(loaded, device, seconds, shown.reach)
+        write_output(place, tuning_text(found.tuning, found.found, found.steps), folders=True)
         if format is Format.json:
             typer.echo(json.dumps(_record(found, place), indent=2))
             return

@@ -8,7 +8,7 @@ from specc.ir.liveness import hidden_result
 from specc.ir.nodes import is_collective, is_external, node_of
 from specc.ir.ops import OPS
 from specc.kernels.shared import vocabulary
-from specc.kernels.shared.base import nbytes, numbered
+from specc.kernels.shared.base import cluster_of, nbytes, numbered
 from specc.kernels.shared.text import rows_of
 from specc.kernels.shared.tiles import is_prologue
 from specc.runtime.plan.plan import ArenaBytes, Totals
@@ -66,10 +66,8 @@ def _read_rows(module: Module, op: Op) -> list[tuple[Value, int]]:
     """The logits that an op reads, where they are in memory, and how many rows of a request."""
     if "logits" not in op.named or is_prologue(op):
         return []
-    logits, path = op["logits"], op.get("path")
+    logits, path = vocabulary.stored_logits(op, cluster_of(module, node_of(op))), op.get("path")
     rows = vocabulary.scanned_rows(module, op) if path is None else tensor_type(path).sizes(module.dims)[-1]
-    while logits.source is not None and is_prologue(logits.source):
-        logits = logits.source["logits"]
     found, left = [(logits, rows)], rows
     for q in numbered(op, "q"):  # as many rows in all, of any
         rows = min(rows_of(module, q), left)

@@ -152,6 +152,13 @@ class ForwardStory:
     operands: Mapping[str, str]
     capture: str | None
 
+    @property
+    def what(self) -> str:
+        """What it is, in words."""
+        if self.kind == "given":
+            return "what the engine hands over"
+        return "a call of the host" if self.capture is None else f"a forward of the engine, captures {self.capture}"
+
 
 @dataclass(frozen=True)
 class CollectiveStory:

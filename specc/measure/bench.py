@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from specc.driver.build import Build
 from specc.measure.backends import cuda_backend
 from specc.measure.records import BucketFigures, Measurement
-from specc.measure.steps import known, measured
+from specc.measure.steps import OnDone, known, measured
 from specc.runtime.backends import Backend
 from specc.runtime.backends.cuda import CudaBackend, device_arch
 from specc.runtime.brought import load_ops
@@ -20,8 +20,6 @@ from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.plan_json import load_plan
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.version import __version__
-
-OnDone = Callable[[str], None]
 
 
 def here() -> torch.device | None:
@@ -64,11 +62,6 @@ def measure(
 ) -> Measurement:
     """Every launch of a step, and the step, in some buckets."""
     return _measurement(plan, measured(plan, backend, device, buckets, on_done), versions, device)
-
-
-def arch_of(device: torch.device) -> str:
-    """The architecture that a program for a device is compiled for, as ``sm_90``."""
-    return device_arch(device)
 
 
 def versions_of(triton: str | None) -> dict[str, str]:

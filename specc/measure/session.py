@@ -24,7 +24,7 @@ from specc.runtime.memory.arena import Arena
 from specc.runtime.memory.kv_pools import KvPools
 from specc.runtime.memory.staging import Staging
 from specc.runtime.plan.nodes import Collective, External, Given, Launch, Node
-from specc.runtime.plan.plan import PROMPT, Input, Plan
+from specc.runtime.plan.plan import COUNTS, PROMPT, Input, Plan
 from specc.runtime.sampling import Sampling, SamplingRows
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.state.relay import RelayPools
@@ -91,6 +91,8 @@ class Session:
         slots = rows * self._table.shape[1] + 1
         self._collective = Alone(plan.ranks)
         tables = {name: self._brought(one) for name, one in plan.tables().items()}
+        if COUNTS in tables:
+            tables[COUNTS].fill_(self._table.shape[1])
         self._tables = tables | rank_table(plan, self._collective, device)
         self.arena, bound = Arena(plan, device, poison=0), {o: pool for o, pool in plan.kv_pools.items() if pool.bound}
         self.kv = KvPools(plan, device, {o: self._buffers(p.layers * p.buffers, p.row_bytes, p.dtype, slots)
@@ -118,10 +120,11 @@ class Session:
     def run(self, node: Node, frame: Frame) -> None:
         """Run one node; results of a forward are there at once."""
         if isinstance(node, External | Given):
-            for result in node.results.values():
+            returned = node.results
+            for result in returned.values():
                 frame.adopt(result, self._result(result, node, frame))
-            if isinstance(node, External) and node.callback == "target" and self._agreeing:
-                self._agree(node, frame)
+            if self._agreeing and (tokens := self._verified(node, frame)) is not None:
+                self._agree(frame.read(returned["logits"]), tokens, frame)
         elif isinstance(node, Collective):
             gather(node, frame, self._collective)
         else:
@@ -185,18 +188,25 @@ class Session:
         shape = frame.shape(name)
         if (name, shape) not in self._results:
             dtype = DTYPES[self.plan.values[name].dtype]
-            made = (
-                torch.full(shape, -1, dtype=dtype, device=self.device)
-                if getattr(node, "host", False)
-                else laid_apart(self.plan, name, self._random(shape, dtype))
-            )
+            if isinstance(node, External) and node.host:
+                made = torch.full(shape, -1, dtype=dtype, device=self.device)
+            else:
+                made = laid_apart(self.plan, name, self._random(shape, dtype))
             self._results[name, shape] = made
         return self._results[name, shape]
 
-    def _agree(self, node: External, frame: Frame) -> None:
+    def _verified(self, node: External | Given, frame: Frame) -> Tensor | None:
+        """The nodes i64[B, N] that a forward of the target scores, also of one that the engine runs; None of others."""
+        if isinstance(node, External):
+            given = node.operands
+            return frame.read(given["tokens"]) if node.callback == "target" else None
+        if "logits" not in node.results:
+            return None
+        rows = torch.tensor(self._indices, device=self.device)
+        return torch.cat((self._pools["bonus"][rows][:, None].long(), self._pools["drafts"][rows]), 1)
+
+    def _agree(self, logits: Tensor, tokens: Tensor, frame: Frame) -> None:
         """Let the target want three drafts in four, no two of them after one node."""
-        given, returned = node.operands, node.results
-        logits, tokens = frame.read(returned["logits"]), frame.read(given["tokens"])
         batch, nodes, columns = logits.shape
         parent = torch.arange(-1, nodes - 1, device=self.device).expand(batch, nodes)
         if "parent" in self.plan.values:
@@ -210,7 +220,7 @@ class Session:
                     logits[b, before, token] = HIGH if agrees else -HIGH
 
     def _request_table(self, columns: int) -> Tensor:
-        """KV slots i32[P, C] of the requests, each slot once; 0 for everyone else."""
+        """KV slots, or blocks, i32[P, C] of the requests, each once; 0 for everyone else."""
         table = torch.zeros((self.plan.size("P"), columns), dtype=torch.int32, device=self.device)
         slots = torch.randperm(self.rows * columns, generator=self._source, device=self.device) + 1
         table[self._indices] = slots.to(torch.int32).view(self.rows, columns)

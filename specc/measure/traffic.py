@@ -12,7 +12,7 @@ from math import prod
 from specc.ir.ops import OPS
 from specc.ir.types import DTYPES
 from specc.runtime.plan.nodes import OpCall
-from specc.runtime.plan.plan import BATCH_AXIS, CONTEXT_AXIS, TABLE, KvPool, Plan
+from specc.runtime.plan.plan import BATCH_AXIS, KvPool, Plan
 
 MOVES = {"kv.move": "target", "kv.duplicate_tail": "draft"}
 """Ops that copy keys and values, and whose."""
@@ -76,14 +76,17 @@ def _axes(plan: Plan, name: str) -> tuple[str, ...]:
 
 
 def _nbytes(plan: Plan, name: str, rows: int) -> int:
-    """Bytes of a value for so many requests; 0 of what is looked up in, or has a size that the engine decides."""
+    """Bytes of a value for so many requests; 0 of what is looked up in, or has a size that the engine decides.
+
+    Of what is there for every row of the pool, those of the requests.
+    """
     field = plan.values.get(name) or plan.inputs.get(name)
-    if field is None or name == TABLE or getattr(field, "limit", ""):
+    if field is None or getattr(field, "limit", ""):
         return 0
-    known = [axis.isdecimal() or axis in plan.dims or axis == BATCH_AXIS for axis in field.axes]
-    if not all(known) or CONTEXT_AXIS in field.axes:
+    sizes = dict(plan.dims) | dict.fromkeys((BATCH_AXIS, "P"), rows)
+    if not all(axis.isdecimal() or axis in sizes for axis in field.axes):
         return 0
-    return DTYPES[field.dtype].bytes * prod(rows if axis == BATCH_AXIS else plan.size(axis) for axis in field.axes)
+    return DTYPES[field.dtype].bytes * prod(sizes.get(axis) or plan.size(axis) for axis in field.axes)
 
 
 def _carried(plan: Plan, call: OpCall, rows: int) -> int:

@@ -9,6 +9,7 @@ from specc.ir.core import Module
 from specc.ir.declarations import Kernel, Options, Tuned
 from specc.kernels import FAMILIES
 from specc.kernels.shared.base import cluster_of
+from specc.kernels.shared.knobs import tuned
 from specc.pass_manager import pass_base
 from specc.pass_manager.pass_base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
@@ -78,7 +79,7 @@ def told(module: Module, kernel: Kernel) -> str:
     """The tile, warps and split that a kernel has, in words."""
     family, cluster = FAMILIES[kernel.family], cluster_of(module, kernel.name)
     knobs, spec = family.knobs(module, cluster), family.spec(module, kernel.name, cluster)
-    chosen = next((one for one in module.decls_of(Tuned) if one.name == kernel.name), None)
+    chosen = tuned(module, cluster[0])
     words = [f"tile {dict(spec.constants)['BLOCK']}"] if knobs.tiles else []
     warps = chosen.warps if chosen is not None and chosen.warps else spec.num_warps
     words += [f"{warps} warp{'s' * (warps > 1)}"] if knobs.warps else []

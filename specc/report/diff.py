@@ -75,7 +75,7 @@ def _node(node: NodeStory) -> str:
         grid = " × ".join(map(str, node.grid))
         return f"{node.family} over {counted(node.ops)}; grid {grid}; {node.bytes:,} bytes"
     if isinstance(node, ForwardStory):
-        return f"forward; captures {node.capture}; reads {', '.join(node.operands)}"
+        return f"{node.what}; reads {', '.join(node.operands) or 'nothing'}"
     return f"{node.kind}; {node.bytes:,} bytes"
 
 

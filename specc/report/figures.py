@@ -81,9 +81,7 @@ def _maker(how: Drafting, place: int) -> str:
 
 def _tree(how: Drafting, below: float) -> tuple[list[Markup], float, float]:
     """Levels from top to bottom; candidates that were not kept are dots, if there are not too many."""
-    drawn = [node for node in how.drawn if node.column is not None or shows_dropped(how)]
-    place = {id(node): n for n, node in enumerate(how.drawn)}
-    at = {place[id(node)]: node for node in drawn}
+    at = {n: node for n, node in enumerate(how.drawn) if node.column is not None or shows_dropped(how)}
     children: dict[int, list[int]] = {}
     for number, node in at.items():
         children.setdefault(node.parent, []).append(number)
@@ -94,7 +92,7 @@ def _tree(how: Drafting, below: float) -> tuple[list[Markup], float, float]:
     _spots(0, left, below + 26, children, wide, spots)
     inside = [line(*spots[node.parent], *spots[n], _edge(node)) for n, node in at.items() if n]
     inside += [_node(node, *spots[n]) for n, node in at.items()]
-    depth = max(node.depth for node in drawn)
+    depth = max(node.depth for node in at.values())
     for level in range(depth + 1):
         inside.append(text(8, below + 30 + level * LEVEL, _level(how, level), "soft"))
     return inside, left + wide[0] + 12, below + 26 + depth * LEVEL + 26

@@ -9,11 +9,10 @@ import jinja2
 
 from specc.explain.brief import choice_of, cost_of, removed, removed_in_short, spelled, weighty
 from specc.explain.report import counted, totals_columns
-from specc.explain.story import ForwardStory
 from specc.report.diff import compare, count
 from specc.report.figures import KINDS, arena, drafted, shows_dropped
 from specc.report.model import Page
-from specc.report.timeline import kind_of, timeline
+from specc.report.timeline import is_forward, kind_of, timeline
 
 TEMPLATE = "page.html.jinja"
 
@@ -58,7 +57,7 @@ def render(page: Page, other: Page | None = None) -> str:
             batch=batch,
             most=totals,
             columns=totals_columns(page.story.totals),
-            forwards=[step for step in steps if isinstance(step.node, ForwardStory)],
+            forwards=[step for step in steps if is_forward(step)],
             removed=removed(page.story),
             removed_in_short=removed_in_short(page.story),
             weighty=weighty(page.story),

@@ -35,7 +35,7 @@ def timeline(steps: Sequence[Step], name: str, title: str) -> Markup:
             x += width + GAP
         x = max(x, begins + wanted + GAP)
         inside += [line(begins, TOP - 8, x - GAP, TOP - 8, "span"), text(begins, TOP - 14, phase, "soft")]
-    forwards = sum(isinstance(step.node, ForwardStory) for step in steps)
+    forwards = sum(is_forward(step) for step in steps)
     told = f"{forwards} forwards of the engine and {len(steps) - forwards} other nodes in order: "
     told += ", ".join(step.node.name for step in steps)
     return picture(name, title, told, (x - GAP + LEFT, TOP + HEIGHT + 6), inside)
@@ -57,10 +57,15 @@ def _block(step: Step, x: float, width: float) -> Markup:
     return element("a", block, *lines, href=f"#node-{node.name}")
 
 
+def is_forward(step: Step) -> bool:
+    """Whether a node is a model that the engine runs when it is called."""
+    return isinstance(step.node, ForwardStory) and step.node.capture is not None
+
+
 def kind_of(step: Step) -> str:
     """The class of a node."""
     if isinstance(step.node, ForwardStory):
-        return "host" if step.node.capture is None else "forward"
+        return "host" if step.node.kind == "external" and step.node.capture is None else "forward"
     if isinstance(step.node, CollectiveStory):
         return "collective"
     return "torch" if isinstance(step.node, ReferenceStory) else "launch"
@@ -75,8 +80,8 @@ def said(step: Step) -> str:
         return f"{node.name}: {node.op}, computed by torch; {node.bytes:,} bytes. {step.why}"
     if isinstance(node, CollectiveStory):
         return f"{node.name}: {node.ranks} ranks give each other records of {node.bytes:,} bytes"
-    what = "a call of the host" if node.capture is None else f"a forward of the engine, captures {node.capture}"
-    return f"{node.name}: {what}; reads {', '.join(node.operands)}"
+    reads = f"; reads {', '.join(node.operands)}" if node.operands else ""
+    return f"{node.name}: {node.what}{reads}"
 
 
 def _cut(name: str, room: float, letter: float = _LETTER) -> str:

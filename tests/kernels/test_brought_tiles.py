@@ -21,9 +21,9 @@ from cluster_cases import (
     form,
     integer,
     random_batch,
-    random_tensor,
     small_module,
 )
+from cluster_memory import random_tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import generator, quicker, random_rows

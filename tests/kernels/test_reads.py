@@ -8,7 +8,7 @@ import torch
 from cluster_cases import POOL, Scan, TypedBuilder, carry, prepared, small_module
 from kernel_cases import generator
 from kernel_launcher import ON_GPU, Launcher
-from test_ngram import PLAIN, completed, look_up, start
+from ngram_cases import PLAIN, completed, look_up, start
 from torch import Tensor
 
 from specc.ir.core import Module

@@ -41,7 +41,8 @@ def running(
 ) -> Iterator[Mapping[Variant, Future[Served]]]:
     """All engines that the tests of this run ask for, started two at a time."""
     params = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
-    variants = dict.fromkeys([PLAIN, *(given["variant"] for given in params if "variant" in given)])
+    asked = (value for given in params for value in given.values() if isinstance(value, Variant))
+    variants = dict.fromkeys([PLAIN, *asked])
     folder, requests = tmp_path_factory.mktemp("jobs"), workload(REQUESTS, SEED)
     pool = ThreadPoolExecutor(2)
 

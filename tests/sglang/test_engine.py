@@ -126,13 +126,17 @@ def test_the_program_ran_the_steps_that_it_serves(variant: Variant, served: Serv
     assert "specc_program_served runs the decode steps" in served.log
 
 
-@pytest.mark.parametrize("variant", PROGRAMS, ids=str)
+def own(program: Variant) -> Variant:
+    """The engine that drafts the same without a program."""
+    shape = program.draft, program.topk, program.token_map
+    return next(one for one in SPECULATING if (one.draft, one.topk, one.token_map) == shape)
+
+
+@pytest.mark.parametrize(("variant", "own"), [(one, own(one)) for one in PROGRAMS], ids=map(str, PROGRAMS))
 def test_the_program_accepts_as_much_as_sglangs_own_step(
-    variant: Variant, served: Served, running: Mapping[Variant, Future[Served]]
+    variant: Variant, own: Variant, served: Served, running: Mapping[Variant, Future[Served]]
 ) -> None:
     """On the whole: what else is in a batch, and when, changes single steps."""
-    shape = variant.draft, variant.topk, variant.token_map
-    own = next(one for one in SPECULATING if (one.draft, one.topk, one.token_map) == shape)
     assert accept_length(served) == pytest.approx(accept_length(running[own].result()), rel=0.03)
 
 

@@ -159,8 +159,7 @@ def most_of_one(count: int) -> int:
 def splits_of_one(module: Module, op: Op, count: int, rows: int) -> int:
     """Programs per row where every row has its own, and combines ``count`` keys of each: as many as run at once."""
     wave = _WAVE["vocab.topk" if count else "vocab.argmax"]
-    tiles_ = -(-vocabulary(module, op) // block(module, op))
-    return max(1, min(most_of_one(count), tiles_, wave // rows))
+    return max(1, min(most_of_one(count), tile_count(module, op), wave // rows))
 
 
 def splits(module: Module, reduction: Op, batch: int, resident: int) -> int:
@@ -179,7 +178,7 @@ def split_costs(module: Module, reduction: Op, batch: int, resident: int) -> dic
     ``resident``: programs that run at once, if the kernel lets fewer do so than its scan does.
     """
     size, ranked = block(module, reduction), reduction.opcode == "vocab.topk"
-    tiles_ = -(-vocabulary(module, reduction) // size)
+    tiles_ = tile_count(module, reduction)
     each_row = scanned_rows(module, reduction)
     rows = batch * each_row
     tail = (_TAIL[reduction.opcode] + _RANKING * (ranked and each_row > 1)) // size

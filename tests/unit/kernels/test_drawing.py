@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_forming import FORMS, formed, launches
+from formed import FORMS, formed, launches
 
 from specc.algorithms import needs
 from specc.ir.declarations import Reference

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from specc.codegen.cache import Cache
 from specc.config.chosen import Choice, Tuning
 from specc.driver.build import Build, build_program, compile_machine_code
 from specc.emit.build_wheel import emit_wheel
@@ -143,7 +144,7 @@ def test_it_is_not_compiled_for_another_architecture(tmp_path: Path) -> None:
     for archs in (["sm_80"], ["sm_90", "sm_80"]):
         said = f"measured on sm_90, and kernels are compiled for {', '.join(archs)}"
         with pytest.raises(DiagnosticError, match=said) as error:
-            compile_machine_code(build, archs, cache=None)  # type: ignore[arg-type]
+            compile_machine_code(build, archs, cache=Cache.disabled())
         assert error.value.diagnostics[0].code == "tuning/arch"
 
 

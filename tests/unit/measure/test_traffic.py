@@ -12,6 +12,7 @@ from specc.runtime.plan.nodes import Launch
 from .conftest import CHAIN, TREE, load
 
 V, W, N, S = 9000, 16, 3, 2
+BLOCKS = "step: rotated\nslots: block_table\n"
 
 
 def bytes_of(text: str, name: str, rows: int, moved: int | None = None) -> int:
@@ -39,6 +40,13 @@ def test_compaction_reads_rows_of_the_path_alone() -> None:
     assert bytes_of(TREE, "compact", 4, tokens) == path + values + slots + lengths + 2 * tokens * 2 * 2 * 16
     assert bytes_of(TREE, "compact", 4, 0) == path + values + slots + lengths
     assert bytes_of(TREE, "compact", 4) == bytes_of(TREE, "compact", 4, 4 * 3)
+
+
+def test_of_tables_the_rows_of_requests_are_read() -> None:
+    """Of a block table how many blocks a request has; looking them up is not counted, nor is a table's other half."""
+    whole, blocks = (bytes_of(CHAIN + more, "prepare_rows", 2) for more in ("step: rotated\n", BLOCKS))
+    assert blocks - whole == 2 * 4
+    assert bytes_of(CHAIN + BLOCKS, "prepare_rows", 4) == 2 * blocks
 
 
 def test_tails_are_written_to_every_other_branch() -> None:

@@ -15,6 +15,8 @@ from specc.driver.compile import compile_depths
 from specc.explain.story import ForwardStory, LaunchStory
 from specc.report.model import gather
 from specc.report.page import render
+from specc.report.timeline import kind_of
+from specc.report.timeline import said as hover
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -26,7 +28,7 @@ def test_nodes_are_those_of_the_plan(name: str) -> None:
         assert (step.node.name, step.node.kind) == (node["name"], node["kind"])
         assert (step.phase, step.entry) == (phase["name"], phase["entry"])
         assert isinstance(step.node, LaunchStory) == bool(step.choices)
-        assert isinstance(step.node, ForwardStory) == (step.why == "" and node["kind"] == "external")
+        assert isinstance(step.node, ForwardStory) == (step.why == "" and node["kind"] in ("external", "given"))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -113,3 +115,20 @@ def test_a_look_up_in_a_corpus(tmp_path: Path) -> None:
     assert page.drafting.corpus and not page_of("look_up_chain").drafting.corpus
     assert "The text and a corpus are looked through" in render(page)
     assert "The text is looked through" in render(page_of("look_up_chain"))
+
+
+@pytest.mark.parametrize(
+    ("name", "node", "said", "forwards"),
+    [
+        ("rotated", "given_logits", "what the engine hands over", 3),
+        ("rotated", "extend", "a forward of the engine, captures last; reads tokens", 3),
+        ("masks", "grammar_end", "a call of the host; reads begun, rows", 4),
+    ],
+)
+def test_what_the_engine_does(name: str, node: str, said: str, forwards: int) -> None:
+    """Models are counted as forwards, neither what the host is asked nor what is handed over."""
+    page = page_of(name)
+    (step,) = [step for step in page.of("step") if step.node.name == node]
+    assert hover(step).startswith(f"{node}: {said}")
+    assert (kind_of(step) == "host") == (name == "masks")
+    assert f"and {forwards} forwards" in render(page)

@@ -25,6 +25,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "block": ("DFLASH", {}),
     "look_up_chain": ("NGRAM", {}),
     "look_up_tree": ("NGRAM", {"topk": 2, "num_draft_tokens": 6}),
+    "rotated": ("EAGLE", {"step": "rotated"}),
+    "masks": ("EAGLE", {"verify": "target_only", "sampling": ["grammar"]}),
     "ranks": ("STANDALONE", {"logits": "sharded", "tensor_parallel": 4}),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -259,7 +260,7 @@ def test_outputs_are_named() -> None:
         with pytest.raises(AttributeError, match="no output 'logprobs'; there are bonus, health"):
             _ = result.logprobs
         with pytest.raises(AttributeError, match=f"'{type(result).__name__}' object has no attribute 'predict'"):
-            _ = result.predict  # type: ignore[attr-defined]
+            attrgetter("predict")(result)
     decoded = step.decode(Batch([1], [1]))
     for result in (decoded, decoded.to_host()):
         with pytest.raises(AttributeError, match="there are accept_lens, bonus, health, new_seq_lens, predict"):
