@@ -159,7 +159,7 @@ class LogitOps(Values):
         draw, keep = index.source, ""
         assert draw is not None
         logits, scales = draw["logits"], draw["scales"]
-        own = tensor_type(index).dtype == "i64" and self.rng.random() < 0.6
+        own = tensor_type(index).dtype == "i64" and self.rng.random() < 0.6 and not tensor_type(index).of
         if own:
             keep = str(draw.attrs["keep"])
         elif self._late and on_nodes(logits):
