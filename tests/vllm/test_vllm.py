@@ -13,6 +13,7 @@ import pytest
 import torch
 from head_layouts import EXAMPLES
 from transformers import AutoModelForCausalLM
+from vllm_programs import build_program
 from vllm_server import MODEL_LEN, PLAIN, ROWS, Served, Variant, serve
 from vllm_workload import greedy, is_greedy
 
@@ -166,3 +167,24 @@ def test_a_write_into_a_block_of_nobody_fails_the_job(models: Path, tmp_path: Pa
         archive.writestr(f"{about}/entry_points.txt", "[vllm.general_plugins]\nx = specc_program_careless:register\n")
     with pytest.raises(RuntimeError, match=r"draft_model.*: blocks \[13\] were written, which no request owns"):
         serve(SPECULATING[0].engine(models), [greedy([5, 6, 7], 8)], tmp_path / "job", wheel=wheel)
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        (PLAIN, "this server has no step that a program runs"),
+        (Variant("eagle", "eagle"), "the program is of STANDALONE, the server's method is eagle"),
+    ],
+    ids=str,
+)
+def test_a_server_that_a_program_must_run_in_and_cannot_ends(
+    engine: Variant, said: str, models: Path, tmp_path: Path
+) -> None:
+    wheel = build_program(Variant("draft_model", "standalone", program=True), models, tmp_path / "wheel")
+    job = engine.engine(models), [greedy([5, 6, 7], 4)]
+    with pytest.raises(RuntimeError, match=said):
+        serve(*job, tmp_path / "must", wheel=wheel)
+    if engine != PLAIN:
+        served = serve(*job, tmp_path / "may", wheel=wheel, settings={"SPECC_PROGRAM": ""})
+        assert said in served.log
+        assert served.counts is None

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.v1.worker import gpu_worker
 from vllm.v1.worker.gpu import model_runner
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 from vllm.v1.worker.gpu.spec_decode.mtp.speculator import MTPSpeculator
 from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
 
-from .._plugin import chosen, tried, word
+from .._plugin import CHOICE, ServerError, chosen, tried, word
 from .batches import Steps
 from .counters import Counters
 from .fit import misfits
@@ -30,6 +32,7 @@ def replace_speculators(programs: Sequence[Any]) -> None:
     """Have vLLM make speculators that choose among `programs`, packages of wheels; more may be added later."""
     model_runner.init_speculator = functools.partial(_init_speculator, model_runner.init_speculator, programs)
     model_runner.GPUModelRunner.sample = _sampling(model_runner.GPUModelRunner.sample)
+    gpu_worker.Worker.load_model = _demanding(gpu_worker.Worker.load_model)
 
 
 _Speculator: Any = object
@@ -152,3 +155,16 @@ def _sampling(original: Any) -> Any:
         return output, output.num_sampled, output.num_rejected
 
     return sample
+
+
+def _demanding(original: Any) -> Any:
+    """VLLM's `Worker.load_model`, after which a program that must run is one that will."""
+
+    @functools.wraps(original)
+    def load_model(worker: Any, **named: Any) -> None:
+        original(worker, **named)
+        wanted, drafts = os.environ.get(CHOICE), getattr(worker.model_runner, "speculator", None)
+        if wanted and not isinstance(drafts, ProgramDrafts):
+            raise ServerError(f"{CHOICE}={wanted}: this server has no step that a program runs")
+
+    return load_model
