@@ -124,6 +124,7 @@ class Engine:
         buffers = {owner: pool.buffers for owner, pool in self.pools.items()}
         table, tables = to_bind(self.table, tables)
         given = {"kv_pools": buffers, "tables": fitting.bring_tables(self.plan, tables, self.draft), **options}
+        given["carry"] = rotated.tables(self.plan, self.target.device)
         self._step = self.program.bind(self.callbacks, table, **given)
 
     @property
@@ -338,7 +339,7 @@ class Engine:
             self._step.set_sampling(rows, [request.sampling for request in requests], texts)
         tokens = [token for request in requests for token in request.unread] if PROMPT in self.plan.inputs else None
         batch = self._batch(rows, [len(request.unread) for request in requests], tokens)
-        return self._step.prefill(batch, run_idle=at_least > 0)
+        return rotated.prefill(self._step, self.plan, batch, run_idle=at_least > 0)
 
     def _decode(self, requests: Sequence[Request], num_steps: int, at_least: int) -> Any:
         """Queue one decode step of so many drafts; with overlap nobody knows the lengths, only how long they can be."""

@@ -52,6 +52,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--prompts", type=int, default=12, help="how many prompts a grammar is tried on; default 12")
 
 
+TABLES = """carry:
+  bonus: {dtype: int64, written_by: engine}
+  drafts: {written_by: engine}
+  seq_lens: {dtype: int32, written_by: engine}"""
+"""As vLLM has them."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One configuration to build: which models, and the keys that vary."""
@@ -77,6 +84,8 @@ class Case:
     """The engine runs the target."""
     blocks: bool = False
     """Slots are looked up in blocks."""
+    tables: bool = False
+    """The engine has fields in tables of its own, and rows of logits with room behind them."""
 
     @property
     def name(self) -> str:
@@ -84,7 +93,7 @@ class Case:
         flags = f"p{self.page_size}_s{self.steps}_{'o' if self.overlap else 'n'}_{self.draft_positions}"
         tree = f"_k{self.topk}_n{self.nodes}_{self.mask}" if self.topk > 1 else ""
         marks = {"_corpus": self.corpus, "_mixed": self.mixed, "_reduced": self.reduced, f"_r{self.ranks}": self.ranks}
-        marks |= {"_rotated": self.rotated, "_blocks": self.blocks}
+        marks |= {"_rotated": self.rotated, "_blocks": self.blocks, "_tables": self.tables}
         ends = "".join(end for end, there in marks.items() if there)
         return f"{self.algorithm.lower()}_{self.models}_{flags}{tree}{ends}"
 
@@ -219,6 +228,7 @@ def config_text(case: Case, models: Models) -> str:
     draft = models.drafts.get(case.algorithm)
     token_map = f", token_map: {str(models.token_map)!r}" if case.reduced else ""
     dtypes += f", padded_vocab_size: {VOCAB + 4}" if case.ranks else ""
+    rows = f", padded_vocab_size: {VOCAB + 40}" if case.tables else ""
     return "\n".join(
         (
             f"name: {case.name}",
@@ -232,10 +242,11 @@ def config_text(case: Case, models: Models) -> str:
             *([f"mask: {case.mask}", "context_length: 256"] if case.topk > 1 else []),
             "buckets: [1, 2, 4]",
             "max_requests: 6",
-            f"target: {{model: {str(models.target)!r}{dtypes}}}",
+            f"target: {{model: {str(models.target)!r}{dtypes}{rows}}}",
             *([f"draft: {{model: {str(draft)!r}{dtypes}{token_map}}}"] if draft else []),
             *(["step: rotated"] if case.rotated else []),
             *(["slots: block_table"] if case.blocks else []),
+            *([TABLES] if case.tables else []),
             *(["options: {corpus: corpus.txt}"] if case.corpus else []),
             *([f"tensor_parallel: {case.ranks}", "logits: sharded"] if case.ranks else []),
             "",

@@ -37,13 +37,16 @@ CASES = [
     Case("STANDALONE", "trained", page_size=16, rotated=True, blocks=True),
     Case("EAGLE", "random", page_size=8, overlap=False, rotated=True, blocks=True),
     Case("DFLASH", "trained", page_size=16, rotated=True, blocks=True),
+    Case("STANDALONE", "trained", page_size=16, rotated=True, blocks=True, tables=True),
+    Case("EAGLE", "trained", page_size=16, rotated=True, tables=True),
+    Case("EAGLE3", "random", page_size=8, rotated=True, blocks=True, tables=True),
 ]
 TRAINED = [case for case in CASES if case.models == "trained" and case.overlap]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_text_and_accepted_lengths_are_those_of_a_whole_step(case: Case, make_engine: Callable[..., Engine]) -> None:
-    engine, whole = make_engine(case), make_engine(replace(case, rotated=False, blocks=False))
+    engine, whole = make_engine(case), make_engine(replace(case, rotated=False, blocks=False, tables=False))
     assert engine.plan.rotated
     assert "target" not in engine.plan.callbacks()
     conditions = StopConditions(NEW, engine.target.eos_token_ids)
