@@ -133,7 +133,7 @@ def _checked(where: str, frame: Frame, name: str, tensor: object, rows: int | No
     if tensor.device != frame.table.device:
         raise ForwardContractError(f"{where} on {tensor.device}, expected {frame.table.device}")
     if not _lies(tensor, row := row_stride(frame.plan, name)):
-        expected = "it contiguous" if row == shape[-1] else f"its rows {row} elements apart, as the plan has them"
+        expected = "it contiguous" if row <= shape[-1] else f"its rows {row} elements apart, as the plan has them"
         raise ForwardContractError(f"{where} with strides {list(tensor.stride())}, expected {expected}")
     alignment = frame.plan.buffers[value.buffer].alignment
     if tensor.data_ptr() % alignment:

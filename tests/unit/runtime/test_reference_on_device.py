@@ -44,6 +44,7 @@ PROGRAMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("DFLASH", {"verify": "block"}),
     ("NGRAM", {"options": {"corpus": "corpus"}}),
     ("NGRAM", {"topk": 2, "num_draft_tokens": 6}),
+    ("NGRAM", {"step": "rotated"}),
     ("STANDALONE", {"step": "rotated", "slots": "block_table", "page_size": 4}),
     ("STANDALONE", {"step": "rotated", "carry": {"bonus": {"dtype": "int64"}}, "target": {"padded_vocab_size": 128}}),
 )
