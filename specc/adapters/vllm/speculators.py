@@ -150,6 +150,10 @@ def _sampling(original: Any) -> Any:
         if reason is not None:
             steps.leave(reason)
             return original(runner, hidden_states, input_batch, grammar_output)
+        if (
+            runner.device.type == "cuda"
+        ):  # tokens of the last step, which lie where this one's will, may still be copied
+            torch.cuda.current_stream(runner.device).wait_stream(runner.output_copy_stream)
         logits = runner.model.compute_logits(hidden_states[: input_batch.num_tokens])
         output = steps.commit(logits, input_batch, count_faults=runner.sampler.compute_nans)
         return output, output.num_sampled, output.num_rejected
