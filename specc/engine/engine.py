@@ -124,7 +124,8 @@ class Engine:
         buffers = {owner: pool.buffers for owner, pool in self.pools.items()}
         table, tables = to_bind(self.table, tables)
         given = {"kv_pools": buffers, "tables": fitting.bring_tables(self.plan, tables, self.draft), **options}
-        given["carry"] = rotated.tables(self.plan, self.target.device)
+        if fields := rotated.tables(self.plan, self.target.device):
+            given["carry"] = fields
         self._step = self.program.bind(self.callbacks, table, **given)
 
     @property

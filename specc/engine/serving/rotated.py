@@ -34,7 +34,8 @@ def decode(step: Any, callbacks: TargetCallbacks, plan: Plan, batch: Any, at_lea
 def prefill(step: Any, plan: Plan, batch: Any, *, run_idle: bool) -> Any:
     """Queue a prefill, as `Step.prefill` does."""
     found = step.prefill(batch, run_idle=run_idle)
-    _write(step, plan, batch, {**found.outputs, "seq_lens": torch.tensor(batch.seq_lens)})
+    if plan.rotated:
+        _write(step, plan, batch, {**found.outputs, "seq_lens": torch.tensor(batch.seq_lens)})
     return found
 
 
