@@ -124,9 +124,7 @@ class Engine:
         buffers = {owner: pool.buffers for owner, pool in self.pools.items()}
         table, tables = to_bind(self.table, tables)
         given = {"kv_pools": buffers, "tables": fitting.bring_tables(self.plan, tables, self.draft), **options}
-        if fields := rotated.tables(self.plan, self.target.device):
-            given["carry"] = fields
-        self._step = self.program.bind(self.callbacks, table, **given)
+        self._step = self.program.bind(self.callbacks, table, **given, **rotated.fields(self.plan, table.device))
 
     @property
     def replays(self) -> Any:

@@ -69,10 +69,11 @@ def _column(values: Sequence[int], padded: int, table: Tensor) -> Tensor:
     return host.to(table.device, non_blocking=True)
 
 
-def tables(plan: Plan, device: torch.device) -> dict[str, Tensor]:
-    """Tables of the fields that the program leaves to the engine, T[P, ...], for `Program.bind`."""
+def fields(plan: Plan, device: torch.device) -> dict[str, dict[str, Tensor]]:
+    """What `Program.bind` is given of a program that leaves fields to the engine: tables T[P, ...], as its `carry`."""
     buffers = {name: plan.buffers[f"relay.{name}"] for name in plan.carry.keys() - own(plan).keys()}
-    return {name: torch.zeros(b.shape, dtype=DTYPES[b.dtype], device=device) for name, b in buffers.items()}
+    tables = {name: torch.zeros(b.shape, dtype=DTYPES[b.dtype], device=device) for name, b in buffers.items()}
+    return {"carry": tables} if tables else {}
 
 
 def _write(step: Any, plan: Plan, batch: Any, values: Mapping[str, Tensor]) -> None:
