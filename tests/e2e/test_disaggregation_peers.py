@@ -152,9 +152,11 @@ def test_a_side_that_decodes_and_goes() -> None:
         port = probe.getsockname()[1]
     engine = make_engine(CHAIN)
     refused: dict[str, TransferError] = {}
+    gone = threading.Event()
 
     def work() -> None:
         worker = PrefillWorker(engine, connect(Role.prefill, "127.0.0.1", port), QUICK)
+        gone.wait(30)
         for name, prompt in PROMPTS.items():
             try:
                 worker.add(name, prompt, StopConditions(NEW))
@@ -169,6 +171,7 @@ def test_a_side_that_decodes_and_goes() -> None:
     channel = connect(Role.decode, "127.0.0.1", port)
     greet(make_engine(CHAIN), channel, QUICK, first=False)
     channel.close()
+    gone.set()
     thread.join(30)
     assert not thread.is_alive()
     assert refused.keys() == PROMPTS.keys()
