@@ -40,6 +40,7 @@ class Steps:
         self.name, self._package, self._counters = package.__name__, package, counters
         self.served, self.left = 0, Counter[str]()
         self.committed: Any = None
+        self._requests: Any = None
         self.captured = "none"
         counters.active(self.captured)
         self._told = time.monotonic()
@@ -80,7 +81,8 @@ class Steps:
 
     def commit(self, logits: Tensor, batch: Any, *, count_faults: bool = False) -> SamplerOutput:
         """Verify the drafts of a batch by the target's logits T[b * A, V]; `count_faults` says which are no numbers."""
-        found = self.step.commit(self._of(batch), logits)
+        self._requests = self._package.Batch((batch.idx_mapping_np + AHEAD).tolist())
+        found = self.step.commit(self._requests, logits)
         self.committed = batch
         return SamplerOutput(
             sampled_token_ids=found.predict,
@@ -94,7 +96,7 @@ class Steps:
         """Drafts i64[b, S] for the next step of the batch that was verified; `hidden` are the target's T[b * A, W]."""
         batch, self.committed = self.committed, None
         handed = self._bound.hand_over(batch, hidden)
-        drafts: Tensor = self.step.propose(self._of(batch), handed).drafts
+        drafts: Tensor = self.step.propose(self._requests, handed).drafts
         self.served += 1
         self._counters.count()
         self._tell()
@@ -127,6 +129,3 @@ class Steps:
         if time.monotonic() - self._told > TOLD_EVERY:
             self._told = time.monotonic()
             logger.info("specc: %s", self.report())
-
-    def _of(self, batch: Any) -> Any:
-        return self._package.Batch((batch.idx_mapping_np + AHEAD).tolist())

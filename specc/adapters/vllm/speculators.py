@@ -75,17 +75,13 @@ class ProgramDrafts(_Speculator):
             return super().propose(input_batch, *args, **named)
         return self.steps.propose(*self.handed_over(*args, **named))
 
-    def handed_over(self, attn_metadata: Any, slot_mappings: Any, last: Tensor, aux: Any, *_: Any, **__: Any) -> Any:
-        """The target's hidden states T[tokens, W] as the draft reads them, if it does."""
-        raise NotImplementedError
+    def handed_over(self, *_: Any, **__: Any) -> tuple[Tensor, ...]:
+        """Of what `propose` is given, the target's hidden states T[tokens, W], where the draft reads them."""
+        return ()
 
 
 class StandaloneDrafts(ProgramDrafts, StandaloneARSpeculator):
     """A language model drafts."""
-
-    def handed_over(self, *_: Any, **__: Any) -> tuple[()]:
-        """Nothing: it does not know of the target."""
-        return ()
 
     def run_draft(self, count: int, hidden: None, metadata: Any, slots: Any) -> tuple[Tensor, Tensor]:
         """The model over the first tokens of the input buffers."""
@@ -150,11 +146,10 @@ def _sampling(original: Any) -> Any:
         if reason is not None:
             steps.leave(reason)
             return original(runner, hidden_states, input_batch, grammar_output)
-        if (
-            runner.device.type == "cuda"
-        ):  # tokens of the last step, which lie where this one's will, may still be copied
-            torch.cuda.current_stream(runner.device).wait_stream(runner.output_copy_stream)
         logits = runner.model.compute_logits(hidden_states[: input_batch.num_tokens])
+        if runner.device.type == "cuda":
+            # The last step's tokens, which may still be on their way to the host, lie where this one's will.
+            torch.cuda.current_stream(runner.device).wait_stream(runner.output_copy_stream)
         output = steps.commit(logits, input_batch, count_faults=runner.sampler.compute_nans)
         return output, output.num_sampled, output.num_rejected
 

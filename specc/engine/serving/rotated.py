@@ -55,9 +55,8 @@ def _target(step: Any, callbacks: TargetCallbacks, plan: Plan, batch: Any, padde
 
 def _given_logits(plan: Plan) -> str:
     """The value that stands for the logits that are handed over, with whatever is behind each row."""
-    first: Any = next(
-        node for node in plan.nodes("step") if node.kind == "given"
-    )  # the plan is of a wheel's own runtime
+    # By its kind, not its class: the plan is of a wheel's own runtime.
+    first: Any = next(node for node in plan.nodes("step") if node.kind == "given")
     (value,) = first.results.values()
     return value
 
@@ -69,16 +68,21 @@ def _column(values: Sequence[int], padded: int, table: Tensor) -> Tensor:
     return host.to(table.device, non_blocking=True)
 
 
+def _left(plan: Plan) -> set[str]:
+    """The fields that the program leaves to the engine."""
+    return plan.carry.keys() - own(plan).keys()
+
+
 def fields(plan: Plan, device: torch.device) -> dict[str, dict[str, Tensor]]:
     """What `Program.bind` is given of a program that leaves fields to the engine: tables T[P, ...], as its `carry`."""
-    buffers = {name: plan.buffers[f"relay.{name}"] for name in plan.carry.keys() - own(plan).keys()}
+    buffers = {name: plan.buffers[f"relay.{name}"] for name in _left(plan)}
     tables = {name: torch.zeros(b.shape, dtype=DTYPES[b.dtype], device=device) for name, b in buffers.items()}
     return {"carry": tables} if tables else {}
 
 
 def _write(step: Any, plan: Plan, batch: Any, values: Mapping[str, Tensor]) -> None:
     """Write those of the values that are fields of the engine's, in the rows of a batch."""
-    for name in sorted(values.keys() & (plan.carry.keys() - own(plan).keys())):
+    for name in sorted(values.keys() & _left(plan)):
         pool = step.pools[name]
         rows = _column(batch.req_pool_indices, len(batch.req_pool_indices), pool)
         pool[rows] = values[name].to(device=pool.device, dtype=pool.dtype, non_blocking=True)
