@@ -111,6 +111,13 @@ def keep_async() -> None:
     CpuPlatform.check_and_update_config = staticmethod(kept)
 
 
+def torch_filters() -> None:
+    """Have vLLM filter logits by `top_k` and `top_p` in torch: Triton's interpreter does not run its kernel of that."""
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    topk_topp_sampler.HAS_TRITON = False
+
+
 def counts() -> dict[str, Any] | None:
     """The steps that a program ran, and those it left to vLLM by why, as its metrics have them; None without any."""
     from prometheus_client import REGISTRY
@@ -137,6 +144,7 @@ def main() -> None:
     from watch import Watch
 
     keep_async()
+    torch_filters()
     engine = LLMEngine.from_engine_args(EngineArgs(**ENGINE | given["engine"]))
     watch = Watch(engine.engine_core.engine_core)
     started = time.monotonic()

@@ -9,8 +9,10 @@ from vllm_server import BLOCK, NUM_STEPS, ROWS, Variant
 
 ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "EAGLE"}
 """vLLM's methods and what specc calls them."""
-BUCKETS = [1, 2, ROWS]
+BUCKETS = [1, 2, ROWS, 4 * ROWS]
 """So that a batch of three has a padding row."""
+DRAWS = "target_only\nsampling: [top_k, top_p]\ndraft_sampling: {}"
+"""The value of `verify` of a program that draws, and the keys behind it."""
 CONFIG = """
 name: served
 engine: vllm
@@ -19,7 +21,7 @@ page_size: {block}
 topk: 1
 num_steps: {num_steps}
 buckets: {buckets}
-verify: greedy
+verify: {verify}
 archs: [sm_90]
 target: {{model: {models}/{target}{dtype}}}
 draft: {{model: {models}/{draft}{dtype}}}
@@ -32,7 +34,8 @@ def build_program(variant: Variant, models: Path, folder: Path) -> Path:
     config = folder / "program.yaml"
     algorithm = ALGORITHMS[variant.method or ""]
     dtype = ", dtype: bfloat16" if variant.half else ""
-    sizes = {"dtype": dtype, "block": BLOCK, "num_steps": NUM_STEPS, "buckets": BUCKETS}
+    verify = DRAWS.format(variant.drafting) if variant.drafting else "greedy"
+    sizes = {"dtype": dtype, "block": BLOCK, "num_steps": NUM_STEPS, "buckets": BUCKETS, "verify": verify}
     config.write_text(
         CONFIG.format(algorithm=algorithm, models=models, target=variant.target, draft=variant.draft, **sizes)
     )

@@ -36,7 +36,7 @@ class Variant:
 
     `target` and `draft` are models of `write_models`. With `program` a wheel runs steps. With `half` both models are in
     bfloat16, and prompts that begin alike share blocks. With `ahead` a step is scheduled before the results of the last
-    are read.
+    are read. With `drafting` the program draws from the target, and drafts are chosen so (`draft_sampling`).
     """
 
     method: str | None = None
@@ -45,6 +45,7 @@ class Variant:
     target: str = "target"
     half: bool = False
     ahead: bool = False
+    drafting: str = ""
 
     def __str__(self) -> str:
         """For the names of tests and files."""
