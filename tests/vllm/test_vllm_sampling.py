@@ -44,7 +44,7 @@ VARIANTS = [
 def drawn(request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Served:
     """A server that was asked for texts of all kinds behind one prompt, in turn, and for some that vLLM draws."""
     folder = tmp_path_factory.mktemp("drawn")
-    wheel = build_program(request.param, models, folder / "wheel")
+    wheel = build_program(request.param, models, folder / "wheel", buckets=(ROWS, WAVE))
     given = request.param.engine(models) | SERVER
     return serve(given, requests(), folder / "job", wheel=wheel)
 
