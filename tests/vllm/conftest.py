@@ -1,4 +1,4 @@
-"""Engines of vLLM, one per variant, two at a time; each serves the same requests."""
+"""Engines of vLLM, one per variant, some at a time; each serves the same requests."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
-from vllm_files import HERE, READY
+from vllm_files import HERE, ON_GPU, READY
 from vllm_models import write_models
-from vllm_programs import build_program
+from vllm_programs import build_program, same_program
 from vllm_server import PLAIN, Served, Variant, serve
-from vllm_workload import without_aborts, workload
+from vllm_workload import without_aborts, workloads
 
-SEED = 4
+SEEDS = (4, 5, 6) if ON_GPU else (4,)
+AT_A_TIME = 11 if ON_GPU else 2
+"""Engines, which share the GPU, and take a processor each to start."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -39,17 +41,21 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def running(
     request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Mapping[Variant, Future[Served]]]:
-    """All engines that the tests of this run ask for, started two at a time."""
+    """All engines that the tests of this run ask for, started some at a time."""
     params = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     asked = [given["variant"] for given in params if "variant" in given]
     variants = dict.fromkeys([PLAIN, *asked, *(variant.own for variant in asked)])
-    folder, requests = tmp_path_factory.mktemp("jobs"), workload(tokenizer(models), SEED)
-    pool = ThreadPoolExecutor(2)
+    folder, requests = tmp_path_factory.mktemp("jobs"), workloads(tokenizer(models), SEEDS)
+    pool = ThreadPoolExecutor(AT_A_TIME)
+    needed = {same_program(variant) for variant in variants if variant.program}
+    wheels = {one: pool.submit(build_program, one, models, folder / f"{one}-wheel") for one in needed}
 
     def run(variant: Variant) -> Served:
         given = without_aborts(requests) if variant == PLAIN else requests
-        wheel = build_program(variant, models, folder / f"{variant}-wheel") if variant.program else None
-        return serve(variant.engine(models), given, folder / str(variant), wheel=wheel)
+        wheel = wheels[same_program(variant)].result() if variant.program else None
+        settings = {"SPECC_CAPTURE": variant.capture} if variant.capture else {}
+        where = folder / str(variant)
+        return serve(variant.engine(models), given, where, wheel=wheel, settings=settings, canaries=variant.canaries)
 
     yield {variant: pool.submit(run, variant) for variant in variants}
     pool.shutdown(cancel_futures=True)
