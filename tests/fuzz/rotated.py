@@ -82,7 +82,7 @@ class RotatedSession(RotatedEngine):
         told = {"bonus": committed.bonus[live].clone(), "seq_lens": committed.new_seq_lens[live].clone()}
         self._between(batch, rows, kept, told)
         again = self._again(batch, rows)
-        if rng.random() < 0.15:
+        if rng.random() < 0.25:
             self._refuse_halves(batch, again, rows, given)
         proposed = self.step.propose(again, given.hidden)
         self.write(kept, told | {"drafts": proposed.drafts[live]})

@@ -26,7 +26,7 @@ SHAPES = [(name, {}) for name in names()] + [(name, TREE) for name in names() if
 TABLES = {"bonus": {"dtype": "int64", "written_by": "engine"}, "drafts": {"dtype": "int32"}}
 ROTATED = {"step": "rotated", "carry": TABLES}
 BLOCKS = {"step": "rotated", "slots": "block_table", "page_size": 4, "overlap": False}
-SHAPES += [(name, shape) for name in names() for shape in (ROTATED, BLOCKS)]
+SHAPES += [*((name, ROTATED) for name in names()), ("EAGLE", BLOCKS), ("NGRAM", BLOCKS)]
 SHAPES += [("EAGLE", SAMPLED), ("STANDALONE", TREE | SAMPLED), ("EAGLE", {"verify": "block"})]
 MODELS: dict[str, dict[str, Any]] = {
     "STANDALONE": {"draft": {"hidden_size": 32}},

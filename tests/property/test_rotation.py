@@ -51,7 +51,7 @@ class Served:
         return [operands["tokens"][operands["rows"] != 0] for operands in calls]
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(configs(rotates=True), st.integers(0, 1 << 16))
 def test_every_step_is_that_of_the_whole_program(keys: dict[str, Any], seed: int) -> None:
     """Tokens, drafts, lengths, log-probabilities, health and keys and values of the text, whatever the temperature."""
