@@ -66,7 +66,8 @@ class Engine:
         self.name, self._given = name, given
         kind, _, side = name.partition(".")
         self.kind = kind
-        self.program = f"specc_program_bench_vllm_{'tiny_' * given.tiny}{kind}" if side == "specc" else None
+        kinds = f"{'tiny_' * given.tiny}{'drawn_' * bool(given.sampling)}{kind}"
+        self.program = f"specc_program_bench_vllm_{kinds}" if side == "specc" else None
         self.path: Path = given.out / "runs" / f"{name}.json"
         self.log = self.path.with_suffix(".log")
         self._process: subprocess.Popen[bytes] | None = None
@@ -101,6 +102,7 @@ class Engine:
             engine["compilation_config"] = graphs
         job: Result = {"engine": engine | self._given.engine, "batches": batches, "program": self.program is not None}
         job |= {"vocab": sizes(tiny)["target"]["vocab"], "traces": str(self._given.out / "traces")}
+        job |= {"sampling": self._given.sampling} if self._given.sampling else {}
         return job | (QUICK if self._given.quick else {}) | (TINY if tiny else {})
 
     def wait(self, deadline: float, suffix: str = "") -> bool:
@@ -169,8 +171,8 @@ def told(engine: Engine, good: bool, what: str, begin: float) -> bool:
 def report(engines: list[Engine]) -> tuple[Result, str, bool]:
     """All results without token ids, a table of them, and whether all is as it must be."""
     runs = {engine.name: engine.result() for engine in engines}
-    lines = ["| run | B | ids as none | ids as vLLM | accepted | tokens/s | ms/step | launches | graphs | GPU us | x |"]
-    lines.append("|---" * 11 + "|")
+    heads = ["run", "B", "ids as none", "ids as vLLM", "accepted", "timed", "tokens/s", "ms/step", "launches", "graphs"]
+    lines = [f"| {' | '.join([*heads, 'GPU us', 'x'])} |", "|---" * (len(heads) + 2) + "|"]
     good = not any("error" in run for run in runs.values())
     for name, run in runs.items():
         other = runs.get(name.replace("specc", "vllm"), {})
@@ -197,6 +199,7 @@ def row(run: Result, other: Result, plain: Result, key: str) -> tuple[list[str],
         number(value)
         for value in (
             found["accept_length"],
+            found["timed_accept_length"],
             found["tokens_per_s"],
             found["ms_per_step"],
             traced.get("launches_per_step"),
@@ -222,6 +225,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=3600, help="seconds for everything")
     parser.add_argument("--start", type=float, default=300, help="seconds for an engine to come up")
     parser.add_argument("--limit", type=float, default=300, help="seconds to measure one engine")
+    parser.add_argument(
+        "--sampling", type=json.loads, default={}, metavar="JSON",
+        help="how requests that are timed are sampled, arguments of vllm.SamplingParams, by programs of "
+        "configs/drawn_*.yaml; texts that are compared are greedy",
+    )  # fmt: skip
     parser.add_argument(
         "--engine", type=json.loads, default={}, metavar="JSON", help="more arguments of vllm.EngineArgs"
     )

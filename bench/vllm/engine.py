@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ SETTLE = 8
 """Steps before the profiler looks: prefills are over then."""
 LAUNCHES = ("LaunchKernel", "GraphLaunch", "Memcpy", "Memset")
 Result = dict[str, Any]
+GREEDY: dict[str, Any] = {"temperature": 0}
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Job:
         profiled: decode steps under the profiler; 0 profiles nothing.
         program: whether a program must have run steps.
         traces: folder for a trace per batch; None keeps none.
+        sampling: of requests that are timed, arguments of vllm.SamplingParams; those whose ids are kept are greedy.
 
     """
 
@@ -67,6 +69,7 @@ class Job:
     profiled: int = 20
     program: bool = False
     traces: str | None = None
+    sampling: dict[str, Any] = field(default_factory=lambda: GREEDY)
 
 
 class Server:
@@ -92,13 +95,13 @@ class Server:
             self.accepted.append(len(output.sampled_token_ids[output.req_id_to_index[name]]))
         return self._update(step, output)
 
-    def add(self, batch: int, tokens: int) -> None:
-        """Hand `batch` requests over."""
+    def add(self, batch: int, tokens: int, sampling: dict[str, Any]) -> None:
+        """Hand `batch` requests over, sampled by these arguments of vllm.SamplingParams."""
         from vllm import SamplingParams
 
         for prompt in self._prompts[:batch]:
-            sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-            self.engine.add_request(f"{self._requests:06}", {"prompt_token_ids": prompt}, sampling)
+            asked = SamplingParams(max_tokens=tokens, ignore_eos=True, detokenize=False, **sampling)
+            self.engine.add_request(f"{self._requests:06}", {"prompt_token_ids": prompt}, asked)
             self._requests += 1
 
     def drain(self) -> list[list[int]]:
@@ -109,27 +112,30 @@ class Server:
                 found[output.request_id] = list(output.outputs[0].token_ids)
         return [ids for _, ids in sorted(found.items())]
 
-    def generate(self, batch: int, tokens: int) -> tuple[list[list[int]], float, int]:
+    def generate(self, batch: int, tokens: int, sampling: dict[str, Any]) -> tuple[list[list[int]], float, int]:
         """Token ids, seconds, and steps."""
         before, begin = self.steps, time.perf_counter()
-        self.add(batch, tokens)
+        self.add(batch, tokens, sampling)
         ids = self.drain()
         return ids, time.perf_counter() - begin, self.steps - before
 
 
 def measure(server: Server, batch: int, job: Job) -> Result:
     """Token ids and accepted length of one batch size; tokens per second, prefill included; the time of a step."""
-    server.generate(batch, job.tokens // 4)
+    server.generate(batch, job.tokens // 4, GREEDY)
     server.accepted.clear()
-    ids, *_ = server.generate(batch, job.compared)
+    ids, *_ = server.generate(batch, job.compared, GREEDY)
     found: Result = {"output_ids": ids, "accept_length": mean(server.accepted), "verified": len(server.accepted)}
+    server.generate(batch, job.tokens // 4, job.sampling)
+    server.accepted.clear()
     samples: list[tuple[float, float, int]] = []
     for _ in range(job.repeats):
-        _, short, few = server.generate(batch, job.tokens // 4)
-        _, long, many = server.generate(batch, job.tokens)
+        _, short, few = server.generate(batch, job.tokens // 4, job.sampling)
+        _, long, many = server.generate(batch, job.tokens, job.sampling)
         samples.append((batch * job.tokens / long, 1e3 * (long - short) / max(1, many - few), many))
     speeds, times, counts = zip(*samples, strict=True)
     return found | {
+        "timed_accept_length": mean(server.accepted),
         "tokens_per_s": statistics.median(speeds),
         "tokens_per_s_range": [min(speeds), max(speeds)],
         "ms_per_step": statistics.median(times),
@@ -148,7 +154,7 @@ def profile(server: Server, batch: int, job: Job, label: str) -> Result:
     from torch.profiler import ProfilerActivity
 
     kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (job.device == "cuda")
-    server.add(batch, 4 * (SETTLE + job.profiled + 4))
+    server.add(batch, 4 * (SETTLE + job.profiled + 4), job.sampling)
     while server.steps == 0 or not server.scheduler.running:
         server.engine.step()
     settled(server, SETTLE)
