@@ -168,6 +168,7 @@ def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = Fals
         shortest = rng.randint(1, 4)
         keys["options"] = {"window": rng.randint(64, 90), "shortest": shortest, "longest": shortest + rng.randint(0, 4)}
         keys["options"] |= rng.choice([{}, {"corpus": "notes.txt"}])
+        keys["options"]["beyond"] = rng.choice(["period", "last"])
     if topk > 1:
         _tree(rng, keys, needs.most_nodes(topk, depths[-1]))
     drawn = keys.get("verify") == "target_only" and topk == 1 and needs.draft and "token_map" not in draft

@@ -88,6 +88,7 @@ def look_ups(draw: st.DrawFn) -> dict[str, Any]:
     """Options of a look-up in the text."""
     shortest = draw(st.integers(1, 4))
     options = {"window": draw(st.integers(64, 90)), "shortest": shortest, "longest": shortest + draw(st.integers(0, 4))}
+    options["beyond"] = draw(st.sampled_from(["period", "last"]))
     return options | draw(st.sampled_from([{}, {"corpus": "notes.txt"}]))
 
 

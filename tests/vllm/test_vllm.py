@@ -25,11 +25,12 @@ SPECULATING = [
     Variant("eagle3", "eagle3", ahead=True),
     Variant("mtp", "mimo", target="mimo"),
     Variant("ngram"),
+    Variant("ngram", ahead=True),
 ]
 if ON_GPU:
-    WATCHED = [replace(variant, ahead=True) for variant in SPECULATING[1:] if variant.method != "ngram"]
+    WATCHED = [*dict.fromkeys(replace(variant, ahead=True) for variant in SPECULATING)]
     SPECULATING = [*WATCHED, *(replace(variant, canaries=False) for variant in WATCHED)]
-PROGRAMS = [replace(variant, program=True) for variant in SPECULATING if variant.method != "ngram"]
+PROGRAMS = [replace(variant, program=True) for variant in SPECULATING]
 if ON_GPU:
     PROGRAMS += [replace(variant, program=True, capture="none") for variant in WATCHED[:2]]
 speculating = pytest.mark.parametrize("variant", [*SPECULATING, *PROGRAMS], ids=str)

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine_job import specc
-from vllm_server import BLOCK, NUM_STEPS, ROWS, Variant
+from vllm_server import BLOCK, MODEL_LEN, NGRAM, NUM_STEPS, ROWS, Variant
 
-ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "EAGLE"}
+ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "EAGLE", "ngram": "NGRAM"}
 """vLLM's methods and what specc calls them."""
 BUCKETS = [1, 2, ROWS]
 """So that a batch of three has a padding row."""
@@ -23,8 +23,12 @@ buckets: {buckets}
 verify: greedy
 archs: [sm_90]
 target: {{model: {models}/{target}{dtype}}}
-draft: {{model: {models}/{draft}{dtype}}}
+{drafts}
 """
+DRAFT = "draft: {{model: {models}/{draft}{dtype}}}"
+LOOKED_UP = (
+    f"options: {{window: {MODEL_LEN}, longest: {NGRAM['prompt_lookup_max']}, shortest: {NGRAM['prompt_lookup_min']}}}"
+)
 
 
 def same_program(variant: Variant) -> Variant:
@@ -38,9 +42,9 @@ def build_program(variant: Variant, models: Path, folder: Path) -> Path:
     config = folder / "program.yaml"
     algorithm = ALGORITHMS[variant.method or ""]
     dtype = ", dtype: bfloat16" if variant.half else ""
-    sizes = {"dtype": dtype, "block": BLOCK, "num_steps": NUM_STEPS, "buckets": BUCKETS}
-    config.write_text(
-        CONFIG.format(algorithm=algorithm, models=models, target=variant.target, draft=variant.draft, **sizes)
-    )
+    named = {"models": models, "target": variant.target, "draft": variant.draft, "dtype": dtype}
+    drafts = DRAFT.format(**named) if variant.draft else LOOKED_UP
+    sizes = {"block": BLOCK, "num_steps": NUM_STEPS, "buckets": BUCKETS}
+    config.write_text(CONFIG.format(algorithm=algorithm, drafts=drafts, **named, **sizes))
     specc("build", str(config), "-o", str(folder), "--quiet")
     return next(folder.glob("*.whl"))
