@@ -27,12 +27,12 @@ SPECULATING = [
     Variant("ngram"),
     Variant("ngram", ahead=True),
 ]
+AHEAD = [*dict.fromkeys(replace(variant, ahead=True) for variant in SPECULATING)]
 if ON_GPU:
-    WATCHED = [*dict.fromkeys(replace(variant, ahead=True) for variant in SPECULATING)]
-    SPECULATING = [*WATCHED, *(replace(variant, canaries=False) for variant in WATCHED)]
+    SPECULATING = [*AHEAD, *(replace(variant, canaries=False) for variant in AHEAD)]
 PROGRAMS = [replace(variant, program=True) for variant in SPECULATING]
 if ON_GPU:
-    PROGRAMS += [replace(variant, program=True, capture="none") for variant in WATCHED[:2]]
+    PROGRAMS += [replace(variant, program=True, capture="none") for variant in AHEAD[:2]]
 speculating = pytest.mark.parametrize("variant", [*SPECULATING, *PROGRAMS], ids=str)
 HALF = Variant("eagle", "eagle", half=True, ahead=True)
 HALVES = [HALF, replace(HALF, program=True)]

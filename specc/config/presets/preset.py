@@ -30,6 +30,7 @@ class Preset:
             one rank.
         options: by algorithm its options, each with its only value; None for one that the adapter does not serve.
         whole_text: by algorithm its option that is as long as a text may be in the engine.
+        missing_sampling: values of ``sampling`` that its adapter does not serve.
         carry: by carried field what the key ``carry`` says of it; of fields that a program does not have, nothing.
 
     """
@@ -49,6 +50,7 @@ class Preset:
     options: Mapping[str, Mapping[str, Value | None]] = field(default_factory=dict[str, Mapping[str, Value | None]])
     whole_text: Mapping[str, str] = field(default_factory=dict[str, str])
     parts_of_tokens: bool = True
+    missing_sampling: tuple[str, ...] = ()
     carry: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
 
     def longest(self, context_length: int, num_steps: int) -> int:
