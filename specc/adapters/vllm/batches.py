@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
+from .._counters import Counters
 from .binding import Bound
-from .counters import Counters
 from .tables import AHEAD
 
 logger = logging.getLogger("vllm.specc")
