@@ -1,4 +1,4 @@
-"""Fixtures of the folders of real engines: one engine per variant, two at a time; each serves the same requests."""
+"""Fixtures of the folders of real engines: one engine per variant, some at a time; each serves the same requests."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from engine_environment import Environment
 
 V = TypeVar("V")
+T = TypeVar("T")
 
 
 def mark(config: pytest.Config, items: list[pytest.Item], folder: Path, environment: Environment) -> None:
@@ -32,11 +33,16 @@ def asked(session: pytest.Session, kind: type[V]) -> list[V]:
 
 
 @contextmanager
-def started(variants: Iterable[V], run: Callable[[V], Any]) -> Iterator[Mapping[V, Future[Any]]]:
-    """What `run` finds for each variant, two at a time, in this order."""
-    pool = ThreadPoolExecutor(2)
-    yield {variant: pool.submit(run, variant) for variant in dict.fromkeys(variants)}
+def side_by_side(jobs: int) -> Iterator[ThreadPoolExecutor]:
+    """Some jobs at a time; those that have not begun when nobody waits any more never do."""
+    pool = ThreadPoolExecutor(jobs)
+    yield pool
     pool.shutdown(cancel_futures=True)
+
+
+def started(pool: ThreadPoolExecutor, variants: Iterable[V], run: Callable[[V], T]) -> Mapping[V, Future[T]]:
+    """What `run` finds for each variant, in this order."""
+    return {variant: pool.submit(run, variant) for variant in dict.fromkeys(variants)}
 
 
 @pytest.fixture

@@ -1,13 +1,13 @@
 #!/bin/bash
-# Makes the folder that a GPU machine without a package index needs to run bench/vllm:
+# Makes the folder that a GPU machine without a package index needs to run bench/vllm, or tests/vllm/on_gpu.sh:
 #
-#   bench/vllm/bundle.sh OUT WHEEL.whl ...
+#   bench/vllm/bundle.sh OUT [WHEEL.whl ...]
 #
 # Needs any Python with pip and a package index, and about 1 GB in TMPDIR. OUT must be new. The wheels are programs of
-# configs/draft.yaml and configs/eagle.yaml. With FA3=yes it holds FlashAttention 3, too; else attention is Triton's. The
+# configs/draft.yaml and configs/eagle.yaml, which the tests do without. With FA3=yes it holds FlashAttention 3, too; else attention is Triton's. The
 # machine itself brings Linux x86-64, Python 3.12, torch 2.11 for CUDA 13, triton 3.6, transformers and an sm_90 GPU.
 set -euo pipefail
-[ $# -ge 1 ] || { echo "usage: $0 OUT WHEEL.whl ..." >&2; exit 2; }
+[ $# -ge 1 ] || { echo "usage: $0 OUT [WHEEL.whl ...]" >&2; exit 2; }
 out=$1; shift
 [ ! -e "$out" ] || { echo "$out exists" >&2; exit 2; }
 for wheel in "$@"; do [ -f "$wheel" ] || { echo "$wheel: no such wheel" >&2; exit 2; }; done
@@ -38,6 +38,6 @@ for wheel in "$work"/whl/*.whl; do unpack "$wheel" "$tree" '*'; done
 find "$tree" -name __pycache__ -prune -exec rm -rf {} +
 XZ_OPT="-6 -T2" tar -C "$tree" -cJf "$out/tree.tar.xz" .
 
-cp "$here"/{models,engine,compare,check}.py "$here/../texts.py" "$here/run.sh" "$out"
+cp "$here"/{models,engine,compare,check}.py "$here/../texts.py" "$here"/{run,site}.sh "$out"
 pack_programs "$out" "$@"
 weigh "$out" $((SECONDS - start))

@@ -7,20 +7,12 @@
 # tables, figures, logs. CHECK (60) is how many seconds the imports may take.
 here=$(cd "$(dirname "$0")" && pwd) out=${OUT:-$here/out} work=${WORK:-/tmp/specc-vllm} start=$SECONDS
 site=$work/site models=$work/models results=$work/results
-mkdir -p "$out" "$site" "$results" || exit 1
-python=$(command -v python3)
-[ -n "$CUDA_HOME" ] || export CUDA_HOME=$(dirname "$(dirname "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")")
-export PATH=$PATH:$CUDA_HOME/bin PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
-export VLLM_USE_V2_MODEL_RUNNER=1 VLLM_NO_USAGE_STATS=1 TRITON_CACHE_DIR=$work/triton VLLM_CACHE_ROOT=$work/cache
-if [ ! -e "$site/.complete" ]; then
-  tar -xJf "$here/tree.tar.xz" -C "$site" || exit 1
-  "$python" -m compileall -q -j 0 "$site" > /dev/null 2>&1 # some files are templates
-  touch "$site/.complete"
-fi
+export TRITON_CACHE_DIR=$work/triton VLLM_CACHE_ROOT=$work/cache
+mkdir -p "$out" "$results" || exit 1
+. "$here/site.sh"
 rm -rf "$work/programs"
 tar -xJf "$here/programs.tar.xz" -C "$work" || exit 1
 echo "unpacked after $((SECONDS - start)) s"
-export PYTHONPATH=$site
 [ -e "$models/eagle/config.json" ] || "$python" "$here/models.py" "$models" > "$results/models.log" 2>&1 &
 timeout "${CHECK:-60}" "$python" "$here/check.py" 2>&1 | tee "$out/check.log" | grep -v '^$' | tail -40
 code=${PIPESTATUS[0]}

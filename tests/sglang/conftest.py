@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
-from engine_fixtures import asked, mark, plain, served, started
+from engine_fixtures import asked, mark, plain, served, side_by_side, started
 from sglang_files import ENVIRONMENT, HERE
 from sglang_models import write_models
 from sglang_programs import build_program
@@ -45,5 +45,5 @@ def running(
         wheel = build_program(engine, folder / f"{variant}-wheel", *variant.options) if variant.program else None
         return serve(engine, given, folder / str(variant), overlap=variant.overlap, wheel=wheel)
 
-    with started([PLAIN, *asked(request.session, Variant)], run) as engines:
-        yield engines
+    with side_by_side(2) as pool:
+        yield started(pool, [PLAIN, *asked(request.session, Variant)], run)

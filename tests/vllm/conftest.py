@@ -7,16 +7,18 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
-from engine_fixtures import asked, mark, plain, served, started
+from engine_fixtures import asked, mark, plain, served, side_by_side, started
 from transformers import AutoTokenizer
-from vllm_files import ENVIRONMENT, HERE
+from vllm_files import ENVIRONMENT, HERE, ON_GPU
 from vllm_models import write_models
-from vllm_programs import build_program
+from vllm_programs import build_program, same_program
 from vllm_server import PLAIN, Served, Variant, serve
-from vllm_workload import without_aborts, workload
+from vllm_workload import without_aborts, workloads
 
 __all__ = ["plain", "served"]
-SEED = 4
+SEEDS = (4, 5, 6) if ON_GPU else (4,)
+AT_A_TIME = 11 if ON_GPU else 2
+"""Engines, which share the GPU, and take a processor each to start."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -37,16 +39,23 @@ def running(
     request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Mapping[Variant, Future[Served]]]:
     """All engines that the tests of this run ask for, and those of vLLM's own steps beside programs'."""
-    folder, requests = tmp_path_factory.mktemp("jobs"), workload(tokenizer(models), SEED)
+    wanted = asked(request.session, Variant)
+    variants = [PLAIN, *wanted, *(variant.own for variant in wanted)]
+    folder, requests = tmp_path_factory.mktemp("jobs"), workloads(tokenizer(models), SEEDS)
+
+    def build(variant: Variant) -> Path:
+        return build_program(variant, models, folder / f"{variant}-wheel")
 
     def run(variant: Variant) -> Served:
         given = without_aborts(requests) if variant == PLAIN else requests
-        wheel = build_program(variant, models, folder / f"{variant}-wheel") if variant.program else None
-        return serve(variant.engine(models), given, folder / str(variant), wheel=wheel)
+        wheel = wheels[same_program(variant)].result() if variant.program else None
+        settings = {"SPECC_CAPTURE": variant.capture} if variant.capture else {}
+        where = folder / str(variant)
+        return serve(variant.engine(models), given, where, wheel=wheel, settings=settings, canaries=variant.canaries)
 
-    variants = asked(request.session, Variant)
-    with started([PLAIN, *variants, *(variant.own for variant in variants)], run) as engines:
-        yield engines
+    with side_by_side(AT_A_TIME) as pool:
+        wheels = started(pool, (same_program(variant) for variant in variants if variant.program), build)
+        yield started(pool, variants, run)
 
 
 def tokenizer(models: Path):

@@ -1,7 +1,7 @@
-"""Serve one job with one engine of vLLM on the CPU: `.vllm/bin/python tests/vllm/serve.py JOB.json OUT.json`.
+"""Serve one job with one engine of vLLM: `.vllm/bin/python tests/vllm/serve.py JOB.json OUT.json`.
 
-A job is `{"engine": {...}, "requests": [...]}`: arguments of `vllm.EngineArgs` beside those of `ENGINE`, and for each
-request
+A job is `{"device": "cpu" | "cuda", "canaries": bool, "engine": {...}, "requests": [...]}`: whether `watch.py` fills
+blocks of nobody, arguments of `vllm.EngineArgs` beside those of `ENGINE`, and for each request
 
 * `prompt`, its token ids; `sampling`, vLLM's sampling parameters;
 * `after`, `[k, n]`: it arrives when request k has n tokens or has ended;
@@ -17,6 +17,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,17 @@ ENVIRONMENT = {
     "VLLM_USE_V2_MODEL_RUNNER": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "HF_HUB_OFFLINE": "1",
-    "TRITON_INTERPRET": "1",
     "OMP_NUM_THREADS": "1",
 }
+ENVIRONMENT_ON = {
+    "cpu": {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TRITON_INTERPRET": "1"},
+    "cuda": {"VLLM_FLOAT32_MATMUL_PRECISION": "highest", "TRITON_F32_DEFAULT": "ieee"},
+}
+"""On a GPU no product of float32 is rounded to TF32, in torch's matrix products or in Triton's."""
 ENGINE: dict[str, Any] = {
     "skip_tokenizer_init": True,
     "dtype": "float32",
-    "enforce_eager": True,
     "enable_prefix_caching": False,
     "disable_log_stats": True,
     "seed": 1,
@@ -111,41 +113,53 @@ def keep_async() -> None:
     CpuPlatform.check_and_update_config = staticmethod(kept)
 
 
-def counts() -> dict[str, Any] | None:
-    """The steps that a program ran, and those it left to vLLM by why, as its metrics have them; None without any."""
+def samples(name: str) -> list[Any]:
+    """Of a metric of this process."""
     from prometheus_client import REGISTRY
 
-    found: dict[str, Any] = {"program_steps": 0, "vllm_steps": {}}
-    steps = [one for metric in REGISTRY.collect() for one in metric.samples if one.name == "specc:decode_steps_total"]
-    for one in steps:
-        if one.labels["by"] == "program":
-            found["program_steps"] += int(one.value)
-        else:
-            found["vllm_steps"][one.labels["reason"]] = int(one.value)
-    return found if steps else None
+    return [one for metric in REGISTRY.collect() for one in metric.samples if one.name == name]
+
+
+def steps() -> Counter[tuple[str, str]]:
+    """How many steps the program ran and how many it left to vLLM, by who and why, as its metrics have them."""
+    counted = samples("specc:decode_steps_total")
+    return Counter({(one.labels["by"], one.labels["reason"]): int(one.value) for one in counted})
+
+
+def counts(before: Counter[tuple[str, str]]) -> dict[str, Any] | None:
+    """The steps since `before`, which vLLM warms up with on a GPU, and what is captured; None without a program."""
+    active = samples("specc:program_active")
+    if not active:
+        return None
+    found = steps() - before
+    left = {reason: count for (by, reason), count in found.items() if by != "program"}
+    [captured] = [one.labels["capture"] for one in active]
+    return {"program_steps": found["program", ""], "vllm_steps": left, "captured": captured}
 
 
 def main() -> None:
     """Read a job, serve it, write what came out."""
     job, out = (Path(name) for name in sys.argv[1:])
-    os.environ.update(ENVIRONMENT)
-    sys.path.append(str(HERE / "stand_ins"))
     given = json.loads(job.read_text())
+    os.environ.update(ENVIRONMENT | ENVIRONMENT_ON[given["device"]])
+    if given["device"] == "cpu":
+        sys.path.append(str(HERE / "stand_ins"))
     begin = time.monotonic()
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
     from watch import Watch
 
-    keep_async()
+    if given["device"] == "cpu":
+        keep_async()
     engine = LLMEngine.from_engine_args(EngineArgs(**ENGINE | given["engine"]))
-    watch = Watch(engine.engine_core.engine_core)
-    started = time.monotonic()
+    watch = Watch(engine.engine_core.engine_core, canaries=given["canaries"])
+    started, warmed_up = time.monotonic(), steps()
     served = Job(engine, given["requests"])
     served.run()
     ended = time.monotonic()
     for name, accepted in watch.accepted.items():
         served.answers[served.names[name]]["accepted"] = accepted
-    result = {"outputs": served.answers, "seen": watch.report(), "counts": counts()}
+    result = {"outputs": served.answers, "seen": watch.report(), "counts": counts(warmed_up)}
     result["start_s"] = round(started - begin, 1)
     out.write_text(json.dumps(result | {"serving_s": round(ended - started, 1)}))
 

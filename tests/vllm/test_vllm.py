@@ -1,4 +1,4 @@
-"""vLLM's own speculation on a CPU, and programs in its place: the texts of an engine without, whatever happens."""
+"""vLLM's own speculation, and programs in its place: the texts of an engine without, whatever happens."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 from head_layouts import EXAMPLES
 from transformers import AutoModelForCausalLM
+from vllm_files import ON_GPU
 from vllm_programs import build_program
 from vllm_server import MODEL_LEN, PLAIN, ROWS, Served, Variant, serve
 from vllm_workload import greedy, is_greedy
@@ -25,7 +26,12 @@ SPECULATING = [
     Variant("mtp", "mimo", target="mimo"),
     Variant("ngram"),
 ]
+if ON_GPU:
+    WATCHED = [replace(variant, ahead=True) for variant in SPECULATING[1:] if variant.method != "ngram"]
+    SPECULATING = [*WATCHED, *(replace(variant, canaries=False) for variant in WATCHED)]
 PROGRAMS = [replace(variant, program=True) for variant in SPECULATING if variant.method != "ngram"]
+if ON_GPU:
+    PROGRAMS += [replace(variant, program=True, capture="none") for variant in WATCHED[:2]]
 speculating = pytest.mark.parametrize("variant", [*SPECULATING, *PROGRAMS], ids=str)
 HALF = Variant("eagle", "eagle", half=True, ahead=True)
 HALVES = [HALF, replace(HALF, program=True)]
@@ -94,6 +100,7 @@ def test_drafts_are_accepted(variant: Variant, served: Served) -> None:
 @every
 def test_everything_that_was_meant_to_happen_happened(variant: Variant, served: Served, plain: Served) -> None:
     seen, outputs = served.seen, served.outputs
+    assert seen["graphs"] > seen["steps"] / 3 if ON_GPU else not seen["graphs"], "steps whose target is a CUDA graph"
     assert variant.program or seen["speculator"] == SPECULATORS.get(variant.method or "", "NoneType")
     assert seen["async"] == variant.ahead
     assert seen["mixed"] > 3, "steps in which some requests are prefilled and others decode"
@@ -127,6 +134,7 @@ def test_the_program_ran_the_steps_that_it_serves(variant: Variant, served: Serv
     assert served.counts is not None
     assert served.counts["program_steps"] > served.seen["steps"] / 3
     assert {"a prefill in the batch", "sampling", "log-probabilities"} < set(served.counts["vllm_steps"])
+    assert served.counts["captured"] == (variant.capture or "drafts" if ON_GPU else "none")
 
 
 @programs
@@ -169,6 +177,7 @@ def test_a_write_into_a_block_of_nobody_fails_the_job(models: Path, tmp_path: Pa
         serve(SPECULATING[0].engine(models), [greedy([5, 6, 7], 8)], tmp_path / "job", wheel=wheel)
 
 
+@pytest.mark.skipif(ON_GPU, reason="what a server is compared with is the same on a CPU")
 @pytest.mark.parametrize(
     ("engine", "said"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from engine_job import specc
@@ -24,6 +25,11 @@ archs: [sm_90]
 target: {{model: {models}/{target}{dtype}}}
 draft: {{model: {models}/{draft}{dtype}}}
 """
+
+
+def same_program(variant: Variant) -> Variant:
+    """The variant that stands for all with the same program."""
+    return replace(variant, ahead=False, canaries=True, capture="")
 
 
 def build_program(variant: Variant, models: Path, folder: Path) -> Path:

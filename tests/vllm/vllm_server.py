@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_job import run_job
-from vllm_files import HERE, PYTHON
+from vllm_files import DEVICE, HERE, ON_GPU, PYTHON
 
 NUM_STEPS = 3
 ROWS = 4
@@ -23,7 +23,17 @@ SERVER = {
     "num_gpu_blocks_override": 14,
 }
 """So few blocks that four long requests do not fit, and prompts that come in pieces."""
-
+ON = {
+    "cpu": {"enforce_eager": True},
+    "cuda": {
+        "attention_backend": "TRITON_ATTN",
+        "gpu_memory_utilization": 0.02,
+        "kv_cache_memory_bytes": 64 << 20,
+    },
+}
+"""Several engines run beside each other, so none may measure how much memory is free."""
+LIMIT_S = 200 if ON_GPU else 600
+"""For one engine, its start included."""
 
 HALF = {"dtype": "bfloat16", "enable_prefix_caching": True}
 NGRAM = {"prompt_lookup_max": 4, "prompt_lookup_min": 1}
@@ -36,7 +46,8 @@ class Variant:
 
     `target` and `draft` are models of `write_models`. With `program` a wheel runs steps. With `half` both models are in
     bfloat16, and prompts that begin alike share blocks. With `ahead` a step is scheduled before the results of the last
-    are read.
+    are read. `canaries` watch the blocks that no request has. `capture` is what of a program is captured where vLLM
+    captures graphs, by the word of its variable.
     """
 
     method: str | None = None
@@ -45,21 +56,27 @@ class Variant:
     target: str = "target"
     half: bool = False
     ahead: bool = False
+    canaries: bool = True
+    capture: str = ""
 
     def __str__(self) -> str:
         """For the names of tests and files."""
         drafts = self.draft or self.method or "plain"
-        return "-".join([drafts, *["half"] * self.half, *["ahead"] * self.ahead, *["program"] * self.program])
+        said = {"half": self.half, "ahead": self.ahead, "unwatched": not self.canaries, "program": self.program}
+        words = [drafts, *(word for word, so in said.items() if so)]
+        return "-".join([*words, f"capture_{self.capture}"] if self.capture else words)
 
     @property
     def own(self) -> Variant:
         """The same without a program: vLLM's own steps."""
-        return replace(self, program=False)
+        return replace(self, program=False, capture="")
 
     def engine(self, models: Path) -> dict[str, Any]:
         """Arguments of the engine."""
-        given = {"model": str(models / self.target), **SERVER, **(HALF if self.half else {})}
+        given = {"model": str(models / self.target), **SERVER, **ON[DEVICE], **(HALF if self.half else {})}
         given["async_scheduling"] = self.ahead
+        if ON_GPU:
+            given["compilation_config"] = graphs(ROWS if self.method is None else ROWS * (NUM_STEPS + 1))
         if self.method is None:
             return given
         drafts = {"model": str(models / self.draft)} if self.draft else NGRAM
@@ -67,14 +84,21 @@ class Variant:
         return given | {"speculative_config": config}
 
 
-PLAIN = Variant()
+def graphs(most: int) -> dict[str, Any]:
+    """Full CUDA graphs of decode steps for powers of two up to `most` tokens, so that a batch of three is padded."""
+    sizes = [2**power for power in range(most.bit_length())]
+    return {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
+
+
+PLAIN = Variant(ahead=ON_GPU)
 
 
 @dataclass(frozen=True)
 class Served:
     """What came out of a job: answers in the order of its requests, what was seen on the way, the log.
 
-    Of a program also how many steps it ran, and how many were left to vLLM by reason; None without one.
+    Of a program also how many steps it ran, how many were left to vLLM by reason, and what is captured; None without
+    one.
     """
 
     requests: Sequence[Mapping[str, Any]]
@@ -91,12 +115,13 @@ def serve(
     *,
     wheel: Path | None = None,
     settings: Mapping[str, str] | None = None,
+    canaries: bool = True,
 ) -> Served:
     """Run one engine for a list of requests, both as `serve.py` has them, with a program's wheel or without.
 
     For what is left behind and raised see `run_job`; an engine in which memory is written that no request owns dies.
     """
     script = (str(PYTHON), str(HERE / "serve.py"))
-    job = {"engine": dict(engine), "requests": list(requests)}
-    answer, said = run_job(script, job, folder, wheel=wheel, settings=settings)
+    job = {"device": DEVICE, "canaries": canaries, "engine": dict(engine), "requests": list(requests)}
+    answer, said = run_job(script, job, folder, wheel=wheel, settings=settings, limit_s=LIMIT_S)
     return Served(requests, answer["outputs"], answer["seen"], said, answer["counts"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from engine_prompts import PREAMBLES, TAILS
@@ -32,6 +32,21 @@ def workload(tokenize: Tokenize, seed: int) -> list[dict[str, Any]]:
     made += [greedy(prompt(draw, tokenize, 1), draw.randint(60, 80)) | begin for _ in range(BURST)]
     full = [greedy(prompt(draw, tokenize, 8, MODEL_LEN - missing), None) for missing in FULL]
     return made + [request | {"after": [STREAM + number, 40]} for number, request in enumerate(full)]
+
+
+def workloads(tokenize: Tokenize, seeds: Iterable[int]) -> list[dict[str, Any]]:
+    """A workload for each seed, which begins when the last one before it ends."""
+    made: list[dict[str, Any]] = []
+    for seed in seeds:
+        begin = len(made)
+        for request in workload(tokenize, seed):
+            if "after" in request:
+                other, tokens = request["after"]
+                request["after"] = [begin + other, tokens]
+            elif begin:
+                request["after"] = [begin - 1, MODEL_LEN]
+            made.append(request)
+    return made
 
 
 def one(draw: random.Random, tokenize: Tokenize, number: int) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """What happens inside an engine of vLLM between one schedule and the next, seen from outside of its model runner.
 
 Before every step all KV blocks that no request owns are filled with a pattern, in the layers of the target and of the
-draft; after it they must hold that pattern still.
+draft; after it they must hold that pattern still. Who looks must wait for the GPU, which hides what is written too late
+or too early: without canaries nothing waits for it that does not without this module.
 """
 
 from __future__ import annotations
@@ -9,20 +10,22 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Any
 
+import torch
 from torch import Tensor
 
 PATTERN = -8192.0
 """A number in float types of 16 bits and more, so far from keys and values that a text which reads it is another."""
 
-COUNTED = ("steps", "mixed", "in_row_0", "across_blocks", "short_of_drafts", "preemptions")
+COUNTED = ("steps", "mixed", "in_row_0", "across_blocks", "short_of_drafts", "preemptions", "graphs")
 
 
 class Watch:
     """Wraps the scheduler of an engine core that runs in this process."""
 
-    def __init__(self, core: Any) -> None:
-        """Begin to watch."""
+    def __init__(self, core: Any, *, canaries: bool = True) -> None:
+        """Begin to watch; without `canaries` blocks are neither filled nor compared."""
         self.core = core
+        self.canaries = canaries
         self.scheduler = core.scheduler
         self.pool = self.scheduler.kv_cache_manager.block_pool
         self.runner = core.model_executor.driver_worker.worker.model_runner
@@ -36,6 +39,8 @@ class Watch:
         self._schedule, self._update = self.scheduler.schedule, self.scheduler.update_from_output
         self.scheduler.schedule, self.scheduler.update_from_output = self.schedule, self.update
         self._preempt, self.scheduler._preempt_request = self.scheduler._preempt_request, self.preempt
+        if (graphs := self.runner.cudagraph_manager) is not None:
+            self._replay, graphs.run_fullgraph = graphs.run_fullgraph, self.replay
 
     def schedule(self, *given: Any, **named: Any) -> Any:
         """Schedule, and plant the pattern in what is free then.
@@ -45,16 +50,24 @@ class Watch:
         self.compare()
         step = self._schedule(*given, **named)
         self.note(step)
+        if not self.canaries:
+            return step
         pool = self.pool.blocks
         self.free = [block.block_id for block in pool if block.is_null or not (block.ref_cnt or block.block_hash)]
-        for cache in self.caches.values():
-            cache[self.free] = PATTERN
+        with torch.inference_mode():
+            for cache in self.caches.values():
+                cache[self.free] = PATTERN
         return step
 
     def preempt(self, *given: Any, **named: Any) -> None:
         """Count a request that loses its blocks."""
         self.counts["preemptions"] += 1
         self._preempt(*given, **named)
+
+    def replay(self, *given: Any, **named: Any) -> Any:
+        """Count a forward of the target that is a graph."""
+        self.counts["graphs"] += 1
+        return self._replay(*given, **named)
 
     def update(self, step: Any, output: Any) -> Any:
         """Look at what a step left behind, and at what it accepted."""
@@ -65,6 +78,8 @@ class Watch:
 
     def compare(self) -> None:
         """The pattern is where it was planted before the last step. SystemExit when it is not."""
+        if self.free and torch.cuda.is_available():
+            torch.cuda.synchronize()  # whatever stream a step writes on
         for layer, cache in self.caches.items():
             spoiled = [block for block in self.free if (cache[block] != PATTERN).any()]
             if spoiled:
