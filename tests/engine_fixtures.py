@@ -26,18 +26,20 @@ def mark(config: pytest.Config, items: list[pytest.Item], folder: Path, environm
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def asked(session: pytest.Session, kind: type[V]) -> list[V]:
-    """The variants, all of one class, that the tests of this run have as parameters."""
+def asked(session: pytest.Session, *parameters: str) -> list[Any]:
+    """What the tests of this run have for these parameters."""
     given = [item.callspec.params for item in session.items if hasattr(item, "callspec")]
-    return [value for params in given for value in params.values() if isinstance(value, kind)]
+    return [params[name] for params in given for name in parameters if name in params]
 
 
 @contextmanager
 def side_by_side(jobs: int) -> Iterator[ThreadPoolExecutor]:
     """Some jobs at a time; those that have not begun when nobody waits any more never do."""
     pool = ThreadPoolExecutor(jobs)
-    yield pool
-    pool.shutdown(cancel_futures=True)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def started(pool: ThreadPoolExecutor, variants: Iterable[V], run: Callable[[V], T]) -> Mapping[V, Future[T]]:

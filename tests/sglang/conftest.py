@@ -46,4 +46,4 @@ def running(
         return serve(engine, given, folder / str(variant), overlap=variant.overlap, wheel=wheel)
 
     with side_by_side(2) as pool:
-        yield started(pool, [PLAIN, *asked(request.session, Variant)], run)
+        yield started(pool, [PLAIN, *asked(request.session, "variant", "own")], run)
