@@ -36,7 +36,7 @@ cp -r "$here"/stubs/. "$tree"
 get "$work/whl" -r "$here/requirements.txt"
 for wheel in "$work"/whl/*.whl; do unpack "$wheel" "$tree" '*'; done
 find "$tree" -name __pycache__ -prune -exec rm -rf {} +
-XZ_OPT="-6 -T2" tar -C "$tree" -cJf "$out/tree.tar.xz" .
+XZ_OPT=-9 tar -C "$tree" --sort=name -cJf "$out/tree.tar.xz" .
 
 cp "$here"/{models,engine,compare,check}.py "$here/../texts.py" "$here"/{run,site}.sh "$out"
 pack_programs "$out" "$@"

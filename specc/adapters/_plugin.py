@@ -11,6 +11,10 @@ from typing import Any, TypeVar
 
 CHOICE = "SPECC_PROGRAM"
 """The environment variable that names the package of a program that must run: a server in which it cannot, ends."""
+HOTTEST = float(1 << 20)
+"""The highest temperature of programs. Tokens are as likely as each other before that."""
+SEEDS = (1 << 63) - 1
+"""Seeds of programs are from 0 and below; those of engines are any integers of 64 bits."""
 _Made = TypeVar("_Made")
 
 

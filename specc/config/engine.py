@@ -52,6 +52,10 @@ def _unsupported(checked: Checked, preset: Preset, algorithm: str | None) -> Non
     if mapped and file.tensor_parallel > 1 and checked.sound("tensor_parallel"):
         message = "the token map of a head is not served on several ranks: each has a part of the target's rows"
         _refuse(checked, preset, message, at.value("draft", "token_map"), "write tensor_parallel: 1")
+    for index, parameter in enumerate(file.sampling if checked.sound("sampling") else ()):
+        if parameter in preset.missing_sampling:
+            message = f"sampling by '{parameter}' is not served"
+            _refuse(checked, preset, message, at.value("sampling", index), "leave it out")
     for index, output in enumerate(file.outputs if checked.sound("outputs") else ()):
         if output in preset.missing_outputs:
             message = f"the output '{output}' is not served"

@@ -19,13 +19,13 @@ def check_step(checked: Checked, needs: Needs) -> None:
     )
     if file.step != "rotated" or not checked.sound("step"):
         return
-    hint, own = "write step: whole", file.engine is not None and PRESETS[file.engine].rotates
-    for key, name, what in (("sampling", "grammar", "grammars"), *(() if own else _outputs())):
+    if file.engine is not None and PRESETS[file.engine].rotates:  # what it does not have was said of the engine
+        return
+    hint = "write step: whole"
+    for key, name, what in (("sampling", "grammar", "grammars"), *_outputs()):
         listed: list[str] = list(getattr(file, key))
         wanted = name in listed and checked.sound(key)
         refuse(checked, wanted, f"{what} with step: rotated", (key, listed.index(name) if wanted else 0), hint)
-    if own:  # what else it does not have was said of the engine
-        return
     refuse(checked, file.engine is not None, f"step: rotated in {file.engine}", ("step",), hint)
     asked: dict[str, tuple[bool, str]] = {
         "topk": (file.topk > 1 and needs.trees, f"a tree (topk: {file.topk})"),

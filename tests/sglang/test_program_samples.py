@@ -17,8 +17,8 @@ from engine_fixtures import asked, side_by_side, started
 from sglang_mixed import AGAIN, COUNT, GRAMMARS, SCHEMA, Oracle, is_greedy, is_penalized, is_restricted, mixed
 from sglang_programs import build_program
 from sglang_server import PLAIN, SERVER, Served, Variant, serve
-from sglang_statistics import surprise
 from sglang_workload import TAILS
+from text_statistics import surprise
 
 CHAIN = Variant("STANDALONE", "standalone", overlap=True, program=True, samples=True)
 TREE = Variant("EAGLE", "eagle", topk=4, num_draft_tokens=12, program=True, samples=True)

@@ -27,6 +27,9 @@ export SPECC_CACHE_DIR=${SPECC_CACHE_DIR:-$root/.specc-cache}
 timeout -k 10 "${LIMIT:-540}" python3 -m pytest tests/vllm -m vllm --confcutdir=tests/vllm --basetemp=.vllm-jobs \
   -p no:cacheprovider "$@" 2>&1 | tee "$out/pytest.log"
 code=${PIPESTATUS[0]}
+[ "$code" -eq 0 ] || for log in .vllm-jobs/jobs*/*/log.txt; do # the ends of engines that left nothing
+  [ -e "${log%log.txt}out.json" ] || { echo "== $log"; tail -n 12 "$log" | cut -c1-200; }
+done | head -60
 find .vllm-jobs -name out.json -o -name job.json -o -name log.txt | tar -cJf "$out/jobs.tar.xz" -T -
 echo "total: $((SECONDS - start)) s"
 exit "$code"

@@ -25,6 +25,7 @@ HERE = Path(__file__).resolve().parent
 ENVIRONMENT = {
     "VLLM_USE_V2_MODEL_RUNNER": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
@@ -113,6 +114,13 @@ def keep_async() -> None:
     CpuPlatform.check_and_update_config = staticmethod(kept)
 
 
+def torch_filters() -> None:
+    """Have vLLM filter logits by `top_k` and `top_p` in torch: Triton's interpreter does not run its kernel of that."""
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    topk_topp_sampler.HAS_TRITON = False
+
+
 def samples(name: str) -> list[Any]:
     """Of a metric of this process."""
     from prometheus_client import REGISTRY
@@ -151,6 +159,7 @@ def main() -> None:
 
     if given["device"] == "cpu":
         keep_async()
+        torch_filters()
     engine = LLMEngine.from_engine_args(EngineArgs(**ENGINE | given["engine"]))
     watch = Watch(engine.engine_core.engine_core, canaries=given["canaries"])
     started, warmed_up = time.monotonic(), steps()

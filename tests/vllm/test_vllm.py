@@ -26,12 +26,12 @@ SPECULATING = [
     Variant("mtp", "mimo", target="mimo"),
     Variant("ngram"),
 ]
+AHEAD = [replace(variant, ahead=True) for variant in SPECULATING[1:] if variant.method != "ngram"]
 if ON_GPU:
-    WATCHED = [replace(variant, ahead=True) for variant in SPECULATING[1:] if variant.method != "ngram"]
-    SPECULATING = [*WATCHED, *(replace(variant, canaries=False) for variant in WATCHED)]
+    SPECULATING = [*AHEAD, *(replace(variant, canaries=False) for variant in AHEAD)]
 PROGRAMS = [replace(variant, program=True) for variant in SPECULATING if variant.method != "ngram"]
 if ON_GPU:
-    PROGRAMS += [replace(variant, program=True, capture="none") for variant in WATCHED[:2]]
+    PROGRAMS += [replace(variant, program=True, capture="none") for variant in AHEAD[:2]]
 speculating = pytest.mark.parametrize("variant", [*SPECULATING, *PROGRAMS], ids=str)
 HALF = Variant("eagle", "eagle", half=True, ahead=True)
 HALVES = [HALF, replace(HALF, program=True)]

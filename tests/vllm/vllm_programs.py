@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,10 @@ from vllm_server import BLOCK, NUM_STEPS, ROWS, Variant
 
 ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "EAGLE"}
 """vLLM's methods and what specc calls them."""
-BUCKETS = [1, 2, ROWS]
+BUCKETS = (1, 2, ROWS)
 """So that a batch of three has a padding row."""
+DRAWS = "target_only\nsampling: [top_k, top_p]\ndraft_sampling: {}"
+"""The value of `verify` of a program that draws, and the keys behind it."""
 CONFIG = """
 name: served
 engine: vllm
@@ -20,7 +23,7 @@ page_size: {block}
 topk: 1
 num_steps: {num_steps}
 buckets: {buckets}
-verify: greedy
+verify: {verify}
 archs: [sm_90]
 target: {{model: {models}/{target}{dtype}}}
 draft: {{model: {models}/{draft}{dtype}}}
@@ -32,13 +35,14 @@ def same_program(variant: Variant) -> Variant:
     return replace(variant, ahead=False, canaries=True, capture="")
 
 
-def build_program(variant: Variant, models: Path, folder: Path) -> Path:
+def build_program(variant: Variant, models: Path, folder: Path, buckets: Sequence[int] = BUCKETS) -> Path:
     """The wheel for a variant's engine, built in a new folder. RuntimeError with what specc said."""
     folder.mkdir(parents=True)
     config = folder / "program.yaml"
     algorithm = ALGORITHMS[variant.method or ""]
     dtype = ", dtype: bfloat16" if variant.half else ""
-    sizes = {"dtype": dtype, "block": BLOCK, "num_steps": NUM_STEPS, "buckets": BUCKETS}
+    verify = DRAWS.format(variant.drafting) if variant.drafting else "greedy"
+    sizes = {"dtype": dtype, "block": BLOCK, "num_steps": NUM_STEPS, "buckets": list(buckets), "verify": verify}
     config.write_text(
         CONFIG.format(algorithm=algorithm, models=models, target=variant.target, draft=variant.draft, **sizes)
     )

@@ -32,7 +32,7 @@ ON = {
     },
 }
 """Several engines run beside each other, so none may measure how much memory is free."""
-LIMIT_S = 200 if ON_GPU else 600
+LIMIT_S = 240 if ON_GPU else 600
 """For one engine, its start included."""
 
 HALF = {"dtype": "bfloat16", "enable_prefix_caching": True}
@@ -46,7 +46,8 @@ class Variant:
 
     `target` and `draft` are models of `write_models`. With `program` a wheel runs steps. With `half` both models are in
     bfloat16, and prompts that begin alike share blocks. With `ahead` a step is scheduled before the results of the last
-    are read. `canaries` watch the blocks that no request has. `capture` is what of a program is captured where vLLM
+    are read. With `drafting` the program draws from the target, and drafts are chosen so (`draft_sampling`).
+    `canaries` watch the blocks that no request has. `capture` is what of a program is captured where vLLM
     captures graphs, by the word of its variable.
     """
 
@@ -56,6 +57,7 @@ class Variant:
     target: str = "target"
     half: bool = False
     ahead: bool = False
+    drafting: str = ""
     canaries: bool = True
     capture: str = ""
 

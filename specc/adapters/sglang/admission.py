@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-HOTTEST = float(1 << 20)
-"""The highest temperature of programs. Tokens are as likely as each other before that."""
-SEEDS = (1 << 63) - 1
-"""Seeds of programs are from 0 and below; those of SGLang are any integers of 64 bits."""
+from .._plugin import HOTTEST, SEEDS
+
 DETERMINISTIC_SEED = 42
 """What SGLang gives a request without a seed under `--enable-deterministic-inference`."""
 PENALTIES = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}

@@ -15,7 +15,8 @@ from sglang.srt.speculative.eagle_info import EagleDraftInput
 from torch import Tensor
 
 from .._counters import Counters
-from .admission import DETERMINISTIC_SEED, SEEDS, Admission
+from .._plugin import SEEDS
+from .admission import DETERMINISTIC_SEED, Admission
 from .attention import scored_tokens
 from .binding import bind
 from .grammars import Masks, fills_bitmasks

@@ -8,9 +8,13 @@ from collections import Counter
 from typing import Any
 
 from torch import Tensor
+from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
+from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
+from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 
 from .._counters import Counters
+from .admission import Admission, Processors
 from .binding import Bound
 from .tables import AHEAD
 
@@ -18,6 +22,11 @@ logger = logging.getLogger("vllm.specc")
 
 UNHEALTHY, WORD = "target", 31
 """What a health word says of a target whose logits are NaN or infinite, and how many bits it has."""
+PROCESSORS: Processors = {
+    PenaltiesState: lambda state: state.use_penalty,
+    LogitBiasState: lambda state: state.use_logit_bias,
+    BadWordsState: lambda state: state.num_bad_words.np > 0,
+}
 TOLD_EVERY = 60.0
 """Seconds between two lines in the log that say how many steps there were."""
 
@@ -46,6 +55,7 @@ class Steps:
         self._told = time.monotonic()
         self._bound = Bound(package, speculator)
         self.step, plan = self._bound.step, package.plan
+        self._admission = Admission(package, self.step, PROCESSORS)
         self._nodes, self._largest, self._window = plan.size("A"), plan.buckets[-1], plan.kv.window
         self._unhealthy = sum(1 << bit for bit in range(WORD) if package.faults(1 << bit) == (UNHEALTHY,))
         self._longest = speculator.max_model_len
@@ -65,10 +75,8 @@ class Steps:
         firsts = batch.cu_num_logits_np
         if (firsts[1:] - firsts[:-1] != self._nodes).any():
             return f"fewer drafts than {self._nodes - 1}"
-        if sampler.sampling_states.temperature.np[rows].any():
-            return "sampling"
-        if sampler.needs_logits_processing[rows].any():
-            return "penalties, biases or other processors of logits"
+        if (reason := self._admission.refuses(sampler, rows)) is not None:
+            return reason
         if sampler.get_logprobs_dims(rows) is not None:
             return "log-probabilities"
         # Most tokens that texts have before the step; it writes a window behind that.
@@ -79,15 +87,16 @@ class Steps:
             return "no blocks for drafts"
         return None
 
-    def commit(self, logits: Tensor, batch: Any, *, count_faults: bool = False) -> SamplerOutput:
-        """Verify the drafts of a batch by the target's logits T[b * A, V]; `count_faults` says which are no numbers."""
+    def commit(self, logits: Tensor, batch: Any, sampler: Any) -> SamplerOutput:
+        """Verify the drafts of a batch by the target's logits T[b * A, V], as `refuses` has it."""
+        self._admission.say(sampler, batch.idx_mapping_np)
         self._requests = self._package.Batch((batch.idx_mapping_np + AHEAD).tolist())
         found = self.step.commit(self._requests, logits)
         self.committed = batch
         return SamplerOutput(
             sampled_token_ids=found.predict,
             logprobs_tensors=None,
-            num_nans=(found.health & self._unhealthy).ne(0).int() if count_faults else None,
+            num_nans=(found.health & self._unhealthy).ne(0).int() if sampler.compute_nans else None,
             num_sampled=found.accept_lens,
             num_rejected=self._nodes - found.accept_lens,
         )
@@ -120,6 +129,7 @@ class Steps:
             "program": self.name,
             "version": self._package.__version__,
             "capture": self.captured,
+            "sampling": self._admission.parameters,
             "served": self.served,
             "left": dict(self.left),
         }

@@ -72,6 +72,8 @@ def _arguments(plan: Any, config: Any) -> Iterator[str]:
         yield f"num_steps is {plan.size('S')} in the program, {spec.num_speculative_tokens} in the server"
     if most > plan.size("P") - 1:
         yield f"the server keeps {most} requests, the program {plan.size('P') - 1} (max_requests)"
+    if plan.buckets[-1] > most:
+        yield f"the largest bucket is {plan.buckets[-1]}, the server keeps {most} requests (max_num_seqs)"
 
 
 def _models(plan: Any, config: Any) -> Iterator[str]:

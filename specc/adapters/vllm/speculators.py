@@ -150,7 +150,7 @@ def _sampling(original: Any) -> Any:
         if runner.device.type == "cuda":
             # The last step's tokens, which may still be on their way to the host, lie where this one's will.
             torch.cuda.current_stream(runner.device).wait_stream(runner.output_copy_stream)
-        output = steps.commit(logits, input_batch, count_faults=runner.sampler.compute_nans)
+        output = steps.commit(logits, input_batch, runner.sampler)
         return output, output.num_sampled, output.num_rejected
 
     return sample

@@ -28,6 +28,7 @@ class Preset:
         gpus: what the names of the architectures that it runs on start with.
         pads_rows: whether it hands logits over, to a program whose target it runs, as rows that are padded so, also on
             one rank.
+        missing_sampling: values of ``sampling`` that its adapter does not serve.
         carry: by carried field what the key ``carry`` says of it; of fields that a program does not have, nothing.
 
     """
@@ -45,6 +46,7 @@ class Preset:
     gpus: str
     pads_rows: bool = False
     parts_of_tokens: bool = True
+    missing_sampling: tuple[str, ...] = ()
     carry: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
 
     def longest(self, context_length: int, num_steps: int) -> int:

@@ -12,14 +12,13 @@ VLLM = Preset(
         ("step",): "rotated",  # it runs the target by itself, then verifies and drafts
         ("slots",): "block_table",
         ("draft_positions",): "auto",  # language models see a token where it is, heads of the target one further
-        ("draft_sampling",): "greedy",
         ("overlap",): True,  # lengths stay on the device, with async scheduling and without
         ("disaggregation",): False,
         ("tensor_parallel",): 1,  # several ranks were not tried in it
         ("logits",): "gathered",
     },
     heads_of_target=(),
-    verifies=("greedy",),  # requests that sample are its own
+    verifies=("greedy", "target_only"),  # of a greedy program requests that sample are its own
     tree_masks=(),  # it has no trees
     padding=64,  # of its heads, whose scores it cuts off by a view
     pads_rows=True,
@@ -27,6 +26,7 @@ VLLM = Preset(
     max_requests=256,
     missing_outputs=("logprobs", "hidden_states", "routed_experts", "indexer_topk"),
     gpus="sm_",
+    missing_sampling=("penalties", "logit_bias", "grammar", "min_p"),  # it serves these itself, or not with drafts
     # Its own launches write them, of what a step hands back, as after steps that it runs by itself.
     carry={
         "bonus": {"dtype": "int64", "written_by": "engine"},

@@ -70,7 +70,12 @@ def test_rows_of_blocks_begin_at_multiples_of_sixteen_bytes(width: int, wider: i
 def plan(**changes: Any) -> Any:
     model = SimpleNamespace(vocab_size=96, hidden_size=64, dtype="bf16", logits_dtype="bf16")
     sizes = {"S": 3, "P": P}
-    given = {"algorithm": "EAGLE", "size": sizes.__getitem__, "models": {"target": model, "draft": model}}
+    given = {
+        "algorithm": "EAGLE",
+        "size": sizes.__getitem__,
+        "models": {"target": model, "draft": model},
+        "buckets": [4],
+    }
     return SimpleNamespace(**given | changes)
 
 
@@ -118,6 +123,7 @@ def test_a_server_that_the_program_is_for() -> None:
         ({"num_speculative_tokens": 5}, "num_steps is 3 in the program, 5 in the server"),
         ({"method": "eagle3"}, "the program is of EAGLE, the server's method is eagle3"),
         ({"max_num_seqs": P}, "the server keeps 7 requests, the program 6 (max_requests)"),
+        ({"max_num_seqs": 3}, "the largest bucket is 4, the server keeps 3 requests (max_num_seqs)"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2"),
         ({"draft_sample_method": "probabilistic"}, "draft_sample_method is probabilistic"),
         ({"rejection_sample_method": "block"}, "rejection_sample_method is block"),

@@ -226,7 +226,17 @@ def test_the_defaults_are_those_of_vllm() -> None:
             ("config/engine-conflict", "write draft_positions: auto, or leave the key out"),
         ),
         ("EAGLE", {"tensor_parallel": 2}, ("config/engine-conflict", "write tensor_parallel: 1, or leave the key out")),
-        ("EAGLE", {"verify": "target_only"}, ("config/engine-conflict", "write verify: greedy, or leave the key out")),
+        (
+            "EAGLE", {"verify": "rejection"},
+            ("config/engine-conflict", "write verify: greedy or target_only, or leave the key out"),
+        ),
+        *(
+            (
+                "EAGLE", {"verify": "target_only", "sampling": [parameter]},
+                ("config/engine-unsupported", "leave it out"),
+            )
+            for parameter in ("penalties", "logit_bias", "grammar", "min_p")
+        ),
         (
             "EAGLE3", {"draft": {"token_map": "engine", "vocab_size": 48}},
             ("config/engine-unsupported", "choose a draft of all tokens"),
@@ -235,6 +245,13 @@ def test_the_defaults_are_those_of_vllm() -> None:
 )  # fmt: skip
 def test_what_vllm_does_not_do(algorithm: str, keys: dict[str, object], found: tuple[str, str]) -> None:
     assert [one[:2] for one in findings(algorithm, engine="vllm", **keys)] == [found]
+
+
+@pytest.mark.parametrize("drafts", ["greedy", "coupled"])
+def test_a_program_that_draws_in_vllm(drafts: str) -> None:
+    keys = {"verify": "target_only", "sampling": ["top_k", "top_p"], "draft_sampling": drafts}
+    config = load("EAGLE", "vllm", **keys).config
+    assert (config.verify, config.draft_sampling) == ("target_only", drafts)
 
 
 def test_a_published_head_of_some_tokens_in_vllm(model: Model) -> None:

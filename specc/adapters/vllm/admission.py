@@ -1,0 +1,81 @@
+"""How vLLM's requests are sampled, in a program's terms."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+from .._plugin import HOTTEST, SEEDS
+from .tables import AHEAD
+
+Processors: TypeAlias = Mapping[type, Callable[[Any], Any]]
+"""By class of vLLM's processors of logits, how one of it says which rows, of all, it changes."""
+
+
+class Admission:
+    """Tells a program how the requests are sampled whose rows of vLLM's tables it meets.
+
+    vLLM writes what a request asks for, and a seed, into arrays of the host's when the request gets its row. The
+    program is told when it serves a row in which something changed: once for every request.
+
+    Attributes:
+        parameters: what requests may be sampled with, `temperature` among them; nothing where the program is greedy.
+
+    """
+
+    def __init__(self, package: Any, step: Any, processors: Processors) -> None:
+        """Nobody was told of. `step` is the package's program, bound; `processors` are those that vLLM brings."""
+        self._package, self._step, self._processors = package, step, processors
+        given = [field.name for field in package.plan.carry.values() if field.given]
+        self.parameters = [name.removeprefix("sampling_") for name in given]
+        self._none = {"top_k": package.plan.size("V"), "top_p": 1.0, "min_p": 0.0}
+        self._told: dict[str, Any] = {}
+
+    def refuses(self, sampler: Any, rows: Any) -> str | None:
+        """Why the program does not sample for requests in these rows, an array of numpy's; None if it does."""
+        states = sampler.sampling_states
+        drawn = states.temperature.np[rows] > 0
+        if drawn.any() and not self.parameters:
+            return "sampling"
+        if any(self._processed(sampler, rows, drawn)):
+            return "penalties, biases or other processors of logits"
+        if (states.seeds_set[rows] & drawn).any():
+            return "a seed"  # its text is that of vLLM's noise, whoever runs which step
+        asked = {name: drawn & (getattr(states, name).np[rows] != none) for name, none in self._none.items()}
+        return next((name for name, by in asked.items() if name not in self.parameters and by.any()), None)
+
+    def say(self, sampler: Any, rows: Any) -> None:
+        """Write into the program's rows what has changed in these of vLLM's."""
+        if not self.parameters:
+            return
+        states = sampler.sampling_states
+        now = {name: getattr(states, name).np for name in ("temperature", "seeds", *self._none)}
+        if not self._told:
+            self._told = {name: array.copy() for name, array in now.items()}
+            self._told["temperature"].fill(float("nan"))
+        changed = (self._told[name][rows] != array[rows] for name, array in now.items())
+        new = rows[functools.reduce(operator.or_, changed)]
+        if len(new):
+            asked = [self._asked({name: array[row].item() for name, array in now.items()}) for row in new.tolist()]
+            self._step.set_sampling((new + AHEAD).tolist(), asked)
+            for name, array in now.items():
+                self._told[name][new] = array[new]
+
+    def _processed(self, sampler: Any, rows: Any, drawn: Any) -> Iterator[bool]:
+        """Whether more than what `drawn` requests are drawn with changes the logits of requests in these rows."""
+        needs = sampler.needs_logits_processing[rows]
+        yield (needs & ~drawn).any()
+        if (needs & drawn).any():  # all the same to vLLM: what filters, and what changes logits before
+            for processor in sampler.logits_processors:
+                changes = self._processors.get(type(processor))
+                yield changes is None or changes(processor)[rows].any()  # of another one nobody knows
+            budget = sampler.thinking_budget_state
+            yield budget.enabled and budget.use_thinking_budget[rows].any()
+
+    def _asked(self, row: dict[str, Any]) -> Any:
+        """The parameters in a row, as the program has them."""
+        heat = min(row["temperature"], HOTTEST)
+        filters = {name: row[name] for name, none in self._none.items() if heat > 0 and row[name] != none}
+        return self._package.Sampling(temperature=heat, seed=row["seeds"] % SEEDS, **filters)
