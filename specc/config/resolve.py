@@ -115,6 +115,7 @@ def _config(
         engine=file.engine,
         step=file.step,
         slots=file.slots,
+        padding_slot=file.padding_slot,
         carry={name: FieldPlace(one.dtype, one.written_by) for name, one in file.carry.items()},
     )
 

@@ -31,6 +31,7 @@ Logits = Literal["gathered", "sharded"]
 Sampling = Literal["penalties", "logit_bias", "grammar", "top_k", "top_p", "min_p"]
 StepForm = Literal["whole", "rotated"]
 Slots = Literal["req_to_token", "block_table"]
+PaddingSlot = Literal[0, -1]
 Integer = Literal["int32", "int64"]
 Writer = Literal["program", "engine"]
 DraftPositions = Literal["true", "shifted", "auto"]
@@ -177,6 +178,7 @@ class Config:
     engine: Engine | None = None
     step: StepForm = "whole"
     slots: Slots = "req_to_token"
+    padding_slot: PaddingSlot = 0
     carry: Mapping[str, FieldPlace] = field(default_factory=dict[str, FieldPlace])
     tuning: Tuning | None = None
 

@@ -27,6 +27,7 @@ from specc.config.resolved import (
     Logits,
     Logprobs,
     MaskMode,
+    PaddingSlot,
     Penalties,
     Sampling,
     Slots,
@@ -216,6 +217,9 @@ class ConfigFile(Block):
     slots: Slots = "req_to_token"
     """Where KV slots are looked up: a table with the slot of every position (req_to_token), or, in a rotated step, the
     table of the draft's blocks of page_size slots, with the number of blocks of every request (block_table)."""
+    padding_slot: PaddingSlot = 0
+    """Of a block table, the slot of padding rows: 0, which is no request's, or -1, where forwards of the draft write
+    nothing."""
     carry: Annotated[dict[str, FieldBlock], Field(max_length=64)] = {}
     """Of a rotated step, the carried fields that live in tables of the engine's, by name, each with its dtype there and
     who writes it (written_by)."""

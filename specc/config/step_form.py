@@ -13,6 +13,8 @@ def check_step(checked: Checked, needs: Needs) -> None:
     file = checked.file
     blocks = file.slots == "block_table" and file.step != "rotated" and checked.sound("step", "slots")
     refuse(checked, blocks, "slots: block_table with step: whole", ("slots",), "write step: rotated")
+    skipped = file.padding_slot != 0 and file.slots != "block_table" and checked.sound("slots", "padding_slot")
+    refuse(checked, skipped, "padding_slot: -1 with slots: req_to_token", ("padding_slot",), "write slots: block_table")
     placed = bool(file.carry) and file.step != "rotated" and checked.sound("step", "carry")
     refuse(
         checked, placed, "tables of the engine's for carried fields with step: whole", ("carry",), "write step: rotated"

@@ -72,7 +72,7 @@ class BindKvLayout(Pass):
         )
         self._admit(module, layout, ctx)
         if ctx.loaded is not None and ctx.loaded.config.slots == BLOCKS:
-            self._look_up_blocks(module, layout, ctx)
+            self._look_up_blocks(module, layout, ctx, ctx.loaded.config.padding_slot)
 
     def _admit(self, module: Module, layout: KvLayout, ctx: Context) -> None:
         """Let a request without room be a padding row of all that the step does with rows and lengths."""
@@ -112,8 +112,11 @@ class BindKvLayout(Pass):
             ),
         )
 
-    def _look_up_blocks(self, module: Module, layout: KvLayout, ctx: Context) -> None:
-        """Look slots up in the table of a request's blocks, which has no more than the number that is said."""
+    def _look_up_blocks(self, module: Module, layout: KvLayout, ctx: Context, padding: int) -> None:
+        """Look slots up in the table of a request's blocks, which has no more than the number that is said.
+
+        Padding rows have the slot `padding`.
+        """
         table = module.add_input(BLOCKS, TensorType("i32", ("P", "C")))
         counts = module.add_input(COUNTS, TensorType("i32", ("P",)))
         for op in module.find("kv.slots", "kv.admit"):
@@ -122,6 +125,7 @@ class BindKvLayout(Pass):
             op.opcode = "kv.admit_blocks" if counted else "kv.block_slots"
             op.attrs = {name: value for name, value in op.attrs.items() if name != "longest"}
             op.attrs["page"] = layout.page_size
+            op.attrs |= {} if counted else {"padding": padding}
             module.set_operands(op, (table, *counted, rows, lens))
         message = f"slots are looked up in blocks of {layout.page_size}, as many as {COUNTS} says"
         self.remark(ctx, message, ctx.at("slots"))

@@ -116,7 +116,7 @@ class StateOps(Values):
         axis = self.rng.choice(["A", self.nodes, *(["D"] if self.chain and self.module.size("D") else [])])
         kind = [Fact("slots", axis)] if axis == NODE else []
         lens = self.lens(COLUMNS - 64)
-        paged = {"page": self._page()} if self.blocks else {}
+        paged = {"page": self._page(), "padding": self.rng.choice([0, -1])} if self.blocks else {}
         opcode, offset = "kv.block_slots" if self.blocks else "kv.slots", self.rng.randint(0, 2)
         self.make(opcode, self.table, self.rows(), lens, axis=axis, offset=offset, **paged, facts=kind)
 

@@ -6,14 +6,14 @@ from cluster_cases import POOL, TypedBuilder, check_module, small_module
 from kernel_cases import POISON
 from kernel_launcher import Launcher
 
-from specc.ir.core import Module, Value
+from specc.ir.core import Module
 from specc.ir.types import TensorType
 
 STEPS = 3
 ROOM_BIT = 5
 
 
-def begin(page: int, window: int) -> tuple[Module, Value]:
+def begin(page: int, window: int, padding: int) -> Module:
     """A step that asks for room in blocks, and looks up a window and the slots of forwards."""
     module = small_module(K=1, S=STEPS, D=STEPS - 1, A=STEPS + 1)
     rows, lens = (module.inputs[name] for name in ("req_pool_indices", "seq_lens"))
@@ -25,10 +25,11 @@ def begin(page: int, window: int) -> tuple[Module, Value]:
         names = "rows", "lens", "full"
         at = b.many("kv.admit_blocks", table, blocks, rows, lens, names=names, window=window, page=page)
         health = b("health.raise", health, at[2], names=("told",), bit=ROOM_BIT)
-        path = b("kv.block_slots", table, *at[:2], names=("path",), axis="A", offset=1, page=page)
-        forwards = b("kv.block_slots", table, *at[:2], names=("forwards",), axis="D", offset=2, page=page)
+        blocks_of = {"page": page, "padding": padding}
+        path = b("kv.block_slots", table, *at[:2], names=("path",), axis="A", offset=1, **blocks_of)
+        forwards = b("kv.block_slots", table, *at[:2], names=("forwards",), axis="D", offset=2, **blocks_of)
     module.outputs |= {value.name: value for value in (health, *at[:2], path, forwards)}
-    return module, table
+    return module
 
 
 @pytest.mark.parametrize("page", [1, 4, 16])
@@ -48,7 +49,8 @@ def test_room_ends_with_the_blocks(launcher: Launcher, page: int, past: int) -> 
     last = {row: min(count, columns) * page - window for row, count in held.items()}
     rows = [3, 0, 5, 2, 1]
     lengths = [last.get(row, 50) + past for row in rows]
-    module, _ = begin(page, window)
+    padding = min(past, 0)
+    module = begin(page, window, padding)
     drawn = {"req_pool_indices": torch.tensor(rows), "seq_lens": torch.tensor(lengths)}
     found = check_module(launcher, module, torch.Generator(), {**drawn, "block_table": table, "num_blocks": counts})
     blocks = table.tolist()
@@ -60,7 +62,7 @@ def test_room_ends_with_the_blocks(launcher: Launcher, page: int, past: int) -> 
 
         def slots(first: int, count: int, row: int = row, size: int = size, live: bool = has_room) -> list[int]:
             places = range(size + first, size + first + count)
-            return [blocks[row][place // page] * page + place % page if live else 0 for place in places]
+            return [blocks[row][place // page] * page + place % page if live else padding for place in places]
 
         assert found["path"][i].tolist() == slots(1, STEPS + 1)
         assert found["forwards"][:, i, 0].tolist() == slots(2, STEPS - 1)

@@ -8,7 +8,7 @@
 #   %first, %first_bad = vocab.argmax(%prefill_target_logits, %req_pool_indices) {dtype = "i32", keep = "", kernel = "prefill_argmax_0"} : i32[B], i1[B]
 #   %prefill_health_target = health.raise(%prefill_health, %first_bad) {bit = 1, kernel = "prefill_argmax_0"} : i32[B]
 #   %prefill_draft_positions = kv.positions(%seq_lens) {axis = "K", kernel = "prefill_argmax_0", offset = 1, stride = 0} : i64[B, K]
-#   %prefill_draft_slots = kv.block_slots(%block_table, %req_pool_indices, %seq_lens) {axis = "D", kernel = "prefill_argmax_0", offset = 1, page = 16} : i64[D, B, K]
+#   %prefill_draft_slots = kv.block_slots(%block_table, %req_pool_indices, %seq_lens) {axis = "D", kernel = "prefill_argmax_0", offset = 1, padding = 0, page = 16} : i64[D, B, K]
 import triton
 import triton.language as tl
 
@@ -53,7 +53,7 @@ def argmax(
         health = health_clear(b)
         health2 = health_raise(health, bad, BIT=1)
         positions = kv_positions(seq_lens, OFFSET=1, STRIDE=0, SIZE_POSITIONS=1)
-        slots = kv_forward_block_slots(block_table_ptr, block_table_stride, row, seq_lens, OFFSET=1, PAGE=16, D=2)
+        slots = kv_forward_block_slots(block_table_ptr, block_table_stride, row, seq_lens, OFFSET=1, PAGE=16, PADDING=0, D=2)
         tl.store(index_ptr + b, index)
         tl.store(health_ptr + b, health2)
         store_row(positions_ptr + b * 1, True, positions, 1)

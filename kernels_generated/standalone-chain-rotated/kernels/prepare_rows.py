@@ -14,7 +14,7 @@
 #   %carried_drafts = carry.load(%req_pool_indices) {field = "drafts", kernel = "prepare_rows"} : i64[B, S]
 #   %nodes = chain.join(%root, %carried_drafts) {kernel = "prepare_rows"} : i64[B, A]
 #   %extend_positions = kv.positions(%admitted_lens) {axis = "A", kernel = "prepare_rows", offset = 1, stride = 1} : i64[B, A]
-#   %extend_slots = kv.block_slots(%block_table, %admitted_rows, %admitted_lens) {axis = "A", kernel = "prepare_rows", offset = 1, page = 16} : i64[B, A]
+#   %extend_slots = kv.block_slots(%block_table, %admitted_rows, %admitted_lens) {axis = "A", kernel = "prepare_rows", offset = 1, padding = 0, page = 16} : i64[B, A]
 import triton
 import triton.language as tl
 
@@ -55,7 +55,7 @@ def rows(
     drafts = load_row(relay_drafts_ptr + rows * 3, rows != 0, 3)
     tokens = chain_join(bonus, drafts, S=3, A=4)
     positions = kv_positions(seq_lens2, OFFSET=1, STRIDE=1, SIZE_POSITIONS=4)
-    slots = kv_block_slots(block_table_ptr, block_table_stride, rows2, seq_lens2, OFFSET=1, PAGE=16, SIZE_SLOTS=4)
+    slots = kv_block_slots(block_table_ptr, block_table_stride, rows2, seq_lens2, OFFSET=1, PAGE=16, PADDING=0, SIZE_SLOTS=4)
     tl.store(rows_ptr2 + b, rows2)
     tl.store(seq_lens_ptr + b, seq_lens2)
     tl.store(health_ptr + b, health4)

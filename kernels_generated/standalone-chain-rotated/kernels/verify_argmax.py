@@ -12,7 +12,7 @@
 #   %extend_tokens = commit.extend_ids(%node_predict, %accept_lens) {kernel = "verify_argmax"} : i64[B, A]
 #   %select = commit.select(%accept_lens) {kernel = "verify_argmax"} : i64[B]
 #   %draft_positions = kv.positions(%new_seq_lens) {axis = "K", kernel = "verify_argmax", offset = 1, stride = 0} : i64[B, K]
-#   %draft_slots = kv.block_slots(%block_table, %admitted_rows, %new_seq_lens) {axis = "D", kernel = "verify_argmax", offset = 1, page = 16} : i64[D, B, K]
+#   %draft_slots = kv.block_slots(%block_table, %admitted_rows, %new_seq_lens) {axis = "D", kernel = "verify_argmax", offset = 1, padding = 0, page = 16} : i64[D, B, K]
 import triton
 import triton.language as tl
 
@@ -70,7 +70,7 @@ def argmax(
         ids = commit_extend_ids(predict, accept_lens, A=4)
         select = commit_select(accept_lens, b, A=4)
         positions = kv_positions(new_seq_lens, OFFSET=1, STRIDE=0, SIZE_POSITIONS=1)
-        slots = kv_forward_block_slots(block_table_ptr, block_table_stride, row, new_seq_lens, OFFSET=1, PAGE=16, D=2)
+        slots = kv_forward_block_slots(block_table_ptr, block_table_stride, row, new_seq_lens, OFFSET=1, PAGE=16, PADDING=0, D=2)
         tl.store(relay_seq_lens_ptr + row, new_seq_lens, mask=row != 0)
         store_row(predict_ptr + b * 4, True, predict, 4)
         tl.store(accept_lens_ptr + b, accept_lens)

@@ -11,6 +11,7 @@ VLLM = Preset(
     demands={
         ("step",): "rotated",  # it runs the target by itself, then verifies and drafts
         ("slots",): "block_table",
+        ("padding_slot",): -1,  # where nothing is written; its block 0 is of nobody, and stays as it is
         ("draft_positions",): "auto",  # language models see a token where it is, heads of the target one further
         ("overlap",): True,  # lengths stay on the device, with async scheduling and without
         ("disaggregation",): False,

@@ -41,14 +41,14 @@ class PagedContext(AttentionCache):
         """Describe a forward of [b, n] tokens.
 
         req_to_token i32[P, C]; rows i64[b] pool row of every batch row; positions and slots i64[b, n] of
-        every token, no slots where nothing is written; width: how many positions are looked at, above every
-        position that counts.
+        every token, no slots where nothing is written, and negative ones for slot 0; width: how many positions are
+        looked at, above every position that counts.
         """
         super().__init__()
         self.pool = pool
         self.positions = positions
         self.width = width
-        self.write_slots = slots.reshape(-1)
+        self.write_slots = slots.reshape(-1).clamp(min=0)
         self.read_slots = req_to_token[:, :width].index_select(0, rows).long()
         self.key_positions = torch.arange(width, device=positions.device).expand(len(rows), -1)
         self.reached: list[int] = []

@@ -76,8 +76,8 @@ OPS = (
         "kv.block_slots",
         f"{_BLOCKS}, rows: i64[B], seq_lens: i64[B] -> slots: ?",
         "block_table[row, p // page] * page + p % page of position p = seq_len + offset + i, i along ``axis``; padding"
-        " rows: slot 0.",
-        {"axis": str, "offset": int, **_PAGED},
+        " rows: slot ``padding``.",
+        {"axis": str, "offset": int, **_PAGED, "padding": int},
         infer=_slots,
     ),
     OpDef(

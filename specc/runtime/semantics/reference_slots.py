@@ -47,12 +47,13 @@ def kv_block_slots(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """block_table i32[P, C], rows i64[B], seq_lens i64[B] -> slots i64[B, X], or i64[D, B, 1] along axis D.
 
     Entry i is the slot of position p = seq_lens[b] + offset + i: block p // page of the row, place p % page in it;
-    padding rows: slot 0. `kv.admit_blocks` saw to the room.
+    padding rows: slot `padding`. `kv.admit_blocks` saw to the room.
     """
     table, rows, seq_lens = operands
     axis, page = attrs["axis"], int(attrs["page"])
     positions = seq_lens[:, None] + int(attrs["offset"]) + torch.arange(dims[axis], device=rows.device)
-    slots = zero_rows(_look_up(table, rows, positions // page) * page + positions % page, rows == 0)
+    slots = _look_up(table, rows, positions // page) * page + positions % page
+    slots = torch.where((rows == 0)[:, None], int(attrs["padding"]), slots)
     return (slots.t()[..., None].contiguous() if axis == "D" else slots,)
 
 

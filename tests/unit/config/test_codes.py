@@ -191,6 +191,7 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
     ("config/out-of-range", edit("verify: greedy", "tensor_parallel: 3"), 9, 18),
     ("config/out-of-range", edit("verify: greedy", "tensor_parallel: 32"), 9, 18),
     ("config/not-yet", edit("verify: greedy", "slots: block_table"), 9, 8),
+    ("config/not-yet", edit("verify: greedy", "padding_slot: -1"), 9, 15),
     ("config/not-yet", edit("verify: greedy", "carry: {bonus: {}}"), 9, 8),
     ("config/not-a-mapping", rotated("carry: {bonus: engine}"), 9, 16),
     ("config/out-of-range", rotated("carry: {bonus: {dtype: int8}}"), 9, 24),

@@ -202,6 +202,7 @@ def test_the_defaults_are_those_of_vllm() -> None:
             "vllm", "rotated", "block_table", "auto",
         )  # fmt: skip
         assert (config.overlap, config.disaggregation, config.max_requests) == (True, False, 256)
+        assert config.padding_slot == -1
         assert config.target.padded_vocab_size == 128, "rows of logits are those of a padded head"
         assert {name: tuple(place) for name, place in config.carry.items()} == {
             "bonus": ("int64", "engine"), "drafts": ("int64", "engine"), "seq_lens": ("int32", "engine"),

@@ -25,15 +25,16 @@ def kv_block_slots(
     seq_lens,
     OFFSET: tl.constexpr,
     PAGE: tl.constexpr,
+    PADDING: tl.constexpr,
     SIZE_SLOTS: tl.constexpr,
 ):
-    """Slots i64[SIZE_SLOTS] of the positions from seq_len + OFFSET on, PAGE of them in a block; 0 for padding."""
+    """Slots i64[SIZE_SLOTS] of the positions from seq_len + OFFSET on, PAGE of them in a block; of padding PADDING."""
     i = tl.arange(0, triton.next_power_of_2(SIZE_SLOTS))
     at = seq_lens + OFFSET + i
     entries = block_table_ptr + rows * block_table_stride + at // PAGE
     live = (i < SIZE_SLOTS) & (rows != 0)
     blocks = tl.load(entries, mask=live, other=0).to(tl.int64)
-    return tl.where(live, blocks * PAGE + at % PAGE, 0)
+    return tl.where(live, blocks * PAGE + at % PAGE, PADDING)
 
 
 @triton.jit
@@ -44,7 +45,8 @@ def kv_forward_block_slots(
     seq_lens,
     OFFSET: tl.constexpr,
     PAGE: tl.constexpr,
+    PADDING: tl.constexpr,
     D: tl.constexpr,
 ):
     """`kv_block_slots` along the axis of forwards: i64[D, 1]."""
-    return kv_block_slots(block_table_ptr, block_table_stride, rows, seq_lens, OFFSET, PAGE, D)[:, None]
+    return kv_block_slots(block_table_ptr, block_table_stride, rows, seq_lens, OFFSET, PAGE, PADDING, D)[:, None]
