@@ -7,6 +7,7 @@ from specc.ir.declarations import Buffer, Kernel, Layout, Node, scratch_owner
 from specc.ir.liveness import hidden_result
 from specc.ir.nodes import is_collective, is_external, node_of
 from specc.ir.ops import OPS
+from specc.ir.ops.model import GIVEN_HIDDEN
 from specc.kernels.shared import vocabulary
 from specc.kernels.shared.base import cluster_of, nbytes, numbered
 from specc.kernels.shared.text import rows_of
@@ -97,8 +98,9 @@ def hidden_state_bytes(module: Module, bucket: int) -> int:
 
 
 def _hidden(module: Module) -> tuple[set[Value], set[str]]:
-    """Values and carried fields that hidden states flow into: a fixpoint from the forwards' hidden results."""
+    """Values and carried fields that hidden states flow into: a fixpoint from what is handed over as such."""
     values = {v for op in module.ops() if is_external(op) and (v := hidden_result(op)) is not None}
+    values |= {op.result for op in module.find(GIVEN_HIDDEN)}
     fields: set[str] = set()
     size = -1
     while size != len(values) + len(fields):

@@ -68,13 +68,16 @@ def quotient(module: Module) -> nx.DiGraph:
 def node_order(module: Module) -> list[str]:
     """Nodes in execution order: dataflow first, then the order in which their first ops stand.
 
+    Of a phase what the engine hands over comes first, for it waits for nothing and cuts graphs.
+
     Raises:
         networkx.NetworkXUnfeasible: nodes wait for each other in a circle.
 
     """
-    rank: dict[str, int] = {}
+    places = {phase: place for place, phase in enumerate(module.phases)}
+    rank: dict[str, tuple[int, bool, int]] = {}
     for op in module.ops():
-        rank.setdefault(node_of(op), len(rank))
+        rank.setdefault(node_of(op), (places[op.phase], not is_given(op), len(rank)))
     return list(nx.lexicographical_topological_sort(quotient(module), key=rank.__getitem__))
 
 

@@ -89,15 +89,17 @@ def take(node: Given, frame: Frame, given: Mapping[str, Tensor], live: int) -> N
     """
     for result, value in node.results.items():
         tensor, rows, axes = given.get(result), frame.rows, frame.plan.values[value].axes
-        if isinstance(tensor, Tensor) and tensor.dim() == len(axes) - 1 and tensor.shape[0] % frame.dims[axes[1]] == 0:
-            tensor = tensor.unflatten(0, (-1, frame.dims[axes[1]]))
-        if isinstance(tensor, Tensor) and tensor.dim() == len(axes):
-            if live <= tensor.shape[0] < rows and not _kernels_alone(frame, tensor):
-                behind = tensor.new_zeros(rows - tensor.shape[0], *tensor.shape[1:])
-                tensor = laid_apart(frame.plan, value, torch.cat([tensor, behind]))
-            tensor = tensor[:rows]
-            rows = max(live, tensor.shape[0])
-        frame.adopt(value, _checked(f"the engine handed over {result}", frame, value, tensor, rows))
+        if isinstance(tensor, Tensor) and not plain_fault(tensor):
+            if tensor.dim() == len(axes) - 1 and tensor.shape[0] % frame.dims[axes[1]] == 0:
+                tensor = tensor.unflatten(0, (-1, frame.dims[axes[1]]))
+            if tensor.dim() == len(axes):
+                tensor = tensor[:rows]
+                rows = max(live, tensor.shape[0])
+        checked = _checked(f"the engine handed over {result}", frame, value, tensor, rows)
+        if rows < frame.rows and not _kernels_alone(frame, checked):
+            behind = checked.new_zeros(frame.rows - rows, *checked.shape[1:])
+            checked = laid_apart(frame.plan, value, torch.cat([checked, behind]))
+        frame.adopt(value, checked)
 
 
 def _kernels_alone(frame: Frame, tensor: Tensor) -> bool:
@@ -144,7 +146,7 @@ def _checked(where: str, frame: Frame, name: str, tensor: object, rows: int | No
 
 def _lies(tensor: Tensor, row: int) -> bool:
     """Whether numbers of a row follow each other, and rows are so many elements apart."""
-    if tensor.dim() < 2 or row <= tensor.shape[-1]:
+    if tensor.dim() < 2 or row <= tensor.shape[-1] or not tensor.numel():
         return tensor.is_contiguous()
     wanted = row
     for size, stride in reversed([*zip(tensor.shape, tensor.stride(), strict=True)][:-1]):

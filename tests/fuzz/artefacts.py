@@ -23,9 +23,10 @@ from specc.runtime.plan.manifest import MANIFEST, PLAN
 from specc.runtime.plan.nodes import KINDS as BINDINGS
 from specc.runtime.plan.plan import FORMAT, PROMPT
 from specc.runtime.program import load
+from specc.runtime.rotated import RotatedStep
 from specc.runtime.sampling import Sampling
 
-from . import bound, steps
+from . import bound, sessions
 from .outcome import RIGHT, Failure, expect
 
 POOL = 24
@@ -103,15 +104,19 @@ def attempt(folder: Path, compiled: bound.Compiled, rng: random.Random, *, caugh
     try:
         program = load(folder, "cpu")
         expect(caught, "a file is not what its digest says, and it loads")
-        session = steps.Session(compiled, rng)
-        made, table, kv = session.engine, session.table, session.engine.kv
-        step = program.bind(made, table, kv, tables=session.tables)
+        session = sessions.session_of(compiled, rng)
+        made, (table, more) = session.engine, session.place
+        step = program.bind(made, table, made.kv, tables=session.tables, **more)
         made.prompts = {1: [0, 0]}
         prompt = [0, 0] if PROMPT in compiled.plan.reads("prefill") else None
         if compiled.plan.samples:
             step.set_sampling([1], [Sampling(rng.choice([0.0, 1.0]))])
         first = step.prefill(Batch([1], [min(2, session.room)], prompt)) if session.room > 1 else None
-        if first is not None:
+        if first is not None and isinstance(step, RotatedStep):
+            given, batch = step.zeros(), Batch([1], [2])
+            step.commit(batch, given["logits"], at_least=rng.choice([0, 1])).to_host()
+            step.propose(batch, given.get("hidden")).to_host()
+        elif first is not None:
             step.decode(Batch([1], [2]), at_least=rng.choice([0, 1])).to_host()
     except DamagedWheelError as error:
         expect(str(error).strip(), "an error that says nothing")

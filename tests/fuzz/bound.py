@@ -25,6 +25,7 @@ from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.memory.arena import allocate
 from specc.runtime.plan.plan import TOKEN_MAP, Plan
 from specc.runtime.plan.plan_json import plan_text, read_plan
+from specc.runtime.rotated import RotatedStep
 from specc.runtime.step import Step
 from specc.support.diagnostics import DiagnosticError
 
@@ -45,9 +46,12 @@ class Broken(Exception):
 
 @dataclass(frozen=True)
 class Compiled:
-    """A configuration and its program at every depth, the deepest first; ``texts`` are their plan.json."""
+    """A configuration and its program at every depth, the deepest first; ``texts`` are their plan.json.
 
-    seed: str
+    `asked`: the arguments of `program` that made it.
+    """
+
+    asked: tuple[str, bool | None]
     config: Config
     plans: tuple[Plan, ...]
     texts: tuple[str, ...]
@@ -59,24 +63,24 @@ class Compiled:
 
 
 @lru_cache(maxsize=POOL)
-def program(seed: str) -> Compiled | str:
-    """The program of a seed, or the outcome where the configuration cannot be built."""
-    keys = legal.draw(random.Random(seed))
+def program(seed: str, rotated: bool | None = None) -> Compiled | str:
+    """The program of a seed, or the outcome where the configuration cannot be built; ``rotated`` as of `legal.draw`."""
+    keys = legal.draw(random.Random(seed), rotated=rotated)
     try:
         loaded = load_text(legal.to_yaml(keys), Path("fuzzed.yaml"), algorithms.names(), algorithms.needs)
         built = build_program(loaded)
     except DiagnosticError as error:
         return diagnosed(error)
     texts = tuple(plan_text(depth.plan) for depth in built.depths)
-    return Compiled(seed, loaded.config, tuple(read_plan(json.loads(text)) for text in texts), texts)
+    return Compiled((seed, rotated), loaded.config, tuple(read_plan(json.loads(text)) for text in texts), texts)
 
 
 @lru_cache(maxsize=POOL)
-def world(seed: str, number: int) -> tuple[dict[str, Model], dict[Any, Any]]:
+def world(asked: tuple[str, bool | None], number: int) -> tuple[dict[str, Model], dict[Any, Any]]:
     """The models of a program's session, and what oracles found out about their rows; a program has a few of them."""
-    compiled = program(seed)
+    compiled = program(*asked)
     assert isinstance(compiled, Compiled)
-    return wild_models(compiled.config, random.Random(f"{seed}/{number}")), {}
+    return wild_models(compiled.config, random.Random(f"{asked[0]}/{number}")), {}
 
 
 @dataclass
@@ -101,13 +105,17 @@ class Bound:
         pool_rows = rng.randint(2, plan.size("P"))
         self.window = plan.kv.window
         columns = self.window + rng.choice([1, 2, 8, 40, 100])
-        slots = rng.sample(range(1, 2 * pool_rows * columns), pool_rows * columns)
-        self.table = torch.tensor(slots, dtype=torch.int32).view(pool_rows, columns)
-        self.room = min(columns - self.window, plan.kv.longest or columns)
-        self.models, self.cache = world(self.compiled.seed, rng.randrange(WORLDS))
+        self.table = self._slots(pool_rows, columns)
+        self.room = min(self.table.shape[1] - self.window, plan.kv.longest or columns)
+        self.models, self.cache = world(self.compiled.asked, rng.randrange(WORLDS))
         self.engine = self._engine()
         self.corpus = [rng.randrange(config.target.vocab_size) for _ in range(rng.choice([0, 1, 5, 60]))]
         self.step = self._bind()
+
+    def _slots(self, pool_rows: int, columns: int) -> Tensor:
+        """The KV slot of every position of every pool row, i32[p, C], and of at least so many positions."""
+        slots = self.rng.sample(range(1, 2 * pool_rows * columns), pool_rows * columns)
+        return torch.tensor(slots, dtype=torch.int32).view(pool_rows, columns)
 
     def _engine(self) -> Engine:
         """What the configuration says that the models are, and the plan where drafts are."""
@@ -130,7 +138,13 @@ class Bound:
         known = {"corpus": (self.corpus, torch.int32)}
         if "draft" in self.models:
             known[TOKEN_MAP] = self.models["draft"].tokens, torch.int64
-        return {name: torch.tensor(known[name][0], dtype=known[name][1]) for name in self.plan.tables()}
+        wanted = known.keys() & self.plan.tables().keys()
+        return {name: torch.tensor(known[name][0], dtype=known[name][1]) for name in wanted}
+
+    @property
+    def place(self) -> tuple[Tensor, dict[str, Any]]:
+        """The table that a program is bound to, and by keyword what else the engine has of it."""
+        return self.table, {}
 
     def _bind(self) -> Step:
         memory = allocate(self.compiled.plans, CPU, 0xA5)
@@ -139,14 +153,20 @@ class Bound:
         callbacks: Any = self.engine
         if self.config.logits == "sharded":
             callbacks = Sharded(self.engine, self.config, self.rng.randrange(ranks))
+        table, more = self.place
         for plan in self.compiled.plans:
             brought = {name: op.reference for name, op in OPS.items() if op.reference is not None}
-            arguments = plan, ReferenceBackend(brought), CPU, callbacks, self.table, self.engine.kv, self.tables
+            arguments = plan, ReferenceBackend(brought), CPU, callbacks, table, self.engine.kv, self.tables
             collective = Siblings(callbacks, plan) if plan.ranks > 1 else None
-            bound[plan.size("S")] = Step(*arguments, collective=collective, memory=memory, depths=bound)
+            kind = RotatedStep if plan.rotated else Step
+            bound[plan.size("S")] = kind(*arguments, collective=collective, memory=memory, depths=bound, **more)
         self.memory = memory
         self.loose = _loose(self.compiled.plans, len(memory))
         return bound[self.plan.size("S")]
+
+    def _held(self) -> list[Tensor]:
+        """All memory in which state is."""
+        return [self.memory]
 
     def _pools(self) -> dict[str, Tensor]:
         return {name: pool.clone() for name, pool in self.step.pools.items()}

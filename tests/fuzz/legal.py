@@ -28,6 +28,8 @@ KV_ROWS: tuple[Keys, ...] = (
 OUTPUTS = ("accept_index", "hidden_states", "logprobs", "routed_experts", "indexer_topk")
 SAMPLING = ("top_k", "top_p", "min_p", "penalties", "logit_bias")
 PLUGIN = "ANCHORED"
+ROTATED = 0.15
+"""Of all configurations, the part whose target the engine runs."""
 _SHARED = ("hidden_size", "hc_mult", "hidden_source", "dtype")
 
 
@@ -127,8 +129,62 @@ def _tree(rng: random.Random, keys: Keys, most: int) -> None:
         keys["context_length"] = rng.randint(24, 200)
 
 
-def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = False) -> Keys:
-    """The keys of one configuration."""
+FIELDS = ("bonus", "drafts", "seq_lens", "text")
+"""Carried fields of rotated programs that may live in tables of the engine's."""
+ENGINES_OWN = {"engine": "vllm"}
+"""What stands for all that an engine says of programs whose target it runs."""
+
+
+def _rotate(rng: random.Random, keys: Keys) -> None:
+    """Leave the target to the engine, which has tables of its own, or is one that is known."""
+    steps = keys["num_steps"]
+    keys |= {"step": "rotated", "topk": 1, "disaggregation": False}
+    keys["num_steps"] = rng.choice(steps) if isinstance(steps, list) else steps
+    if keys["algorithm"].upper() == "MULTI_LAYER_EAGLE":
+        keys["draft"]["num_layers"] = max(keys["draft"]["num_layers"], keys["num_steps"])
+    for name in ("num_draft_tokens", "mask", "context_length", "logits", "tensor_parallel"):
+        keys.pop(name, None)
+    for model in (keys["target"], keys.get("draft", {})):
+        model.pop("padded_vocab_size", None)
+    if keys.get("verify") in ("rejection", "block"):
+        keys["verify"] = "target_only"
+    keys["outputs"] = [name for name in keys["outputs"] if name in ("accept_index", "logprobs")]
+    keys["sampling"] = [name for name in keys.get("sampling", []) if name != "grammar"]
+    served = keys["algorithm"].upper() in ("STANDALONE", "EAGLE", "EAGLE3") and "token_map" not in keys["draft"]
+    if served and "verify" not in keys and rng.random() < 0.3:
+        _leave_to_engine(rng, keys)
+        return
+    keys["slots"] = rng.choice(["req_to_token", "block_table"])
+    if rng.random() < 0.6:
+        vocab = keys["target"]["vocab_size"]
+        keys["target"]["padded_vocab_size"] = vocab + rng.choice([0, 1, 7, rng.randint(0, 70), -vocab % 64])
+    keys["carry"] = _places(rng, keys) if rng.random() < 0.8 else {}
+
+
+def _places(rng: random.Random, keys: Keys) -> Keys:
+    """Some carried fields, in tables of any integers, which either side writes; an appended one as it is."""
+    known = [name for name in FIELDS if name != ("text" if keys["algorithm"].upper() != "NGRAM" else "")]
+    known = [name for name in known if name != "seq_lens" or keys["overlap"]]
+    found: Keys = {}
+    for name in known:
+        own = name != "text"
+        dtype = rng.choice([{}, {"dtype": "int32"}, *[{"dtype": "int64"}] * own])
+        writer = rng.choice([{}, {"written_by": "program"}, *[{"written_by": "engine"}] * (3 * own)])
+        found |= {name: dtype | writer} if rng.random() < 0.7 else {}
+    return found
+
+
+def _leave_to_engine(rng: random.Random, keys: Keys) -> None:
+    """Let an engine say what it does in one way only."""
+    keys |= ENGINES_OWN
+    keys["outputs"] = [name for name in keys["outputs"] if name == "accept_index"]
+    for name in ("step", "disaggregation", "overlap", "draft_positions", "best_logprobs", "logprobs", "sampling"):
+        keys.pop(name, None)
+    keys |= rng.choice([{}, {"step": "rotated"}, {"slots": "block_table"}, {"overlap": True}])
+
+
+def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = False, rotated: bool | None = None) -> Keys:
+    """The keys of one configuration; ``rotated``: whether the engine runs the target, None for now and then."""
     install_plugin()
     algorithm = algorithm or rng.choice(algorithms.names())
     needs = algorithms.needs(algorithm)
@@ -173,6 +229,8 @@ def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = Fals
     drawn = keys.get("verify") == "target_only" and topk == 1 and needs.draft and "token_map" not in draft
     if drawn and rng.random() < 0.3:
         keys["draft_sampling"] = "coupled"
+    if rng.random() < ROTATED if rotated is None else rotated:
+        _rotate(rng, keys)
     return keys
 
 

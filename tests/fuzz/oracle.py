@@ -17,7 +17,7 @@ from fakes.models import Model, extra, fold, fold_all, target_code
 
 from specc.config import Config
 
-from .ranking import INF, Branch, Choice, Tree, argmax, best_of, log_probability, most_probable, ranked
+from .ranking import INF, Branch, Choice, Tree, argmax, best_of, chain, log_probability, most_probable, ranked
 from .sampler import Sampler
 
 DRAFT, TARGET, EXTEND, PREFILL, ORPHAN = 1, 2, 4, 8, 16
@@ -142,6 +142,8 @@ class Oracle:
         self.count([first])
         self._carry_bonus()
         self._prefill_draft([self.hidden("target", state) for state in states])
+        if self.config.step == "rotated":
+            self._redraft(self.config.num_steps)
 
     def _prefill_draft(self, hidden: list[int]) -> None:
         """What the draft makes of the prompt, with the target's hidden row of each of its tokens."""
@@ -161,7 +163,15 @@ class Oracle:
         Doubt when rounding decides what is drafted.
         """
         self.health = 0
-        return self.verify(self.draft(steps, nodes), steps, said)
+        if self.config.step != "rotated":
+            return self.verify(self.draft(steps, nodes), steps, said)
+        found = self.verify(chain(self.text[-1], self.carried["drafts"]), steps, said)
+        self._redraft(steps)
+        return replace(found, health=self.health)  # of both halves
+
+    def _redraft(self, steps: int) -> None:
+        """Draft, at the end of a rotated step, what the next one verifies."""
+        self.carried["drafts"] = self.draft(steps, steps + 1).tokens[1:]
 
     def draft(self, steps: int, nodes: int) -> Tree:
         """What is verified."""

@@ -17,10 +17,10 @@ from torch import Tensor
 from specc.engine.disaggregation.listener import Arrived, Inbox
 from specc.engine.disaggregation.messages import END, REQUEST, STATE, WITHDRAWN, Message, Patience, head_of, receive
 from specc.engine.errors import EngineError
-from specc.runtime.batch import Batch
 from specc.runtime.errors import SpeccError
+from specc.runtime.plan.fields import own
 
-from . import bound, steps
+from . import bound, sessions, steps
 from .artefacts import changed, damaged
 from .outcome import RIGHT, expect
 
@@ -62,7 +62,7 @@ def case(seed: str, rng: random.Random) -> str:
 
 def handed_over(compiled: bound.Compiled, rng: random.Random) -> str:
     """A request moves to another pool row by a record that was changed on the way."""
-    session = steps.Session(compiled, rng)
+    session = sessions.session_of(compiled, rng)
     session.admit(2)
     for _ in range(rng.randint(0, 2)):
         session.decode()
@@ -72,6 +72,8 @@ def handed_over(compiled: bound.Compiled, rng: random.Random) -> str:
     row = rng.choice(able)
     into = rng.choice([other for other in range(1, len(session.table)) if other != row])
     session.requests.pop(into, None)
+    if not own(session.plan):
+        return "all that is carried is the engine's"
     (record,) = session.step.pack([row])
     given, same = forged(rng, session, record)
     before = session.memory.clone()
@@ -84,6 +86,7 @@ def handed_over(compiled: bound.Compiled, rng: random.Random) -> str:
         expect(torch.equal(before, session.memory), "a record that was refused changed memory")
         return type(error).__name__
     expect(same is not None, "a record is not what its checksum says, and is taken in")
+    session.pass_on(row, into)
     others = [other for other, oracle in session.requests.items() if oracle.length <= session.room and other != row]
     goes_on(session, others[: session.plan.buckets[-1] - 1], row, into)
     return RIGHT if same else "taken in"
@@ -100,7 +103,7 @@ def goes_on(session: steps.Session, others: list[int], row: int, into: int) -> N
     for _ in range(2):
         rows = [*others, into]
         lengths = [*(session.requests[other].length for other in others), length]
-        result = session.step.decode(Batch(rows) if session.config.overlap else Batch(rows, lengths))
+        result = session.after(rows, lengths)
         told = result.to_host()
         expect(all(0 <= token < vocab for token in told.tokens(len(others))), f"{told.tokens(len(others))} is emitted")
         session._check_result(result, others, plan.size("S"), plan.size("N"))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,30 +13,22 @@ from torch import Tensor
 
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BatchError, SamplingError, SpeccError
+from specc.runtime.memory.tables import room
 from specc.runtime.plan.plan import PROMPT, Plan
+from specc.runtime.result import StepResult
 from specc.runtime.sampling import GREEDY, Sampling
 
 from . import sampling
-from .bound import POOL, Broken, program
+from .bound import Broken
 from .checks import Checks
 from .oracle import Oracle
 from .oracles import ORACLES, LookUp
-from .outcome import RIGHT, Failure, expect
+from .outcome import Failure, expect
 from .ranking import f32
 from .sampler import Sampler
 
 STEPS = 20
 """Decode steps of a session."""
-
-
-def case(seed: str, rng: random.Random) -> str:
-    """One session."""
-    compiled = program(f"{seed}/{rng.randrange(POOL)}")
-    if isinstance(compiled, str):
-        return compiled
-    session = Session(compiled, rng)
-    session.run()
-    return f"{RIGHT} ({compiled.config.algorithm})"
 
 
 class Session(Checks):
@@ -104,6 +95,7 @@ class Session(Checks):
             except Broken:
                 self.say_again()
         self.fail_at = None
+        self.write(rows, result.outputs | {"seq_lens": torch.tensor(lengths)})
         host = result.to_host()
         said = zip(prompts.values(), samplers, counts, host.bonus, strict=True)
         grammars = [self.engine.grammars.get(row, FREE) for row in rows]
@@ -113,6 +105,9 @@ class Session(Checks):
         self.requests |= dict(zip(rows, oracles, strict=True))
         self._check_pools(before, rows)
         self._poison()
+
+    def write(self, rows: list[int], found: Mapping[str, Tensor]) -> None:
+        """Write what the engine writes by itself, of what a call has handed back of some rows: nothing."""
 
     def sample(self, prompts: dict[int, list[int]]) -> tuple[list[Sampler], list[dict[int, int]]]:
         """Say how the next requests of some rows are sampled, and what they have counted.
@@ -222,11 +217,6 @@ class Session(Checks):
         if not free or not self.requests:
             return
         row, into = self.rng.choice(list(self.requests)), self.rng.choice(free)
-        oracle = self.requests.pop(row)
-        for owner, pool in self.engine.memory.items():
-            count = self.engine.positions(owner, oracle.length)
-            here, there = (self.table[r, :count].long() for r in (row, into))
-            pool.words[:, there] = pool.words[:, here]
         if self.rng.random() < 0.5:
             carry = self.step.read_carry(self._column([row]))
         else:
@@ -234,8 +224,24 @@ class Session(Checks):
             given = record if self.rng.random() < 0.5 else bytes(record.tolist())
             carry = self.step.build_draft_input({"moved": given})
         self.step.write_carry(self._column([into]), carry)
+        self._take_along(row, into)
+
+    def pass_on(self, row: int, into: int) -> None:
+        """What the engine itself has written of a request is the other row's: nothing."""
+
+    def _take_along(self, row: int, into: int) -> None:
+        """The rest of a request that changes its pool row."""
+        oracle = self.requests.pop(row)
+        for owner, pool in self.engine.memory.items():
+            count = self.engine.positions(owner, oracle.length)
+            here, there = (self.table[r, :count].long() for r in (row, into))
+            pool.words[:, there] = pool.words[:, here]
         self.engine.grammars[into] = oracle.grammar
         self.requests[into] = oracle
+
+    def after(self, rows: list[int], lengths: list[int]) -> StepResult:
+        """A step of requests whose state may be anything that it may be; nothing is checked."""
+        return self.step.decode(Batch(rows) if self.config.overlap else Batch(rows, lengths))
 
     def fail(self) -> None:
         """A forward raises in a decode step; its requests are prefilled again, the others go on."""
@@ -269,16 +275,26 @@ class Session(Checks):
 
     def refuse(self) -> None:
         """Batches that cannot run are refused by name, and change nothing."""
-        rng, rows = self.rng, list(self.requests) or [1]
+        bad = self._wrong_batch()
+        self._refused(partial(self.step.decode, bad), f"{bad} is decoded", BatchError)
+        try:
+            self.step.at(99)
+        except SpeccError:
+            return
+        raise Failure("there is a step of 99 drafts")
+
+    def _wrong_batch(self) -> Batch:
+        """A batch that cannot run."""
+        rows = list(self.requests) or [1]
         lengths = [self.requests[row].length if row in self.requests else 1 for row in rows]
-        bad: Batch = rng.choice(
+        return self.rng.choice(
             [
                 Batch([*rows, rows[0]], [*lengths, lengths[0]]),
                 Batch([0], [1]),
                 Batch([-1], [1]),
                 Batch([len(self.table)], [1]),
                 Batch(rows[:1], [0]),
-                Batch(rows[:1], [self.room + 1]),
+                Batch(rows[:1], [room(self.plan, self.place[0].shape[1]) + 1 - self.window]),
                 Batch(rows[:1], [1, 1]),
                 Batch([1.0], [1]),  # type: ignore[list-item]
                 Batch(torch.tensor([1.0]), [1]),
@@ -287,12 +303,6 @@ class Session(Checks):
                 Batch(list(range(1, self.plan.buckets[-1] + 2)), [1] * (self.plan.buckets[-1] + 1)),
             ]
         )
-        self._refused(partial(self.step.decode, bad), f"{bad} is decoded", BatchError)
-        try:
-            self.step.at(99)
-        except SpeccError:
-            return
-        raise Failure("there is a step of 99 drafts")
 
     def refuse_sampling(self) -> None:
         """Ways to sample that there are not, are refused by name, and change nothing."""
@@ -309,7 +319,7 @@ class Session(Checks):
 
     def _refused(self, act: Callable[[], object], otherwise: str, *kinds: type[SpeccError]) -> None:
         """Something raises such an error, before any forward, and changes nothing."""
-        memory, calls = self.memory.clone(), len(self.engine.calls)
+        memory, calls = [held.clone() for held in self._held()], len(self.engine.calls)
         try:
             act()
         except kinds as error:
@@ -317,4 +327,5 @@ class Session(Checks):
         else:
             raise Failure(otherwise)
         expect(len(self.engine.calls) == calls, "a forward ran for what was refused")
-        expect(torch.equal(self.memory, memory), "what was refused changed memory")
+        same = [torch.equal(held, before) for held, before in zip(self._held(), memory, strict=True)]
+        expect(all(same), "what was refused changed memory")

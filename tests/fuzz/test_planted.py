@@ -12,9 +12,13 @@ from torch import Tensor
 
 from specc.codegen import plan
 from specc.ir import parser
+from specc.runtime import external
 from specc.runtime.plan.manifest import Manifest
+from specc.runtime.rotated import RotatedStep
 from specc.runtime.semantics import convention as semantics
 from specc.runtime.semantics import reference, reference_kv, reference_tree
+from specc.runtime.state import transfer
+from specc.runtime.state.torn import Torn
 from specc.runtime.state.transfer import RecordLayout
 from specc.support.diagnostics import Diagnostics
 
@@ -119,6 +123,40 @@ STEPS: dict[str, Patch] = {
 def test_steps(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     STEPS[fault](monkeypatch)
     assert failures("steps", 60)
+
+
+def taken(owner: Any, name: str, wrong: Any) -> Patch:
+    """A check, or what it goes by, that is ``wrong``."""
+    return lambda monkeypatch: monkeypatch.setattr(owner, name, wrong)
+
+
+def whole_rows(operands: Any, found: Any) -> Any:
+    """Whoever has a length has room, whatever number of blocks is said."""
+    _, _, rows, seq_lens = operands
+    live = (rows != 0) & (seq_lens >= 0)
+    return rows.where(live, 0), seq_lens.where(live, 0), found[2] & ~live
+
+
+ROTATED: dict[str, Patch] = {
+    "places": op("kv.block_slots", wrong=lambda _, found: (found[0].roll(1, -1),)),
+    "counts": op("kv.admit_blocks", wrong=whole_rows),
+    "tokens": op("carry.convert", wrong=lambda _, found: (found[0].clamp(min=0),)),
+    "joined": op("chain.join", wrong=lambda _, found: (found[0].clamp(min=0),)),
+    "first": op("chain.first", wrong=lambda _, found: (found[0].roll(1, 0),)),
+    "redrafted": store("carry.store", lambda found, before: before if found.dim() == 2 else found),
+    "padding": taken(external, "_lies", lambda tensor, row: True),
+    "order": taken(RotatedStep, "_check_same", lambda *_: None),
+    "halves": taken(RotatedStep, "_check_closed", lambda *_: None),
+    "hidden": taken(RotatedStep, "_check_given", lambda *_: None),
+    "torn": taken(Torn, "_tear", lambda *_: None),
+    "none": taken(transfer, "LEAST", {}),
+}
+
+
+@pytest.mark.parametrize("fault", ROTATED)
+def test_rotated_steps(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ROTATED[fault](monkeypatch)
+    assert failures("rotated", 60)
 
 
 def without_place(monkeypatch: pytest.MonkeyPatch) -> None:

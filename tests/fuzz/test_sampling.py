@@ -10,7 +10,7 @@ import pytest
 from specc.runtime.batch import Batch
 from specc.runtime.errors import SamplingError
 
-from . import bound, sampling, steps
+from . import bound, sampling, sessions, steps
 from .test_fuzz import SEED
 
 
@@ -19,7 +19,7 @@ def session(number: int, *, samples: bool, depths: int = 1) -> steps.Session:
     found = (bound.program(f"sampling/{SEED}/{i}") for i in range(100))
     able = [one for one in (next(found) for _ in range(40)) if isinstance(one, bound.Compiled)]
     able = [one for one in able if one.plan.samples == samples and len(one.plans) >= depths]
-    return steps.Session(able[number % len(able)], random.Random(number))
+    return sessions.session_of(able[number % len(able)], random.Random(number))
 
 
 @pytest.mark.parametrize("samples", [False, True])

@@ -20,8 +20,15 @@ from specc.ir.core import Module, entry_of, on_nodes
 from specc.ir.interpret import Forward, interpret
 from specc.ir.nodes import callback_of
 from specc.ir.ops import OPS
+from specc.ir.ops.model import GIVEN_HIDDEN, GIVEN_LOGITS, GIVEN_PADDED
+from specc.runtime.backends.cpu import ReferenceBackend
+from specc.runtime.batch import Batch
+from specc.runtime.external import laid_apart
+from specc.runtime.plan.fields import own
+from specc.runtime.plan.nodes import Given
 from specc.runtime.plan.parameters import PREFIX
-from specc.runtime.plan.plan import TOKEN_MAP
+from specc.runtime.plan.plan import TOKEN_MAP, Plan
+from specc.runtime.rotated import RotatedStep
 from specc.runtime.sampling import Sampling
 from specc.runtime.step import Step
 
@@ -38,6 +45,7 @@ class Script:
 
     ``prompts`` are lengths, ``texts`` the tokens of prompts, ``corpus`` the tokens that are looked through besides,
     ``models`` those that all engines of the scenario have, and ``sampled`` says how requests are, where a program asks.
+    ``blocks`` are those that the slots of ``table`` are in, of a program that looks slots up so.
     """
 
     prompts: dict[int, int]
@@ -47,6 +55,19 @@ class Script:
     corpus: Tensor
     models: dict[str, Model]
     sampled: dict[int, Sampling]
+    blocks: Tensor | None = None
+
+    def inputs(self) -> dict[str, Tensor]:
+        """Where KV slots are looked up: those of every position; or the blocks of a request, and how many it has.
+
+        Behind them stands what is no block.
+        """
+        if self.blocks is None:
+            return {"req_to_token": self.table}
+        rows, held = self.blocks.shape
+        stale = torch.full((rows, 2), 1 << 30, dtype=torch.int32)
+        counts = torch.full((rows,), held, dtype=torch.int32)
+        return {"req_to_token": self.table, "block_table": torch.cat((self.blocks, stale), 1), "num_blocks": counts}
 
     def pools(self, module: Module, pool_rows: int) -> dict[str, Tensor]:
         """What is carried before anything has run: how requests are sampled, and zeros."""
@@ -86,14 +107,21 @@ def script(config: Config, seed: int, steps: int = 3) -> Script:
         size = next(bucket for bucket in config.buckets if bucket >= len(chosen))
         batches.append(chosen + [0] * (size - len(chosen)))
     longest = 6 + steps * config.path_slots + room(config)
-    slots = rng.sample(range(1, 4 * longest * config.pool_rows), longest * config.pool_rows)
-    table = torch.tensor(slots, dtype=torch.int32).view(config.pool_rows, longest)
+    blocks = None
+    if config.slots == "block_table":
+        held, page = -(-longest // config.page_size), config.page_size
+        numbers = rng.sample(range(1, 4 * held * config.pool_rows), held * config.pool_rows)
+        blocks = torch.tensor(numbers, dtype=torch.int32).view(config.pool_rows, held)
+        table = (blocks[..., None] * page + torch.arange(page, dtype=torch.int32)).flatten(1)
+    else:
+        slots = rng.sample(range(1, 4 * longest * config.pool_rows), longest * config.pool_rows)
+        table = torch.tensor(slots, dtype=torch.int32).view(config.pool_rows, longest)
     prompts = {row: rng.randint(1, 5) for row in rows}
     models = wild_models(config, rng, odd=[0.15], padding=0.0)
     texts = {row: _text(models["target"], rng, config, length, 0.2) for row, length in prompts.items()}
     corpus = _text(models["target"], rng, config, rng.randint(0, 60), 0.1)
     sampled = {row: Sampling(rng.choice([0.0, 0.5, 1.0, 20.0]), rng.randrange((1 << 63) - 1)) for row in rows}
-    return Script(prompts, batches, table, texts, torch.tensor(corpus, dtype=torch.int32), models, sampled)
+    return Script(prompts, batches, table, texts, torch.tensor(corpus, dtype=torch.int32), models, sampled, blocks)
 
 
 def _text(target: Model, rng: random.Random, config: Config, length: int, noise: float) -> list[int]:
@@ -108,7 +136,8 @@ def _text(target: Model, rng: random.Random, config: Config, length: int, noise:
 def room(config: Config) -> int:
     """No fewer positions than a step may touch after the committed length."""
     pages = -(-(config.page_size + config.num_steps) // config.page_size)
-    return max(config.topk * pages * config.page_size, config.num_nodes, config.path_slots) + 1
+    twice = 2 if config.step == "rotated" else 1  # which writes what the next step drafts, too
+    return max(config.topk * pages * config.page_size, config.num_nodes, twice * config.path_slots) + 1
 
 
 RECURRENT = ("STANDALONE", "EAGLE", "EAGLE3")
@@ -152,6 +181,27 @@ class RecordingEngine:
         opcodes = {callback_of(opcode): opcode for opcode in OPS}
         return {opcodes.get(name, f"model.{name}"): partial(call, name) for name in names}
 
+    def run_target(self, rows: Sequence[int], lengths: Sequence[int], pools: Mapping[str, Tensor], width: str) -> Any:
+        """The target over bonus and drafts of some rows, 0 for padding, as an engine runs it by itself."""
+        at, lens = torch.tensor(rows, dtype=torch.int64), torch.tensor(lengths, dtype=torch.int64)
+        live = (at != 0)[:, None]
+        tokens = torch.cat((pools["bonus"][at][:, None].long(), pools["drafts"][at].long()), 1) * live
+        positions = lens[:, None] + torch.arange(tokens.shape[1])
+        slots = torch.where(live, self.engine.table[at[:, None], positions].long(), 0)
+        return self.engine.target(
+            tokens=tokens, positions=positions, slots=slots, rows=at, seq_lens=lens, capture=width
+        )
+
+
+def write_left(
+    left: Sequence[str], pools: Mapping[str, Tensor], rows: Sequence[int], found: Mapping[str, Tensor]
+) -> None:
+    """Write fields that a program leaves to its engine, of what a call has handed back of some rows, 0 for padding."""
+    live = torch.tensor([i for i, row in enumerate(rows) if row], dtype=torch.int64)
+    for name in left:
+        if name in found:
+            pools[name][torch.tensor(rows, dtype=torch.int64)[live]] = found[name][live].to(pools[name].dtype)
+
 
 Content = dict[tuple[str, int], list[Tensor]]
 """What the KV buffers hold, as words, at the committed positions, by owner and pool row."""
@@ -176,21 +226,15 @@ def interpret_script(module: Module, config: Config, todo: Script) -> Trace:
     pools = todo.pools(module, config.pool_rows)
     lengths = dict(todo.prompts) | {0: 0}
     for entry, rows in [("prefill", list(todo.prompts)), *[("step", batch) for batch in todo.batches]]:
-        inputs = {
-            "req_pool_indices": torch.tensor(rows),
-            "seq_lens": torch.tensor([lengths[row] for row in rows]),
-            "req_to_token": todo.table,
-            "prompt_tokens": torch.tensor(todo.prompt_tokens(rows if entry == "prefill" else ()), dtype=torch.int64),
-            **todo.tables(module),
-        }
         if (
             entry == "step"
             and module.find("kv.draft_slots", "kv.branch_slots")
             and not module.find("kv.duplicate_tail")
         ):
             duplicate_tails(engine, {row: lengths[row] for row in rows if row})
-        values = interpret(module, entry, inputs, pools, engine.interpreted(), len(rows), engine.kv)
+        values = interpret_entry(module, entry, engine, todo, rows, lengths, pools)
         outputs = outputs_of(module, entry, values)
+        outputs.pop("drafts", None)  # of a prefill whose engine writes them
         if entry == "step":
             paths = accepted_nodes(module, values)
             if not module.find("kv.move"):
@@ -203,6 +247,34 @@ def interpret_script(module: Module, config: Config, todo: Script) -> Trace:
         trace.kv.append(content(engine, lengths))
     trace.calls = [defined_call(call, config) for call in engine.calls]
     return trace
+
+
+def interpret_entry(
+    module: Module, entry: str, engine: RecordingEngine, todo: Script, rows: Sequence[int],
+    lengths: Mapping[int, int], pools: dict[str, Tensor],
+) -> dict[str, Tensor]:  # fmt: skip
+    """One entry of a module for some rows, 0 for padding, and what its engine does beside it: all values by name."""
+    lens = [lengths[row] for row in rows]
+    inputs = {
+        **todo.inputs(),
+        "req_pool_indices": torch.tensor(rows, dtype=torch.int64),
+        "seq_lens": torch.tensor(lens, dtype=torch.int64),
+        "prompt_tokens": torch.tensor(
+            todo.prompt_tokens([row for row in rows if row] if entry == "prefill" else ()), dtype=torch.int64
+        ),
+        **todo.tables(module),
+    }
+    forwards = engine.interpreted()
+    if entry == "step" and (given := module.find(GIVEN_LOGITS, GIVEN_PADDED, GIVEN_HIDDEN)):
+        capture = "full" if module.find(GIVEN_HIDDEN) else "null"
+        said = vars(engine.run_target(rows, lens, pools, capture))
+        forwards |= {op.opcode: lambda *_: said for op in given}
+    values = interpret(module, entry, inputs, pools, forwards, len(rows), engine.kv)
+    outputs = outputs_of(module, entry, values)
+    told = {"seq_lens": outputs.get("new_seq_lens", inputs["seq_lens"])} | outputs
+    told |= {"drafts": outputs["propose.drafts"]} if "propose.drafts" in outputs else {}
+    write_left([name for name, carry in module.carries.items() if carry.table == "engine"], pools, rows, told)
+    return values
 
 
 def duplicate_tails(engine: RecordingEngine, lengths: dict[int, int]) -> None:
@@ -260,6 +332,57 @@ def outputs_of(module: Module, entry: str, values: dict[str, Tensor]) -> dict[st
     return {name.removeprefix(prefix): values[module.outputs[name].name] for name in names}
 
 
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+SPARE, UNTOUCHED = 3, -9
+"""Elements between two rows of a table of the engine's, and what stands there."""
+
+
+def bind(plan: Plan, engine: RecordingEngine, todo: Script, tables: Mapping[str, Tensor], poison: int) -> Step:
+    """A program on the fake engine, in memory that starts as garbage; a rotated one on tables of the engine's."""
+    place = ReferenceBackend(), torch.device("cpu"), engine
+    if not plan.rotated:
+        return Step(plan, *place, todo.table, engine.kv, tables, poison=poison)
+    given, carry = todo.inputs(), dict[str, Tensor]()
+    for name, carried in plan.carry.items():
+        if carried.written_by:
+            sizes = [plan.size(axis) for axis in ("P", *carried.axes[1:])]
+            wide = [*sizes[:-1], sizes[-1] + SPARE * (carried.axes[1:] == ("S",))]
+            carry[name] = torch.full(wide, UNTOUCHED, dtype=DTYPES[carried.dtype])[..., : sizes[-1]].zero_()
+    brought = {**tables, **{name: given[name] for name in plan.tables() if name in given}}
+    return RotatedStep(plan, *place, given[plan.table], engine.kv, brought, carry=carry, poison=poison)
+
+
+def run(step: Step, engine: RecordingEngine, batch: Batch, *, first: bool = False) -> dict[str, Tensor]:
+    """A prefill, or a step padded to its bucket: its outputs, of both halves, and what the engine writes of them."""
+    plan = step._plan
+    if not isinstance(step, RotatedStep):
+        result = step.prefill(batch) if first else step.decode(batch, at_least=1)
+        return {name: tensor.clone() for name, tensor in result.outputs.items()}
+    rows, theirs = list(batch.req_pool_indices), sorted(plan.carry.keys() - own(plan).keys())
+    lengths = list(batch.seq_lens or ())
+    if first:
+        outputs = {name: tensor.clone() for name, tensor in step.prefill(batch).outputs.items()}
+        write_left(theirs, step.pools, rows, outputs | {"seq_lens": torch.tensor(lengths)})
+        outputs.pop("drafts", None)
+        return outputs
+    more = [0] * (plan.bucket(len(rows)) - len(rows))
+    (logits, *_) = [node for node in plan.nodes("step") if isinstance(node, Given)]
+    given = engine.run_target(rows + more, lengths + more, step.pools, "full" if step.reads_hidden else "null")
+    committed = step.commit(batch, laid_apart(plan, logits.results["logits"], given.logits), at_least=1)
+    outputs = {name: tensor.clone() for name, tensor in committed.outputs.items()}
+    write_left(theirs, step.pools, rows, {"bonus": outputs["bonus"], "seq_lens": outputs["new_seq_lens"]})
+    proposed = step.propose(batch, given.hidden if step.reads_hidden else None)
+    outputs |= {f"propose.{name}": tensor.clone() for name, tensor in proposed.outputs.items()}
+    write_left(theirs, step.pools, rows, {"drafts": proposed.drafts})
+    for name in plan.carry:
+        table = step.pools[name]
+        if plan.carry[name].written_by and table.dim() == 2:
+            wide = table.as_strided((len(table), table.stride(0)), (table.stride(0), 1))
+            assert (wide[:, table.shape[1] :] == UNTOUCHED).all(), f"@{name}: written beside its rows"
+    return outputs
+
+
 def defined(outputs: dict[str, Tensor], rows: Sequence[int]) -> dict[str, Tensor]:
     """Outputs without what is unspecified: rows past the accepted length, and those of padding rows."""
     outputs = dict(outputs)
@@ -314,7 +437,10 @@ def assert_same(one: Trace, other: Trace, what: str) -> None:
             assert torch.equal(mine[name], theirs[name]), f"{what}: output {name} of run {index}"
     for index, (before, after) in enumerate(zip(one.pools, other.pools, strict=True)):
         for name in before.keys() & after.keys():
-            assert equal(before[name], after[name]), f"{what}: pool {name} after run {index}"
+            mine, theirs = before[name], after[name]
+            if not mine.is_floating_point():  # a table of the engine's may have other integers
+                mine, theirs = mine.long(), theirs.long()
+            assert equal(mine, theirs), f"{what}: pool {name} after run {index}"
     for index, (before, after) in enumerate(zip(one.kv, other.kv, strict=True)):
         assert before.keys() == after.keys()
         for (owner, row), mine in before.items():

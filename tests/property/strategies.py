@@ -92,12 +92,59 @@ def look_ups(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
-def configs(draw: st.DrawFn, algorithms: Sequence[str] = names()) -> dict[str, Any]:
-    """A configuration that this version can build: about half are trees, where the algorithm has any."""
+def configs(draw: st.DrawFn, algorithms: Sequence[str] = names(), *, rotates: bool | None = None) -> dict[str, Any]:
+    """A configuration that this version can build: about half are trees, where the algorithm has any.
+
+    ``rotates``: whether it leaves the target to the engine, None for one of four.
+    """
+    keys = draw(whole_configs(algorithms, **({"topk": 1} if rotates else {})))
+    if draw(st.sampled_from([False, False, False, True])) if rotates is None else rotates:
+        return draw(rotated(keys))
+    return keys
+
+
+def whole_of(keys: dict[str, Any]) -> dict[str, Any]:
+    """The keys of the whole-step program that does what a rotated one does."""
+    own = ("step", "slots", "carry", "engine")
+    target = {key: value for key, value in keys["target"].items() if key != "padded_vocab_size"}
+    return {key: value for key, value in keys.items() if key not in own} | {"target": target}
+
+
+TREE_KEYS = ("num_draft_tokens", "mask", "context_length")
+OF_VLLM = ("STANDALONE", "EAGLE", "EAGLE3")
+
+
+@st.composite
+def rotated(draw: st.DrawFn, keys: dict[str, Any]) -> dict[str, Any]:
+    """The same, with the target left to the engine, whose tables are of any integers, or as vLLM's are."""
+    keys = {key: value for key, value in keys.items() if key not in TREE_KEYS} | {"topk": 1}
+    keys["outputs"] = [name for name in keys["outputs"] if name in ("accept_index", "logprobs")]
+    keys["verify"] = {"rejection": "target_only", "block": "target_only"}.get(keys["verify"], keys["verify"])
+    if keys["algorithm"] in OF_VLLM and keys["verify"] == "greedy" and draw(st.booleans()):
+        outputs = [name for name in keys["outputs"] if name != "logprobs"]
+        return keys | {"engine": "vllm", "overlap": True, "draft_positions": "auto", "outputs": outputs}
+    keys["step"], keys["slots"] = "rotated", draw(st.sampled_from(["req_to_token", "block_table"]))
+    if draw(st.booleans()):
+        more = draw(st.sampled_from([0, 1, 8, 64]))
+        keys["target"] = keys["target"] | {"padded_vocab_size": keys["target"]["vocab_size"] + more}
+    known = ["bonus", "drafts", *(["seq_lens"] if keys["overlap"] else [])]
+    tables = st.fixed_dictionaries({"written_by": st.sampled_from(["program", "engine"])}, optional={"dtype": INTEGERS})
+    history = {"text": st.just({"dtype": "int32"})} if keys["algorithm"] == "NGRAM" else {}
+    keys["carry"] = draw(st.fixed_dictionaries({}, optional=dict.fromkeys(known, tables) | history))
+    return keys
+
+
+INTEGERS = st.sampled_from(["int32", "int64"])
+
+
+@st.composite
+def whole_configs(draw: st.DrawFn, algorithms: Sequence[str], topk: int | None = None) -> dict[str, Any]:
+    """A configuration whose program runs the target; ``topk``: how many branches, None for any number."""
     algorithm, vocab = draw(st.sampled_from(algorithms)), draw(st.integers(1, 40))
     needed = needs(algorithm)
     steps = draw(st.integers(1, 5))
-    topk = min(vocab, draw(st.sampled_from([1, 1, 1, 2, 3, 4]))) if needed.trees else 1
+    most = draw(st.sampled_from([1, 1, 1, 2, 3, 4])) if topk is None else topk
+    topk = min(vocab, most) if needed.trees else 1
     target, draft = draw(pairs(algorithm, vocab, steps))
     buckets = sorted(draw(st.sets(st.integers(1, 5), min_size=1, max_size=3)))
     return {
@@ -160,6 +207,11 @@ WRONG = [
     "target_only",
     "block",
     "sm_90",
+    "rotated",
+    "block_table",
+    "vllm",
+    {"drafts": {"written_by": "engine"}},
+    {"seq_lens": {"dtype": "int32"}, "bonus": {}},
     [],
     [0],
     [2, 1],
@@ -169,6 +221,7 @@ WRONG = [
 
 
 MORE = ["topk", "num_draft_tokens", "verify", "mask", "context_length", "kv_dtype", "kv_layout", "index_topk"]
+MORE += ["step", "slots", "carry", "engine", "padded_vocab_size"]
 MORE += ["aux_layers", "target_hidden_size", "num_aux_layers", "algorithm", "options", "window", "corpus"]
 
 

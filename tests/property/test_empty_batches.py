@@ -7,23 +7,26 @@ from typing import Any
 import pytest
 import torch
 from programs import compile_to, load
-from session import DTYPES, RecordingEngine, Script, script
+from session import DTYPES, RecordingEngine, Script, bind, interpret_entry, run, script
 from torch import Tensor
 
 from specc.algorithms import names, needs
 from specc.config import LoadedConfig
 from specc.driver.build import Build, build_program
 from specc.ir.core import Module, is_state, tensor_type
-from specc.ir.interpret import interpret
 from specc.ir.types import TensorType
-from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
+from specc.runtime.rotated import RotatedStep
 from specc.runtime.state.carry import Carry
 from specc.runtime.step import Step
 
 TREE = {"topk": 2, "num_draft_tokens": 6, "page_size": 4}
 SAMPLED = {"verify": "target_only"}
 SHAPES = [(name, {}) for name in names()] + [(name, TREE) for name in names() if needs(name).trees]
+TABLES = {"bonus": {"dtype": "int64", "written_by": "engine"}, "drafts": {"dtype": "int32"}}
+ROTATED = {"step": "rotated", "carry": TABLES}
+BLOCKS = {"step": "rotated", "slots": "block_table", "page_size": 4, "overlap": False}
+SHAPES += [*((name, ROTATED) for name in names()), ("EAGLE", BLOCKS), ("NGRAM", BLOCKS)]
 SHAPES += [("EAGLE", SAMPLED), ("STANDALONE", TREE | SAMPLED), ("EAGLE", {"verify": "block"})]
 MODELS: dict[str, dict[str, Any]] = {
     "STANDALONE": {"draft": {"hidden_size": 32}},
@@ -37,7 +40,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def configuration(algorithm: str, shape: dict[str, Any]) -> LoadedConfig:
     """A small one."""
-    outputs = ["accept_index", "hidden_states", "logprobs"]
+    outputs = ["accept_index", "logprobs", *([] if "step" in shape else ["hidden_states"])]
     return load(algorithm, max_requests=6, outputs=outputs, **MODELS.get(algorithm, {}), **shape)
 
 
@@ -51,15 +54,7 @@ class Session:
 
     def run(self, entry: str, rows: list[int], lengths: dict[int, int]) -> dict[str, Tensor]:
         """All values of an entry, by name."""
-        inputs = {
-            "req_pool_indices": torch.tensor(rows, dtype=torch.int64),
-            "seq_lens": torch.tensor([lengths[row] for row in rows], dtype=torch.int64),
-            "req_to_token": self.todo.table,
-            "prompt_tokens": torch.tensor(self.todo.prompt_tokens([row for row in rows if row]), dtype=torch.int64),
-            **self.todo.tables(self.module),
-        }
-        forwards = self.engine.interpreted()
-        return interpret(self.module, entry, inputs, self.pools, forwards, len(rows), self.engine.kv)
+        return interpret_entry(self.module, entry, self.engine, self.todo, rows, lengths, self.pools)
 
 
 def check_shapes(module: Module, entry: str, values: dict[str, Tensor], rows: int) -> None:
@@ -105,18 +100,31 @@ def held(engine: RecordingEngine, lengths: dict[int, int]) -> list[Tensor]:
 def step_of(built: Build, todo: Script) -> Step:
     """A program on the fake engine, in memory that starts as garbage."""
     engine = RecordingEngine(built.loaded.config, todo)
-    plan, tables = built.plan, todo.tables(built.module)
-    step = Step(plan, ReferenceBackend(), torch.device("cpu"), engine, todo.table, engine.kv, tables, poison=0x5A)
+    step = bind(built.plan, engine, todo, todo.tables(built.module), 0x5A)
     todo.sample(step)
     return step
 
 
-def state(step: Step, built: Build) -> list[Tensor]:
+def state(step: Step) -> list[Tensor]:
     """What a step keeps of all pool rows but the padding row, and what is in all KV slots but the sink."""
-    carried = step.read_carry(range(1, built.loaded.config.pool_rows)).fields
+    carried = {name: pool[1:].clone() for name, pool in step.pools.items()}
+    return [*carried.values(), *(memory.words[:, 1:].clone() for memory in engine_of(step).memory.values())]
+
+
+def engine_of(step: Step) -> RecordingEngine:
+    """The fake engine that a program is bound to."""
     engine = step._callbacks
     assert isinstance(engine, RecordingEngine)
-    return [*carried.values(), *(memory.words[:, 1:].clone() for memory in engine.memory.values())]
+    return engine
+
+
+def idle_step(step: Step, at_least: int) -> list[Any]:
+    """What a step without requests gives, in each of its calls."""
+    nobody = Batch([], [])
+    if not isinstance(step, RotatedStep):
+        return [step.decode(nobody, at_least=at_least)]
+    given = step.zeros()
+    return [step.commit(nobody, given["logits"], at_least=at_least), step.propose(nobody, given.get("hidden"))]
 
 
 @pytest.mark.parametrize(("algorithm", "shape"), SHAPES)
@@ -132,21 +140,21 @@ def test_the_runtime_idles(algorithm: str, shape: dict[str, Any]) -> None:
     reads_prompts = "prompt_tokens" in built.module.inputs
     nobody = Batch([], [], [] if reads_prompts else None)
     for turn in range(4):
-        before = state(busy, built)
+        before = state(busy)
         idle = [busy.prefill(nobody, run_idle=run_idle) for run_idle in (False, True)]
-        idle += [busy.decode(Batch([], []), at_least=rows_of_others) for rows_of_others in (0, 1, 3)]
+        idle += [result for rows_of_others in (0, 1, 3) for result in idle_step(busy, rows_of_others)]
         assert not any(len(value) for result in idle for value in result.outputs.values())
-        assert all(torch.equal(one, other) for one, other in zip(state(busy, built), before, strict=True))
+        assert all(torch.equal(one, other) for one, other in zip(state(busy), before, strict=True))
         prompts = todo.prompt_tokens(rows) if reads_prompts and turn == 0 else None
         batch = Batch(rows, [lengths[row] for row in rows], prompts)
-        mine, theirs = ((step.decode if turn else step.prefill)(batch) for step in (busy, alone))
-        assert mine.outputs.keys() == theirs.outputs.keys()
-        for name, value in mine.outputs.items():
-            assert torch.equal(value, theirs.outputs[name]), name
+        mine, theirs = (run(step, engine_of(step), batch, first=not turn) for step in (busy, alone))
+        assert mine.keys() == theirs.keys()
+        for name, value in mine.items():
+            assert torch.equal(value, theirs[name]), name
         carried, wanted = busy.read_carry(rows), alone.read_carry(rows)
         merged = Carry.idle(built.plan, torch.device("cpu")).merge(carried)
         for record in (carried, merged):
             assert record.fields.keys() == wanted.fields.keys()
             assert all(torch.equal(field, wanted.fields[name]) for name, field in record.fields.items())
         if turn:
-            lengths |= dict(zip(rows, mine.outputs["new_seq_lens"].tolist(), strict=True))
+            lengths |= dict(zip(rows, mine["new_seq_lens"].tolist(), strict=True))

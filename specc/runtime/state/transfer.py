@@ -27,6 +27,8 @@ HEADER = 16
 """Bytes before the first field: the tag and the checksum, both i64."""
 UNLIMITED = 2**63 - 1
 """What bounds a field whose limit is an axis that nobody knows here: at least it is not negative."""
+LEAST = {"drafts": -1}
+"""By field of a rotated program the least integer that it carries, which stands for a draft that there is not."""
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 Record: TypeAlias = Bytes | Tensor
@@ -44,8 +46,9 @@ class RecordField:
         dtype: as the plan spells it.
         shape: of one request's value.
         offset: bytes from the start of the record.
-        limit: integers are at least 0 and less than it, other numbers from 0 to it, or, where it is negative, from it
-            to its opposite; None if any value is one.
+        limit: integers are at least `least` and less than it, other numbers from 0 to it, or, where it is negative,
+            from it to its opposite; None if any value is one.
+        least: of integers.
 
     """
 
@@ -54,6 +57,7 @@ class RecordField:
     shape: tuple[int, ...]
     offset: int
     limit: int | None = None
+    least: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -71,7 +75,7 @@ class RecordField:
         if DTYPES[self.dtype].is_floating_point:
             return (values >= min(limit, 0)) & (values <= abs(limit))
         numbers = values.to(torch.int64)
-        return (numbers >= 0) & (numbers < limit)
+        return (numbers >= self.least) & (numbers < limit)
 
     def fault(self, value: Tensor) -> str:
         """What is wrong with a value that does not keep to the limit, by its first such number."""
@@ -79,7 +83,7 @@ class RecordField:
         if self.limit == UNLIMITED:
             return f"holds {first}, the program carries no negative numbers there"
         end, limit = "]" if DTYPES[self.dtype].is_floating_point else ")", self.limit or 0
-        return f"holds {first}, the program carries numbers in [{min(limit, 0)}, {abs(limit)}{end} there"
+        return f"holds {first}, the program carries numbers in [{min(limit, self.least)}, {abs(limit)}{end} there"
 
     def check(self, request: Hashable, value: object) -> None:
         """FieldError unless `value` is a tensor of one request's dtype and shape."""
@@ -118,7 +122,8 @@ class RecordLayout:
         end = HEADER
         for name, carried in sorted(own(plan).items()):
             shape = tuple(plan.size(axis) for axis in carried.axes[1:])
-            fields.append(RecordField(name, carried.dtype, shape, end, _limit(carried, sizes)))
+            least = LEAST.get(name, 0) if plan.rotated else 0
+            fields.append(RecordField(name, carried.dtype, shape, end, _limit(carried, sizes), least))
             end = round_up(end + fields[-1].nbytes, ALIGNMENT)
         tag = int.from_bytes(bytes.fromhex(schema_digest(plan))[:8], "little", signed=True)
         return RecordLayout(tag, tuple(fields), end)

@@ -15,10 +15,11 @@ from torch import Tensor
 from specc.driver.build import build_program
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.errors import BatchError, BindError, ForwardContractError, TornError
+from specc.runtime.errors import BatchError, BindError, FieldError, ForwardContractError, TornError
 from specc.runtime.plan.halves import halves
 from specc.runtime.plan.plan import PROMPT, Plan
 from specc.runtime.rotated import RotatedStep
+from specc.runtime.state.carry import Carry
 from specc.runtime.step import Step
 
 CPU = torch.device("cpu")
@@ -89,6 +90,17 @@ def test_every_step_accepts_what_a_whole_one_does(
     machine.prefill()
     for rows in (ROWS, ROWS[:1], ROWS[1:], [6, 1, 3], ROWS, ROWS):
         machine.decode(rows, at_least=4 if padded else 0, whole_bucket=whole_bucket)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("slots", ["req_to_token", "block_table"])
+@pytest.mark.parametrize("algorithm", CHAINS)
+def test_each_half_is_a_graph(algorithm: str, slots: str, *, overlap: bool) -> None:
+    """Nothing comes before what the engine hands over, which cuts graphs, whatever lengths are known by."""
+    plan = plan_of(algorithm, step="rotated", slots=slots, overlap=overlap)
+    commit, propose = halves(plan)
+    captured = [capture.nodes for capture in plan.captures]
+    assert captured == [tuple(node.name for node in half if node.kind != "given") for half in (commit, propose)]
 
 
 def test_the_halves_are_two_calls() -> None:
@@ -189,6 +201,37 @@ def test_rows_of_logits_are_as_far_apart_as_the_plan_has_them(*, flat: bool) -> 
         plain.step.commit(batch, wide.view(12, 104)[:11, :96])
 
 
+@pytest.mark.parametrize("at_least", [0, 4])
+def test_what_is_handed_over_is_refused_alike_in_a_padded_step(at_least: int) -> None:
+    """What padding rows are put behind is looked at first, as it came; without rows there are no strides to look at."""
+    machine = Machine("EAGLE", padded=104)
+    machine.prefill()
+    batch = Batch(ROWS)
+    given = machine.target(ROWS)
+    wide = torch.zeros(3, 4, 104)[..., :96].copy_(given.logits)
+    for logits, said in [
+        (torch.zeros(3, 4, 112)[..., :96], "expected its rows 104 elements apart"),
+        (torch.zeros(3, 4, 208)[..., :192:2], r"with strides \[832, 208, 2\]"),
+        (wide.to_sparse(), "which is torch.sparse_coo, not a dense tensor"),
+        (wide.to("meta"), "on meta, expected cpu"),
+    ]:
+        with pytest.raises(ForwardContractError, match=said):
+            machine.step.commit(batch, logits, at_least=at_least)
+    machine.step.commit(batch, wide, at_least=at_least)
+    hidden = torch.zeros(3, 4, 128)[..., ::2]
+    for wrong, said in (
+        (hidden, r"hidden with strides \[512, 128, 2\]"),
+        (hidden.to_sparse(), "hidden, which is torch"),
+    ):
+        with pytest.raises(ForwardContractError, match=said):
+            machine.step.propose(batch, wrong)
+    assert not machine.step.torn
+    machine.step.propose(batch, given.hidden)
+    empty = Batch([])
+    machine.step.commit(empty, wide[:0].flatten(0, 1), at_least=at_least)
+    assert machine.step.propose(empty, given.hidden[:0]).to_host().drafts == []
+
+
 def test_a_failure_of_the_second_half_tears_its_rows() -> None:
     machine = Machine("EAGLE")
     machine.prefill()
@@ -220,6 +263,26 @@ def test_drafts_that_are_none_are_not_accepted() -> None:
     assert [tokens[0] for tokens in found.predict] == given.logits[:, 0].argmax(-1).tolist()
 
 
+def test_a_request_is_written_without_drafts() -> None:
+    """By an engine that has prefilled on its own: -1 is a draft that there is not, other numbers are tokens."""
+    machine = Machine("EAGLE")
+    machine.prefill()
+    fields = dict(machine.step.read_carry(ROWS).fields) | {"drafts": torch.full((3, 3), -1)}
+    machine.step.write_carry(ROWS, Carry(fields))
+    carry = machine.step.unpack(machine.step.pack(ROWS))
+    assert (carry.fields["drafts"] == -1).all()
+    machine.step.write_carry(ROWS, carry)
+    found = machine.step.commit(Batch(ROWS), machine.target(ROWS).logits).to_host()
+    assert found.accept_lens == [1, 1, 1]
+    for wrong in (-2, 96):
+        said = rf"field 'drafts' holds {wrong}, the program carries numbers in \[-1, 96\) there"
+        with pytest.raises(FieldError, match=said):
+            machine.step.write_carry(ROWS, Carry(fields | {"drafts": torch.full((3, 3), wrong)}))
+    bonus = {"bonus": torch.full((3,), -1, dtype=torch.int32)}
+    with pytest.raises(FieldError, match=r"field 'bonus' holds -1, the program carries numbers in \[0, 96\) there"):
+        machine.step.write_carry(ROWS, Carry(fields | bonus))
+
+
 def test_rows_beyond_the_batch_are_ignored() -> None:
     machine = Machine("EAGLE")
     machine.prefill()
@@ -245,6 +308,15 @@ def test_an_empty_batch_does_not_run() -> None:
     assert machine.step.commit(Batch([]), torch.empty(0)).to_host().bonus == []
     assert machine.step.propose(Batch([]), torch.empty(0)).to_host().drafts == []
     assert machine.engine.calls == []
+
+
+def test_hidden_states_that_are_handed_over_are_counted() -> None:
+    """f32[B, A, 64] of the target, all that holds hidden states where nothing is drafted from the draft's own."""
+    plan = plan_of("EAGLE", step="rotated", num_steps=1)
+    assert {size: totals.hidden_state_bytes for size, totals in plan.totals.items()} == {
+        size: size * 2 * 64 * 4 for size in (1, 2, 4)
+    }
+    assert plan_of("STANDALONE", step="rotated").totals[4].hidden_state_bytes == 0
 
 
 def test_nothing_of_the_target_is_left() -> None:
