@@ -17,9 +17,9 @@ from vllm.v1.worker.gpu.spec_decode.mtp.speculator import MTPSpeculator
 from vllm.v1.worker.gpu.spec_decode.ngram.speculator import NgramGPUSpeculator
 from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
 
+from .._counters import Counters
 from .._plugin import CHOICE, ServerError, chosen, tried, word
 from .batches import Steps
-from .counters import Counters
 from .fit import draft_group, misfits
 from .forwards import Forwards, NoForwards
 from .tables import Blocks, NoBlocks, carried
@@ -55,7 +55,7 @@ class ProgramDrafts(_Speculator):
 
     def take(self, package: Any, states: Any) -> None:
         """Run the program of a package, for requests in vLLM's RequestState, which holds none yet."""
-        self._package, self._counters = package, Counters(package)
+        self._package, self._counters = package, Counters(package, ENGINE)
         self.fields = carried(states, package.plan.size("P"), text="text" in package.plan.carry)
 
     def init_cudagraph_manager(self, *args: Any, **named: Any) -> None:

@@ -1,4 +1,4 @@
-"""What of the adapter for vLLM needs no vLLM: whose rows its tables have, what does not fit, what is counted."""
+"""What of the adapter for vLLM needs no vLLM: whose rows its tables have, what does not fit."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from prometheus_client import REGISTRY
 from torch import Tensor
 
-from specc.adapters.vllm.counters import Counters
 from specc.adapters.vllm.fit import draft_group, misfits
 from specc.adapters.vllm.tables import Blocks, NoBlocks, block_table, carried
 
@@ -204,15 +202,3 @@ def test_where_keys_and_values_of_the_draft_are(layers: set[str], group: int) ->
     found.draft_attn_layer_names = layers | {"t.0", "d.0"}
     with pytest.raises(RuntimeError, match="in 2 groups of KV caches"):
         draft_group(found)
-
-
-def test_steps_are_counted_by_why_vllm_ran_them() -> None:
-    package = SimpleNamespace(__name__="specc_program_counted", __version__="0.1.0+p1")
-    for counters in (Counters(package), Counters(package)):  # as when it is bound again
-        counters.active("none")
-        counters.count()
-        counters.count(left="sampling")
-    labels = {"program": "specc_program_counted", "by": "program", "reason": ""}
-    assert REGISTRY.get_sample_value("specc:decode_steps_total", labels) == 2
-    labels |= {"by": "vllm", "reason": "sampling"}
-    assert REGISTRY.get_sample_value("specc:decode_steps_total", labels) == 2
