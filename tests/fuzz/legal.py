@@ -154,7 +154,8 @@ def _rotate(rng: random.Random, keys: Keys) -> None:
     if served and "verify" not in keys and rng.random() < 0.3:
         _leave_to_engine(rng, keys)
         return
-    keys["slots"] = rng.choice(["req_to_token", "block_table"])
+    keys |= rng.choice([{"slots": "req_to_token"}, {"slots": "block_table"}])
+    keys |= {"padding_slot": -1} if keys["slots"] == "block_table" and rng.random() < 0.5 else {}
     if rng.random() < 0.6:
         vocab = keys["target"]["vocab_size"]
         keys["target"]["padded_vocab_size"] = vocab + rng.choice([0, 1, 7, rng.randint(0, 70), -vocab % 64])
