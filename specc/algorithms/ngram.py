@@ -7,7 +7,7 @@ branch each. Options: docs/algorithms.md.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -38,6 +38,9 @@ class NgramOptions(Block):
     """Most last tokens of the text that an earlier place is compared with."""
     shortest: Annotated[Count, Field(le=32)] = 1
     """Fewest last tokens that must be equal for a place to count."""
+    beyond: Literal["period", "last"] = "period"
+    """What is drafted past the end of the text: what it repeats from the place on (period), or its last token (last),
+    which then also stands where nothing is found."""
     corpus: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     """A text file, relative to this one, that is looked through as well; the engine brings its tokens."""
 
@@ -60,7 +63,7 @@ def _build(scope: Scope) -> None:
         tokens = b(
             "ngram.propose", scope.rows, seq_lens, text, *corpus,
             names=("tokens",), axis="A" if rotated else "N", steps=steps,
-            longest=options.longest, shortest=options.shortest,
+            longest=options.longest, shortest=options.shortest, beyond=options.beyond,
         )  # fmt: skip
     state = State(health, seq_lens, scope.kv_draft, scope.kv_target)
     accepted = verify(scope, state, _joined(scope, tokens) if rotated else _comb(scope, tokens))

@@ -32,6 +32,9 @@ def for_engine(checked: Checked, algorithm: str | None, facts: Mapping[Side, Mod
     buckets = file.buckets if checked.sound("buckets") else []
     file = file.model_copy(update={"max_requests": file.max_requests or max([preset.max_requests, *buckets])})
     file = _with_carry(checked, preset, file)
+    if algorithm is not None and checked.sound("options"):
+        options = _fixed_options(checked, preset, algorithm) | _whole_text(checked, preset, algorithm, facts)
+        file = file.model_copy(update={"options": file.options | options})
     return replace(checked, file=_with_mask(checked, preset, file, facts.get("target")))
 
 
@@ -109,6 +112,36 @@ def _with_carry(checked: Checked, preset: Preset, file: ConfigFile) -> ConfigFil
             message, hint = f"with {preset.title}, {rule}", "leave it out"
             checked.found.error("config/engine-conflict", message, at, hint=hint, notes=notes)
     return file.model_copy(update={"carry": places}) if places else file
+
+
+def _fixed_options(checked: Checked, preset: Preset, algorithm: str) -> dict[str, object]:
+    """Return the options of which the engine has one value only; what is written and differs is reported."""
+    options = preset.options.get(algorithm, {})
+    for key, value in options.items():
+        path = ("options", key)
+        if key not in checked.file.options:
+            continue
+        if value is None and checked.file.options[key] is not None:
+            what = f"the option '{key}' is not served"
+            _refuse(checked, preset, what, checked.places.value(*path), "leave it out")
+        elif checked.file.options[key] != value:
+            _conflict(checked, preset, path, f"{'.'.join(path)} is {value}", str(value))
+    return dict(options)
+
+
+def _whole_text(
+    checked: Checked, preset: Preset, algorithm: str, facts: Mapping[Side, ModelFacts | None]
+) -> dict[str, object]:
+    """Return the option that is as long as a text may be, after reporting that nothing says how long."""
+    key, target = preset.whole_text.get(algorithm), facts.get("target")
+    if key is None or key in checked.file.options:
+        return {}
+    if (longest := target.facts.get("context_length") if target is not None else None) is not None:
+        return {key: longest.value}
+    message = f"with {preset.title}, options.{key} is as long as a text may be, and nothing says how long that is"
+    at, notes = checked.places.value("options"), _engine_note(checked, preset)
+    checked.found.error("config/missing-key", message, at, hint=f"add '{key}:' under 'options:'", notes=notes)
+    return {}
 
 
 def _with_mask(checked: Checked, preset: Preset, file: ConfigFile, target: ModelFacts | None) -> ConfigFile:

@@ -43,6 +43,8 @@ EPOCH = (1980, 1, 1, 0, 0, 0)
 MODE = 0o644
 TAG = Tag("py3", "none", "any")
 RUNTIME = "_runtime"
+ADAPTERS = ("_plugin.py", "_counters.py")
+"""What the adapters of all engines share."""
 TORCH_MINIMUM = "2.11"
 PYTHON = ">=3.11"
 CUDA_REQUIRES = ("cuda-core>=0.5", "cuda-bindings>=12")
@@ -142,7 +144,7 @@ def _package_files(
     texts = {path: plan_text(plan) for path, plan in plans.items()}
     islands = copied("runtime", RUNTIME)
     if engine := plans[PLAN].engine:
-        islands |= copied(f"adapters/{engine}", f"_{engine}") | {"_plugin.py": shared("adapters/_plugin.py")}
+        islands |= copied(f"adapters/{engine}", f"_{engine}") | {file: shared(f"adapters/{file}") for file in ADAPTERS}
     for part in (texts, specirs, own, sources, islands):
         for path, text in part.items():
             files.add(path, text)

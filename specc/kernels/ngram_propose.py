@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from specc.ir.core import Module, Op, Value, tensor_type
 from specc.ir.nodes import is_external
+from specc.ir.ops.ngram import LAST
 from specc.kernels.shared.base import (
     CAPACITY,
     MASK_MODES,
@@ -64,6 +65,7 @@ class NgramPropose(Family):
             constants += [("MODE", MASK_MODES[mode]), ("WIDTH", width)]
         flags = {
             "corpus": shape.corpus is not None,
+            "last": attrs["beyond"] == LAST,
             "tree": shape.links > 0,
             "mask": shape.mask is not None,
         }

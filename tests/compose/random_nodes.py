@@ -116,6 +116,7 @@ class NodeOps(Values):
             steps=steps,
             shortest=shortest,
             longest=shortest + self.rng.randint(0, 3),
+            beyond=self.rng.choice(["period", "last"]),
         )
 
     # --- verification and what follows -----------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import os
@@ -20,6 +19,7 @@ from specc.engine.errors import EngineError
 from specc.engine.serving.request import Completion, StopConditions
 
 from .conftest import Case, Models, load_engine
+from .gloo import leave
 from .ranks import Meeting
 from .tree_engine import Faults
 
@@ -87,15 +87,6 @@ def main() -> None:
     for job in jobs:
         print(json.dumps(run(job, rank)), file=answers, flush=True)
     leave()
-
-
-def leave() -> None:
-    """End gloo's threads: one that lets go of a tensor while the interpreter ends aborts the process."""
-    dist.destroy_process_group()
-    gc.collect()
-    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
-    if left := [name for name in names if "gloo" in name]:
-        raise AssertionError(f"threads are left: {left}")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.step import Step
 
-from .data_parallel_rank import leave
+from .gloo import leave
 
 PATIENCE = timedelta(seconds=60)
 CPU = torch.device("cpu")

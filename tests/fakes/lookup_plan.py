@@ -84,7 +84,7 @@ def _prepare(b: Builder) -> Json:
 def _propose(b: Builder, corpus: bool) -> Json:
     rows, more = "req_pool_indices", " corpus" if corpus else ""
     b.value("tokens", "i64", ["B", "A"])
-    limits = {"longest": LONGEST, "shortest": SHORTEST, "steps": b.dims["S"]}
+    limits = {"longest": LONGEST, "shortest": SHORTEST, "steps": b.dims["S"], "beyond": "period"}
     ops = [
         op("carry.load", rows, "text", field="text"),
         op("ngram.propose", f"{rows} lens text{more}", "tokens", axis="A", **limits),

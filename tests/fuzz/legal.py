@@ -154,7 +154,8 @@ def _rotate(rng: random.Random, keys: Keys) -> None:
     if served and "verify" not in keys and rng.random() < 0.3:
         _leave_to_engine(rng, keys)
         return
-    keys["slots"] = rng.choice(["req_to_token", "block_table"])
+    keys |= rng.choice([{"slots": "req_to_token"}, {"slots": "block_table"}])
+    keys |= {"padding_slot": -1} if keys["slots"] == "block_table" and rng.random() < 0.5 else {}
     if rng.random() < 0.6:
         vocab = keys["target"]["vocab_size"]
         keys["target"]["padded_vocab_size"] = vocab + rng.choice([0, 1, 7, rng.randint(0, 70), -vocab % 64])
@@ -224,6 +225,7 @@ def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = Fals
         shortest = rng.randint(1, 4)
         keys["options"] = {"window": rng.randint(64, 90), "shortest": shortest, "longest": shortest + rng.randint(0, 4)}
         keys["options"] |= rng.choice([{}, {"corpus": "notes.txt"}])
+        keys["options"]["beyond"] = rng.choice(["period", "last"])
     if topk > 1:
         _tree(rng, keys, needs.most_nodes(topk, depths[-1]))
     drawn = keys.get("verify") == "target_only" and topk == 1 and needs.draft and "token_map" not in draft

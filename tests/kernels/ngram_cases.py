@@ -53,7 +53,7 @@ def look_up(shape: Case, *, corpus: bool, width: int) -> Spec:
     rows, lens, b = module.inputs["req_pool_indices"], module.inputs["seq_lens"], TypedBuilder(module)
     module.dims["M"] = Dim("M", "corpus", None)
     known = [module.add_input("corpus", TensorType("i32", ("M",)))] if corpus else []
-    attrs = {"axis": "N", **{name: shape[name] for name in ("longest", "shortest", "steps")}}
+    attrs = {"axis": "N", **{name: shape[name] for name in ("longest", "shortest", "steps", "beyond")}}
     with b.phase("draft"):
         text = b("carry.load", rows, field="text")
         b.hand_out(b("ngram.propose", rows, lens, text, *known, **attrs))
@@ -116,14 +116,16 @@ def drafts(text: list[int], corpus: list[int], shape: Case) -> list[int]:
         for stop in range(1, len(known)):
             most = next(n for n in range(min(shape["longest"], stop), -1, -1) if tail(known[:stop], n) == tail(text, n))
             if most >= shape["shortest"]:
-                found.append((most, preference, stop, continued(known, stop, shape["steps"], grows=preference == 1)))
+                fill = text[-1] if shape["beyond"] == "last" else None
+                tokens = continued(known, stop, shape["steps"], grows=preference == 1, fill=fill)
+                found.append((most, preference, stop, tokens))
     chosen: dict[int, list[int]] = {}
     for _, preference, stop, tokens in sorted(found, reverse=True):
         begin = text[stop] if preference else corpus[stop]
         if len(chosen) < shape["k"]:
             chosen.setdefault(begin, tokens)
     columns = [text[-1], *(token for tokens in chosen.values() for token in tokens)]
-    return (columns + [0] * shape["nodes"])[: shape["nodes"]]
+    return (columns + [text[-1] if shape["beyond"] == "last" else 0] * shape["nodes"])[: shape["nodes"]]
 
 
 def tail(text: list[int], count: int) -> list[int]:
@@ -131,9 +133,12 @@ def tail(text: list[int], count: int) -> list[int]:
     return text[max(0, len(text) - count) :]
 
 
-def continued(known: list[int], stop: int, steps: int, *, grows: bool) -> list[int]:
-    """What follows the first `stop` tokens; past the end of a corpus 0, of a text what has just been drafted."""
+def continued(known: list[int], stop: int, steps: int, *, grows: bool, fill: int | None) -> list[int]:
+    """What follows the first `stop` tokens, and then `fill`; without it 0, of a text what has just been drafted."""
     tokens: list[int] = []
+    if fill is not None:
+        followed = [token if token >= 0 else fill for token in known[stop : stop + steps]]
+        return followed + [fill] * (steps - len(followed))
     for at in range(stop, stop + steps):
         source = known + tokens if grows else known
         tokens.append(source[at] if at < len(source) else 0)
@@ -155,6 +160,7 @@ shapes = st.fixed_dictionaries(
         "block": st.sampled_from([4, 8, 64]),
         "corpus": st.sampled_from([None, 0, 1, 2, 7, 40]),
         "mode": st.sampled_from(["chain", *MODES]),
+        "beyond": st.sampled_from(["period", "last"]),
     }
 )
 PLAIN: Case = {
@@ -171,6 +177,7 @@ PLAIN: Case = {
     "block": 16,
     "corpus": None,
     "mode": "chain",
+    "beyond": "period",
 }
 
 
@@ -231,7 +238,7 @@ def reference(shape: Case, inputs: dict[str, Any], corpus: list[int] | None) -> 
     rows, lens, pool = inputs["rows_ptr"], inputs["seq_lens_ptr"], inputs["text_ptr"]
     text = pool[rows].masked_fill((rows == 0)[:, None], 0)
     known = [] if corpus is None else [torch.tensor(corpus, dtype=torch.int32)]
-    attrs = {"axis": "N", **{key: shape[key] for key in ("longest", "shortest", "steps")}}
+    attrs = {"axis": "N", **{key: shape[key] for key in ("longest", "shortest", "steps", "beyond")}}
     (tokens,) = OPS["ngram.propose"]((rows, lens, text, *known), attrs, {"K": shape["k"], "N": shape["nodes"]})
     return tokens
 

@@ -117,6 +117,24 @@ def test_too_short_matches_do_not_count(launcher: Launcher) -> None:
     assert propose(launcher, PLAIN | {"longest": 2}, [1], [text])[0, 1] == 8
 
 
+@pytest.mark.parametrize("length", range(1, 20))
+def test_the_last_token_stands_for_what_is_not_there(launcher: Launcher, length: int) -> None:
+    """Where the text ends behind a place, at every place of a ring, and where nothing matches; not where it goes on."""
+    text = [*range(10, 10 + length), 5, 6, 5]
+    shape = PLAIN | {"beyond": "last", "steps": 4, "block": 4, "scans": 2}
+    assert propose(launcher, shape, [1], [text]).tolist() == [[5, 6, 5, 5, 5]]
+    assert propose(launcher, shape, [1], [text[:-1]]).tolist() == [[6, 6, 6, 6, 6]]
+    assert propose(launcher, shape, [1], [[9, 8, 7, 6, 5, 9]]).tolist() == [[9, 8, 7, 6, 5]]
+
+
+def test_the_last_token_stands_for_what_a_corpus_lacks(launcher: Launcher) -> None:
+    """Past its end, for tokens below 0 and for branches without a place."""
+    shape = PLAIN | {"beyond": "last", "steps": 3, "k": 2, "mode": "qlen"}
+    tokens = propose(launcher, shape, [4], [[2, 8]], [8, -1, 3, 1, 8, 6])
+    assert tokens.tolist() == [[8, 6, 8, 8, 8, 3, 1]]
+    assert propose(launcher, shape, [4], [[2, 8]], [8, 6]).tolist() == [[8, 6, 8, 8, 8, 8, 8]]
+
+
 @pytest.mark.parametrize("window", [8, 13])
 def test_tokens_that_have_left_the_ring_are_neither_matched_nor_drafted(launcher: Launcher, window: int) -> None:
     text = [1, 2, 3, 4, 5, 6, *([0] * (window - 2)), 4, 5]

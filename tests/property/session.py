@@ -404,6 +404,8 @@ def defined_call(call: Call, config: Config) -> Call:
     name, step, operands = call
     if name == "target":
         operands = operands | {"positions": operands["positions"].masked_fill((operands["rows"] == 0)[:, None], 0)}
+    if config.padding_slot != 0 and "slots" in operands:  # from the pass on that looks slots up
+        operands = operands | {"slots": operands["slots"].clamp(min=0)}
     if config.chain:
         operands = {key: value for key, value in operands.items() if key != "mask"}
     mask = operands.get("mask")

@@ -88,6 +88,7 @@ def look_ups(draw: st.DrawFn) -> dict[str, Any]:
     """Options of a look-up in the text."""
     shortest = draw(st.integers(1, 4))
     options = {"window": draw(st.integers(64, 90)), "shortest": shortest, "longest": shortest + draw(st.integers(0, 4))}
+    options["beyond"] = draw(st.sampled_from(["period", "last"]))
     return options | draw(st.sampled_from([{}, {"corpus": "notes.txt"}]))
 
 
@@ -105,7 +106,7 @@ def configs(draw: st.DrawFn, algorithms: Sequence[str] = names(), *, rotates: bo
 
 def whole_of(keys: dict[str, Any]) -> dict[str, Any]:
     """The keys of the whole-step program that does what a rotated one does."""
-    own = ("step", "slots", "carry", "engine")
+    own = ("step", "slots", "padding_slot", "carry", "engine")
     target = {key: value for key, value in keys["target"].items() if key != "padded_vocab_size"}
     return {key: value for key, value in keys.items() if key not in own} | {"target": target}
 
@@ -123,7 +124,8 @@ def rotated(draw: st.DrawFn, keys: dict[str, Any]) -> dict[str, Any]:
     if keys["algorithm"] in OF_VLLM and keys["verify"] == "greedy" and draw(st.booleans()):
         outputs = [name for name in keys["outputs"] if name != "logprobs"]
         return keys | {"engine": "vllm", "overlap": True, "draft_positions": "auto", "outputs": outputs}
-    keys["step"], keys["slots"] = "rotated", draw(st.sampled_from(["req_to_token", "block_table"]))
+    blocks = {"slots": "block_table"}
+    keys |= {"step": "rotated"} | draw(st.sampled_from([{}, blocks, blocks | {"padding_slot": -1}]))
     if draw(st.booleans()):
         more = draw(st.sampled_from([0, 1, 8, 64]))
         keys["target"] = keys["target"] | {"padded_vocab_size": keys["target"]["vocab_size"] + more}

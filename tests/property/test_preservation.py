@@ -187,6 +187,7 @@ OTHERS = [
      'carry.store(%admitted_rows, %extend_logits0) {field = "draft_logits1"}', BLOCK),
     ("DFLASH", 'axis = "S", offset = 0, stride = 4294967296', 'axis = "S", offset = 0, stride = 1', BLOCK),
     ("NGRAM", "longest = 8, shortest = 1", "longest = 8, shortest = 3", {}),
+    ("NGRAM", 'beyond = "period"', 'beyond = "last"', {}),
     ("NGRAM", "%admitted_lens, %text, %corpus)", "%admitted_lens, %text)", {}),
     ("NGRAM", "carry.append(%admitted_rows, %admitted_lens,", "carry.append(%admitted_rows, %new_seq_lens,", {}),
     ("NGRAM", "tree.comb(%admitted_rows) {steps = 3}", "tree.comb(%admitted_rows) {steps = 2}", TREE),

@@ -15,13 +15,13 @@ scheduler, and the process with it: SGLang checks at every step and when idle.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import multiprocessing
 import os
 import sys
 import time
 from importlib.util import find_spec
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -147,14 +147,22 @@ def other_models() -> str:
 
 
 def fork_engines() -> None:
-    """Let SGLang's processes be forked off one that has imported it: each would spend seven seconds on that.
+    """Let SGLang's processes be forked off this one: each would spend seven seconds on what it has imported.
 
-    SGLang asks for spawned ones, as whoever uses CUDA must.
+    SGLang asks for spawned ones, as whoever uses CUDA must. A process with threads must not be forked either.
     """
     start_method = multiprocessing.set_start_method
-    multiprocessing.set_start_method = lambda method, force=False: start_method("forkserver", force)
-    multiprocessing.set_forkserver_preload(["sglang.srt.managers.scheduler", "sglang.srt.managers.detokenizer_manager"])
-    forkserver.ensure_running()
+    multiprocessing.set_start_method = lambda method, force=False: start_method("fork", force)
+    for module in ("scheduler", "detokenizer_manager"):
+        importlib.import_module(f"sglang.srt.managers.{module}")
+    os.register_at_fork(before=check_threads)
+
+
+def check_threads() -> None:
+    """SystemExit if there is another thread than this one."""
+    if len(found := os.listdir("/proc/self/task")) > 1:
+        names = sorted(Path("/proc/self/task", thread, "comm").read_text().strip() for thread in found)
+        raise SystemExit(f"SGLang's processes are forked beside threads: {names}")
 
 
 def main() -> None:

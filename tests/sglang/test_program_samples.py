@@ -6,11 +6,14 @@ import json
 import math
 import os
 import random
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from engine_fixtures import asked, side_by_side, started
 from sglang_mixed import AGAIN, COUNT, GRAMMARS, SCHEMA, Oracle, is_greedy, is_penalized, is_restricted, mixed
 from sglang_programs import build_program
 from sglang_server import PLAIN, SERVER, Served, Variant, serve
@@ -26,15 +29,46 @@ def oracle() -> Oracle:
     return Oracle()
 
 
-@pytest.fixture(scope="module", params=[CHAIN, TREE], ids=str)
-def served(request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Served:
+@pytest.fixture(scope="module")
+def jobs(
+    request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Mapping[Variant, Future[Served]]]:
+    """What tests of this run ask for, two engines at a time: programs that sample, and SGLang without speculation."""
+    folder = tmp_path_factory.mktemp("mixed")
+    needed = [name for item in request.session.items for name in getattr(item, "fixturenames", ())]
+    variants = [*asked(request.session, "served"), *[PLAIN] * ("alone" in needed)]
+
+    def run(variant: Variant) -> Served:
+        return alone_in(models, folder) if variant == PLAIN else mixed_in(variant, models, folder / str(variant))
+
+    with side_by_side(2) as pool:
+        yield started(pool, [one for one in (CHAIN, TREE, PLAIN) if one in variants], run)
+
+
+def mixed_in(variant: Variant, models: Path, folder: Path) -> Served:
     """What a program answered that samples, in an engine that throws a request out after every few forwards."""
-    variant, folder = request.param, tmp_path_factory.mktemp("mixed")
     engine = variant.engine(models) | GRAMMARS
     wheel = build_program(engine, folder / "wheel", *variant.options)
     requests = mixed(random.Random(1))
     thrown_out = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "8"}
     return serve(engine, requests, folder / "job", overlap=variant.overlap, wheel=wheel, settings=thrown_out)
+
+
+def alone_in(models: Path, folder: Path) -> Served:
+    """The greedy requests in SGLang without speculation.
+
+    One after the other: in a batch SGLang's penalties miss a token now and then.
+    """
+    requests = [request for request in mixed(random.Random(1))[:COUNT] if is_greedy(request["sampling"])]
+    in_any_order = [{name: value for name, value in one.items() if name != "after"} for one in requests]
+    engine = PLAIN.engine(models) | GRAMMARS | {"max_running_requests": 1, "max_total_tokens": 4096}
+    return serve(engine, in_any_order, folder / "alone")
+
+
+@pytest.fixture(scope="module", params=[CHAIN, TREE], ids=str)
+def served(request: pytest.FixtureRequest, jobs: Mapping[Variant, Future[Served]]) -> Served:
+    """What a program answered that samples."""
+    return jobs[request.param].result()
 
 
 def test_every_step_is_the_program_s(served: Served) -> None:
@@ -85,7 +119,7 @@ def test_a_program_s_json_is_that_of_its_schema(served: Served) -> None:
 
 def test_a_program_s_log_probabilities_are_the_targets(served: Served, oracle: Oracle) -> None:
     """Of prompts and answers, of greedy requests and of drawn ones, before filters."""
-    asked = 0
+    compared = 0
     for number, (request, output) in enumerate(zip(served.requests, served.outputs, strict=True)):
         if not request.get("logprobs"):
             continue
@@ -96,26 +130,20 @@ def test_a_program_s_log_probabilities_are_the_targets(served: Served, oracle: O
             assert [token for _, token in found] == tokens, (number, name)
             expected = [float(scores[first + place, token]) for place, token in enumerate(tokens)]
             assert [value for value, _ in found] == pytest.approx(expected, abs=1e-4), (number, name)
-        asked += 1
+        compared += 1
         best = scores[len(prompt) - 1 : -1].topk(request["top_logprobs"])
         found = [[value for value, _ in place] for place in output["top_logprobs"]]
         assert torch.tensor(found).flatten().tolist() == pytest.approx(best.values.flatten().tolist(), abs=1e-4), number
         assert [[token for _, token in place] for place in output["top_logprobs"]] == (
             best.indices.tolist() if request["top_logprobs"] else []
         )
-    assert asked > 6
+    assert compared > 6
 
 
 @pytest.fixture(scope="module")
-def alone(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    """The greedy requests in SGLang without speculation.
-
-    One after the other: in a batch SGLang's penalties miss a token now and then.
-    """
-    requests = [request for request in mixed(random.Random(1))[:COUNT] if is_greedy(request["sampling"])]
-    in_any_order = [{name: value for name, value in one.items() if name != "after"} for one in requests]
-    engine = PLAIN.engine(models) | GRAMMARS | {"max_running_requests": 1, "max_total_tokens": 4096}
-    return serve(engine, in_any_order, tmp_path_factory.mktemp("alone") / "job")
+def alone(jobs: Mapping[Variant, Future[Served]]) -> Served:
+    """The greedy requests in SGLang without speculation."""
+    return jobs[PLAIN].result()
 
 
 def test_a_program_s_greedy_answers_are_those_without_speculation(served: Served, alone: Served) -> None:
@@ -147,8 +175,8 @@ CROWD = {"max_running_requests": 64, "max_total_tokens": 8192, "chunked_prefill_
 def short(warmer: float = 1.0, *, seeds: bool) -> list[dict[str, Any]]:
     """Four tokens of every prompt, TEXTS times; without seeds SGLang's own sampler draws as it likes."""
     made: list[dict[str, Any]] = []
-    for text, asked in PROMPTS:
-        sampling = {**asked, "temperature": asked["temperature"] * warmer, "max_new_tokens": 4, "ignore_eos": True}
+    for text, wanted in PROMPTS:
+        sampling = {**wanted, "temperature": wanted["temperature"] * warmer, "max_new_tokens": 4, "ignore_eos": True}
         for number in range(TEXTS):
             seed = {"sampling_seed": number} if seeds else {}
             made.append({"text": text, "stream": False, "sampling": sampling | seed})
@@ -160,9 +188,12 @@ def test_a_program_s_distribution_is_that_without_speculation(models: Path, tmp_
     engine = CHAIN.engine(models) | CROWD
     wheel = build_program(engine, tmp_path / "wheel", *CHAIN.options)
     requests = [*short(seeds=True), *short(BIAS, seeds=True)]
-    served = serve(engine, requests, tmp_path / "program", overlap=True, wheel=wheel, limit_s=300 + TEXTS)
+    with side_by_side(2) as pool:
+        limit = {"limit_s": 300 + TEXTS}
+        ours = pool.submit(serve, engine, requests, tmp_path / "program", overlap=True, wheel=wheel, **limit)
+        theirs = pool.submit(serve, PLAIN.engine(models) | CROWD, short(seeds=False), tmp_path / "plain", **limit)
+        served, plain = ours.result(), theirs.result()
     assert served.state["specc"]["left"] == {}
-    plain = serve(PLAIN.engine(models) | CROWD, short(seeds=False), tmp_path / "plain", limit_s=300 + TEXTS)
     fair, biased, expected = texts(served)[:3], texts(served)[3:], texts(plain)
     assert surprise(*zip(fair, expected, strict=True)) > 1e-3
     assert surprise(*zip(biased, expected, strict=True)) < 1e-3

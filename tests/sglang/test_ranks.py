@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_fixtures import asked, side_by_side, started
 from sglang_mixed import GRAMMARS, REGEX
 from sglang_programs import build_program
 from sglang_server import Served, Variant, serve
@@ -52,12 +53,10 @@ def requests() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def started(
+def engines(
     request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Mapping[Variant, Future[Served]]]:
     """The engines that tests of this run ask for, two at a time: most of it is that they start."""
-    params = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
-    asked = dict.fromkeys(given["both"] for given in params if "both" in given)
     folder = tmp_path_factory.mktemp("ranks")
 
     def run(variant: Variant) -> Served:
@@ -66,14 +65,14 @@ def started(
         job = folder / str(variant)
         return serve(engine, requests(), job, overlap=variant.overlap, wheel=wheel, settings=THROWN_OUT)
 
-    with ThreadPoolExecutor(2) as pool:
-        yield {variant: pool.submit(run, variant) for variant in asked}
+    with side_by_side(2) as pool:
+        yield started(pool, asked(request.session, "both"), run)
 
 
 @pytest.fixture(scope="module", params=[CHAIN, TREE, *SHARDED], ids=str)
-def both(request: pytest.FixtureRequest, started: Mapping[Variant, Future[Served]]) -> Served:
+def both(request: pytest.FixtureRequest, engines: Mapping[Variant, Future[Served]]) -> Served:
     """What two ranks answered."""
-    return started[request.param].result()
+    return engines[request.param].result()
 
 
 def of_ranks(served: Served) -> list[Mapping[str, Any]]:

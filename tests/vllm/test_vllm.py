@@ -25,11 +25,12 @@ SPECULATING = [
     Variant("eagle3", "eagle3", ahead=True),
     Variant("mtp", "mimo", target="mimo"),
     Variant("ngram"),
+    Variant("ngram", ahead=True),
 ]
-AHEAD = [replace(variant, ahead=True) for variant in SPECULATING[1:] if variant.method != "ngram"]
+AHEAD = [*dict.fromkeys(replace(variant, ahead=True) for variant in SPECULATING)]
 if ON_GPU:
     SPECULATING = [*AHEAD, *(replace(variant, canaries=False) for variant in AHEAD)]
-PROGRAMS = [replace(variant, program=True) for variant in SPECULATING if variant.method != "ngram"]
+PROGRAMS = [replace(variant, program=True) for variant in SPECULATING]
 if ON_GPU:
     PROGRAMS += [replace(variant, program=True, capture="none") for variant in AHEAD[:2]]
 speculating = pytest.mark.parametrize("variant", [*SPECULATING, *PROGRAMS], ids=str)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine_job import specc
-from vllm_server import BLOCK, NUM_STEPS, ROWS, Variant
+from vllm_server import BLOCK, MODEL_LEN, NGRAM, NUM_STEPS, ROWS, Variant
 
-ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "EAGLE"}
+ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "EAGLE", "ngram": "NGRAM"}
 """vLLM's methods and what specc calls them."""
 BUCKETS = (1, 2, ROWS)
 """So that a batch of three has a padding row."""
@@ -26,8 +26,12 @@ buckets: {buckets}
 verify: {verify}
 archs: [sm_90]
 target: {{model: {models}/{target}{dtype}}}
-draft: {{model: {models}/{draft}{dtype}}}
+{drafts}
 """
+DRAFT = "draft: {{model: {models}/{draft}{dtype}}}"
+LOOKED_UP = (
+    f"options: {{window: {MODEL_LEN}, longest: {NGRAM['prompt_lookup_max']}, shortest: {NGRAM['prompt_lookup_min']}}}"
+)
 
 
 def same_program(variant: Variant) -> Variant:
@@ -41,10 +45,10 @@ def build_program(variant: Variant, models: Path, folder: Path, buckets: Sequenc
     config = folder / "program.yaml"
     algorithm = ALGORITHMS[variant.method or ""]
     dtype = ", dtype: bfloat16" if variant.half else ""
+    named = {"models": models, "target": variant.target, "draft": variant.draft, "dtype": dtype}
+    drafts = DRAFT.format(**named) if variant.draft else LOOKED_UP
     verify = DRAWS.format(variant.drafting) if variant.drafting else "greedy"
-    sizes = {"dtype": dtype, "block": BLOCK, "num_steps": NUM_STEPS, "buckets": list(buckets), "verify": verify}
-    config.write_text(
-        CONFIG.format(algorithm=algorithm, models=models, target=variant.target, draft=variant.draft, **sizes)
-    )
+    sizes = {"block": BLOCK, "num_steps": NUM_STEPS, "buckets": list(buckets), "verify": verify}
+    config.write_text(CONFIG.format(algorithm=algorithm, drafts=drafts, **named, **sizes))
     specc("build", str(config), "-o", str(folder), "--quiet")
     return next(folder.glob("*.whl"))

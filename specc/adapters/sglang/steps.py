@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.utils import GenerationBatchResult
-from sglang.srt.runtime_context import get_exec, get_parallel
+from sglang.srt.runtime_context import get_exec, get_observability, get_parallel
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 from torch import Tensor
 
+from .._counters import Counters
 from .._plugin import SEEDS
 from .admission import DETERMINISTIC_SEED, Admission
 from .attention import scored_tokens
 from .binding import bind
 from .grammars import Masks, fills_bitmasks
-from .metrics import Metrics
 from .ranks import seeds
 from .requests import GRAMMAR, LOGPROBS, refuses, unserved
 
@@ -80,7 +80,10 @@ class Steps:
         draw = (lambda: DETERMINISTIC_SEED) if deterministic else seeds(get_parallel().tp_group, SEEDS)
         self.admission = Admission(package, self.step, draw, self._masks.restrict) if given else None
         self._vocabulary = program.plan.size("V")
-        self._metrics = Metrics(self.name, self._version, self.captured)
+        self._counters: Counters | None = None
+        if get_observability().enable_metrics and not get_parallel().tp_rank:
+            self._counters = Counters(package, "SGLang")
+            self._counters.active(self.captured)
 
     def refuses(self, batch: Any) -> str | None:
         """Why SGLang runs this batch itself; None when the program does."""
@@ -117,7 +120,8 @@ class Steps:
         self._masks.restrict(batch.reqs, barrier)
         found = self.step.decode(self._package.Batch(batch.req_pool_indices), on_commit=self._publisher(publish))
         self.served += 1
-        self._metrics.count()
+        if self._counters is not None:
+            self._counters.count()
         host = found.start_copy().tensors
         lengths = found.new_seq_lens
         if publish is None:
@@ -145,7 +149,8 @@ class Steps:
     def leave(self, reason: str) -> None:
         """Take note of a decode step that SGLang runs."""
         self.left[reason] += 1
-        self._metrics.count(left=reason)
+        if self._counters is not None:
+            self._counters.count(left=reason)
 
     def _publisher(self, publish: Callable[[Tensor], None] | None) -> Callable[[Tensor], None] | None:
         """`publish` for lengths that are in SGLang's table already, see `relay`."""

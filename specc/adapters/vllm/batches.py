@@ -13,9 +13,9 @@ from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 
+from .._counters import Counters
 from .admission import Admission, Processors
 from .binding import Bound
-from .counters import Counters
 from .tables import AHEAD
 
 logger = logging.getLogger("vllm.specc")

@@ -1,4 +1,4 @@
-"""A program bound to the draft, the tables and the blocks of a model runner of vLLM."""
+"""A program bound to the draft, if it has one, the tables and the blocks of a model runner of vLLM."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .fit import draft_group
-from .forwards import Forwards
-from .tables import block_table
-
 HIDDEN = "hidden"
 
 
 class Bound:
-    """A program bound to a speculator with its attention in place.
+    """A program bound to a speculator with its attention in place, if it has any.
 
     Attributes:
         step: the bound program, a RotatedStep.
@@ -24,23 +20,19 @@ class Bound:
 
     def __init__(self, package: Any, speculator: Any) -> None:
         """Load the program of a package onto the speculator's device, and bind it. RuntimeError if it does not fit."""
-        self._speculator, self._forwards = speculator, Forwards(speculator, package.Forward)
-        self._tables, self._group = speculator.block_tables, draft_group(speculator)
         program = package.load(str(speculator.device) if speculator.device.type == "cuda" else "cpu")
-        plan, rows = program.plan, program.plan.size("P")
-        self._page, self._nodes, self._largest = plan.kv.page_size, plan.size("A"), plan.buckets[-1]
-        if (size := self._tables.block_sizes[self._group]) != self._page:
-            raise RuntimeError(f"page_size is {self._page} in the program, blocks of the draft have {size} slots")
-        table = block_table(self._tables, self._group, rows)
+        plan = program.plan
+        self._forwards, self._blocks = speculator.forwards(package.Forward), speculator.blocks(plan)
+        self._nodes, table = plan.size("A"), self._blocks.table
         # Whether a request's blocks have room, the host knows beforehand, see `room`.
-        blocks = torch.full((rows,), table.shape[1], dtype=torch.int32, device=speculator.device)
+        blocks = torch.full((len(table),), table.shape[1], dtype=torch.int32, device=speculator.device)
         tables = {"num_blocks": blocks}
         self.step = program.bind(self._forwards, table, tables=tables, carry=speculator.fields, capture=False)
         self._hidden: Tensor | None = None
 
     def room(self, rows: Any) -> Any:
         """How many tokens the blocks of the draft hold of requests in vLLM's rows, both arrays of numpy's."""
-        return self._tables.num_blocks.np[self._group, rows] * self._page
+        return self._blocks.room(rows)
 
     def hand_over(self, batch: Any, hidden: Tensor | None) -> Tensor | None:
         """The target's hidden states of a batch as `propose` takes them: T[n, A, W] of T[tokens, W].

@@ -12,7 +12,12 @@ RANKS = (
     "prefill_context_parallel_size",
     "decode_context_parallel_size",
 )
-METHODS = {"STANDALONE": ("draft_model",), "EAGLE": ("eagle", "mtp"), "EAGLE3": ("eagle3",)}
+METHODS = {
+    "STANDALONE": ("draft_model",),
+    "EAGLE": ("eagle", "mtp"),
+    "EAGLE3": ("eagle3",),
+    "NGRAM": ("ngram", "ngram_gpu"),
+}
 """Algorithm of a program -> vLLM's `method` of the same."""
 
 
@@ -74,12 +79,24 @@ def _arguments(plan: Any, config: Any) -> Iterator[str]:
         yield f"the server keeps {most} requests, the program {plan.size('P') - 1} (max_requests)"
     if plan.buckets[-1] > most:
         yield f"the largest bucket is {plan.buckets[-1]}, the server keeps {most} requests (max_num_seqs)"
+    if plan.algorithm == "NGRAM" and spec.method in METHODS["NGRAM"]:
+        yield from _looked_up(plan.options, config.model_config.max_model_len, spec)
+
+
+def _looked_up(options: Any, longest: int, spec: Any) -> Iterator[str]:
+    """What differs in how drafts are looked up, by the program's names and vLLM's."""
+    wanted = {"window": ("max_model_len", longest)}
+    for mine, theirs in (("longest", "prompt_lookup_max"), ("shortest", "prompt_lookup_min")):
+        wanted[mine] = theirs, getattr(spec, theirs)
+    for mine, (theirs, value) in wanted.items():
+        if options[mine] != value:
+            yield f"options.{mine} is {options[mine]} in the program, {theirs} is {value} in the server"
 
 
 def _models(plan: Any, config: Any) -> Iterator[str]:
     models = {"target": config.model_config, "draft": config.speculative_config.draft_model_config}
-    for role, model in models.items():
-        mine, dtype = plan.models[role], str(model.dtype).removeprefix("torch.")
+    for role, mine in plan.models.items():
+        model, dtype = models[role], str(models[role].dtype).removeprefix("torch.")
         dtype = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}.get(dtype, dtype)
         # Heads of a part of the tokens hand over scores of all.
         sizes = {"vocab_size": config.model_config.get_vocab_size(), "hidden_size": model.get_hidden_size()}

@@ -10,6 +10,13 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 
 
+class NoForwards:
+    """A program without a draft calls nothing."""
+
+    def begin(self, batch: Any | None) -> None:
+        """See `Forwards`."""
+
+
 class Forwards:
     """The callbacks `extend` and `draft` of a program, by the draft of one of vLLM's speculators.
 

@@ -14,13 +14,15 @@ from vllm.v1.worker import gpu_worker
 from vllm.v1.worker.gpu import model_runner
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 from vllm.v1.worker.gpu.spec_decode.mtp.speculator import MTPSpeculator
+from vllm.v1.worker.gpu.spec_decode.ngram.speculator import NgramGPUSpeculator
 from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
 
+from .._counters import Counters
 from .._plugin import CHOICE, ServerError, chosen, tried, word
 from .batches import Steps
-from .counters import Counters
-from .fit import misfits
-from .tables import carried
+from .fit import draft_group, misfits
+from .forwards import Forwards, NoForwards
+from .tables import Blocks, NoBlocks, carried
 
 ENGINE = "vLLM"
 CAPTURE = "SPECC_CAPTURE"
@@ -44,7 +46,7 @@ class ProgramDrafts(_Speculator):
 
     Attributes:
         fields: what vLLM's tables carry of requests, see `carried`.
-        steps: the program's; None until it is bound to keys and values, and where it does not fit them.
+        steps: the program's; None until it is bound, and where it does not fit keys and values.
 
     """
 
@@ -53,12 +55,12 @@ class ProgramDrafts(_Speculator):
 
     def take(self, package: Any, states: Any) -> None:
         """Run the program of a package, for requests in vLLM's RequestState, which holds none yet."""
-        self._package, self._counters = package, Counters(package)
-        self.fields = carried(states, package.plan.size("P"))
+        self._package, self._counters = package, Counters(package, ENGINE)
+        self.fields = carried(states, package.plan.size("P"), text="text" in package.plan.carry)
 
-    def set_attn(self, *args: Any, **named: Any) -> None:
-        """See DraftModelSpeculator; then bind the program, which needs to know where keys and values are."""
-        super().set_attn(*args, **named)
+    def init_cudagraph_manager(self, *args: Any, **named: Any) -> None:
+        """See BaseSpeculator; then bind the program: a draft knows by now where its keys and values are."""
+        super().init_cudagraph_manager(*args, **named)
         self.steps = tried(lambda: Steps(self._package, self, self._counters), ENGINE)
         if self.steps is not None:
             logger.info("specc: %s runs the decode steps: %s", self._package.__name__, self.steps.report())
@@ -79,8 +81,36 @@ class ProgramDrafts(_Speculator):
         """Of what `propose` is given, the target's hidden states T[tokens, W], where the draft reads them."""
         return ()
 
+    def forwards(self, result: Any) -> Any:
+        """What the program calls, whose forwards return `result`, the program's `Forward`."""
+        return NoForwards()
 
-class StandaloneDrafts(ProgramDrafts, StandaloneARSpeculator):
+    def blocks(self, plan: Any) -> Any:
+        """The blocks that the draft's keys and values are in. RuntimeError if they do not fit the program's plan."""
+        return NoBlocks(plan, self.max_model_len, self.device)
+
+
+class NgramDrafts(ProgramDrafts, NgramGPUSpeculator):
+    """Drafts are looked up in the text."""
+
+
+class ModelDrafts(ProgramDrafts):
+    """A model drafts, which does not need to know of vLLM's tables."""
+
+    def __init__(self, config: Any, device: torch.device, states: Any) -> None:
+        """See DraftModelSpeculator."""
+        super().__init__(config, device)
+
+    def forwards(self, result: Any) -> Forwards:
+        """The model's own."""
+        return Forwards(self, result)
+
+    def blocks(self, plan: Any) -> Blocks:
+        """Those of the group of KV caches that the model's layers are in."""
+        return Blocks(self.block_tables, draft_group(self), plan)
+
+
+class StandaloneDrafts(ModelDrafts, StandaloneARSpeculator):
     """A language model drafts."""
 
     def run_draft(self, count: int, hidden: None, metadata: Any, slots: Any) -> tuple[Tensor, Tensor]:
@@ -90,7 +120,7 @@ class StandaloneDrafts(ProgramDrafts, StandaloneARSpeculator):
         return states, states
 
 
-class HeadDrafts(ProgramDrafts):
+class HeadDrafts(ModelDrafts):
     """A head of the target drafts."""
 
     def handed_over(
@@ -119,6 +149,7 @@ SERVED: dict[type, type[ProgramDrafts]] = {
     StandaloneARSpeculator: StandaloneDrafts,
     EagleSpeculator: EagleDrafts,
     MTPSpeculator: MtpDrafts,
+    NgramGPUSpeculator: NgramDrafts,
 }
 
 
@@ -129,7 +160,7 @@ def _init_speculator(original: Any, programs: Sequence[Any], config: Any, device
     package = tried(lambda: chosen(programs, ENGINE, lambda one: misfits(one.plan, config, kind, SERVED)), ENGINE)
     if package is None:
         return made
-    drafts = SERVED[kind](config, device)
+    drafts = SERVED[kind](config, device, states)
     drafts.take(package, states)
     return drafts
 

@@ -17,10 +17,10 @@ ALIGNED = 4
 """vLLM's kernels expect rows of a block table at multiples of 16 bytes: so many block numbers."""
 
 
-def carried(states: Any, rows: int) -> dict[str, Tensor]:
+def carried(states: Any, rows: int, *, text: bool = False) -> dict[str, Tensor]:
     """The fields that vLLM keeps of requests, by the program's names: T[rows, ...], with the row in front.
 
-    `states` is vLLM's RequestState, before it holds a request.
+    `states` is vLLM's RequestState, before it holds a request; `text`: its table of all tokens is one of them.
     """
     whole = {
         "drafts": _longer(states.draft_tokens, rows),
@@ -31,7 +31,50 @@ def carried(states: Any, rows: int) -> dict[str, Tensor]:
     states.draft_tokens = whole["drafts"][seen]
     states.last_sampled_tokens = whole["bonus"][seen]
     states.num_computed_tokens.gpu = whole["seq_lens"][seen]
+    if text:
+        # Where n-grams are looked up it is no memory of the host's that the GPU sees, but the GPU's own.
+        whole["text"] = _longer(states.all_token_ids.gpu, rows)
+        states.all_token_ids.gpu = whole["text"][seen]
     return whole | {"bonus": whole["bonus"].view(-1)}
+
+
+class Blocks:
+    """Blocks of a group of KV caches, which the draft's layers are in.
+
+    Attributes:
+        table: i32[P, W], which a request has, with the row in front.
+
+    """
+
+    def __init__(self, tables: Any, group: int, plan: Any) -> None:
+        """Of vLLM's BlockTables, before they are used. RuntimeError if the program has pages of another size."""
+        self._tables, self._group, self._page = tables, group, plan.kv.page_size
+        if (size := tables.block_sizes[group]) != self._page:
+            raise RuntimeError(f"page_size is {self._page} in the program, blocks of the draft have {size} slots")
+        self.table = block_table(tables, group, plan.size("P"))
+
+    def room(self, rows: Any) -> Any:
+        """How many tokens the blocks hold of requests in vLLM's rows, both arrays of numpy's."""
+        return self._tables.num_blocks.np[self._group, rows] * self._page
+
+
+class NoBlocks:
+    """What a program without a draft has in their place: it writes no keys and values, and any request has room.
+
+    Attributes:
+        table: i32[P, W] of zeros.
+
+    """
+
+    def __init__(self, plan: Any, longest: int, device: torch.device) -> None:
+        """For texts of up to `longest` tokens, and the window of a step behind them."""
+        width = -(-(longest + plan.kv.window) // plan.kv.page_size)
+        self.table = torch.zeros(plan.size("P"), width, dtype=torch.int32, device=device)
+        self._room = width * plan.kv.page_size
+
+    def room(self, _: Any) -> int:
+        """See `Blocks`."""
+        return self._room
 
 
 def block_table(tables: Any, group: int, rows: int) -> Tensor:

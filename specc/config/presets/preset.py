@@ -28,6 +28,8 @@ class Preset:
         gpus: what the names of the architectures that it runs on start with.
         pads_rows: whether it hands logits over, to a program whose target it runs, as rows that are padded so, also on
             one rank.
+        options: by algorithm its options, each with its only value; None for one that the adapter does not serve.
+        whole_text: by algorithm its option that is as long as a text may be in the engine.
         missing_sampling: values of ``sampling`` that its adapter does not serve.
         carry: by carried field what the key ``carry`` says of it; of fields that a program does not have, nothing.
 
@@ -45,6 +47,8 @@ class Preset:
     missing_outputs: tuple[str, ...]
     gpus: str
     pads_rows: bool = False
+    options: Mapping[str, Mapping[str, Value | None]] = field(default_factory=dict[str, Mapping[str, Value | None]])
+    whole_text: Mapping[str, str] = field(default_factory=dict[str, str])
     parts_of_tokens: bool = True
     missing_sampling: tuple[str, ...] = ()
     carry: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
@@ -70,4 +74,6 @@ class Preset:
         """Whether a key that the file of a chain, or of a tree, does not write has a default of this engine's."""
         defaults = path == ("max_requests",) or path[-1] == "padded_vocab_size"
         defaults = defaults or (path == ("carry",) and bool(self.carry))
+        options = {*self.whole_text.values(), *(key for keys in self.options.values() for key in keys)}
+        defaults = defaults or (path[0] == "options" and path[-1] in options)
         return defaults or path in self.demands or (path == ("mask",) and not chain)

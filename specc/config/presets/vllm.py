@@ -7,7 +7,7 @@ from specc.config.presets.preset import Preset
 VLLM = Preset(
     title="vLLM 0.33.0",
     plugins="vllm.general_plugins",
-    algorithms=("STANDALONE", "EAGLE", "EAGLE3"),
+    algorithms=("STANDALONE", "EAGLE", "EAGLE3", "NGRAM"),
     demands={
         ("step",): "rotated",  # it runs the target by itself, then verifies and drafts
         ("slots",): "block_table",
@@ -28,10 +28,14 @@ VLLM = Preset(
     missing_outputs=("logprobs", "hidden_states", "routed_experts", "indexer_topk"),
     gpus="sm_",
     missing_sampling=("penalties", "logit_bias", "grammar", "min_p"),  # it serves these itself, or not with drafts
+    options={"NGRAM": {"beyond": "last", "corpus": None}},
+    whole_text={"NGRAM": "window"},
     # Its own launches write them, of what a step hands back, as after steps that it runs by itself.
     carry={
         "bonus": {"dtype": "int64", "written_by": "engine"},
         "drafts": {"dtype": "int64", "written_by": "engine"},
         "seq_lens": {"dtype": "int32", "written_by": "engine"},
+        # Of all tokens, in which drafts are looked up; vLLM writes what the program has appended once more.
+        "text": {"dtype": "int32", "written_by": "program"},
     },
 )

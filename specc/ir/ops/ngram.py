@@ -6,7 +6,21 @@ which stands at position seq_len.
 
 from __future__ import annotations
 
-from specc.ir.opdef import COUNT, STEPS, OpDef
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specc.ir.opdef import COUNT, STEPS, OpDef, TypeMismatch
+from specc.ir.types import TensorType, Type
+
+PERIOD, LAST = "period", "last"
+"""What is drafted where nothing was found: the text's period, or its last token."""
+
+
+def _proposed(_: Mapping[str, TensorType], attrs: Mapping[str, Any]) -> Sequence[Type]:
+    if attrs["beyond"] not in (PERIOD, LAST):
+        raise TypeMismatch(-1, f"beyond is {attrs['beyond']!r}, and not one of {PERIOD}, {LAST}")
+    return [TensorType("i64", ("B", str(attrs["axis"])))]
+
 
 OPS = (
     OpDef(
@@ -22,9 +36,11 @@ OPS = (
         "Column 0 is the bonus token, then ``steps`` tokens per branch, cut at the end of ``axis``: what followed"
         " earlier places that end like the text does. A place matches with the number of last tokens that are equal, at"
         " most ``longest``, at least ``shortest``; longer matches come first, the text before the corpus, later places"
-        " before earlier ones; every branch begins with another token. What follows a place in the text goes on into"
-        " the drafts themselves; past the corpus' end, for negative tokens and for branches without a place: 0. Padding"
-        " rows: 0.",
-        {"axis": str, "longest": COUNT, "shortest": COUNT, "steps": STEPS},
+        " before earlier ones; every branch begins with another token. With ``beyond``"
+        " period what follows a place in the text goes on into the drafts themselves; past the corpus' end, for"
+        " negative tokens and for branches without a place: 0. With ``beyond`` last the bonus token stands for all of"
+        " these, and past the text's end. Padding rows: 0.",
+        {"axis": str, "beyond": str, "longest": COUNT, "shortest": COUNT, "steps": STEPS},
+        infer=_proposed,
     ),
 )

@@ -1,18 +1,17 @@
-"""What of the adapter for vLLM needs no vLLM: whose rows its tables have, what does not fit, what is counted."""
+"""What of the adapter for vLLM needs no vLLM: whose rows its tables have, what does not fit."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from prometheus_client import REGISTRY
 from torch import Tensor
 
-from specc.adapters.vllm.counters import Counters
 from specc.adapters.vllm.fit import draft_group, misfits
-from specc.adapters.vllm.tables import block_table, carried
+from specc.adapters.vllm.tables import Blocks, NoBlocks, block_table, carried
 
 P = 7
 
@@ -24,6 +23,7 @@ def states(requests: int = 5, steps: int = 3) -> Any:
         draft_tokens=torch.zeros(requests, steps, dtype=torch.int64),
         last_sampled_tokens=torch.zeros(requests, 1, dtype=torch.int64),
         num_computed_tokens=SimpleNamespace(gpu=torch.zeros(requests, dtype=torch.int32)),
+        all_token_ids=SimpleNamespace(gpu=torch.zeros(requests, 8, dtype=torch.int32)),
     )
 
 
@@ -43,7 +43,19 @@ def test_a_row_of_vllms_is_the_one_behind_it_of_the_program() -> None:
     assert all(table.data_ptr() % 16 == 0 and table.is_contiguous() for table in fields.values())
 
 
-class Blocks:
+def test_texts_are_a_field_where_drafts_are_looked_up() -> None:
+    theirs, other = states(), states()
+    own = other.all_token_ids.gpu
+    text = carried(theirs, P, text=True)["text"]
+    assert (list(text.shape), text.dtype) == ([P, 8], torch.int32)
+    theirs.all_token_ids.gpu[4, 7] = 3
+    assert text.nonzero().tolist() == [[5, 7]]
+    assert theirs.all_token_ids.gpu.stride(0) == 8, "vLLM's kernels are told how far rows are apart"
+    assert "text" not in carried(other, P)
+    assert other.all_token_ids.gpu is own, "it may be memory of the host's"
+
+
+class Tables:
     """Block tables of two groups, as vLLM's BlockTables has them."""
 
     def __init__(self, widths: tuple[int, int]) -> None:
@@ -57,7 +69,7 @@ class Blocks:
 
 @pytest.mark.parametrize(("width", "wider"), [(5, 8), (8, 8), (1, 4)])
 def test_rows_of_blocks_begin_at_multiples_of_sixteen_bytes(width: int, wider: int) -> None:
-    blocks = Blocks((3, width))
+    blocks = Tables((3, width))
     other: Tensor = blocks.block_tables[0].gpu
     whole = block_table(blocks, 1, P)
     theirs: Tensor = blocks.block_tables[1].gpu
@@ -67,6 +79,22 @@ def test_rows_of_blocks_begin_at_multiples_of_sixteen_bytes(width: int, wider: i
     assert blocks.input_block_tables[1].shape == theirs.shape, "vLLM gathers rows into a table as wide"
     assert blocks.block_tables[0].gpu is other
     assert blocks.told == [[other.data_ptr(), theirs.data_ptr()]], "vLLM's kernels find tables by these addresses"
+
+
+def test_room_of_requests() -> None:
+    """What a request's blocks hold, of the draft's own group; without a draft as much as a step may need."""
+    sizes = SimpleNamespace(page_size=16, window=4)
+    made = plan(kv=sizes)
+    tables: Any = Tables((3, 5))
+    tables.block_sizes, tables.num_blocks = [8, 16], SimpleNamespace(np=np.array([[9] * 5, [0, 1, 2, 3, 4]]))
+    assert Blocks(tables, 1, made).room(np.array([3, 0])).tolist() == [48, 0]
+    with pytest.raises(RuntimeError, match="page_size is 16 in the program, blocks of the draft have 8 slots"):
+        Blocks(tables, 0, made)
+    for longest, width in ((60, 4), (61, 5)):
+        none = NoBlocks(made, longest, torch.device("cpu"))
+        assert (list(none.table.shape), none.table.dtype) == ([P, width], torch.int32)
+        assert not none.table.any()
+        assert none.room(np.array([3, 0])) == 16 * width >= longest + 4
 
 
 def plan(**changes: Any) -> Any:
@@ -105,6 +133,7 @@ def server(**changes: Any) -> Any:
         "use_local_argmax_reduction": False, "parallel_drafting": False, "draft_model_config": model(),
     }  # fmt: skip
     given = ranks | spec | {"max_num_seqs": P - 1, "lora_config": None, "model_config": model()} | changes
+    given["model_config"].max_model_len = 160
     made = SimpleNamespace(**given, use_ubatching=False, uses_dynamic_speculative_decoding=lambda: given["dynamic"])
     made.parallel_config = made.speculative_config = made.scheduler_config = made
     return made
@@ -141,6 +170,26 @@ def test_what_does_not_fit_is_named(changes: dict[str, Any], said: str) -> None:
     assert found.startswith(said)
 
 
+def look_ups(**changes: Any) -> Any:
+    options = {"window": 160, "longest": 4, "shortest": 2, "beyond": "last", "corpus": None} | changes
+    return plan(algorithm="NGRAM", options=options, models={"target": plan().models["target"]})
+
+
+@pytest.mark.parametrize("method", ["ngram", "ngram_gpu"])
+def test_how_drafts_are_looked_up_is_compared(method: str) -> None:
+    """And a model that drafts is not: vLLM has the target in its place."""
+    own = {"method": method, "prompt_lookup_max": 4, "prompt_lookup_min": 2, "draft_model_config": model(hidden=32)}
+    assert misfits(look_ups(), server(**own), Own, {Own}) == []
+    for changes, said in (
+        ({"window": 128}, "options.window is 128 in the program, max_model_len is 160 in the server"),
+        ({"longest": 5}, "options.longest is 5 in the program, prompt_lookup_max is 4 in the server"),
+        ({"shortest": 1}, "options.shortest is 1 in the program, prompt_lookup_min is 2 in the server"),
+    ):
+        assert misfits(look_ups(**changes), server(**own), Own, {Own}) == [said]
+    (found,) = misfits(look_ups(), server(), Own, {Own})
+    assert found == "the program is of NGRAM, the server's method is eagle"
+
+
 def test_other_drafts_are_vllms_own() -> None:
     assert misfits(plan(), server(), Own, ()) == ["drafts are those of Own, served are "]
 
@@ -153,15 +202,3 @@ def test_where_keys_and_values_of_the_draft_are(layers: set[str], group: int) ->
     found.draft_attn_layer_names = layers | {"t.0", "d.0"}
     with pytest.raises(RuntimeError, match="in 2 groups of KV caches"):
         draft_group(found)
-
-
-def test_steps_are_counted_by_why_vllm_ran_them() -> None:
-    package = SimpleNamespace(__name__="specc_program_counted", __version__="0.1.0+p1")
-    for counters in (Counters(package), Counters(package)):  # as when it is bound again
-        counters.active("none")
-        counters.count()
-        counters.count(left="sampling")
-    labels = {"program": "specc_program_counted", "by": "program", "reason": ""}
-    assert REGISTRY.get_sample_value("specc:decode_steps_total", labels) == 2
-    labels |= {"by": "vllm", "reason": "sampling"}
-    assert REGISTRY.get_sample_value("specc:decode_steps_total", labels) == 2

@@ -208,5 +208,5 @@ def test_documented_options(name: str) -> None:
 
 def test_some_options_are_documented() -> None:
     """The test above compares something."""
-    assert {"window", "longest", "shortest", "corpus"} == set(NgramOptions.model_fields)
+    assert {"window", "longest", "shortest", "beyond", "corpus"} == set(NgramOptions.model_fields)
     assert len(ROW.findall(DOCUMENT)) >= 4

@@ -206,13 +206,39 @@ def test_the_defaults_are_those_of_vllm() -> None:
         assert config.target.padded_vocab_size == 128, "rows of logits are those of a padded head"
         assert {name: tuple(place) for name, place in config.carry.items()} == {
             "bonus": ("int64", "engine"), "drafts": ("int64", "engine"), "seq_lens": ("int32", "engine"),
+            "text": ("int32", "program"),
         }  # fmt: skip
+
+
+def test_look_ups_in_vllm(model: Model) -> None:
+    """In whole texts, whose length the model says as it says it to vLLM; what lacks there is the last token."""
+    target: dict[str, object] = {"model": str(model(**LLAMA))} | dict.fromkeys(("dtype", "vocab_size"), None)
+    options = load("NGRAM", "vllm", target=target, options={"longest": 5}).config.options
+    assert options.model_dump() == {"window": 4096, "longest": 5, "shortest": 1, "beyond": "last", "corpus": None}
+    written = load("NGRAM", "vllm", target=target, options={"window": 640, "beyond": "last"}).config.options
+    assert written.model_dump()["window"] == 640
+    assert load("NGRAM", None).config.options.model_dump()["beyond"] == "period"
+    loaded = load("NGRAM", "vllm", options={"window": 640})
+    carries = compile_to("canonicalize", loaded).carries
+    assert {name: (one.type.dtype, one.table) for name, one in carries.items()} == {
+        "text": ("i32", "program"), "bonus": ("i64", "engine"),
+        "seq_lens": ("i32", "engine"), "drafts": ("i64", "engine"),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("algorithm", "keys", "found"),
     [
-        ("NGRAM", {}, ("config/engine-unsupported", "there are STANDALONE, EAGLE, EAGLE3")),
+        ("DFLASH", {}, ("config/engine-unsupported", "there are STANDALONE, EAGLE, EAGLE3, NGRAM")),
+        ("NGRAM", {}, ("config/missing-key", "add 'window:' under 'options:'")),
+        (
+            "NGRAM", {"options": {"window": 64, "corpus": "words.txt"}},
+            ("config/engine-unsupported", "leave it out"),
+        ),
+        (
+            "NGRAM", {"options": {"window": 64, "beyond": "period"}},
+            ("config/engine-conflict", "write beyond: last, or leave the key out"),
+        ),
         ("EAGLE", TREE, ("config/engine-unsupported", "write topk: 1")),
         ("EAGLE", {"num_steps": [1, 3]}, ("config/engine-unsupported", "write one number")),
         ("EAGLE", {"archs": ["gfx942"]}, ("config/engine-unsupported", "leave it out")),

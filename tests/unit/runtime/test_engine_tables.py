@@ -138,9 +138,8 @@ def test_any_tables_and_any_batches(seed: int) -> None:
         served.decode(rng.sample(ROWS, rng.randint(1, len(ROWS))))
 
 
-def test_rows_that_fail_are_mended_by_what_the_program_writes() -> None:
-    served = Served("EAGLE", ENGINES)
-    served.prefill()
+def fail_to_propose(served: Served) -> None:
+    """A step whose drafts fail in the engine."""
     given = served.target(ROWS)
     served.step.commit(Batch(ROWS), given.logits)
 
@@ -149,7 +148,13 @@ def test_rows_that_fail_are_mended_by_what_the_program_writes() -> None:
 
     served.engine.on_call = fail
     with pytest.raises(RuntimeError, match="extend"):
-        served.step.propose(Batch(ROWS), given.hidden)
+        served.step.propose(Batch(ROWS), given.hidden if served.step.reads_hidden else None)
+
+
+def test_rows_that_fail_are_mended_by_what_the_program_writes() -> None:
+    served = Served("EAGLE", ENGINES)
+    served.prefill()
+    fail_to_propose(served)
     with pytest.raises(TornError):
         served.step.read_carry(ROWS)
     served.step.write_carry(ROWS, Carry({"drafts": torch.full((3, STEPS), 1)}))
@@ -160,15 +165,7 @@ def test_rows_that_fail_are_mended_by_what_the_program_writes() -> None:
 def test_nothing_is_torn_where_the_engine_writes_everything() -> None:
     served = Served("STANDALONE", WHO["drafts too"])
     served.prefill()
-    given = served.target(ROWS)
-    served.step.commit(Batch(ROWS), given.logits)
-
-    def fail(name: str, _: object) -> None:
-        raise RuntimeError(name)
-
-    served.engine.on_call = fail
-    with pytest.raises(RuntimeError, match="extend"):
-        served.step.propose(Batch(ROWS))
+    fail_to_propose(served)
     assert not served.step.torn
     with pytest.raises(CarryError, match="all that the program carries the engine writes"):
         served.step.read_carry(ROWS)

@@ -18,8 +18,10 @@ def ring(text: list[int], window: int) -> list[int]:
     return entries
 
 
-def proposed(text: list[int], corpus: list[int], branches: int, steps: int, longest: int, shortest: int) -> list[int]:
-    """The root, and `steps` drafts of each branch."""
+def proposed(
+    text: list[int], corpus: list[int], branches: int, steps: int, longest: int, shortest: int, beyond: str
+) -> list[int]:
+    """The root, and `steps` drafts of each branch; with `beyond` last the root where no token is found."""
     places: list[tuple[int, bool, int]] = []
     for own, source in ((True, text), (False, corpus)):
         for end in range(len(source) - 1):
@@ -32,11 +34,22 @@ def proposed(text: list[int], corpus: list[int], branches: int, steps: int, long
         grown = list(text if own else corpus)
         following: list[int] = []
         for at in range(end + 1, end + 1 + steps):
-            following.append(grown[at] if at < len(grown) else 0)
-            grown += following[-1:] if own else []
+            following.append(grown[at] if at < len(grown) else text[-1] if beyond == "last" else 0)
+            grown += following[-1:] if own and beyond == "period" else []
         if len(drafts) < branches:
             drafts.setdefault(following[0], following)
-    return [text[-1], *(token for one in drafts.values() for token in one)]
+    lacking = [text[-1] if beyond == "last" else 0] * (branches - len(drafts)) * steps
+    return [text[-1], *(token for one in drafts.values() for token in one), *lacking]
+
+
+def found_by_vllm(text: list[int], steps: int, longest: int, shortest: int) -> list[int]:
+    """VLLM's drafts: behind the last of the longest runs that end the text too; its last token where there are none."""
+    for length in range(longest, shortest - 1, -1):
+        for begin in range(len(text) - length - 1, -1, -1):
+            if text[begin : begin + length] == text[-length:]:
+                behind = text[begin + length :][:steps]
+                return behind + text[-1:] * (steps - len(behind))
+    return text[-1:] * steps
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -50,12 +63,28 @@ def test_propose(seed: int) -> None:
     operands = [torch.tensor([3, 1, 0, 2]), torch.tensor([len(text) - 1 for text in texts])]
     operands.append(torch.tensor([ring(text, window) for text in texts], dtype=torch.int32))
     operands += [torch.tensor(corpus, dtype=torch.int32)] * (seed % 3 > 0)
-    attrs = {"axis": "N", "steps": steps, "longest": longest, "shortest": shortest}
+    beyond = "last" if seed % 2 else "period"
+    attrs = {"axis": "N", "steps": steps, "longest": longest, "shortest": shortest, "beyond": beyond}
     (tokens,) = OPS["ngram.propose"](tuple(operands), attrs, {"N": columns, "K": branches})
     for b, text in enumerate(texts):
         known = corpus if seed % 3 else []
-        wanted = proposed(text[-window:], known, branches, steps, longest, shortest) if b != 2 else []
+        wanted = proposed(text[-window:], known, branches, steps, longest, shortest, beyond) if b != 2 else []
         assert tokens[b].tolist() == (wanted + [0] * columns)[:columns]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_vllm_would_propose(seed: int) -> None:
+    """With `beyond` last, of a chain whose ring holds the whole text."""
+    rng = random.Random(seed)
+    steps, letters, shortest = rng.randint(1, 5), rng.randint(1, 5), rng.randint(1, 3)
+    longest = rng.randint(shortest, 5)
+    texts = [[rng.randrange(letters) for _ in range(rng.randint(1, 24))] for _ in range(6)]
+    lengths = torch.tensor([len(text) - 1 for text in texts])
+    rings = torch.tensor([ring(text, 24) for text in texts], dtype=torch.int32)
+    attrs = {"axis": "A", "steps": steps, "longest": longest, "shortest": shortest, "beyond": "last"}
+    (tokens,) = OPS["ngram.propose"]((torch.arange(1, 7), lengths, rings), attrs, {"A": 1 + steps, "K": 1})
+    wanted = [[text[-1], *found_by_vllm(text, steps, longest, shortest)] for text in texts]
+    assert tokens.tolist() == wanted
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -45,6 +45,7 @@ PROGRAMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("NGRAM", {"options": {"corpus": "corpus"}}),
     ("NGRAM", {"topk": 2, "num_draft_tokens": 6}),
     ("NGRAM", {"step": "rotated"}),
+    ("NGRAM", {"step": "rotated", "options": {"beyond": "last"}}),
     ("STANDALONE", {"step": "rotated", "slots": "block_table", "page_size": 4}),
     ("STANDALONE", {"step": "rotated", "carry": {"bonus": {"dtype": "int64"}}, "target": {"padded_vocab_size": 128}}),
 )

@@ -1,0 +1,39 @@
+"""What a program does, as metrics of prometheus_client, in the process that runs its steps."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+ABOUT = ("program", "version", "capture")
+
+
+class Counters:
+    """Counters of decode steps."""
+
+    def __init__(self, package: Any, engine: str) -> None:
+        """Of the program of a package, in an engine as people write it; the same where it is bound again."""
+        # Not before the engine has told prometheus_client where its processes leave their figures.
+        client = importlib.import_module("prometheus_client")
+        self._name, self._version, self._engine = package.__name__, package.__version__, engine.lower()
+        self._active = _once(client, "Gauge", "specc:program_active", "Programs that run decode steps.", ABOUT)
+        about = f"Decode steps, of the program or left to {engine}, and why."
+        self._steps = _once(client, "Counter", "specc:decode_steps", about, ("program", "by", "reason"))
+
+    def active(self, captured: str) -> None:
+        """The program runs, captured so."""
+        for sample in next(iter(self._active.collect())).samples:  # metrics of several processes keep what is cleared
+            self._active.labels(**sample.labels).set(0)
+        self._active.labels(self._name, self._version, captured).set(1)
+
+    def count(self, left: str | None = None) -> None:
+        """A step of the program's; or one that it left to the engine, for this reason."""
+        self._steps.labels(self._name, "program" if left is None else self._engine, left or "").inc()
+
+
+def _once(client: Any, kind: str, name: str, text: str, labels: tuple[str, ...]) -> Any:
+    """A metric of this name, which a process has one of, whatever runners it makes."""
+    made: dict[str, Any] = vars(client).setdefault("specc_metrics", {})
+    if name not in made:
+        made[name] = getattr(client, kind)(name, text, labels)
+    return made[name]
