@@ -3,10 +3,11 @@
     compare.py --models DIR --programs DIR --out DIR [--tiny] [--quick] [--together] [--budget SECONDS] [RUN ...]
 
 Runs are none, draft.vllm, draft.specc, eagle.vllm and eagle.specc, all by default. DIR of --programs has a folder per
-program, in which its wheel is unpacked. With --together all engines start beside each other, and are measured one after
-the other while the others wait. With --tiny they run on a CPU, for which Triton needs a backend `cpu` on the path
-(tests/vllm/stand_ins). Results: OUT/comparison.json, OUT/comparison.md, OUT/runs. Ends with 1 when an engine failed, or
-when token ids or accepted lengths differ.
+program, in which its wheel is unpacked. With --together all engines start beside each other, and are measured in turns,
+so that what else the machine does meets all of them: x is the median, and the range, of tokens/s over vLLM's own in every
+turn. With --tiny they run on a CPU, for which Triton needs a backend `cpu` on the path (tests/vllm/stand_ins). Results:
+OUT/comparison.json, OUT/comparison.md, OUT/runs. Ends with 1 when an engine failed, or when token ids or accepted lengths
+differ.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +57,7 @@ COMMON: dict[str, Any] = {
     "disable_log_stats": True,
     "seed": 1,
 }
-QUICK = {"tokens": 128, "compared": 96, "repeats": 2}
+QUICK = {"tokens": 128, "compared": 96, "repeats": 9}
 TINY = {"tokens": 32, "compared": 24, "repeats": 1, "profiled": 4, "device": "cpu"}
 Result = dict[str, Any]
 
@@ -74,7 +77,7 @@ class Engine:
 
     def start(self) -> None:
         """Begin to bring it up."""
-        for suffix in (".json", ".ready", ".go"):
+        for suffix in (".json", ".ready", ".turn", ".done"):
             self.path.with_suffix(suffix).unlink(missing_ok=True)
         job = self.path.with_suffix(".job")
         job.write_text(json.dumps(self.job()))
@@ -105,11 +108,11 @@ class Engine:
         job |= {"sampling": self._given.sampling} if self._given.sampling else {}
         return job | (QUICK if self._given.quick else {}) | (TINY if tiny else {})
 
-    def wait(self, deadline: float, suffix: str = "") -> bool:
-        """Until it ends, or has made a file with this suffix: whether it has not failed. Killed at the deadline."""
+    def wait(self, deadline: float, reached: Callable[[], bool]) -> bool:
+        """Until it ends, or has reached something: whether it has not failed. Killed at the deadline."""
         assert self._process is not None
         while self._process.poll() is None:
-            if suffix and self.path.with_suffix(suffix).exists():
+            if reached():
                 return True
             if time.monotonic() > deadline:
                 self.stop()
@@ -117,13 +120,23 @@ class Engine:
                 error = found["error"] if "not run" not in found.get("error", "not run") else "ran past its limit"
                 self.path.write_text(json.dumps(found | {"error": error}))
                 return False
-            time.sleep(0.05)
+            time.sleep(0.01)
         return self._process.returncode == 0
 
-    def measure(self, deadline: float) -> bool:
-        """Let it measure, now that it is up."""
-        self.path.with_suffix(".go").touch()
-        return self.wait(deadline)
+    def is_up(self) -> bool:
+        """Whether it can measure."""
+        return self.path.with_suffix(".ready").exists()
+
+    def measure(self, turn: int, deadline: float) -> bool:
+        """Let it measure the next part; whether it has not failed."""
+        done = self.path.with_suffix(".done")
+        self.path.with_suffix(".turn").write_text(str(turn))
+        return self.wait(deadline, lambda: done.exists() and done.read_text() == str(turn))
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has measured everything."""
+        return self._process is not None and self._process.poll() is not None
 
     def stop(self) -> None:
         """End it with all that it started."""
@@ -151,12 +164,23 @@ def serve(engines: list[Engine], given: argparse.Namespace) -> None:
             for engine in group:
                 engine.start()
             up = min(last, time.monotonic() + given.start)
-            ready = [engine for engine in group if told(engine, engine.wait(up, ".ready"), "up", begin)]
-            for engine in ready:
-                told(engine, engine.measure(min(last, time.monotonic() + given.limit)), "measured", begin)
+            ready = [engine for engine in group if told(engine, engine.wait(up, engine.is_up), "up", begin)]
+            take_turns(ready, min(last, time.monotonic() + given.limit * len(ready)), begin)
     finally:
         for engine in engines:
             engine.stop()
+
+
+def take_turns(engines: list[Engine], deadline: float, begin: float) -> None:
+    """Let engines measure part by part, each of them in every turn, forwards and backwards."""
+    turn = 0
+    while engines:
+        turn += 1
+        for engine in engines[:: 1 if turn % 2 else -1]:
+            good = engine.measure(turn, deadline)
+            if engine.ended:
+                told(engine, good, "measured", begin)
+        engines = [engine for engine in engines if not engine.ended]
 
 
 def told(engine: Engine, good: bool, what: str, begin: float) -> bool:
@@ -194,22 +218,27 @@ def row(run: Result, other: Result, plain: Result, key: str) -> tuple[list[str],
     theirs = other.get(key, {})
     texts = [compare_texts(mine, one.get(key, {})) for one in (plain, other)]
     graphs = sum(count for name, count in traced.get("calls_per_step", {}).items() if "GraphLaunch" in name)
-    ratio = found["tokens_per_s"] / theirs["tokens_per_s"] if "tokens_per_s" in theirs else None
+    ratios = [mine / other for mine, other in zip(found["tokens_per_s"], theirs.get("tokens_per_s", []), strict=False)]
+    spread = f" ({number(min(ratios))} to {number(max(ratios))})" if ratios else ""
     cells = [share(text) for text in texts] + [
         number(value)
         for value in (
             found["accept_length"],
-            found["timed_accept_length"],
-            found["tokens_per_s"],
-            found["ms_per_step"],
+            *(median(found[name]) for name in ("timed_accept_length", "tokens_per_s", "ms_per_step")),
             traced.get("launches_per_step"),
             graphs if traced else None,
             traced.get("gpu_us_per_step"),
-            ratio,
         )
     ]
+    cells.append(number(median(ratios)) + spread)
     same = all(text is None or text["same"] == text["of"] for text in texts)
     return cells, same and theirs.get("accept_length", found["accept_length"]) == found["accept_length"]
+
+
+def median(samples: list[Any]) -> float | None:
+    """None of nothing."""
+    known = [sample for sample in samples if sample is not None]
+    return statistics.median(known) if known else None
 
 
 def arguments() -> argparse.Namespace:
@@ -220,11 +249,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--programs", type=Path, required=True, help="unpacked wheels, a folder each")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tiny", action="store_true", help="tiny models on a CPU")
-    parser.add_argument("--quick", action="store_true", help="fewer tokens and repeats")
+    parser.add_argument("--quick", action="store_true", help="fewer tokens")
     parser.add_argument("--together", action="store_true", help="start all engines beside each other")
     parser.add_argument("--budget", type=float, default=3600, help="seconds for everything")
     parser.add_argument("--start", type=float, default=300, help="seconds for an engine to come up")
-    parser.add_argument("--limit", type=float, default=300, help="seconds to measure one engine")
+    parser.add_argument("--limit", type=float, default=300, help="seconds to measure one engine, its share of turns")
     parser.add_argument(
         "--sampling", type=json.loads, default={}, metavar="JSON",
         help="how requests that are timed are sampled, arguments of vllm.SamplingParams, by programs of "

@@ -1,20 +1,22 @@
 """One engine of vLLM in one configuration: engine.py RESULT.json JOB.json
 
 JOB has the keys of `Job`. Everything happens in this process. RESULT is written anew after every part, so that what was
-measured survives what fails; its "error" is the traceback of the failure. When the engine is up, RESULT.ready is made,
-and nothing is measured before RESULT.go is there: engines can start beside each other and be measured one by one.
+measured survives what fails; its "error" is the traceback of the failure. When the engine is up, RESULT.ready is made.
+After each part the number of parts is in RESULT.done, and the next one begins when RESULT.turn is larger: engines take
+turns, so that each is timed beside all others, however busy the machine is by then.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
-import statistics
 import sys
 import time
 import traceback
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,7 +53,7 @@ class Job:
         device: "cuda" or "cpu".
         tokens: tokens that each request generates when it is timed.
         compared: tokens per request whose ids are kept.
-        repeats: timed generations.
+        repeats: timed generations, of a batch size.
         profiled: decode steps under the profiler; 0 profiles nothing.
         program: whether a program must have run steps.
         traces: folder for a trace per batch; None keeps none.
@@ -65,7 +67,7 @@ class Job:
     device: str = "cuda"
     tokens: int = 256
     compared: int = 128
-    repeats: int = 3
+    repeats: int = 9
     profiled: int = 20
     program: bool = False
     traces: str | None = None
@@ -120,27 +122,24 @@ class Server:
         return ids, time.perf_counter() - begin, self.steps - before
 
 
-def measure(server: Server, batch: int, job: Job) -> Result:
-    """Token ids and accepted length of one batch size; tokens per second, prefill included; the time of a step."""
+def compared(server: Server, batch: int, job: Job) -> Result:
+    """Token ids and accepted length of one batch size, of greedy requests; then what is timed has run once."""
     server.generate(batch, job.tokens // 4, GREEDY)
     server.accepted.clear()
     ids, *_ = server.generate(batch, job.compared, GREEDY)
     found: Result = {"output_ids": ids, "accept_length": mean(server.accepted), "verified": len(server.accepted)}
     server.generate(batch, job.tokens // 4, job.sampling)
+    return found | {"timed_accept_length": [], "tokens_per_s": [], "ms_per_step": []}
+
+
+def timed(server: Server, batch: int, job: Job, found: Result) -> None:
+    """Add a sample to each list: accepted length, tokens per second with the prefill, the time of a step."""
     server.accepted.clear()
-    samples: list[tuple[float, float, int]] = []
-    for _ in range(job.repeats):
-        _, short, few = server.generate(batch, job.tokens // 4, job.sampling)
-        _, long, many = server.generate(batch, job.tokens, job.sampling)
-        samples.append((batch * job.tokens / long, 1e3 * (long - short) / max(1, many - few), many))
-    speeds, times, counts = zip(*samples, strict=True)
-    return found | {
-        "timed_accept_length": mean(server.accepted),
-        "tokens_per_s": statistics.median(speeds),
-        "tokens_per_s_range": [min(speeds), max(speeds)],
-        "ms_per_step": statistics.median(times),
-        "steps": statistics.median(counts),
-    }
+    _, short, few = server.generate(batch, job.tokens // 4, job.sampling)
+    _, long, many = server.generate(batch, job.tokens, job.sampling)
+    found["timed_accept_length"].append(mean(server.accepted))
+    found["tokens_per_s"].append(batch * job.tokens / long)
+    found["ms_per_step"].append(1e3 * (long - short) / max(1, many - few))
 
 
 def mean(numbers: list[int]) -> float | None:
@@ -227,6 +226,28 @@ def about() -> Result:
     return {"vllm": vllm.__version__, "torch": torch.__version__, "triton": triton.__version__}
 
 
+def parts(server: Server, job: Job, result: Result, label: str) -> Iterator[None]:
+    """Everything that the job asks for, a part at a time."""
+    for batch in job.batches:
+        found = result[f"b{batch}"] = compared(server, batch, job)
+        yield
+        for _ in range(job.repeats):
+            timed(server, batch, job, found)
+            yield
+    for batch in job.batches if job.profiled else ():
+        result[f"profile_b{batch}"] = profile(server, batch, job, label)
+        yield
+
+
+def wait_for(path: Path, turn: int) -> None:
+    """Until RESULT.turn says so much."""
+    while True:
+        with contextlib.suppress(OSError, ValueError):  # not there yet, or not written to its end
+            if int(path.with_suffix(".turn").read_text()) >= turn:
+                return
+        time.sleep(0.01)
+
+
 def run(job: Job, path: Path, result: Result, save: Any) -> None:
     """Everything that the job asks for."""
     begin = time.perf_counter()
@@ -240,17 +261,13 @@ def run(job: Job, path: Path, result: Result, save: Any) -> None:
     result["speculator"] = type(core.model_executor.driver_worker.worker.model_runner.speculator).__name__
     save()
     path.with_suffix(".ready").touch()
-    while not path.with_suffix(".go").exists():
-        time.sleep(0.05)
     counted = metrics()
-    for batch in job.batches:
-        result[f"b{batch}"] = measure(server, batch, job)
+    wait_for(path, 1)
+    for turn, _ in enumerate(parts(server, job, result, path.stem), 1):
         result["counted"] = served(counted, metrics())
         save()
-    for batch in job.batches if job.profiled else ():
-        result[f"profile_b{batch}"] = profile(server, batch, job, path.stem)
-        save()
-    result["counted"] = served(counted, metrics())
+        path.with_suffix(".done").write_text(str(turn))
+        wait_for(path, turn + 1)
     ours = sum(value for name, value in result["counted"].items() if '"by": "program"' in name)
     if bool(ours) != job.program:
         raise RuntimeError(f"the program ran {ours:.0f} steps; counted: {result['counted']}")
