@@ -4,10 +4,10 @@
 
 Runs are none, draft.vllm, draft.specc, eagle.vllm and eagle.specc, all by default. DIR of --programs has a folder per
 program, in which its wheel is unpacked. With --together all engines start beside each other, and are measured in turns,
-so that what else the machine does meets all of them: x is the median, and the range, of tokens/s over vLLM's own in every
-turn. With --tiny they run on a CPU, for which Triton needs a backend `cpu` on the path (tests/vllm/stand_ins). Results:
-OUT/comparison.json, OUT/comparison.md, OUT/runs. Ends with 1 when an engine failed, or when token ids or accepted lengths
-differ.
+so that what else the machine does meets all of them: x is the median, and the range, of tokens/s over vLLM's own in
+every turn. With --tiny they run on a CPU, for which Triton needs a backend `cpu` on the path (tests/vllm/stand_ins).
+Results: OUT/comparison.json, OUT/comparison.md, OUT/runs. Ends with 1 when an engine failed, or when token ids or
+accepted lengths differ.
 """
 
 from __future__ import annotations
