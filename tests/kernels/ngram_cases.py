@@ -160,7 +160,6 @@ shapes = st.fixed_dictionaries(
         "block": st.sampled_from([4, 8, 64]),
         "corpus": st.sampled_from([None, 0, 1, 2, 7, 40]),
         "mode": st.sampled_from(["chain", *MODES]),
-        "beyond": st.sampled_from(["period", "last"]),
     }
 )
 PLAIN: Case = {

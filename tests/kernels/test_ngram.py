@@ -25,10 +25,12 @@ from ngram_cases import (
 from specc.runtime.semantics.reference import OPS
 
 
+@pytest.mark.parametrize("beyond", ["period", "last"])
 @quick
 @given(shape=shapes)
-def test_random_texts(launcher: Launcher, shape: Case) -> None:
+def test_random_texts(launcher: Launcher, beyond: str, shape: Case) -> None:
     """Requests of all lengths, some of them padding, with and without a corpus, as chains and as trees."""
+    shape = shape | {"beyond": beyond}
     source = generator(shape["seed"])
     rows = random_rows(source, shape["batch"], POOL).tolist()
     lens = [n if row else 0 for n, row in zip(random_lengths(source, shape), rows, strict=True)]
