@@ -141,7 +141,7 @@ def counts(before: Counter[tuple[str, str]]) -> dict[str, Any] | None:
         return None
     found = steps() - before
     left = {reason: count for (by, reason), count in found.items() if by != "program"}
-    [captured] = [one.labels["capture"] for one in active]
+    [captured] = [one.labels["capture"] for one in active if one.value]
     return {"program_steps": found["program", ""], "vllm_steps": left, "captured": captured}
 
 
