@@ -299,6 +299,8 @@ def _share_no_prologues(module: Module, lone: Mapping[Op, tuple[str, Cluster]]) 
             clusters = [set(lone[reader][1]) if reader in lone else {reader} for reader in readers]
             for n, reader in enumerate(readers):
                 with_it = [one for one in module.users(op.result) if one is reader or _joins(one, [reader])]
+                if not with_it:  # it came with one before
+                    continue
                 if any(reader in cluster for cluster in clusters[:n]):
                     copy = next(one for one, cluster in zip(readers, clusters, strict=True) if reader in cluster)
                     changed = copy["logits"]

@@ -8,6 +8,7 @@ from specc.ir.core import Module
 from specc.ir.declarations import Kernel
 from specc.ir.nodes import is_external
 from specc.passes.form_kernels import FormKernels
+from specc.passes.invariants import check_now
 
 INVARIANTS = "established compacted, kv-bound, live, tree-form, typed, verify-selected"
 
@@ -89,3 +90,31 @@ def test_a_cluster_that_waits_for_itself_is_not_formed() -> None:
   output x = %second
 """)
     assert launches(module) == {"stash_0": ["first"], "commit_rows": ["copies"], "stash_1": ["second"]}
+
+
+def test_a_sum_comes_with_the_reduction_that_has_its_scales() -> None:
+    """Of two draws of the same changed logits, the mass by the scales of one: no change of logits is left for nobody."""
+    module = formed("""
+  input %rows : i64[B]
+  input %x : f32[B, V]
+  input %heat : f32[B]
+  input %one : f32[B]
+  input %other : f32[B]
+  input %keys : i64[B]
+  phase verify {
+    %scaled = sample.scale(%x, %heat) : f32[B, V]
+    %first, %bad_first = sample.draw(%scaled, %rows, %keys, %one) {dtype = "i64", keep = ""} : i64[B], i1[B]
+    %second, %bad_second = sample.draw(%scaled, %rows, %keys, %other) {dtype = "i64", keep = ""} : i64[B], i1[B]
+    %mass = sample.mass(%scaled, %rows, %other, %first) {ahead = 0, keep = ""} : f32[B, 3]
+  }
+  output first = %first
+  output second = %second
+  output mass = %mass
+  output bad_first = %bad_first
+  output bad_second = %bad_second
+""")
+    check_now(module)
+    changes = [op for op in module.ops() if op.opcode == "sample.scale"]
+    assert len(changes) == 2
+    assert {op.attrs["kernel"] for op in changes} == set(launches(module)) == {"verify_draw_0", "verify_draw_1"}
+    assert launches(module)["verify_draw_1"][1:] == ["second", "mass"]
