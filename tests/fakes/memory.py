@@ -61,14 +61,11 @@ class Memory:
         return (codes[:, None] >> self._shifts).to(self.words.dtype) ^ self._salt[self._kinds(layer)]
 
     def write(self, slots: Sequence[int] | Tensor, codes: Sequence[int] | Tensor, layer: int | None = None) -> None:
-        """Put a code into each slot; those that are -1 are none, of which a device makes the sink."""
+        """Put a code into each slot; nothing where the slot is -1."""
         places, what = (torch.as_tensor(part, dtype=torch.int64, device=self.words.device) for part in (slots, codes))
-        where, what = places.reshape(-1), what.reshape(-1)
-        if where.is_cuda:  # where nothing may wait
-            where = torch.where(where == -1, 0, where)
-        else:
-            where, what = where[where != -1], what.expand_as(where)[where != -1]
-        self.words[self._kinds(layer)].index_copy_(1, where, self._said(what, layer))
+        places, words = places.reshape(-1), self.words[self._kinds(layer)]
+        where, said = places.clamp(min=0), self._said(what.reshape(-1).expand_as(places), layer)
+        words.index_copy_(1, where, torch.where(places[:, None] < 0, words.index_select(1, where), said))
 
     def read(self, slots: Sequence[int] | Tensor, layer: int | None = None) -> Tensor:
         """The code in each slot, i64 of the shape of ``slots``; LOST where there is none."""

@@ -182,6 +182,7 @@ class LookUp(Oracle):
     def draft(self, steps: int, nodes: int) -> Tree:
         options: Any = self.config.options
         own = self.text[-options.window :]
+        fill = own[-1] if options.beyond == "last" else 0
         places = []
         for rank, source in enumerate((own, list(self.corpus))):
             for end in range(len(source) - 1):
@@ -198,12 +199,12 @@ class LookUp(Oracle):
             told = list(source)
             branch = []
             for i in range(steps):
-                token = told[after + i] if after + i < len(told) else 0
+                token = told[after + i] if after + i < len(told) else fill
                 branch.append(token)
-                if rank == 0:
+                if rank == 0 and options.beyond == "period":
                     told.append(token)  # past the root it goes on into the drafts themselves
             branches.append(branch)
-        branches += [[0] * steps] * (self.config.topk - len(branches))
+        branches += [[fill] * steps] * (self.config.topk - len(branches))
         tokens, parents = [self.text[-1]], [-1]
         for branch in branches:
             for i, token in enumerate(branch):

@@ -55,7 +55,9 @@ def ngram_propose(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     rank = torch.where(possible & (match >= int(attrs["shortest"])), match * (len(stop) + count) + place, -1)
     follows = torch.cat([own[:, :-1], corpus[:, 1:]], dim=1)
     ahead, last = torch.arange(steps, device=rows.device), attrs["beyond"] == "last"
-    columns = [own[:, :1]]
+    columns, fill = [own[:, :1]], own[:, :1].clamp(min=0) * last
+    if not rank.shape[1]:  # of a text of one token nothing is found
+        columns.append(fill.expand(-1, dims["K"] * steps))
     for _ in range(dims["K"] if rank.shape[1] else 0):
         best, chosen = rank.max(dim=1, keepdim=True)
         begin = follows.gather(1, chosen)
@@ -64,7 +66,7 @@ def ngram_propose(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
         texts = texts.masked_fill((ahead > chosen) & last, -1)
         corpora = torch.nn.functional.pad(corpus, (0, 1), value=-1).gather(1, at.clamp(0, len(stop)))
         drafts = torch.where(chosen < len(period), texts, corpora).masked_fill(best < 0, -1)
-        columns.append(torch.where(drafts < 0, own[:, :1].clamp(min=0) * last, drafts))
+        columns.append(torch.where(drafts < 0, fill, drafts))
         rank = torch.where(follows == begin, -1, rank)
     tokens = torch.cat(columns, dim=1)[:, :size]
     tokens = torch.nn.functional.pad(tokens, (0, size - tokens.shape[1]))

@@ -290,7 +290,7 @@ def test_options_are_those_of_the_algorithm(find: Find) -> None:
     (close,) = find(alone("  windows: 64"))
     assert (close.message, close.hint) == ("unknown key 'windows'", "did you mean 'window'?")
     (far,) = find(alone("  xyz: 64"))
-    assert far.hint == "keys here: window, longest, shortest, corpus"
+    assert far.hint == "keys here: window, longest, shortest, beyond, corpus"
     (none,) = find(edit("verify: greedy", "options: {window: 64}"))
     assert none.hint == "the algorithm has no options"
     (low,) = find(alone("  window: 63"))
