@@ -93,7 +93,7 @@ def test_a_cluster_that_waits_for_itself_is_not_formed() -> None:
 
 
 def test_a_sum_comes_with_the_reduction_that_has_its_scales() -> None:
-    """Of two draws of the same changed logits, the mass by the scales of one: no change of logits is left for nobody."""
+    """Of two draws of the same changed logits, the mass by the scales of one: no change is left for nobody."""
     module = formed("""
   input %rows : i64[B]
   input %x : f32[B, V]

@@ -87,6 +87,15 @@ def test_what_vllm_would_propose(seed: int) -> None:
     assert tokens.tolist() == wanted
 
 
+@pytest.mark.parametrize(("beyond", "filled"), [("period", 0), ("last", 7)])
+def test_a_ring_of_one_token_has_nothing_to_look_up(beyond: str, filled: int) -> None:
+    rows, lengths = torch.tensor([1, 0]), torch.tensor([4, 0])
+    attrs = {"axis": "N", "steps": 2, "longest": 3, "shortest": 1, "beyond": beyond}
+    text = torch.tensor([[7], [7]], dtype=torch.int32)
+    (found,) = OPS["ngram.propose"]((rows, lengths, text), attrs, {"N": 5, "K": 2})
+    assert found.tolist() == [[7, *[filled] * 4], [0] * 5]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_start_and_append(seed: int) -> None:
     rng = random.Random(seed)
