@@ -197,7 +197,7 @@ class RotatedSession(RotatedEngine):
 
         def undo() -> None:
             for row, length in before.items():
-                lens[row] = length  # type: ignore[index]
+                self.step.pools["seq_lens"][row] = length
 
         return chosen, undo
 

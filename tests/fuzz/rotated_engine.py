@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from fakes.rotated import run_target, write_left
 from torch import Tensor
 
 from specc.runtime.plan.fields import own, row_stride, told_strides
@@ -124,9 +125,7 @@ class RotatedEngine(Session):
 
     def write(self, rows: list[int], found: Mapping[str, Tensor]) -> None:
         """Write the fields that are the engine's, of what a call has handed back of some rows."""
-        for name in self.theirs & found.keys():
-            pool = self.step.pools[name]
-            pool[torch.tensor(rows, dtype=torch.int64)] = found[name][: len(rows)].to(pool.dtype)
+        write_left(self.theirs, self.step.pools, rows, found)
 
     def show(self, lengths: Mapping[int, int], short: Iterable[int] = ()) -> None:
         """Give requests of these lengths blocks for a step's window, perhaps more; those in ``short`` fewer.
@@ -166,15 +165,9 @@ class RotatedEngine(Session):
 
     def target(self, rows: list[int], lengths: list[int], more: int) -> SimpleNamespace:
         """The target over bonus and drafts of some rows, of which 0 is none, and of ``more`` rows behind them."""
-        at, lens = (torch.tensor([*column, *[0] * more], dtype=torch.int64) for column in (rows, lengths))
-        pools, live = self.step.pools, (at != 0)[:, None]
-        tokens = torch.cat((pools["bonus"][at][:, None].long(), pools["drafts"][at].long()), 1) * live
-        positions = lens[:, None] + torch.arange(tokens.shape[1])
-        slots = torch.where(live, self.table[at[:, None], positions.clamp(max=self.table.shape[1] - 1)].long(), 0)
         capture = "full" if self.step.reads_hidden else "null"
-        found = self.engine.target(
-            tokens=tokens, positions=positions, slots=slots, rows=at, seq_lens=lens, capture=capture
-        )
+        behind = [0] * more
+        found = run_target(self.engine, self.step.pools, [*rows, *behind], [*lengths, *behind], capture)
         return SimpleNamespace(
             logits=self._laid("logits", found.logits),
             hidden=self._laid("hidden", found.hidden) if self.step.reads_hidden else None,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from fakes.drafts import Engine
 from fakes.models import Model
+from fakes.rotated import run_target, write_left
 from fakes.tables import wild_models
 from torch import Tensor
 
@@ -21,14 +22,8 @@ from specc.ir.interpret import Forward, interpret
 from specc.ir.nodes import callback_of
 from specc.ir.ops import OPS
 from specc.ir.ops.model import GIVEN_HIDDEN, GIVEN_LOGITS, GIVEN_PADDED
-from specc.runtime.backends.cpu import ReferenceBackend
-from specc.runtime.batch import Batch
-from specc.runtime.external import laid_apart
-from specc.runtime.plan.fields import own
-from specc.runtime.plan.nodes import Given
 from specc.runtime.plan.parameters import PREFIX
-from specc.runtime.plan.plan import TOKEN_MAP, Plan
-from specc.runtime.rotated import RotatedStep
+from specc.runtime.plan.plan import TOKEN_MAP
 from specc.runtime.sampling import Sampling
 from specc.runtime.step import Step
 
@@ -181,27 +176,6 @@ class RecordingEngine:
         opcodes = {callback_of(opcode): opcode for opcode in OPS}
         return {opcodes.get(name, f"model.{name}"): partial(call, name) for name in names}
 
-    def run_target(self, rows: Sequence[int], lengths: Sequence[int], pools: Mapping[str, Tensor], width: str) -> Any:
-        """The target over bonus and drafts of some rows, 0 for padding, as an engine runs it by itself."""
-        at, lens = torch.tensor(rows, dtype=torch.int64), torch.tensor(lengths, dtype=torch.int64)
-        live = (at != 0)[:, None]
-        tokens = torch.cat((pools["bonus"][at][:, None].long(), pools["drafts"][at].long()), 1) * live
-        positions = lens[:, None] + torch.arange(tokens.shape[1])
-        slots = torch.where(live, self.engine.table[at[:, None], positions].long(), 0)
-        return self.engine.target(
-            tokens=tokens, positions=positions, slots=slots, rows=at, seq_lens=lens, capture=width
-        )
-
-
-def write_left(
-    left: Sequence[str], pools: Mapping[str, Tensor], rows: Sequence[int], found: Mapping[str, Tensor]
-) -> None:
-    """Write fields that a program leaves to its engine, of what a call has handed back of some rows, 0 for padding."""
-    live = torch.tensor([i for i, row in enumerate(rows) if row], dtype=torch.int64)
-    for name in left:
-        if name in found:
-            pools[name][torch.tensor(rows, dtype=torch.int64)[live]] = found[name][live].to(pools[name].dtype)
-
 
 Content = dict[tuple[str, int], list[Tensor]]
 """What the KV buffers hold, as words, at the committed positions, by owner and pool row."""
@@ -267,7 +241,7 @@ def interpret_entry(
     forwards = engine.interpreted()
     if entry == "step" and (given := module.find(GIVEN_LOGITS, GIVEN_PADDED, GIVEN_HIDDEN)):
         capture = "full" if module.find(GIVEN_HIDDEN) else "null"
-        said = vars(engine.run_target(rows, lens, pools, capture))
+        said = vars(run_target(engine, pools, rows, lens, capture))
         forwards |= {op.opcode: lambda *_: said for op in given}
     values = interpret(module, entry, inputs, pools, forwards, len(rows), engine.kv)
     outputs = outputs_of(module, entry, values)
@@ -330,57 +304,6 @@ def outputs_of(module: Module, entry: str, values: dict[str, Tensor]) -> dict[st
     names = [name for name in module.outputs if name.startswith("prefill.") == bool(prefix)]
     assert all(entry_of(v.source.phase) == entry for n, v in module.outputs.items() if n in names and v.source)
     return {name.removeprefix(prefix): values[module.outputs[name].name] for name in names}
-
-
-# --- programs ---------------------------------------------------------------------------------------------------------
-
-SPARE, UNTOUCHED = 3, -9
-"""Elements between two rows of a table of the engine's, and what stands there."""
-
-
-def bind(plan: Plan, engine: RecordingEngine, todo: Script, tables: Mapping[str, Tensor], poison: int) -> Step:
-    """A program on the fake engine, in memory that starts as garbage; a rotated one on tables of the engine's."""
-    place = ReferenceBackend(), torch.device("cpu"), engine
-    if not plan.rotated:
-        return Step(plan, *place, todo.table, engine.kv, tables, poison=poison)
-    given, carry = todo.inputs(), dict[str, Tensor]()
-    for name, carried in plan.carry.items():
-        if carried.written_by:
-            sizes = [plan.size(axis) for axis in ("P", *carried.axes[1:])]
-            wide = [*sizes[:-1], sizes[-1] + SPARE * (carried.axes[1:] == ("S",))]
-            carry[name] = torch.full(wide, UNTOUCHED, dtype=DTYPES[carried.dtype])[..., : sizes[-1]].zero_()
-    brought = {**tables, **{name: given[name] for name in plan.tables() if name in given}}
-    return RotatedStep(plan, *place, given[plan.table], engine.kv, brought, carry=carry, poison=poison)
-
-
-def run(step: Step, engine: RecordingEngine, batch: Batch, *, first: bool = False) -> dict[str, Tensor]:
-    """A prefill, or a step padded to its bucket: its outputs, of both halves, and what the engine writes of them."""
-    plan = step._plan
-    if not isinstance(step, RotatedStep):
-        result = step.prefill(batch) if first else step.decode(batch, at_least=1)
-        return {name: tensor.clone() for name, tensor in result.outputs.items()}
-    rows, theirs = list(batch.req_pool_indices), sorted(plan.carry.keys() - own(plan).keys())
-    lengths = list(batch.seq_lens or ())
-    if first:
-        outputs = {name: tensor.clone() for name, tensor in step.prefill(batch).outputs.items()}
-        write_left(theirs, step.pools, rows, outputs | {"seq_lens": torch.tensor(lengths)})
-        outputs.pop("drafts", None)
-        return outputs
-    more = [0] * (plan.bucket(len(rows)) - len(rows))
-    (logits, *_) = [node for node in plan.nodes("step") if isinstance(node, Given)]
-    given = engine.run_target(rows + more, lengths + more, step.pools, "full" if step.reads_hidden else "null")
-    committed = step.commit(batch, laid_apart(plan, logits.results["logits"], given.logits), at_least=1)
-    outputs = {name: tensor.clone() for name, tensor in committed.outputs.items()}
-    write_left(theirs, step.pools, rows, {"bonus": outputs["bonus"], "seq_lens": outputs["new_seq_lens"]})
-    proposed = step.propose(batch, given.hidden if step.reads_hidden else None)
-    outputs |= {f"propose.{name}": tensor.clone() for name, tensor in proposed.outputs.items()}
-    write_left(theirs, step.pools, rows, {"drafts": proposed.drafts})
-    for name in plan.carry:
-        table = step.pools[name]
-        if plan.carry[name].written_by and table.dim() == 2:
-            wide = table.as_strided((len(table), table.stride(0)), (table.stride(0), 1))
-            assert (wide[:, table.shape[1] :] == UNTOUCHED).all(), f"@{name}: written beside its rows"
-    return outputs
 
 
 def defined(outputs: dict[str, Tensor], rows: Sequence[int]) -> dict[str, Tensor]:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from bound_script import bind, run
 from programs import compile_to, load
-from session import DTYPES, RecordingEngine, Script, bind, interpret_entry, run, script
+from session import DTYPES, RecordingEngine, Script, interpret_entry, script
 from torch import Tensor
 
 from specc.algorithms import names, needs

@@ -9,6 +9,7 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
+from bound_script import bind, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import load, written
@@ -17,12 +18,10 @@ from session import (
     Script,
     Trace,
     assert_same,
-    bind,
     content,
     defined,
     defined_call,
     interpret_script,
-    run,
     script,
 )
 from strategies import configs, to_yaml

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bound_script import bind, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from session import RecordingEngine, Script, bind, content, defined, equal, run, script
+from session import RecordingEngine, Script, content, defined, equal, script
 from strategies import configs, to_yaml, whole_of
 from torch import Tensor
 

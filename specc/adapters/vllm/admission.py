@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from .._plugin import HOTTEST, SEEDS
 from .tables import AHEAD
 
+PROCESSED = "penalties, biases or other processors of logits"
 Processors: TypeAlias = Mapping[type, Callable[[Any], Any]]
 """By class of vLLM's processors of logits, how one of it says which rows, of all, it changes."""
 
@@ -37,10 +38,12 @@ class Admission:
         """Why the program does not sample for requests in these rows, an array of numpy's; None if it does."""
         states = sampler.sampling_states
         drawn = states.temperature.np[rows] > 0
-        if drawn.any() and not self.parameters:
+        if not drawn.any():
+            return PROCESSED if sampler.needs_logits_processing[rows].any() else None
+        if not self.parameters:
             return "sampling"
         if any(self._processed(sampler, rows, drawn)):
-            return "penalties, biases or other processors of logits"
+            return PROCESSED
         if (states.seeds_set[rows] & drawn).any():
             return "a seed"  # its text is that of vLLM's noise, whoever runs which step
         asked = {name: drawn & (getattr(states, name).np[rows] != none) for name, none in self._none.items()}
