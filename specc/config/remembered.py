@@ -15,7 +15,7 @@ from pathlib import Path
 
 from specc.support.cachedir import default_directory, keep
 
-FORMAT = 7
+FORMAT = 8
 """Part of every key. Raise it when other facts are read from a model."""
 
 Facts = dict[str, list[str | int]]
