@@ -154,7 +154,8 @@ class Refusal:
     """Something that is not served.
 
     Attributes:
-        about: the name of what would have to change: one of `SETTINGS`, a role of `ROLES`, or a field of `Server`.
+        about: the name of what would have to change: one of `SETTINGS`, ``attention`` with a role of `ROLES` behind it,
+            or another field of `Server`.
         what: it, in a few words, a noun.
 
     """
@@ -201,14 +202,14 @@ def _of_attention(server: Server) -> Iterator[Refusal]:
     for role, name in server.attention.items():
         model, backend = server.target if role == "verify" else server.draft, BACKENDS.get(name)
         if backend is None or backend.device != server.device:
-            yield Refusal(role, f"{name} attention on {server.device} ({role})")
+            yield Refusal(f"attention {role}", f"{name} attention on {server.device} ({role})")
             continue
         if model is not None and model.cache in CACHES and model.cache not in backend.caches:
-            yield Refusal(role, f"{name} attention over a KV cache of the layout {model.cache} ({role})")
+            yield Refusal(f"attention {role}", f"{name} attention over a KV cache of the layout {model.cache} ({role})")
         elif server.topk > 1 and backend.mask is None:
-            yield Refusal(role, f"a tree with {name} attention ({role})")
+            yield Refusal(f"attention {role}", f"a tree with {name} attention ({role})")
         elif server.page_size > 1 and not backend.pages:
-            yield Refusal(role, f"{name} attention with pages of {server.page_size} tokens ({role})")
+            yield Refusal(f"attention {role}", f"{name} attention with pages of {server.page_size} tokens ({role})")
 
 
 def roles(prefill: str, decode: str, draft: str | None, mode: str) -> dict[str, str]:

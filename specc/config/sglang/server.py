@@ -328,8 +328,8 @@ def _hint(refusal: Refusal, server: Server) -> str | None:
     if refusal.about in SETTINGS:
         served, name = SETTINGS[refusal.about][0], argument(refusal.about)
         return f"leave {name} out" + ("" if served in (None, False) else f", or write {served}")
-    if refusal.about in ROLES:
-        model = server.target if refusal.about == "verify" else server.draft
+    if refusal.about.startswith("attention "):
+        model = server.target if refusal.about.endswith("verify") else server.draft
         names = [
             name
             for name, backend in BACKENDS.items()
