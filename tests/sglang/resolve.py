@@ -10,7 +10,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,10 +29,12 @@ from sglang.srt.configs.model_config import ModelConfig, is_deepseek_dsa, is_dee
 from sglang.srt.layers.quantization import QUANTIZATION_METHODS
 from sglang.srt.mem_cache import kv_cache_configurator as pools
 from sglang.srt.model_executor import model_runner
+from sglang.srt.model_executor.model_runner_components import attention_backend_setup as setup
 from sglang.srt.model_executor.model_runner_components.load_model_utils import resolve_sliding_window_size
 from sglang.srt.models.registry import ModelRegistry
 from sglang.srt.runtime_context import get_spec, override_platform, publish
 from sglang.srt.server_args import prepare_server_args
+from sglang.srt.speculative.draft_utils import DraftBackendFactory
 from transformers import AutoConfig, Qwen2Config
 
 from specc.adapters.sglang import fit
@@ -151,10 +155,56 @@ def window(config: ModelConfig) -> int | None:
     return resolve_sliding_window_size(made, config)
 
 
+FLASH = "FlashAttentionBackend"
+CLASSES = {
+    "fa3": FLASH,
+    "fa4": FLASH,
+    "dsa": "DeepseekSparseAttnBackend",
+    "flashinfer": "FlashInferAttnBackend",
+    "triton": "TritonAttnBackend",
+    "trtllm_mha": "TRTLLMHAAttnBackend",
+    "trtllm_mla": "TRTLLMMLABackend",
+}
+"""Attention backend -> SGLang's class of it."""
+
+
+def backend(name: str, *, mla: bool) -> Any:
+    """An attention backend that is none, of a class that is called like SGLang's."""
+    named = "FlashInferMLAAttnBackend" if mla and name == "flashinfer" else CLASSES[name]
+    return type(named, (), {"fa_impl_ver": int(name[2:]) if named == FLASH else None, "needs_cpu_seq_lens": False})()
+
+
+def target_backend(made: Any) -> Any:
+    """The target's attention backend, which SGLang's code puts together of such."""
+    setup._build_full_attention_backend_from_str = lambda *, model_runner, backend_str, init_new_workspace: backend(
+        backend_str, mla=model_runner.use_mla_backend
+    )
+    setup.attn_backend_wrapper = lambda _, whole: whole
+    names = setup.resolve_attention_backend_strs(model_runner=made)
+    return setup._build_resolved_backend(model_runner=made, resolved=names, init_new_workspace=False)
+
+
+class Factory(DraftBackendFactory):
+    """SGLang's choice of the draft's attention backends, which makes such."""
+
+    def __getattribute__(self, name: str) -> Any:
+        kind = re.fullmatch(r"_create_(\w+)_(decode|prefill)_backend", name)
+        if kind is None or kind[1] == "qwen_qsa":
+            return super().__getattribute__(name)
+        runner, steps = self.draft_model_runner, self.speculative_num_steps
+
+        def create() -> tuple[str, Any]:
+            one = partial(backend, kind[1], mla=runner.use_mla_backend)
+            several = SimpleNamespace(attn_backends=[one() for _ in range(steps - 1)])
+            return kind[1], several if kind[2] == "decode" else one()
+
+        return create
+
+
 def runner(arguments: Any, path: str, *, draft: bool) -> Any:
     """A runner with what `fit.facts` reads."""
     config = ModelConfig.from_server_args(arguments, model_path=path, is_draft_model=draft)
-    backend = model_runner.resolve_draft_attention_backend(draft_attention_backend=None, is_draft_worker=draft)
+    own = model_runner.resolve_draft_attention_backend(draft_attention_backend=None, is_draft_worker=draft)
     return SimpleNamespace(
         model_config=config,
         sliding_window_size=window(config),
@@ -162,7 +212,11 @@ def runner(arguments: Any, path: str, *, draft: bool) -> Any:
         kv_index_translator=SimpleNamespace(is_translating=False),
         model=SimpleNamespace(modules=lambda: ()),
         canary_manager=None,
-        draft_attention_backend=backend,
+        kv_cache_dtype=config.dtype,
+        req_to_token_pool=None,
+        is_draft_worker=draft,
+        draft_attention_backend=own,
+        use_mla_backend=config.attention_arch == model_runner.AttentionArch.MLA,
         device="cuda",
         dtype=config.dtype,
     )
@@ -173,9 +227,13 @@ def worker(arguments: Any) -> Any:
     view = resolved_view(arguments)
     target = runner(arguments, view.model_path, draft=False)
     draft = runner(arguments, view.speculative_draft_model_path, draft=True)
+    target.attn_backend = target_backend(target)
+    factory = Factory(draft, view.speculative_eagle_topk, view.speculative_num_steps)
+    steps, extend = factory.create_decode_backend(), factory.create_draft_extend_backend()
+    drafter = SimpleNamespace(draft_runner=draft, draft_attn_backend=steps, draft_extend_attn_backend=extend)
     return SimpleNamespace(
         target_worker=SimpleNamespace(model_runner=target),
-        draft_worker=SimpleNamespace(draft_runner=draft),
+        draft_worker=drafter,
         req_to_token_pool=Chosen(target.model_config, draft=False).requests(),
         server_args=arguments,
     )

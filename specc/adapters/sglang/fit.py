@@ -11,24 +11,20 @@ from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.managers import overlap_utils
 from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
-from sglang.srt.runtime_context import (
-    attention_backends,
-    get_disagg,
-    get_observability,
-    get_parallel,
-    get_schedule,
-    get_spec,
-)
+from sglang.srt.runtime_context import get_disagg, get_observability, get_parallel, get_schedule, get_spec
 from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
 from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 
 from . import shards
-from .attention import scored_tokens
-from .served import CACHES, SETTINGS, Model, Server, refusals, roles
+from .attention import roles_of
+from .forwards import scored_tokens
+from .served import CACHES, SETTINGS, Model, Server, refusals
 from .simulate import simulating
 
 logger = logging.getLogger(__name__)
 
+COMMAND_LINE = {"flashinfer_mla": "flashinfer"}
+"""Attention backends that the command line calls by the name of another."""
 PARALLEL = {"ep_size": "moe_ep_size"} | {
     name: name for name in ("pp_size", "dp_size", "attn_dp_size", "attn_cp_size", "dcp_size", "moe_dp_size")
 }
@@ -54,7 +50,7 @@ def misfits(plan: Any, worker: Any) -> list[str]:
 def facts(worker: Any) -> Server:
     """The facts of a running server on which it hangs whether programs are served, from SGLang's objects."""
     spec, parallel, runners = get_spec(), get_parallel(), _runners(worker)
-    prefill, decode = attention_backends()
+    named = roles_of(worker).named()
     target, requests = _facts_of(runners["target"]), type(worker.req_to_token_pool)
     if requests is not ReqToTokenPool and not target.recurrent:
         target = replace(target, cache=f"beside a {requests.__name__}")
@@ -62,7 +58,7 @@ def facts(worker: Any) -> Server:
         target=target,
         draft=_facts_of(runners["draft"]),
         topk=spec.speculative_eagle_topk,
-        attention=roles(prefill, decode, runners["draft"].draft_attention_backend, spec.speculative_attention_mode),
+        attention={role: COMMAND_LINE.get(name, name) for role, name in named.items()},
         page_size=get_schedule().page_size,
         device=runners["target"].device,
         ranks=parallel.tp_size,

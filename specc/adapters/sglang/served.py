@@ -199,7 +199,8 @@ def _of_model(side: str, model: Model, topk: int) -> Iterator[Refusal]:
 
 def _of_attention(server: Server) -> Iterator[Refusal]:
     """Which attention backends are not served, or not for what they do here."""
-    for role, name in server.attention.items():
+    for role in filter(server.attention.__contains__, ROLES):
+        name = server.attention[role]
         model, backend = server.target if role == "verify" else server.draft, BACKENDS.get(name)
         if backend is None or backend.device != server.device:
             yield Refusal(f"attention {role}", f"{name} attention on {server.device} ({role})")
