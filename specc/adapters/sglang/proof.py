@@ -9,6 +9,7 @@ highest. Slots are free ones, and rows of tables are put back, so that nothing i
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,12 +20,14 @@ from torch import Tensor
 
 from .._plugin import word
 
+logger = logging.getLogger(__name__)
+
 PROOF = "SPECC_PROOF"
 """The environment variable that says whether there is a dry step: `on`, the default, or `off`."""
 LENGTHS = (7, 12)
 """Tokens of the made-up texts."""
 FAR = 0.1
-"""Scores of one node differ if their distance is more than this part of their norm; kernels that round differ by less."""
+"""Scores of a node are others if their distance is more than this part of their norm: rounding makes less of it."""
 WORSE = 0.5
 """A token is not the best if its score is lower by more than so many standard deviations of all scores."""
 
@@ -77,18 +80,20 @@ def prove(package: Any, plan: Any, step: Any, worker: Any, heard: Heard) -> None
     with torch.no_grad(), _put_back(rows, table, *step.pools.values()):
         _give_slots(table, rows, max(LENGTHS) + plan.kv.reserve, plan.kv.page_size, own.slots)
         before = own.scores(texts, lengths + 1)
-        _begin(package, step, rows, lengths, texts.gather(1, lengths[:, None])[:, 0], before.argmax(-1))
+        best = (before.argmax(-1)[:, None] + torch.arange(plan.size("K"))) % plan.size("V")
+        _begin(package, step, rows, lengths, texts.gather(1, lengths[:, None])[:, 0], best)
         emitted = step.decode(package.Batch(rows)).to_host()
         assert heard.logits is not None  # the step has called its target
         mine = heard.logits[: len(rows), 0].float().cpu()
         tokens = [emitted.tokens(place) for place in range(len(rows))]
         behind = texts.scatter(1, lengths[:, None] + 1, torch.tensor([[one[0]] for one in tokens]))
         after = own.scores(behind, lengths + 2)
-    if faults := [
-        *_scores_differ(mine, _columns(before, plan, get_parallel().tp_rank)),
-        *_tokens_differ(tokens, before, after),
-    ]:
+    apart = _apart(mine, _columns(before, plan, get_parallel().tp_rank))
+    faults = [f"the target's scores of text {row} are off by {part:.0%}" for row, part in apart if not part <= FAR]
+    if faults := [*faults, *_tokens_differ(tokens, before, after)]:
         raise RuntimeError(f"the dry step ({PROOF}) is not SGLang's own: {'; '.join(faults)}")
+    most = max(part for _, part in apart)
+    logger.info("specc: the dry step is SGLang's own: the target's scores are off by %.1g of their norm", most)
 
 
 class _Own:
@@ -150,18 +155,13 @@ def _give_slots(table: Tensor, rows: Tensor, width: int, page: int, slots: int) 
 
 
 def _begin(package: Any, step: Any, rows: Tensor, lengths: Tensor, bonus: Tensor, drafts: Tensor) -> None:
-    """Put greedy requests into pool rows i64[b]: their lengths, bonus tokens and most probable drafts, each i64[b]."""
+    """Put greedy requests into pool rows i64[b]: lengths and bonus tokens i64[b], drafts i64[b, K], the best first."""
     pools = step.pools
     if any(field.startswith("sampling_") for field in pools):
         step.set_sampling(rows.tolist(), [package.Sampling(temperature=0.0, seed=0)] * len(rows))
-    others = torch.arange(pools["topk_index"].shape[1])
-    fields = {
-        "seq_lens": lengths,
-        "bonus": bonus,
-        "topk_index": drafts[:, None] + others,
-        "topk_p": 1.0 * (others == 0),
-    }
-    for field, values in fields.items():
+    chances = torch.zeros_like(drafts, dtype=torch.float32)
+    chances[:, 0] = 1
+    for field, values in {"seq_lens": lengths, "bonus": bonus, "topk_index": drafts, "topk_p": chances}.items():
         if field in pools:
             pools[field][rows] = values.to(device=rows.device, dtype=pools[field].dtype)
     if "hidden" in pools:
@@ -174,12 +174,10 @@ def _columns(scores: Tensor, plan: Any, rank: int) -> Tensor:
     return scores[:, rank * own : (rank + 1) * own]
 
 
-def _scores_differ(mine: Tensor, own: Tensor) -> Iterator[str]:
-    """Rows of scores [b, n] that are far from SGLang's, those of padding left out."""
-    apart = (mine[:, : own.shape[1]] - own).norm(dim=1) / (own - own.mean(1, keepdim=True)).norm(dim=1)
-    for row, part in enumerate(apart.tolist()):
-        if not part <= FAR:
-            yield f"the target's scores of text {row} are off by {part:.0%} of their norm"
+def _apart(mine: Tensor, own: Tensor) -> list[tuple[int, float]]:
+    """The rows of scores [b, n], and how far from SGLang's they are, of whose norm; columns of padding are left out."""
+    norms = (own - own.mean(1, keepdim=True)).norm(dim=1)
+    return [*enumerate(((mine[:, : own.shape[1]] - own).norm(dim=1) / norms).tolist())]
 
 
 def _tokens_differ(tokens: list[list[int]], before: Tensor, after: Tensor) -> Iterator[str]:

@@ -126,14 +126,12 @@ class Touch(NamedTuple):
 
 def touches(table: str) -> list[Touch]:
     """The lines of a table; an indented one goes on with the one before."""
-    lines = filter(None, re.sub(r"\n +", " ", table).split("\n"))
-    return [Touch(place, call and call[1:-1], has or "") for place, call, has in map(_parts, lines)]
-
-
-def _parts(line: str) -> tuple[str | None, ...]:
-    found = re.fullmatch(r"([\w.]+)(\([\w ]*\))?(?:: ([\w ]+))?", line)
-    assert found is not None, line
-    return found.groups()
+    made: list[Touch] = []
+    for line in filter(None, re.sub(r"\n +", " ", table).split("\n")):
+        found = re.fullmatch(r"([\w.]+)(\([\w ]*\))?(?:: ([\w ]+))?", line)
+        assert found is not None, line
+        made.append(Touch(found[1], found[2] and found[2][1:-1], found[3] or ""))
+    return made
 
 
 def probe(version: str, *, tested: bool) -> None:
