@@ -48,7 +48,7 @@ def bind(program: Any, worker: Any, masks: Masks) -> tuple[Any, str, Heard]:
     scored = scored_tokens(worker)
     tables = {} if scored is None else {"d2t": scored.to(device=table.device, dtype=torch.int64).contiguous()}
     collective = Ranks(get_parallel().tp_group) if program.plan.ranks > 1 else None
-    heard = Heard(forwards.target, program.plan)
+    heard = Heard(forwards.target, program.plan, table)
     step = program.bind(
         _Callbacks(forwards, heard, masks), table, buffers, tables=tables, collective=collective, capture=False
     )

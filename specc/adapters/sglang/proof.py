@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
-from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
 
 from .._plugin import word
@@ -42,18 +40,23 @@ class Heard:
 
     Where the step is captured the last call is the one that was, and its logits are written by each replay. As long as
     they are held nothing else of the graph has their memory.
+
+    Attributes:
+        rows: how many requests the dry step has.
+        logits: T[b, N, V] or, of a program with sharded logits, the rank's columns of them; None before a call.
+
     """
 
-    def __init__(self, target: Any, plan: Any) -> None:
-        """Listen to a callback."""
-        self._target, self._rows = target, requests(plan)
-        self._largest = plan.bucket(self._rows)
+    def __init__(self, target: Any, plan: Any, table: Tensor) -> None:
+        """Listen to a callback, in a server with this table of KV slots."""
+        self.rows = min(len(LENGTHS), plan.buckets[-1], len(table) - 1)
+        self._target, self._largest = target, plan.bucket(self.rows)
         self.logits: Tensor | None = None
 
     def __call__(self, **given: Any) -> Any:
         """Call it."""
         found = self._target(**given)
-        if self._rows <= len(given["rows"]) <= self._largest:
+        if self.rows <= len(given["rows"]) <= self._largest:
             self.logits = found.logits
         return found
 
@@ -62,20 +65,15 @@ class Heard:
         self.logits, self._largest = None, 0
 
 
-def requests(plan: Any) -> int:
-    """How many the dry step has."""
-    return min(len(LENGTHS), plan.buckets[-1], plan.size("P") - 1)
-
-
-def prove(package: Any, plan: Any, step: Any, worker: Any, heard: Heard) -> None:
+def prove(package: Any, step: Any, worker: Any, heard: Heard, rank: int) -> None:
     """Make the dry step of a program that is bound to a worker. RuntimeError with all that differs from SGLang's own.
 
-    On several ranks every one calls this.
+    On several ranks every one calls this, with its number.
     """
-    table = worker.req_to_token_pool.req_to_token
-    rows = torch.arange(1, requests(plan) + 1, device=table.device)
+    plan, table = package.plan, worker.req_to_token_pool.req_to_token
+    rows = torch.arange(1, heard.rows + 1, device=table.device)
     lengths = torch.tensor(LENGTHS[: len(rows)])
-    texts = (torch.arange(len(rows) * (max(LENGTHS) + 2)) * 7919 % min(997, plan.size("V"))).view(len(rows), -1)
+    texts = _made_up(len(rows), max(LENGTHS) + 2, plan.size("V"))
     own = _Own(worker, rows)
     with torch.no_grad(), _put_back(rows, table, *step.pools.values()):
         _give_slots(table, rows, max(LENGTHS) + plan.kv.reserve, plan.kv.page_size, own.slots)
@@ -86,14 +84,19 @@ def prove(package: Any, plan: Any, step: Any, worker: Any, heard: Heard) -> None
         assert heard.logits is not None  # the step has called its target
         mine = heard.logits[: len(rows), 0].float().cpu()
         tokens = [emitted.tokens(place) for place in range(len(rows))]
-        behind = texts.scatter(1, lengths[:, None] + 1, torch.tensor([[one[0]] for one in tokens]))
+        behind = texts.scatter(1, lengths[:, None] + 1, torch.tensor([[*one[:1], 0][:1] for one in tokens]))
         after = own.scores(behind, lengths + 2)
-    apart = _apart(mine, _columns(before, plan, get_parallel().tp_rank))
+    apart = _apart(mine, _columns(before, plan, rank))
     faults = [f"the target's scores of text {row} are off by {part:.0%}" for row, part in apart if not part <= FAR]
     if faults := [*faults, *_tokens_differ(tokens, before, after)]:
         raise RuntimeError(f"the dry step ({PROOF}) is not SGLang's own: {'; '.join(faults)}")
     most = max(part for _, part in apart)
     logger.info("specc: the dry step is SGLang's own: the target's scores are off by %.1g of their norm", most)
+
+
+def _made_up(rows: int, length: int, vocabulary: int) -> Tensor:
+    """Texts i64[rows, length] of the first tokens of a vocabulary, which no two share."""
+    return (torch.arange(1, rows * length + 1) * 7919 % min(997, vocabulary)).view(rows, -1)
 
 
 class _Own:
@@ -106,6 +109,8 @@ class _Own:
 
     def scores(self, texts: Tensor, lengths: Tensor) -> Tensor:
         """The logits f32[b, V] after the first lengths i64[b] of texts i64[b, T], on the host as they are."""
+        from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+
         device, counts = self._rows.device, lengths.tolist()
         places = [torch.arange(count) for count in counts]
         tokens = torch.cat([text[:count] for text, count in zip(texts, counts, strict=True)])
@@ -183,6 +188,8 @@ def _apart(mine: Tensor, own: Tensor) -> list[tuple[int, float]]:
 def _tokens_differ(tokens: list[list[int]], before: Tensor, after: Tensor) -> Iterator[str]:
     """Emitted tokens that SGLang does not score highest, and drafts that were right and not accepted."""
     for row, found in enumerate(tokens):
+        if not found:
+            yield f"text {row} had no room for a step"
         for place, (token, scores) in enumerate(zip(found, (before[row], after[row]), strict=False)):
             if not scores.max() - scores[token] <= WORSE * scores.std():
                 yield f"token {place} of text {row} is {token}, not {int(scores.argmax())}"

@@ -87,7 +87,7 @@ class Steps:
         self._vocabulary = program.plan.size("V")
         self.proof = "simulated" if simulating() else "passed" if proving() else "off"
         if self.proof == "passed":
-            prove(package, program.plan, self.step, worker, heard)
+            prove(package, self.step, worker, heard, get_parallel().tp_rank)
         heard.forget()
         self._counters: Counters | None = None
         if get_observability().enable_metrics and not get_parallel().tp_rank:
