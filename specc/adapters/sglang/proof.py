@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .._plugin import word
+from . import shards
 
 logger = logging.getLogger(__name__)
 
@@ -174,9 +175,9 @@ def _begin(package: Any, step: Any, rows: Tensor, lengths: Tensor, bonus: Tensor
 
 
 def _columns(scores: Tensor, plan: Any, rank: int) -> Tensor:
-    """Of scores [b, V] the columns that a rank has."""
-    own = plan.dims.get("Vs", plan.size("V"))
-    return scores[:, rank * own : (rank + 1) * own]
+    """Of scores [b, V] the columns that a rank has: all, unless logits are sharded."""
+    own = shards.columns(plan).get("target")
+    return scores if own is None else scores[:, rank * own : (rank + 1) * own]
 
 
 def _apart(mine: Tensor, own: Tensor) -> list[tuple[int, float]]:

@@ -153,7 +153,8 @@ def test_a_pool_without_room_for_the_texts() -> None:
 def test_columns_of_a_rank_are_compared_with_its_own() -> None:
     """Of a vocabulary that is padded: the last rank has columns that SGLang cuts off."""
     scores = torch.randn(2, 10)
-    sharded = SimpleNamespace(dims={"Vs": 6}, size=lambda axis: 10)
+    assert torch.equal(proof._columns(scores, SimpleNamespace(dims={}), 1), scores)
+    sharded = SimpleNamespace(dims={"Vs": 6})
     columns = [proof._columns(scores, sharded, rank) for rank in range(2)]
     assert torch.equal(torch.cat(columns, 1), scores)
     padded = torch.cat((columns[1], torch.full((2, 2), -1e9)), 1)
