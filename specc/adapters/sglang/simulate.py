@@ -10,9 +10,9 @@ import random
 from typing import Any
 
 import torch
-from sglang.srt.speculative.spec_utils import SIMULATE_ACC_LEN, SIMULATE_ACC_METHOD, sample_simulated_acc_len
 from torch import Tensor
 
+from . import seam
 from .attention import Attention
 from .forwards import Forwards, Outputs
 from .shards import Shards
@@ -20,13 +20,14 @@ from .shards import Shards
 TOKEN = 100
 """What the target says after the accepted path, as in SGLang."""
 HIGHEST = 1e30
+_spec_utils, _sample_length = seam.found(seam.SIMULATED)
 STEPS = 4096
 """Accepted lengths are drawn ahead for so many steps, and again from the first on."""
 
 
 def simulating() -> bool:
     """Whether the server is to simulate."""
-    return SIMULATE_ACC_LEN > 0
+    return seam.there(seam.SIMULATED) and _spec_utils.SIMULATE_ACC_LEN > 0
 
 
 class Simulated(Forwards):
@@ -37,7 +38,8 @@ class Simulated(Forwards):
         super().__init__(worker, attention, shards)
         most = worker.speculative_num_steps + 1
         random.seed(0)
-        drawn = [sample_simulated_acc_len(SIMULATE_ACC_LEN, SIMULATE_ACC_METHOD, most) for _ in range(STEPS)]
+        how = _spec_utils.SIMULATE_ACC_LEN, _spec_utils.SIMULATE_ACC_METHOD
+        drawn = [_sample_length(*how, most) for _ in range(STEPS)]
         device = worker.req_to_token_pool.req_to_token.device
         self._accepted = torch.tensor(drawn, dtype=torch.int64, device=device)
         self._turn = torch.zeros(1, dtype=torch.int64, device=device)

@@ -20,8 +20,10 @@ from .admission import DETERMINISTIC_SEED, Admission
 from .binding import bind
 from .forwards import scored_tokens
 from .grammars import Masks, fills_bitmasks
+from .proof import prove, proving
 from .ranks import seeds
 from .requests import GRAMMAR, LOGPROBS, refuses, unserved
+from .simulate import simulating
 
 COUNTS = "sampling_counts"
 """What a program with penalties counts by itself: a field of its carry, no parameter."""
@@ -57,14 +59,17 @@ class Steps:
     """
 
     def __init__(self, package: Any, program: Any, worker: Any) -> None:
-        """Bind the program of a package, loaded onto the worker's device, as `bind` has it."""
+        """Bind the program of a package, loaded onto the worker's device, as `bind` has it, and try it, see `proof`.
+
+        RuntimeError when what it does is not what SGLang's own forward says.
+        """
         self.name, self._package = package.__name__, package
         self._version = package.__version__
         self.served, self.left = 0, Counter[str]()
         self.refuses_unserved = refuses()
         device = worker.req_to_token_pool.req_to_token.device
         self._masks = Masks(program.plan, device)
-        self.step, self.captured = bind(program, worker, self._masks)
+        self.step, self.captured, heard = bind(program, worker, self._masks)
         self._largest = program.plan.buckets[-1]
         self._width, self._nodes = program.plan.size("A"), program.plan.size("N")
         self._blank = _Blank(worker.topk, device)
@@ -80,6 +85,10 @@ class Steps:
         draw = (lambda: DETERMINISTIC_SEED) if deterministic else seeds(get_parallel().tp_group, SEEDS)
         self.admission = Admission(package, self.step, draw, self._masks.restrict) if given else None
         self._vocabulary = program.plan.size("V")
+        self.proof = "simulated" if simulating() else "passed" if proving() else "off"
+        if self.proof == "passed":
+            prove(package, self.step, worker, heard, get_parallel().tp_rank)
+        heard.forget()
         self._counters: Counters | None = None
         if get_observability().enable_metrics and not get_parallel().tp_rank:
             self._counters = Counters(package, "SGLang")
@@ -169,6 +178,7 @@ class Steps:
             "program": self.name,
             "version": self._version,
             "capture": self.captured,
+            "proof": self.proof,
             "sampling": self.parameters,
             "best_logprobs": self.best,
             "served": self.served,
