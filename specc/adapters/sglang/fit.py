@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sglang.srt.layers.attention.intel_amx_backend import IntelAMXAttnBackend
-from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 from sglang.srt.managers import overlap_utils
 from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
@@ -15,13 +13,14 @@ from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
 from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 
 from . import shards
+from .attention import roles_of
 from .forwards import scored_tokens
 from .simulate import simulating
 
 SCATTERED = ("enable_attn_tp_input_scattered", "enable_layernorm_sp")
 """Arguments under which a rank does not have all rows that a forward hands over."""
-BACKENDS = {TritonAttnBackend: "full", IntelAMXAttnBackend: "qlen"}
-"""Attention backends that are served, and the mode in which each reads the mask of a tree."""
+BACKENDS = {"triton": "full", "intel_amx": "qlen", "fa3": "slots"}
+"""Attention backends that are served, by SGLang's names, and the mode in which each reads the mask of a tree."""
 
 
 def misfits(plan: Any, worker: Any) -> list[str]:
@@ -49,10 +48,9 @@ def _unserved(worker: Any) -> Iterator[str]:
         yield "speculative_adaptive changes the number of steps"
     if spec.speculative_use_rejection_sampling:
         yield "speculative_use_rejection_sampling"
-    backends = {type(backend) for backend in _backends(worker) if backend is not None}
+    backends = set(roles_of(worker).named().values())
     if len(backends) != 1 or not backends <= set(BACKENDS):
-        found = ", ".join(sorted(backend.__name__ for backend in backends))
-        yield f"attention is that of {found}; served are {', '.join(sorted(one.__name__ for one in BACKENDS))}"
+        yield f"attention is that of {', '.join(sorted(backends))}; served are {', '.join(sorted(BACKENDS))}"
     for role, runner in _runners(worker).items():
         if runner.model_config.model_is_mrope:
             yield f"the {role} has multimodal positions (mrope)"
@@ -138,16 +136,10 @@ def _memory(plan: Any, worker: Any) -> Iterator[str]:
     length, longest = target.model_config.context_len + 2 * plan.size("A"), plan.kv.longest
     if longest is not None and length > longest:
         yield f"texts of the server, and two steps, have up to {length} tokens, context_length is {longest}"
-    mode, backend = plan.serving.mask_mode, BACKENDS.get(type(target.attn_backend))
+    mode, backend = plan.serving.mask_mode, BACKENDS.get(roles_of(worker).named()["verify"])
     if mode is not None and backend is not None and mode != backend:
         yield f"mask is {mode} in the program, {backend} in the server's attention backend"
 
 
 def _runners(worker: Any) -> dict[str, Any]:
     return {"target": worker.target_worker.model_runner, "draft": worker.draft_worker.draft_runner}
-
-
-def _backends(worker: Any) -> list[Any]:
-    draft = worker.draft_worker
-    steps = draft.draft_attn_backend.attn_backends if draft.draft_attn_backend is not None else []
-    return [worker.target_worker.model_runner.attn_backend, draft.draft_extend_attn_backend, *steps]
