@@ -172,6 +172,8 @@ def main() -> None:
     given = json.loads(job.read_text())
     if (ranks := given["engine"].get("tp_size", 1)) > 1:  # SGLang wants to be told a processor for each
         os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(ranks)))
+    if given["engine"].get("attention_backend") == "fa3":  # its metadata is computed in Triton
+        os.environ["TRITON_INTERPRET"] = "1"
     fork_engines()
     import sglang
 

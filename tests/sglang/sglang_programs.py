@@ -19,7 +19,13 @@ def build_program(engine: Mapping[str, Any], folder: Path, *options: str) -> Pat
     """
     folder.mkdir(parents=True)
     config = folder / "program.yaml"
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in {**CPU, **engine}.items()]
+    written = {**CPU, **engine}
+    flash = written["attention_backend"] == "fa3"
+    if flash:
+        written["attention_backend"] = CPU["attention_backend"]
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in written.items()]
     specc("sglang", "check", "-o", str(config), "--name", "served", *options, "--", *words)
+    if flash:
+        config.write_text(config.read_text().replace("mask: qlen", "mask: slots"))
     specc("build", str(config), "-o", str(folder), "--quiet")
     return next(folder.glob("*.whl"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -31,6 +32,18 @@ PROGRAMS = [
     Variant("EAGLE3", "eagle3_part", topk=4, num_draft_tokens=12, program=True),
     Variant("EAGLE", "eagle", overlap=True, program=True, token_map=True),
 ]
+TREE = {"topk": 4, "num_draft_tokens": 8, "num_steps": 5}
+"""What SGLang takes for a Llama where no shape is written."""
+FLASH = [
+    Variant("EAGLE", "eagle", overlap=True, attention="fa3"),
+    Variant("EAGLE", "eagle", overlap=True, attention="fa3", page=16),
+    Variant("EAGLE", "eagle", overlap=True, attention="fa3", **TREE),
+    Variant("EAGLE", "eagle", attention="fa3", page=16, **TREE),
+    Variant("EAGLE3", "eagle3", attention="fa3"),
+]
+"""FlashAttention 3, of which operators are stand-ins and metadata is what a GPU gets."""
+SPECULATING += FLASH
+PROGRAMS += [replace(variant, program=True) for variant in FLASH]
 speculating = pytest.mark.parametrize("variant", [*SPECULATING, *PROGRAMS], ids=str)
 LEAST_ACCEPTED = 1.5
 """Tokens per verification of any of these drafts; 1 would be a draft that is always wrong."""
@@ -120,6 +133,8 @@ def test_the_program_ran_the_steps_that_it_serves(variant: Variant, served: Serv
 
 def own(program: Variant) -> Variant:
     """The engine that drafts the same without a program."""
+    if program.attention:
+        return replace(program, program=False)
     shape = program.draft, program.topk, program.token_map
     return next(one for one in SPECULATING if (one.draft, one.topk, one.token_map) == shape)
 

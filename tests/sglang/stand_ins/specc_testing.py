@@ -18,10 +18,13 @@ from torch import Tensor
 
 OVERLAP = "SPECC_TEST_OVERLAP"
 NAN = "SPECC_TEST_NAN"
+INTERPRET = "TRITON_INTERPRET"
 LOGITS = "sglang.srt.layers.logits_processor.LogitsProcessor.forward"
 STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state"
 
 
+HOPPER = 9, 0
+"""The capability of the GPUs that FlashAttention 3 is for."""
 GROUP = "sglang.srt.distributed.parallel_state.GroupCoordinator"
 QUEUE = "sglang.srt.managers.scheduler.Scheduler._add_request_to_queue"
 _requests: dict[str, Any] = {}
@@ -60,6 +63,8 @@ def register() -> None:
         HookRegistry.register(f"{GROUP}.{method}", note_gather(method), HookType.BEFORE)
     if os.environ.get(OVERLAP) == "1":
         keep_overlap()
+    if os.environ.get(INTERPRET) == "1":
+        allow_flash_attention()
     if NAN in os.environ:
         HookRegistry.register(LOGITS, spoil(int(os.environ[NAN])), HookType.AROUND)
 
@@ -83,6 +88,19 @@ def keep_overlap() -> None:
     if not os.environ.get("SPECC_PROGRAM"):
         overlap_utils._DEBUG_ASSERT = True
         overlap_utils._assert_nonneg_and_invalidate = take
+
+
+def allow_flash_attention() -> None:
+    """Say that FlashAttention 3 runs here, whose operators are stand-ins, and make masks of trees as it reads them."""
+    from sglang.kernels.ops.attention import flash_attention_v3
+    from sglang.srt.layers.attention import attention_registry, verify_mask
+    from sglang.srt.speculative import eagle_worker_v2, standalone_worker_v2
+    from sglang.srt.speculative.eagle_utils import TreeMaskMode
+
+    attention_registry.get_device_capability = lambda: HOPPER
+    flash_attention_v3._is_fa3_supported = lambda: True
+    for module in (verify_mask, eagle_worker_v2, standalone_worker_v2):
+        module.default_tree_mask_mode = lambda: TreeMaskMode.FULL_MASK
 
 
 def spoil(token: int) -> Callable[..., Any]:
@@ -146,7 +164,8 @@ def add_accounting(get_internal_state: Callable[[Any, Any], Any], controller: An
 def accounting(scheduler: Any) -> dict[str, Any]:
     """Where all KV slots and pool rows are, and what runs."""
     allocator, cache, rows = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache, scheduler.req_to_token_pool
-    owned = torch.cat((allocator.get_all_free_pages(), cache.all_values_flatten()))
+    free = allocator.get_all_free_pages()[:, None] * allocator.page_size + torch.arange(allocator.page_size)
+    owned = torch.cat((free.flatten(), cache.all_values_flatten()))
     worker = scheduler.draft_worker
     return {
         "idle": scheduler.is_fully_idle(),
