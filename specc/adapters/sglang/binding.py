@@ -26,8 +26,10 @@ FORWARDS: dict[str, type[Forwards]] = {"graph": Forwards, "segments": RecordedFo
 """The whole step as one graph, which is the default; forwards and what lies between them each; nothing."""
 
 
-def bind(program: Any, worker: Any, masks: Masks) -> tuple[Any, str]:
-    """Bind a program to an EAGLEWorkerV2 whose graphs are captured; returns the step and what is captured of it.
+def bind(program: Any, worker: Any, masks: Masks) -> tuple[Any, str, Attention]:
+    """Bind a program to an EAGLEWorkerV2 whose graphs are captured.
+
+    Returns the step, what is captured of it, and what prepares attention.
 
     ServerError as `capturing`.
     """
@@ -56,7 +58,7 @@ def bind(program: Any, worker: Any, masks: Masks) -> tuple[Any, str]:
             entered.enter_context(model_capture_mode())
             entered.enter_context(attention.capturing())
             step.capture("segments" if how == "segments" else True)
-    return step, how
+    return step, how, attention
 
 
 class _Callbacks:

@@ -22,6 +22,7 @@ __all__ = ["Attention", "roles_of"]
 
 KINDS: dict[str, tuple[str, str]] = {
     "fa3": ("flash", "Flash"),
+    "flashinfer": ("flashinfer", "Flashinfer"),
     "triton": ("triton", "Triton"),
 }
 """SGLang's name of a backend -> the module here, and its class; modules import SGLang's, so only those in use are."""
