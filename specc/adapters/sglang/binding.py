@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,10 +28,26 @@ FORWARDS: dict[str, type[Forwards]] = {"graph": Forwards, "segments": RecordedFo
 """The whole step as one graph, which is the default; forwards and what lies between them each; nothing."""
 
 
-def bind(program: Any, worker: Any, masks: Masks) -> tuple[Any, str, Heard]:
-    """Bind a program to an EAGLEWorkerV2 whose graphs are captured.
+@dataclass(frozen=True)
+class Bound:
+    """A program bound to a worker.
 
-    Returns the step, what is captured of it, and what is heard of its target's logits.
+    Attributes:
+        step: it.
+        captured: what of it is captured, see `FORWARDS`.
+        attention: what prepares attention for its forwards.
+        heard: what is heard of its target's logits.
+
+    """
+
+    step: Any
+    captured: str
+    attention: Attention
+    heard: Heard
+
+
+def bind(program: Any, worker: Any, masks: Masks) -> Bound:
+    """Bind a program to an EAGLEWorkerV2 whose graphs are captured.
 
     ServerError as `capturing`.
     """
@@ -60,7 +77,7 @@ def bind(program: Any, worker: Any, masks: Masks) -> tuple[Any, str, Heard]:
             entered.enter_context(model_capture_mode())
             entered.enter_context(attention.capturing())
             step.capture("segments" if how == "segments" else True)
-    return step, how, heard
+    return Bound(step, how, attention, heard)
 
 
 class _Callbacks:

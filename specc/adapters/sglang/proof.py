@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -66,28 +66,32 @@ class Heard:
         self.logits, self._largest = None, 0
 
 
-def prove(package: Any, step: Any, worker: Any, heard: Heard, rank: int) -> None:
+def prove(
+    package: Any, step: Any, worker: Any, heard: Heard, rank: int, plan: Callable[[Sequence[int]], object]
+) -> None:
     """Make the dry step of a program that is bound to a worker. RuntimeError with all that differs from SGLang's own.
 
-    On several ranks every one calls this, with its number.
+    `plan` is called with the lengths of the texts before the step. On several ranks every one calls this, with its
+    number.
     """
-    plan, table = package.plan, worker.req_to_token_pool.req_to_token
+    sizes, table = package.plan, worker.req_to_token_pool.req_to_token
     rows = torch.arange(1, heard.rows + 1, device=table.device)
     lengths = torch.tensor(LENGTHS[: len(rows)])
-    texts = _made_up(len(rows), max(LENGTHS) + 2, plan.size("V"))
+    texts = _made_up(len(rows), max(LENGTHS) + 2, sizes.size("V"))
     own = _Own(worker, rows)
     with torch.no_grad(), _put_back(rows, table, *step.pools.values()):
-        _give_slots(table, rows, max(LENGTHS) + plan.kv.reserve, plan.kv.page_size, own.slots)
+        _give_slots(table, rows, max(LENGTHS) + sizes.kv.reserve, sizes.kv.page_size, own.slots)
         before = own.scores(texts, lengths + 1)
-        best = (before.argmax(-1)[:, None] + torch.arange(plan.size("K"))) % plan.size("V")
+        best = (before.argmax(-1)[:, None] + torch.arange(sizes.size("K"))) % sizes.size("V")
         _begin(package, step, rows, lengths, texts.gather(1, lengths[:, None])[:, 0], best)
+        plan(lengths.tolist())
         emitted = step.decode(package.Batch(rows)).to_host()
         assert heard.logits is not None  # the step has called its target
         mine = heard.logits[: len(rows), 0].float().cpu()
         tokens = [emitted.tokens(place) for place in range(len(rows))]
         behind = texts.scatter(1, lengths[:, None] + 1, torch.tensor([[*one[:1], 0][:1] for one in tokens]))
         after = own.scores(behind, lengths + 2)
-    apart = _apart(mine, _columns(before, plan, rank))
+    apart = _apart(mine, _columns(before, sizes, rank))
     faults = [f"the target's scores of text {row} are off by {part:.0%}" for row, part in apart if not part <= FAR]
     if faults := [*faults, *_tokens_differ(tokens, before, after)]:
         raise RuntimeError(f"the dry step ({PROOF}) is not SGLang's own: {'; '.join(faults)}")

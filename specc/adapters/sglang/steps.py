@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,8 +69,10 @@ class Steps:
         self.refuses_unserved = refuses()
         device = worker.req_to_token_pool.req_to_token.device
         self._masks = Masks(program.plan, device)
-        self.step, self.captured, heard = bind(program, worker, self._masks)
-        self._largest = program.plan.buckets[-1]
+        bound = bind(program, worker, self._masks)
+        self.step, self.captured, self._attention = bound.step, bound.captured, bound.attention
+        self._largest, self._bucket = program.plan.buckets[-1], program.plan.bucket
+        self._room = worker.req_to_token_pool.req_to_token.shape[1] - program.plan.kv.window
         self._width, self._nodes = program.plan.size("A"), program.plan.size("N")
         self._blank = _Blank(worker.topk, device)
         self.numbers = Numbers(scored_tokens(worker), program.plan.size("V"))
@@ -87,8 +89,8 @@ class Steps:
         self._vocabulary = program.plan.size("V")
         self.proof = "simulated" if simulating() else "passed" if proving() else "off"
         if self.proof == "passed":
-            prove(package, self.step, worker, heard, get_parallel().tp_rank)
-        heard.forget()
+            prove(package, self.step, worker, bound.heard, get_parallel().tp_rank, self._plan)
+        bound.heard.forget()
         self._counters: Counters | None = None
         if get_observability().enable_metrics and not get_parallel().tp_rank:
             self._counters = Counters(package, "SGLang")
@@ -104,11 +106,27 @@ class Steps:
             return f"more than {self._largest} requests"
         if batch.sampling_info.has_watermark_candidates:
             return "a watermark"
+        if self._attention.plans and (reason := self._unplanned(batch)) is not None:
+            return reason
         return next(filter(None, map(self.unserved, batch.reqs)), None)
 
     def unserved(self, request: Any) -> str | None:
         """Why the program does not serve a request; None if it does."""
         return unserved(request, self._vocabulary, self.parameters, self.best)
+
+    def _unplanned(self, batch: Any) -> str | None:
+        """Why attention that the host plans cannot be planned for a batch; None if it can.
+
+        A request without room is a padding row of the program, which only the device finds out: a plan has its length.
+        """
+        if batch.seq_lens_cpu is None:
+            return "no lengths on the host"
+        return "no room for a step" if max(batch.seq_lens_cpu.tolist(), default=0) > self._room else None
+
+    def _plan(self, lengths: Sequence[int]) -> None:
+        """Have attention plan a step of requests of these lengths, where the host does that."""
+        bucket = self._bucket(len(lengths))
+        self._attention.plan(bucket, [*lengths, *[0] * (bucket - len(lengths))])
 
     def admit(self, batch: Any) -> None:
         """Before a prefill of SGLang's: say how those of its requests are sampled that the program serves."""
@@ -127,6 +145,8 @@ class Steps:
         """
         rows = len(batch.reqs)
         self._masks.restrict(batch.reqs, barrier)
+        if self._attention.plans:
+            self._plan(batch.seq_lens_cpu.tolist())
         found = self.step.decode(self._package.Batch(batch.req_pool_indices), on_commit=self._publisher(publish))
         self.served += 1
         if self._counters is not None:

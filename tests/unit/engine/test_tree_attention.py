@@ -91,7 +91,9 @@ def slots_of(trees: list[list[int]], slots: Tensor) -> dict[str, Tensor]:
     """The mask `slots` of all trees, node by node, with slots of the window in what is unspecified, and its counts."""
     nodes = len(trees[0])
     paths = [[path_of(parents, node) for node in range(nodes)] for parents in trees]
-    mask = [[[own[c] for c in (path + [0] * nodes)[:nodes]] for path in rows] for own, rows in zip(slots.tolist(), paths)]
+    mask = [
+        [[own[c] for c in (path + [0] * nodes)[:nodes]] for path in rows] for own, rows in zip(slots.tolist(), paths)
+    ]
     counts = [[len(path) for path in rows] for rows in paths]
     return {"mask": torch.tensor(mask, dtype=torch.int32), "counts": torch.tensor(counts, dtype=torch.int32)}
 

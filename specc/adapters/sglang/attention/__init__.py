@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,12 +21,17 @@ from .step_tables import Sizes, Tables
 
 __all__ = ["Attention", "roles_of"]
 
+logger = logging.getLogger(__name__)
+
+BY_CONTRACT = ("cutedsl_mla", "dsa", "fa4", "flashmla", "trtllm_mha", "trtllm_mla")
+"""Backends that serve chains and prepare them themselves. No GPU has run a program on one."""
 KINDS: dict[str, tuple[str, str]] = {
     "fa3": ("flash", "Flash"),
+    "flashinfer": ("flashinfer", "Flashinfer"),
     "triton": ("triton", "Triton"),
-}
+} | dict.fromkeys(BY_CONTRACT, ("contract", "Contract"))
 """SGLang's name of a backend -> the module here, and its class; modules import SGLang's, so only those in use are."""
-NEED_GRAPHS = ("triton",)
+NEED_GRAPHS = ("triton", *BY_CONTRACT)
 """Those that write into buffers which SGLang makes for its graphs."""
 TABLES = ("fa3",)
 """Those that read the tables of a step."""
@@ -44,6 +50,8 @@ class Attention:
         self.captured = captured
         roles = roles_of(worker)
         names = roles.named()
+        if untried := sorted({*names.values()} & {*BY_CONTRACT}):
+            logger.warning("specc: attention %s was not tried on a GPU, only beside stand-ins", " and ".join(untried))
         model = worker.target_worker.model_runner.model_config
         sizes = Sizes(
             largest=plan.buckets[-1],
