@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specc.adapters.sglang import proof
-from specc.adapters.sglang.proof import Heard, prove, proving
+from specc.adapters.sglang.proof import LENGTHS, Heard, prove, proving
 
 VOCABULARY, NODES, PAGE, RESERVE = 31, 4, 4, 6
 
@@ -114,8 +114,10 @@ def proved(fault: str | None, *, buckets: tuple[int, ...] = (1, 4), slots: int =
     package = SimpleNamespace(plan=made, Batch=lambda rows: SimpleNamespace(req_pool_indices=rows))
     package.Sampling = lambda **given: SimpleNamespace(**given)
     before = {name: pool.clone() for name, pool in {**step.pools, "table": server.table}.items()}
+    planned: list[list[int]] = []
     try:
-        prove(package, step, server, heard, 0)
+        prove(package, step, server, heard, 0, planned.append)
+        assert planned == [list(LENGTHS[: heard.rows])]
     finally:
         after: Mapping[str, Tensor] = {**step.pools, "table": server.table}
         assert all(torch.equal(before[name], after[name]) for name in before)
