@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import importlib
 import inspect
 import logging
-import pkgutil
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -150,15 +150,16 @@ def lacking(table: str) -> Iterator[str]:
     """What of the lines of a table this SGLang does not have, or takes otherwise, in words."""
     for place, takes, has in touches(table):
         above, _, name = place.rpartition(".")
-        owner, found = _at(above), _at(place)
-        short = ".".join(place.split(".")[-2:])
-        if found is None:
-            yield f"{above.rpartition('.')[2] or 'sglang.srt'} has no {name}"
+        try:
+            owner, found = _resolved(above), _resolved(place)
+        except (ImportError, AttributeError) as error:
+            why = f" ({error})" if isinstance(error, ImportError) else ""
+            yield f"{above.rpartition('.')[2] or 'sglang.srt'} has no {name}{why}"
             continue
         if takes is not None:
-            yield from (
-                f"{short} {what}" for what in _taken_otherwise(found, takes.split(), method=isinstance(owner, type))
-            )
+            short = ".".join(place.split(".")[-2:])
+            method = isinstance(owner, type)
+            yield from (f"{short} {what}" for what in _taken_otherwise(found, takes.split(), method=method))
         known = attributes(found)
         yield from (f"{name} has no {one}" for one in has.split() if one not in known)
 
@@ -170,14 +171,23 @@ def there(feature: str) -> bool:
 
 def found(feature: str) -> list[Any]:
     """What is at the places of a feature of `MAY`, None where nothing is."""
-    return [_at(touch.place) for touch in touches(MAY[feature])]
+    every: list[Any] = []
+    for touch in touches(MAY[feature]):
+        try:
+            every.append(_resolved(touch.place))
+        except (ImportError, AttributeError):
+            every.append(None)
+    return every
 
 
-def _at(place: str) -> Any:
-    try:
-        return pkgutil.resolve_name(".".join(("sglang.srt", *filter(None, (place,)))))
-    except (ImportError, AttributeError):
-        return None
+def _resolved(place: str) -> Any:
+    """What is at a place. ImportError or AttributeError where there is nothing."""
+    found: Any = importlib.import_module("sglang.srt")
+    for name in filter(None, place.split(".")):
+        if not hasattr(found, name) and hasattr(found, "__path__"):
+            importlib.import_module(f"{found.__name__}.{name}")
+        found = getattr(found, name)
+    return found
 
 
 def _taken_otherwise(call: Any, given: Iterable[str], *, method: bool) -> Iterator[str]:
