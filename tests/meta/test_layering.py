@@ -48,6 +48,9 @@ Besides, any file may import `specc.runtime.plan`: what the compiler writes and 
 ISLANDS = ("runtime", "adapters")
 """Folders that are copied into wheels."""
 
+BROUGHT = {"sglang": ("triton",)}
+"""What an engine never runs without, beside torch, and its adapter may use."""
+
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -143,7 +146,7 @@ def test_an_adapter_is_an_island(path: Path) -> None:
             assert name == "specc.adapters" or name.startswith("specc.adapters."), name
             assert {word for word in ENGINES if name.startswith(f"specc.adapters.{word}")} <= {engine}, name
         else:
-            assert name.split(".")[0] in {*sys.stdlib_module_names, "torch", engine}, name
+            assert name.split(".")[0] in {*sys.stdlib_module_names, "torch", engine, *BROUGHT.get(engine, ())}, name
     assert not re.search(r"(import|from) specc\b", path.read_text()), "an absolute import would not survive the copy"
 
 

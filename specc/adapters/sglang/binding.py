@@ -13,8 +13,8 @@ from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
 
 from .._plugin import ServerError, word
-from .attention import Eager, Static, scored_tokens
-from .forwards import Forwards
+from .attention import Attention
+from .forwards import Forwards, scored_tokens
 from .grammars import Masks
 from .proof import Heard
 from .recorded import RecordedForwards
@@ -41,7 +41,8 @@ def bind(program: Any, worker: Any, masks: Masks) -> tuple[Any, str, Heard]:
     if simulating():
         make = type(f"Simulated{make.__name__}", (Simulated, make), {})
     shards = Shards(program.plan, {"target": target, "draft": draft})
-    forwards = make(worker, Eager(worker) if how == "none" else Static(worker), shards)
+    attention = Attention(worker, program.plan, captured=how != "none")
+    forwards = make(worker, attention, shards)
     pools = {"target": target.token_to_kv_pool, "draft": draft.token_to_kv_pool}
     moved = {owner: pools[owner] for owner, pool in program.plan.kv_pools.items() if pool.bound}
     buffers = {owner: _interleaved(pool.k_buffer, pool.v_buffer) for owner, pool in moved.items()}
@@ -57,6 +58,7 @@ def bind(program: Any, worker: Any, masks: Masks) -> tuple[Any, str, Heard]:
             if get_parallel().tp_size > 1:  # on leaving, ranks tell each other where collectives of graphs have memory
                 entered.enter_context(graph_capture(stream=get_or_create_global_graph_capture_stream()))
             entered.enter_context(model_capture_mode())
+            entered.enter_context(attention.capturing())
             step.capture("segments" if how == "segments" else True)
     return step, how, heard
 

@@ -15,7 +15,7 @@ from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
 from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 
 from . import shards
-from .attention import scored_tokens
+from .forwards import scored_tokens
 from .simulate import simulating
 
 SCATTERED = ("enable_attn_tp_input_scattered", "enable_layernorm_sp")

@@ -26,6 +26,11 @@ from .shards import Shards
 MODES = {"null": CaptureHiddenMode.NULL, "last": CaptureHiddenMode.LAST, "full": CaptureHiddenMode.FULL}
 
 
+def scored_tokens(worker: Any) -> Tensor | None:
+    """The target's tokens i64[Vd] that the draft of an EAGLEWorkerV2 scores, in the order of its head; None for all."""
+    return worker.draft_worker.hot_token_id
+
+
 class Outputs(NamedTuple):
     """What a forward returns: logits f32[..., V], and hidden states T[..., W] where it captures any.
 
@@ -52,6 +57,7 @@ class Forwards:
         self._draft = worker.draft_worker.draft_runner
         self._steps, self._topk = worker.speculative_num_steps, worker.topk
         self._attention, self._shards = attention, shards
+        self._scored = scored_tokens(worker)
         self._lengths: dict[int, Tensor] = {}
 
     def draft(
@@ -89,8 +95,9 @@ class Forwards:
         seq_lens: Tensor,
         capture: str,
         mask: Tensor | None = None,
+        counts: Tensor | None = None,
     ) -> Outputs:
-        """The nodes i64[b, N] of every request through the target."""
+        """The nodes i64[b, N] of every request through the target; `mask`, and in mode `slots` `counts`, of a tree."""
         info = EagleVerifyInput(
             draft_token=tokens.flatten(),
             custom_mask=None if mask is None else mask.flatten(),
@@ -107,7 +114,7 @@ class Forwards:
             seq_lens_cpu=None,
         )
         batch = self._batch(self._target, ForwardMode.TARGET_VERIFY, info, tokens, positions, slots, rows, seq_lens)
-        backend = self._attention.target(batch, tokens.shape[1])
+        backend = self._attention.target(batch, tokens.shape[1], mask, counts)
         return self._run(self._target, backend, batch, tokens.shape)
 
     def extend(
@@ -178,9 +185,21 @@ class Forwards:
             spec_info=info,
             capture_hidden_mode=getattr(info, "capture_hidden_mode", None),
         )
-        batch.next_token_logits_buffer = self._attention.logits_buffer(runner, batch, self._shards.columns(runner))
+        batch.next_token_logits_buffer = self._logits_buffer(runner, batch)
         runner.kv_index_translator.bind_runner_slots(batch)
         return batch
+
+    def _logits_buffer(self, runner: Any, batch: ForwardBatch) -> Tensor | None:
+        """Where a forward leaves its logits; None for memory of its own."""
+        rows = batch.batch_size * batch.spec_info.num_tokens_for_logprob_per_req
+        # A draft may have more branches than there are nodes.
+        if not self._attention.captured or rows > runner.graph_shared_output.max_rows:
+            return None
+        columns = self._shards.columns(runner)
+        if columns is None:
+            scored = self._scored if runner is self._draft else None
+            columns = runner.model_config.vocab_size if scored is None else len(scored)
+        return runner.graph_shared_output.get_logits_buffer(columns, rows=rows)
 
     def _run(self, runner: Any, backend: Any, batch: ForwardBatch, shape: tuple[int, ...]) -> Outputs:
         batch.mark_forward_metadata_ready()

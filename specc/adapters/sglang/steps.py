@@ -17,8 +17,8 @@ from torch import Tensor
 from .._counters import Counters
 from .._plugin import SEEDS
 from .admission import DETERMINISTIC_SEED, Admission
-from .attention import scored_tokens
 from .binding import bind
+from .forwards import scored_tokens
 from .grammars import Masks, fills_bitmasks
 from .proof import prove, proving
 from .ranks import seeds

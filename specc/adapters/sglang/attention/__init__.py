@@ -1,0 +1,107 @@
+"""Attention for forwards that a program calls: which backend each role has, and what all of them share of a step.
+
+A kind of attention is a file here, with the names that SGLang has for it in `KINDS`. docs/sglang.md says which were
+tried on what.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from .backend import Backend
+from .eager import Eager
+from .roles import Roles, roles_of
+from .step_tables import Sizes, Tables
+
+__all__ = ["Attention", "roles_of"]
+
+KINDS: dict[str, tuple[str, str]] = {
+    "fa3": ("flash", "Flash"),
+    "triton": ("triton", "Triton"),
+}
+"""SGLang's name of a backend -> the module here, and its class; modules import SGLang's, so only those in use are."""
+NEED_GRAPHS = ("triton",)
+"""Those that write into buffers which SGLang makes for its graphs."""
+TABLES = ("fa3",)
+"""Those that read the tables of a step."""
+
+
+class Attention:
+    """Prepares attention for the forwards of a step; every method returns the backend that then runs it.
+
+    Attributes:
+        captured: whether steps are captured, in a server that captures its own.
+
+    """
+
+    def __init__(self, worker: Any, plan: Any, *, captured: bool) -> None:
+        """Over the backends of `worker`."""
+        self.captured = captured
+        roles = roles_of(worker)
+        names = roles.named()
+        model = worker.target_worker.model_runner.model_config
+        sizes = Sizes(
+            largest=plan.buckets[-1],
+            steps=plan.size("S"),
+            topk=plan.size("K"),
+            nodes=plan.size("N"),
+            page=plan.kv.page_size,
+            context=model.context_len,
+        )
+        self._tables = Tables(worker.req_to_token_pool.req_to_token, sizes)
+        self._shared = any(name in TABLES for name in names.values())
+        made = {name: self._make(name, roles, captured=captured) for name in set(names.values())}
+        self._by_role = {role: made[name] for role, name in names.items()}
+        self._backends = list(made.values())
+        self._first = "draft" if "draft" in names else "target"
+
+    @property
+    def plans(self) -> bool:
+        """Whether `plan` must be called on the host before each step."""
+        return any(backend.plans for backend in self._backends)
+
+    def draft(self, step: int, batch: Any) -> Any:
+        """For forward `step` of the draft."""
+        if step == 0:
+            self._begin(batch)
+        return self._by_role["draft"].draft(step, batch)
+
+    def target(self, batch: Any, width: int, mask: Tensor | None, counts: Tensor | None) -> Any:
+        """For `width` nodes of each request; `mask` and `counts` are the program's of a tree."""
+        if self._first == "target":
+            self._begin(batch)
+        return self._by_role["verify"].target(batch, width, mask, counts)
+
+    def extend(self, batch: Any, seq_lens: Tensor, width: int) -> Any:
+        """For `width` tokens of each request behind `seq_lens` i64[b]."""
+        return self._by_role["extend"].extend(batch, seq_lens, width)
+
+    def plan(self, rows: int, lengths: Sequence[int]) -> None:
+        """Plan a step of the bucket `rows` whose requests have these lengths, padding rows 0."""
+        for backend in self._backends:
+            backend.plan(rows, lengths)
+
+    @contextlib.contextmanager
+    def capturing(self) -> Iterator[None]:
+        """While steps are captured, and run before that."""
+        with contextlib.ExitStack() as entered:
+            for backend in self._backends:
+                entered.enter_context(backend.capturing())
+            yield
+
+    def _begin(self, batch: Any) -> None:
+        if self._shared:
+            self._tables.fill(batch)
+        for backend in self._backends:
+            backend.begin(batch)
+
+    def _make(self, name: str, roles: Roles, *, captured: bool) -> Backend:
+        if name not in KINDS or (name in NEED_GRAPHS and not captured):
+            return Eager(roles, self._tables)
+        module, kind = KINDS[name]
+        return getattr(importlib.import_module(f".{module}", __name__), kind)(roles, self._tables)

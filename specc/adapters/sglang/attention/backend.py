@@ -1,0 +1,51 @@
+"""What a kind of attention has to do for a program: prepare the forwards of a step, for the roles that run on it."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from .roles import Roles
+from .step_tables import Tables
+
+
+class Backend(ABC):
+    """The forwards of one step by one kind of attention; every method returns SGLang's object that then runs.
+
+    `begin` comes first in a step, whatever its first forward is. A step is run several times before it is captured, so
+    that memory and wrappers may be made when a batch size is met first.
+    """
+
+    plans: ClassVar[bool] = False
+    """Whether `plan` must be called on the host before each step."""
+
+    def __init__(self, roles: Roles, tables: Tables) -> None:
+        """Over the backend objects of a worker, and what the forwards of a step share."""
+        self._roles, self._tables = roles, tables
+
+    def begin(self, batch: Any) -> None:  # noqa: B027
+        """Prepare what all forwards of a step read. `batch` is that of the first one."""
+
+    @abstractmethod
+    def draft(self, step: int, batch: Any) -> Any:
+        """For forward `step` of the draft."""
+
+    @abstractmethod
+    def target(self, batch: Any, width: int, mask: Tensor | None, counts: Tensor | None) -> Any:
+        """For `width` nodes of each request; `mask` and, in mode `slots`, `counts` are the program's of a tree."""
+
+    @abstractmethod
+    def extend(self, batch: Any, seq_lens: Tensor, width: int) -> Any:
+        """For `width` tokens of each request behind `seq_lens` i64[b]."""
+
+    def plan(self, rows: int, lengths: Sequence[int]) -> None:  # noqa: B027
+        """Plan a step of the bucket `rows` whose requests have these lengths, padding rows 0."""
+
+    @contextlib.contextmanager
+    def capturing(self) -> Iterator[None]:
+        """While steps are captured, and run before that."""
+        yield

@@ -1,0 +1,126 @@
+"""FlashAttention 3 (`fa3`): chains and trees of MHA, chains of MLA, pages of any size.
+
+A tree's forwards read in two parts, whose results SGLang's backend merges: the text, which all nodes of a request see,
+and behind it what each sees of the tree: the draft's branches their own pages, the target's nodes the slots that the
+program's mask lists (`mask: slots`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from sglang.srt.layers.attention import flashattention_backend as fa
+from sglang.srt.layers.attention.flashattention_backend import FlashAttentionMetadata
+from torch import Tensor
+
+from .backend import Backend
+from .roles import Roles
+from .step_tables import Tables
+
+
+class Flash(Backend):
+    """FlashAttention over one table of pages for all forwards of a step."""
+
+    def __init__(self, roles: Roles, tables: Tables) -> None:
+        """See `Backend`."""
+        super().__init__(roles, tables)
+        self._schedules: dict[int, tuple[Tensor, Tensor]] = {}
+        self._scheduling = False
+
+    def begin(self, batch: Any) -> None:
+        """See `Backend`."""
+        self._schedules.clear()
+
+    def draft(self, step: int, batch: Any) -> Any:
+        """See `Backend`."""
+        tables, rows = self._tables, batch.batch_size
+        topk, backend = tables.sizes.topk, self._roles.draft[step]
+        if topk == 1:
+            return self._set(backend, self._text(rows, 1, tables.drafting(step, rows)), None)
+        branches = FlashAttentionMetadata(
+            cache_seqlens_int32=tables.branch_lens(step, rows),
+            cu_seqlens_q=tables.starts(rows * topk, 1),
+            cu_seqlens_k=tables.starts(rows * topk, 1),
+            page_table=tables.branches(step, rows),
+        )
+        return self._set(backend, self._text(rows, topk, tables.whole(rows)), branches)
+
+    def target(self, batch: Any, width: int, mask: Tensor | None, counts: Tensor | None) -> Any:
+        """See `Backend`."""
+        tables, rows, backend = self._tables, batch.batch_size, self._roles.verify
+        text, nodes = self._text(rows, width, tables.verifying(rows)), None
+        if mask is not None and counts is not None:
+            nodes = FlashAttentionMetadata(
+                cache_seqlens_int32=counts.view(-1),
+                cu_seqlens_q=tables.starts(rows * width, 1),
+                cu_seqlens_k=tables.starts(rows * width, 1),
+                page_table=mask.view(rows * width, width),
+            )
+            self._schedule(backend, nodes, 1, causal=False)
+        self._schedule(backend, text, tables.sizes.page, causal=nodes is None)
+        return self._set(backend, text, nodes)
+
+    def extend(self, batch: Any, seq_lens: Tensor, width: int) -> Any:
+        """See `Backend`."""
+        batch.extend_prefix_lens, batch.extend_seq_lens_cpu = seq_lens, [width] * len(seq_lens)
+        rows = batch.batch_size
+        return self._set(self._roles.extend, self._text(rows, width, self._tables.extending(rows)), None)
+
+    def _text(self, rows: int, width: int, lengths: Tensor) -> FlashAttentionMetadata:
+        """Of `width` queries of each request over its table, up to i32[rows] lengths."""
+        tables = self._tables
+        return FlashAttentionMetadata(
+            cache_seqlens_int32=lengths,
+            max_seq_len_q=width,
+            max_seq_len_k=tables.sizes.context,
+            cu_seqlens_q=tables.starts(rows, width),
+            cu_seqlens_k=tables.starts(rows, width),  # of new keys alone, and there are none
+            page_table=tables.pages(rows),
+        )
+
+    def _set(self, backend: Any, text: FlashAttentionMetadata, tree: FlashAttentionMetadata | None) -> Any:
+        backend.forward_metadata, backend.forward_metadata_spec_decode_expand = text, tree
+        return backend
+
+    def _schedule(self, backend: Any, metadata: FlashAttentionMetadata, page: int, *, causal: bool) -> None:
+        """Have the target's layers share one schedule, where each would make its own, which is a launch in every layer.
+
+        That of MLA is left to the layers, as SGLang leaves it.
+        """
+        if not self._scheduling or backend.use_mla or backend._get_scheduler_metadata is None:
+            return
+        table = metadata.page_table
+        schedule = backend._get_scheduler_metadata(
+            batch_size=table.shape[0],
+            max_seqlen_q=metadata.max_seq_len_q,
+            max_seqlen_k=table.shape[1] * page,
+            num_heads=backend.num_attention_heads,
+            num_heads_k=backend.num_kv_heads,
+            headdim=backend.head_dim,
+            cache_seqlens=metadata.cache_seqlens_int32,
+            qkv_dtype=backend.kv_cache_dtype,
+            cu_seqlens_q=metadata.cu_seqlens_q,
+            page_size=page,
+            causal=causal,
+            has_softcap=backend.has_softcap,
+            num_splits=backend.num_splits,
+        )
+        self._schedules[id(table)] = table, schedule  # while the table is held, no other has its id
+
+    @contextlib.contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Hand the schedules to the layers, whose calls have no place for one but in a draft's step."""
+        attend, self._scheduling = fa.flash_attn_with_kvcache, True
+
+        def attend_scheduled(*args: Any, **given: Any) -> Any:
+            _, schedule = self._schedules.get(id(given.get("page_table")), (None, None))
+            return attend(*args, **given if schedule is None else given | {"scheduler_metadata": schedule})
+
+        fa.flash_attn_with_kvcache = attend_scheduled
+        try:
+            yield
+        finally:
+            fa.flash_attn_with_kvcache, self._scheduling = attend, False
+            self._schedules.clear()

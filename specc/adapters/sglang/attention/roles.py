@@ -1,0 +1,76 @@
+"""The attention backend of each role in a worker of SGLang: who runs the draft's steps, verify and extend.
+
+A role has a backend, not a server: `--speculative-draft-attention-backend`, `--decode-attention-backend` and
+`--speculative-attention-mode` choose each by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+CLASSES = {
+    "CuteDslMLABackend": "cutedsl_mla",
+    "CuteDslMLAPrefillBackend": "cutedsl_mla",
+    "DeepseekSparseAttnBackend": "dsa",
+    "FlashInferAttnBackend": "flashinfer",
+    "FlashInferMLAAttnBackend": "flashinfer_mla",
+    "FlashMLABackend": "flashmla",
+    "IntelAMXAttnBackend": "intel_amx",
+    "TRTLLMHAAttnBackend": "trtllm_mha",
+    "TRTLLMMLABackend": "trtllm_mla",
+    "TritonAttnBackend": "triton",
+}
+"""Class of SGLang -> the name that its command line has for it. FlashAttention has one class for two names."""
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The backend objects of a worker by role.
+
+    Attributes:
+        draft: those of the draft's S - 1 forwards.
+        container: the object that holds them, which prepares them together; None where there are none.
+        verify: that of the target's forward over the nodes.
+        extend: that of the draft's forward over the accepted path.
+
+    """
+
+    draft: Sequence[Any]
+    container: Any
+    verify: Any
+    extend: Any
+
+    def named(self) -> dict[str, str]:
+        """The backend's name by role; without drafts there is no role `draft`."""
+        found = {"verify": name_of(self.verify), "extend": name_of(self.extend)}
+        return found | ({"draft": name_of(self.draft[0])} if self.draft else {})
+
+
+def roles_of(worker: Any) -> Roles:
+    """The roles of an EAGLEWorkerV2, with its backends in place."""
+    drafter = worker.draft_worker
+    container = drafter.draft_attn_backend
+    return Roles(
+        draft=[] if container is None else [_plain(one, "decode") for one in container.attn_backends],
+        container=container,
+        verify=_plain(worker.target_worker.model_runner.attn_backend, "verify"),
+        extend=_plain(drafter.draft_extend_attn_backend or drafter.draft_runner.attn_backend, "extend"),
+    )
+
+
+def name_of(backend: Any) -> str:
+    """The name of a backend object on SGLang's command line; the class's own where it has none here."""
+    kind = type(backend).__name__
+    if kind == "FlashAttentionBackend":
+        return f"fa{backend.fa_impl_ver}"
+    return CLASSES.get(kind, kind)
+
+
+def _plain(backend: Any, role: str) -> Any:
+    """The backend that runs a role, out of one that has another for prefill than for decode."""
+    if type(backend).__name__ != "HybridAttnBackend":
+        return backend
+    decodes = role == "decode" or (role == "verify" and backend.spec_attn_is_decode)
+    return _plain(backend.decode_backend if decodes else backend.prefill_backend, role)
