@@ -63,8 +63,6 @@ layers.moe.utils.speculative_moe_a2a_backend_context()
 layers.moe.utils.speculative_moe_backend_context()
 layers.attention.intel_amx_backend.IntelAMXAttnBackend
 layers.attention.triton_backend.TritonAttnBackend
-layers.attention.triton_backend.ForwardMetadata(attn_logits attn_lse max_extend_len num_kv_splits kv_indptr kv_indices
-    qo_indptr custom_mask mask_indptr window_kv_indptr window_kv_indices window_num_kv_splits window_kv_offsets)
 mem_cache.allocation_sizing.get_alloc_reserve_per_decode()
 mem_cache.kv_index_translator.KVIndexTranslator: bind_runner_slots is_translating
 mem_cache.memory_pool.MHATokenToKVPool: k_buffer v_buffer
@@ -115,6 +113,27 @@ speculative.spec_utils.sample_simulated_acc_len(simulate_acc_len simulate_acc_me
 """,
 }
 
+ATTENTION = {
+    "fa3": """
+layers.attention.flashattention_backend: flash_attn_with_kvcache
+layers.attention.flashattention_backend.FlashAttentionBackend: fa_impl_ver forward_metadata
+    forward_metadata_spec_decode_expand has_softcap head_dim kv_cache_dtype num_attention_heads num_kv_heads num_splits
+    use_mla _get_scheduler_metadata
+layers.attention.flashattention_backend.FlashAttentionMetadata(cache_seqlens_int32 cu_seqlens_q cu_seqlens_k page_table
+    max_seq_len_q max_seq_len_k)
+""",
+    "triton": """
+layers.attention.triton_backend.TritonAttnBackend: cuda_graph_kv_indices cuda_graph_num_kv_splits forward_metadata
+    get_num_kv_splits kv_index_translator kv_indptr mask_indptr
+layers.attention.triton_backend.TritonMultiStepDraftBackend: attn_backends topk
+layers.attention.triton_backend.TritonMultiStepDraftBackend.init_forward_metadata_out_graph(forward_batch in_capture)
+layers.attention.triton_backend.ForwardMetadata(attn_logits attn_lse max_extend_len num_kv_splits kv_indptr kv_indices
+    qo_indptr custom_mask mask_indptr window_kv_indptr window_kv_indices window_num_kv_splits window_kv_offsets)
+mem_cache.kv_index_translator.KVIndexTranslator.pack_read_stream(plan req_pool_indices seq_lens indptr out)
+""",
+}
+"""What a kind of attention needs beside `MUST`, looked for in servers that have it."""
+
 
 class Touch(NamedTuple):
     """A line of the tables: the place, the names that are given to it or None, and what is read of it."""
@@ -144,6 +163,12 @@ def probe(version: str, *, tested: bool) -> None:
     for left_out, table in MAY.items():
         if not tested and (missing := list(lacking(table))):
             logger.warning("SGLang %s: %s: %s", version, "; ".join(missing), left_out)
+
+
+def need(attention: str) -> None:
+    """Look for what a kind of attention needs. RuntimeError with everything that is missing."""
+    if missing := list(lacking(ATTENTION[attention])):
+        raise RuntimeError(f"attention of SGLang's {attention}: {'; '.join(missing)}")
 
 
 def lacking(table: str) -> Iterator[str]:
