@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import importlib
 import inspect
 import logging
-import pkgutil
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -63,8 +63,6 @@ layers.moe.utils.speculative_moe_a2a_backend_context()
 layers.moe.utils.speculative_moe_backend_context()
 layers.attention.intel_amx_backend.IntelAMXAttnBackend
 layers.attention.triton_backend.TritonAttnBackend
-layers.attention.triton_backend.ForwardMetadata(attn_logits attn_lse max_extend_len num_kv_splits kv_indptr kv_indices
-    qo_indptr custom_mask mask_indptr window_kv_indptr window_kv_indices window_num_kv_splits window_kv_offsets)
 mem_cache.allocation_sizing.get_alloc_reserve_per_decode()
 mem_cache.kv_index_translator.KVIndexTranslator: bind_runner_slots is_translating
 mem_cache.memory_pool.MHATokenToKVPool: k_buffer v_buffer
@@ -115,6 +113,27 @@ speculative.spec_utils.sample_simulated_acc_len(simulate_acc_len simulate_acc_me
 """,
 }
 
+ATTENTION = {
+    "fa3": """
+layers.attention.flashattention_backend: flash_attn_with_kvcache
+layers.attention.flashattention_backend.FlashAttentionBackend: fa_impl_ver forward_metadata
+    forward_metadata_spec_decode_expand has_softcap head_dim kv_cache_dtype num_attention_heads num_kv_heads num_splits
+    use_mla _get_scheduler_metadata
+layers.attention.flashattention_backend.FlashAttentionMetadata(cache_seqlens_int32 cu_seqlens_q cu_seqlens_k page_table
+    max_seq_len_q max_seq_len_k)
+""",
+    "triton": """
+layers.attention.triton_backend.TritonAttnBackend: cuda_graph_kv_indices cuda_graph_num_kv_splits forward_metadata
+    get_num_kv_splits kv_index_translator kv_indptr mask_indptr
+layers.attention.triton_backend.TritonMultiStepDraftBackend: attn_backends topk
+layers.attention.triton_backend.TritonMultiStepDraftBackend.init_forward_metadata_out_graph(forward_batch in_capture)
+layers.attention.triton_backend.ForwardMetadata(attn_logits attn_lse max_extend_len num_kv_splits kv_indptr kv_indices
+    qo_indptr custom_mask mask_indptr window_kv_indptr window_kv_indices window_num_kv_splits window_kv_offsets)
+mem_cache.kv_index_translator.KVIndexTranslator.pack_read_stream(plan req_pool_indices seq_lens indptr out)
+""",
+}
+"""What a kind of attention needs beside `MUST`, looked for in servers that have it."""
+
 
 class Touch(NamedTuple):
     """A line of the tables: the place, the names that are given to it or None, and what is read of it."""
@@ -146,19 +165,26 @@ def probe(version: str, *, tested: bool) -> None:
             logger.warning("SGLang %s: %s: %s", version, "; ".join(missing), left_out)
 
 
+def need(attention: str) -> None:
+    """Look for what a kind of attention needs. RuntimeError with everything that is missing."""
+    if missing := list(lacking(ATTENTION[attention])):
+        raise RuntimeError(f"attention of SGLang's {attention}: {'; '.join(missing)}")
+
+
 def lacking(table: str) -> Iterator[str]:
     """What of the lines of a table this SGLang does not have, or takes otherwise, in words."""
     for place, takes, has in touches(table):
         above, _, name = place.rpartition(".")
-        owner, found = _at(above), _at(place)
-        short = ".".join(place.split(".")[-2:])
-        if found is None:
-            yield f"{above.rpartition('.')[2] or 'sglang.srt'} has no {name}"
+        try:
+            owner, found = _resolved(above), _resolved(place)
+        except (ImportError, AttributeError) as error:
+            why = f" ({error})" if isinstance(error, ImportError) else ""
+            yield f"{above.rpartition('.')[2] or 'sglang.srt'} has no {name}{why}"
             continue
         if takes is not None:
-            yield from (
-                f"{short} {what}" for what in _taken_otherwise(found, takes.split(), method=isinstance(owner, type))
-            )
+            short = ".".join(place.split(".")[-2:])
+            method = isinstance(owner, type)
+            yield from (f"{short} {what}" for what in _taken_otherwise(found, takes.split(), method=method))
         known = attributes(found)
         yield from (f"{name} has no {one}" for one in has.split() if one not in known)
 
@@ -170,14 +196,23 @@ def there(feature: str) -> bool:
 
 def found(feature: str) -> list[Any]:
     """What is at the places of a feature of `MAY`, None where nothing is."""
-    return [_at(touch.place) for touch in touches(MAY[feature])]
+    every: list[Any] = []
+    for touch in touches(MAY[feature]):
+        try:
+            every.append(_resolved(touch.place))
+        except (ImportError, AttributeError):
+            every.append(None)
+    return every
 
 
-def _at(place: str) -> Any:
-    try:
-        return pkgutil.resolve_name(".".join(("sglang.srt", *filter(None, (place,)))))
-    except (ImportError, AttributeError):
-        return None
+def _resolved(place: str) -> Any:
+    """What is at a place. ImportError or AttributeError where there is nothing."""
+    found: Any = importlib.import_module("sglang.srt")
+    for name in filter(None, place.split(".")):
+        if not hasattr(found, name) and hasattr(found, "__path__"):
+            importlib.import_module(f"{found.__name__}.{name}")
+        found = getattr(found, name)
+    return found
 
 
 def _taken_otherwise(call: Any, given: Iterable[str], *, method: bool) -> Iterator[str]:

@@ -12,6 +12,7 @@ import pytest
 
 from specc.adapters import sglang as adapter
 from specc.adapters.sglang import seam
+from specc.adapters.sglang.attention import KINDS
 
 FILES = sorted(Path(adapter.__file__).parent.rglob("*.py"))
 WORKERS = """
@@ -93,7 +94,13 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ],
 )
 def test_what_is_missing_is_named(line: str, missing: list[str]) -> None:
-    assert list(seam.lacking(line)) == missing
+    assert [one.partition(" (")[0] for one in seam.lacking(line)] == missing
+
+
+def test_why_something_is_not_there_is_told(tmp_path: Path) -> None:
+    """As where SGLang has it, and lacks what it needs itself."""
+    (tmp_path / "sglang" / "srt" / "drafts.py").write_text("import what_nobody_installed\n\nclass Drafter: pass\n")
+    assert list(seam.lacking("drafts.Drafter")) == ["drafts has no Drafter (No module named 'what_nobody_installed')"]
 
 
 def test_a_version_without_something_is_refused_by_all_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,10 +122,19 @@ def test_what_may_be_missing_is_left_out(monkeypatch: pytest.MonkeyPatch, caplog
     assert (worker.__name__, order.__name__) == ("Worker", "order")
 
 
+def test_what_attention_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seam, "ATTENTION", {"fa9": "workers.order(first)", "fa8": "workers.order(first second)"})
+    seam.need("fa8")
+    with pytest.raises(RuntimeError, match=r"^attention of SGLang's fa9: workers\.order needs second$"):
+        seam.need("fa9")
+
+
 def test_everything_that_is_imported_is_in_a_table() -> None:
     """So that a version in which it is missing is refused, or goes without it, by name."""
-    known = {touch.place for table in (seam.MUST, *seam.MAY.values()) for touch in seam.touches(table)}
-    known |= {f"{touch.place}.{name}" for touch in seam.touches(seam.MUST) for name in touch.has.split()}
+    tables = (seam.MUST, *seam.MAY.values(), *seam.ATTENTION.values())
+    touches = [touch for table in tables for touch in seam.touches(table)]
+    known = {touch.place for touch in touches}
+    known |= {f"{touch.place}.{name}" for touch in touches for name in touch.has.split()}
     above = {place.rpartition(".")[0] for place in known}
     found = [
         (file.name, f"{node.module}.{one.name}".removeprefix("sglang.srt."))
@@ -128,6 +144,7 @@ def test_everything_that_is_imported_is_in_a_table() -> None:
         for one in node.names
     ]
     assert len(found) > 30
+    assert seam.ATTENTION.keys() == KINDS.keys()
     assert [(file, place) for file, place in found if place not in known | above] == []
 
 

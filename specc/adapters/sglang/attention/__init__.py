@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..seam import need
 from .backend import Backend
 from .eager import Eager
 from .roles import Roles, roles_of
@@ -111,5 +112,6 @@ class Attention:
     def _make(self, name: str, roles: Roles, *, captured: bool) -> Backend:
         if name not in KINDS or (name in NEED_GRAPHS and not captured):
             return Eager(roles, self._tables)
+        need(name)
         module, kind = KINDS[name]
         return getattr(importlib.import_module(f".{module}", __name__), kind)(roles, self._tables)
