@@ -1,8 +1,9 @@
 """A plugin of SGLang that lets it speculate on any CPU, and shows what tests ask for.
 
 It keeps the CPU's attention backend where there is no AMX. Environment variables ask for more: SPECC_TEST_OVERLAP=1
-keeps the overlap schedule, SPECC_TEST_NAN=token spoils the target's scores after that token. The internal state gets
-`specc_testing`: the accounting of KV slots and of pool rows, and what every rank emitted, ran and gathered of logits.
+keeps the overlap schedule, SPECC_TEST_NAN=token spoils the target's scores after that token, SPECC_TEST_PLAN=1 has the
+host plan attention. The internal state gets `specc_testing`: the accounting of KV slots and of pool rows, what every
+rank emitted, ran and gathered of logits, and how many steps were planned.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from torch import Tensor
 OVERLAP = "SPECC_TEST_OVERLAP"
 NAN = "SPECC_TEST_NAN"
 INTERPRET = "TRITON_INTERPRET"
+PLAN = "SPECC_TEST_PLAN"
+SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 LOGITS = "sglang.srt.layers.logits_processor.LogitsProcessor.forward"
 STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state"
 
@@ -26,7 +29,7 @@ STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerIntern
 HOPPER = 9, 0
 """The capability of the GPUs that FlashAttention 3 is for."""
 GROUP = "sglang.srt.distributed.parallel_state.GroupCoordinator"
-QUEUE = "sglang.srt.managers.scheduler.Scheduler._add_request_to_queue"
+QUEUE = f"{SCHEDULER}._add_request_to_queue"
 _requests: dict[str, Any] = {}
 """Those that came to this rank, by name."""
 _gathers = Counter[str]()
@@ -35,6 +38,8 @@ _logits = Counter[str]()
 """Forwards whose logits were gathered, by their mode, and, behind `kept `, those whose were not."""
 _verified: list[bool] = []
 """Of each verification, whether its logits were gathered."""
+_planned = Counter[str]()
+"""Steps that were planned, and then run with these lengths."""
 
 
 class WithAmx:
@@ -65,6 +70,8 @@ def register() -> None:
         keep_overlap()
     if os.environ.get(INTERPRET) == "1":
         allow_flash_attention()
+    if os.environ.get(PLAN) == "1":
+        HookRegistry.register(f"{SCHEDULER}.__init__", plan_attention, HookType.AFTER)
     if NAN in os.environ:
         HookRegistry.register(LOGITS, spoil(int(os.environ[NAN])), HookType.AROUND)
 
@@ -74,8 +81,8 @@ def keep_overlap() -> None:
 
     Streams of a CPU do nothing, so that a forward is over when it is launched; the order in which the host launches
     forwards and reads results is that of a GPU. As with the backends that most GPUs run, lengths are known to the
-    device alone. What a step leaves for the next one must be taken once: SGLang checks, unless a program runs, which
-    shares memory with what SGLang would overwrite.
+    device alone, unless the host plans attention. What a step leaves for the next one must be taken once: SGLang
+    checks, unless a program runs, which shares memory with what SGLang would overwrite.
     """
     from sglang.srt.arg_groups import speculative_hook
     from sglang.srt.layers.attention import intel_amx_backend as attention
@@ -83,8 +90,9 @@ def keep_overlap() -> None:
 
     speculative_hook._disable_overlap_schedule_for_cpu = lambda server_args: None
     overlap_utils.gather_spec_extras = gather_spec_extras
-    attention.IntelAMXAttnBackend.needs_cpu_seq_lens = False
-    attention.IntelAMXMultiStepDraftBackend.needs_cpu_seq_lens = False
+    if os.environ.get(PLAN) != "1":
+        attention.IntelAMXAttnBackend.needs_cpu_seq_lens = False
+        attention.IntelAMXMultiStepDraftBackend.needs_cpu_seq_lens = False
     if not os.environ.get("SPECC_PROGRAM"):
         overlap_utils._DEBUG_ASSERT = True
         overlap_utils._assert_nonneg_and_invalidate = take
@@ -101,6 +109,28 @@ def allow_flash_attention() -> None:
     flash_attention_v3._is_fa3_supported = lambda: True
     for module in (verify_mask, eagle_worker_v2, standalone_worker_v2):
         module.default_tree_mask_mode = lambda: TreeMaskMode.FULL_MASK
+
+
+def plan_attention(_: Any, scheduler: Any, *__: Any, **___: Any) -> None:
+    """Have a program's attention ask for plans, which are then compared with the lengths that a step runs with."""
+    attention = scheduler.draft_worker.steps._attention
+    plans: list[list[int]] = []
+
+    class Planned(type(attention._backends[0])):
+        plans = True
+
+        def plan(self, rows: int, lengths: Any) -> None:
+            plans.append([*lengths])
+            _planned["planned"] += 1
+
+        def begin(self, batch: Any) -> None:
+            expected, found = plans.pop(), batch.seq_lens.tolist()
+            if expected != found:
+                raise AssertionError(f"planned for {expected}, run with {found}")
+            _planned["run"] += 1
+
+    for backend in attention._backends:
+        backend.__class__ = Planned
 
 
 def spoil(token: int) -> Callable[..., Any]:
@@ -178,6 +208,7 @@ def accounting(scheduler: Any) -> dict[str, Any]:
         "rows_free": len(rows.free_slots),
         "rows_free_once": len(set(rows.free_slots)),
         "overlap": bool(scheduler.enable_overlap),
+        "plans": dict(_planned),
         "ranks": of_ranks({name: list(one.output_ids) for name, one in _requests.items()}, worker),
         "worker": None if worker is None else f"{type(worker).__module__}.{type(worker).__qualname__}",
     }
