@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from engine_fixtures import asked, mark, plain, served, side_by_side, started
-from sglang_files import ENVIRONMENT, HERE
+from sglang_files import ENVIRONMENT, HERE, ON_GPU
 from sglang_models import write_models
 from sglang_programs import build_program
 from sglang_server import PLAIN, Served, Variant, serve
@@ -17,6 +17,8 @@ from sglang_workload import without_aborts, workload
 __all__ = ["plain", "served"]
 REQUESTS = 200
 SEED = 1
+AT_A_TIME = 6 if ON_GPU else 2
+"""Engines, which share the GPU."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -45,5 +47,5 @@ def running(
         wheel = build_program(engine, folder / f"{variant}-wheel", *variant.options) if variant.program else None
         return serve(engine, given, folder / str(variant), overlap=variant.overlap, wheel=wheel)
 
-    with side_by_side(2) as pool:
+    with side_by_side(AT_A_TIME) as pool:
         yield started(pool, [PLAIN, *asked(request.session, "variant", "own")], run)
