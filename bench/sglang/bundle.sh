@@ -3,8 +3,8 @@
 #
 #   bench/sglang/bundle.sh OUT [WHEEL.whl ...]
 #
-# Needs any Python with pip and a package index, binutils, and about 3 GB in TMPDIR. OUT must be new. The wheels are programs
-# of configs/, which the tests do without. FA3 says which kernels of FlashAttention 3 are in it, see fa3.py ("64 128 mla"; none
+# Needs any Python with pip and a package index, binutils, and about 3 GB in TMPDIR. Of an OUT that is a bundle, scripts and
+# programs alone are made anew. The wheels are programs of configs/, which the tests do without. FA3 says which kernels of FlashAttention 3 are in it, see fa3.py ("64 128 mla"; none
 # if empty). With FLASHINFER=no it lacks flashinfer, with MODELS=no the example models, which run.sh is then told. The machine
 # itself brings Linux x86-64, Python 3.12, torch 2.11 for CUDA 13, triton, transformers, nvcc, ninja and an sm_90 GPU.
 #
@@ -13,12 +13,20 @@
 set -euo pipefail
 [ $# -ge 1 ] || { echo "usage: $0 OUT [WHEEL.whl ...]" >&2; exit 2; }
 out=$1; shift
-[ ! -e "$out" ] || { echo "$out exists" >&2; exit 2; }
+[ ! -e "$out" ] || [ -e "$out/parts.sha256" ] || { echo "$out exists and is no bundle" >&2; exit 2; }
 for wheel in "$@"; do [ -f "$wheel" ] || { echo "$wheel: no such wheel" >&2; exit 2; }; done
 here=$(cd "$(dirname "$0")" && pwd) root=$(cd "$(dirname "$0")/../.." && pwd) start=$SECONDS python=${PYTHON:-python3}
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
 tree=$work/tree packs=$work/packs; mkdir -p "$tree" "$packs" "$work/whl" "$out"
 . "$here/../wheels.sh"
+finish() { # scripts and programs
+  cp "$here"/*.py "$here/../texts.py" "$here"/*.sh "$out"
+  rm "$out"/{bundle.sh,fa3.py}
+  pack_programs "$out" "$@"
+  for file in "$out"/part.* "$out/programs.tar.xz"; do du -m "$file"; done
+  weigh "$out" $((SECONDS - start)) || echo "it travels in several calls"
+}
+if [ -e "$out/parts.sha256" ]; then finish "$@"; exit; fi
 pack() { # pack NAME FOLDER: an archive of what belongs into a folder of Python's path; holes of libraries stay holes
   find "$2" -name __pycache__ -prune -exec rm -rf {} +
   tar -S --hole-detection=raw --sort=name -C "$2" -cf - . | xz -6 -T2 > "$packs/$1.tar.xz"
@@ -81,8 +89,4 @@ if [ "${MODELS:-}" != no ]; then
 fi
 tar -C "$packs" -cf - . | split -d -b "${PART:-28}M" - "$out/part."
 (cd "$out" && sha256sum part.* > parts.sha256)
-cp "$here"/*.py "$here/../texts.py" "$here"/*.sh "$out"
-rm "$out"/{bundle.sh,fa3.py}
-pack_programs "$out" "$@"
-for file in "$out"/part.* "$out/programs.tar.xz"; do du -m "$file"; done
-weigh "$out" $((SECONDS - start)) || echo "it travels in several calls"
+finish "$@"

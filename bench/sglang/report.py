@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import platform
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from texts import compare_texts, last_line, number, share
 from variants import ACCEPT_LENGTH, Variant
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # in a bundle all files are in one folder
+
+from texts import compare_texts, last_line, number, share
 
 Result = dict[str, Any]
 Read = Callable[[Result, Result], float]

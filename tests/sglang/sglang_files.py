@@ -1,5 +1,6 @@
 """Where the environments of SGLang are. Imports the standard library, and of specc what needs no more."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -26,3 +27,8 @@ def environment(version: str) -> Environment:
 
 ENVIRONMENT = environment(VERSION)
 PYTHON, READY = ENVIRONMENT.python, ENVIRONMENT.ready
+DEVICE = json.loads(READY.read_text()).get("device", "cpu") if READY.exists() else "cpu"
+"""`cpu`, or `cuda` in an environment of `on_gpu.sh`."""
+ON_GPU = DEVICE == "cuda"
+BACKEND = os.environ.get("SPECC_TEST_BACKEND", "fa3")
+"""The attention backend of engines on a GPU."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_job import LIMIT_S, run_job
-from sglang_files import HERE, PYTHON
+from sglang_files import BACKEND, DEVICE, HERE, ON_GPU, PYTHON
 from sglang_models import TOKEN_MAP
 
 PREFILL_CHUNK = 64
@@ -75,12 +75,16 @@ class Variant:
     def engine(self, models: Path) -> dict[str, Any]:
         """Arguments of the engine."""
         given = {"model_path": str(models / self.target), "tp_size": self.ranks, **SERVER, **SMALL_POOL}
+        if ON_GPU:
+            given["attention_backend"] = BACKEND
         given |= {"attention_backend": self.attention} if self.attention else {}
         given |= {"page_size": self.page} if self.page > 1 else {}
         if self.page > 1 and self.topk > 1:
             given["max_total_tokens"] *= BRANCHES_APART
+        if self.algorithm is None or ON_GPU:
+            given["disable_overlap_schedule"] = not self.overlap
         if self.algorithm is None:
-            return given | {"disable_overlap_schedule": not self.overlap}
+            return given
         return given | {
             "speculative_algorithm": self.algorithm,
             "speculative_draft_model_path": str(models / self.draft),
@@ -121,6 +125,6 @@ def serve(
     """
     script = (str(PYTHON), str(HERE / "serve.py"))
     asked = {"SPECC_TEST_OVERLAP": "1" if overlap else "0", **(settings or {})}
-    job = {"engine": dict(engine), "requests": list(requests)}
+    job = {"device": DEVICE, "engine": dict(engine), "requests": list(requests)}
     answer, said = run_job(script, job, folder, wheel=wheel, settings=asked, limit_s=limit_s)
     return Served(requests, answer["outputs"], answer["state"], said)

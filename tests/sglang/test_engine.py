@@ -10,6 +10,7 @@ from typing import Any
 from zipfile import ZipFile
 
 import pytest
+from sglang_files import ON_GPU
 from sglang_models import most_probable
 from sglang_server import PLAIN, PREFILL_CHUNK, Served, Variant, serve
 from sglang_workload import is_greedy
@@ -49,6 +50,10 @@ LEAST_ACCEPTED = 1.5
 """Tokens per verification of any of these drafts; 1 would be a draft that is always wrong."""
 
 
+NEAR, EXACT = 2**-5, 0.97
+"""In 16 bits: how far below the best score that of an emitted token may be, as a part of it; and how many are best."""
+
+
 def greedy(served: Served) -> Iterator[tuple[int, Mapping[str, Any], Mapping[str, Any]]]:
     """The requests whose text is determined, with their answers."""
     for number, (request, output) in enumerate(zip(served.requests, served.outputs, strict=True)):
@@ -74,6 +79,24 @@ def test_texts_are_those_without_speculation(variant: Variant, served: Served, p
         else:
             for key in ("token_ids", "text", "finish_reason"):
                 assert output[key] == expected[key], (number, key)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="in float32 texts are the same")
+@pytest.mark.parametrize("variant", [PLAIN, *SPECULATING, *PROGRAMS], ids=str)
+def test_tokens_are_the_targets_best_as_far_as_16_bits_tell(variant: Variant, served: Served) -> None:
+    """Against transformers in float32: near ties may go either way, and a text goes on from the one it took."""
+    model = AutoModelForCausalLM.from_pretrained(EXAMPLES / "target", dtype=torch.bfloat16).to("cuda", torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(EXAMPLES / "target")
+    best, emitted = 0, 0
+    for number, request, output in greedy(served):
+        prompt, answer = tokenizer(request["text"]).input_ids, output["token_ids"]
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + answer], device="cuda")).logits[0, len(prompt) - 1 : -1]
+        chosen = logits.gather(1, torch.tensor(answer, device="cuda")[:, None])[:, 0]
+        most = logits.max(-1).values
+        assert bool((most - chosen <= NEAR * most.abs()).all()), number
+        best, emitted = best + int((chosen == most).sum()), emitted + len(answer)
+    assert best > EXACT * emitted
 
 
 @speculating

@@ -18,7 +18,7 @@ class Backend:
         caches: layouts of the KV caches over which it is served, as `Model.cache` has them.
         mask: the mode in which it reads the mask of a tree, by specc's name; None where chains alone are served.
         pages: whether pages of more than one token are served.
-        device: where it runs, `cuda` or `cpu`.
+        device: where it runs, `cuda` or `cpu`; that of a GPU is nowhere else unless SGLang starts it there.
         tried: whether a program has run on it. One that has not runs by SGLang's own preparation of its metadata, of
             which no GPU at hand could show more than that it is called as SGLang calls it.
 
@@ -202,7 +202,7 @@ def _of_attention(server: Server) -> Iterator[Refusal]:
     for role in filter(server.attention.__contains__, ROLES):
         name = server.attention[role]
         model, backend = server.target if role == "verify" else server.draft, BACKENDS.get(name)
-        if backend is None or backend.device != server.device:
+        if backend is None or backend.device == "cpu" != server.device:
             yield Refusal(f"attention {role}", f"{name} attention on {server.device} ({role})")
             continue
         if model is not None and model.cache in CACHES and model.cache not in backend.caches:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+ON_CPU = os.environ.get("SGLANG_USE_CPU_ENGINE") == "1"
 OVERLAP = "SPECC_TEST_OVERLAP"
 NAN = "SPECC_TEST_NAN"
 INTERPRET = "TRITON_INTERPRET"
@@ -56,17 +57,16 @@ class WithAmx:
 
 def register() -> None:
     """Entry point."""
-    from sglang.srt.arg_groups import overrides
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    platform = overrides.get_platform
-    overrides.get_platform = lambda: WithAmx(platform())
+    if ON_CPU:
+        have_amx()
     HookRegistry.register(STATE, add_accounting, HookType.AROUND)
     HookRegistry.register(QUEUE, note, HookType.BEFORE)
     HookRegistry.register(LOGITS, note_logits, HookType.AROUND)
     for method in ("all_gather", "all_gather_into_tensor"):
         HookRegistry.register(f"{GROUP}.{method}", note_gather(method), HookType.BEFORE)
-    if os.environ.get(OVERLAP) == "1":
+    if ON_CPU and os.environ.get(OVERLAP) == "1":
         keep_overlap()
     if os.environ.get(INTERPRET) == "1":
         allow_flash_attention()
@@ -74,6 +74,14 @@ def register() -> None:
         HookRegistry.register(f"{SCHEDULER}.__init__", plan_attention, HookType.AFTER)
     if NAN in os.environ:
         HookRegistry.register(LOGITS, spoil(int(os.environ[NAN])), HookType.AROUND)
+
+
+def have_amx() -> None:
+    """Let SGLang see AMX."""
+    from sglang.srt.arg_groups import overrides
+
+    platform = overrides.get_platform
+    overrides.get_platform = lambda: WithAmx(platform())
 
 
 def keep_overlap() -> None:
