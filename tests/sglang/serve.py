@@ -46,7 +46,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 IDLE_S = 30
-MODELS = {"llama", "llama_eagle", "llama_eagle3"}
+MODELS = {"llama", "llama_eagle", "llama_eagle3", "deepseek_v2", "deepseek_nextn"}
 """Modules of the models that jobs name. SGLang would import some two hundred more."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from sglang.srt.managers import overlap_utils
 from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
 from sglang.srt.runtime_context import get_disagg, get_observability, get_parallel, get_schedule, get_spec
 from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
 from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
@@ -58,8 +58,9 @@ def _unserved(worker: Any) -> Iterator[str]:
             yield f"the {role} has layers with a sliding window"
         if runner.kv_index_translator.is_translating:
             yield f"the {role} keeps its keys and values in a unified pool"
-        if type(runner.token_to_kv_pool) is not MHATokenToKVPool:
-            yield f"the {role} keeps its keys and values in a {type(runner.token_to_kv_pool).__name__}"
+        pool, latent = type(runner.token_to_kv_pool), backends == {"fa3"} and spec.speculative_eagle_topk == 1
+        if pool is not MHATokenToKVPool and not (pool is MLATokenToKVPool and latent):
+            yield f"the {role} keeps its keys and values in a {pool.__name__}"
     if type(worker.req_to_token_pool) is not ReqToTokenPool:
         yield f"requests are kept in a {type(worker.req_to_token_pool).__name__}"
     if worker.server_args.enable_lora:
@@ -124,8 +125,10 @@ def _memory(plan: Any, worker: Any) -> Iterator[str]:
     if rows > plan.size("P"):
         yield f"the server keeps {rows - 1} requests, the program {plan.size('P') - 1} (max_requests)"
     for role, runner in _runners(worker).items():
-        row, pool = runner.token_to_kv_pool.k_buffer[0][0], plan.kv_pools[role]
-        if pool.bound and pool.row_bytes != (theirs := row.numel() * row.element_size()):
+        if not (pool := plan.kv_pools[role]).bound:
+            continue
+        row = runner.token_to_kv_pool.k_buffer[0][0]
+        if pool.row_bytes != (theirs := row.numel() * row.element_size()):
             yield f"a slot of a layer of the {role} has {pool.row_bytes} bytes in the program, {theirs} on a rank"
     target = worker.target_worker.model_runner
     if target.decode_cuda_graph_runner is not None and target.device == "cuda":
