@@ -46,7 +46,7 @@ ENVIRONMENT = {
 }
 ENVIRONMENT_ON = {"cpu": {"SGLANG_USE_CPU_ENGINE": "1"}, "cuda": {}}
 IDLE_S = 30
-MODELS = {"llama", "llama_eagle", "llama_eagle3"}
+MODELS = {"llama", "llama_eagle", "llama_eagle3", "deepseek_v2", "deepseek_nextn"}
 """Modules of the models that jobs name. SGLang would import some two hundred more."""
 
 

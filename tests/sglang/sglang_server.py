@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from engine_job import LIMIT_S, run_job
 from sglang_files import BACKEND, DEVICE, HERE, ON_GPU, PYTHON
 from sglang_models import TOKEN_MAP
+from sglang_workload import is_greedy
 
 PREFILL_CHUNK = 64
 SERVER = {"max_running_requests": 8, "chunked_prefill_size": PREFILL_CHUNK}
@@ -106,6 +107,20 @@ class Served:
     outputs: Sequence[Mapping[str, Any]]
     state: Mapping[str, Any]
     log: str
+
+
+def greedy(served: Served) -> Iterator[tuple[int, Mapping[str, Any], Mapping[str, Any]]]:
+    """The requests whose text is determined, with their answers."""
+    for number, (request, output) in enumerate(zip(served.requests, served.outputs, strict=True)):
+        if is_greedy(request):
+            yield number, request, output
+
+
+def accept_length(served: Served) -> float:
+    """Tokens per verification, of requests whose drafts SGLang accepts by the same rule on every device."""
+    ended = [output for _, _, output in greedy(served) if output.get("spec_verify_ct")]
+    tokens, verifications = (sum(output[key] for output in ended) for key in ("completion_tokens", "spec_verify_ct"))
+    return tokens / verifications
 
 
 def serve(

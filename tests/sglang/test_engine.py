@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from zipfile import ZipFile
 
 import pytest
+import torch
+from head_layouts import EXAMPLES
 from sglang_files import ON_GPU
 from sglang_models import most_probable
-from sglang_server import PLAIN, PREFILL_CHUNK, Served, Variant, serve
-from sglang_workload import is_greedy
+from sglang_server import PLAIN, PREFILL_CHUNK, Served, Variant, accept_length, greedy, serve
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 SPECULATING = [
     Variant("STANDALONE", "standalone"),
@@ -33,13 +34,14 @@ PROGRAMS = [
     Variant("EAGLE3", "eagle3_part", topk=4, num_draft_tokens=12, program=True),
     Variant("EAGLE", "eagle", overlap=True, program=True, token_map=True),
 ]
-TREE = {"topk": 4, "num_draft_tokens": 8, "num_steps": 5}
-"""What SGLang takes for a Llama where no shape is written."""
+FLASH_CHAIN = Variant("EAGLE", "eagle", overlap=True, attention="fa3")
+FLASH_TREE = replace(FLASH_CHAIN, topk=4, num_draft_tokens=8, num_steps=5)
+"""Of the shape that SGLang takes for a Llama where none is written."""
 FLASH = [
-    Variant("EAGLE", "eagle", overlap=True, attention="fa3"),
-    Variant("EAGLE", "eagle", overlap=True, attention="fa3", page=16),
-    Variant("EAGLE", "eagle", overlap=True, attention="fa3", **TREE),
-    Variant("EAGLE", "eagle", attention="fa3", page=16, **TREE),
+    FLASH_CHAIN,
+    replace(FLASH_CHAIN, page=16),
+    FLASH_TREE,
+    replace(FLASH_TREE, page=16, overlap=False),
     Variant("EAGLE3", "eagle3", attention="fa3"),
 ]
 """FlashAttention 3, of which operators are stand-ins and metadata is what a GPU gets."""
@@ -52,13 +54,6 @@ LEAST_ACCEPTED = 1.5
 
 NEAR, EXACT = 2**-5, 0.97
 """In 16 bits: how far below the best score that of an emitted token may be, as a part of it; and how many are best."""
-
-
-def greedy(served: Served) -> Iterator[tuple[int, Mapping[str, Any], Mapping[str, Any]]]:
-    """The requests whose text is determined, with their answers."""
-    for number, (request, output) in enumerate(zip(served.requests, served.outputs, strict=True)):
-        if is_greedy(request):
-            yield number, request, output
 
 
 def test_without_speculation_texts_are_the_targets_own(plain: Served) -> None:
@@ -114,13 +109,6 @@ def test_drafts_are_accepted(variant: Variant, served: Served) -> None:
     assert accept_length(served) > LEAST_ACCEPTED
 
 
-def accept_length(served: Served) -> float:
-    """Tokens per verification, of requests whose drafts SGLang accepts by the same rule on every device."""
-    ended = [output for _, _, output in greedy(served) if output.get("spec_verify_ct")]
-    tokens, verifications = (sum(output[key] for output in ended) for key in ("completion_tokens", "spec_verify_ct"))
-    return tokens / verifications
-
-
 @pytest.mark.parametrize("variant", [PLAIN, *SPECULATING, *PROGRAMS], ids=str)
 def test_every_slot_and_row_is_free_or_cached_at_the_end(variant: Variant, served: Served) -> None:
     state = served.state["specc_testing"]
@@ -146,12 +134,17 @@ def test_everything_that_was_meant_to_happen_happened(variant: Variant, served: 
 
 @pytest.mark.parametrize("variant", PROGRAMS, ids=str)
 def test_the_program_ran_the_steps_that_it_serves(variant: Variant, served: Served) -> None:
-    """And SGLang those with a request that the program does not serve, in the same server."""
+    """And SGLang those with a request that the program does not serve, in the same server.
+
+    For these alone it prepares FlashAttention as it does on a CPU: the program's are prepared as on a GPU.
+    """
     state = served.state["specc"]
     assert state["program"] == "specc_program_served"
     assert state["served"] > 100
     assert set(state["left"]) == (set() if variant.samples else {"logprobs", "sampling"})
     assert "specc_program_served runs the decode steps" in served.log
+    if variant.attention == "fa3":
+        assert served.state["specc_testing"]["prepared"]["TARGET_VERIFY"] == sum(state["left"].values())
 
 
 def own(program: Variant) -> Variant:

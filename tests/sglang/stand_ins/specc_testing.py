@@ -31,12 +31,15 @@ HOPPER = 9, 0
 """The capability of the GPUs that FlashAttention 3 is for."""
 GROUP = "sglang.srt.distributed.parallel_state.GroupCoordinator"
 QUEUE = f"{SCHEDULER}._add_request_to_queue"
+FLASH = "sglang.srt.layers.attention.flashattention_backend.FlashAttentionBackend.init_forward_metadata"
 _requests: dict[str, Any] = {}
 """Those that came to this rank, by name."""
 _gathers = Counter[str]()
 """What this rank has gathered, by the method."""
 _logits = Counter[str]()
 """Forwards whose logits were gathered, by their mode, and, behind `kept `, those whose were not."""
+_prepared = Counter[str]()
+"""Forwards that FlashAttention was prepared for by SGLang itself, by their mode."""
 _verified: list[bool] = []
 """Of each verification, whether its logits were gathered."""
 _planned = Counter[str]()
@@ -70,6 +73,7 @@ def register() -> None:
         keep_overlap()
     if os.environ.get(INTERPRET) == "1":
         allow_flash_attention()
+        HookRegistry.register(FLASH, note_preparation, HookType.BEFORE)
     if os.environ.get(PLAN) == "1":
         HookRegistry.register(f"{SCHEDULER}.__init__", plan_attention, HookType.AFTER)
     if NAN in os.environ:
@@ -107,7 +111,10 @@ def keep_overlap() -> None:
 
 
 def allow_flash_attention() -> None:
-    """Say that FlashAttention 3 runs here, whose operators are stand-ins, and make masks of trees as it reads them."""
+    """Say that FlashAttention 3 runs here, whose operators are stand-ins, and make masks of trees as it reads them.
+
+    Models of latent attention wait for a GPU when they share the target's head.
+    """
     from sglang.kernels.ops.attention import flash_attention_v3
     from sglang.srt.layers.attention import attention_registry, verify_mask
     from sglang.srt.speculative import eagle_worker_v2, standalone_worker_v2
@@ -115,6 +122,7 @@ def allow_flash_attention() -> None:
 
     attention_registry.get_device_capability = lambda: HOPPER
     flash_attention_v3._is_fa3_supported = lambda: True
+    torch.cuda.synchronize = lambda: None
     for module in (verify_mask, eagle_worker_v2, standalone_worker_v2):
         module.default_tree_mask_mode = lambda: TreeMaskMode.FULL_MASK
 
@@ -171,6 +179,11 @@ def note(scheduler: Any, request: Any, *_: Any, **__: Any) -> None:
     _requests[request.rid] = request
 
 
+def note_preparation(_: Any, batch: Any) -> None:
+    """Count a forward."""
+    _prepared[batch.forward_mode.name] += 1
+
+
 def note_gather(method: str) -> Callable[..., None]:
     """Count the calls of a method."""
 
@@ -217,9 +230,17 @@ def accounting(scheduler: Any) -> dict[str, Any]:
         "rows_free_once": len(set(rows.free_slots)),
         "overlap": bool(scheduler.enable_overlap),
         "plans": dict(_planned),
+        "prepared": dict(_prepared),
+        "pools": [] if worker is None else pools(worker),
         "ranks": of_ranks({name: list(one.output_ids) for name, one in _requests.items()}, worker),
         "worker": None if worker is None else f"{type(worker).__module__}.{type(worker).__qualname__}",
     }
+
+
+def pools(worker: Any) -> list[str]:
+    """The kinds of KV cache that target and draft have."""
+    runners = (worker.target_worker.model_runner, worker.draft_worker.draft_runner)
+    return [type(runner.token_to_kv_pool).__name__ for runner in runners]
 
 
 def of_ranks(tokens: dict[str, list[int]], worker: Any) -> list[dict[str, Any]]:
