@@ -131,8 +131,8 @@ class Steps:
         rows = len(batch.reqs)
         self._masks.restrict(batch.reqs, barrier)
         if self._attention.plans:
-            bucket = self._bucket(rows)
-            self._attention.plan(bucket, batch.seq_lens_cpu.tolist() + [0] * (bucket - rows))
+            padded = rows if self.captured == "none" else self._bucket(rows)
+            self._attention.plan(padded, batch.seq_lens_cpu.tolist() + [0] * (padded - rows))
         found = self.step.decode(self._package.Batch(batch.req_pool_indices), on_commit=self._publisher(publish))
         self.served += 1
         if self._counters is not None:
