@@ -86,12 +86,16 @@ def fa4(step: int) -> Any:
     return made
 
 
-def trtllm_mla(_: int) -> Any:
+def trtllm_mla(_: int, module: str = "trtllm_mla_backend", kind: str = "TRTLLMMLABackend") -> Any:
     tables = torch.full((LARGEST, CONTEXT // PAGE), -1, dtype=torch.int32)
     more = {"decode_cuda_graph_metadata": {}, "decode_cuda_graph_kv_indices": tables, "forward_decode_metadata": None}
-    module = importlib.import_module(f"{PACKAGE}.trtllm_mla_backend")
-    module.get_parallel = lambda: SimpleNamespace(dcp_enabled=False)
-    return bare("trtllm_mla_backend", "TRTLLMMLABackend", **more)
+    base = importlib.import_module(f"{PACKAGE}.trtllm_mla_backend")
+    base.get_parallel = lambda: SimpleNamespace(dcp_enabled=False)
+    return bare(module, kind, **more)
+
+
+def cutedsl_mla(step: int) -> Any:
+    return trtllm_mla(step, "cutedsl_mla_backend", "CuteDslMLABackend")
 
 
 def flashmla(_: int) -> Any:
@@ -155,6 +159,7 @@ KINDS: dict[str, tuple[Callable[[int], Any], Callable[[Any, Any], tuple[torch.Te
     "trtllm_mha": (trtllm_mha, held("forward_metadata", "cache_seqlens_int32", "page_table")),
     "fa4": (fa4, held("forward_metadata", "cache_seqlens_int32", "page_table")),
     "trtllm_mla": (trtllm_mla, held("forward_decode_metadata", "seq_lens_k", "block_kv_indices")),
+    "cutedsl_mla": (cutedsl_mla, held("forward_decode_metadata", "seq_lens_k", "block_kv_indices")),
     "flashmla": (
         flashmla,
         lambda backend, batch: (flashmla_lengths(backend, batch), backend.forward_metadata.block_kv_indices),

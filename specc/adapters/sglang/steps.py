@@ -124,9 +124,11 @@ class Steps:
         return "no room for a step" if max(batch.seq_lens_cpu.tolist(), default=0) > self._room else None
 
     def _plan(self, lengths: Sequence[int]) -> None:
-        """Have attention plan a step of requests of these lengths, where the host does that."""
-        bucket = self._bucket(len(lengths))
-        self._attention.plan(bucket, [*lengths, *[0] * (bucket - len(lengths))])
+        """Have attention plan a step of requests of these lengths, where the host does that; padded where captured."""
+        if self._attention.plans:
+            rows = len(lengths)
+            padded = rows if self.captured == "none" else self._bucket(rows)
+            self._attention.plan(padded, [*lengths, *[0] * (padded - rows)])
 
     def admit(self, batch: Any) -> None:
         """Before a prefill of SGLang's: say how those of its requests are sampled that the program serves."""

@@ -91,7 +91,7 @@ class Attention:
         return self._by_role["extend"].extend(batch, seq_lens, width)
 
     def plan(self, rows: int, lengths: Sequence[int]) -> None:
-        """Plan a step of the bucket `rows` whose requests have these lengths, padding rows 0."""
+        """Plan a step of so many rows, a bucket's where it is captured, with these lengths: 0 for padding."""
         for backend in self._backends:
             backend.plan(rows, lengths)
 
