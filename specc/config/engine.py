@@ -98,7 +98,7 @@ def _of_models(
         ranks=file.tensor_parallel,
         head_rows=mapped and algorithm in preset.heads_of_target,
     )
-    hints = {"topk": "write topk: 1", "token_map": "write tensor_parallel: 1, or leave the map out"}
+    hints = {"topk": "write topk: 1", "token_map": "write tensor_parallel: 1"}
     for path, what in preset.unserved(asked) if checked.sound("topk", "tensor_parallel") else ():
         hint = hints.get(path[-1], "choose another model, or another engine")
         _refuse(checked, preset, f"{what} is not served", checked.places.value(*path), hint)

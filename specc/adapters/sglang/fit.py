@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -21,8 +20,6 @@ from .forwards import scored_tokens
 from .served import CACHES, SETTINGS, Model, Server, refusals
 from .simulate import simulating
 
-logger = logging.getLogger(__name__)
-
 COMMAND_LINE = {"flashinfer_mla": "flashinfer"}
 """Attention backends that the command line calls by the name of another."""
 PARALLEL = {"ep_size": "moe_ep_size"} | {
@@ -34,17 +31,12 @@ PARALLEL = {"ep_size": "moe_ep_size"} | {
 def misfits(plan: Any, worker: Any) -> list[str]:
     """What is in the way of running the program of `plan` as the decode step of a worker of SGLang; nothing if it fits.
 
-    `plan` is the program's, `worker` an EAGLEWorkerV2 with its pools and attention backends in place. What fits and
-    was not tried is logged.
+    `plan` is the program's, `worker` an EAGLEWorkerV2 with its pools and attention backends in place.
     """
     server = facts(worker)
     refused = [str(refusal) for refusal in refusals(server)]
-    found = [*refused, *_arguments(plan), *_sampling(plan), *_models(plan, worker), *_shards(plan, worker)]
-    found += _memory(plan, worker, server)
-    if not found and server.untried:
-        names = ", ".join(server.untried)
-        logger.warning("specc: programs have not been run with the attention of this server yet (%s)", names)
-    return found
+    differs = (*_arguments(plan), *_sampling(plan), *_models(plan, worker), *_shards(plan, worker))
+    return [*refused, *differs, *_memory(plan, worker, server)]
 
 
 def facts(worker: Any) -> Server:

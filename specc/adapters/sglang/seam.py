@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 MUST = """
 plugins.hook_registry.HookRegistry.register(target hook hook_type)
 plugins.hook_registry.HookType: AFTER AROUND BEFORE REPLACE
+configs.hybrid_arch.mambaish_config(model_config)
 runtime_context: get_disagg get_exec get_model get_observability get_parallel get_schedule get_spec
 distributed.parallel_state.GroupCoordinator: rank_in_group world_size all_gather_into_tensor all_gather_object
     broadcast_object
@@ -61,8 +62,6 @@ layers.logits_processor.LogitsProcessorOutput(next_token_logits next_token_logpr
     next_token_top_logprobs_idx): hidden_states
 layers.moe.utils.speculative_moe_a2a_backend_context()
 layers.moe.utils.speculative_moe_backend_context()
-layers.attention.intel_amx_backend.IntelAMXAttnBackend
-layers.attention.triton_backend.TritonAttnBackend
 mem_cache.allocation_sizing.get_alloc_reserve_per_decode()
 mem_cache.kv_index_translator.KVIndexTranslator: bind_runner_slots is_translating
 mem_cache.memory_pool.MHATokenToKVPool: k_buffer v_buffer

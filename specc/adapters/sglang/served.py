@@ -18,7 +18,7 @@ class Backend:
         caches: layouts of the KV caches over which it is served, as `Model.cache` has them.
         mask: the mode in which it reads the mask of a tree, by specc's name; None where chains alone are served.
         pages: whether pages of more than one token are served.
-        device: where it runs, `cuda` or `cpu`; that of a GPU is nowhere else unless SGLang starts it there.
+        device: `cpu` for one that runs on no GPU; one of a GPU is served wherever SGLang starts it.
         tried: whether a program has run on it. One that has not runs by SGLang's own preparation of its metadata, of
             which no GPU at hand could show more than that it is called as SGLang calls it.
 
@@ -38,6 +38,7 @@ BACKENDS: Mapping[str, Backend] = {
     "intel_amx": Backend(("mha",), mask="qlen", device="cpu"),
     "trtllm_mha": Backend(("mha",), tried=False),
     "trtllm_mla": Backend(("mla",), tried=False),
+    "cutedsl_mla": Backend(("mla",), tried=False),
     "flashmla": Backend(("mla",), tried=False),
     "fa4": Backend(("mha",), tried=False),
     "dsa": Backend(("dsa",), tried=False),
@@ -210,7 +211,7 @@ def _of_attention(server: Server) -> Iterator[Refusal]:
         elif server.topk > 1 and backend.mask is None:
             yield Refusal(f"attention {role}", f"a tree with {name} attention ({role})")
         elif server.page_size > 1 and not backend.pages:
-            yield Refusal(f"attention {role}", f"{name} attention with pages of {server.page_size} tokens ({role})")
+            yield Refusal(f"attention {role}", f"{name} attention with pages of {server.page_size} ({role})")
 
 
 def roles(prefill: str, decode: str, draft: str | None, mode: str) -> dict[str, str]:
