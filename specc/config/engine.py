@@ -51,7 +51,7 @@ def in_engine(checked: Checked, facts: Mapping[Side, ModelFacts | None], needs: 
     element = written or (said.value if said is not None else None)
     if file.engine is None or draft is None or element is None:
         return dict(facts)
-    if needs.modules is None and not PRESETS[file.engine].one_dtype:
+    if not needs.head and not PRESETS[file.engine].one_dtype:
         return dict(facts)
     same = {"dtype": Fact(element, f"that of the target, as in {PRESETS[file.engine].title}")}
     return {**facts, "draft": replace(draft, facts={**draft.facts, **same})}
