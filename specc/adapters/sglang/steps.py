@@ -21,7 +21,7 @@ from .binding import bind
 from .forwards import scored_tokens
 from .grammars import Masks, fills_bitmasks
 from .ranks import seeds
-from .requests import GRAMMAR, LOGPROBS, refuses, unserved
+from .requests import GRAMMAR, LOGPROBS, refuses, unplanned, unserved
 
 COUNTS = "sampling_counts"
 """What a program with penalties counts by itself: a field of its carry, no parameter."""
@@ -96,22 +96,13 @@ class Steps:
             return f"more than {self._largest} requests"
         if batch.sampling_info.has_watermark_candidates:
             return "a watermark"
-        if self._attention.plans and (reason := self._unplanned(batch)) is not None:
+        if self._attention.plans and (reason := unplanned(batch, self._room)) is not None:
             return reason
         return next(filter(None, map(self.unserved, batch.reqs)), None)
 
     def unserved(self, request: Any) -> str | None:
         """Why the program does not serve a request; None if it does."""
         return unserved(request, self._vocabulary, self.parameters, self.best)
-
-    def _unplanned(self, batch: Any) -> str | None:
-        """Why attention that the host plans cannot be planned for a batch; None if it can.
-
-        A request without room is a padding row of the program, which only the device finds out: a plan has its length.
-        """
-        if batch.seq_lens_cpu is None:
-            return "no lengths on the host"
-        return "no room for a step" if max(batch.seq_lens_cpu.tolist(), default=0) > self._room else None
 
     def admit(self, batch: Any) -> None:
         """Before a prefill of SGLang's: say how those of its requests are sampled that the program serves."""
