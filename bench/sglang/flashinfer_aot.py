@@ -7,8 +7,8 @@ bound by tvm-ffi, not by Python or torch, so any version of those loads them.
     FLASHINFER_CUDA_ARCH_LIST=9.0a MAX_JOBS=2 python bench/sglang/flashinfer_aot.py out
     tar -C out -cJf flashinfer-aot.tar.xz aot    # there: tar -C .../site-packages/flashinfer/data -xJf ...
 
-For heads of one size that is 40 minutes of two busy cores, half of them for what `--no-fa3` leaves out: prefill of what
-is not cached, on Hopper. A server with SGLANG_FLASHINFER_USE_PAGED=1 does not call it.
+On two cores that others used, too, the prefill of one size of heads took 16 minutes. That of FlashAttention 3, for what
+is not cached, takes longer; `--no-fa3` leaves it out, and a server with SGLANG_FLASHINFER_USE_PAGED=1 does not call it.
 """
 
 from __future__ import annotations
