@@ -77,7 +77,7 @@ MLA = LATENT | {
     "max_position_embeddings": 16384,
 }
 SMALL_MLA = LATENT | {
-    "hidden_size": 256,
+    "hidden_size": 512,
     "num_hidden_layers": 3,
     "first_k_dense_replace": 3,
     "num_attention_heads": 4,

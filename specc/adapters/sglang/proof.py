@@ -2,8 +2,9 @@
 
 Signatures do not show that something means another thing than it did. So once a program is bound, made-up texts of two
 requests are prefilled by SGLang, and the program makes a step of them. The target's scores in the step must be SGLang's
-after the same texts, and what the step emits must be what SGLang scores highest. Where steps are captured a captured one
-follows, of which the latter must hold, too. Slots are free ones, and rows of tables are put back, so that nothing is left but values in free slots.
+after the same texts, and what the step emits must be what SGLang scores highest. Where steps are captured, a captured
+one follows, of which the latter must hold, too. Slots are free ones, and rows of tables are put back, so that nothing is
+left but values in free slots.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ def prove(
 ) -> None:
     """Make the dry step of a program that is bound to a worker. RuntimeError with all that differs from SGLang's own.
 
-    Once the step is captured `heard` has no logits, and what it emits is compared alone. `plan` is called with the lengths
-    of the texts before the step. On several ranks every one calls this, with its number.
+    Once the step is captured `heard` has no logits, and what it emits is compared alone. `plan` is called with the
+    lengths of the texts before the step. On several ranks every one calls this, with its number.
     """
     sizes, table = package.plan, worker.req_to_token_pool.req_to_token
     rows = torch.arange(1, heard.rows + 1, device=table.device)

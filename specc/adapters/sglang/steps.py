@@ -22,7 +22,7 @@ from .forwards import scored_tokens
 from .grammars import Masks, fills_bitmasks
 from .proof import prove, proving
 from .ranks import seeds
-from .requests import GRAMMAR, LOGPROBS, refuses, unserved
+from .requests import GRAMMAR, LOGPROBS, refuses, unplanned, unserved
 from .simulate import simulating
 
 COUNTS = "sampling_counts"
@@ -112,22 +112,13 @@ class Steps:
             return f"more than {self._largest} requests"
         if batch.sampling_info.has_watermark_candidates:
             return "a watermark"
-        if self._attention.plans and (reason := self._unplanned(batch)) is not None:
+        if self._attention.plans and (reason := unplanned(batch, self._room)) is not None:
             return reason
         return next(filter(None, map(self.unserved, batch.reqs)), None)
 
     def unserved(self, request: Any) -> str | None:
         """Why the program does not serve a request; None if it does."""
         return unserved(request, self._vocabulary, self.parameters, self.best)
-
-    def _unplanned(self, batch: Any) -> str | None:
-        """Why attention that the host plans cannot be planned for a batch; None if it can.
-
-        A request without room is a padding row of the program, which only the device finds out: a plan has its length.
-        """
-        if batch.seq_lens_cpu is None:
-            return "no lengths on the host"
-        return "no room for a step" if max(batch.seq_lens_cpu.tolist(), default=0) > self._room else None
 
     def _prove(self, bound: Bound, worker: Any) -> None:
         prove(self._package, self.step, worker, bound.heard, get_parallel().tp_rank, self._plan)

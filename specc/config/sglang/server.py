@@ -336,7 +336,6 @@ def _hint(refusal: Refusal, server: Server) -> str | None:
             if backend.device == server.device
             and (model is None or model.cache in backend.caches)
             and (server.topk == 1 or backend.mask is not None)
-            and (server.page_size == 1 or backend.pages)
         ]
         return f"served here: {', '.join(names)} (--attention-backend)" if names else None
     return {
