@@ -128,12 +128,11 @@ COMMON: dict[str, Any] = {
     "grammar_backend": "none",
     "skip_tokenizer_init": True,
     "disable_prefill_cuda_graph": True,
-    "disable_radix_cache": True,
     "skip_server_warmup": True,
     "random_seed": 1,
     "log_level": "info",
 }
-"""Of all servers: what makes them start sooner, and changes no decode step. The radix cache of SGLang 0.5.23 is a library\nthat torch 2.11 does not load."""
+"""Of all servers: what makes them start sooner, and changes no decode step."""
 DRAWN = (("temperature", 1.0), ("top_p", 0.9))
 
 
