@@ -4,12 +4,13 @@
 #   bench/sglang/bundle.sh OUT [WHEEL.whl ...]
 #
 # Needs any Python with pip and a package index, binutils, and about 3 GB in TMPDIR. Of an OUT that is a bundle, scripts and
-# programs alone are made anew. The wheels are programs of configs/, which the tests do without. FA3 says which kernels of FlashAttention 3 are in it, see fa3.py ("64 128 mla"; none
-# if empty). With FLASHINFER=no it lacks flashinfer, with MODELS=no the example models, which run.sh is then told. The machine
-# itself brings Linux x86-64, Python 3.12, torch 2.11 for CUDA 13, triton, transformers, nvcc, ninja and an sm_90 GPU.
+# programs alone are made anew. The wheels are programs of configs/, which the tests do without. FA3 says which kernels of
+# FlashAttention 3 are in it, see fa3.py ("64 128 mla"; none if empty). With FLASHINFER=no it lacks flashinfer, with MODELS=no
+# the example models, which run.sh is then told. The machine itself brings Linux x86-64, Python 3.12, torch 2.11 for CUDA 13,
+# triton, transformers, nvcc, ninja and an sm_90 GPU.
 #
 # OUT holds scripts, programs, and the rest as part.00, part.01, ... of at most PART (28) MiB each. Where they do not travel at
-# once, each travels with run.sh alone: `run.sh keep` puts it into WORK, where the next finds it.
+# once, each travels with run.sh and site.sh: `run.sh keep` puts it into WORK, where the last call finds it.
 set -euo pipefail
 [ $# -ge 1 ] || { echo "usage: $0 OUT [WHEEL.whl ...]" >&2; exit 2; }
 out=$1; shift
@@ -72,7 +73,7 @@ if [ "${FLASHINFER:-}" != no ]; then
   library=$work/flashinfer/flashinfer
   find "$library/data/csrc" -mindepth 1 -maxdepth 1 \( -type d -o -name 'cake_*' -o -name 'alphamoe_*' -o -name '*sm1[02]*' \) \
     -exec rm -rf {} +
-  rm -rf "$library"/data/cutlass/{tools,python,examples,test,docs,media} "$library"/experimental/*/csrc \
+  rm -rf "$library"/data/cutlass/{python,examples,test,docs,media} "$library"/experimental/*/csrc \
     "$library"/fused_moe/backends/*/artifacts "$library"/moe_ep/*/*
   pack flashinfer "$work/flashinfer"
 fi

@@ -226,6 +226,8 @@ def main() -> int:
     folders = (path.resolve() for path in (options.models, options.programs, options.out))
     points = Points(options.contexts, options.batches, options.traced)
     session = Session(*folders, options.device, deadline, options.limit, options.job, gpus, points)
+    if any(one.text for one in options.variants):
+        _ = session.prompts  # transformers is not imported by several threads at once
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(lambda variant: run_variant(session, variant), options.variants))
     results = {one.name: {side: session.result(one, side) for side in sides(one)} for one in options.variants}

@@ -52,6 +52,16 @@ LATENT: dict[str, Any] = {
     "routed_scaling_factor": 2.5,
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 40.0,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
+    "max_position_embeddings": 163840,
     "hidden_act": "silu",
     "attention_bias": False,
     "tie_word_embeddings": False,
@@ -74,10 +84,9 @@ MLA = LATENT | {
     "n_group": 8,
     "topk_group": 4,
     "vocab_size": 129280,
-    "max_position_embeddings": 16384,
 }
 SMALL_MLA = LATENT | {
-    "hidden_size": 256,
+    "hidden_size": 512,
     "num_hidden_layers": 3,
     "first_k_dense_replace": 3,
     "num_attention_heads": 4,
@@ -91,7 +100,6 @@ SMALL_MLA = LATENT | {
     "n_group": 2,
     "topk_group": 1,
     "vocab_size": 2048,
-    "max_position_embeddings": 2048,
 }
 STD = 0.04
 """Of the weights of exmla_target's layers, beside embeddings of 1."""

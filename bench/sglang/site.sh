@@ -22,3 +22,4 @@ if [ ! -e "$site/.complete" ]; then
 fi
 export PYTHONPATH=$site SGLANG_RUST_BUILD_MODE=never SGLANG_DISABLE_OUTLINES_DISK_CACHE=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 export FLASHINFER_WORKSPACE_BASE=$work
+export SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND=python # the other one is a library that torch 2.11 crashes in

@@ -34,7 +34,7 @@ Event = dict[str, Any]
 METADATA = re.compile(
     r"create_flashinfer_kv_indices|generate_draft_decode_kv_indices|get_num_kv_splits|_draft_extend_metadata|"
     r"_decode_metadata_kernel|page_table|pack_verify_mask|packbits|kv_indptr|update_kv_lens_and_indices|"
-    r"DeviceScan(Init)?Kernel|tensor_kernel_scan|cumsum",
+    r"DeviceScan(Init)?Kernel|tensor_kernel_scan|cumsum|fill_tables|fill_lists|pack_mask",
     re.IGNORECASE,
 )
 """Kernels that prepare attention. A sum of lengths is one of ATen's scans, which no forward of a dense model needs."""

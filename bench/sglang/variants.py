@@ -150,7 +150,7 @@ def text_variants() -> list[Variant]:
     ]
     for backend, form, page, overlap in product(("fa3", "flashinfer"), ("chain", "tree"), (1, 16), (True, False)):
         paged = "_p16" if page > 1 else ""
-        config = f"ex_eagle_{form}{'_full' if (backend, form) == ('flashinfer', 'tree') else ''}{paged}"
+        config = f"ex_eagle_{form}{'_qlen' if (backend, form) == ('flashinfer', 'tree') else ''}{paged}"
         name = f"ex_eagle_{form}_{backend}{paged}{'' if overlap else '_sync'}"
         shape = CHAIN if form == "chain" else LLAMA_DEFAULT
         made.append(Variant(name, "EAGLE", "ex_eagle", shape, True, backend, overlap, page, config=config))
@@ -175,9 +175,9 @@ def timed_variants() -> list[Variant]:
         Variant("mla_nospec"),
         Variant("mla_chain", "EAGLE", written=False, config="mla_chain"),
         llama("chain_flashinfer", CHAIN, "chain", backend="flashinfer"),
-        llama("tree16", tree16, "tree16_full"),
+        llama("tree16", tree16, "tree16_qlen"),
         llama("tree16_fa3", tree16, "tree16", backend="fa3"),
-        llama("tree8_flashinfer", LLAMA_DEFAULT, "tree8_full", backend="flashinfer"),
+        llama("tree8_flashinfer", LLAMA_DEFAULT, "tree8_qlen", backend="flashinfer"),
     ]
 
 

@@ -133,7 +133,7 @@ class Step:
 
 
 @pytest.mark.parametrize("topk", [1, 4])
-@pytest.mark.parametrize("heads", [Heads(32, 8, 128), Heads(8, 8, 64)], ids=str)
+@pytest.mark.parametrize("heads", [Heads(32, 8, 128), Heads(8, 8, 128)], ids=str)
 def test_a_captured_step_reads_its_keys(heads: Heads, topk: int, device: torch.device) -> None:
     """The lengths of each replay are others than those of the capture, which are padding's."""
     pytest.importorskip("flashinfer")

@@ -34,7 +34,7 @@ class Bound:
 
     Attributes:
         step: it.
-        captured: what of it is captured, see `FORWARDS`.
+        captured: what of it `capture` captures, see `FORWARDS`.
         attention: what prepares attention for its forwards.
         heard: what is heard of its target's logits.
 
@@ -45,9 +45,20 @@ class Bound:
     attention: Attention
     heard: Heard
 
+    def capture(self) -> None:
+        """Capture the step as SGLang captures its own."""
+        if self.captured == "none":
+            return
+        with ExitStack() as entered:
+            if get_parallel().tp_size > 1:  # on leaving, ranks tell each other where collectives of graphs have memory
+                entered.enter_context(graph_capture(stream=get_or_create_global_graph_capture_stream()))
+            entered.enter_context(model_capture_mode())
+            entered.enter_context(self.attention.capturing())
+            self.step.capture("segments" if self.captured == "segments" else True)
+
 
 def bind(program: Any, worker: Any, masks: Masks) -> Bound:
-    """Bind a program to an EAGLEWorkerV2 whose graphs are captured.
+    """Bind a program to an EAGLEWorkerV2 whose graphs are captured; the program's are not yet.
 
     ServerError as `capturing`.
     """
@@ -70,13 +81,6 @@ def bind(program: Any, worker: Any, masks: Masks) -> Bound:
     step = program.bind(
         _Callbacks(forwards, heard, masks), table, buffers, tables=tables, collective=collective, capture=False
     )
-    if how != "none":
-        with ExitStack() as entered:
-            if get_parallel().tp_size > 1:  # on leaving, ranks tell each other where collectives of graphs have memory
-                entered.enter_context(graph_capture(stream=get_or_create_global_graph_capture_stream()))
-            entered.enter_context(model_capture_mode())
-            entered.enter_context(attention.capturing())
-            step.capture("segments" if how == "segments" else True)
     return Bound(step, how, attention, heard)
 
 

@@ -51,7 +51,6 @@ def facts(worker: Any) -> Server:
         draft=_facts_of(runners["draft"]),
         topk=spec.speculative_eagle_topk,
         attention={role: COMMAND_LINE.get(name, name) for role, name in named.items()},
-        page_size=get_schedule().page_size,
         device=runners["target"].device,
         ranks=parallel.tp_size,
         head_rows=spec.speculative_token_map is not None and spec.speculative_algorithm != "EAGLE3",

@@ -1,9 +1,10 @@
 """A dry step before the first request, compared with SGLang's own forward.
 
 Signatures do not show that something means another thing than it did. So once a program is bound, made-up texts of two
-requests are prefilled by SGLang, and the program makes a step of them, the captured one where it is captured. The
-target's scores in the step must be SGLang's after the same texts, and what the step emits must be what SGLang scores
-highest. Slots are free ones, and rows of tables are put back, so that nothing is left but values in free slots.
+requests are prefilled by SGLang, and the program makes a step of them. The target's scores in the step must be SGLang's
+after the same texts, and what the step emits must be what SGLang scores highest. Where steps are captured, a captured
+one follows, of which the latter must hold, too. Slots are free ones, and rows of tables are put back, so that nothing is
+left but values in free slots.
 """
 
 from __future__ import annotations
@@ -40,33 +41,33 @@ def proving() -> bool:
 
 
 class Heard:
-    """A program's `target` callback, and the logits of its last call for as many rows as the dry step runs.
+    """A program's `target` callback, and a copy of its logits in the dry step.
 
-    Where the step is captured the last call is the one that was, and its logits are written by each replay. As long as
-    they are held nothing else of the graph has their memory.
+    Forwards of SGLang's leave their logits in one buffer, where extend's lie over the target's at the end of a step. So
+    they are copied behind the forward, which takes a step that is not captured.
 
     Attributes:
         rows: how many requests the dry step has.
-        logits: T[b, N, V] or, of a program with sharded logits, the rank's columns of them; None before a call.
+        logits: T[b, N, V] or, of a program with sharded logits, the rank's columns of them; None before the step.
 
     """
 
     def __init__(self, target: Any, plan: Any, table: Tensor) -> None:
         """Listen to a callback, in a server with this table of KV slots."""
         self.rows = min(len(LENGTHS), plan.buckets[-1], len(table) - 1)
-        self._target, self._largest = target, plan.bucket(self.rows)
+        self._target, self._listening = target, True
         self.logits: Tensor | None = None
 
     def __call__(self, **given: Any) -> Any:
         """Call it."""
         found = self._target(**given)
-        if self.rows <= len(given["rows"]) <= self._largest:
-            self.logits = found.logits
+        if self._listening and len(given["rows"]) == self.rows:
+            self.logits = found.logits.clone()
         return found
 
     def forget(self) -> None:
         """Hold nothing from now on."""
-        self.logits, self._largest = None, 0
+        self.logits, self._listening = None, False
 
 
 def prove(
@@ -74,8 +75,8 @@ def prove(
 ) -> None:
     """Make the dry step of a program that is bound to a worker. RuntimeError with all that differs from SGLang's own.
 
-    `plan` is called with the lengths of the texts before the step. On several ranks every one calls this, with its
-    number.
+    Once the step is captured `heard` has no logits, and what it emits is compared alone. `plan` is called with the
+    lengths of the texts before the step. On several ranks every one calls this, with its number.
     """
     sizes, table = package.plan, worker.req_to_token_pool.req_to_token
     rows = torch.arange(1, heard.rows + 1, device=table.device)
@@ -89,17 +90,17 @@ def prove(
         _begin(package, step, rows, lengths, texts.gather(1, lengths[:, None])[:, 0], best)
         plan(lengths.tolist())
         emitted = step.decode(package.Batch(rows)).to_host()
-        assert heard.logits is not None  # the step has called its target
-        mine = heard.logits[: len(rows), 0].float().cpu()
+        mine = None if heard.logits is None else heard.logits[:, 0].float().cpu()
         tokens = [emitted.tokens(place) for place in range(len(rows))]
         behind = texts.scatter(1, lengths[:, None] + 1, torch.tensor([[*one[:1], 0][:1] for one in tokens]))
         after = own.scores(behind, lengths + 2)
-    apart = _apart(mine, _columns(before, sizes, rank))
+    apart = [] if mine is None else _apart(mine, _columns(before, sizes, rank))
     faults = [f"the target's scores of text {row} are off by {part:.0%}" for row, part in apart if not part <= FAR]
     if faults := [*faults, *_tokens_differ(tokens, before, after)]:
         raise RuntimeError(f"the dry step ({PROOF}) is not SGLang's own: {'; '.join(faults)}")
-    most = max(part for _, part in apart)
-    logger.info("specc: the dry step is SGLang's own: the target's scores are off by %.1g of their norm", most)
+    if apart:
+        most = max(part for _, part in apart)
+        logger.info("specc: the dry step is SGLang's own: the target's scores are off by %.1g of their norm", most)
 
 
 def _made_up(rows: int, length: int, vocabulary: int) -> Tensor:

@@ -17,7 +17,6 @@ class Backend:
     Attributes:
         caches: layouts of the KV caches over which it is served, as `Model.cache` has them.
         mask: the mode in which it reads the mask of a tree, by specc's name; None where chains alone are served.
-        pages: whether pages of more than one token are served.
         device: `cpu` for one that runs on no GPU; one of a GPU is served wherever SGLang starts it.
         tried: whether a program has run on it. One that has not runs by SGLang's own preparation of its metadata, of
             which no GPU at hand could show more than that it is called as SGLang calls it.
@@ -26,7 +25,6 @@ class Backend:
 
     caches: tuple[str, ...]
     mask: str | None = None
-    pages: bool = True
     device: str = "cuda"
     tried: bool = True
 
@@ -34,7 +32,7 @@ class Backend:
 BACKENDS: Mapping[str, Backend] = {
     "triton": Backend(("mha",), mask="full"),
     "fa3": Backend(("mha", "mla"), mask="slots"),
-    "flashinfer": Backend(("mha",), mask="full", pages=False),
+    "flashinfer": Backend(("mha",), mask="qlen"),
     "intel_amx": Backend(("mha",), mask="qlen", device="cpu"),
     "trtllm_mha": Backend(("mha",), tried=False),
     "trtllm_mla": Backend(("mla",), tried=False),
@@ -83,7 +81,6 @@ class Server:
         target, draft: its models.
         topk: drafts kept per step; more than one is a tree.
         attention: by role its attention backend.
-        page_size: tokens per page.
         device: where it runs, `cuda` or `cpu`.
         ranks: among which every layer is shared out.
         head_rows: whether the draft scores rows of the target's head by a token map.
@@ -95,7 +92,6 @@ class Server:
     draft: Model | None = None
     topk: int = 1
     attention: Mapping[str, str] = field(default_factory=dict[str, str])
-    page_size: int = 1
     device: str = "cuda"
     ranks: int = 1
     head_rows: bool = False
@@ -210,8 +206,6 @@ def _of_attention(server: Server) -> Iterator[Refusal]:
             yield Refusal(f"attention {role}", f"{name} attention over a KV cache of the layout {model.cache} ({role})")
         elif server.topk > 1 and backend.mask is None:
             yield Refusal(f"attention {role}", f"a tree with {name} attention ({role})")
-        elif server.page_size > 1 and not backend.pages:
-            yield Refusal(f"attention {role}", f"{name} attention with pages of {server.page_size} ({role})")
 
 
 def roles(prefill: str, decode: str, draft: str | None, mode: str) -> dict[str, str]:

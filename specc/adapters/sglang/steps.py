@@ -17,12 +17,12 @@ from torch import Tensor
 from .._counters import Counters
 from .._plugin import SEEDS
 from .admission import DETERMINISTIC_SEED, Admission
-from .binding import bind
+from .binding import Bound, bind
 from .forwards import scored_tokens
 from .grammars import Masks, fills_bitmasks
 from .proof import prove, proving
 from .ranks import seeds
-from .requests import GRAMMAR, LOGPROBS, refuses, unserved
+from .requests import GRAMMAR, LOGPROBS, refuses, unplanned, unserved
 from .simulate import simulating
 
 COUNTS = "sampling_counts"
@@ -71,7 +71,8 @@ class Steps:
         self._masks = Masks(program.plan, device)
         bound = bind(program, worker, self._masks)
         self.step, self.captured, self._attention = bound.step, bound.captured, bound.attention
-        self._largest, self._bucket = program.plan.buckets[-1], program.plan.bucket
+        self._largest = program.plan.buckets[-1]
+        self._size: Callable[[int], int] = int  # of the batch that runs, as it is unless steps are captured
         self._room = worker.req_to_token_pool.req_to_token.shape[1] - program.plan.kv.window
         self._width, self._nodes = program.plan.size("A"), program.plan.size("N")
         self._blank = _Blank(worker.topk, device)
@@ -89,8 +90,13 @@ class Steps:
         self._vocabulary = program.plan.size("V")
         self.proof = "simulated" if simulating() else "passed" if proving() else "off"
         if self.proof == "passed":
-            prove(package, self.step, worker, bound.heard, get_parallel().tp_rank, self._plan)
+            self._prove(bound, worker)
         bound.heard.forget()
+        bound.capture()
+        if self.captured != "none":
+            self._size = program.plan.bucket
+            if self.proof == "passed":
+                self._prove(bound, worker)
         self._counters: Counters | None = None
         if get_observability().enable_metrics and not get_parallel().tp_rank:
             self._counters = Counters(package, "SGLang")
@@ -106,7 +112,7 @@ class Steps:
             return f"more than {self._largest} requests"
         if batch.sampling_info.has_watermark_candidates:
             return "a watermark"
-        if self._attention.plans and (reason := self._unplanned(batch)) is not None:
+        if self._attention.plans and (reason := unplanned(batch, self._room)) is not None:
             return reason
         return next(filter(None, map(self.unserved, batch.reqs)), None)
 
@@ -114,21 +120,14 @@ class Steps:
         """Why the program does not serve a request; None if it does."""
         return unserved(request, self._vocabulary, self.parameters, self.best)
 
-    def _unplanned(self, batch: Any) -> str | None:
-        """Why attention that the host plans cannot be planned for a batch; None if it can.
-
-        A request without room is a padding row of the program, which only the device finds out: a plan has its length.
-        """
-        if batch.seq_lens_cpu is None:
-            return "no lengths on the host"
-        return "no room for a step" if max(batch.seq_lens_cpu.tolist(), default=0) > self._room else None
+    def _prove(self, bound: Bound, worker: Any) -> None:
+        prove(self._package, self.step, worker, bound.heard, get_parallel().tp_rank, self._plan)
 
     def _plan(self, lengths: Sequence[int]) -> None:
-        """Have attention plan a step of requests of these lengths, where the host does that; padded where captured."""
+        """Have attention plan a step of requests of these lengths, where the host does that."""
         if self._attention.plans:
-            rows = len(lengths)
-            padded = rows if self.captured == "none" else self._bucket(rows)
-            self._attention.plan(padded, [*lengths, *[0] * (padded - rows)])
+            size = self._size(len(lengths))
+            self._attention.plan(size, [*lengths, *[0] * (size - len(lengths))])
 
     def admit(self, batch: Any) -> None:
         """Before a prefill of SGLang's: say how those of its requests are sampled that the program serves."""

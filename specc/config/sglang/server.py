@@ -154,7 +154,6 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
         draft=_facts(arguments, draft[1]),
         topk=int(topk.value),
         attention={role: str(fact.value) for role, fact in attention.items()},
-        page_size=int(page_size.value),
         device=device,
         ranks=ranks,
         head_rows=bool(arguments.text("--speculative-token-map")) and algorithm != "EAGLE3",
@@ -336,7 +335,6 @@ def _hint(refusal: Refusal, server: Server) -> str | None:
             if backend.device == server.device
             and (model is None or model.cache in backend.caches)
             and (server.topk == 1 or backend.mask is not None)
-            and (server.page_size == 1 or backend.pages)
         ]
         return f"served here: {', '.join(names)} (--attention-backend)" if names else None
     return {

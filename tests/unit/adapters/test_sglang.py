@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from specc.adapters import sglang as adapter
 from specc.adapters.sglang import requests
@@ -36,6 +37,15 @@ def request(*, custom_logit_processor: str | None = None, **asked: Any) -> Simpl
         ended=[],
         **own,
     )
+
+
+@pytest.mark.parametrize(
+    ("lengths", "reason"),
+    [([7, 90, 1], None), ([7, 91, 1], "no room for a step"), ([], None), (None, "no lengths on the host")],
+)
+def test_why_attention_of_a_batch_cannot_be_planned(lengths: list[int] | None, reason: str | None) -> None:
+    batch = SimpleNamespace(seq_lens_cpu=None if lengths is None else torch.tensor(lengths))
+    assert requests.unplanned(batch, 90) == reason
 
 
 @pytest.mark.parametrize(

@@ -105,12 +105,21 @@ def plan(buckets: tuple[int, ...] = (1, 4)) -> Any:
     )
 
 
-def proved(fault: str | None, *, buckets: tuple[int, ...] = (1, 4), slots: int = 64, sampling: bool = False) -> None:
-    """Prove a step; whatever comes of it, tables are as they were."""
+def proved(
+    fault: str | None,
+    *,
+    buckets: tuple[int, ...] = (1, 4),
+    slots: int = 64,
+    sampling: bool = False,
+    heard_before: bool = False,
+) -> None:
+    """Prove a step, perhaps again once it is captured; whatever comes of it, tables are as they were."""
     server = Server(slots)
     made = plan(buckets)
     heard = Heard(lambda rows, logits: SimpleNamespace(logits=logits), made, server.table)
     step = Step(server, heard, fault, sampling=sampling)
+    if heard_before:
+        heard.forget()
     package = SimpleNamespace(plan=made, Batch=lambda rows: SimpleNamespace(req_pool_indices=rows))
     package.Sampling = lambda **given: SimpleNamespace(**given)
     before = {name: pool.clone() for name, pool in {**step.pools, "table": server.table}.items()}
@@ -164,16 +173,24 @@ def test_columns_of_a_rank_are_compared_with_its_own() -> None:
     assert proof._apart(torch.full_like(padded, float("nan")), columns[1])[0][1] != 0.0
 
 
-def test_nothing_is_held_after_the_proof() -> None:
-    heard = Heard(lambda rows: SimpleNamespace(logits=torch.zeros(len(rows), 1, 1)), plan(), torch.zeros(9, 1))
-    for rows, kept in ((1, None), (8, None), (4, 4), (2, 2), (3, 3)):
-        heard(rows=range(rows))
-        assert (heard.logits is None) == (kept is None)
-        if heard.logits is not None:
-            assert len(heard.logits) == kept
-    heard.forget()
+def test_what_is_heard_is_a_copy_until_it_is_forgotten() -> None:
+    """SGLang's forwards share a buffer: extend's logits lie over the target's when a step has ended."""
+    shared = torch.zeros(9, 1, 1)
+    heard = Heard(lambda rows: SimpleNamespace(logits=shared[: len(rows)]), plan(), torch.zeros(9, 1))
     heard(rows=range(4))
     assert heard.logits is None
+    heard(rows=range(2))
+    shared.fill_(7)
+    assert heard.logits is not None and heard.logits.flatten().tolist() == [0, 0]
+    heard.forget()
+    heard(rows=range(2))
+    assert heard.logits is None
+
+
+def test_a_captured_step_is_compared_by_what_it_emits() -> None:
+    proved("scores", heard_before=True)
+    with pytest.raises(RuntimeError, match="token 0 of text 0 is"):
+        proved("first", heard_before=True)
 
 
 def test_words_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,8 +82,6 @@ def test_a_backend_is_served_over_its_caches(backend: str, cache: str) -> None:
     assert (about(tree) == []) == served
     assert tree.mask == one.mask
     assert server.mask is None
-    paged = Server(model, model, page_size=16, attention=everywhere(backend), device=one.device)
-    assert (about(paged) == []) == (fits and one.pages)
 
 
 def test_a_role_has_a_backend_of_its_own() -> None:

@@ -272,7 +272,6 @@ def test_how_tokens_cannot_be_verified(options: tuple[str, ...], code: str) -> N
         ({"--disaggregation-mode": "decode"}, "prefill and decode on different machines (disaggregation_mode decode)"),
         ({"--attention-backend": "hpc_ops"}, "hpc_ops attention on cuda (draft)"),
         ({"--attention-backend": "trtllm_mha", **TREE}, "a tree with trtllm_mha attention (draft)"),
-        ({"--attention-backend": "flashinfer", "--page-size": "16"}, "flashinfer attention with pages of 16 (verify)"),
         ({"--attention-backend": "flashmla"}, "flashmla attention over a KV cache of the layout mha (extend)"),
         ({"--attention-backend": "intel_amx"}, "intel_amx attention on cuda (verify)"),
         ({"--device": "npu"}, "--device npu"),

@@ -31,12 +31,12 @@ LARGEST = 2**31
 
 @triton.jit
 def fill_lists(
-    slots_ptr: Any,
-    slots_stride: Any,
-    rows_ptr: Any,
-    seq_lens_ptr: Any,
-    lists_ptr: Any,
-    lasts_ptr: Any,
+    slots_ptr: tl.tensor,
+    slots_stride: tl.tensor,
+    rows_ptr: tl.tensor,
+    seq_lens_ptr: tl.tensor,
+    lists_ptr: tl.tensor,
+    lasts_ptr: tl.tensor,
     BRANCHES: tl.constexpr,
     C: tl.constexpr,
     P: tl.constexpr,
@@ -68,16 +68,15 @@ def fill_lists(
         last = (length + forward + 2 - C).to(tl.int32)
         tl.store(lasts_ptr + forward * BRANCHES + branch, last, mask=forward < S - 1)
         if k == 0:
-            last = length + 1 - K * C + tl.where(forward == S - 1, N, S + 1)
-            target = lasts_ptr + forward * BRANCHES + b
-            tl.store(target, last.to(tl.int32), mask=(forward == S - 1) | (forward == S))
+            whole = (length + 1 - K * C + tl.where(forward == S - 1, N, S + 1)).to(tl.int32)
+            tl.store(lasts_ptr + forward * BRANCHES + b, whole, mask=(forward == S - 1) | (forward == S))
 
 
 @triton.jit
 def pack_mask(
-    seq_lens_ptr: Any,
-    mask_ptr: Any,
-    packed_ptr: Any,
+    seq_lens_ptr: tl.tensor,
+    mask_ptr: tl.tensor,
+    packed_ptr: tl.tensor,
     N: tl.constexpr,
     BYTES: tl.constexpr,
     SHARES: tl.constexpr,
