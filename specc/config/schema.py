@@ -208,7 +208,8 @@ class ConfigFile(Block):
     best_tokens and best_logprobs."""
     mask: MaskMode = "qlen"
     """Tree mask that the target's attention reads: qlen (nodes by nodes), bitpacked (the same as bits; at most 64
-    nodes), full (with the prefix, flat; needs context_length), or none. A chain is causal and has none."""
+    nodes), full (with the prefix, flat; needs context_length), slots (the KV slots of the nodes that a node sees, and
+    how many they are), or none. A chain is causal and has none."""
     context_length: Annotated[Count, Field(le=1 << 26)] | None = None
     """Longest text of a request, in tokens; sizes the mask of mode full."""
     step: StepForm = "whole"

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .attention import Attention
 from .forwards import Forwards, Outputs
+from .masks import seen
 from .shards import Shards
 
 TOKEN = 100
@@ -44,13 +45,14 @@ class Simulated(Forwards):
         self._depths = torch.arange(most + 1, device=device)
         self._highest = torch.tensor(HIGHEST, device=device)  # a number of the host's could not be captured
 
-    def target(self, *, mask: Tensor | None = None, **given: Any) -> Outputs:
+    def target(self, **given: Any) -> Outputs:
         """See `Forwards`."""
-        found = super().target(mask=mask, **given)
+        found = super().target(**given)
         tokens, seq_lens = given["tokens"], given["seq_lens"]
         length = self._accepted[self._turn % STEPS]
         self._turn += 1
-        cols = self._path(length - 1, given["positions"] - seq_lens[:, None], _sees(mask, seq_lens, tokens.shape[1]))
+        sees = seen(given["slots"], seq_lens, given.get("mask"), given.get("counts"))
+        cols = self._path(length - 1, given["positions"] - seq_lens[:, None], sees)
         follows = self._depths[:-2] < length - 1
         wanted = torch.where(follows, tokens.gather(1, cols[:, 1:]), TOKEN)
         wanted = torch.cat((wanted, torch.full_like(wanted[:, :1], TOKEN)), dim=1)
@@ -70,16 +72,3 @@ class Simulated(Forwards):
         most = len(self._depths) - 1
         path = leaf.repeat(1, most + 1)
         return path.scatter(1, torch.where(on_path, depth, most), columns)[:, :most]
-
-
-def _sees(mask: Tensor | None, seq_lens: Tensor, nodes: int) -> Tensor:
-    """bool[b, N, N] of a mask in mode `full` or `qlen`; a chain has none."""
-    rows = len(seq_lens)
-    if mask is None:
-        return torch.ones(nodes, nodes, dtype=torch.bool, device=seq_lens.device).tril().expand(rows, -1, -1)
-    if mask.dim() == 3:
-        return mask
-    width = seq_lens + nodes
-    node = torch.arange(nodes, device=seq_lens.device)
-    starts = (nodes * (width.cumsum(0) - width))[:, None, None]
-    return mask.flatten()[starts + node[:, None] * width[:, None, None] + seq_lens[:, None, None] + node]

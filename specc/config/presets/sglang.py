@@ -19,7 +19,7 @@ SGLANG = Preset(
     },
     heads_of_target=("EAGLE",),
     verifies=("greedy", "target_only"),  # of a greedy program SGLang itself serves requests that sample
-    tree_masks=("full", "qlen"),  # read by the triton attention backend, and by that of the CPU
+    tree_masks=("full", "qlen", "slots"),  # read by the triton attention backend, by that of the CPU, and by fa3
     padding=64,  # of its heads, which it shares out from two ranks on
     max_requests=256,
     missing_outputs=("routed_experts", "indexer_topk"),
