@@ -104,7 +104,7 @@ STEPS: dict[str, Patch] = {
     "append": store("carry.append", lambda _, before: before),
     "health": op("health.raise", wrong=lambda operands, _: (operands[0],)),
     "bits": op("tree.mask", wrong=lambda _, found: (found[0] | torch.ones_like(found[0]),)),
-    "seen": op("tree.seen_slots", wrong=lambda operands, found: (found[0].roll(1, 1), found[1])),
+    "seen": op("tree.seen_slots", wrong=lambda _, found: (found[0].roll(1, 1), found[1])),
     "counted": op("tree.seen_slots", wrong=lambda _, found: (found[0], found[1].clamp(max=1))),
     "moves": moves_nothing("kv.move"),
     "tails": moves_nothing("kv.duplicate_tail"),

@@ -15,6 +15,7 @@ from torch import Tensor
 from . import seam
 from .attention import Attention
 from .forwards import Forwards, Outputs
+from .masks import seen
 from .shards import Shards
 
 TOKEN = 100
@@ -52,7 +53,7 @@ class Simulated(Forwards):
         tokens, seq_lens = given["tokens"], given["seq_lens"]
         length = self._accepted[self._turn % STEPS]
         self._turn += 1
-        sees = _sees(given["slots"], seq_lens, given.get("mask"), given.get("counts"))
+        sees = seen(given["slots"], seq_lens, given.get("mask"), given.get("counts"))
         cols = self._path(length - 1, given["positions"] - seq_lens[:, None], sees)
         follows = self._depths[:-2] < length - 1
         wanted = torch.where(follows, tokens.gather(1, cols[:, 1:]), TOKEN)
@@ -73,22 +74,3 @@ class Simulated(Forwards):
         most = len(self._depths) - 1
         path = leaf.repeat(1, most + 1)
         return path.scatter(1, torch.where(on_path, depth, most), columns)[:, :most]
-
-
-def _sees(slots: Tensor, seq_lens: Tensor, mask: Tensor | None, counts: Tensor | None) -> Tensor:
-    """bool[b, N, N], node and column, of a mask in mode `full`, `qlen` or, with counts, `slots`; a chain has none.
-
-    slots i64[b, N] are those of the window: a column is seen if its slot is counted among those of the node.
-    """
-    rows, nodes = slots.shape
-    if mask is None:
-        return torch.ones(nodes, nodes, dtype=torch.bool, device=seq_lens.device).tril().expand(rows, -1, -1)
-    if counts is not None:
-        counted = torch.arange(nodes, device=mask.device) < counts[..., None]
-        return ((mask[..., None, :] == slots[:, None, :, None]) & counted[..., None, :]).any(-1)
-    if mask.dim() == 3:
-        return mask
-    width = seq_lens + nodes
-    node = torch.arange(nodes, device=seq_lens.device)
-    starts = (nodes * (width.cumsum(0) - width))[:, None, None]
-    return mask.flatten()[starts + node[:, None] * width[:, None, None] + seq_lens[:, None, None] + node]

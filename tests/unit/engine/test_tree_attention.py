@@ -92,7 +92,8 @@ def slots_of(trees: list[list[int]], slots: Tensor) -> dict[str, Tensor]:
     nodes = len(trees[0])
     paths = [[path_of(parents, node) for node in range(nodes)] for parents in trees]
     mask = [
-        [[own[c] for c in (path + [0] * nodes)[:nodes]] for path in rows] for own, rows in zip(slots.tolist(), paths)
+        [[own[c] for c in (path + [nodes - 1] * nodes)[:nodes]] for path in rows]
+        for own, rows in zip(slots.tolist(), paths, strict=True)
     ]
     counts = [[len(path) for path in rows] for rows in paths]
     return {"mask": torch.tensor(mask, dtype=torch.int32), "counts": torch.tensor(counts, dtype=torch.int32)}

@@ -377,10 +377,11 @@ def tree_seen_slots(mask_ptr, counts_ptr, parent_ptr, slots, b, N: tl.constexpr,
     """The slots i32[B, N, N] of the columns that each node of request b sees, and their counts i32[B, N].
 
     `slots` i64[N] are those of the columns, parents i64[B, N] in memory. A node's columns go to the front of its row
-    in ascending order, and 0 for each of the others behind them: so every entry is stored once.
+    in ascending order, and 0 for each of the others behind them: so every entry is stored once. Tiles have 1024
+    elements at most, half of a mask's, for places and counts take registers besides what is seen.
     """
     NODES: tl.constexpr = triton.next_power_of_2(N)
-    ROWS: tl.constexpr = min(NODES, 2048 // NODES)
+    ROWS: tl.constexpr = min(NODES, 1024 // NODES)
     column = tl.arange(0, NODES)
     parent = tl.load(parent_ptr + b * N + column, mask=column < N, other=-1).to(tl.int32)
     for first in range(0, N, ROWS):
