@@ -1,8 +1,9 @@
 """A plugin of SGLang that lets it speculate on any CPU, and shows what tests ask for.
 
 It keeps the CPU's attention backend where there is no AMX. Environment variables ask for more: SPECC_TEST_OVERLAP=1
-keeps the overlap schedule, SPECC_TEST_NAN=token spoils the target's scores after that token. The internal state gets
-`specc_testing`: the accounting of KV slots and of pool rows, and what every rank emitted, ran and gathered of logits.
+keeps the overlap schedule, SPECC_TEST_NAN=token spoils the target's scores after that token, and with
+TRITON_INTERPRET=1 FlashAttention 3 may be asked for. The internal state gets `specc_testing`: the accounting of KV
+slots and of pool rows, and what every rank emitted, ran and gathered of logits.
 """
 
 from __future__ import annotations
