@@ -69,8 +69,8 @@ def test_the_program_ran_the_steps_that_it_serves(latent: Variant, engines: Mapp
     served = engines[latent].result()
     state, seen = served.state["specc"], served.state["specc_testing"]
     assert state["served"] > 30
-    assert set(state["left"]) == {"logprobs", "sampling"}
-    assert seen["prepared"]["TARGET_VERIFY"] == sum(state["left"].values())
+    assert set(state["left"]) <= {"logprobs", "sampling"}
+    assert seen["prepared"]["TARGET_VERIFY"] == sum(state["left"].values()) > 0
     assert seen["pools"] == ["MLATokenToKVPool", "MLATokenToKVPool"]
 
 
