@@ -44,13 +44,14 @@ class Simulated(Forwards):
         self._depths = torch.arange(most + 1, device=device)
         self._highest = torch.tensor(HIGHEST, device=device)  # a number of the host's could not be captured
 
-    def target(self, *, mask: Tensor | None = None, **given: Any) -> Outputs:
+    def target(self, **given: Any) -> Outputs:
         """See `Forwards`."""
-        found = super().target(mask=mask, **given)
+        found = super().target(**given)
         tokens, seq_lens = given["tokens"], given["seq_lens"]
         length = self._accepted[self._turn % STEPS]
         self._turn += 1
-        cols = self._path(length - 1, given["positions"] - seq_lens[:, None], _sees(mask, seq_lens, tokens.shape[1]))
+        sees = _sees(given["slots"], seq_lens, given.get("mask"), given.get("counts"))
+        cols = self._path(length - 1, given["positions"] - seq_lens[:, None], sees)
         follows = self._depths[:-2] < length - 1
         wanted = torch.where(follows, tokens.gather(1, cols[:, 1:]), TOKEN)
         wanted = torch.cat((wanted, torch.full_like(wanted[:, :1], TOKEN)), dim=1)
@@ -72,11 +73,17 @@ class Simulated(Forwards):
         return path.scatter(1, torch.where(on_path, depth, most), columns)[:, :most]
 
 
-def _sees(mask: Tensor | None, seq_lens: Tensor, nodes: int) -> Tensor:
-    """bool[b, N, N] of a mask in mode `full` or `qlen`; a chain has none."""
-    rows = len(seq_lens)
+def _sees(slots: Tensor, seq_lens: Tensor, mask: Tensor | None, counts: Tensor | None) -> Tensor:
+    """bool[b, N, N], node and column, of a mask in mode `full`, `qlen` or, with counts, `slots`; a chain has none.
+
+    slots i64[b, N] are those of the window: a column is seen if its slot is counted among those of the node.
+    """
+    rows, nodes = slots.shape
     if mask is None:
         return torch.ones(nodes, nodes, dtype=torch.bool, device=seq_lens.device).tril().expand(rows, -1, -1)
+    if counts is not None:
+        counted = torch.arange(nodes, device=mask.device) < counts[..., None]
+        return ((mask[..., None, :] == slots[:, None, :, None]) & counted[..., None, :]).any(-1)
     if mask.dim() == 3:
         return mask
     width = seq_lens + nodes

@@ -92,8 +92,8 @@ def test_a_full_mask_needs_to_know_how_long_a_text_may_be() -> None:
         ({"disaggregation": True}, "write disaggregation: false, or leave the key out"),
         ({"target": {"logits_dtype": "float16"}}, "write logits_dtype: float32, or leave the key out"),
         ({"draft": {"logits_dtype": "bfloat16"}}, "write logits_dtype: float32, or leave the key out"),
-        ({"mask": "bitpacked", **TREE}, "write mask: full or qlen, or leave the key out"),
-        ({"mask": "none", **TREE}, "write mask: full or qlen, or leave the key out"),
+        ({"mask": "bitpacked", **TREE}, "write mask: full or qlen or slots, or leave the key out"),
+        ({"mask": "none", **TREE}, "write mask: full or qlen or slots, or leave the key out"),
     ],
 )
 def test_what_contradicts_the_engine(keys: dict[str, object], hint: str) -> None:
