@@ -46,8 +46,11 @@ ENVIRONMENT = {
 }
 ENVIRONMENT_ON = {"cpu": {"SGLANG_USE_CPU_ENGINE": "1"}, "cuda": {}}
 IDLE_S = 30
-MODELS = {"llama", "llama_eagle", "llama_eagle3", "deepseek_v2", "deepseek_nextn"}
-"""Modules of the models that jobs name. SGLang would import some two hundred more."""
+MODELS = {
+    "LlamaForCausalLM": {"llama", "llama_eagle", "llama_eagle3"},
+    "DeepseekV3ForCausalLM": {"deepseek_v2", "deepseek_nextn"},
+}
+"""Modules of a target and its drafts, by the target's architecture. SGLang would import some two hundred more."""
 
 
 class Progress:
@@ -140,10 +143,11 @@ async def run(engine: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def other_models() -> str:
-    """The modules of all other models."""
+def other_models(target: Path) -> str:
+    """The modules of all models but a target in this folder, and its drafts."""
+    architecture = json.loads((target / "config.json").read_text())["architectures"][0]
     folder = Path(find_spec("sglang").submodule_search_locations[0], "srt", "models")
-    return ",".join(sorted({path.stem for path in folder.glob("*.py")} - MODELS))
+    return ",".join(sorted({path.stem for path in folder.glob("*.py")} - MODELS[architecture]))
 
 
 def fork_engines() -> None:
@@ -169,8 +173,8 @@ def main() -> None:
     """Read a job, serve it, write what came out."""
     job, out = (Path(name) for name in sys.argv[1:])
     given = json.loads(job.read_text())
-    device = given["device"]
-    os.environ.update(ENVIRONMENT | ENVIRONMENT_ON[device], SGLANG_DISABLED_MODEL_ARCHS=other_models())
+    device, others = given["device"], other_models(Path(given["engine"]["model_path"]))
+    os.environ.update(ENVIRONMENT | ENVIRONMENT_ON[device], SGLANG_DISABLED_MODEL_ARCHS=others)
     if (ranks := given["engine"].get("tp_size", 1)) > 1:  # SGLang wants to be told a processor for each
         os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(ranks)))
     if device == "cpu" and given["engine"].get("attention_backend") == "fa3":  # its metadata is computed in Triton
