@@ -172,7 +172,7 @@ class Serving:
 class Input:
     """An input of the program; `owner` is `arena` where the runtime writes it, else `engine`.
 
-    `limit`: of a table whose numbers are different entries of an axis, that axis; they are read once, when it is bound.
+    `limit`: of a table whose numbers are entries of an axis, ascending, that axis; they are read once, at `bind`.
     """
 
     name: str
