@@ -26,7 +26,7 @@ def open_regular(path: Path) -> BinaryIO:
     A pipe, a device or a directory is refused before it is opened, so that no reader waits for a writer.
     """
     _require_regular(path.stat().st_mode, path)
-    stream = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    stream = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     try:
         _require_regular(os.fstat(stream.fileno()).st_mode, path)
     except OSError:

@@ -49,23 +49,25 @@ def whole_numbers(path: Path, name: str, most: int) -> list[int] | None:
 def _place(said: object, name: str, most: int, available: int) -> tuple[str, int, int]:
     """Return a tensor's type as `array` calls it, where its bytes begin behind the header, and how many there are."""
     entry: dict[str, Any] = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
-    dtype, shape, places = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
+    dtype, shape, places = entry.get("dtype"), _counts(entry, "shape", 1), _counts(entry, "data_offsets", 2)
     if not isinstance(dtype, str) or dtype not in _CODES:
         raise ValueError(f"{name} is of type {dtype!r:.40}, not of whole numbers")
-    if not _counts(shape, 1):
-        raise ValueError(f"{name} has the shape {shape!r:.40}, not one axis")
+    if shape is None:
+        raise ValueError(f"{name} has the shape {entry.get('shape')!r:.40}, not one axis")
     if shape[0] > most:
         raise ValueError(f"{name} has {shape[0]!r:.40} entries, more than {most}")
     length = shape[0] * array(_CODES[dtype]).itemsize
-    if not _counts(places, 2) or places[1] - places[0] != length or places[1] > available:
-        raise ValueError(f"{name} is said to be at {places!r:.60}, where {length} of {available} bytes cannot be")
+    if places is None or places[1] - places[0] != length or places[1] > available:
+        said_at = f"{entry.get('data_offsets')!r:.60}"
+        raise ValueError(f"{name} is said to be at {said_at}, where {length} of {available} bytes cannot be")
     return _CODES[dtype], places[0], length
 
 
-def _counts(found: object, count: int) -> bool:
-    """Whether something is a list of so many numbers from 0."""
-    listed = cast("list[object]", found) if isinstance(found, list) else []
-    return len(listed) == count and all(type(one) is int and one >= 0 for one in listed)
+def _counts(entry: dict[str, Any], key: str, count: int) -> list[int] | None:
+    """Return a list of so many numbers from 0; None where something else stands there."""
+    listed = cast("list[object]", entry.get(key)) if isinstance(entry.get(key), list) else []
+    found = [one for one in listed if type(one) is int and one >= 0]
+    return found if len(found) == len(listed) == count else None
 
 
 def _exactly(stream: BinaryIO, count: int) -> bytes:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specc.codegen import plan
+from specc.config import models
 from specc.ir import parser
 from specc.runtime import external
 from specc.runtime.plan.manifest import Manifest
@@ -20,8 +21,10 @@ from specc.runtime.semantics import reference, reference_kv, reference_tree
 from specc.runtime.state import transfer
 from specc.runtime.state.torn import Torn
 from specc.runtime.state.transfer import RecordLayout
+from specc.support import token_map, weights
 from specc.support.diagnostics import Diagnostics
 
+from . import models as attacked
 from . import runner
 from .generators import GENERATORS, Generator
 from .test_fuzz import SEED
@@ -184,6 +187,37 @@ CONFIGS: dict[str, Patch] = {"place": without_place, "code": of_no_code, "memory
 def test_configs(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     CONFIGS[fault](monkeypatch)
     assert failures("configs", 400)
+
+
+def any_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions multiplied by what is no number."""
+    monkeypatch.setattr(models, "ratio", lambda value: value)
+
+
+def fractions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offsets of weights that are no whole numbers."""
+    monkeypatch.setattr(weights, "_CODES", weights._CODES | {"F32": "f", "F64": "d"})
+
+
+def as_many_as_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A map of more tokens than a vocabulary has, in a file of a few bytes."""
+    monkeypatch.setattr(token_map, "MOST_TOKENS", 1 << 25)
+
+
+MODELS: dict[str, tuple[str, Patch]] = {
+    "ratio": ("model_directories", any_ratio),
+    "fractions": ("headers", fractions),
+    "size": ("token_maps", as_many_as_said),
+}
+
+
+@pytest.mark.parametrize("fault", MODELS)
+def test_models(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, plant = MODELS[fault]
+    monkeypatch.setattr(attacked, "KINDS", {getattr(attacked, kind): 1})
+    monkeypatch.setattr(runner, "CASE_SECONDS", 3)
+    plant(monkeypatch)
+    assert failures("models", 300)
 
 
 def test_specir(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,7 +168,7 @@ def test_what_is_not_read(target: TargetModel, tmp_path: Path, change: dict[str,
 def test_offsets_that_are_no_whole_numbers(target: TargetModel, tmp_path: Path, dtype: torch.dtype) -> None:
     weights = eagle3_weights("midlayer.")
     published(tmp_path, CONFIG | {"draft_vocab_size": len(SCORED)}, weights | {"d2t": weights["d2t"].to(dtype)})
-    with pytest.raises(ValueError, match="offsets d2t are torch.* not whole numbers"):
+    with pytest.raises(ValueError, match=r"offsets d2t are torch\..* not whole numbers"):
         Eagle3Head.from_directory(tmp_path, target.model)
 
 

@@ -157,7 +157,7 @@ def test_tables_that_do_not_fit(tables: dict[str, Any], message: str) -> None:
     ],
 )
 def test_entries_of_a_map(entries: list[int], message: str | None) -> None:
-    """A map of 3 of 32 tokens is read once: they are tokens, and ascend, so that of equal logits the lowest is drafted."""
+    """A map of 3 of 32 tokens is read once: tokens that ascend, so that of equal logits the lowest is drafted."""
     plan = lookup_plan(steps=3, vocab=32)
     plan["inputs"].append({"name": "map", "dtype": "i64", "axes": ["S"], "owner": "engine", "limit": "V"})
     tables = {"corpus": corpus(), "map": torch.tensor(entries)}

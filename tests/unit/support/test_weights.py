@@ -40,7 +40,7 @@ def test_every_type_of_whole_numbers(tmp_path: Path, dtype: torch.dtype) -> None
 @pytest.mark.parametrize("dtype", OTHERS)
 def test_other_types_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
     save_file({"d2t": torch.tensor([0.0, 1.5]).to(dtype)}, tmp_path / "model.safetensors")
-    with pytest.raises(TokenMapError, match="d2t is of type '.*', not of whole numbers") as raised:
+    with pytest.raises(TokenMapError, match=r"d2t is of type '.*', not of whole numbers") as raised:
         read_offsets(tmp_path)
     assert raised.value.code == "map/unreadable"
 
@@ -84,7 +84,7 @@ def test_headers_that_lie(tmp_path: Path, header: object, message: str) -> None:
         (b"\x02" + b"\0" * 7 + b"[]", "no JSON object"),
         (b"\x02" + b"\0" * 7 + b"{x", "Expecting property name"),
         ((200_000).to_bytes(8, "little") + b"[" * 200_000, "nested too deeply"),
-        (b"\x02" + b"\0" * 7 + b"\xff\xfe", "."),
+        (b"\x02" + b"\0" * 7 + b"\xff\xff", "can't decode|Expecting value"),
     ],
 )
 def test_files_that_are_none(tmp_path: Path, content: bytes, message: str) -> None:
