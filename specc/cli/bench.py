@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from zipfile import ZipFile
 
 import typer
 
@@ -20,6 +19,7 @@ from specc.cli.reporting import EXIT_NO_GPU, Format, Report, printing, reporting
 from specc.measure.against import Against
 from specc.runtime.plan.manifest import Manifest
 from specc.runtime.plan.plan_json import load_plan
+from specc.support.archives import open_archive
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _subject(target: str, engine: str | None, report: Report) -> Iterator[Subjec
     with tempfile.TemporaryDirectory(prefix="specc-wheel-") as folder, undamaged(target):
         root = program_root(target)
         if target.endswith(".whl"):
-            with ZipFile(target) as archive:
+            with open_archive(Path(target)) as archive:
                 archive.extractall(folder)
             root = Path(folder, root.name)
         manifest = Manifest.read(root)

@@ -26,13 +26,18 @@ def open_regular(path: Path) -> BinaryIO:
     A pipe, a device or a directory is refused before it is opened, so that no reader waits for a writer.
     """
     _require_regular(path.stat().st_mode, path)
-    stream = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    stream = _opened(path)
     try:
         _require_regular(os.fstat(stream.fileno()).st_mode, path)
     except OSError:
         stream.close()
         raise
     return stream
+
+
+def _opened(path: Path) -> BinaryIO:
+    """Open a file without waiting for anybody."""
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
 
 
 def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:

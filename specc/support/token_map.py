@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
+from specc.support.archives import bounded
 from specc.support.reading import read_regular, why_unreadable
 from specc.support.weights import whole_numbers
 
@@ -70,9 +71,7 @@ def _saved_by_torch(content: bytes) -> Any:
     import torch  # the only reader of these files; what compiles other configurations does without torch
 
     if zipfile.is_zipfile(io.BytesIO(content)):
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            if sum(entry.file_size for entry in archive.infolist()) > MOST_BYTES:
-                raise ValueError(f"it takes more than {MOST_BYTES} bytes unpacked")
+        bounded(io.BytesIO(content), MOST_BYTES)
     found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     if not isinstance(found, torch.Tensor):
         return found
