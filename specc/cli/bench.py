@@ -17,7 +17,7 @@ from specc.cli.inspect import program_root, undamaged
 from specc.cli.progress import progress
 from specc.cli.reporting import EXIT_NO_GPU, Format, Report, printing, reporting
 from specc.measure.against import Against
-from specc.runtime.plan.manifest import Manifest
+from specc.runtime.plan.manifest import MANIFEST, Manifest
 from specc.runtime.plan.plan_json import load_plan
 from specc.support.archives import open_archive
 from specc.support.diagnostics import Diagnostic, DiagnosticError
@@ -95,16 +95,20 @@ def _subject(target: str, engine: str | None, report: Report) -> Iterator[Subjec
         build = build_program(loaded)
         yield Subject(build, {depth.num_steps: depth.plan for depth in build.depths}, triton_version())
         return
-    with tempfile.TemporaryDirectory(prefix="specc-wheel-") as folder, undamaged(target):
-        root = program_root(target)
-        if target.endswith(".whl"):
-            with open_archive(Path(target)) as archive:
-                archive.extractall(folder)
-            root = Path(folder, root.name)
-        manifest = Manifest.read(root)
-        manifest.verify(root)
+    with tempfile.TemporaryDirectory(prefix="specc-wheel-") as folder, undamaged(target), program_root(target) as found:
+        manifest = Manifest.read(found)
+        manifest.verify(found)
+        root = _extracted(Path(target), found.name, manifest, Path(folder)) if target.endswith(".whl") else found
         plans = {steps: load_plan(root, file) for steps, file in manifest.plans.items()}
         yield Subject(Path(str(root)), plans, manifest.triton)
+
+
+def _extracted(wheel: Path, package: str, manifest: Manifest, folder: Path) -> Path:
+    """Write the files of a wheel's package, all of which were read, and no others; returns the package's folder."""
+    with open_archive(wheel) as archive:
+        for file in (MANIFEST, *manifest.files):
+            archive.extract(f"{package}/{file}", folder)
+    return folder / package
 
 
 def _buckets(plan: Plan, chosen: str | None) -> Sequence[int]:

@@ -6,7 +6,7 @@ import json
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from importlib.resources.abc import Traversable
 from importlib.util import find_spec
@@ -38,13 +38,14 @@ def inspect(
 ) -> None:
     """Show what a program is, after comparing its files' digests: versions, models, carry, launches, configuration."""
     with reporting(format):
-        root = program_root(program)
-        with undamaged(program):
+        from specc.config.load import MAX_BYTES
+
+        with program_root(program) as root, undamaged(program):
             manifest = Manifest.read(root)
             sizes = manifest.verify(root)
             plans = {steps: load_plan(root, file) for steps, file in sorted(manifest.plans.items(), reverse=True)}
-            text = read_packaged(root, CONFIG)
-        found = _facts(root.name, manifest, sizes, plans, text)
+            text = read_packaged(root, CONFIG, MAX_BYTES)
+            found = _facts(root.name, manifest, sizes, plans, text)
         if format is Format.json:
             typer.echo(json.dumps(found, indent=2))
             return
@@ -52,15 +53,22 @@ def inspect(
             _print(console, found, plans)
 
 
-def program_root(program: str) -> Traversable:
-    """The folder of a program's package, which may be inside a wheel.
+@contextmanager
+def program_root(program: str) -> Iterator[Traversable]:
+    """The folder of a program's package, which may be inside a wheel that is open for the length of the block.
 
     Raises:
         DiagnosticError: ``run/wheel-missing``.
     """
+    with ExitStack() as opened:
+        yield _root(program, opened)
+
+
+def _root(program: str, opened: ExitStack) -> Traversable:
+    """As `program_root`; what has to be closed is entered into ``opened``."""
     try:
         if program.endswith(".whl"):
-            inside = zipfile.Path(open_archive(Path(program)))
+            inside = zipfile.Path(opened.enter_context(open_archive(Path(program))))
             folders = [
                 folder for folder in inside.iterdir() if folder.is_dir() and not folder.name.endswith(".dist-info")
             ]

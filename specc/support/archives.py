@@ -7,6 +7,8 @@ import os
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -37,14 +39,11 @@ _END_RECORD, _LOCATOR_RECORD, _END64_RECORD = (struct.Struct(f"<4s{rest}") for r
 """What ends an archive; before it, of a large one or of torch's, where the same in 64 bits is; and that, before it."""
 
 
-def open_archive(path: Path) -> zipfile.ZipFile:
+@contextmanager
+def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open a zip archive in a regular file, see `bounded`; raises OSError and ValueError as `open_regular`, too."""
-    stream = open_regular(path)
-    try:
-        return bounded(stream)
-    except BaseException:
-        stream.close()
-        raise
+    with open_regular(path) as stream, bounded(stream) as archive:
+        yield archive
 
 
 def bounded(stream: BinaryIO, most: int = MOST_UNPACKED) -> zipfile.ZipFile:

@@ -71,7 +71,7 @@ def _saved_by_torch(content: bytes) -> Any:
     import torch  # the only reader of these files; what compiles other configurations does without torch
 
     if zipfile.is_zipfile(io.BytesIO(content)):
-        bounded(io.BytesIO(content), MOST_BYTES)
+        bounded(io.BytesIO(content), MOST_BYTES).close()
     found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     if not isinstance(found, torch.Tensor):
         return found

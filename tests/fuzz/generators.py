@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import artefacts, configs, models, modules, records, sessions, specir, steps
+from . import artefacts, configs, models, modules, records, sessions, specir, steps, wheels
 
 Case = Callable[[str, random.Random], str]
 """Runs one case of a seed and says its outcome; whatever it raises is a failure."""
@@ -36,5 +36,6 @@ GENERATORS: dict[str, Generator] = {
     "specir": Generator(specir.case),
     "modules": Generator(modules.case),
     "artefacts": Generator(artefacts.case),
+    "wheels": Generator(wheels.case),
     "records": Generator(records.case),
 }

@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from specc.cli import inspect
 from specc.codegen import plan
 from specc.config import models
 from specc.ir import parser
 from specc.runtime import external
+from specc.runtime.plan import manifest
 from specc.runtime.plan.manifest import Manifest
 from specc.runtime.rotated import RotatedStep
 from specc.runtime.semantics import convention as semantics
@@ -235,6 +237,31 @@ def test_artefacts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Digests that nobody compares."""
     monkeypatch.setattr(Manifest, "verify", lambda self, root: None)
     assert failures("artefacts", 100)
+
+
+def raw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a wheel says reaches the terminal as it is."""
+    monkeypatch.setattr(inspect, "printable", lambda text: text)
+
+
+def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest may name files outside its package."""
+    monkeypatch.setattr(manifest, "_is_inside", lambda file: True)
+
+
+def any_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads a file of a package waits for who writes it."""
+    monkeypatch.setattr(manifest, "_opened", lambda root, file: root.joinpath(file).open("rb"))
+
+
+WHEELS: dict[str, Patch] = {"raw": raw, "anywhere": anywhere, "pipe": any_file}
+
+
+@pytest.mark.parametrize("fault", WHEELS)
+def test_wheels(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "CASE_SECONDS", 2)
+    WHEELS[fault](monkeypatch)
+    assert failures("wheels", 300)
 
 
 def test_records(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,8 +91,8 @@ class Manifest:
         named = [*manifest.plans.values(), *(artifact.file for artifact in manifest.artifacts)]
         if not manifest.plans or not manifest.files.keys() >= set(named):
             raise ValueError("it names no plan, or a file without a digest")
-        if outside := next((file for file in manifest.files if not _is_inside(file)), None):
-            raise ValueError(f"it names {outside!r:.80}, which is no file of the package")
+        if outside := [file for file in manifest.files if not _is_inside(file)]:
+            raise ValueError(f"it names {outside[0]!r:.80}, which is no file of the package")
         return manifest
 
     def verify(self, root: Traversable) -> dict[str, int]:
@@ -131,13 +131,13 @@ class Manifest:
         return {a.kernel: a for a in self.artifacts if plain_arch(a.arch) == arch}
 
 
-def read_packaged(root: Traversable, file: str) -> str:
-    """The UTF-8 text of a file of the package folder `root`. DamagedWheelError if there is none, or too much of it."""
+def read_packaged(root: Traversable, file: str, most: int = MOST_TEXT) -> str:
+    """The UTF-8 text of a file of the package folder `root`, of at most `most` bytes. DamagedWheelError else."""
     try:
         with _opened(root, file) as stream:
-            content: bytes = stream.read(MOST_TEXT + 1)
-        if len(content) > MOST_TEXT:
-            raise ValueError(f"it is larger than {MOST_TEXT} bytes")
+            content: bytes = stream.read(most + 1)
+        if len(content) > most:
+            raise ValueError(f"it is larger than {most} bytes")
         return content.decode("utf-8")
     except Exception as error:
         raise _unread(file, error) from error
