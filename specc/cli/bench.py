@@ -49,6 +49,7 @@ def bench(
 ) -> None:
     """Time every launch of a program, and a whole step without its forwards, beside an empty launch or a copy."""
     with reporting(format) as report, _subject(target, engine, report) as subject:
+        from specc.driver.build import require_compiler
         from specc.measure.bench import backend_of, here, measure, unmeasured, versions_of
 
         _require_drawable(plot)
@@ -59,6 +60,7 @@ def bench(
         if device is None:
             _print(unmeasured(plan, wanted, versions), [no_gpu("times")], format, report)
             raise typer.Exit(EXIT_NO_GPU)
+        require_compiler(None)  # what a launch costs is measured by an empty one, which is compiled here
         with tempfile.TemporaryDirectory(prefix="specc-bench-") as folder, progress("compiling", quiet=quiet) as shown:
             backend = backend_of(subject.made, Path(folder), device)
             shown.begin("timing", len(wanted) * (1 + plan.totals[wanted[0]].launches_in_graph))
@@ -89,9 +91,10 @@ def _subject(target: str, engine: str | None, report: Report) -> Iterator[Subjec
     path = Path(target)
     if not target.endswith(".whl") and (path.suffix or path.exists()):
         from specc.codegen.aot import triton_version
-        from specc.driver.build import build_program
+        from specc.driver.build import build_program, require_compiler
 
         loaded = load(path, report, engine)
+        require_compiler(loaded.location("archs"))
         build = build_program(loaded)
         yield Subject(build, {depth.num_steps: depth.plan for depth in build.depths}, triton_version())
         return

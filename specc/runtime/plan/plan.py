@@ -128,7 +128,7 @@ def kv_pointers(owner: str) -> str:
 
 @dataclass(frozen=True)
 class Model:
-    """What a program was compiled for of a target or draft; in `docs/configuration.md` as keys of the model.
+    """What a program was compiled for of a target or draft; in `docs/config.md` as keys of the model.
 
     `aux_layers`: layers of the target, counted from 1, whose outputs it hands over, side by side; none where it hands
     over its hidden states.
