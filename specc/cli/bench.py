@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from zipfile import ZipFile
 
 import typer
 
@@ -18,8 +17,9 @@ from specc.cli.inspect import program_root, undamaged
 from specc.cli.progress import progress
 from specc.cli.reporting import EXIT_NO_GPU, Format, Report, printing, reporting
 from specc.measure.against import Against
-from specc.runtime.plan.manifest import Manifest
+from specc.runtime.plan.manifest import MANIFEST, Manifest
 from specc.runtime.plan.plan_json import load_plan
+from specc.support.archives import open_archive
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def bench(
 ) -> None:
     """Time every launch of a program, and a whole step without its forwards, beside an empty launch or a copy."""
     with reporting(format) as report, _subject(target, engine, report) as subject:
+        from specc.driver.build import require_compiler
         from specc.measure.bench import backend_of, here, measure, unmeasured, versions_of
 
         _require_drawable(plot)
@@ -59,6 +60,7 @@ def bench(
         if device is None:
             _print(unmeasured(plan, wanted, versions), [no_gpu("times")], format, report)
             raise typer.Exit(EXIT_NO_GPU)
+        require_compiler(None)  # what a launch costs is measured by an empty one, which is compiled here
         with tempfile.TemporaryDirectory(prefix="specc-bench-") as folder, progress("compiling", quiet=quiet) as shown:
             backend = backend_of(subject.made, Path(folder), device)
             shown.begin("timing", 1 + len(wanted) * (1 + plan.totals[wanted[0]].launches_in_graph))
@@ -89,22 +91,27 @@ def _subject(target: str, engine: str | None, report: Report) -> Iterator[Subjec
     path = Path(target)
     if not target.endswith(".whl") and (path.suffix or path.exists()):
         from specc.codegen.aot import triton_version
-        from specc.driver.build import build_program
+        from specc.driver.build import build_program, require_compiler
 
         loaded = load(path, report, engine)
+        require_compiler(loaded.location("archs"))
         build = build_program(loaded)
         yield Subject(build, {depth.num_steps: depth.plan for depth in build.depths}, triton_version())
         return
-    with tempfile.TemporaryDirectory(prefix="specc-wheel-") as folder, undamaged(target):
-        root = program_root(target)
-        if target.endswith(".whl"):
-            with ZipFile(target) as archive:
-                archive.extractall(folder)
-            root = Path(folder, root.name)
-        manifest = Manifest.read(root)
-        manifest.verify(root)
+    with tempfile.TemporaryDirectory(prefix="specc-wheel-") as folder, undamaged(target), program_root(target) as found:
+        manifest = Manifest.read(found)
+        manifest.verify(found)
+        root = _extracted(Path(target), found.name, manifest, Path(folder)) if target.endswith(".whl") else found
         plans = {steps: load_plan(root, file) for steps, file in manifest.plans.items()}
         yield Subject(Path(str(root)), plans, manifest.triton)
+
+
+def _extracted(wheel: Path, package: str, manifest: Manifest, folder: Path) -> Path:
+    """Write the files of a wheel's package, all of which were read, and no others; returns the package's folder."""
+    with open_archive(wheel) as archive:
+        for file in (MANIFEST, *manifest.files):
+            archive.extract(f"{package}/{file}", folder)
+    return folder / package
 
 
 def _buckets(plan: Plan, chosen: str | None) -> Sequence[int]:

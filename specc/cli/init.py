@@ -105,12 +105,14 @@ def _described(directory: Path) -> Described:
     from specc.config.models.pair import describe
 
     try:
-        return describe(directory.expanduser(), str(directory))
-    except ModelUnreadableError as error:
-        raise DiagnosticError(Diagnostic("config/model-unreadable", str(error), hint=error.hint)) from error
-    except (ValueError, RuntimeError) as error:  # a path with a NUL, or '~unknown'
+        place = directory.expanduser()
+    except RuntimeError as error:  # '~unknown'
         message = f"'{str(directory)[:80]}' is not a path: {error}"
         raise DiagnosticError(Diagnostic("config/model-unreadable", message)) from error
+    try:
+        return describe(place, str(directory))
+    except ModelUnreadableError as error:
+        raise DiagnosticError(Diagnostic("config/model-unreadable", str(error), hint=error.hint)) from error
 
 
 def _chosen(pair: Pair, wanted: str | None, report: Report) -> Drafting:

@@ -6,7 +6,7 @@ import json
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from importlib.resources.abc import Traversable
 from importlib.util import find_spec
@@ -18,10 +18,10 @@ import typer
 
 from specc.cli.reporting import Format, printing, reporting
 from specc.runtime.errors import DamagedWheelError, PlanError
-from specc.runtime.plan.manifest import MANIFEST, Manifest, for_inspection
+from specc.runtime.plan.manifest import MANIFEST, Manifest, for_inspection, read_packaged
 from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.plan_json import load_plan
-from specc.support.archives import UNREADABLE
+from specc.support.archives import UNREADABLE, open_archive
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.render import printable
 
@@ -38,13 +38,14 @@ def inspect(
 ) -> None:
     """Show what a program is, after comparing its files' digests: versions, models, carry, launches, configuration."""
     with reporting(format):
-        root = program_root(program)
-        with undamaged(program):
+        from specc.config.load import MAX_BYTES
+
+        with program_root(program) as root, undamaged(program):
             manifest = Manifest.read(root)
-            manifest.verify(root)
+            sizes = manifest.verify(root)
             plans = {steps: load_plan(root, file) for steps, file in sorted(manifest.plans.items(), reverse=True)}
-            text = root.joinpath(CONFIG).read_text(encoding="utf-8")
-        found = _facts(root, manifest, plans, text)
+            text = read_packaged(root, CONFIG, MAX_BYTES)
+            found = _facts(root.name, manifest, sizes, plans, text)
         if format is Format.json:
             typer.echo(json.dumps(found, indent=2))
             return
@@ -52,21 +53,28 @@ def inspect(
             _print(console, found, plans)
 
 
-def program_root(program: str) -> Traversable:
-    """The folder of a program's package, which may be inside a wheel.
+@contextmanager
+def program_root(program: str) -> Iterator[Traversable]:
+    """The folder of a program's package, which may be inside a wheel that is open for the length of the block.
 
     Raises:
         DiagnosticError: ``run/wheel-missing``.
     """
+    with ExitStack() as opened:
+        yield _root(program, opened)
+
+
+def _root(program: str, opened: ExitStack) -> Traversable:
+    """As `program_root`; what has to be closed is entered into ``opened``."""
     try:
         if program.endswith(".whl"):
-            inside = zipfile.Path(zipfile.ZipFile(program))
+            inside = zipfile.Path(opened.enter_context(open_archive(Path(program))))
             folders = [
                 folder for folder in inside.iterdir() if folder.is_dir() and not folder.name.endswith(".dist-info")
             ]
             if len(folders) == 1 and folders[0].joinpath(MANIFEST).exists():
                 return folders[0]
-        elif (spec := find_spec(program)) is not None and spec.submodule_search_locations:
+        elif "." not in program and (spec := find_spec(program)) is not None and spec.submodule_search_locations:
             folder = Path(next(iter(spec.submodule_search_locations)))
             if (folder / MANIFEST).exists():
                 return folder
@@ -86,20 +94,22 @@ def undamaged(program: str) -> Iterator[None]:
         raise DiagnosticError(Diagnostic("run/wheel-unusable", f"'{program}' is damaged: {error}")) from error
 
 
-def _facts(root: Traversable, manifest: Manifest, plans: Mapping[int, Plan], text: str) -> dict[str, Any]:
-    """What is shown, by its name; ``plans`` are those of every num_steps, the deepest first."""
+def _facts(
+    package: str, manifest: Manifest, sizes: Mapping[str, int], plans: Mapping[int, Plan], text: str
+) -> dict[str, Any]:
+    """What is shown, by its name; ``sizes`` are of files, ``plans`` by num_steps, the deepest first."""
     from specc.explain.report import written_totals
 
     plan = next(iter(plans.values()))
     code = Counter[str]()
     for artifact in manifest.artifacts:
-        code[artifact.arch] += len(root.joinpath(artifact.file).read_bytes())
+        code[artifact.arch] += sizes[artifact.file]
     carry = _carry(plan)
     return {
         "name": manifest.name,
         "version": manifest.version,
         "digest": manifest.digest,
-        "package": root.name,
+        "package": package,
         "engine": manifest.engine,
         "algorithm": plan.algorithm,
         "num_steps": sorted(manifest.plans),
@@ -146,7 +156,7 @@ def _print(console: Console, found: Mapping[str, Any], plans: Mapping[int, Plan]
     single = {key: value for key, value in found.items() if key not in ("models", "carry", "totals", "configuration")}
     width = max(map(len, single))
     for key, value in single.items():
-        console.out(f"{key.replace('_', ' '):{width}}  {_spell(value)}", highlight=False)
+        console.out(f"{key.replace('_', ' '):{width}}  {printable(_spell(value))}", highlight=False)
     console.print(Text("\nmodels", "bold"), plain_table(_by_key(found["models"])), sep="\n")
     console.print(Text("\ncarried by a request, from step to step", "bold"), plain_table(found["carry"]), sep="\n")
     for steps, plan in plans.items():

@@ -57,8 +57,7 @@ def _programs(problems: dict[str, Diagnostic]) -> Iterator[dict[str, Any]]:
     """Every program, by name; damaged ones are problems instead. Digests are not compared."""
     for package in sorted({point.value for point in entry_points(group=PROGRAMS)}):
         try:
-            root = program_root(package)
-            with undamaged(package):
+            with program_root(package) as root, undamaged(package):
                 manifest, plan = Manifest.read(root), load_plan(root)
         except DiagnosticError as error:
             problems[package] = error.diagnostics[0]

@@ -50,6 +50,9 @@ def tune(
                 with printing() as console:
                     console.print(_searched(loaded))
             raise typer.Exit(EXIT_NO_GPU)
+        from specc.driver.build import require_compiler
+
+        require_compiler(loaded.location("archs"))
         from specc.measure.tuned import tune as search
         from specc.measure.tuning_file import tuning_text
         from specc.support.writing import write_output

@@ -99,12 +99,14 @@ def _facts(checked: Checked, side: Side, directory: Path) -> ModelFacts | None:
         return None
     written = block.model
     try:
-        facts = read_model(directory / Path(written).expanduser(), written)
+        place = directory / Path(written).expanduser()
+    except RuntimeError as error:  # '~unknown'
+        checked.found.error("config/model-unreadable", f"'{written[:80]}' is not a path: {error}", at)
+        return None
+    try:
+        facts = read_model(place, written)
     except ModelUnreadableError as error:
         checked.found.error("config/model-unreadable", str(error), at, hint=error.hint)
-        return None
-    except (ValueError, RuntimeError) as error:  # a path with a NUL, or '~unknown'
-        checked.found.error("config/model-unreadable", f"'{written[:80]}' is not a path: {error}", at)
         return None
     if not facts.known:
         message = f"transformers has no class for the model_type '{facts.model_type[:60]}' of '{written}'"

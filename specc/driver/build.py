@@ -157,7 +157,9 @@ def compile_machine_code(
 
     _require_tuned_arch(build, archs)
     with build.stage("compile"):
-        _require_compiler(build)
+        require_compiler(
+            build.loaded.location("archs"), ", or use --emit plan, specir or kernels, which need no compiler"
+        )
         try:
             build.artifacts = compile_kernels(
                 build.sources, archs, lib=dict(build.lib), cache=cache, workers=workers, on_done=on_done
@@ -187,8 +189,10 @@ def _require_tuned_arch(build: Build, archs: Sequence[str]) -> None:
         raise DiagnosticError(Diagnostic("tuning/arch", message, build.loaded.location("tuning"), hint))
 
 
-def _require_compiler(build: Build) -> None:
+def require_compiler(where: Location | None, instead: str = "") -> None:
     """Triton is needed even when every kernel is cached: its version is part of what machine code is.
+
+    ``where`` is what asks for machine code; ``instead`` what else may be done, behind a comma.
 
     Raises:
         DiagnosticError: ``aot/no-compiler``.
@@ -198,10 +202,8 @@ def _require_compiler(build: Build) -> None:
     try:
         triton_version()
     except importlib.metadata.PackageNotFoundError as error:
-        where = build.loaded.location("archs")
         message = "triton, which compiles kernels, is not installed"
-        hint = "pip install triton, or use --emit plan, specir or kernels, which need no compiler"
-        raise DiagnosticError(Diagnostic("aot/no-compiler", message, where, hint)) from error
+        raise DiagnosticError(Diagnostic("aot/no-compiler", message, where, f"pip install triton{instead}")) from error
 
 
 def _compile_failed(build: Build, error: CompileError) -> DiagnosticError:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -21,7 +20,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from specc.engine.errors import EngineError
 from specc.runtime.errors import DamagedWheelError
 from specc.runtime.plan.manifest import MANIFEST, Manifest
-from specc.support.archives import UNREADABLE
+from specc.support.archives import UNREADABLE, open_archive
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 HINT = "`specc build CONFIG --emit wheel` makes one; install it with pip or give the path of the .whl file"
@@ -112,7 +111,7 @@ def _unpack(wheel: Path, directory: Path) -> str:
     """Unpack a wheel file; returns the name of its package."""
     try:
         distribution = parse_wheel_filename(wheel.name)[0]
-        with zipfile.ZipFile(wheel) as archive:
+        with open_archive(wheel) as archive:
             archive.extractall(directory)
     except FileNotFoundError as error:
         raise _missing(f"there is no wheel {str(wheel)!r}", HINT) from error

@@ -14,6 +14,7 @@ from rich.text import Text
 from specc.runtime.plan.nodes import External, Given, Node, Reference
 from specc.runtime.plan.plan import Plan, Totals
 from specc.runtime.plan.typed import to_json
+from specc.support.render import printable
 
 if TYPE_CHECKING:
     from specc.driver.build import Build
@@ -96,9 +97,10 @@ def plain_table(rows: Sequence[Mapping[str, object]]) -> Table:
     table = Table(box=None)
     for key in keys:
         counts = all(isinstance(row[key], int) for row in rows)
-        table.add_column(key.replace("_", " "), justify="right" if counts else "left", overflow="fold")
+        head = Text(printable(key.replace("_", " ")))
+        table.add_column(head, justify="right" if counts else "left", overflow="fold")
     for row in rows:
-        table.add_row(*[Text(_cell(row[key])) for key in keys])
+        table.add_row(*[Text(printable(_cell(row[key]))) for key in keys])
     return table
 
 

@@ -8,12 +8,13 @@ from rich.table import Table
 from rich.text import Text
 
 from specc.measure.records import BucketFigures, Compared, Figures, HostCost, Measurement
+from specc.support.render import printable
 
 
 def tables(found: Measurement) -> Iterator[Table | Text]:
     """A heading, a table for every bucket, what the host pays, and what was compared with an engine's kernels."""
     where = f"on {found.gpu}" if found.gpu else "not measured: no GPU"
-    yield Text(f"{found.name}: {found.algorithm}, num_steps {found.num_steps}, {where}")
+    yield Text(printable(f"{found.name}: {found.algorithm}, num_steps {found.num_steps}, {where}"))
     for one in found.buckets:
         yield _bucket(one)
     if found.host:
@@ -36,8 +37,13 @@ def _bucket(found: BucketFigures) -> Table:
     return table
 
 
-def _cells(one: Figures) -> list[str]:
-    cells = [one.name, f"{one.programs:,}", str(one.warps) if one.kernel else "", f"{one.bytes:,}"]
+def _cells(one: Figures) -> list[Text | str]:
+    cells: list[Text | str] = [
+        Text(printable(one.name)),
+        f"{one.programs:,}",
+        str(one.warps) if one.kernel else "",
+        f"{one.bytes:,}",
+    ]
     if one.us is not None and one.floor_us is not None and one.ratio is not None:
         cells += [f"{one.us.median:.2f}", f"{one.floor_us.median:.2f}", str(one.ratio)]
     return cells

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .errors import BatchError
+from .plan.typed import twice
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,8 +45,7 @@ def check_rows(rows: Sequence[int], pool_rows: int) -> list[int]:
     for row in checked:
         if not 1 <= row < pool_rows:
             raise BatchError(f"pool row {row} is not in 1..{pool_rows - 1}")
-    if len(set(checked)) != len(checked):
-        repeated = next(row for row in checked if checked.count(row) > 1)
+    if (repeated := twice(checked)) is not None:
         raise BatchError(f"pool row {repeated} is in the batch more than once")
     return checked
 

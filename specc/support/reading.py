@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -19,19 +20,35 @@ MOST_BYTES = 1 << 24
 """Largest text file that is read, in bytes, where nothing else is said."""
 
 
-def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Return the content of a regular file of at most ``most`` bytes.
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading; raises OSError and ValueError as `read_regular`, and the caller closes it.
 
     A pipe, a device or a directory is refused before it is opened, so that no reader waits for a writer.
+    """
+    _require_regular(path.stat().st_mode, path)
+    stream = _opened(path)
+    try:
+        _require_regular(os.fstat(stream.fileno()).st_mode, path)
+    except OSError:
+        stream.close()
+        raise
+    return stream
+
+
+def _opened(path: Path) -> BinaryIO:
+    """Open a file without waiting for anybody."""
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+
+
+def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:
+    """Return the content of a regular file, see `open_regular`, of at most ``most`` bytes.
 
     Raises:
         OSError: the file cannot be read; ``strerror`` says why, also for what is no regular file or too large.
         ValueError: the path cannot be one, as with a NUL in it.
 
     """
-    _require_regular(path.stat().st_mode, path)
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
-        _require_regular(os.fstat(stream.fileno()).st_mode, path)
+    with open_regular(path) as stream:
         content = stream.read(most + 1)
     if len(content) > most:
         raise OSError(None, f"it is larger than {most} bytes", str(path))

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import io
 import json
+import zipfile
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from specc.support.archives import bounded
 from specc.support.reading import read_regular, why_unreadable
+from specc.support.weights import whole_numbers
 
 OFFSETS = "d2t"
 """The tensor of offsets in the weights of a head."""
 MOST_BYTES = 1 << 28
-"""Largest file of a map that is read."""
+"""Largest file of a map that is read, and most that its parts may take unpacked."""
+MOST_TOKENS = 1 << 24
+"""Most entries of a map, as many as a vocabulary may have."""
 
 
 class TokenMapError(ValueError):
@@ -41,21 +46,41 @@ def read_token_map(path: Path) -> list[int]:
     except (OSError, ValueError) as error:
         raise TokenMapError("map/unreadable", f"cannot read the token map '{path}': {why_unreadable(error)}") from error
     try:
-        tokens = json.loads(content) if content.lstrip()[:1] == b"[" else _saved_by_torch(content)
+        tokens = _listed(content) if content.lstrip()[:1] == b"[" else _saved_by_torch(content)
     except Exception as error:  # torch's reader raises anything on odd files
         reason = str(error).strip().split("\n")[0][:120]
         message = f"'{path}' is neither a JSON array nor a list that torch has saved: {reason}"
         raise TokenMapError("map/unreadable", message) from error
-    if not isinstance(tokens, list) or not tokens or any(type(token) is not int for token in tokens):
-        raise TokenMapError("map/unreadable", f"'{path}' is no list of tokens", "write whole numbers, one per row")
-    return tokens
+    listed = cast("list[object]", tokens) if isinstance(tokens, list) else []
+    found = [token for token in listed if type(token) is int and -MOST_TOKENS <= token <= MOST_TOKENS]
+    if not 0 < len(found) == len(listed) <= MOST_TOKENS:
+        hint = f"write whole numbers, one per row, of at most {MOST_TOKENS} tokens"
+        raise TokenMapError("map/unreadable", f"'{path}' is no list of tokens", hint)
+    return found
+
+
+def _listed(content: bytes) -> Any:
+    """Return what a JSON array holds; nothing is parsed that has more values than a map may have."""
+    if content.count(b",") >= MOST_TOKENS:
+        raise ValueError(f"it has more than {MOST_TOKENS} values")
+    return json.loads(content)
 
 
 def _saved_by_torch(content: bytes) -> Any:
+    """Return what torch has saved, a tensor as a list; raises anything, as torch does on odd files."""
     import torch  # the only reader of these files; what compiles other configurations does without torch
 
+    if zipfile.is_zipfile(io.BytesIO(content)):
+        bounded(io.BytesIO(content), MOST_BYTES).close()
     found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    return found.tolist() if isinstance(found, torch.Tensor) else found
+    if not isinstance(found, torch.Tensor):
+        return found
+    whole = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+    if found.layout != torch.strided or found.dim() != 1 or found.dtype not in whole:
+        raise ValueError(f"a tensor of {found.dtype} and {found.dim()} axes is no list of whole numbers")
+    if len(found) > MOST_TOKENS:  # one that repeats its memory takes none of its own
+        raise ValueError(f"it has more than {MOST_TOKENS} values")
+    return found.tolist()
 
 
 def read_offsets(directory: Path) -> list[int] | None:
@@ -64,15 +89,14 @@ def read_offsets(directory: Path) -> list[int] | None:
     Raises:
         TokenMapError: ``map/unreadable``.
     """
-    from safetensors import SafetensorError, safe_open
-
     for path in sorted(directory.glob("*.safetensors")):
         try:
-            with safe_open(path, framework="numpy") as file:
-                if OFFSETS in set(file.keys()):
-                    return from_offsets(file.get_tensor(OFFSETS).tolist())
-        except (OSError, SafetensorError, TypeError) as error:
-            raise TokenMapError("map/unreadable", f"cannot read {OFFSETS} of '{path}': {error}") from error
+            offsets = whole_numbers(path, OFFSETS, MOST_TOKENS)
+        except (OSError, ValueError) as error:
+            message = f"cannot read {OFFSETS} of '{path}': {why_unreadable(error)}"
+            raise TokenMapError("map/unreadable", message) from error
+        if offsets is not None:
+            return from_offsets(offsets)
     return None
 
 

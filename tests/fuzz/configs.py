@@ -1,4 +1,4 @@
-"""Configurations: every key of the schema at every kind of value, files, names and model directories.
+"""Configurations: every key of the schema at every kind of value, files and names.
 
 The keys come from the schema itself, so that a new one is attacked without anyone remembering it. What loads must be
 what the schema allows; what compiles must have a plan in which everything resolves and nothing that lives overlaps.
@@ -7,7 +7,6 @@ what the schema allows; what compiles must have a plan in which everything resol
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import json
 import os
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from specc import algorithms
-from specc.config import load_config, load_text
+from specc.config import load_config
 
 from . import legal
 from .config_texts import ODD, block_of, blocks, breaks, damage, misspelt, schema, to_text, value
@@ -27,21 +26,6 @@ from .outcome import expect
 
 COMPILED = 0.2
 """Of what loads, the part that is compiled: a plan takes as long as many files."""
-MODEL_KEYS = (
-    "model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "vocab_size", "dtype", "torch_dtype", "hc_mult", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim", "layer_types",
-    "layers_block_type", "hybrid_override_pattern", "attn_layer_indices", "full_attention_interval",
-    "num_kv_shared_layers", "num_nextn_predict_layers", "index_head_dim", "index_topk", "num_experts_per_tok",
-    "quantization_config", "text_config", "eagle_config", "dflash_config", "target_layer_ids", "draft_vocab_size",
-    "target_hidden_size", "architectures", "rope_scaling", "sliding_window", "num_experts", "auto_map",
-    "backbone_hidden_size", "block_size",
-)  # fmt: skip
-"""What a config.json may say, and more."""
-CLASSES = (
-    "LlamaForCausalLM", "LlamaForCausalLMEagle", "Eagle3LlamaForCausalLM", "DFlashDraftModel", "MtpHeads", "MiMoMTP",
-    "Gemma4AssistantForCausalLM", "MedusaModel", "GPT2LMHeadModel",
-)  # fmt: skip
-"""What a config.json may call its model."""
 
 
 def whole(rng: random.Random) -> str:
@@ -151,83 +135,6 @@ def files(rng: random.Random) -> str:
         return outcome(lambda: load_config(path, algorithms.names(), algorithms.needs), COMPILED, rng, located=False)
 
 
-def model_directories(rng: random.Random) -> str:
-    """Directories whose config.json says anything."""
-    if importlib.util.find_spec("transformers") is None:
-        return "transformers is not installed"
-    with tempfile.TemporaryDirectory() as folder:
-        _directories(rng, Path(folder), [0, 1, 1, 2, 4])
-        keys = legal.draw(rng, algorithm=rng.choice(algorithms.names()), small=True)
-        for side in ("target", "draft"):
-            if side in keys:
-                kept = rng.sample(list(keys[side]), rng.choice([0, 0, 1, 3]))
-                where = rng.choice(["m", "d", "m", "d", "m", "no_such", ".", "m/config.json", "/dev/null", "m\x00", ""])
-                keys[side] = {key: keys[side][key] for key in kept} | {"model": where}
-        path = Path(folder) / "c.yaml"
-        made = to_text(rng, keys)
-        return outcome(lambda: load_text(made, path, algorithms.names(), algorithms.needs), COMPILED, rng)
-
-
-def _directories(rng: random.Random, folder: Path, changes: list[int]) -> None:
-    """Two model directories, ``m`` and ``d``, with so many keys that say anything, and fewer that are missing."""
-    said = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "head_dim": 64,
-            "vocab_size": 2048, "dtype": "bfloat16"}  # fmt: skip
-    for side in ("m", "d"):
-        (folder / side).mkdir()
-        facts = {"model_type": rng.choice(["llama", "qwen3_next", "deepseek_v3", "gemma3", "mamba", "no_such", "gpt2"])}
-        facts |= said | {rng.choice(MODEL_KEYS): _fact(rng, 2) for _ in range(rng.choice(changes))}
-        if rng.random() < 0.5:
-            facts |= {"architectures": [rng.choice(CLASSES)], "num_hidden_layers": rng.choice([1, 3, 4])}
-        for key in rng.sample(list(facts), rng.choice(changes) // 2):
-            del facts[key]
-        made = json.dumps(rng.choice([facts, facts, facts, facts, [facts], None, 3]))
-        if rng.random() < 0.1:
-            made = rng.choice(
-                ["", "{", made[: len(made) // 2], "[" * 5000, "\x00", made * 2, '{"a": NaN}', "\ufeff" + made]
-            )
-        place = folder / side / "config.json"
-        if rng.random() < 0.05:
-            place.mkdir()
-        else:
-            place.write_text(made, errors="replace")
-
-
-def first(rng: random.Random) -> str:
-    """`specc init` on any two directories: a file that loads and compiles, or nothing and a finding."""
-    from typer.testing import CliRunner
-
-    from specc.cli.main import app
-
-    if importlib.util.find_spec("transformers") is None:
-        return "transformers is not installed"
-    with tempfile.TemporaryDirectory() as folder:
-        _directories(rng, Path(folder), [0, 0, 0, 1])
-        draft = rng.choice([[], [f"{folder}/d"], [f"{folder}/d"], [f"{folder}/d"], [f"{folder}/m"]])
-        words = [f"{folder}/m", *draft, "-o", f"{folder}/c.yaml"]
-        options = {"--algorithm": [*algorithms.names(), "nosuch"], "--topk": [1, 2, 16], "--num-steps": [1, 4, 16]}
-        for option in rng.sample(list(options), rng.choice([0, 0, 1, 2])):
-            words += [option, str(rng.choice(options[option]))]
-        done = CliRunner().invoke(app, ["init", *words])
-        expect(done.exit_code in (0, 1, 2), f"specc init ends with {done.exit_code}: {done.output[-300:]}")
-        left = [file.name for file in Path(folder).iterdir() if file.name not in ("m", "d")]
-        expect(left == ["c.yaml"] * (done.exit_code == 0), f"specc init ends with {done.exit_code} and left {left}")
-        if done.exit_code:
-            return f"init ends with {done.exit_code}"
-        loaded = load_config(Path(folder) / "c.yaml", algorithms.names(), algorithms.needs)
-        return outcome(lambda: loaded, COMPILED, rng)
-
-
-def _fact(rng: random.Random, depth: int) -> Any:
-    if depth and rng.random() < 0.2:
-        return {rng.choice(MODEL_KEYS): _fact(rng, depth - 1) for _ in range(rng.randint(0, 4))}
-    odd = rng.choice([["full_attention", "sliding_attention"] * 2, ["mamba"] * 4, ["linear_attention",
-        "full_attention"] * 2,
-                      "M*-M", 256, 4, "float16", {"rope_type": "x"}, {"kv_cache_scheme": {"type": [],
-                      "num_bits": {}}}])  # fmt: skip
-    return rng.choice([rng.choice(ODD), odd])
-
-
 def tuning_files(rng: random.Random) -> str:
     """Choices for launches, most of which a program of small vocabularies has; keys and lines that it has not."""
     keys = legal.draw(rng, small=True) | {"tuning": "t.yaml", "archs": ["sm_90"]}
@@ -287,8 +194,7 @@ def command(rng: random.Random) -> str:
 
 
 KINDS: dict[Callable[[random.Random], str], int] = {
-    whole: 4, changed: 56, text: 18, document: 10, deep: 1, files: 5, model_directories: 6, command: 1, first: 3,
-    tuning_files: 6,
+    whole: 4, changed: 56, text: 18, document: 10, deep: 1, files: 5, command: 1, tuning_files: 6,
 }  # fmt: skip
 
 

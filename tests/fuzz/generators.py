@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import artefacts, configs, modules, records, sessions, specir, steps
+from . import artefacts, configs, models, modules, records, sessions, specir, steps, wheels
 
 Case = Callable[[str, random.Random], str]
 """Runs one case of a seed and says its outcome; whatever it raises is a failure."""
@@ -32,8 +32,10 @@ GENERATORS: dict[str, Generator] = {
     "steps": Generator(sessions.case, steps.STEPS, 3.0),
     "rotated": Generator(sessions.rotated_case, steps.STEPS, 2.0),
     "configs": Generator(configs.case, 1, 3.0),
+    "models": Generator(models.case),
     "specir": Generator(specir.case),
     "modules": Generator(modules.case),
     "artefacts": Generator(artefacts.case),
+    "wheels": Generator(wheels.case),
     "records": Generator(records.case),
 }

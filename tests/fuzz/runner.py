@@ -73,8 +73,10 @@ def _limited() -> Iterator[None]:
         if time.process_time() - worked < waited / 2 and waited < STARVED * CASE_SECONDS:
             signal.setitimer(signal.ITIMER_REAL, CASE_SECONDS)
             return
-        raise Failure(f"it took longer than {waited:.0f} seconds")
+        found.append(Failure(f"it took longer than {waited:.0f} seconds"))
+        raise found[0]
 
+    found: list[Failure] = []
     start, worked, handler = time.monotonic(), time.process_time(), signal.signal(signal.SIGALRM, late)
     left, every = signal.setitimer(signal.ITIMER_REAL, CASE_SECONDS)
     try:
@@ -84,6 +86,8 @@ def _limited() -> Iterator[None]:
         signal.signal(signal.SIGALRM, handler)
         if left:
             signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - start), 0.001), every)
+    if found:  # what was inside took it for an error of a file
+        raise found[0]
 
 
 # --- many -------------------------------------------------------------------------------------------------------------

@@ -10,9 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from specc.cli import inspect
 from specc.codegen import plan
+from specc.config import models
 from specc.ir import parser
 from specc.runtime import external
+from specc.runtime.plan import manifest
 from specc.runtime.plan.manifest import Manifest
 from specc.runtime.rotated import RotatedStep
 from specc.runtime.semantics import convention as semantics
@@ -20,8 +23,10 @@ from specc.runtime.semantics import reference, reference_kv, reference_tree
 from specc.runtime.state import transfer
 from specc.runtime.state.torn import Torn
 from specc.runtime.state.transfer import RecordLayout
+from specc.support import token_map, weights
 from specc.support.diagnostics import Diagnostics
 
+from . import models as attacked
 from . import runner
 from .generators import GENERATORS, Generator
 from .test_fuzz import SEED
@@ -188,6 +193,37 @@ def test_configs(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert failures("configs", 400)
 
 
+def any_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions multiplied by what is no number."""
+    monkeypatch.setattr(models, "ratio", lambda value: value)
+
+
+def fractions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offsets of weights that are no whole numbers."""
+    monkeypatch.setattr(weights, "_CODES", weights._CODES | {"F32": "f", "F64": "d"})
+
+
+def as_many_as_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A map of more tokens than a vocabulary has, in a file of a few bytes."""
+    monkeypatch.setattr(token_map, "MOST_TOKENS", 1 << 25)
+
+
+MODELS: dict[str, tuple[str, Patch]] = {
+    "ratio": ("model_directories", any_ratio),
+    "fractions": ("headers", fractions),
+    "size": ("token_maps", as_many_as_said),
+}
+
+
+@pytest.mark.parametrize("fault", MODELS)
+def test_models(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, plant = MODELS[fault]
+    monkeypatch.setattr(attacked, "KINDS", {getattr(attacked, kind): 1})
+    monkeypatch.setattr(runner, "CASE_SECONDS", 3)
+    plant(monkeypatch)
+    assert failures("models", 300)
+
+
 def test_specir(monkeypatch: pytest.MonkeyPatch) -> None:
     """A type that is none is a bare ValueError."""
     monkeypatch.setattr(parser, "DTYPES", {"i32"})
@@ -203,6 +239,31 @@ def test_artefacts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Digests that nobody compares."""
     monkeypatch.setattr(Manifest, "verify", lambda self, root: None)
     assert failures("artefacts", 100)
+
+
+def raw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a wheel says reaches the terminal as it is."""
+    monkeypatch.setattr(inspect, "printable", lambda text: text)
+
+
+def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest may name files outside its package."""
+    monkeypatch.setattr(manifest, "_is_inside", lambda file: True)
+
+
+def any_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads a file of a package waits for who writes it."""
+    monkeypatch.setattr(manifest, "_opened", lambda root, file: root.joinpath(file).open("rb"))
+
+
+WHEELS: dict[str, Patch] = {"raw": raw, "anywhere": anywhere, "pipe": any_file}
+
+
+@pytest.mark.parametrize("fault", WHEELS)
+def test_wheels(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "CASE_SECONDS", 2)
+    WHEELS[fault](monkeypatch)
+    assert failures("wheels", 300)
 
 
 def test_records(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from specc.kernels import COMPOSED, LONE
 from specc.passes.pipeline import PASSES
 from specc.support.codes import CODES
 
@@ -61,3 +62,19 @@ def test_the_map_shows_every_pass_in_order() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     boxes = re.findall(r'^ {4}[a-z]+\["<b>[^<]*</b><br/>([a-z</>-]+)"\]$', page, re.M)
     assert "<br/>".join(boxes).split("<br/>") == list(PASSES)
+
+
+def test_the_map_counts_kernel_families() -> None:
+    """In words, as pages write numbers."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    words = dict(
+        zip(range(1, 11), ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"], strict=True)
+    )
+    said = f"{words[len(COMPOSED)]} compose kernels from ops, {words[len(LONE)]} have a template"
+    assert said in page
+
+
+def test_pages_that_code_names_exist() -> None:
+    for path in sorted((ROOT / "specc").rglob("*.py")):
+        for name in re.findall(r"docs/[\w/-]+\.md", path.read_text()):
+            assert (ROOT / name).is_file(), f"{path.relative_to(ROOT)} names {name}"

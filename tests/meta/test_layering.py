@@ -110,6 +110,21 @@ def test_imports_go_down(path: Path) -> None:
         assert LAYERS.index(other) <= LAYERS.index(own), f"{parts(path)} imports {name}"
 
 
+def test_the_page_says_what_layers_import() -> None:
+    """A row that says "up to" a layer names the highest one that the folder's files import."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    said = dict(re.findall(r"^\| `specc/(\w+)` \|.*\| up to (\w+)\b[^|]*\|$", page, re.M))
+    found = {
+        own: max(
+            (layer(name) for path in (PACKAGE / own).rglob("*.py") for name in imports(path) if layer(name) in below),
+            key=LAYERS.index,
+        )
+        for own in said
+        if (below := LAYERS[: LAYERS.index(own)])
+    }
+    assert said == found
+
+
 def room(path: Path) -> str:
     """A folder without folders is a room; in any other, every file is one."""
     folders = any(child.is_dir() and any(child.glob("*.py")) for child in path.parent.iterdir())

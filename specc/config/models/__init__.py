@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from specc.config.models.attributes import Bare, Fact, attribute, block_of, value_of
+from specc.config.models.attributes import Bare, Fact, attribute, block_of, ratio, value_of
 from specc.config.models.config_json import (
     Directory,
     ModelUnreadableError,
@@ -142,8 +142,9 @@ def _context_length(text: object) -> Fact | None:
     trained, rope = attribute(text, ("max_position_embeddings",)), value_of(text, "rope_parameters")
     if trained is None or not isinstance(rope, dict):
         return trained
-    kind, factor = (cast("dict[str, object]", rope).get(key) for key in ("rope_type", "factor"))
-    if kind not in ("linear", "dynamic") or not isinstance(factor, int | float) or isinstance(factor, bool):
+    said = cast("dict[str, object]", rope)
+    factor = ratio(said.get("factor"))
+    if said.get("rope_type") not in ("linear", "dynamic") or factor is None:
         return trained
     return Fact(int(int(trained.value) * factor), f"{trained.origin} * {factor}")
 

@@ -1,7 +1,12 @@
-"""One value of a model's configuration: found under one of its names, or not there."""
+"""One value of a model's configuration: found under one of its names, or not there; and its numbers, which are bounded.
+
+Numbers of a file are made by `whole_number` and `decimal_number` alone, and what follows from several of them is told
+in so many digits that no arithmetic or text of it fails.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -25,8 +30,38 @@ class Bare(SimpleNamespace):
         return Bare(**cast("dict[str, Any]", text)) if isinstance(text, dict) else self
 
 
+MOST_DIGITS = 40
+"""Of a whole number; no size that a range allows has as many."""
+MOST_RATIO = 1 << 20
+"""Largest ratio of two sizes that is believed."""
 VARIES = "another in every layer"
 """What stands for a size that differs from layer to layer."""
+
+
+class TooLargeError(ValueError):
+    """A number of a file is larger than any that a model has; the message describes it."""
+
+
+def whole_number(word: str) -> int:
+    """Return the number that a word of JSON is. Raises TooLargeError for one of more than `MOST_DIGITS` digits."""
+    if len(word) > MOST_DIGITS:
+        raise TooLargeError(f"a number of {len(word)} digits")
+    return int(word)
+
+
+def decimal_number(word: str) -> float:
+    """Return the number that a word of JSON is. Raises TooLargeError for one that no float can be."""
+    found = float(word)
+    if not math.isfinite(found):
+        raise TooLargeError(f"the number {word[:MOST_DIGITS]}, which is too large")
+    return found
+
+
+def ratio(value: object) -> float | None:
+    """Return a number that sizes are multiplied by: above 0, at most `MOST_RATIO`; None for anything else, as NaN."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return value if 0 < value <= MOST_RATIO else None
 
 
 def attribute(config: object, names: Iterable[str]) -> Fact | None:

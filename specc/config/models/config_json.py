@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from specc.config.models.attributes import Bare
+from specc.config.models.attributes import Bare, TooLargeError, decimal_number, whole_number
 from specc.support.reading import read_regular
 from specc.support.speculators import MARK, merged
 
@@ -94,11 +94,13 @@ def _keys(directory: Path, written: str, name: str) -> tuple[bytes, dict[str, An
     """Return a JSON file's bytes and keys, None where there is none; raises ModelUnreadableError."""
     try:
         raw = read_regular(directory / name)
-        content = json.loads(raw)
+        content = json.loads(raw, parse_int=whole_number, parse_float=decimal_number)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise ModelUnreadableError(f"cannot read '{written}/{name}': {error.strerror or error}") from error
+    except TooLargeError as error:
+        raise ModelUnreadableError(f"'{written}/{name}' has {error}") from error
     except (ValueError, RecursionError) as error:
         raise ModelUnreadableError(f"'{written}/{name}' is not JSON: {in_short(error)}") from error
     if not isinstance(content, dict):

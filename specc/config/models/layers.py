@@ -92,7 +92,7 @@ def _flags(text: object, key: str, count: int) -> list[str]:
 
 def _indices(text: object, key: str, count: int) -> list[str]:
     """Return kinds of which those of attention are counted out, from 0 (Bamba)."""
-    attention = _numbers(text, key)
+    attention = set(_numbers(text, key))
     return ["full_attention" if layer in attention else "mamba" for layer in range(count)] if attention else []
 
 

@@ -105,6 +105,6 @@ class Fit:
 def describe(directory: Path, written: str) -> Described:
     """Read the model in ``directory``; ``written`` is its path as the user spelled it.
 
-    Raises ModelUnreadableError, and ValueError or RuntimeError for what is no path.
+    Raises ModelUnreadableError.
     """
     return Described(written, read_model(directory, written), read_directory(directory, written).content)

@@ -89,7 +89,10 @@ class Eagle3Head(SharingHead):
         return len(self.aux_layers or ()) or getattr(self.config, "num_aux_hidden_states", None) or DEFAULT_AUX
 
     def adapt(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """As published: perhaps an embedding of its own. Raises ValueError for offsets that its config knows not of."""
+        """As published: perhaps an embedding of its own.
+
+        Raises ValueError for offsets that its config knows not of, or that are no whole numbers.
+        """
         found = renamed(weights, "layers.0.", "midlayer.")
         if "embed_tokens.weight" in found:
             count, width = found["embed_tokens.weight"].shape
@@ -99,6 +102,8 @@ class Eagle3Head(SharingHead):
             if found["d2t"].any():
                 raise ValueError("the head has offsets d2t, and its config.json no draft_vocab_size")
             del found["d2t"]
+        elif "d2t" in found and (found["d2t"].is_floating_point() or found["d2t"].is_complex()):
+            raise ValueError(f"the head's offsets d2t are {found['d2t'].dtype}, not whole numbers")
         return found
 
     def embed(self, tokens: Tensor) -> Tensor:

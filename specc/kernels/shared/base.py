@@ -1,7 +1,7 @@
 """What a kernel family declares: the op patterns it covers, and everything one launch of it needs.
 
-``form-kernels`` asks every family for candidate clusters and picks the cheapest cover; nothing else decides which
-kernel computes what. A family never looks at an algorithm, only at ops and types.
+``form-kernels`` gives every op to the first launch that can compute it; nothing else decides which kernel computes
+what. A family never looks at an algorithm, only at ops and types.
 """
 
 from __future__ import annotations

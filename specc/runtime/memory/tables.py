@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -140,9 +141,11 @@ def _entry_fault(field: Input, tensor: Tensor, plan: Plan) -> str:
     if not field.limit:
         return ""
     most = plan.size(field.limit)
-    if wrong := [entry for entry in tensor.tolist() if not 0 <= entry < most]:
+    entries: list[int] = tensor.tolist()
+    if wrong := [entry for entry in entries if not 0 <= entry < most]:
         return f"has the entry {wrong[0]}, the program reads 0..{most - 1}"
-    return "has an entry twice" if len(tensor.unique()) < len(tensor) else ""
+    falls = next(((a, b) for a, b in pairwise(entries) if a >= b), None)
+    return f"has the entry {falls[1]} behind {falls[0]}, the program reads entries that ascend" if falls else ""
 
 
 def _type_fault(field: Input, device: torch.device, tensor: Tensor, sizes: dict[str, int]) -> str:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
+from pathlib import PurePosixPath
 from typing import Any
 
 from ..errors import DamagedWheelError, UnsupportedDeviceError, UnsupportedTorchError
@@ -14,6 +15,8 @@ from .typed import from_json, read_json
 
 MANIFEST = "manifest.json"
 PLAN = "plan.json"
+MOST_TEXT = 1 << 24
+"""Largest text of a package that is read, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +78,10 @@ class Manifest:
     @staticmethod
     def read(root: Traversable) -> Manifest:
         """The manifest of the package folder `root`, which may be in an archive. DamagedWheelError if there is none."""
+        text = read_packaged(root, MANIFEST)
         try:
-            return Manifest.from_json(read_json(root.joinpath(MANIFEST).read_text(encoding="utf-8")))
-        except Exception as error:  # whatever an archive has to say, too
+            return Manifest.from_json(read_json(text))
+        except (TypeError, ValueError) as error:
             raise DamagedWheelError(f"{MANIFEST}: {type(error).__name__}: {error}") from error
 
     @staticmethod
@@ -87,18 +91,26 @@ class Manifest:
         named = [*manifest.plans.values(), *(artifact.file for artifact in manifest.artifacts)]
         if not manifest.plans or not manifest.files.keys() >= set(named):
             raise ValueError("it names no plan, or a file without a digest")
+        if outside := [file for file in manifest.files if not _is_inside(file)]:
+            raise ValueError(f"it names {outside[0]!r:.80}, which is no file of the package")
         return manifest
 
-    def verify(self, root: Traversable) -> None:
-        """Compare every file with its digest. DamagedWheelError names the first that is missing or differs."""
+    def verify(self, root: Traversable) -> dict[str, int]:
+        """Compare every file with its digest; returns their sizes in bytes.
+
+        DamagedWheelError names the first that is missing or differs.
+        """
+        sizes: dict[str, int] = {}
         for file, digest in sorted(self.files.items()):
             try:
-                content = root.joinpath(file).read_bytes()
+                with _opened(root, file) as stream:
+                    found = hashlib.file_digest(stream, "sha256").hexdigest()
+                    sizes[file] = stream.tell()
             except Exception as error:
-                how = "is missing" if isinstance(error, FileNotFoundError) else "cannot be read"
-                raise DamagedWheelError(f"{file} {how}: {error}") from error
-            if hashlib.sha256(content).hexdigest() != digest:
+                raise _unread(file, error) from error
+            if found != digest:
                 raise DamagedWheelError(f"{file} differs from its digest in {MANIFEST}")
+        return sizes
 
     def check_torch(self, version: str) -> None:
         """UnsupportedTorchError when torch `version` (as `2.13.0+cpu`) is older than the program needs."""
@@ -117,6 +129,39 @@ class Manifest:
             hint = f"rebuild the wheel with --arch {arch}"
             raise UnsupportedDeviceError(f"no machine code for {arch}; the wheel has {held}; {hint}")
         return {a.kernel: a for a in self.artifacts if plain_arch(a.arch) == arch}
+
+
+def read_packaged(root: Traversable, file: str, most: int = MOST_TEXT) -> str:
+    """The UTF-8 text of a file of the package folder `root`, of at most `most` bytes. DamagedWheelError else."""
+    try:
+        with _opened(root, file) as stream:
+            content: bytes = stream.read(most + 1)
+        if len(content) > most:
+            raise ValueError(f"it is larger than {most} bytes")
+        return content.decode("utf-8")
+    except Exception as error:
+        raise _unread(file, error) from error
+
+
+def _unread(file: str, error: Exception) -> DamagedWheelError:
+    """What to raise where a file cannot be read, whatever an archive has to say."""
+    how = "is missing" if isinstance(error, FileNotFoundError) else "cannot be read"
+    return DamagedWheelError(f"{file} {how}: {error}")
+
+
+def _opened(root: Traversable, file: str) -> Any:
+    """A file of a package, for reading; OSError for a pipe or a device, which nobody waits for."""
+    place = root.joinpath(file)
+    if not place.is_file() and getattr(place, "exists", lambda: False)():
+        raise OSError("it is no regular file")
+    return place.open("rb")
+
+
+def _is_inside(file: str) -> bool:
+    """Whether a name is that of a file below the folder that it is joined to."""
+    path = PurePosixPath(file)
+    plain = str(path) == file and not path.is_absolute() and "\\" not in file and "\0" not in file
+    return plain and not {"", ".", ".."} & {file, *path.parts}
 
 
 def plain_arch(arch: str) -> str:

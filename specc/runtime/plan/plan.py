@@ -128,7 +128,7 @@ def kv_pointers(owner: str) -> str:
 
 @dataclass(frozen=True)
 class Model:
-    """What a program was compiled for of a target or draft; in `docs/configuration.md` as keys of the model.
+    """What a program was compiled for of a target or draft; in `docs/config.md` as keys of the model.
 
     `aux_layers`: layers of the target, counted from 1, whose outputs it hands over, side by side; none where it hands
     over its hidden states.
@@ -172,7 +172,7 @@ class Serving:
 class Input:
     """An input of the program; `owner` is `arena` where the runtime writes it, else `engine`.
 
-    `limit`: of a table whose numbers are different entries of an axis, that axis; they are read once, when it is bound.
+    `limit`: of a table whose numbers are entries of an axis, ascending, that axis; they are read once, at `bind`.
     """
 
     name: str

@@ -9,7 +9,7 @@ from typing import Any
 from ..dtypes import DTYPES
 from ..errors import DamagedWheelError, PlanError
 from .halves import runs
-from .manifest import PLAN
+from .manifest import PLAN, read_packaged
 from .nodes import KINDS, OUTSIDE, Argument, Collective, Node, Reference
 from .plan import BATCH_AXIS, FORMAT, PROMPT, RAGGED_AXIS, RANK_AXIS, Plan, kv_pointers
 from .typed import from_json, read_json, to_json
@@ -28,9 +28,10 @@ def load_plan(root: Traversable, file: str = PLAN) -> Plan:
 
     DamagedWheelError when it is missing or not JSON, PlanError as below.
     """
+    text = read_packaged(root, file)
     try:
-        data = read_json(root.joinpath(file).read_text(encoding="utf-8"))
-    except Exception as error:  # whatever an archive has to say, too
+        data = read_json(text)
+    except ValueError as error:
         raise DamagedWheelError(f"{file}: {error}") from error
     return read_plan(data)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 from specc.cli import tune
@@ -41,6 +43,24 @@ def test_bench_as_json() -> None:
     assert found["gpu"] is None and [one["code"] for one in found["warnings"]] == ["measure/no-gpu"]
     assert [one["bucket"] for one in found["buckets"]] == [1, 2, 4, 8]
     assert found["buckets"][0]["step"]["bytes"] > 0 and found["buckets"][0]["step"]["us"] is None
+
+
+@pytest.mark.parametrize("device", [None, torch.device("cuda:0")])
+def test_without_a_compiler(device: torch.device | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A configuration is built for what is measured; what a launch costs is measured by one that is compiled then."""
+    assert run("build", CHAIN, "-o", str(tmp_path), "-q").exit_code == 0
+    (wheel,) = tmp_path.glob("*.whl")
+
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("specc.codegen.aot.importlib.metadata.version", missing)
+    monkeypatch.setattr(bench, "here", lambda: device)
+    done = run("bench", CHAIN)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.startswith("error[aot/no-compiler]") and f"--> {CHAIN}:" in done.stderr
+    done = run("bench", str(wheel))
+    assert (done.exit_code, "aot/no-compiler" in done.stderr) == ((3, False) if device is None else (1, True))
 
 
 def test_a_wheel_says_what_its_configuration_says(tmp_path: Path) -> None:

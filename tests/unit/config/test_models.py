@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -218,7 +219,10 @@ def test_what_the_model_leaves_open_must_be_written(find: Find, load: Load, mode
             '{"model_type": "llama", "num_hidden_layers": 131073}',
             "'m/config.json': num_hidden_layers is more than 131072",
         ),
-        (f'{{"model_type": "llama", "a": {{"n_layers": {10**400}}}}}', "'m/config.json': n_layers is more than 131072"),
+        (f'{{"model_type": "llama", "a": {{"n_layers": {10**30}}}}}', "'m/config.json': n_layers is more than 131072"),
+        (f'{{"model_type": "llama", "hidden_size": {"9" * 4299}}}', "'m/config.json' has a number of 4299 digits"),
+        (f'{{"model_type": "llama", "hidden_size": {"9" * 4301}}}', "'m/config.json' has a number of 4301 digits"),
+        ('{"model_type": "llama", "rope_theta": 1e999}', "'m/config.json' has the number 1e999, which is too large"),
         ('{"model_type": "no_such_model", "get_text_config": 1}', "transformers cannot read 'm/config.json'"),
         ('{"model_type": "llama", "hidden_size": "x"}', "transformers cannot read 'm/config.json'"),
     ],
@@ -230,6 +234,36 @@ def test_unreadable(find: Find, tmp_path: Path, content: str | None, message: st
     found = find(TEXT)[0]
     assert (found.code, str(found.location)) == ("config/model-unreadable", "c.yaml:4:10")
     assert found.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("factor", "length"),
+    [("2", 128), ("2.5", 160), ("NaN", 64), ("Infinity", 64), ("-1", 64), ("1e300", 64), ("true", 64), ('"2"', 64)],
+)
+@pytest.mark.parametrize("model_type", ["llama", "no_such_model"])
+def test_rope_factors(tmp_path: Path, factor: str, length: int, model_type: str) -> None:
+    """A factor multiplies the positions that were trained on, where it can be one; whatever it is, nothing crashes."""
+    rope = f'{{"rope_type": "dynamic", "factor": {factor}, "rope_theta": 10000.0}}'
+    text = f'{{"model_type": "{model_type}", "max_position_embeddings": 64, "rope_parameters": {rope}}}'
+    (tmp_path / "config.json").write_text(text)
+    assert read_model(tmp_path, "m").facts["context_length"].value == length
+
+
+def test_sums_of_huge_sizes(find: Find, model: Model) -> None:
+    """What is computed of two sizes can be told, too."""
+    huge = int("9" * 40)
+    model(**LLAMA | {"model_type": "no_such_model", "kv_lora_rank": huge, "qk_rope_head_dim": huge})
+    assert any("config.json says 199999999" in one.message for one in find(TEXT))
+
+
+def test_layers_that_are_counted_out_are_looked_up_at_once(model: Model) -> None:
+    """A list as long as a file may have, for as many layers as a model may have."""
+    count = 1 << 17
+    layers = {"num_hidden_layers": count, "attn_layer_indices": [*range(0, count, 2)]}
+    where = model(model_type="no_such_model", **layers)
+    start = time.process_time()
+    assert read_model(where, "m").facts["num_layers"].value == count // 2
+    assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize("path", ["'a\\0b'", '"a\\0b"', "~no_such_user/x", "meta-llama/Llama-3.1-8B", "c.yaml"])

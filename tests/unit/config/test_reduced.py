@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
+
+from specc.support import token_map
 
 from .conftest import VALID, Find, Load, Model
 from .test_aux import EAGLE3, HEAD, LAYERS
@@ -85,6 +89,44 @@ def test_a_file_that_is_none(find: Find, tmp_path: Path) -> None:
     for name in ("map.pt", "nowhere.json", "folder"):
         (found,) = find(mapped(name, vocab_size=REDUCED))
         assert found.code == "map/unreadable", name
+
+
+@pytest.mark.parametrize(
+    ("saved", "message"),
+    [
+        (torch.zeros(1, dtype=torch.int64).expand(1 << 40), "more than 16777216 values"),
+        (torch.zeros(4, 1, dtype=torch.int64), "2 axes is no list"),
+        (torch.tensor(3), "0 axes is no list"),
+        (torch.tensor([0.0, 1.5]), "torch.float32"),
+        (torch.tensor([0.0, 1.0]).to(torch.float8_e4m3fn), "torch.float8_e4m3fn"),
+        (torch.zeros(2, dtype=torch.complex64), "torch.complex64"),
+        (torch.tensor([True, False]), "torch.bool"),
+        (torch.zeros(1 << 40, dtype=torch.int64, device="meta"), "."),
+        (torch.sparse_coo_tensor(torch.tensor([[0]]), torch.tensor([1]), (1 << 40,), check_invariants=False), "."),
+        ([0, 1 << 500], "no list of tokens"),
+        ([[0, 1]], "no list of tokens"),
+        ("01", "no list of tokens"),
+    ],
+)
+def test_what_torch_saves_that_is_no_map(find: Find, tmp_path: Path, saved: object, message: str) -> None:
+    """A tensor may say that it has more entries than there is memory, in a file of 1.6 kB."""
+    torch.save(saved, tmp_path / "map.pt")
+    (found,) = find(mapped("map.pt", vocab_size=REDUCED))
+    assert found.code == "map/unreadable"
+    assert re.search(message, found.message), found.message
+
+
+def test_a_file_that_grows(find: Find, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is packed in a file, and how many values an array has, is known before either is read."""
+    monkeypatch.setattr(token_map, "MOST_BYTES", 1 << 20)
+    with zipfile.ZipFile(tmp_path / "map.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("map/data.pkl", bytes((1 << 20) + 1))
+    (found,) = find(mapped("map.pt", vocab_size=REDUCED))
+    assert "bytes unpacked, more than 1048576" in found.message
+    monkeypatch.setattr(token_map, "MOST_TOKENS", 3)
+    (tmp_path / "map.json").write_text("[0, 1, 2, 3]")
+    (found,) = find(mapped("map.json", vocab_size=REDUCED))
+    assert (found.code, "more than 3 values" in found.message) == ("map/unreadable", True)
 
 
 def test_weights_that_are_there_are_read(find: Find, load: Load, model: Model) -> None:

@@ -164,6 +164,14 @@ def test_what_is_not_read(target: TargetModel, tmp_path: Path, change: dict[str,
         Eagle3Head.from_directory(tmp_path, target.model)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_offsets_that_are_no_whole_numbers(target: TargetModel, tmp_path: Path, dtype: torch.dtype) -> None:
+    weights = eagle3_weights("midlayer.")
+    published(tmp_path, CONFIG | {"draft_vocab_size": len(SCORED)}, weights | {"d2t": weights["d2t"].to(dtype)})
+    with pytest.raises(ValueError, match=r"offsets d2t are torch\..* not whole numbers"):
+        Eagle3Head.from_directory(tmp_path, target.model)
+
+
 def test_weights_that_nobody_knows(target: TargetModel, tmp_path: Path) -> None:
     published(
         tmp_path, CONFIG | {"draft_vocab_size": len(SCORED)}, eagle3_weights("midlayer.") | {"x.weight": torch.zeros(1)}
