@@ -26,6 +26,7 @@ from .memory.arena import Arena
 from .memory.carried import check_carried
 from .memory.footprint import Memory
 from .memory.kv_pools import KvPools
+from .memory.overlap import check_apart
 from .memory.staging import Staging
 from .memory.tables import TableGuard, check_request_table, check_tables, prompt_tokens, room
 from .plan.nodes import Collective as Gather
@@ -80,7 +81,7 @@ class Step:
         memory: Tensor | None = None,
         depths: dict[int, Step] | None = None,
     ) -> None:
-        """Allocate the arena. BindError when the step's callbacks, tables or KV buffers do not fit."""
+        """Allocate the arena. BindError when callbacks, tables or KV buffers do not fit, or memory is shared."""
         check_callbacks(plan, callbacks, "step")
         check_request_table(plan, device, req_to_token)
         self._table, self._collective = req_to_token, collective
@@ -91,9 +92,10 @@ class Step:
         self._device = device
         self._callbacks = callbacks
         self._kv = KvPools(plan, device, {} if kv_pools is None else kv_pools)
-        self._kv.check_apart({plan.table: req_to_token, **self._tables})
+        outside = check_carried(plan, device, {} if carry is None else carry)
+        read = {plan.table: req_to_token, **self._tables}
+        check_apart({**self._kv.named, **{f"carry[{name!r}]": one for name, one in (carry or {}).items()}}, read)
         self._arena = Arena(plan, device, poison, memory)
-        outside = check_carried(plan, device, carry or {})
         for name, tensor in outside.items():
             self._arena.stand_for(name, tensor)
         self._kv.write_pointers(self._arena)
@@ -108,7 +110,7 @@ class Step:
         self._columns = {entry: Columns(plan, entry, req_to_token) for entry in ("prefill", "step")}
         self._stores = plan.stores("step")
         self._staging = {entry: Staging(plan, self._arena, one.inputs) for entry, one in self._columns.items()}
-        self._guard = TableGuard({plan.table: req_to_token, **self._tables, **outside})
+        self._guard = TableGuard({**read, **outside})
         self._execute = in_ranges(self._dispatch) if nvtx else self._dispatch
         self._graphs: Graphs | SegmentGraphs | None = None
         self._given: Mapping[str, Tensor] = {}

@@ -13,6 +13,7 @@ from torch import Tensor
 from specc.codegen import plan
 from specc.ir import parser
 from specc.runtime import external
+from specc.runtime import step as bound_step
 from specc.runtime.plan.manifest import Manifest
 from specc.runtime.rotated import RotatedStep
 from specc.runtime.semantics import convention as semantics
@@ -93,6 +94,14 @@ def moves_nothing(name: str) -> Patch:
     return patch
 
 
+def lost_noise(operands: Any, found: Any) -> Any:
+    """Large logits swallow the noise where the temperature is low: the first of the largest."""
+    logits, _, _, scales, *_ = operands
+    return torch.where(scales > 1e4, logits.nan_to_num(nan=-torch.inf).argmax(-1), found[0]).to(found[0].dtype), found[
+        1
+    ]
+
+
 SLOTS = ("kv.verify_slots", "kv.extend_slots", "kv.slots")
 STEPS: dict[str, Patch] = {
     "ties": last_of_ties,
@@ -115,6 +124,8 @@ STEPS: dict[str, Patch] = {
     "biases": op("sample.bias", wrong=lambda operands, _: (operands[0].float(),)),
     "counts": store("carry.count", lambda _, before: before),
     "least": op("sample.min_p", wrong=lambda _, found: (found[0] - 3,)),
+    "apart": lambda monkeypatch: monkeypatch.setattr(bound_step, "check_apart", lambda *_: None),
+    "lost": op("sample.draw", wrong=lost_noise),
     "lengths": op("commit.lengths", wrong=lambda _, found: (found[0] + 1, found[1])),
 }
 
@@ -150,6 +161,7 @@ ROTATED: dict[str, Patch] = {
     "hidden": taken(RotatedStep, "_check_given", lambda *_: None),
     "torn": taken(Torn, "_tear", lambda *_: None),
     "none": taken(transfer, "LEAST", {}),
+    "apart": taken(bound_step, "check_apart", lambda *_: None),
 }
 
 

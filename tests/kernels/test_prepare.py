@@ -77,7 +77,8 @@ def place(b: TypedBuilder, source: torch.Generator, rows: Value, lens: Value) ->
     for number in range(integer(source, 0, 4)):
         name = f"positions{number}"
         where = {"axis": choice(source, ("", "K", "N", "A")), "offset": integer(source, -3, 3)}
-        outputs[name] = b("kv.positions", lens, names=(name,), stride=integer(source, 0, 2), **where)
+        stride = (0, 1, 2, 1 << 32)[integer(source, 0, 3)]
+        outputs[name] = b("kv.positions", lens, names=(name,), stride=stride, **where)
     for number in range(integer(source, 0, 3)):
         name = f"slots{number}"
         where = {"axis": choice(source, ("N", "A")), "offset": integer(source, 0, 3)}
