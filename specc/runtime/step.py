@@ -28,7 +28,7 @@ from .memory.footprint import Memory
 from .memory.kv_pools import KvPools
 from .memory.overlap import check_apart
 from .memory.staging import Staging
-from .memory.tables import TableGuard, check_request_table, check_tables, prompt_tokens, room
+from .memory.tables import TableGuard, check_emitted, check_request_table, check_tables, prompt_tokens, room
 from .plan.nodes import Collective as Gather
 from .plan.nodes import External, Given, Node
 from .plan.plan import PROMPT, Plan
@@ -284,11 +284,12 @@ class Step:
             return tokens
 
     def count(self, rows: Tensor, tokens: Tensor, lengths: Tensor | None = None) -> None:
-        """Count tokens i32[b], or the first lengths i32[b] of i32[b, n], as output of the requests in rows i64[b].
+        """Count tokens [b], or the first lengths [b] of tokens [b, n], as output of the requests in rows i64[b].
 
-        For what an engine emits by itself between steps; tensors on the device, whose values are the engine's word.
+        For what an engine emits by itself between steps; tensors on the device, of i32 or i64, whose values are the
+        engine's word. BatchError for others.
         """
-        self._sampling.count(rows, tokens, lengths)
+        self._sampling.count(*check_emitted(rows, tokens, lengths, self._device))
 
     def read_carry(self, rows: Sequence[int] | Tensor) -> Carry:
         """A copy of the state of pool rows. BatchError for one out of range or repeated, TornError for a torn one.

@@ -9,7 +9,7 @@ from compiled import ARCHS, compiled, kernels_of
 from programs import load
 
 from specc.algorithms import names, needs
-from specc.codegen.aot import KNOWN_ARCHS
+from specc.codegen.artifact import KNOWN_ARCHS
 from specc.driver.build import build_program
 
 MODEL = {"vocab_size": 128256, "hidden_size": 4096, "num_kv_heads": 8, "head_dim": 128, "dtype": "bfloat16"}

@@ -13,7 +13,8 @@ from programs import config_text
 from typer.testing import CliRunner, Result
 
 from specc.cli.main import app
-from specc.codegen.aot import KNOWN_ARCHS, CompileError
+from specc.codegen.aot import CompileError
+from specc.codegen.artifact import KNOWN_ARCHS
 from specc.config import ARCHS
 from specc.ir.parser import parse_module
 from specc.runtime.plan.plan import FORMAT
