@@ -54,12 +54,13 @@ def build(
 
         loaded = load(config, report, engine)
         archs = _archs(loaded, arch)
-        warnings = [*loaded.warnings, *unloadable(loaded, archs), *(_unkept() if cache else [])]
+        compiles = bool({Emit.wheel, Emit.cubins} & set(wanted))
+        warnings = [*loaded.warnings, *unloadable(loaded, archs), *(_unkept() if compiles and cache else [])]
         if format is Format.text:
             report.show(warnings)
         with progress("passes and templates", quiet=quiet or format is Format.json) as shown:
             result = build_program(loaded, [Reproducer(Path())])
-            if {Emit.wheel, Emit.cubins} & set(wanted):
+            if compiles:
                 _compile(result, archs, jobs, cache, shown)
             shown.begin("writing")
             files = _write(result, wanted, output)

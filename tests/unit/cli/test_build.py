@@ -165,6 +165,24 @@ def test_usage_errors(config: Path, tmp_path: Path, words: list[str]) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_cache_that_others_may_write_is_told_of(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is kept there, and the build goes on; who wants no cache hears nothing."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    folder.chmod(0o777)
+    monkeypatch.setenv("SPECC_CACHE_DIR", str(folder))
+    told = build(config, "-o", tmp_path / "one", "--emit", "cubins")
+    assert told.exit_code == 0, told.output
+    assert (
+        f"warning[aot/no-cache]: no compiled kernels are kept or reused: the folder of caches '{folder}'" in told.output
+    )
+    assert not files(folder)
+    assert "aot/no-cache" not in build(config, "-o", tmp_path / "two", "--emit", "plan").output
+    assert "aot/no-cache" not in build(config, "-o", tmp_path / "three", "--emit", "plan", "--no-cache").output
+
+
 def test_unknown_archs_are_answered_with_the_known(config: Path) -> None:
     result = build(config, "--arch", "sm_70")
     assert "unknown architecture 'sm_70'" in result.output
