@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import artefacts, configs, modules, records, sessions, specir, steps
+from . import artefacts, caches, configs, modules, records, sessions, specir, steps
 
 Case = Callable[[str, random.Random], str]
 """Runs one case of a seed and says its outcome; whatever it raises is a failure."""
@@ -36,4 +36,5 @@ GENERATORS: dict[str, Generator] = {
     "modules": Generator(modules.case),
     "artefacts": Generator(artefacts.case),
     "records": Generator(records.case),
+    "caches": Generator(caches.case),
 }

@@ -8,7 +8,16 @@ from . import runner
 
 SEED = "ci"
 PARTS = 2
-CASES = {"steps": 70, "rotated": 14, "configs": 450, "specir": 250, "modules": 30, "artefacts": 250, "records": 150}
+CASES = {
+    "steps": 70,
+    "rotated": 14,
+    "configs": 450,
+    "specir": 250,
+    "modules": 30,
+    "artefacts": 250,
+    "records": 150,
+    "caches": 300,
+}
 """Cases in a part."""
 
 

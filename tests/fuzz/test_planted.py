@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specc.codegen import plan
+from specc.codegen import aot, plan
 from specc.ir import parser
 from specc.runtime import external
 from specc.runtime import step as bound_step
@@ -21,6 +21,7 @@ from specc.runtime.semantics import reference, reference_kv, reference_tree
 from specc.runtime.state import transfer
 from specc.runtime.state.torn import Torn
 from specc.runtime.state.transfer import RecordLayout
+from specc.support import cachedir
 from specc.support.diagnostics import Diagnostics
 
 from . import runner
@@ -213,6 +214,18 @@ def test_artefacts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Digests that nobody compares."""
     monkeypatch.setattr(Manifest, "verify", lambda self, root: None)
     assert failures("artefacts", 100)
+
+
+CACHES: dict[str, Patch] = {
+    "entries": taken(aot, "fits", lambda *_: True),
+    "folders": taken(cachedir, "fault", lambda _: ""),
+}
+
+
+@pytest.mark.parametrize("fault", CACHES)
+def test_caches(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    CACHES[fault](monkeypatch)
+    assert failures("caches", 100)
 
 
 def test_records(monkeypatch: pytest.MonkeyPatch) -> None:
