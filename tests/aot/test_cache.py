@@ -112,6 +112,7 @@ def test_an_entry_of_something_else_is_compiled_again(filled: Path, tmp_path: Pa
     assert entry.read_bytes() == right
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "huge"])
 def test_nothing_waits_for_what_is_no_file(filled: Path, tmp_path: Path, kind: str) -> None:
     """And what is kept next takes its place."""

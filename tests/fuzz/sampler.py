@@ -64,20 +64,28 @@ class Sampler:
         """The token at a position, of the logits before it; then others that rounding might put in its place."""
         if self.greedy:
             return [argmax(row)[0]]
-        scaled = self.scaled(row)
-        noisy = [_bounded(value + noise(self.seed, position, v)) for v, value in enumerate(scaled)]
         found: list[int] = []
         for slack in (0.0, -CLOSE, CLOSE):
             cut = self.cut(row, slack)
-            left = [-INF if math.isnan(value) or value < cut else scaled[v] for v, value in enumerate(row)]
-            sums = [log_of_sum(left[first : first + TILE]) for first in range(0, len(left), TILE)]
+            left = [-INF if math.isnan(value) or value < cut else value for value in row]
+            scaled = self.scaled(left)
+            sums = [log_of_sum(scaled[first : first + TILE]) for first in range(0, len(left), TILE)]
             tiles = [_bounded(value + noise(self.seed, position, 2**31 + t)) for t, value in enumerate(sums)]
             for tile in _near(tiles):
-                inside = [
-                    -INF if left[v] == -INF else noisy[v] for v in range(tile * TILE, min((tile + 1) * TILE, len(left)))
-                ]
-                found += [tile * TILE + v for v in _near(inside)]
+                found += self._inside(left[: (tile + 1) * TILE], tile * TILE, position)
         return list(dict.fromkeys(found))
+
+    def _inside(self, left: list[float], first: int, position: int) -> list[int]:
+        """The entry drawn of the tile that begins with the first, the last of those left, and others as of `draw`.
+
+        Where the largest is infinite that is the first such.
+        """
+        top = max(left[first:])
+        if math.isinf(top):
+            return [left.index(top, first)]
+        scale = f32(1.0 / self.temperature)
+        noisy = [(x - top) * scale + noise(self.seed, position, v) for v, x in enumerate(left[first:], first)]
+        return [first + v for v in _near(noisy)]
 
     def processed(self, row: list[float]) -> list[float] | None:
         """The logits whose softmax a token is drawn from; None where rounding decides what the filters leave."""
