@@ -30,7 +30,8 @@ from specc.support.diagnostics import Diagnostic, DiagnosticError, Note
 from specc.support.location import Location
 
 if TYPE_CHECKING:
-    from specc.codegen.aot import Artifact, CompileError, KernelSource
+    from specc.codegen.aot import CompileError, KernelSource
+    from specc.codegen.artifact import Artifact
     from specc.codegen.cache import Cache
 
 
@@ -244,7 +245,7 @@ def _blamed(error: CompileError, ops: Sequence[Op]) -> tuple[OpDef, int] | None:
 
 def unloadable(loaded: LoadedConfig, archs: Sequence[str]) -> list[Diagnostic]:
     """A warning for every arch whose machine code the runtime does not load, where the configuration names it."""
-    from specc.codegen.aot import parse_arch
+    from specc.codegen.artifact import parse_arch
 
     written = loaded.config.archs
     return [

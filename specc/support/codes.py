@@ -73,6 +73,7 @@ CODES: dict[str, str] = {
     "kernel/resources": "A program needs more of a GPU than allowed: registers, shared memory, stack, grid or memory.",
     "aot/compile-failed": "The kernel compiler rejected a generated kernel.",
     "aot/no-compiler": "No compiler for a requested architecture is installed.",
+    "aot/no-cache": "Compiled kernels are not kept: others may write where they would be, or it is no directory.",
     "aot/inspection-only": "Machine code is compiled for an architecture that the runtime cannot load.",
     "emit/io": "An output file or directory could not be written.",
     "emit/exists": "A file of that name is there already, and would be written over.",
