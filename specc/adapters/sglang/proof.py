@@ -3,8 +3,8 @@
 Signatures do not show that something means another thing than it did. So once a program is bound, made-up texts of two
 requests are prefilled by SGLang, and the program makes a step of them. The target's scores in the step must be SGLang's
 after the same texts, and what the step emits must be what SGLang scores highest. Where steps are captured, a captured
-one follows, of which the latter must hold, too. Slots are free ones, and rows of tables are put back, so nothing is left
-but values in free slots.
+one follows, of which the latter must hold, too. Slots are free ones, and rows of tables are put back, so nothing
+is left but values in free slots.
 """
 
 from __future__ import annotations

@@ -130,7 +130,25 @@ layers.attention.triton_backend.ForwardMetadata(attn_logits attn_lse max_extend_
     qo_indptr custom_mask mask_indptr window_kv_indptr window_kv_indices window_num_kv_splits window_kv_offsets)
 mem_cache.kv_index_translator.KVIndexTranslator.pack_read_stream(plan req_pool_indices seq_lens indptr out)
 """,
-}
+    "flashinfer": """
+layers.attention.flashinfer_backend: BatchDecodeWithPagedKVCacheWrapper BatchPrefillWithPagedKVCacheWrapper
+    fast_decode_plan
+layers.attention.flashinfer_backend.DecodeMetadata(decode_wrappers)
+layers.attention.flashinfer_backend.PrefillMetadata(prefill_wrappers use_ragged extend_no_prefix)
+layers.attention.flashinfer_backend.fast_prefill_plan(self qo_indptr paged_kv_indptr paged_kv_indices
+    paged_kv_last_page_len num_qo_heads num_kv_heads head_dim_qk page_size q_data_type kv_data_type qo_indptr_host
+    kv_indptr_host kv_lens_host max_q_len max_kv_len)
+layers.attention.flashinfer_backend.FlashInferAttnBackend: decode_backend decode_use_tensor_cores
+    disable_cuda_graph_kv_split forward_metadata indices_updater_decode indices_updater_prefill prefill_backend
+    workspace_buffer
+""",
+} | dict.fromkeys(
+    ("cutedsl_mla", "dsa", "fa4", "flashmla", "trtllm_mha", "trtllm_mla"),
+    """
+layers.attention.base_attn_backend.AttentionBackend.init_forward_metadata_out_graph(forward_batch in_capture)
+layers.attention.base_attn_backend.AttentionBackend.init_forward_metadata_in_graph(forward_batch)
+""",
+)
 """What a kind of attention needs beside `MUST`, looked for in servers that have it."""
 
 

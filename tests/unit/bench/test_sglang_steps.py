@@ -201,7 +201,8 @@ def check_config(config, variant, folder):
     assert config["max_requests"] > max(variant.models.rows)
     assert ("sampling" in config) == (dict(variant.sampling)["temperature"] > 0)
     fa3 = variant.backend == "fa3" or (variant.backend is None and not (variant.written and topk > 1))
-    assert config.get("mask") == (None if topk == 1 else "slots" if fa3 else "full")
+    mask = "slots" if fa3 else "full" if variant.backend == "triton" else "qlen"
+    assert config.get("mask") == (None if topk == 1 else mask)
     target = json.loads((folder / variant.models.target / "config.json").read_text())
     layers = {"target": target["num_hidden_layers"], "draft": 1}
     if variant.draft:
