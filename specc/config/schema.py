@@ -183,7 +183,7 @@ class ConfigFile(Block):
     verify_rows: VerifyRows = "auto"
     """With verify: target_only, which rows of the target's logits are drawn from: all at once (eager), those of the
     accepted path one after the other (lazy), or what takes less time by an estimate over all buckets (auto). The tokens
-    are the same."""
+    are the same. With logprobs: processed and a filter in sampling all rows are needed, and lazy is refused."""
     draft_sampling: DraftSampling = "greedy"
     """How a chain is drafted where verify is target_only: by the draft's largest logit (greedy), or by a token drawn
     with the noise that the target will draw with at the position (coupled), so that the two agree more often at

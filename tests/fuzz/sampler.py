@@ -80,9 +80,9 @@ class Sampler:
 
         Where the largest is infinite that is the first such.
         """
-        top = max(left[first:])
-        if math.isinf(top):
-            return [left.index(top, first)]
+        top, scaled = max(left[first:]), self.scaled(left)
+        if math.isinf(max(scaled[first:])):
+            return [scaled.index(max(scaled[first:]), first)]
         scale = f32(1.0 / self.temperature)
         noisy = [(x - top) * scale + noise(self.seed, position, v) for v, x in enumerate(left[first:], first)]
         return [first + v for v in _near(noisy)]

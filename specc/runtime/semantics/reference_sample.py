@@ -86,9 +86,9 @@ def sample_draw(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     entry = tile[..., None] * TILE + torch.arange(TILE, device=logits.device)
     inside = tiles.gather(-2, tile[..., None, None].expand(*tile.shape, 1, TILE)).squeeze(-2)
     most = inside.amax(dim=-1, keepdim=True)
-    chosen = (inside - most).double() * scale + gumbel(entry, key)
-    noisy = (scale > 0) & (most < torch.inf) & (inside > -torch.inf)
-    within = torch.where(noisy, chosen, inside).max(dim=-1).indices
+    noisy = (inside - most).double() * scale + gumbel(entry, key)
+    noisy = torch.where((most * scale).isinf(), inside * scale, noisy)
+    within = torch.where(scale > 0, noisy, inside).max(dim=-1).indices
     index = zero_rows(tile * TILE + within, rows == 0).to(DTYPES[attrs["dtype"]])
     bad = zero_rows(best.isinf() | logits.isnan().any(dim=-1), rows == 0)
     return index[..., None] if attrs.get("keep") else index, bad
