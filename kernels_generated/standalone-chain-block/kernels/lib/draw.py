@@ -248,10 +248,10 @@ def _entry(row_ptr, row, tile, key, scale, cut, CUT: tl.constexpr, PROLOGUE: tl.
     x = tl.where((at < V) & (x == x), x, float("-inf"))
     if CUT:
         x = tl.where(x < cut, float("-inf"), x)
-    # Less the largest, so that none of the noise is lost.
+    # Less the largest, so that none of the noise is lost, unless that is infinite.
     top = tl.max(x, axis=0)
     noisy = (x - top) * scale + gumbel(uniform_bits(at, key))
-    noisy = tl.where((scale > 0.0) & (top < float("inf")), tl.where(x > float("-inf"), noisy, x), x)
+    noisy = tl.where(scale > 0.0, tl.where(tl.abs(top * scale) < float("inf"), noisy, x * scale), x)
     _, index = first_of_largest(noisy, at, 0)
     return index
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,8 +20,6 @@ from .roles import Roles, roles_of
 from .step_tables import Sizes, Tables
 
 __all__ = ["Attention", "roles_of"]
-
-logger = logging.getLogger(__name__)
 
 BY_CONTRACT = ("cutedsl_mla", "dsa", "fa4", "flashmla", "trtllm_mha", "trtllm_mla")
 """Backends that serve chains and prepare them themselves. No GPU has run a program on one."""
@@ -51,8 +48,6 @@ class Attention:
         self.captured = captured
         roles = roles_of(worker)
         names = roles.named()
-        if untried := sorted({*names.values()} & {*BY_CONTRACT}):
-            logger.warning("specc: attention %s was not tried on a GPU, only beside stand-ins", " and ".join(untried))
         model = worker.target_worker.model_runner.model_config
         sizes = Sizes(
             largest=plan.buckets[-1],
