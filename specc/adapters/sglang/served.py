@@ -18,8 +18,7 @@ class Backend:
         caches: layouts of the KV caches over which it is served, as `Model.cache` has them.
         mask: the mode in which it reads the mask of a tree, by specc's name; None where chains alone are served.
         device: `cpu` for one that runs on no GPU; one of a GPU is served wherever SGLang starts it.
-        tried: whether a program has run on it. One that has not runs by SGLang's own preparation of its metadata, of
-            which no GPU at hand could show more than that it is called as SGLang calls it.
+        tried: whether a program has run on it, on a GPU if it is one of a GPU's.
 
     """
 
@@ -32,7 +31,7 @@ class Backend:
 BACKENDS: Mapping[str, Backend] = {
     "triton": Backend(("mha",), mask="full"),
     "fa3": Backend(("mha", "mla"), mask="slots"),
-    "flashinfer": Backend(("mha",), mask="qlen"),
+    "flashinfer": Backend(("mha",), mask="qlen", tried=False),
     "intel_amx": Backend(("mha",), mask="qlen", device="cpu"),
     "trtllm_mha": Backend(("mha",), tried=False),
     "trtllm_mla": Backend(("mla",), tried=False),
