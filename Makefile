@@ -132,10 +132,13 @@ browser: setup build/mermaid.min.js
 	command -v chromium google-chrome >/dev/null || (apt-get update -q && apt-get install -y -q --no-install-recommends chromium fonts-dejavu-core)
 	$(BIN)/python -m pytest tests/browser -m browser
 
-# The real SGLang on a CPU, in an environment of its own. TEXTS=2000 compares distributions of so many of each prompt.
-SGLANG ?=
-TEXTS ?= 300
+# The real SGLang on a CPU, in an environment of its own; VERSION=0.5.22 another one than the newest that is tested.
+# TEXTS=2000 compares distributions of so many of each prompt.
+SGLANG  ?=
+TEXTS   ?= 300
+VERSION ?=
 
+sglang: export SPECC_TEST_SGLANG = $(VERSION)
 sglang: setup
 	$(PYTHON) tests/sglang/make_environment.py
 	SPECC_TEST_TEXTS=$(TEXTS) $(BIN)/python -m pytest tests/sglang -m sglang $(SGLANG)

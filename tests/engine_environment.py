@@ -60,6 +60,11 @@ class Environment:
         """Let pip install. That an engine's requirements are not all met is on purpose: no warnings about it."""
         self._pip("install", "--no-warn-conflicts", *arguments)
 
+    def build_on(self, base: Environment) -> None:
+        """Find in `base` all packages that are not in this one."""
+        line = f"import site; site.addsitedir({str(base.site)!r})\n"
+        (self.site / "specc_base.pth").write_text(line, encoding="utf-8")
+
     def download(self, requirement: str, folder: Path) -> Path:
         """Let pip put a package's wheel into a new folder, without what it requires."""
         self._pip("download", "--no-deps", "--only-binary=:all:", f"--dest={folder}", requirement)

@@ -1,21 +1,38 @@
 #!/bin/bash
-# Makes the folder that a GPU machine without a package index needs to run bench/sglang (docs/benchmarks.md):
+# Makes the folder that a GPU machine without a package index needs to run bench/sglang and tests/sglang/on_gpu.sh:
 #
-#   bench/sglang/bundle.sh OUT WHEEL.whl ...
+#   bench/sglang/bundle.sh OUT [WHEEL.whl ...]
 #
-# Needs any Python with pip and a package index, and about 0.5 GB in TMPDIR. OUT must be new. With MODELS=no it holds no example
-# models, which run.sh is then told. The machine itself brings Linux x86-64, Python 3.12, torch 2.11 for CUDA 13, triton,
-# transformers, nvcc, ninja and an sm_90 GPU.
+# Needs any Python with pip and a package index, binutils, and about 3 GB in TMPDIR. Of an OUT that is a bundle, scripts and
+# programs alone are made anew. The wheels are programs of configs/, which the tests do without. FA3 says which kernels of
+# FlashAttention 3 are in it, see fa3.py ("64 128 mla"; none if empty). With FLASHINFER=no it lacks flashinfer, with MODELS=no
+# the example models, which run.sh is then told. The machine itself brings Linux x86-64, Python 3.12, torch 2.11 for CUDA 13,
+# triton, transformers, nvcc, ninja and an sm_90 GPU.
+#
+# OUT holds scripts, programs, and the rest as part.00, part.01, ... of at most PART (28) MiB each. Where they do not travel at
+# once, each travels with run.sh and site.sh: `run.sh keep` puts it into WORK, where the last call finds it.
 set -euo pipefail
-[ $# -ge 1 ] || { echo "usage: $0 OUT WHEEL.whl ..." >&2; exit 2; }
+[ $# -ge 1 ] || { echo "usage: $0 OUT [WHEEL.whl ...]" >&2; exit 2; }
 out=$1; shift
-[ ! -e "$out" ] || { echo "$out exists" >&2; exit 2; }
+[ ! -e "$out" ] || [ -e "$out/parts.sha256" ] || { echo "$out exists and is no bundle" >&2; exit 2; }
 for wheel in "$@"; do [ -f "$wheel" ] || { echo "$wheel: no such wheel" >&2; exit 2; }; done
-here=$(cd "$(dirname "$0")" && pwd) start=$SECONDS
+here=$(cd "$(dirname "$0")" && pwd) root=$(cd "$(dirname "$0")/../.." && pwd) start=$SECONDS python=${PYTHON:-python3}
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
-tree=$work/tree; mkdir -p "$tree" "$work/whl" "$out/models"
-
+tree=$work/tree packs=$work/packs; mkdir -p "$tree" "$packs" "$work/whl" "$out"
 . "$here/../wheels.sh"
+finish() { # scripts and programs
+  cp "$here"/*.py "$here/../texts.py" "$here"/*.sh "$out"
+  rm "$out"/{bundle.sh,fa3.py}
+  pack_programs "$out" "$@"
+  for file in "$out"/part.* "$out/programs.tar.xz"; do du -m "$file"; done
+  weigh "$out" $((SECONDS - start)) || echo "it travels in several calls"
+}
+if [ -e "$out/parts.sha256" ]; then finish "$@"; exit; fi
+pack() { # pack NAME FOLDER: an archive of what belongs into a folder of Python's path; holes of libraries stay holes
+  find "$2" -name __pycache__ -prune -exec rm -rf {} +
+  tar -S --hole-detection=raw --sort=name -C "$2" -cf - . | xz -6 -T2 > "$packs/$1.tar.xz"
+  echo "$1: $(du -m "$packs/$1.tar.xz" | cut -f1) MiB"
+}
 
 # SGLang without what serving a text model never imports: image generation, tests, benchmarks, tuned configurations of
 # kernels not used here, and Rust extensions.
@@ -29,25 +46,48 @@ dual=$tree/sglang/srt/layers/dual_gemm.py
 grep -q '^        if not is_cuda():' "$dual"
 sed -i 's/^        if not is_cuda():/        if True:/' "$dual"
 
-# sglang-kernel: Python files and metadata of 0.4.10, whose version SGLang checks, and the sm_90 library of 0.4.6, the last
+# sglang-kernel: Python files and metadata of 0.4.10, whose version SGLang checks, and the sm_90 libraries of 0.4.6, the last
 # that torch 2.11 loads. What was added in between fails when it is called.
-kernel() { # kernel VERSION PATTERN...
-  get "$work" "sglang-kernel==$1"
-  unpack "$work"/sglang_kernel-"$1"-*.whl "$tree" "${@:2}"
-  rm "$work"/sglang_kernel-"$1"-*.whl
-}
-kernel 0.4.10 'sgl_kernel/*.py' 'sglang_kernel-0.4.10.dist-info/*'
-kernel 0.4.6 sgl_kernel/sm90/common_ops.abi3.so
-cp -r "$here"/stubs/. "$here"/../../tests/sglang/stand_ins/IPython "$tree"
+get "$work" sglang-kernel==0.4.10
+unpack "$work"/sglang_kernel-0.4.10-*.whl "$tree" 'sgl_kernel/*.py' 'sglang_kernel-0.4.10.dist-info/*'
+rm "$work"/sglang_kernel-0.4.10-*.whl
+get "$work" sglang-kernel==0.4.6
+unpack "$work"/sglang_kernel-0.4.6-*.whl "$tree" sgl_kernel/sm90/common_ops.abi3.so
+kinds=${FA3-64 128 mla}
+if [ -n "$kinds" ]; then
+  unpack "$work"/sglang_kernel-0.4.6-*.whl "$work/fa3" sgl_kernel/flash_ops.abi3.so
+  "$python" -m pip --disable-pip-version-check install -q --root-user-action=ignore --target "$work/zstandard" zstandard
+  PYTHONPATH=$work/zstandard "$python" "$here/fa3.py" "$work/fa3/sgl_kernel/flash_ops.abi3.so" $kinds
+  pack fa3 "$work/fa3"
+  rm -r "$work/fa3"
+fi
+rm "$work"/sglang_kernel-0.4.6-*.whl
+cp -r "$here"/stubs/. "$root"/tests/sglang/stand_ins/IPython "$tree"
+
+# flashinfer: its Python files, and the sources of what models of this kind call, which are compiled at first use. Sources in
+# folders below csrc, and those that name a later GPU, belong to other kernels.
+if [ "${FLASHINFER:-}" != no ]; then
+  get "$work" flashinfer-python==0.7.2
+  unpack "$work"/flashinfer_python-0.7.2-*.whl "$work/flashinfer" '*'
+  rm "$work"/flashinfer_python-0.7.2-*.whl
+  library=$work/flashinfer/flashinfer
+  find "$library/data/csrc" -mindepth 1 -maxdepth 1 \( -type d -o -name 'cake_*' -o -name 'alphamoe_*' -o -name '*sm1[02]*' \) \
+    -exec rm -rf {} +
+  rm -rf "$library"/data/cutlass/{python,examples,test,docs,media} "$library"/experimental/*/csrc \
+    "$library"/fused_moe/backends/*/artifacts "$library"/moe_ep/*/*
+  pack flashinfer "$work/flashinfer"
+fi
 
 # Libraries beside it, in the same archive: packed together they take half of what their wheels do.
 get "$work/whl" -r "$here/requirements.txt"
 for wheel in "$work"/whl/*.whl; do unpack "$wheel" "$tree" '*'; done
-find "$tree" -name __pycache__ -prune -exec rm -rf {} +
-XZ_OPT="-6 -T2" tar -C "$tree" -cJf "$out/tree.tar.xz" .
+pack tree "$tree"
 
-[ "${MODELS:-}" = no ] || for model in target standalone eagle; do cp -r "$here/../../examples/models/$model" "$out/models"; done
-cp "$here"/*.py "$here/../texts.py" "$here/run.sh" "$out"
-pack_programs "$out" "$@"
-find "$out" -name __pycache__ -prune -exec rm -rf {} +
-weigh "$out" $((SECONDS - start))
+if [ "${MODELS:-}" != no ]; then
+  mkdir "$work/models"
+  for model in target standalone eagle; do cp -r "$root/examples/models/$model" "$work/models"; done
+  pack models "$work/models"
+fi
+tar -C "$packs" -cf - . | split -d -b "${PART:-28}M" - "$out/part."
+(cd "$out" && sha256sum part.* > parts.sha256)
+finish "$@"

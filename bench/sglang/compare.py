@@ -1,42 +1,58 @@
-"""Stock SGLang against SGLang with specc's programs, in turn, each engine in a process of its own.
+"""SGLang's own step against a program's in the same server, in turn, each engine in a process of its own.
 
     compare.py --models DIR --programs DIR --out DIR [--budget SECONDS] [--limit SECONDS] [--jobs N] [VARIANT ...]
 
 DIR of --programs has a folder per program, in which its wheel is unpacked. For every variant (all of variants.py by
-default) stock SGLang runs, then SGLang with the program. Results that are in --out already are kept, so that a call
-that ran out of time can be repeated. With --jobs N, N variants run at a time, on the GPUs that --gpus counts.
+default; a name with * stands for all that match) SGLang runs as it is ("stock"), then with the program ("specc").
+Results that are in --out already are kept, so that a call that ran out of time can be repeated. With --jobs N, N
+variants run at a time, on the GPUs that --gpus counts: for texts, not for times.
 Results: OUT/comparison.json, OUT/comparison.md, OUT/runs. Ends with 1 when an engine failed, or was not started for
-want of time, or when texts differ that must not.
+want of time, or when something is not the same on both sides that must be (see report.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import fnmatch
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from queue import Queue
 from typing import Any
 
+import report
 from variants import VARIANTS, Variant
 
 HERE = Path(__file__).resolve().parent
-if (HERE.parent / "texts.py").exists():
-    sys.path.insert(0, str(HERE.parent))
-
-from texts import compare_texts, last_line, number, share
-
 SIDES = ("stock", "specc")
-BATCHES = (1, 8)
 LEAST = 25
 """Seconds below which no engine is started."""
+ROOM = 64
+"""KV slots of a request beyond its text."""
 Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Points:
+    """What is timed, and traced: lengths of prompts, batch sizes."""
+
+    contexts: tuple[int, ...] = (1024, 8192)
+    batches: tuple[int, ...] = (1, 8, 32, 64)
+    traced: tuple[int, ...] = (1, 32)
+
+    def of(self, variant: Variant, tokens: int) -> list[list[int]]:
+        """[context, batch] of all that a server has KV slots for, when each request generates so many tokens."""
+        slots, rows = variant.models.tokens, max(variant.models.rows)
+        every = [[context, batch] for context in self.contexts for batch in self.batches]
+        return [[c, b] for c, b in every if b <= rows and b * (c + tokens + ROOM) <= slots]
 
 
 @dataclass(frozen=True)
@@ -51,6 +67,7 @@ class Session:
     limit: float
     overrides: dict[str, Any]
     gpus: Queue[str]
+    points: Points = Points()
 
     def path(self, variant: Variant, side: str, suffix: str) -> Path:
         """A file of one run."""
@@ -62,6 +79,13 @@ class Session:
             return json.loads(self.path(variant, side, "json").read_text())
         except (OSError, ValueError):
             return {"error": "not run"}
+
+    @cached_property
+    def prompts(self) -> list[list[int]]:
+        """What is asked where texts count."""
+        from prompts import text_prompts
+
+        return text_prompts(self.models / "ex_target")
 
 
 def sides(variant: Variant) -> tuple[str, ...]:
@@ -125,16 +149,18 @@ def run_process(command: list[str], settings: dict[str, str], log: Path, limit: 
 
 def make_job(session: Session, variant: Variant, program: Path | None) -> Result:
     """What one.py is asked."""
-    traced = {"cpu": 0, "cuda": 128 if variant.algorithm else 48}[session.device]
-    return {
+    job: Result = {
         "engine": variant.engine(session.models, session.device),
-        "text": variant.text,
-        "batches": list(BATCHES),
-        "traced": traced,
+        "environment": variant.environment(),
+        "sampling": dict(variant.sampling),
         "plan": str(program / program.name / "plan.json") if program else None,
         "traces": str(session.out / "traces"),
-        "environment": variant.environment(),
     } | session.overrides
+    if variant.text:
+        return {"prompts": session.prompts} | job
+    points = session.points.of(variant, job.get("tokens", 256))
+    traced = [[c, b] for c, b in points if b in session.points.traced] if session.device == "cuda" else []
+    return {"points": points, "traced": traced} | job
 
 
 def environment(session: Session, variant: Variant, program: Path | None, gpu: str) -> dict[str, str]:
@@ -151,79 +177,17 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-COLUMNS = {
-    "tokens/s": lambda run, batch: run[f"bs{batch}"]["tokens_per_s"],
-    "ms per step": lambda run, batch: run[f"bs{batch}"]["ms_per_step"],
-    "tokens per step": lambda run, batch: run[f"bs{batch}"]["tokens_per_step"],
-    "launches": lambda run, batch: run[f"trace_bs{batch}"]["launches_per_step"],
-    "graphs": lambda run, batch: run[f"trace_bs{batch}"]["graphs_per_step"],
-    "between": lambda run, batch: run[f"trace_bs{batch}"]["between_per_step"],
-    "glue us": lambda run, batch: run[f"trace_bs{batch}"]["glue_us"],
-    "program us": lambda run, batch: run[f"trace_bs{batch}"]["us_by_kind"]["program"],
-    "metadata us": lambda run, batch: run[f"trace_bs{batch}"]["us_by_kind"]["metadata"],
-    "torch us": lambda run, batch: run[f"trace_bs{batch}"]["us_by_kind"]["torch"],
-    "GPU us": lambda run, batch: run[f"trace_bs{batch}"]["gpu_busy_us"],
-}
-RATIOS = ("tokens/s", "ms per step", "launches", "glue us", "GPU us")
+def chosen(patterns: Iterable[str]) -> list[Variant]:
+    """The variants that some names or patterns stand for, in the order of variants.py. ValueError if one has none."""
+    patterns = list(patterns) or ["*"]
+    if unknown := [pattern for pattern in patterns if not fnmatch.filter(VARIANTS, pattern)]:
+        raise ValueError(f"no variant {', '.join(unknown)}; there are {', '.join(VARIANTS)}")
+    return [one for name, one in VARIANTS.items() if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
 
 
-def figures(run: Result, batch: int) -> dict[str, float | None]:
-    """The columns of one run; None where it was not measured."""
-    found: dict[str, float | None] = {}
-    for name, read in COLUMNS.items():
-        try:
-            found[name] = float(read(run, batch))
-        except (KeyError, TypeError):
-            found[name] = None
-    return found
-
-
-def compare(session: Session, chosen: list[Variant]) -> list[Result]:
-    """A record per variant: texts, and by batch the figures of both sides and specc's over stock's."""
-    records: list[Result] = []
-    for variant in chosen:
-        runs = {side: session.result(variant, side) for side in sides(variant)}
-        record: Result = {"variant": variant.name, "errors": {}}
-        for side, run in runs.items():
-            parts = {side: run} | {f"{side} {key}": value for key, value in run.items() if key.startswith("trace_")}
-            record["errors"] |= {part: found["error"] for part, found in parts.items() if "error" in found}
-        record["up_s"] = {side: run.get("up_s") for side, run in runs.items()}
-        record["accept_lengths"] = {side: run.get("accept_lengths") for side, run in runs.items()}
-        if variant.text and variant.program:
-            plain = session.result(VARIANTS[f"{variant.kind}_nospec"], "stock")
-            record["texts"] = compare_texts(runs["specc"], runs["stock"])
-            record["texts_of_no_speculation"] = {side: compare_texts(run, plain) for side, run in runs.items()}
-        for batch in BATCHES:
-            sets = {side: figures(run, batch) for side, run in runs.items()}
-            record[f"bs{batch}"] = sets | {"ratio": ratios(sets)} if variant.program else sets
-        for side, run in runs.items():
-            traces = {key: value for key, value in run.items() if key.startswith("trace_")}
-            record.setdefault("traces", {})[side] = traces
-        records.append(record)
-    return records
-
-
-def ratios(sets: dict[str, dict[str, float | None]]) -> dict[str, float | None]:
-    """specc's figures over stock's."""
-    pairs = {name: (sets["specc"][name], sets["stock"][name]) for name in RATIOS}
-    return {name: mine / other if mine is not None and other else None for name, (mine, other) in pairs.items()}
-
-
-def table(records: list[Result]) -> str:
-    """Markdown: texts, then two lines of figures and one of ratios per variant and batch."""
-    lines = ["| variant | texts as stock | stock as no speculation | failed |", "|---|---|---|---|"]
-    for record in records:
-        plain = record.get("texts_of_no_speculation", {}).get("stock")
-        failed = "; ".join(f"{side}: {last_line(error)}" for side, error in record["errors"].items())
-        lines.append(f"| {record['variant']} | {share(record.get('texts'))} | {share(plain)} | {failed or '-'} |")
-    lines += ["", f"| variant | batch | | {' | '.join(COLUMNS)} |", "|---" * (3 + len(COLUMNS)) + "|"]
-    for record in records:
-        for batch in BATCHES:
-            for side, found in record[f"bs{batch}"].items():
-                cells = " | ".join(number(found.get(name)) for name in COLUMNS)
-                label = "**specc / stock**" if side == "ratio" else side
-                lines.append(f"| {record['variant']} | {batch} | {label} | {cells} |")
-    return "\n".join(lines) + "\n"
+def numbers(text: str) -> tuple[int, ...]:
+    """Of an option, with commas."""
+    return tuple(int(word) for word in text.split(",") if word)
 
 
 def arguments() -> argparse.Namespace:
@@ -235,15 +199,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--budget", type=float, default=3600, help="seconds for everything")
-    parser.add_argument("--limit", type=float, default=180, help="seconds for one engine")
+    parser.add_argument("--limit", type=float, default=240, help="seconds for one engine")
     parser.add_argument("--jobs", type=int, default=1, help="variants at a time")
     parser.add_argument("--gpus", type=int, default=0, help="GPUs that the jobs share; 0 leaves them as they are")
+    for name, default in vars(Points()).items():
+        parser.add_argument(f"--{name}", type=numbers, default=default, metavar="N,...")
     parser.add_argument(
         "--job", type=json.loads, default={}, metavar="JSON", help="replaces keys of every job of one.py"
     )
     options = parser.parse_args()
-    if unknown := [name for name in options.variants if name not in VARIANTS]:
-        parser.error(f"no variant {', '.join(unknown)}; there are {', '.join(VARIANTS)}")
+    try:
+        options.variants = chosen(options.variants)
+    except ValueError as error:
+        parser.error(str(error))
     return options
 
 
@@ -256,17 +224,20 @@ def main() -> int:
         gpus.put(str(job % options.gpus) if options.gpus else "")
     deadline = time.monotonic() + options.budget
     folders = (path.resolve() for path in (options.models, options.programs, options.out))
-    session = Session(*folders, options.device, deadline, options.limit, options.job, gpus)
-    chosen = [VARIANTS[name] for name in options.variants or VARIANTS]
+    points = Points(options.contexts, options.batches, options.traced)
+    session = Session(*folders, options.device, deadline, options.limit, options.job, gpus, points)
+    if any(one.text for one in options.variants):
+        _ = session.prompts  # transformers is not imported by several threads at once
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(lambda variant: run_variant(session, variant), chosen))
-    records = compare(session, chosen)
-    (options.out / "comparison.json").write_text(json.dumps(records, indent=1))
-    text = table(records)
+        list(pool.map(lambda variant: run_variant(session, variant), options.variants))
+    results = {one.name: {side: session.result(one, side) for side in sides(one)} for one in options.variants}
+    plain = {one.plain: session.result(VARIANTS[one.plain], "stock") for one in options.variants}
+    found = report.report(options.variants, results, plain, session.models)
+    (options.out / "comparison.json").write_text(json.dumps(found, indent=1))
+    text = report.tables(found)
     (options.out / "comparison.md").write_text(text)
     say(text)
-    texts = [record["texts"] for record in records if record.get("texts")]
-    return int(any(record["errors"] for record in records) or any(found["same"] < found["of"] for found in texts))
+    return int(bool(found["failures"]))
 
 
 if __name__ == "__main__":

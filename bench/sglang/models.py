@@ -1,11 +1,9 @@
-"""The models of the variants: models.py OUT MODELS [KIND ...], KIND being example, small or large.
+"""The models of the variants: models.py OUT MODELS. MODELS is examples/models; what is there already is kept.
 
-MODELS is examples/models. Kinds, all by default, folders that are there already are kept:
-
-* example: the target and draft of specc's examples, and its EAGLE head in SGLang's layout.
-* small: a random Llama, 512 wide, 4 layers, target and draft in one.
-* large: random, of a real size: a target of 1.2 B parameters, a draft of 4 layers, an EAGLE head of one of the target's
-  layers. Drafts mean nothing, so that measuring sets the accepted length (SGLANG_SIMULATE_ACC_LEN).
+* ex_...: the target and draft of specc's examples, and its EAGLE head in SGLang's layout.
+* exmla_...: a random model like DeepSeek-V3, with latent KV rows of its widths, and an MTP module that drafts well.
+* llama_..., mla_...: no weights, which SGLang makes up: the sizes of Llama-3.1-8B with an EAGLE head of one layer, and
+  those of DeepSeek-V2-Lite, all layers dense (2.7 B parameters), with an MTP module of 64 experts.
 """
 
 from __future__ import annotations
@@ -14,100 +12,217 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
-LARGE_VOCAB = 128256
-STD = {"small": 0.08, "large": 0.05}
-"""Of the weights: so wide that argmax is not the same token everywhere."""
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "dtype": "bfloat16",
+}
+LATENT: dict[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "num_nextn_predict_layers": 1,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "moe_layer_freq": 1,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 40.0,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
+    "max_position_embeddings": 163840,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "dtype": "bfloat16",
+}
+MLA = LATENT | {
+    "hidden_size": 2048,
+    "num_hidden_layers": 27,
+    "first_k_dense_replace": 27,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "q_lora_rank": 1536,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 64,
+    "num_experts_per_tok": 6,
+    "n_shared_experts": 2,
+    "n_group": 8,
+    "topk_group": 4,
+    "vocab_size": 129280,
+}
+SMALL_MLA = LATENT | {
+    "hidden_size": 512,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 128,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 128,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "vocab_size": 2048,
+}
+STD = 0.04
+"""Of the weights of exmla_target's layers, beside embeddings of 1."""
+LIFT = 4.5
+"""By how many standard deviations of a score each token is followed by a token of its own, before layers add theirs."""
 
 
-def llama(kind: str, vocab: int, width: int, layers: int, kv_heads: int, inner: int) -> LlamaConfig:
-    """Sizes of a random model; heads have 64 elements."""
-    return LlamaConfig(
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=width // 64,
-        num_key_value_heads=kv_heads,
-        head_dim=64,
-        intermediate_size=inner,
-        vocab_size=vocab,
-        max_position_embeddings=4096,
-        tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=1,
-        initializer_range=STD[kind],
+def write_config(folder: Path, config: dict[str, Any]) -> None:
+    """Written last: the sign that a model is complete."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+
+
+def save(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> None:
+    """A model with weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(
+        {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, folder / "model.safetensors"
     )
-
-
-def save_random(path: Path, config: LlamaConfig) -> LlamaForCausalLM:
-    """A model of random weights, in bf16."""
-    torch.manual_seed(6)
-    model = LlamaForCausalLM(config).to(torch.bfloat16)
-    model.save_pretrained(path)
-    return model
-
-
-def save_head(path: Path, config: dict[str, object], weights: dict[str, Tensor]) -> None:
-    """An EAGLE head in SGLang's layout: LlamaForCausalLMEagle, whose first layer has no input norm."""
-    path.mkdir(parents=True, exist_ok=True)
-    kept = {name: tensor for name, tensor in weights.items() if "input_layernorm" not in name}
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in kept.items()}
-    save_file(tensors, path / "model.safetensors")
-    named = {"architectures": ["LlamaForCausalLMEagle"], "tie_word_embeddings": False}
-    (path / "config.json").write_text(json.dumps(config | named))
+    write_config(folder, config)
 
 
 def example(out: Path, models: Path) -> None:
-    """ex_target, ex_standalone, ex_eagle."""
+    """ex_target, ex_standalone, ex_eagle, whose first layer has no input norm in SGLang."""
     for name in ("target", "standalone"):
         shutil.copytree(models / name, out / f"ex_{name}", dirs_exist_ok=True)
     old = load_file(models / "eagle" / "model.safetensors")
     weights = {name.replace("layer.", "layers.0.", 1): tensor for name, tensor in old.items()}
+    weights = {name: tensor for name, tensor in weights.items() if "input_layernorm" not in name}
     weights["fc.bias"] = torch.zeros_like(old["fc.weight"][:, 0])
     weights["embed_tokens.weight"] = load_file(models / "target" / "model.safetensors")["model.embed_tokens.weight"]
-    save_head(out / "ex_eagle", json.loads((models / "eagle" / "config.json").read_text()), weights)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(models / "eagle" / name, out / "ex_eagle" / name)
+    config = json.loads((models / "eagle" / "config.json").read_text())
+    save(out / "ex_eagle", config | {"architectures": ["LlamaForCausalLMEagle"], "tie_word_embeddings": False}, weights)
 
 
-def small(out: Path, _: Path) -> None:
-    """small_target."""
-    save_random(out / "small_target", llama("small", 32000, 512, 4, 4, 1536))
+def latent_weights(config: dict[str, Any], draw: torch.Generator) -> dict[str, Tensor]:
+    """Of a model like DeepSeek-V3 whose layers are dense, and of its MTP module, whose layer has experts.
+
+    Each token has a token that likely follows, and layers change that now and then. The module passes on the embedding
+    and leaves out the hidden state, so it says what likely follows.
+    """
+    width, vocab, layers, heads = (
+        config[name] for name in ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads")
+    )
+    nope, rope, values = (config[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=draw) * STD
+
+    def mlp(inner: int) -> dict[str, Tensor]:
+        shapes = {"gate_proj": (inner, width), "up_proj": (inner, width), "down_proj": (width, inner)}
+        return {f"{name}.weight": random(*shape) for name, shape in shapes.items()}
+
+    def layer() -> dict[str, Tensor]:
+        queries, latent = config["q_lora_rank"], config["kv_lora_rank"]
+        made = {f"{name}.weight": torch.ones(width) for name in ("input_layernorm", "post_attention_layernorm")}
+        attention = {
+            "q_a_proj": random(queries, width),
+            "q_a_layernorm": torch.ones(queries),
+            "q_b_proj": random(heads * (nope + rope), queries),
+            "kv_a_proj_with_mqa": random(latent + rope, width),
+            "kv_a_layernorm": torch.ones(latent),
+            "kv_b_proj": random(heads * (nope + values), latent),
+            "o_proj": random(width, heads * values),
+        }
+        return made | {f"self_attn.{name}.weight": tensor for name, tensor in attention.items()}
+
+    def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+    embedding = torch.randn((vocab, width), generator=draw)
+    head = random(vocab, width) + LIFT * STD * width**-0.5 * embedding[torch.randperm(vocab, generator=draw)]
+    weights = {"model.embed_tokens.weight": embedding, "model.norm.weight": torch.ones(width), "lm_head.weight": head}
+    for number in range(layers):
+        weights |= under(f"model.layers.{number}", layer() | under("mlp", mlp(config["intermediate_size"])))
+    experts, inner = config["n_routed_experts"], config["moe_intermediate_size"]
+    module = layer() | {
+        "enorm.weight": torch.ones(width),
+        "hnorm.weight": torch.ones(width),
+        "eh_proj.weight": torch.cat((torch.eye(width), torch.zeros(width, width)), dim=1),
+        "embed_tokens.weight": embedding.clone(),
+        "shared_head.norm.weight": torch.ones(width),
+        "shared_head.head.weight": head.clone(),
+        "mlp.gate.weight": random(experts, width),
+        "mlp.gate.e_score_correction_bias": torch.zeros(experts),
+    }
+    module |= under("mlp.shared_experts", mlp(inner * config["n_shared_experts"]))
+    for number in range(experts):
+        module |= under(f"mlp.experts.{number}", mlp(inner))
+    return weights | under(f"model.layers.{layers}", module)
 
 
-def large(out: Path, _: Path) -> None:
-    """large_target, large_standalone, large_eagle; made on a GPU where there is one."""
-    torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.set_default_dtype(torch.bfloat16)
-    target = save_random(out / "large_target", llama("large", LARGE_VOCAB, 2048, 16, 8, 8192))
-    save_random(out / "large_standalone", llama("large", LARGE_VOCAB, 1024, 4, 8, 4096))
-    config = llama("large", LARGE_VOCAB, 2048, 1, 8, 8192)
-    layer = LlamaForCausalLM(config).state_dict()
-    weights = {name.removeprefix("model."): tensor for name, tensor in layer.items() if "layers.0" in name}
-    weights["fc.weight"] = torch.randn(2048, 2 * 2048) * 0.02
-    weights["fc.bias"] = torch.zeros(2048)
-    weights["embed_tokens.weight"] = target.state_dict()["model.embed_tokens.weight"]
-    types = {"dtype": "bfloat16", "torch_dtype": "bfloat16"}
-    save_head(out / "large_eagle", config.to_dict() | types, weights)
+def small_mla(out: Path, _: Path) -> None:
+    """exmla_target."""
+    weights = latent_weights(SMALL_MLA, torch.Generator().manual_seed(6))
+    exact = {name for name in weights if name.endswith("e_score_correction_bias")}
+    rounded = {name: tensor if name in exact else tensor.to(torch.bfloat16) for name, tensor in weights.items()}
+    save(out / "exmla_target", SMALL_MLA, rounded)
 
 
-KINDS = {"example": (example, "ex_eagle"), "small": (small, "small_target"), "large": (large, "large_eagle")}
-"""What makes the models of a kind, and the folder that is finished last."""
+def llama(out: Path, _: Path) -> None:
+    """llama_target, llama_eagle."""
+    write_config(out / "llama_target", LLAMA)
+    write_config(out / "llama_eagle", LLAMA | {"architectures": ["LlamaForCausalLMEagle"], "num_hidden_layers": 1})
 
 
-def main(out: Path, models: Path, kinds: list[str]) -> None:
+def mla(out: Path, _: Path) -> None:
+    """mla_target, with its module."""
+    write_config(out / "mla_target", MLA)
+
+
+MADE = {"ex_eagle": example, "exmla_target": small_mla, "llama_eagle": llama, "mla_target": mla}
+"""What makes models, by the folder that is finished last."""
+
+
+def main(out: Path, models: Path) -> None:
     """Make what is not there."""
     out.mkdir(parents=True, exist_ok=True)
-    for kind in kinds or KINDS:
-        make, last = KINDS[kind]
+    for last, make in MADE.items():
         if not (out / last / "config.json").exists():
             make(out, models)
     print("models:", *sorted(folder.name for folder in out.iterdir()))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

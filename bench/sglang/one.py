@@ -14,26 +14,31 @@ import sys
 import time
 import traceback
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import steps
 
-PROMPTS = (
-    "def main():\n",
-    "import os\nimport sys\n",
-    "class Foo:\n    def __init__(self",
-    "for i in range(10):\n",
-    '"""A module that',
-    "try:\n    import",
-    "return self.",
-    "if __name__ == ",
-)
 SHORT = 32
-"""Tokens per request of the warm-up, and of the generation whose time is taken off."""
-PROMPT_LENGTH = 48
+"""Tokens per request of the generation whose time is taken off."""
 TRACE_WAIT = 60
+SERVER = (
+    "attention_backend",
+    "prefill_attention_backend",
+    "decode_attention_backend",
+    "speculative_draft_attention_backend",
+    "sampling_backend",
+    "page_size",
+    "speculative_num_steps",
+    "speculative_eagle_topk",
+    "speculative_num_draft_tokens",
+    "max_running_requests",
+    "disable_overlap_schedule",
+    "version",
+)
+"""What is kept of a server's own words about itself, defaults resolved."""
 Result = dict[str, Any]
 
 
@@ -43,48 +48,60 @@ class Job:
 
     Attributes:
         engine: arguments of sglang.Engine.
-        text: whether prompts are text, else random token ids.
-        batches: batch sizes to time and trace.
+        environment: variables that SGLang reads beside them.
+        sampling: parameters of all requests.
+        prompts: token ids of prompts whose answers are kept, all at a time.
+        compared: tokens of each answer.
+        points: [tokens of a prompt, batch size] that are timed.
+        traced: those that are traced, too.
         tokens: tokens that each request generates when it is timed.
-        compared: tokens per prompt whose ids are kept.
         repeats: timed generations.
-        traced: tokens per request under the profiler; 0 traces nothing.
+        profiled: tokens of each request under the profiler.
         plan: plan.json of the program that must run, if one does.
         traces: where traces go.
 
     """
 
     engine: dict[str, Any]
-    text: bool
-    batches: list[int]
-    tokens: int = 512
-    compared: int = 64
-    repeats: int = 5
-    traced: int = 128
+    environment: dict[str, str] = field(default_factory=dict)
+    sampling: dict[str, float] = field(default_factory=dict)
+    prompts: list[list[int]] = field(default_factory=list)
+    compared: int = 40
+    points: list[list[int]] = field(default_factory=list)
+    traced: list[list[int]] = field(default_factory=list)
+    tokens: int = 256
+    repeats: int = 3
+    profiled: int = 96
     plan: str | None = None
     traces: str = "/tmp"
-    environment: dict[str, str] = field(default_factory=dict)
 
 
 class Server:
-    """An engine, and the prompts that it is asked."""
+    """An engine, and what it is asked."""
 
     def __init__(self, job: Job) -> None:
         import sglang
 
         self.engine = sglang.Engine(**job.engine)
-        self._text = job.text
-        draw = random.Random(0)
-        self._ids = [[draw.randrange(5, 2000) for _ in range(PROMPT_LENGTH)] for _ in PROMPTS]
+        self._sampling = {"ignore_eos": True} | job.sampling
 
-    def generate(self, batch: int, tokens: int) -> tuple[list[Any], float]:
-        """The answers to `batch` prompts, `tokens` each, and the seconds."""
-        prompts = {"prompt": list(PROMPTS[:batch])} if self._text else {"input_ids": self._ids[:batch]}
+    def generate(self, prompts: list[list[int]], tokens: int) -> tuple[list[Any], float]:
+        """The answers to some prompts at once, `tokens` each, and the seconds."""
         begin = time.perf_counter()
-        answers = self.engine.generate(
-            **prompts, sampling_params={"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
-        )
+        answers = self.engine.generate(input_ids=prompts, sampling_params=self._sampling | {"max_new_tokens": tokens})
         return answers, time.perf_counter() - begin
+
+    def about(self) -> Result:
+        """What server this is, and what the program has done."""
+        found = self.engine.get_server_info()
+        internal = (found.get("internal_states") or [{}])[0]
+        return {"server": {name: found.get(name) for name in SERVER}, "specc": internal.get("specc")}
+
+
+def random_prompts(context: int, batch: int) -> list[list[int]]:
+    """Of a length, the same in every engine."""
+    draw = random.Random(context)
+    return [[draw.randrange(5, 2000) for _ in range(context)] for _ in range(batch)]
 
 
 def decode_steps(answers: list[Any]) -> int:
@@ -93,36 +110,38 @@ def decode_steps(answers: list[Any]) -> int:
     return max(meta.get("spec_verify_ct") or meta["completion_tokens"] - 1 for meta in metas)
 
 
-def rate(server: Server, batch: int, job: Job) -> Result:
-    """Tokens per second, prefill included; and the time of a decode step, from a long and a short generation."""
-    server.generate(batch, SHORT)
-    samples: list[tuple[float, float, float]] = []
+def rate(server: Server, prompts: list[list[int]], job: Job) -> Result:
+    """The time of a decode step, and tokens per second, from a long and a short generation: neither has the prefill.
+
+    Prompts are cached by the first generation, which is not timed.
+    """
+    server.generate(prompts, SHORT)
+    times, speeds, accepted = [], [], []
     for _ in range(job.repeats):
-        few, short = server.generate(batch, SHORT)
-        many, long = server.generate(batch, job.tokens)
-        step = 1e3 * (long - short) / max(1, decode_steps(many) - decode_steps(few))
-        samples.append((batch * job.tokens / long, step, decode_steps(many)))
-    speeds, times, counts = zip(*samples, strict=True)
+        few, short = server.generate(prompts, SHORT)
+        many, long = server.generate(prompts, job.tokens)
+        count, tokens = max(1, decode_steps(many) - decode_steps(few)), job.tokens - SHORT
+        times.append(1e3 * (long - short) / count)
+        speeds.append(len(prompts) * tokens / (long - short))
+        accepted.append(tokens / count)
     return {
-        "tokens_per_s": statistics.median(speeds),
-        "tokens_per_s_range": [min(speeds), max(speeds)],
         "ms_per_step": statistics.median(times),
         "ms_per_step_range": [min(times), max(times)],
-        "steps": statistics.median(counts),
-        "tokens_per_step": batch * job.tokens / statistics.median(counts),
+        "tokens_per_s": statistics.median(speeds),
+        "tokens_per_step": statistics.median(accepted),
     }
 
 
-def trace(server: Server, batch: int, job: Job, label: str) -> Result:
+def trace(server: Server, prompts: list[list[int]], job: Job, label: str) -> Result:
     """What a step launches, from a trace of one generation."""
-    folder = Path(job.traces, f"{label}_bs{batch}_{time.time_ns()}")
+    folder = Path(job.traces, f"{label}_{time.time_ns()}")
     folder.mkdir(parents=True)
     program = steps.read_program(Path(job.plan)) if job.plan else set()
     server.engine.start_profile(
         output_dir=str(folder), activities=["CPU", "GPU"], with_stack=False, record_shapes=False
     )
     try:
-        answers, _ = server.generate(batch, job.traced)
+        answers, _ = server.generate(prompts, job.profiled)
     finally:
         server.engine.stop_profile()
     found = steps.summarise(wait_for_trace(folder), decode_steps(answers), program)
@@ -144,24 +163,28 @@ def wait_for_trace(folder: Path) -> list[steps.Event]:
             time.sleep(0.5)
 
 
-def run(job: Job, label: str, result: Result, save: Any) -> None:
+def run(job: Job, label: str, result: Result, save: Callable[[], None]) -> None:
     """Everything that the job asks for."""
     begin = time.perf_counter()
     server = Server(job)
     result["up_s"] = round(time.perf_counter() - begin, 1)
-    answers, _ = server.generate(len(PROMPTS), job.compared)
-    result["output_ids"] = [answer["output_ids"] for answer in answers]
-    result["accept_lengths"] = [answer["meta_info"].get("spec_accept_length") for answer in answers]
-    save()
-    for batch in job.batches:
-        result[f"bs{batch}"] = rate(server, batch, job)
+    result |= server.about()
+    if job.prompts:
+        answers, _ = server.generate(job.prompts, job.compared)
+        result["output_ids"] = [answer["output_ids"] for answer in answers]
+        result["accept_lengths"] = [answer["meta_info"].get("spec_accept_length") for answer in answers]
         save()
-    for batch in job.batches if job.traced else ():
-        try:
-            result[f"trace_bs{batch}"] = trace(server, batch, job, label)
-        except Exception:
-            result[f"trace_bs{batch}"] = {"error": traceback.format_exc()[-2000:]}
+    for context, batch in job.points:
+        point, prompts = f"{context}x{batch}", random_prompts(context, batch)
+        result[point] = rate(server, prompts, job)
         save()
+        if [context, batch] in job.traced:
+            try:
+                result[f"trace {point}"] = trace(server, prompts, job, f"{label}_{point}")
+            except Exception:
+                result[f"trace {point}"] = {"error": traceback.format_exc()[-2000:]}
+            save()
+    result |= server.about()
     server.engine.shutdown()
 
 

@@ -2,26 +2,27 @@
 # Compares in a folder that bundle.sh made, on the GPU machine:
 #
 #   OUT=DIR WORK=DIR MODELS=DIR run.sh [compare.py's options] [VARIANT ...]
+#   WORK=DIR run.sh keep
 #
 # WORK (/tmp/specc-sglang) gets SGLang, models, results and traces, and what is there is used again. OUT (./out) gets a few
-# files: tables, figures, logs. MODELS is examples/models, where the bundle was made without.
+# files: tables, figures, logs. MODELS is examples/models, where the bundle was made without. CHECK (90) is how many seconds
+# imports and first kernels may take. `keep` puts those parts of the bundle into WORK that are here, and does nothing else.
 here=$(cd "$(dirname "$0")" && pwd) out=${OUT:-$here/out} work=${WORK:-/tmp/specc-sglang} start=$SECONDS
-site=$work/site models=$work/models results=$work/results
-mkdir -p "$out" "$site" "$results" || exit 1
-python=$(command -v python3)
-export PATH=$(dirname "$("$python" -c 'import sys; print(sys.executable)')"):$PATH # ninja lies there
-[ -n "$CUDA_HOME" ] || export CUDA_HOME=$(dirname "$(dirname "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")")
-export PATH=$PATH:$CUDA_HOME/bin PYTHONUNBUFFERED=1
-if [ ! -e "$site/.complete" ]; then
-  tar -xJf "$here/tree.tar.xz" -C "$site" || exit 1
-  "$python" -m compileall -q -j 0 "$site" > /dev/null 2>&1 # some files are templates
-  touch "$site/.complete"
-fi
+keep=; [ "$1" != keep ] || keep=yes
+. "$here/site.sh"
+models=$work/models results=$work/results
+mkdir -p "$out" "$results" || exit 1
 rm -rf "$work/programs"
 tar -xJf "$here/programs.tar.xz" -C "$work" || exit 1
-export PYTHONPATH=$site SGLANG_RUST_BUILD_MODE=never SGLANG_DISABLE_OUTLINES_DISK_CACHE=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
-"$python" "$here/models.py" "$models" "${MODELS:-$here/models}" > "$results/models.log" 2>&1 \
-  || { tail -20 "$results/models.log"; exit 1; }
+echo "unpacked after $((SECONDS - start)) s"
+"$python" "$here/models.py" "$models" "${MODELS:-$work/examples}" > "$results/models.log" 2>&1 &
+making=$!
+if [ ! -e "$work/checked" ]; then
+  timeout "${CHECK:-90}" "$python" "$here/check.py" 2>&1 | tee "$out/check.log" | grep -v '^$' | tail -40
+  [ "${PIPESTATUS[0]}" -eq 0 ] || { echo "SGLang does not run here" >&2; exit 1; }
+  touch "$work/checked"
+fi
+wait "$making" || { tail -20 "$results/models.log"; exit 1; }
 echo "set up after $((SECONDS - start)) s"
 "$python" "$here/compare.py" --models "$models" --programs "$work/programs" --out "$results" "$@"
 code=$?

@@ -19,7 +19,9 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import statistics
 import sys
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -31,7 +33,8 @@ Event = dict[str, Any]
 
 METADATA = re.compile(
     r"create_flashinfer_kv_indices|generate_draft_decode_kv_indices|get_num_kv_splits|_draft_extend_metadata|"
-    r"_decode_metadata_kernel|update_kv_lens_and_indices|DeviceScan(Init)?Kernel|tensor_kernel_scan|cumsum",
+    r"_decode_metadata_kernel|page_table|pack_verify_mask|packbits|kv_indptr|update_kv_lens_and_indices|"
+    r"DeviceScan(Init)?Kernel|tensor_kernel_scan|cumsum|fill_tables|fill_lists|pack_mask",
     re.IGNORECASE,
 )
 """Kernels that prepare attention. A sum of lengths is one of ATen's scans, which no forward of a dense model needs."""
@@ -49,6 +52,7 @@ TORCH = re.compile(r"at::native|at_cuda_detail|at::cuda|cub::|thrust::|^Mem(cpy|
 GLUE = ("program", "metadata", "outside", "speculation")
 KINDS = (*GLUE, "torch", "forward")
 GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+CALLS = ("cuda_runtime", "cuda_driver")
 MOST_NAMES = 60
 
 
@@ -56,6 +60,7 @@ MOST_NAMES = 60
 class Replay:
     """One launch of a graph, and what it ran on the GPU."""
 
+    issued: float
     begin: float
     end: float
     events: list[Event]
@@ -75,12 +80,16 @@ def read_program(plan: Path) -> set[str]:
 def find_replays(events: Iterable[Event]) -> list[Replay]:
     """Launches of graphs in the order of time: a kernel is in one when its correlation is that of the launch."""
     events = list(events)
-    launches = {correlation(e) for e in events if "GraphLaunch" in e.get("name", "")} - {None}
+    launches = {correlation(e): e["ts"] for e in events if "GraphLaunch" in e.get("name", "")}
     graphs: dict[int, list[Event]] = defaultdict(list)
     for event in events:
-        if event.get("cat") in GPU and correlation(event) in launches:
-            graphs[event["args"]["correlation"]].append(event)
-    replays = [Replay(min(e["ts"] for e in g), max(e["ts"] + e["dur"] for e in g), g) for g in graphs.values()]
+        number = correlation(event)
+        if event.get("cat") in GPU and number is not None and number in launches:
+            graphs[number].append(event)
+    replays = [
+        Replay(launches[number], min(e["ts"] for e in graph), max(e["ts"] + e["dur"] for e in graph), graph)
+        for number, graph in graphs.items()
+    ]
     return sorted(replays, key=lambda replay: replay.begin)
 
 
@@ -129,7 +138,8 @@ def summarise(events: list[Event], steps: int, program: Collection[str] = ()) ->
     begin, end = rows[0].begin, replays[(first + count) * per].begin
     window = [event for event in gpu if begin <= event["ts"] < end]
     inside = {id(event) for replay in rows for event in replay.events}
-    return totals | measure(window, inside, rows, per, count, program) | host(events, begin, end, count)
+    ahead = {"run_ahead_us": run_ahead(events, window, rows[::per])}
+    return totals | ahead | measure(window, inside, rows, per, count, program) | host(events, begin, end, count)
 
 
 def measure(
@@ -172,6 +182,29 @@ def measure(
     }
 
 
+def run_ahead(events: Iterable[Event], window: Iterable[Event], firsts: Sequence[Replay]) -> dict[str, float]:
+    """How long before it starts on the GPU something is launched: the median over steps.
+
+    "first" is of a step's first graph, "least" of whatever in the step is launched last before it starts: where that is
+    next to nothing, the GPU waits for the host.
+    """
+    calls = {correlation(e): e["ts"] for e in events if e.get("cat") in CALLS and correlation(e) is not None}
+    started: dict[int, float] = {}
+    for event in sorted(window, key=lambda event: event["ts"]):
+        number = correlation(event)
+        if number is not None and number in calls:
+            started.setdefault(number, event["ts"])
+    begins = [replay.begin for replay in firsts]
+    least = [float("inf")] * len(firsts)
+    for number, at in started.items():
+        step = bisect_right(begins, at) - 1
+        least[step] = min(least[step], at - calls[number])
+    return {
+        "first": statistics.median(replay.begin - replay.issued for replay in firsts),
+        "least": statistics.median(least),
+    }
+
+
 def names(events: Iterable[Event], count: int) -> list[list[Any]]:
     """[name, number per step, us per step], the most time first."""
     number, time = Counter[str](), Counter[str]()
@@ -191,7 +224,7 @@ def order(events: Iterable[Event], graphs: Sequence[Replay], inside: set[int]) -
 def host(events: Iterable[Event], begin: float, end: float, count: int) -> dict[str, Any]:
     """The host's part: time of a step, calls of CUDA's and of torch's. The profiler makes all of them slower."""
     during = [event for event in events if begin <= event["ts"] < end]
-    calls = [event for event in during if event.get("cat") in ("cuda_runtime", "cuda_driver")]
+    calls = [event for event in during if event.get("cat") in CALLS]
     waits = [event for event in calls if "Synchronize" in event["name"]]
     return {
         "wall_us": (end - begin) / count,

@@ -1,127 +1,184 @@
-"""The variants that are compared, each with the arguments of its engine and the program that replaces SGLang's step."""
+"""The servers that are compared, each with the arguments that somebody starts it with and the program of its steps."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-STEPS = 3
 ACCEPT_LENGTH = 2.5
-"""Of the large models, whose drafts mean nothing: SGLANG_SIMULATE_ACC_LEN."""
-CONTEXT = 2048
+"""Of models whose weights are made up: SGLANG_SIMULATE_ACC_LEN."""
+Shape = tuple[int, int, int]
+"""S, K, N: draft steps, branches, nodes."""
+CHAIN: Shape = (3, 1, 4)
+LLAMA_DEFAULT: Shape = (5, 4, 8)
+"""What SGLang takes for a Llama where no shape is written."""
+
+
+@dataclass(frozen=True)
+class Models:
+    """A target, and the server that is started for it.
+
+    Attributes:
+        target: folder of the target.
+        made_up: whether weights are made up when the server starts; if not, its texts mean something.
+        rows: batch sizes that are captured, the last of them requests at a time.
+        context: tokens of the longest text.
+        tokens: KV slots.
+
+    """
+
+    target: str
+    made_up: bool
+    rows: tuple[int, ...]
+    context: int
+    tokens: int
+
+
+MODELS = {
+    "ex": Models("ex_target", False, (1, 2, 4, 8, 16, 32), 2048, 65536),
+    "exmla": Models("exmla_target", False, (1, 2, 4, 8, 16, 32), 2048, 65536),
+    "llama": Models("llama_target", True, (1, 8, 32, 64), 9216, 300_000),
+    "mla": Models("mla_target", True, (1, 8, 32, 64), 9216, 600_000),
+}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to decode.
+    """One server.
 
     Attributes:
-        name: its models (ex, small, large), its draft, its form.
+        name: begins with the name of its models.
         algorithm: None decodes without speculation.
-        draft: folder of the draft model, beside the target's.
-        topk: K, 1 for a chain.
-        nodes: N.
+        draft: folder of the draft model; "" where SGLang finds it in the target's.
+        shape: S, K, N.
+        written: whether the shape is an argument; if not, it is what SGLang takes by default.
+        backend: the argument --attention-backend; None leaves it to SGLang.
         overlap: whether the scheduler runs ahead of the results.
         page_size: tokens per page of the KV pool.
+        sampling: parameters of the requests.
+        config: of its program, configs/<config>.yaml.
 
     """
 
     name: str
     algorithm: str | None = None
     draft: str = ""
-    topk: int = 1
-    nodes: int = STEPS + 1
+    shape: Shape = CHAIN
+    written: bool = True
+    backend: str | None = None
     overlap: bool = True
     page_size: int = 1
+    sampling: tuple[tuple[str, float], ...] = (("temperature", 0),)
+    config: str = ""
 
     @property
-    def kind(self) -> str:
-        """What its models' names begin with."""
-        return self.name.split("_", 1)[0]
+    def models(self) -> Models:
+        """Whose server it is."""
+        return MODELS[self.name.split("_", 1)[0]]
 
     @property
     def text(self) -> bool:
-        """Whether its texts mean something: models are trained, nothing is simulated."""
-        return self.kind == "ex"
+        """Whether its texts are compared; if not, its steps are timed."""
+        return not self.models.made_up
+
+    @property
+    def plain(self) -> str:
+        """The variant of the same target without speculation."""
+        return self.name.split("_", 1)[0] + "_nospec"
 
     @property
     def program(self) -> str | None:
-        """The package of its program, compiled from configs/<name without _sync>.yaml."""
-        return f"specc_program_bench_{self.name.removesuffix('_sync')}" if self.algorithm else None
+        """The package of its program."""
+        return f"specc_program_bench_{self.config}" if self.algorithm else None
 
-    def engine(self, models: Path, device: str) -> dict[str, Any]:
-        """Arguments of sglang.Engine on "cuda" or "cpu"."""
-        speculation = {
-            "speculative_algorithm": self.algorithm,
-            "speculative_draft_model_path": str(models / f"{self.kind}_{self.draft}"),
-            "speculative_num_steps": STEPS,
-            "speculative_eagle_topk": self.topk,
-            "speculative_num_draft_tokens": self.nodes,
+    def engine(self, folder: Path, device: str) -> dict[str, Any]:
+        """Arguments of sglang.Engine on "cuda" or "cpu", with models below a folder."""
+        own = self.models
+        steps, topk, nodes = self.shape
+        shape = {
+            "speculative_num_steps": steps,
+            "speculative_eagle_topk": topk,
+            "speculative_num_draft_tokens": nodes,
         }
+        draft = {"speculative_draft_model_path": str(folder / self.draft)} if self.draft else {}
+        speculation = {"speculative_algorithm": self.algorithm} | draft | (shape if self.written else {})
+        cpu = device == "cpu"
         return (
-            DEVICES[device]
-            | {"model_path": str(models / f"{self.kind}_target")}
-            | ({} if self.text else {"skip_tokenizer_init": True})
-            | {"page_size": self.page_size}
+            COMMON
+            | {"model_path": str(folder / own.target), "device": device}
+            | {"dtype": "float32" if cpu else "bfloat16", "context_length": own.context}
+            | {"max_running_requests": max(own.rows), "max_total_tokens": own.tokens}
+            | ({"load_format": "dummy"} if own.made_up else {"mem_fraction_static": 0.3})
+            | ({"disable_cuda_graph": True} if cpu else {"cuda_graph_bs_decode": list(own.rows)})
+            | ({"attention_backend": "intel_amx" if cpu else self.backend} if cpu or self.backend else {})
+            | ({"page_size": self.page_size} if self.page_size > 1 else {})
             | ({} if self.overlap else {"disable_overlap_schedule": True})
             | (speculation if self.algorithm else {})
         )
 
     def environment(self) -> dict[str, str]:
         """What SGLang reads beside its arguments."""
-        simulated = self.kind == "large" and self.algorithm
+        simulated = self.models.made_up and self.algorithm
         return {"SGLANG_SIMULATE_ACC_LEN": str(ACCEPT_LENGTH)} if simulated else {}
 
 
 COMMON: dict[str, Any] = {
-    "sampling_backend": "pytorch",
     "grammar_backend": "none",
-    "max_running_requests": 8,
-    "context_length": CONTEXT,
-    "mem_fraction_static": 0.3,
-    "disable_radix_cache": True,
+    "skip_tokenizer_init": True,
+    "disable_prefill_cuda_graph": True,
     "skip_server_warmup": True,
     "random_seed": 1,
     "log_level": "info",
 }
-DEVICES: dict[str, dict[str, Any]] = {
-    "cuda": COMMON
-    | {
-        "device": "cuda",
-        "dtype": "bfloat16",
-        "attention_backend": "triton",
-        "disable_prefill_cuda_graph": True,
-        "cuda_graph_bs_decode": [1, 2, 4, 8],
-        "max_total_tokens": 65536,
-    },
-    "cpu": COMMON
-    | {
-        "device": "cpu",
-        "dtype": "float32",
-        "attention_backend": "intel_amx",
-        "disable_cuda_graph": True,
-        "max_total_tokens": 8192,
-    },
-}
+"""Of all servers: what makes them start sooner, and changes no decode step."""
+DRAWN = (("temperature", 1.0), ("top_p", 0.9))
 
-VARIANTS = {
-    variant.name: variant
-    for variant in (
+
+def text_variants() -> list[Variant]:
+    """On the example models: backends, forms, pages, with overlap and without."""
+    made = [
         Variant("ex_nospec"),
-        Variant("ex_standalone_chain", "STANDALONE", "standalone"),
-        Variant("ex_standalone_tree", "STANDALONE", "standalone", 4, 12),
-        Variant("ex_eagle_chain", "EAGLE", "eagle"),
-        Variant("ex_eagle_chain_sync", "EAGLE", "eagle", overlap=False),
-        Variant("ex_eagle_tree", "EAGLE", "eagle", 4, 12),
-        Variant("ex_eagle_tree_sync", "EAGLE", "eagle", 4, 12, overlap=False),
-        Variant("ex_eagle_chain_p16", "EAGLE", "eagle", page_size=16),
-        Variant("ex_eagle_tree_p16", "EAGLE", "eagle", 4, 12, page_size=16),
-        Variant("small_standalone_chain", "STANDALONE", "target"),
-        Variant("small_standalone_tree", "STANDALONE", "target", 4, 16),
-        Variant("large_nospec"),
-        Variant("large_standalone_chain", "STANDALONE", "standalone"),
-        Variant("large_eagle_chain", "EAGLE", "eagle"),
-        Variant("large_eagle_tree", "EAGLE", "eagle", 4, 16),
-    )
-}
+        Variant(
+            "ex_standalone_chain_triton", "STANDALONE", "ex_standalone", backend="triton", config="ex_standalone_chain"
+        ),
+        Variant("ex_eagle_chain_triton", "EAGLE", "ex_eagle", backend="triton", config="ex_eagle_chain"),
+        Variant(
+            "ex_eagle_tree_triton", "EAGLE", "ex_eagle", LLAMA_DEFAULT, backend="triton", config="ex_eagle_tree_full"
+        ),
+    ]
+    for backend, form, page, overlap in product(("fa3", "flashinfer"), ("chain", "tree"), (1, 16), (True, False)):
+        paged = "_p16" if page > 1 else ""
+        config = f"ex_eagle_{form}{'_qlen' if (backend, form) == ('flashinfer', 'tree') else ''}{paged}"
+        name = f"ex_eagle_{form}_{backend}{paged}{'' if overlap else '_sync'}"
+        shape = CHAIN if form == "chain" else LLAMA_DEFAULT
+        made.append(Variant(name, "EAGLE", "ex_eagle", shape, True, backend, overlap, page, config=config))
+    chains = [("exmla_chain", True), ("exmla_chain_sync", False)]
+    made.append(Variant("exmla_nospec"))
+    return made + [Variant(name, "EAGLE", written=False, overlap=o, config="exmla_chain") for name, o in chains]
+
+
+def timed_variants() -> list[Variant]:
+    """At a real size. First the servers that people start, then those of other GPUs and shapes."""
+
+    def llama(name: str, shape: Shape, config: str, **more: Any) -> Variant:
+        return Variant(f"llama_{name}", "EAGLE", "llama_eagle", shape, config=f"llama_{config}", **more)
+
+    tree16 = (3, 4, 16)
+    return [
+        Variant("llama_nospec"),
+        llama("chain", CHAIN, "chain"),
+        llama("default", LLAMA_DEFAULT, "tree8", written=False),
+        llama("chain_drawn", CHAIN, "chain_drawn", sampling=DRAWN),
+        llama("default_drawn", LLAMA_DEFAULT, "tree8_drawn", written=False, sampling=DRAWN),
+        Variant("mla_nospec"),
+        Variant("mla_chain", "EAGLE", written=False, config="mla_chain"),
+        llama("chain_flashinfer", CHAIN, "chain", backend="flashinfer"),
+        llama("tree16", tree16, "tree16_qlen"),
+        llama("tree16_fa3", tree16, "tree16", backend="fa3"),
+        llama("tree8_flashinfer", LLAMA_DEFAULT, "tree8_qlen", backend="flashinfer"),
+    ]
+
+
+VARIANTS = {variant.name: variant for variant in (*text_variants(), *timed_variants())}

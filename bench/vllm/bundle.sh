@@ -28,7 +28,7 @@ rm -rf "$tree"/vllm/third_party/{deep_gemm,fmha_sm100,tml_fa4}
 find "$tree" -name '*device_name=*' -delete
 for library in "${libraries[@]}"; do
   strip --strip-unneeded "$tree/$library.abi3.so"
-  "${PYTHON:-python3}" "$here/fatbin.py" "$tree/$library.abi3.so" 90
+  "${PYTHON:-python3}" "$here/../fatbin.py" "$tree/$library.abi3.so" 90
 done
 cp -r "$here"/stubs/. "$tree"
 

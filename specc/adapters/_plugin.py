@@ -22,24 +22,36 @@ class ServerError(RuntimeError):
     """The server was told something that it cannot do: it ends, whether or not a program must run."""
 
 
-def offer(package: Any, engine: str, version: str, place: str, replace: Callable[[list[Any]], None]) -> None:
+def offer(
+    package: Any,
+    engine: str,
+    tested: Sequence[str],
+    place: str,
+    replace: Callable[[list[Any]], None],
+    *,
+    probes: bool = False,
+) -> None:
     """Add a program to those that an engine may choose among; `replace` puts them into it, once.
 
     Args:
         package: of the program.
         engine: as people write it; its distribution is called the same.
-        version: the only one that the adapter knows, in any build.
+        tested: the versions that the adapter is tested with, in any build.
         place: name of a module of the engine's, which keeps the list for all wheels of a process.
         replace: called with the list, before anything is in it.
+        probes: whether `replace` raises where anything is missing that the adapter needs. Versions that are not tested
+            then run with a warning; otherwise they are refused.
 
-    Raises RuntimeError on another version of the engine, and for a program of another version of specc than those that
-    are there; SystemExit instead if the program must run.
+    Raises RuntimeError on a version that is refused, what `replace` raises, and RuntimeError for a program of another
+    version of specc than those that are there; SystemExit instead if the program must run.
 
     """
     try:
         found = importlib.metadata.version(engine.lower())
-        if found.partition("+")[0] != version:
-            raise RuntimeError(f"{package.__name__} runs in {engine} {version}, this is {found}")
+        is_tested = found.partition("+")[0] in tested
+        versions = " and ".join((", ".join(tested[:-1]), tested[-1]) if len(tested) > 1 else tested)
+        if not is_tested and not probes:
+            raise RuntimeError(f"{package.__name__} runs in {engine} {versions}, this is {found}")
         # One list for all wheels, each of which has a copy of the adapter: the first one's runs them all.
         programs = vars(importlib.import_module(place)).setdefault("specc_programs", [])
         made_by = [program.__version__.partition("+")[0] for program in (package, *programs)]
@@ -47,6 +59,11 @@ def offer(package: Any, engine: str, version: str, place: str, replace: Callable
             raise RuntimeError(f"{package.__name__} is of specc {made_by[0]}, {programs[0].__name__} of {made_by[1]}")
         if not programs:
             replace(programs)
+            if not is_tested:
+                text = (
+                    "specc: tested with %s %s, this is %s: all that programs must have is there, nothing else is known"
+                )
+                _logger(engine).warning(text, engine, versions, found)
         if package not in programs:
             programs.append(package)
     except Exception as error:

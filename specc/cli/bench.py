@@ -63,7 +63,7 @@ def bench(
         require_compiler(None)  # what a launch costs is measured by an empty one, which is compiled here
         with tempfile.TemporaryDirectory(prefix="specc-bench-") as folder, progress("compiling", quiet=quiet) as shown:
             backend = backend_of(subject.made, Path(folder), device)
-            shown.begin("timing", len(wanted) * (1 + plan.totals[wanted[0]].launches_in_graph))
+            shown.begin("timing", 1 + len(wanted) * (1 + plan.totals[wanted[0]].launches_in_graph))
             found = measure(plan, backend, device, wanted, versions, lambda what: shown.advance(f"timed {what}"))
             if against is not Against.none:
                 from specc.measure.against.beside import beside

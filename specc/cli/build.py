@@ -17,6 +17,7 @@ from specc.cli.reporting import Format, printing, reporting
 if TYPE_CHECKING:
     from specc.config import LoadedConfig
     from specc.driver.build import Build
+    from specc.support.diagnostics import Diagnostic
 
 
 class Emit(StrEnum):
@@ -54,12 +55,13 @@ def build(
 
         loaded = load(config, report, engine)
         archs = _archs(loaded, arch)
-        warnings = [*loaded.warnings, *unloadable(loaded, archs)]
+        compiles = bool({Emit.wheel, Emit.cubins} & set(wanted))
+        warnings = [*loaded.warnings, *unloadable(loaded, archs), *(_unkept() if compiles and cache else [])]
         if format is Format.text:
             report.show(warnings)
         with progress("passes and templates", quiet=quiet or format is Format.json) as shown:
             result = build_program(loaded, [Reproducer(Path())])
-            if {Emit.wheel, Emit.cubins} & set(wanted):
+            if compiles:
                 _compile(result, archs, jobs, cache, shown)
             shown.begin("writing")
             files = _write(result, wanted, output)
@@ -84,6 +86,19 @@ def _archs(loaded: LoadedConfig, chosen: str | None) -> Sequence[str]:
         return with_native(archs)
     except NoGpuError as error:
         raise typer.BadParameter(f"no GPU is on this machine: {error}", param_hint="--arch") from error
+
+
+def _unkept() -> list[Diagnostic]:
+    """That nothing is kept where caches are, if that is so."""
+    from specc.support.cachedir import default_directory, fault
+    from specc.support.diagnostics import Diagnostic
+
+    directory = default_directory()
+    if not (why := fault(directory)):
+        return []
+    message = f"no compiled kernels are kept or reused: the folder of caches '{directory}' {why}"
+    hint = "chmod go-w it, or let SPECC_CACHE_DIR name a folder of your own"
+    return [Diagnostic("aot/no-cache", message, hint=hint, severity="warning")]
 
 
 def _compile(result: Build, archs: Sequence[str], jobs: int | None, cached: bool, shown: Progress) -> None:

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specc.cli.reporting import reporting
+from specc.cli.reporting import printing, reporting
+from specc.support.render import printable
 from specc.support.writing import write_output
 
+if TYPE_CHECKING:
+    from specc.config.sglang.server import Gpu
+
+CommandArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="-- COMMAND...",
+        help="What starts the server, as it is written: python -m sglang.launch_server ..., sglang serve ..., or the "
+        "arguments alone; in words, or as one text in quotes.",
+        show_default=False,
+    ),
+]
+GpuOption = Annotated[
+    str | None,
+    typer.Option(metavar="GPU", help="The server's: h100, b200, sm_89, ... Default: this machine's, or else sm_90."),
+]
 sglang = typer.Typer(help="Programs for SGLang.", no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -20,17 +38,11 @@ def _group() -> None:
 
 @sglang.command()
 def check(
-    arguments: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="-- SERVER_ARGS...",
-            help="Arguments as python -m sglang.launch_server takes them.",
-            show_default=False,
-        ),
-    ],
+    arguments: CommandArgument,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write. Default: standard output.")
     ] = None,
+    gpu: GpuOption = None,
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="The configuration's name. Default: one made of the algorithm.")
     ] = None,
@@ -56,15 +68,19 @@ def check(
         str, typer.Option(metavar="HOW", help="The key logits: sharded leaves each rank its own of --tp-size.")
     ] = "gathered",
 ) -> None:
-    """Write the configuration of the program that SGLang with these arguments runs, and check it."""
+    """Say which server a command starts, and write the configuration of its program, which is checked."""
     with reporting() as report:
         from specc.algorithms import names, needs
         from specc.config import load_text
-        from specc.config.sglang_arguments import configuration, parse, served
+        from specc.config.sglang.command_line import parse
+        from specc.config.sglang.server import started
+        from specc.config.sglang.written import Wanted, configuration, served
         from specc.driver.compile import check_config
 
         parsed = parse(arguments)
-        text = configuration(parsed, name, verify, sampling, outputs, best_logprobs, logits)
+        server = started(parsed, _gpu(gpu))
+        _say(server.described())
+        text = configuration(parsed, server, Wanted(name, verify, sampling, outputs, best_logprobs, logits))
         loaded = load_text(text, output or Path("sglang.yaml"), names(), needs)
         report.know(loaded.sources, loaded.paths)
         check_config(loaded)
@@ -73,6 +89,28 @@ def check(
             typer.echo(f"say nothing about the program: {', '.join(sorted(set(parsed.unused)))}", err=True)
         typer.echo(served(loaded.config), err=True)
         _write(text, output)
+
+
+def _gpu(word: str | None) -> Gpu:
+    """The GPU of ``--gpu``; a usage error for an unknown one."""
+    from specc.config.sglang.server import gpu_of
+
+    try:
+        return gpu_of(word)
+    except ValueError as error:
+        raise typer.BadParameter(f"unknown GPU {word!r}; {error}", param_hint="--gpu") from error
+
+
+def _say(lines: Iterable[tuple[str, str]]) -> None:
+    """Print on stderr which server it is."""
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    with printing(err=True) as console:
+        table = Table("", Column(overflow="fold"), box=None, show_header=False, pad_edge=False)
+        for what, said in lines:
+            table.add_row(Text(what, "bold"), Text(printable(said)))
+        console.print(table)
 
 
 def _write(text: str, output: Path | None) -> None:

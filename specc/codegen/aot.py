@@ -9,7 +9,6 @@ needed.
 
 import base64
 import contextlib
-import hashlib
 import importlib
 import importlib.metadata
 import os
@@ -21,38 +20,20 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import dropwhile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from packaging.version import Version
 
 from specc.codegen import cache as cache_module
 from specc.codegen import machine_code
+from specc.codegen.artifact import SCRATCH, Artifact, Target, artifact, fits, parse_arch
 from specc.codegen.cache import Cache
 from specc.codegen.imports import reached
 from specc.codegen.workers import Worker, WorkerDiedError, ask_all, serve_stdin
 
-Kind = Literal["cubin", "hsaco"]
-
 PACKAGE = "specc_kernels"
 """The package that sources are compiled in. Part of no output; fixed so that it cannot become part of one."""
 
-
-@dataclass(frozen=True)
-class Target:
-    """What an architecture name means: triton's backend and arch, lanes per warp, the kind of binary."""
-
-    arch: str
-    backend: Literal["cuda", "hip"]
-    triton_arch: int | str
-    lanes: int
-    kind: Kind
-
-
-KNOWN_ARCHS: Mapping[str, Target] = {
-    **{f"sm_{n}": Target(f"sm_{n}", "cuda", n, 32, "cubin") for n in (80, 86, 89, 90, 100, 103, 120)},
-    **{name: Target(name, "hip", name, 64, "hsaco") for name in ("gfx90a", "gfx942", "gfx950")},
-}
-"""Everything a configuration may name (`specc.config.ARCHS`; a test compares the two)."""
 
 # Every option that triton's backends take, except those a target decides by itself (its name, its list of fp8
 # types, the libraries of the wheel, the PTX version of the wheel's ptxas). A test holds this against the
@@ -128,43 +109,6 @@ class KernelSource:
     num_stages: int
 
 
-@dataclass(frozen=True)
-class Artifact:
-    """One kernel's machine code for one architecture.
-
-    `parameters` are the types of what a launch passes, in order: the arguments, then two pointers that triton
-    adds, to `global_scratch` and `profile_scratch` bytes per program (null when those are 0). `shared` is the
-    dynamic shared memory in bytes, `registers` counts per thread, `spills` is bytes per thread. `num_warps`
-    counts warps of the target's own width. `sha256` is the digest of `binary` in hex.
-    """
-
-    kernel: str
-    arch: str
-    kind: Kind
-    binary: bytes
-    entry: str
-    num_warps: int
-    shared: int
-    registers: int
-    spills: int
-    global_scratch: int
-    profile_scratch: int
-    parameters: tuple[str, ...]
-    sha256: str
-
-    @property
-    def threads(self) -> int:
-        """Threads per block."""
-        return self.num_warps * parse_arch(self.arch).lanes
-
-
-def parse_arch(name: str) -> Target:
-    """The target called `name`. ValueError, with the known names, if there is none."""
-    if name not in KNOWN_ARCHS:
-        raise ValueError(f"unknown architecture {name!r}; known are {', '.join(KNOWN_ARCHS)}")
-    return KNOWN_ARCHS[name]
-
-
 def compile_options(source: KernelSource, target: Target) -> dict[str, Any]:
     """Every option of the compilation, by the names of the installed triton."""
     own: dict[str, Any] = {
@@ -221,11 +165,11 @@ def compile_kernels(
     artifacts: dict[tuple[str, str], Artifact] = {}
     missing: dict[str, list[tuple[str, str]]] = {}  # by key: equal sources are compiled once
     for (name, arch), key in keys.items():
-        entry = cache.load(key)
-        if entry is None:
+        found = from_cache(by_name[name], arch, cache, key)
+        if found is None:
             missing.setdefault(key, []).append((name, arch))
         else:
-            artifacts[name, arch] = _artifact(name, arch, *entry)
+            artifacts[name, arch] = found
             if on_done:
                 on_done(name, arch)
     jobs = [(by_name[users[0][0]], users[0][1]) for users in missing.values()]
@@ -235,10 +179,18 @@ def compile_kernels(
                 key, users = list(missing.items())[position]
                 cache.store(key, metadata, binary)
                 for name, arch in users:
-                    artifacts[name, arch] = _artifact(name, arch, metadata, binary)
+                    artifacts[name, arch] = artifact(name, arch, metadata, binary)
                     if on_done:
                         on_done(name, arch)
     return {pair: artifacts[pair] for pair in keys}
+
+
+def from_cache(source: KernelSource, arch: str, cache: Cache, key: str) -> Artifact | None:
+    """What a cache has kept of a source under its `cache_key`; None where it is nothing that could be its own."""
+    entry = cache.load(key)
+    if entry is None or not fits(source.function, [kind for _, kind in source.arguments], *entry):
+        return None
+    return artifact(source.name, arch, *entry)
 
 
 def _check(sources: Sequence[KernelSource], lib: Mapping[str, str]) -> None:
@@ -258,18 +210,6 @@ def _check(sources: Sequence[KernelSource], lib: Mapping[str, str]) -> None:
             raise ValueError(f"{source.name}: aligned, but not arguments: {sorted(unknown)}")
         if types := [kind for _, kind in source.arguments if not _TYPES.fullmatch(kind)]:
             raise ValueError(f"{source.name}: not argument types: {types}")
-
-
-def _artifact(name: str, arch: str, metadata: dict[str, Any], binary: bytes) -> Artifact:
-    return Artifact(
-        kernel=name,
-        arch=arch,
-        kind=parse_arch(arch).kind,
-        binary=binary,
-        sha256=hashlib.sha256(binary).hexdigest(),
-        parameters=tuple(metadata["parameters"]),
-        **{key: value for key, value in metadata.items() if key != "parameters"},
-    )
 
 
 def _compile_all(
@@ -382,7 +322,7 @@ def _compile_here(source: KernelSource, target: Target) -> tuple[dict[str, Any],
         usage = machine_code.resource_usage(binary)
     else:
         usage = machine_code.amd_resource_usage(compiled.asm["amdgcn"])
-    parameters = [kind for _, kind in source.arguments] + ["*i8", "*i8"]
+    parameters = [*(kind for _, kind in source.arguments), *SCRATCH]
     if target.backend == "cuda":
         taken = len(re.findall(r"^\s*\.param ", compiled.asm["ptx"], re.MULTILINE))
         if taken != len(parameters):

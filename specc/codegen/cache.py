@@ -1,8 +1,8 @@
 """A content-addressed store of compiled kernels.
 
 The key says everything that decides the bytes, so an entry is never stale. One file per entry: the sha256 of
-the rest, a line of JSON, the binary. A cache never fails a build: an entry that cannot be read, or whose
-digest does not match, is dropped and compiled again; one that cannot be written is not written.
+the rest, a line of JSON, the binary. A cache never fails a build: an entry that cannot be read, whose digest
+does not match, or that is none, is dropped and compiled again; one that cannot be written is not written.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specc.support.cachedir import default_directory, keep
+from specc.support.cachedir import default_directory, keep, kept
 
 FORMAT = 1
 """Part of every key. Raise it when the meaning of an entry changes."""
@@ -50,20 +50,13 @@ class Cache:
 
     def load(self, key: str) -> tuple[dict[str, Any], bytes] | None:
         """The (metadata, binary) stored under `key`, or None. A damaged entry is removed."""
-        if self.directory is None:
+        if self.directory is None or (raw := kept(self.directory, self.path(key))) is None:
             return None
-        path = self.path(key)
-        try:
-            raw = path.read_bytes()
-        except OSError:
-            return None
-        claimed, body = raw[:_DIGEST_BYTES], raw[_DIGEST_BYTES:]
-        if hashlib.sha256(body).hexdigest().encode() != claimed:
+        found = _opened(raw)
+        if found is None:
             with contextlib.suppress(OSError):
-                path.unlink()
-            return None
-        line, _, binary = body.partition(b"\n")
-        return json.loads(line), binary
+                self.path(key).unlink()
+        return found
 
     def store(self, key: str, metadata: dict[str, Any], binary: bytes) -> None:
         """Write an entry in one step: a reader sees all of it or nothing. Failures are ignored."""
@@ -71,4 +64,17 @@ class Cache:
             return
         body = json.dumps(metadata, sort_keys=True, ensure_ascii=True).encode() + b"\n" + binary
         raw = hashlib.sha256(body).hexdigest().encode() + body
-        keep(self.path(key), raw)
+        keep(self.directory, self.path(key), raw)
+
+
+def _opened(raw: bytes) -> tuple[dict[str, Any], bytes] | None:
+    """The metadata and binary of an entry; None where it is not what `Cache.store` writes."""
+    claimed, body = raw[:_DIGEST_BYTES], raw[_DIGEST_BYTES:]
+    if hashlib.sha256(body).hexdigest().encode() != claimed:
+        return None
+    line, _, binary = body.partition(b"\n")
+    try:
+        metadata = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return (metadata, binary) if isinstance(metadata, dict) else None

@@ -8,9 +8,10 @@ from typing import cast
 
 from specc.config.archs import NATIVE
 from specc.config.legality import Checked
-from specc.config.models import ModelFacts
+from specc.config.models import Fact, ModelFacts
+from specc.config.needs import Needs
 from specc.config.presets import PRESETS, Preset
-from specc.config.presets.preset import Value
+from specc.config.presets.preset import Asked, Value
 from specc.config.schema import ConfigFile, FieldBlock, ModelBlock
 from specc.config.sides import Side
 from specc.support.diagnostics import Note
@@ -27,6 +28,7 @@ def for_engine(checked: Checked, algorithm: str | None, facts: Mapping[Side, Mod
         return checked
     preset = PRESETS[engine]
     _unsupported(checked, preset, algorithm)
+    _of_models(checked, preset, algorithm, facts)
     _of_a_part(checked, preset, facts.get("draft"))
     file = _with_demands(checked, preset)
     buckets = file.buckets if checked.sound("buckets") else []
@@ -36,6 +38,23 @@ def for_engine(checked: Checked, algorithm: str | None, facts: Mapping[Side, Mod
         options = _fixed_options(checked, preset, algorithm) | _whole_text(checked, preset, algorithm, facts)
         file = file.model_copy(update={"options": file.options | options})
     return replace(checked, file=_with_mask(checked, preset, file, facts.get("target")))
+
+
+def in_engine(checked: Checked, facts: Mapping[Side, ModelFacts | None], needs: Needs) -> dict[Side, ModelFacts | None]:
+    """Return what the models' directories say, as their engine runs the models: a head in its target's element type.
+
+    ``needs`` says whether the draft is a head.
+    """
+    target, draft, file = facts.get("target"), facts.get("draft"), checked.file
+    written = file.target.dtype if file.target is not None else None
+    said = target.facts.get("dtype") if target is not None else None
+    element = written or (said.value if said is not None else None)
+    if file.engine is None or draft is None or element is None:
+        return dict(facts)
+    if not needs.head and not PRESETS[file.engine].one_dtype:
+        return dict(facts)
+    same = {"dtype": Fact(element, f"that of the target, as in {PRESETS[file.engine].title}")}
+    return {**facts, "draft": replace(draft, facts={**draft.facts, **same})}
 
 
 def _unsupported(checked: Checked, preset: Preset, algorithm: str | None) -> None:
@@ -51,10 +70,6 @@ def _unsupported(checked: Checked, preset: Preset, algorithm: str | None) -> Non
     if file.verify not in preset.verifies and checked.sound("verify"):
         served = " or ".join(preset.verifies)
         _conflict(checked, preset, ("verify",), f"verify is {served}", served)
-    mapped = file.draft is not None and file.draft.token_map is not None and algorithm in preset.heads_of_target
-    if mapped and file.tensor_parallel > 1 and checked.sound("tensor_parallel"):
-        message = "the token map of a head is not served on several ranks: each has a part of the target's rows"
-        _refuse(checked, preset, message, at.value("draft", "token_map"), "write tensor_parallel: 1")
     for index, parameter in enumerate(file.sampling if checked.sound("sampling") else ()):
         if parameter in preset.missing_sampling:
             message = f"sampling by '{parameter}' is not served"
@@ -67,6 +82,26 @@ def _unsupported(checked: Checked, preset: Preset, algorithm: str | None) -> Non
         if arch != NATIVE and not arch.startswith(preset.gpus):
             message = f"programs run on {preset.gpus}..., not on {arch}"
             _refuse(checked, preset, message, at.value("archs", index), "leave it out")
+
+
+def _of_models(
+    checked: Checked, preset: Preset, algorithm: str | None, facts: Mapping[Side, ModelFacts | None]
+) -> None:
+    """Report what of the models the engine's adapter does not serve."""
+    file = checked.file
+    blocks = {"target": file.target, "draft": file.draft}
+    mapped = file.draft is not None and file.draft.token_map is not None
+    asked = Asked(
+        models={side: found.values for side, found in facts.items() if found is not None},
+        layouts={side: block.kv_layout for side, block in blocks.items() if block is not None and block.kv_layout},
+        topk=file.topk,
+        ranks=file.tensor_parallel,
+        head_rows=mapped and algorithm in preset.heads_of_target,
+    )
+    hints = {"topk": "write topk: 1", "token_map": "write tensor_parallel: 1"}
+    for path, what in preset.unserved(asked) if checked.sound("topk", "tensor_parallel") else ():
+        hint = hints.get(path[-1], "choose another model, or another engine")
+        _refuse(checked, preset, f"{what} is not served", checked.places.value(*path), hint)
 
 
 def _of_a_part(checked: Checked, preset: Preset, draft: ModelFacts | None) -> None:

@@ -44,3 +44,8 @@ class Needs:
     modules: Callable[[int], int] | None = None
     options: type[Block] = Block
     recognises: Callable[[Pair], Fit | None] = recognises_nothing
+
+    @property
+    def head(self) -> bool:
+        """Whether the draft is a head, which reads rows of its target."""
+        return self.modules is not None or self.target_hidden is not None

@@ -11,11 +11,10 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
-from specc.support.cachedir import default_directory, keep
+from specc.support.cachedir import default_directory, keep, kept
 
-FORMAT = 7
+FORMAT = 8
 """Part of every key. Raise it when other facts are read from a model."""
 
 Facts = dict[str, list[str | int]]
@@ -35,11 +34,12 @@ def remembered(config_json: bytes, ask: Callable[[], Answer]) -> Answer:
 
     Raises what ``ask`` raises.
     """
-    path = default_directory() / "models" / f"{_key(config_json)}.json"
-    found = _load(path)
+    directory = default_directory()
+    path = directory / "models" / f"{_key(config_json)}.json"
+    found = _opened(kept(directory, path))
     if found is None:
         found = ask()
-        keep(path, json.dumps(asdict(found), sort_keys=True).encode())
+        keep(directory, path, json.dumps(asdict(found), sort_keys=True).encode())
     return found
 
 
@@ -51,12 +51,12 @@ def _key(config_json: bytes) -> str:
     return hashlib.sha256(f"{FORMAT} {reader} ".encode() + config_json).hexdigest()
 
 
-def _load(path: Path) -> Answer | None:
+def _opened(raw: bytes | None) -> Answer | None:
     """Return an entry, or None when there is none or it is not what `remembered` keeps."""
     try:
-        entry = json.loads(path.read_text(encoding="utf-8"))
+        entry = json.loads(raw or b"")
         facts = {str(key): [value, str(origin)] for key, (value, origin) in entry["facts"].items()}
         well_formed = all(isinstance(value, (int, str)) for value, _ in facts.values())
         return Answer(str(entry["model_type"]), bool(entry["known"]), facts) if well_formed else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from specc.config.archs import ARCHS, NATIVE, NoGpuError, with_native
 from specc.config.block import Block
-from specc.config.engine import for_engine
+from specc.config.engine import for_engine, in_engine
 from specc.config.legality import Checked, check_file, check_models
 from specc.config.models import ModelFacts
 from specc.config.needs import Needs
@@ -43,7 +43,7 @@ def resolve(
     """
     algorithm = _algorithm(checked, algorithms)
     needed = needs(algorithm) if algorithm is not None else Needs()
-    facts = facts_of(checked, directory, needed)
+    facts = in_engine(checked, facts_of(checked, directory, needed), needed)
     checked = for_engine(checked, algorithm, facts)
     check_file(checked, algorithm, needed)
     check_step(checked, needed)

@@ -183,7 +183,7 @@ class ConfigFile(Block):
     verify_rows: VerifyRows = "auto"
     """With verify: target_only, which rows of the target's logits are drawn from: all at once (eager), those of the
     accepted path one after the other (lazy), or what takes less time by an estimate over all buckets (auto). The tokens
-    are the same."""
+    are the same. With logprobs: processed and a filter in sampling all rows are needed, and lazy is refused."""
     draft_sampling: DraftSampling = "greedy"
     """How a chain is drafted where verify is target_only: by the draft's largest logit (greedy), or by a token drawn
     with the noise that the target will draw with at the position (coupled), so that the two agree more often at
@@ -208,7 +208,8 @@ class ConfigFile(Block):
     best_tokens and best_logprobs."""
     mask: MaskMode = "qlen"
     """Tree mask that the target's attention reads: qlen (nodes by nodes), bitpacked (the same as bits; at most 64
-    nodes), full (with the prefix, flat; needs context_length), or none. A chain is causal and has none."""
+    nodes), full (with the prefix, flat; needs context_length), slots (the KV slots of the nodes that a node sees, and
+    how many they are), or none. A chain is causal and has none."""
     context_length: Annotated[Count, Field(le=1 << 26)] | None = None
     """Longest text of a request, in tokens; sizes the mask of mode full."""
     step: StepForm = "whole"

@@ -30,7 +30,8 @@ from specc.support.diagnostics import Diagnostic, DiagnosticError, Note
 from specc.support.location import Location
 
 if TYPE_CHECKING:
-    from specc.codegen.aot import Artifact, CompileError, KernelSource
+    from specc.codegen.aot import CompileError, KernelSource
+    from specc.codegen.artifact import Artifact
     from specc.codegen.cache import Cache
 
 

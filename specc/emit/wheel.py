@@ -36,7 +36,7 @@ from specc.support.writing import unfinished
 if TYPE_CHECKING:
     from _typeshed import SizedBuffer
 
-    from specc.codegen import aot
+    from specc.codegen import artifact as compiled
     from specc.config.presets import Engine
 
 EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -81,7 +81,7 @@ def write_wheel(
     sources: Mapping[str, str],
     specirs: Mapping[str, str],
     config_text: str,
-    artifacts: Sequence[aot.Artifact],
+    artifacts: Sequence[compiled.Artifact],
     summary: str,
     triton: str | None = None,
     requires: Sequence[str] = (),
@@ -193,7 +193,7 @@ def _entry_points(names: Names, engine: str | None) -> str:
     return f"{text}\n[{plugins}]\n{names.package} = {names.package}._{engine}:register\n"
 
 
-def _add_artifact(files: _Files, artifact: aot.Artifact) -> Artifact:
+def _add_artifact(files: _Files, artifact: compiled.Artifact) -> Artifact:
     if artifact.global_scratch or artifact.profile_scratch:
         raise ValueError(f"{artifact.kernel} for {artifact.arch} needs scratch memory, which no launch gives it")
     file = f"machine_code/{artifact.arch}/{artifact.kernel}.{artifact.kind}"

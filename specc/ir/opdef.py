@@ -5,9 +5,9 @@ A signature reads like its documentation::
     logits: T[B, *x, V], rows: i64[B] -> index: $dtype[B, *x], bad: i1[B, *x]
 
 An upper-case dtype (``T``) and ``?name`` / ``*name`` axes are variables, ``$name`` takes an attribute's value,
-other axes must match by name; an attribute that is ``""`` stands for no axis. ``name?:`` marks optional last
-operands (all or none) or an optional result, ``name*:`` a variadic one; ``?`` is any type. Variadic results are listed,
-as a signature of their own, by the attribute of their name.
+other axes must match by name; an attribute that is ``""`` stands for no axis. ``name?:`` marks optional last operands
+(none of them, or the first ones) or an optional result, ``name*:`` a variadic one; ``?`` is any type. Variadic results
+are listed, as a signature of their own, by the attribute of their name.
 
 ``i64<?v>`` are numbers of entries of the axis ``?v``. Where that is a reduced vocabulary no other pattern takes them;
 where it is not they are plain integers, and the pattern takes none. ``i64<$name>`` are of the axis an attribute names.
@@ -198,11 +198,10 @@ class OpDef:
     def _bind(self, operands: Sequence[Type], attrs: Mapping[str, Any]) -> Bindings:
         required = sum(not (slot.optional or slot.variadic) for slot in self.operands)
         variadic = any(slot.variadic for slot in self.operands)
-        if len(operands) < required or (len(operands) > len(self.operands) and not variadic):
-            raise TypeMismatch(-1, f"takes {required} operands, got {len(operands)}")
-        optional = sum(slot.optional for slot in self.operands)
-        if optional and not variadic and len(operands) not in (required, required + optional):
-            raise TypeMismatch(-1, f"takes {required} or {required + optional} operands, got {len(operands)}")
+        most = len(self.operands)
+        if len(operands) < required or (len(operands) > most and not variadic):
+            counts = f"{required} to {most}" if most > required and not variadic else str(required)
+            raise TypeMismatch(-1, f"takes {counts} operands, got {len(operands)}")
         bound: Bindings = {}
         slots = self._slots(attrs)
         if self.parts is not None and len(slots) != len(operands):

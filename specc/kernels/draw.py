@@ -24,15 +24,16 @@ class Draw(Composed):
         rows = vocabulary.rows_of(module, reduction)
         noise = [text.pointer(reduction[name], name) for name in ("keys", "scales")]
         noise.append(text.pointer(reduction["cuts"], "cuts") if reduction.get("cuts") else "None")
-        value, mark = text.partial("partial_value", "f32", shape), text.partial("partial_index", "i32", shape)
+        value, rest = (text.partial(name, "f32", shape) for name in ("partial_value", "partial_rest"))
+        mark = text.partial("partial_index", "i32", shape)
         arrivals = text.partial("arrivals", "i32", shape[:1], zero=True)
         index, bad = (text.fresh(name) for name in ("index", "bad"))
         masses = [op for op in cluster if op.opcode == "sample.mass"]
         peak = text.partial("partial_peak", "f32", shape) if masses else "None"
         mass = text.partial("partial_mass", "f32", shape) if masses else "None"
-        given = f"{logits}, {', '.join(noise)}, {value}, {mark}"
+        given = f"{logits}, {', '.join(noise)}, {value}, {rest}, {mark}"
         calls = f"{function}, {operands}, {rows}, V, STRIDE, SPLITS"
-        combine = f"{text.use('combine_argmax')}({value}, {mark}, b, programs, live, {rows}, SPLITS)"
+        combine = f"{text.use('combine_draw')}({value}, {rest}, {mark}, b, programs, live, {rows}, SPLITS)"
         text.body.append(f"{index}, {bad} = {combine}")
         if reduction.attrs["dtype"] == "i64":
             text.body.append(f"{index} = {index}.to(tl.int64)")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from specc.ir.core import Module, Op, Value, tensor_type
 from specc.ir.nodes import is_external
 from specc.ir.ops.ngram import LAST
+from specc.ir.ops.tree import MASKS, SEEN_SLOTS
 from specc.kernels.shared.base import (
     CAPACITY,
     MASK_MODES,
@@ -68,6 +69,7 @@ class NgramPropose(Family):
             "last": attrs["beyond"] == LAST,
             "tree": shape.links > 0,
             "mask": shape.mask is not None,
+            "slots": shape.seen is not None,
         }
         tiles = f"{shape.block} places a tile, {_PER_WARP} a warp"
         return Spec(
@@ -96,6 +98,7 @@ class _Shape:
         branches: those that have a node.
         corpus: tokens that are looked through besides.
         mask: the op that makes the mask.
+        seen: the op that makes it of slots.
         links: programs per request that write links.
 
     """
@@ -105,18 +108,19 @@ class _Shape:
     branches: int
     corpus: Value | None
     mask: Op | None
+    seen: Op | None
     links: int
 
     @staticmethod
     def of(module: Module, cluster: Cluster) -> _Shape:
-        propose, mask = only(cluster, "ngram.propose"), maybe(cluster, "tree.mask")
+        propose, mask, seen = only(cluster, "ngram.propose"), maybe(cluster, "tree.mask"), maybe(cluster, SEEN_SLOTS)
         window = tensor_type(propose["text"]).sizes(module.dims)[-1]
         nodes, steps = module.size(str(propose.attrs["axis"])), int(propose.attrs["steps"])
         branches = min(module.size("K"), -(-(nodes - 1) // steps))
         links = 1 if maybe(cluster, "tree.comb") is not None else 0
         if mask is not None and mask.attrs["mode"] == "full":
             links = min(nodes, _PREFIX_PROGRAMS)
-        return _Shape(window, nodes, branches, propose.get("corpus"), mask, links)
+        return _Shape(window, nodes, branches, propose.get("corpus"), mask, seen, links)
 
     @property
     def block(self) -> int:
@@ -147,13 +151,14 @@ def _links(module: Module, propose: Op) -> list[Op]:
     rows, seq_lens = propose["rows"], propose["seq_lens"]
     for comb in module.find("tree.comb"):
         parent, depth = comb.out("parent"), comb.out("depth")
-        positions, masks = module.users(depth), [user for user in module.users(parent) if user.opcode == "tree.mask"]
+        positions, masks = module.users(depth), [user for user in module.users(parent) if user.opcode in MASKS]
         derived = [*positions, *masks]
         of_branches = comb["rows"] is rows and comb.attrs["steps"] == propose.attrs["steps"]
         whole = [op.opcode for op in positions] == ["tree.positions"] and len(masks) <= 1
         stored = leaves(module, parent, derived) and not leaves(module, depth, derived)
         computed = any(not is_external(user) for op in positions for user in module.users(op.result))
-        if of_branches and whole and stored and not computed and {op["seq_lens"] for op in derived} == {seq_lens}:
+        lengths = {op.named.get("seq_lens", seq_lens) for op in derived}  # a mask of slots reads none
+        if of_branches and whole and stored and not computed and lengths == {seq_lens}:
             return [comb, *derived]
     return []
 
@@ -176,6 +181,10 @@ def _arguments(name: str, cluster: Cluster, shape: _Shape) -> Arguments:
         arguments.value("positions_ptr", only(cluster, "tree.positions").result)
     if shape.mask is not None:
         arguments.value("mask_ptr", shape.mask.result)
+    if shape.seen is not None:
+        arguments.value("mask_ptr", shape.seen.out("mask"))
+        arguments.value("counts_ptr", shape.seen.out("counts"))
+        arguments.value("slots_ptr", shape.seen["slots"])
     return arguments
 
 

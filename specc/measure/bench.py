@@ -9,7 +9,9 @@ import torch
 
 from specc.driver.build import Build
 from specc.measure.backends import cuda_backend
-from specc.measure.records import BucketFigures, Measurement
+from specc.measure.host import launch_costs
+from specc.measure.records import Measurement
+from specc.measure.session import on
 from specc.measure.steps import OnDone, known, measured
 from specc.runtime.backends import Backend
 from specc.runtime.backends.cuda import CudaBackend, device_arch
@@ -49,7 +51,7 @@ def backend_of(build: Build | Path, folder: Path, device: torch.device) -> Backe
 
 def unmeasured(plan: Plan, buckets: Sequence[int], versions: Mapping[str, str]) -> Measurement:
     """What a plan says of its steps."""
-    return _measurement(plan, known(plan, buckets), versions, None)
+    return Measurement(plan.name, plan.algorithm, plan.size("S"), None, None, versions, known(plan, buckets))
 
 
 def measure(
@@ -60,18 +62,16 @@ def measure(
     versions: Mapping[str, str],
     on_done: OnDone,
 ) -> Measurement:
-    """Every launch of a step, and the step, in some buckets."""
-    return _measurement(plan, measured(plan, backend, device, buckets, on_done), versions, device)
+    """Every launch of a step, and the step, in some buckets; and what launches of graphs cost the host."""
+    found = measured(plan, backend, device, buckets, on_done)
+    with on(device):
+        host = launch_costs(device)
+    on_done("launches of graphs")
+    gpu, arch = torch.cuda.get_device_name(device), device_arch(device)
+    return Measurement(plan.name, plan.algorithm, plan.size("S"), gpu, arch, versions, found, host)
 
 
 def versions_of(triton: str | None) -> dict[str, str]:
     """What was measured with; ``triton`` compiled the kernels."""
     found = {"specc": __version__, "torch": torch.__version__}
     return found | ({"triton": triton} if triton else {}) | ({"cuda": torch.version.cuda} if torch.version.cuda else {})
-
-
-def _measurement(
-    plan: Plan, found: tuple[BucketFigures, ...], versions: Mapping[str, str], device: torch.device | None
-) -> Measurement:
-    gpu, arch = (None, None) if device is None else (torch.cuda.get_device_name(device), device_arch(device))
-    return Measurement(plan.name, plan.algorithm, plan.size("S"), gpu, arch, versions, found)

@@ -57,6 +57,14 @@ class Compared:
 
 
 @dataclass(frozen=True)
+class HostCost:
+    """What a launch of a graph of so many ``nodes`` costs the host, ``us`` microseconds."""
+
+    nodes: int
+    us: Spread
+
+
+@dataclass(frozen=True)
 class Measurement:
     """A program on one machine.
 
@@ -68,6 +76,7 @@ class Measurement:
         arch: what the machine code is for, None without any.
         versions: of specc, torch and triton, and of the driver.
         buckets: figures by batch size, ascending.
+        host: what launches of graphs cost the host, by their nodes, ascending; empty without a GPU.
         against: whose kernels are on the other side, None without another side.
         compared: parts of a step beside that side's.
         remark: why nothing was compared, None where it was, or was not to be.
@@ -81,6 +90,7 @@ class Measurement:
     arch: str | None
     versions: Mapping[str, str]
     buckets: tuple[BucketFigures, ...]
+    host: tuple[HostCost, ...] = ()
     against: str | None = None
     compared: tuple[Compared, ...] = ()
     remark: str | None = None

@@ -7,16 +7,18 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
-from specc.measure.records import BucketFigures, Compared, Figures, Measurement
+from specc.measure.records import BucketFigures, Compared, Figures, HostCost, Measurement
 from specc.support.render import printable
 
 
 def tables(found: Measurement) -> Iterator[Table | Text]:
-    """A heading, a table for every bucket, and one of what was compared with an engine's kernels, or why not."""
+    """A heading, a table for every bucket, what the host pays, and what was compared with an engine's kernels."""
     where = f"on {found.gpu}" if found.gpu else "not measured: no GPU"
     yield Text(printable(f"{found.name}: {found.algorithm}, num_steps {found.num_steps}, {where}"))
     for one in found.buckets:
         yield _bucket(one)
+    if found.host:
+        yield _host(found.host)
     if found.compared:
         yield _compared(found.against or "", found.compared)
     if found.remark:
@@ -45,6 +47,15 @@ def _cells(one: Figures) -> list[Text | str]:
     if one.us is not None and one.floor_us is not None and one.ratio is not None:
         cells += [f"{one.us.median:.2f}", f"{one.floor_us.median:.2f}", str(one.ratio)]
     return cells
+
+
+def _host(found: tuple[HostCost, ...]) -> Table:
+    table = Table(title="launch of a graph, by its nodes", title_justify="left", box=None)
+    table.add_column("nodes", justify="right")
+    table.add_column("host us", justify="right")
+    for one in found:
+        table.add_row(f"{one.nodes:,}", str(one.us))
+    return table
 
 
 def _compared(against: str, found: tuple[Compared, ...]) -> Table:

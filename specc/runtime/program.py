@@ -102,9 +102,9 @@ class Program:
         for those that `plan.kv_pools` calls bound; `tables` the tensors of `plan.tables()`, by name. All of them must
         stay where they are as long as the step is used.
         `carry`: by carried field a tensor T[P, ...] of the engine's own, in the plan's dtype, contiguous and aligned to
-        16 bytes, in which the field lives instead of in the program's memory; row 0 is never written. Nothing is
-        cleared. All fields that the engine writes are given; rows T[P, S] of a field that the configuration places in a
-        table may be further apart.
+        16 bytes, apart from all else, in which the field lives instead of in the program's memory; row 0 is never
+        written. Nothing is cleared. All fields that the engine writes are given; rows T[P, S] of a field that the
+        configuration places in a table may be further apart.
         `collective`: of a program whose logits are sharded over several ranks, all of them; by default those of
         torch.distributed. The ranks compare what they run, so all of them bind, or none does.
         `capture`: True captures the whole step, forwards included; "segments" what runs between the forwards, which are

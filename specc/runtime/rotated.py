@@ -88,7 +88,7 @@ class RotatedStep(Step):
                 self._kv.check_place()
                 self._staging["step"].send(columns, size)
                 self._half(0, frame, progress)
-        self._open = _Open(list(sent) if isinstance(sent, list) else sent, frame)
+        self._open = _Open(sent, frame)
         return StepResult(self._outputs("step", frame, rows))
 
     def propose(self, batch: Batch, hidden: Tensor | None = None) -> ProposeResult:

@@ -26,8 +26,9 @@ from .memory.arena import Arena
 from .memory.carried import check_carried
 from .memory.footprint import Memory
 from .memory.kv_pools import KvPools
+from .memory.overlap import check_apart
 from .memory.staging import Staging
-from .memory.tables import TableGuard, check_request_table, check_tables, prompt_tokens, room
+from .memory.tables import TableGuard, check_emitted, check_request_table, check_tables, prompt_tokens, room
 from .plan.nodes import Collective as Gather
 from .plan.nodes import External, Given, Node
 from .plan.plan import PROMPT, Plan
@@ -80,7 +81,7 @@ class Step:
         memory: Tensor | None = None,
         depths: dict[int, Step] | None = None,
     ) -> None:
-        """Allocate the arena. BindError when the step's callbacks, tables or KV buffers do not fit."""
+        """Allocate the arena. BindError when callbacks, tables or KV buffers do not fit, or memory is shared."""
         check_callbacks(plan, callbacks, "step")
         check_request_table(plan, device, req_to_token)
         self._table, self._collective = req_to_token, collective
@@ -91,9 +92,10 @@ class Step:
         self._device = device
         self._callbacks = callbacks
         self._kv = KvPools(plan, device, {} if kv_pools is None else kv_pools)
-        self._kv.check_apart({plan.table: req_to_token, **self._tables})
+        outside = check_carried(plan, device, {} if carry is None else carry)
+        read = {plan.table: req_to_token, **self._tables}
+        check_apart({**self._kv.named, **{f"carry[{name!r}]": one for name, one in (carry or {}).items()}}, read)
         self._arena = Arena(plan, device, poison, memory)
-        outside = check_carried(plan, device, carry or {})
         for name, tensor in outside.items():
             self._arena.stand_for(name, tensor)
         self._kv.write_pointers(self._arena)
@@ -108,7 +110,7 @@ class Step:
         self._columns = {entry: Columns(plan, entry, req_to_token) for entry in ("prefill", "step")}
         self._stores = plan.stores("step")
         self._staging = {entry: Staging(plan, self._arena, one.inputs) for entry, one in self._columns.items()}
-        self._guard = TableGuard({plan.table: req_to_token, **self._tables, **outside})
+        self._guard = TableGuard({**read, **outside})
         self._execute = in_ranges(self._dispatch) if nvtx else self._dispatch
         self._graphs: Graphs | SegmentGraphs | None = None
         self._given: Mapping[str, Tensor] = {}
@@ -282,11 +284,12 @@ class Step:
             return tokens
 
     def count(self, rows: Tensor, tokens: Tensor, lengths: Tensor | None = None) -> None:
-        """Count tokens i32[b], or the first lengths i32[b] of i32[b, n], as output of the requests in rows i64[b].
+        """Count tokens [b], or the first lengths [b] of tokens [b, n], as output of the requests in rows i64[b].
 
-        For what an engine emits by itself between steps; tensors on the device, whose values are the engine's word.
+        For what an engine emits by itself between steps; tensors on the device, of i32 or i64, whose values are the
+        engine's word. BatchError for others.
         """
-        self._sampling.count(rows, tokens, lengths)
+        self._sampling.count(*check_emitted(rows, tokens, lengths, self._device))
 
     def read_carry(self, rows: Sequence[int] | Tensor) -> Carry:
         """A copy of the state of pool rows. BatchError for one out of range or repeated, TornError for a torn one.

@@ -11,7 +11,8 @@ from typing import Any
 from programs import load
 
 from specc.codegen import machine_code, render
-from specc.codegen.aot import Artifact, KernelSource, compile_kernels
+from specc.codegen.aot import KernelSource, compile_kernels
+from specc.codegen.artifact import Artifact
 from specc.codegen.cache import Cache, default_directory
 from specc.config import LoadedConfig
 from specc.driver.build import build_program

@@ -3,7 +3,6 @@
 import inspect
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +10,9 @@ from pathlib import Path
 import pytest
 from compiled import kernel
 
-from specc.codegen import aot, cache, render
-from specc.codegen.aot import Artifact, CompileError, KernelSource, cache_key, compile_kernels, parse_arch
+from specc.codegen import aot, render
+from specc.codegen.aot import CompileError, KernelSource, cache_key, compile_kernels
+from specc.codegen.artifact import KNOWN_ARCHS, Artifact, parse_arch
 from specc.codegen.cache import Cache
 
 ROOT = Path(aot.__file__).parents[2]
@@ -48,60 +48,6 @@ def test_second_build_comes_from_the_cache(tmp_path: Path, monkeypatch: pytest.M
     assert (renamed.kernel, renamed.sha256) == ("other", first[SMALL.name, "sm_90"].sha256)
 
 
-@pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache with one entry."""
-    folder = tmp_path_factory.mktemp("filled")
-    build(Cache(folder), SMALL)
-    return folder
-
-
-@pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "unreadable"])
-def test_damaged_entries_are_compiled_again(filled: Path, tmp_path: Path, damage: str) -> None:
-    shutil.copytree(filled, tmp_path, dirs_exist_ok=True)
-    first = build(Cache(tmp_path), SMALL)
-    (entry,) = entries(tmp_path)
-    raw = entry.read_bytes()
-    if damage == "flip":
-        entry.write_bytes(raw[:-9] + bytes([raw[-9] ^ 1]) + raw[-8:])
-    elif damage == "truncate":
-        entry.write_bytes(raw[: len(raw) // 2])
-    elif damage == "empty":
-        entry.write_bytes(b"")
-    else:
-        entry.unlink()
-        entry.mkdir()
-    key = cache_key(SMALL, "sm_90", LIB)
-    assert Cache(tmp_path).load(key) is None
-    if damage != "unreadable":
-        assert not entry.exists()
-        assert build(Cache(tmp_path), SMALL) == first
-        assert entry.read_bytes() == raw
-
-
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("in the way")
-    Cache(blocked).store("ab" * 32, {}, b"binary")
-    assert Cache(blocked).load("ab" * 32) is None
-    disabled = Cache.disabled()
-    disabled.store("ab" * 32, {}, b"binary")
-    assert disabled.load("ab" * 32) is None
-    with pytest.raises(ValueError, match="disabled"):
-        disabled.path("ab" * 32)
-
-
-def test_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECC_CACHE_DIR", "/one")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/two")
-    monkeypatch.setenv("HOME", "/three")
-    assert Cache.default() == Cache(Path("/one"))
-    monkeypatch.setenv("SPECC_CACHE_DIR", "")
-    assert cache.default_directory() == Path("/two/specc")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache.default_directory() == Path("/three/.cache/specc")
-
-
 def test_the_key_sees_everything_that_decides_the_bytes() -> None:
     variants = [
         SMALL,
@@ -113,8 +59,8 @@ def test_the_key_sees_everything_that_decides_the_bytes() -> None:
         altered(num_warps=8),
         altered(num_stages=2),
     ]
-    keys = {cache_key(variant, arch, LIB) for variant in variants for arch in aot.KNOWN_ARCHS}
-    assert len(keys) == len(variants) * len(aot.KNOWN_ARCHS)
+    keys = {cache_key(variant, arch, LIB) for variant in variants for arch in KNOWN_ARCHS}
+    assert len(keys) == len(variants) * len(KNOWN_ARCHS)
     assert cache_key(SMALL, "sm_90", LIB) == cache_key(altered(name="other"), "sm_90", dict(reversed(LIB.items())))
 
 

@@ -7,7 +7,7 @@ import pytest
 from compiled import MODEL, TREE, compiled, kernels_of, opcodes
 from programs import load
 
-from specc.codegen.aot import Artifact
+from specc.codegen.artifact import Artifact
 
 PROGRAMS: dict[str, dict[str, Any]] = {
     "assisted": {"algorithm": "FROZEN_KV_MTP"},

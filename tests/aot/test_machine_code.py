@@ -8,7 +8,8 @@ from compiled import ARCHS, MODEL, TREE, compiled, kernel, kernels_of
 from programs import load
 
 from specc.codegen import machine_code
-from specc.codegen.aot import KNOWN_ARCHS, Artifact, CompileError, KernelSource
+from specc.codegen.aot import CompileError, KernelSource
+from specc.codegen.artifact import KNOWN_ARCHS, Artifact
 
 PROGRAMS = {
     "chain": load(target=MODEL, draft=MODEL),

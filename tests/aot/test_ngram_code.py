@@ -7,14 +7,17 @@ from compiled import compiled, kernels_of
 from programs import load
 
 WIDE = {"topk": 4, "num_steps": 5, "num_draft_tokens": 21}
+LARGEST = {"topk": 16, "num_steps": 16, "num_draft_tokens": 257, "options": {"corpus": "words.txt"}}
 SHAPES: dict[str, dict[str, Any]] = {
     "chain": {"num_steps": 5},
     "tree": WIDE,
     "bitpacked": {**WIDE, "mask": "bitpacked"},
+    "slots": {**WIDE, "mask": "slots"},
     "full": {**WIDE, "mask": "full", "context_length": 8192},
     "long": {**WIDE, "options": {"window": 100000, "longest": 32}},
     "corpus": {**WIDE, "options": {"corpus": "words.txt"}},
-    "largest": {"topk": 16, "num_steps": 16, "num_draft_tokens": 257, "options": {"corpus": "words.txt"}},
+    "largest": LARGEST,
+    "largest of slots": {**LARGEST, "mask": "slots"},
 }
 
 

@@ -1,61 +1,124 @@
-"""All kernels of every algorithm, as a build describes them, on sm_90 and another GPU: no spills, full occupancy."""
+"""All kernels of every algorithm with every way to verify: they compile, without spills, at full occupancy.
+
+A kernel is compiled once for all programs that have it: those of greedy programs for sm_90 and another GPU, those that
+only programs that draw have for one. Which GPU, the kernel decides, so that every GPU has some of every kind;
+SPECC_TEST_ARCHS=all compiles all of them for every GPU.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from dataclasses import dataclass, replace
+from typing import Any, get_args
 
 import pytest
 from compiled import ARCHS, compiled, kernels_of
 from programs import load
 
 from specc.algorithms import names, needs
-from specc.codegen.aot import KNOWN_ARCHS
+from specc.codegen import render
+from specc.codegen.aot import KernelSource, cache_key
+from specc.codegen.artifact import KNOWN_ARCHS, Artifact
+from specc.config.resolved import Verify
 from specc.driver.build import build_program
 
 MODEL = {"vocab_size": 128256, "hidden_size": 4096, "num_kv_heads": 8, "head_dim": 128, "dtype": "bfloat16"}
 WIDER_LOGITS = {"logits_dtype": "float32"}
 TREE = {"topk": 8, "num_draft_tokens": 64, "num_steps": 5, "page_size": 16}
 COMB = {"topk": 4, "num_draft_tokens": 21, "num_steps": 5, "page_size": 16}
+DRAWN = {mode: {"verify": mode} for mode in get_args(Verify) if mode != "greedy"}
+DRAWN |= {"coupled": {"verify": "target_only", "draft_sampling": "coupled"}}
+"""Ways to verify by what is drawn. All but the first draw drafts as well, which takes a chain of a model's."""
 
 
 def programs() -> dict[str, dict[str, Any]]:
-    """Configurations by name: a chain of every algorithm, and a tree where there is one."""
+    """Configurations by name: a chain of every algorithm, and a tree where there is one; with every way to verify."""
     found: dict[str, dict[str, Any]] = {}
     for algorithm in names():
         wants = needs(algorithm)
         common = {"algorithm": algorithm, "buckets": [64], "target": MODEL} | ({"draft": MODEL} if wants.draft else {})
         found[f"{algorithm}-chain"] = common
         if wants.trees:
-            found[f"{algorithm}-tree"] = common | (TREE if wants.draft else COMB)
+            found[f"{algorithm}-tree"] = tree = common | (TREE if wants.draft else COMB)
+            found[f"{algorithm}-tree-target_only"] = tree | DRAWN["target_only"]
+        ways = DRAWN if wants.draft else ["target_only"]
+        found |= {f"{algorithm}-chain-{way}": common | DRAWN[way] for way in ways}
     scored_in_f32 = {"target": MODEL | WIDER_LOGITS, "draft": MODEL | WIDER_LOGITS}
     found |= {f"{name}-f32-logits": found[name] | scored_in_f32 for name in ("EAGLE-chain", "EAGLE-tree")}
     return found
 
 
 PROGRAMS = programs()
-OTHER = {name: ("sm_80", "gfx942", "sm_100")[number % 3] for number, name in enumerate(PROGRAMS)}
-"""By program, the GPU that it is compiled for besides: those of NVIDIA have its examples in test_registers.py."""
+ALL = os.environ.get("SPECC_TEST_ARCHS") == "all"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What every program launches, and its machine code.
+
+    Attributes:
+        sources: the kernels of a program, each with its key.
+        archs: what a kernel is compiled for, by key.
+        artifacts: machine code by key and architecture.
+
+    """
+
+    sources: dict[str, list[tuple[str, KernelSource]]]
+    archs: dict[str, tuple[str, ...]]
+    artifacts: dict[tuple[str, str], Artifact]
+
+
+@pytest.fixture(scope="module")
+def everything() -> Compiled:
+    """All programs; a kernel that several of them have is compiled once, and named after the first."""
+    lib = render.lib_sources()
+    sources = {
+        program: [(cache_key(one, "sm_90", lib), one) for one in build_program(load(**keys)).generated.sources]
+        for program, keys in PROGRAMS.items()
+    }
+    named = {
+        key: replace(source, name=f"{program.replace('-', '_')}__{source.name}")
+        for program, listed in reversed(sources.items())
+        for key, source in listed
+    }
+    keys = {source.name: key for key, source in named.items()}
+    greedy = {key for program, listed in sources.items() if "verify" not in PROGRAMS[program] for key, _ in listed}
+    archs = {key: archs_of(key, twice=key in greedy) for key in named}
+    found: dict[tuple[str, str], Artifact] = {}
+    for arch in KNOWN_ARCHS:
+        chosen = [source for key, source in named.items() if arch in archs[key]]
+        found |= {(keys[name], arch): one for (name, arch), one in compiled(chosen, arch).items()}
+    return Compiled(sources, archs, found)
+
+
+def archs_of(key: str, *, twice: bool) -> tuple[str, ...]:
+    """What a kernel is compiled for: a GPU that its key decides; if twice, sm_90 and another such."""
+    if ALL:
+        return tuple(KNOWN_ARCHS)
+    known = [arch for arch in KNOWN_ARCHS if not twice or arch != "sm_90"]
+    return ("sm_90",) * twice + (known[int(key, 16) % len(known)],)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_no_spills(program: str) -> None:
-    archs = ("sm_90", OTHER[program])
-    sources = build_program(load(**PROGRAMS[program])).generated.sources
-    found = compiled(sources, *archs)
-    assert len(found) == len(archs) * len(sources)
-    for source in sources:
-        for arch in archs:
-            artifact = found[source.name, arch]
+def test_no_spills(program: str, everything: Compiled) -> None:
+    for key, source in everything.sources[program]:
+        for arch in everything.archs[key]:
+            artifact = everything.artifacts[key, arch]
             assert artifact.spills == 0, artifact
             assert artifact.shared <= 4096, artifact
             assert not artifact.global_scratch
             assert not artifact.profile_scratch
             # Warps of 64 lanes: half as many, the same threads; but at least one.
-            lanes = 64 if arch == "gfx942" else 32
+            lanes = KNOWN_ARCHS[arch].lanes
             warps = max(1, source.num_warps * 32 // lanes)
             assert (artifact.num_warps, artifact.threads) == (warps, warps * lanes)
             assert artifact.kind == KNOWN_ARCHS[arch].kind
             assert artifact.binary.startswith(b"\x7fELF")
+
+
+def test_every_gpu_has_kernels(everything: Compiled) -> None:
+    """Of the programs together: one that is added to the known ones is compiled for."""
+    assert {arch for _, arch in everything.artifacts} == {*KNOWN_ARCHS}
 
 
 @pytest.mark.parametrize("program", ["EAGLE-chain", "EAGLE-tree", "EAGLE-tree-f32-logits"])

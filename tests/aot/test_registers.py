@@ -19,7 +19,8 @@ from compiled import code_bytes, compiled
 from programs import EXAMPLES, ROOT
 
 from specc.algorithms import names, needs
-from specc.codegen.aot import Artifact, KernelSource, cache_key, triton_version
+from specc.codegen.aot import KernelSource, cache_key, triton_version
+from specc.codegen.artifact import Artifact
 from specc.codegen.machine_code import sass
 from specc.codegen.render import lib_sources
 from specc.config import load_config

@@ -6,7 +6,7 @@ from programs import load
 
 from specc.codegen.aot import KernelSource
 
-MASKS = {"none": {}, "qlen": {}, "bitpacked": {}, "full": {"context_length": 8192}}
+MASKS = {"none": {}, "qlen": {}, "bitpacked": {}, "full": {"context_length": 8192}, "slots": {}}
 
 
 def building(mask: str, topk: int, num_steps: int, nodes: int) -> KernelSource:
@@ -33,6 +33,7 @@ def test_no_spills(mask: str) -> None:
     assert_no_spills(first)
 
 
+@pytest.mark.parametrize("mask", ["qlen", "slots"])
 @pytest.mark.parametrize(("topk", "num_steps", "nodes"), [(16, 16, 512), (16, 5, 512), (16, 4, 64), (2, 16, 63)])
-def test_no_spills_in_extreme_trees(topk: int, num_steps: int, nodes: int) -> None:
-    assert_no_spills(building("qlen", topk, num_steps, nodes))
+def test_no_spills_in_extreme_trees(topk: int, num_steps: int, nodes: int, mask: str) -> None:
+    assert_no_spills(building(mask, topk, num_steps, nodes))

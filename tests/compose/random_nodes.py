@@ -41,7 +41,10 @@ class NodeOps(Values):
     def mask(self) -> None:
         self._only(chain=False)
         nodes = self.module.size(NODE)
-        mode = self.rng.choice(["qlen", "bitpacked", "full"])
+        mode = self.rng.choice(["qlen", "bitpacked", "full", "slots"])
+        if mode == "slots":
+            self.make("tree.seen_slots", self.of("i64", "B", NODE), self.kind("parent", NODE))
+            return
         lens = self.module.inputs["seq_lens"] if mode == "full" else self.lens()
         width = {"qlen": 0, "bitpacked": 1 if nodes <= 8 else 2, "full": nodes * (LONGEST + nodes)}[mode]
         self.make("tree.mask", lens, self.kind("parent", NODE), mode=mode, width=width)

@@ -8,6 +8,9 @@ from specc.ir.types import StateType, TensorType
 
 from .random_values import COLUMNS, LONGEST, Fact, Unfit, Values
 
+FAR = 1 << 32
+"""More than 32 bits hold: how far the places are apart that noise is keyed with."""
+
 
 class StateOps(Values):
     """Methods named after an op build one, or raise `Unfit`."""
@@ -105,7 +108,8 @@ class StateOps(Values):
 
     def positions(self) -> None:
         axis = self.rng.choice(["", "K", "A", "S", self.nodes])
-        self.make("kv.positions", self.lens(), axis=axis, offset=self.rng.randint(-2, 3), stride=self.rng.randint(0, 2))
+        offset, stride = self.rng.choice([self.rng.randint(-2, 3), FAR]), self.rng.choice([0, 1, 2, FAR])
+        self.make("kv.positions", self.lens(), axis=axis, offset=offset, stride=stride)
 
     def advance(self) -> None:
         self.make(

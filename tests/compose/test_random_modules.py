@@ -23,7 +23,7 @@ from .perturbed import CPU, front, small
 from .random_modules import ESTABLISHED, compose
 from .random_values import SOURCE
 
-MODULES = 150
+MODULES = 240
 SUMMED = {"vocab.topk_part", "vocab.topk_merge", "vocab.logprob_merge"}
 """Ops of records with sums, whose last bits are each side's own; tests/kernels/test_shards.py has them."""
 

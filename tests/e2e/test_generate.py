@@ -63,15 +63,16 @@ TREES = [
     Case("EAGLE", "trained", page_size=16, topk=4, nodes=16),
     Case("STANDALONE", "trained", page_size=1, topk=4, nodes=16, mask="bitpacked"),
     Case("EAGLE", "random", steps=1, page_size=64, overlap=False, topk=8, nodes=6, mask="full"),
-    Case("STANDALONE", "random", steps=2, page_size=16, overlap=False, topk=2, nodes=5),
+    Case("STANDALONE", "random", steps=2, page_size=16, overlap=False, topk=2, nodes=5, mask="slots"),
     Case("EAGLE3", "trained", topk=4, nodes=16, mask="bitpacked"),
     Case("EAGLE3", "trained", page_size=16, topk=4, nodes=16),
     Case("EAGLE3", "random", steps=2, page_size=16, overlap=False, topk=2, nodes=5),
-    Case("FROZEN_KV_MTP", "trained", page_size=16, topk=4, nodes=16),
+    Case("FROZEN_KV_MTP", "trained", page_size=16, topk=4, nodes=16, mask="slots"),
     Case("FROZEN_KV_MTP", "random", steps=2, overlap=False, topk=2, nodes=5, mask="bitpacked"),
     Case("FROZEN_KV_MTP", "random", steps=1, page_size=16, topk=3, nodes=4, mask="full"),
     LOOKED_UP,
     Case("NGRAM", "random", steps=2, overlap=False, topk=2, nodes=4, mask="full"),
+    Case("NGRAM", "random", steps=3, page_size=16, topk=3, nodes=9, mask="slots"),
 ]
 CHAINS, CASES = [*CASES, *REDUCED[: len(DRAFTS)]], [*CASES, *REDUCED, *TREES]
 TRAINED = [case for case in CASES if case.models == "trained" and case.overlap]

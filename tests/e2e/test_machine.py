@@ -148,7 +148,7 @@ def draw_config(algorithm: str, is_tree: bool, page_size: int, overlap: bool) ->
         steps,
         random.randint(2, min(24, needs(algorithm).most_nodes(topk, steps))) if is_tree else steps + 1,
         page_size,
-        random.choice(("qlen", "bitpacked", "full")) if is_tree else "qlen",
+        random.choice(("qlen", "bitpacked", "full", "slots")) if is_tree else "qlen",
         overlap,
         random.choice(((1, 2, 4, 8), (1, 3, 5))),
         tuple(range(1, steps)[: 2 * (algorithm != ONE_DEPTH)]),

@@ -23,7 +23,7 @@ NEW = 24
 CONFIGS = [
     Config("STANDALONE", 1, 3, 4, 1, verify="target_only"),
     Config("EAGLE", 1, 3, 4, 16, overlap=True, verify="target_only"),
-    Config("EAGLE", 2, 3, 7, 4, verify="target_only"),
+    Config("EAGLE", 2, 3, 7, 4, mask="slots", verify="target_only"),
     Config("EAGLE3", 3, 2, 8, 1, mask="bitpacked", overlap=True, verify="target_only"),
     Config("FROZEN_KV_MTP", 2, 2, 5, 1, mask="full", verify="target_only"),
     Config("MULTI_LAYER_EAGLE", 1, 3, 4, 16, overlap=True, verify="target_only"),

@@ -52,6 +52,7 @@ SHAPES = [
 OTHERS: list[dict[str, Any]] = [
     {"page_size": 16, "mask": "bitpacked"},
     {"page_size": 64, "mask": "full", "overlap": True},
+    {"page_size": 16, "mask": "slots", "overlap": True},
 ]
 
 

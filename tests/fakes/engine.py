@@ -185,13 +185,18 @@ class TargetEngine:
 
     def forward_target(
         self, *, tokens: Tensor, positions: Tensor, slots: Tensor, rows: Tensor, seq_lens: Tensor, capture: str,
-        mask: Tensor | None = None,
+        mask: Tensor | None = None, counts: Tensor | None = None,
     ) -> SimpleNamespace:  # fmt: skip
         """Check N tokens per request."""
         memory, nodes = self.memory["target"], tokens.shape[1]
         memory.write(slots, target_code(tokens, positions))
-        shown, whole = visible(mask, seq_lens, nodes, self.table.shape[1])
-        window, text = memory.read(slots)[:, None].expand(-1, nodes, -1), self.texts("target", rows, seq_lens)
+        if counts is None:
+            shown, whole = visible(mask, seq_lens, nodes, self.table.shape[1])
+            window = memory.read(slots)[:, None].expand(-1, nodes, -1)
+        else:  # whatever lies in the slots that are counted; the others are read, too, so they must be slots
+            shown, whole = torch.arange(nodes, device=rows.device) < counts[..., None], counts > 0
+            window = memory.read(mask)
+        text = self.texts("target", rows, seq_lens)
         states = self.fold_rows(window, shown, text[:, None])
         states = torch.where(whole, states, fold(states, LOST))
         found = self.answer("target", capture, states, tokens, rows)

@@ -80,7 +80,7 @@ TREES = (
         target="num_kv_heads: 1, head_dim: 12, kv_layout: mla", more=tree(2, 3, 16, "qlen"),
     ),
     Toy("toy_tree_one_step", "EAGLE", 1, True, 51, "float32", more=tree(3, 4, 16, "bitpacked")),
-    Toy("toy_eagle3_tree", "EAGLE3", 3, True, 51, "float32", AUX, HEAD, tree(3, 8, 16, "qlen")),
+    Toy("toy_eagle3_tree", "EAGLE3", 3, True, 51, "float32", AUX, HEAD, tree(3, 8, 16, "slots")),
     Toy("toy_frozen_kv_tree", "FROZEN_KV_MTP", 3, True, 64, "float32", more=tree(2, 6, 16, "bitpacked")),
     Toy(
         "toy_ngram_tree", "NGRAM", 3, False, 12, "float32", draft="",

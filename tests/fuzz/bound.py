@@ -22,20 +22,24 @@ from specc.config import Config, load_text
 from specc.driver.build import build_program
 from specc.ir.ops import OPS
 from specc.runtime.backends.cpu import ReferenceBackend
+from specc.runtime.errors import BindError
 from specc.runtime.memory.arena import allocate
 from specc.runtime.plan.plan import TOKEN_MAP, Plan
 from specc.runtime.plan.plan_json import plan_text, read_plan
 from specc.runtime.rotated import RotatedStep
+from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.step import Step
 from specc.support.diagnostics import DiagnosticError
 
 from . import legal
 from .oracle import Oracle
-from .outcome import diagnosed
+from .outcome import diagnosed, expect
 
 CPU = torch.device("cpu")
 POOL = 300
 """Programs that the sessions of one seed share."""
+OVER = 0.2
+"""How many sessions first bind tables that may lie over each other."""
 WORLDS = 3
 """Pairs of models that the sessions of one program share."""
 
@@ -110,7 +114,8 @@ class Bound:
         self.models, self.cache = world(self.compiled.asked, rng.randrange(WORLDS))
         self.engine = self._engine()
         self.corpus = [rng.randrange(config.target.vocab_size) for _ in range(rng.choice([0, 1, 5, 60]))]
-        self.step = self._bind()
+        self._bind_over()
+        self.step = self._bind(self.place)
 
     def _slots(self, pool_rows: int, columns: int) -> Tensor:
         """The KV slot of every position of every pool row, i32[p, C], and of at least so many positions."""
@@ -146,14 +151,40 @@ class Bound:
         """The table that a program is bound to, and by keyword what else the engine has of it."""
         return self.table, {}
 
-    def _bind(self) -> Step:
+    def _bind_over(self) -> None:
+        """Tables that lie over each other, one of them of a carried field, are refused by name, and no others are."""
+        if self.rng.random() >= OVER:
+            return
+        table, more = self.place
+        carry = dict(more.get("carry", {}))
+        field = self.rng.choice([*carry] or list(self.plan.carry))
+        mine = carry.get(field, self._field(field))
+        others: dict[str, Tensor] = {"": table, **carry}
+        other = self.rng.choice([name for name in others if name != field])
+        mine, theirs = _together(self.rng, mine, others[other])
+        carry |= {field: mine, other: theirs}
+        place = carry.pop("", table), {**more, "carry": carry}
+        shared = bool(touched(mine) & touched(theirs))
+        try:
+            self._bind(place)
+        except BindError as error:
+            expect(shared and "share memory" in str(error), f"{field} is apart from {other or 'its table'}: {error}")
+        else:
+            expect(not shared, f"{field} lies over {other or 'the table of slots'}")
+
+    def _field(self, name: str) -> Tensor:
+        """A table for a carried field."""
+        field = self.plan.carry[name]
+        return torch.zeros([self.plan.size(axis) for axis in ("P", *field.axes[1:])], dtype=DTYPES[field.dtype])
+
+    def _bind(self, place: tuple[Tensor, dict[str, Any]]) -> Step:
         memory = allocate(self.compiled.plans, CPU, 0xA5)
         bound: dict[int, Step] = {}
         ranks = self.config.tensor_parallel
         callbacks: Any = self.engine
         if self.config.logits == "sharded":
             callbacks = Sharded(self.engine, self.config, self.rng.randrange(ranks))
-        table, more = self.place
+        table, more = place
         for plan in self.compiled.plans:
             brought = {name: op.reference for name, op in OPS.items() if op.reference is not None}
             arguments = plan, ReferenceBackend(brought), CPU, callbacks, table, self.engine.kv, self.tables
@@ -184,6 +215,33 @@ class Bound:
 
     def _at_any_depth(self) -> Step:
         return self.step.at(self.rng.choice(self.compiled.plans).size("S"))
+
+
+def _together(rng: random.Random, *tensors: Tensor) -> list[Tensor]:
+    """Two tensors as they are, in one piece of memory, the second anywhere behind the start of the first."""
+    sizes = [_extent(tensor) for tensor in tensors]
+    at = rng.choice([0, -(-sizes[0] // 16) - rng.randint(0, 1), rng.randrange(-(-sizes[0] // 16) + 2)])
+    starts = 0, 16 * max(at, 0)
+    memory = torch.zeros(starts[1] + sum(sizes) + 16, dtype=torch.uint8)
+    pieces = [memory[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    return [
+        piece.view(tensor.dtype).as_strided(tensor.shape, tensor.stride()).copy_(tensor)
+        for piece, tensor in zip(pieces, tensors, strict=True)
+    ]
+
+
+def _extent(tensor: Tensor) -> int:
+    """Bytes from a tensor's first element to its last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+def touched(tensor: Tensor) -> set[int]:
+    """The addresses of all bytes of a tensor's elements."""
+    at = torch.tensor(tensor.data_ptr())
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        at = at[..., None] + torch.arange(size) * stride * tensor.element_size()
+    return {address + byte for address in at.flatten().tolist() for byte in range(tensor.element_size())}
 
 
 def _loose(plans: Sequence[Plan], size: int) -> Tensor:

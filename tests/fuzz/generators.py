@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import artefacts, configs, models, modules, records, sessions, specir, steps, wheels
+from . import artefacts, caches, configs, models, modules, records, sessions, specir, steps, wheels
 
 Case = Callable[[str, random.Random], str]
 """Runs one case of a seed and says its outcome; whatever it raises is a failure."""
@@ -38,4 +38,5 @@ GENERATORS: dict[str, Generator] = {
     "artefacts": Generator(artefacts.case),
     "wheels": Generator(wheels.case),
     "records": Generator(records.case),
+    "caches": Generator(caches.case),
 }

@@ -124,7 +124,8 @@ def _sample(rng: random.Random, keys: Keys, draft: Keys, *, drafts: bool) -> Non
 def _tree(rng: random.Random, keys: Keys, most: int) -> None:
     """The nodes of a tree, of which it can have so many, and their mask."""
     keys["num_draft_tokens"] = max(2, _near(rng, min(most, 512 if rng.random() < 0.02 else 40)))
-    keys["mask"] = rng.choice(["none", "qlen", "bitpacked", "full"] if keys["num_draft_tokens"] <= 64 else ["qlen"])
+    small = ["none", "qlen", "bitpacked", "full", "slots"]
+    keys["mask"] = rng.choice(small if keys["num_draft_tokens"] <= 64 else ["qlen", "slots"])
     if keys["mask"] == "full":
         keys["context_length"] = rng.randint(24, 200)
 

@@ -56,34 +56,42 @@ class Sampler:
         return self.temperature < GREEDY_BELOW
 
     def scaled(self, row: list[float]) -> list[float]:
-        """Logits / temperature in f32."""
+        """Logits / temperature, infinite where they are no f32."""
         scale = 1.0 if self.greedy else f32(1.0 / self.temperature)
-        return [f32(value * scale) for value in row]
+        return [_bounded(value * scale) for value in row]
 
     def draw(self, row: list[float], position: int) -> list[int]:
         """The token at a position, of the logits before it; then others that rounding might put in its place."""
         if self.greedy:
             return [argmax(row)[0]]
-        scaled = self.scaled(row)
-        noisy = [f32(value + f32(noise(self.seed, position, v))) for v, value in enumerate(scaled)]
         found: list[int] = []
         for slack in (0.0, -CLOSE, CLOSE):
             cut = self.cut(row, slack)
-            left = [-INF if math.isnan(value) or value < cut else scaled[v] for v, value in enumerate(row)]
-            sums = [f32(log_of_sum(left[first : first + TILE])) for first in range(0, len(left), TILE)]
-            tiles = [f32(value + f32(noise(self.seed, position, 2**31 + t))) for t, value in enumerate(sums)]
+            left = [-INF if math.isnan(value) or value < cut else value for value in row]
+            scaled = self.scaled(left)
+            sums = [log_of_sum(scaled[first : first + TILE]) for first in range(0, len(left), TILE)]
+            tiles = [_bounded(value + noise(self.seed, position, 2**31 + t)) for t, value in enumerate(sums)]
             for tile in _near(tiles):
-                inside = [
-                    -INF if left[v] == -INF else noisy[v] for v in range(tile * TILE, min((tile + 1) * TILE, len(left)))
-                ]
-                found += [tile * TILE + v for v in _near(inside)]
+                found += self._inside(left[: (tile + 1) * TILE], tile * TILE, position)
         return list(dict.fromkeys(found))
+
+    def _inside(self, left: list[float], first: int, position: int) -> list[int]:
+        """The entry drawn of the tile that begins with the first, the last of those left, and others as of `draw`.
+
+        Where the largest is infinite that is the first such.
+        """
+        top, scaled = max(left[first:]), self.scaled(left)
+        if math.isinf(max(scaled[first:])):
+            return [scaled.index(max(scaled[first:]), first)]
+        scale = f32(1.0 / self.temperature)
+        noisy = [(x - top) * scale + noise(self.seed, position, v) for v, x in enumerate(left[first:], first)]
+        return [first + v for v in _near(noisy)]
 
     def processed(self, row: list[float]) -> list[float] | None:
         """The logits whose softmax a token is drawn from; None where rounding decides what the filters leave."""
         if self.greedy:
             return row
-        scaled = self.scaled(row)
+        scaled = [f32(value) for value in self.scaled(row)]
         cuts = [self.cut(row, slack) for slack in (0.0, -CLOSE, CLOSE)]
         left = [[-INF if math.isnan(x) or x < cut else scaled[v] for v, x in enumerate(row)] for cut in cuts]
         return left[0] if left[0] == left[1] == left[2] else None
@@ -107,8 +115,13 @@ class Sampler:
         return cut
 
 
+def _bounded(value: float) -> float:
+    """The value, infinite where it is no f32."""
+    return value if math.isfinite(f32(value)) else f32(value)
+
+
 def _near(values: list[float]) -> list[int]:
-    """The first of the largest values, then those that rounding might put in its place."""
+    """The first of the largest values, then those that rounding might put in its place: of noise, and of f64."""
     best = argmax(values)[0]
-    room = CLOSE * min(max(1.0, abs(values[best])), LARGEST)
+    room = CLOSE + min(abs(values[best]), LARGEST) * 2.0**-40
     return [best, *(i for i, value in enumerate(values) if i != best and values[best] - value <= room)]

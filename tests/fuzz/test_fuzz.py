@@ -17,6 +17,7 @@ CASES = {
     "modules": 30,
     "artefacts": 250,
     "records": 150,
+    "caches": 300,
 }
 """Cases in a part."""
 

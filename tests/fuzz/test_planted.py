@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from specc.cli import inspect
-from specc.codegen import plan
+from specc.codegen import aot, plan
 from specc.config import models
 from specc.ir import parser
 from specc.runtime import external
+from specc.runtime import step as bound_step
 from specc.runtime.plan import manifest
 from specc.runtime.plan.manifest import Manifest
 from specc.runtime.rotated import RotatedStep
@@ -23,7 +24,7 @@ from specc.runtime.semantics import reference, reference_kv, reference_tree
 from specc.runtime.state import transfer
 from specc.runtime.state.torn import Torn
 from specc.runtime.state.transfer import RecordLayout
-from specc.support import token_map, weights
+from specc.support import cachedir, token_map, weights
 from specc.support.diagnostics import Diagnostics
 
 from . import models as attacked
@@ -98,6 +99,14 @@ def moves_nothing(name: str) -> Patch:
     return patch
 
 
+def lost_noise(operands: Any, found: Any) -> Any:
+    """Large logits swallow the noise where the temperature is low: the first of the largest."""
+    logits, _, _, scales, *_ = operands
+    return torch.where(scales > 1e4, logits.nan_to_num(nan=-torch.inf).argmax(-1), found[0]).to(found[0].dtype), found[
+        1
+    ]
+
+
 SLOTS = ("kv.verify_slots", "kv.extend_slots", "kv.slots")
 STEPS: dict[str, Patch] = {
     "ties": last_of_ties,
@@ -109,6 +118,8 @@ STEPS: dict[str, Patch] = {
     "append": store("carry.append", lambda _, before: before),
     "health": op("health.raise", wrong=lambda operands, _: (operands[0],)),
     "bits": op("tree.mask", wrong=lambda _, found: (found[0] | torch.ones_like(found[0]),)),
+    "seen": op("tree.seen_slots", wrong=lambda _, found: (found[0].roll(1, 1), found[1])),
+    "counted": op("tree.seen_slots", wrong=lambda _, found: (found[0], found[1].clamp(max=1))),
     "moves": moves_nothing("kv.move"),
     "tails": moves_nothing("kv.duplicate_tail"),
     "keys": op("sample.keys", wrong=lambda _, found: (found[0] + (1 << 32), found[1])),
@@ -120,6 +131,8 @@ STEPS: dict[str, Patch] = {
     "biases": op("sample.bias", wrong=lambda operands, _: (operands[0].float(),)),
     "counts": store("carry.count", lambda _, before: before),
     "least": op("sample.min_p", wrong=lambda _, found: (found[0] - 3,)),
+    "apart": lambda monkeypatch: monkeypatch.setattr(bound_step, "check_apart", lambda *_: None),
+    "lost": op("sample.draw", wrong=lost_noise),
     "lengths": op("commit.lengths", wrong=lambda _, found: (found[0] + 1, found[1])),
 }
 
@@ -155,6 +168,7 @@ ROTATED: dict[str, Patch] = {
     "hidden": taken(RotatedStep, "_check_given", lambda *_: None),
     "torn": taken(Torn, "_tear", lambda *_: None),
     "none": taken(transfer, "LEAST", {}),
+    "apart": taken(bound_step, "check_apart", lambda *_: None),
 }
 
 
@@ -262,6 +276,18 @@ def test_wheels(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "CASE_SECONDS", 2)
     WHEELS[fault](monkeypatch)
     assert failures("wheels", 300)
+
+
+CACHES: dict[str, Patch] = {
+    "entries": taken(aot, "fits", lambda *_: True),
+    "folders": taken(cachedir, "fault", lambda _: ""),
+}
+
+
+@pytest.mark.parametrize("fault", CACHES)
+def test_caches(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    CACHES[fault](monkeypatch)
+    assert failures("caches", 100)
 
 
 def test_records(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def device() -> torch.device:
 @pytest.fixture(scope="session")
 def arch(device: torch.device) -> str:
     """The GPU's architecture, one that specc builds for."""
-    from specc.codegen.aot import KNOWN_ARCHS
+    from specc.codegen.artifact import KNOWN_ARCHS
     from specc.runtime.backends.cuda import device_arch
 
     found = device_arch(device)

@@ -24,6 +24,8 @@ def test_every_launch_is_timed(name: str, arch: str) -> None:
         launches, step = bucket["launches"], bucket["step"]
         assert all(one["us"]["median"] > 0 and one["ratio"]["median"] > 0.5 for one in (*launches, step))
         assert step["us"]["median"] < 2 * sum(one["us"]["median"] for one in launches)
+    few, *_, many = found["host"]
+    assert 0 < few["us"]["median"] < many["us"]["median"]
 
 
 def test_a_picture(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from specc.kernels.shared.base import Spec
 from specc.runtime.semantics.reference import OPS
 
 POOL = 8
-MODES = ("none", "qlen", "bitpacked", "full")
+MODES = ("none", "qlen", "bitpacked", "full", "slots")
 Case = dict[str, Any]
 
 
@@ -60,7 +60,9 @@ def look_up(shape: Case, *, corpus: bool, width: int) -> Spec:
         if tree:
             parent, depth = b.many("tree.comb", rows, steps=shape["steps"])
             b.hand_out(parent, b("tree.positions", lens, depth))
-        if tree and mode != "none":
+        if mode == "slots":
+            b.hand_out(*b.many("tree.seen_slots", b.given("slots", "i64", "N"), parent))
+        elif tree and mode != "none":
             b.hand_out(b("tree.mask", lens, parent, mode=mode, width=width))
     ((stem, cluster),) = form(module)
     changed = {"BLOCK": shape["block"], "SPLITS": 8} | ({"LINKS": 3} if mode == "full" else {})
@@ -254,6 +256,14 @@ def linked(
     expected = {name: value.clone() for name, value in outputs.items()}
     expected["parent_ptr"][:batch], expected["positions_ptr"][:batch] = parent, positions
     if mode == "none":
+        return outputs, expected, 0
+    if mode == "slots":
+        slots = torch.randint(1, 1 << 31, (batch, nodes), generator=generator(shape["seed"]))
+        inputs["slots_ptr"] = slots.masked_fill((rows == 0)[:, None], 0)
+        found = OPS["tree.seen_slots"]((inputs["slots_ptr"], parent), {}, dims)
+        for name, value in zip(("mask_ptr", "counts_ptr"), found, strict=True):
+            outputs[name] = poison(max_b, *value.shape[1:], dtype=torch.int32)
+            expected[name] = torch.cat((value, outputs[name][batch:]))
         return outputs, expected, 0
     longest = nodes + int(lens.max())
     width = {"qlen": 0, "bitpacked": 1 << ((nodes - 1) // 8).bit_length(), "full": nodes * longest}[mode]

@@ -78,7 +78,7 @@ def test_branches_begin_with_different_tokens(launcher: Launcher) -> None:
 def test_a_tree_that_ends_within_a_branch(launcher: Launcher) -> None:
     shape = PLAIN | {"k": 4, "steps": 3, "window": 64}
     text = [1, 4, 6, 6, 1, 5, 7, 7, 1, 3, 8, 8, 1]
-    for cut, mode in ((1, "qlen"), (4, "bitpacked"), (7, "full"), (8, "none"), (11, "qlen")):
+    for cut, mode in ((1, "qlen"), (2, "slots"), (4, "bitpacked"), (7, "full"), (8, "none"), (11, "qlen")):
         tokens = propose(launcher, shape | {"cut": cut, "mode": mode}, [2], [text])
         assert tokens.tolist() == [[1, 3, 8, 8, 5, 7, 7, 4, 6, 6, 0, 0, 0][: 13 - cut]]
 

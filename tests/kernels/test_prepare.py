@@ -77,7 +77,8 @@ def place(b: TypedBuilder, source: torch.Generator, rows: Value, lens: Value) ->
     for number in range(integer(source, 0, 4)):
         name = f"positions{number}"
         where = {"axis": choice(source, ("", "K", "N", "A")), "offset": integer(source, -3, 3)}
-        outputs[name] = b("kv.positions", lens, names=(name,), stride=integer(source, 0, 2), **where)
+        stride = (0, 1, 2, 1 << 32)[integer(source, 0, 3)]
+        outputs[name] = b("kv.positions", lens, names=(name,), stride=stride, **where)
     for number in range(integer(source, 0, 3)):
         name = f"slots{number}"
         where = {"axis": choice(source, ("N", "A")), "offset": integer(source, 0, 3)}
@@ -201,3 +202,16 @@ def test_room_ends_with_the_row_and_with_the_mask(
         assert found["window"][i].tolist() == (slots[row][size:][:NODES] if has_room else [0] * NODES)
         want = [[slots[row][place] if has_room else 0 for place in step] for step in places]
         assert found["runs"][:, i].tolist() == want
+
+
+@pytest.mark.parametrize("offset", [0, 3 << 32])
+def test_places_further_apart_than_32_bits(launcher: Launcher, offset: int) -> None:
+    """Those that the noise of drafts is keyed with."""
+    module = small_module(N=5)
+    b, lens = TypedBuilder(module), torch.tensor([0, 7, 1 << 20])
+    with b.phase("prepare"):
+        given_ = b.given("lens", "i64")
+        b.hand_out(b("kv.positions", given_, names=("places",), axis="N", offset=offset, stride=1 << 32))
+    values = {"req_pool_indices": torch.tensor([3, 0, 1]), "lens": lens}
+    found = check_module(launcher, module, torch.Generator().manual_seed(1), values)
+    assert found["places"].tolist() == [[length + offset + (i << 32) for i in range(5)] for length in lens.tolist()]

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import generator, quick, random_rows
 from kernel_launcher import Launcher
+from sampling_oracle import WORD, f32, philox2x32
 from topk_cases import hostile_logits
 from torch import Tensor
 
@@ -206,6 +207,18 @@ def test_a_rejected_draft_is_not_drawn(launcher: Launcher) -> None:
     assert (found["index"][:, :3] == 1).all()
 
 
+@pytest.mark.parametrize("beyond", [1 << 32, -(1 << 32), -(1 << 62), 1 << 40])
+def test_a_draft_that_is_no_token_takes_nothing_away(launcher: Launcher, beyond: int) -> None:
+    """Nor the token that has its lower bits: that alone is left of p here."""
+    source = generator(3)
+    logits, q = (torch.full((MAX_B, n, 4), -INF) for n in (4, 3))
+    logits[..., :2], q[..., 0] = 0.0, 0.0
+    values = chains(source, torch.arange(1, 1 + MAX_B), logits, q, "one", torch.ones(MAX_B, 4), None)
+    values["tokens"] = torch.full_like(values["tokens"], 1 + beyond)
+    found = check_module(launcher, leaving("f32", 4, "one", most=3, cut=False), source, values)
+    assert (found["index"][:, :3] == 1).all()
+
+
 def test_what_is_left_however_rows_are_cut(launcher: Launcher) -> None:
     """The same tokens bit by bit, and nothing but what p has more of than q."""
     source, vocab = generator(8), 400
@@ -255,6 +268,47 @@ def test_where_drafts_end(launcher: Launcher, mode: str, seed: int, nodes: int, 
     values["scales"] = SCALES[torch.randint(len(SCALES), (count, 1), generator=source)].expand(count, nodes).clone()
     values |= {"masses0": q} if form == "one" else {f"masses{i}": q[:, i].contiguous() for i in range(nodes - 1)}
     values["sums"] = torch.rand(count, nodes, generator=source) * (torch.rand(count, nodes, generator=source) < 0.7)
-    for name, dtype in (("tokens", torch.int64), ("drawn", torch.int32), ("left", torch.int32)):
-        values[name] = torch.randint(0, 90, (count, nodes), generator=source).to(dtype)
-    check_module(launcher, weighing(mode, form, nodes), source, values)
+    check_module(launcher, weighing(mode, form, nodes), source, values | told(source, count, nodes))
+
+
+def told(source: torch.Generator, count: int, nodes: int) -> dict[str, Tensor]:
+    """Tokens of every kind that `weighing` is given."""
+    kinds = {"tokens": torch.int64, "drawn": torch.int32, "left": torch.int32}
+    return {name: torch.randint(0, 90, (count, nodes), generator=source).to(dtype) for name, dtype in kinds.items()}
+
+
+def weighed(launcher: Launcher, mode: str, coins: Tensor, p: Tensor, q: Tensor) -> Tensor:
+    """The weights f32[B, n] of chains with probabilities p f32[B, n - 1] of the target and q of the drafts."""
+    count, nodes, source = len(p), p.shape[1] + 1, generator(0)
+    mass, masses = torch.ones(count, nodes, 3), torch.ones(count, nodes - 1, 3)
+    mass[:, :-1, 2], masses[..., 2] = p, q
+    values = {"req_pool_indices": torch.arange(1, 1 + count), "coins": coins, "mass": mass, "masses0": masses}
+    values |= {"scales": torch.ones(count, nodes), "sums": torch.zeros(count, nodes)} | told(source, count, nodes)
+    return check_module(launcher, weighing(mode, "one", nodes), source, values)["weights"]
+
+
+@pytest.mark.parametrize("mode", ["rejection", "block"])
+@pytest.mark.parametrize("q", [1e-45, 1e-38, 0.5, 1.0])
+def test_a_draft_that_the_target_never_takes_is_rejected(launcher: Launcher, mode: str, q: float) -> None:
+    """Whatever the coin, though its product with q may be no number that is larger than 0."""
+    coins, nodes = keys_of(generator(4), MAX_B), 4
+    weights = weighed(launcher, mode, coins, torch.zeros(MAX_B, nodes), torch.full((MAX_B, nodes), q))
+    assert weights.tolist() == [[1.0, 0.0, 0.0, 0.0, 0.0]] * MAX_B
+
+
+@pytest.mark.parametrize("mode", ["rejection", "block"])
+@pytest.mark.parametrize("last", [False, True], ids=["the coin", "the next number"])
+def test_a_draft_is_accepted_by_a_coin_below_its_share(launcher: Launcher, mode: str, last: bool) -> None:
+    """Below, not as large: u is p of all numbers that it may be, so that it is below with the probability p."""
+    coins = keys_of(generator(5), MAX_B)
+    u = torch.tensor(
+        [[f32(f32(f32(philox2x32((0, key >> 32), key & WORD)[0]) + 0.5) * 2.0**-32)] for key in keys(coins)]
+    )
+    p = u.nextafter(torch.ones_like(u)) if last else u
+    weights = weighed(launcher, mode, coins, p, torch.ones_like(p))
+    assert (weights[:, 1] > 0).tolist() == [last] * MAX_B
+
+
+def keys(coins: Tensor) -> list[int]:
+    """Keys as words of 64 bits."""
+    return [key & ((1 << 64) - 1) for key in coins.tolist()]

@@ -105,6 +105,18 @@ def test_cuts_decide_nothing(launcher: Launcher, vocab: int) -> None:
     assert torch.equal(found[0], found[2])
 
 
+@pytest.mark.parametrize("size", [1000.0, -3e4])
+def test_noise_is_not_lost_beside_large_logits(launcher: Launcher, size: float) -> None:
+    """Tokens are those of the reference, which draws equal logits as often as each other, however rows are cut."""
+    source = generator(7)
+    logits = torch.where(torch.rand(6, 4, 300, generator=source) < 0.3, size, size - 2000.0)
+    values = {"req_pool_indices": torch.arange(1, 7), "logits": logits, **noise_of(source, 6, 4)}
+    values["scales"] = torch.full((6, 4), 1e5)
+    tokens = check_module(launcher, drawn("f32", 4, 300), source, values, Scan(3, 64))["index"]
+    assert len(tokens.unique()) > 12
+    assert torch.equal(tokens, check_module(launcher, drawn("f32", 4, 300), source, values, Scan(1, 512))["index"])
+
+
 def test_only_what_is_allowed_is_drawn(launcher: Launcher) -> None:
     """Of a row of -inf but for one entry that entry, whatever the noise."""
     source = generator(5)

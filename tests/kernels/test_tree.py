@@ -32,7 +32,7 @@ from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS
 
 BAD, ORPHAN = 0, 4
-MODES = ("none", "qlen", "bitpacked", "full")
+MODES = ("none", "qlen", "bitpacked", "full", "slots")
 NEVER_SEEN = 1 << 40
 
 
@@ -94,7 +94,9 @@ def selection(shape: dict[str, Any], last: tuple[Value, Value] | None = None, b:
         health = b("health.raise", before, orphan, names=("health_of_tree",), bit=ORPHAN)
         module.outputs["health"] = health
         b.hand_out(chosen, parent, b("tree.positions", lens, depth))
-        if mode != "none":
+        if mode == "slots":
+            b.hand_out(*b.many("tree.seen_slots", b.given("slots", "i64", "N"), parent))
+        elif mode != "none":
             b.hand_out(b("tree.mask", lens, parent, mode=mode, width=width_of(mode, nodes, shape["longest"])))
     return module
 
@@ -121,6 +123,13 @@ def hostile_scores(source: torch.Generator, count: int) -> Tensor:
     elif kind == 8:
         scores[:] = torch.tensor([0.0, -0.0, math.inf, -math.inf])[integer(source, 0, 3)]
     return scores
+
+
+def window(source: torch.Generator, rows: Tensor, nodes: int) -> Tensor:
+    """Slots i64[b, N], each in the window once, up to the largest that a table may name; 0 in padding rows."""
+    step = torch.randint(1, (2**31 - 1) // nodes, (len(rows), 1), generator=source)
+    order = torch.stack([torch.randperm(nodes, generator=source) for _ in rows])
+    return (2**31 - 1 - order * step).masked_fill((rows == 0)[:, None], 0)
 
 
 def drafted(source: torch.Generator, shape: dict[str, Any]) -> Drawn:
@@ -159,6 +168,8 @@ def random_case(shape: dict[str, Any], rows: list[int] | None = None) -> tuple[t
         "seq_lens": torch.randint(0, 99, (batch,), generator=source).masked_fill(drawn_rows == 0, 0),
         **drafted(source, shape),
     }
+    if shape["mode"] == "slots":
+        drawn["slots"] = window(source, drawn_rows, nodes_of(shape))
     return source, drawn
 
 
@@ -233,10 +244,13 @@ def test_flat_masks_of_long_texts(launcher: Launcher) -> None:
     check(launcher, shape, drawn, source)
 
 
-@pytest.mark.parametrize(("k", "steps", "nodes"), [(8, 10, 512), (16, 5, 64), (10, 6, 128)])
-def test_large_trees(launcher: Launcher, k: int, steps: int, nodes: int) -> None:
+@pytest.mark.parametrize(
+    ("k", "steps", "nodes", "mode"),
+    [(8, 10, 512, "none"), (16, 5, 64, "none"), (10, 6, 128, "none"), (8, 10, 512, "slots"), (10, 6, 100, "slots")],
+)
+def test_large_trees(launcher: Launcher, k: int, steps: int, nodes: int, mode: str) -> None:
     """Up to 1034 candidates, grown by the reference: everyone but the root has a parent."""
-    shape = PLAIN | {"k": k, "steps": steps, "nodes": nodes}
+    shape = PLAIN | {"k": k, "steps": steps, "nodes": nodes, "mode": mode}
     source, drawn = random_case(shape, [4])
     frontier = drawn["scores0"] = torch.rand(1, k, generator=source).sort(descending=True).values
     for number in range(1, steps):

@@ -179,6 +179,22 @@ def test_kernels_of_both(launcher: Launcher, rows: str, seed: int, case: Case) -
     assert {op.attrs["kernel"].split("_")[0] for op in module.ops()} <= {"verify", "cut", "prepare"}
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_no_walk_goes_on_from_where_it_ended(launcher: Launcher, ended: bool) -> None:
+    """Though nodes that were not kept have parent -1, too, and the token that was drawn."""
+    module = small_module(N=4)
+    b, source = TypedBuilder(module), generator(2)
+    given = b.given("tokens", "i64", "N"), b.given("token", "i32"), module.inputs["req_pool_indices"]
+    with b.phase("verify"):
+        b.hand_out(*b.many("walk.step", *given, b.given("at", "i64"), b.given("parent", "i64", "N")))
+    values = {"req_pool_indices": torch.tensor([3, 1]), "tokens": torch.full((2, 4), 7)}
+    values |= {"token": torch.full((2,), 7, dtype=torch.int32), "at": torch.full((2,), -1 if ended else 0)}
+    values["parent"] = torch.tensor([[-1, -1, -1, 0], [-1, 0, -1, -1]])
+    found = check_module(launcher, module, source, values)
+    assert found["node"].tolist() == ([-1, -1] if ended else [3, 1])
+    assert found["rows"].tolist() == ([0, 0] if ended else [3, 1])
+
+
 def test_a_launch_a_round(launcher: Launcher) -> None:
     """One for what a walk begins with, then one a round; what changes logits costs none."""
     case = Case("tree", "bf16", 9, 5, 700, (), ("penalties", "grammar", "bias"))

@@ -330,7 +330,7 @@ def defined_call(call: Call, config: Config) -> Call:
     if config.padding_slot != 0 and "slots" in operands:  # from the pass on that looks slots up
         operands = operands | {"slots": operands["slots"].clamp(min=0)}
     if config.chain:
-        operands = {key: value for key, value in operands.items() if key != "mask"}
+        operands = {key: value for key, value in operands.items() if key not in ("mask", "counts")}
     mask = operands.get("mask")
     if mask is not None and mask.dim() == 2:
         nodes, flat = operands["tokens"].shape[1], mask.reshape(-1).clone()

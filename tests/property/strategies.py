@@ -177,7 +177,7 @@ def verifications(*, chain: bool) -> list[dict[str, str]]:
 @st.composite
 def trees(draw: st.DrawFn, topk: int, largest: int) -> dict[str, Any]:
     """What only a tree says: how many nodes, and the mask."""
-    mask = draw(st.sampled_from(["none", "qlen", "bitpacked", "full"]))
+    mask = draw(st.sampled_from(["none", "qlen", "bitpacked", "full", "slots"]))
     nodes = {"num_draft_tokens": draw(st.integers(2, min(largest, 20))), "mask": mask}
     return nodes | ({"context_length": CONTEXT} if mask == "full" else {})
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 from engine_fixtures import asked, mark, plain, served, side_by_side, started
-from sglang_files import ENVIRONMENT, HERE
+from sglang_files import ENVIRONMENT, HERE, ON_GPU
 from sglang_models import write_models
 from sglang_programs import build_program
 from sglang_server import PLAIN, Served, Variant, serve
 from sglang_workload import without_aborts, workload
 
 __all__ = ["plain", "served"]
-REQUESTS = 200
+REQUESTS = int(os.environ.get("SPECC_TEST_REQUESTS", "200"))
+"""Fewer are enough where texts alone are compared; other tests count on what happens to so many."""
 SEED = 1
+AT_A_TIME = 6 if ON_GPU else 2
+"""Engines, which share the GPU."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -45,5 +49,5 @@ def running(
         wheel = build_program(engine, folder / f"{variant}-wheel", *variant.options) if variant.program else None
         return serve(engine, given, folder / str(variant), overlap=variant.overlap, wheel=wheel)
 
-    with side_by_side(2) as pool:
+    with side_by_side(AT_A_TIME) as pool:
         yield started(pool, [PLAIN, *asked(request.session, "variant", "own")], run)

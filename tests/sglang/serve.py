@@ -1,7 +1,7 @@
-"""Serve one job with one engine of SGLang on the CPU: `.sglang/bin/python tests/sglang/serve.py JOB.json OUT.json`.
+"""Serve one job with one engine of SGLang: `.sglang/bin/python tests/sglang/serve.py JOB.json OUT.json`.
 
-A job is `{"engine": {...}, "requests": [...]}`: arguments of `sglang.Engine` beside those of `ENGINE`, and for each
-request
+A job is `{"device": "cpu" | "cuda", "engine": {...}, "requests": [...]}`: arguments of `sglang.Engine` beside those of
+`ENGINE`, and for each request
 
 * `text` or `input_ids`; `sampling`, SGLang's sampling parameters; `logprobs`, whether to return
   them, of the prompt too; `top_logprobs`, of how many most probable tokens;
@@ -26,28 +26,31 @@ from pathlib import Path
 from typing import Any
 
 ENGINE: dict[str, Any] = {
-    "device": "cpu",
-    "dtype": "float32",
-    "attention_backend": "intel_amx",
     "sampling_backend": "pytorch",
     "grammar_backend": "none",
-    "disable_cuda_graph": True,
     "skip_server_warmup": True,
     "mem_fraction_static": 0.3,
     "context_length": 1024,
     "random_seed": 1,
     "log_level": "info",
 }
+ENGINE_ON: dict[str, dict[str, Any]] = {
+    "cpu": {"dtype": "float32", "attention_backend": "intel_amx", "disable_cuda_graph": True},
+    "cuda": {"dtype": "bfloat16", "disable_prefill_cuda_graph": True},
+}
 ENVIRONMENT = {
-    "SGLANG_USE_CPU_ENGINE": "1",
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1",
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
+ENVIRONMENT_ON = {"cpu": {"SGLANG_USE_CPU_ENGINE": "1"}, "cuda": {}}
 IDLE_S = 30
-MODELS = {"llama", "llama_eagle", "llama_eagle3"}
-"""Modules of the models that jobs name. SGLang would import some two hundred more."""
+MODELS = {
+    "LlamaForCausalLM": {"llama", "llama_eagle", "llama_eagle3"},
+    "DeepseekV3ForCausalLM": {"deepseek_v2", "deepseek_nextn"},
+}
+"""Modules of a target and its drafts, by the target's architecture. SGLang would import some two hundred more."""
 
 
 class Progress:
@@ -140,10 +143,11 @@ async def run(engine: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def other_models() -> str:
-    """The modules of all other models."""
+def other_models(target: Path) -> str:
+    """The modules of all models but a target in this folder, and its drafts."""
+    architecture = json.loads((target / "config.json").read_text())["architectures"][0]
     folder = Path(find_spec("sglang").submodule_search_locations[0], "srt", "models")
-    return ",".join(sorted({path.stem for path in folder.glob("*.py")} - MODELS))
+    return ",".join(sorted({path.stem for path in folder.glob("*.py")} - MODELS[architecture]))
 
 
 def fork_engines() -> None:
@@ -168,15 +172,19 @@ def check_threads() -> None:
 def main() -> None:
     """Read a job, serve it, write what came out."""
     job, out = (Path(name) for name in sys.argv[1:])
-    os.environ.update(ENVIRONMENT, SGLANG_DISABLED_MODEL_ARCHS=other_models())
     given = json.loads(job.read_text())
+    device, others = given["device"], other_models(Path(given["engine"]["model_path"]))
+    os.environ.update(ENVIRONMENT | ENVIRONMENT_ON[device], SGLANG_DISABLED_MODEL_ARCHS=others)
     if (ranks := given["engine"].get("tp_size", 1)) > 1:  # SGLang wants to be told a processor for each
         os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(ranks)))
-    fork_engines()
+    if device == "cpu" and given["engine"].get("attention_backend") == "fa3":  # its metadata is computed in Triton
+        os.environ["TRITON_INTERPRET"] = "1"
+    if device == "cpu":
+        fork_engines()
     import sglang
 
     begin = time.monotonic()
-    engine = sglang.Engine(**ENGINE | given["engine"])
+    engine = sglang.Engine(**{"device": device} | ENGINE | ENGINE_ON[device] | given["engine"])
     started = round(time.monotonic() - begin, 1)
     result = engine.loop.run_until_complete(run(engine, given["requests"]))
     engine.shutdown()

@@ -1,13 +1,34 @@
-"""Where SGLang's environment is. Imports the standard library only."""
+"""Where the environments of SGLang are. Imports the standard library, and of specc what needs no more."""
 
+import json
+import os
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-
-from engine_environment import Environment
-
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-ENVIRONMENT = Environment(ROOT / ".sglang", "SGLang", {"SGLANG_USE_CPU_ENGINE": "1"})
+sys.path += [str(ROOT / "tests"), str(ROOT)]
+
+from engine_environment import Environment  # noqa: E402 (make_environment.py is run as a script)
+
+from specc.adapters.sglang import TESTED  # noqa: E402
+
+NEWEST = TESTED[-1]
+CHOICE = "SPECC_TEST_SGLANG"
+"""The environment variable that says in which version of SGLang tests run; the newest if it does not."""
+VERSION = os.environ.get(CHOICE) or NEWEST
+
+
+def environment(version: str) -> Environment:
+    """That of a version; all but the newest have SGLang alone, and everything else from that one's."""
+    name = ".sglang" if version == NEWEST else f".sglang-{version}"
+    return Environment(ROOT / name, "SGLang", {"SGLANG_USE_CPU_ENGINE": "1"})
+
+
+ENVIRONMENT = environment(VERSION)
 PYTHON, READY = ENVIRONMENT.python, ENVIRONMENT.ready
+DEVICE = json.loads(READY.read_text()).get("device", "cpu") if READY.exists() else "cpu"
+"""`cpu`, or `cuda` in an environment of `on_gpu.sh`."""
+ON_GPU = DEVICE == "cuda"
+BACKEND = os.environ.get("SPECC_TEST_BACKEND", "fa3")
+"""The attention backend of engines on a GPU."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -85,12 +86,12 @@ def is_penalized(sampling: dict[str, Any]) -> bool:
 
 
 class Oracle:
-    """What the example target answers, by transformers, xgrammar and the draws of plain Python."""
+    """What a target answers, by transformers, xgrammar and the draws of plain Python."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: Path = EXAMPLES / "target") -> None:
         """Load the target."""
-        self._model = AutoModelForCausalLM.from_pretrained(EXAMPLES / "target", dtype=torch.float32)
-        self._tokenizer = AutoTokenizer.from_pretrained(EXAMPLES / "target")
+        self._model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+        self._tokenizer = AutoTokenizer.from_pretrained(target)
 
     def tokens(self, text: str) -> list[int]:
         """Those of a prompt."""
@@ -113,6 +114,11 @@ class Oracle:
             scores[place, token] += NEAR
             found.append(drawn(scores[place].tolist(), seed, temperature, len(prompt) + place, **filters))
         return found
+
+    def follows(self, text: str, answer: list[int]) -> bool:
+        """Whether each token of a prompt's answer is the most probable one after all before it."""
+        prompt = self.tokens(text)
+        return self.scores(prompt + answer)[len(prompt) - 1 : -1].argmax(-1).tolist() == answer
 
     def changed(self, scores: Tensor, sampling: dict[str, Any], answer: list[int]) -> Tensor:
         """Scores f32[n, V] of an answer's places less penalties, for what comes before each, with biases, masked."""

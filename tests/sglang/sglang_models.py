@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from head_layouts import EMBEDDING, EXAMPLES, eagle, eagle3, read, write
 from torch.nn.functional import pad
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 TOKEN_MAP = "tokens.pt"
 """The file of some tokens, beside the models."""
@@ -49,3 +53,18 @@ def write_models(folder: Path) -> None:
     part = head | {"lm_head.weight": head["lm_head.weight"][tokens]} | offsets
     write(folder / "eagle3_part", part, config | wide | architecture | {"draft_vocab_size": len(tokens)})
     torch.save(tokens.tolist(), folder / TOKEN_MAP)
+
+
+def most_probable(text: str, answer: Sequence[int]) -> list[int]:
+    """Of the target by transformers: the most probable token after a prompt and every beginning of an answer."""
+    model, tokenizer = _target()
+    prompt = tokenizer(text).input_ids
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+    return logits.argmax(-1).tolist()
+
+
+@cache
+def _target() -> tuple[Any, Any]:
+    folder = EXAMPLES / "target"
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(folder)

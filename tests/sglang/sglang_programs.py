@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from engine_job import specc
+from sglang_files import BACKEND, DEVICE
 
-CPU = {"device": "cpu", "dtype": "float32", "attention_backend": "intel_amx", "context_length": 1024}
+SERVED = {
+    "cpu": {"dtype": "float32", "attention_backend": "intel_amx"},
+    "cuda": {"dtype": "bfloat16", "attention_backend": BACKEND},
+}[DEVICE] | {"device": DEVICE, "context_length": 1024}
 """What `serve.py` sets for every engine, as far as it says something about a program."""
 
 
@@ -19,7 +23,7 @@ def build_program(engine: Mapping[str, Any], folder: Path, *options: str) -> Pat
     """
     folder.mkdir(parents=True)
     config = folder / "program.yaml"
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in {**CPU, **engine}.items()]
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in {**SERVED, **engine}.items()]
     specc("sglang", "check", "-o", str(config), "--name", "served", *options, "--", *words)
     specc("build", str(config), "-o", str(folder), "--quiet")
     return next(folder.glob("*.whl"))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine_job import LIMIT_S, run_job
-from sglang_files import HERE, PYTHON
+from sglang_files import BACKEND, DEVICE, HERE, ON_GPU, PYTHON
 from sglang_models import TOKEN_MAP
+from sglang_workload import is_greedy
 
 PREFILL_CHUNK = 64
 SERVER = {"max_running_requests": 8, "chunked_prefill_size": PREFILL_CHUNK}
@@ -17,6 +18,8 @@ BUILT = "top_k,top_p,min_p,penalties,logit_bias,grammar"
 """What a program with `samples` is built for."""
 SMALL_POOL = {"max_total_tokens": 400, "schedule_conservativeness": 0.1}
 """So few KV slots, and requests taken in so lightly, that some of them must be thrown out and begin anew."""
+BRANCHES_APART = 3
+"""Times as many where each branch of a tree begins a page of its own."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,8 @@ class Variant:
     With `overlap` the next forward is launched before the results of the last are read, as on a GPU. With `program` a
     wheel runs its decode steps, with `samples` those of requests that ask for anything that `BUILT` has, too. With
     `token_map` the draft scores the tokens of `write_models`' file alone. `ranks` share out both models; with `sharded`
-    each keeps its columns of logits in the program's steps. `target` is a model of `write_models`, too.
+    each keeps its columns of logits in the program's steps. `target` is a model of `write_models`, too. `attention` is
+    the backend where it is not that of CPUs.
     """
 
     algorithm: str | None = None
@@ -40,6 +44,9 @@ class Variant:
     ranks: int = 1
     sharded: bool = False
     target: str = "target"
+    num_steps: int = 3
+    attention: str = ""
+    page: int = 1
 
     def __str__(self) -> str:
         """For the names of tests and files."""
@@ -53,6 +60,8 @@ class Variant:
             *["map"] * self.token_map,
             *[f"{self.ranks}ranks"] * (self.ranks > 1),
             *["sharded"] * self.sharded,
+            *[self.attention] * bool(self.attention),
+            *[f"page{self.page}"] * (self.page > 1),
         ]
         return "-".join(named) if self.algorithm else "plain"
 
@@ -67,12 +76,20 @@ class Variant:
     def engine(self, models: Path) -> dict[str, Any]:
         """Arguments of the engine."""
         given = {"model_path": str(models / self.target), "tp_size": self.ranks, **SERVER, **SMALL_POOL}
+        if ON_GPU:
+            given["attention_backend"] = BACKEND
+        given |= {"attention_backend": self.attention} if self.attention else {}
+        given |= {"page_size": self.page} if self.page > 1 else {}
+        if self.page > 1 and self.topk > 1:
+            given["max_total_tokens"] *= BRANCHES_APART
+        if self.algorithm is None or ON_GPU:
+            given["disable_overlap_schedule"] = not self.overlap
         if self.algorithm is None:
-            return given | {"disable_overlap_schedule": not self.overlap}
+            return given
         return given | {
             "speculative_algorithm": self.algorithm,
             "speculative_draft_model_path": str(models / self.draft),
-            "speculative_num_steps": 3,
+            "speculative_num_steps": self.num_steps,
             "speculative_eagle_topk": self.topk,
             "speculative_num_draft_tokens": self.num_draft_tokens,
             **({"speculative_token_map": str(models / TOKEN_MAP)} if self.token_map else {}),
@@ -92,6 +109,20 @@ class Served:
     log: str
 
 
+def greedy(served: Served) -> Iterator[tuple[int, Mapping[str, Any], Mapping[str, Any]]]:
+    """The requests whose text is determined, with their answers."""
+    for number, (request, output) in enumerate(zip(served.requests, served.outputs, strict=True)):
+        if is_greedy(request):
+            yield number, request, output
+
+
+def accept_length(served: Served) -> float:
+    """Tokens per verification, of requests whose drafts SGLang accepts by the same rule on every device."""
+    ended = [output for _, _, output in greedy(served) if output.get("spec_verify_ct")]
+    tokens, verifications = (sum(output[key] for output in ended) for key in ("completion_tokens", "spec_verify_ct"))
+    return tokens / verifications
+
+
 def serve(
     engine: Mapping[str, Any],
     requests: Sequence[Mapping[str, Any]],
@@ -109,6 +140,6 @@ def serve(
     """
     script = (str(PYTHON), str(HERE / "serve.py"))
     asked = {"SPECC_TEST_OVERLAP": "1" if overlap else "0", **(settings or {})}
-    job = {"engine": dict(engine), "requests": list(requests)}
+    job = {"device": DEVICE, "engine": dict(engine), "requests": list(requests)}
     answer, said = run_job(script, job, folder, wheel=wheel, settings=asked, limit_s=limit_s)
     return Served(requests, answer["outputs"], answer["state"], said)

@@ -14,11 +14,10 @@ import triton.language as tl
 
 from .lib.argmax import identity
 from .lib.chain import chain_append
-from .lib.draw import combine_mass, scan_draw
+from .lib.draw import combine_draw, combine_mass, scan_draw
 from .lib.health import raise_in_place
 from .lib.kv import kv_advance
 from .lib.rows import lift, load_row, store_row, store_rows
-from .lib.vocab import combine_argmax
 
 
 @triton.jit(do_not_specialize=["column"])
@@ -28,6 +27,7 @@ def draw(
     keys_ptr,
     scales_ptr,
     partial_value_ptr,
+    partial_rest_ptr,
     partial_index_ptr,
     arrivals_ptr,
     partial_peak_ptr,
@@ -50,11 +50,11 @@ def draw(
     live = row != 0
     last = program == 0
     if live:
-        last = scan_draw(logits_ptr, keys_ptr, scales_ptr, None, partial_value_ptr, partial_index_ptr, partial_peak_ptr, partial_mass_ptr, arrivals_ptr, b, program, programs, identity, None, 1, V, STRIDE, SPLITS, BLOCK)
+        last = scan_draw(logits_ptr, keys_ptr, scales_ptr, None, partial_value_ptr, partial_rest_ptr, partial_index_ptr, partial_peak_ptr, partial_mass_ptr, arrivals_ptr, b, program, programs, identity, None, 1, V, STRIDE, SPLITS, BLOCK)
     if last:
         tokens = load_row(tokens_ptr + b * 4, True, 4)
         positions = load_row(positions_ptr + b * 1, True, 1)
-        index, bad = combine_argmax(partial_value_ptr, partial_index_ptr, b, programs, live, 1, SPLITS)
+        index, bad = combine_draw(partial_value_ptr, partial_rest_ptr, partial_index_ptr, b, programs, live, 1, SPLITS)
         index = index.to(tl.int64)
         mass = combine_mass(logits_ptr, scales_ptr, None, None, index, partial_peak_ptr, partial_mass_ptr, b, programs, live, identity, None, 0, 1, V, STRIDE, SPLITS)
         mass = mass[None, :]

@@ -15,10 +15,9 @@ import triton
 import triton.language as tl
 
 from .lib.argmax import identity
-from .lib.draw import combine_mass, scan_draw
+from .lib.draw import combine_draw, combine_mass, scan_draw
 from .lib.health import raise_in_place
 from .lib.rows import copy_row, lift, store_row
-from .lib.vocab import combine_argmax
 
 
 @triton.jit
@@ -28,6 +27,7 @@ def draw(
     keys_ptr,
     scales_ptr,
     partial_value_ptr,
+    partial_rest_ptr,
     partial_index_ptr,
     arrivals_ptr,
     partial_peak_ptr,
@@ -50,10 +50,10 @@ def draw(
     live = row != 0
     last = program == 0
     if live:
-        last = scan_draw(logits_ptr, keys_ptr, scales_ptr, None, partial_value_ptr, partial_index_ptr, partial_peak_ptr, partial_mass_ptr, arrivals_ptr, b, program, programs, identity, None, 1, V, STRIDE, SPLITS, BLOCK)
+        last = scan_draw(logits_ptr, keys_ptr, scales_ptr, None, partial_value_ptr, partial_rest_ptr, partial_index_ptr, partial_peak_ptr, partial_mass_ptr, arrivals_ptr, b, program, programs, identity, None, 1, V, STRIDE, SPLITS, BLOCK)
     if last:
         value = tl.load(value_ptr + b)
-        index, bad = combine_argmax(partial_value_ptr, partial_index_ptr, b, programs, live, 1, SPLITS)
+        index, bad = combine_draw(partial_value_ptr, partial_rest_ptr, partial_index_ptr, b, programs, live, 1, SPLITS)
         index = index.to(tl.int64)
         mass = combine_mass(logits_ptr, scales_ptr, None, None, index, partial_peak_ptr, partial_mass_ptr, b, programs, live, identity, None, 0, 1, V, STRIDE, SPLITS)
         index = lift(index, 1)

@@ -10,9 +10,8 @@ import triton
 import triton.language as tl
 
 from .lib.argmax import identity
-from .lib.draw import scan_draw
+from .lib.draw import combine_draw, scan_draw
 from .lib.health import raise_in_place
-from .lib.vocab import combine_argmax
 
 
 @triton.jit
@@ -22,6 +21,7 @@ def draw(
     keys_ptr,
     scales_ptr,
     partial_value_ptr,
+    partial_rest_ptr,
     partial_index_ptr,
     arrivals_ptr,
     health_ptr,
@@ -38,8 +38,8 @@ def draw(
     live = row != 0
     last = program == 0
     if live:
-        last = scan_draw(logits_ptr, keys_ptr, scales_ptr, None, partial_value_ptr, partial_index_ptr, None, None, arrivals_ptr, b, program, programs, identity, None, 1, V, STRIDE, SPLITS, BLOCK)
+        last = scan_draw(logits_ptr, keys_ptr, scales_ptr, None, partial_value_ptr, partial_rest_ptr, partial_index_ptr, None, None, arrivals_ptr, b, program, programs, identity, None, 1, V, STRIDE, SPLITS, BLOCK)
     if last:
-        index, bad = combine_argmax(partial_value_ptr, partial_index_ptr, b, programs, live, 1, SPLITS)
+        index, bad = combine_draw(partial_value_ptr, partial_rest_ptr, partial_index_ptr, b, programs, live, 1, SPLITS)
         raise_in_place(health_ptr + b, bad, BIT=1)
         tl.store(index_ptr + b, index)

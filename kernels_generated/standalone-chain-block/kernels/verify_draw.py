@@ -12,11 +12,10 @@ import triton
 import triton.language as tl
 
 from .lib.argmax import identity
-from .lib.draw import combine_mass, scan_draw
+from .lib.draw import combine_draw, combine_mass, scan_draw
 from .lib.health import raise_in_place
 from .lib.reject import sample_weigh
 from .lib.rows import load_row, store_row, store_rows
-from .lib.vocab import combine_argmax
 
 
 @triton.jit
@@ -26,6 +25,7 @@ def draw(
     keys_ptr,
     scales_ptr,
     partial_value_ptr,
+    partial_rest_ptr,
     partial_index_ptr,
     arrivals_ptr,
     partial_peak_ptr,
@@ -51,11 +51,11 @@ def draw(
     live = row != 0
     last = program == 0
     if live:
-        last = scan_draw(logits_ptr, keys_ptr, scales_ptr, None, partial_value_ptr, partial_index_ptr, partial_peak_ptr, partial_mass_ptr, arrivals_ptr, b, program, programs, identity, None, 4, V, STRIDE, SPLITS, BLOCK)
+        last = scan_draw(logits_ptr, keys_ptr, scales_ptr, None, partial_value_ptr, partial_rest_ptr, partial_index_ptr, partial_peak_ptr, partial_mass_ptr, arrivals_ptr, b, program, programs, identity, None, 4, V, STRIDE, SPLITS, BLOCK)
     if last:
         coins = tl.load(coins_ptr + b)
         scales = load_row(scales_ptr + b * 4, True, 4)
-        index, bad = combine_argmax(partial_value_ptr, partial_index_ptr, b, programs, live, 4, SPLITS)
+        index, bad = combine_draw(partial_value_ptr, partial_rest_ptr, partial_index_ptr, b, programs, live, 4, SPLITS)
         mass = combine_mass(logits_ptr, scales_ptr, None, entries_ptr, index, partial_peak_ptr, partial_mass_ptr, b, programs, live, identity, None, 1, 4, V, STRIDE, SPLITS)
         raise_in_place(health_ptr + b, bad, BIT=1)
         weights = sample_weigh(row, coins, scales, mass, (masses0_ptr, masses1_ptr, masses2_ptr), b, (1, 1, 1), MODE="block", SIZE_SCALES=4)

@@ -1,4 +1,4 @@
-"""A program as the speculative decoding of SGLang 0.5.23.
+"""A program as the speculative decoding of SGLang.
 
 SGLang finds `register` through the entry point of the wheel (group `sglang.srt.plugins`) and calls it in every process
 that it starts. This folder is copied as it is into the wheel, beside the runtime; it imports the standard library,
@@ -8,12 +8,13 @@ torch, SGLang and the package that holds it. docs/sglang.md says what is served.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from typing import Any
 
 from .._plugin import offer
 
-VERSION = "0.5.23"
-"""The only version of SGLang whose inside this adapter knows."""
+TESTED = ("0.5.22", "0.5.23")
+"""The versions of SGLang that `make sglang` runs programs in."""
 
 
 def register() -> None:
@@ -23,10 +24,14 @@ def register() -> None:
     `offer`, which SGLang logs.
     """
     package = importlib.import_module(__name__.rpartition(".")[0])
-    offer(package, "SGLang", VERSION, "sglang.srt.plugins", _replace)
+    offer(package, "SGLang", TESTED, "sglang.srt.plugins", _replace, probes=True)
 
 
 def _replace(programs: list[Any]) -> None:
+    from . import seam
+
+    version = importlib.metadata.version("sglang")
+    seam.probe(version, tested=version.partition("+")[0] in TESTED)
     from .workers import replace_workers
 
     replace_workers(programs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from .._plugin import ServerError, word
 from .attention import Attention
 from .forwards import Forwards, scored_tokens
 from .grammars import Masks
+from .proof import Heard
 from .recorded import RecordedForwards
 from .shards import Ranks, Shards
 from .simulate import Simulated, simulating
@@ -26,8 +28,37 @@ FORWARDS: dict[str, type[Forwards]] = {"graph": Forwards, "segments": RecordedFo
 """The whole step as one graph, which is the default; forwards and what lies between them each; nothing."""
 
 
-def bind(program: Any, worker: Any, masks: Masks) -> tuple[Any, str]:
-    """Bind a program to an EAGLEWorkerV2 whose graphs are captured; returns the step and what is captured of it.
+@dataclass(frozen=True)
+class Bound:
+    """A program bound to a worker.
+
+    Attributes:
+        step: it.
+        captured: what of it `capture` captures, see `FORWARDS`.
+        attention: what prepares attention for its forwards.
+        heard: what is heard of its target's logits.
+
+    """
+
+    step: Any
+    captured: str
+    attention: Attention
+    heard: Heard
+
+    def capture(self) -> None:
+        """Capture the step as SGLang captures its own."""
+        if self.captured == "none":
+            return
+        with ExitStack() as entered:
+            if get_parallel().tp_size > 1:  # on leaving, ranks tell each other where collectives of graphs have memory
+                entered.enter_context(graph_capture(stream=get_or_create_global_graph_capture_stream()))
+            entered.enter_context(model_capture_mode())
+            entered.enter_context(self.attention.capturing())
+            self.step.capture("segments" if self.captured == "segments" else True)
+
+
+def bind(program: Any, worker: Any, masks: Masks) -> Bound:
+    """Bind a program to an EAGLEWorkerV2 whose graphs are captured; the program's are not yet.
 
     ServerError as `capturing`.
     """
@@ -46,24 +77,18 @@ def bind(program: Any, worker: Any, masks: Masks) -> tuple[Any, str]:
     scored = scored_tokens(worker)
     tables = {} if scored is None else {"d2t": scored.to(device=table.device, dtype=torch.int64).contiguous()}
     collective = Ranks(get_parallel().tp_group) if program.plan.ranks > 1 else None
+    heard = Heard(forwards.target, program.plan, table)
     step = program.bind(
-        _Callbacks(forwards, masks), table, buffers, tables=tables, collective=collective, capture=False
+        _Callbacks(forwards, heard, masks), table, buffers, tables=tables, collective=collective, capture=False
     )
-    if how != "none":
-        with ExitStack() as entered:
-            if get_parallel().tp_size > 1:  # on leaving, ranks tell each other where collectives of graphs have memory
-                entered.enter_context(graph_capture(stream=get_or_create_global_graph_capture_stream()))
-            entered.enter_context(model_capture_mode())
-            entered.enter_context(attention.capturing())
-            step.capture("segments" if how == "segments" else True)
-    return step, how
+    return Bound(step, how, attention, heard)
 
 
 class _Callbacks:
     """Forwards and masks, as the one object whose methods a program calls."""
 
-    def __init__(self, forwards: Forwards, masks: Masks) -> None:
-        self.draft, self.target, self.extend = forwards.draft, forwards.target, forwards.extend
+    def __init__(self, forwards: Forwards, target: Heard, masks: Masks) -> None:
+        self.draft, self.target, self.extend = forwards.draft, target, forwards.extend
         self.grammar_begin, self.grammar_end, self.grammar_prefill = masks.begin, masks.end, masks.prefill
 
 

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from sglang.srt.layers.attention.intel_amx_backend import IntelAMXAttnBackend
-from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.managers import overlap_utils
 from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
+from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.runtime_context import get_disagg, get_observability, get_parallel, get_schedule, get_spec
 from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
 from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 
 from . import shards
+from .attention import roles_of
 from .forwards import scored_tokens
+from .served import CACHES, SETTINGS, Model, Server, refusals
 from .simulate import simulating
 
-SCATTERED = ("enable_attn_tp_input_scattered", "enable_layernorm_sp")
-"""Arguments under which a rank does not have all rows that a forward hands over."""
-BACKENDS = {TritonAttnBackend: "full", IntelAMXAttnBackend: "qlen"}
-"""Attention backends that are served, and the mode in which each reads the mask of a tree."""
+COMMAND_LINE = {"flashinfer_mla": "flashinfer"}
+"""Attention backends that the command line calls by the name of another."""
+PARALLEL = {"ep_size": "moe_ep_size"} | {
+    name: name for name in ("pp_size", "dp_size", "attn_dp_size", "attn_cp_size", "dcp_size", "moe_dp_size")
+}
+"""Argument -> what SGLang calls the ranks that came of it."""
 
 
 def misfits(plan: Any, worker: Any) -> list[str]:
@@ -29,49 +33,60 @@ def misfits(plan: Any, worker: Any) -> list[str]:
 
     `plan` is the program's, `worker` an EAGLEWorkerV2 with its pools and attention backends in place.
     """
-    served = (*_unserved(worker), *_arguments(plan), *_sampling(plan))
-    return [*served, *_models(plan, worker), *_shards(plan, worker), *_memory(plan, worker)]
+    server = facts(worker)
+    refused = [str(refusal) for refusal in refusals(server)]
+    differs = (*_arguments(plan), *_sampling(plan), *_models(plan, worker), *_shards(plan, worker))
+    return [*refused, *differs, *_memory(plan, worker, server)]
 
 
-def _unserved(worker: Any) -> Iterator[str]:
-    """What no program does in SGLang."""
-    spec, parallel = get_spec(), get_parallel()
-    for name in ("pp_size", "dp_size", "attn_dp_size", "attn_cp_size", "dcp_size", "moe_dp_size", "moe_ep_size"):
-        if getattr(parallel, name) != 1:
-            yield f"{name} is {getattr(parallel, name)}: served are ranks that share out every layer"
-    if parallel.tp_size > 1 and spec.speculative_token_map is not None and spec.speculative_algorithm != "EAGLE3":
-        yield "speculative_token_map: SGLang takes its rows from a head of which each rank has a part"
-    if any(getattr(worker.server_args, name) for name in SCATTERED):
-        yield f"{' or '.join(SCATTERED)}: ranks have hidden states of some tokens only"
-    if get_disagg().disaggregation_mode != "null":
-        yield f"disaggregation_mode is {get_disagg().disaggregation_mode}"
-    if spec.speculative_adaptive:
-        yield "speculative_adaptive changes the number of steps"
-    if spec.speculative_use_rejection_sampling:
-        yield "speculative_use_rejection_sampling"
-    backends = {type(backend) for backend in _backends(worker) if backend is not None}
-    if len(backends) != 1 or not backends <= set(BACKENDS):
-        found = ", ".join(sorted(backend.__name__ for backend in backends))
-        yield f"attention is that of {found}; served are {', '.join(sorted(one.__name__ for one in BACKENDS))}"
-    for role, runner in _runners(worker).items():
-        if runner.model_config.model_is_mrope:
-            yield f"the {role} has multimodal positions (mrope)"
-        if runner.sliding_window_size:
-            yield f"the {role} has layers with a sliding window"
-        if runner.kv_index_translator.is_translating:
-            yield f"the {role} keeps its keys and values in a unified pool"
-        if type(runner.token_to_kv_pool) is not MHATokenToKVPool:
-            yield f"the {role} keeps its keys and values in a {type(runner.token_to_kv_pool).__name__}"
-    if type(worker.req_to_token_pool) is not ReqToTokenPool:
-        yield f"requests are kept in a {type(worker.req_to_token_pool).__name__}"
-    if worker.server_args.enable_lora:
-        yield "LoRA"
-    if get_observability().forward_hooks or any(one.canary_manager for one in _runners(worker).values()):
-        yield "forward hooks, or a canary of the KV pool"
-    if get_global_experts_capturer() is not None or get_global_indexer_capturer() is not None:
-        yield "routed experts or the indexer's top-k are returned: SGLang notes them for every token, by KV slot"
-    if overlap_utils._DEBUG_ASSERT:
-        yield "SGLANG_IS_IN_CI, under which SGLang overwrites the state that the program shares with it"
+def facts(worker: Any) -> Server:
+    """The facts of a running server on which it hangs whether programs are served, from SGLang's objects."""
+    spec, parallel, runners = get_spec(), get_parallel(), _runners(worker)
+    named = roles_of(worker).named()
+    target, requests = _facts_of(runners["target"]), type(worker.req_to_token_pool)
+    if requests is not ReqToTokenPool and not target.recurrent:
+        target = replace(target, cache=f"beside a {requests.__name__}")
+    return Server(
+        target=target,
+        draft=_facts_of(runners["draft"]),
+        topk=spec.speculative_eagle_topk,
+        attention={role: COMMAND_LINE.get(name, name) for role, name in named.items()},
+        device=runners["target"].device,
+        ranks=parallel.tp_size,
+        head_rows=spec.speculative_token_map is not None and spec.speculative_algorithm != "EAGLE3",
+        settings=_settings(worker),
+    )
+
+
+def _facts_of(runner: Any) -> Model:
+    """The facts of a model. A pool is of its very class: others that derive from it keep their rows otherwise."""
+    config, pool = runner.model_config, type(runner.token_to_kv_pool).__name__
+    cache = next((layout for layout, name in CACHES.items() if name == pool), pool)
+    layers = (getattr(layer, "sliding_window_size", None) or -1 for layer in runner.model.modules())
+    return Model(
+        cache=f"a unified {pool}" if runner.kv_index_translator.is_translating else cache,
+        window=bool(runner.sliding_window_size) or any(type(size) is int and size > 0 for size in layers),
+        recurrent=mambaish_config(config) is not None,
+        mrope=bool(config.model_is_mrope),
+    )
+
+
+def _settings(worker: Any) -> dict[str, object]:
+    """What the server was told, as far as `SETTINGS` has a word on it: by what came of it where SGLang keeps that."""
+    parallel, spec, given = get_parallel(), get_spec(), worker.server_args
+    told = {name: getattr(given, name) for name in SETTINGS if hasattr(given, name)}
+    told |= {name: getattr(spec, name) for name in SETTINGS if hasattr(spec, name)}
+    runners = _runners(worker).values()
+    return told | {
+        **{name: getattr(parallel, rank) for name, rank in PARALLEL.items()},
+        "disaggregation_mode": get_disagg().disaggregation_mode,
+        "enable_lora": bool(given.enable_lora),
+        "forward_hooks": get_observability().forward_hooks or None,
+        "kv_canary": "running" if any(runner.canary_manager for runner in runners) else "none",
+        "enable_return_routed_experts": get_global_experts_capturer() is not None,
+        "enable_return_indexer_topk": get_global_indexer_capturer() is not None,
+        "SGLANG_IS_IN_CI": bool(overlap_utils._DEBUG_ASSERT),
+    }
 
 
 def _arguments(plan: Any) -> Iterator[str]:
@@ -121,13 +136,13 @@ def _shards(plan: Any, worker: Any) -> Iterator[str]:
         yield "SGLANG_SIMULATE_ACC_LEN changes whole rows of logits, and those of the program are sharded"
 
 
-def _memory(plan: Any, worker: Any) -> Iterator[str]:
+def _memory(plan: Any, worker: Any, server: Server) -> Iterator[str]:
     rows = len(worker.req_to_token_pool.req_to_token)
     if rows > plan.size("P"):
         yield f"the server keeps {rows - 1} requests, the program {plan.size('P') - 1} (max_requests)"
     for role, runner in _runners(worker).items():
-        row, pool = runner.token_to_kv_pool.k_buffer[0][0], plan.kv_pools[role]
-        if pool.bound and pool.row_bytes != (theirs := row.numel() * row.element_size()):
+        pool = plan.kv_pools[role]
+        if pool.bound and pool.row_bytes != (theirs := _row_bytes(runner.token_to_kv_pool)):
             yield f"a slot of a layer of the {role} has {pool.row_bytes} bytes in the program, {theirs} on a rank"
     target = worker.target_worker.model_runner
     if target.decode_cuda_graph_runner is not None and target.device == "cuda":
@@ -138,16 +153,16 @@ def _memory(plan: Any, worker: Any) -> Iterator[str]:
     length, longest = target.model_config.context_len + 2 * plan.size("A"), plan.kv.longest
     if longest is not None and length > longest:
         yield f"texts of the server, and two steps, have up to {length} tokens, context_length is {longest}"
-    mode, backend = plan.serving.mask_mode, BACKENDS.get(type(target.attn_backend))
-    if mode is not None and backend is not None and mode != backend:
-        yield f"mask is {mode} in the program, {backend} in the server's attention backend"
+    mode = plan.serving.mask_mode
+    if mode is not None and server.mask is not None and mode != server.mask:
+        yield f"mask is {mode} in the program, {server.mask} in the server's attention backend"
+
+
+def _row_bytes(pool: Any) -> int:
+    """Bytes of a token in one buffer of a layer: its keys, or its latent row."""
+    row = (pool.k_buffer if hasattr(pool, "k_buffer") else pool.kv_buffer)[0][0]
+    return row.numel() * row.element_size()
 
 
 def _runners(worker: Any) -> dict[str, Any]:
     return {"target": worker.target_worker.model_runner, "draft": worker.draft_worker.draft_runner}
-
-
-def _backends(worker: Any) -> list[Any]:
-    draft = worker.draft_worker
-    steps = draft.draft_attn_backend.attn_backends if draft.draft_attn_backend is not None else []
-    return [worker.target_worker.model_runner.attn_backend, draft.draft_extend_attn_backend, *steps]

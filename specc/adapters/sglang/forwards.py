@@ -16,12 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from sglang.srt.layers.moe.utils import speculative_moe_a2a_backend_context, speculative_moe_backend_context
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
-from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
-from sglang.srt.runtime_context import get_model
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftInput, EagleVerifyInput
-from sglang.srt.speculative.spec_utils import draft_tp_context
 from torch import Tensor
 
+from . import seam
 from .attention import Attention
 from .shards import Shards
 
@@ -56,7 +54,6 @@ class Forwards:
     def __init__(self, worker: Any, attention: Attention, shards: Shards) -> None:
         """Run the models of `worker`."""
         self._target = worker.target_worker.model_runner
-        self._drafter = worker.draft_worker
         self._draft = worker.draft_worker.draft_runner
         self._steps, self._topk = worker.speculative_num_steps, worker.topk
         self._attention, self._shards = attention, shards
@@ -157,10 +154,11 @@ class Forwards:
             self._lengths[rows] = torch.empty_like(seq_lens)
         return torch.add(seq_lens, width, out=self._lengths[rows])
 
+    @staticmethod
     @contextlib.contextmanager
-    def _drafting(self) -> Iterator[None]:
-        layout = self._drafter.parallel_layout
-        with draft_tp_context(layout), speculative_moe_backend_context(), speculative_moe_a2a_backend_context():
+    def _drafting() -> Iterator[None]:
+        """Without SGLang's group of ranks for drafts: it is the target's unless attention is data parallel."""
+        with speculative_moe_backend_context(), speculative_moe_a2a_backend_context():
             yield
 
     def _batch(
@@ -205,11 +203,10 @@ class Forwards:
 
     def _run(self, runner: Any, backend: Any, batch: ForwardBatch, shape: tuple[int, ...]) -> Outputs:
         batch.mark_forward_metadata_ready()
-        model, context = runner.model, ForwardContext(attn_backend=backend)
+        model = runner.model
         if hasattr(model, "prepare_for_forward"):
             model.prepare_for_forward(batch)
-        experts = get_model().override(shared_experts=model.shared_experts_config)
-        with experts, forward_context(context, forward_batch=batch), self._shards.kept(runner):
+        with seam.running(model, backend, batch), self._shards.kept(runner):
             found = model.forward(batch.input_ids, batch.positions, batch)
         logits = found.next_token_logits.view(*shape, -1).contiguous()
         hidden = found.hidden_states

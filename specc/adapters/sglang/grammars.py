@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from sglang.srt.constrained.base_grammar_backend import GrammarRow
 from sglang.srt.runtime_context import get_exec
-from sglang.srt.speculative.spec_utils import generate_token_bitmask
-from sglang.srt.utils.common import async_d2h
 from torch import Tensor
 
+from . import seam
+
+GrammarRow, generate_token_bitmask, async_d2h = seam.found(seam.GRAMMARS)
 BACKENDS = ("xgrammar", "llguidance")
 """Grammar backends of SGLang that fill bitmasks, and take tokens back."""
 ALL = -1
@@ -116,5 +116,5 @@ def links(parents: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 
 
 def fills_bitmasks() -> bool:
-    """Whether this server's grammars fill bitmasks."""
-    return get_exec().kernel.grammar_backend in BACKENDS
+    """Whether this server's grammars fill bitmasks, with what this SGLang has for it."""
+    return seam.there(seam.GRAMMARS) and get_exec().kernel.grammar_backend in BACKENDS

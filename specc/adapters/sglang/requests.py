@@ -30,6 +30,17 @@ def unserved(request: Any, vocabulary: int, parameters: Collection[str] = (), be
     return getattr(request, _REASON)
 
 
+def unplanned(batch: Any, room: int) -> str | None:
+    """Why attention that the host plans cannot be planned for a batch; None if it can.
+
+    `room`: tokens of the longest text that a step has room behind. A request with more is a padding row of the program,
+    which only the device finds out: the plan would have its length.
+    """
+    if batch.seq_lens_cpu is None:
+        return "no lengths on the host"
+    return "no room for a step" if max(batch.seq_lens_cpu.tolist(), default=0) > room else None
+
+
 def _unserved(request: Any, parameters: Collection[str], best: int) -> str | None:
     asked = request.sampling_params
     found = {

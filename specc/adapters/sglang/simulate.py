@@ -10,23 +10,25 @@ import random
 from typing import Any
 
 import torch
-from sglang.srt.speculative.spec_utils import SIMULATE_ACC_LEN, SIMULATE_ACC_METHOD, sample_simulated_acc_len
 from torch import Tensor
 
+from . import seam
 from .attention import Attention
 from .forwards import Forwards, Outputs
+from .masks import seen
 from .shards import Shards
 
 TOKEN = 100
 """What the target says after the accepted path, as in SGLang."""
 HIGHEST = 1e30
+_spec_utils, _sample_length = seam.found(seam.SIMULATED)
 STEPS = 4096
 """Accepted lengths are drawn ahead for so many steps, and again from the first on."""
 
 
 def simulating() -> bool:
     """Whether the server is to simulate."""
-    return SIMULATE_ACC_LEN > 0
+    return seam.there(seam.SIMULATED) and _spec_utils.SIMULATE_ACC_LEN > 0
 
 
 class Simulated(Forwards):
@@ -37,20 +39,22 @@ class Simulated(Forwards):
         super().__init__(worker, attention, shards)
         most = worker.speculative_num_steps + 1
         random.seed(0)
-        drawn = [sample_simulated_acc_len(SIMULATE_ACC_LEN, SIMULATE_ACC_METHOD, most) for _ in range(STEPS)]
+        how = _spec_utils.SIMULATE_ACC_LEN, _spec_utils.SIMULATE_ACC_METHOD
+        drawn = [_sample_length(*how, most) for _ in range(STEPS)]
         device = worker.req_to_token_pool.req_to_token.device
         self._accepted = torch.tensor(drawn, dtype=torch.int64, device=device)
         self._turn = torch.zeros(1, dtype=torch.int64, device=device)
         self._depths = torch.arange(most + 1, device=device)
         self._highest = torch.tensor(HIGHEST, device=device)  # a number of the host's could not be captured
 
-    def target(self, *, mask: Tensor | None = None, **given: Any) -> Outputs:
+    def target(self, **given: Any) -> Outputs:
         """See `Forwards`."""
-        found = super().target(mask=mask, **given)
+        found = super().target(**given)
         tokens, seq_lens = given["tokens"], given["seq_lens"]
         length = self._accepted[self._turn % STEPS]
         self._turn += 1
-        cols = self._path(length - 1, given["positions"] - seq_lens[:, None], _sees(mask, seq_lens, tokens.shape[1]))
+        sees = seen(given["slots"], seq_lens, given.get("mask"), given.get("counts"))
+        cols = self._path(length - 1, given["positions"] - seq_lens[:, None], sees)
         follows = self._depths[:-2] < length - 1
         wanted = torch.where(follows, tokens.gather(1, cols[:, 1:]), TOKEN)
         wanted = torch.cat((wanted, torch.full_like(wanted[:, :1], TOKEN)), dim=1)
@@ -70,16 +74,3 @@ class Simulated(Forwards):
         most = len(self._depths) - 1
         path = leaf.repeat(1, most + 1)
         return path.scatter(1, torch.where(on_path, depth, most), columns)[:, :most]
-
-
-def _sees(mask: Tensor | None, seq_lens: Tensor, nodes: int) -> Tensor:
-    """bool[b, N, N] of a mask in mode `full` or `qlen`; a chain has none."""
-    rows = len(seq_lens)
-    if mask is None:
-        return torch.ones(nodes, nodes, dtype=torch.bool, device=seq_lens.device).tril().expand(rows, -1, -1)
-    if mask.dim() == 3:
-        return mask
-    width = seq_lens + nodes
-    node = torch.arange(nodes, device=seq_lens.device)
-    starts = (nodes * (width.cumsum(0) - width))[:, None, None]
-    return mask.flatten()[starts + node[:, None] * width[:, None, None] + seq_lens[:, None, None] + node]

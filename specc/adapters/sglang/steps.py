@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,13 @@ from torch import Tensor
 from .._counters import Counters
 from .._plugin import SEEDS
 from .admission import DETERMINISTIC_SEED, Admission
-from .binding import bind
+from .binding import Bound, bind
 from .forwards import scored_tokens
 from .grammars import Masks, fills_bitmasks
+from .proof import prove, proving
 from .ranks import seeds
-from .requests import GRAMMAR, LOGPROBS, refuses, unserved
+from .requests import GRAMMAR, LOGPROBS, refuses, unplanned, unserved
+from .simulate import simulating
 
 COUNTS = "sampling_counts"
 """What a program with penalties counts by itself: a field of its carry, no parameter."""
@@ -57,15 +59,21 @@ class Steps:
     """
 
     def __init__(self, package: Any, program: Any, worker: Any) -> None:
-        """Bind the program of a package, loaded onto the worker's device, as `bind` has it."""
+        """Bind the program of a package, loaded onto the worker's device, as `bind` has it, and try it, see `proof`.
+
+        RuntimeError when what it does is not what SGLang's own forward says.
+        """
         self.name, self._package = package.__name__, package
         self._version = package.__version__
         self.served, self.left = 0, Counter[str]()
         self.refuses_unserved = refuses()
         device = worker.req_to_token_pool.req_to_token.device
         self._masks = Masks(program.plan, device)
-        self.step, self.captured = bind(program, worker, self._masks)
+        bound = bind(program, worker, self._masks)
+        self.step, self.captured, self._attention = bound.step, bound.captured, bound.attention
         self._largest = program.plan.buckets[-1]
+        self._size: Callable[[int], int] = int  # of the batch that runs, as it is unless steps are captured
+        self._room = worker.req_to_token_pool.req_to_token.shape[1] - program.plan.kv.window
         self._width, self._nodes = program.plan.size("A"), program.plan.size("N")
         self._blank = _Blank(worker.topk, device)
         self.numbers = Numbers(scored_tokens(worker), program.plan.size("V"))
@@ -80,6 +88,15 @@ class Steps:
         draw = (lambda: DETERMINISTIC_SEED) if deterministic else seeds(get_parallel().tp_group, SEEDS)
         self.admission = Admission(package, self.step, draw, self._masks.restrict) if given else None
         self._vocabulary = program.plan.size("V")
+        self.proof = "simulated" if simulating() else "passed" if proving() else "off"
+        if self.proof == "passed":
+            self._prove(bound, worker)
+        bound.heard.forget()
+        bound.capture()
+        if self.captured != "none":
+            self._size = program.plan.bucket
+            if self.proof == "passed":
+                self._prove(bound, worker)
         self._counters: Counters | None = None
         if get_observability().enable_metrics and not get_parallel().tp_rank:
             self._counters = Counters(package, "SGLang")
@@ -95,11 +112,22 @@ class Steps:
             return f"more than {self._largest} requests"
         if batch.sampling_info.has_watermark_candidates:
             return "a watermark"
+        if self._attention.plans and (reason := unplanned(batch, self._room)) is not None:
+            return reason
         return next(filter(None, map(self.unserved, batch.reqs)), None)
 
     def unserved(self, request: Any) -> str | None:
         """Why the program does not serve a request; None if it does."""
         return unserved(request, self._vocabulary, self.parameters, self.best)
+
+    def _prove(self, bound: Bound, worker: Any) -> None:
+        prove(self._package, self.step, worker, bound.heard, get_parallel().tp_rank, self._plan)
+
+    def _plan(self, lengths: Sequence[int]) -> None:
+        """Have attention plan a step of requests of these lengths, where the host does that."""
+        if self._attention.plans:
+            size = self._size(len(lengths))
+            self._attention.plan(size, [*lengths, *[0] * (size - len(lengths))])
 
     def admit(self, batch: Any) -> None:
         """Before a prefill of SGLang's: say how those of its requests are sampled that the program serves."""
@@ -118,6 +146,8 @@ class Steps:
         """
         rows = len(batch.reqs)
         self._masks.restrict(batch.reqs, barrier)
+        if self._attention.plans:
+            self._plan(batch.seq_lens_cpu.tolist())
         found = self.step.decode(self._package.Batch(batch.req_pool_indices), on_commit=self._publisher(publish))
         self.served += 1
         if self._counters is not None:
@@ -169,6 +199,7 @@ class Steps:
             "program": self.name,
             "version": self._version,
             "capture": self.captured,
+            "proof": self.proof,
             "sampling": self.parameters,
             "best_logprobs": self.best,
             "served": self.served,

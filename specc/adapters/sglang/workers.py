@@ -15,9 +15,10 @@ from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 
 from .._plugin import chosen, tried
-from . import relay
+from . import relay, seam
 from .binding import capturing
 from .fit import misfits
+from .proof import PROOF, proving
 from .ranks import agree
 from .requests import refuses, turn_away
 from .steps import StepResult, Steps
@@ -49,8 +50,9 @@ def replace_workers(programs: Sequence[Any]) -> None:
     HookRegistry.register("sglang.srt.model_executor.model_runner.ModelRunner.sample", sample, HookType.AROUND)
     queue = f"{MANAGERS}.scheduler.Scheduler._add_request_to_queue"
     HookRegistry.register(queue, turn_away, HookType.BEFORE)
-    state = f"{MANAGERS}.scheduler_components.internal_state"
-    HookRegistry.register(f"{state}.SchedulerInternalStateController.get_internal_state", tell_state, HookType.AFTER)
+    if seam.there(seam.INTERNAL_STATE):
+        state = f"{MANAGERS}.scheduler_components.internal_state.SchedulerInternalStateController"
+        HookRegistry.register(f"{state}.get_internal_state", tell_state, HookType.AFTER)
 
 
 _Worker: Any = object
@@ -75,7 +77,7 @@ class ProgramSteps(_Worker):
         group = get_parallel().tp_group
         package, program = tried(lambda: _loaded(self.programs, self), ENGINE) or (None, None)
         said = {"the program": package and f"{package.__name__} {package.__version__}"}
-        agree(group, said | {"SPECC_CAPTURE": capturing(self), "SPECC_FALLBACK": refuses()})
+        agree(group, said | {"SPECC_CAPTURE": capturing(self), "SPECC_FALLBACK": refuses(), PROOF: proving()})
         if package is None:
             return
         self.steps = tried(lambda: Steps(package, program, self), ENGINE, must=group.world_size > 1)

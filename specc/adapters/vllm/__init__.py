@@ -23,7 +23,7 @@ def register() -> None:
     logged, for vLLM would end; SystemExit if `SPECC_PROGRAM` demands this program.
     """
     package = importlib.import_module(__name__.rpartition(".")[0])
-    tried(lambda: offer(package, "vLLM", VERSION, "vllm.plugins", _replace), "vLLM")
+    tried(lambda: offer(package, "vLLM", (VERSION,), "vllm.plugins", _replace), "vLLM")
 
 
 def _replace(programs: list[Any]) -> None:

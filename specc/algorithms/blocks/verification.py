@@ -11,6 +11,7 @@ from specc.algorithms.blocks.sampling import drawn, draws
 from specc.algorithms.blocks.scope import Scope, dtype_of, logits_dtype_of
 from specc.ir.core import Value
 from specc.ir.ops.health import TARGET_BIT
+from specc.ir.ops.tree import SEEN_SLOTS
 
 
 @dataclass(frozen=True)
@@ -188,15 +189,18 @@ def _target(scope: Scope, state: State, nodes: Nodes, offers: str) -> tuple[Valu
             positions = b("tree.positions", state.seq_lens, nodes.depth, names=("verify_positions",))
         else:
             positions = b("kv.positions", state.seq_lens, names=("verify_positions",), axis="A", offset=0, stride=1)
-        if nodes.parent is not None and scope.config.mask != "none":
-            with b.at(scope.at("mask")):
-                mode, width = scope.config.mask, scope.config.mask_width
-                mask = b.many("tree.mask", state.seq_lens, nodes.parent, mode=mode, width=width)
         with b.at(scope.at("page_size")):
             slots = b(
                 "kv.verify_slots", scope.req_to_token, scope.rows, state.seq_lens,
                 names=("verify_slots",), axis=axis, offset=0,
             )  # fmt: skip
+        if nodes.parent is not None and scope.config.mask != "none":
+            with b.at(scope.at("mask")):
+                mode, width = scope.config.mask, scope.config.mask_width
+                if mode == "slots":
+                    mask = b.many(SEEN_SLOTS, slots, nodes.parent)
+                else:
+                    mask = b.many("tree.mask", state.seq_lens, nodes.parent, mode=mode, width=width)
     with b.phase("verify"), b.at(scope.at("target", offers)):
         extras = scope.target_extras()
         logits, _, hidden, *values = b.many(

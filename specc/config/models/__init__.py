@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
-from specc.config.models.attributes import Bare, Fact, attribute, ratio, value_of
+from specc.config.models.attributes import Bare, Fact, attribute, block_of, ratio, value_of
 from specc.config.models.config_json import (
     Directory,
     ModelUnreadableError,
@@ -39,6 +39,7 @@ HANDS_OVER: dict[str, HiddenSource] = {
 
 _HC_MULT = ("hc_mult", "hc_count")
 _AUX_LAYER_IDS = (("eagle_config", "eagle_aux_hidden_state_layer_ids"), ("dflash_config", "target_layer_ids"))
+_WINDOW = ("sliding_window", "sliding_window_size")
 _TARGET_WIDTH = ("target_hidden_size", "backbone_hidden_size")
 
 
@@ -47,13 +48,20 @@ class ModelFacts:
     """What one model directory says, by configuration key; a key that it does not settle is absent.
 
     Beside keys of the configuration there are ``aux_layers`` (text, counted from 1), ``context_length``,
-    ``draft_vocab_size``, ``num_mtp_modules``, ``language_model`` (a class of transformers'), and, in words,
-    ``recurrent_state`` and ``index_keys``. ``known``: whether transformers has a class for the architecture.
+    ``draft_vocab_size``, ``num_mtp_modules``, ``language_model`` (a class of transformers'), ``architecture`` (the
+    class that the weights are of), ``window`` and ``attention_chunk`` (tokens that some layers see at most),
+    ``quant_method`` and, in words, ``recurrent_state``, ``index_keys`` and ``mrope``. ``known``: whether transformers
+    has a class for the architecture.
     """
 
     model_type: str
     known: bool
     facts: Mapping[str, Fact]
+
+    @property
+    def values(self) -> dict[str, int | str]:
+        """The facts without where they come from."""
+        return {key: fact.value for key, fact in self.facts.items()}
 
     @property
     def hands_over(self) -> HiddenSource | None:
@@ -103,11 +111,37 @@ def _facts(config: object, text: object, found: Directory) -> dict[str, Fact]:
         "draft_vocab_size": attribute(text, ("draft_vocab_size",)),
         "context_length": _context_length(text),
         "language_model": Fact(own, "architectures") if (own := language_model(found.content)) else None,
+        "architecture": _architecture(found.content),
+        "window": attribute(text, _WINDOW),
+        "attention_chunk": attribute(text, ("attention_chunk_size",)),
+        "mrope": _mrope(config, text),
+        "quant_method": _quant_method(config, text),
         **layer_facts(text),
         **_aux_facts(config, text, found.first_layer),
         **key_value_facts(text),
     }
     return {key: fact for key, fact in facts.items() if fact is not None}
+
+
+def _architecture(content: Mapping[str, Any]) -> Fact | None:
+    """Return the first name of ``architectures``."""
+    names = content.get("architectures")
+    named = isinstance(names, list) and bool(names) and isinstance(names[0], str)
+    return Fact(str(cast("list[object]", names)[0]), "architectures") if named else None
+
+
+def _mrope(config: object, text: object) -> Fact | None:
+    """Return that positions have the parts of an image's or video's, unless only the language model is there."""
+    rope = block_of(text, "rope_parameters") or block_of(text, "rope_scaling")
+    alone = value_of(config, "language_model_only") is True
+    return Fact("positions of images and videos", "mrope_section") if "mrope_section" in rope and not alone else None
+
+
+def _quant_method(config: object, text: object) -> Fact | None:
+    """Return how the weights are quantised, by the word that the model has for it."""
+    said = block_of(config, "quantization_config") or block_of(text, "quantization_config")
+    word = said.get("quant_method")
+    return Fact(word, "quantization_config.quant_method") if isinstance(word, str) else None
 
 
 def _context_length(text: object) -> Fact | None:

@@ -106,7 +106,7 @@ def _derive(values: dict[str, Any], known: Known) -> bool:
     for name in known.derived:
         if values.get(name) is None:
             values[name] = found[name]
-    if values.get("use_sliding_window") is False:
+    if "use_sliding_window" in known.defaults and not values["use_sliding_window"]:
         values["sliding_window"] = None
     return True
 

@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 Value = bool | int | str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a configuration asks of its engine, as far as models and their layouts are concerned.
+
+    Attributes:
+        models: by side what its directory says, by key, for those that have one.
+        layouts: by side its ``kv_layout``, where that is written.
+        topk: drafts kept per step.
+        ranks: among which models are shared out.
+        head_rows: whether the draft scores rows of the target's head by a token map.
+
+    """
+
+    models: Mapping[str, Mapping[str, Value]]
+    layouts: Mapping[str, str]
+    topk: int
+    ranks: int
+    head_rows: bool
+
+
+def nothing(asked: Asked) -> Iterable[tuple[tuple[str, ...], str]]:
+    """Return that all that is asked is served."""
+    return ()
 
 
 @dataclass(frozen=True)
@@ -31,6 +56,8 @@ class Preset:
         options: by algorithm its options, each with its only value; None for one that the adapter does not serve.
         whole_text: by algorithm its option that is as long as a text may be in the engine.
         missing_sampling: values of ``sampling`` that its adapter does not serve.
+        one_dtype: whether every draft runs in the element type of its target, not heads alone.
+        unserved: what its adapter does not serve of the models: the path of a key, and what is not served in words.
         carry: by carried field what the key ``carry`` says of it; of fields that a program does not have, nothing.
 
     """
@@ -51,6 +78,8 @@ class Preset:
     whole_text: Mapping[str, str] = field(default_factory=dict[str, str])
     parts_of_tokens: bool = True
     missing_sampling: tuple[str, ...] = ()
+    one_dtype: bool = False
+    unserved: Callable[[Asked], Iterable[tuple[tuple[str, ...], str]]] = nothing
     carry: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
 
     def longest(self, context_length: int, num_steps: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specc.config.presets.preset import Preset
+from specc.config.presets.sglang_models import unserved
 
 SGLANG = Preset(
     title="SGLang 0.5.23",
@@ -19,9 +20,10 @@ SGLANG = Preset(
     },
     heads_of_target=("EAGLE",),
     verifies=("greedy", "target_only"),  # of a greedy program SGLang itself serves requests that sample
-    tree_masks=("full", "qlen"),  # read by the triton attention backend, and by that of the CPU
+    tree_masks=("full", "qlen", "slots"),  # read by triton, by flashinfer and the CPU, and by fa3
     padding=64,  # of its heads, which it shares out from two ranks on
     max_requests=256,
     missing_outputs=("routed_experts", "indexer_topk"),
     gpus="sm_",
+    unserved=unserved,
 )

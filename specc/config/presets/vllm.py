@@ -27,6 +27,7 @@ VLLM = Preset(
     max_requests=256,
     missing_outputs=("logprobs", "hidden_states", "routed_experts", "indexer_topk"),
     gpus="sm_",
+    one_dtype=True,
     missing_sampling=("penalties", "logit_bias", "grammar", "min_p"),  # it serves these itself, or not with drafts
     options={"NGRAM": {"beyond": "last", "corpus": None}},
     whole_text={"NGRAM": "window"},

@@ -95,8 +95,18 @@ class TreeContext(PagedContext):
         return self._visible
 
 
+def seen_columns(mask: Tensor, counts: Tensor, slots: Tensor) -> Tensor:
+    """Which columns each node sees, bool[b, N, N] as a mask `qlen` has it, from a mask `slots`.
+
+    mask i32[b, N, N] and counts i32[b, N] as `tree.seen_slots` writes them; slots i64[b, N] of the window, in which a
+    request has no slot twice.
+    """
+    counted = torch.arange(mask.shape[2], device=mask.device) < counts[..., None]
+    return ((mask[..., None, :] == slots[:, None, :, None]) & counted[..., None, :]).any(-1)
+
+
 def visible_keys(mask: Tensor, mode: str, seq_lens: Tensor, nodes: int, width: int) -> Tensor:
-    """Return which of `width` keys each node attends to, bool[b, N, width], from a tree mask of any mode.
+    """Return which of `width` keys each node attends to, bool[b, N, width], from a tree mask of a mode but `slots`.
 
     mask: i1[b, N, N] (`qlen`), u8[b, N, w] (`bitpacked`) or i1[b, n] (`full`), as `tree.mask` writes them.
     """

@@ -11,7 +11,7 @@ from torch import Tensor
 from specc.engine.errors import ContractError
 from specc.engine.memory.context import PagedContext
 from specc.engine.memory.kv_pool import KVPool
-from specc.engine.memory.tree_attention import TreeContext, visible_keys
+from specc.engine.memory.tree_attention import TreeContext, seen_columns, visible_keys
 from specc.engine.models.causal_models import ModelFacts, TargetModel
 from specc.engine.serving.grammar import Masks
 from specc.engine.serving.prompts import Prefix, Prompt, PromptBatch, Span, grouped
@@ -105,17 +105,22 @@ class TargetCallbacks:
         seq_lens: Tensor,
         capture: str,
         mask: Tensor | None = None,
+        counts: Tensor | None = None,
     ) -> Forward:
         """The target on the verify window i64[b, N]: logits T[b, N, V], hidden T[b, N, W].
 
-        mask: the tree, as `visible_keys` reads it; without one the window is a chain, and causal.
+        mask: the tree, as `visible_keys` reads it; without one the window is a chain, and causal. With counts, as
+        `seen_columns` reads both.
         """
         where = (self.memory.pools["target"], self.memory.req_to_token, rows)
         width = self.memory.width
         if mask is None or self.mask_mode is None:
             paged = PagedContext(*where, positions, slots, width)
         else:
-            visible = visible_keys(mask, self.mask_mode, seq_lens, tokens.shape[1], width)
+            mode = self.mask_mode
+            if counts is not None:
+                mask, mode = seen_columns(mask, counts, slots), "qlen"
+            visible = visible_keys(mask, mode, seq_lens, tokens.shape[1], width)
             paged = TreeContext(*where, seq_lens, positions, slots, width, visible)
         states = self.target_model.forward(tokens, positions, paged)
         return captured(self._target_logits(states), self.target_model.handed_over(states), capture)

@@ -57,9 +57,10 @@ OPS = (
     ),
     OpDef(
         TARGET,
-        f"tokens: i64[B, ?n], positions: i64[B, ?n], slots: i64[B, ?n], {_WINDOW}, kv: !kv<target>, mask?: ?"
+        f"tokens: i64[B, ?n], positions: i64[B, ?n], slots: i64[B, ?n], {_WINDOW}, kv: !kv<target>, mask?: ?,"
+        " counts?: i32[B, ?n]"
         " -> logits: $logits_dtype[B, ?n, V], kv: !kv<target>, hidden?: $dtype[B, ?n, $width], extras*: ?",
-        "The target over all nodes; without a mask they are causal.",
+        "The target over all nodes; without a mask they are causal. ``counts`` come with a mask of slots.",
         {**_OUT, "extras": str},
         effect="external",
     ),

@@ -8,6 +8,15 @@ from typing import Any
 from specc.ir.opdef import COUNT, STEPS, OpDef, TypeMismatch
 from specc.ir.types import TensorType, Type
 
+SEEN_SLOTS = "tree.seen_slots"
+MASKS = ("tree.mask", SEEN_SLOTS)
+"""The ops that say which columns a node attends to."""
+
+
+def mask_mode(opcode: str, attrs: Mapping[str, Any]) -> str:
+    """The mode of a mask, as a configuration names it, from the op that makes it."""
+    return "slots" if opcode == SEEN_SLOTS else str(attrs["mode"])
+
 
 def mask_width(mode: str, nodes: int, longest: int) -> int:
     """``width`` of a `tree.mask`: entries per request (``full``), bytes per node (``bitpacked``), otherwise 0.
@@ -82,5 +91,11 @@ OPS = (
         " bit j is column j, little endian.",
         {"mode": str, "width": COUNT},
         infer=_mask,
+    ),
+    OpDef(
+        SEEN_SLOTS,
+        "slots: i64[B, N], parent: i64[B, N] -> mask: i32[B, N, N], counts: i32[B, N]",
+        "The same columns as the slots that they have in ``slots``: of every node those of its ``counts`` columns,"
+        " ascending by column, then slot 0.",
     ),
 )

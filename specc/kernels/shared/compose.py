@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from specc.ir.core import Module, Op, is_state
+from specc.ir.ops.tree import MASKS
 from specc.kernels.shared import vocabulary
 from specc.kernels.shared.base import CAPACITY, ROW_BLOCK, STORES, Cluster, Family, Spec, leaves, read_in_place
 from specc.kernels.shared.blocks import all_fit, fits_registers, is_computed, is_long
@@ -191,5 +192,5 @@ def _warps(module: Module, cluster: Cluster, scans: bool) -> int:
     count = _candidates(module, cluster)
     if count > 512:
         return 8 if count <= 2048 else 16
-    wide = any(op.opcode in ("tree.mask", "vocab.topk_merge") for op in cluster)
+    wide = any(op.opcode in (*MASKS, "vocab.topk_merge") for op in cluster)
     return 4 if scans or count or wide else 1

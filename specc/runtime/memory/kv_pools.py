@@ -11,7 +11,6 @@ from torch import Tensor
 from ..errors import BindError
 from ..plan.plan import KvPool, Plan, kv_pointers
 from .arena import Arena
-from .overlap import Rows, sharing
 from .tables import check_names, plain_fault
 
 VECTOR_BYTES = 16
@@ -34,13 +33,11 @@ class KvPools:
         self.buffers = {owner: _checked(owner, pool, device, given.get(owner)) for owner, pool in pools.items()}
         self._addresses = self._where()
 
-    def check_apart(self, read: Mapping[str, Tensor]) -> None:
-        """BindError when a buffer shares memory with another one, or with a tensor that the program reads, by name."""
+    @property
+    def named(self) -> dict[str, Tensor]:
+        """Every buffer by its name for people."""
         pools = {f"kv_pools[{owner!r}]": buffers for owner, buffers in self.buffers.items()}
-        written = [Rows.of(f"{pool}[{i}]", one) for pool, buffers in pools.items() for i, one in enumerate(buffers)]
-        found = sharing(written, [Rows.of(name, tensor) for name, tensor in read.items()])
-        if found:
-            raise BindError(f"{found[0]} and {found[1]} share memory: rows that the program moves would change both")
+        return {f"{pool}[{i}]": one for pool, buffers in pools.items() for i, one in enumerate(buffers)}
 
     def write_pointers(self, arena: Arena) -> None:
         """Fill the pointer tables, i64[layers * buffers] per owner."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING
+
+from ..errors import BindError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,6 +53,18 @@ class Rows:
         ahead = start - self.start
         nearest = max((ahead - self.size) // self.stride + 1, 1 - count)
         return nearest < self.count and nearest * self.stride < ahead + size
+
+
+def check_apart(written: Mapping[str, Tensor], read: Mapping[str, Tensor]) -> None:
+    """BindError when a tensor that the program writes shares memory with another one, or with one that it reads.
+
+    Tensors by name, for people; each as `Rows.of` takes it.
+    """
+    found = sharing(*([Rows.of(name, tensor) for name, tensor in given.items()] for given in (written, read)))
+    if found:
+        raise BindError(
+            f"{found[0]} and {found[1]} share memory: what the program writes to one would change the other"
+        )
 
 
 def sharing(written: Iterable[Rows], read: Iterable[Rows]) -> tuple[str, str] | None:

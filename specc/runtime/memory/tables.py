@@ -103,6 +103,22 @@ def batch_column(name: str, column: Tensor, device: torch.device, count: int | N
     return column
 
 
+def check_emitted(
+    rows: Tensor, tokens: Tensor, lengths: Tensor | None, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The arguments of `Step.count`. BatchError unless they are what it says; their values are not read."""
+    sizes = {"b": len(batch_column("rows", rows, device))}
+    wide = isinstance(tokens, Tensor) and tokens.dim() > 1
+    given = {"tokens": (tokens, ("b", "n") if wide else ("b",)), "lengths": (lengths, ("b",))}
+    if lengths is None:
+        del given["lengths"]
+    for name, (tensor, axes) in given.items():
+        dtype = "i32" if isinstance(tensor, Tensor) and tensor.dtype == torch.int32 else "i64"
+        if fault := _type_fault(Input(name, dtype, axes, "engine"), device, tensor, sizes):
+            raise BatchError(f"{name} {fault}")
+    return rows, tokens, lengths
+
+
 def prompt_tokens(tokens: Sequence[int] | Tensor, count: int, vocabulary: int, device: torch.device) -> Tensor:
     """`tokens` as i64[count] on the device. BatchError when they are something else, or not that many.
 

@@ -154,7 +154,7 @@ def carry_count(operands: Tensors, pool: Tensor) -> Tensor:
     2 more in the words of values[b, i], i < count[b]; padding rows store nothing.
     """
     rows, values, *count = operands
-    values = values.reshape(len(rows), -1).to(torch.int64)
+    values = values[:, None].flatten(1).to(torch.int64)
     columns = torch.arange(values.shape[1], device=rows.device).expand(values.shape)
     counted = columns < count[0][:, None] if count else columns >= 0
     return carry_store((rows, pool[rows].scatter_add(1, values, 2 * counted.to(torch.int32))), pool)

@@ -68,7 +68,8 @@ def sample_draw(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 
     A tile of 16 entries has the value m s + log(sum of exp((x - m) s)) of its logits x, the largest m and the scale s;
     what is below the cut counts as -inf. The largest value with noise says which tile, the largest x s with noise which
-    of its entries; without noise where s is 0. Noise is -log(-log(1 - u)), u = (w + 0.5) / 2^32 of the first word w of
+    of its entries; without noise where s is 0. No noise is lost beside large values; those that are no f32 are
+    infinite. Noise is -log(-log(1 - u)), u = (w + 0.5) / 2^32 of the first word w of
     Philox2x32-7: key the lower half of the row's, counter (v, its upper half), v the entry, or 2^31 and the tile.
     """
     logits, rows, keys, scales, *cuts = operands
@@ -79,16 +80,32 @@ def sample_draw(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     tiles = torch.nn.functional.pad(values, (0, missing), value=-torch.inf).unflatten(-1, (-1, TILE))
     top = tiles.amax(dim=-1)
     below = torch.where(tiles == top[..., None], 0.0, tiles - top[..., None]).double() * scale[..., None]
-    together = top * scale + below.exp().sum(dim=-1).log().to(torch.float32)
     number = torch.arange(top.shape[-1], device=logits.device)
-    noisy = torch.where(scale > 0, together + gumbel(number + (1 << 31), key), top)
-    best, tile = noisy.max(dim=-1)  # the first of equal ones
+    noise = below.exp().sum(dim=-1).log().to(torch.float32) + gumbel(number + (1 << 31), key)
+    best, tile = _largest(torch.where(scale > 0, top.double() * scale, top), torch.where(scale > 0, noise, 0.0))
     entry = tile[..., None] * TILE + torch.arange(TILE, device=logits.device)
     inside = tiles.gather(-2, tile[..., None, None].expand(*tile.shape, 1, TILE)).squeeze(-2)
-    within = torch.where(scale > 0, inside * scale + gumbel(entry, key), inside).max(dim=-1).indices
+    most = inside.amax(dim=-1, keepdim=True)
+    noisy = (inside - most).double() * scale + gumbel(entry, key)
+    noisy = torch.where((most * scale).isinf(), inside * scale, noisy)
+    within = torch.where(scale > 0, noisy, inside).max(dim=-1).indices
     index = zero_rows(tile * TILE + within, rows == 0).to(DTYPES[attrs["dtype"]])
     bad = zero_rows(best.isinf() | logits.isnan().any(dim=-1), rows == 0)
     return index[..., None] if attrs.get("keep") else index, bad
+
+
+def _largest(values: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest of the sums of values f64[..., X] and noise f32[..., X], and the first that has it.
+
+    Sums are f64 and what is left of them; those that are no f32 are infinite.
+    """
+    found = values + noise
+    back = found - values
+    left = (values - (found - back)) + (noise - back)
+    infinite = found.to(torch.float32).isinf()
+    found, left = torch.where(infinite, found.to(torch.float32), found), torch.where(infinite, 0.0, left)
+    best = found.amax(dim=-1)
+    return best, torch.where(found == best[..., None], left, -torch.inf).max(dim=-1).indices
 
 
 def uniforms(counter: Tensor, keys: Tensor) -> Tensor:

@@ -107,17 +107,11 @@ def tree_mask(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 
     `mode` qlen: i1[B, N, N]. bitpacked: u8[B, N, width], bit j of the little-endian word is column j. full: i1[B,
     width] read flat: for each request N rows of seq_len + N entries, of which the first seq_len are set, one request
-    after the other; what is left over is unspecified. Walks take N steps at most, whatever the parents say.
+    after the other; what is left over is unspecified.
     """
     seq_lens, parent = operands
     count, nodes = parent.shape
-    columns = torch.arange(nodes, device=parent.device)
-    mask = (columns == columns[:, None]) | (columns == 0) | (columns == parent[..., None])
-    above = parent  # as many levels as the mask covers, which doubles
-    for _ in range(nodes.bit_length()):
-        at, there = above.clamp(min=0), above >= 0
-        mask = mask | (mask.gather(1, at[..., None].expand_as(mask)) & there[..., None])
-        above = torch.where(there, above.gather(1, at), -1)
+    mask, columns = _seen(parent), torch.arange(nodes, device=parent.device)
     if attrs["mode"] == "qlen":
         return (mask,)
     if attrs["mode"] == "bitpacked":
@@ -130,6 +124,33 @@ def tree_mask(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     flat = (torch.arange(width, device=parent.device) < left).flatten()
     own = (end - length * nodes + columns[:, None] * length + seq_lens[:, None, None] + columns).flatten()
     return (flat.index_copy(0, own, mask.flatten()).view(count, width),)
+
+
+@register(TREE_OPS, "tree.seen_slots")
+def tree_seen_slots(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Slots i64[B, N], parent i64[B, N] -> slots of the columns every node attends to i32[B, N, N], counts i32[B, N].
+
+    The columns are those of `tree.mask`. Their slots stand first, ascending by column; entries from `counts` on are 0.
+    """
+    slots, parent = operands
+    seen = _seen(parent)
+    place = torch.where(seen, seen.cumsum(2) - 1, seen.shape[2])  # of what is not seen behind the last entry
+    found = torch.zeros(*parent.shape, seen.shape[2] + 1, dtype=torch.int32, device=slots.device)
+    found.scatter_(2, place, slots[:, None].expand(seen.shape).to(torch.int32))
+    return found[..., :-1].contiguous(), seen.sum(2, dtype=torch.int32)
+
+
+def _seen(parent: Tensor) -> Tensor:
+    """Of parents i64[B, N] bool[B, N, N]: node, column that it attends to. Walks end, whatever the parents say."""
+    nodes = parent.shape[1]
+    columns = torch.arange(nodes, device=parent.device)
+    mask = (columns == columns[:, None]) | (columns == 0) | (columns == parent[..., None])
+    above = parent  # as many levels as the mask covers, which doubles
+    for _ in range(nodes.bit_length()):
+        at, there = above.clamp(min=0), above >= 0
+        mask = mask | (mask.gather(1, at[..., None].expand_as(mask)) & there[..., None])
+        above = torch.where(there, above.gather(1, at), -1)
+    return mask
 
 
 def _parents(branches: int, kept: Sequence[Tensor], like: Tensor) -> Tensor:

@@ -1,8 +1,10 @@
 """A plugin of SGLang that lets it speculate on any CPU, and shows what tests ask for.
 
 It keeps the CPU's attention backend where there is no AMX. Environment variables ask for more: SPECC_TEST_OVERLAP=1
-keeps the overlap schedule, SPECC_TEST_NAN=token spoils the target's scores after that token. The internal state gets
-`specc_testing`: the accounting of KV slots and of pool rows, and what every rank emitted, ran and gathered of logits.
+keeps the overlap schedule, SPECC_TEST_NAN=token spoils the target's scores after that token, SPECC_TEST_PLAN=1 has the
+host plan attention, and with TRITON_INTERPRET=1 FlashAttention 3 may be asked for. The internal state gets
+`specc_testing`: the accounting of KV slots and of pool rows, what every rank emitted, ran and gathered of logits, and
+how many steps were planned.
 """
 
 from __future__ import annotations
@@ -16,22 +18,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
+ON_CPU = os.environ.get("SGLANG_USE_CPU_ENGINE") == "1"
 OVERLAP = "SPECC_TEST_OVERLAP"
 NAN = "SPECC_TEST_NAN"
+INTERPRET = "TRITON_INTERPRET"
+PLAN = "SPECC_TEST_PLAN"
+SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 LOGITS = "sglang.srt.layers.logits_processor.LogitsProcessor.forward"
 STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state"
 
 
+HOPPER = 9, 0
+"""The capability of the GPUs that FlashAttention 3 is for."""
 GROUP = "sglang.srt.distributed.parallel_state.GroupCoordinator"
-QUEUE = "sglang.srt.managers.scheduler.Scheduler._add_request_to_queue"
+QUEUE = f"{SCHEDULER}._add_request_to_queue"
+FLASH = "sglang.srt.layers.attention.flashattention_backend.FlashAttentionBackend.init_forward_metadata"
 _requests: dict[str, Any] = {}
 """Those that came to this rank, by name."""
 _gathers = Counter[str]()
 """What this rank has gathered, by the method."""
 _logits = Counter[str]()
 """Forwards whose logits were gathered, by their mode, and, behind `kept `, those whose were not."""
+_prepared = Counter[str]()
+"""Forwards that FlashAttention was prepared for by SGLang itself, by their mode."""
 _verified: list[bool] = []
 """Of each verification, whether its logits were gathered."""
+_planned = Counter[str]()
+"""Steps that were planned, and then run with these lengths."""
 
 
 class WithAmx:
@@ -48,20 +61,32 @@ class WithAmx:
 
 def register() -> None:
     """Entry point."""
-    from sglang.srt.arg_groups import overrides
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    platform = overrides.get_platform
-    overrides.get_platform = lambda: WithAmx(platform())
+    if ON_CPU:
+        have_amx()
     HookRegistry.register(STATE, add_accounting, HookType.AROUND)
     HookRegistry.register(QUEUE, note, HookType.BEFORE)
     HookRegistry.register(LOGITS, note_logits, HookType.AROUND)
     for method in ("all_gather", "all_gather_into_tensor"):
         HookRegistry.register(f"{GROUP}.{method}", note_gather(method), HookType.BEFORE)
-    if os.environ.get(OVERLAP) == "1":
+    if ON_CPU and os.environ.get(OVERLAP) == "1":
         keep_overlap()
+    if os.environ.get(INTERPRET) == "1":
+        allow_flash_attention()
+        HookRegistry.register(FLASH, note_preparation, HookType.BEFORE)
+    if os.environ.get(PLAN) == "1":
+        HookRegistry.register(f"{SCHEDULER}.__init__", plan_attention, HookType.AFTER)
     if NAN in os.environ:
         HookRegistry.register(LOGITS, spoil(int(os.environ[NAN])), HookType.AROUND)
+
+
+def have_amx() -> None:
+    """Let SGLang see AMX."""
+    from sglang.srt.arg_groups import overrides
+
+    platform = overrides.get_platform
+    overrides.get_platform = lambda: WithAmx(platform())
 
 
 def keep_overlap() -> None:
@@ -69,8 +94,8 @@ def keep_overlap() -> None:
 
     Streams of a CPU do nothing, so that a forward is over when it is launched; the order in which the host launches
     forwards and reads results is that of a GPU. As with the backends that most GPUs run, lengths are known to the
-    device alone. What a step leaves for the next one must be taken once: SGLang checks, unless a program runs, which
-    shares memory with what SGLang would overwrite.
+    device alone, unless the host plans attention. What a step leaves for the next one must be taken once: SGLang
+    checks, unless a program runs, which shares memory with what SGLang would overwrite.
     """
     from sglang.srt.arg_groups import speculative_hook
     from sglang.srt.layers.attention import intel_amx_backend as attention
@@ -78,11 +103,51 @@ def keep_overlap() -> None:
 
     speculative_hook._disable_overlap_schedule_for_cpu = lambda server_args: None
     overlap_utils.gather_spec_extras = gather_spec_extras
-    attention.IntelAMXAttnBackend.needs_cpu_seq_lens = False
-    attention.IntelAMXMultiStepDraftBackend.needs_cpu_seq_lens = False
+    if os.environ.get(PLAN) != "1":
+        attention.IntelAMXAttnBackend.needs_cpu_seq_lens = False
+        attention.IntelAMXMultiStepDraftBackend.needs_cpu_seq_lens = False
     if not os.environ.get("SPECC_PROGRAM"):
         overlap_utils._DEBUG_ASSERT = True
         overlap_utils._assert_nonneg_and_invalidate = take
+
+
+def allow_flash_attention() -> None:
+    """Say that FlashAttention 3 runs here, whose operators are stand-ins, and make masks of trees as it reads them.
+
+    Models of latent attention wait for a GPU when they share the target's head.
+    """
+    from sglang.kernels.ops.attention import flash_attention_v3
+    from sglang.srt.layers.attention import attention_registry, verify_mask
+    from sglang.srt.speculative import eagle_worker_v2, standalone_worker_v2
+    from sglang.srt.speculative.eagle_utils import TreeMaskMode
+
+    attention_registry.get_device_capability = lambda: HOPPER
+    flash_attention_v3._is_fa3_supported = lambda: True
+    torch.cuda.synchronize = lambda: None
+    for module in (verify_mask, eagle_worker_v2, standalone_worker_v2):
+        module.default_tree_mask_mode = lambda: TreeMaskMode.FULL_MASK
+
+
+def plan_attention(_: Any, scheduler: Any, *__: Any, **___: Any) -> None:
+    """Have a program's attention ask for plans, which are then compared with the lengths that a step runs with."""
+    attention = scheduler.draft_worker.steps._attention
+    plans: list[list[int]] = []
+
+    class Planned(type(attention._backends[0])):
+        plans = True
+
+        def plan(self, rows: int, lengths: Any) -> None:
+            plans.append([*lengths])
+            _planned["planned"] += 1
+
+        def begin(self, batch: Any) -> None:
+            expected, found = plans.pop(), batch.seq_lens.tolist()
+            if expected != found:
+                raise AssertionError(f"planned for {expected}, run with {found}")
+            _planned["run"] += 1
+
+    for backend in attention._backends:
+        backend.__class__ = Planned
 
 
 def spoil(token: int) -> Callable[..., Any]:
@@ -113,6 +178,11 @@ def take(values: Tensor, buffer: Tensor, rows: Tensor) -> None:
 def note(scheduler: Any, request: Any, *_: Any, **__: Any) -> None:
     """Remember a request that is queued, so that all that it has emitted is known at the end."""
     _requests[request.rid] = request
+
+
+def note_preparation(_: Any, batch: Any) -> None:
+    """Count a forward."""
+    _prepared[batch.forward_mode.name] += 1
 
 
 def note_gather(method: str) -> Callable[..., None]:
@@ -146,7 +216,8 @@ def add_accounting(get_internal_state: Callable[[Any, Any], Any], controller: An
 def accounting(scheduler: Any) -> dict[str, Any]:
     """Where all KV slots and pool rows are, and what runs."""
     allocator, cache, rows = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache, scheduler.req_to_token_pool
-    owned = torch.cat((allocator.get_all_free_pages(), cache.all_values_flatten()))
+    free = allocator.get_all_free_pages()[:, None] * allocator.page_size + torch.arange(allocator.page_size)
+    owned = torch.cat((free.flatten(), cache.all_values_flatten()))
     worker = scheduler.draft_worker
     return {
         "idle": scheduler.is_fully_idle(),
@@ -159,9 +230,18 @@ def accounting(scheduler: Any) -> dict[str, Any]:
         "rows_free": len(rows.free_slots),
         "rows_free_once": len(set(rows.free_slots)),
         "overlap": bool(scheduler.enable_overlap),
+        "plans": dict(_planned),
+        "prepared": dict(_prepared),
+        "pools": [] if worker is None else pools(worker),
         "ranks": of_ranks({name: list(one.output_ids) for name, one in _requests.items()}, worker),
         "worker": None if worker is None else f"{type(worker).__module__}.{type(worker).__qualname__}",
     }
+
+
+def pools(worker: Any) -> list[str]:
+    """The kinds of KV cache that target and draft have."""
+    runners = (worker.target_worker.model_runner, worker.draft_worker.draft_runner)
+    return [type(runner.token_to_kv_pool).__name__ for runner in runners]
 
 
 def of_ranks(tokens: dict[str, list[int]], worker: Any) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import sys
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -34,25 +35,53 @@ def test_programs_are_listed_once_and_the_first_replaces(place: ModuleType) -> N
     replaced: list[list[Any]] = []
     first, second = program("a"), program("b", "0.1.0+p2")
     for one in (first, second, first):
-        offer(one, "Engine", "1.2", "engine_plugins", replaced.append)
+        offer(one, "Engine", ("1.2",), "engine_plugins", replaced.append)
     assert vars(place)["specc_programs"] == [first, second]
     assert replaced == [[first, second]], "the same list, once"
 
 
-@pytest.mark.parametrize("version", ["1.3", "1.20"])
-def test_another_version_is_refused(place: ModuleType, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RuntimeError, match=rf"a runs in Engine {version}, this is 1\.2\+cpu"):
-        offer(program("a"), "Engine", version, "engine_plugins", pytest.fail)
+@pytest.mark.parametrize(
+    ("tested", "said"), [(("1.3",), "1.3"), (("1.20",), "1.20"), (("1.0", "1.1", "1.3"), "1.0, 1.1 and 1.3")]
+)
+def test_another_version_is_refused(
+    place: ModuleType, tested: Sequence[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RuntimeError, match=rf"a runs in Engine {said}, this is 1\.2\+cpu"):
+        offer(program("a"), "Engine", tested, "engine_plugins", pytest.fail)
     monkeypatch.setenv("SPECC_PROGRAM", "a")
-    with pytest.raises(SystemExit, match=f"SPECC_PROGRAM=a: a runs in Engine {version}"):
-        offer(program("a"), "Engine", version, "engine_plugins", pytest.fail)
+    with pytest.raises(SystemExit, match=f"SPECC_PROGRAM=a: a runs in Engine {said}"):
+        offer(program("a"), "Engine", tested, "engine_plugins", pytest.fail)
     assert not vars(place).get("specc_programs")
 
 
+@pytest.mark.parametrize(("tested", "warned"), [(("1.1", "1.2"), False), (("1.1", "1.3"), True)])
+def test_a_version_that_is_probed(
+    place: ModuleType, tested: Sequence[str], warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that was tested runs silently, another with a warning, once for all programs."""
+    for name in ("a", "b"):
+        offer(program(name), "Engine", tested, "engine_plugins", lambda _: None, probes=True)
+    assert len(vars(place)["specc_programs"]) == 2
+    told = "specc: tested with Engine 1.1 and 1.3, this is 1.2+cpu: all that programs must have is there"
+    assert [record.getMessage().startswith(told) for record in caplog.records] == [True] * warned
+
+
+def test_a_version_in_which_something_is_missing(place: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def replace(_: list[Any]) -> None:
+        raise RuntimeError("Engine 1.2: Worker has no topk")
+
+    with pytest.raises(RuntimeError, match="Worker has no topk"):
+        offer(program("a"), "Engine", ("1.1",), "engine_plugins", replace, probes=True)
+    assert vars(place)["specc_programs"] == []
+    monkeypatch.setenv("SPECC_PROGRAM", "a")
+    with pytest.raises(SystemExit, match=r"SPECC_PROGRAM=a: Engine 1\.2: Worker has no topk"):
+        offer(program("a"), "Engine", ("1.2",), "engine_plugins", replace, probes=True)
+
+
 def test_programs_of_two_speccs_do_not_mix(place: ModuleType) -> None:
-    offer(program("a"), "Engine", "1.2", "engine_plugins", lambda _: None)
+    offer(program("a"), "Engine", ("1.2",), "engine_plugins", lambda _: None)
     with pytest.raises(RuntimeError, match=r"b is of specc 0\.2\.0, a of 0\.1\.0"):
-        offer(program("b", "0.2.0+p1"), "Engine", "1.2", "engine_plugins", pytest.fail)
+        offer(program("b", "0.2.0+p1"), "Engine", ("1.2",), "engine_plugins", pytest.fail)
 
 
 def test_the_one_that_fits_runs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from specc.adapters import sglang as adapter
 from specc.adapters.sglang import requests
@@ -36,6 +37,15 @@ def request(*, custom_logit_processor: str | None = None, **asked: Any) -> Simpl
         ended=[],
         **own,
     )
+
+
+@pytest.mark.parametrize(
+    ("lengths", "reason"),
+    [([7, 90, 1], None), ([7, 91, 1], "no room for a step"), ([], None), (None, "no lengths on the host")],
+)
+def test_why_attention_of_a_batch_cannot_be_planned(lengths: list[int] | None, reason: str | None) -> None:
+    batch = SimpleNamespace(seq_lens_cpu=None if lengths is None else torch.tensor(lengths))
+    assert requests.unplanned(batch, 90) == reason
 
 
 @pytest.mark.parametrize(
@@ -118,19 +128,20 @@ def test_words_of_the_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
         requests.refuses()
 
 
-def test_another_version_of_sglang_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SGLang logs what a plugin raises; only the one that must run ends the process."""
-    package = adapter.__name__.rpartition(".")[0]
+def test_a_version_of_sglang_that_lacks_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang logs what a plugin raises; only the one that must run ends the process. Nothing is replaced."""
+    package = sys.modules[adapter.__name__.rpartition(".")[0]]
     for name in ("sglang", "sglang.srt", "sglang.srt.plugins"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setattr(sys.modules["sglang.srt"], "plugins", sys.modules["sglang.srt.plugins"], raising=False)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.6.0")
+    monkeypatch.setattr(package, "__version__", "0.1.0+p1", raising=False)
     monkeypatch.delenv("SPECC_PROGRAM", raising=False)
-    with pytest.raises(RuntimeError, match=f"{package} runs in SGLang 0.5.23, this is 0.6.0"):
+    with pytest.raises(RuntimeError, match=r"^SGLang 0\.6\.0: .*eagle_worker_v2 has no EAGLEWorkerV2"):
         adapter.register()
     monkeypatch.setenv("SPECC_PROGRAM", "some_other_program")
     with pytest.raises(RuntimeError, match=r"0\.6\.0"):
         adapter.register()
-    monkeypatch.setenv("SPECC_PROGRAM", package)
-    with pytest.raises(SystemExit, match=f"SPECC_PROGRAM={package}: .*0.6.0"):
+    monkeypatch.setenv("SPECC_PROGRAM", package.__name__)
+    with pytest.raises(SystemExit, match=rf"SPECC_PROGRAM={package.__name__}: SGLang 0\.6\.0: "):
         adapter.register()

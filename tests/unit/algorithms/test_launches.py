@@ -24,6 +24,7 @@ TREES: list[dict[str, Any]] = [
     {"mask": "bitpacked", "overlap": False},
     {"mask": "full", "context_length": 128, "outputs": ["hidden_states", "logprobs"]},
     {"mask": "none", "outputs": ["accept_index"], "overlap": False},
+    {"mask": "slots", "outputs": ["hidden_states"]},
 ]
 CHAINS: list[dict[str, Any]] = [{}, {"overlap": False, "outputs": ["accept_index", "hidden_states", "logprobs"]}]
 

@@ -1,4 +1,4 @@
-"""bench/sglang/compare.py on results that are made here; no engine runs."""
+"""bench/sglang/compare.py and report.py on results that are made here; no engine runs."""
 
 import json
 import os
@@ -9,10 +9,12 @@ from queue import Queue
 
 import compare
 import pytest
+import report
 import texts
 from variants import VARIANTS
 
-CHAIN, PLAIN = VARIANTS["ex_eagle_chain"], VARIANTS["ex_nospec"]
+CHAIN, PLAIN = VARIANTS["ex_eagle_chain_fa3"], VARIANTS["ex_nospec"]
+TIMED = VARIANTS["llama_chain"]
 
 
 @pytest.fixture
@@ -23,38 +25,118 @@ def session(tmp_path):
     return compare.Session(tmp_path, tmp_path / "programs", tmp_path, "cpu", time.monotonic() + 60, 60, {}, gpus)
 
 
-def run(speed, launches, ids):
-    trace = {"launches_per_step": launches, "glue_us": launches * 2, "us_by_kind": {"torch": 1}}
-    rate = {"tokens_per_s": speed, "ms_per_step": 1000 / speed, "tokens_per_step": 2.5}
-    return {"output_ids": ids, "bs1": rate, "trace_bs1": trace, "trace_bs8": {"error": "too\nfew steps"}}
+def answered(ids, accepted, backend="fa3", served=9):
+    return {
+        "output_ids": ids,
+        "accept_lengths": accepted,
+        "server": {"attention_backend": backend},
+        "specc": {"served": served},
+    }
 
 
-def keep(session, variant, side, result):
-    session.path(variant, side, "json").write_text(json.dumps(result))
+def timed(milliseconds, launches, accepted=2.5):
+    kinds = {"metadata": 3, "forward": 800, "torch": 50}
+    trace = {"launches_per_step": launches, "glue_us": launches * 2, "gpu_busy_us": 900, "us_by_kind": kinds}
+    trace |= {"run_ahead_us": {"first": 400, "least": 90}}
+    rate = {"ms_per_step": milliseconds, "tokens_per_s": 2500 / milliseconds, "tokens_per_step": accepted}
+    rate |= {"ms_per_step_range": [milliseconds, milliseconds + 0.01]}
+    run = {"1024x1": rate, "trace 1024x1": trace, "8192x1": rate, "trace 8192x1": {"error": "too\nfew steps"}}
+    return run | {"server": {"attention_backend": "fa3"}, "specc": {"served": 9}}
 
 
-def test_ratios_are_the_programs_over_stock(session):
-    keep(session, CHAIN, "stock", run(100, 50, [[1, 2], [3, 4]]))
-    keep(session, CHAIN, "specc", run(150, 5, [[1, 2], [3, 5]]))
-    (record,) = compare.compare(session, [CHAIN])
-    ratio = record["bs1"]["ratio"]
-    assert (ratio["tokens/s"], ratio["launches"], ratio["glue us"]) == pytest.approx((1.5, 0.1, 0.1))
-    assert record["bs8"]["ratio"]["tokens/s"] is None
-    assert record["texts"] == {"same": 1, "of": 2, "first_difference": [None, 1]}
-    assert record["errors"].keys() == {"stock trace_bs8", "specc trace_bs8"}
-    text = compare.table([record])
-    assert "| ex_eagle_chain | 1/2, others differ from token 1 on | - |" in text
-    assert "| ex_eagle_chain | 1 | **specc / stock** | 1.5 | 0.667 |" in text
+def reported(variant, stock, specc, plain=None, models=Path()):
+    results = {variant.name: {"stock": stock, "specc": specc}}
+    return report.report([variant], results, {variant.plain: plain or {"error": "not run"}}, models)
 
 
-def test_what_did_not_run_is_named_and_not_left_out(session):
-    keep(session, CHAIN, "stock", run(100, 50, [[1]]))
-    keep(session, PLAIN, "stock", run(90, 20, [[1]]))
-    (record,) = compare.compare(session, [CHAIN])
-    assert record["errors"]["specc"] == "not run"
+def test_ratios_are_the_programs_over_stock():
+    found = reported(TIMED, timed(1.0, 50), timed(0.5, 5))
+    (record,) = found["records"]
+    assert list(record["points"]) == ["1024x1", "8192x1"]
+    ratio = record["points"]["1024x1"]["ratio"]
+    assert (ratio["ms a step"], ratio["tokens/s"], ratio["launches"]) == pytest.approx((0.5, 2.0, 0.1))
+    mine = record["points"]["1024x1"]["specc"]
+    assert (mine["step / GPU"], mine["forwards us"], mine["least"]) == pytest.approx((500 / 900, 850, 90))
+    assert record["points"]["8192x1"]["ratio"]["launches"] is None
+    assert record["errors"].keys() == {"stock trace 8192x1", "specc trace 8192x1"}
+    text = report.tables(found)
+    assert "| llama_chain | 1024 | 1 | specc | fa3 | 0.5 (0.50 to 0.51) | 5000 |" in text
+    assert "| llama_chain | 1024 | 1 | **specc / stock** |  | 0.5 | 2 |" in text
+    assert "FAILED llama_chain: specc trace 8192x1: few steps" in text
+
+
+def test_the_machine_and_what_is_made_up_are_said():
+    found = reported(TIMED, timed(1.0, 50), timed(0.5, 5))
+    assert found["machine"]["torch"]
+    assert "SGLANG_SIMULATE_ACC_LEN=2.5" in report.tables(found)
+
+
+@pytest.mark.parametrize(
+    ("specc", "failure"),
+    [
+        ({"server": {"attention_backend": "triton"}}, "attention backends differ"),
+        ({"specc": {"served": 0}}, "the program served no step"),
+        ({"1024x1": {"tokens_per_step": 2.2}}, "1024x1: 2.50 and 2.20 tokens a step"),
+    ],
+)
+def test_what_must_be_the_same_is_a_failure_where_it_is_not(specc, failure):
+    """Figures of another server, of SGLang's own step, or of other accepted lengths."""
+    own = {name: what for name, what in timed(1.0, 50).items() if not name.startswith("trace 8192")}
+    assert reported(TIMED, own, own)["failures"] == []
+    (found,) = reported(TIMED, own, own | specc)["failures"]
+    assert failure in found
+
+
+def test_backends_of_roles_are_named_where_they_differ():
+    server = {"attention_backend": "fa3", "decode_attention_backend": "triton"}
+    assert report.attention(server) == "fa3/triton"
+    assert report.attention({}) == "-"
+
+
+def test_accepted_lengths_count_where_texts_are_the_same(monkeypatch):
+    monkeypatch.setattr(report, "explain_ties", lambda *_: None)
+    ids = [[1, 2], [3, 4], [5, 6]]
+    stock, specc = answered(ids, [2.0, 3.0, 2.0]), answered([[1, 2], [3, 4], [5, 7]], [2.0, 2.5, 1.0])
+    found = reported(CHAIN, stock, specc, answered([[1, 2], [3, 9], [5, 6]], [None] * 3))
+    (record,) = found["records"]
+    assert record["accepted"] == {"same": 1, "of": 2, "mean": pytest.approx(7 / 3)}
+    assert record["texts"] == {"same": 2, "of": 3, "first_difference": [None, None, 1]}
+    assert record["texts_of_no_speculation"]["stock"]["same"] == 2
+    assert found["failures"] == ["ex_eagle_chain_fa3: accepted lengths of 1 prompts with the same text differ"]
+    assert "| ex_eagle_chain_fa3 | fa3 | 2/3, others differ from token 1 on | 1/2 | 2.33 | - | 2/3" in report.tables(
+        found
+    )
+
+
+def test_texts_that_part_at_a_near_tie_are_named_and_no_failure(monkeypatch):
+    """And those that part where one score is clearly the best are."""
+    import prompts
+    import ties
+
+    class Target:
+        def __init__(self, folder):
+            assert folder.name == "ex_target"
+
+        def parting(self, prompt, mine, other, place):
+            return {"place": place, "tokens": [mine[place], other[place]], "gap": prompt[0], "near": prompt[0] < 0.1}
+
+    monkeypatch.setattr(ties, "Target", Target)
+    monkeypatch.setattr(prompts, "text_prompts", lambda _: [[0.01], [0.02], [3.0]])
+    stock = answered([[1, 2], [3, 4], [5, 6]], [2.0] * 3)
+    near = reported(CHAIN, stock, answered([[1, 9], [3, 4], [5, 6]], [1.0, 2.0, 2.0]))
+    assert near["failures"] == []
+    assert near["records"][0]["parting"][0]["tokens"] == [9, 2]
+    assert "| 1 (gaps 0.010) |" in report.tables(near)
+    far = reported(CHAIN, stock, answered([[1, 2], [3, 4], [9, 6]], [2.0] * 3))
+    assert far["failures"] == ["ex_eagle_chain_fa3: texts of prompts 2 differ, and no near tie is there"]
+
+
+def test_what_did_not_run_is_named_and_not_left_out():
+    found = reported(CHAIN, answered([[1]], [2.0]), {"error": "not run"}, answered([[1]], [None]))
+    (record,) = found["records"]
     assert record["texts"] is None
     assert record["texts_of_no_speculation"]["stock"]["same"] == 1
-    assert "specc: not run" in compare.table([record])
+    assert "FAILED ex_eagle_chain_fa3: specc: not run" in report.tables(found)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +144,22 @@ def test_what_did_not_run_is_named_and_not_left_out(session):
 )
 def test_where_answers_differ_first(mine, other, place):
     assert texts.differs(mine, other) == place
+
+
+def test_a_near_tie_is_one_of_the_targets_two_best_tokens():
+    """Of a model that is made here: its scores are those of a table."""
+    import torch
+    from ties import Target
+
+    target = Target.__new__(Target)
+    scores = torch.tensor([0.0, 8.0, 7.95, 4.0])
+    target._device, target._model = "cpu", lambda ids: type("Found", (), {"logits": scores.expand(*ids.shape, 4)})
+    assert target.parting([0], [3, 1], [3, 2], 1) == {
+        "place": 1, "tokens": [1, 2], "gap": pytest.approx(0.05, rel=1e-4), "near": True,
+    }  # fmt: skip
+    assert not target.parting([0], [1], [3], 0)["near"]
+    scores[2] = 7.5
+    assert not target.parting([0], [1], [2], 0)["near"]
 
 
 def test_a_process_past_its_limit_ends_with_all_that_it_started(tmp_path):
@@ -88,7 +186,7 @@ def test_a_missing_program_is_an_error_before_an_engine_starts(session, monkeypa
 
 
 def test_results_that_are_there_are_not_made_again(session, monkeypatch):
-    keep(session, PLAIN, "stock", run(90, 20, [[1]]))
+    session.path(PLAIN, "stock", "json").write_text(json.dumps(answered([[1]], [None])))
     monkeypatch.setattr(compare, "run_process", lambda *_: 1 / 0)
     compare.run_variant(session, PLAIN)
 
@@ -102,3 +200,27 @@ def test_the_program_is_found_by_path_and_name_and_stock_sees_none(session):
     stock = compare.environment(session, CHAIN, None, "")
     assert "SPECC_PROGRAM" not in stock
     assert str(program) not in stock["PYTHONPATH"]
+
+
+def test_batches_are_timed_for_which_a_server_has_room():
+    points = compare.Points().of(TIMED, 256)
+    assert [8192, 32] in points
+    assert [8192, 64] not in points
+    assert [1024, 64] in points
+    assert [8192, 64] in compare.Points().of(VARIANTS["mla_chain"], 256)
+
+
+def test_a_job_asks_for_texts_or_for_times(session, monkeypatch):
+    monkeypatch.setattr(compare.Session, "prompts", [[1, 2]])
+    texts_, times = (compare.make_job(session, one, None) for one in (CHAIN, VARIANTS["llama_chain_drawn"]))
+    assert texts_["prompts"] == [[1, 2]]
+    assert "points" not in texts_
+    assert times["sampling"] == {"temperature": 1.0, "top_p": 0.9}
+    assert times["environment"] == {"SGLANG_SIMULATE_ACC_LEN": "2.5"}
+    assert times["traced"] == []  # there is no GPU
+
+
+def test_names_stand_for_all_that_match():
+    assert [one.name for one in compare.chosen(["mla_*", "llama_chain"])] == ["llama_chain", "mla_nospec", "mla_chain"]
+    with pytest.raises(ValueError, match="no variant lama"):
+        compare.chosen(["lama"])

@@ -3,10 +3,14 @@
 import json
 from pathlib import Path
 
+import models
 import pytest
 import steps
 import variants
+from prompts import lengths, text_prompts
 from ruamel.yaml import YAML
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 FOLDER = Path(__file__).parents[3] / "bench" / "sglang"
 STEP = 1000.0
@@ -146,21 +150,86 @@ def test_kinds_of_kernels_as_torch_and_sglang_name_them(name, in_graph, kind):
     assert steps.classify(name, in_graph, ()) == kind
 
 
-def test_every_variant_with_speculation_has_a_configuration_of_its_sizes():
+def test_run_ahead_is_from_the_call_to_the_start():
+    """Of a host that issues each step 300 us before the GPU gets to it, and its last copy 20 us before."""
+    events = []
+    for step in range(STEPS):
+        begin = 1000 + step * STEP
+        for number, (issued, name, at) in enumerate([(300, "cudaGraphLaunch", 0), (20, "cudaMemcpyAsync", 500)]):
+            args = {"correlation": 2 * step + number}
+            kernels = [("gemm", begin + at), ("gemm", begin + at + 50)] if at == 0 else [("Memcpy DtoH", begin + at)]
+            call = {
+                "ph": "X",
+                "cat": "cuda_runtime",
+                "name": name,
+                "ts": kernels[0][1] - issued,
+                "dur": 2,
+                "args": args,
+            }
+            events += [
+                call,
+                *({"ph": "X", "cat": "kernel", "name": n, "ts": t, "dur": 40, "args": args} for n, t in kernels),
+            ]
+    assert steps.summarise(events, STEPS)["run_ahead_us"] == {"first": 300, "least": 20}
+
+
+def test_every_variant_with_speculation_has_a_configuration_of_its_sizes(tmp_path):
     """Of both kinds of a program's numbers: those that SGLang is started with, and those it is compiled for."""
-    wanted = {v.program: v for v in variants.VARIANTS.values() if v.program}
+    models.main(tmp_path, FOLDER.parents[1] / "examples" / "models")
     found = {}
     for path in (FOLDER / "configs").glob("*.yaml"):
         config = YAML(typ="safe").load(path)
         assert config["name"] == f"bench_{path.stem}"
         found[f"specc_program_{config['name']}"] = config
-    assert found.keys() == wanted.keys()
-    for program, variant in wanted.items():
-        config = found[program]
-        assert config["algorithm"] == variant.algorithm
-        assert config["num_steps"] == variants.STEPS
-        assert config.get("topk", 1) == variant.topk
-        assert config.get("num_draft_tokens", variants.STEPS + 1) == variant.nodes
-        room = variants.CONTEXT + 2 * (variants.STEPS + 1)  # for the two steps that end a text
-        assert config.get("context_length", room) == room
-        assert max(config["buckets"]) == variant.engine(Path(), "cuda")["max_running_requests"]
+    wanted = {variant.program for variant in variants.VARIANTS.values() if variant.program}
+    assert found.keys() == wanted
+    for variant in variants.VARIANTS.values():
+        if variant.program:
+            check_config(found[variant.program], variant, tmp_path)
+
+
+def check_config(config, variant, folder):
+    num_steps, topk, nodes = variant.shape
+    assert config["algorithm"] == variant.algorithm
+    assert config["num_steps"] == num_steps
+    assert config.get("topk", 1) == topk
+    assert config.get("num_draft_tokens", num_steps + 1) == nodes
+    room = variant.models.context + 2 * (num_steps + 1)  # for the two steps that end a text
+    assert config.get("context_length", room) == room
+    assert config.get("page_size", 1) == variant.page_size
+    assert tuple(config["buckets"]) == variant.models.rows
+    assert config["max_requests"] > max(variant.models.rows)
+    assert ("sampling" in config) == (dict(variant.sampling)["temperature"] > 0)
+    fa3 = variant.backend == "fa3" or (variant.backend is None and not (variant.written and topk > 1))
+    mask = "slots" if fa3 else "full" if variant.backend == "triton" else "qlen"
+    assert config.get("mask") == (None if topk == 1 else mask)
+    target = json.loads((folder / variant.models.target / "config.json").read_text())
+    layers = {"target": target["num_hidden_layers"], "draft": 1}
+    if variant.draft:
+        layers["draft"] = json.loads((folder / variant.draft / "config.json").read_text())["num_hidden_layers"]
+    for name, count in layers.items():
+        sizes = config[name]
+        assert sizes["num_layers"] == count
+        assert sizes["vocab_size"] == target["vocab_size"]
+        assert sizes["dtype"] == "bfloat16"
+    assert config["target"]["hidden_size"] == target["hidden_size"]
+    row = target.get("kv_lora_rank", 0) + target.get("qk_rope_head_dim", target.get("head_dim", 0))
+    heads = 1 if "kv_lora_rank" in target else target["num_key_value_heads"]
+    assert (config["target"]["num_kv_heads"], config["target"]["head_dim"]) == (heads, row)
+
+
+def test_prompts_have_many_lengths_and_beginnings():
+    prompts = text_prompts(FOLDER.parents[1] / "examples" / "models" / "target")
+    assert [len(ids) for ids in prompts] == lengths()
+    assert (len(prompts), len(prompts[0]), len(prompts[-1])) == (32, 20, 1980)
+    assert len({tuple(ids[:20]) for ids in prompts}) == 32
+
+
+def test_the_mtp_module_of_the_small_model_has_what_transformers_reads_and_what_sglang_does(tmp_path):
+    models.small_mla(tmp_path, tmp_path)
+    names = load_file(tmp_path / "exmla_target" / "model.safetensors").keys()
+    mine = {name.removeprefix("model.layers.3.") for name in names if name.startswith("model.layers.3.")}
+    assert {"eh_proj.weight", "enorm.weight", "hnorm.weight", "shared_head.head.weight", "mlp.gate.weight"} <= mine
+    assert "mlp.experts.7.down_proj.weight" in mine
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path / "exmla_target"))
+    assert {name for name in names if "layers.3." not in name} == model.state_dict().keys()

@@ -1,7 +1,6 @@
-"""bench/vllm: what is left of a CUDA library, and what is said of results that are made here; no engine runs."""
+"""bench/vllm: what is said of results that are made here; no engine runs."""
 
 import importlib.util
-import struct
 import sys
 from pathlib import Path
 
@@ -19,41 +18,6 @@ def load(name, monkeypatch):
     spec.loader.exec_module(module)
     sys.modules.pop("models", None)
     return module
-
-
-def entry(kind, arch, payload):
-    """An entry with a header of 64 bytes."""
-    head = struct.pack("<HHIQ", kind, 1, 64, len(payload)) + bytes(12) + struct.pack("<I", arch)
-    return head.ljust(64, b"\1") + payload
-
-
-def container(*entries):
-    body = b"".join(entries)
-    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
-
-
-def test_machine_code_of_one_architecture_is_left(tmp_path, monkeypatch):
-    fatbin = load("fatbin", monkeypatch)
-    parts = [(1, 90, b"p" * 24), (2, 80, b"a" * 40), (2, 90, b"k" * 16), (2, 100, b"b" * 8)]
-    other = [(2, 75, b"t" * 32), (2, 90, b"q" * 8)]
-    before = (
-        b"host" + container(*(entry(*p) for p in parts)) + b"between" + container(*(entry(*p) for p in other)) + b"end"
-    )
-    path = tmp_path / "library.so"
-    path.write_bytes(before)
-    assert fatbin.reduce(path, 90) == {True: 24, False: 104}
-    expected = before
-    for gone in (b"p" * 24, b"a" * 40, b"b" * 8, b"t" * 32):
-        expected = expected.replace(gone, bytes(len(gone)))
-    assert path.read_bytes() == expected
-
-
-def test_a_library_without_code_for_the_architecture_is_refused(tmp_path, monkeypatch):
-    fatbin = load("fatbin", monkeypatch)
-    path = tmp_path / "library.so"
-    path.write_bytes(container(entry(2, 80, b"a" * 40), entry(1, 90, b"p" * 8)))
-    with pytest.raises(SystemExit, match="no code for sm_90"):
-        fatbin.reduce(path, 90)
 
 
 def run(ids, accepted, speed):

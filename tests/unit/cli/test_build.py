@@ -13,7 +13,8 @@ from programs import config_text
 from typer.testing import CliRunner, Result
 
 from specc.cli.main import app
-from specc.codegen.aot import KNOWN_ARCHS, CompileError
+from specc.codegen.aot import CompileError
+from specc.codegen.artifact import KNOWN_ARCHS
 from specc.config import ARCHS
 from specc.ir.parser import parse_module
 from specc.runtime.plan.plan import FORMAT
@@ -162,6 +163,24 @@ def test_usage_errors(config: Path, tmp_path: Path, words: list[str]) -> None:
     assert result.exit_code == 2
     assert "Usage:" in result.output
     assert not (tmp_path / "out").exists()
+
+
+def test_a_cache_that_others_may_write_is_told_of(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is kept there, and the build goes on; who wants no cache hears nothing."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    folder.chmod(0o777)
+    monkeypatch.setenv("SPECC_CACHE_DIR", str(folder))
+    told = build(config, "-o", tmp_path / "one", "--emit", "cubins")
+    assert told.exit_code == 0, told.output
+    assert (
+        f"warning[aot/no-cache]: no compiled kernels are kept or reused: the folder of caches '{folder}'" in told.output
+    )
+    assert not files(folder)
+    assert "aot/no-cache" not in build(config, "-o", tmp_path / "two", "--emit", "plan").output
+    assert "aot/no-cache" not in build(config, "-o", tmp_path / "three", "--emit", "plan", "--no-cache").output
 
 
 def test_unknown_archs_are_answered_with_the_known(config: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def test_a_chain(tmp_path: Path) -> None:
     found = config(tmp_path, {"--max-running-requests": "12", "--page-size": "16"})
     assert (found.name, found.engine, found.algorithm) == ("sglang_standalone", "sglang", "STANDALONE")
     assert (found.topk, found.num_steps, found.num_nodes, found.page_size) == (1, 3, 4, 16)
-    assert (found.max_requests, found.buckets) == (12, (1, 2, 4, 8, 12))
+    assert (found.max_requests, found.buckets) == (12, (1, 2, 3, 4, 5, 6, 7, 8, 10, 12))
     assert (found.target.dtype, found.target.kv_dtype, found.draft_positions) == ("float32", "float32", "shifted")
 
 
@@ -120,7 +121,7 @@ def test_a_token_map_on_several_ranks() -> None:
     changes = {"--tp-size": "2", "--speculative-algorithm": "EAGLE", "--speculative-token-map": "map.pt"}
     result = run("--", *words(changes | {"--speculative-draft-model-path": str(MODELS / "eagle")}))
     assert result.exit_code == 1
-    assert "--speculative-token-map with several ranks is not served" in result.stderr
+    assert "a token map that names rows of a head of which each rank has a part is not served" in result.stderr
     eagle3 = {"--speculative-algorithm": "EAGLE3", "--speculative-draft-model-path": str(MODELS / "eagle3")}
     assert run("--", *words(changes | eagle3)).exit_code == 0
 
@@ -145,11 +146,11 @@ def test_dtypes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "buckets", "requests"),
     [
-        ({}, (1, 2, 4, 8, 16, 32, 48), 48),
+        ({}, (*range(1, 9), *range(10, 33, 2), 40, 44, 48), 48),
         ({"--cuda-graph-bs-decode": "4 2 100", "--max-running-requests": "20"}, (2, 4, 20), 20),
         ({"--cuda-graph-bs-decode": "4 2", "--max-running-requests": "20"}, (2, 4), 20),
-        ({"--cuda-graph-max-bs-decode": "4", "--max-running-requests": "20"}, (1, 2, 4), 20),
-        ({"--cuda-graph-max-bs-decode": "64", "--max-running-requests": "20"}, (1, 2, 4, 8, 16, 20), 20),
+        ({"--cuda-graph-max-bs-decode": "4", "--max-running-requests": "20"}, (1, 2, 3, 4), 20),
+        ({"--cuda-graph-max-bs-decode": "64", "--max-running-requests": "20"}, (*range(1, 9), *range(10, 21, 2)), 20),
         ({"--max-running-requests": "1"}, (1,), 1),
     ],
 )
@@ -250,6 +251,13 @@ def test_how_tokens_cannot_be_verified(options: tuple[str, ...], code: str) -> N
     [
         ({"--speculative-algorithm": "DFLASH"}, "--speculative-algorithm DFLASH is not served"),
         ({"--speculative-adaptive": ""}, "adaptive speculation"),
+        ({"--enable-lora": ""}, "LoRA"),
+        ({"--moe-a2a-backend": "deepep"}, "expert parallelism by all-to-all (moe_a2a_backend deepep)"),
+        ({"--speculative-draft-window-size": "512"}, "a window of the draft's (speculative_draft_window_size 512)"),
+        (
+            {"--json-model-override-args": '{"a":1}'},
+            "a model other than its config.json says (--json-model-override-args)",
+        ),
         (
             {"--speculative-algorithm": "STANDALONE", "--speculative-token-map": "map.pt"},
             "--speculative-token-map of STANDALONE",
@@ -257,40 +265,45 @@ def test_how_tokens_cannot_be_verified(options: tuple[str, ...], code: str) -> N
         ({"--enable-multi-layer-eagle": ""}, "multi-layer EAGLE"),
         ({"--speculative-use-rejection-sampling": ""}, "rejection sampling"),
         ({"--enable-dp-attention": ""}, "attention under data parallelism"),
-        ({"--pp-size": "2"}, "pipeline parallelism (--pp-size 2)"),
-        ({"--ep": "2"}, "expert parallelism (--ep-size 2)"),
-        ({"--data-parallel-size": "2"}, "data parallelism (--dp-size 2)"),
+        ({"--pp-size": "2"}, "pipeline parallelism (pp_size 2)"),
+        ({"--ep": "2"}, "expert parallelism (ep_size 2)"),
+        ({"--data-parallel-size": "2"}, "data parallelism (dp_size 2)"),
         ({"--enable-layernorm-sp": ""}, "hidden states that are scattered over ranks"),
-        ({"--disaggregation-mode": "decode"}, "different machines (--disaggregation-mode decode)"),
-        ({"--attention-backend": "fa3"}, "--attention-backend fa3 on cuda"),
-        ({"--decode-attention-backend": "flashinfer"}, "--decode-attention-backend flashinfer on cuda"),
-        ({"--device": "cpu"}, "--attention-backend triton on cpu"),
+        ({"--disaggregation-mode": "decode"}, "prefill and decode on different machines (disaggregation_mode decode)"),
+        ({"--attention-backend": "hpc_ops"}, "hpc_ops attention on cuda (draft)"),
+        ({"--attention-backend": "trtllm_mha", **TREE}, "a tree with trtllm_mha attention (draft)"),
+        ({"--attention-backend": "flashmla"}, "flashmla attention over a KV cache of the layout mha (extend)"),
+        ({"--attention-backend": "intel_amx"}, "intel_amx attention on cuda (verify)"),
         ({"--device": "npu"}, "--device npu"),
         ({"--kv-cache-dtype": "nvfp4"}, "--kv-cache-dtype nvfp4"),
     ],
 )
 def test_what_is_not_served(changes: dict[str, str | None], message: str) -> None:
+    """Once for each role where it is of attention."""
     result = run("--", *words(changes))
     assert result.exit_code == 1
     assert result.stdout == ""
-    assert result.stderr.startswith("error[config/engine-unsupported]: with SGLang")
-    assert f"{message}{'' if message.endswith('served') else ' is not served'}\n" in result.stderr
-    assert result.stderr.count("error[") == 1
+    found = re.findall(r"error\[(.*?)\]: with SGLang \d+\.\d+\.\d+, (.*)", result.stderr)
+    said = message if message.endswith("served") else f"{message} is not served"
+    assert ("config/engine-unsupported", said) in found
+    assert len(found) == result.stderr.count("error[") == (3 if re.search(r"\((draft|verify|extend)\)", message) else 1)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"--speculative-algorithm": None}, "--speculative-algorithm is missing"),
-        ({"--speculative-num-steps": None}, "--speculative-num-steps is missing, and SGLang would choose it"),
-        ({"--speculative-eagle-topk": "4"}, "--speculative-num-draft-tokens is missing, and SGLang would choose it"),
+        ({"--speculative-num-steps": None}, "--speculative-num-steps is missing"),
+        (
+            {"--speculative-eagle-topk": None, "--speculative-num-draft-tokens": "4"},
+            "--speculative-eagle-topk is missing",
+        ),
+        ({"--speculative-eagle-topk": "4"}, "--speculative-num-draft-tokens is missing"),
         ({"--speculative-num-steps": "-1"}, "--speculative-num-steps takes a positive integer, and this is '-1'"),
         ({"--page-size": ""}, "--page-size takes a positive integer, and this is ''"),
         ({"--cuda-graph-bs-decode": "1 x"}, "--cuda-graph-bs-decode takes a positive integer, and this is 'x'"),
-        ({"--attention-backend": None}, "--attention-backend is missing"),
         ({"--model-path": "org/model"}, "--model-path 'org/model' is not a directory"),
         ({"--speculative-draft-model-path": None}, "--speculative-draft-model-path is missing"),
-        ({"--dtype": "float8"}, "--dtype 'float8' is unknown"),
     ],
 )
 def test_what_is_missing_or_cannot_be_read(changes: dict[str, str | None], message: str) -> None:
@@ -298,6 +311,33 @@ def test_what_is_missing_or_cannot_be_read(changes: dict[str, str | None], messa
     assert result.exit_code == 1
     assert result.stderr.startswith(f"error[config/engine-argument]: {message}")
     assert result.stderr.count("error[") == 1
+
+
+def test_element_types_that_cannot_be() -> None:
+    """An unknown one, and a head of another than its target's, with which SGLang's own step fails."""
+    result = run("--", *words({"--dtype": "float8"}))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "error[config/engine-argument]: --dtype 'float8' is unknown" in result.stderr
+
+
+def test_a_head_of_another_element_type(tmp_path: Path) -> None:
+    """SGLang runs each in its own without --dtype, and a head does not take its target's rows then."""
+    for name, dtype in (("target", "bfloat16"), ("eagle", "float16"), ("standalone", "float16")):
+        (tmp_path / name).mkdir()
+        facts = json.loads((MODELS / name / "config.json").read_text()) | {"dtype": dtype}
+        (tmp_path / name / "config.json").write_text(json.dumps(facts))
+    head = {"--speculative-algorithm": "EAGLE", "--speculative-draft-model-path": str(tmp_path / "eagle")}
+    mixed = {"--model-path": str(tmp_path / "target"), "--dtype": None}
+    result = run("--", *words(mixed | head))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "with --dtype auto the head is of float16 and its target of bfloat16" in result.stderr
+    assert "hint: write --dtype bfloat16, for the server as well" in result.stderr
+    found = config(tmp_path, mixed | head | {"--dtype": "bfloat16"})
+    assert found.draft is not None
+    assert (found.target.dtype, found.draft.dtype) == ("bfloat16", "bfloat16")
+    found = config(tmp_path, mixed | {"--speculative-draft-model-path": str(tmp_path / "standalone")})
+    assert found.draft is not None
+    assert (found.target.dtype, found.draft.dtype) == ("bfloat16", "float16")
 
 
 def test_what_is_written_is_checked() -> None:

@@ -27,6 +27,7 @@ TREE: dict[str, Any] = {"topk": 2, "num_draft_tokens": 7}
         ("STANDALONE", TREE, Serving(7, lookahead=0, settled=True, reads_hidden=False, mask_mode="qlen")),
         ("EAGLE", {}, Serving(ACCEPTED, lookahead=1, settled=True, reads_hidden=True)),
         ("EAGLE", TREE | {"mask": "bitpacked"}, Serving(7, 1, settled=True, reads_hidden=True, mask_mode="bitpacked")),
+        ("EAGLE", TREE | {"mask": "slots"}, Serving(7, 1, settled=True, reads_hidden=True, mask_mode="slots")),
         ("EAGLE3", {}, Serving(ACCEPTED, lookahead=1, settled=True, reads_hidden=True)),
         ("FROZEN_KV_MTP", {}, Serving(ACCEPTED, lookahead=0, settled=True, reads_hidden=False)),
         ("MULTI_LAYER_EAGLE", {}, Serving(ACCEPTED, lookahead=STEPS, settled=False, reads_hidden=False)),

@@ -365,7 +365,7 @@ def test_trees_of_every_legal_size(find: Find) -> None:
             assert find(tree(topk, nodes, "mask: none")) == ()
         (found,) = find(tree(topk, most + 1, "mask: none"))
         assert found.message == f"a tree with topk {topk} and num_steps 3 has 2 to {most} nodes, and not {most + 1}"
-    for more in ("mask: qlen", "mask: bitpacked", "mask: full\ncontext_length: 4096"):
+    for more in ("mask: qlen", "mask: bitpacked", "mask: full\ncontext_length: 4096", "mask: slots"):
         assert find(tree(8, 64, more)) == ()
     assert find(edit("verify: greedy", "mask: full")) == (), "a chain has no mask, whatever is written"
 

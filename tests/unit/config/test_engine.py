@@ -92,8 +92,8 @@ def test_a_full_mask_needs_to_know_how_long_a_text_may_be() -> None:
         ({"disaggregation": True}, "write disaggregation: false, or leave the key out"),
         ({"target": {"logits_dtype": "float16"}}, "write logits_dtype: float32, or leave the key out"),
         ({"draft": {"logits_dtype": "bfloat16"}}, "write logits_dtype: float32, or leave the key out"),
-        ({"mask": "bitpacked", **TREE}, "write mask: full or qlen, or leave the key out"),
-        ({"mask": "none", **TREE}, "write mask: full or qlen, or leave the key out"),
+        ({"mask": "bitpacked", **TREE}, "write mask: full or qlen or slots, or leave the key out"),
+        ({"mask": "none", **TREE}, "write mask: full or qlen or slots, or leave the key out"),
     ],
 )
 def test_what_contradicts_the_engine(keys: dict[str, object], hint: str) -> None:
@@ -182,6 +182,74 @@ def test_a_token_map_on_several_ranks() -> None:
     assert hints == {"config/engine-unsupported": "write tensor_parallel: 1"}
     for algorithm, ranks in (("EAGLE", 1), ("EAGLE3", 2)):
         assert load(algorithm, tensor_parallel=ranks, **draft).config.tensor_parallel == ranks
+
+
+PUBLISHED = Path(__file__).parents[2] / "published"
+TOO_MUCH = [
+    ("gpt-oss-120b", 1, ["a sliding window of the target"]),
+    ("gemma-3-27b-it", 1, ["a sliding window of the target"]),
+    ("Llama-4-Scout-17B-16E-Instruct", 1, ["a sliding window of the target"]),
+    ("Qwen3-Next-80B-A3B-Instruct", 1, ["recurrent state of the target"]),
+    ("DeepSeek-V3", 4, ["a tree over the latent KV cache of the target (mla)"]),
+    ("DeepSeek-V3", 1, []),
+    ("Qwen3-8B", 4, []),
+]
+
+
+@pytest.mark.parametrize(("name", "topk", "refused"), TOO_MUCH)
+def test_models_that_sglang_runs_no_program_of(name: str, topk: int, refused: list[str]) -> None:
+    """Known from their directories, before there is a server; without an engine they are compiled for."""
+    text = (
+        f"name: one\nalgorithm: STANDALONE\ntopk: {topk}\nnum_draft_tokens: {4 if topk == 1 else 8}\n"
+        f"context_length: 4096\ntarget: {{model: {name}, dtype: bfloat16}}\ndraft: {{model: Qwen3-0.6B}}\n"
+    )
+    path = PUBLISHED / "one.yaml"
+    assert load_text(text, path, names(), needs).config.engine is None
+    if not refused:
+        assert load_text(text, path, names(), needs, engine="sglang").config.engine == "sglang"
+        return
+    with pytest.raises(DiagnosticError) as raised:
+        load_text(text, path, names(), needs, engine="sglang")
+    found = [one for one in raised.value.diagnostics if one.severity == "error"]
+    assert [one.message for one in found] == [f"with SGLang 0.5.23, {what} is not served" for what in refused]
+    assert {one.code for one in found} == {"config/engine-unsupported"}
+    assert {one.location.line for one in found if one.location} == {3 if topk > 1 else 6}
+
+
+def test_positions_of_images(model: Model) -> None:
+    """And a layout that is written where no directory says one."""
+    rope = {"rope_type": "default", "mrope_section": [8, 4, 4], "rope_theta": 1e6}
+    qwen = LLAMA | {"model_type": "qwen2", "rope_parameters": rope}
+    (found,) = findings(target={"model": str(model(**qwen)), "dtype": None})
+    assert found[0] == "config/engine-unsupported"
+    latent = {"kv_layout": "mla", "num_kv_heads": 1}
+    assert [hint for _, hint, _ in findings(target=latent, mask="qlen", **TREE)] == ["write topk: 1"]
+    assert load(target=latent).config.target.kv_layout == "mla"
+
+
+@pytest.mark.parametrize(
+    ("engine", "algorithm", "dtype"),
+    [
+        ("sglang", "EAGLE", "bfloat16"),
+        ("sglang", "EAGLE3", "bfloat16"),
+        ("sglang", "STANDALONE", "float16"),
+        ("vllm", "EAGLE", "bfloat16"),
+        ("vllm", "STANDALONE", "bfloat16"),
+        (None, "STANDALONE", "float16"),
+    ],
+)
+def test_the_element_type_of_a_draft(model: Model, engine: str | None, algorithm: str, dtype: str) -> None:
+    """A head runs in its target's, in vLLM any draft does; what is written counts."""
+    draft = {"model": str(model(**LLAMA | {"dtype": "float16"})), "vocab_size": None, "dtype": None}
+    sizes = dict.fromkeys(("hidden_size", "num_layers", "num_kv_heads", "head_dim"))
+    wide = {"hidden_size": 64, "vocab_size": 96, "dtype": "bfloat16"}
+    loaded = load(algorithm, engine, target=wide, draft=draft | sizes)
+    assert loaded.config.draft is not None
+    assert loaded.config.draft.dtype == dtype
+    assert [one.code for one in loaded.warnings] == []
+    written = load(algorithm, engine, target=wide, draft=draft | sizes | {"dtype": "float32"})
+    assert written.config.draft is not None
+    assert written.config.draft.dtype == "float32"
 
 
 def test_an_engine_may_be_named_beside_the_file() -> None:

@@ -57,6 +57,7 @@ def test_derived(load: Load) -> None:
     [
         ("qlen", 37, 0),
         ("none", 37, 0),
+        ("slots", 37, 0),
         ("bitpacked", 2, 1),
         ("bitpacked", 8, 1),
         ("bitpacked", 9, 2),

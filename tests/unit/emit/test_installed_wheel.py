@@ -134,7 +134,7 @@ print(*[(point.name, point.value) for point in entry_points(group="specc.program
         ("_runtime/state/relay.py", None, "_runtime/state/relay.py is missing"),
         ("manifest.json", b"{", "manifest.json: JSONDecodeError"),
         ("manifest.json", b"{}", "manifest.json: TypeError: manifest.json has no 'archs'"),
-        ("manifest.json", None, "manifest.json is missing: "),
+        ("manifest.json", None, "manifest.json is missing"),
     ],
 )
 def test_damage_is_found_and_named(site: Path, file: str, damage: bytes | None, message: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fakes.chain_plan import chain_plan
 
-from specc.codegen.aot import Artifact
+from specc.codegen.artifact import Artifact
 from specc.emit.wheel import write_wheel
 from specc.runtime.plan.plan_json import read_plan
 

@@ -69,7 +69,7 @@ def test_no_forward_of_a_step_waits_for_the_device(family: str, kind: str) -> No
     assert [tuple(result.logits.shape[:-1]) for result in results] == [(BATCH, 1), (BATCH, NODES), (BATCH,)]
 
 
-@pytest.mark.parametrize("mode", ["qlen", "bitpacked", "full"])
+@pytest.mark.parametrize("mode", ["qlen", "bitpacked", "full", "slots"])
 @pytest.mark.parametrize("kind", ["stranger", "head"])
 def test_no_forward_of_a_tree_waits_either(kind: str, mode: str) -> None:
     target = make_target()
@@ -80,12 +80,17 @@ def test_no_forward_of_a_tree_waits_either(kind: str, mode: str) -> None:
         "qlen": torch.zeros(BATCH, NODES, NODES, dtype=torch.bool),
         "bitpacked": torch.zeros(BATCH, NODES, 1, dtype=torch.uint8),
         "full": torch.zeros(BATCH, NODES * (COLUMNS + NODES), dtype=torch.bool),
+        "slots": torch.zeros(BATCH, NODES, NODES, dtype=torch.int32),
     }
+    told = {"mask": masks[mode]}
+    if mode == "slots":
+        told["counts"] = torch.ones(BATCH, NODES, dtype=torch.int32)
     hidden = {"hidden": torch.zeros(BATCH, 2, target.facts.hidden_size)} if draft.reads_hidden else {}
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         hidden = {name: fake.from_tensor(tensor) for name, tensor in hidden.items()}
         drafted = callbacks.draft(step=0, **window(2), capture="last", **hidden)
-        verified = callbacks.target(**window(NODES), capture="full", mask=fake.from_tensor(masks[mode]))
+        told = {name: fake.from_tensor(tensor) for name, tensor in told.items()}
+        verified = callbacks.target(**window(NODES), capture="full", **told)
     assert all(isinstance(result.logits, FakeTensor) for result in (drafted, verified))
     assert tuple(drafted.logits.shape) == (BATCH, 2, draft.facts.vocab_size)
     assert tuple(drafted.hidden.shape) == (BATCH, 2, draft.facts.hidden_size)

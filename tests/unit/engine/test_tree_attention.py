@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specc.engine.memory.attention import plain_attention
 from specc.engine.memory.kv_pool import KVPool
-from specc.engine.memory.tree_attention import Branches, visible_keys
+from specc.engine.memory.tree_attention import Branches, seen_columns, visible_keys
 from specc.engine.models.causal_models import CausalModel, TargetModel
 from specc.engine.models.drafts import StandaloneDraft
 from specc.engine.serving.callbacks import Memory
@@ -87,8 +87,20 @@ def last_scores(model: CausalModel, texts: list[list[int]]) -> list[Tensor]:
     return [scores[index] for index in range(len(texts))]
 
 
+def slots_of(trees: list[list[int]], slots: Tensor) -> dict[str, Tensor]:
+    """The mask `slots` of all trees, node by node, with slots of the window in what is unspecified, and its counts."""
+    nodes = len(trees[0])
+    paths = [[path_of(parents, node) for node in range(nodes)] for parents in trees]
+    mask = [
+        [[own[c] for c in (path + [nodes - 1] * nodes)[:nodes]] for path in rows]
+        for own, rows in zip(slots.tolist(), paths, strict=True)
+    ]
+    counts = [[len(path) for path in rows] for rows in paths]
+    return {"mask": torch.tensor(mask, dtype=torch.int32), "counts": torch.tensor(counts, dtype=torch.int32)}
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("mode", ["qlen", "bitpacked", "full"])
+@pytest.mark.parametrize("mode", ["qlen", "bitpacked", "full", "slots"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_node_sees_its_path(family: str, mode: str) -> None:
     more = {} if family in ("llama", "qwen3") else {"sliding_window": 6}
@@ -108,14 +120,15 @@ def test_every_node_sees_its_path(family: str, mode: str) -> None:
     depth = torch.tensor([[len(path_of(parents, node)) - 1 for node in range(nodes)] for parents in trees])
     rows, seq_lens = torch.tensor(batch), torch.tensor(lengths)
     window = seq_lens[:, None] + torch.arange(nodes)
+    slots = callbacks.memory.req_to_token[rows[:, None], window].long()
     found = callbacks.target(
         tokens=tokens,
         positions=seq_lens[:, None] + depth,
-        slots=callbacks.memory.req_to_token[rows[:, None], window].long(),
+        slots=slots,
         rows=rows,
         seq_lens=seq_lens,
         capture="full",
-        mask=mask_of(trees, mode, lengths),
+        **(slots_of(trees, slots) if mode == "slots" else {"mask": mask_of(trees, mode, lengths)}),
     )
     for b, row in enumerate(batch):
         if row:
@@ -206,5 +219,7 @@ def test_all_modes_say_the_same(nodes: int) -> None:
         wanted[b, :, : lengths[b]] = True
         for node in range(nodes):
             wanted[b, node, [lengths[b] + column for column in path_of(parents, node)]] = True
-    for found in seen:
+    slots = torch.randperm(len(lengths) * nodes, generator=generator).view(-1, nodes)
+    square = seen_columns(slots=slots, **slots_of(trees, slots))
+    for found in (*seen, visible_keys(square, "qlen", torch.tensor(lengths), nodes, width)):
         assert torch.equal(found, wanted)

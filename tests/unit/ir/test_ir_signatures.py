@@ -173,18 +173,22 @@ def test_equal_sizes_are_not_equal_axes() -> None:
     assert TensorType("i64", ("B", "N")) != TensorType("i64", ("B", "A"))
 
 
-def test_optional_operands_come_together() -> None:
-    """All of them or none: one of two is a count that does not fit, and so is one too many."""
+def test_optional_operands_come_in_order() -> None:
+    """None of them or the first ones; one too many is a count that does not fit, and their types are those of each."""
     greedy = OPS["verify.greedy"]
     tokens, rows = TensorType("i64", ("B", "A")), TensorType("i64", ("B",))
     operands = [tokens, TensorType("i32", ("B", "A")), rows]
     assert len(greedy.result_types({}, operands, {})) == 3
     assert len(greedy.result_types({}, [*operands, tokens], {})) == 3
-    with pytest.raises(TypeMismatch, match="takes 3 operands, got 5"):
+    with pytest.raises(TypeMismatch, match="takes 3 to 4 operands, got 5"):
         greedy.result_types({}, [*operands, tokens, tokens], {})
-    pair = OpDef("x.y", "a: i64[B], b?: i64[B], c?: i64[B] ->", "")
-    with pytest.raises(TypeMismatch, match="takes 1 or 3 operands, got 2"):
-        pair.result_types({}, [rows, rows], {})
+    pair = OpDef("x.y", "a: i64[B], b?: i64[B], c?: i32[B] ->", "")
+    assert pair.result_types({}, [rows, rows], {}) == ()
+    assert pair.operand_names(2, {}) == ("a", "b")
+    with pytest.raises(TypeMismatch, match="takes 1 to 3 operands, got 0"):
+        pair.result_types({}, [], {})
+    with pytest.raises(TypeMismatch, match="c must be i32, got i64"):
+        pair.result_types({}, [rows, rows, rows], {})
 
 
 def test_what_a_forward_hands_over_besides_is_listed_by_an_attribute() -> None:

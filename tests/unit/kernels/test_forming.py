@@ -10,6 +10,7 @@ from formed import FORMS, TREE, formed, grid_of, launches, small, spec_of
 from specc.ir.core import PHASES, Module, Op, entry_of
 from specc.ir.declarations import Kernel
 from specc.ir.nodes import is_external, node_order, quotient
+from specc.ir.ops.tree import MASKS
 from specc.kernels.shared.base import CAPACITY, STORES, cluster_of
 
 
@@ -65,12 +66,13 @@ def test_names_are_phase_and_family() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("mask", ["none", "qlen", "bitpacked", "full"])
+@pytest.mark.parametrize("mask", ["none", "qlen", "bitpacked", "full", "slots"])
 def test_a_tree_is_built_where_its_last_step_is_reduced(mask: str) -> None:
     found = launches(formed("EAGLE", **TREE, mask=mask, context_length=64))
     assert {"tree.grow", "tree.select", "tree.positions"} <= set(found["draft_topk_2"])
     assert found["draft_topk_2"].count("health.raise") == 2
-    assert ("tree.mask" in found["draft_topk_2"]) == (mask != "none")
+    masks = {"none": [], "slots": ["tree.seen_slots"]}.get(mask, ["tree.mask"])
+    assert [opcode for opcode in found["draft_topk_2"] if opcode in MASKS] == masks
 
 
 def test_a_tree_of_one_step_begins_the_step() -> None:

@@ -54,10 +54,11 @@ def test_a_chain_is_looked_up_and_nothing_else(corpus: str | None) -> None:
     assert opcodes(list(START.candidates(module))) == [["ngram.start", "carry.store"]]
 
 
-@pytest.mark.parametrize("mask", ["none", "qlen", "bitpacked", "full"])
+@pytest.mark.parametrize("mask", ["none", "qlen", "bitpacked", "full", "slots"])
 def test_a_tree_comes_with_all_that_is_known_of_it(mask: str) -> None:
     module = program(**TREE, mask=mask, context_length=64)
-    assert offered(module) == [[*LOOK_UP, *LINKS, *(["tree.mask"] if mask != "none" else [])]]
+    masks = {"none": [], "slots": ["tree.seen_slots"]}.get(mask, ["tree.mask"])
+    assert offered(module) == [[*LOOK_UP, *LINKS, *masks]]
 
 
 def test_links_of_other_branches_are_not_covered() -> None:

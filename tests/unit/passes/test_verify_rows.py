@@ -77,6 +77,18 @@ def test_what_else_reads_the_tokens_keeps_all_rows() -> None:
         SelectVerify().run(drawn("lazy"), Context())
 
 
+@pytest.mark.parametrize("sampling", [["top_p"], ["top_k", "min_p"], ["penalties"], []])
+def test_processed_log_probabilities_read_every_cut(sampling: list[str]) -> None:
+    """With a filter; without one they need nothing of the rows that are not drawn."""
+    asked = TREE | {"buckets": [64], "outputs": ["logprobs"], "logprobs": "processed", "sampling": sampling}
+    if {*sampling} - {"penalties"}:
+        assert form(**asked) == "eager"
+        with pytest.raises(DiagnosticError, match="legal/verify"):
+            form(**asked, verify_rows="lazy")
+    else:
+        assert form(**asked) == form(**asked, verify_rows="lazy") == "lazy"
+
+
 def test_no_other_word() -> None:
     module = compile_to("select-tree-form", load("EAGLE", **TREE, verify="target_only"))
     module.find("walk.bad")[0].attrs["rows"] = "late"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from specc.runtime.step import Step
 
 CPU = torch.device("cpu")
 ROWS = [3, 1, 6]
+SHARED = r"carry\['bonus'\] and carry\['seq_lens'\] share memory"
 PROMPTS = {3: [4, 9, 2], 1: [7, 1], 6: [5, 5, 8, 1, 2]}
 
 
@@ -48,6 +50,28 @@ def test_a_field_lives_where_the_engine_has_it(plan: Plan) -> None:
     assert outside.pools["bonus"].data_ptr() == tables["bonus"].data_ptr()
     tables["bonus"][3] = 0
     assert outside.read_carry([3]).fields["bonus"].tolist() == [0]
+
+
+def over(*fields: tuple[torch.dtype, int]) -> list[Tensor]:
+    """Tensors of 7 rows, in one piece of memory, each from a byte of it on."""
+    memory = torch.zeros(256, dtype=torch.uint8)
+    return [memory[at : at + 7 * dtype.itemsize].view(dtype) for dtype, at in fields]
+
+
+@pytest.mark.parametrize(("at", "shared"), [(0, True), (16, True), (32, False), (64, False)])
+def test_tables_that_lie_over_each_other_are_refused(plan: Plan, at: int, shared: bool) -> None:
+    """Or a prefill would write a length over a token."""
+    bonus, lens = over((torch.int32, 0), (torch.int64, at))
+    with pytest.raises(BindError, match=SHARED) if shared else nullcontext():
+        bound(plan, {"bonus": bonus, "seq_lens": lens})
+
+
+def test_tables_over_the_request_table_are_refused(plan: Plan) -> None:
+    """Or a prefill would write a length over slots."""
+    engine = Engine.of_plan(plan, seed=3)
+    lens = engine.table.view(-1)[4:18].view(torch.int64)
+    with pytest.raises(BindError, match=r"carry\['seq_lens'\] and req_to_token share memory"):
+        Step(plan, ReferenceBackend(), CPU, engine, engine.table, carry={"seq_lens": lens})
 
 
 def column(rows: int) -> Tensor:

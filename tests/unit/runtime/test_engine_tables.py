@@ -202,6 +202,10 @@ WRONG: list[tuple[dict[str, Tensor], str]] = [
     ({"bonus": column(torch.int64, 14)[::2]}, r"has strides \[2\], expected it contiguous"),
     ({"drafts": torch.zeros(7, 6, dtype=torch.int64)[:, ::2]}, r"strides \[6, 2\], expected its columns adjacent"),
     ({"drafts": torch.zeros(1, 3, dtype=torch.int64).expand(7, 3)}, r"strides \[0, 1\], expected its columns adjacent"),
+    (
+        {"drafts": torch.zeros(15, dtype=torch.int64).as_strided((7, 3), (2, 1))},
+        r"strides \[2, 1\], expected its columns",
+    ),
     ({"drafts": torch.zeros(22, dtype=torch.int64)[1:].view(7, 3)}, "expected alignment to 16 bytes"),
 ]
 

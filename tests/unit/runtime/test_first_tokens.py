@@ -105,6 +105,20 @@ def test_what_the_engine_emits_counts_when_it_says_so() -> None:
     machine("EAGLE", 3, **CHAIN).step.count(torch.tensor([2]), torch.tensor([3]))
 
 
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "DFLASH", "NGRAM"])
+@pytest.mark.parametrize("asked", [{}, {"verify": "target_only", "sampling": ["penalties"]}], ids=["greedy", "counts"])
+def test_of_nothing(algorithm: str, asked: dict[str, object]) -> None:
+    """Whichever launch counts, no requests have no tokens, and no rows none to count; their own may be of any width."""
+    one = machine(algorithm, 3, **CHAIN, **asked)
+    before, nobody = state(one), torch.zeros(0, dtype=torch.int64)
+    assert one.step.first_tokens(Batch([], []), scores(one.plan.size("V"), 0)).tolist() == []
+    for tokens in (nobody, nobody[:, None], torch.zeros(0, 3, dtype=torch.int32)):
+        one.step.count(nobody, tokens)
+        one.step.count(nobody, tokens, nobody)
+    one.step.count(torch.tensor([3]), torch.zeros(1, 0, dtype=torch.int64))
+    assert all(torch.equal(pool, before[name]) for name, pool in one.step.pools.items())
+
+
 def test_the_host_is_asked_for_masks() -> None:
     """As in a prefill: the largest of what each grammar allows is taken, and no forward is called."""
     one = machine("EAGLE", 3, **CHAIN, verify="target_only", sampling=["grammar"])

@@ -32,6 +32,7 @@ PROGRAMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("EAGLE", {"overlap": True}),
     ("EAGLE", TREE | {"mask": "qlen", "outputs": ["logprobs"]}),
     ("STANDALONE", TREE | {"mask": "bitpacked"}),
+    ("STANDALONE", TREE | {"mask": "slots"}),
     ("STANDALONE", TREE | RANKS),
     ("EAGLE", RANKS | {"draft": {"vocab_size": 50, "padded_vocab_size": 64, "token_map": "engine"}}),
     ("EAGLE", TREE | {"mask": "full", "context_length": 64}),

@@ -202,6 +202,22 @@ def test_masks(seed: int) -> None:
     assert flat.reshape(-1)[: len(wanted)].tolist() == wanted
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_slots_of_what_is_seen(seed: int) -> None:
+    """The slots of the same ancestors in order, and slot 0 behind them; of padding rows as well."""
+    rng = random.Random(seed)
+    count, nodes = rng.randint(1, 3), rng.choice([2, 3, 7, 20, 65])
+    parent = [[rng.randrange(-1, nodes) for _ in range(nodes)] for _ in range(count)] + [[-1] * nodes]
+    slots = [rng.sample(range(2**31 - 3 * nodes, 2**31), nodes) for _ in range(count)] + [[0] * nodes]
+    mask, counts = OPS["tree.seen_slots"]((torch.tensor(slots), torch.tensor(parent)), {}, {})
+    assert (mask.dtype, counts.dtype, mask.is_contiguous()) == (torch.int32, torch.int32, True)
+    seen = [[sorted(ancestors(links, node)) for node in range(nodes)] for links in parent]
+    assert counts.tolist() == [[len(columns) for columns in rows] for rows in seen]
+    assert counts[-1].tolist() == [1] + [2] * (nodes - 1)
+    found = [[[own[c] for c in columns] for columns in rows] for own, rows in zip(slots, seen, strict=True)]
+    assert mask.tolist() == [[line + [0] * (nodes - len(line)) for line in rows] for rows in found]
+
+
 def ancestors(parent: list[int], node: int) -> set[int]:
     """A node, all it hangs on as far as one gets without going in circles, and the root's column."""
     found, passed = {0}, set[int]()

@@ -142,6 +142,23 @@ def test_calls_out_of_order_are_refused() -> None:
         step.propose(batch, given.hidden)
 
 
+def test_the_rows_of_a_batch_are_those_that_it_had_when_it_was_committed() -> None:
+    """Whatever the engine puts into its list, or its tensor, meanwhile."""
+    machine = Machine("EAGLE")
+    machine.prefill()
+    listed, held = list(ROWS), torch.tensor(ROWS)
+    for rows in (listed, held):
+        given = machine.target(ROWS)
+        machine.step.commit(Batch(rows), given.logits)
+        rows[0] = 6
+        rows[2] = 3
+        if isinstance(rows, list):
+            with pytest.raises(BatchError, match=r"rows \[3, 1, 6\] were committed, and these are \[6, 1, 3\]"):
+                machine.step.propose(Batch(rows), given.hidden)
+        proposed = machine.step.propose(Batch(ROWS), given.hidden)
+        assert proposed.drafts.tolist() == machine.step.pools["drafts"][ROWS].tolist()
+
+
 def test_hidden_states_that_nobody_reads_are_refused() -> None:
     machine = Machine("STANDALONE")
     machine.prefill()

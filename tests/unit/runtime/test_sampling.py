@@ -97,10 +97,21 @@ def test_a_bias_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert surprise(draw(logits, fixed, 1.0, numbers), p) < 1e-6
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 1e-4, 1e-5, 1e-6])
+@pytest.mark.parametrize("size", [1000.0, -3e4, 1e-30])
+def test_equal_logits_are_as_likely_as_each_other(size: float, temperature: float) -> None:
+    """However large beside the noise: two of a tile, and one of another."""
+    logits = torch.tensor([size - 5e4] * 40)
+    best = torch.tensor([3, 9, 38])
+    logits[best] = size
+    tokens = draw(logits, torch.arange(20_000), temperature, torch.full((20_000,), 7))
+    assert surprise(tokens, torch.zeros(40).double().index_fill(0, best, 1 / 3)) > 1e-3
+
+
 def test_as_the_oracle_draws() -> None:
     """Token for token, over every range of seeds, positions and temperatures."""
     source = torch.Generator().manual_seed(3)
-    for temperature in (0.0, 9e-7, 1e-6, 0.3, 1.0, 5.0, float(HOTTEST)):
+    for temperature in (0.0, 9e-7, 1e-6, 1e-5, 0.3, 1.0, 5.0, float(HOTTEST)):
         logits = torch.randn(40, 31, generator=source)
         seeds = torch.randint(2**63 - 1, (40,), generator=source)
         positions = torch.randint(2**40, (40,), generator=source)

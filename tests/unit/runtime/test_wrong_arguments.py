@@ -32,6 +32,7 @@ from specc.runtime.errors import (
 )
 from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.sampling import GREEDY
 from specc.runtime.state.carry import Carry
 from specc.runtime.step import Step
 
@@ -59,6 +60,32 @@ def survives(call: Callable[[], object]) -> bool:
 @cache
 def plan_of(overlap: bool) -> Plan:
     return machine("EAGLE", 1, overlap=overlap, max_requests=8).plan
+
+
+@cache
+def counting() -> Step:
+    """A step that counts what is emitted."""
+    return machine("EAGLE", 1, max_requests=8, verify="target_only", sampling=["penalties"]).step
+
+
+@pytest.mark.parametrize("value", [*ODD, torch.tensor([[2, 3]]), torch.tensor([2, 2]), torch.tensor([True])])
+def test_what_is_counted(value: Any) -> None:
+    """Integers alone, one or more of every row; the state is as it was otherwise."""
+    step, rows, tokens = counting(), torch.tensor([3]), torch.tensor([[4, 5]])
+    step.set_sampling([3], [GREEDY])
+    vocab = step._plan.size("V")
+    before = step.pools["sampling_counts"].clone()
+    taken = [survives(partial(step.count, *given)) for given in ((value, tokens), (rows, value), (rows, tokens, value))]
+    integer = isinstance(value, torch.Tensor) and value.dtype in (torch.int32, torch.int64)
+    shape = tuple(value.shape) if integer and value.device.type == "cpu" and not value.is_sparse else None
+    assert taken == [
+        shape == (1,) and value.dtype == torch.int64, shape in ((1,), (1, 2), (1, 1)), shape == (1,) or value is None,
+    ]  # fmt: skip
+    if not any(taken):
+        assert torch.equal(step.pools["sampling_counts"], before)
+    survives(partial(step.first_tokens, value, torch.zeros(1, vocab)))
+    survives(partial(step.first_tokens, Batch([3], [2]), value))
+    survives(partial(step.first_tokens, Batch(value, value), torch.zeros(1, vocab)))
 
 
 @pytest.mark.parametrize("value", ODD, ids=TYPES)

@@ -28,7 +28,8 @@ def kv_positions(seq_lens, OFFSET: tl.constexpr, STRIDE: tl.constexpr, SIZE_POSI
     if SIZE_POSITIONS == 0:
         position = seq_lens + OFFSET
     else:
-        position = seq_lens + OFFSET + STRIDE * tl.arange(0, triton.next_power_of_2(SIZE_POSITIONS))
+        # In 64 bits: noise is keyed with places 2^32 apart.
+        position = seq_lens + OFFSET + STRIDE * tl.arange(0, triton.next_power_of_2(SIZE_POSITIONS)).to(tl.int64)
     # Lengths are no less than 0.
     if OFFSET < 0 or STRIDE < 0:
         position = tl.maximum(position, 0)

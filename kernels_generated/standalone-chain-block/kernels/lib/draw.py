@@ -9,13 +9,17 @@ arrives is as there: the largest value and a mark, the entry or, after NaN, its 
 NaN is never drawn, and of infinities the first; a row of only NaN and -inf gives entry 0. Where the scale is 0 there is
 no noise and no cut: the largest logit.
 
+A tile's value is kept in two f32, itself and what its rounding leaves. Large logits at low temperatures would swallow
+the noise otherwise, and of equal ones the first would be drawn too often. One f32 after the other is compared, an order
+of all values, so the largest is the same however a row is cut.
+
 With MASS a chunk says besides what its probabilities are made of, as mass.py says; without, that is nothing's.
 """
 
 import triton
 import triton.language as tl
 
-from .argmax import arrive, first_of_largest, gather
+from .argmax import arrive, bad_row, first_of_largest, gather
 from .mass import add_mass, add_mass_exactly, block_of_mass, mass_of_parts
 from .sample import gumbel, log_of, uniform_bits
 from .topk import LOG2_E, LOWEST
@@ -59,10 +63,32 @@ def _together_exactly(x, scale):
 
 @triton.jit
 def _value(top, total, tile, key, scale):
-    # Tiles' values with their noise; a total of 0 is a tile of -inf.
-    noisy = tl.where(total > 0.0, top * scale + log_of(total), float("-inf"))
-    noisy = noisy + gumbel(uniform_bits(tile + FIRST, key))
-    return tl.where(scale > 0.0, noisy, tl.where(total > 0.0, top, float("-inf")))
+    # Tiles' values with their noise, and what rounding leaves of them; a total of 0 is a tile of -inf.
+    noise = log_of(total) + gumbel(uniform_bits(tile + FIRST, key))
+    scaled = top * scale
+    value = scaled + noise
+    back = value - scaled
+    rest = (scaled - (value - back)) + (noise - back) + tl.fma(top, scale, -scaled)
+    rest = tl.where(tl.abs(value) < float("inf"), rest, 0.0)
+    # Once more, as what is left of the product may be more than half of the value's last place.
+    nearest = value + rest
+    rest = tl.where(tl.abs(nearest) < float("inf"), rest - (nearest - value), 0.0)
+    value = tl.where(total > 0.0, tl.where(scale > 0.0, nearest, top), float("-inf"))
+    return value, tl.where(total > 0.0, tl.where(scale > 0.0, rest, 0.0), 0.0)
+
+
+@triton.jit
+def _larger(value, rest, best, best_rest):
+    # Whether values are larger than the best so far.
+    return (value > best) | ((value == best) & (rest > best_rest))
+
+
+@triton.jit
+def _first_of_largest(value, rest, index, axis: tl.constexpr):
+    # As `first_of_largest`, of values with their rests: both, and the lowest index.
+    top = tl.max(value, axis=axis, keep_dims=True)
+    rest, index = first_of_largest(tl.where(value == top, rest, float("-inf")), index, axis)
+    return tl.max(value, axis=axis), rest, index
 
 
 @triton.jit
@@ -94,13 +120,15 @@ def _block(
     V: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    # The values of tiles i32[T], their largest and their sums. A half of a tile is what a load of 16 bytes brings of
-    # 16-bit logits: so a thread has all of its tile, sums it alone, and no other thread makes the same noise.
+    # The values of tiles i32[T] and their rests, their largest and their sums. A half of a tile is what a load of 16
+    # bytes brings of 16-bit logits: so a thread has all of its tile, sums it alone, and no other thread makes the same
+    # noise.
     first = tile[:, None] * TILE + tl.arange(0, TILE // 2)[None, :]
     a = _logits(row_ptr, row, first, cut, CUT, PROLOGUE, operands, V, WHOLE)
     b = _logits(row_ptr, row, first + TILE // 2, cut, CUT, PROLOGUE, operands, V, WHOLE)
     top, total = _together(a, b, scale)
-    return _value(top, total, tile, key, scale), top, total
+    value, rest = _value(top, total, tile, key, scale)
+    return value, rest, top, total
 
 
 @triton.jit
@@ -119,7 +147,8 @@ def scan_chunk_and_draw(
     V: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """(value f32, mark i32) of the best tile in chunk `chunk` of `chunks` of the row T[V] at `row_ptr`, peak, mass f32.
+    """(value f32, rest f32, mark i32) of the best tile in chunk `chunk` of `chunks` of the row T[V] at `row_ptr`, and
+    peak and mass f32.
 
     Logits are read a second time only in a chunk that holds NaN or +inf.
     """
@@ -131,37 +160,40 @@ def scan_chunk_and_draw(
     first = chunk * per
     stop = first + per
     best = tl.full([TILES], float("-inf"), tl.float32)
+    best_rest = tl.zeros([TILES], tl.float32)
     best_block = tl.zeros([TILES], tl.int32)
     wrong = tl.zeros([TILES], tl.float32)
     peak = tl.full([TILES], LOWEST, tl.float32)
     mass = tl.zeros([TILES], tl.float32)
     for block in range(first, tl.minimum(stop, WHOLE)):
         tile = block * TILES + lane
-        value, top, total = _block(row_ptr, row, tile, key, scale, cut, CUT, PROLOGUE, operands, V, True)
+        value, rest, top, total = _block(row_ptr, row, tile, key, scale, cut, CUT, PROLOGUE, operands, V, True)
         wrong += total * 0.0
         if MASS:
             peak, mass = add_mass(peak, mass, top, total, scale)
-        better = value > best
+        better = _larger(value, rest, best, best_rest)
         best = tl.where(better, value, best)
+        best_rest = tl.where(better, rest, best_rest)
         best_block = tl.where(better, block, best_block)
     # Two conditions, not one: the first is decided while compiling, and takes this code away when V is whole.
     if WHOLE < BLOCKS:
         if (first <= WHOLE) & (stop > WHOLE):
             tile = WHOLE * TILES + lane
-            value, top, total = _block(row_ptr, row, tile, key, scale, cut, CUT, PROLOGUE, operands, V, False)
+            value, rest, top, total = _block(row_ptr, row, tile, key, scale, cut, CUT, PROLOGUE, operands, V, False)
             wrong += total * 0.0
             if MASS:
                 peak, mass = add_mass(peak, mass, top, total, scale)
-            better = value > best
+            better = _larger(value, rest, best, best_rest)
             best = tl.where(better, value, best)
+            best_rest = tl.where(better, rest, best_rest)
             best_block = tl.where(better, WHOLE, best_block)
-    value, mark = first_of_largest(best, best_block * TILES + lane, 0)
+    value, rest, mark = _first_of_largest(best, best_rest, best_block * TILES + lane, 0)
     peak, mass = mass_of_parts(peak, mass, scale, 0)
     if tl.max((wrong != wrong).to(tl.int32), axis=0) != 0:
-        value, mark, peak, mass = _scan_exactly(
+        value, rest, mark, peak, mass = _scan_exactly(
             row_ptr, row, first, stop, key, scale, cut, CUT, MASS, PROLOGUE, operands, V, BLOCK
         )
-    return value, mark, peak, mass
+    return value, rest, mark, peak, mass
 
 
 @triton.jit
@@ -184,6 +216,7 @@ def _scan_exactly(
     TILES: tl.constexpr = BLOCK // TILE
     lane = tl.arange(0, TILES)
     best = tl.full([TILES], float("-inf"), tl.float32)
+    best_rest = tl.zeros([TILES], tl.float32)
     best_block = tl.zeros([TILES], tl.int32)
     nan = tl.zeros([TILES], tl.int32)
     peak = tl.full([TILES], LOWEST, tl.float32)
@@ -194,15 +227,16 @@ def _scan_exactly(
         x = _logits(row_ptr, row, at, cut, CUT, PROLOGUE, operands, V, False)
         nan = nan | tl.max((x != x).to(tl.int32), axis=1)
         top, total = _together_exactly(tl.where(x == x, x, float("-inf")), scale)
-        value = _value(top, total, tile, key, scale)
+        value, rest = _value(top, total, tile, key, scale)
         if MASS:
             peak, mass = add_mass_exactly(peak, mass, top, total, scale)
-        better = value > best
+        better = _larger(value, rest, best, best_rest)
         best = tl.where(better, value, best)
+        best_rest = tl.where(better, rest, best_rest)
         best_block = tl.where(better, block, best_block)
-    value, index = first_of_largest(best, best_block * TILES + lane, 0)
+    value, rest, index = _first_of_largest(best, best_rest, best_block * TILES + lane, 0)
     peak, mass = mass_of_parts(peak, mass, scale, 0)
-    return value, tl.where(tl.max(nan, axis=0) != 0, ~index, index), peak, mass
+    return value, rest, tl.where(tl.max(nan, axis=0) != 0, ~index, index), peak, mass
 
 
 @triton.jit
@@ -214,8 +248,10 @@ def _entry(row_ptr, row, tile, key, scale, cut, CUT: tl.constexpr, PROLOGUE: tl.
     x = tl.where((at < V) & (x == x), x, float("-inf"))
     if CUT:
         x = tl.where(x < cut, float("-inf"), x)
-    noisy = x * scale + gumbel(uniform_bits(at, key))
-    noisy = tl.where(scale > 0.0, tl.where(x > float("-inf"), noisy, float("-inf")), x)
+    # Less the largest, so that none of the noise is lost, unless that is infinite.
+    top = tl.max(x, axis=0)
+    noisy = (x - top) * scale + gumbel(uniform_bits(at, key))
+    noisy = tl.where(scale > 0.0, tl.where(tl.abs(top * scale) < float("inf"), noisy, x * scale), x)
     _, index = first_of_largest(noisy, at, 0)
     return index
 
@@ -227,6 +263,7 @@ def scan_draw(
     scales_ptr,
     cuts_ptr,
     value_ptr,
+    rest_ptr,
     mark_ptr,
     peak_ptr,
     mass_ptr,
@@ -253,16 +290,32 @@ def scan_draw(
     key, scale, cut = row_noise(keys_ptr, scales_ptr, cuts_ptr, row)
     CUT: tl.constexpr = cuts_ptr is not None
     MASS: tl.constexpr = peak_ptr is not None
-    value, mark, peak, mass = scan_chunk_and_draw(
+    value, rest, mark, peak, mass = scan_chunk_and_draw(
         row_ptr, row, split, splits, key, scale, cut, CUT, MASS, PROLOGUE, operands, V, BLOCK
     )
     tile = tl.where(mark < 0, ~mark, mark)
     entry = _entry(row_ptr, row, tile, key, scale, cut, CUT, PROLOGUE, operands, V)
     mark = tl.where(mark < 0, ~entry, entry)
+    slot = row * SPLITS + split
+    tl.store(rest_ptr + slot, rest)
     if MASS:
-        tl.store(peak_ptr + row * SPLITS + split, peak)
-        tl.store(mass_ptr + row * SPLITS + split, mass)
-    return arrive(value_ptr, mark_ptr, row * SPLITS + split, value, mark, arrivals_ptr + b, programs)
+        tl.store(peak_ptr + slot, peak)
+        tl.store(mass_ptr + slot, mass)
+    return arrive(value_ptr, mark_ptr, slot, value, mark, arrivals_ptr + b, programs)
+
+
+@triton.jit
+def combine_draw(value_ptr, rest_ptr, mark_ptr, b, programs, live, ROWS: tl.constexpr, SPLITS: tl.constexpr):
+    """Index i32[ROWS] and bad i1[ROWS] of a request's rows; of a single row a scalar each."""
+    slots, present = _slots(b, programs, live, ROWS, SPLITS)
+    values, marks = gather(value_ptr, mark_ptr, slots, present)
+    rests = tl.load(rest_ptr + slots, mask=present, other=0.0, cache_modifier=".cg")
+    axis: tl.constexpr = len(values.shape) - 1
+    top, _, index = _first_of_largest(values, rests, tl.where(marks < 0, ~marks, marks), axis)
+    bad = bad_row(top, marks, axis)
+    if ROWS > 1:
+        bad = bad & (tl.arange(0, triton.next_power_of_2(ROWS)) < ROWS)
+    return index, bad & live
 
 
 @triton.jit

@@ -32,7 +32,13 @@ def first_of_largest(value, index, axis: tl.constexpr):
 def best_of_chunks(value, mark, axis: tl.constexpr):
     """Reduce the results of chunks along `axis` to (index i32, bad i1) of their row, by the rule above."""
     top, index = first_of_largest(value, tl.where(mark < 0, ~mark, mark), axis)
-    return index, (tl.abs(top) == float("inf")) | (tl.min(mark, axis=axis) < 0)
+    return index, bad_row(top, mark, axis)
+
+
+@triton.jit
+def bad_row(top, mark, axis: tl.constexpr):
+    """Whether rows are bad i1, of their largest value and the marks of their chunks along `axis`."""
+    return (tl.abs(top) == float("inf")) | (tl.min(mark, axis=axis) < 0)
 
 
 @triton.jit

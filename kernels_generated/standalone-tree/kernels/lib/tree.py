@@ -373,6 +373,30 @@ def tree_mask(
 
 
 @triton.jit
+def tree_seen_slots(mask_ptr, counts_ptr, parent_ptr, slots, b, N: tl.constexpr, LEVELS: tl.constexpr):
+    """The slots i32[B, N, N] of the columns that each node of request b sees, and their counts i32[B, N].
+
+    `slots` i64[N] are those of the columns, parents i64[B, N] in memory. A node's columns go to the front of its row
+    in ascending order, and 0 for each of the others behind them: so every entry is stored once. Tiles have 1024
+    elements at most, half of a mask's, for places and counts take registers besides what is seen.
+    """
+    NODES: tl.constexpr = triton.next_power_of_2(N)
+    ROWS: tl.constexpr = min(NODES, 1024 // NODES)
+    column = tl.arange(0, NODES)
+    parent = tl.load(parent_ptr + b * N + column, mask=column < N, other=-1).to(tl.int32)
+    for first in range(0, N, ROWS):
+        node = first + tl.arange(0, ROWS)
+        seen = (ancestors(parent, node, N, LEVELS, NODES) & (column < N)[None, :]).to(tl.int32)
+        count = tl.sum(seen, axis=1)
+        before = tl.cumsum(seen, axis=1) - seen
+        place = tl.where(seen != 0, before, count[:, None] + column[None, :] - before)
+        row_ptr = mask_ptr + b.to(tl.int64) * (N * N) + node[:, None] * N
+        inside = (node < N)[:, None] & (column < N)[None, :]
+        tl.store(row_ptr + place, tl.where(seen != 0, slots[None, :], 0).to(tl.int32), mask=inside)
+        tl.store(counts_ptr + b * N + node, count, mask=node < N)
+
+
+@triton.jit
 def tree_mask_side(mask_ptr, seq_lens_ptr, b, program, programs, N: tl.constexpr):
     """What all programs of a request share of a full mask: its rows, of which they set the prefixes."""
     start = flat_start(seq_lens_ptr, b, N)

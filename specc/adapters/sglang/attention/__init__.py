@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..seam import need
 from .backend import Backend
 from .eager import Eager
 from .roles import Roles, roles_of
@@ -20,12 +21,15 @@ from .step_tables import Sizes, Tables
 
 __all__ = ["Attention", "roles_of"]
 
+BY_CONTRACT = ("cutedsl_mla", "dsa", "fa4", "flashmla", "trtllm_mha", "trtllm_mla")
+"""Backends that serve chains and prepare them themselves. No GPU has run a program on one."""
 KINDS: dict[str, tuple[str, str]] = {
     "fa3": ("flash", "Flash"),
+    "flashinfer": ("flashinfer", "Flashinfer"),
     "triton": ("triton", "Triton"),
-}
+} | dict.fromkeys(BY_CONTRACT, ("contract", "Contract"))
 """SGLang's name of a backend -> the module here, and its class; modules import SGLang's, so only those in use are."""
-NEED_GRAPHS = ("triton",)
+NEED_GRAPHS = ("triton", *BY_CONTRACT)
 """Those that write into buffers which SGLang makes for its graphs."""
 TABLES = ("fa3",)
 """Those that read the tables of a step."""
@@ -82,7 +86,7 @@ class Attention:
         return self._by_role["extend"].extend(batch, seq_lens, width)
 
     def plan(self, rows: int, lengths: Sequence[int]) -> None:
-        """Plan a step of the bucket `rows` whose requests have these lengths, padding rows 0."""
+        """Plan a step of so many rows, a bucket's where it is captured, with these lengths: 0 for padding."""
         for backend in self._backends:
             backend.plan(rows, lengths)
 
@@ -103,5 +107,6 @@ class Attention:
     def _make(self, name: str, roles: Roles, *, captured: bool) -> Backend:
         if name not in KINDS or (name in NEED_GRAPHS and not captured):
             return Eager(roles, self._tables)
+        need(name)
         module, kind = KINDS[name]
         return getattr(importlib.import_module(f".{module}", __name__), kind)(roles, self._tables)

@@ -43,7 +43,7 @@ class Backend(ABC):
         """For `width` tokens of each request behind `seq_lens` i64[b]."""
 
     def plan(self, rows: int, lengths: Sequence[int]) -> None:  # noqa: B027
-        """Plan a step of the bucket `rows` whose requests have these lengths, padding rows 0."""
+        """Plan a step of so many rows, a bucket's where it is captured, with these lengths: 0 for padding."""
 
     @contextlib.contextmanager
     def capturing(self) -> Iterator[None]:

@@ -26,15 +26,15 @@ COLUMNS = 512
 
 @triton.jit
 def fill_tables(
-    slots_ptr: Any,
-    slots_stride: Any,
-    rows_ptr: Any,
-    seq_lens_ptr: Any,
-    pages_ptr: Any,
-    pages_stride: Any,
-    lens_ptr: Any,
-    branches_ptr: Any,
-    branch_lens_ptr: Any,
+    slots_ptr: tl.tensor,
+    slots_stride: tl.tensor,
+    rows_ptr: tl.tensor,
+    seq_lens_ptr: tl.tensor,
+    pages_ptr: tl.tensor,
+    pages_stride: tl.tensor,
+    lens_ptr: tl.tensor,
+    branches_ptr: tl.tensor,
+    branch_lens_ptr: tl.tensor,
     LARGEST: tl.constexpr,
     P: tl.constexpr,
     S: tl.constexpr,
@@ -101,7 +101,7 @@ class Sizes:
 class Tables:
     """The tables of a step, in memory that stays where it is, so that a graph can hold it.
 
-    Args:
+    Attributes:
         slots: SGLang's `req_to_token` i32[rows, C].
         sizes: of the program's step.
 
@@ -109,14 +109,14 @@ class Tables:
 
     def __init__(self, slots: Tensor, sizes: Sizes) -> None:
         """Allocate for the largest bucket, once a step reads them; smaller ones read a part."""
-        self._slots, self.sizes = slots, sizes
+        self.slots, self.sizes = slots, sizes
         self._columns = -(-sizes.context // sizes.page)
         self._branch = _power(-(-(sizes.page - 1 + sizes.steps) // sizes.page))
         self._ranges: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
     @cached_property
     def _pages(self) -> Tensor:
-        whole = -(-self._slots.shape[1] // self.sizes.page) + 1
+        whole = -(-self.slots.shape[1] // self.sizes.page) + 1
         return self._made(0, self.sizes.largest, max(whole, self._columns))
 
     @cached_property
@@ -137,15 +137,15 @@ class Tables:
         return self.sizes.largest if self.sizes.topk > 1 else 0
 
     def _made(self, value: int, *shape: int) -> Tensor:
-        return torch.full(shape, value, dtype=torch.int32, device=self._slots.device)
+        return torch.full(shape, value, dtype=torch.int32, device=self.slots.device)
 
     def fill(self, batch: Any) -> None:
         """Write the tables of a batch's rows, of which the program has admitted all: there is room for the window."""
         sizes = self.sizes
         launch: Any = fill_tables[(batch.batch_size, PROGRAMS)]
         launch(
-            self._slots,
-            self._slots.stride(0),
+            self.slots,
+            self.slots.stride(0),
             batch.req_pool_indices,
             batch.seq_lens,
             self._pages,
@@ -201,7 +201,7 @@ class Tables:
         """0, width, ..., rows * width as [rows + 1]: the same memory each time."""
         key = rows, width, dtype
         if key not in self._ranges:
-            self._ranges[key] = torch.arange(rows + 1, dtype=dtype, device=self._slots.device) * width
+            self._ranges[key] = torch.arange(rows + 1, dtype=dtype, device=self.slots.device) * width
         return self._ranges[key]
 
 

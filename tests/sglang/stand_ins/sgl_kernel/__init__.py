@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import attention  # noqa: F401 (registers operators)
+from .flash_attn import merge_state_v2
 from .slots import (
     assign_draft_cache_locs_contiguous_cpu,
     assign_extend_cache_locs_cpu,
@@ -33,6 +34,7 @@ __all__ = [
     "copy_all_layer_kv_cache_cpu",
     "fill_accept_out_cache_loc_cpu",
     "fill_bonus_tokens_cpu",
+    "merge_state_v2",
     "verify_tree_greedy_cpu",
 ]
 

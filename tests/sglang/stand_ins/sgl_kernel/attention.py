@@ -21,15 +21,22 @@ def operator(schema: str) -> Callable[[Callable[..., None]], Callable[..., None]
     return register
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scale: float, logit_cap: float) -> Tensor:
-    """Attend from query [n, H, D] to key and value [m, H_kv, D] where visible [n, m] says so: [n, H, D]."""
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scale: float, logit_cap: float
+) -> tuple[Tensor, Tensor]:
+    """Attend from query [n, H, D] to key [m, H_kv, D] and value [m, H_kv, E] where visible [n, m] says so.
+
+    The result is [n, H, E], and the logarithm of the sum of the exponentials of the scores, f32[n, H]. A query that
+    sees nothing has zeros and -inf.
+    """
     repeats = query.shape[1] // key.shape[1]
     key, value = (pool.repeat_interleave(repeats, 1).float() for pool in (key, value))
     scores = torch.einsum("nhd,mhd->hnm", query.float(), key) * scale
     if logit_cap > 0:
         scores = logit_cap * torch.tanh(scores / logit_cap)
-    weights = torch.softmax(scores.masked_fill(~visible, float("-inf")), -1)
-    return torch.einsum("hnm,mhd->nhd", weights, value).to(query.dtype)
+    scores = scores.masked_fill(~visible, float("-inf"))
+    weights = torch.softmax(scores, -1).masked_fill(~visible, 0)
+    return torch.einsum("hnm,mhd->nhd", weights, value).to(query.dtype), torch.logsumexp(scores, -1).T
 
 
 def plain_only(cross: bool, sliding_window: int | None, sinks: Tensor | None) -> None:
@@ -73,7 +80,8 @@ def decode_attention_cpu(
     for i, (row, length) in enumerate(zip(req_pool_indices.tolist(), seq_lens.tolist(), strict=True)):
         slots = req_to_token[row, :length].long()
         everything = torch.ones(1, length, dtype=torch.bool)
-        output[i : i + 1] = attend(query[i : i + 1], k_buffer[slots], v_buffer[slots], everything, sm_scale, logit_cap)
+        mine = slice(i, i + 1)
+        output[mine], _ = attend(query[mine], k_buffer[slots], v_buffer[slots], everything, sm_scale, logit_cap)
 
 
 @operator(
@@ -120,4 +128,4 @@ def extend_attention_cpu(
         elif is_causal:
             visible = visible.tril(length - new)
         mine = slice(start, start + new)
-        o[mine] = attend(q[mine], k_buffer[slots], v_buffer[slots], visible, sm_scale, logit_cap)
+        o[mine], _ = attend(q[mine], k_buffer[slots], v_buffer[slots], visible, sm_scale, logit_cap)

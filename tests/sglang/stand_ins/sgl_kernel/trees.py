@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-QLEN_ONLY = 1
-"""The form of tree mask that the CPU's attention reads: [nodes, nodes] per request."""
+FULL_MASK, QLEN_ONLY = 0, 1
+"""Forms of tree masks: per request [nodes, its tokens and nodes], and [nodes, nodes], which the CPU's attention reads.
+"""
 
 
 def build_tree_kernel_efficient_cpu(
@@ -27,11 +28,8 @@ def build_tree_kernel_efficient_cpu(
 
     The first child of a node is the most probable one, which comes first among the nodes. Links come in as -1.
     """
-    if int(mask_mode) != QLEN_ONLY:
-        raise NotImplementedError(f"tree masks of mode {mask_mode}")
+    masks = node_masks(tree_mask.view(-1), verified_seq_len.tolist(), nodes, int(mask_mode))
     requests = len(verified_seq_len)
-    masks = tree_mask.view(-1)[: requests * nodes * nodes].view(requests, nodes, nodes)
-    masks.zero_()
     columns = (positions, retrive_index, retrive_next_token, retrive_next_sibling)
     positions, index, child, sibling = (column.view(requests, nodes) for column in columns)
     index.copy_(torch.arange(requests * nodes).view(requests, nodes))
@@ -43,13 +41,23 @@ def build_tree_kernel_efficient_cpu(
             if parent >= 0:
                 sibling[request, node] = int(child[request, parent])
                 child[request, parent] = node
+        masks[request].zero_()
         for node in range(nodes):
             level, ancestor = 0, node
             while ancestor > 0 and level < depth:
-                masks[request, node, ancestor] = True
+                masks[request][node, ancestor] = True
                 level, ancestor = level + 1, parents[ancestor]
-            masks[request, node, 0] = True
+            masks[request][node, 0] = True
             positions[request, node] = length + level
+
+
+def node_masks(flat: Tensor, lengths: list[int], nodes: int, mode: int) -> list[Tensor]:
+    """Of every request the columns [nodes, nodes] of its nodes, in a flat mask."""
+    if mode not in (FULL_MASK, QLEN_ONLY):
+        raise NotImplementedError(f"tree masks of mode {mode}")
+    before = [length if mode == FULL_MASK else 0 for length in lengths]
+    rows = flat[: sum(before) * nodes + len(lengths) * nodes * nodes].split([(one + nodes) * nodes for one in before])
+    return [mask.view(nodes, -1)[:, one:] for mask, one in zip(rows, before, strict=True)]
 
 
 def node_parents(parent_list: list[int], selected: list[int], topk: int) -> list[int]:

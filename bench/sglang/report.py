@@ -1,0 +1,234 @@
+"""What two sides of the same server have in common and by how much they differ: records, and tables of them.
+
+Correct first. On models whose texts mean something: the same tokens and the same accepted lengths, but for near ties of
+the target (ties.py). Where the accepted length is set: as many tokens a step on both sides, by EQUAL. Everywhere: the
+same attention backends. What is not so is named in "failures", as is what failed.
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from variants import ACCEPT_LENGTH, Variant
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # in a bundle all files are in one folder
+
+from texts import compare_texts, last_line, number, share
+
+Result = dict[str, Any]
+Read = Callable[[Result, Result], float]
+EQUAL = 0.05
+"""By how much tokens a step may differ where their expectation is set: both sides draw them."""
+PACKAGES = ("sglang", "sglang-kernel", "flashinfer-python", "torch", "triton", "transformers")
+MADE_UP = (
+    "Weights of the models llama_ and mla_ are made up when a server starts (load_format: dummy), and so are prompts. "
+    f"Their accepted length is set: SGLANG_SIMULATE_ACC_LEN={ACCEPT_LENGTH}."
+)
+COLUMNS: dict[str, Read] = {
+    "ms a step": lambda rate, _: rate["ms_per_step"],
+    "tokens/s": lambda rate, _: rate["tokens_per_s"],
+    "tokens a step": lambda rate, _: rate["tokens_per_step"],
+    "GPU us": lambda _, trace: trace["gpu_busy_us"],
+    "step / GPU": lambda rate, trace: 1e3 * rate["ms_per_step"] / trace["gpu_busy_us"],
+    "launches": lambda _, trace: trace["launches_per_step"],
+    "glue us": lambda _, trace: trace["glue_us"],
+    "metadata us": lambda _, trace: trace["us_by_kind"]["metadata"],
+    "forwards us": lambda _, trace: trace["us_by_kind"]["forward"] + trace["us_by_kind"]["torch"],
+    "run-ahead us": lambda _, trace: trace["run_ahead_us"]["first"],
+    "least": lambda _, trace: trace["run_ahead_us"]["least"],
+}
+RATIOS = ("ms a step", "tokens/s", "GPU us", "launches", "glue us")
+
+
+def report(
+    variants: Iterable[Variant], results: Mapping[str, dict[str, Result]], plain: Mapping[str, Result], models: Path
+) -> Result:
+    """All that is known of some variants, from what one.py left for each side and for the targets alone."""
+    records = [record(variant, results[variant.name], plain[variant.plain]) for variant in variants]
+    explain_ties(records, results, models)
+    found = [f"{one['variant']}: {what}" for one in records for what in failures(one)]
+    return {"machine": machine(), "made_up": MADE_UP, "records": records, "failures": found}
+
+
+def machine() -> Result:
+    """The GPU, the driver's CUDA and what is installed."""
+    import torch
+
+    found: Result = {"gpu": None, "python": platform.python_version(), "cuda": torch.version.cuda}
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def record(variant: Variant, runs: dict[str, Result], plain: Result) -> Result:
+    """Of one variant: errors, servers, and texts or times."""
+    found: Result = {"variant": variant.name, "models": variant.models.target, "errors": {}}
+    for side, run in runs.items():
+        parts = {side: run} | {f"{side} {key}": value for key, value in run.items() if key.startswith("trace ")}
+        found["errors"] |= {part: one["error"] for part, one in parts.items() if "error" in one}
+    for key in ("up_s", "server", "specc"):
+        found[key] = {side: run.get(key) for side, run in runs.items()}
+    found["attention"] = {side: attention(run.get("server") or {}) for side, run in runs.items()}
+    if variant.text:
+        return found | compared(runs, plain)
+    points = sorted({key for run in runs.values() for key in run if "x" in key and key[0].isdigit()}, key=order)
+    return found | {"points": {point: at_point(runs, point) for point in points}}
+
+
+def attention(server: Mapping[str, Any]) -> str:
+    """A server's backend, or those of its roles where they differ."""
+    roles = ("prefill_attention_backend", "decode_attention_backend", "speculative_draft_attention_backend")
+    named = [server.get(role) or server.get("attention_backend") for role in roles]
+    return "/".join(dict.fromkeys(str(one) for one in named if one)) or "-"
+
+
+def order(point: str) -> tuple[int, ...]:
+    """By context, then by batch."""
+    return tuple(map(int, point.split("x")))
+
+
+def compared(runs: Mapping[str, Result], plain: Result) -> Result:
+    """Texts of both sides, and of no speculation; accepted lengths where texts are the same."""
+    found: Result = {"texts_of_no_speculation": {side: compare_texts(run, plain) for side, run in runs.items()}}
+    if "specc" not in runs:
+        return found
+    found["texts"] = texts = compare_texts(runs["specc"], runs["stock"])
+    if texts is not None:
+        pairs = zip(runs["specc"]["accept_lengths"], runs["stock"]["accept_lengths"], strict=True)
+        same = [
+            mine == other
+            for (mine, other), place in zip(pairs, texts["first_difference"], strict=True)
+            if place is None
+        ]
+        lengths = [one for one in runs["stock"]["accept_lengths"] if one is not None]
+        mean = statistics.mean(lengths) if lengths else None
+        found["accepted"] = {"same": sum(same), "of": len(same), "mean": mean}
+    return found
+
+
+def at_point(runs: Mapping[str, Result], point: str) -> Result:
+    """The columns of both sides, and the program's over SGLang's own."""
+    sets = {side: figures(run, point) for side, run in runs.items()}
+    if "specc" in sets:
+        pairs = {name: (sets["specc"][name], sets["stock"][name]) for name in RATIOS}
+        sets["ratio"] = {name: mine / own if mine is not None and own else None for name, (mine, own) in pairs.items()}
+    return sets
+
+
+def figures(run: Result, point: str) -> Result:
+    """The columns of one run, None where it was not measured; and the range of its milliseconds."""
+    rate, trace = run.get(point, {}), run.get(f"trace {point}", {})
+    found: Result = {}
+    for name, read in COLUMNS.items():
+        try:
+            found[name] = float(read(rate, trace))
+        except (KeyError, TypeError):
+            found[name] = None
+    return found | {"range": rate.get("ms_per_step_range")}
+
+
+def explain_ties(records: Sequence[Result], results: Mapping[str, dict[str, Result]], models: Path) -> None:
+    """Say of every answer that differs how near the target's best scores were."""
+    from prompts import text_prompts
+
+    differing = [one for one in records if one.get("texts") and one["texts"]["same"] < one["texts"]["of"]]
+    if not differing:
+        return
+    from ties import Target
+
+    targets = {one["models"]: Target(models / one["models"]) for one in differing}
+    prompts = text_prompts(models / "ex_target")
+    for one in differing:
+        mine, own = (results[one["variant"]][side]["output_ids"] for side in ("specc", "stock"))
+        one["parting"] = {
+            number: targets[one["models"]].parting(prompts[number], mine[number], own[number], place)
+            for number, place in enumerate(one["texts"]["first_difference"])
+            if place is not None
+        }
+
+
+def failures(one: Result) -> Iterable[str]:
+    """What of a record must not be so."""
+    for part, error in one["errors"].items():
+        yield f"{part}: {last_line(error)}"
+    if len(set(one["attention"].values()) - {"-"}) > 1:
+        yield f"attention backends differ: {one['attention']}"
+    far = [str(number) for number, found in one.get("parting", {}).items() if not found["near"]]
+    if far:
+        yield f"texts of prompts {', '.join(far)} differ, and no near tie is there"
+    if (accepted := one.get("accepted")) and accepted["same"] < accepted["of"]:
+        yield f"accepted lengths of {accepted['of'] - accepted['same']} prompts with the same text differ"
+    for point, sets in one.get("points", {}).items():
+        pair = [sets[side]["tokens a step"] for side in ("stock", "specc") if side in sets]
+        if len(pair) == 2 and None not in pair and abs(pair[1] / pair[0] - 1) > EQUAL:
+            yield f"{point}: {pair[0]:.2f} and {pair[1]:.2f} tokens a step"
+    served = (one["specc"].get("specc") or {}) if "specc" in one["server"] else None
+    if served is not None and "specc" not in one["errors"] and not served.get("served"):
+        yield f"the program served no step: {served}"
+
+
+def tables(found: Result) -> str:
+    """Markdown: the machine, texts, times, and what failed."""
+    named = ", ".join(f"{name} {what}" for name, what in found["machine"].items() if what)
+    lines = [named, "", found["made_up"]]
+    texts = [one for one in found["records"] if "points" not in one]
+    timed = [one for one in found["records"] if "points" in one]
+    lines += ["", *text_table(texts)] if texts else []
+    lines += ["", *time_table(timed)] if timed else []
+    lines += ["", *(f"FAILED {what}" for what in found["failures"])]
+    return "\n".join(lines) + "\n"
+
+
+def text_table(records: Iterable[Result]) -> list[str]:
+    """A line per variant."""
+    heads = (
+        "variant",
+        "attention",
+        "texts as stock",
+        "accepted as stock",
+        "mean",
+        "near ties",
+        "stock as no speculation",
+    )
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for one in records:
+        accepted, parting = one.get("accepted"), one.get("parting", {})
+        gaps = [f"{found['gap']:.3f}" for found in parting.values() if found["near"]]
+        cells = (
+            one["variant"],
+            " vs ".join(dict.fromkeys(one["attention"].values())),
+            share(one.get("texts")),
+            f"{accepted['same']}/{accepted['of']}" if accepted else "-",
+            number(accepted and accepted["mean"]),
+            f"{len(gaps)} (gaps {', '.join(gaps)})" if gaps else "-",
+            share(one["texts_of_no_speculation"]["stock"]),
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def time_table(records: Iterable[Result]) -> list[str]:
+    """By variant and point a line per side, and one of ratios."""
+    heads = ("variant", "context", "batch", "side", "attention", *COLUMNS)
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for one in records:
+        for point, sets in one["points"].items():
+            for side, found in sets.items():
+                label = "**specc / stock**" if side == "ratio" else side
+                cells = [number(found.get(name)) for name in COLUMNS]
+                if spread := found.get("range"):
+                    cells[0] += f" ({spread[0]:.2f} to {spread[1]:.2f})"
+                row = (one["variant"], *point.split("x"), label, one["attention"].get(side, ""), *cells)
+                lines.append("| " + " | ".join(row) + " |")
+    return lines

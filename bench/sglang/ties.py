@@ -1,0 +1,34 @@
+"""Where two greedy texts of a model part, how near the target's two best scores were: by transformers, in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+NEAR = 2**-6
+"""Of the best score: two of bf16's steps. Scores that are no further apart are a near tie: rounding decides."""
+
+
+class Target:
+    """A model by transformers, its weights as SGLang has them, in bf16 and computed with in float32."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        self._model = model.to(self._device, torch.float32).eval()
+
+    def parting(self, prompt: list[int], mine: list[int], other: list[int], place: int) -> dict[str, Any]:
+        """What the target says where two answers to a prompt differ first.
+
+        The tokens of both, the distance of the two best scores, and whether the answers are these two and a near tie.
+        """
+        with torch.inference_mode():
+            scores = self._model(torch.tensor([prompt + mine[:place]], device=self._device)).logits[0, -1]
+        (first, second), tokens = (found.tolist() for found in scores.topk(2))
+        pair = [answer[place] if place < len(answer) else None for answer in (mine, other)]
+        near = first - second <= NEAR * abs(first)
+        return {"place": place, "tokens": pair, "gap": first - second, "near": near and set(pair) == set(tokens)}

@@ -1,0 +1,277 @@
+"""All of SGLang that this adapter touches, and the check that it is there before anything is replaced.
+
+A line of `MUST` is a place below `sglang.srt`: what the adapter imports, calls, overrides or hooks, in parentheses the
+names that are given to it, behind a colon what is read of it, of its objects, or set on them. Where one of them is
+missing no program runs. `MAY` has what only a feature needs, by what is left out without it. What a request could lose
+without anybody noticing is never in `MAY`. Attributes that are read while a program is fitted and bound are in no line:
+if one is missing that fails, by name. What is called in another way in another version of SGLang is a function here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import importlib
+import inspect
+import logging
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+logger = logging.getLogger(__name__)
+
+MUST = """
+plugins.hook_registry.HookRegistry.register(target hook hook_type)
+plugins.hook_registry.HookType: AFTER AROUND BEFORE REPLACE
+configs.hybrid_arch.mambaish_config(model_config)
+runtime_context: get_disagg get_exec get_model get_observability get_parallel get_schedule get_spec
+distributed.parallel_state.GroupCoordinator: rank_in_group world_size all_gather_into_tensor all_gather_object
+    broadcast_object
+distributed.parallel_state.graph_capture(stream)
+model_executor.runner_utils.capture_mode.model_capture_mode
+model_executor.runner_utils.pool.get_or_create_global_graph_capture_stream
+
+speculative.eagle_worker_v2.EAGLEWorkerV2: draft_worker init_cuda_graphs req_to_token_pool speculative_num_steps
+    target_worker topk
+speculative.eagle_worker_v2.EAGLEWorkerV2.forward_batch_generation(batch on_publish grammar_barrier pp_proxy_tensors)
+speculative.eagle_worker_v2.EagleDraftWorker: draft_attn_backend draft_extend_attn_backend draft_runner hot_token_id
+speculative.standalone_worker_v2.StandaloneWorkerV2.forward_batch_generation(batch on_publish grammar_barrier
+    pp_proxy_tensors)
+speculative.eagle_info.EagleDraftInput(bonus_tokens topk_p topk_index hidden_states capture_hidden_mode
+    num_tokens_per_req num_tokens_for_logprob_per_req)
+speculative.eagle_info.EagleVerifyInput(draft_token custom_mask positions retrieve_index retrieve_next_token
+    retrieve_next_sibling retrieve_cum_len spec_steps topk draft_token_num capture_hidden_mode seq_lens_sum
+    seq_lens_cpu): num_tokens_for_logprob_per_req
+speculative.eagle_info.EagleDraftExtendInput(hidden_states num_correct_drafts num_accept_tokens num_tokens_per_req
+    num_tokens_for_logprob_per_req select_index)
+
+model_executor.forward_batch_info.CaptureHiddenMode: FULL LAST NULL
+model_executor.forward_batch_info.ForwardMode: DECODE DRAFT_EXTEND_V2 EXTEND TARGET_VERIFY is_decode is_idle
+model_executor.forward_batch_info.ForwardBatch(forward_mode batch_size input_ids req_pool_indices seq_lens seq_lens_cpu
+    out_cache_loc seq_lens_sum positions spec_algorithm spec_info capture_hidden_mode extend_num_tokens extend_seq_lens
+    extend_seq_lens_cpu extend_prefix_lens extend_prefix_lens_cpu extend_start_loc next_token_logits_buffer):
+    kv_loc_plan mark_forward_metadata_ready
+model_executor.forward_context.ForwardContext(attn_backend)
+model_executor.forward_context.forward_context(ctx)
+model_executor.model_runner.ModelRunner: attn_backend decode_cuda_graph_runner graph_shared_output is_draft_worker
+    kv_index_translator model model_config recapture_decode_cuda_graph spec_algorithm token_to_kv_pool
+model_executor.model_runner.ModelRunner.forward(forward_batch)
+model_executor.model_runner.ModelRunner.sample(logits_output forward_batch)
+layers.logits_processor.LogitsProcessor: do_tensor_parallel_all_gather use_attn_tp_group
+layers.logits_processor.LogitsProcessorOutput(next_token_logits next_token_logprobs next_token_top_logprobs_val
+    next_token_top_logprobs_idx): hidden_states
+layers.moe.utils.speculative_moe_a2a_backend_context()
+layers.moe.utils.speculative_moe_backend_context()
+mem_cache.allocation_sizing.get_alloc_reserve_per_decode()
+mem_cache.kv_index_translator.KVIndexTranslator: bind_runner_slots is_translating
+mem_cache.memory_pool.MHATokenToKVPool: k_buffer v_buffer
+mem_cache.memory_pool.ReqToTokenPool: req_to_token
+state_capturer.indexer_topk.get_global_indexer_capturer()
+state_capturer.routed_experts.get_global_experts_capturer()
+
+managers.overlap_utils: _DEBUG_ASSERT
+managers.overlap_utils.FutureMap: hidden_states_buf need_hidden_states need_topk new_seq_lens_buf output_tokens_buf
+    req_pool_size topk_index_buf topk_p_buf
+managers.overlap_utils.FutureMap._resolve_spec_extras(batch)
+managers.schedule_batch.FINISH_ABORT(message status_code err_type)
+managers.schedule_batch.Req: custom_logit_processor finished grammar kv logprob output_ids return_hidden_states
+    return_logprob return_sampling_mask sampling_params set_finish_with_abort to_finish
+managers.schedule_batch.ReqKvInfo: req_pool_idx
+managers.schedule_batch.ReqLogprob: token_ids_logprob top_logprobs_num
+managers.schedule_batch.ScheduleBatch: forward_mode req_pool_indices reqs return_logprob sampling_info seq_lens
+    spec_info top_logprobs_nums
+managers.scheduler.Scheduler._add_request_to_queue(req)
+managers.scheduler.Scheduler: draft_worker
+managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor.process_batch_result_decode(batch
+    result)
+managers.utils.GenerationBatchResult(logits_output next_token_ids accept_lens can_run_cuda_graph
+    speculative_num_draft_tokens speculative_output_stride next_draft_input new_seq_lens copy_done)
+sampling.sampling_batch_info.SamplingBatchInfo: has_watermark_candidates
+sampling.sampling_params.SamplingParams: frequency_penalty logit_bias min_new_tokens min_p presence_penalty
+    repetition_penalty sampling_seed temperature top_k top_p watermark
+"""
+
+INTERNAL_STATE = "what the program did is not in the internal state"
+RELAY = "SGLang writes the relay again behind a step, two launches"
+GRAMMARS = "requests with a grammar are SGLang's"
+SIMULATED = "SGLANG_SIMULATE_ACC_LEN changes SGLang's own steps alone"
+MAY = {
+    INTERNAL_STATE: """
+managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state(recv_req)
+""",
+    RELAY: "managers.overlap_utils.FutureMap: _relay",
+    GRAMMARS: """
+constrained.base_grammar_backend.GrammarRow(row grammar)
+speculative.spec_utils.generate_token_bitmask(reqs retrieve_next_token_cpu retrieve_next_sibling_cpu draft_tokens_cpu
+    vocab_size)
+utils.common.async_d2h(tensor)
+""",
+    SIMULATED: """
+speculative.spec_utils: SIMULATE_ACC_LEN SIMULATE_ACC_METHOD
+speculative.spec_utils.sample_simulated_acc_len(simulate_acc_len simulate_acc_method max_len)
+""",
+}
+
+ATTENTION = {
+    "fa3": """
+layers.attention.flashattention_backend: flash_attn_with_kvcache
+layers.attention.flashattention_backend.FlashAttentionBackend: fa_impl_ver forward_metadata
+    forward_metadata_spec_decode_expand has_softcap head_dim kv_cache_dtype num_attention_heads num_kv_heads num_splits
+    use_mla _get_scheduler_metadata
+layers.attention.flashattention_backend.FlashAttentionMetadata(cache_seqlens_int32 cu_seqlens_q cu_seqlens_k page_table
+    max_seq_len_q max_seq_len_k)
+""",
+    "triton": """
+layers.attention.triton_backend.TritonAttnBackend: cuda_graph_kv_indices cuda_graph_num_kv_splits forward_metadata
+    get_num_kv_splits kv_index_translator kv_indptr mask_indptr
+layers.attention.triton_backend.TritonMultiStepDraftBackend: attn_backends topk
+layers.attention.triton_backend.TritonMultiStepDraftBackend.init_forward_metadata_out_graph(forward_batch in_capture)
+layers.attention.triton_backend.ForwardMetadata(attn_logits attn_lse max_extend_len num_kv_splits kv_indptr kv_indices
+    qo_indptr custom_mask mask_indptr window_kv_indptr window_kv_indices window_num_kv_splits window_kv_offsets)
+mem_cache.kv_index_translator.KVIndexTranslator.pack_read_stream(plan req_pool_indices seq_lens indptr out)
+""",
+    "flashinfer": """
+layers.attention.flashinfer_backend: BatchDecodeWithPagedKVCacheWrapper BatchPrefillWithPagedKVCacheWrapper
+    fast_decode_plan
+layers.attention.flashinfer_backend.DecodeMetadata(decode_wrappers)
+layers.attention.flashinfer_backend.PrefillMetadata(prefill_wrappers use_ragged extend_no_prefix)
+layers.attention.flashinfer_backend.fast_prefill_plan(self qo_indptr paged_kv_indptr paged_kv_indices
+    paged_kv_last_page_len num_qo_heads num_kv_heads head_dim_qk page_size q_data_type kv_data_type qo_indptr_host
+    kv_indptr_host kv_lens_host max_q_len max_kv_len)
+layers.attention.flashinfer_backend.FlashInferAttnBackend: decode_backend decode_use_tensor_cores
+    disable_cuda_graph_kv_split forward_metadata indices_updater_decode indices_updater_prefill prefill_backend
+    workspace_buffer
+""",
+} | dict.fromkeys(
+    ("cutedsl_mla", "dsa", "fa4", "flashmla", "trtllm_mha", "trtllm_mla"),
+    """
+layers.attention.base_attn_backend.AttentionBackend.init_forward_metadata_out_graph(forward_batch in_capture)
+layers.attention.base_attn_backend.AttentionBackend.init_forward_metadata_in_graph(forward_batch)
+""",
+)
+"""What a kind of attention needs beside `MUST`, looked for in servers that have it."""
+
+
+class Touch(NamedTuple):
+    """A line of the tables: the place, the names that are given to it or None, and what is read of it."""
+
+    place: str
+    takes: str | None
+    has: str
+
+
+def touches(table: str) -> list[Touch]:
+    """The lines of a table; an indented one goes on with the one before."""
+    made: list[Touch] = []
+    for line in filter(None, re.sub(r"\n +", " ", table).split("\n")):
+        found = re.fullmatch(r"([\w.]+)(\([\w ]*\))?(?:: ([\w ]+))?", line)
+        assert found is not None, line
+        made.append(Touch(found[1], found[2] and found[2][1:-1], found[3] or ""))
+    return made
+
+
+def probe(version: str, *, tested: bool) -> None:
+    """Look for all that the adapter touches. RuntimeError with everything that is missing of what must be there.
+
+    What may be missing is logged with what is then left out, unless this version was `tested` without it.
+    """
+    if missing := list(lacking(MUST)):
+        raise RuntimeError(f"SGLang {version}: {'; '.join(missing)}")
+    for left_out, table in MAY.items():
+        if not tested and (missing := list(lacking(table))):
+            logger.warning("SGLang %s: %s: %s", version, "; ".join(missing), left_out)
+
+
+def need(attention: str) -> None:
+    """Look for what a kind of attention needs. RuntimeError with everything that is missing."""
+    if missing := list(lacking(ATTENTION[attention])):
+        raise RuntimeError(f"attention of SGLang's {attention}: {'; '.join(missing)}")
+
+
+def lacking(table: str) -> Iterator[str]:
+    """What of the lines of a table this SGLang does not have, or takes otherwise, in words."""
+    for place, takes, has in touches(table):
+        above, _, name = place.rpartition(".")
+        try:
+            owner, found = _resolved(above), _resolved(place)
+        except (ImportError, AttributeError) as error:
+            why = f" ({error})" if isinstance(error, ImportError) else ""
+            yield f"{above.rpartition('.')[2] or 'sglang.srt'} has no {name}{why}"
+            continue
+        if takes is not None:
+            short = ".".join(place.split(".")[-2:])
+            method = isinstance(owner, type)
+            yield from (f"{short} {what}" for what in _taken_otherwise(found, takes.split(), method=method))
+        known = attributes(found)
+        yield from (f"{name} has no {one}" for one in has.split() if one not in known)
+
+
+def there(feature: str) -> bool:
+    """Whether all is there that a feature of `MAY` needs."""
+    return not any(lacking(MAY[feature]))
+
+
+def found(feature: str) -> list[Any]:
+    """What is at the places of a feature of `MAY`, None where nothing is."""
+    every: list[Any] = []
+    for touch in touches(MAY[feature]):
+        try:
+            every.append(_resolved(touch.place))
+        except (ImportError, AttributeError):
+            every.append(None)
+    return every
+
+
+def _resolved(place: str) -> Any:
+    """What is at a place. ImportError or AttributeError where there is nothing."""
+    found: Any = importlib.import_module("sglang.srt")
+    for name in filter(None, place.split(".")):
+        if not hasattr(found, name) and hasattr(found, "__path__"):
+            importlib.import_module(f"{found.__name__}.{name}")
+        found = getattr(found, name)
+    return found
+
+
+def _taken_otherwise(call: Any, given: Iterable[str], *, method: bool) -> Iterator[str]:
+    """How a call with arguments of these names differs from what is taken."""
+    parameters = dict(inspect.signature(call).parameters)
+    if method:
+        parameters.pop("self", None)
+    kinds = {one.kind for one in parameters.values()}
+    yield from (
+        f"takes no {name}" for name in given if name not in parameters and inspect.Parameter.VAR_KEYWORD not in kinds
+    )
+    for name, one in parameters.items():
+        needed = one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        if needed and name not in given:
+            yield f"needs {name}"
+
+
+def attributes(owner: Any) -> set[str]:
+    """What a module has; what a class or its objects have: members, fields, and all that its methods set on `self`."""
+    if not isinstance(owner, type):
+        return set(dir(owner))
+    names: set[str] = set()
+    for base in owner.__mro__:
+        names.update(vars(base), vars(base).get("__annotations__", ()))
+        for member in vars(base).values():
+            code = getattr(inspect.unwrap(member) if callable(member) else member, "__code__", None)
+            if code is not None:
+                names.update(one.argval for one in dis.get_instructions(code) if one.opname == "STORE_ATTR")
+    return names
+
+
+@contextlib.contextmanager
+def running(model: Any, backend: Any, batch: Any) -> Iterator[None]:
+    """What SGLang's own runners enter around a forward of a model; 0.5.22 knows no `shared_experts_config`."""
+    from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+    from sglang.srt.runtime_context import get_model
+
+    batched = "forward_batch" in inspect.signature(forward_context).parameters  # not in 0.5.22
+    experts = getattr(model, "shared_experts_config", None)
+    with contextlib.ExitStack() as entered:
+        if experts is not None:
+            entered.enter_context(get_model().override(shared_experts=experts))
+        named = {"forward_batch": batch} if batched else {}
+        entered.enter_context(forward_context(ForwardContext(attn_backend=backend), **named))
+        yield

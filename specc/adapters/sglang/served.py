@@ -1,0 +1,217 @@
+"""What of a server programs serve and what they do not, from plain facts of it: the one list of both.
+
+The adapter asks when a server starts, with facts of SGLang's objects; the compiler asks before there is one, with what
+arguments and two model directories say. Imports the standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Backend:
+    """An attention backend of SGLang's.
+
+    Attributes:
+        caches: layouts of the KV caches over which it is served, as `Model.cache` has them.
+        mask: the mode in which it reads the mask of a tree, by specc's name; None where chains alone are served.
+        device: `cpu` for one that runs on no GPU; one of a GPU is served wherever SGLang starts it.
+        tried: whether a program has run on it, on a GPU if it is one of a GPU's.
+
+    """
+
+    caches: tuple[str, ...]
+    mask: str | None = None
+    device: str = "cuda"
+    tried: bool = True
+
+
+BACKENDS: Mapping[str, Backend] = {
+    "triton": Backend(("mha",), mask="full"),
+    "fa3": Backend(("mha", "mla"), mask="slots"),
+    "flashinfer": Backend(("mha",), mask="qlen", tried=False),
+    "intel_amx": Backend(("mha",), mask="qlen", device="cpu"),
+    "trtllm_mha": Backend(("mha",), tried=False),
+    "trtllm_mla": Backend(("mla",), tried=False),
+    "cutedsl_mla": Backend(("mla",), tried=False),
+    "flashmla": Backend(("mla",), tried=False),
+    "fa4": Backend(("mha",), tried=False),
+    "dsa": Backend(("dsa",), tried=False),
+}
+"""The attention backends that are served, by SGLang's names."""
+
+ROLES = ("draft", "verify", "extend")
+"""What attention does in a step: forwards of the draft, that of the target, and the draft's over accepted tokens."""
+
+CACHES: Mapping[str, str] = {
+    "mha": "MHATokenToKVPool",
+    "mla": "MLATokenToKVPool",
+    "dsa": "DSATokenToKVPool",
+}
+"""Layouts of KV caches that are served -> SGLang's class: keys and values, a latent row, one with an indexer's keys."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of a server.
+
+    Attributes:
+        cache: the layout of its KV cache, a word of `CACHES`; anything else, such as the name of SGLang's class, is a
+            layout that is not served.
+        window: whether it has layers that see a window of the text, or a chunk of it, alone.
+        recurrent: whether it has layers that keep a state per request.
+        mrope: whether its positions are those of images and videos, too.
+
+    """
+
+    cache: str = "mha"
+    window: bool = False
+    recurrent: bool = False
+    mrope: bool = False
+
+
+@dataclass(frozen=True)
+class Server:
+    """Facts of a server; what is not known is left out, and is in nobody's way.
+
+    Attributes:
+        target, draft: its models.
+        topk: drafts kept per step; more than one is a tree.
+        attention: by role its attention backend.
+        device: where it runs, `cuda` or `cpu`.
+        ranks: among which every layer is shared out.
+        head_rows: whether the draft scores rows of the target's head by a token map.
+        settings: by SGLang's name what `SETTINGS` has a word on.
+
+    """
+
+    target: Model | None = None
+    draft: Model | None = None
+    topk: int = 1
+    attention: Mapping[str, str] = field(default_factory=dict[str, str])
+    device: str = "cuda"
+    ranks: int = 1
+    head_rows: bool = False
+    settings: Mapping[str, object] = field(default_factory=dict[str, object])
+
+    @property
+    def mask(self) -> str | None:
+        """The mode of the mask that the verification of a tree reads; None for a chain and where none is served."""
+        verify = BACKENDS.get(self.attention.get("verify", ""))
+        return verify.mask if verify is not None and self.topk > 1 else None
+
+    @property
+    def untried(self) -> list[str]:
+        """The attention backends of this server on which no program has run yet."""
+        named = dict.fromkeys(self.attention.get(role, "") for role in ROLES)
+        return [name for name in named if name in BACKENDS and not BACKENDS[name].tried]
+
+
+SETTINGS: Mapping[str, tuple[object, str]] = {
+    "pp_size": (1, "pipeline parallelism"),
+    "dp_size": (1, "data parallelism"),
+    "attn_dp_size": (1, "attention under data parallelism"),
+    "attn_cp_size": (1, "context parallelism"),
+    "dcp_size": (1, "context parallelism of decode"),
+    "dwdp_size": (1, "data parallelism of weights"),
+    "ep_size": (1, "expert parallelism"),
+    "moe_dp_size": (1, "data parallelism of experts"),
+    "moe_a2a_backend": ("none", "expert parallelism by all-to-all"),
+    "enable_dp_attention": (False, "attention under data parallelism"),
+    "enable_attn_tp_input_scattered": (False, "hidden states that are scattered over ranks"),
+    "enable_layernorm_sp": (False, "hidden states that are scattered over ranks"),
+    "enable_kv_cache_sharding": (False, "a KV cache that is shared out over ranks"),
+    "enable_pdmux": (False, "prefill and decode multiplexed on one GPU"),
+    "disaggregation_mode": ("null", "prefill and decode on different machines"),
+    "decoupled_spec_role": ("null", "a draft in a process of its own"),
+    "speculative_adaptive": (False, "adaptive speculation"),
+    "speculative_use_rejection_sampling": (False, "rejection sampling"),
+    "speculative_use_block_verification": (False, "block verification"),
+    "speculative_draft_window_size": (None, "a window of the draft's"),
+    "enable_multi_layer_eagle": (False, "multi-layer EAGLE"),
+    "enable_unified_memory": (False, "a unified pool of keys and values"),
+    "enable_page_major_kv_layout": (False, "a KV cache laid out page by page"),
+    "enable_hisparse": (False, "a hierarchical sparse KV cache"),
+    "enable_lora": (False, "LoRA"),
+    "lora_paths": (None, "LoRA"),
+    "enable_return_routed_experts": (False, "routed experts as results"),
+    "enable_return_indexer_topk": (False, "the indexer's top-k as results"),
+    "forward_hooks": (None, "forward hooks"),
+    "kv_canary": ("none", "a canary of the KV pool"),
+    "SGLANG_IS_IN_CI": (False, "state that SGLang overwrites to find faults of its own"),
+}
+"""Argument or environment variable of SGLang's -> the only value that is served, and what any other asks for."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Something that is not served.
+
+    Attributes:
+        about: the name of what would have to change: one of `SETTINGS`, ``attention`` with a role of `ROLES` behind it,
+            or another field of `Server`.
+        what: it, in a few words, a noun.
+
+    """
+
+    about: str
+    what: str
+
+    def __str__(self) -> str:
+        """In a sentence."""
+        return f"{self.what} is not served"
+
+
+def refusals(server: Server) -> Iterator[Refusal]:
+    """All that is in the way of any program on a server; nothing where programs are served."""
+    for name, value in server.settings.items():
+        served, what = SETTINGS[name]
+        if (value or None) != (served or None):
+            yield Refusal(name, what if value is True else f"{what} ({name} {value})")
+    if server.head_rows and server.ranks > 1:
+        yield Refusal("head_rows", "a token map that names rows of a head of which each rank has a part")
+    for side, model in (("target", server.target), ("draft", server.draft)):
+        if model is not None:
+            yield from _of_model(side, model, server.topk)
+    yield from _of_attention(server)
+
+
+def _of_model(side: str, model: Model, topk: int) -> Iterator[Refusal]:
+    """What of a model is not served. A window or a state explains the cache that SGLang keeps for it."""
+    if model.window:
+        yield Refusal(side, f"a sliding window of the {side}")
+    if model.recurrent:
+        yield Refusal(side, f"recurrent state of the {side}")
+    if model.mrope:
+        yield Refusal(side, f"positions of images and videos (mrope) of the {side}")
+    if model.cache not in CACHES:
+        if not (model.window or model.recurrent):
+            yield Refusal(side, f"the KV cache of the {side}, {model.cache},")
+    elif model.cache != "mha" and topk > 1:
+        yield Refusal("topk", f"a tree over the latent KV cache of the {side} ({model.cache})")
+
+
+def _of_attention(server: Server) -> Iterator[Refusal]:
+    """Which attention backends are not served, or not for what they do here."""
+    for role in filter(server.attention.__contains__, ROLES):
+        name = server.attention[role]
+        model, backend = server.target if role == "verify" else server.draft, BACKENDS.get(name)
+        if backend is None or backend.device == "cpu" != server.device:
+            yield Refusal(f"attention {role}", f"{name} attention on {server.device} ({role})")
+            continue
+        if model is not None and model.cache in CACHES and model.cache not in backend.caches:
+            yield Refusal(f"attention {role}", f"{name} attention over a KV cache of the layout {model.cache} ({role})")
+        elif server.topk > 1 and backend.mask is None:
+            yield Refusal(f"attention {role}", f"a tree with {name} attention ({role})")
+
+
+def roles(prefill: str, decode: str, draft: str | None, mode: str) -> dict[str, str]:
+    """The attention backend of every role, as SGLang gives them out.
+
+    `prefill` and `decode` are those of the server, `draft` is `speculative_draft_attention_backend` or None, `mode`
+    `speculative_attention_mode`: in `decode` many tokens of a request are the decode backend's, too.
+    """
+    many = decode if mode == "decode" else prefill
+    return {"draft": draft or decode, "verify": many, "extend": draft or many}

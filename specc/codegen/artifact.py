@@ -1,0 +1,97 @@
+"""What compiling a kernel gives for one architecture, and whether what a cache has kept can be that."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Kind = Literal["cubin", "hsaco"]
+
+ELF = b"\x7fELF"
+"""What a binary begins with."""
+SCRATCH = ("*i8", "*i8")
+"""The pointers that triton adds to a kernel's arguments."""
+_LARGEST = 1 << 31
+"""No number of an artifact is as large."""
+_NUMBERS = ("num_warps", "shared", "registers", "spills", "global_scratch", "profile_scratch")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an architecture name means: triton's backend and arch, lanes per warp, the kind of binary."""
+
+    arch: str
+    backend: Literal["cuda", "hip"]
+    triton_arch: int | str
+    lanes: int
+    kind: Kind
+
+
+KNOWN_ARCHS: Mapping[str, Target] = {
+    **{f"sm_{n}": Target(f"sm_{n}", "cuda", n, 32, "cubin") for n in (80, 86, 89, 90, 100, 103, 120)},
+    **{name: Target(name, "hip", name, 64, "hsaco") for name in ("gfx90a", "gfx942", "gfx950")},
+}
+"""Everything a configuration may name (`specc.config.ARCHS`; a test compares the two)."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One kernel's machine code for one architecture.
+
+    `parameters` are the types of what a launch passes, in order: the arguments, then two pointers that triton
+    adds, to `global_scratch` and `profile_scratch` bytes per program (null when those are 0). `shared` is the
+    dynamic shared memory in bytes, `registers` counts per thread, `spills` is bytes per thread. `num_warps`
+    counts warps of the target's own width. `sha256` is the digest of `binary` in hex.
+    """
+
+    kernel: str
+    arch: str
+    kind: Kind
+    binary: bytes
+    entry: str
+    num_warps: int
+    shared: int
+    registers: int
+    spills: int
+    global_scratch: int
+    profile_scratch: int
+    parameters: tuple[str, ...]
+    sha256: str
+
+    @property
+    def threads(self) -> int:
+        """Threads per block."""
+        return self.num_warps * parse_arch(self.arch).lanes
+
+
+def parse_arch(name: str) -> Target:
+    """The target called `name`. ValueError, with the known names, if there is none."""
+    if name not in KNOWN_ARCHS:
+        raise ValueError(f"unknown architecture {name!r}; known are {', '.join(KNOWN_ARCHS)}")
+    return KNOWN_ARCHS[name]
+
+
+def artifact(name: str, arch: str, metadata: Mapping[str, Any], binary: bytes) -> Artifact:
+    """The artifact of a kernel, of what compiling it has given or a cache has kept of that."""
+    return Artifact(
+        kernel=name,
+        arch=arch,
+        kind=parse_arch(arch).kind,
+        binary=binary,
+        sha256=hashlib.sha256(binary).hexdigest(),
+        parameters=tuple(metadata["parameters"]),
+        **{key: value for key, value in metadata.items() if key != "parameters"},
+    )
+
+
+def fits(entry: str, arguments: Sequence[str], metadata: Mapping[str, Any], binary: bytes) -> bool:
+    """Whether metadata and binary, whoever wrote them, can be of the function `entry` with arguments of these types."""
+    return (
+        metadata.keys() == {"entry", "parameters", *_NUMBERS}
+        and (metadata["entry"], metadata["parameters"]) == (entry, [*arguments, *SCRATCH])
+        and all(type(metadata[name]) is int and 0 <= metadata[name] < _LARGEST for name in _NUMBERS)
+        and metadata["num_warps"] > 0
+        and binary.startswith(ELF)
+    )

@@ -1,0 +1,53 @@
+"""What SGLang makes of a model, from what its directory says: the facts on which it hangs whether programs serve it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from specc.adapters.sglang.served import Model, Server, refusals
+from specc.config.presets.preset import Asked, Value
+
+_WINDOWED = re.compile(
+    r"Afmoe|Beam|Cohere2|DeepseekV4|Dots3|EmbeddingGemma2|Exaone|Gemma[234]|GptOss|Granite(Moe)?SWA|IQuest(Q1|LoopCoder)"
+    r"|Inkling|JetNemotron|Laguna|Llama4|Mellum|MiMoV2|Muse|Olmo[23]|Spark2_5|Step3p|UnlimitedOCR"
+)
+"""Architectures of which SGLang reads ``sliding_window``. Of others, such as Mistral and Phi, it takes no notice."""
+
+_OWN_CACHES = re.compile(r"MiniMaxM3Sparse")
+"""Architectures with a KV cache of a kind of their own."""
+
+
+def facts_of(said: Mapping[str, Value]) -> Model:
+    """Return the facts of a model in SGLang; ``said`` is what its directory says, by key."""
+    architecture, cache = architecture_of(said), str(said.get("kv_layout", "mha"))
+    if cache == "mla" and "index_topk" in said:
+        cache = "dsa"
+    windowed = "window" in said and _WINDOWED.match(architecture) is not None
+    return Model(
+        cache=f"that of {architecture}" if _OWN_CACHES.match(architecture) else cache,
+        window=windowed or "attention_chunk" in said,
+        recurrent="recurrent_state" in said,
+        mrope="mrope" in said,
+    )
+
+
+def architecture_of(said: Mapping[str, Value]) -> str:
+    """Return the class by which SGLang knows a model; an empty text where its directory does not name it."""
+    return str(said.get("architecture", ""))
+
+
+def unserved(asked: Asked) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Return what of a configuration no server of SGLang's has a program run: the path of its key, and it in words."""
+    target, draft = (_of(asked.models.get(side), asked.layouts.get(side)) for side in ("target", "draft"))
+    server = Server(target, draft, topk=asked.topk, ranks=asked.ranks, head_rows=asked.head_rows)
+    paths = {"topk": ("topk",), "head_rows": ("draft", "token_map")}
+    for refusal in refusals(server):
+        yield paths.get(refusal.about, (refusal.about, "model")), refusal.what
+
+
+def _of(said: Mapping[str, Value] | None, layout: str | None) -> Model:
+    """Return the facts of a model whose directory says this, or whose layout is written."""
+    found = facts_of(said) if said is not None else Model()
+    return found if layout is None or layout == found.cache else replace(found, cache=layout)

@@ -1,0 +1,343 @@
+"""The arguments of SGLang's server -> the server that they start: each value with where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from specc.adapters.sglang.served import BACKENDS, ROLES, SETTINGS, Model, Refusal, Server, refusals, roles
+from specc.config.archs import ARCHS, GPUS, NoGpuError, arch_hint, arch_of, gpus
+from specc.config.models import Fact, ModelFacts, ModelUnreadableError, read_model
+from specc.config.presets.sglang import SGLANG
+from specc.config.presets.sglang_models import architecture_of, facts_of
+from specc.config.sglang.command_line import UNREAD, Arguments, argument
+from specc.config.sglang.defaults import (
+    B200,
+    DECIDES_AS_DRAFT,
+    DECIDES_AS_PREFILL,
+    MAX_REQUESTS,
+    MULTI_LAYER,
+    OWN_MODULES,
+    TREE,
+    UNWRITTEN,
+    Default,
+    captured,
+    default,
+    drafts,
+    most_captured,
+    page_of,
+    shape,
+)
+
+MOST_BUCKETS = 64
+"""As many as a configuration may have."""
+
+DEVICES = tuple(dict.fromkeys(backend.device for backend in BACKENDS.values()))
+
+_RENAMED = {"nsa": "dsa", "compressed": "dsv4", "tokenspeed_mla": "cutedsl_mla"}
+"""Attention backends by older names."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The GPU that a server runs on: its name or an empty text, its architecture, and where that comes from."""
+
+    name: str
+    arch: str
+    origin: str
+
+
+@dataclass(frozen=True)
+class Started:
+    """The server that arguments start.
+
+    Attributes:
+        gpu: what it runs on.
+        algorithm: by the program's name.
+        models: by side the directory and what it says.
+        draft_origin: where the draft's directory comes from.
+        attention: by role the attention backend.
+        page_size: tokens per page.
+        num_steps, topk, num_draft_tokens: what is drafted.
+        max_requests: requests at once.
+        buckets: sizes of batches that are captured.
+        buckets_origin: where they come from.
+        facts: those on which it hangs whether programs are served.
+
+    """
+
+    gpu: Gpu
+    algorithm: str
+    models: Mapping[str, tuple[Path, ModelFacts]]
+    draft_origin: str
+    attention: Mapping[str, Fact]
+    page_size: Fact
+    num_steps: Fact
+    topk: Fact
+    num_draft_tokens: Fact
+    max_requests: Fact
+    buckets: tuple[int, ...]
+    buckets_origin: str
+    facts: Server
+
+    def described(self) -> Iterator[tuple[str, str]]:
+        """The server in lines: what, and it with where it comes from."""
+        yield "server", f"{SGLANG.title} on {self.gpu.arch}: {self.gpu.origin}"
+        for origin in dict.fromkeys(fact.origin for fact in self.attention.values()):
+            named = {role: str(fact.value) for role, fact in self.attention.items() if fact.origin == origin}
+            same = len(named) == len(ROLES) and len(set(named.values())) == 1
+            words = (
+                "".join(set(named.values())) if same else ", ".join(f"{one} of {role}" for role, one in named.items())
+            )
+            yield "attention", f"{words}: {origin}"
+        yield "page_size", f"{self.page_size.value}: {self.page_size.origin}"
+        kind = "chain" if self.topk.value == 1 else f"tree of topk {self.topk.value}"
+        drafted = f"{self.num_steps.value} steps, a {kind}, {self.num_draft_tokens.value} nodes"
+        yield "drafts", f"{drafted}: {self.num_steps.origin}"
+        yield "draft", f"{self.models['draft'][0]}: {self.draft_origin}"
+        yield "batches", f"up to {self.buckets[-1]}, {len(self.buckets)} of them: {self.buckets_origin}"
+        if self.facts.untried:
+            yield "untried", f"no program has run with {', '.join(self.facts.untried)} attention on a GPU yet"
+
+
+def gpu_of(word: str | None) -> Gpu:
+    """Return the GPU of a name or an architecture; without one that of this machine, or else Hopper's.
+
+    Raises ValueError, with a hint, for a name that is unknown.
+    """
+    if word is not None:
+        arch = arch_of(word)
+        if arch not in ARCHS:
+            raise ValueError(arch_hint(word))
+        plain = word.lower()
+        return Gpu(plain if plain in GPUS else "", str(arch), f"--gpu {word}")
+    try:
+        found = [(name, arch) for name, arch in gpus() if arch in ARCHS]
+    except NoGpuError:
+        found = []
+    if found:
+        return Gpu("", found[0][1], f"this machine has {found[0][0]}")
+    return Gpu("", "sm_90", "no GPU was found here, so that of H100 and H200 is taken; --gpu names another")
+
+
+def started(arguments: Arguments, gpu: Gpu) -> Started:
+    """Return the server that the arguments start on a GPU; what it does not serve is reported in them.
+
+    Raises DiagnosticError with all that is missing or cannot be read.
+    """
+    algorithm, device = _algorithm(arguments), arguments.text("--device", "cuda")
+    served = algorithm in SGLANG.algorithms and device in DEVICES and gpu.arch.startswith(SGLANG.gpus)
+    for name, what in UNREAD.items():
+        if name in arguments.values and arguments.text(name) != "{}":
+            arguments.refuse(f"{what} ({name})", f"leave {name} out")
+    if device not in DEVICES:
+        arguments.refuse(f"--device {device[:60]}", f"there are {', '.join(DEVICES)}")
+    if not gpu.arch.startswith(SGLANG.gpus):
+        arguments.refuse(f"{gpu.arch} ({gpu.origin})", f"programs run on {SGLANG.gpus}...")
+    target = _model(arguments, "--model-path", arguments.text("--model-path"))
+    path, origin = _draft(arguments, target)
+    draft = _model(arguments, "--speculative-draft-model-path", path)
+    known = _shape(arguments, algorithm, target)
+    requests, ranks = arguments.number("--max-running-requests"), arguments.number("--tp-size") or 1
+    kept = requests or MAX_REQUESTS
+    buckets, buckets_origin = _buckets(arguments, kept, most_captured(gpu.name, gpu.arch, ranks))
+    page = arguments.number("--page-size")
+    misread = any(found.code == "config/engine-argument" for found in arguments.found.errors)
+    if target is None or draft is None or known is None or misread or not served:
+        arguments.found.raise_if_errors()
+        raise AssertionError("what is missing was reported")
+    num_steps, topk, num_draft_tokens = known
+    attention, page_size = _attention(arguments, gpu, target[1], page, int(topk.value))
+    facts = Server(
+        target=_facts(arguments, target[1]),
+        draft=_facts(arguments, draft[1]),
+        topk=int(topk.value),
+        attention={role: str(fact.value) for role, fact in attention.items()},
+        device=device,
+        ranks=ranks,
+        head_rows=bool(arguments.text("--speculative-token-map")) and algorithm != "EAGLE3",
+        settings=_settings(arguments, target[1]),
+    )
+    limit = Fact(kept, "--max-running-requests" if requests else "SGLang's default with speculation")
+    found = Started(
+        gpu, algorithm, {"target": target, "draft": draft}, origin, attention, page_size, num_steps, topk,
+        num_draft_tokens, limit, buckets, buckets_origin, facts,
+    )  # fmt: skip
+    for refusal in refusals(facts):
+        arguments.refuse(refusal.what, _hint(refusal, facts))
+    return found
+
+
+def _algorithm(arguments: Arguments) -> str:
+    """Return the algorithm's name, after reporting one that is not there or not served."""
+    if not arguments.text("--speculative-algorithm"):
+        arguments.wrong("--speculative-algorithm is missing", f"there are {', '.join(SGLANG.algorithms)}")
+    written = arguments.text("--speculative-algorithm", SGLANG.algorithms[0]).upper()
+    algorithm = "EAGLE" if written == "NEXTN" else written
+    if algorithm not in SGLANG.algorithms:
+        hint = f"there are {', '.join(SGLANG.algorithms)}"
+        arguments.refuse(f"--speculative-algorithm {written[:60]}", hint)
+    return algorithm
+
+
+def _model(arguments: Arguments, name: str, written: str) -> tuple[Path, ModelFacts] | None:
+    """Return a model's directory and what it says, or None after reporting that it cannot be read."""
+    if not written:
+        arguments.wrong(f"{name} is missing")
+        return None
+    if not (directory := Path(written).expanduser()).is_dir():
+        hint = "download it, and give the directory: names of the Hub are not looked up"
+        arguments.wrong(f"{name} '{written[:200]}' is not a directory", hint)
+        return None
+    try:
+        facts = read_model(directory, written)
+    except ModelUnreadableError as error:
+        arguments.wrong(f"{name}: {error}", error.hint)
+        return None
+    if "gemma4" in facts.model_type and "assistant" in facts.model_type:
+        arguments.refuse(f"the assistant '{written[:200]}', which SGLang runs as FROZEN_KV_MTP,", "give a head")
+    return directory, facts
+
+
+def _draft(arguments: Arguments, target: tuple[Path, ModelFacts] | None) -> tuple[str, str]:
+    """Return the draft's directory, and where that comes from; an empty one where SGLang has none by itself."""
+    name = "--speculative-draft-model-path"
+    if (written := arguments.text(name)) or target is None:
+        return written, name
+    architecture = architecture_of(target[1].values)
+    if OWN_MODULES.fullmatch(architecture):
+        return arguments.text("--model-path"), f"modules of its own, which SGLang takes for {architecture}"
+    return "", name
+
+
+def _shape(
+    arguments: Arguments, algorithm: str, target: tuple[Path, ModelFacts] | None
+) -> tuple[Fact, Fact, Fact] | None:
+    """Return steps, topk and nodes, or None after reporting which of them are missing."""
+    names = [f"--speculative-{key}" for key in ("num-steps", "eagle-topk", "num-draft-tokens")]
+    steps, topk, nodes = map(arguments.number, names)
+    if not any(name in arguments.values for name in names):
+        architecture = architecture_of(target[1].values) if target is not None else ""
+        origin = f"SGLang's choice for {architecture or algorithm}, as no argument says it"
+        return tuple(Fact(size, origin) for size in shape(algorithm, architecture))  # type: ignore[return-value]
+    needed = names[:2] if topk == 1 else names
+    for name in needed:
+        if name not in arguments.values:
+            arguments.wrong(f"{name} is missing", "write all that is drafted, or leave it all to SGLang")
+    if steps is None or topk is None or (topk > 1 and nodes is None):
+        return None
+    if topk == 1:
+        return (
+            Fact(steps, names[0]),
+            Fact(1, names[1]),
+            Fact(steps + 1, "num_steps + 1, as SGLang takes it with topk 1"),
+        )
+    return Fact(steps, names[0]), Fact(topk, names[1]), Fact(nodes or 0, names[2])
+
+
+def _buckets(arguments: Arguments, kept: int, most: int) -> tuple[tuple[int, ...], str]:
+    """Return the sizes of batches that SGLang captures for so many requests; ``most`` is its own limit."""
+    given, limit = arguments.numbers("--cuda-graph-bs-decode"), arguments.number("--cuda-graph-max-bs-decode")
+    largest = min(kept, limit or max(given, default=most))
+    sizes, origin = given, "--cuda-graph-bs-decode"
+    if not given:
+        sizes, origin = captured(largest), "batches that SGLang captures"
+    buckets = sorted({*(size for size in sizes if size < largest), largest})
+    while len(buckets) > MOST_BUCKETS:  # every other one of the larger half, where padding costs least
+        middle = len(buckets) // 2
+        buckets = [*buckets[:middle], *buckets[:middle:-2][::-1]]
+    return tuple(buckets), origin
+
+
+def _attention(
+    arguments: Arguments, gpu: Gpu, target: ModelFacts, page: int | None, topk: int
+) -> tuple[dict[str, Fact], Fact]:
+    """Return by role the attention backend, and the tokens per page."""
+    names = ("--attention-backend", "--prefill-attention-backend", "--decode-attention-backend")
+    base, prefill, decode = (_RENAMED.get(arguments.text(name), arguments.text(name)) for name in names)
+    own = arguments.text("--speculative-draft-attention-backend")
+    mode = arguments.text("--speculative-attention-mode", "prefill")
+    written, written_topk = bool(base or prefill or decode), arguments.number("--speculative-eagle-topk")
+    known, cache, architecture = (
+        drafts(written_topk, page),
+        facts_of(target.values).cache,
+        architecture_of(target.values),
+    )
+    deterministic = "--enable-deterministic-inference" in arguments.values
+    row = default(gpu.arch, cache, architecture, known, deterministic=deterministic)
+    if arguments.text("--device", "cuda") == "cpu":
+        row = replace(row, backend="intel_amx", page_size=None, forced=False, decode=None, draft=None)
+    if not base and (not prefill or prefill != decode):
+        base, decode, own = row.backend, decode or ("" if written else row.decode or ""), own or row.draft or ""
+    base = "triton" if (base, arguments.text("--kv-cache-dtype")) == ("fa3", "fp8_e5m2") else base or prefill
+    if "cutedsl_mla" in (base, decode) and not prefill:
+        prefill = "trtllm_mla"
+    found = roles(prefill or base, decode or base, own or None, mode)
+    origin = _why(gpu, cache, architecture, known, topk)
+    said = {role: Fact(name, _origin(arguments, role, mode) or origin) for role, name in found.items()}
+    deciding = {base, decode, *({prefill} & DECIDES_AS_PREFILL), *({own} & DECIDES_AS_DRAFT)}
+    row = row if not written or row.caches else replace(row, page_size=None, forced=False)
+    small = gpu.arch in B200 and cache == "mha" and known != TREE
+    return said, _page(page, row, deciding, fa4_is_large=small)
+
+
+def _page(written: int | None, row: Default, deciding: set[str], *, fa4_is_large: bool) -> Fact:
+    """Return the tokens per page: what is written, or what a backend that decides it takes instead."""
+    size, origin = written, "--page-size"
+    if row.page_size is not None and (row.forced or written is None):
+        size, origin = row.page_size, f"SGLang's choice with {row.backend} attention"
+    for backend in sorted(deciding):
+        if (taken := page_of(backend, size)) is not None:
+            size, origin = taken, f"what {backend} attention takes"
+    if "fa4" in deciding and fa4_is_large:
+        return Fact(128, "what fa4 attention takes")
+    return Fact(size, origin) if size is not None else Fact(1, "SGLang's default")
+
+
+def _why(gpu: Gpu, cache: str, architecture: str, known: str, topk: int) -> str:
+    """Return why SGLang takes an attention backend, in words."""
+    late = ", before it takes a tree" if known == UNWRITTEN and topk > 1 else ""
+    tree = " and trees" if known == TREE else ""
+    return f"SGLang's choice on {gpu.arch} for {architecture or 'such a model'}, {cache}{tree}{late}"
+
+
+def _origin(arguments: Arguments, role: str, mode: str) -> str:
+    """Return the argument that gives a role its attention backend; an empty text for SGLang's own choice."""
+    many = "decode" if mode == "decode" or role == "draft" else "prefill"
+    names = [f"--{many}-attention-backend", "--attention-backend"]
+    names[:0] = [] if role == "verify" else ["--speculative-draft-attention-backend"]
+    return next((name for name in names if arguments.text(name)), "")
+
+
+def _facts(arguments: Arguments, model: ModelFacts) -> Model:
+    """Return the facts of a model as this server runs it."""
+    alone = "--language-model-only" in arguments.values
+    return replace(facts_of(model.values), mrope=False) if alone else facts_of(model.values)
+
+
+def _settings(arguments: Arguments, target: ModelFacts) -> dict[str, object]:
+    """Return what was said of each of `SETTINGS`, or comes of the target."""
+    several = arguments.text("--speculative-algorithm") == "EAGLE" and MULTI_LAYER.match(architecture_of(target.values))
+    return arguments.settings() | ({"enable_multi_layer_eagle": True} if several else {})
+
+
+def _hint(refusal: Refusal, server: Server) -> str | None:
+    """Return what would be served instead."""
+    if refusal.about in SETTINGS:
+        served, name = SETTINGS[refusal.about][0], argument(refusal.about)
+        return f"leave {name} out" + ("" if served in (None, False) else f", or write {served}")
+    if refusal.about.startswith("attention "):
+        model = server.target if refusal.about.endswith("verify") else server.draft
+        names = [
+            name
+            for name, backend in BACKENDS.items()
+            if backend.device == server.device
+            and (model is None or model.cache in backend.caches)
+            and (server.topk == 1 or backend.mask is not None)
+        ]
+        return f"served here: {', '.join(names)} (--attention-backend)" if names else None
+    return {
+        "topk": "write --speculative-eagle-topk 1, with --speculative-num-steps",
+        "head_rows": "leave --speculative-token-map out",
+    }.get(refusal.about)

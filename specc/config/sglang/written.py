@@ -1,0 +1,193 @@
+"""The configuration of a program for a server of SGLang, each value with where it comes from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specc.config.models import ModelFacts
+from specc.config.presets.sglang import SGLANG
+from specc.config.presets.sglang_models import architecture_of
+from specc.config.resolved import Config
+from specc.config.sglang.command_line import THRESHOLDS, Arguments
+from specc.config.sglang.server import Started
+
+_DTYPES = {"half": "float16", "float16": "float16", "bfloat16": "bfloat16", "float": "float32", "float32": "float32"}
+_KV_DTYPES = {
+    "bf16": "bfloat16",
+    "bfloat16": "bfloat16",
+    "fp8_e5m2": "float8_e5m2",
+    "fp8_e4m3": "float8_e4m3fn",
+}
+_GRAMMARS = ("xgrammar", "llguidance")
+"""Grammar backends that make bitmasks."""
+
+_DRAFT_KV = ("--speculative-draft-kv-cache-dtype", "--kv-cache-dtype")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a program is asked for that no argument of the server says.
+
+    Attributes:
+        name: the configuration's; None for one made of the algorithm.
+        verify, logits, best_logprobs: the keys.
+        sampling, outputs: the keys as words with commas between them.
+
+    """
+
+    name: str | None = None
+    verify: str = "greedy"
+    sampling: str = ""
+    outputs: str = ""
+    best_logprobs: int = 0
+    logits: str = "gathered"
+
+
+def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
+    """Return the YAML of the program that a server with these arguments runs.
+
+    Raises DiagnosticError with all that is missing, cannot be read, or is not served, of the server as well.
+    """
+    outputs, best = _listed(wanted.outputs), wanted.best_logprobs
+    lines = [
+        f"# Written for a server of {SGLANG.title} from its arguments.",
+        f"name: {wanted.name or f'sglang_{server.algorithm.lower()}'}",
+        "engine: sglang",
+        f"algorithm: {server.algorithm} # --speculative-algorithm {arguments.text('--speculative-algorithm')}",
+        *_shape(arguments, server),
+        f"page_size: {server.page_size.value} # {server.page_size.origin}",
+        f"max_requests: {server.max_requests.value} # {server.max_requests.origin}",
+        f"buckets: {list(server.buckets)} # {server.buckets_origin}",
+        f"archs: [{server.gpu.arch}] # {server.gpu.origin}",
+        *([f"tensor_parallel: {server.facts.ranks} # --tp-size"] if server.facts.ranks > 1 else []),
+        *_sampled(arguments, wanted.verify, _listed(wanted.sampling)),
+        *([f"outputs: {json.dumps(outputs)} # --outputs"] if outputs else []),
+        *([f"best_logprobs: {best} # --best-logprobs"] if best else []),
+        *([f"logits: {json.dumps(wanted.logits)} # --logits"] if wanted.logits != "gathered" else []),
+        *_model(arguments, server, "target", wanted.logits),
+        *_model(arguments, server, "draft", wanted.logits),
+    ]
+    arguments.found.raise_if_errors()
+    return "\n".join(lines) + "\n"
+
+
+def served(config: Config) -> str:
+    """Return in a line which requests a program of this configuration serves."""
+    logprobs = ("return_logprob",) if "logprobs" in config.outputs else ()
+    logprobs += (f"top_logprobs_num up to {config.best_logprobs}",) if config.best_logprobs else ()
+    sampled = ("temperature", "sampling_seed", *config.sampling) if config.verify != "greedy" else ()
+    known = ", ".join((*sampled, *logprobs))
+    others = "" if sampled else ", those that sample among them (--verify)"
+    return f"serves greedy requests{known and ' and those with '}{known}; SGLang's own step serves all others{others}"
+
+
+def _shape(arguments: Arguments, server: Started) -> list[str]:
+    """Return the lines of what is drafted, and of a tree's mask."""
+    sizes = {"num_steps": server.num_steps, "topk": server.topk, "num_draft_tokens": server.num_draft_tokens}
+    lines = [f"{key}: {size.value} # {size.origin}" for key, size in sizes.items()]
+    if server.facts.mask is None:
+        return lines
+    lines.append(f"mask: {server.facts.mask} # what {server.attention['verify'].value} attention reads")
+    length = arguments.number("--context-length")
+    if length is not None and server.facts.mask == "full":
+        longest = SGLANG.longest(length, int(server.num_steps.value))
+        lines.append(f"context_length: {longest} # --context-length {length}, and room for two steps")
+    return lines
+
+
+def _listed(words: str) -> list[str]:
+    """Return words that have commas between them."""
+    return [word.strip() for word in words.split(",") if word.strip()]
+
+
+def _sampled(arguments: Arguments, verify: str, listed: Sequence[str]) -> list[str]:
+    """Return the lines of how tokens are drawn, none for a greedy program."""
+    if verify == "greedy" and not listed:
+        return []
+    for name in THRESHOLDS:
+        if arguments.text(name, "1.0") not in ("1", "1.0"):
+            arguments.refuse(f"{name} {arguments.text(name)[:60]} with sampling", f"leave {name} out, or write 1.0")
+    backend = arguments.text("--grammar-backend", _GRAMMARS[0])
+    if "grammar" in listed and backend not in _GRAMMARS:
+        arguments.refuse(f"--grammar-backend {backend[:60]} with grammars", f"there are {', '.join(_GRAMMARS)}")
+    lines = [f"verify: {json.dumps(verify)} # --verify"]
+    return [*lines, f"sampling: {json.dumps(listed)} # --sampling"] if listed else lines
+
+
+def _model(arguments: Arguments, server: Started, side: str, logits: str) -> list[str]:
+    """Return the lines of one model."""
+    directory, facts = server.models[side]
+    origin = "--model-path" if side == "target" else server.draft_origin
+    lines = [f"{side}:", f"  model: {json.dumps(str(directory.resolve()))} # {origin}"]
+    lines += _token_map(arguments, server) if side == "draft" else []
+    lines += _columns(arguments, facts) if logits == "sharded" else []
+    dtype, why = _dtype(arguments, server, side)
+    own = facts.facts.get("dtype")
+    lines += [] if own is not None and own.value == dtype else [f"  dtype: {dtype} # {why}"]
+    return [*lines, *_kv_dtype(arguments, ("--kv-cache-dtype",) if side == "target" else _DRAFT_KV)]
+
+
+def _columns(arguments: Arguments, facts: ModelFacts) -> list[str]:
+    """Return the line of the columns of all ranks' logits; none where the model does not say how many tokens it has."""
+    whole, ranks = facts.facts.get("vocab_size"), arguments.number("--tp-size") or 1
+    tokens = facts.facts.get("draft_vocab_size", whole)
+    if tokens is None:
+        return []
+    columns = SGLANG.columns(int(tokens.value), ranks)
+    return [f"  padded_vocab_size: {columns} # the head of {tokens.value} tokens, as SGLang pads it for {ranks} ranks"]
+
+
+def _token_map(arguments: Arguments, server: Started) -> list[str]:
+    """Return the line of the draft's token map: SGLang takes rows of an EAGLE head by it, of no other draft."""
+    written = arguments.text("--speculative-token-map")
+    if not written or server.algorithm == "EAGLE3":  # whose heads have their own, SGLang leaves a map out
+        return []
+    if server.algorithm != "EAGLE":
+        hint = "leave it out: SGLang's head scores all tokens"
+        arguments.refuse(f"--speculative-token-map of {server.algorithm}", hint)
+    elif not Path(written).expanduser().is_file():
+        hint = "download it, and give the file: names of the Hub are not looked up"
+        arguments.wrong(f"--speculative-token-map '{written[:200]}' is not a file", hint)
+    path = json.dumps(str(Path(written).expanduser().resolve()))
+    return [f"  token_map: {path} # --speculative-token-map"]
+
+
+def _dtype(arguments: Arguments, server: Started, side: str) -> tuple[str, str]:
+    """Return the element type of a model, and why, after reporting one that the server cannot run."""
+    target, written = server.models["target"][1], arguments.text("--dtype", "auto")
+    quantised = target.facts.get("quant_method")
+    if architecture_of(target.values) == "GptOssForCausalLM" and quantised is not None and quantised.value == "mxfp4":
+        return "bfloat16", "SGLang runs a target of mxfp4 in it, and its draft"
+    if written != "auto":
+        if written not in _DTYPES and side == "target":
+            arguments.wrong(f"--dtype '{written[:60]}' is unknown", f"there are auto, {', '.join(_DTYPES)}")
+        return _DTYPES.get(written, written), f"--dtype {written}"
+    own, (others, _) = _own_dtype(server.models[side][1]), _own_dtype(target)
+    if side == "draft" and server.algorithm != "STANDALONE" and own[0] != others:
+        message = f"with --dtype auto the head is of {own[0]} and its target of {others}, and SGLang's step fails"
+        arguments.wrong(message, f"write --dtype {others}, for the server as well: both are then of that")
+    return own
+
+
+def _own_dtype(model: ModelFacts) -> tuple[str, str]:
+    """Return the element type of a model that nothing is said of, and why."""
+    own = model.facts.get("dtype")
+    if own is not None and own.value != "float32":
+        return str(own.value), own.origin
+    halved = "bfloat16" if model.model_type.startswith("gemma") else "float16"
+    return halved, "--dtype auto: SGLang runs models of float32 in 16 bits"
+
+
+def _kv_dtype(arguments: Arguments, names: Sequence[str]) -> list[str]:
+    """Return the line of the KV pool's element type, where an argument says it."""
+    for name in names:
+        written = arguments.text(name, "auto")
+        if written in _KV_DTYPES:
+            return [f"  kv_dtype: {_KV_DTYPES[written]} # {name} {written}"]
+        if written != "auto":
+            arguments.refuse(f"{name} {written[:60]}", f"there are auto, {', '.join(_KV_DTYPES)}")
+            return []
+    return []

@@ -1,0 +1,43 @@
+"""The kernels that SGLang's adapter brings as source compile for GPUs; the interpreter takes more than the compiler."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from specc.adapters.sglang.attention.slot_lists import fill_lists, pack_mask
+from specc.adapters.sglang.attention.step_tables import fill_tables
+
+words = {"rows_ptr": "*i64", "seq_lens_ptr": "*i64", "slots_stride": "i32", "pages_stride": "i32"}
+words |= {"mask_ptr": "*u8", "packed_ptr": "*u8"}
+
+def built(kernel, arch, constants):
+    names = [parameter.name for parameter in kernel.params if not parameter.is_constexpr]
+    signature = {name: words.get(name, "*i32") for name in names} | dict.fromkeys(constants, "constexpr")
+    made = triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", arch, 32))
+    assert made.asm["cubin"] and not made.metadata.shared > 48 << 10
+    print(made.metadata.name)
+
+shared = {"SHARES": 16, "BLOCK": 512}
+for arch in (80, 90, 100):
+    for topk, page in ((1, 1), (4, 16)):
+        sizes = {"P": page, "S": 3, "K": topk} | shared
+        tables = {"LARGEST": 8, "VERIFIED": 4 if topk == 1 else 0, "WINDOW": 8, "FORWARDS": 8, "BRANCH": 4}
+        built(fill_tables, arch, sizes | tables)
+        built(fill_lists, arch, sizes | {"BRANCHES": 8 * topk, "C": 4096, "N": 8, "FORWARDS": 4})
+    built(pack_mask, arch, {"N": 8, "BYTES": 4096} | shared)
+"""
+KERNELS = ["fill_tables", "fill_lists", "fill_tables", "fill_lists", "pack_mask"]
+
+
+def test_kernels_compile() -> None:
+    """In a process of its own, since tests interpret."""
+    given = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == KERNELS * 3

@@ -1,0 +1,39 @@
+#!/bin/bash
+# Runs these tests on a machine with an sm_90 GPU and without a package index, in a copy of the repository:
+#
+#   tests/sglang/on_gpu.sh BUNDLE [pytest's options]
+#
+# BUNDLE is a folder that bench/sglang/bundle.sh made; it needs no wheels, since the tests build their programs, and no models.
+# SGLang is unpacked into WORK (/tmp/specc-sglang), and what is there is used again. Engines run in bfloat16, with CUDA graphs,
+# under the attention backend that BACKEND (fa3) names. OUT (./out) gets what pytest said and each engine's job, answer and log.
+# LIMIT (540) is how many seconds pytest may take. HOLDS chooses tests, as pytest's -k: by default those that hold in 16 bits.
+[ -d "$1" ] || { echo "usage: $0 BUNDLE [pytest's options]" >&2; exit 2; }
+root=$(cd "$(dirname "$0")/../.." && pwd) here=$(cd "$1" && pwd) start=$SECONDS work=${WORK:-/tmp/specc-sglang} keep=
+out=${OUT:-$root/out} ready=$root/.sglang/versions.json
+shift
+cd "$root" && mkdir -p "$out" .sglang/bin || exit 1
+. "$here/site.sh"
+if [ ! -e "$ready" ]; then
+  echo "unpacked after $((SECONDS - start)) s"
+  echo '*' > .sglang/.gitignore
+  mkdir -p .sglang/plugin && cp -r tests/sglang/stand_ins/specc_testing* .sglang/plugin # the plugin, and no stand-ins
+  printf '#!/bin/sh\nPYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}%s exec %s "$@"\n' "$site:$root/.sglang/plugin" "$python" \
+    > .sglang/bin/python
+  chmod +x .sglang/bin/python
+  timeout 120 "$python" "$here/check.py" 2>&1 | tee "$out/check.log" | grep -v '^$' | tail -40
+  [ "${PIPESTATUS[0]}" -eq 0 ] || { echo "SGLang does not run here" >&2; exit 1; }
+  echo '{"device": "cuda"}' > "$ready"
+  echo "checked after $((SECONDS - start)) s"
+fi
+export PYTHONPATH=$root:$root/tests${PYTHONPATH:+:$PYTHONPATH} PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
+export SPECC_CACHE_DIR=${SPECC_CACHE_DIR:-$root/.specc-cache} SPECC_TEST_BACKEND=${BACKEND:-fa3}
+holds=${HOLDS-16_bits or every_slot or everything_that or program_ran or accepts_as_much}
+timeout -k 10 "${LIMIT:-540}" python3 -m pytest tests/sglang/test_engine.py -m sglang ${holds:+-k "$holds"} \
+  --confcutdir=tests/sglang --basetemp=.sglang-jobs -p no:cacheprovider "$@" 2>&1 | tee "$out/pytest.log"
+code=${PIPESTATUS[0]}
+[ "$code" -eq 0 ] || for log in .sglang-jobs/jobs*/*/log.txt; do # the ends of engines that left nothing
+  [ -e "${log%log.txt}out.json" ] || { echo "== $log"; tail -n 12 "$log" | cut -c1-200; }
+done | head -60
+find .sglang-jobs -name out.json -o -name job.json -o -name log.txt | tar -cJf "$out/jobs.tar.xz" -T -
+echo "total: $((SECONDS - start)) s"
+exit "$code"

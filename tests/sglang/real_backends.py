@@ -1,0 +1,223 @@
+"""What SGLang's own attention backends prepare when the adapter asks them by their contract, as JSON.
+
+Run in SGLang's environment, with Triton's interpreter: `.sglang/bin/python -O tests/sglang/real_backends.py`; SGLang
+asserts that tensors are on a GPU, which `-O` leaves out. The backends are SGLang's classes without what belongs to a
+GPU: their metadata is made by their own code, no layer is run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from specc.adapters.sglang.attention.contract import Contract
+from specc.adapters.sglang.attention.roles import Roles, name_of
+from specc.adapters.sglang.attention.step_tables import Sizes, Tables
+
+STEPS, NODES, LARGEST, CONTEXT, PAGE = 3, 4, 4, 512, 64
+BATCHES = ([7, 300, 64], [7, 300, 64], [500, 1], [63, 62, 127])
+PACKAGE = "sglang.srt.layers.attention"
+COMMON: dict[str, Any] = {
+    "device": "cpu",
+    "page_size": PAGE,
+    "max_context_len": CONTEXT,
+    "topk": 1,
+    "speculative_num_steps": STEPS,
+    "speculative_num_draft_tokens": NODES,
+    "num_draft_tokens": NODES,
+    "speculative_step_id": 0,
+    "max_num_pages": CONTEXT // PAGE,
+    "use_sliding_window_kv_pool": False,
+    "is_draft_runner": True,
+    "skip_prefill": True,
+    "kv_index_translator": SimpleNamespace(is_translating=False, reads_are_translated=False),
+}
+SLOTS = (
+    (torch.randperm(9 * 9, generator=torch.Generator().manual_seed(0)).view(9, 9, 1) * PAGE + torch.arange(PAGE))
+    .view(9, -1)
+    .int()
+)
+"""Requests' tables i32[9, 576]: pages that lie anywhere."""
+
+
+def check(holds: bool) -> None:
+    """An assertion that outlives `-O`."""
+    if not holds:
+        raise AssertionError
+
+
+def bare(module: str, kind: str, **more: Any) -> Any:
+    """A backend of that class with these attributes, its constructor left out."""
+    made = object.__new__(getattr(importlib.import_module(f"{PACKAGE}.{module}"), kind))
+    vars(made).update(COMMON | {"req_to_token": SLOTS} | more)
+    return made
+
+
+def trtllm_mha(step: int) -> Any:
+    more = {"speculative_step_id": step, "expand_encoder_only_verify": False, "_swa_full_to_swa_mapping": None}
+    made = bare("trtllm_mha_backend", "TRTLLMHAAttnBackend", **more)
+    made._alloc_swa_page_table = lambda *_: None
+    made._bind_swa_page_table = lambda *_: None
+    made.init_cuda_graph_state(LARGEST, LARGEST * NODES)
+    return made
+
+
+def fa4(step: int) -> Any:
+    more = {
+        "speculative_step_id": step,
+        "fa_impl_ver": 4,
+        "use_mla": True,
+        "has_swa": False,
+        "is_encoder_decoder": False,
+    }
+    more |= {"local_attn_builder": None, "is_prefill_aware_swa": False, "needs_cpu_seq_lens": False}
+    made = bare("flashattention_backend", "FlashAttentionBackend", **more, _get_scheduler_metadata=None)
+    made._maybe_init_local_attn_metadata = lambda *_, **__: None
+    made.init_cuda_graph_state(LARGEST, LARGEST * NODES)
+    return made
+
+
+def trtllm_mla(_: int, module: str = "trtllm_mla_backend", kind: str = "TRTLLMMLABackend") -> Any:
+    tables = torch.full((LARGEST, CONTEXT // PAGE), -1, dtype=torch.int32)
+    more = {"decode_cuda_graph_metadata": {}, "decode_cuda_graph_kv_indices": tables, "forward_decode_metadata": None}
+    base = importlib.import_module(f"{PACKAGE}.trtllm_mla_backend")
+    base.get_parallel = lambda: SimpleNamespace(dcp_enabled=False)
+    return bare(module, kind, **more)
+
+
+def cutedsl_mla(step: int) -> Any:
+    return trtllm_mla(step, "cutedsl_mla_backend", "CuteDslMLABackend")
+
+
+def flashmla(_: int) -> Any:
+    interface: Any = ModuleType("flash_mla_interface")  # of a library that is not here
+    interface.get_mla_metadata = lambda lengths, *_, **__: (
+        lengths.new_zeros(2, 8),
+        lengths.new_zeros(len(lengths) + 1),
+    )
+    interface.flash_mla_with_kvcache = None
+    sys.modules["sglang.kernels.ops.attention.flash_mla_interface"] = interface
+    more = {"cuda_graph_kv_indices": torch.full((LARGEST, CONTEXT // PAGE), 1, dtype=torch.int32), "num_q_heads": 16}
+    more |= {
+        "cuda_graph_mla_metadata": torch.zeros(2, 8).int(),
+        "cuda_graph_num_splits": torch.zeros(LARGEST + 1).int(),
+    }
+    more |= {"cuda_graph_mla_metadata_view": None, "cuda_graph_num_splits_view": None, "is_fp8_kvcache": False}
+    more |= {"cuda_graph_draft_extend_seq_lens_k": torch.ones(LARGEST).int()}
+    return bare("flashmla_backend", "FlashMLABackend", **more)
+
+
+def dsa(_: int) -> Any:
+    more = {"physical_page_size": PAGE, "dsa_index_topk": 2048, "dsa_index_kpool": 1, "dsa_decode_impl": "fa3"}
+    more |= {"dsa_drop_wide_page_table": False, "experimental_kpool_metadata_fusion": False}
+    more |= {"_arange_buf": torch.arange(64, dtype=torch.int32), "set_dsa_prefill_impl": lambda forward_batch: None}
+    module = importlib.import_module(f"{PACKAGE}.dsa_backend")
+    module.is_cuda, module.get_platform = lambda: True, lambda: SimpleNamespace(is_sm100=False)
+    module.resolve_paged_mqa_logits_metadata_fn = lambda: lambda lengths, *_: lengths.new_zeros(3)
+    module.resolve_num_sms = lambda: 2
+    more["dsa_topk_backend"] = SimpleNamespace(should_use_topk_v2=lambda: False)
+    more["decode_cuda_graph_metadata"] = {
+        "cu_seqlens_q": torch.arange(LARGEST + 1, dtype=torch.int32),
+        "page_table": torch.zeros(LARGEST * NODES, SLOTS.shape[1], dtype=torch.int32),
+    }
+    made = bare("dsa_backend", "DeepseekSparseAttnBackend", **more)
+    made._init_kpool_metadata_fusion()
+    return made
+
+
+def dsa_read(backend: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Lengths and pages of each request; rows of verify and extend are queries, each with keys of its own."""
+    of = backend.forward_metadata
+    queries = 1 if batch.forward_mode.is_decode() else NODES
+    ends = of.cache_seqlens_int32.repeat_interleave(queries).view(-1, queries)
+    check(torch.equal(of.dsa_seqlens_expanded.view(-1, queries), ends - queries + 1 + torch.arange(queries)))
+    check(torch.equal(of.dsa_cache_seqlens_int32, of.dsa_seqlens_expanded.clamp(max=backend.dsa_index_topk)))
+    return of.cache_seqlens_int32, of.real_page_table[::queries]
+
+
+def flashmla_lengths(backend: Any, batch: Any) -> torch.Tensor:
+    """As its forwards read them: from the batch, but for extend."""
+    own = backend.forward_metadata.seq_lens_k
+    return batch.seq_lens + NODES * batch.forward_mode.is_target_verify() if own is None else own
+
+
+def held(name: str, lengths: str, table: str) -> Callable[[Any, Any], tuple[torch.Tensor, torch.Tensor]]:
+    """What layers read of a backend: fields of the object that it holds under that name."""
+    return lambda backend, _: (getattr(getattr(backend, name), lengths), getattr(getattr(backend, name), table))
+
+
+KINDS: dict[str, tuple[Callable[[int], Any], Callable[[Any, Any], tuple[torch.Tensor, torch.Tensor]]]] = {
+    "trtllm_mha": (trtllm_mha, held("forward_metadata", "cache_seqlens_int32", "page_table")),
+    "fa4": (fa4, held("forward_metadata", "cache_seqlens_int32", "page_table")),
+    "trtllm_mla": (trtllm_mla, held("forward_decode_metadata", "seq_lens_k", "block_kv_indices")),
+    "cutedsl_mla": (cutedsl_mla, held("forward_decode_metadata", "seq_lens_k", "block_kv_indices")),
+    "flashmla": (
+        flashmla,
+        lambda backend, batch: (flashmla_lengths(backend, batch), backend.forward_metadata.block_kv_indices),
+    ),
+    "dsa": (dsa, dsa_read),
+}
+
+
+def batch_of(mode: str, rows: torch.Tensor, lengths: torch.Tensor) -> Any:
+    """A forward's batch, as far as metadata reads it."""
+    infos = importlib.import_module("sglang.srt.speculative.eagle_info")
+    modes = importlib.import_module("sglang.srt.model_executor.forward_batch_info").ForwardMode
+    names = {"draft": "EagleDraftInput", "verify": "EagleVerifyInput", "extend": "EagleDraftExtendInput"}
+    info = object.__new__(getattr(infos, names[mode]))
+    width = 1 if mode == "draft" else NODES
+    vars(info).update(num_tokens_per_req=width, draft_token_num=width, topk=1, ragged_verify_layout=None)
+    tokens = torch.zeros(len(rows) * width, dtype=torch.int64)
+    return SimpleNamespace(
+        forward_mode={"draft": modes.DECODE, "verify": modes.TARGET_VERIFY, "extend": modes.DRAFT_EXTEND_V2}[mode],
+        batch_size=len(rows),
+        req_pool_indices=rows,
+        seq_lens=lengths,
+        seq_lens_cpu=None,
+        seq_lens_sum=None,
+        encoder_lens=None,
+        positions=tokens,
+        out_cache_loc=tokens,
+        kv_loc_plan=None,
+        spec_info=info,
+    )
+
+
+def steps(kind: str) -> list[Any]:
+    """For each batch: by forward the keys that are read of each request, and the pages where they are found."""
+    make, read = KINDS[kind]
+    backends = [make(0), make(1), make(0), make(0)]
+    check({name_of(backend) for backend in backends} == {kind})
+    for backend, mode in zip(backends, ("draft", "draft", "verify", "extend"), strict=True):
+        given = batch_of(mode, torch.tensor([1, 2]), torch.tensor([9, 9]))  # a size that SGLang has captured
+        backend.init_forward_metadata_out_graph(given, in_capture=True)
+    theirs = [dict(of) for backend in backends for of in vars(backend).values() if isinstance(of, dict)]
+    sizes = Sizes(LARGEST, STEPS, 1, NODES, PAGE, context=CONTEXT)
+    attention, found = Contract(Roles(backends[:2], None, *backends[2:]), Tables(SLOTS, sizes)), []
+    for place, lengths in enumerate(BATCHES):
+        rows, text = torch.arange(len(lengths)) + place + 1, torch.tensor(lengths)
+        one: dict[str, Any] = {}
+        for step in range(STEPS - 1):
+            given = batch_of("draft", rows, text)
+            one[f"draft {step}"] = read(attention.draft(step, given), given)
+        given = batch_of("verify", rows, text)
+        one["verify"] = read(attention.target(given, NODES, None, None), given)
+        given = batch_of("extend", rows, text + STEPS + 1)
+        one["extend"] = read(attention.extend(given, text, STEPS + 1), given)
+        found.append({forward: [part.tolist() for part in parts] for forward, parts in one.items()})
+    now = [dict(of) for backend in backends for of in vars(backend).values() if isinstance(of, dict)]
+    same = [a.keys() == b.keys() and all(a[key] is b[key] for key in a) for a, b in zip(theirs, now, strict=True)]
+    return [all(same), found]
+
+
+if __name__ == "__main__":
+    json.dump({"slots": SLOTS.tolist(), **{kind: steps(kind) for kind in KINDS}}, sys.stdout)

@@ -1,0 +1,279 @@
+"""What SGLang makes of command lines: `.sglang/bin/python tests/sglang/resolve.py JOB.json OUT.json`.
+
+A job is a list of `{"words": [...], "gpu": "sm_90"}`. Of each the answer has `server`: backends, page and shape by
+SGLang's own resolution of arguments, to which the machine is said to have that GPU; and `facts` and `refusals`: what
+the adapter's `fit` finds on a worker whose model configurations, pools and windows SGLang has chosen, without weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.pop("SGLANG_USE_CPU_ENGINE", None)
+
+import torch
+from sglang.cli.serve import _normalize_positional_model_path
+from sglang.srt.arg_groups import memory_hook
+from sglang.srt.arg_groups.model_overrides import qwen3_vl
+from sglang.srt.arg_groups.overrides import attention_backends_of, resolved_view
+from sglang.srt.configs.model_config import ModelConfig, is_deepseek_dsa, is_deepseek_v4
+from sglang.srt.layers.quantization import QUANTIZATION_METHODS
+from sglang.srt.mem_cache import kv_cache_configurator as pools
+from sglang.srt.model_executor import model_runner
+from sglang.srt.model_executor.model_runner_components import attention_backend_setup as setup
+from sglang.srt.model_executor.model_runner_components.load_model_utils import resolve_sliding_window_size
+from sglang.srt.models.registry import ModelRegistry
+from sglang.srt.runtime_context import get_spec, override_platform, publish
+from sglang.srt.server_args import prepare_server_args
+from sglang.srt.speculative.draft_utils import DraftBackendFactory
+from transformers import AutoConfig, Qwen2Config
+
+from specc.adapters.sglang import fit
+from specc.adapters.sglang.served import refusals
+
+AutoConfig.register("mimo", type("MiMoConfig", (Qwen2Config,), {"model_type": "mimo"}))
+"""In the place of the code that comes with the model, which is not run."""
+QUANTIZATION_METHODS.setdefault("mxfp4", QUANTIZATION_METHODS["mxfp8"])
+"""SGLang has it on GPUs alone; nothing is asked of it but that it is there."""
+MEMORY_GIB = {"sm_80": 80, "sm_89": 24, "sm_90": 80, "sm_100": 180, "sm_120": 32}
+"""Of the usual GPU of an architecture."""
+
+
+def platform(gpu: str) -> dict[str, Any]:
+    """What SGLang asks of a machine with such a GPU."""
+    capability = divmod(int(gpu.removeprefix("sm_")), 10)
+    major = capability[0]
+    others = ("is_hip", "is_npu", "is_xpu", "is_musa", "is_mps", "is_sm110", "has_amx")
+    return dict.fromkeys(others, False) | {
+        "is_cuda": True,
+        "is_sm90": major == 9,
+        "is_hopper_with_cuda_12_3": major == 9,
+        "is_sm100": major == 10,
+        "is_sm100_or_sm110": major == 10,
+        "is_sm120": major == 12,
+        "is_blackwell": major in (10, 12),
+        "has_flashinfer": True,
+        "device_sm": 10 * major + capability[1],
+        "device_capability": capability,
+    }
+
+
+def server(arguments: Any) -> dict[str, Any]:
+    """Backends, page, shape, draft and graphs of resolved arguments."""
+    view = resolved_view(arguments)
+    prefill, decode = attention_backends_of(view)
+    sizes = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+    decode_graphs = view.cuda_graph_config.decode
+    return {
+        "prefill": prefill,
+        "decode": decode,
+        "draft": view.speculative_draft_attention_backend,
+        "page_size": view.page_size,
+        "shape": [getattr(view, name) for name in sizes],
+        "algorithm": view.speculative_algorithm,
+        "draft_path": view.speculative_draft_model_path,
+        "max_requests": view.max_running_requests,
+        "captured": decode_graphs.bs,
+        "dtype": view.dtype,
+    }
+
+
+class Chosen:
+    """What SGLang's code chooses a pool with: its own dispatch, whose builders hand over the class alone."""
+
+    def __init__(self, config: ModelConfig, *, draft: bool) -> None:
+        self._settings = {
+            "model_config": config,
+            "mambaish_config": fit.mambaish_config(config),
+            "is_hybrid_swa": config.is_hybrid_swa,
+            "use_mla_backend": config.attention_arch == model_runner.AttentionArch.MLA,
+            "kv_cache_dtype": torch.bfloat16,
+            "kv_cache_dtype_str": "auto",
+            "is_draft_worker": draft,
+            "layer_info": SimpleNamespace(num_effective_layers=1),
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._settings:
+            return self._settings[name]
+        found = getattr(pools.KVCacheConfigurator, name)
+        if not name.startswith("_build_") or name in ("_build_token_to_kv_pool", "_build_req_to_token_pool"):
+            return found.__get__(self)
+        if name in ("_build_mtp_kv_shard_pool", "_build_mha_quant_method"):
+            return lambda **_: None
+        return lambda **given: self._class_of(name, given)
+
+    def _class_of(self, builder: str, given: dict[str, Any]) -> type:
+        kind = builder.removeprefix("_build_").removesuffix("_kv_pool").removesuffix("_req_pool")
+        if kind in ("mha", "mla", "dsa"):
+            return given[f"{kind}_pool_class"]
+        named = {
+            "default": pools.ReqToTokenPool,
+            "hybrid": pools.HybridReqToTokenPool,
+            "hybrid_swa": pools.SWAKVPool,
+            "hybrid_mla_swa": pools.SWAKVPool,
+            "hybrid_linear": pools.HybridLinearKVPool,
+        }
+        return named.get(kind) or type(kind, (), {})
+
+    def pool(self) -> Any:
+        """A pool of keys and values, without any."""
+        config = self.model_config.hf_config
+        sizes = SimpleNamespace(**dict.fromkeys(pools._PoolSizes.__annotations__))
+        chosen = self._build_token_to_kv_pool(
+            sizes=sizes,
+            is_dsa_model=is_deepseek_dsa(config),
+            is_dsv4_model=is_deepseek_v4(config),
+            req_to_token_pool=SimpleNamespace(req_to_token=torch.empty(1, 1)),
+        )
+        return object.__new__(chosen)
+
+    def requests(self) -> Any:
+        """A pool of requests, without any."""
+        return object.__new__(self._build_req_to_token_pool(max_num_reqs=1))
+
+
+def window(config: ModelConfig) -> int | None:
+    """The sliding window that SGLang's model has, whose class is asked without making a model."""
+    model, _ = ModelRegistry.resolve_model_cls(config.hf_config.architectures)
+    made = object.__new__(model)
+    inner = object.__new__(model)
+    for one, of in ((made, config.hf_config), (inner, config.hf_text_config)):
+        object.__setattr__(one, "config", of)
+        object.__setattr__(one, "_draft_window_size", get_spec().speculative_draft_window_size)
+    text = SimpleNamespace(get_attention_sliding_window_size=lambda: config.hf_text_config.sliding_window - 1)
+    object.__setattr__(made, "language_model", text)
+    return resolve_sliding_window_size(made, config)
+
+
+FLASH = "FlashAttentionBackend"
+CLASSES = {
+    "fa3": FLASH,
+    "fa4": FLASH,
+    "dsa": "DeepseekSparseAttnBackend",
+    "flashinfer": "FlashInferAttnBackend",
+    "triton": "TritonAttnBackend",
+    "trtllm_mha": "TRTLLMHAAttnBackend",
+    "trtllm_mla": "TRTLLMMLABackend",
+}
+"""Attention backend -> SGLang's class of it."""
+
+
+def backend(name: str, *, mla: bool) -> Any:
+    """An attention backend that is none, of a class that is called like SGLang's."""
+    named = "FlashInferMLAAttnBackend" if mla and name == "flashinfer" else CLASSES[name]
+    return type(named, (), {"fa_impl_ver": int(name[2:]) if named == FLASH else None, "needs_cpu_seq_lens": False})()
+
+
+def target_backend(made: Any) -> Any:
+    """The target's attention backend, which SGLang's code puts together of such."""
+    setup._build_full_attention_backend_from_str = lambda *, model_runner, backend_str, init_new_workspace: backend(
+        backend_str, mla=model_runner.use_mla_backend
+    )
+    setup.attn_backend_wrapper = lambda _, whole: whole
+    names = setup.resolve_attention_backend_strs(model_runner=made)
+    return setup._build_resolved_backend(model_runner=made, resolved=names, init_new_workspace=False)
+
+
+class Factory(DraftBackendFactory):
+    """SGLang's choice of the draft's attention backends, which makes such."""
+
+    def __getattribute__(self, name: str) -> Any:
+        kind = re.fullmatch(r"_create_(\w+)_(decode|prefill)_backend", name)
+        if kind is None or kind[1] == "qwen_qsa":
+            return super().__getattribute__(name)
+        runner, steps = self.draft_model_runner, self.speculative_num_steps
+
+        def create() -> tuple[str, Any]:
+            one = partial(backend, kind[1], mla=runner.use_mla_backend)
+            several = SimpleNamespace(attn_backends=[one() for _ in range(steps - 1)])
+            return kind[1], several if kind[2] == "decode" else one()
+
+        return create
+
+
+def runner(arguments: Any, path: str, *, draft: bool) -> Any:
+    """A runner with what `fit.facts` reads."""
+    config = ModelConfig.from_server_args(arguments, model_path=path, is_draft_model=draft)
+    own = model_runner.resolve_draft_attention_backend(draft_attention_backend=None, is_draft_worker=draft)
+    return SimpleNamespace(
+        model_config=config,
+        sliding_window_size=window(config),
+        token_to_kv_pool=Chosen(config, draft=draft).pool(),
+        kv_index_translator=SimpleNamespace(is_translating=False),
+        model=SimpleNamespace(modules=lambda: ()),
+        canary_manager=None,
+        kv_cache_dtype=config.dtype,
+        req_to_token_pool=None,
+        is_draft_worker=draft,
+        draft_attention_backend=own,
+        use_mla_backend=config.attention_arch == model_runner.AttentionArch.MLA,
+        device="cuda",
+        dtype=config.dtype,
+    )
+
+
+def worker(arguments: Any) -> Any:
+    """A worker with what `fit.facts` reads."""
+    view = resolved_view(arguments)
+    target = runner(arguments, view.model_path, draft=False)
+    draft = runner(arguments, view.speculative_draft_model_path, draft=True)
+    target.attn_backend = target_backend(target)
+    factory = Factory(draft, view.speculative_eagle_topk, view.speculative_num_steps)
+    steps, extend = factory.create_decode_backend(), factory.create_draft_extend_backend()
+    drafter = SimpleNamespace(draft_runner=draft, draft_attn_backend=steps, draft_extend_attn_backend=extend)
+    return SimpleNamespace(
+        target_worker=SimpleNamespace(model_runner=target),
+        draft_worker=drafter,
+        req_to_token_pool=Chosen(target.model_config, draft=False).requests(),
+        server_args=arguments,
+    )
+
+
+def answer(words: list[str], gpu: str) -> dict[str, Any]:
+    """Of one command line."""
+    torch.cuda.get_device_capability = lambda *_: platform(gpu)["device_capability"]
+    for module in (memory_hook, qwen3_vl):
+        module.get_device_memory_capacity = lambda *_: MEMORY_GIB[gpu] * 1024
+    qwen3_vl.is_sm90_supported = lambda: gpu == "sm_90"
+    with override_platform(**platform(gpu)):
+        own, _ = _normalize_positional_model_path(words)
+        arguments = prepare_server_args([*own, "--device", "cuda"])
+        arguments.resolve_once()
+        found = {"server": server(arguments)}
+        publish(arguments, role="scheduler")
+        made = worker(arguments)
+        facts = fit.facts(made)
+    runners = {"target": made.target_worker.model_runner, "draft": made.draft_worker.draft_runner}
+    return found | {
+        "facts": dataclasses.asdict(facts),
+        "refusals": [[refusal.about, refusal.what] for refusal in refusals(facts)],
+        "dtypes": {side: str(one.dtype).removeprefix("torch.") for side, one in runners.items()},
+    }
+
+
+def main() -> None:
+    """Read a job, answer it, write what came out; what SGLang refuses has its message instead."""
+    job, out = (Path(name) for name in sys.argv[1:])
+    found: list[dict[str, Any]] = []
+    for one in json.loads(job.read_text()):
+        try:
+            found.append(answer(one["words"], one["gpu"]))
+        except Exception as error:  # SGLang raises anything
+            if os.environ.get("RAISE"):
+                raise
+            found.append({"error": f"{type(error).__name__}: {error}"})
+    out.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

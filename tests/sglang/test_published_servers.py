@@ -1,0 +1,201 @@
+"""Command lines of published models: `specc sglang check` and SGLang's own resolution agree on which server starts.
+
+And on what is in the way of programs: `check`, which reads two config.json, finds what the adapter's `fit` does, which
+reads SGLang's model configurations, pools and windows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import published_models
+import pytest
+import yaml
+from sglang_files import HERE, NEWEST, ON_GPU, ROOT, environment
+
+from specc.adapters.sglang.served import refusals, roles
+from specc.config.presets.preset import Asked
+from specc.config.presets.sglang_models import unserved
+from specc.config.sglang.command_line import Arguments, parse
+from specc.config.sglang.server import Started, gpu_of, started
+from specc.config.sglang.written import Wanted, configuration
+from specc.support.diagnostics import DiagnosticError
+
+pytestmark = pytest.mark.skipif(ON_GPU, reason="the machine is said to have other GPUs")
+LAUNCH = "python3 -m sglang.launch_server"
+CHAIN = "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
+COMMANDS = {
+    "Llama 8B, EAGLE3, a tree": f"""{LAUNCH} --model Llama-3.1-8B-Instruct --speculative-algorithm EAGLE3 \\
+        --speculative-draft-model-path EAGLE3-LLaMA3.1-Instruct-8B --speculative-num-steps 3 \\
+        --speculative-eagle-topk 4 --speculative-num-draft-tokens 16 --mem-fraction 0.75 --dtype float16 \\
+        --log-level warning""",
+    "Llama 8B, EAGLE": f"""{LAUNCH} --model-path Llama-3.1-8B-Instruct --speculative-algorithm EAGLE \\
+        --speculative-draft-model-path EAGLE-LLaMA3.1-Instruct-8B --dtype float16""",
+    "Llama 70B, EAGLE3": f"""{LAUNCH} --model-path Llama-3.3-70B-Instruct --tp 4 --speculative-algorithm EAGLE3 \\
+        --speculative-draft-model-path Llama-3.3-70B-Instruct-EAGLE3 {CHAIN} --max-running-requests 64""",
+    "Qwen3 8B, EAGLE3": f"""{LAUNCH} --model Qwen3-8B --speculative-algorithm EAGLE3 \\
+        --speculative-draft-model-path Qwen3-8B-EAGLE3 --speculative-num-steps 6 --speculative-eagle-topk 10 \\
+        --speculative-num-draft-tokens 32 --mem-fraction 0.9 --dtype bfloat16""",
+    "Qwen3 30B, EAGLE3": f"""SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 {LAUNCH} --model-path Qwen3-30B-A3B --tp 4 \\
+        --speculative-algorithm EAGLE3 --speculative-draft-model Qwen3-30B-A3B-EAGLE3""",
+    "DeepSeek V3": "sglang serve DeepSeek-V3 --tp 8 --trust-remote-code --speculative-algorithm EAGLE",
+    "DeepSeek R1": f"{LAUNCH} --model-path DeepSeek-V3 --tp 8 --speculative-algorithm NEXTN {CHAIN}",
+    "DeepSeek V3.2": f"{LAUNCH} --model DeepSeek-V3.2 --tp 8 --speculative-algorithm EAGLE {CHAIN}",
+    "GLM 4.5": f"""{LAUNCH} --model-path GLM-4.5 --tp-size 8 --tool-call-parser glm45 --reasoning-parser glm45 \\
+        --speculative-algorithm EAGLE {CHAIN} --mem-fraction-static 0.7 --served-model-name glm-4.5 \\
+        --host 0.0.0.0 --port 8000""",
+    "GLM 4.7 Flash": f"{LAUNCH} --model-path GLM-4.7-Flash --tp-size 4 --speculative-algorithm EAGLE {CHAIN}",
+    "Kimi K2, EAGLE3": f"""{LAUNCH} --model-path Kimi-K2-Instruct --tp-size 8 --speculative-algorithm EAGLE3 \\
+        --speculative-draft-model-path Kimi-K2-Instruct-EAGLE3 {CHAIN}""",
+    "gpt-oss, EAGLE3": f"""{LAUNCH} --model-path gpt-oss-120b --tp 8 --speculative-algorithm EAGLE3 \\
+        --speculative-draft-model-path gpt-oss-120b-EAGLE3 {CHAIN}""",
+    "Gemma 3, EAGLE3": f"""{LAUNCH} --model-path gemma-3-27b-it --speculative-algorithm EAGLE3 \\
+        --speculative-draft-model-path gemma-3-27b-it-EAGLE3 --tp 2""",
+    "Qwen3-Next": f"""{LAUNCH} --model-path Qwen3-Next-80B-A3B-Instruct --port 30000 --tp-size 4 \\
+        --context-length 32768 --mem-fraction-static 0.8 --speculative-algo NEXTN {CHAIN} \\
+        --speculative-draft-model-path Qwen3-Next-80B-A3B-Instruct""",
+    "MiMo 7B": f"""{LAUNCH} --model-path MiMo-7B-Base --trust-remote-code --speculative-algorithm EAGLE \\
+        --speculative-draft-model-path MiMo-7B-Base --speculative-num-steps 1 --speculative-eagle-topk 1 \\
+        --speculative-num-draft-tokens 2 --mem-fraction 0.5""",
+    "MiniMax M2, EAGLE3": f"""{LAUNCH} --model-path MiniMax-M2 --tp-size 4 --speculative-algorithm EAGLE3 \\
+        --speculative-draft-model-path MiniMax-M2-EAGLE3 {CHAIN} --page-size 64""",
+    "one with backends written": f"""{LAUNCH} --model-path Qwen3-8B --speculative-algorithm STANDALONE \\
+        --speculative-draft-model-path Qwen3-0.6B {CHAIN} --prefill-attention-backend fa3 \\
+        --decode-attention-backend flashinfer --speculative-attention-mode decode""",
+    "one with a backend of the draft's": f"""{LAUNCH} --model-path Qwen3-8B --speculative-algorithm STANDALONE \\
+        --speculative-draft-model-path Qwen3-0.6B {CHAIN} --attention-backend flashinfer \\
+        --speculative-draft-attention-backend triton --cuda-graph-bs-decode 1 2 4""",
+    "a cache of E5M2": f"""{LAUNCH} --model-path Qwen3-8B --speculative-algorithm STANDALONE \\
+        --speculative-draft-model-path Qwen3-0.6B {CHAIN} --kv-cache-dtype fp8_e5m2""",
+    "a deterministic one": f"""{LAUNCH} --model-path Qwen3-8B --speculative-algorithm STANDALONE \\
+        --speculative-draft-model-path Qwen3-0.6B {CHAIN} --enable-deterministic-inference""",
+}
+GPUS = ("sm_90", "sm_100", "sm_80")
+SHAPES = {
+    "as it comes": "",
+    "a chain": CHAIN,
+    "a tree": CHAIN.replace("topk 1", "topk 4").replace("tokens 4", "tokens 8"),
+}
+
+
+def held_out() -> dict[str, str]:
+    """The command line of every model with a head, and with modules of its own, in every shape."""
+    lines: dict[str, str] = {}
+    for name, config in sorted(published_models.targets().items()):
+        drafts = {"EAGLE3": f"{name}-EAGLE3"} | ({"EAGLE": name} if config.get("num_nextn_predict_layers") else {})
+        for algorithm, draft in drafts.items():
+            for shape, words in SHAPES.items():
+                line = f"{LAUNCH} --model-path {name} --dtype bfloat16 {words} --speculative-algorithm {algorithm}"
+                lines[f"{name}, {algorithm}, {shape}"] = f"{line} --speculative-draft-model-path {draft}"
+    return lines
+
+
+HELD_OUT = held_out()
+CASES = [(line, gpu) for line in COMMANDS.values() for gpu in GPUS] + [(line, "sm_90") for line in HELD_OUT.values()]
+
+
+@pytest.fixture(scope="session")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the models."""
+    folder = tmp_path_factory.mktemp("published")
+    published_models.write(folder)
+    return folder
+
+
+def in_folder(line: str, folder: Path) -> list[str]:
+    """The words of a command line, with the directories of its models."""
+    words = shlex.split(line.replace("\\\n", " "))
+    return [str(folder / word) if (folder / word).is_dir() else word for word in words]
+
+
+@pytest.fixture(scope="session")
+def answers(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, str], Mapping[str, Any]]:
+    """What SGLang makes of every case."""
+    folder = tmp_path_factory.mktemp("resolved")
+    launchers = ("sglang.launch_server", "serve")
+    job: list[dict[str, Any]] = []
+    for line, gpu in CASES:
+        words = in_folder(line, published)
+        begin = next(index for index, word in enumerate(words) if word in launchers)
+        job.append({"words": words[begin + 1 :], "gpu": gpu})
+    (folder / "job.json").write_text(json.dumps(job))
+    command = [str(environment(NEWEST).python), str(HERE / "resolve.py"), "job.json", "out.json"]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return dict(zip(CASES, json.loads((folder / "out.json").read_text()), strict=True))
+
+
+def found(line: str, gpu: str, folder: Path) -> tuple[Started, Arguments]:
+    """What `specc sglang check` makes of a command line."""
+    arguments = parse(in_folder(line, folder))
+    return started(arguments, gpu_of(gpu)), arguments
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_which_server_starts(
+    name: str, gpu: str, published: Path, answers: Mapping[tuple[str, str], Mapping[str, Any]]
+) -> None:
+    """Backends by role, page, shape, draft, and sizes of batches, which are no larger than those captured."""
+    answer = answers[COMMANDS[name], gpu]
+    mine, arguments = found(COMMANDS[name], gpu, published)
+    assert "error" not in answer, answer
+    theirs = answer["server"]
+    mode = arguments.text("--speculative-attention-mode", "prefill")
+    given_out = roles(theirs["prefill"], theirs["decode"], theirs["draft"], mode)
+    assert {role: fact.value for role, fact in mine.attention.items()} == given_out
+    assert mine.page_size.value == theirs["page_size"]
+    assert [mine.num_steps.value, mine.topk.value, mine.num_draft_tokens.value] == theirs["shape"]
+    assert (mine.algorithm, mine.max_requests.value) == (theirs["algorithm"], theirs["max_requests"])
+    assert str(mine.models["draft"][0]) == theirs["draft_path"]
+    captured = [size for size in theirs["captured"] if size <= theirs["max_requests"]]
+    assert list(mine.buckets) == captured
+    for line in (f"{mine.page_size.value}: {mine.page_size.origin}", theirs["decode"]):
+        assert any(line in said for _, said in mine.described())
+
+
+@pytest.mark.parametrize(("line", "gpu"), CASES, ids=[*(f"{n}, {g}" for n in COMMANDS for g in GPUS), *HELD_OUT])
+def test_what_is_refused(
+    line: str, gpu: str, published: Path, answers: Mapping[tuple[str, str], Mapping[str, Any]]
+) -> None:
+    """By `check`, what `fit` refuses; and by a build for the engine, what of that hangs on the models alone."""
+    answer = answers[line, gpu]
+    mine, arguments = found(line, gpu, published)
+    if "error" in answer:
+        assert arguments.found.errors, answer
+        return
+    assert [[refusal.about, refusal.what] for refusal in refusals(mine.facts)] == answer["refusals"]
+    assert len(arguments.found.errors) == len(answer["refusals"])
+    of_models = [what for about, what in answer["refusals"] if about in ("target", "draft", "topk", "head_rows")]
+    models = {side: facts.values for side, (_, facts) in mine.models.items()}
+    asked = Asked(models, {}, topk=int(mine.topk.value), ranks=mine.facts.ranks, head_rows=False)
+    assert [what for _, what in unserved(asked)] == of_models
+
+
+def test_most_are_served_and_some_are_not(answers: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
+    """So that neither list is empty."""
+    refused = {line for (line, _), answer in answers.items() if answer.get("refusals")}
+    fine = {line for (line, _), answer in answers.items() if answer.get("refusals") == []}
+    assert len(fine) > 20
+    assert len(refused) > 20
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_element_types(name: str, published: Path, answers: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
+    """Those that are written are SGLang's."""
+    mine, arguments = found(COMMANDS[name], "sm_90", published)
+    try:
+        text = configuration(arguments, mine, Wanted())
+    except DiagnosticError:
+        return
+    written = yaml.load(text, Loader=yaml.CSafeLoader)
+    for side, dtype in answers[COMMANDS[name], "sm_90"]["dtypes"].items():
+        own = mine.models[side][1].values.get("dtype")
+        assert written[side].get("dtype", own) == dtype

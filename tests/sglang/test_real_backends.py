@@ -1,0 +1,37 @@
+"""SGLang's attention backends by their contract: each forward reads its own keys, and SGLang's graphs keep theirs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import Any
+
+import pytest
+from real_backends import BATCHES, KINDS, NODES, PAGE, STEPS
+from sglang_files import ENVIRONMENT, HERE, PYTHON
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    variables = os.environ | ENVIRONMENT.variables | {"TRITON_INTERPRET": "1"}
+    variables.pop("PYTHONPATH", None)
+    done = subprocess.run(
+        [PYTHON, "-O", HERE / "real_backends.py"], env=variables, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout[done.stdout.index("{") :])
+
+
+@pytest.mark.parametrize("kind", [*KINDS])
+def test_forwards_read_their_keys(kind: str, found: dict[str, Any]) -> None:
+    kept, steps = found[kind]
+    assert kept, "what SGLang's graphs read has been replaced"
+    more = {f"draft {step}": step + 1 for step in range(STEPS - 1)} | {"verify": NODES, "extend": STEPS + 1}
+    for place, (lengths, step) in enumerate(zip(BATCHES, steps, strict=True)):
+        assert step.keys() == more.keys()
+        for forward, (keys, pages) in step.items():
+            assert keys == [length + more[forward] for length in lengths]
+            for row, (count, table) in enumerate(zip(keys, pages, strict=True), place + 1):
+                wanted = [found["slots"][row][at] // PAGE for at in range(0, count, PAGE)]
+                assert table[: len(wanted)] == wanted

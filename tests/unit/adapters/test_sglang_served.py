@@ -1,0 +1,118 @@
+"""What the adapter for SGLang serves of a server, and what it refuses, by facts alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from specc.adapters.sglang.served import (
+    BACKENDS,
+    CACHES,
+    ROLES,
+    SETTINGS,
+    Model,
+    Refusal,
+    Server,
+    refusals,
+    roles,
+)
+
+LATENT, SPARSE = Model(cache="mla"), Model(cache="dsa")
+
+
+def everywhere(backend: str) -> dict[str, str]:
+    return dict.fromkeys(ROLES, backend)
+
+
+def about(server: Server) -> list[str]:
+    return [refusal.about for refusal in refusals(server)]
+
+
+def test_nothing_is_in_the_way_of_a_server_of_which_nothing_is_known() -> None:
+    assert list(refusals(Server())) == []
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_has_one_value_that_is_served(name: str) -> None:
+    served, what = SETTINGS[name]
+    assert about(Server(settings={name: served})) == []
+    for value in (None, False) if served in (None, False) else (served,):  # SGLang has either for what is not there
+        assert about(Server(settings={name: value})) == []
+    other = {bool: True, int: 2}.get(type(served), "another")
+    (found,) = refusals(Server(settings={name: other}))
+    assert found == Refusal(name, what if other is True else f"{what} ({name} {other})")
+    assert str(found).endswith("is not served")
+
+
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [
+        (Model(window=True), ["a sliding window of the {side}"]),
+        (Model(cache="SWAKVPool", window=True), ["a sliding window of the {side}"]),
+        (Model(cache="HybridLinearKVPool", recurrent=True), ["recurrent state of the {side}"]),
+        (Model(mrope=True), ["positions of images and videos (mrope) of the {side}"]),
+        (Model(cache="PageMajorMHATokenToKVPool"), ["the KV cache of the {side}, PageMajorMHATokenToKVPool,"]),
+        (Model(), []),
+        (LATENT, []),
+        (SPARSE, []),
+    ],
+)
+@pytest.mark.parametrize("side", ["target", "draft"])
+def test_models(side: str, model: Model, what: list[str]) -> None:
+    """A window and a state explain the cache that SGLang keeps for them."""
+    server = Server(target=model) if side == "target" else Server(draft=model)
+    assert list(refusals(server)) == [Refusal(side, words.format(side=side)) for words in what]
+
+
+@pytest.mark.parametrize("model", [LATENT, SPARSE])
+def test_trees_over_latent_rows(model: Model) -> None:
+    assert about(Server(target=model, topk=4)) == ["topk"]
+    assert about(Server(draft=model, topk=4)) == ["topk"]
+    assert about(Server(target=Model(), draft=Model(), topk=4)) == []
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("cache", CACHES)
+def test_a_backend_is_served_over_its_caches(backend: str, cache: str) -> None:
+    model, one = Model(cache=cache), BACKENDS[backend]
+    server = Server(model, model, attention=everywhere(backend), device=one.device)
+    fits = cache in one.caches
+    assert about(server) == ([] if fits else [f"attention {role}" for role in ROLES])
+    tree = Server(model, model, topk=4, attention=everywhere(backend), device=one.device)
+    served = fits and one.mask is not None and cache == "mha"
+    assert (about(tree) == []) == served
+    assert tree.mask == one.mask
+    assert server.mask is None
+
+
+def test_a_role_has_a_backend_of_its_own() -> None:
+    """Over the cache of the model that it runs."""
+    mixed = {"draft": "triton", "verify": "fa3", "extend": "triton"}
+    assert about(Server(LATENT, Model(), attention=mixed)) == []
+    assert about(Server(Model(), LATENT, attention=mixed)) == ["attention draft", "attention extend"]
+    assert about(Server(Model(), Model(), attention=mixed | {"extend": "hpc_ops"})) == ["attention extend"]
+    assert about(Server(Model(), Model(), attention=everywhere("intel_amx"))) == [f"attention {role}" for role in ROLES]
+    assert Server(Model(), Model(), topk=2, attention=mixed).mask == "slots"
+
+
+def test_what_was_not_tried_is_named() -> None:
+    assert Server(attention=everywhere("fa3")).untried == []
+    assert Server(attention={"draft": "trtllm_mha", "verify": "fa4", "extend": "fa4"}).untried == ["trtllm_mha", "fa4"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (("fa3", "fa3", None, "prefill"), ("fa3", "fa3", "fa3")),
+        (("fa3", "triton", None, "prefill"), ("triton", "fa3", "fa3")),
+        (("fa3", "triton", None, "decode"), ("triton", "triton", "triton")),
+        (("fa3", "triton", "flashinfer", "prefill"), ("flashinfer", "fa3", "flashinfer")),
+        (("fa3", "triton", "flashinfer", "decode"), ("flashinfer", "triton", "flashinfer")),
+    ],
+)
+def test_who_runs_what(given: tuple[str, str, str | None, str], expected: tuple[str, str, str]) -> None:
+    assert tuple(roles(*given)[role] for role in ROLES) == expected
+
+
+def test_rows_of_a_shared_head() -> None:
+    assert about(Server(ranks=2, head_rows=True)) == ["head_rows"]
+    assert about(Server(ranks=1, head_rows=True)) == about(Server(ranks=2)) == []
