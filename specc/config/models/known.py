@@ -79,7 +79,9 @@ def plain(content: Mapping[str, Any]) -> Plain | None:
         return None
     said = {known.names.get(key, key): value for key, value in content.items()}
     twice = len(said) < len(content)
-    if twice or not all(_like(said[key], known.defaults[key]) for key in said.keys() & known.defaults):
+    if twice or not all(
+        _like(said[key], known.defaults[key]) for key in (said.keys() & known.defaults.keys()) - _NESTED
+    ):
         return None
     values: dict[str, Any] = {**known.defaults, **said, "model_type": known.model_type}
     values["dtype"] = next((said[key] for key in DTYPE_KEYS if said.get(key) is not None), None)
@@ -100,7 +102,7 @@ def _derive(values: dict[str, Any], known: Known) -> bool:
     """Fill in what follows from other sizes; False where those do not go with each other."""
     named = {name: values.get(known.names.get(name, name)) for name in ("hidden_size", "num_attention_heads")}
     hidden, heads = named.values()
-    if type(hidden) is not int or type(heads) is not int or hidden % heads:
+    if type(hidden) is not int or type(heads) is not int or heads < 1 or hidden % heads:
         return False
     found = {"num_key_value_heads": heads, "head_dim": hidden // heads}
     for name in known.derived:

@@ -58,6 +58,35 @@ def test_what_is_not_plain_is_left_to_the_class(odd: dict[str, object]) -> None:
     assert known.plain(LLAMA | odd) is None
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "pad_token_id": None},
+        {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "dynamic", "factor": 2}},
+        {"rope_scaling": {"type": "linear", "factor": 2.0}, "eos_token_id": [1, 2]},
+        {"layer_types": ["full_attention"] * 4, "quantization_config": {"quant_method": "fp8"}},
+        {"num_key_value_heads": None, "head_dim": None, "rope_scaling": None, "auto_map": {"AutoConfig": "x.X"}},
+    ],
+)
+def test_files_as_they_are_published_need_no_class(said: dict[str, object]) -> None:
+    content = LLAMA | said
+    assert known_types.said_by_table(content) == known_types.said_by_class(content) is not None
+
+
+@pytest.mark.parametrize("name", ["target", "eagle", "eagle3", "standalone", "mtp", "dflash"])
+def test_models_of_the_examples_need_no_class(name: str) -> None:
+    assert known.plain(json.loads((ROOT / "examples" / "models" / name / "config.json").read_text())) is not None
+
+
+def test_a_type_without_heads_may_say_any_number_of_them() -> None:
+    assert known.plain({"model_type": "mamba", "hidden_size": 8, "num_attention_heads": 0}) is None
+
+
+def test_scaling_of_positions_that_a_class_does_not_have() -> None:
+    assert known.plain({"model_type": "gpt2"}) is not None
+    assert known.plain({"model_type": "gpt2", "rope_parameters": {"rope_type": "linear", "factor": 2.0}}) is None
+
+
 def test_a_known_type_is_checked_without_transformers(tmp_path: Path) -> None:
     """The whole command, the first time."""
     (tmp_path / "m").mkdir()
