@@ -11,7 +11,7 @@ MODELS := examples/models
 DEMOS  := standalone-chain eagle-chain eagle-chain-adaptive eagle3-chain frozen-kv-chain mtp-chain dflash-chain ngram-chain \
           standalone-tree eagle-tree eagle-tree-wide eagle-tree-sampled eagle-tree-json eagle3-tree eagle3-reduced-tree frozen-kv-tree ngram-tree
 
-.PHONY: setup demo test test-all lint types check golden models versions resolve conformance site browser sglang vllm gpu sanitize fuzz perturb grammars mutants bench clean
+.PHONY: setup demo test test-all lint types check golden models known versions resolve conformance site browser sglang vllm gpu sanitize fuzz perturb grammars mutants bench clean
 
 setup: $(VENV)/.ready
 
@@ -106,6 +106,9 @@ mutants: setup
 # The list of causal language models in docs/models.md: what the reference engine runs, and what it refuses.
 models: setup
 	PYTHONPATH=tests:tests/unit $(BIN)/python -m engine.causal_types
+
+known: setup
+	PYTHONPATH=tests:tests/unit $(BIN)/python -m config.known_types
 
 conformance: setup
 	$(PYTHON) tests/sglang/make_environment.py

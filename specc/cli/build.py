@@ -47,7 +47,8 @@ def build(
     """Compile a configuration into specialised kernels, a plan and an installable wheel."""
     wanted = emit or [Emit.wheel]
     with reporting(format) as report:
-        from specc.driver.build import build_program, unloadable
+        from specc.driver.build import build_program
+        from specc.driver.compile import unloadable
         from specc.explain.report import record
         from specc.pass_manager.instruments import Reproducer
         from specc.support.render import to_json

@@ -21,8 +21,7 @@ def check(
 ) -> None:
     """Check a configuration, without compiling anything."""
     with reporting(format) as report:
-        from specc.driver.build import unloadable
-        from specc.driver.compile import check_config
+        from specc.driver.compile import check_config, unloadable
 
         loaded = load(config, report, engine)
         check_config(loaded)

@@ -241,21 +241,3 @@ def _blamed(error: CompileError, ops: Sequence[Op]) -> tuple[OpDef, int] | None:
     op = OPS[min(names)]
     start = f"def {function_name(op.name)}("
     return op, 1 + op.tile_text.partition(start)[0].count("\n")
-
-
-def unloadable(loaded: LoadedConfig, archs: Sequence[str]) -> list[Diagnostic]:
-    """A warning for every arch whose machine code the runtime does not load, where the configuration names it."""
-    from specc.codegen.artifact import parse_arch
-
-    written = loaded.config.archs
-    return [
-        Diagnostic(
-            "aot/inspection-only",
-            f"machine code for {arch} is for inspection: the runtime loads NVIDIA's alone",
-            loaded.location("archs", written.index(arch)) if arch in written else None,
-            hint="a program runs on NVIDIA GPUs (sm_..) and, without machine code, on the CPU",
-            severity="warning",
-        )
-        for arch in archs
-        if parse_arch(arch).kind != "cubin"
-    ]

@@ -15,6 +15,7 @@ from specc.pass_manager.manager import Instrument, run_passes
 from specc.pass_manager.pass_base import Context
 from specc.passes.invariants import CheckEach
 from specc.passes.pipeline import FRONT, default_passes
+from specc.runtime.plan.manifest import for_inspection
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 
@@ -118,3 +119,19 @@ def _spell(module: Module, carry: Carry | None) -> str:
 def check_config(loaded: LoadedConfig) -> None:
     """What ``specc check`` runs: everything short of code generation."""
     compile_depths(loaded)
+
+
+def unloadable(loaded: LoadedConfig, archs: Sequence[str]) -> list[Diagnostic]:
+    """A warning for every arch whose machine code the runtime does not load, where the configuration names it."""
+    written = loaded.config.archs
+    return [
+        Diagnostic(
+            "aot/inspection-only",
+            f"machine code for {arch} is for inspection: the runtime loads NVIDIA's alone",
+            loaded.location("archs", written.index(arch)) if arch in written else None,
+            hint="a program runs on NVIDIA GPUs (sm_..) and, without machine code, on the CPU",
+            severity="warning",
+        )
+        for arch in archs
+        if for_inspection(arch)
+    ]

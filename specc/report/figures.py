@@ -86,7 +86,7 @@ def _tree(how: Drafting, below: float) -> tuple[list[Markup], float, float]:
     for number, node in at.items():
         children.setdefault(node.parent, []).append(number)
     kept = sum(number not in children and node.column is not None for number, node in at.items())
-    left, slot, wide = 118.0, max(SLOT, min(2 * SLOT, WIDE / 2 / kept)), dict[int, float]()
+    left, slot, wide = 118.0, max(SLOT, min(2 * SLOT, WIDE / 2 / max(kept, 1))), dict[int, float]()
     _widths(0, at, children, slot, wide)
     spots: dict[int, tuple[float, float]] = {}
     _spots(0, left, below + 26, children, wide, spots)

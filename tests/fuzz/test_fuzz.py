@@ -16,6 +16,7 @@ CASES = {
     "specir": 250,
     "modules": 30,
     "artefacts": 250,
+    "wheels": 100,
     "records": 150,
     "caches": 300,
 }

@@ -237,6 +237,7 @@ TEMPLATES = sorted(path for path in (ROOT / "templates").rglob("*") if path.suff
 KEYS_OF_MODELS = {
     "config/models/__init__.py",
     "config/models/config_json.py",
+    "config/models/known.py",
     "config/models/pair.py",
     "engine/models/generation.py",
     "support/speculators.py",

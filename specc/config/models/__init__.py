@@ -20,6 +20,7 @@ from specc.config.models.config_json import (
     language_model,
     read_directory,
 )
+from specc.config.models.known import plain
 from specc.config.models.kv_cache import key_value_facts, kv_dtype
 from specc.config.models.layers import layer_facts
 from specc.config.remembered import Answer, remembered
@@ -82,13 +83,19 @@ def read_model(directory: Path, written: str) -> ModelFacts:
         except Exception as error:  # transformers and the code it calls raise anything on odd files
             message = f"transformers cannot read '{written}/config.json': {in_short(error)}"
             raise ModelUnreadableError(message) from error
-        model_type = str(getattr(text, "model_type", "") or getattr(config, "model_type", ""))
-        facts = {key: [fact.value, fact.origin] for key, fact in _facts(config, text, found).items()}
-        return Answer(model_type, not isinstance(config, Bare), facts)
+        return answer_of(config, text, found)
 
-    answer = remembered(found.raw, ask)
+    known = plain(found.content)
+    answer = remembered(found.raw, ask) if known is None else answer_of(known, known, found)
     facts = {key: Fact(value, str(origin)) for key, (value, origin) in answer.facts.items()}
     return ModelFacts(answer.model_type, answer.known, facts)
+
+
+def answer_of(config: object, text: object, found: Directory) -> Answer:
+    """Return what a configuration, its language model's part and the directory say together."""
+    model_type = str(getattr(text, "model_type", "") or getattr(config, "model_type", ""))
+    facts = {key: [fact.value, fact.origin] for key, fact in _facts(config, text, found).items()}
+    return Answer(model_type, not isinstance(config, Bare), facts)
 
 
 def _facts(config: object, text: object, found: Directory) -> dict[str, Fact]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from specc.config.models.attributes import Bare, TooLargeError, decimal_number, whole_number
+from specc.config.models.known import known_types
 from specc.support.reading import read_regular
 from specc.support.speculators import MARK, merged
 
@@ -139,10 +140,17 @@ def class_for(model_type: str) -> str | None:
 
 def language_model(content: Mapping[str, Any]) -> str | None:
     """Return the class of ``architectures`` that is transformers' own language model of the type; None without one."""
+    own, classes = _language_model_of(str(content["model_type"])), content.get("architectures")
+    return own if isinstance(classes, list) and own in classes else None
+
+
+def _language_model_of(model_type: str) -> str | None:
+    """Return the class of transformers that is the language model of a type."""
+    if model_type in known_types():
+        return known_types()[model_type].language_model
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    own, classes = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(content["model_type"])), content.get("architectures")
-    return own if isinstance(classes, list) and own in classes else None
+    return MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
 
 
 def in_short(error: BaseException) -> str:

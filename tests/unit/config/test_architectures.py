@@ -201,6 +201,7 @@ def test_what_a_new_architecture_hands_over_may_be_written(load: Load, tmp_path:
 def test_a_table_entry_holds_without_a_class(monkeypatch: pytest.MonkeyPatch, load: Load, tmp_path: Path) -> None:
     """An older transformers lacks the class; what the architecture hands over is known all the same."""
     monkeypatch.setattr("specc.config.models.config_json.class_for", lambda model_type: None)
+    monkeypatch.setattr("specc.config.models.plain", lambda content: None)
     put(tmp_path / "m", NEW | {"model_type": "hy_v4", "hc_mult": 4})
     loaded = load(TEXT)
     assert (loaded.config.target.hidden_source, loaded.config.target.spec_width) == ("collapsed", 48)

@@ -51,6 +51,7 @@ def test_old_dtype_key(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is read, and where there is none, transformers has no word to say about it."""
     words: list[object] = []
     monkeypatch.setattr(configuration_utils.logger, "warning_once", words.append)
+    monkeypatch.setattr(models, "plain", lambda content: None)
     keys = {key: value for key, value in LLAMA.items() if key != "dtype"}
     assert values(model(**keys, torch_dtype="float16"))["dtype"] == "float16"
     assert "dtype" not in values(model("none", **keys))
@@ -61,6 +62,7 @@ def test_old_dtype_key(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_both_dtype_attributes(monkeypatch: pytest.MonkeyPatch, model: Model, name: str) -> None:
     text = SimpleNamespace(**{name: "torch.float16"}, model_type="llama")
     config = SimpleNamespace(get_text_config=lambda: text)
+    monkeypatch.setattr(models, "plain", lambda content: None)
     monkeypatch.setattr(models, "configuration", lambda content: config)
     assert values(model(**LLAMA)) == {"dtype": "float16"}
 

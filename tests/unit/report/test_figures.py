@@ -85,3 +85,12 @@ def test_a_large_tree_has_no_dots() -> None:
     )
     circles = [list(ET.fromstring(drafted(how)).iter(f"{SVG}circle")) for how in (small, large)]
     assert [len(found) for found in circles] == [37, 48]
+
+
+@pytest.mark.parametrize(("topk", "steps", "nodes"), [(2, 2, 2), (3, 3, 2), (2, 4, 3), (4, 2, 3)])
+def test_a_tree_whose_last_nodes_have_candidates_that_were_not_kept(topk: int, steps: int, nodes: int) -> None:
+    from specc.report.drafting import Drafting, grown
+
+    how = Drafting("forwards", topk, steps, nodes, 1, (), True, {}, False, tuple(grown(topk, steps, nodes)))
+    words = [one.text for one in ET.fromstring(drafted(how)).iter(f"{SVG}text")]
+    assert {"root", *map(str, range(nodes))} <= set(words)
