@@ -13,7 +13,7 @@ from pathlib import Path
 from specc.cli.reporting import reporting
 from specc.version import __version__
 
-_PACKAGES = ("torch", "triton", "transformers", "cuda-core", "pydantic", "jinja2")
+_PACKAGES = ("torch", "triton", "transformers", "cuda-core", "pydantic", "networkx", "jinja2")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ stays quick although it lists them all.
 
 from __future__ import annotations
 
+import gc
 import importlib
 from collections.abc import Callable
 
@@ -22,6 +23,9 @@ COMMANDS: tuple[str, ...] = (
 
 GROUPS: tuple[str, ...] = ("sglang",)
 """Groups of commands, one for an engine: ``specc.cli.<name>`` has a typer app ``<name>``."""
+
+YOUNG_OBJECTS = 50_000
+"""New objects between two collections of garbage: modules and IR live until the end, so looking through them is lost."""
 
 app = typer.Typer(
     name="specc",
@@ -52,6 +56,7 @@ for _name in GROUPS:
 
 def main() -> None:
     """Run the command line; exits with 0, 1 (input), 2 (usage), 3 (no GPU) or 70 (specc itself failed)."""
+    gc.set_threshold(YOUNG_OBJECTS)
     run(app)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import networkx as nx
+
 from specc.ir.core import SECOND_HALF, Module, Op, Value, entry_of, is_state
 from specc.ir.declarations import Kernel
-from specc.ir.graph import Digraph
 from specc.ir.infer import explain, infer_op
 from specc.ir.opdef import OpDef, TypeMismatch
 from specc.ir.ops import OPS
@@ -20,7 +21,7 @@ def check_module(module: Module) -> list[Diagnostic]:
     for op in order:
         problems = _check_op(module, op, order)
         found += [_report(module, op, problem) for problem in problems]
-    if Digraph(order, ((value.source, op) for op in order for value in op.operands if value.source)).has_circle:
+    if not nx.is_directed_acyclic_graph(module.graph):
         found.append(Diagnostic("ir/invalid", "the def-use graph has a cycle"))
     if "typed" in module.established and not found:
         found += check_types(module)

@@ -1,6 +1,8 @@
 """Module, Op and Value: one SSA graph over all phases of a decode step.
 
-Def-use edges live in one place, ``Module.uses``; ``Op.operands`` and ``Module.users`` are views of it.
+Def-use edges live in one place, ``Module.graph`` (a networkx MultiDiGraph whose nodes are ops and inputs, whose
+edge keys are operand indices). ``Op.operands`` and ``Module.users`` are views of it: of its dictionaries, for they are
+read often, and networkx' own views of these take a quarter of a build.
 """
 
 from __future__ import annotations
@@ -8,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
+
+import networkx as nx
 
 from specc.ir.declarations import Decl
 from specc.ir.ops import OPS
@@ -48,45 +52,29 @@ class Value:
         return f"%{self.name}"
 
 
-class Uses:
-    """What every op reads, in order, and who reads every value; a value that nothing reads is not there."""
+class Graph(nx.MultiDiGraph):
+    """A networkx graph, and the types of its dictionaries: of edges by their other end, then by operand index."""
 
-    def __init__(self) -> None:
-        self.operands: dict[Op, tuple[Value, ...]] = {}
-        self.readers: dict[Value, dict[Op, None]] = {}
-
-    def set(self, op: Op, operands: Iterable[Value]) -> None:
-        """Replace all that an op reads."""
-        for value in self.operands.pop(op, ()):
-            readers = self.readers.get(value, {})
-            readers.pop(op, None)
-            if not readers:
-                self.readers.pop(value, None)
-        self.operands[op] = tuple(operands)
-        for value in self.operands[op]:
-            self.readers.setdefault(value, {})[op] = None
-
-    def drop(self, op: Op) -> None:
-        """Forget an op."""
-        self.set(op, ())
-        del self.operands[op]
+    _pred: dict[Op | Value, dict[Op | Value, dict[int, dict[str, Value]]]]
+    _succ: dict[Op | Value, dict[Op, dict[int, dict[str, Value]]]]
 
 
 @dataclass(eq=False)
 class Op:
-    """One operation; its operands are in the module's uses."""
+    """One operation; its operands are edges of the module's graph."""
 
     opcode: str
     attrs: dict[str, Attr]
     results: tuple[Value, ...]
     phase: str
-    uses: Uses = field(repr=False)
+    graph: Graph = field(repr=False)
     location: Location | None = None
 
     @property
     def operands(self) -> tuple[Value, ...]:
         """Operands in order."""
-        return self.uses.operands[self]
+        edges = {key: data["value"] for keyed in self.graph._pred[self].values() for key, data in keyed.items()}
+        return tuple(edges[key] for key in sorted(edges))
 
     def __getitem__(self, name: str) -> Value:
         """The operand that the op's signature calls ``name``. KeyError without one; variadic ones are numbered."""
@@ -156,7 +144,7 @@ class Module:
         self.outputs: dict[str, Value] = {}
         self.established: set[str] = set()
         self.decls: list[Decl] = []
-        self.uses = Uses()
+        self.graph = Graph()
         self._names: set[str] = set()
 
     # --- reading -----------------------------------------------------------------------------------------
@@ -179,7 +167,9 @@ class Module:
 
     def users(self, value: Value) -> list[Op]:
         """Ops that read ``value``, in execution order."""
-        readers = self.uses.readers.get(value, {})
+        source = value.source or value
+        edges = self.graph._succ[source].items()
+        readers = {op for op, keyed in edges if any(data["value"] is value for data in keyed.values())}
         return [op for op in self.ops() if op in readers] if len(readers) > 1 else list(readers)
 
     def order(self) -> dict[Op, int]:
@@ -227,6 +217,7 @@ class Module:
         """Declare an input of the module."""
         value = self._name(Value(name, type_))
         self.inputs[name] = value
+        self.graph.add_node(value)
         return value
 
     def add_op(
@@ -240,8 +231,9 @@ class Module:
         index: int | None = None,
     ) -> Op:
         """Insert an op at ``index`` of ``phase`` (at its end by default). Result names are made unique."""
-        op = Op(opcode, dict(attrs), (), phase, self.uses, location)
+        op = Op(opcode, dict(attrs), (), phase, self.graph, location)
         op.results = tuple(self._name(Value(self.fresh(name), type_, op)) for name, type_ in results)
+        self.graph.add_node(op)
         self.set_operands(op, operands)
         ops = self.phases[phase]
         ops.insert(len(ops) if index is None else index, op)
@@ -249,7 +241,9 @@ class Module:
 
     def set_operands(self, op: Op, operands: Sequence[Value]) -> None:
         """Replace all operands of ``op``."""
-        self.uses.set(op, operands)
+        self.graph.remove_edges_from(list(self.graph.in_edges(op, keys=True)))
+        for index, value in enumerate(operands):
+            self.graph.add_edge(value.source or value, op, key=index, value=value)
 
     def replace_operand(self, op: Op, old: Value, new: Value) -> None:
         """Make one op read ``new`` wherever it reads ``old``."""
@@ -299,13 +293,14 @@ class Module:
         readers += [f"output {name}" for name, value in self.outputs.items() if value in op.results]
         if readers:
             raise ValueError(f"{op.opcode} is still read by {', '.join(readers)}")
-        self.uses.drop(op)
+        self.graph.remove_node(op)
         self.phases[op.phase].remove(op)
         self._names -= {value.name for value in op.results}
 
     def erase_input(self, name: str) -> None:
         """Remove an input that nothing reads."""
-        del self.inputs[name]
+        value = self.inputs.pop(name)
+        self.graph.remove_node(value)
         self._names.discard(name)
 
     def _name(self, value: Value) -> Value:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import networkx as nx
+
 from specc.ir.core import Module, Op, Value, is_state
-from specc.ir.graph import Digraph
 from specc.ir.ops import OPS
 
 
@@ -49,18 +50,18 @@ def is_rotated(module: Module) -> bool:
     return any(is_given(op) for op in module.ops())
 
 
-def quotient(module: Module) -> Digraph[str]:
+def quotient(module: Module) -> nx.DiGraph:
     """The graph of nodes (kernels and forwards): dataflow, readers before whoever overwrites, loads before stores."""
-    graph = Digraph(node_of(op) for op in module.ops())
+    graph = nx.DiGraph()
     for op in module.ops():
+        graph.add_node(node_of(op))
         edges = [(value.source, op) for value in op.operands if value.source is not None]
         if (victim := op.overwritten) is not None:
             edges += [(user, op) for user in module.users(victim) if user is not op]
         for before, after in edges:
             if node_of(before) != node_of(after):
-                graph.add(node_of(before), node_of(after))
-    for before, after in _carried(module):
-        graph.add(before, after)
+                graph.add_edge(node_of(before), node_of(after))
+    graph.add_edges_from(_carried(module))
     return graph
 
 
@@ -70,14 +71,14 @@ def node_order(module: Module) -> list[str]:
     Of a phase what the engine hands over comes first, for it waits for nothing and cuts graphs.
 
     Raises:
-        CircleError: nodes wait for each other in a circle.
+        networkx.NetworkXUnfeasible: nodes wait for each other in a circle.
 
     """
     places = {phase: place for place, phase in enumerate(module.phases)}
     rank: dict[str, tuple[int, bool, int]] = {}
     for op in module.ops():
         rank.setdefault(node_of(op), (places[op.phase], not is_given(op), len(rank)))
-    return quotient(module).sorted(rank.__getitem__)
+    return list(nx.lexicographical_topological_sort(quotient(module), key=rank.__getitem__))
 
 
 def _carried(module: Module) -> list[tuple[str, str]]:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import combinations
 
+import networkx as nx
+
 from specc.ir.checker import check_linear, check_module
 from specc.ir.core import Module, on_nodes
 from specc.ir.declarations import Buffer, Grid, Kernel, Layout, Node, Options, Reference, Tuned
@@ -73,7 +75,7 @@ def _clustered(module: Module) -> list[str]:
     for op in module.ops():
         if not (is_external(op) or is_collective(op)) and op.attrs.get("kernel") not in kernels | references:
             bad.append(f"{op.opcode} in {op.phase} is in no kernel, and runs by no reference")
-    if quotient(module).has_circle:
+    if not nx.is_directed_acyclic_graph(quotient(module)):
         bad.append("kernels depend on each other in a circle")
     return bad or _wrongly_tuned(module)
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import networkx as nx
+
 from specc.ir.core import PHASES, SECOND_HALF, Module, Op, entry_of
 from specc.ir.declarations import Buffer, Kernel, Layout, Node, Reference, scratch_owner
-from specc.ir.graph import Digraph
 from specc.ir.nodes import is_collective, is_external, is_given, is_host, is_rotated, node_of, node_order, quotient
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 
@@ -33,7 +34,7 @@ class PlanGraphs(Pass):
         for op in module.ops():
             first.setdefault(node_of(op), op)
         graph = _dependencies(module, order)
-        reduced = graph.reduced()
+        reduced = nx.transitive_reduction(graph)
         step = [name for name in order if entry_of(first[name].phase) == "step"]
         phases = _phases(order, first)
         halves = [[name for name in step if (phases[name] in SECOND_HALF) == second] for second in (False, True)]
@@ -44,7 +45,7 @@ class PlanGraphs(Pass):
         references = {reference.name for reference in module.decls_of(Reference)}
         for name in order:
             op = first[name]
-            after = tuple(sorted(reduced[name], key=order.index))
+            after = tuple(sorted(reduced.predecessors(name), key=order.index))
             kind = "external" if is_external(op) else "reference" if name in references else "launch"
             kind = "collective" if is_collective(op) else "given" if is_given(op) else kind
             capture = whole.get(name, "") if hosts else "step" if entry_of(op.phase) == "step" else ""
@@ -56,7 +57,7 @@ class PlanGraphs(Pass):
         )
         graphs = len(set(whole.values())) if hosts else 1
         collectives = {name for name in step if is_collective(first[name])}
-        longest = graph.longest()
+        longest = len(nx.dag_longest_path(graph))
         self._explain(ctx, (graphs, cut if hosts else ""), segment, references & segment.keys(), collectives, longest)
 
     def _explain(
@@ -104,13 +105,15 @@ def _segments(halves: list[list[tuple[str, bool]]]) -> dict[str, str]:
     return segment
 
 
-def _dependencies(module: Module, order: list[str]) -> Digraph[str]:
+def _dependencies(module: Module, order: list[str]) -> nx.DiGraph:
     """What order must respect, and reuse of memory: who overwrites waits for who read."""
-    graph = Digraph(order, quotient(module).edges)
+    graph = nx.DiGraph()
+    graph.add_nodes_from(order)
+    graph.add_edges_from(quotient(module).edges)
     entry = {node_of(op): entry_of(op.phase) for op in module.ops()}
     for earlier, later in _reuse(module):
         if entry[earlier] == entry[later]:
-            graph.add(earlier, later)
+            graph.add_edge(earlier, later)
     return graph
 
 

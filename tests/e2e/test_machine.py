@@ -33,6 +33,8 @@ FORMS = [(name, is_tree) for name in names() for is_tree in (False, True) if nee
 ONE_DEPTH = "MULTI_LAYER_EAGLE"
 """It carries as many drafts as it is deep, so that no request can go from one depth to another."""
 TAILS = ((), (9,), (7, 30, 11))
+MEMORY = (8.0, 1.6, 1.6, 1.3, 1.0)
+"""Pages for all, as a multiple of what the largest request takes; a retraction for pages takes a small one."""
 EVENTS = {
     "step",
     "step without work",
@@ -80,7 +82,7 @@ class Rules(RuleBasedStateMachine):
         super().__init__()
         self.config, self.seen = config, seen
 
-    @initialize(padded=st.booleans(), memory=st.sampled_from([8.0, 2.2, 1.3, 1.0]), asks=st.lists(ASKS, min_size=6))
+    @initialize(padded=st.booleans(), memory=st.sampled_from(MEMORY), asks=st.lists(ASKS, min_size=6))
     def start(self, padded: bool, memory: float, asks: list[Ask]) -> None:
         self.machine = Machine(self.config, padded=padded, memory=memory, seen=self.seen)
         for one in asks:

@@ -16,7 +16,7 @@ EXAMPLE = ROOT / "examples" / "minimal_engine.py"
 WITHOUT_SPECC = """
 import runpy
 import sys
-for absent in ("specc", "jinja2", "triton", "pydantic", "platformdirs"):
+for absent in ("specc", "jinja2", "networkx", "triton", "pydantic", "platformdirs"):
     sys.modules[absent] = None
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")

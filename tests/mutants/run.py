@@ -35,7 +35,7 @@ COPIED = ("pyproject.toml", "LICENSE", "README.md", "specc", "templates", "tests
 """What tests need of the tree."""
 PROCESSES = multiprocessing.get_context("forkserver")
 """Every run is forked from a process that has imported what takes long, and nothing of the tree."""
-PROCESSES.set_forkserver_preload(["child", "torch", "triton", "hypothesis", "pydantic", "transformers"])
+PROCESSES.set_forkserver_preload(["child", "torch", "triton", "hypothesis", "pydantic", "networkx", "transformers"])
 
 
 @dataclass(frozen=True)

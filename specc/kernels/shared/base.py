@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import ClassVar
 
+import networkx as nx
+
 from specc.ir.core import Module, Op, Value, is_state, tensor_type
 from specc.ir.declarations import KvPool
-from specc.ir.graph import reachable
 from specc.ir.page_runs import PageRuns
 from specc.ir.types import DTYPES, TensorType
 from specc.kernels.shared.knobs import NONE, Knobs
@@ -271,12 +272,8 @@ def leaves(module: Module, value: Value, cluster: Sequence[Op]) -> bool:
 
 def convex(module: Module, cluster: Cluster) -> bool:
     """Whether nothing that reads a cluster's results, directly or not, makes what the cluster reads."""
-
-    def read_by(op: Op) -> list[Op]:
-        return [reader for value in op.results for reader in module.users(value)]
-
-    after = reachable(cluster, read_by) - set(cluster)
-    return not any(reader in cluster for op in after for reader in read_by(op))
+    after = {op for source in cluster for op in nx.descendants(module.graph, source)} - set(cluster)
+    return not any(reader in cluster for op in after for reader in module.graph.successors(op))
 
 
 def traffic(module: Module, cluster: Cluster) -> int:

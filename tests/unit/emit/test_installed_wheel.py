@@ -18,7 +18,7 @@ BLOCKER = """
 import sys
 
 class Blocker:
-    names = {"specc", "jinja2", "triton", "pydantic", "wheel", "packaging"}
+    names = {"specc", "jinja2", "networkx", "triton", "pydantic", "wheel", "packaging"}
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in self.names:
             raise ModuleNotFoundError(f"blocked: {name}", name=name)
