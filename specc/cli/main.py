@@ -25,7 +25,7 @@ GROUPS: tuple[str, ...] = ("sglang",)
 """Groups of commands, one for an engine: ``specc.cli.<name>`` has a typer app ``<name>``."""
 
 YOUNG_OBJECTS = 50_000
-"""New objects between two collections of garbage: modules and IR live until the end, so looking through them is lost."""
+"""New objects between two collections of garbage: modules and IR live until the end, so a search of them finds none."""
 
 app = typer.Typer(
     name="specc",

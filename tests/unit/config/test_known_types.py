@@ -92,7 +92,7 @@ def test_a_known_type_is_checked_without_transformers(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "config.json").write_text(json.dumps({**LLAMA, "architectures": ["LlamaForCausalLM"]}))
     (tmp_path / "c.yaml").write_text(TEXT)
-    heavy = ("torch", "triton", "transformers", "numpy", "networkx", "jinja2", "safetensors")
+    heavy = ("torch", "triton", "transformers", "numpy", "jinja2", "safetensors")
     code = (
         "import sys\nfrom specc.cli.main import app\n"
         f"app(['check', {str(tmp_path / 'c.yaml')!r}], standalone_mode=False)\n"
