@@ -1,6 +1,7 @@
 """``kernels_generated/`` is exactly what a build writes today: nothing changed, nothing missing, nothing stale.
 
-``pytest tests/golden --update-golden`` rewrites it; the difference is then reviewed like any other.
+Device code that kernels share is not in it: a build copies that from ``templates/lib``, which a test here asks.
+``pytest tests/golden --update-golden`` rewrites the rest; the difference is then reviewed like any other.
 """
 
 from __future__ import annotations
@@ -17,16 +18,21 @@ from specc.emit.files import EMITTERS
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "kernels_generated"
+TEMPLATES = ROOT / "templates" / "lib"
 CHAINS = ("standalone-chain", "eagle-chain", "llama-8b-eagle", "qwen3-standalone")
 CONFIGS = (*CHAINS, "standalone-chain-block", "standalone-chain-rotated", "eagle-tree-wide", "standalone-tree")
 FORMATS = ("specir", "plan", "kernels")
+LIB = Path("kernels/lib")
 
 
-def generate(config: str, directory: Path) -> None:
-    """Write everything of one configuration but machine code."""
+def generate(config: str, directory: Path) -> dict[str, bytes]:
+    """Write everything of one configuration but machine code, and take shared device code out again."""
     build = build_program(load_config(ROOT / "examples" / f"{config}.yaml", names(), needs))
     for name in FORMATS:
         EMITTERS[name](build, directory)
+    shared = contents(directory / LIB)
+    shutil.rmtree(directory / LIB)
+    return shared
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -37,7 +43,9 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_generated_files(config: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    generate(config, tmp_path)
+    shared = generate(config, tmp_path)
+    assert shared
+    assert [name for name in shared if shared[name] != (TEMPLATES / name).read_bytes()] == []
     wanted = GOLDEN / config
     if request.config.getoption("--update-golden"):
         shutil.rmtree(wanted, ignore_errors=True)

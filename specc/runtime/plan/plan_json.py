@@ -19,8 +19,21 @@ STEP_AXES = ("B", "P", "S", "A", "N", "V")
 
 
 def plan_text(plan: Plan) -> str:
-    """The canonical text of a plan: keys sorted, two blanks per level, a final newline."""
-    return json.dumps({"format": FORMAT} | to_json(plan), sort_keys=True, indent=2, allow_nan=False) + "\n"
+    """The canonical text of a plan: keys sorted, a record (a buffer, a kernel, a node) a line, a final newline."""
+    return _lines({"format": FORMAT} | to_json(plan), 2, "") + "\n"
+
+
+def _lines(value: Any, levels: int, margin: str) -> str:
+    """The JSON of a value, whose items have lines of their own for some levels. A phase's nodes are records, too."""
+    levels = 2 if isinstance(value, dict) and "nodes" in value else levels
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if not levels or not any(isinstance(item, dict | list) for item in items):
+        return json.dumps(value, sort_keys=True, allow_nan=False)
+    inner = margin + "  "
+    if isinstance(value, dict):
+        texts = [f"{json.dumps(key)}: {_lines(value[key], levels - 1, inner)}" for key in sorted(value)]
+        return "{\n" + ",\n".join(inner + text for text in texts) + f"\n{margin}}}"
+    return "[\n" + ",\n".join(inner + _lines(item, levels - 1, inner) for item in value) + f"\n{margin}]"
 
 
 def load_plan(root: Traversable, file: str = PLAN) -> Plan:
