@@ -53,6 +53,11 @@ def _tree_form(module: Module) -> list[str]:
     return [f"{op.opcode} in a chain" for op in links_of(module)]
 
 
+def _verify_selected(module: Module) -> list[str]:
+    """It is decided which rows are drawn."""
+    return [f"{op.opcode} is undecided" for op in module.find("walk.bad") if op.attrs["rows"] == "auto"]
+
+
 def _compacted(module: Module) -> list[str]:
     """After verification nothing but compaction reads a value with the node axis."""
     bad = [f"output {name} has the node axis" for name, value in module.outputs.items() if on_nodes(value)]
@@ -158,6 +163,7 @@ INVARIANTS: dict[str, Callable[[Module], list[str]]] = {
     "typed": _typed,
     "live": _live,
     "tree-form": _tree_form,
+    "verify-selected": _verify_selected,
     "compacted": _compacted,
     "clustered": _clustered,
     "laid-out": _laid_out,
@@ -165,7 +171,7 @@ INVARIANTS: dict[str, Callable[[Module], list[str]]] = {
     "memory-planned": _memory_planned,
     "graph-planned": _graph_planned,
 }
-"""Predicates by name. ``verify-selected`` and ``kv-bound`` are the checker's: ops declare ``until``."""
+"""Predicates by name. ``kv-bound`` is the checker's: ops declare ``until``."""
 
 
 def _needs() -> dict[str, frozenset[str]]:

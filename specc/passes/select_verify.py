@@ -1,4 +1,4 @@
-"""select-verify: the configured verification mode becomes one verify op and the passes over the logits it needs."""
+"""select-verify: which rows of the target's logits the configured verification reads, and in which order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from specc.ir.core import Attr, Module, Op, Value, tensor_type
 from specc.ir.declarations import Options
 from specc.ir.infer import assign_types
-from specc.ir.ops import OPS
 from specc.kernels.shared import vocabulary
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.support.diagnostics import Diagnostic, DiagnosticError
@@ -38,20 +37,14 @@ _REMARKS = {
 
 @dataclass(frozen=True)
 class SelectVerify(Pass):
-    """Lower ``verify.accept``: a walk along the target's own tokens, which are argmaxes. Drawn ones are there."""
+    """Choose which rows of the target a sampled verification draws: all at once, or those along the path."""
 
     name = "select-verify"
     requires = frozenset({"typed", "tree-form"})
     establishes = frozenset({"verify-selected"})
 
     def run(self, module: Module, ctx: Context) -> None:
-        """Lower the verification of the step to one verify op and its passes over the logits."""
-        for accept in module.find("verify.accept"):
-            mode = accept.attrs["mode"]
-            if mode != "greedy":
-                message = f"verify.accept is greedy, and not {mode}"
-                raise DiagnosticError(Diagnostic("ir/invalid", message, accept.location))
-            _lower_greedy(module, accept)
+        """Say how drafts are verified, and write the walk out where rows are drawn along the path."""
         for walk in module.find("verify.greedy"):
             mode = _mode(walk["argmax"].source)
             choice = Choice("verification", mode, "the configuration says so" if ctx.at("verify") else "the default")
@@ -96,38 +89,6 @@ def _mode(source: Op | None) -> str:
         assert weigh is not None
         return str(weigh.attrs["mode"])
     return "target_only" if source is not None and source.opcode == "sample.draw" else "greedy"
-
-
-def _lower_greedy(module: Module, accept: Op) -> None:
-    phase = module.phases[accept.phase]
-    at = phase.index(accept)
-    argmax = module.add_op(
-        accept.phase,
-        "vocab.argmax",
-        (accept["logits"], accept["rows"]),
-        [("target_argmax", None), ("target_bad", None)],
-        {"dtype": "i32", "keep": ""},
-        accept.location,
-        at,
-    )
-    greedy = module.add_op(
-        accept.phase,
-        "verify.greedy",
-        [argmax.out("index") if name == "logits" else value for name, value in accept.named.items()],
-        [(accept.out(slot.name).name, None) for slot in OPS["verify.greedy"].results],
-        {},
-        accept.location,
-        at + 1,
-    )
-    assign_types(module, argmax)
-    assign_types(module, greedy)
-    verdicts = {"bad": argmax.out("bad"), **greedy.named_results}
-    names = {name: old.name for name, old in accept.named_results.items()}
-    for name, old in accept.named_results.items():
-        module.replace_uses(old, verdicts[name])
-    module.erase(accept)
-    for name, value in greedy.named_results.items():
-        module.rename(value, names[name])
 
 
 @dataclass(frozen=True)

@@ -162,10 +162,10 @@ def _accept(
     links = () if nodes.parent is None else (nodes.parent,)
     with b.at(scope.at("verify")):
         if scope.config.verify == "greedy":
-            *path, bad = b.many(
-                "verify.accept", nodes.tokens, logits, scope.rows, *links, names=(*names, "target_bad"), mode="greedy"
-            )
-            return logits, tuple(path), bad
+            kept = ("target_argmax", "target_bad")
+            token, bad = b.many("vocab.argmax", logits, scope.rows, names=kept, dtype="i32", keep="")
+            path = b.many("verify.greedy", nodes.tokens, token, scope.rows, *links, names=names)
+            return logits, path, bad
         mine = restriction.allowed(scope, changed(scope, logits, "", "prepare", (nodes.tokens, *links)), begun)
         given = draws(scope, mine, positions, 1, "", "prepare")
         if sampled(scope):

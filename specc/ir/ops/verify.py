@@ -17,13 +17,6 @@ def _visited(attrs: Mapping[str, Any]) -> str:
 
 OPS = (
     OpDef(
-        "verify.accept",
-        f"tokens: i64[B, ?n], logits: T[B, ?n, ?v], rows: i64[B], parent?: i64[B, ?n] -> {_ACCEPT}, bad: i1[B, ?n]",
-        "Verification in the configured mode; without parents the nodes are a chain.",
-        {"mode": str},
-        until="verify-selected",
-    ),
-    OpDef(
         "verify.greedy",
         f"tokens: i64[B, ?n], argmax: i32[B, ?n], rows: i64[B], parent?: i64[B, ?n] -> {_ACCEPT}",
         "Walk from the root: accept the first child, in ascending column, whose token is its parent row's argmax; at"

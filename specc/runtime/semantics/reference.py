@@ -301,14 +301,6 @@ def verify_greedy(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return tuple(result.to(torch.int32) for result in (predict, accept_index, accept_lens))
 
 
-@_register(OPS, "verify.accept")
-def verify_accept(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Greedy verification from logits T[B, N, V]: argmax, then `verify.greedy` -> its results and bad i1[B, N]."""
-    tokens, logits, rows, *parents = operands
-    argmax, bad = vocab_argmax((logits, rows), {"dtype": "i32"}, dims)
-    return (*verify_greedy((tokens, argmax, rows, *parents), attrs, dims), bad)
-
-
 # --- commit -----------------------------------------------------------------------------------------------------------
 
 

@@ -287,16 +287,6 @@ def test_parents_that_loop_end() -> None:
     assert (lens, index) == ([3], [[0, 1, 2]])
 
 
-def test_accept_from_logits() -> None:
-    logits = torch.zeros(1, 3, 4)
-    logits[0, 0, 2] = 1.0
-    logits[0, 1] = NAN
-    tokens, rows = torch.tensor([[1, 2, 3]]), torch.tensor([1])
-    predict, index, lens, bad = OPS["verify.accept"]((tokens, logits, rows), {"mode": "greedy"}, {"A": 3})
-    assert (predict.tolist(), lens.tolist(), bad.tolist()) == ([[2, 0, 0]], [2], [[False, True, False]])
-    assert index.tolist() == [[0, 1, -1]]
-
-
 def test_results_share_no_memory_with_operands() -> None:
     x = torch.ones(2, 3)
     (repeated,) = OPS["tree.repeat"]((x,), {}, {"K": 1})
