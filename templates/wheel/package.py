@@ -78,109 +78,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from ._runtime import (
-        AcceptanceDepth,
-        Batch,
-        BatchError,
-        BindError,
-        Carry,
-        CarryError,
-        CollectiveError,
-        DamagedWheelError,
-        DepthPolicy,
-        FieldError,
-        FixedDepth,
-        Forward,
-        ForwardContractError,
-        GroupCollective,
-        HostCopy,
-        HostPrefill,
-        HostProposal,
-        HostResult,
-        Manifest,
-        Memory,
-        MissingFieldError,
-        Plan,
-        PlanError,
-        PrefillResult,
-        Program,
-        ProposeResult,
-        RecordError,
-        RecordField,
-        RecordLayout,
-        Replays,
-        RotatedStep,
-        Sampling,
-        SamplingError,
-        SchemaMismatchError,
-        Score,
-        SpeccError,
-        Step,
-        StepResult,
-        TornError,
-        UnsupportedDeviceError,
-        UnsupportedTorchError,
-        check_peer,
-        faults,
-        schema,
-        schema_digest,
-    )
+    from ._runtime.api import *  # noqa: F403
+    from ._runtime.plan.manifest import Manifest
+    from ._runtime.plan.plan import Plan
+    from ._runtime.program import Program
 
     __version__: str
     plan: Plan
     manifest: Manifest
-
-__all__ = [
-    "AcceptanceDepth",
-    "Batch",
-    "BatchError",
-    "BindError",
-    "Carry",
-    "CarryError",
-    "CollectiveError",
-    "DamagedWheelError",
-    "DepthPolicy",
-    "FieldError",
-    "FixedDepth",
-    "Forward",
-    "ForwardContractError",
-    "GroupCollective",
-    "HostCopy",
-    "HostPrefill",
-    "HostProposal",
-    "HostResult",
-    "Manifest",
-    "Memory",
-    "MissingFieldError",
-    "Plan",
-    "PlanError",
-    "PrefillResult",
-    "Program",
-    "ProposeResult",
-    "RecordError",
-    "RecordField",
-    "RecordLayout",
-    "Replays",
-    "RotatedStep",
-    "Sampling",
-    "SamplingError",
-    "SchemaMismatchError",
-    "Score",
-    "SpeccError",
-    "Step",
-    "StepResult",
-    "TornError",
-    "UnsupportedDeviceError",
-    "UnsupportedTorchError",
-    "__version__",
-    "check_peer",
-    "faults",
-    "load",
-    "manifest",
-    "plan",
-    "schema",
-    "schema_digest",
-]
 
 _ROOT = Path(__file__).parent
 
@@ -204,24 +109,27 @@ def load(device: str | torch.device = "cuda", *, verify: bool = True) -> Program
 
 
 def __getattr__(name: str) -> Any:
-    """Resolve the public names when they are first used: the plan, the manifest, and the runtime's classes."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "plan":
+    """Resolve the public names when they are first used: the plan, the manifest, and those of the runtime."""
+    if name == "__all__":
+        value: Any = __dir__()
+    elif name == "plan":
         from ._runtime.plan.plan_json import load_plan
 
-        value: Any = load_plan(_ROOT)
+        value = load_plan(_ROOT)
     elif name in ("manifest", "__version__"):
         from ._runtime.plan.manifest import Manifest
 
         found = Manifest.read(_ROOT)
         value = found if name == "manifest" else found.version
     else:
-        value = getattr(importlib.import_module("._runtime", __name__), name)
+        try:
+            value = getattr(importlib.import_module("._runtime", __name__), name)
+        except AttributeError:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
     """The public names, whether they have been used yet or not."""
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+    return sorted({*dir(importlib.import_module("._runtime", __name__)), "__version__", "load", "manifest", "plan"})

@@ -8,14 +8,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from .. import dtypes
+from ..dtypes import DTYPES as NAMES
 
 Tensors: TypeAlias = tuple[Tensor, ...]
 Attrs: TypeAlias = Mapping[str, Any]
 Dims: TypeAlias = Mapping[str, int]
 Semantics: TypeAlias = Callable[[Tensors, Attrs, Dims], Tensors]
 
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, known) for name, known in dtypes.DTYPES.items()}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, known) for name, known in NAMES.items()}
 """torch's dtypes by their names in plans."""
 
 

@@ -1,0 +1,52 @@
+"""The public names of the runtime, a line each; an engine finds them in the package of its program.
+
+Errors stand in `errors`, which imports nothing, so that a damaged file can be told by its own error.
+"""
+
+from .batch import Batch as Batch
+from .collective import Collective as Collective
+from .collective import GroupCollective as GroupCollective
+from .depth import AcceptanceDepth as AcceptanceDepth
+from .depth import DepthPolicy as DepthPolicy
+from .depth import FixedDepth as FixedDepth
+from .errors import BatchError as BatchError
+from .errors import BindError as BindError
+from .errors import CarryError as CarryError
+from .errors import CollectiveError as CollectiveError
+from .errors import DamagedWheelError as DamagedWheelError
+from .errors import FieldError as FieldError
+from .errors import ForwardContractError as ForwardContractError
+from .errors import MissingFieldError as MissingFieldError
+from .errors import PlanError as PlanError
+from .errors import RecordError as RecordError
+from .errors import SamplingError as SamplingError
+from .errors import SchemaMismatchError as SchemaMismatchError
+from .errors import SpeccError as SpeccError
+from .errors import TornError as TornError
+from .errors import UnsupportedDeviceError as UnsupportedDeviceError
+from .errors import UnsupportedTorchError as UnsupportedTorchError
+from .external import Forward as Forward
+from .graphs.capture import Replays as Replays
+from .health import faults as faults
+from .memory.footprint import Memory as Memory
+from .plan.manifest import Manifest as Manifest
+from .plan.plan import Plan as Plan
+from .program import Program as Program
+from .program import load as load
+from .result import HostCopy as HostCopy
+from .result import HostPrefill as HostPrefill
+from .result import HostProposal as HostProposal
+from .result import HostResult as HostResult
+from .result import PrefillResult as PrefillResult
+from .result import ProposeResult as ProposeResult
+from .result import Score as Score
+from .result import StepResult as StepResult
+from .rotated import RotatedStep as RotatedStep
+from .sampling import Sampling as Sampling
+from .state.carry import Carry as Carry
+from .state.peer import check_peer as check_peer
+from .state.peer import schema as schema
+from .state.peer import schema_digest as schema_digest
+from .state.transfer import RecordField as RecordField
+from .state.transfer import RecordLayout as RecordLayout
+from .step import Step as Step
