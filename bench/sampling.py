@@ -26,7 +26,7 @@ from specc.measure.against.work import Shape, Work
 from specc.measure.ratios import Ratio
 from specc.measure.timing import Effort, Floors, capture, nothing, pairs
 from specc.runtime.plan.nodes import Launch
-from specc.runtime.semantics.reference_sample import SAMPLE_OPS
+from specc.runtime.semantics.reference import OPS
 
 VOCABULARIES, BATCHES, STEPS, WIDTH, POOL = (32000, 128256), (1, 8, 64), 3, 4096, 65
 TINY_VOCABULARIES, TINY_BATCHES, TINY_WIDTH = (300,), (1, 3), 40
@@ -125,11 +125,11 @@ def check(ours: Ours, work: SampledWork) -> None:
     positions = seq_lens[:, None] + torch.arange(shape.nodes, device=work.device)
     request = {name: work.pools[f"sampling_{name}"][rows] for name in ("seed", "temperature", *work.filters)}
     given = request["seed"], request["temperature"], positions
-    keys, scales = SAMPLE_OPS["sample.keys"](given, {"offset": 1, "kind": 0}, {})
+    keys, scales = OPS["sample.keys"](given, {"offset": 1, "kind": 0}, {})
     cuts: tuple[Tensor, ...] = ()
     for name in work.filters:
-        cuts = SAMPLE_OPS[f"sample.{name}"]((work.target_logits, scales, request[name], *cuts), {}, {})
-    token, _ = SAMPLE_OPS["sample.draw"]((work.target_logits, rows, keys, scales, *cuts), {"dtype": "i32"}, {})
+        cuts = OPS[f"sample.{name}"]((work.target_logits, scales, request[name], *cuts), {}, {})
+    token, _ = OPS["sample.draw"]((work.target_logits, rows, keys, scales, *cuts), {"dtype": "i32"}, {})
     accepted = torch.arange(shape.nodes, device=work.device) < seen["accept_lens"][:, None]
     wrong = int(((seen["predict"] != token) & accepted).sum())
     if wrong > max(CLOSE * int(accepted.sum()), 0):

@@ -199,7 +199,7 @@ def _make_engine(
     if num_steps is not None and num_steps not in loaded.plans:
         known = ", ".join(map(str, sorted(loaded.plans)))
         raise typer.BadParameter(f"the program was compiled for {known}", param_hint="--num-steps")
-    depth = None if num_steps is None else exported(loaded, "FixedDepth")(num_steps)
+    depth = None if num_steps is None or len(loaded.plans) == 1 else exported(loaded, "FixedDepth")(num_steps)
     files.check(loaded.plan)
     with progress("loading the target", quiet=not printer.is_text):
         target = load_target(files.target, loaded.plan, device)

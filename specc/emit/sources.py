@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 LICENSE = "LICENSE"
 
@@ -29,8 +29,10 @@ def _shipped(*path: str, checkout: str) -> str:
 def copied(island: str, folder: str) -> dict[str, str]:
     """The files of an island of specc, byte for byte, by path inside the generated package."""
     root = Path(__file__).resolve().parents[1] / island
-    paths = sorted(root.rglob("*.py"))
-    return {f"{folder}/{path.relative_to(root).as_posix()}": path.read_text(encoding="utf-8") for path in paths}
+    inside = PurePosixPath(folder)
+    return {
+        (inside / path.relative_to(root)).as_posix(): path.read_text("utf-8") for path in sorted(root.rglob("*.py"))
+    }
 
 
 def shared(file: str) -> str:

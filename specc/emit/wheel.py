@@ -26,6 +26,7 @@ from wheel.wheelfile import WheelFile
 
 from specc.config.presets import PRESETS
 from specc.emit.pages import package_page, wanted
+from specc.emit.runtime_files import runtime_files
 from specc.emit.sources import LICENSE, copied, license_text, shared, template
 from specc.runtime.plan.manifest import MANIFEST, PLAN, Artifact, Manifest
 from specc.runtime.plan.plan import FORMAT, Plan
@@ -142,7 +143,7 @@ def _package_files(
     face = _rendered("package.py", **package_page(names.package, plans))
     own = {"config.yaml": config_text, "py.typed": "", "__init__.py": face}
     texts = {path: plan_text(plan) for path, plan in plans.items()}
-    islands = copied("runtime", RUNTIME)
+    islands = runtime_files(list(plans.values()), RUNTIME)
     if engine := plans[PLAN].engine:
         islands |= copied(f"adapters/{engine}", f"_{engine}") | {file: shared(f"adapters/{file}") for file in ADAPTERS}
     for part in (texts, specirs, own, sources, islands):

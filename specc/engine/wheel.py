@@ -78,13 +78,17 @@ def _imported(name: str) -> ModuleType:
     """Import a package and make sure that it is a generated one."""
     try:
         module = importlib.import_module(name)
+        generated = callable(getattr(module, "load", None)) and hasattr(module, "Batch")  # imports its runtime
     except ModuleNotFoundError as error:
-        if error.name is None or not name.startswith(error.name):
-            raise
-        raise _missing(f"there is no package {name!r}", HINT) from error
+        absent = error.name or ""
+        if absent and name.startswith(absent):
+            raise _missing(f"there is no package {name!r}", HINT) from error
+        if absent.startswith(f"{name}."):
+            raise _missing(f"{name!r} is damaged: {error}", HINT) from error
+        raise
     except (ImportError, ValueError, TypeError, SyntaxError) as error:
         raise _missing(f"cannot import {name!r}: {error}", HINT) from error
-    if not callable(getattr(module, "load", None)) or not hasattr(module, "Batch"):
+    if not generated:
         raise _missing(f"{name!r} is not a package that specc generated", HINT)
     return module
 

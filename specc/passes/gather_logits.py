@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from specc.ir.core import Attr, Module, Op, Value, tensor_type
 from specc.ir.infer import assign_types
 from specc.ir.nodes import is_external
-from specc.ir.ops.vocab import MOST_CHUNKS
+from specc.ir.ops.shards import MOST_CHUNKS
 from specc.ir.types import DTYPES, SHARDS, TensorType
 from specc.kernels.shared.vocabulary import of_argmax
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected

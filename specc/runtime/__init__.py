@@ -1,7 +1,7 @@
 """The runtime of a generated program: load it, bind an engine's forwards to it, step.
 
-This folder is copied as it is into every generated wheel. It imports the standard library, torch and, on CUDA,
-`cuda.core`. Importing it alone imports none of them: the names of `api` are resolved when they are first used.
+A wheel has the files of this folder that its program needs, as they are. They import the standard library, torch and,
+on CUDA, `cuda.core`. Importing the folder imports none of them: names of `api` are resolved when they are first used.
 """
 
 from __future__ import annotations

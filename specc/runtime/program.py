@@ -19,7 +19,6 @@ from .memory.arena import allocate
 from .plan.manifest import Manifest
 from .plan.plan import Plan
 from .plan.plan_json import load_plan
-from .rotated import RotatedStep
 from .state.carry import Carry
 from .state.peer import schema, schema_digest
 from .state.transfer import RecordLayout, Requests
@@ -129,8 +128,8 @@ class Program:
         bound: dict[int, Step] = {}
         memory = allocate(self.plans.values(), self.device)
         place = self._backend, self.device, callbacks, req_to_token, kv_pools, tables
+        kind = _rotated() if self.plan.rotated else Step
         for num_steps, plan in self.plans.items():
-            kind = RotatedStep if plan.rotated else Step
             bound[num_steps] = kind(
                 plan, *place, collective=collective, carry=carry, nvtx=nvtx and cuda, memory=memory, depths=bound
             )
@@ -183,6 +182,13 @@ def _resolve(given: str | torch.device) -> torch.device:
     if device.index is not None and device.index >= count:
         raise UnsupportedDeviceError(f"device {device}: torch finds {count} CUDA device(s)")
     return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+
+
+def _rotated() -> type[Step]:
+    """The class of a rotated program's steps: the wheel of another program does not have it."""
+    from .rotated import RotatedStep
+
+    return RotatedStep
 
 
 def _backend(plans: Sequence[Plan], manifest: Manifest, root: Path, device: torch.device) -> Backend:

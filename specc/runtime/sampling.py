@@ -15,6 +15,7 @@ from .errors import BatchError, CarryError, SamplingError
 from .plan.parameters import (
     COUNTS,
     HOTTEST,
+    LEAST_TEMPERATURE,
     LOGIT_BIAS,
     MOST_BIAS,
     MOST_KEPT,
@@ -27,9 +28,8 @@ from .plan.parameters import (
     TOKENWISE,
 )
 from .plan.plan import Plan
+from .semantics.carry import carry_count
 from .semantics.convention import DTYPES
-from .semantics.reference import carry_count
-from .semantics.reference_sample import LEAST_TEMPERATURE
 from .state.carry import Carry
 
 BOUNDS: dict[str, tuple[float, float]] = {

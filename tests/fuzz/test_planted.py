@@ -20,7 +20,7 @@ from specc.runtime.plan import manifest
 from specc.runtime.plan.manifest import Manifest
 from specc.runtime.rotated import RotatedStep
 from specc.runtime.semantics import convention as semantics
-from specc.runtime.semantics import reference, reference_kv, reference_tree
+from specc.runtime.semantics import reference, tree
 from specc.runtime.state import transfer
 from specc.runtime.state.torn import Torn
 from specc.runtime.state.transfer import RecordLayout
@@ -87,14 +87,14 @@ def rank_from_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(scores: Tensor) -> Tensor:
         return scores.shape[-1] - 1 - semantics.ranking(scores.flip(-1))
 
-    monkeypatch.setattr(reference_tree, "ranking", wrong)
+    monkeypatch.setattr(tree, "ranking", wrong)
 
 
 def moves_nothing(name: str) -> Patch:
     """KV rows that stay where they are."""
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(reference_kv.KV_OPS, name, (reference_kv.KV_OPS[name][0], lambda *_: None))
+        monkeypatch.setitem(reference.MOVES, name, (reference.MOVES[name][0], lambda *_: None))
 
     return patch
 

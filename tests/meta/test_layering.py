@@ -139,7 +139,9 @@ def test_no_import_goes_in_a_circle() -> None:
 
 
 def test_no_name_stands_three_times() -> None:
-    count = Counter(path.name for path in SOURCES if path.name != "__init__.py")
+    """Ops apart: what they mean stands in a file of the same name."""
+    counted = [path for path in SOURCES if path.name != "__init__.py" and path.parent.name != "semantics"]
+    count = Counter(path.name for path in counted)
     assert {name for name, times in count.items() if times > 2} == set()
 
 
@@ -248,7 +250,7 @@ ENGINE = re.compile(r"engine/(models/(\w+_heads?|drafts|loading|memoryless)|serv
 """The reference engine runs kinds of draft models, which have the names of the papers that they come from."""
 
 DIALECT = re.compile(
-    r"ir/ops/(__init__|ngram)\.py|runtime/semantics/reference(_ngram)?\.py|kernels/(__init__|shared/base|ngram_\w+)\.py"
+    r"ir/ops/(__init__|ngram)\.py|runtime/semantics/ngram\.py|kernels/(__init__|shared/base|ngram_\w+)\.py"
     r"|kernels/ngram_\w+\.py\.jinja"
 )
 """The dialect `ngram` of look-ups in a text, its semantics and its kernels: any algorithm may use them."""

@@ -1,4 +1,7 @@
-"""The dialects: one file per dialect, one `OpDef` per op, all in `OPS`."""
+"""The ops: one `OpDef` each, all in `OPS`. A file has a dialect, or a part of one that only some programs need.
+
+The file of the same name in `runtime/semantics` has what they mean.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,15 @@ from specc.ir.opdef import OpDef
 from specc.ir.ops import (
     carry,
     chain,
-    comm,
     commit,
     grammar,
     health,
     kv,
     model,
     ngram,
+    rejection,
     sample,
+    shards,
     spec,
     tree,
     verify,
@@ -36,10 +40,11 @@ OPS: dict[str, OpDef] = {
         ngram,
         grammar,
         sample,
+        rejection,
         walk,
         verify,
         commit,
-        comm,
+        shards,
         model,
     )
     for op in dialect.OPS

@@ -13,8 +13,7 @@ from ..errors import PlanError
 from ..frame import Frame
 from ..plan.nodes import Computed, OpCall
 from ..semantics.convention import Semantics
-from ..semantics.reference import OPS, evaluate
-from ..semantics.reference_kv import KV_OPS
+from ..semantics.reference import MOVES, OPS, evaluate
 
 
 class ReferenceBackend:
@@ -33,7 +32,7 @@ class ReferenceBackend:
         """Run one node. PlanError when an op is unknown, cannot be computed, or its result does not fit its buffer."""
         local: dict[str, Tensor] = {}
         for call in node.ops:
-            if call.op not in self._semantics and call.op not in KV_OPS:
+            if call.op not in self._semantics and call.op not in MOVES:
                 raise PlanError(f"node {node.name!r} has the unknown op {call.op!r}")
             operands = tuple(local[name] if name in local else frame.read(name) for name in call.operands)
             try:

@@ -6,6 +6,8 @@ PREFIX = "sampling_"
 """What the names of the carried fields begin with, each of which holds one parameter."""
 SEEDS = (1 << 63) - 1
 """Seeds are below."""
+LEAST_TEMPERATURE = 1e-6
+"""Temperatures below are 0, which is greedy."""
 HOTTEST = 1 << 20
 """The highest temperature: at it every token is as likely as any other, to within the rounding of logits."""
 MOST_KEPT = 1 << 30

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -14,16 +14,51 @@ Tensors: TypeAlias = tuple[Tensor, ...]
 Attrs: TypeAlias = Mapping[str, Any]
 Dims: TypeAlias = Mapping[str, int]
 Semantics: TypeAlias = Callable[[Tensors, Attrs, Dims], Tensors]
+Store: TypeAlias = Callable[[Tensors, Tensor], Tensor]
+Move: TypeAlias = Callable[[Tensors, Attrs, Dims, Sequence[Tensor]], None]
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, known) for name, known in NAMES.items()}
 """torch's dtypes by their names in plans."""
 
 
-def register(table: dict[str, Semantics], name: str) -> Callable[[Semantics], Semantics]:
-    """Decorator: the function is the semantics of op `name` in `table`."""
+OPS: dict[str, Semantics] = {}
+"""By op, of what files of this folder have been imported: `reference` imports them all."""
+STORES: dict[str, Store] = {}
+"""By op, of its operands, of which rows i64[B] come first, and the pool: what these rows of the pool become."""
+MOVES: dict[str, tuple[str, Move]] = {}
+"""By op the owner of the KV buffers that it changes, and what it does to them."""
+
+
+def register(name: str) -> Callable[[Semantics], Semantics]:
+    """Decorator: the function is the semantics of op `name`."""
 
     def add(function: Semantics) -> Semantics:
-        table[name] = function
+        OPS[name] = function
+        return function
+
+    return add
+
+
+def stores(name: str) -> Callable[[Store], Store]:
+    """Decorator: the function has what rows of a pool become, for an op `name` that stores."""
+
+    def add(function: Store) -> Store:
+        def stored(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+            *given, pool = operands
+            return (pool.index_copy(0, given[0], function(tuple(given), pool)),)
+
+        STORES[name] = function
+        OPS[name] = stored
+        return function
+
+    return add
+
+
+def moves(name: str, owner: str) -> Callable[[Move], Move]:
+    """Decorator: the function changes the KV buffers of `owner`, for an op `name`."""
+
+    def add(function: Move) -> Move:
+        MOVES[name] = owner, function
         return function
 
     return add

@@ -89,3 +89,12 @@ def test_what_the_runtime_refuses_is_a_diagnostic() -> None:
 def test_a_program_without_a_batch_type() -> None:
     with pytest.raises(EngineError, match="no Batch"):
         batch_type(object())
+
+
+def test_a_package_whose_runtime_lacks_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / NAME).mkdir()
+    text = f"def load(): ...\ndef __getattr__(name):\n    import {NAME}.errors\n"
+    (tmp_path / NAME / "__init__.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert message_of(NAME) == f"{NAME!r} is damaged: No module named '{NAME}.errors'"
+    sys.modules.pop(NAME, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 
 import pytest
@@ -12,8 +13,8 @@ from specc.ir.opdef import OpDef, TypeMismatch
 from specc.ir.ops import OPS
 from specc.ir.parser import parse_type
 from specc.ir.types import DTYPES, StateType, TensorType
+from specc.runtime.semantics.reference import MOVES, STORES
 from specc.runtime.semantics.reference import OPS as REFERENCE
-from specc.runtime.semantics.reference_kv import KV_OPS
 
 DOC = (ROOT / "docs" / "ir.md").read_text()
 
@@ -89,13 +90,21 @@ def test_the_document_names_the_attributes() -> None:
 def test_every_op_but_forwards_has_reference_semantics() -> None:
     computed = {name: op for name, op in OPS.items() if op.effect not in ("external", "host", "given", "collective")}
     wanted = {name for name, op in computed.items() if not name.startswith("spec.") and op.reference is None}
-    assert wanted == set(REFERENCE) | set(KV_OPS)
-    assert not set(REFERENCE) & set(KV_OPS)
+    assert wanted == set(REFERENCE) | set(MOVES)
+    assert not set(REFERENCE) & set(MOVES)
+
+
+def test_an_op_is_declared_and_computed_in_files_of_one_name() -> None:
+    found = REFERENCE | STORES | {name: function for name, (_, function) in MOVES.items()}
+    for name, function in found.items():
+        stem = function.__module__.rpartition(".")[2]
+        declared = importlib.import_module(f"specc.ir.ops.{stem}").OPS
+        assert name in {op.name for op in declared}, stem
 
 
 def test_ops_that_change_kv_buffers_thread_their_owners_state() -> None:
     """What the reference changes in memory, the IR orders as dataflow."""
-    for name, (owner, _) in KV_OPS.items():
+    for name, (owner, _) in MOVES.items():
         for slots in (OPS[name].operands, OPS[name].results):
             assert [slot.pattern for slot in slots if slot.pattern.startswith("!")] == [f"!kv<{owner}>"], name
         assert not OPS[name].inplace

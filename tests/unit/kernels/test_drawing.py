@@ -14,7 +14,7 @@ from formed import FORMS, formed, launches
 
 from specc.algorithms import needs
 from specc.ir.declarations import Reference
-from specc.runtime.semantics import reference_sample
+from specc.runtime.semantics import sample
 
 LARGE: dict[str, Any] = {"vocab_size": 128256}
 EXCEPT = ("NGRAM", True, "full")
@@ -88,7 +88,7 @@ def test_drafts_that_are_drawn_take_one_launch_more(algorithm: str, mode: str) -
 def test_noise_is_finite(word: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference's, of the least and the largest words."""
     words = torch.tensor([[word]])
-    monkeypatch.setattr(reference_sample, "philox2x32", lambda *_: (words, words))
-    noise = reference_sample.gumbel(torch.zeros(1), torch.zeros(1, 1, dtype=torch.int64))
+    monkeypatch.setattr(sample, "philox2x32", lambda *_: (words, words))
+    noise = sample.gumbel(torch.zeros(1), torch.zeros(1, 1, dtype=torch.int64))
     uniform = min((word + 0.5) * 2.0**-32, 1 - 2.0**-24)
     assert noise.item() == pytest.approx(-math.log(-math.log1p(-uniform)), rel=1e-6)

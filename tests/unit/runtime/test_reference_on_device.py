@@ -18,8 +18,7 @@ from torch.overrides import TorchFunctionMode
 from specc.ir.core import Module, Op, Value, is_state, tensor_type
 from specc.ir.nodes import is_collective, is_external
 from specc.runtime.semantics.convention import DTYPES
-from specc.runtime.semantics.reference import OPS, evaluate
-from specc.runtime.semantics.reference_kv import KV_OPS
+from specc.runtime.semantics.reference import MOVES, OPS, evaluate
 
 UNBOUNDED = {"C": 40, "T": 11, "M": 9}
 ROWS = 3
@@ -94,7 +93,7 @@ def test_every_reference_is_queued() -> None:
                 run(module, op)
                 seen.add(op.opcode)
     # Those that no program has in either place.
-    assert (OPS.keys() | KV_OPS.keys()) - seen <= {"commit.path"}
+    assert (OPS.keys() | MOVES.keys()) - seen <= {"commit.path"}
 
 
 def run(module: Module, op: Op) -> None:

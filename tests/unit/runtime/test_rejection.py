@@ -17,7 +17,7 @@ from sampling_oracle import allowed
 from test_sampling import surprise
 from torch import Tensor
 
-from specc.runtime.semantics import reference_reject
+from specc.runtime.semantics import rejection
 from specc.runtime.semantics.reference import OPS
 
 DRAWS = 1_000_000
@@ -197,15 +197,15 @@ def test_a_bias_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     and noise of a block that another block has used."""
     column, steps = COLUMN, 2
     if fault == "left":
-        draw = reference_reject.sample_draw
+        draw = rejection.sample_draw
         rows = P[0].double().softmax(-1).log().float()  # of the root, whose token is 0
         monkeypatch.setattr(
-            reference_reject, "sample_draw", lambda given, *rest: draw((rows.expand_as(given[0]), *given[1:]), *rest)
+            rejection, "sample_draw", lambda given, *rest: draw((rows.expand_as(given[0]), *given[1:]), *rest)
         )
         steps = 1
     elif fault == "sharp":
-        above: Callable[..., Any] = reference_reject._above
-        monkeypatch.setattr(reference_reject, "_above", lambda logits, *rest: 1.02 * above(logits, *rest))
+        above: Callable[..., Any] = rejection._above
+        monkeypatch.setattr(rejection, "_above", lambda logits, *rest: 1.02 * above(logits, *rest))
     else:
         column = 1
     assert of_texts(texts("block", P, Q, steps, 4, column=column)) < 1e-6

@@ -25,7 +25,7 @@ from specc.runtime.batch import Batch
 from specc.runtime.errors import BatchError, FieldError, SamplingError
 from specc.runtime.plan.parameters import HOTTEST, SEEDS
 from specc.runtime.sampling import Sampling
-from specc.runtime.semantics import reference_sample
+from specc.runtime.semantics import sample
 from specc.runtime.semantics.reference import OPS
 from specc.runtime.state.carry import Carry
 from specc.runtime.step import Step
@@ -40,8 +40,8 @@ LOGITS = (2.0, -1.0, 0.5, 0.5, -math.inf, 3.0, -9.0, 1.25, *(-math.inf,) * 6, 1.
 def test_published_words(of: int) -> None:
     """Of Random123's known answers, and of this project's oracle in whole numbers."""
     word = torch.tensor([of])
-    four = reference_sample.philox4x32((word, word, word, word), (word, word))
-    two = reference_sample.philox2x32((word, word), word, rounds=10)
+    four = sample.philox4x32((word, word, word, word), (word, word))
+    two = sample.philox2x32((word, word), word, rounds=10)
     published = {
         0: ([0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8], [0xFF1DAE59, 0x6CD10DF2]),
         ONES: ([0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD], [0x2C3F628B, 0xAB4FD7AD]),
@@ -92,8 +92,8 @@ def test_a_bias_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, p = torch.tensor(LOGITS), torch.tensor(LOGITS).double().softmax(-1)
     numbers, fixed = torch.arange(DRAWS), torch.full((DRAWS,), 7)
     assert surprise(draw(logits, numbers, 1.02, fixed), p) < 1e-6
-    weak: Callable[..., Any] = reference_sample.philox2x32
-    monkeypatch.setattr(reference_sample, "philox2x32", lambda counter, key: weak(counter, key, 1))
+    weak: Callable[..., Any] = sample.philox2x32
+    monkeypatch.setattr(sample, "philox2x32", lambda counter, key: weak(counter, key, 1))
     assert surprise(draw(logits, fixed, 1.0, numbers), p) < 1e-6
 
 

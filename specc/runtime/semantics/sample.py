@@ -5,12 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .convention import DTYPES, Attrs, Dims, Semantics, Tensors, comparable, zero_rows
-from .convention import register as _register
+from ..plan.parameters import LEAST_TEMPERATURE
+from .convention import DTYPES, Attrs, Dims, Tensors, comparable, register, zero_rows
 
-SAMPLE_OPS: dict[str, Semantics] = {}
-LEAST_TEMPERATURE = 1e-6
-"""Temperatures below are 0, which is greedy."""
 TILE = 16
 """Entries of a tile that is drawn as a whole."""
 LEAST_REPETITION = 2.0**-10
@@ -18,7 +15,7 @@ LEAST_REPETITION = 2.0**-10
 _WORD = 0xFFFFFFFF
 
 
-@_register(SAMPLE_OPS, "sample.keys")
+@register("sample.keys")
 def sample_keys(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Seed i64[B], temperature f32[B], positions i64[B, ...] -> keys i64[B, ...], scales f32[B, ...].
 
@@ -34,7 +31,7 @@ def sample_keys(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return second << 32 | first, scale.view(each).expand(positions.shape).clone()
 
 
-@_register(SAMPLE_OPS, "sample.allow")
+@register("sample.allow")
 def sample_allow(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Logits T[B, ..., V], bitmask i32[B, ..., W] -> f32[B, ..., V], -inf where bit v % 32 of word v // 32 is 0.
 
@@ -48,7 +45,7 @@ def sample_allow(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return (torch.where(allowed, logits.to(torch.float32), -torch.inf),)
 
 
-@_register(SAMPLE_OPS, "sample.scale")
+@register("sample.scale")
 def sample_scale(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Logits T[B, ..., V], scales f32[B, ...][, cuts f32[B, ...]] -> f32[B, ..., V], times the scale, -inf below.
 
@@ -62,7 +59,7 @@ def sample_scale(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return (torch.where(scale > 0, values * scale, plain),)
 
 
-@_register(SAMPLE_OPS, "sample.draw")
+@register("sample.draw")
 def sample_draw(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Logits T[B, ..., V], rows i64[B], keys i64[B, ...], scales f32[B, ...][, cuts f32[B, ...]] -> as `vocab.argmax`.
 
@@ -121,14 +118,14 @@ def gumbel(counter: Tensor, keys: Tensor) -> Tensor:
     return (-(-torch.log1p(-uniform.double())).log()).to(torch.float32)
 
 
-@_register(SAMPLE_OPS, "sample.penalize")
+@register("sample.penalize")
 def sample_penalize(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Logits T[B, ..., V], counts i32[B, V], repetition, frequency, presence f32[B] -> f32[B, ..., V]; see the op."""
     logits, counts, *penalties = operands
     return (_penalized(logits, _beside(counts, logits), *penalties),)
 
 
-@_register(SAMPLE_OPS, "sample.penalize_nodes")
+@register("sample.penalize_nodes")
 def sample_penalize_nodes(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """The same of T[B, n, V] after nodes with tokens i64[B, n][, parent i64[B, n]], each with its path emitted."""
     logits, counts, repetition, frequency, presence, tokens, *parents = operands
@@ -155,14 +152,14 @@ def _penalized(logits: Tensor, counts: Tensor, repetition: Tensor, frequency: Te
     return torch.where(counts > 0, values * torch.where(values > 0, inverse, factor), values)
 
 
-@_register(SAMPLE_OPS, "sample.bias")
+@register("sample.bias")
 def sample_bias(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Logits T[B, ..., V], bias f32[B, V] -> f32[B, ..., V], their sum."""
     logits, bias = operands
     return (logits.to(torch.float32) + _beside(bias, logits),)
 
 
-@_register(SAMPLE_OPS, "sample.top_k")
+@register("sample.top_k")
 def sample_top_k(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Logits T[B, ..., V], scales f32[B, ...], k i32[B][, within f32[B, ...]] -> cuts f32[B, ...].
 
@@ -176,7 +173,7 @@ def sample_top_k(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return (_at_least(torch.where(given, cut, -torch.inf).squeeze(-1), within),)
 
 
-@_register(SAMPLE_OPS, "sample.top_p")
+@register("sample.top_p")
 def sample_top_p(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Logits T[B, ..., V], scales f32[B, ...], p f32[B][, within f32[B, ...]] -> cuts f32[B, ...].
 
@@ -193,7 +190,7 @@ def sample_top_p(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return (_at_least(cut.squeeze(-1), within),)
 
 
-@_register(SAMPLE_OPS, "sample.min_p")
+@register("sample.min_p")
 def sample_min_p(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Logits T[B, ..., V], scales f32[B, ...], p f32[B][, within f32[B, ...]] -> cuts f32[B, ...].
 

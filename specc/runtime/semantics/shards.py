@@ -15,22 +15,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .convention import DTYPES, Attrs, Dims, Semantics, Tensors, comparable, ranking, register, zero_rows
+from .convention import DTYPES, Attrs, Dims, Tensors, comparable, ranking, register, zero_rows
 
-SHARD_OPS: dict[str, Semantics] = {}
 LAST = 0x7FFFFFFF
 LOW = 0xFFFFFFFF
 LEAST = -(1 << 63)
 
 
-@register(SHARD_OPS, "comm.pad")
+@register("comm.pad")
 def comm_pad(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Logits T[B, ..., Vs], rank i64[1] -> the same with -inf in columns of tokens from `vocab` on."""
     logits, rank = operands
     return (torch.where(_tokens(logits, rank) < attrs["vocab"], logits, -torch.inf),)
 
 
-@register(SHARD_OPS, "vocab.argmax_part")
+@register("vocab.argmax_part")
 def vocab_argmax_part(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Logits T[B, ..., Vs], rows i64[B], rank i64[1] -> record i64[1, B, ..., 1 or 2], see above."""
     logits, rows, rank = operands
@@ -43,7 +42,7 @@ def vocab_argmax_part(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return (zero_rows(torch.stack(words, dim=-1), rows == 0)[None],)
 
 
-@register(SHARD_OPS, "vocab.topk_part")
+@register("vocab.topk_part")
 def vocab_topk_part(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Logits T[B, ..., Vs], rows i64[B], rank i64[1] -> record i64[1, B, ..., K + 1], see above."""
     logits, rows, rank = operands
@@ -57,7 +56,7 @@ def vocab_topk_part(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return (zero_rows(torch.cat((keys, none, word[..., None]), dim=-1), rows == 0)[None],)
 
 
-@register(SHARD_OPS, "vocab.argmax_merge")
+@register("vocab.argmax_merge")
 def vocab_argmax_merge(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Records i64[R, B, ..., n], rows i64[B] -> index `dtype`[B, ...], bad i1[B, ...], as `vocab.argmax`."""
     records, rows = operands
@@ -68,7 +67,7 @@ def vocab_argmax_merge(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return index[..., None] if attrs.get("keep") else index, zero_rows(bad, rows == 0)
 
 
-@register(SHARD_OPS, "vocab.logprob_merge")
+@register("vocab.logprob_merge")
 def vocab_logprob_merge(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Records i64[R, B, ..., 2], rows i64[B] -> f32[B, ...]: the log-probability of the largest logit."""
     records, rows = operands
@@ -78,7 +77,7 @@ def vocab_logprob_merge(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     )
 
 
-@register(SHARD_OPS, "vocab.topk_merge")
+@register("vocab.topk_merge")
 def vocab_topk_merge(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Records i64[R, B, ..., K + 1], rows i64[B] -> p f32, index i64[B, ..., K], bad i1[B, ...], as `vocab.topk`."""
     records, rows = operands

@@ -11,26 +11,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .convention import Attrs, Dims, Semantics, Tensors, comparable, ranking, register, zero_rows
-
-TREE_OPS: dict[str, Semantics] = {}
+from .convention import Attrs, Dims, Tensors, comparable, ranking, register, zero_rows
 
 
-@register(TREE_OPS, "tree.repeat")
+@register("tree.repeat")
 def tree_repeat(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Values T[B, W] -> T[B, K, W]: one copy per branch."""
     (x,) = operands
     return (x[:, None].repeat(1, dims["K"], *([1] * (x.dim() - 1))),)
 
 
-@register(TREE_OPS, "tree.root")
+@register("tree.root")
 def tree_root(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Bonus i32[B] -> i64[B]."""
     (bonus,) = operands
     return (bonus.to(torch.int64),)
 
 
-@register(TREE_OPS, "tree.comb")
+@register("tree.comb")
 def tree_comb(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Rows i64[B] -> parent i64[B, N], depth i64[B, N] of K branches of `steps` nodes; padding rows: -1, 0."""
     (rows,) = operands
@@ -41,7 +39,7 @@ def tree_comb(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return torch.where(active, parent, -1), torch.where(active, depth, 0)
 
 
-@register(TREE_OPS, "tree.grow")
+@register("tree.grow")
 def tree_grow(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Extend K paths by K tokens each and keep the best K: lowest candidate on ties, NaN as -inf.
 
@@ -56,7 +54,7 @@ def tree_grow(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return tokens, flat.gather(1, kept), kept, candidates
 
 
-@register(TREE_OPS, "tree.gather")
+@register("tree.gather")
 def tree_gather(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Values T[B, K, ...], kept i64[B, K] -> T[B, K, ...]: the row of every kept candidate's parent."""
     x, kept = operands
@@ -64,14 +62,14 @@ def tree_gather(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return (x[requests, kept // dims["K"]],)
 
 
-@register(TREE_OPS, "tree.positions")
+@register("tree.positions")
 def tree_positions(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Lengths i64[B], depth i64[B, N] -> i64[B, N]: seq_len + depth."""
     seq_lens, depth = operands
     return (seq_lens[:, None] + depth,)
 
 
-@register(TREE_OPS, "tree.select")
+@register("tree.select")
 def tree_select(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Keep the N - 1 best candidates of all steps and link them under the root.
 
@@ -101,7 +99,7 @@ def tree_select(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     )
 
 
-@register(TREE_OPS, "tree.mask")
+@register("tree.mask")
 def tree_mask(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Lengths i64[B], parent i64[B, N] -> the columns every node attends to: itself, its ancestors, column 0.
 
@@ -126,7 +124,7 @@ def tree_mask(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return (flat.index_copy(0, own, mask.flatten()).view(count, width),)
 
 
-@register(TREE_OPS, "tree.seen_slots")
+@register("tree.seen_slots")
 def tree_seen_slots(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Slots i64[B, N], parent i64[B, N] -> slots of the columns every node attends to i32[B, N, N], counts i32[B, N].
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .convention import Attrs, Dims, Semantics, Tensors, comparable, register, zero_rows
-from .reference_sample import sample_draw, uniforms
-
-REJECT_OPS: dict[str, Semantics] = {}
+from .convention import Attrs, Dims, Tensors, comparable, register, zero_rows
+from .sample import sample_draw, uniforms
 
 
-@register(REJECT_OPS, "sample.mass")
+@register("sample.mass")
 def sample_mass(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """What probabilities are made of, and one of them.
 
@@ -37,7 +35,7 @@ def sample_mass(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return (zero_rows(torch.cat([found, chance[..., None]], dim=-1), rows == 0),)
 
 
-@register(REJECT_OPS, "sample.weigh")
+@register("sample.weigh")
 def sample_weigh(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Rows, coins i64[B], scales f32[B, n], mass f32[B, n, 3], and the drafts' -> weights f32[B, n]; see the op."""
     rows, coins, scales, mass, *masses = operands
@@ -60,7 +58,7 @@ def sample_weigh(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return (zero_rows(torch.where(scales > 0, weights, 0.0), rows == 0),)
 
 
-@register(REJECT_OPS, "sample.residual")
+@register("sample.residual")
 def sample_residual(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """A token drawn after some nodes of what is left of p, index i32[B, n], and how much that is, sums f32[B, n].
 
@@ -90,7 +88,7 @@ def sample_residual(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return index, sums
 
 
-@register(REJECT_OPS, "sample.accept")
+@register("sample.accept")
 def sample_accept(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """The token after every node of a chain, index i32[B, n]; see the op.
 

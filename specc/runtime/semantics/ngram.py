@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from .convention import Attrs, Dims, Semantics, Tensors, zero_rows
-from .convention import register as _register
-
-NGRAM_OPS: dict[str, Semantics] = {}
+from .convention import Attrs, Dims, Tensors, register, zero_rows
 
 
-@_register(NGRAM_OPS, "ngram.start")
+@register("ngram.start")
 def ngram_start(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Rows i64[B], seq_lens i64[B], first i32[B], prompt i64[T] -> text i32[B, L], L = `window`.
 
@@ -27,7 +24,7 @@ def ngram_start(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return (torch.where((position >= 0) & (rows != 0)[:, None], text, 0).to(torch.int32),)
 
 
-@_register(NGRAM_OPS, "ngram.propose")
+@register("ngram.propose")
 def ngram_propose(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Rows i64[B], seq_lens i64[B], text i32[B, L][, corpus i32[M]] -> tokens i64[B, X], X = `axis`.
 
