@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,12 +24,15 @@ from .vllm_modules import (
     UNSET,
     BadWordsState,
     BlockTables,
+    GPUModelRunner,
     InputBatch,
     LogitBiasState,
     PenaltiesState,
     RequestState,
     Sampler,
+    SamplerOutput,
     Stream,
+    Worker,
 )
 
 PROGRAM = "specc_program_small"
@@ -94,6 +97,12 @@ class Draft:
         self.model, self._server, self._page = tame_models(plan)["draft"], server, plan.kv.page_size
         self.memory = Memory.of_pool(plan.kv_pools["draft"], blocks * self._page, torch.device("cpu"))
         self._shifted, self._steps = plan.kv.shifted, plan.size("S")
+        self._before = self.memory.words.clone()
+
+    def check_free(self, blocks: Sequence[int]) -> None:
+        """Nobody has written into blocks which no request has."""
+        slots = (torch.tensor(blocks)[:, None] * self._page + torch.arange(self._page)).flatten()
+        assert torch.equal(self.memory.words[:, slots], self._before[:, slots])
 
     # --- in vLLM ------------------------------------------------------------------------------------------------------
 
@@ -151,9 +160,12 @@ class Server:
     Attributes:
         states, tables: vLLM's tables of requests, whose rows begin at 0.
         runner: its model runner.
-        steps: how many tokens each decode step has given to a request, by row.
+        steps: of each decode step how many drafts a request had, and how many tokens it was given, by row.
+        output: what was sampled last.
 
     """
+
+    output: SamplerOutput
 
     def __init__(
         self, plan: Plan, monkeypatch: pytest.MonkeyPatch, *, longest: int = 64, requests: int = 6, ahead: int = 3,
@@ -163,18 +175,17 @@ class Server:
         self.plan, self._ahead, self._longest = plan, ahead, longest
         self._install(plan, monkeypatch)
         width, page = -(-longest // plan.kv.page_size), plan.kv.page_size
-        self.states = RequestState(requests, plan.size("S"), longest + 1)
+        self.states = RequestState(requests, plan.size("S"), longest)
         self.tables, self.target = BlockTables(requests, (3, width), (2 * page, page)), Target(plan)
         self.tables.block_tables[DRAFT].gpu.fill_(UNSET)
         processors = (kind(requests) for kind in (PenaltiesState, LogitBiasState, BadWordsState))
         device = SimpleNamespace(type="cuda") if cuda else torch.device("cpu")
         module = importlib.import_module("vllm.v1.worker.gpu.model_runner")
-        self.runner = module.GPUModelRunner(self.target, Sampler(requests, plan.size("V"), *processors), device)
+        self.runner = GPUModelRunner(self.target, Sampler(requests, plan.size("V"), *processors), device)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream())
         self.config = config_of(plan, requests, longest, **spec)
         self.runner.speculator = module.init_speculator(self.config, torch.device("cpu"), self.states)
-        worker = importlib.import_module("vllm.v1.worker.gpu_worker").Worker(self.runner)
-        worker.load_model(load_dummy_weights=False)
+        Worker(self.runner).load_model(load_dummy_weights=False)
         blocks = 1 + requests * width
         self.draft = Draft(plan, blocks, self) if "draft" in plan.models else Looked(plan, self)
         groups = [SimpleNamespace(layer_names=names) for names in (["t.0", "t.1"], ["d.0", "d.1"])]
@@ -184,11 +195,13 @@ class Server:
         self.runner.speculator.capture()
         self._free = list(range(blocks - 1, 0, -1))
         self._texts, self._prompts = dict[int, list[int]](), dict[int, int]()
-        self.steps, self._late = dict[int, list[int]](), list[tuple[Any, ...]]()
+        self.steps, self._late = dict[int, list[tuple[int, int]]](), list[tuple[Any, ...]]()
 
     @staticmethod
     def _install(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As vLLM finds plugins."""
+        """As vLLM finds plugins. What they change of its classes is as it was when the test ends."""
+        for kind, name in ((GPUModelRunner, "sample"), (Worker, "load_model")):
+            monkeypatch.setattr(kind, name, getattr(kind, name))
         sys.modules[PROGRAM] = package_of(plan, PROGRAM)
         found = importlib.import_module(f"{PROGRAM}.vllm")
         monkeypatch.setattr(importlib.metadata, "version", lambda name: {"vllm": found.VERSION}[name])
@@ -204,16 +217,24 @@ class Server:
         length = int(self.states.num_computed_tokens.gpu[row]) + 1
         return self.states.all_token_ids.gpu[row, :length].tolist()
 
-    def emitted(self, row: int) -> list[int]:
-        """What a request has been given."""
-        return self._texts[row][self._prompts[row] :]
+    def judge(self, says: Callable[[int, list[int]], int] | None = None) -> None:
+        """Texts are what the target says after each, and a step gives as many tokens as drafts were right, and one.
 
-    def own_text(self, row: int) -> list[int]:
-        """What the target alone emits, as much as the request has."""
-        text = self._texts[row][: self._prompts[row]]
-        for _ in self.emitted(row):
-            text.append(target_next(self.target.model, text))
-        return text[self._prompts[row] :]
+        `says`: by row and text what the target says, which is its most probable token by default.
+        """
+        self.settle()
+        for row, steps in self.steps.items():
+            length = self._prompts[row]
+            text, rest = self._texts[row][: length + 1], self._texts[row][length + 1 :]
+            assert text[-1] == target_next(self.target.model, text[:-1])
+            for tried, given in steps:
+                for draft in [*self.draft.drafts(text)[1][:tried], None]:
+                    text.append(target_next(self.target.model, text) if says is None else says(row, text))
+                    given -= 1
+                    if text[-1] != draft:
+                        break
+                assert given == 0
+            assert text[length + 1 :] == rest
 
     # --- scheduling ---------------------------------------------------------------------------------------------------
 
@@ -230,12 +251,15 @@ class Server:
     def decode(self, rows: Sequence[int], drafts: int | None = None) -> None:
         """One step; the tokens of the last one are read when it is launched. `drafts`: fewer than there are."""
         count = 1 + (self.plan.size("S") if drafts is None else drafts)
-        self._run(rows, [count] * len(rows), prefill=False)
+        left = [self._longest - 1 - int(self.states.num_computed_tokens.gpu[row]) for row in rows]
+        self._run(rows, [min(count, most) for most in left], prefill=False)
 
     def settle(self) -> None:
         """Read what is still on its way, and look at what nobody owns."""
         self.runner.output_copy_stream.synchronize()
         self._read(keep=0)
+        if isinstance(self.draft, Draft):
+            self.draft.check_free([0, *self._free])
 
     def _run(self, rows: Sequence[int], counts: list[int], *, prefill: bool) -> None:
         computed = self.states.num_computed_tokens.gpu
@@ -248,8 +272,9 @@ class Server:
         self.tables.gather(at)
         hidden = self.target.forward(texts, counts)
         output, accepted, rejected = self.runner.sample(hidden, batch, None)
+        self.output = output
         copied = self.runner.output_copy_stream.copy(output.sampled_token_ids)
-        self._late.append((rows, copied, accepted.tolist(), prefill))
+        self._late.append((rows, copied, accepted.tolist(), None if prefill else counts))
         for place, row in enumerate(rows):
             last = int(accepted[place]) - 1
             start = int(computed[row]) + (counts[place] if prefill else 1)
@@ -278,13 +303,13 @@ class Server:
     def _read(self, keep: int) -> None:
         """Give requests the tokens of all but so many of the last steps."""
         while len(self._late) > keep:
-            rows, copied, accepted, prefill = self._late.pop(0)
+            rows, copied, accepted, counts = self._late.pop(0)
             if copied.eq(UNSET).any():
                 self.runner.output_copy_stream.synchronize()
-            for row, tokens, count in zip(rows, copied.tolist(), accepted, strict=True):
+            for place, (row, tokens, count) in enumerate(zip(rows, copied.tolist(), accepted, strict=True)):
                 self._texts[row] += tokens[:count]
-                if not prefill:
-                    self.steps[row].append(count)
+                if counts is not None:
+                    self.steps[row].append((counts[place] - 1, count))
 
 
 def config_of(plan: Plan, requests: int, longest: int, **spec: Any) -> Any:
