@@ -1,7 +1,7 @@
 """SGLang's modules as its adapter touches them, which are named in `seam.py`: what they hold, do and promise.
 
-A test puts them in the place of SGLang's with `SRT.installed`; `sglang_worker` and `sglang_server` run on them. All that
-is set for one server is in `SETTINGS`.
+A test puts them in the place of SGLang's with `SRT.installed`; `sglang_worker` and `sglang_server` run on them. What
+one server was told is in `SETTINGS`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-import torch
 from torch import Tensor
 
 from .places import Places
@@ -44,9 +43,7 @@ class Settings:
             kernel=SimpleNamespace(grammar_backend="xgrammar"),
         )
         self.observability = SimpleNamespace(enable_metrics=False, forward_hooks=None)
-        self.parallel = SimpleNamespace(
-            tp_rank=0, tp_group=GroupCoordinator(), **{f"{name}_size": 1 for name in ranks}
-        )
+        self.parallel = SimpleNamespace(tp_rank=0, tp_group=GroupCoordinator(), **{f"{name}_size": 1 for name in ranks})
         self.schedule = SimpleNamespace(page_size=1)
         self.spec = SimpleNamespace(
             speculative_token_map=None, speculative_accept_threshold_single=1.0, speculative_accept_threshold_acc=1.0
@@ -60,7 +57,7 @@ class GroupCoordinator:
 
     rank_in_group, world_size = 0, 1
 
-    def all_gather_into_tensor(self, output: Tensor, input: Tensor) -> None:  # noqa: A002
+    def all_gather_into_tensor(self, output: Tensor, input: Tensor) -> None:
         output.copy_(input)
 
     def all_gather_object(self, obj: Any) -> list[Any]:
@@ -335,7 +332,7 @@ class ReqLogprob:
 
 @at("managers.schedule_batch")
 @dataclass
-class FINISH_ABORT:  # noqa: N801
+class FINISH_ABORT:
     message: str
     status_code: Any = None
     err_type: str | None = None

@@ -1,4 +1,4 @@
-"""A server of SGLang's with one program, on the stand-ins of its modules: it prefills, decodes, and gives out tokens."""
+"""A server of SGLang's with one program, on the stand-ins of its modules: it prefills, decodes, gives out tokens."""
 
 from __future__ import annotations
 

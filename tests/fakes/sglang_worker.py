@@ -143,7 +143,9 @@ class Model:
         """Of whole texts, which the fake engine knows by their rows."""
         assert batch.extend_seq_lens_cpu == batch.seq_lens.tolist()
         texts = batch.input_ids.split(batch.extend_seq_lens_cpu)
-        self.engine.prompts |= dict(zip(batch.req_pool_indices.tolist(), (text.tolist() for text in texts), strict=True))
+        self.engine.prompts |= dict(
+            zip(batch.req_pool_indices.tolist(), (text.tolist() for text in texts), strict=True)
+        )
         slots = [self.engine.table[row, : len(text)] for row, text in zip(batch.req_pool_indices, texts, strict=True)]
         assert torch.equal(torch.cat(slots).long(), batch.out_cache_loc)
         return self.engine.prefill_target(**given)

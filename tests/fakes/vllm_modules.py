@@ -258,6 +258,16 @@ class NgramGPUSpeculator(BaseSpeculator):
         super().__init__(config, device)
 
 
+def looked_up(text: list[int], steps: int, longest: int, shortest: int) -> list[int]:
+    """Drafts behind the last of the longest runs that end the text too; its last token where there are none."""
+    for length in range(longest, shortest - 1, -1):
+        for begin in range(len(text) - length - 1, -1, -1):
+            if text[begin : begin + length] == text[-length:]:
+                behind = text[begin + length :][:steps]
+                return behind + text[-1:] * (steps - len(behind))
+    return text[-1:] * steps
+
+
 def init_speculator(config: Any, device: torch.device, states: RequestState) -> BaseSpeculator:
     method = config.speculative_config.method
     if method.startswith("ngram"):
@@ -312,7 +322,11 @@ class GPUModelRunner:
     def sample(self, hidden_states: Tensor, input_batch: InputBatch, grammar_output: Any) -> Any:
         logits = self.model.compute_logits(hidden_states[: input_batch.num_tokens])
         best, width = logits.argmax(-1), max(input_batch.counts) if not input_batch.has_prefill else 1
-        sampled, counts, ends = torch.full((input_batch.num_reqs, width), -1), list[int](), np.cumsum(input_batch.counts)
+        sampled, counts, ends = (
+            torch.full((input_batch.num_reqs, width), -1),
+            list[int](),
+            np.cumsum(input_batch.counts),
+        )
         for place, (count, end) in enumerate(zip(input_batch.counts, ends.tolist(), strict=True)):
             first = end - 1 if input_batch.has_prefill else end - count
             drafts = self.model.tokens[first + 1 : end]

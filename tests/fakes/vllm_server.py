@@ -1,4 +1,4 @@
-"""A server of vLLM's with one program, on the stand-ins of its modules: it schedules, runs the target and updates tables."""
+"""A server of vLLM's with one program, on the stand-ins of its modules: it schedules, and runs the target."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from .vllm_modules import (
     SamplerOutput,
     Stream,
     Worker,
+    looked_up,
 )
 
 PROGRAM = "specc_program_small"
@@ -74,7 +75,9 @@ class Target:
                 seen = fold_all(0, [target_code(token, position) for position, token in enumerate(text[:end])])
                 rows.append(self.model.row(text[end - 1], seen))
             hidden.append(self.hidden(text)[-count:])
-        self.tokens = torch.tensor([token for text, count in zip(texts, counts, strict=True) for token in text[-count:]])
+        self.tokens = torch.tensor(
+            [token for text, count in zip(texts, counts, strict=True) for token in text[-count:]]
+        )
         self._scores = self.model.logits[rows]
         self._last = torch.cat([*hidden, torch.zeros_like(hidden[0])])  # rows of padding behind
         return self._last
@@ -339,7 +342,7 @@ def config_of(plan: Plan, requests: int, longest: int, **spec: Any) -> Any:
 
 
 class Looked:
-    """Drafts that are looked up: what followed the last tokens where they were before."""
+    """Drafts that are looked up in the text."""
 
     def __init__(self, plan: Plan, server: Server) -> None:
         self._server, self._steps, self._options = server, plan.size("S"), plan.options
@@ -349,10 +352,5 @@ class Looked:
         return torch.tensor([self.drafts(self._server.text(row))[1] for row in rows.tolist()])
 
     def drafts(self, text: Sequence[int]) -> tuple[list[int], list[int]]:
-        """No codes, and what follows the longest end of a text where it is first found; else its last token."""
-        for size in range(self._options["longest"], self._options["shortest"] - 1, -1):
-            for start in range(len(text) - size):
-                if list(text[start : start + size]) == list(text[-size:]):
-                    found = list(text[start + size : start + size + self._steps])
-                    return [], found + [text[-1]] * (self._steps - len(found))
-        return [], [text[-1]] * self._steps
+        """No codes, and the drafts."""
+        return [], looked_up([*text], self._steps, self._options["longest"], self._options["shortest"])

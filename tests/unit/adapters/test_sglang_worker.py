@@ -48,7 +48,7 @@ def test_all_that_the_adapter_touches_is_there(serve: Serve) -> None:
 
 
 def counted(plan: Plan, batches: Sequence[Sequence[int]], scored: list[int] | None = None) -> dict[int, list[int]]:
-    """How many tokens each step gives a request, by pool row, of a program that prefills by itself and is in no engine."""
+    """How many tokens each step gives a request, by pool row, of a program that prefills by itself."""
     engine = engine_of(plan, scored)
     engine.prompts |= PROMPTS
     tables = {} if scored is None else {"d2t": torch.tensor(scored)}

@@ -1,4 +1,4 @@
-"""Programs as vLLM's decode steps, on stand-ins of its modules: texts, what is left to vLLM, and whose blocks are written."""
+"""Programs as vLLM's decode steps, on stand-ins of its modules: texts, what is left to vLLM, what is written."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def test_texts_are_the_targets_own(serve: Serve, algorithm: str, cuda: bool) -> 
     run(server, BATCHES)
     server.judge()
     assert server.program.report() == {
-        "program": PROGRAM, "version": "0.1.0+p1", "capture": "none", "sampling": [], "served": len(BATCHES), "left": {},
+        "program": PROGRAM, "version": "0.1.0+p1", "capture": "none", "sampling": [], "served": len(BATCHES),
+        "left": {},
     }  # fmt: skip
 
 
@@ -64,7 +65,10 @@ def test_steps_of_either_go_on_where_the_other_stopped(serve: Serve, algorithm: 
     server.decode([0, 2], drafts=2)
     run(server, BATCHES)
     server.judge()
-    assert server.program.left == {"log-probabilities": 2 * sum(5 in rows for rows in BATCHES), "fewer drafts than 3": 1}
+    assert server.program.left == {
+        "log-probabilities": 2 * sum(5 in rows for rows in BATCHES),
+        "fewer drafts than 3": 1,
+    }
     assert server.program.served == 2 * sum(5 not in rows for rows in BATCHES)
 
 
