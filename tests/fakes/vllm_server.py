@@ -67,18 +67,21 @@ class Target:
             rows.append(self.model.hidden_row(seen))
         return self.model.hidden[rows]
 
+    def scores(self, text: Sequence[int]) -> Tensor:
+        """What is said after a text."""
+        seen = fold_all(0, [target_code(token, position) for position, token in enumerate(text)])
+        return self.model.logits[self.model.row(text[-1], seen)]
+
     def forward(self, texts: Sequence[Sequence[int]], counts: Sequence[int]) -> Tensor:
         """The hidden states of the last tokens of texts, so many of each."""
-        rows, hidden = list[int](), list[Tensor]()
+        scores, hidden = list[Tensor](), list[Tensor]()
         for text, count in zip(texts, counts, strict=True):
-            for end in range(len(text) - count + 1, len(text) + 1):
-                seen = fold_all(0, [target_code(token, position) for position, token in enumerate(text[:end])])
-                rows.append(self.model.row(text[end - 1], seen))
+            scores += [self.scores(text[:end]) for end in range(len(text) - count + 1, len(text) + 1)]
             hidden.append(self.hidden(text)[-count:])
         self.tokens = torch.tensor(
             [token for text, count in zip(texts, counts, strict=True) for token in text[-count:]]
         )
-        self._scores = self.model.logits[rows]
+        self._scores = torch.stack(scores)
         self._last = torch.cat([*hidden, torch.zeros_like(hidden[0])])  # rows of padding behind
         return self._last
 
@@ -102,9 +105,17 @@ class Draft:
         self._shifted, self._steps = plan.kv.shifted, plan.size("S")
         self._before = self.memory.words.clone()
 
+    def forget(self, blocks: Sequence[int]) -> None:
+        """Of blocks that nobody has any more, what is in them stays."""
+        slots = self._slots(blocks)
+        self._before[:, slots] = self.memory.words[:, slots]
+
+    def _slots(self, blocks: Sequence[int]) -> Tensor:
+        return (torch.tensor(blocks)[:, None] * self._page + torch.arange(self._page)).flatten()
+
     def check_free(self, blocks: Sequence[int]) -> None:
         """Nobody has written into blocks which no request has."""
-        slots = (torch.tensor(blocks)[:, None] * self._page + torch.arange(self._page)).flatten()
+        slots = self._slots(blocks)
         assert torch.equal(self.memory.words[:, slots], self._before[:, slots])
 
     # --- in vLLM ------------------------------------------------------------------------------------------------------
@@ -256,6 +267,15 @@ class Server:
         count = 1 + (self.plan.size("S") if drafts is None else drafts)
         left = [self._longest - 1 - int(self.states.num_computed_tokens.gpu[row]) for row in rows]
         self._run(rows, [min(count, most) for most in left], prefill=False)
+
+    def end(self, row: int) -> None:
+        """A request ends: its blocks are free, and their numbers stay where they are."""
+        held = int(self.tables.num_blocks.np[DRAFT, row]) if isinstance(self.draft, Draft) else 0
+        blocks = self.tables.block_tables[DRAFT].gpu[row, :held].tolist()
+        self._free += blocks
+        self.tables.num_blocks.np[DRAFT, row] = 0
+        if isinstance(self.draft, Draft):
+            self.draft.forget(blocks)
 
     def settle(self) -> None:
         """Read what is still on its way, and look at what nobody owns."""

@@ -7,12 +7,17 @@ from functools import cache
 from typing import Any
 
 import pytest
-from fakes.vllm_modules import VLLM
+import torch
+from fakes.vllm_modules import VLLM, Worker
 from fakes.vllm_server import PROGRAM, Server
 from programs import load
+from sampling_oracle import drawn
+from torch import Tensor
 
+from specc.adapters._plugin import SEEDS
 from specc.driver.build import build_program
 from specc.runtime.plan.plan import Plan
+from specc.runtime.rotated import RotatedStep
 
 Serve = Callable[..., Server]
 PROMPTS = {2: [4, 9, 2], 0: [7, 1], 5: [5, 5, 8, 1, 2], 1: [1]}
@@ -102,3 +107,101 @@ def test_nothing_is_written_behind_a_requests_blocks(serve: Serve) -> None:
     server.judge()
     assert server.program.left.keys() == {"no blocks for drafts"}
     assert server.program.served > 3
+
+
+def test_a_batch_beyond_the_largest_bucket_is_vllms(serve: Serve) -> None:
+    server = serve(plan_of("EAGLE", ("buckets", (1, 2))))
+    server.begin(PROMPTS)
+    run(server, BATCHES)
+    server.judge()
+    assert server.program.left == {"more than 2 requests": sum(len(rows) > 2 for rows in BATCHES)}
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
+def test_texts_that_are_drawn(serve: Serve, algorithm: str) -> None:
+    """With what a request asks for in the row that it has, by whoever had the row before."""
+    plan = plan_of(algorithm, ("verify", "target_only"), ("sampling", ("top_k",)))
+    server = serve(plan)
+    asked: dict[int, dict[str, Any]] = {
+        2: {"seed": 7, "temperature": 1.5}, 0: {}, 5: {"seed": -3, "temperature": 0.7, "top_k": 20},
+        1: {"seed": 9, "temperature": 1.0},
+    }  # fmt: skip
+    for row, prompt in PROMPTS.items():
+        server.begin({row: prompt}, **asked[row])
+
+    def says(row: int, text: list[int]) -> int:
+        of = {"seed": 0, "temperature": 0.0, "top_k": 0} | asked[row]
+        scores = server.target.scores(text).tolist()
+        return drawn(scores, of["seed"] % SEEDS, of["temperature"], len(text), of["top_k"])
+
+    run(server, BATCHES)
+    server.judge(says)
+    server.end(1)
+    asked[1] = {"seed": 9, "temperature": 2.0}
+    server.begin({1: [3, 3]}, **asked[1])
+    run(server, BATCHES)
+    server.judge(says)
+    assert server.program.left == {}
+    assert server.program.report()["sampling"] == ["seed", "temperature", "top_k"]
+
+
+def test_scores_that_are_no_numbers_are_counted(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = serve(plan_of("EAGLE"))
+    server.begin(PROMPTS)
+    server.decode([2, 0, 1])
+    assert server.output.num_nans is None
+    server.runner.sampler.compute_nans = True
+    scored = server.target.compute_logits
+
+    def spoiled(hidden: Tensor) -> Tensor:
+        found = scored(hidden)
+        found[6, 50] = torch.nan
+        return found
+
+    monkeypatch.setattr(server.target, "compute_logits", spoiled)
+    server.decode([2, 0, 1])
+    assert server.output.num_nans is not None
+    assert server.output.num_nans.tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "NGRAM"])
+def test_drafts_that_are_captured_read_hidden_states_at_one_place(
+    serve: Serve, algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is as long as the largest bucket, whatever the batch. Graphs are left out here."""
+    monkeypatch.setenv("SPECC_CAPTURE", "drafts")
+    captured, handed, propose = list[dict[str, Tensor]](), list[Tensor | None](), RotatedStep.propose
+
+    def noted(step: RotatedStep, batch: Any, hidden: Tensor | None = None) -> Any:
+        handed.append(hidden)
+        return propose(step, batch, hidden)
+
+    monkeypatch.setattr(RotatedStep, "propose", noted)
+    monkeypatch.setattr(RotatedStep, "capture", lambda _, given: captured.append(given))
+    server = serve(plan_of(algorithm))
+    (given,) = captured
+    assert {name: [*of.shape] for name, of in given.items()} == ({"hidden": [4, 4, 64]} if algorithm == "EAGLE" else {})
+    server.begin(PROMPTS)
+    run(server, BATCHES)
+    server.judge()
+    assert server.program.report()["capture"] == "drafts"
+    assert {one.data_ptr() for one in handed if one is not None} == {one.data_ptr() for one in given.values()}
+
+
+def test_a_server_that_no_program_fits_runs_vllms_steps(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = serve(plan_of("EAGLE"), rejection_sample_method="block")
+    assert server.program is None
+    server.begin(PROMPTS)
+    run(server, BATCHES)
+    server.judge()
+    monkeypatch.setenv("SPECC_PROGRAM", PROGRAM)
+    with pytest.raises(RuntimeError, match=f"{PROGRAM}=?.*this server has no step that a program runs"):
+        Worker(server.runner).load_model()
+
+
+def test_a_program_that_must_run_ends_a_server_that_it_does_not_fit(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECC_PROGRAM", PROGRAM)
+    with pytest.raises(RuntimeError, match=f"{PROGRAM} does not fit this server: rejection_sample_method is block"):
+        serve(plan_of("EAGLE"), rejection_sample_method="block")
