@@ -341,6 +341,8 @@ class FINISH_ABORT:
 @at("managers.schedule_batch")
 @dataclass(eq=False)
 class Req:
+    """A request; `scores` are log-probabilities of what it has emitted, and the best tokens there with theirs."""
+
     sampling_params: SamplingParams
     custom_logit_processor: str | None = None
     grammar: Any = None
@@ -351,6 +353,7 @@ class Req:
     return_hidden_states: bool = False
     return_sampling_mask: bool = False
     to_finish: Any = None
+    scores: list[tuple[float, list[int], list[float]]] = field(default_factory=list)
 
     def finished(self) -> bool:
         return False

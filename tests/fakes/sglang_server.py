@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ from specc.runtime.plan.plan import Plan
 from . import sglang_modules as sglang
 from .drafts import Engine
 from .memory import scattered
-from .models import target_next
+from .models import fold_all, target_code, target_next
 from .plans import package_of
 from .sglang_modules import SETTINGS, EagleDraftInput, ForwardMode, HookRegistry, Req, ScheduleBatch
 from .sglang_worker import EagleDraftWorker, IntelAMXAttnBackend, ModelRunner, MultiStepDraftBackend
@@ -53,6 +53,24 @@ class Arrival:
             tensor.copy_(values)
 
 
+class SharedOutput:
+    """The buffer in which forwards of a server that captures graphs leave their logits.
+
+    Attributes:
+        given: how many columns were asked for.
+
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.max_rows, self.given = rows, set[int]()
+        self._memory = torch.full((rows * 256,), torch.nan)
+
+    def get_logits_buffer(self, columns: int, *, rows: int) -> Tensor:
+        assert rows <= self.max_rows
+        self.given.add(columns)
+        return self._memory[: rows * columns].view(rows, columns)
+
+
 class Server:
     """A server that was started with a program installed.
 
@@ -66,9 +84,12 @@ class Server:
     def __init__(
         self, plan: Plan, monkeypatch: pytest.MonkeyPatch, *, overlap: bool = False,
         attention: type[IntelAMXAttnBackend] = IntelAMXAttnBackend, scored: list[int] | None = None,
-        context: int = 80, columns: int = 96, package: Any = None, **spec: Any,
+        context: int = 80, columns: int = 96, shared: SharedOutput | None = None, **spec: Any,
     ) -> None:  # fmt: skip
-        """`scored`: the tokens that the draft scores; `columns`: of the table; `spec`: what it was told otherwise."""
+        """`scored`: the tokens that the draft scores; `columns`: of the table; `spec`: what it was told otherwise.
+
+        `shared`: where logits are, of a server that captures graphs.
+        """
         self.plan, self.overlap, self._late = plan, overlap, list[tuple[ScheduleBatch, Any]]()
         self.engine = engine_of(plan, scored, columns)
         SETTINGS.begin()
@@ -79,8 +100,10 @@ class Server:
         )  # fmt: skip
         vars(SETTINGS.spec).update(spec)
         SETTINGS.schedule.page_size = plan.kv.page_size
-        self._install(package or package_of(plan, PROGRAM), monkeypatch)
+        self._install(package_of(plan, PROGRAM), monkeypatch)
         self.worker = self._worker(attention, scored, context)
+        if shared is not None:
+            self._capture(shared, monkeypatch)
         self.worker.init_cuda_graphs()
         self.scheduler = part("managers.scheduler.Scheduler")(self.worker)
         self.relay = part("managers.overlap_utils.FutureMap")(self.worker.req_to_token_pool)
@@ -112,6 +135,14 @@ class Server:
         drafter = EagleDraftWorker(runners["draft"], backends, None if scored is None else torch.tensor(scored))
         kind = part(f"speculative.{WORKERS[plan.algorithm]}")
         return kind(self.engine, runners["target"], drafter, plan.size("K"), plan.size("S"))
+
+    def _capture(self, shared: SharedOutput, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Be a server that captures graphs, on a GPU as far as the adapter asks."""
+        for runner in (self.worker.target_worker.model_runner, self.worker.draft_worker.draft_runner):
+            runner.graph_shared_output = shared
+            runner.decode_cuda_graph_runner = SimpleNamespace(capture_bs=[1, 2, 4])
+        for module in ("binding", "workers"):
+            monkeypatch.setattr(adapter(module), "capturing", lambda _: "graph")
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -152,12 +183,18 @@ class Server:
         """Read what is still on its way."""
         self._settle(keep=0)
 
-    def own_text(self, row: int) -> list[int]:
-        """What the target alone emits, as much as the request has."""
+    def own_text(self, row: int, says: Callable[[int, list[int]], int] | None = None) -> list[int]:
+        """What the target alone emits, as much as the request has; its most probable tokens, or what it `says`."""
         text = list(self.prompts[row])
         for _ in self.requests[row].output_ids:
-            text.append(target_next(self.engine.models["target"], text))
+            text.append(target_next(self.engine.models["target"], text) if says is None else says(row, text))
         return text[len(self.prompts[row]) :]
+
+    def scores(self, text: Sequence[int]) -> Tensor:
+        """What the target says after a text."""
+        model = self.engine.models["target"]
+        seen = fold_all(0, [target_code(token, position) for position, token in enumerate(text)])
+        return model.logits[model.row(text[-1], seen)]
 
     def _length(self, row: int) -> int:
         """The committed length of a text: all but the last token."""
@@ -166,7 +203,11 @@ class Server:
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def _batch(self, rows: Sequence[int], mode: ForwardMode, lengths: Tensor) -> ScheduleBatch:
-        return ScheduleBatch([self.requests[row] for row in rows], mode, torch.tensor(rows), lengths)
+        requests = [self.requests[row] for row in rows]
+        asked = [one.return_logprob for one in requests]
+        batch = ScheduleBatch(requests, mode, torch.tensor(rows), lengths, return_logprob=any(asked))
+        batch.top_logprobs_nums = [one.logprob.top_logprobs_num for one in requests] if any(asked) else None
+        return batch
 
     def _forward(self, batch: ScheduleBatch) -> Any:
         """Run a batch, and keep what it leaves where the schedule has it."""
@@ -201,7 +242,8 @@ class Server:
 
     @staticmethod
     def _copied(result: Any) -> tuple[Tensor | None, ...]:
-        return result.next_token_ids, result.accept_lens, getattr(result, "health", None)
+        scores = result.logits_output.next_token_logprobs
+        return result.next_token_ids, result.accept_lens, getattr(result, "health", None), scores
 
 
 def engine_of(plan: Plan, scored: list[int] | None = None, columns: int = 96) -> Engine:

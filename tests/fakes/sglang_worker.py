@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,8 +119,10 @@ class Model:
         given["capture"] = batch.capture_hidden_mode.name.lower()
         found = self._ran(given, batch, backend)
         hidden = getattr(found, "hidden", None)
-        flat = [None if one is None else one.reshape(-1, one.shape[-1]) for one in (found.logits, hidden)]
-        return sglang.LogitsProcessorOutput(*flat)
+        logits, hidden = (None if one is None else one.reshape(-1, one.shape[-1]) for one in (found.logits, hidden))
+        if batch.next_token_logits_buffer is not None:
+            logits = batch.next_token_logits_buffer.copy_(logits)
+        return sglang.LogitsProcessorOutput(logits, hidden)
 
     def _ran(self, given: dict[str, Any], batch: ForwardBatch, backend: IntelAMXAttnBackend) -> Any:
         mode, info, engine = batch.forward_mode, batch.spec_info, self.engine
@@ -300,12 +302,17 @@ class StandaloneWorkerV2(EAGLEWorkerV2):
 
 @at("managers.overlap_utils")
 class FutureMap:
-    """Tables by pool row of what a step leaves for the next one; those of drafts are made when the first come."""
+    """Tables by pool row of what a step leaves for the next one; those of drafts are made when the first come.
+
+    Attributes:
+        written: how many times lengths or bonus tokens were.
+
+    """
 
     _relay: Any = None
 
     def __init__(self, pool: ReqToTokenPool) -> None:
-        self.req_pool_size = len(pool.req_to_token)
+        self.req_pool_size, self.written = len(pool.req_to_token), 0
         self.new_seq_lens_buf, self.output_tokens_buf = torch.full((2, self.req_pool_size), -1)
         self.need_topk = self.need_hidden_states = False
         self.topk_p_buf: Tensor | None = None
@@ -316,6 +323,7 @@ class FutureMap:
         if self._relay is not None and lengths is self._relay.published_seq_lens:
             self._relay.published_seq_lens = None
             return
+        self.written += 1
         self.new_seq_lens_buf[rows] = lengths.to(self.new_seq_lens_buf.dtype)
 
     def stash(self, rows: Tensor, state: EagleDraftInput) -> None:
@@ -323,6 +331,7 @@ class FutureMap:
         if self._relay is not None and state.bonus_tokens is self._relay.published_bonus:
             self._relay.published_bonus = None
         else:
+            self.written += 1
             self.output_tokens_buf[rows] = state.bonus_tokens.to(self.output_tokens_buf.dtype)
         if state.topk_p is not None and state.topk_index is not None:
             if not self.need_topk:
@@ -378,9 +387,21 @@ class SchedulerBatchResultProcessor:
         result.copy_done.synchronize()
         stride = result.speculative_output_stride or result.speculative_num_draft_tokens or 1
         emitted = result.next_token_ids.view(-1, stride).tolist()
-        for req, tokens, count in zip(batch.reqs, emitted, result.accept_lens.tolist(), strict=True):
+        for place, (req, tokens, count) in enumerate(
+            zip(batch.reqs, emitted, result.accept_lens.tolist(), strict=True)
+        ):
             if req.to_finish is None:
                 req.output_ids += tokens[:count]
+                if req.return_logprob:
+                    req.scores += _scores(result.logits_output, range(place * stride, place * stride + count))
+
+
+def _scores(output: sglang.LogitsProcessorOutput, places: Sequence[int]) -> list[tuple[float, list[int], list[float]]]:
+    """What was said of the tokens at places of a batch."""
+    assert output.next_token_logprobs is not None
+    logprobs, count = output.next_token_logprobs.flatten().tolist(), len(output.next_token_logprobs.flatten())
+    best = output.next_token_top_logprobs_idx or [[]] * count, output.next_token_top_logprobs_val or [[]] * count
+    return [(logprobs[place], *([x.item() for x in of[place]] for of in best)) for place in places]
 
 
 @at("managers.scheduler_components.internal_state")
