@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, TypeVar
 
+import pytest
+
 _Kind = TypeVar("_Kind")
 
 
@@ -41,6 +43,22 @@ class Places:
         finally:
             self._taken(*gone)
             sys.modules.update(kept)
+
+    @contextlib.contextmanager
+    def starting(self, make: Callable[..., _Kind], package: str) -> Iterator[Callable[..., _Kind]]:
+        """What starts servers: each is alone, as in a process of its own, until the next one starts.
+
+        `make` makes one with a program in a package of this name; it is given what it takes, and a MonkeyPatch.
+        """
+        with contextlib.ExitStack() as running:
+
+            def start(*given: Any, **named: Any) -> _Kind:
+                running.close()
+                patch = running.enter_context(pytest.MonkeyPatch.context())
+                running.enter_context(self.installed(package))
+                return make(*given, patch, **named)
+
+            yield start
 
     def _make(self) -> None:
         for name in sorted({*self._held, self._root}):

@@ -23,6 +23,7 @@ from .memory import scattered
 from .models import fold_all, target_code, target_next
 from .plans import package_of
 from .sglang_modules import SETTINGS, EagleDraftInput, ForwardMode, HookRegistry, Req, ScheduleBatch
+from .sglang_scheduler import Scheduler, SchedulerBatchResultProcessor
 from .sglang_worker import EagleDraftWorker, IntelAMXAttnBackend, ModelRunner, MultiStepDraftBackend
 
 PROGRAM = "specc_program_small"
@@ -105,9 +106,9 @@ class Server:
         if shared is not None:
             self._capture(shared, monkeypatch)
         self.worker.init_cuda_graphs()
-        self.scheduler = part("managers.scheduler.Scheduler")(self.worker)
+        self.scheduler = Scheduler(self.worker)
         self.relay = part("managers.overlap_utils.FutureMap")(self.worker.req_to_token_pool)
-        self.processor = part("managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor")()
+        self.processor = SchedulerBatchResultProcessor()
         self.requests, self.prompts = dict[int, Req](), dict[int, list[int]]()
         self._states, self._lengths = dict[int, EagleDraftInput](), dict[int, Tensor]()
         self.steps: dict[int, list[int]] = {}

@@ -39,11 +39,11 @@ def plan_of(algorithm: str, *keys: tuple[str, Any], scored: int | None = None) -
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    """Starts a server."""
+    """Starts servers."""
     for name in ("SPECC_PROGRAM", "SPECC_PROOF", "SPECC_FALLBACK", "SPECC_CAPTURE"):
         monkeypatch.delenv(name, raising=False)
-    with SRT.installed(PROGRAM):
-        yield lambda plan, **how: Server(plan, monkeypatch, **how)
+    with SRT.starting(Server, PROGRAM) as start:
+        yield start
 
 
 def test_all_that_the_adapter_touches_is_there(serve: Serve) -> None:

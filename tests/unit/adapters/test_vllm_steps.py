@@ -34,12 +34,11 @@ def plan_of(algorithm: str, *keys: tuple[str, Any]) -> Plan:
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    """Starts a server."""
-    for name in ("SPECC_PROGRAM", "SPECC_CAPTURE"):
-        monkeypatch.delenv(name, raising=False)
+    """Starts servers."""
+    monkeypatch.delenv("SPECC_PROGRAM", raising=False)
     monkeypatch.setenv("SPECC_CAPTURE", "none")
-    with VLLM.installed(PROGRAM):
-        yield lambda plan, **how: Server(plan, monkeypatch, **how)
+    with VLLM.starting(Server, PROGRAM) as start:
+        yield start
 
 
 def run(server: Server, batches: Sequence[Sequence[int]]) -> None:
