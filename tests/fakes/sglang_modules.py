@@ -252,6 +252,7 @@ class ForwardBatch:
     extend_start_loc: Tensor | None = None
     next_token_logits_buffer: Tensor | None = None
     kv_loc_plan: Any = None
+    reqs: list[Any] = field(default_factory=list)
     metadata_ready: bool = False
 
     def mark_forward_metadata_ready(self) -> None:
@@ -355,6 +356,12 @@ class Req:
     to_finish: Any = None
     scores: list[tuple[float, list[int], list[float]]] = field(default_factory=list)
 
+    def give(self, tokens: list[int]) -> None:
+        """What it has emitted, which its grammar follows."""
+        self.output_ids += tokens
+        for token in tokens if self.grammar is not None else ():
+            self.grammar.accept_token(token)
+
     def finished(self) -> bool:
         return False
 
@@ -368,7 +375,8 @@ def request(**asked: Any) -> Req:
     scores = {name: asked.pop(name) for name in [*asked] if name in ReqLogprob.__dataclass_fields__}
     params = SamplingParams(**asked)
     restricted = params.json_schema or params.regex or params.ebnf or params.structural_tag
-    return Req(params, grammar=object() if restricted else None, logprob=ReqLogprob(**scores), **own)
+    own = {"grammar": object() if restricted else None, **own}
+    return Req(params, logprob=ReqLogprob(**scores), **own)
 
 
 @at("managers.schedule_batch")

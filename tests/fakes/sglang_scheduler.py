@@ -106,8 +106,8 @@ class SchedulerBatchResultProcessor:
             zip(batch.reqs, emitted, result.accept_lens.tolist(), strict=True)
         ):
             if req.to_finish is None:
-                req.output_ids += tokens[:count]
-                if req.return_logprob:
+                req.give(tokens[:count])
+                if req.return_logprob and result.logits_output is not None:
                     req.scores += _scores(result.logits_output, range(place * stride, place * stride + count))
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from specc.runtime.plan.plan import Plan
 
+from . import sglang_grammars as _grammars  # noqa: F401 (its functions are in SGLang, too)
 from . import sglang_modules as sglang
 from .drafts import Engine
 from .memory import scattered
@@ -85,11 +86,12 @@ class Server:
     def __init__(
         self, plan: Plan, monkeypatch: pytest.MonkeyPatch, *, overlap: bool = False,
         attention: type[IntelAMXAttnBackend] = IntelAMXAttnBackend, scored: list[int] | None = None,
-        context: int = 80, columns: int = 96, shared: SharedOutput | None = None, **spec: Any,
+        context: int = 80, columns: int = 96, shared: SharedOutput | None = None, metrics: bool = False,
+        simulated: float = -1.0, **spec: Any,
     ) -> None:  # fmt: skip
         """`scored`: the tokens that the draft scores; `columns`: of the table; `spec`: what it was told otherwise.
 
-        `shared`: where logits are, of a server that captures graphs.
+        `shared`: where logits are, of a server that captures graphs; `simulated`: how many tokens a step accepts.
         """
         self.plan, self.overlap, self._late = plan, overlap, list[tuple[ScheduleBatch, Any]]()
         self.engine = engine_of(plan, scored, columns)
@@ -100,7 +102,8 @@ class Server:
             speculative_token_map=None if scored is None else "hot.pt",
         )  # fmt: skip
         vars(SETTINGS.spec).update(spec)
-        SETTINGS.schedule.page_size = plan.kv.page_size
+        SETTINGS.schedule.page_size, SETTINGS.observability.enable_metrics = plan.kv.page_size, metrics
+        monkeypatch.setattr("sglang.srt.speculative.spec_utils.SIMULATE_ACC_LEN", simulated)
         self._install(package_of(plan, PROGRAM), monkeypatch)
         self.worker = self._worker(attention, scored, context)
         if shared is not None:
@@ -160,7 +163,7 @@ class Server:
         batch.input_ids = torch.tensor([token for prompt in prompts.values() for token in prompt])
         result = self._forward(batch)
         for row, token in zip(rows, result.next_token_ids.tolist(), strict=True):
-            self.requests[row].output_ids.append(token)
+            self.requests[row].give([token])
 
     def decode(self, rows: Sequence[int], *, known: bool = True) -> None:
         """One step of requests in these rows; `known`: the host knows how long their texts are."""

@@ -175,7 +175,17 @@ class ModelRunner:
         return SimpleNamespace(logits_output=found)
 
     def sample(self, logits_output: Any, forward_batch: Any) -> Tensor:
-        return logits_output.next_token_logits.argmax(-1)
+        """The most probable tokens that grammars allow. Of the logits nothing is left."""
+        logits = logits_output.next_token_logits
+        for row, one in zip(logits, forward_batch.reqs, strict=True):
+            if one.grammar is not None:
+                mask = one.grammar.allocate_vocab_mask(vocab_size=len(row), batch_size=1, device="cpu")
+                one.grammar.fill_vocab_mask(mask, 0)
+                bits = mask[0, :, None] >> torch.arange(32) & 1
+                row[bits.flatten()[: len(row)] == 0] = -torch.inf
+        found = logits.argmax(-1)
+        logits.zero_()
+        return found
 
     def recapture_decode_cuda_graph(self) -> None:
         """Nothing is captured here."""
@@ -229,7 +239,7 @@ class EAGLEWorkerV2:
             seq_lens=lens, seq_lens_sum=sum(counts), positions=torch.cat([torch.arange(count) for count in counts]),
             out_cache_loc=torch.cat([table[row, :count] for row, count in zip(rows, counts, strict=True)]).long(),
             extend_seq_lens_cpu=counts,
-            capture_hidden_mode=CaptureHiddenMode.FULL if self.recurs else CaptureHiddenMode.NULL,
+            capture_hidden_mode=CaptureHiddenMode.FULL if self.recurs else CaptureHiddenMode.NULL, reqs=batch.reqs,
         )  # fmt: skip
         found = runner.forward(one).logits_output
         tokens = runner.sample(found, one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 from fakes.plans import program_of
+from fakes.sglang_grammars import START, Grammar
 from fakes.sglang_modules import SRT, ForwardMode, request
 from fakes.sglang_server import PROGRAM, Server, SharedOutput, adapter, engine_of, part
 from fakes.sglang_worker import IntelAMXAttnBackend, TritonAttnBackend
 from programs import load
+from prometheus_client import REGISTRY
 from sampling_oracle import drawn
 
 from specc.adapters._plugin import SEEDS
@@ -30,10 +33,10 @@ QLEN, FULL = (*TREE, ("mask", "qlen")), (*TREE, ("mask", "full"), ("context_leng
 
 
 @cache
-def plan_of(algorithm: str, *keys: tuple[str, Any], scored: int | None = None) -> Plan:
+def plan_of(algorithm: str, *keys: tuple[str, Any], scored: int | None = None, tokens: int = 96) -> Plan:
     """A program for SGLang; `scored`: how many tokens its draft scores, by SGLang's token map."""
-    draft = {} if scored is None else {"vocab_size": scored, "token_map": "engine"}
-    more = {"max_requests": 6, "buckets": [1, 2, 4], "draft": draft, **dict(keys)}
+    draft = {"vocab_size": tokens} if scored is None else {"vocab_size": scored, "token_map": "engine"}
+    more = {"max_requests": 6, "buckets": [1, 2, 4], "target": {"vocab_size": tokens}, "draft": draft, **dict(keys)}
     return build_program(load(algorithm, engine="sglang", **more)).plan
 
 
@@ -294,3 +297,56 @@ def test_forwards_leave_logits_where_sglangs_graphs_have_them(
     assert server.steps == counted(server.plan, BATCHES)
     assert server.worker.steps.report()["capture"] == "graph"
     assert shared.given == {96}
+
+
+RESTRICTS = (("verify", "target_only"), ("sampling", ("grammar", "top_k")))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("keys", [(), QLEN])
+def test_texts_that_grammars_allow(serve: Serve, keys: Any, overlap: bool) -> None:
+    """Of those who have one, whether they are greedy or not; grammars follow one step behind."""
+    server = serve(plan_of("EAGLE", *keys, *RESTRICTS), overlap=overlap)
+    grammars, drawing = {row: Grammar(row) for row in (3, 2, 6)}, {6, 1}
+    for row in PROMPTS:
+        how = {"top_k": ALL, "sampling_seed": row} if row in drawing else {}
+        server.begin({row: PROMPTS[row]}, grammar=grammars.get(row), **how)
+
+    def says(row: int, text: list[int]) -> int:
+        last = text[-1] if len(text) > len(PROMPTS[row]) else START
+        scores = server.scores(text).tolist()
+        if row in grammars:
+            scores = [s if grammars[row].allows(last, token) else -math.inf for token, s in enumerate(scores)]
+        return drawn(scores, row, 1.0 if row in drawing else 0.0, len(text))
+
+    run(server, BATCHES, says)
+    assert (server.worker.steps.left, server.worker.steps.parameters[-1]) == ({}, "grammar")
+
+
+@pytest.mark.parametrize("keys", [(), QLEN, FULL])
+def test_steps_of_a_length_that_is_wanted(serve: Serve, keys: Any) -> None:
+    """The same for all requests of a step, as SGLang simulates it; between two lengths some steps are of either."""
+    attention = TritonAttnBackend if keys == FULL else IntelAMXAttnBackend
+    server = serve(plan_of("EAGLE", *keys, tokens=128), attention=attention, simulated=2.5)
+    server.begin(PROMPTS)
+    lengths = list[int]()
+    for _ in range(12):
+        server.decode([*PROMPTS])
+        (length,) = {counts[-1] for counts in server.steps.values()}
+        lengths.append(length)
+    assert {*lengths} == {2, 3}
+    assert server.worker.steps.proof == "simulated"
+
+
+def test_steps_are_counted(serve: Serve) -> None:
+    def counts() -> list[float]:
+        by = {"program": "", "sglang": "min_new_tokens"}
+        names = [{"program": PROGRAM, "by": name, "reason": reason} for name, reason in by.items()]
+        return [REGISTRY.get_sample_value("specc:decode_steps_total", name) or 0 for name in names]
+
+    server, before = serve(plan_of("EAGLE"), metrics=True), counts()
+    server.begin({row: PROMPTS[row] for row in (3, 1, 2)})
+    server.begin({6: PROMPTS[6]}, min_new_tokens=2)
+    run(server, BATCHES)
+    left = sum(6 in rows for rows in BATCHES)
+    assert [now - was for now, was in zip(counts(), before, strict=True)] == [len(BATCHES) - left, left]
