@@ -72,7 +72,7 @@ def generate_token_bitmask(
     vocab_size: int,
 ) -> tuple[Tensor | None, Any]:  # fmt: skip
     """Masks [b * N, W] of nodes; what its grammar does not allow has none, nor has what is behind it."""
-    masks: Tensor | None = None
+    masks: Any = None
     grammar: Any = None
     nodes = draft_tokens_cpu.shape[1]
     for place, one in enumerate(reqs):

@@ -359,8 +359,9 @@ class Req:
     def give(self, tokens: list[int]) -> None:
         """What it has emitted, which its grammar follows."""
         self.output_ids += tokens
-        for token in tokens if self.grammar is not None else ():
-            self.grammar.accept_token(token)
+        if self.grammar is not None:
+            for token in tokens:
+                self.grammar.accept_token(token)
 
     def finished(self) -> bool:
         return False

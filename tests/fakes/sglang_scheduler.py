@@ -114,9 +114,12 @@ class SchedulerBatchResultProcessor:
 def _scores(output: LogitsProcessorOutput, places: Sequence[int]) -> list[tuple[float, list[int], list[float]]]:
     """What was said of the tokens at places of a batch."""
     assert output.next_token_logprobs is not None
-    logprobs, count = output.next_token_logprobs.flatten().tolist(), len(output.next_token_logprobs.flatten())
-    best = output.next_token_top_logprobs_idx or [[]] * count, output.next_token_top_logprobs_val or [[]] * count
-    return [(logprobs[place], *([x.item() for x in of[place]] for of in best)) for place in places]
+    logprobs = output.next_token_logprobs.flatten().tolist()
+    tokens, values = (
+        [torch.as_tensor(of[place]).tolist() if of else [] for place in places]
+        for of in (output.next_token_top_logprobs_idx, output.next_token_top_logprobs_val)
+    )
+    return [*zip([logprobs[place] for place in places], tokens, values, strict=True)]
 
 
 @at("managers.scheduler_components.internal_state")

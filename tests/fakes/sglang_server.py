@@ -113,7 +113,7 @@ class Server:
         self.relay = part("managers.overlap_utils.FutureMap")(self.worker.req_to_token_pool)
         self.processor = SchedulerBatchResultProcessor()
         self.requests, self.prompts = dict[int, Req](), dict[int, list[int]]()
-        self._states, self._lengths = dict[int, EagleDraftInput](), dict[int, Tensor]()
+        self._states, self._lengths = dict[int, dict[str, Tensor]](), dict[int, Tensor]()
         self.steps: dict[int, list[int]] = {}
 
     @staticmethod
@@ -225,15 +225,15 @@ class Server:
             part = slice(place, place + 1)
             found = vars(result.next_draft_input)
             fields = {name: value[part] for name, value in found.items() if isinstance(value, Tensor)}
-            self._states[row], self._lengths[row] = EagleDraftInput(**fields), result.new_seq_lens[part]
+            self._states[row], self._lengths[row] = fields, result.new_seq_lens[part]
         return result
 
     def _state(self, rows: Sequence[int]) -> EagleDraftInput:
         if self.overlap:
             return EagleDraftInput(future_indices=torch.tensor(rows))
-        states = [vars(self._states[row]) for row in rows]
-        names = [name for name, value in states[0].items() if isinstance(value, Tensor)]
-        return EagleDraftInput(**{name: torch.cat([state[name] for state in states]) for name in names})
+        states, found = [self._states[row] for row in rows], EagleDraftInput()
+        vars(found).update({name: torch.cat([state[name] for state in states]) for name in states[0]})
+        return found
 
     def _settle(self, keep: int) -> None:
         """Give out the tokens of all but so many of the last steps."""

@@ -118,11 +118,10 @@ class Model:
         assert batch.capture_hidden_mode is not None
         given["capture"] = batch.capture_hidden_mode.name.lower()
         found = self._ran(given, batch, backend)
-        hidden = getattr(found, "hidden", None)
-        logits, hidden = (None if one is None else one.reshape(-1, one.shape[-1]) for one in (found.logits, hidden))
+        logits, hidden = found.logits.flatten(0, -2), getattr(found, "hidden", None)
         if batch.next_token_logits_buffer is not None:
             logits = batch.next_token_logits_buffer.copy_(logits)
-        return sglang.LogitsProcessorOutput(logits, hidden)
+        return sglang.LogitsProcessorOutput(logits, None if hidden is None else hidden.flatten(0, -2))
 
     def _ran(self, given: dict[str, Any], batch: ForwardBatch, backend: IntelAMXAttnBackend) -> Any:
         mode, info, engine = batch.forward_mode, batch.spec_info, self.engine

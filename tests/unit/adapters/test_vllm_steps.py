@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from fakes.vllm_modules import VLLM, Worker
+from fakes.vllm_modules import VLLM, InputBatch, Worker
 from fakes.vllm_server import PROGRAM, Server
 from programs import load
 from sampling_oracle import drawn
@@ -114,6 +115,25 @@ def test_a_batch_beyond_the_largest_bucket_is_vllms(serve: Serve) -> None:
     run(server, BATCHES)
     server.judge()
     assert server.program.left == {"more than 2 requests": sum(len(rows) > 2 for rows in BATCHES)}
+
+
+def test_batches_that_are_no_steps_of_a_programs(serve: Serve) -> None:
+    server = serve(plan_of("EAGLE"), ahead=8)
+    server.begin(PROMPTS)
+    server.decode([2, 0])
+    sampler, penalties = server.runner.sampler, server.runner.sampler.logits_processors[0]
+    given: dict[str, Any] = {
+        "counts": [4, 4],
+        "seq_lens_cpu_upper_bound": torch.tensor([11, 10]),
+        "num_draft_tokens": 6,
+    }
+    batch, refuses = partial(InputBatch, np.array([2, 0]), **given), server.program.refuses
+    assert refuses(sampler, batch(), None) is None
+    assert refuses(sampler, batch(has_prefill=True), None) == "a prefill in the batch"
+    assert refuses(sampler, batch(has_structured_output_reqs=True), None) == "a grammar"
+    assert refuses(sampler, batch(), object()) == "a grammar"
+    sampler.needs_logits_processing[0] = penalties.use_penalty[0] = True
+    assert refuses(sampler, batch(), None) == "penalties, biases or other processors of logits"
 
 
 @pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
