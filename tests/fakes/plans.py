@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import torch
 
+from specc import adapters, runtime
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.plan.manifest import Manifest
 from specc.runtime.plan.plan import FORMAT, Plan
@@ -231,3 +233,12 @@ def program_of(plan: Plan) -> Program:
     """A program on the reference backend, of a wheel without any file."""
     manifest = Manifest(plan.name, "0", "0", plan.specc, None, 3, torch.__version__, (), {}, (), {})
     return Program((plan,), manifest, torch.device("cpu"), ReferenceBackend())
+
+
+def package_of(plan: Plan, name: str) -> ModuleType:
+    """The package of a wheel with that program, of this name: with the adapters, which import it, and without files."""
+    made = ModuleType(name)
+    made.__path__ = [*adapters.__path__]  # type: ignore[attr-defined]
+    vars(made).update({name: getattr(runtime, name) for name in ("Batch", "Carry", "Forward", "Sampling", "faults")})
+    vars(made).update(plan=plan, load=lambda device: program_of(plan), __version__="0.1.0+p1")
+    return made

@@ -9,34 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from fakes.sglang_modules import request
 
 from specc.adapters import sglang as adapter
 from specc.adapters.sglang import requests
 
 VOCABULARY = 96
-KINDS = ("json_schema", "regex", "ebnf", "structural_tag")
-"""Of grammars."""
-
-
-def request(*, custom_logit_processor: str | None = None, **asked: Any) -> SimpleNamespace:
-    """A request as SGLang keeps it: greedy, and nothing else."""
-    sampling = {"top_k": 1, "temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "sampling_seed": None}
-    sampling |= {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
-    sampling |= dict.fromkeys((*KINDS, "logit_bias", "watermark")) | {"min_new_tokens": 0}
-    grammar = object() if any(sampling[kind] or asked.get(kind) for kind in KINDS) else None
-    scores = {name: asked.pop(name, none) for name, none in (("top_logprobs_num", 0), ("token_ids_logprob", None))}
-    wanted = ("logprob", "hidden_states", "sampling_mask")
-    own = {f"return_{name}": asked.pop(f"return_{name}", False) for name in wanted}
-    return SimpleNamespace(
-        sampling_params=SimpleNamespace(**(sampling | asked)),
-        custom_logit_processor=custom_logit_processor,
-        grammar=grammar,
-        logprob=SimpleNamespace(**scores),
-        output_ids=[],
-        to_finish=None,
-        ended=[],
-        **own,
-    )
 
 
 @pytest.mark.parametrize(
@@ -106,17 +84,17 @@ def test_log_probabilities_that_are_the_targets_own(
 def test_nobody_is_turned_away_unasked(steps: object) -> None:
     one = request(top_k=20)
     requests.turn_away(SimpleNamespace(draft_worker=SimpleNamespace(steps=steps)), one)
-    assert one.ended == []
+    assert one.to_finish is None
 
 
 def test_turned_away_by_name() -> None:
     steps = SimpleNamespace(refuses_unserved=True, name="mine", unserved=lambda one: requests.unserved(one, VOCABULARY))
     scheduler = SimpleNamespace(draft_worker=SimpleNamespace(steps=steps))
-    for one, times in ((request(), 0), (request(top_k=20), 1)):
-        one.set_finish_with_abort = lambda *why, ended=one.ended: ended.append(why)
+    served, sampled = request(), request(top_k=20)
+    for one in (served, sampled):
         requests.turn_away(scheduler, one)
-        assert len(one.ended) == times
-    assert "mine does not serve sampling" in one.ended[0][0]
+    assert served.to_finish is None
+    assert "mine does not serve sampling" in sampled.to_finish.message
 
 
 def test_words_of_the_fallback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from fakes.drafts import Engine
+from fakes.sglang_modules import request
 from programs import load
 from sampling_oracle import drawn
-from test_sglang import VOCABULARY, request
+from test_sglang import VOCABULARY
 from torch import Tensor
 
 from specc.adapters.sglang.admission import PENALTIES, Admission, asked

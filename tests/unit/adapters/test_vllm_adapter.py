@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fakes.vllm_modules import BlockTables, RequestState
 from torch import Tensor
 
 from specc.adapters.vllm.fit import draft_group, misfits
@@ -16,15 +17,8 @@ from specc.adapters.vllm.tables import Blocks, NoBlocks, block_table, carried
 P = 7
 
 
-def states(requests: int = 5, steps: int = 3) -> Any:
-    """Tables as vLLM's RequestState has them."""
-    return SimpleNamespace(
-        max_num_reqs=requests,
-        draft_tokens=torch.zeros(requests, steps, dtype=torch.int64),
-        last_sampled_tokens=torch.zeros(requests, 1, dtype=torch.int64),
-        num_computed_tokens=SimpleNamespace(gpu=torch.zeros(requests, dtype=torch.int32)),
-        all_token_ids=SimpleNamespace(gpu=torch.zeros(requests, 8, dtype=torch.int32)),
-    )
+def states(requests: int = 5, steps: int = 3) -> RequestState:
+    return RequestState(requests, steps, 8)
 
 
 def test_a_row_of_vllms_is_the_one_behind_it_of_the_program() -> None:
@@ -55,21 +49,9 @@ def test_texts_are_a_field_where_drafts_are_looked_up() -> None:
     assert other.all_token_ids.gpu is own, "it may be memory of the host's"
 
 
-class Tables:
-    """Block tables of two groups, as vLLM's BlockTables has them."""
-
-    def __init__(self, widths: tuple[int, int]) -> None:
-        self.block_tables = [SimpleNamespace(gpu=torch.zeros(5, width, dtype=torch.int32)) for width in widths]
-        self.input_block_tables = [torch.zeros_like(table.gpu) for table in self.block_tables]
-        self.told: list[list[int]] = []
-
-    def init_block_table_layout_tensors(self) -> None:
-        self.told.append([table.gpu.data_ptr() for table in self.block_tables])
-
-
 @pytest.mark.parametrize(("width", "wider"), [(5, 8), (8, 8), (1, 4)])
 def test_rows_of_blocks_begin_at_multiples_of_sixteen_bytes(width: int, wider: int) -> None:
-    blocks = Tables((3, width))
+    blocks = BlockTables(5, (3, width))
     other: Tensor = blocks.block_tables[0].gpu
     whole = block_table(blocks, 1, P)
     theirs: Tensor = blocks.block_tables[1].gpu
@@ -85,8 +67,10 @@ def test_room_of_requests() -> None:
     """What a request's blocks hold, of the draft's own group; without a draft as much as a step may need."""
     sizes = SimpleNamespace(page_size=16, window=4)
     made = plan(kv=sizes)
-    tables: Any = Tables((3, 5))
-    tables.block_sizes, tables.num_blocks = [8, 16], SimpleNamespace(np=np.array([[9] * 5, [0, 1, 2, 3, 4]]))
+    tables = BlockTables(5, (9, 5), (8, 16))
+    for row in range(5):
+        tables.append(0, row, [7] * 9)
+        tables.append(1, row, [7] * row)
     assert Blocks(tables, 1, made).room(np.array([3, 0])).tolist() == [48, 0]
     with pytest.raises(RuntimeError, match="page_size is 16 in the program, blocks of the draft have 8 slots"):
         Blocks(tables, 0, made)

@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from fakes.vllm_modules import looked_up
 
 from specc.runtime.semantics.reference import OPS
 
@@ -42,16 +43,6 @@ def proposed(
     return [text[-1], *(token for one in drafts.values() for token in one), *lacking]
 
 
-def found_by_vllm(text: list[int], steps: int, longest: int, shortest: int) -> list[int]:
-    """VLLM's drafts: behind the last of the longest runs that end the text too; its last token where there are none."""
-    for length in range(longest, shortest - 1, -1):
-        for begin in range(len(text) - length - 1, -1, -1):
-            if text[begin : begin + length] == text[-length:]:
-                behind = text[begin + length :][:steps]
-                return behind + text[-1:] * (steps - len(behind))
-    return text[-1:] * steps
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_propose(seed: int) -> None:
     rng = random.Random(seed)
@@ -83,7 +74,7 @@ def test_what_vllm_would_propose(seed: int) -> None:
     rings = torch.tensor([ring(text, 24) for text in texts], dtype=torch.int32)
     attrs = {"axis": "A", "steps": steps, "longest": longest, "shortest": shortest, "beyond": "last"}
     (tokens,) = OPS["ngram.propose"]((torch.arange(1, 7), lengths, rings), attrs, {"A": 1 + steps, "K": 1})
-    wanted = [[text[-1], *found_by_vllm(text, steps, longest, shortest)] for text in texts]
+    wanted = [[text[-1], *looked_up(text, steps, longest, shortest)] for text in texts]
     assert tokens.tolist() == wanted
 
 

@@ -1,0 +1,131 @@
+"""What SGLang has around its workers: the relay between overlapped steps, a queue, and who reads results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .sglang_modules import EagleDraftInput, GenerationBatchResult, LogitsProcessorOutput, ScheduleBatch, at
+from .sglang_worker import ReqToTokenPool
+
+# --- the relay --------------------------------------------------------------------------------------------------------
+
+
+@at("managers.overlap_utils")
+class FutureMap:
+    """Tables by pool row of what a step leaves for the next one; those of drafts are made when the first come.
+
+    Attributes:
+        written: how many times lengths or bonus tokens were.
+
+    """
+
+    _relay: Any = None
+
+    def __init__(self, pool: ReqToTokenPool) -> None:
+        self.req_pool_size, self.written = len(pool.req_to_token), 0
+        self.new_seq_lens_buf, self.output_tokens_buf = torch.full((2, self.req_pool_size), -1)
+        self.need_topk = self.need_hidden_states = False
+        self.topk_p_buf: Tensor | None = None
+        self.topk_index_buf: Tensor | None = None
+        self.hidden_states_buf: Tensor | None = None
+
+    def publish(self, rows: Tensor, lengths: Tensor) -> None:
+        if self._relay is not None and lengths is self._relay.published_seq_lens:
+            self._relay.published_seq_lens = None
+            return
+        self.written += 1
+        self.new_seq_lens_buf[rows] = lengths.to(self.new_seq_lens_buf.dtype)
+
+    def stash(self, rows: Tensor, state: EagleDraftInput) -> None:
+        assert state.bonus_tokens is not None
+        if self._relay is not None and state.bonus_tokens is self._relay.published_bonus:
+            self._relay.published_bonus = None
+        else:
+            self.written += 1
+            self.output_tokens_buf[rows] = state.bonus_tokens.to(self.output_tokens_buf.dtype)
+        if state.topk_p is not None and state.topk_index is not None:
+            if not self.need_topk:
+                self.topk_p_buf, self.topk_index_buf = self._made(state.topk_p), self._made(state.topk_index)
+                self.need_topk = True
+            self._put(self.topk_p_buf, rows, state.topk_p)
+            self._put(self.topk_index_buf, rows, state.topk_index)
+        if state.hidden_states is not None:
+            if not self.need_hidden_states:
+                self.hidden_states_buf, self.need_hidden_states = self._made(state.hidden_states), True
+            self._put(self.hidden_states_buf, rows, state.hidden_states)
+
+    def _made(self, values: Tensor) -> Tensor:
+        """A table of uninitialised rows."""
+        return torch.full((self.req_pool_size, *values.shape[1:]), 5, dtype=values.dtype)
+
+    @staticmethod
+    def _put(table: Tensor | None, rows: Tensor, values: Tensor) -> None:
+        assert table is not None
+        table[rows] = values.to(table.dtype)
+
+    def _resolve_spec_extras(self, batch: ScheduleBatch) -> None:
+        """Gather what SGLang's step takes."""
+        state, rows = batch.spec_info, batch.req_pool_indices
+        assert state is not None
+        state.bonus_tokens = self.output_tokens_buf[rows]
+        if self.topk_p_buf is not None and self.topk_index_buf is not None and self.need_topk:
+            state.topk_p, state.topk_index = self.topk_p_buf[rows], self.topk_index_buf[rows]
+        if self.hidden_states_buf is not None and self.need_hidden_states:
+            state.hidden_states = self.hidden_states_buf[rows]
+
+
+# --- what reads results -----------------------------------------------------------------------------------------------
+
+
+@at("managers.scheduler")
+class Scheduler:
+    """Has requests in a queue."""
+
+    def __init__(self, draft_worker: Any) -> None:
+        self.draft_worker, self.queue = draft_worker, list[Any]()
+
+    def _add_request_to_queue(self, req: Any) -> None:
+        self.queue.append(req)
+
+
+@at("managers.scheduler_components.batch_result_processor")
+class SchedulerBatchResultProcessor:
+    """Gives requests what a step has emitted, but those that are to be ended."""
+
+    def process_batch_result_decode(self, batch: ScheduleBatch, result: GenerationBatchResult) -> None:
+        assert result.next_token_ids is not None and result.accept_lens is not None
+        result.copy_done.synchronize()
+        stride = result.speculative_output_stride or result.speculative_num_draft_tokens or 1
+        emitted = result.next_token_ids.view(-1, stride).tolist()
+        for place, (req, tokens, count) in enumerate(
+            zip(batch.reqs, emitted, result.accept_lens.tolist(), strict=True)
+        ):
+            if req.to_finish is None:
+                req.give(tokens[:count])
+                if req.return_logprob and result.logits_output is not None:
+                    req.scores += _scores(result.logits_output, range(place * stride, place * stride + count))
+
+
+def _scores(output: LogitsProcessorOutput, places: Sequence[int]) -> list[tuple[float, list[int], list[float]]]:
+    """What was said of the tokens at places of a batch."""
+    assert output.next_token_logprobs is not None
+    logprobs = output.next_token_logprobs.flatten().tolist()
+    tokens, values = (
+        [torch.as_tensor(of[place]).tolist() if of else [] for place in places]
+        for of in (output.next_token_top_logprobs_idx, output.next_token_top_logprobs_val)
+    )
+    return [*zip([logprobs[place] for place in places], tokens, values, strict=True)]
+
+
+@at("managers.scheduler_components.internal_state")
+class SchedulerInternalStateController:
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+
+    def get_internal_state(self, recv_req: Any) -> Any:
+        return SimpleNamespace(internal_state={})

@@ -1,0 +1,259 @@
+"""A server of SGLang's with one program, on the stand-ins of its modules: it prefills, decodes, gives out tokens."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specc.runtime.plan.plan import Plan
+
+from . import sglang_grammars as _grammars  # noqa: F401 (its functions are in SGLang, too)
+from . import sglang_modules as sglang
+from .drafts import Engine
+from .memory import scattered
+from .models import fold_all, target_code, target_next
+from .plans import package_of
+from .sglang_modules import SETTINGS, EagleDraftInput, ForwardMode, HookRegistry, Req, ScheduleBatch
+from .sglang_scheduler import Scheduler, SchedulerBatchResultProcessor
+from .sglang_worker import EagleDraftWorker, IntelAMXAttnBackend, ModelRunner, MultiStepDraftBackend
+
+PROGRAM = "specc_program_small"
+WORKERS = {"EAGLE": "eagle_worker_v2.EAGLEWorkerV2", "STANDALONE": "standalone_worker_v2.StandaloneWorkerV2"}
+
+
+def part(place: str) -> Any:
+    """What is at a place of SGLang's now, whatever has replaced what."""
+    module, _, name = place.rpartition(".")
+    return getattr(importlib.import_module(f"sglang.srt.{module}"), name)
+
+
+def adapter(module: str) -> Any:
+    """A module of the adapter, in the program's package."""
+    return importlib.import_module(f"{PROGRAM}.sglang.{module}")
+
+
+class Arrival:
+    """The event behind copies to the host. What is read before it was waited for, is not there yet."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._coming = [(tensor, tensor.clone()) for tensor in tensors]
+        for tensor in tensors:
+            tensor.fill_(-1)
+
+    def synchronize(self) -> None:
+        for tensor, values in self._coming:
+            tensor.copy_(values)
+
+
+class SharedOutput:
+    """The buffer in which forwards of a server that captures graphs leave their logits.
+
+    Attributes:
+        given: how many columns were asked for.
+
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.max_rows, self.given = rows, set[int]()
+        self._memory = torch.full((rows * 256,), torch.nan)
+
+    def get_logits_buffer(self, columns: int, *, rows: int) -> Tensor:
+        assert rows <= self.max_rows
+        self.given.add(columns)
+        return self._memory[: rows * columns].view(rows, columns)
+
+
+class Server:
+    """A server that was started with a program installed.
+
+    Attributes:
+        engine: the models, which texts are judged by.
+        worker: SGLang's, or the adapter's in its place.
+        steps: how many of its tokens each decode step has given to a request, by pool row.
+
+    """
+
+    def __init__(
+        self, plan: Plan, monkeypatch: pytest.MonkeyPatch, *, overlap: bool = False,
+        attention: type[IntelAMXAttnBackend] = IntelAMXAttnBackend, scored: list[int] | None = None,
+        context: int = 80, columns: int = 96, shared: SharedOutput | None = None, metrics: bool = False,
+        simulated: float = -1.0, **spec: Any,
+    ) -> None:  # fmt: skip
+        """`scored`: the tokens that the draft scores; `columns`: of the table; `spec`: what it was told otherwise.
+
+        `shared`: where logits are, of a server that captures graphs; `simulated`: how many tokens a step accepts.
+        """
+        self.plan, self.overlap, self._late = plan, overlap, list[tuple[ScheduleBatch, Any]]()
+        self.engine = engine_of(plan, scored, columns)
+        SETTINGS.begin()
+        vars(SETTINGS.spec).update(
+            speculative_algorithm=plan.algorithm, speculative_eagle_topk=plan.size("K"),
+            speculative_num_steps=plan.size("S"), speculative_num_draft_tokens=plan.size("N"),
+            speculative_token_map=None if scored is None else "hot.pt",
+        )  # fmt: skip
+        vars(SETTINGS.spec).update(spec)
+        SETTINGS.schedule.page_size, SETTINGS.observability.enable_metrics = plan.kv.page_size, metrics
+        monkeypatch.setattr("sglang.srt.speculative.spec_utils.SIMULATE_ACC_LEN", simulated)
+        self._install(package_of(plan, PROGRAM), monkeypatch)
+        self.worker = self._worker(attention, scored, context)
+        if shared is not None:
+            self._capture(shared, monkeypatch)
+        self.worker.init_cuda_graphs()
+        self.scheduler = Scheduler(self.worker)
+        self.relay = part("managers.overlap_utils.FutureMap")(self.worker.req_to_token_pool)
+        self.processor = SchedulerBatchResultProcessor()
+        self.requests, self.prompts = dict[int, Req](), dict[int, list[int]]()
+        self._states, self._lengths = dict[int, dict[str, Tensor]](), dict[int, Tensor]()
+        self.steps: dict[int, list[int]] = {}
+
+    @staticmethod
+    def _install(package: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As SGLang finds plugins: the program's own folder registers, then hooks are applied."""
+        sys.modules[package.__name__] = package
+        found = importlib.import_module(f"{package.__name__}.sglang")
+        monkeypatch.setattr(importlib.metadata, "version", lambda name: {"sglang": found.TESTED[-1]}[name])
+        found.register()
+        HookRegistry.apply_hooks(monkeypatch)
+
+    def _worker(self, attention: type[IntelAMXAttnBackend], scored: list[int] | None, context: int) -> Any:
+        plan, runners = self.plan, dict[str, ModelRunner]()
+        for side in ("target", "draft"):
+            model = plan.models[side]
+            config = SimpleNamespace(
+                vocab_size=plan.size("V"), hidden_size=model.hidden_size, context_len=context, model_is_mrope=False,
+                dtype=torch.float32,
+            )  # fmt: skip
+            kind = part("model_executor.model_runner.ModelRunner")
+            runners[side] = kind(self.engine, config, attention(), is_draft_worker=side == "draft")
+        backends = MultiStepDraftBackend(attention, plan.size("S") - 1)
+        drafter = EagleDraftWorker(runners["draft"], backends, None if scored is None else torch.tensor(scored))
+        kind = part(f"speculative.{WORKERS[plan.algorithm]}")
+        return kind(self.engine, runners["target"], drafter, plan.size("K"), plan.size("S"))
+
+    def _capture(self, shared: SharedOutput, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Be a server that captures graphs, on a GPU as far as the adapter asks."""
+        for runner in (self.worker.target_worker.model_runner, self.worker.draft_worker.draft_runner):
+            runner.graph_shared_output = shared
+            runner.decode_cuda_graph_runner = SimpleNamespace(capture_bs=[1, 2, 4])
+        for module in ("binding", "workers"):
+            monkeypatch.setattr(adapter(module), "capturing", lambda _: "graph")
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def begin(self, prompts: dict[int, list[int]], **asked: Any) -> None:
+        """Prefill requests in these rows, which all ask for the same."""
+        rows = list(prompts)
+        for row, prompt in prompts.items():
+            one = sglang.request(**asked)
+            one.kv = sglang.ReqKvInfo(row)
+            self.scheduler._add_request_to_queue(one)
+            self.requests[row], self.prompts[row], self.steps[row] = one, prompt, []
+        lengths = torch.tensor([len(prompt) for prompt in prompts.values()])
+        batch = self._batch(rows, ForwardMode.EXTEND, lengths)
+        batch.input_ids = torch.tensor([token for prompt in prompts.values() for token in prompt])
+        result = self._forward(batch)
+        for row, token in zip(rows, result.next_token_ids.tolist(), strict=True):
+            self.requests[row].give([token])
+
+    def decode(self, rows: Sequence[int], *, known: bool = True) -> None:
+        """One step of requests in these rows; `known`: the host knows how long their texts are."""
+        self._settle(keep=1)
+        if self.overlap:
+            lengths = self.relay.new_seq_lens_buf[torch.tensor(rows)]
+        else:
+            lengths = torch.cat([self._lengths[row] for row in rows])
+            assert lengths.tolist() == [self._length(row) for row in rows], "what a step left was overwritten"
+        batch = self._batch(rows, ForwardMode.DECODE, lengths)
+        batch.seq_lens_cpu = lengths.clone() if known else None
+        batch.spec_info = self._state(rows)
+        if self.overlap:
+            self.relay._resolve_spec_extras(batch)
+        result = self._forward(batch)
+        result.copy_done = Arrival([one for one in self._copied(result) if one is not None])
+        self._late.append((batch, result))
+        self._settle(keep=int(self.overlap))
+
+    def settle(self) -> None:
+        """Read what is still on its way."""
+        self._settle(keep=0)
+
+    def own_text(self, row: int, says: Callable[[int, list[int]], int] | None = None) -> list[int]:
+        """What the target alone emits, as much as the request has; its most probable tokens, or what it `says`."""
+        text = list(self.prompts[row])
+        for _ in self.requests[row].output_ids:
+            text.append(target_next(self.engine.models["target"], text) if says is None else says(row, text))
+        return text[len(self.prompts[row]) :]
+
+    def scores(self, text: Sequence[int]) -> Tensor:
+        """What the target says after a text."""
+        model = self.engine.models["target"]
+        seen = fold_all(0, [target_code(token, position) for position, token in enumerate(text)])
+        return model.logits[model.row(text[-1], seen)]
+
+    def _length(self, row: int) -> int:
+        """The committed length of a text: all but the last token."""
+        return len(self.prompts[row]) + len(self.requests[row].output_ids) - 1
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def _batch(self, rows: Sequence[int], mode: ForwardMode, lengths: Tensor) -> ScheduleBatch:
+        requests = [self.requests[row] for row in rows]
+        asked = [one.return_logprob for one in requests]
+        batch = ScheduleBatch(requests, mode, torch.tensor(rows), lengths, return_logprob=any(asked))
+        batch.top_logprobs_nums = [one.logprob.top_logprobs_num for one in requests] if any(asked) else None
+        return batch
+
+    def _forward(self, batch: ScheduleBatch) -> Any:
+        """Run a batch, and keep what it leaves where the schedule has it."""
+        rows = batch.req_pool_indices
+        if self.overlap:
+            result = self.worker.forward_batch_generation(batch, partial(self.relay.publish, rows), self.settle)
+            self.relay.stash(rows, result.next_draft_input)
+            return result
+        result = self.worker.forward_batch_generation(batch)
+        for place, row in enumerate(rows.tolist()):
+            part = slice(place, place + 1)
+            found = vars(result.next_draft_input)
+            fields = {name: value[part] for name, value in found.items() if isinstance(value, Tensor)}
+            self._states[row], self._lengths[row] = fields, result.new_seq_lens[part]
+        return result
+
+    def _state(self, rows: Sequence[int]) -> EagleDraftInput:
+        if self.overlap:
+            return EagleDraftInput(future_indices=torch.tensor(rows))
+        states, found = [self._states[row] for row in rows], EagleDraftInput()
+        vars(found).update({name: torch.cat([state[name] for state in states]) for name in states[0]})
+        return found
+
+    def _settle(self, keep: int) -> None:
+        """Give out the tokens of all but so many of the last steps."""
+        while len(self._late) > keep:
+            batch, result = self._late.pop(0)
+            before = [len(one.output_ids) for one in batch.reqs]
+            self.processor.process_batch_result_decode(batch, result)
+            for row, one, count in zip(batch.req_pool_indices.tolist(), batch.reqs, before, strict=True):
+                self.steps[row].append(len(one.output_ids) - count)
+
+    @staticmethod
+    def _copied(result: Any) -> tuple[Tensor | None, ...]:
+        scores = result.logits_output.next_token_logprobs
+        return result.next_token_ids, result.accept_lens, getattr(result, "health", None), scores
+
+
+def engine_of(plan: Plan, scored: list[int] | None = None, columns: int = 96) -> Engine:
+    """The fake engine of a plan, whose draft scores these tokens in this order: most as it would score all."""
+    engine = Engine.of_plan(plan, scattered(plan.size("P"), columns))
+    if scored is not None:
+        draft = engine.models["draft"]
+        engine.models["draft"] = replace(draft, logits=draft.logits[:, [token % len(scored) for token in scored]])
+    return engine

@@ -1,0 +1,306 @@
+"""A worker of SGLang's that drafts chains, over the fake engine's models."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import sglang_modules as sglang
+from .drafts import Engine
+from .memory import Memory
+from .sglang_modules import CaptureHiddenMode, EagleDraftInput, ForwardBatch, ForwardMode, ScheduleBatch, at
+
+Publish = Callable[[Tensor], None]
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@at("mem_cache.memory_pool")
+class MHATokenToKVPool:
+    """Keys and values of every layer; slot 0 is that of padding."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.k_buffer, self.v_buffer = memory.buffers[0::2], memory.buffers[1::2]
+        self.size = len(self.k_buffer[0]) - 1
+
+
+@at("mem_cache.memory_pool")
+class ReqToTokenPool:
+    def __init__(self, table: Tensor) -> None:
+        self.req_to_token = table
+
+
+@at("mem_cache.kv_index_translator")
+class KVIndexTranslator:
+    is_translating = False
+
+    def bind_runner_slots(self, batch: ForwardBatch) -> None:
+        batch.kv_loc_plan = None
+
+
+# --- forwards ---------------------------------------------------------------------------------------------------------
+
+
+@at("model_executor.forward_context")
+class ForwardContext:
+    """What layers find while a forward runs."""
+
+    current: Any = None
+
+    def __init__(self, attn_backend: Any) -> None:
+        self.attn_backend = attn_backend
+
+
+@at("model_executor.forward_context")
+@contextlib.contextmanager
+def forward_context(ctx: ForwardContext, *, forward_batch: ForwardBatch | None = None) -> Iterator[None]:
+    before, ForwardContext.current = ForwardContext.current, ctx
+    try:
+        yield
+    finally:
+        ForwardContext.current = before
+
+
+class IntelAMXAttnBackend:
+    """Attention that reads the text of those whom it was prepared for, and a mask [b, N, N] of nodes."""
+
+    def __init__(self, step: int = 0) -> None:
+        self.step, self.ready_for = step, None
+
+    def init_forward_metadata(self, batch: ForwardBatch) -> None:
+        self.ready_for = batch.req_pool_indices.tolist(), batch.forward_mode
+
+    def mask(self, mask: Tensor | None, rows: int, nodes: int) -> Tensor | None:
+        return None if mask is None else mask.view(rows, nodes, nodes)
+
+
+class TritonAttnBackend(IntelAMXAttnBackend):
+    """The same, of a mask over the whole text."""
+
+    def mask(self, mask: Tensor | None, rows: int, nodes: int) -> Tensor | None:
+        return mask
+
+
+class MultiStepDraftBackend:
+    """Backends of the draft's forwards."""
+
+    def __init__(self, kind: type[IntelAMXAttnBackend], steps: int) -> None:
+        self.attn_backends = [kind(step) for step in range(steps)]
+
+    def init_forward_metadata(self, batch: ForwardBatch) -> None:
+        for backend in self.attn_backends:
+            backend.init_forward_metadata(batch)
+
+
+class Model:
+    """One of the fake engine's models as SGLang calls it: what it is to do is in the batch."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def modules(self) -> list[Any]:
+        return [self]
+
+    def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> sglang.LogitsProcessorOutput:
+        backend, rows = ForwardContext.current.attn_backend, batch.batch_size
+        assert backend.ready_for == (batch.req_pool_indices.tolist(), batch.forward_mode)
+        place: dict[str, Any] = {
+            "positions": positions, "slots": batch.out_cache_loc, "tokens": input_ids
+        } if batch.forward_mode is not ForwardMode.EXTEND else {}  # fmt: skip
+        given = {name: tensor.view(rows, -1) for name, tensor in place.items()}
+        given |= {"rows": batch.req_pool_indices, "seq_lens": batch.seq_lens}
+        assert batch.capture_hidden_mode is not None
+        given["capture"] = batch.capture_hidden_mode.name.lower()
+        found = self._ran(given, batch, backend)
+        logits, hidden = found.logits.flatten(0, -2), getattr(found, "hidden", None)
+        if batch.next_token_logits_buffer is not None:
+            logits = batch.next_token_logits_buffer.copy_(logits)
+        return sglang.LogitsProcessorOutput(logits, None if hidden is None else hidden.flatten(0, -2))
+
+    def _ran(self, given: dict[str, Any], batch: ForwardBatch, backend: IntelAMXAttnBackend) -> Any:
+        mode, info, engine = batch.forward_mode, batch.spec_info, self.engine
+        if mode is ForwardMode.EXTEND:
+            return self._prefilled(given, batch)
+        if mode is ForwardMode.TARGET_VERIFY:
+            mask = backend.mask(info.custom_mask, batch.batch_size, info.draft_token_num)
+            return engine.target(**given, mask=mask)
+        hidden = info.hidden_states
+        if hidden is not None:
+            given["hidden"] = hidden.view(*given["tokens"].shape, -1)
+        if mode is ForwardMode.DECODE:
+            return engine.draft(step=backend.step, **given)
+        assert batch.extend_prefix_lens is not None and batch.extend_seq_lens is not None
+        assert torch.equal(batch.seq_lens, batch.extend_prefix_lens + batch.extend_seq_lens)
+        given["seq_lens"] = batch.extend_prefix_lens.long()
+        return engine.extend(select=info.select_index, accept_lens=info.num_accept_tokens, **given)
+
+    def _prefilled(self, given: dict[str, Any], batch: ForwardBatch) -> Any:
+        """Of whole texts, which the fake engine knows by their rows."""
+        assert batch.extend_seq_lens_cpu == batch.seq_lens.tolist()
+        texts = batch.input_ids.split(batch.extend_seq_lens_cpu)
+        self.engine.prompts |= dict(
+            zip(batch.req_pool_indices.tolist(), (text.tolist() for text in texts), strict=True)
+        )
+        slots = [self.engine.table[row, : len(text)] for row, text in zip(batch.req_pool_indices, texts, strict=True)]
+        assert torch.equal(torch.cat(slots).long(), batch.out_cache_loc)
+        return self.engine.prefill_target(**given)
+
+
+@at("model_executor.model_runner")
+class ModelRunner:
+    """A model, its memory and its attention."""
+
+    device, sliding_window_size, canary_manager = "cpu", None, None
+    decode_cuda_graph_runner: Any = None
+    graph_shared_output: Any = None
+
+    def __init__(self, engine: Engine, config: Any, attention: Any, *, is_draft_worker: bool) -> None:
+        side = "draft" if is_draft_worker else "target"
+        self.model, self.model_config, self.attn_backend = Model(engine), config, attention
+        self.is_draft_worker, self.dtype = is_draft_worker, config.dtype
+        self.token_to_kv_pool, self.kv_index_translator = MHATokenToKVPool(engine.memory[side]), KVIndexTranslator()
+        self.spec_algorithm = "EAGLE"
+
+    def forward(self, forward_batch: ForwardBatch) -> Any:
+        self.attn_backend.init_forward_metadata(forward_batch)
+        with forward_context(ForwardContext(self.attn_backend)):
+            found = self.model.forward(forward_batch.input_ids, forward_batch.positions, forward_batch)
+        return SimpleNamespace(logits_output=found)
+
+    def sample(self, logits_output: Any, forward_batch: Any) -> Tensor:
+        """The most probable tokens that grammars allow. Of the logits nothing is left."""
+        logits = logits_output.next_token_logits
+        for row, one in zip(logits, forward_batch.reqs, strict=True):
+            if one.grammar is not None:
+                mask = one.grammar.allocate_vocab_mask(vocab_size=len(row), batch_size=1, device="cpu")
+                one.grammar.fill_vocab_mask(mask, 0)
+                bits = mask[0, :, None] >> torch.arange(32) & 1
+                row[bits.flatten()[: len(row)] == 0] = -torch.inf
+        found = logits.argmax(-1)
+        logits.zero_()
+        return found
+
+    def recapture_decode_cuda_graph(self) -> None:
+        """Nothing is captured here."""
+
+
+# --- the worker -------------------------------------------------------------------------------------------------------
+
+
+@at("speculative.eagle_worker_v2")
+class EagleDraftWorker:
+    """What drafts, and the target's tokens that it scores, in the order of its head; None for all of them."""
+
+    def __init__(self, runner: ModelRunner, backends: Any, scored: Tensor | None) -> None:
+        self.draft_runner, self.draft_attn_backend, self.hot_token_id = runner, backends, scored
+        self.draft_extend_attn_backend = runner.attn_backend
+
+    def token(self, numbers: Tensor) -> Tensor:
+        """Tokens by the numbers that the draft's head has for them."""
+        return numbers if self.hot_token_id is None else self.hot_token_id[numbers]
+
+
+@at("speculative.eagle_worker_v2")
+class EAGLEWorkerV2:
+    """Prefills, and makes decode steps of chains; `recurs`: drafts read hidden states."""
+
+    recurs = True
+
+    def __init__(self, engine: Engine, target: ModelRunner, drafter: EagleDraftWorker, topk: int, steps: int) -> None:
+        self.target_worker, self.draft_worker = SimpleNamespace(model_runner=target), drafter
+        self.req_to_token_pool, self.server_args = ReqToTokenPool(engine.table), SimpleNamespace(enable_lora=False)
+        self.topk, self.speculative_num_steps, self._engine = topk, steps, engine
+
+    def init_cuda_graphs(self) -> None:
+        """Nothing is captured here."""
+
+    def forward_batch_generation(
+        self, batch: ScheduleBatch, on_publish: Publish | None = None, grammar_barrier: Any = None,
+        pp_proxy_tensors: Any = None,
+    ) -> sglang.GenerationBatchResult:  # fmt: skip
+        if batch.forward_mode.is_idle():
+            return sglang.GenerationBatchResult()
+        run = self._prefill if batch.forward_mode is ForwardMode.EXTEND else self._decode
+        return run(batch, on_publish or (lambda _: None))
+
+    def _prefill(self, batch: ScheduleBatch, publish: Publish) -> sglang.GenerationBatchResult:
+        assert batch.input_ids is not None
+        rows, lens, counts = batch.req_pool_indices, batch.seq_lens, batch.seq_lens.tolist()
+        runner, table = self.target_worker.model_runner, self.req_to_token_pool.req_to_token
+        one = ForwardBatch(
+            forward_mode=ForwardMode.EXTEND, batch_size=len(rows), input_ids=batch.input_ids, req_pool_indices=rows,
+            seq_lens=lens, seq_lens_sum=sum(counts), positions=torch.cat([torch.arange(count) for count in counts]),
+            out_cache_loc=torch.cat([table[row, :count] for row, count in zip(rows, counts, strict=True)]).long(),
+            extend_seq_lens_cpu=counts,
+            capture_hidden_mode=CaptureHiddenMode.FULL if self.recurs else CaptureHiddenMode.NULL, reqs=batch.reqs,
+        )  # fmt: skip
+        found = runner.forward(one).logits_output
+        tokens = runner.sample(found, one)
+        publish(lens)
+        given = {"hidden": found.hidden_states} if self.recurs else {}
+        drafted = self._engine.prefill_draft(first=tokens, rows=rows, seq_lens=lens, capture=self._capture, **given)
+        state = self._state(drafted, tokens)
+        return sglang.GenerationBatchResult(found, tokens, next_draft_input=state, new_seq_lens=lens)
+
+    def _decode(self, batch: ScheduleBatch, publish: Publish) -> sglang.GenerationBatchResult:
+        state, lens, drafts = batch.spec_info, batch.seq_lens, self._drafts(batch)
+        assert state is not None and state.bonus_tokens is not None
+        nodes = torch.cat((state.bonus_tokens[:, None].long(), *drafts), 1)
+        at = self._at(batch, torch.arange(nodes.shape[1]))
+        capture = "full" if self.recurs else "null"
+        found = self._engine.target(tokens=nodes, **at, capture=capture)
+        best = found.logits.argmax(-1)
+        right = (best[:, :-1] == nodes[:, 1:]).long().cumprod(1).sum(1)
+        publish(lens + right + 1)
+        given = {"hidden": found.hidden} if self.recurs else {}
+        select = torch.arange(len(lens)) * nodes.shape[1] + right
+        fed = self._engine.extend(
+            tokens=best, select=select, accept_lens=right + 1, **at, capture=self._capture, **given
+        )
+        return sglang.GenerationBatchResult(
+            sglang.LogitsProcessorOutput(None),
+            next_token_ids=best.flatten(),
+            accept_lens=right + 1,
+            speculative_num_draft_tokens=nodes.shape[1],
+            next_draft_input=self._state(fed, best.gather(1, right[:, None])[:, 0]),
+            new_seq_lens=lens + right + 1,
+        )
+
+    def _drafts(self, batch: ScheduleBatch) -> list[Tensor]:
+        """The drafts i64[b, 1] of a chain."""
+        assert batch.spec_info is not None and batch.spec_info.topk_index is not None
+        hidden, drafts = batch.spec_info.hidden_states, [self.draft_worker.token(batch.spec_info.topk_index[:, :1])]
+        for step in range(self.speculative_num_steps - 1):
+            given = {"hidden": hidden.view(len(drafts[0]), 1, -1)} if hidden is not None else {}
+            at = self._at(batch, torch.tensor([step]))
+            found = self._engine.draft(step=step, tokens=drafts[-1], **at, capture=self._capture, **given)
+            drafts.append(self.draft_worker.token(found.logits.argmax(-1)))
+            hidden = getattr(found, "hidden", None)
+        return drafts
+
+    def _at(self, batch: ScheduleBatch, places: Tensor) -> dict[str, Tensor]:
+        """Where tokens are, so many behind the committed text."""
+        rows, positions = batch.req_pool_indices, batch.seq_lens[:, None] + places
+        slots = self.req_to_token_pool.req_to_token[rows[:, None], positions].long()
+        return {"rows": rows, "seq_lens": batch.seq_lens, "positions": positions, "slots": slots}
+
+    def _state(self, found: Any, bonus: Tensor) -> EagleDraftInput:
+        chances, numbers = found.logits.softmax(-1).topk(self.topk, -1)
+        return EagleDraftInput(chances, numbers, getattr(found, "hidden", None), bonus)
+
+    @property
+    def _capture(self) -> str:
+        return "last" if self.recurs else "null"
+
+
+@at("speculative.standalone_worker_v2")
+class StandaloneWorkerV2(EAGLEWorkerV2):
+    """Drafts are a language model's."""
+
+    recurs = False

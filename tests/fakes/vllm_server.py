@@ -1,0 +1,376 @@
+"""A server of vLLM's with one program, on the stand-ins of its modules: it schedules, and runs the target."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import sys
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from specc.runtime.plan.plan import Plan
+
+from .memory import Memory
+from .models import NO_HIDDEN, draft_code, fold, fold_all, hidden_code, target_code, target_next
+from .plans import package_of
+from .tables import tame_models
+from .vllm_modules import (
+    UNSET,
+    BadWordsState,
+    BlockTables,
+    GPUModelRunner,
+    InputBatch,
+    LogitBiasState,
+    PenaltiesState,
+    RequestState,
+    Sampler,
+    SamplerOutput,
+    Stream,
+    Worker,
+    looked_up,
+)
+
+PROGRAM = "specc_program_small"
+METHODS = {"STANDALONE": "draft_model", "EAGLE": "eagle", "EAGLE3": "eagle3", "NGRAM": "ngram"}
+TARGET, DRAFT = 0, 1
+"""Groups of KV caches."""
+
+
+def adapter(module: str) -> Any:
+    """A module of the adapter, in the program's package."""
+    return importlib.import_module(f"{PROGRAM}.vllm.{module}")
+
+
+class Target:
+    """The target, which is what it says after a text; a forward keeps nothing but the scores of its last tokens.
+
+    Attributes:
+        tokens: those that its last forward read.
+
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.model = tame_models(plan)["target"]
+        self._padded = -(-plan.size("V") // 64) * 64
+
+    def hidden(self, text: Sequence[int]) -> Tensor:
+        """The hidden rows of all places of a text."""
+        seen, rows = 0, list[int]()
+        for position, token in enumerate(text):
+            seen = fold(seen, target_code(token, position))
+            rows.append(self.model.hidden_row(seen))
+        return self.model.hidden[rows]
+
+    def scores(self, text: Sequence[int]) -> Tensor:
+        """What is said after a text."""
+        seen = fold_all(0, [target_code(token, position) for position, token in enumerate(text)])
+        return self.model.logits[self.model.row(text[-1], seen)]
+
+    def forward(self, texts: Sequence[Sequence[int]], counts: Sequence[int]) -> Tensor:
+        """The hidden states of the last tokens of texts, so many of each."""
+        scores, hidden = list[Tensor](), list[Tensor]()
+        for text, count in zip(texts, counts, strict=True):
+            scores += [self.scores(text[:end]) for end in range(len(text) - count + 1, len(text) + 1)]
+            hidden.append(self.hidden(text)[-count:])
+        self.tokens = torch.tensor(
+            [token for text, count in zip(texts, counts, strict=True) for token in text[-count:]]
+        )
+        self._scores = torch.stack(scores)
+        self._last = torch.cat([*hidden, torch.zeros_like(hidden[0])])  # rows of padding behind
+        return self._last
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Scores of the last forward, as rows of a padded vocabulary."""
+        assert hidden.data_ptr() == self._last.data_ptr() and len(hidden) == len(self._scores)
+        whole = torch.full((len(hidden), self._padded), torch.inf)
+        whole[:, : self._scores.shape[1]] = self._scores
+        return whole[:, : self._scores.shape[1]]
+
+
+class Draft:
+    """What drafts: a language model, or a head that sees the token behind each of the target's hidden states.
+
+    Its keys and values are in blocks, of which it finds what it is told of.
+    """
+
+    def __init__(self, plan: Plan, blocks: int, server: Server) -> None:
+        self.model, self._server, self._page = tame_models(plan)["draft"], server, plan.kv.page_size
+        self.memory = Memory.of_pool(plan.kv_pools["draft"], blocks * self._page, torch.device("cpu"))
+        self._shifted, self._steps = plan.kv.shifted, plan.size("S")
+        self._before = self.memory.words.clone()
+
+    def forget(self, blocks: Sequence[int]) -> None:
+        """Of blocks that nobody has any more, what is in them stays."""
+        slots = self._slots(blocks)
+        self._before[:, slots] = self.memory.words[:, slots]
+
+    def _slots(self, blocks: Sequence[int]) -> Tensor:
+        return (torch.tensor(blocks)[:, None] * self._page + torch.arange(self._page)).flatten()
+
+    def check_free(self, blocks: Sequence[int]) -> None:
+        """Nobody has written into blocks which no request has."""
+        slots = self._slots(blocks)
+        assert torch.equal(self.memory.words[:, slots], self._before[:, slots])
+
+    # --- in vLLM ------------------------------------------------------------------------------------------------------
+
+    def run(self, ids: Tensor, positions: Tensor, metadata: Any, slots: Tensor, hidden: Tensor | None) -> Any:
+        """What of hidden states scores tokens, and what the next forward reads, of tokens of a batch."""
+        assert torch.equal(slots, metadata.slots)
+        codes = NO_HIDDEN if hidden is None else hidden_code(hidden)
+        self.memory.write(slots, draft_code(ids, positions, codes))
+        seen: list[int] = []
+        for place, position in enumerate(positions.tolist()):
+            row = int((metadata.starts <= place).sum()) - 1
+            assert position < int(metadata.seq_lens[row]) <= metadata.max_seq_len
+            at = torch.arange(position + 1)
+            held = metadata.table[row, at // self._page].long() * self._page + at % self._page
+            seen.append(fold_all(0, self.memory.read(held).tolist()))
+        states = torch.tensor(seen)
+        return torch.stack((ids, states), 1), self.model.hidden[self.model.hidden_row(states)]
+
+    def compute_logits(self, states: Tensor) -> Tensor:
+        """Scores of what a forward has left."""
+        return self.model.logits[self.model.row(*states.unbind(1))]
+
+    def own_drafts(self, rows: Any) -> Tensor:
+        """Drafts i64[b, S] by vLLM itself, of the texts of requests in these rows, whose keys and values it writes."""
+        drafts = list[list[int]]()
+        for row in rows.tolist():
+            codes, made = self.drafts(self._server.text(row))
+            at = torch.arange(len(codes))
+            blocks = self._server.tables.block_tables[DRAFT].gpu[row, at // self._page].long()
+            self.memory.write(blocks * self._page + at % self._page, torch.tensor(codes))
+            drafts.append(made)
+        return torch.tensor(drafts)
+
+    # --- by itself ----------------------------------------------------------------------------------------------------
+
+    def drafts(self, text: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The codes of its keys and values after a text, and what it drafts then."""
+        if self._shifted:
+            hidden = hidden_code(self._server.target.hidden(text)).tolist()
+            codes = [draft_code(*of) for of in zip(text[1:], range(len(text) - 1), hidden, strict=False)]
+        else:
+            codes = [draft_code(token, position, NO_HIDDEN) for position, token in enumerate(text)]
+        seen, token, made = fold_all(0, codes), text[-1], list[int]()
+        for place in range(len(codes), len(codes) + self._steps):
+            scores = self.model.rows[self.model.row(token, seen)]
+            made.append(token := scores.index(max(scores)))
+            given = self.model.hidden_codes[self.model.hidden_row(seen)] if self._shifted else NO_HIDDEN
+            seen = fold(seen, draft_code(token, place, given))
+        return codes, made
+
+
+class Server:
+    """A server that was started with a program installed.
+
+    Attributes:
+        states, tables: vLLM's tables of requests, whose rows begin at 0.
+        runner: its model runner.
+        steps: of each decode step how many drafts a request had, and how many tokens it was given, by row.
+        output: what was sampled last.
+
+    """
+
+    output: SamplerOutput
+
+    def __init__(
+        self, plan: Plan, monkeypatch: pytest.MonkeyPatch, *, longest: int = 64, requests: int = 6, ahead: int = 3,
+        cuda: bool = False, **spec: Any,
+    ) -> None:  # fmt: skip
+        """`longest`: `max_model_len`; `ahead`: slots that a request has behind those of a step."""
+        self.plan, self._ahead, self._longest = plan, ahead, longest
+        self._install(plan, monkeypatch)
+        width, page = -(-longest // plan.kv.page_size), plan.kv.page_size
+        self.states = RequestState(requests, plan.size("S"), longest)
+        self.tables, self.target = BlockTables(requests, (3, width), (2 * page, page)), Target(plan)
+        self.tables.block_tables[DRAFT].gpu.fill_(UNSET)
+        processors = (kind(requests) for kind in (PenaltiesState, LogitBiasState, BadWordsState))
+        device = SimpleNamespace(type="cuda") if cuda else torch.device("cpu")
+        module = importlib.import_module("vllm.v1.worker.gpu.model_runner")
+        self.runner = GPUModelRunner(self.target, Sampler(requests, plan.size("V"), *processors), device)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream())
+        self.config = config_of(plan, requests, longest, **spec)
+        self.runner.speculator = module.init_speculator(self.config, torch.device("cpu"), self.states)
+        Worker(self.runner).load_model(load_dummy_weights=False)
+        blocks = 1 + requests * width
+        self.draft = Draft(plan, blocks, self) if "draft" in plan.models else Looked(plan, self)
+        groups = [SimpleNamespace(layer_names=names) for names in (["t.0", "t.1"], ["d.0", "d.1"])]
+        cache = SimpleNamespace(kv_cache_groups=groups)
+        self.runner.speculator.set_attn(self.draft, cache, self.tables, {"d.0", "d.1"})
+        self.runner.speculator.init_cudagraph_manager()
+        self.runner.speculator.capture()
+        self._free = list(range(blocks - 1, 0, -1))
+        self._texts, self._prompts = dict[int, list[int]](), dict[int, int]()
+        self.steps, self._late = dict[int, list[tuple[int, int]]](), list[tuple[Any, ...]]()
+
+    @staticmethod
+    def _install(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As vLLM finds plugins. What they change of its classes is as it was when the test ends."""
+        for kind, name in ((GPUModelRunner, "sample"), (Worker, "load_model")):
+            monkeypatch.setattr(kind, name, getattr(kind, name))
+        sys.modules[PROGRAM] = package_of(plan, PROGRAM)
+        found = importlib.import_module(f"{PROGRAM}.vllm")
+        monkeypatch.setattr(importlib.metadata, "version", lambda name: {"vllm": found.VERSION}[name])
+        found.register()
+
+    @property
+    def program(self) -> Any:
+        """The program's steps; None where vLLM's own run."""
+        return getattr(self.runner.speculator, "steps", None)
+
+    def text(self, row: int) -> list[int]:
+        """All tokens of a request, as vLLM's tables have them."""
+        length = int(self.states.num_computed_tokens.gpu[row]) + 1
+        return self.states.all_token_ids.gpu[row, :length].tolist()
+
+    def judge(self, says: Callable[[int, list[int]], int] | None = None) -> None:
+        """Texts are what the target says after each, and a step gives as many tokens as drafts were right, and one.
+
+        `says`: by row and text what the target says, which is its most probable token by default.
+        """
+        self.settle()
+        for row, steps in self.steps.items():
+            length = self._prompts[row]
+            text, rest = self._texts[row][: length + 1], self._texts[row][length + 1 :]
+            assert text[-1] == target_next(self.target.model, text[:-1])
+            for tried, given in steps:
+                for draft in [*self.draft.drafts(text)[1][:tried], None]:
+                    text.append(target_next(self.target.model, text) if says is None else says(row, text))
+                    given -= 1
+                    if text[-1] != draft:
+                        break
+                assert given == 0
+            assert text[length + 1 :] == rest
+
+    # --- scheduling ---------------------------------------------------------------------------------------------------
+
+    def begin(self, prompts: dict[int, list[int]], **asked: Any) -> None:
+        """Prefill requests in these rows, which all sample alike."""
+        for row, prompt in prompts.items():
+            self.runner.sampler.admit(row, **asked)
+            self._texts[row], self._prompts[row], self.steps[row] = list(prompt), len(prompt), []
+            self.states.all_token_ids.gpu[row, : len(prompt)] = torch.tensor(prompt, dtype=torch.int32)
+            self.states.num_computed_tokens.gpu[row] = 0
+        self._run([*prompts], [len(prompt) for prompt in prompts.values()], prefill=True)
+        self.settle()
+
+    def decode(self, rows: Sequence[int], drafts: int | None = None) -> None:
+        """One step; the tokens of the last one are read when it is launched. `drafts`: fewer than there are."""
+        count = 1 + (self.plan.size("S") if drafts is None else drafts)
+        left = [self._longest - 1 - int(self.states.num_computed_tokens.gpu[row]) for row in rows]
+        self._run(rows, [min(count, most) for most in left], prefill=False)
+
+    def end(self, row: int) -> None:
+        """A request ends: its blocks are free, and their numbers stay where they are."""
+        held = int(self.tables.num_blocks.np[DRAFT, row]) if isinstance(self.draft, Draft) else 0
+        blocks = self.tables.block_tables[DRAFT].gpu[row, :held].tolist()
+        self._free += blocks
+        self.tables.num_blocks.np[DRAFT, row] = 0
+        if isinstance(self.draft, Draft):
+            self.draft.forget(blocks)
+
+    def settle(self) -> None:
+        """Read what is still on its way, and look at what nobody owns."""
+        self.runner.output_copy_stream.synchronize()
+        self._read(keep=0)
+        if isinstance(self.draft, Draft):
+            self.draft.check_free([0, *self._free])
+
+    def _run(self, rows: Sequence[int], counts: list[int], *, prefill: bool) -> None:
+        computed = self.states.num_computed_tokens.gpu
+        texts = [self._scheduled(row, count, prefill) for row, count in zip(rows, counts, strict=True)]
+        for row, text in zip(rows, texts, strict=True):
+            self._allocate(row, len(text))
+        at, bounds = np.array(rows, dtype=np.int32), torch.tensor([len(text) for text in texts], dtype=torch.int32)
+        bounds = torch.cat((bounds, torch.full((2,), 1 << 20, dtype=torch.int32)))
+        batch = InputBatch(at, counts, bounds, 0 if prefill else sum(counts) - len(rows), has_prefill=prefill)
+        self.tables.gather(at)
+        hidden = self.target.forward(texts, counts)
+        output, accepted, rejected = self.runner.sample(hidden, batch, None)
+        self.output = output
+        copied = self.runner.output_copy_stream.copy(output.sampled_token_ids)
+        self._late.append((rows, copied, accepted.tolist(), None if prefill else counts))
+        for place, row in enumerate(rows):
+            last = int(accepted[place]) - 1
+            start = int(computed[row]) + (counts[place] if prefill else 1)
+            tokens = output.sampled_token_ids[place, : last + 1]
+            self.states.all_token_ids.gpu[row, start : start + last + 1] = tokens.int()
+            self.states.last_sampled_tokens[row] = tokens[last]
+            computed[row] += counts[place] - int(rejected[place])
+        proposed = self.runner.speculator.propose(batch, None, None, hidden, None, accepted, rejected)
+        self.states.draft_tokens[torch.from_numpy(at).long()] = proposed
+        self._read(keep=1)
+
+    def _scheduled(self, row: int, count: int, prefill: bool) -> list[int]:
+        """The text of a request up to the end of a step's tokens."""
+        if prefill:
+            return self._texts[row]
+        done = self.states.all_token_ids.gpu[row, : int(self.states.num_computed_tokens.gpu[row])].tolist()
+        drafts = self.states.draft_tokens[row, : count - 1].tolist()
+        return [*done, int(self.states.last_sampled_tokens[row]), *drafts]
+
+    def _allocate(self, row: int, tokens: int) -> None:
+        """Blocks for so many tokens and those ahead, which no text is longer than."""
+        page = self.plan.kv.page_size
+        needed = -(-min(tokens + self._ahead, self._longest) // page) - int(self.tables.num_blocks.np[DRAFT, row])
+        self.tables.append(DRAFT, row, [self._free.pop() for _ in range(max(needed, 0))])
+
+    def _read(self, keep: int) -> None:
+        """Give requests the tokens of all but so many of the last steps."""
+        while len(self._late) > keep:
+            rows, copied, accepted, counts = self._late.pop(0)
+            if copied.eq(UNSET).any():
+                self.runner.output_copy_stream.synchronize()
+            for place, (row, tokens, count) in enumerate(zip(rows, copied.tolist(), accepted, strict=True)):
+                self._texts[row] += tokens[:count]
+                if counts is not None:
+                    self.steps[row].append((counts[place] - 1, count))
+
+
+def config_of(plan: Plan, requests: int, longest: int, **spec: Any) -> Any:
+    """The VllmConfig of a server that a program fits, but for what of its speculation is otherwise."""
+
+    def model(of: Any) -> Any:
+        return SimpleNamespace(
+            dtype=torch.float32, get_vocab_size=lambda: plan.size("V"), get_hidden_size=lambda: of.hidden_size,
+            hf_config=SimpleNamespace(), supports_multimodal_inputs=False, return_sampling_mask=False,
+            max_model_len=longest,
+        )  # fmt: skip
+
+    ranks = ("tensor", "pipeline", "data", "prefill_context", "decode_context")
+    said = {
+        "method": METHODS[plan.algorithm], "num_speculative_tokens": plan.size("S"), "draft_sample_method": "greedy",
+        "rejection_sample_method": "standard", "enable_adaptive_verification": False,
+        "uses_dynamic_speculative_decoding": lambda: False, "use_local_argmax_reduction": False,
+        "parallel_drafting": False, "draft_model_config": model(plan.models.get("draft", plan.models["target"])),
+        "prompt_lookup_max": plan.options.get("longest"), "prompt_lookup_min": plan.options.get("shortest"),
+    }  # fmt: skip
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(use_ubatching=False, **{f"{name}_parallel_size": 1 for name in ranks}),
+        speculative_config=SimpleNamespace(**said | spec),
+        scheduler_config=SimpleNamespace(max_num_seqs=requests),
+        model_config=model(plan.models["target"]),
+    )
+
+
+class Looked:
+    """Drafts that are looked up in the text."""
+
+    def __init__(self, plan: Plan, server: Server) -> None:
+        self._server, self._steps, self._options = server, plan.size("S"), plan.options
+
+    def own_drafts(self, rows: Any) -> Tensor:
+        """Drafts i64[b, S] of the texts of requests in these rows."""
+        return torch.tensor([self.drafts(self._server.text(row))[1] for row in rows.tolist()])
+
+    def drafts(self, text: Sequence[int]) -> tuple[list[int], list[int]]:
+        """No codes, and the drafts."""
+        return [], looked_up([*text], self._steps, self._options["longest"], self._options["shortest"])

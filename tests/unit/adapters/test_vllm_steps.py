@@ -1,0 +1,226 @@
+"""Programs as vLLM's decode steps, on stand-ins of its modules: texts, what is left to vLLM, what is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fakes.vllm_modules import VLLM, InputBatch, Worker
+from fakes.vllm_server import PROGRAM, Server
+from programs import load
+from sampling_oracle import drawn
+from torch import Tensor
+
+from specc.adapters._plugin import SEEDS
+from specc.driver.build import build_program
+from specc.runtime.plan.plan import Plan
+from specc.runtime.rotated import RotatedStep
+
+Serve = Callable[..., Server]
+PROMPTS = {2: [4, 9, 2], 0: [7, 1], 5: [5, 5, 8, 1, 2], 1: [1]}
+BATCHES = [[2, 0, 5, 1], [0, 1], [5], [1, 2, 5], [2], [1, 0, 2], [2, 0, 5, 1]]
+
+
+@cache
+def plan_of(algorithm: str, *keys: tuple[str, Any]) -> Plan:
+    """A program for vLLM."""
+    more = {"page_size": 4, "max_requests": 6, "buckets": [1, 2, 4], **dict(keys)}
+    more |= {"options": {"window": 64, "longest": 3, "shortest": 1}} if algorithm == "NGRAM" else {}
+    return build_program(load(algorithm, engine="vllm", **more)).plan
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Starts servers."""
+    monkeypatch.delenv("SPECC_PROGRAM", raising=False)
+    monkeypatch.setenv("SPECC_CAPTURE", "none")
+    with VLLM.starting(Server, PROGRAM) as start:
+        yield start
+
+
+def run(server: Server, batches: Sequence[Sequence[int]]) -> None:
+    for rows in batches:
+        server.decode(rows)
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "NGRAM"])
+def test_texts_are_the_targets_own(serve: Serve, algorithm: str, cuda: bool) -> None:
+    """On a GPU tokens are on their way to the host while the next step runs."""
+    server = serve(plan_of(algorithm), cuda=cuda)
+    server.begin(PROMPTS)
+    run(server, BATCHES)
+    server.judge()
+    assert server.program.report() == {
+        "program": PROGRAM, "version": "0.1.0+p1", "capture": "none", "sampling": [], "served": len(BATCHES),
+        "left": {},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "NGRAM"])
+def test_steps_of_either_go_on_where_the_other_stopped(serve: Serve, algorithm: str) -> None:
+    server = serve(plan_of(algorithm))
+    server.begin(PROMPTS)
+    server.runner.sampler.wants_logprobs[5] = True
+    run(server, BATCHES)
+    server.decode([0, 2], drafts=2)
+    run(server, BATCHES)
+    server.judge()
+    assert server.program.left == {
+        "log-probabilities": 2 * sum(5 in rows for rows in BATCHES),
+        "fewer drafts than 3": 1,
+    }
+    assert server.program.served == 2 * sum(5 not in rows for rows in BATCHES)
+
+
+@pytest.mark.parametrize("longest", [36, 38])
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
+def test_nothing_is_written_behind_the_longest_text(serve: Serve, algorithm: str, longest: int) -> None:
+    """Nor into blocks that nobody has: the program stops where its window would end behind, and no step before."""
+    plan = plan_of(algorithm)
+    server = serve(plan, longest=longest)
+    server.begin({0: PROMPTS[5], 3: PROMPTS[2]})
+    lengths = list[int]()
+    while len(server.text(0)) < longest:
+        before, served = len(server.text(0)), server.program.served
+        server.decode([0])
+        lengths += [before - 1] * (server.program.served > served)
+        server.settle()
+    server.judge()
+    left = server.program.left
+    assert max(lengths) + plan.kv.window <= longest
+    assert left.total() and {*left} <= {"a text near max_model_len", "fewer drafts than 3"}
+
+
+def test_nothing_is_written_behind_a_requests_blocks(serve: Serve) -> None:
+    """Of an engine that has no slots ahead of a step."""
+    plan = plan_of("EAGLE")
+    server = serve(plan, ahead=0)
+    server.begin(PROMPTS)
+    for _ in range(3):
+        run(server, BATCHES)
+        server.settle()
+    server.judge()
+    assert server.program.left.keys() == {"no blocks for drafts"}
+    assert server.program.served > 3
+
+
+def test_a_batch_beyond_the_largest_bucket_is_vllms(serve: Serve) -> None:
+    server = serve(plan_of("EAGLE", ("buckets", (1, 2))))
+    server.begin(PROMPTS)
+    run(server, BATCHES)
+    server.judge()
+    assert server.program.left == {"more than 2 requests": sum(len(rows) > 2 for rows in BATCHES)}
+
+
+def test_batches_that_are_no_steps_of_a_programs(serve: Serve) -> None:
+    server = serve(plan_of("EAGLE"), ahead=8)
+    server.begin(PROMPTS)
+    server.decode([2, 0])
+    sampler, penalties = server.runner.sampler, server.runner.sampler.logits_processors[0]
+    given: dict[str, Any] = {
+        "counts": [4, 4],
+        "seq_lens_cpu_upper_bound": torch.tensor([11, 10]),
+        "num_draft_tokens": 6,
+    }
+    batch, refuses = partial(InputBatch, np.array([2, 0]), **given), server.program.refuses
+    assert refuses(sampler, batch(), None) is None
+    assert refuses(sampler, batch(has_prefill=True), None) == "a prefill in the batch"
+    assert refuses(sampler, batch(has_structured_output_reqs=True), None) == "a grammar"
+    assert refuses(sampler, batch(), object()) == "a grammar"
+    sampler.needs_logits_processing[0] = penalties.use_penalty[0] = True
+    assert refuses(sampler, batch(), None) == "penalties, biases or other processors of logits"
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
+def test_texts_that_are_drawn(serve: Serve, algorithm: str) -> None:
+    """With what a request asks for in the row that it has, by whoever had the row before."""
+    plan = plan_of(algorithm, ("verify", "target_only"), ("sampling", ("top_k",)))
+    server = serve(plan)
+    asked: dict[int, dict[str, Any]] = {
+        2: {"seed": 7, "temperature": 1.5}, 0: {}, 5: {"seed": -3, "temperature": 0.7, "top_k": 20},
+        1: {"seed": 9, "temperature": 1.0},
+    }  # fmt: skip
+    for row, prompt in PROMPTS.items():
+        server.begin({row: prompt}, **asked[row])
+
+    def says(row: int, text: list[int]) -> int:
+        of = {"seed": 0, "temperature": 0.0, "top_k": 0} | asked[row]
+        scores = server.target.scores(text).tolist()
+        return drawn(scores, of["seed"] % SEEDS, of["temperature"], len(text), of["top_k"])
+
+    run(server, BATCHES)
+    server.judge(says)
+    server.end(1)
+    asked[1] = {"seed": 9, "temperature": 2.0}
+    server.begin({1: [3, 3]}, **asked[1])
+    run(server, BATCHES)
+    server.judge(says)
+    assert server.program.left == {}
+    assert server.program.report()["sampling"] == ["seed", "temperature", "top_k"]
+
+
+def test_scores_that_are_no_numbers_are_counted(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = serve(plan_of("EAGLE"))
+    server.begin(PROMPTS)
+    server.decode([2, 0, 1])
+    assert server.output.num_nans is None
+    server.runner.sampler.compute_nans = True
+    scored = server.target.compute_logits
+
+    def spoiled(hidden: Tensor) -> Tensor:
+        found = scored(hidden)
+        found[6, 50] = torch.nan
+        return found
+
+    monkeypatch.setattr(server.target, "compute_logits", spoiled)
+    server.decode([2, 0, 1])
+    assert server.output.num_nans is not None
+    assert server.output.num_nans.tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "NGRAM"])
+def test_drafts_that_are_captured_read_hidden_states_at_one_place(
+    serve: Serve, algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is as long as the largest bucket, whatever the batch. Graphs are left out here."""
+    monkeypatch.setenv("SPECC_CAPTURE", "drafts")
+    captured, handed, propose = list[dict[str, Tensor]](), list[Tensor | None](), RotatedStep.propose
+
+    def noted(step: RotatedStep, batch: Any, hidden: Tensor | None = None) -> Any:
+        handed.append(hidden)
+        return propose(step, batch, hidden)
+
+    monkeypatch.setattr(RotatedStep, "propose", noted)
+    monkeypatch.setattr(RotatedStep, "capture", lambda _, given: captured.append(given))
+    server = serve(plan_of(algorithm))
+    (given,) = captured
+    assert {name: [*of.shape] for name, of in given.items()} == ({"hidden": [4, 4, 64]} if algorithm == "EAGLE" else {})
+    server.begin(PROMPTS)
+    run(server, BATCHES)
+    server.judge()
+    assert server.program.report()["capture"] == "drafts"
+    assert {one.data_ptr() for one in handed if one is not None} == {one.data_ptr() for one in given.values()}
+
+
+def test_a_server_that_no_program_fits_runs_vllms_steps(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = serve(plan_of("EAGLE"), rejection_sample_method="block")
+    assert server.program is None
+    server.begin(PROMPTS)
+    run(server, BATCHES)
+    server.judge()
+    monkeypatch.setenv("SPECC_PROGRAM", PROGRAM)
+    with pytest.raises(RuntimeError, match=f"{PROGRAM}=?.*this server has no step that a program runs"):
+        Worker(server.runner).load_model()
+
+
+def test_a_program_that_must_run_ends_a_server_that_it_does_not_fit(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECC_PROGRAM", PROGRAM)
+    with pytest.raises(RuntimeError, match=f"{PROGRAM} does not fit this server: rejection_sample_method is block"):
+        serve(plan_of("EAGLE"), rejection_sample_method="block")
