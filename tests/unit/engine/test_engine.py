@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fakes.program import FakeProgram, make_plan, with_model
+from memoryless import accepted_lengths
 
 from specc.engine.engine import Engine
 from specc.engine.errors import (
@@ -19,7 +20,7 @@ from specc.engine.errors import (
 )
 from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.drafts import StandaloneDraft
-from specc.engine.reference import accepted_lengths, first_difference, greedy
+from specc.engine.reference import first_difference, greedy
 from specc.engine.serving.request import StopConditions, TokenEvent
 from specc.ir.ops.health import ROOM_BIT
 from specc.support.diagnostics import DiagnosticError
