@@ -11,12 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
-from specc.engine.memory.blocks import request_table, to_bind
-from specc.engine.memory.kv_pool import KVPool, PageAllocator
+from specc.engine.memory.kv_pool import KVPool, PageAllocator, ReqToToken
 from specc.engine.memory.prefix_cache import PrefixCache
 from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.drafts import Draft
-from specc.engine.serving import fitting, rotated
+from specc.engine.serving import fitting
 from specc.engine.serving.callbacks import Memory
 from specc.engine.serving.draft_callbacks import make_callbacks
 from specc.engine.serving.handover import Handover, Places
@@ -26,10 +25,9 @@ from specc.engine.serving.prompts import Prompt
 from specc.engine.serving.ranges import ranges
 from specc.engine.serving.request import ABORT, Completion, Request, Score, StopConditions, TokenEvent, blame
 from specc.engine.serving.scheduler import Scheduler
-from specc.engine.serving.shards import of_rank
 from specc.engine.serving.stats import Stats
 from specc.engine.wheel import batch_type
-from specc.runtime import AcceptanceDepth, Collective, DepthPolicy, Sampling
+from specc.runtime import AcceptanceDepth, DepthPolicy, Sampling
 from specc.runtime.plan.plan import PROMPT
 from specc.runtime.rounding import round_up
 from specc.support.diagnostics import Diagnostic
@@ -51,7 +49,6 @@ class Engine:
         draft: Draft | None = None,
         *,
         tables: Mapping[str, Tensor] | None = None,
-        collective: Collective | None = None,
         max_context: int | None = None,
         num_pages: int | None = None,
         tokenizer: Any = None,
@@ -65,17 +62,16 @@ class Engine:
         """Allocate pools and bind the program.
 
         program: what a generated package's `load` returned, on the device of the models. draft: None for a program that
-        drafts without a model. tables: what else the program reads, by the names in `plan.tables()`. collective: all
-        ranks, of a program with sharded logits. max_context: most tokens, prompt and completion, of one request; by
-        default what the models can do, at most 1024. num_pages: pages of the KV pools, page 0 included; by default
-        enough for a full batch of longest requests. tokenizer: by default the target's. capture: see docs/runtime.md.
-        share_prefixes: keep the pages of earlier texts, until they are needed, for requests that begin like them.
-        overlap: launch a step before the last one's results are read; by default on a GPU, if lengths are relayed.
-        depth: chooses how many tokens a step drafts, of a program for several num_steps; by default `AcceptanceDepth`.
-        nvtx: name what the host does in NVTX ranges, on CUDA; see docs/engine.md. on_token: called for every emitted
-        token, in order. Raises DiagnosticError when a model does not fit, UnsupportedModelError when the program wants
-        what no model here can give, or when a model's scores over paged memory are not its own, which is found out once
-        per model.
+        drafts without a model. tables: what else the program reads, by the names in `plan.tables()`. max_context: most
+        tokens, prompt and completion, of one request; by default what the models can do, at most 1024. num_pages: pages
+        of the KV pools, page 0 included; by default enough for a full batch of longest requests. tokenizer: by default
+        the target's. capture: see docs/runtime.md. share_prefixes: keep the pages of earlier texts, until they are
+        needed, for requests that begin like them. overlap: launch a step before the last one's results are read; by
+        default on a GPU, if lengths are relayed. depth: chooses how many tokens a step drafts, of a program for several
+        num_steps; by default `AcceptanceDepth`. nvtx: name what the host does in NVTX ranges, on CUDA; see
+        docs/engine.md. on_token: called for every emitted token, in order. Raises DiagnosticError when a model does not
+        fit, UnsupportedModelError when the program wants what no model here can give, or when a model's scores over
+        paged memory are not its own, which is found out once per model.
         """
         self.program = program
         self.plan = plan = program.plan
@@ -89,8 +85,7 @@ class Engine:
         self.depth: DepthPolicy = depth or AcceptanceDepth(list(program.plans))
         self._make_memory(context, num_pages, share_prefixes)
         self._intake = Intake(plan, target, self.tokenizer, self.places)
-        ranks = {"collective": collective} if collective is not None else {}
-        self._bind(tables or {}, {"capture": capture, "nvtx": nvtx, **ranks})
+        self._bind(tables or {}, {"capture": capture, "nvtx": nvtx})
         self.on_token = on_token
         self.stats = Stats()
         self._flights: deque[InFlight] = deque()
@@ -102,7 +97,7 @@ class Engine:
         plan, device = self.plan, self.target.device
         columns = round_up(max_context + plan.kv.reserve, plan.kv.page_size)
         max_batch = min(plan.buckets[-1], plan.size("P") - 1)
-        self.table = request_table(plan, columns, device)
+        self.table = ReqToToken(plan.size("P"), columns, device)
         self.allocator = PageAllocator(num_pages or max_batch * columns // plan.kv.page_size + 1, plan.kv.page_size)
         slots = self.allocator.num_pages * plan.kv.page_size
         self.pools = {owner: KVPool(self.models[owner].facts.pool, slots, device) for owner in plan.kv_pools}
@@ -115,16 +110,14 @@ class Engine:
         """Bind the program to the models' forwards over that memory, and to what else it reads."""
         self._prompts: dict[int, Prompt] = {}
         self.memory = Memory(self.pools, self.table.tensor, self._prompts)
-        made = make_callbacks(self.target, self.draft, self.memory, self.plan)
-        self.callbacks = of_rank(made, self.plan, options.get("collective"))
+        self.callbacks = make_callbacks(self.target, self.draft, self.memory, self.plan)
         fitting.check_callbacks(self.plan, self.callbacks)
         self._batch = batch_type(self.program)
         self._fixed_width = self.target.device.type == "cuda" and options["capture"] is not False
         self._range = ranges(self.target.device, options["nvtx"])
         buffers = {owner: pool.buffers for owner, pool in self.pools.items()}
-        table, tables = to_bind(self.table, tables)
         given = {"kv_pools": buffers, "tables": fitting.bring_tables(self.plan, tables, self.draft), **options}
-        self._step = self.program.bind(self.callbacks, table, **given, **rotated.fields(self.plan, table.device))
+        self._step = self.program.bind(self.callbacks, self.table.tensor, **given)
 
     @property
     def replays(self) -> Any:
@@ -338,15 +331,15 @@ class Engine:
             self._step.set_sampling(rows, [request.sampling for request in requests], texts)
         tokens = [token for request in requests for token in request.unread] if PROMPT in self.plan.inputs else None
         batch = self._batch(rows, [len(request.unread) for request in requests], tokens)
-        return rotated.prefill(self._step, self.plan, batch, run_idle=at_least > 0)
+        return self._step.prefill(batch, run_idle=at_least > 0)
 
     def _decode(self, requests: Sequence[Request], num_steps: int, at_least: int) -> Any:
         """Queue one decode step of so many drafts; with overlap nobody knows the lengths, only how long they can be."""
         rows, bounds = [request.row or 0 for request in requests], self._bounds(requests)
         if not self._fixed_width:
             self.memory.width = min(max(bounds, default=0) + self.plan.serving.reach, self.table.columns)
-        step, batch = self._step.at(num_steps), self._batch(rows, None if self.ahead else bounds)
-        return rotated.decode(step, self.callbacks, self.plan, batch, at_least)
+        batch = self._batch(rows, None if self.ahead else bounds)
+        return self._step.at(num_steps).decode(batch, at_least=at_least)
 
     def _give(self, given: Sequence[tuple[Request, Emitted]], *, is_prefill: bool) -> None:
         """Give tokens to their requests. One whose text cannot be made waits again, when the others have theirs."""

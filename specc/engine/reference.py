@@ -1,4 +1,4 @@
-"""What the engine is compared with: transformers' own greedy text, and drafting without any KV memory."""
+"""What the engine is compared with: transformers' own greedy text."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from transformers import GenerationConfig
 
 from specc.engine.memory.attention import plain_attention
 from specc.engine.models.causal_models import TargetModel
-from specc.engine.models.drafts import Draft
 from specc.engine.models.generation import without_settings
-from specc.engine.models.memoryless import memoryless
 from specc.engine.serving.request import STOP, Completion
 
 
@@ -127,24 +125,3 @@ def first_difference(completion: Completion, expected: Sequence[int]) -> int | N
             return index
     stopped_early = completion.finish_reason == STOP and len(found) <= len(expected)
     return None if stopped_early or len(found) == len(expected) else min(len(found), len(expected))
-
-
-@torch.no_grad()
-def accepted_lengths(
-    target: TargetModel, draft: Draft, text: Sequence[int], prompt_len: int, steps: int, *, shifted: bool
-) -> tuple[int, ...]:
-    """How many tokens each decode step of a chain of `steps` drafts commits while it writes `text`.
-
-    `text` is the prompt and the target's greedy continuation. What the draft gets right is computed without KV memory,
-    see `memoryless`. It tells whether a low accepted length is the draft's fault or the engine's.
-    """
-    drafts = memoryless(target, draft, text, shifted=shifted)
-    lengths: list[int] = []
-    at = prompt_len + 1  # tokens known: the prompt and the prefill's token
-    while at < len(text):
-        wanted = text[at : at + steps]
-        pairs = enumerate(zip(drafts.chain(at, steps), wanted, strict=False))
-        wrong = next((index for index, (token, right) in pairs if token != right), len(wanted))
-        lengths.append(1 + wrong)
-        at += lengths[-1]
-    return tuple(lengths)

@@ -86,7 +86,7 @@ CODES: dict[str, str] = {
     "run/wheel-unusable": "The compiled program cannot run here: another device, another torch, or damaged files.",
     "run/model-mismatch": "A model is not the one that the program was built for.",
     "run/model-unreadable": "A model's weights or tokenizer could not be loaded.",
-    "run/model-unsupported": "The reference engine cannot run a model.",
+    "run/model-unsupported": "The reference engine cannot run a model or a program.",
     "run/own-code": "A model's directory asks for Python of its own, which is never run.",
     "run/ignored-settings": "Generation settings that change what `generate` writes are ignored by the engine.",
     "internal/crash": "specc itself failed; the input may be fine.",

@@ -52,13 +52,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--prompts", type=int, default=12, help="how many prompts a grammar is tried on; default 12")
 
 
-TABLES = """carry:
-  bonus: {dtype: int64, written_by: engine}
-  drafts: {written_by: engine}
-  seq_lens: {dtype: int32, written_by: engine}"""
-"""As vLLM has them."""
-
-
 @dataclass(frozen=True)
 class Case:
     """One configuration to build: which models, and the keys that vary."""
@@ -80,20 +73,12 @@ class Case:
     ranks: int = 0
     """Ranks that logits are sharded over, on four columns more than there are tokens; 0: they are whole."""
 
-    rotated: bool = False
-    """The engine runs the target."""
-    blocks: bool = False
-    """Slots are looked up in blocks."""
-    tables: bool = False
-    """The engine has fields in tables of its own, and rows of logits with room behind them."""
-
     @property
     def name(self) -> str:
         """Return the configuration's name, which is the package's too."""
         flags = f"p{self.page_size}_s{self.steps}_{'o' if self.overlap else 'n'}_{self.draft_positions}"
         tree = f"_k{self.topk}_n{self.nodes}_{self.mask}" if self.topk > 1 else ""
         marks = {"_corpus": self.corpus, "_mixed": self.mixed, "_reduced": self.reduced, f"_r{self.ranks}": self.ranks}
-        marks |= {"_rotated": self.rotated, "_blocks": self.blocks, "_tables": self.tables}
         ends = "".join(end for end, there in marks.items() if there)
         return f"{self.algorithm.lower()}_{self.models}_{flags}{tree}{ends}"
 
@@ -228,7 +213,6 @@ def config_text(case: Case, models: Models) -> str:
     draft = models.drafts.get(case.algorithm)
     token_map = f", token_map: {str(models.token_map)!r}" if case.reduced else ""
     dtypes += f", padded_vocab_size: {VOCAB + 4}" if case.ranks else ""
-    rows = f", padded_vocab_size: {VOCAB + 40}" if case.tables else ""
     return "\n".join(
         (
             f"name: {case.name}",
@@ -242,11 +226,8 @@ def config_text(case: Case, models: Models) -> str:
             *([f"mask: {case.mask}", "context_length: 256"] if case.topk > 1 else []),
             "buckets: [1, 2, 4]",
             "max_requests: 6",
-            f"target: {{model: {str(models.target)!r}{dtypes}{rows}}}",
+            f"target: {{model: {str(models.target)!r}{dtypes}}}",
             *([f"draft: {{model: {str(draft)!r}{dtypes}{token_map}}}"] if draft else []),
-            *(["step: rotated"] if case.rotated else []),
-            *(["slots: block_table"] if case.blocks else []),
-            *([TABLES] if case.tables else []),
             *(["options: {corpus: corpus.txt}"] if case.corpus else []),
             *([f"tensor_parallel: {case.ranks}", "logits: sharded"] if case.ranks else []),
             "",
@@ -279,18 +260,26 @@ def run_command(module: str, *arguments: str) -> str:
     return result.stdout
 
 
-def load_engine(package: ModuleType, case: Case, models: Models, **options: Any) -> Any:
-    """Make an engine for a case's package."""
+def load_engine(
+    package: ModuleType,
+    case: Case,
+    models: Models,
+    *,
+    program: Callable[[Any], Any] = lambda loaded: loaded,
+    **options: Any,
+) -> Any:
+    """Make an engine for a case's package; program: what it serves instead of what was loaded."""
     from specc.engine.engine import Engine
     from specc.engine.models.loading import load_corpus, load_draft, load_target
 
-    program = package.load("cpu")
-    target = load_target(models.target, program.plan)
+    loaded = package.load("cpu")
+    target = load_target(models.target, loaded.plan)
     tokens, draft = models.token_map if case.reduced else None, None
     if case.algorithm in DRAFTS:
-        draft = load_draft(models.drafts[case.algorithm], program.plan, target, tokens)
+        draft = load_draft(models.drafts[case.algorithm], loaded.plan, target, tokens)
     tables = {"corpus": load_corpus(models.corpus, target)} if case.corpus else {}
-    return Engine(program, target, draft, tables=tables, **{"max_context": 256, "overlap": case.overlap, **options})
+    options = {"max_context": 256, "overlap": case.overlap, **options}
+    return Engine(program(loaded), target, draft, tables=tables, **options)
 
 
 @pytest.fixture

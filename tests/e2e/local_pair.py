@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from fakes.channel import LocalChannel
+
 from specc.engine.disaggregation import Channel, DecodeWorker, Outcome, PrefillWorker
-from specc.engine.disaggregation.channel import LocalChannel
 from specc.engine.disaggregation.messages import Patience
 from specc.engine.disaggregation.prefill import FIRST
 from specc.engine.engine import Engine

@@ -1,37 +1,24 @@
-"""Two machines that do not agree: who says nothing, too much or nonsense, takes no more, or goes."""
+"""Two machines that do not agree: who says nothing or talks without end, takes no more, or goes."""
 
 from __future__ import annotations
 
-import json
 import queue
 import socket
 import threading
+import time
 from collections import defaultdict
-from typing import Any
 
 import pytest
 import torch
+from fakes.channel import LocalChannel
 
 from specc.engine.disaggregation import DecodeWorker, PrefillWorker, Role, connect
-from specc.engine.disaggregation.channel import LocalChannel
 from specc.engine.disaggregation.decode import MOST_NEWS
-from specc.engine.disaggregation.handshake import VERSION, greet
-from specc.engine.disaggregation.listener import News
-from specc.engine.disaggregation.messages import Patience
-from specc.engine.errors import EngineError, RequestTooLongError, TransferError
+from specc.engine.disaggregation.messages import HELLO, Message, Patience, greet, send
+from specc.engine.errors import TransferError
 from specc.engine.serving.request import Completion, StopConditions
-from specc.runtime.errors import SchemaMismatchError
 
-from .local_pair import (
-    CHAIN,
-    NEW,
-    PROMPTS,
-    QUICK,
-    expect_empty,
-    expect_text,
-    prefilling,
-    send_all,
-)
+from .local_pair import CHAIN, NEW, PROMPTS, QUICK, expect_empty, expect_text, prefilling, send_all
 from .tree_engine import expected, make_engine
 
 PEER = "prefill"
@@ -48,34 +35,14 @@ def test_a_peer_that_does_not_greet_is_not_waited_for() -> None:
         PrefillWorker(make_engine(CHAIN), LocalChannel.pair()[0], patience)
 
 
-HELLOS: dict[str, dict[str, Any]] = {
-    "another version": {"version": 1},
-    "no version": {"version": None},
-    "no schema": {"schema": None},
-    "a schema that is a list": {"schema": [1]},
-    "a schema with more": {"schema": {"more": {"deep": [[[[[[1]]]]]]}}},
-    "no context": {"max_context": None},
-    "a context without end": {"max_context": float("inf")},
-    "a context that is no number": {"max_context": float("nan")},
-    "a negative context": {"max_context": -1},
-    "a context of text": {"max_context": "64"},
-    "a large context": {"max_context": 10**30},
-    "no announcements": {"most_announced": -1},
-    "announcements in a list": {"most_announced": [4]},
-}
-
-
-@pytest.mark.parametrize("hello", HELLOS)
 @pytest.mark.parametrize("role", Role)
-def test_a_hello_that_makes_no_sense(hello: str, role: Role) -> None:
+def test_a_peer_of_another_version(role: Role) -> None:
     """Neither side goes on, and the connection is closed."""
     here, there = LocalChannel.pair()
     engine = make_engine(CHAIN)
-    said = {"version": VERSION, "schema": engine.program.schema, "max_context": 64, "most_announced": 4}
-    head = json.dumps({"kind": "hello", "request": "", "fields": said | HELLOS[hello], "tensors": []}).encode()
-    there.send(torch.tensor([len(head)]).view(torch.uint8), 1)
-    there.send(torch.frombuffer(bytearray(head), dtype=torch.uint8), 1)
-    with pytest.raises((TransferError, SchemaMismatchError)):
+    hello = Message(HELLO, fields={"version": 1, "schema": engine.program.schema})
+    send(there, hello, QUICK)
+    with pytest.raises(TransferError, match="does not speak version"):
         DecodeWorker(engine, QUICK).connect(here) if role is Role.decode else PrefillWorker(engine, here, QUICK)
     with pytest.raises(ConnectionError):
         here.receive(torch.zeros(1, dtype=torch.uint8), 1)
@@ -99,50 +66,23 @@ def test_who_talks_without_end_lets_others_run(monkeypatch: pytest.MonkeyPatch) 
         heard.append(0)
         return step()
 
-    def counted(news: News) -> None:
+    def counted(peer: str, news: Message | TransferError) -> None:
         heard[-1] += 1
-        hear(news)
+        hear(peer, news)
 
     monkeypatch.setattr(engine, "step", stepped)
     monkeypatch.setattr(worker, "_hear", counted)
     worker._news = queue.Queue()
     with prefilling(make_engine(CHAIN), there, work) as raised:
         worker.connect(here)
-        worker._listeners[PEER].join(20)
+        end = time.monotonic() + 20
+        while worker._news.qsize() <= 2 * pairs and time.monotonic() < end:
+            time.sleep(0.01)
         outcomes = list(worker.serve())
     assert raised == []
     assert len(outcomes) == pairs
     assert max(heard) <= MOST_NEWS
     assert sum(heard) == 2 * pairs + 1
-
-
-def test_what_a_peer_does_not_take_is_not_announced() -> None:
-    """Too many, too much, or too long to give its first token here; those before and after go on."""
-
-    def work(worker: PrefillWorker) -> None:
-        worker.add("one", PROMPTS["1 tokens"], StopConditions(NEW))
-        with pytest.raises(EngineError, match=r"take \d+ bytes, at most 65536 are sent"):
-            worker.add("large", (2, 3), StopConditions(4, stop=("x" * 70000,)))
-        with pytest.raises(RequestTooLongError, match="the engine's context holds"):
-            worker.add("long", [2] * (worker.engine.scheduler.max_context - 1), StopConditions(1))
-        worker.add("4 tokens", PROMPTS["4 tokens"], StopConditions(NEW))
-        with pytest.raises(EngineError, match="2 requests wait, the peer takes no more"):
-            worker.add("many", (2, 3), StopConditions(4))
-        while worker.has_work:
-            assert set(worker.step().values()) == {None}
-        worker.add("5 tokens", PROMPTS["5 tokens"], StopConditions(NEW))
-        worker.step()
-        worker.close()
-
-    here, there = LocalChannel.pair()
-    worker = DecodeWorker(make_engine(CHAIN), QUICK, most_announced=2)
-    with prefilling(make_engine(CHAIN), there, work) as raised:
-        worker.connect(here)
-        found = {outcome.request: outcome for outcome in worker.serve()}
-    assert raised == []
-    for name in ("4 tokens", "5 tokens"):
-        expect_text(found.pop(name))
-    assert found.keys() == {"one"}
 
 
 def test_a_side_that_decodes_and_goes() -> None:
@@ -177,6 +117,31 @@ def test_a_side_that_decodes_and_goes() -> None:
     assert refused.keys() == PROMPTS.keys()
     assert all(error.request == name for name, error in refused.items())
     expect_empty(engine)
+
+
+def test_a_peer_that_ends_takes_nothing_of_others_along() -> None:
+    """One ends after its greeting; what another has announced by then comes."""
+    pairs, go = {"left": LocalChannel.pair(), PEER: LocalChannel.pair()}, threading.Event()
+    worker = DecodeWorker(make_engine(CHAIN), QUICK)
+
+    def work(peer: PrefillWorker) -> None:
+        peer.add("5 tokens", PROMPTS["5 tokens"], StopConditions(NEW))
+        assert go.wait(20)
+        peer.step()
+        peer.close()
+
+    with prefilling(make_engine(CHAIN), pairs[PEER][1], work) as raised:
+        worker.connect(pairs[PEER][0])
+        while not worker._expected:
+            assert worker.step(0.05) == []
+        with prefilling(make_engine(CHAIN), pairs["left"][1], PrefillWorker.close):
+            worker.connect(pairs["left"][0], "left")
+        while "left" in worker._channels:
+            assert worker.step(0.05) == []
+        go.set()
+        (outcome,) = worker.serve()
+    assert raised == []
+    expect_text(outcome)
 
 
 def test_who_listens_learns_whose_a_token_is() -> None:

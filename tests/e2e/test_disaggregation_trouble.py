@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fakes.channel import LocalChannel
 
 from specc.engine.disaggregation import DecodeWorker, Outcome, PrefillWorker
-from specc.engine.disaggregation.channel import LocalChannel
 from specc.engine.errors import StepFailedError, TransferError
 from specc.engine.serving.request import Completion, StopConditions, TokenEvent
 
@@ -181,7 +181,7 @@ def test_a_step_that_fails_loses_no_outcome(monkeypatch: pytest.MonkeyPatch) -> 
     failed: list[StepFailedError] = []
 
     def flaky() -> list[Completion]:
-        if not worker._listeners and not failed:
+        if not worker._channels and not failed:
             failed.append(StepFailedError("a step", [], RuntimeError("no")))
             raise failed[0]
         return step()

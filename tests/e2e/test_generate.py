@@ -10,9 +10,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from memoryless import accepted_lengths
 
 from specc.engine.engine import Engine
-from specc.engine.reference import accepted_lengths, compare, greedy
+from specc.engine.reference import compare, greedy
 from specc.engine.serving.request import StopConditions
 
 from .conftest import DRAFTS, PROMPTS, ROOT, Case, Models, build_wheel

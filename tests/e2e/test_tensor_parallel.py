@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -139,25 +138,21 @@ def test_what_is_sent_does_not_depend_on_the_vocabulary() -> None:
     assert [one["wire_bytes"] for one in large["totals"].values()] == [3 * 8 * n for n in (44, 88, 176)]
 
 
-SCRIPT = re.compile(r"^```python\n# serve\.py.*?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHARDED = Case("EAGLE", "trained", ranks=2)
 
 
-def test_the_script_of_the_page(
+def test_the_reference_engine_on_two_ranks(
     build: Callable[[Case], ModuleType], site: Path, models: dict[str, Models], make_engine: Callable[..., Engine]
 ) -> None:
-    """Two ranks of the reference engine write the target's own texts."""
+    """They write the target's own texts."""
     build(SHARDED)
-    (script,) = SCRIPT.findall((ROOT / "docs" / "tensor-parallel.md").read_text())
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     where["PYTHONPATH"] = os.pathsep.join((str(site), str(ROOT)))
     directories = models["trained"].target, models["trained"].drafts["EAGLE"]
-    command = [sys.executable, "-c", script, f"specc_program_{SHARDED.name}", *map(str, directories)]
+    command = [sys.executable, "-m", "e2e.sharded_rank", f"specc_program_{SHARDED.name}", *map(str, directories)]
     command.append(json.dumps(PROMPTS[:3]))
-    ranks = [
-        subprocess.Popen(command, env=os.environ | where | {"RANK": str(rank)}, stdout=subprocess.PIPE)
-        for rank in range(2)
-    ]
+    told: dict[str, Any] = {"cwd": ROOT / "tests", "stdout": subprocess.PIPE}
+    ranks = [subprocess.Popen(command, env=os.environ | where | {"RANK": str(rank)}, **told) for rank in range(2)]
     outputs = [rank.communicate(timeout=SECONDS)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
     target = make_engine(Case("EAGLE", "trained")).target

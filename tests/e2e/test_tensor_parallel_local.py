@@ -15,10 +15,10 @@ from specc.engine.engine import Engine
 from specc.engine.errors import LockStepError
 from specc.engine.reference import greedy
 from specc.engine.serving.request import StopConditions
-from specc.engine.tensor_parallel import SameStep
 
 from .conftest import PROMPTS, Case
 from .ranks import run_ranks
+from .tensor_parallel import SameStep, of_rank
 
 TREE = Case("EAGLE", "trained", page_size=16, topk=2, nodes=5, ranks=2)
 REDUCED = Case("EAGLE", "trained", reduced=True, ranks=2)
@@ -43,7 +43,7 @@ def serve(
     make: Callable[..., Engine], prompts: dict[int, list[str]], new: dict[int, int], agreement: Peers, forwards: Peers
 ) -> list[list[int]]:
     """Serve a rank's prompts; texts in their order."""
-    engine = make(collective=Gathering(forwards, 2))
+    engine = make(program=lambda program: of_rank(program, Gathering(forwards, 2)))
     rank = agreement.rank
     order = [engine.add(prompt, StopConditions(new[rank], engine.target.eos_token_ids)) for prompt in prompts[rank]]
     with SameStep(engine, agreement) as ranks:

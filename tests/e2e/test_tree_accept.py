@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from memoryless import Growing, memoryless
 from torch import Tensor
 
 from specc.config.resolved import Depth
-from specc.engine.models.memoryless import Growing, memoryless
 from specc.engine.serving.request import Completion, StopConditions
 
 from .tree_engine import LOOKUP, Config, base_texts, corpus, draft_of, expected, make_engine, target_of

@@ -13,6 +13,7 @@ from typing import Any
 
 import programs
 import torch
+from memoryless import plain_head
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
@@ -34,7 +35,6 @@ from specc.engine.models.drafts import (
 from specc.engine.models.eagle3_head import Eagle3Head
 from specc.engine.models.eagle_head import EagleHead
 from specc.engine.models.frozen_kv_head import FrozenKvHead
-from specc.engine.models.memoryless import plain_head
 from specc.engine.models.mtp_heads import MtpHeads
 from specc.engine.reference import greedy
 from specc.runtime.backends import Backend

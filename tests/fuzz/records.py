@@ -1,4 +1,4 @@
-"""What one machine sends to another: records with words changed, and messages whose heads and tensors lie.
+"""What one machine sends to another: records with words changed.
 
 A record that is taken in may say anything that its fields may hold; then the program goes on, emits tokens of the
 vocabulary, and the other requests of the batch have the text that they would have had.
@@ -6,7 +6,6 @@ vocabulary, and the other requests of the batch have the text that they would ha
 
 from __future__ import annotations
 
-import json
 import random
 import struct
 from typing import Any
@@ -14,14 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specc.engine.disaggregation.listener import Arrived, Inbox
-from specc.engine.disaggregation.messages import END, REQUEST, STATE, WITHDRAWN, Message, Patience, head_of, receive
-from specc.engine.errors import EngineError
 from specc.runtime.errors import SpeccError
 from specc.runtime.plan.fields import own
 
 from . import bound, sessions, steps
-from .artefacts import changed, damaged
+from .artefacts import damaged
 from .outcome import RIGHT, expect
 
 POOL = 60
@@ -48,16 +44,11 @@ WORDS = (
 
 
 def case(seed: str, rng: random.Random) -> str:
-    """One record or one conversation."""
-    if rng.random() < 0.5:
-        return f"messages: {conversation(rng)}"
+    """One record."""
     compiled = bound.program(f"records/{seed}/{rng.randrange(POOL)}")
     if isinstance(compiled, str):
         return compiled
     return f"records: {handed_over(compiled, rng)}"
-
-
-# --- records ----------------------------------------------------------------------------------------------------------
 
 
 def handed_over(compiled: bound.Compiled, rng: random.Random) -> str:
@@ -180,76 +171,3 @@ def checksummed(raw: bytes) -> bytes:
     words = struct.unpack(f"<{(len(raw) - HEADER) // 8}q", raw[HEADER:])
     total = sum(word * (2 * i + 1) for i, word in enumerate(words)) % (1 << 64)
     return raw[:8] + total.to_bytes(8, "little") + raw[HEADER:]
-
-
-# --- messages ---------------------------------------------------------------------------------------------------------
-
-
-class Wire:
-    """A channel from which the bytes of a conversation are received, until they end."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, content: bytes) -> None:
-        self.content, self.at = content, 0
-
-    def receive(self, tensor: Tensor, timeout: float) -> None:
-        """The next bytes."""
-        expect(tensor.numel() <= 1 << 24, f"{tensor.numel()} bytes are allocated for what a peer says will come")
-        piece = self.content[self.at : self.at + tensor.numel()]
-        self.at += len(piece)
-        if len(piece) < tensor.numel():
-            raise ConnectionError("the peer is gone")
-        if piece:
-            tensor.copy_(torch.frombuffer(bytearray(piece), dtype=torch.uint8))
-
-
-def conversation(rng: random.Random) -> str:
-    """What a peer says, changed somewhere: every message is news, or a TransferError."""
-    messages = [message for name in ("a", "b") for message in of_request(rng, name)] + [Message(END)]
-    if rng.random() < 0.3:
-        rng.shuffle(messages)
-    spoilt = rng.randrange(len(messages))
-    content = b""
-    for number, message in enumerate(messages):
-        head = head_of(message)
-        tensors = b"".join(bytes(t.contiguous().view(-1).view(torch.uint8).tolist()) for t in message.tensors.values())
-        size = len(head)
-        if number == spoilt:
-            match rng.randrange(5):
-                case 0:
-                    head = damaged(rng, head)
-                    size = len(head)
-                case 1:
-                    size = rng.choice([0, -1, 1, len(head) + 1, 1 << 20, 1 << 40, -(1 << 63)])
-                case 2:
-                    tensors = damaged(rng, tensors)
-                case _:
-                    head = json.dumps(changed(rng, json.loads(head))).encode(errors="replace")
-                    size = len(head)
-        content += struct.pack("<q", size) + head + tensors
-    wire, inbox, heard = Wire(content), Inbox("peer", rng.choice([1, 2, 8])), 0
-    most = {REQUEST: 1 << 16, STATE: 1 << 16}
-    try:
-        while (message := receive(wire, Patience(), most)).kind != END:
-            news = inbox.read(message)
-            heard += 1
-            if isinstance(news, Arrived):
-                expect(type(news.first) is int and type(news.health) is int, f"{news.first!r} and {news.health!r}")
-    except EngineError as error:
-        expect(str(error).strip(), "an error that says nothing")
-        return type(error).__name__
-    return RIGHT
-
-
-def of_request(rng: random.Random, name: str) -> list[Message]:
-    """The messages about one request."""
-    prompt = torch.tensor([rng.randrange(50) for _ in range(rng.randint(1, 5))])
-    fields = {"max_new_tokens": rng.randint(1, 9), "eos_token_ids": [1, 2], "stop": ["x"]}
-    state = {"record": torch.zeros(48, dtype=torch.uint8), "kv.target.0": torch.zeros(2, 3, dtype=torch.float16)}
-    if rng.random() < 0.3:
-        state = {"carry.bonus": torch.tensor(3, dtype=torch.int32), "kv.draft.0": torch.zeros(2, 4)}
-    last = Message(STATE, name, {"first": 3, "health": 0}, state)
-    if rng.random() < 0.2:
-        last = Message(WITHDRAWN, name, {"reason": "no memory"})
-    return [Message(REQUEST, name, fields, {"prompt": prompt}), last]

@@ -5,9 +5,9 @@ docs/disaggregation.md shows how to run them.
 
 from __future__ import annotations
 
-from specc.engine.disaggregation.channel import Channel
 from specc.engine.disaggregation.decode import DecodeWorker, Outcome
 from specc.engine.disaggregation.distributed import Role, connect
+from specc.engine.disaggregation.messages import Channel
 from specc.engine.disaggregation.prefill import PrefillWorker
 
 __all__ = ["Channel", "DecodeWorker", "Outcome", "PrefillWorker", "Role", "connect"]

@@ -5,17 +5,17 @@ from __future__ import annotations
 import queue
 from collections.abc import Iterator
 from dataclasses import dataclass
+from threading import Thread
+from typing import TypeAlias
 
-from specc.engine.disaggregation.channel import Channel
-from specc.engine.disaggregation.first_scores import MOST_BYTES
-from specc.engine.disaggregation.handshake import MOST_ANNOUNCED, greet
-from specc.engine.disaggregation.listener import Announced, Arrived, Gone, Inbox, Listener, News, Withdrawn
-from specc.engine.disaggregation.messages import REQUEST, STATE, Patience
+from specc.engine.disaggregation.messages import END, REQUEST, WITHDRAWN, Channel, Message, Patience, greet, receive
 from specc.engine.engine import Engine
 from specc.engine.errors import EngineError, TransferError
-from specc.engine.serving.handover import Handover
-from specc.engine.serving.request import Completion
+from specc.engine.serving.handover import Handover, Kv
+from specc.engine.serving.request import Completion, Score, StopConditions
 
+News: TypeAlias = tuple[str, Message | TransferError]
+"""A peer with its next message, or with the reason why no more will come."""
 MOST_NEWS = 64
 """Messages that are heard before the next step, so that no peer talks until others starve."""
 
@@ -44,24 +44,15 @@ class DecodeWorker:
     `on_token` and its errors tell, with the peer and the name of the request.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        patience: Patience | None = None,
-        *,
-        most_waiting: int = 8,
-        most_announced: int = MOST_ANNOUNCED,
-    ) -> None:
+    def __init__(self, engine: Engine, patience: Patience | None = None, *, most_waiting: int = 8) -> None:
         """engine: used for nothing else.
 
         most_waiting: requests that are here and wait for room in the engine; beyond them peers have to wait.
-        most_announced: requests that a peer may announce before it has sent the state of any; it is told.
         """
-        self.engine, self.patience = engine, patience or Patience()
-        self.most_waiting, self.most_announced = most_waiting, most_announced
+        self.engine, self.patience, self.most_waiting = engine, patience or Patience(), most_waiting
         self._news: queue.Queue[News] = queue.Queue(maxsize=1)
-        self._listeners: dict[str, Listener] = {}
-        self._expected: dict[tuple[str, str], Announced | None] = {}
+        self._channels: dict[str, Channel] = {}
+        self._expected: dict[tuple[str, str], Message] = {}
         self._ended: list[Outcome] = []
         self.names: dict[int, tuple[str, str]] = {}
 
@@ -70,17 +61,16 @@ class DecodeWorker:
 
         Raises SchemaMismatchError, there too, when its program is another one, TransferError when it is gone.
         """
-        if peer in self._listeners:
+        if peer in self._channels:
             raise EngineError(f"there is a peer {peer!r} already")
-        greet(self.engine, channel, self.patience, first=False, most_announced=self.most_announced)
-        inbox = Inbox(peer, self.most_announced)
-        self._listeners[peer] = Listener(inbox, channel, self.patience, self._most_bytes(), self._news)
-        self._listeners[peer].start()
+        greet(self.engine, channel, self.patience, first=False)
+        self._channels[peer] = channel
+        Thread(target=self._listen, args=(peer, channel), name=f"requests of {peer}", daemon=True).start()
 
     @property
     def has_work(self) -> bool:
         """Whether some peer may still send requests, or some request is not finished or was not returned yet."""
-        return bool(self._listeners or self.engine.has_work or self._ended)
+        return bool(self._channels or self.engine.has_work or self._ended)
 
     def step(self, wait: float = 0.0) -> list[Outcome]:
         """Take in what has come, then run one step of the engine; returns the requests that ended.
@@ -101,8 +91,7 @@ class DecodeWorker:
         Of one that has not come yet the peer is not told: what it sends is thrown away.
         """
         key = (peer, request)
-        if self._expected.get(key) is not None:
-            self._expected[key] = None
+        if self._expected.pop(key, None) is not None:
             return Outcome(*key, error=TransferError(request, "given up before it had come"))
         for request_id, known in self.names.items():
             if known == key and (completion := self.engine.abort(request_id)) is not None:
@@ -118,57 +107,73 @@ class DecodeWorker:
     def _take_in(self, patience: float) -> None:
         """Hear what has come, while there is room for more; waits so many seconds for the first of it."""
         for _ in range(MOST_NEWS):
-            if not self._listeners or len(self.engine.scheduler.waiting) >= self.most_waiting:
+            if not self._channels or len(self.engine.scheduler.waiting) >= self.most_waiting:
                 break
             try:
                 news = self._news.get(timeout=patience) if patience else self._news.get_nowait()
             except queue.Empty:
                 break
             patience = 0.0
-            self._hear(news)
+            self._hear(*news)
 
-    def _most_bytes(self) -> dict[str, int]:
-        """What the longest request has: its tokens, and then what is in the pools and in its record."""
-        slot = sum(pool.shape.bytes_per_slot for pool in self.engine.pools.values())
-        state = self.engine.table.columns * slot + self.engine.program.record_layout.record_bytes
-        return {REQUEST: self.engine.scheduler.max_context * 8, STATE: state + MOST_BYTES}
+    def _listen(self, peer: str, channel: Channel) -> None:
+        """Receive until the peer ends, in a thread of its own; while there is news to hear, the peer waits."""
+        try:
+            while (message := receive(channel, self.patience)).kind != END:
+                self._news.put((peer, message))
+            reason = TransferError(None, "the peer has ended")
+        except TransferError as error:
+            reason = error
+        self._news.put((peer, reason))
 
-    def _hear(self, news: News) -> None:
-        """Act on the news of a peer."""
-        if isinstance(news, Gone):
-            self._part(news)
-        elif isinstance(news, Announced):
-            self._expected[news.peer, news.request] = news
-        elif (announced := self._expected.pop((news.peer, news.request))) is not None:
-            self._settle(announced, news)
+    def _hear(self, peer: str, news: Message | TransferError) -> None:
+        """Act on the news of a peer; what nobody expects any more is thrown away."""
+        if isinstance(news, TransferError):
+            self._part(peer, news)
+        elif news.kind == REQUEST:
+            self._expected[peer, news.request] = news
+        elif (announced := self._expected.pop((peer, news.request), None)) is not None:
+            self._settle((peer, news.request), announced, news)
 
-    def _settle(self, announced: Announced, news: Arrived | Withdrawn) -> None:
+    def _settle(self, key: tuple[str, str], announced: Message, news: Message) -> None:
         """Queue an announced request, or end it alone, whatever is wrong with it."""
-        key = (news.peer, news.request)
-        if isinstance(news, Withdrawn):
-            self._ended.append(Outcome(*key, error=TransferError(news.request, news.reason)))
+        if news.kind == WITHDRAWN:
+            self._ended.append(Outcome(*key, error=TransferError(news.request, news.fields["reason"])))
             return
         try:
             self.names[self._enter(announced, news)] = key
         except Exception as error:  # the others go on
             self._ended.append(Outcome(*key, error=error))
 
-    def _enter(self, announced: Announced, arrived: Arrived) -> int:
+    def _enter(self, announced: Message, state: Message) -> int:
         """Queue a request in the engine and return its number there; nothing is kept of one that is refused."""
-        carry = self.engine.program.build_draft_input({arrived.request: arrived.state})
-        handover = Handover(arrived.first, arrived.health, arrived.kv, carry, announced.grammar, arrived.scores)
-        return self.engine.add(announced.prompt, announced.conditions, handover=handover)
+        asked, said = announced.fields, state.fields
+        ends = asked["conditions"]
+        conditions = StopConditions(ends["max_new_tokens"], frozenset(ends["eos_token_ids"]), tuple(ends["stop"]))
+        scores = [
+            Score(one["logprob"], tuple((token, value) for token, value in one["best"])) for one in said["scores"]
+        ]
+        carry = self.engine.program.build_draft_input({state.request: state.tensors["record"]})
+        handover = Handover(said["first"], said["health"], _kv_of(state), carry, asked["grammar"], scores)
+        return self.engine.add(asked["prompt"], conditions, handover=handover)
 
-    def _part(self, gone: Gone) -> None:
+    def _part(self, peer: str, reason: TransferError) -> None:
         """Let go of a peer and of the requests that it had still to send; those that are here run on."""
-        for key in [key for key in self._expected if key[0] == gone.peer]:
-            if self._expected.pop(key) is not None:
-                self._ended.append(Outcome(*key, error=TransferError(key[1], _why(gone, key[1]))))
-        self._listeners.pop(gone.peer).channel.close()
+        for key in [key for key in self._expected if key[0] == peer]:
+            del self._expected[key]
+            self._ended.append(Outcome(*key, error=TransferError(key[1], _why(peer, reason, key[1]))))
+        self._channels.pop(peer).close()
 
 
-def _why(gone: Gone, request: str) -> str:
+def _why(peer: str, reason: TransferError, request: str) -> str:
     """What a request is told: exactly what happened if it happened to it, else that its peer is gone."""
-    if gone.reason.request in (None, request):
-        return gone.reason.reason
-    return f"peer {gone.peer!r} is gone: {gone.reason}"
+    return reason.reason if reason.request in (None, request) else f"peer {peer!r} is gone: {reason}"
+
+
+def _kv_of(state: Message) -> Kv:
+    """Rows by owner of a pool, in the order in which they came."""
+    found: Kv = {}
+    for name, rows in state.tensors.items():
+        if name.startswith("kv."):
+            found.setdefault(name.split(".")[1], []).append(rows)
+    return found

@@ -6,20 +6,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 
-import torch
-
-from specc.engine.disaggregation.channel import Channel
-from specc.engine.disaggregation.first_scores import score_tensors
-from specc.engine.disaggregation.handshake import greet
 from specc.engine.disaggregation.messages import (
     END,
-    MAX_REQUEST,
     REQUEST,
     STATE,
     WITHDRAWN,
+    Channel,
     Message,
     Patience,
-    head_of,
+    greet,
     send,
 )
 from specc.engine.engine import Engine
@@ -43,7 +38,7 @@ class PrefillWorker:
         self.engine, self.channel, self.patience = engine, channel, patience or Patience()
         self.names: dict[int, str] = {}
         self._lost: TransferError | None = None
-        self._terms = greet(engine, channel, self.patience, first=True)
+        self._max_context = greet(engine, channel, self.patience, first=True)
 
     @property
     def has_work(self) -> bool:
@@ -63,30 +58,24 @@ class PrefillWorker:
         conditions: when the peer is to stop; sampling: how tokens are drawn, here and there; both by default as
         `Engine.add`, which raises SamplingError too. Waits while the peer has as many requests as it can hold. Raises
         RequestTooLongError when the request can never fit, here or there, EngineError when another one of its name
-        waits, or as many as the peer lets announce, or when name, conditions and grammar are larger than it takes,
-        TransferError when the peer is gone.
+        waits, TransferError when the peer is gone.
         """
         if self._lost is not None:
             raise TransferError(name, self._lost.reason)
         if name in self.names.values():
             raise EngineError(f"a request {name!r} waits already")
-        if len(self.names) >= self._terms.most_announced:
-            raise EngineError(f"{len(self.names)} requests wait, the peer takes no more before it has some of them")
         conditions = conditions or StopConditions(eos_token_ids=self.engine.target.eos_token_ids)
         ids = self.engine.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
         total = len(ids) + conditions.max_new_tokens
         for whose, takes, holds in (
-            ("the peer's", total, self._terms.max_context),
+            ("the peer's", total, self._max_context),
             ("the engine's", len(ids) + FIRST.max_new_tokens, self.engine.scheduler.max_context),
         ):
             if takes > holds:
                 raise RequestTooLongError(f"the request takes {takes} tokens, {whose} context holds {holds}")
+        grammar = {} if sampling is None else dict(sampling.grammar)
         said = asdict(conditions) | {"eos_token_ids": sorted(conditions.eos_token_ids)}
-        if sampling is not None and sampling.grammar:
-            said["grammar"] = sampling.grammar
-        message = Message(REQUEST, name, said, {"prompt": torch.tensor(ids, dtype=torch.int64)})
-        if (size := len(head_of(message))) > MAX_REQUEST:
-            raise EngineError(f"name, stop conditions and grammar take {size} bytes, at most {MAX_REQUEST} are sent")
+        message = Message(REQUEST, name, {"prompt": ids, "conditions": said, "grammar": grammar})
         request_id = self.engine.add(ids, FIRST, sampling=sampling)
         self.names[request_id] = name
         try:
@@ -168,11 +157,12 @@ class PrefillWorker:
     def _state(self, name: str, handover: Handover) -> Message:
         """The message with the state of a request, where the channel sends it from."""
         tensors = {"record": self.engine.program.record_layout.pack(handover.carry)[0]}
-        tensors |= score_tensors(handover.scores)
         for owner, buffers in handover.kv.items():
             tensors |= {f"kv.{owner}.{index}": rows for index, rows in enumerate(buffers)}
         staged = {key: tensor.to(self.channel.device) for key, tensor in tensors.items()}
-        return Message(STATE, name, {"first": handover.first, "health": handover.health}, staged)
+        scores = [asdict(score) for score in handover.scores]
+        said = {"first": handover.first, "health": handover.health, "scores": scores}
+        return Message(STATE, name, said, staged)
 
     def _send(self, message: Message) -> None:
         if self._lost is not None:

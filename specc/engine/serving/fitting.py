@@ -11,7 +11,7 @@ from specc.engine.errors import EngineError, UnsupportedModelError
 from specc.engine.models.causal_models import CausalModel, TargetModel
 from specc.engine.models.drafts import Draft
 from specc.engine.serving.checking import check_scores
-from specc.runtime.plan.plan import TOKEN_MAP, Plan
+from specc.runtime.plan.plan import RANK, TOKEN_MAP, Plan
 
 DEFAULT_CONTEXT = 1024
 """Context length to serve if the models can, in tokens."""
@@ -22,6 +22,14 @@ def check_program(plan: Plan, models: Mapping[str, TargetModel | Draft]) -> None
 
     UnsupportedModelError for what it asks of them and no model here can give.
     """
+    if plan.rotated:
+        what = "the program leaves the target's forward to the engine (`step: rotated`), this engine runs whole steps"
+        raise UnsupportedModelError(
+            what, "engines that run the target themselves serve it; for this one leave out `step`"
+        )
+    if RANK in plan.inputs:
+        what = "the program reads logits that are sharded over ranks, this engine's models score whole vocabularies"
+        raise UnsupportedModelError(what, "build it with `logits: gathered`")
     for role in sorted(plan.models.keys() ^ models.keys()):
         raise EngineError(f"the program has {'a' if role in plan.models else 'no'} {role} model")
     for role, model in models.items():

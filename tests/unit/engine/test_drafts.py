@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fakes.program import FakeProgram, make_plan, record, with_model
+from memoryless import accepted_lengths, memoryless
 from torch import Tensor
 
 from specc.engine.engine import Engine
@@ -17,8 +18,7 @@ from specc.engine.errors import EngineError, UnsupportedModelError
 from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.drafts import DflashDraft, Draft, FrozenKvDraft, MtpDraft
 from specc.engine.models.loading import load_corpus, load_draft
-from specc.engine.models.memoryless import memoryless
-from specc.engine.reference import accepted_lengths, greedy
+from specc.engine.reference import greedy
 from specc.engine.serving.prompts import Prompt
 from specc.engine.serving.request import Completion, StopConditions
 from specc.support.diagnostics import DiagnosticError

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fakes.program import FakeProgram, make_plan, with_model
+from memoryless import accepted_lengths, plain_head
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import LlamaConfig, Qwen3Config
 
@@ -19,8 +20,7 @@ from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.drafts import Eagle3Draft
 from specc.engine.models.eagle3_head import Eagle3Head
 from specc.engine.models.loading import load_draft
-from specc.engine.models.memoryless import plain_head
-from specc.engine.reference import accepted_lengths, greedy
+from specc.engine.reference import greedy
 from specc.engine.serving.request import StopConditions
 from specc.support.diagnostics import DiagnosticError
 

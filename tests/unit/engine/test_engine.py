@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fakes.program import FakeProgram, make_plan, with_model
+from memoryless import accepted_lengths
 
 from specc.engine.engine import Engine
 from specc.engine.errors import (
@@ -19,9 +20,10 @@ from specc.engine.errors import (
 )
 from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.drafts import StandaloneDraft
-from specc.engine.reference import accepted_lengths, first_difference, greedy
+from specc.engine.reference import first_difference, greedy
 from specc.engine.serving.request import StopConditions, TokenEvent
 from specc.ir.ops.health import ROOM_BIT
+from specc.runtime.plan.plan import RANK, Input
 from specc.support.diagnostics import DiagnosticError
 
 from .models_for_tests import SHAPES, VOCAB, make_drafts, make_model, make_target
@@ -336,6 +338,10 @@ def test_programs_that_want_what_no_model_gives_are_refused(target: TargetModel)
     plan = make_plan(target, draft)
     plan = replace(plan, dims={**plan.dims, "K": 2})
     with pytest.raises(UnsupportedModelError, match="no tree mask"):
+        Engine(FakeProgram(plan), target, draft)
+    plan = make_plan(target, draft)
+    plan = replace(plan, inputs={**plan.inputs, RANK: Input(RANK, "i64", (), "engine")})
+    with pytest.raises(UnsupportedModelError, match="sharded over ranks"):
         Engine(FakeProgram(plan), target, draft)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from fakes.program import FakeProgram, make_plan, with_model
+from memoryless import accepted_lengths
 from published_modules import EXPERTS, HEADS, KINDS, WIDTH, Published, make_published, write_weights
 from safetensors.torch import load_file
 from torch import Tensor
@@ -25,7 +26,7 @@ from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.drafts import EagleDraft, MtpDraft
 from specc.engine.models.loading import brings_draft, load_draft, load_target
 from specc.engine.models.mtp_heads import ModuleHead, MtpHeads
-from specc.engine.reference import accepted_lengths, greedy
+from specc.engine.reference import greedy
 from specc.engine.serving.request import StopConditions
 from specc.runtime.plan.plan import Plan
 from specc.support.diagnostics import DiagnosticError

@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 from specc.cli.run import run
 from specc.engine import reference
 from specc.engine.serving.request import Sampling
+from specc.runtime.plan.plan import Plan
 
 from .conftest import NAME
 
@@ -51,6 +52,14 @@ def test_several_prompts_are_identical_to_generate(invoke: Callable[..., Result]
     assert all(text in result.output for text in PROMPTS)
     assert "mean accepted length" in result.output
     assert "tokens/s" in result.output
+
+
+def test_a_rotated_program_is_refused(invoke: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Plan, "rotated", True)
+    result = invoke("--prompt", "hello")
+    assert result.exit_code == 1
+    assert "error[run/model-unsupported]: the program leaves the target's forward to the engine" in result.output
+    assert "hint: engines that run the target themselves serve it" in result.output
 
 
 def test_json(invoke: Callable[..., Result]) -> None:

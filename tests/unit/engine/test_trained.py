@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from fakes.program import FakeProgram, make_plan
+from memoryless import accepted_lengths
 
 from specc.engine.engine import Engine
 from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.drafts import EagleDraft, StandaloneDraft
 from specc.engine.models.eagle_head import EagleHead
-from specc.engine.reference import accepted_lengths, greedy
+from specc.engine.reference import greedy
 from specc.engine.serving.request import StopConditions
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "models"

@@ -1,41 +1,15 @@
-"""What moves tensors between two machines. Anything with the methods of `Channel` does."""
+"""A channel within a process, between threads."""
 
 from __future__ import annotations
 
 import queue
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 
-class Channel(Protocol):
-    """A connection to one peer, both ways, in order. Both sides know the size of what comes next.
-
-    Both methods raise ConnectionError when the peer is gone and TimeoutError when nothing moved for `timeout` seconds;
-    no channel is used any more after either.
-    """
-
-    @property
-    def device(self) -> torch.device:
-        """Where the tensors of messages are sent from and received; their heads are always on the host."""
-        ...
-
-    def send(self, tensor: Tensor, timeout: float) -> None:
-        """Send u8[n], contiguous; returns when it may be changed."""
-        ...
-
-    def receive(self, tensor: Tensor, timeout: float) -> None:
-        """Fill u8[n], contiguous, with what the peer sends; returns when it can be read from any stream."""
-        ...
-
-    def close(self) -> None:
-        """Let go of the connection, whatever the peer does."""
-        ...
-
-
 class LocalChannel:
-    """One end of a connection within a process, between threads; `pair` makes both."""
+    """One end of a connection; `pair` makes both."""
 
     device = torch.device("cpu")
 

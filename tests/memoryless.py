@@ -182,6 +182,27 @@ def _positions(rows: Tensor) -> Tensor:
     return torch.arange(len(rows), device=rows.device)[None]
 
 
+@torch.no_grad()
+def accepted_lengths(
+    target: TargetModel, draft: Draft, text: Sequence[int], prompt_len: int, steps: int, *, shifted: bool
+) -> tuple[int, ...]:
+    """How many tokens each decode step of a chain of `steps` drafts commits while it writes `text`.
+
+    `text` is the prompt and the target's greedy continuation. What the draft gets right is computed without KV
+    memory. It tells whether a low accepted length is the draft's fault or the engine's.
+    """
+    drafts = memoryless(target, draft, text, shifted=shifted)
+    lengths: list[int] = []
+    at = prompt_len + 1  # tokens known: the prompt and the prefill's token
+    while at < len(text):
+        wanted = text[at : at + steps]
+        pairs = enumerate(zip(drafts.chain(at, steps), wanted, strict=False))
+        wrong = next((index for index, (token, right) in pairs if token != right), len(wanted))
+        lengths.append(1 + wrong)
+        at += lengths[-1]
+    return tuple(lengths)
+
+
 @contextmanager
 def plain_head(head: SharingHead) -> Iterator[None]:
     """Run a head with transformers' own attention inside the block."""
