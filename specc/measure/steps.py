@@ -8,11 +8,11 @@ from math import prod
 
 import torch
 
+from specc.kernels.shared.traffic import MOVES, Traffic, named
 from specc.measure.ratios import Ratio, Spread
 from specc.measure.records import BucketFigures, Figures
 from specc.measure.session import Session, on
 from specc.measure.timing import WARM_UPS, Effort, Floors, capture, nothing, pairs
-from specc.measure.traffic import MOVES, launch_bytes, named
 from specc.runtime.backends import Backend
 from specc.runtime.plan.nodes import Launch, OpCall, Reference
 from specc.runtime.plan.plan import Plan
@@ -105,7 +105,7 @@ def _launches(plan: Plan) -> list[Launch]:
 
 
 def _figures(plan: Plan, node: Launch, bucket: int, moved: int | None = None) -> Figures:
-    kernel, size = plan.kernels[node.kernel], launch_bytes(plan, node.ops, bucket, moved)
+    kernel, size = plan.kernels[node.kernel], Traffic.of_plan(plan).launch(node.ops, bucket, moved)
     return Figures(node.name, node.kernel, prod(node.grid[bucket]), kernel.num_warps, size)
 
 
