@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from math import prod
 
 from specc.ir import declarations as ir
@@ -103,10 +102,10 @@ def traffic(module: Module, cluster: Cluster, requests: int | None = None) -> in
 
 
 def named(call: OpCall) -> dict[str, str]:
-    """The values of an op by the names of its signature, up to the first that may be missing, or be several."""
-    definition = OPS.get(call.op)
-    slots = () if definition is None else tuple(takewhile(lambda slot: not slot.mark, definition.operands))
-    return {slot.name: value for slot, value in zip(slots, call.operands, strict=False)}
+    """The values of an op by the names of its signature; of a plugin that is not here, none."""
+    definition, count = OPS.get(call.op), len(call.operands)
+    names = () if definition is None else definition.operand_names(count, call.attrs)
+    return dict(zip(names, call.operands, strict=False))  # state, which comes last, is in no record
 
 
 class _Launch:
@@ -117,8 +116,10 @@ class _Launch:
 
     def __init__(self, traffic: Traffic, calls: Iterable[OpCall], requests: int) -> None:
         self.traffic, self.calls, self.requests = traffic, list(calls), requests
-        loads = {call.results[0]: str(call.attrs["field"]) for call in self.calls if call.op == "carry.load"}
-        self.in_rows = {name: field for name, field in loads.items() if name not in traffic.tensors}
+        loads = [
+            call for call in self.calls if call.op == "carry.load" and traffic.tensors.keys().isdisjoint(call.results)
+        ]
+        self.in_rows = {name: str(call.attrs["field"]) for call in loads for name in call.results}
         self.tensors = {**traffic.tensors, **{name: traffic.carry[field] for name, field in self.in_rows.items()}}
         self.sizes = {**traffic.dims, BATCH_AXIS: requests, _POOL_AXIS: requests}
         self.made = {name for call in self.calls for name in call.results} - self.in_rows.keys()
@@ -209,6 +210,6 @@ class _Launch:
         return (1 + copies) * tokens * pool.layers * pool.buffers * pool.row_bytes
 
 
-def _drafted(call: OpCall) -> tuple[str, ...]:
+def _drafted(call: OpCall) -> list[str]:
     """The logits that drafts were drawn from, of an op that compares them with the target's."""
-    return call.operands[-int(call.attrs["parts"]) :] if call.op == "sample.residual" else ()
+    return [value for name, value in named(call).items() if name.rstrip("0123456789") == "q"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from specc.measure.against.ours import Ours
 from specc.runtime.plan.nodes import Launch
@@ -29,7 +29,8 @@ class Part:
 
 def parts(ours: Ours, theirs: Sequence) -> list[Part]:
     """All that both sides do between the forwards, and the whole step."""
-    found = _of_tree(ours, theirs) if ours.work.shape.topk > 1 else _of_chain(ours, theirs)
+    tree = ours.work.shape.topk > 1
+    found = _of_tree(ours, cast("SglangTree", theirs)) if tree else _of_chain(ours, cast("SglangChain", theirs))
     return [*found, Part("whole step", tuple(ours.launches), theirs.step)]
 
 
