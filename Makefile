@@ -160,8 +160,7 @@ sanitize: setup
 	$(BIN)/python tests/sanitize.py $(TOOLS)
 
 bench: setup
-	$(BIN)/python bench/chain.py
-	$(BIN)/python bench/tree.py
+	$(BIN)/python bench/glue.py
 	$(BIN)/python bench/between.py
 	$(BIN)/python bench/cpu.py
 

@@ -137,7 +137,7 @@ def sides(device: torch.device) -> Iterator[tuple[Ours, DrawnWork, str]]:
     for vocab, mode, filters in product(vocabularies, MODES, FILTERS):
         shapes = [Shape(batch, STEPS, STEPS + 1, vocab, width, pool) for batch in batches]
         keys = f"verify: {mode}\nsampling: [{', '.join(filters)}]\n"
-        with harness.compiled(shapes[-1], batches, device, jit=False, keys=keys) as (plan, backend):
+        with harness.compiled(shapes[-1], batches, device, keys=keys) as (plan, backend):
             for shape in shapes:
                 work = DrawnWork(shape, device, filters, runs=most_runs(EFFORT))
                 yield Ours(work, plan, backend), work, mode
@@ -149,7 +149,7 @@ def lines(ours: Ours, theirs: Theirs, case: dict[str, object], floors: Floors) -
     row = shape.batch * shape.vocab * 2
     parts = {
         "verify": (ours.queueing(verification(ours)), theirs.step, row * shape.nodes),
-        "draft": (ours.queueing([ours.node("draft_draw_0")]), theirs.draft, row),
+        "draft": (ours.queueing(ours.nodes("draft_draw_0")), theirs.draft, row),
     }
     for name, (mine, other, count) in parts.items():
         ours.reset()

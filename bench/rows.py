@@ -74,7 +74,7 @@ def sides(device: torch.device) -> Iterator[tuple[dict[str, Ours], dict[str, obj
             with ExitStack() as stack:
                 for form in FORMS:
                     keys = f"verify: target_only\nverify_rows: {form}\nsampling: [{', '.join(sampling)}]\n"
-                    program = harness.compiled(shape, [batch], device, jit=False, keys=keys)
+                    program = harness.compiled(shape, [batch], device, keys=keys)
                     found[form] = Ours(work, *stack.enter_context(program))
                 case: dict[str, object] = {"K": topk, "S": steps, "N": nodes, "V": vocab, "B": batch}
                 yield found, case | {"sampling": " ".join(sampling) or "none"}

@@ -144,7 +144,7 @@ def sides(device: torch.device) -> Iterator[tuple[Ours, SampledWork]]:
         for filters in FILTERS:
             shapes = [Shape(batch, STEPS, STEPS + 1, vocab, width, POOL) for batch in batches]
             keys = f"verify: target_only\nsampling: [{', '.join(filters)}]\n"
-            with harness.compiled(shapes[-1], batches, device, jit=False, keys=keys) as (plan, backend):
+            with harness.compiled(shapes[-1], batches, device, keys=keys) as (plan, backend):
                 for shape, peaked in product(shapes, (True, False) if filters else (True,)):
                     work = SampledWork(shape, device, filters, peaked=peaked, runs=most_runs(EFFORT))
                     yield Ours(work, plan, backend), work

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import torch
-from ours import compile_shape
+from programs import compile_shape
 
 from specc.codegen.cache import Cache
 from specc.driver.build import compile_machine_code

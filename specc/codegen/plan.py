@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from specc.algorithms.blocks.scope import dtype_of, logits_dtype_of
 from specc.algorithms.references import ReferenceSource, reference_source
@@ -12,7 +12,7 @@ from specc.config import Config, ModelConfig
 from specc.ir import declarations as ir
 from specc.ir.core import Module, Op, Value, entry_of, is_state, tensor_type
 from specc.ir.liveness import hidden_result
-from specc.ir.nodes import callback_of, is_collective, is_external, is_given, is_host, is_rotated, node_of
+from specc.ir.nodes import callback_of, calls_of, is_collective, is_external, is_given, is_host, is_rotated, node_of
 from specc.ir.ops import OPS
 from specc.ir.ops.tree import MASKS, mask_mode
 from specc.ir.types import TensorType, per_request
@@ -26,7 +26,6 @@ from specc.runtime.plan.nodes import (
     Kernel,
     Launch,
     Node,
-    OpCall,
     OpSource,
     Phase,
     Reference,
@@ -232,15 +231,15 @@ def _node(module: Module, generated: Generated, node: ir.Node) -> Node:
             x, y, z = grid.grid
             grids[grid.bucket] = x, y, z
         args = tuple(_argument(arg) for arg in generated.specs[name].arguments)
-        return Launch(name, generated.kernel_of[name], _calls(kernels.cluster_of(module, name)), args, grids)
+        return Launch(name, generated.kernel_of[name], calls_of(kernels.cluster_of(module, name)), args, grids)
     if node.node == "collective":
-        return Collective(name, _calls([op for op in module.ops() if is_collective(op) and node_of(op) == name]))
+        return Collective(name, calls_of([op for op in module.ops() if is_collective(op) and node_of(op) == name]))
     if node.node == "reference":
-        return Reference(name, _calls(kernels.cluster_of(module, name)))
+        return Reference(name, calls_of(kernels.cluster_of(module, name)))
     (op,) = [op for op in module.ops() if is_external(op) and node_of(op) == name]
     results = {key: value.name for key, value in op.named_results.items() if not is_state(value)}
     if is_given(op):
-        return Given(name, results, _calls([op]))
+        return Given(name, results, calls_of([op]))
     return External(
         name=name,
         callback=callback_of(op.opcode),
@@ -248,7 +247,7 @@ def _node(module: Module, generated: Generated, node: ir.Node) -> Node:
         capture=None if is_host(op) else str(op.attrs["capture"]),
         operands={key: value.name for key, value in op.named.items() if not is_state(value)},
         results=results,
-        ops=_calls([op]),
+        ops=calls_of([op]),
     )
 
 
@@ -259,18 +258,6 @@ def _argument(arg: kernels.Argument) -> Argument:
         if target := getattr(arg, kind):
             return Argument(arg.name, kind, target, arg.axis)
     return Argument(arg.name, "literal", literal=arg.literal)
-
-
-def _calls(ops: Iterable[Op]) -> tuple[OpCall, ...]:
-    return tuple(
-        OpCall(
-            op=op.opcode,
-            operands=tuple(value.name for value in op.operands if not is_state(value)),
-            results=tuple(value.name for value in op.results if not is_state(value)),
-            attrs={key: value for key, value in sorted(op.attrs.items()) if key != "kernel"},
-        )
-        for op in ops
-    )
 
 
 def _graphs(module: Module, cut: str) -> tuple[Capture, ...]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from specc.ir.core import Module, Op, Value, entry_of, tensor_type
+from specc.ir.core import Module, Value, entry_of, tensor_type
 from specc.ir.declarations import Buffer, Kernel, Layout, Node, scratch_owner
 from specc.ir.liveness import hidden_result
-from specc.ir.nodes import is_collective, is_external, node_of
+from specc.ir.nodes import calls_of, is_collective, is_external
 from specc.ir.ops import OPS
 from specc.ir.ops.model import GIVEN_HIDDEN
-from specc.kernels.shared import vocabulary
-from specc.kernels.shared.base import cluster_of, nbytes, numbered
-from specc.kernels.shared.text import rows_of
-from specc.kernels.shared.tiles import is_prologue
+from specc.kernels.shared.base import cluster_of, nbytes
+from specc.kernels.shared.traffic import Traffic
 from specc.runtime.plan.plan import ArenaBytes, Totals
 
 
@@ -24,7 +22,7 @@ def totals(module: Module, bucket: int) -> Totals:
         launches_outside_graph=sum(not node.capture for node in launches),
         references=sum(node.node == "reference" for node in nodes),
         host_syncs=sum(node.node == "external" and not node.capture for node in nodes),
-        vocab_bytes_read=_vocab_bytes(module, bucket),
+        vocab_bytes_read=sum(_logits(module, node, bucket) for node in nodes),
         hidden_state_bytes=hidden_state_bytes(module, bucket),
         arena_bytes=memory(module).arena,
         collectives=sum(node.node == "collective" for node in nodes),
@@ -53,28 +51,10 @@ def _covered(buffers: list[Buffer]) -> int:
     return total
 
 
-def _vocab_bytes(module: Module, bucket: int) -> int:
-    """A kernel reads every logits row that it needs once, whatever it computes of it; of how many, at most."""
-    reads: dict[tuple[str, Value], int] = {}
-    for op in module.ops("step"):
-        for logits, rows in _read_rows(module, op):
-            key = node_of(op), logits
-            reads[key] = max(reads.get(key, 0), rows)
-    return sum(nbytes(module, tensor_type(x), bucket) // rows_of(module, x) * rows for (_, x), rows in reads.items())
-
-
-def _read_rows(module: Module, op: Op) -> list[tuple[Value, int]]:
-    """The logits that an op reads, where they are in memory, and how many rows of a request."""
-    if "logits" not in op.named or is_prologue(op):
-        return []
-    logits, path = vocabulary.stored_logits(op, cluster_of(module, node_of(op))), op.get("path")
-    rows = vocabulary.scanned_rows(module, op) if path is None else tensor_type(path).sizes(module.dims)[-1]
-    found, left = [(logits, rows)], rows
-    for q in numbered(op, "q"):  # as many rows in all, of any
-        rows = min(rows_of(module, q), left)
-        found.append((q, rows))
-        left -= rows
-    return found
+def _logits(module: Module, node: Node, bucket: int) -> int:
+    """Bytes of the logits that a node reads, each row once."""
+    cluster = cluster_of(module, node.name)
+    return Traffic.of_cluster(module, cluster).logits(calls_of(cluster), bucket)
 
 
 def _wire_bytes(module: Module, bucket: int) -> int:

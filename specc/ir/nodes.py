@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import networkx as nx
 
 from specc.ir.core import Module, Op, Value, is_state
 from specc.ir.ops import OPS
+from specc.runtime.plan.nodes import OpCall
 
 
 def node_of(op: Op) -> str:
@@ -18,6 +21,19 @@ def node_of(op: Op) -> str:
     if op.phase == "prefill" and "prefill" not in called:
         called = f"prefill_{called}"  # a forward of the step too
     return f"{called}_{op.attrs['step']}" if "step" in op.attrs else called
+
+
+def calls_of(ops: Iterable[Op]) -> tuple[OpCall, ...]:
+    """The records of a node's ops."""
+    return tuple(
+        OpCall(
+            op=op.opcode,
+            operands=tuple(value.name for value in op.operands if not is_state(value)),
+            results=tuple(value.name for value in op.results if not is_state(value)),
+            attrs={key: value for key, value in sorted(op.attrs.items()) if key != "kernel"},
+        )
+        for op in ops
+    )
 
 
 def callback_of(opcode: str) -> str:

@@ -7,13 +7,15 @@ from functools import partial
 from math import prod
 
 import torch
+from torch import Tensor
 
+from specc.kernels.shared.traffic import MOVES, Traffic, named
 from specc.measure.ratios import Ratio, Spread
 from specc.measure.records import BucketFigures, Figures
 from specc.measure.session import Session, on
 from specc.measure.timing import WARM_UPS, Effort, Floors, capture, nothing, pairs
-from specc.measure.traffic import MOVES, launch_bytes, named
 from specc.runtime.backends import Backend
+from specc.runtime.frame import Frame
 from specc.runtime.plan.nodes import Launch, OpCall, Reference
 from specc.runtime.plan.plan import Plan
 
@@ -57,7 +59,7 @@ def measured(
 
 def _timed_launch(session: Session, node: Launch, floors: Floors, effort: Effort) -> Figures:
     """A launch in the memory that it finds, which is there again afterwards."""
-    plain = _figures(session.plan, node, session.rows, tokens_moved(session, node))
+    plain = _figures(session.plan, node, session.rows, tokens_moved(session.frame, node))
     memory = session.memory()
     us, floor, ratio = _timed(session, partial(session.run, node, session.frame), floors.run([plain.bytes]), effort)
     session.restore(memory)
@@ -77,27 +79,25 @@ def _timed(
     return Spread.over(mine), Spread.over(other), Ratio.of(mine, other)
 
 
-def tokens_moved(session: Session, node: Launch) -> int | None:
+def tokens_moved(frame: Frame, node: Launch) -> int | None:
     """Tokens whose keys and values a launch is about to copy; None where it copies none."""
     call = next((call for call in node.ops if call.op in MOVES), None)
     if call is None:
         return None
-    return _moved_along(session, call) if call.op == "kv.move" else _tails(session, call)
+    values = {name: frame.read(value) for name, value in named(call).items()}
+    return _along(**values) if call.op == "kv.move" else _tails(call, **values)
 
 
-def _moved_along(session: Session, call: OpCall) -> int:
+def _along(slots: Tensor, accept_index: Tensor, **_: Tensor) -> int:
     """Those of accepted nodes that lie elsewhere than their place on the path."""
-    values = {name: session.frame.read(value) for name, value in named(call).items()}
-    slots, path = values["slots"], values["accept_index"]
-    source = slots.reshape(-1)[path.clamp(min=0).long()]
-    return int(((path >= 0) & (source != slots[:, : path.shape[1]])).sum())
+    source = slots.reshape(-1)[accept_index.clamp(min=0).long()]
+    return int(((accept_index >= 0) & (source != slots[:, : accept_index.shape[1]])).sum())
 
 
-def _tails(session: Session, call: OpCall) -> int:
+def _tails(call: OpCall, rows: Tensor, seq_lens: Tensor, **_: Tensor) -> int:
     """Those of pages that are partly filled."""
-    values = {name: session.frame.read(value) for name, value in named(call).items()}
-    tails = (values["seq_lens"] + int(call.attrs["offset"])) % int(call.attrs["page"])
-    return int(tails[values["rows"] != 0].sum())
+    tails = (seq_lens + int(call.attrs["offset"])) % int(call.attrs["page"])
+    return int(tails[rows != 0].sum())
 
 
 def _launches(plan: Plan) -> list[Launch]:
@@ -105,7 +105,7 @@ def _launches(plan: Plan) -> list[Launch]:
 
 
 def _figures(plan: Plan, node: Launch, bucket: int, moved: int | None = None) -> Figures:
-    kernel, size = plan.kernels[node.kernel], launch_bytes(plan, node.ops, bucket, moved)
+    kernel, size = plan.kernels[node.kernel], Traffic.of_plan(plan).launch(node.ops, bucket, moved)
     return Figures(node.name, node.kernel, prod(node.grid[bucket]), kernel.num_warps, size)
 
 

@@ -22,10 +22,10 @@ from torch import Tensor
 from specc.config import LoadedConfig
 from specc.config.chosen import Choice, Tuning
 from specc.driver.build import build_program
+from specc.kernels.shared.traffic import MOVES
 from specc.measure.ratios import Ratio
 from specc.measure.session import Session, on
 from specc.measure.timing import WARM_UPS, capture, pairs
-from specc.measure.traffic import MOVES
 from specc.measure.tuning_file import Found, Gain, noise_of
 from specc.measure.variants import (
     DEFAULT,

@@ -20,10 +20,11 @@ from specc.ir.declarations import Kernel, Reference
 from specc.ir.nodes import is_collective, is_external, on_field
 from specc.ir.ops import OPS
 from specc.kernels import COMPOSED, LONE
-from specc.kernels.shared.base import STORES, Cluster, convex, read_in_place, traffic
+from specc.kernels.shared.base import STORES, Cluster, convex, read_in_place
 from specc.kernels.shared.blocks import block_shape, is_long
 from specc.kernels.shared.compose import JOINED, has_tile
 from specc.kernels.shared.tiles import in_memory, is_prologue, side_of
+from specc.kernels.shared.traffic import traffic
 from specc.kernels.shared.vocabulary import of_argmax
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.passes.gather_logits import unsplit

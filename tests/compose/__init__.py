@@ -11,4 +11,4 @@ if os.environ.get("SPECC_TEST_GPU") != "1":
     os.environ.setdefault("TRITON_INTERPRET", "1")  # triton chooses when it is first imported
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path += [str(folder) for folder in (ROOT / "tests", ROOT / "tests" / "property", ROOT / "bench")]
+sys.path += [str(folder) for folder in (ROOT / "tests", ROOT / "tests" / "property")]

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ours import TritonBackend
 from triton_interpreter import lighten, quietly
 
 from specc.codegen.kernels import generate_kernels
@@ -17,6 +16,7 @@ from specc.codegen.render import lib_sources
 from specc.config import LoadedConfig
 from specc.driver.build import Build, DepthBuild
 from specc.ir.core import Module
+from specc.measure.interpreted import InterpretedBackend
 from specc.pass_manager.manager import run_passes
 from specc.pass_manager.pass_base import Context
 from specc.passes.invariants import check_now
@@ -39,15 +39,15 @@ def compile_planned(module: Module, loaded: LoadedConfig) -> Build:
 
 
 @contextmanager
-def interpreted(build: Build) -> Iterator[TritonBackend]:
+def interpreted(build: Build) -> Iterator[InterpretedBackend]:
     """The kernels of a build in Triton's interpreter; nothing of them is left afterwards."""
     lighten()
     path, known = list(sys.path), set(sys.modules)
     with tempfile.TemporaryDirectory() as folder, quietly():
         try:
-            yield TritonBackend(build, Path(folder))
+            yield InterpretedBackend(build, Path(folder))
         finally:
             sys.path[:] = path
-            for name in [name for name in sys.modules.keys() - known if name.startswith("bench_kernels_")]:
+            for name in [name for name in sys.modules.keys() - known if name.startswith("interpreted_kernels_")]:
                 del sys.modules[name]
             sys.path_importer_cache.pop(folder, None)

@@ -12,12 +12,10 @@ import tempfile
 import warnings
 from pathlib import Path
 
-sys.path[0] = str(Path(__file__).resolve().parents[2] / "bench")  # its `ours`, not that of this folder
 sys.path.append(sys.argv[1])
 warnings.filterwarnings("ignore", "overflow encountered", RuntimeWarning)  # exp(-inf) is meant to be 0
 
 import torch
-from ours import TritonBackend
 
 from specc.algorithms import names, needs
 from specc.config import load_text
@@ -25,6 +23,7 @@ from specc.driver.build import build_program
 from specc.measure.against.beside import agreeing, missing
 from specc.measure.against.counterpart import obstacle
 from specc.measure.against.parts import parts
+from specc.measure.interpreted import InterpretedBackend
 from specc.measure.timing import Effort
 
 CHAIN = """\
@@ -54,12 +53,12 @@ def main() -> None:
         build = build_program(load_text(written, Path("benched.yaml"), names(), needs))
         assert obstacle(build.plan) is None, obstacle(build.plan)
         with tempfile.TemporaryDirectory() as folder:
-            backend = TritonBackend(build, Path(folder))
+            backend = InterpretedBackend(build, Path(folder))
             for bucket in build.plan.buckets:
                 ours, theirs = agreeing(build.plan, backend, torch.device("cpu"), bucket, Effort(1, 2))
                 theirs.step()
                 for part in parts(ours, theirs):
-                    part.ours()
+                    ours.queueing(part.launches)()
                     part.theirs()
                 print(f"{build.plan.name} at {bucket}: same results as {theirs.name}")
 

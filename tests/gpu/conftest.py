@@ -17,7 +17,6 @@ import torch
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 EXAMPLES = ROOT / "examples"
-sys.path.append(str(ROOT / "bench"))  # ours.py
 RUNNABLE = {"standalone-chain": "standalone", "standalone-tree": "standalone"}
 RUNNABLE |= {"eagle-chain": "eagle", "eagle-tree": "eagle", "eagle-tree-paged": "eagle", "eagle3-tree": "eagle3"}
 RUNNABLE |= {"mtp-chain": "mtp", "dflash-chain": "dflash", "frozen-kv-tree": "frozen_kv", "ngram-tree": ""}

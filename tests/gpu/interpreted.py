@@ -1,6 +1,6 @@
 """Every launch of programs, in Triton's interpreter, against the reference ops.
 
-    TRITON_INTERPRET=1 PYTHONPATH=.:bench:tests python tests/gpu/interpreted.py EXAMPLE|TOY...
+    TRITON_INTERPRET=1 PYTHONPATH=.:tests python tests/gpu/interpreted.py EXAMPLE|TOY...
 
 What test_kernels.py does with machine code, for machines without a GPU.
 """
@@ -17,7 +17,6 @@ from types import SimpleNamespace
 import torch
 from fakes import extremes
 from fakes.toys import ROTATED, SAMPLED, TOYS
-from ours import TritonBackend
 from triton_interpreter import lighten, quietly
 
 from gpu.nodes import Pair, check_program
@@ -28,6 +27,7 @@ from specc.algorithms import names, needs
 from specc.config import LoadedConfig, load_config, load_text
 from specc.config.chosen import Choice, Tuning
 from specc.driver.build import build_program
+from specc.measure.interpreted import InterpretedBackend
 from specc.measure.variants import kernels_of, knobs_of, with_choices
 from specc.runtime.backends import Backend
 from specc.runtime.backends.cpu import ReferenceBackend
@@ -60,7 +60,7 @@ def check(name: str) -> None:
     loaded = load_text(TEXTS[name], path, names(), needs) if name in TEXTS else load_config(path, names(), needs)
     build = build_program(loaded)
     with tempfile.TemporaryDirectory() as folder, quietly():
-        backend = TritonBackend(build, Path(folder))
+        backend = InterpretedBackend(build, Path(folder))
         check_program(Pair(build.plan, backend, CPU, seed=len(name)), (1, 4))
         if name in TEXTS and name != SAMPLED.name:
             serve(build.plan, backend)
@@ -80,7 +80,7 @@ def check_tuned(name: str) -> None:
     build = build_program(with_choices(loaded, TUNING, tuple(choices)))
     assert build.plan.kernels != plain.plan.kernels
     with tempfile.TemporaryDirectory() as folder, quietly():
-        check_program(Pair(build.plan, TritonBackend(build, Path(folder)), CPU, seed=len(name)), (1, 4))
+        check_program(Pair(build.plan, InterpretedBackend(build, Path(folder)), CPU, seed=len(name)), (1, 4))
 
 
 def with_all_splits(loaded: LoadedConfig, choice: Choice) -> Choice:
@@ -95,7 +95,7 @@ def crowd(name: str) -> None:
     lighten()
     build = build_program(load_text(TEXTS[name], ROOT / f"{name}.yaml", names(), needs))
     with tempfile.TemporaryDirectory() as folder, quietly():
-        load = partial(Program, [build.plan], None, backend=TritonBackend(build, Path(folder)))
+        load = partial(Program, [build.plan], None, backend=InterpretedBackend(build, Path(folder)))
         run_out(SimpleNamespace(Batch=Batch, load=load), CPU, seed=len(name))
 
 
@@ -105,7 +105,7 @@ def extremes_of(mode: str) -> None:
     crowd = extremes.crowd(mode)[:: 97 if mode != "greedy" else 4]
     build, torch_s = extremes.build(mode, len(crowd)), ReferenceBackend()
     with tempfile.TemporaryDirectory() as folder, quietly():
-        interpreted = TritonBackend(build, Path(folder))
+        interpreted = InterpretedBackend(build, Path(folder))
 
         def launch(node: Computed, frame: Frame) -> None:
             (torch_s if isinstance(node, Reference) else interpreted).launch(node, frame)

@@ -54,14 +54,6 @@ def test_every_launch_with_other_tiles_and_splits(name: str) -> None:
     check_tuned(name)
 
 
-def test_the_benchmark_agrees_with_its_baseline() -> None:
-    assert run(str(ROOT / "bench" / "chain.py"), "--check-only").count("same results") > 2
-
-
-def test_the_tree_benchmark_agrees_with_its_baseline() -> None:
-    assert run(str(ROOT / "bench" / "tree.py"), "--check-only").count("same results") == 4
-
-
 def test_every_way_of_running_gives_the_same_text() -> None:
     assert run(str(ROOT / "bench" / "between.py"), "--check-only").count("same text") == 6
 
@@ -69,7 +61,7 @@ def test_every_way_of_running_gives_the_same_text() -> None:
 def run(*command: str) -> str:
     """The output of a Python program; its messages when it fails."""
     folders = [
-        *(str(ROOT / folder) for folder in ("", "bench", "tests")),
+        *(str(ROOT / folder) for folder in ("", "tests")),
         *filter(None, [os.environ.get("PYTHONPATH")]),
     ]
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(folders)}

@@ -3,7 +3,7 @@
 # template compact.py.jinja sha256 ab539303bf2b16e6
 # constants A=6, BLOCK=128, N=64, KV_BUFFERS=8, KV_ROW=512, KV_UNIT=8, KV_ALIGN=16, ROW0=1024, UNIT0=8
 # tiles: 8 rows of 128 units, 2048 units at most; 4 warps, 1 stages
-# at the largest bucket 452720 bytes
+# at the largest bucket 215152 bytes
 # ops:
 #   %path_hidden = commit.compact(%target_hidden, %accept_index) {kernel = "compact"} : f32[B, A, 256]
 #   %kv_target1_path = kv.move(%verify_slots, %accept_index, %accept_lens, %kv_target1) {kernel = "compact"} : !kv<target>

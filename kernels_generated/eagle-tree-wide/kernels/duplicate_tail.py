@@ -3,7 +3,7 @@
 # template duplicate_tail.py.jinja sha256 1ee68f9e8f9b9979
 # constants K=8, OFFSET=0, PAGE=16, ROOM=5, TOKENS=8, BLOCK=64, KV_BUFFERS=2, KV_ROW=512, KV_UNIT=8, KV_ALIGN=16
 # tiles: 8 tokens of 64 units, 2048 units at most; 4 warps, 1 stages
-# at the largest bucket 860224 bytes
+# at the largest bucket 491584 bytes
 # ops:
 #   %kv_draft_tail = kv.duplicate_tail(%req_to_token, %admitted_rows, %admitted_lens, %kv_draft) {kernel = "duplicate_tail", offset = 0, page = 16, room = 5} : !kv<draft>
 import triton

@@ -2,7 +2,7 @@
 # from standalone-chain-block.yaml, lines 9, 11, 20
 # constants V=2048, STRIDE=2048, SPLITS=64, BLOCK=2048
 # tiles: BLOCK 2048 = 8192 bytes a tile; rows allow 128-bit loads; 4 warps, 1 stages
-# at the largest bucket 461408 bytes, one comparison per logit, 2048 a row
+# at the largest bucket 395872 bytes, one comparison per logit, 2048 a row
 # ops:
 #   %carried_draft_logits0 = carry.load(%req_pool_indices) {field = "draft_logits0", kernel = "verify_residual"} : f32[B, Vd]
 #   %left, %left_sums = sample.residual(%tokens_2, %target_logits, %admitted_rows, %sample_keys, %sample_scales, %drawn, %target_mass, %weights, %carried_draft_mass0, %draft0_mass, %draft1_mass, %carried_draft_logits0, %draft_logits0, %draft_logits1) {cut = 0, kernel = "verify_residual", most = 3, parts = 3} : i32[B, A], f32[B, A]

@@ -2,7 +2,7 @@
 # from standalone-chain-rotated.yaml, lines 7, 10, 17, 21
 # constants
 # tiles: one program per request; 1 warps, 1 stages
-# at the largest bucket 1348 bytes
+# at the largest bucket 1344 bytes
 # ops:
 #   %health = health.clear(%req_pool_indices) {kernel = "prepare_rows"} : i32[B]
 #   %propose_health = health.clear(%req_pool_indices) {kernel = "prepare_rows"} : i32[B]

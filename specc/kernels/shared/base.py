@@ -14,12 +14,11 @@ from typing import ClassVar
 
 import networkx as nx
 
-from specc.ir.core import Module, Op, Value, is_state, tensor_type
+from specc.ir.core import Module, Op, Value, tensor_type
 from specc.ir.declarations import KvPool
-from specc.ir.page_runs import PageRuns
 from specc.ir.types import DTYPES, TensorType
 from specc.kernels.shared.knobs import NONE, Knobs
-from specc.runtime.plan.plan import TABLES, kv_pointers
+from specc.runtime.plan.plan import kv_pointers
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 Cluster = tuple[Op, ...]
@@ -276,36 +275,6 @@ def convex(module: Module, cluster: Cluster) -> bool:
     return not any(reader in cluster for op in after for reader in module.graph.successors(op))
 
 
-def traffic(module: Module, cluster: Cluster) -> int:
-    """Bytes a cluster reads and writes at the largest batch, each value once; of carried fields what is touched."""
-    inside = {value for op in cluster for value in op.results}
-    reads = {value for op in cluster for value in op.operands} - inside
-    writes = {value for value in inside if leaves(module, value, cluster)}
-    one = {op["x"]: tensor_type(op.result) for op in cluster if op.opcode == "commit.last"}  # row of all that are there
-    one |= {value: type_ for op in cluster if op.opcode == "vocab.row" for value, type_ in _of_row(op, cluster).items()}
-    types = [one.get(v) or tensor_type(v) for v in reads | writes if not is_state(v) and v.name not in TABLES]
-    types += [_carried_type(module, op) for op in cluster if "field" in op.attrs]
-    return sum(nbytes(module, type_) for type_ in types) + sum(kv_bytes(module, op) for op in cluster)
-
-
-def _of_row(chosen: Op, cluster: Cluster) -> dict[Value, TensorType]:
-    """What is read of the rows of which one is chosen, and of those that change them before: one of each."""
-    nodes, found, op = tensor_type(chosen["logits"]).shape[1], dict[Value, TensorType](), chosen
-    while op is not None and op.get("logits") is not None and (op is chosen or op in cluster):
-        for value in op.operands:
-            type_ = tensor_type(value)
-            if len(type_.shape) == 3 and type_.shape[1] == nodes:
-                found[value] = TensorType(type_.dtype, (type_.shape[0], *type_.shape[2:]))
-        op = op["logits"].source
-    return found
-
-
-def _carried_type(module: Module, op: Op) -> TensorType:
-    """What an op reads or writes of a carried field: a row per request, or the values it appends to a ring."""
-    values = op.get("values")
-    return module.carries[str(op.attrs["field"])].type if values is None else tensor_type(values)
-
-
 def kv_pool(module: Module, owner: str) -> KvPool:
     """The KV buffers of a model, ``target`` or ``draft``.
 
@@ -316,17 +285,6 @@ def kv_pool(module: Module, owner: str) -> KvPool:
     if not found:
         raise DiagnosticError(Diagnostic("ir/invalid", f"@{module.name} needs a kvpool declaration of the {owner}"))
     return found[0]
-
-
-def kv_bytes(module: Module, op: Op) -> int:
-    """Bytes of keys and values that an op reads and writes at most, at the largest batch."""
-    if op.opcode == "kv.move":
-        pool, tokens = kv_pool(module, "target"), module.size("A") - 1
-    elif op.opcode == "kv.duplicate_tail":
-        pool, tokens = kv_pool(module, "draft"), (module.size("K") - 1) * PageRuns.of(op).tails[-1]
-    else:
-        return 0
-    return 2 * module.size("B") * tokens * pool.layers * pool.buffers * pool.row_bytes
 
 
 def nbytes(module: Module, type_: TensorType, batch: int | None = None) -> int:

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,7 +14,6 @@ from specc.measure.against.compare import ResultsDifferError, captured, compare,
 from specc.measure.against.counterpart import obstacle, shape_of
 from specc.measure.against.ours import Ours
 from specc.measure.against.parts import parts
-from specc.measure.against.sequence import Sequence
 from specc.measure.against.work import Work
 from specc.measure.against.work_tree import TooCloseError, TreeWork
 from specc.measure.records import Compared, Measurement
@@ -22,6 +22,9 @@ from specc.measure.timing import Effort
 from specc.runtime.backends import Backend
 from specc.runtime.plan.plan import Plan
 from specc.support.diagnostics import Diagnostic, DiagnosticError
+
+if TYPE_CHECKING:  # it needs SGLang
+    from specc.measure.against.sequence import Sequence
 
 VERSION = "0.5.23"
 """Of SGLang; another one has other functions."""
@@ -44,6 +47,11 @@ def missing() -> str | None:
     return None
 
 
+def effort_of(plan: Plan) -> Effort:
+    """How often a program's parts are timed."""
+    return TREE_EFFORT if plan.size("K") > 1 else CHAIN_EFFORT
+
+
 def beside(
     found: Measurement, plan: Plan, backend: Backend, device: torch.device, on_done: Callable[[str], None]
 ) -> Measurement:
@@ -59,7 +67,7 @@ def beside(
         return replace(found, remark=remark)
     name, compared = "", list[Compared]()
     for one in found.buckets:
-        effort = TREE_EFFORT if plan.size("K") > 1 else CHAIN_EFFORT
+        effort = effort_of(plan)
         with on(device):
             try:
                 ours, theirs = agreeing(plan, backend, device, one.bucket, effort)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from specc.measure.against.ours import Ours
 from specc.measure.against.parts import Part
-from specc.measure.against.sequence import Sequence
 from specc.measure.against.work import differences, equal
 from specc.measure.ratios import Ratio
 from specc.measure.timing import WARM_UPS, Effort, capture, pairs
+
+if TYPE_CHECKING:  # it needs SGLang
+    from specc.measure.against.sequence import Sequence
 
 COMPARED_STEPS = 3
 """Steps that are compared, each on the state that the last one left."""
@@ -54,6 +58,6 @@ def finish_a_step(ours: Ours, theirs: Sequence) -> None:
 def captured(part: Part, ours: Ours, theirs: Sequence, effort: Effort) -> tuple[Ratio, torch.cuda.CUDAGraph]:
     """Their captured graph over ours, taken in turn, and ours."""
     finish_a_step(ours, theirs)
-    mine, other = capture(part.ours, effort.copies), capture(part.theirs, effort.copies)
+    mine, other = capture(ours.queueing(part.launches), effort.copies), capture(part.theirs, effort.copies)
     us, them = pairs(mine.replay, other.replay, effort.samples, (ours.reset, theirs.reset))
     return Ratio.of(them, us), mine

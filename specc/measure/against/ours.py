@@ -56,11 +56,6 @@ class Ours:
         for name, pool in self.work.pools.items():
             self.pool(name).copy_(pool)
 
-    def launch(self, *names: str) -> None:
-        """The launch of each name; without its number, the first."""
-        for name in names:
-            self.backend.launch(self.node(name), self.frame)
-
     def queueing(self, nodes: Sequence[Launch]) -> Callable[[], None]:
         """What queues these launches of a step."""
 
@@ -70,14 +65,14 @@ class Ours:
 
         return run
 
-    def node(self, name: str) -> Launch:
-        """The launch node of a name in a step; without its number, the first."""
-        return next(node for node in self.launches if name in (node.name, node.name.rstrip("0123456789").rstrip("_")))
+    def nodes(self, *names: str) -> tuple[Launch, ...]:
+        """The launches of these names in a step; without its number, the first."""
+        stems = [(node, (node.name, node.name.rstrip("0123456789").rstrip("_"))) for node in self.launches]
+        return tuple(next(node for node, known in stems if name in known) for name in names)
 
     def step(self) -> None:
         """All launches of a step, in order, without the forwards."""
-        for node in self.launches:
-            self.backend.launch(node, self.frame)
+        self.queueing(self.launches)()
 
     def pool(self, name: str) -> Tensor:
         """The P pool rows of a carried value."""

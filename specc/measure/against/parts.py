@@ -1,15 +1,19 @@
-"""The parts of a step that are timed against each other: some launches of ours, and the same work on the other side."""
+"""The parts of a step that are timed against each other: launches of ours, and the same work on the other side."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, cast
 
-from specc.measure.against.chain import ChainSequence
 from specc.measure.against.ours import Ours
-from specc.measure.against.sequence import Sequence
-from specc.measure.against.tree import TreeSequence
+from specc.runtime.plan.nodes import Launch
+
+if TYPE_CHECKING:  # they need SGLang
+    from specc.measure.against.sequence import Sequence
+    from specc.measure.against.sglang_chain import SglangChain
+    from specc.measure.against.sglang_tree import SglangTree
 
 Run = Callable[[], None]
 
@@ -19,35 +23,32 @@ class Part:
     """A part of a step on both sides."""
 
     work: str
-    ours: Run
+    launches: tuple[Launch, ...]
     theirs: Run
 
 
 def parts(ours: Ours, theirs: Sequence) -> list[Part]:
     """All that both sides do between the forwards, and the whole step."""
-    if isinstance(theirs, TreeSequence):
-        found = _of_tree(ours, theirs)
-    else:
-        assert isinstance(theirs, ChainSequence)
-        found = _of_chain(ours, theirs)
-    return [*found, Part("whole step", ours.step, theirs.step)]
+    tree = ours.work.shape.topk > 1
+    found = _of_tree(ours, cast("SglangTree", theirs)) if tree else _of_chain(ours, cast("SglangChain", theirs))
+    return [*found, Part("whole step", tuple(ours.launches), theirs.step)]
 
 
-def _of_chain(ours: Ours, theirs: ChainSequence) -> list[Part]:
+def _of_chain(ours: Ours, theirs: SglangChain) -> list[Part]:
     def prepare() -> None:
         theirs.prepare()
         theirs.verify_inputs()  # which our prepare writes
 
-    drafting = [Part("draft step", partial(ours.launch, "draft_argmax"), partial(theirs.draft_step, 0))]
+    drafting = [Part("draft step", ours.nodes("draft_argmax"), partial(theirs.draft_step, 0))]
     return [
-        Part("verify + commit", partial(ours.launch, "verify_argmax"), theirs.verify_commit),
+        Part("verify + commit", ours.nodes("verify_argmax"), theirs.verify_commit),
         *(drafting if ours.work.shape.steps > 1 else []),
-        Part("prepare", partial(ours.launch, "prepare_rows"), prepare),
-        Part("extend + stash", partial(ours.launch, "extend_argmax"), theirs.extend_stash),
+        Part("prepare", ours.nodes("prepare_rows"), prepare),
+        Part("extend + stash", ours.nodes("extend_argmax"), theirs.extend_stash),
     ]
 
 
-def _of_tree(ours: Ours, theirs: TreeSequence) -> list[Part]:
+def _of_tree(ours: Ours, theirs: SglangTree) -> list[Part]:
     last = ours.work.shape.steps - 2
 
     def prepare() -> None:
@@ -59,12 +60,12 @@ def _of_tree(ours: Ours, theirs: TreeSequence) -> list[Part]:
         theirs.build()
 
     builds = f"draft_topk_{last}" if last else "draft_topk"
-    expanding = [Part("draft expansion", partial(ours.launch, "draft_topk"), partial(theirs.draft_step, 0))]
-    nodes = ("prepare_rows", "duplicate_tail") if ours.work.shape.page > 1 else ("prepare_rows",)
+    expanding = [Part("draft expansion", ours.nodes("draft_topk"), partial(theirs.draft_step, 0))]
+    first = ("prepare_rows", "duplicate_tail") if ours.work.shape.page > 1 else ("prepare_rows",)
     return [
         *(expanding if last else []),
-        Part("tree build", partial(ours.launch, builds), build),
-        Part("verify + commit + move", partial(ours.launch, "verify_argmax", "compact"), theirs.verify_commit),
-        Part("prepare + tail duplication" if len(nodes) > 1 else "prepare", partial(ours.launch, *nodes), prepare),
-        Part("extend + stash", partial(ours.launch, "extend_topk"), theirs.extend_stash),
+        Part("tree build", ours.nodes(builds), build),
+        Part("verify + commit + move", ours.nodes("verify_argmax", "compact"), theirs.verify_commit),
+        Part("prepare + tail duplication" if len(first) > 1 else "prepare", ours.nodes(*first), prepare),
+        Part("extend + stash", ours.nodes("extend_topk"), theirs.extend_stash),
     ]

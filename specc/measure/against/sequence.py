@@ -1,7 +1,8 @@
 """A step's glue as SGLang 0.5.23 orders it, greedy, overlap scheduling, unpadded batch: what chains and trees share.
 
-Comments name what each block stands for in SGLang's source; + marks what is a Triton or CUDA kernel of its own there.
-Left out on both sides: attention metadata, and what exists only with penalties, grammars, sampling or padding.
+Its own functions, Triton and CUDA kernels are called, and torch ops stand where SGLang has those. Comments name what a
+block stands for in its source. Left out on both sides: attention metadata, and what exists only with penalties,
+grammars, sampling or padding. Importing this fails where SGLang 0.5.23 is not installed.
 """
 
 from __future__ import annotations
@@ -10,11 +11,27 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 import torch
+from sglang.kernels.ops.speculative import spec_tree, tree
+from sglang.kernels.ops.speculative.gather_spec_extras import gather_spec_extras
 from torch import Tensor
 
 from specc.measure.against.work import Work, observed
 
 Named = Iterator[tuple[str, Tensor]]
+
+
+def compile_tree_kernels() -> bool:
+    """Whether SGLang's CUDA kernels of trees are there: it compiles them when they are first called, with nvcc."""
+    if not torch.cuda.is_available():
+        return False
+    try:
+        tree._jit_tree_module()
+    except Exception:  # whatever nvcc and what calls it raise
+        return False
+    return True
+
+
+TREE_KERNELS = compile_tree_kernels()
 
 
 def grouped_copy(targets: list[Tensor], sources: list[Tensor]) -> None:
@@ -25,9 +42,12 @@ def grouped_copy(targets: list[Tensor], sources: list[Tensor]) -> None:
 class Sequence(ABC):
     """The order of a step, SGLang's relay buffers, and the static buffers of its three graph runners."""
 
-    name: str
+    name = "SGLang 0.5.23's own functions and kernels" + (
+        "" if TREE_KERNELS else ", Triton's where its CUDA does not compile"
+    )
     seq_lens: Tensor
     """Of this step; the others are there after `verify_commit`."""
+    links: list[Tensor]
     predict: Tensor
     accept_lens: Tensor
     new_seq_lens: Tensor
@@ -41,7 +61,6 @@ class Sequence(ABC):
         self.pools["bonus"] = self.pools["bonus"].to(torch.int64)
         self.pools.setdefault("topk_p", torch.ones(shape.pool, topk, device=device))
         self.kv = {owner: [buffer.clone() for buffer in buffers] for owner, buffers in work.kv.items()}
-        self.columns = torch.arange(nodes, device=device)
         whole = {"dtype": torch.int64, "device": device}
         self.draft_lens, self.draft_rows = torch.zeros(batch, **whole), torch.zeros(batch, **whole)
         self.draft_slots = torch.zeros(batch, topk * steps, **whole)
@@ -63,9 +82,18 @@ class Sequence(ABC):
     def prepare(self) -> None:
         """Relay gather, draft slots and positions, copies to the draft runner's buffers."""
 
-    @abstractmethod
     def gather(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """+ gather_spec_extras: probabilities, tokens, bonus and hidden states of the requests."""
+        """gather_spec_extras: probabilities, tokens, bonus and hidden states of the requests."""
+        return gather_spec_extras(
+            self.rows, *(self.pools[name] for name in ("topk_p", "topk_index", "bonus", "hidden"))
+        )
+
+    def walk(self, target: Tensor, predict: Tensor, accept_index: Tensor) -> Tensor:
+        """VerifyTreeGreedy: correct drafts i32[B]; fills predict and accept_index."""
+        correct = torch.empty(self.shape.batch, dtype=torch.int32, device=target.device)
+        verify = spec_tree.verify_tree_greedy_func if TREE_KERNELS else spec_tree.verify_tree_greedy_triton
+        verify(predict, accept_index, correct, self.verify_static[0], *self.links, target.view(-1, self.shape.nodes))
+        return correct
 
     @abstractmethod
     def draft_step(self, i: int) -> None:

@@ -23,9 +23,9 @@ from specc.kernels.shared.base import (
     in_order,
     leaves,
     read_in_place,
-    traffic,
 )
 from specc.kernels.shared.blocks import is_long
+from specc.kernels.shared.traffic import traffic
 from specc.pass_manager.pass_base import Context
 from specc.passes.form_kernels import FormKernels
 

@@ -16,7 +16,8 @@ from specc.ir.declarations import Kernel
 from specc.ir.nodes import is_external
 from specc.ir.types import TensorType
 from specc.kernels import COMPOSED, FAMILIES, LONE
-from specc.kernels.shared.base import CAPACITY, MAX_SPLITS, cluster_of, nbytes, traffic
+from specc.kernels.shared.base import CAPACITY, MAX_SPLITS, cluster_of, nbytes
+from specc.kernels.shared.traffic import traffic
 from specc.kernels.shared.vocabulary import block, most_splits, rows_of, splits
 
 TREE: dict[str, Any] = {"topk": 4, "num_draft_tokens": 9}

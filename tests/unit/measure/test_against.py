@@ -23,11 +23,11 @@ from specc.driver.build import build_program
 from specc.measure import bench
 from specc.measure.against import beside as other_side
 from specc.measure.against import work_tree
-from specc.measure.against.chain import ChainSequence
 from specc.measure.against.compare import COMPARED_STEPS
 from specc.measure.against.counterpart import obstacle, shape_of
+from specc.measure.against.ours import Ours
 from specc.measure.against.parts import parts
-from specc.measure.against.tree import TreeSequence
+from specc.measure.against.work import Work
 from specc.measure.bench import unmeasured
 from specc.measure.plot import draw
 from specc.measure.ratios import Ratio
@@ -52,15 +52,25 @@ def plan_of(written: str) -> Plan:
     return build_program(load(written)).plan
 
 
-@pytest.fixture
-def torch_s(monkeypatch: pytest.MonkeyPatch) -> type:
-    """A chain of the benchmark's own, in torch, in place of the engine's."""
-    monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    from baseline_chain import TorchChain
+class Twin(Ours):
+    """The same program once more, by the references, in place of the engine's kernels."""
 
-    monkeypatch.setitem(sys.modules, "specc.measure.against.sglang_chain", SimpleNamespace(SglangChain=TorchChain))
+    name = "a twin"
+
+    def __init__(self, work: Work) -> None:
+        super().__init__(work, plan_of(CHAIN), ReferenceBackend())
+        for part in ("prepare", "draft_step", "verify_inputs", "verify_commit", "extend_stash"):
+            setattr(self, part, Mock())
+
+
+@pytest.fixture
+def twin(monkeypatch: pytest.MonkeyPatch) -> type[Twin]:
+    class Own(Twin):
+        """That of one test, which may change it."""
+
+    monkeypatch.setitem(sys.modules, "specc.measure.against.sglang_chain", SimpleNamespace(SglangChain=Own))
     monkeypatch.setattr(other_side, "missing", lambda: None)
-    return TorchChain
+    return Own
 
 
 @pytest.mark.parametrize(
@@ -124,7 +134,7 @@ def test_sizes_come_from_the_plan() -> None:
     assert (shape.width, shape.layers, shape.row_bytes, shape.page) == (16, 2, 16, 1)
 
 
-def test_both_sides_agree_before_anything_is_timed(torch_s: type) -> None:
+def test_both_sides_agree_before_anything_is_timed(twin: type[Twin]) -> None:
     plan, steps = plan_of(CHAIN), []
 
     class Counting(ReferenceBackend):
@@ -133,58 +143,59 @@ def test_both_sides_agree_before_anything_is_timed(torch_s: type) -> None:
             super().launch(node, frame)
 
     ours, theirs = other_side.agreeing(plan, Counting(), CPU, 4, Effort(1, 2))
-    assert isinstance(theirs, torch_s) and steps.count("verify_argmax") == COMPARED_STEPS
+    assert isinstance(theirs, twin) and steps.count("verify_argmax") == COMPARED_STEPS
     assert [part.work for part in parts(ours, theirs)][-1] == "whole step"
     assert all(torch.equal(ours.pool(name), pool) for name, pool in ours.work.pools.items())
 
 
 @pytest.mark.parametrize("place", ["bonus", "topk_index"])
-def test_what_differs_is_an_error_and_no_figure(torch_s: type, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = torch_s.stash
+def test_what_differs_is_an_error_and_no_figure(twin: type[Twin], place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = twin.observed_step
 
-    def wrong(self: Any, *values: Any) -> None:
-        right(self, *values)
-        self.pools[place][self.rows[-1]] += 1
+    def wrong(self: Any) -> dict[str, torch.Tensor]:
+        found = right(self)
+        found[f"relay.{place}"][-1] += 1
+        return found
 
-    monkeypatch.setattr(torch_s, "stash", wrong)
+    monkeypatch.setattr(twin, "observed_step", wrong)
     with pytest.raises(DiagnosticError) as caught:
         other_side.agreeing(plan_of(CHAIN), ReferenceBackend(), CPU, 4, Effort(1, 2))
     (found,) = caught.value.diagnostics
     assert found.code == "measure/results-differ" and f"relay.{place}" in found.message
 
 
-def test_what_differs_in_one_step_is_enough(torch_s: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_differs_in_one_step_is_enough(twin: type[Twin], monkeypatch: pytest.MonkeyPatch) -> None:
     """The first step's predictions alone; later ones start from a state that is right."""
-    right, asked = torch_s.observed_step, []
+    right, asked = twin.observed_step, []
 
     def wrong(self: Any) -> dict[str, torch.Tensor]:
         asked.append(right(self))
         return asked[-1] | ({"accept_lens": asked[-1]["accept_lens"] + 1} if len(asked) == 1 else {})
 
-    monkeypatch.setattr(torch_s, "observed_step", wrong)
+    monkeypatch.setattr(twin, "observed_step", wrong)
     with pytest.raises(DiagnosticError, match="accept_lens"):
         other_side.agreeing(plan_of(CHAIN), ReferenceBackend(), CPU, 4, Effort(1, 2))
 
 
-@pytest.mark.parametrize(("made", "last"), [(TreeSequence, "verify_slots"), (ChainSequence, "verify_inputs")])
-def test_each_side_of_a_part_does_the_same_work(made: type, last: str) -> None:
+@pytest.mark.parametrize(("topk", "last"), [(4, "verify_slots"), (1, "verify_inputs")])
+def test_each_side_of_a_part_does_the_same_work(topk: int, last: str) -> None:
     """What the first launch of ours does takes two calls there."""
-    ours, theirs = Mock(work=Mock(shape=Mock(steps=3, page=1))), Mock(spec=made)
+    ours, theirs = Mock(work=Mock(shape=Mock(steps=3, page=1, topk=topk)), launches=[]), Mock()
+    ours.nodes.side_effect = lambda *names: names
     found = {part.work: part for part in parts(ours, theirs)}
     found["prepare"].theirs()
     assert [called[0] for called in theirs.method_calls] == ["prepare", last]
-    found["prepare"].ours()
-    ours.launch.assert_called_once_with("prepare_rows")
+    assert found["prepare"].launches == ("prepare_rows",)
 
 
-def test_every_part_of_every_bucket_is_compared(torch_s: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_part_of_every_bucket_is_compared(twin: type[Twin], monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     monkeypatch.setattr(other_side, "captured", lambda *_: (Ratio(2.0, 1.9, 2.1), None))
     plan = plan_of(CHAIN)
     found = other_side.beside(unmeasured(plan, [1, 4], {}), plan, ReferenceBackend(), CPU, done.append)
     works = ["verify + commit", "draft step", "prepare", "extend + stash", "whole step"]
     assert [(one.bucket, one.work) for one in found.compared] == [(bucket, work) for bucket in (1, 4) for work in works]
-    assert found.against == torch_s.name and found.remark is None and len(done) == 2
+    assert found.against == twin.name and found.remark is None and len(done) == 2
 
 
 def test_where_the_engine_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

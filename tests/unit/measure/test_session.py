@@ -97,7 +97,7 @@ def test_what_is_moved_is_counted() -> None:
     made = session(KINDS["pages"])
     found: dict[str, int | None] = {}
     for node in made.launches():
-        found[node.name] = tokens_moved(made, node)
+        found[node.name] = tokens_moved(made.frame, node)
         if node.name == "duplicate_tail":
             lengths = made.frame.read("admitted_lens")
             assert found[node.name] == int((lengths % 8).sum())

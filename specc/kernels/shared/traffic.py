@@ -1,0 +1,215 @@
+"""Bytes that a launch cannot do without: every value once, and of a value only the rows that it needs.
+
+They are counted over the records of a plan. `form-kernels` has the records of ops, but no plan yet. What depends on the
+drafts, keys and values that are moved, is counted from a step that has run, or at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+from specc.ir import declarations as ir
+from specc.ir.core import Module, is_state, tensor_type
+from specc.ir.nodes import calls_of
+from specc.ir.ops import OPS
+from specc.ir.types import DTYPES, TensorType
+from specc.kernels.shared.base import Cluster, kv_pool, leaves
+from specc.runtime.plan.nodes import OpCall
+from specc.runtime.plan.plan import BATCH_AXIS, KvPool, Plan
+
+MOVES = {"kv.move": "target", "kv.duplicate_tail": "draft"}
+"""Ops that copy keys and values, and whose."""
+_CHOOSING = {"commit.compact", "commit.last", "walk.at"}
+"""Ops that read rows of some of a request's nodes: those of the path, or of one."""
+_APPENDING = {"carry.append", "carry.count"}
+_POOL_AXIS = "P"
+_ALL = 1 << 48
+"""Rows that are read where an op does not say how many."""
+
+
+@dataclass(frozen=True)
+class Typed:
+    """Dtype and axes of what is in memory."""
+
+    dtype: str
+    axes: tuple[str, ...]
+
+    @staticmethod
+    def of(type_: TensorType) -> Typed:
+        """Those of a type."""
+        return Typed(type_.dtype, tuple(map(str, type_.shape)))
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What bytes of launches are counted from.
+
+    Attributes:
+        dims: sizes of axes.
+        tensors: what is in memory, by name, without maps, which are only looked up in.
+        carry: rows of carried fields by name; their first axis is that of requests.
+        kv_pools: keys and values by owner.
+
+    """
+
+    dims: Mapping[str, int]
+    tensors: Mapping[str, Typed]
+    carry: Mapping[str, Typed]
+    kv_pools: Mapping[str, KvPool | ir.KvPool]
+
+    @staticmethod
+    def of_plan(plan: Plan) -> Traffic:
+        """That of every node of a plan."""
+        inputs = [one for one in plan.inputs.values() if not one.limit]
+        tensors = {one.name: Typed(one.dtype, one.axes) for one in inputs}
+        tensors |= {name: Typed(one.dtype, one.axes) for name, one in plan.values.items()}
+        carry = {name: Typed(one.dtype, one.axes) for name, one in plan.carry.items()}
+        return Traffic(plan.dims, tensors, carry, plan.kv_pools)
+
+    @staticmethod
+    def of_cluster(module: Module, cluster: Cluster) -> Traffic:
+        """That of ops that are launched together."""
+        made = {value for op in cluster for value in op.results}
+        found = {value for op in cluster for value in op.operands} - made - {op.get("map") for op in cluster}
+        found |= {value for value in made if leaves(module, value, cluster)}
+        tensors = {value.name: Typed.of(tensor_type(value)) for value in found if not is_state(value)}
+        dims = {dim.name: dim.size for dim in module.dims.values() if dim.size is not None}
+        carry = {name: Typed.of(one.type) for name, one in module.carries.items()}
+        pools = {owner: kv_pool(module, owner) for op in cluster if (owner := MOVES.get(op.opcode))}
+        return Traffic(dims, tensors, carry, pools)
+
+    def launch(self, calls: Iterable[OpCall], requests: int, moved: int | None = None) -> int:
+        """Bytes that ops which are launched together read and write for so many requests.
+
+        ``moved``: tokens whose keys and values they copy; by default the most that they may.
+        """
+        return _Launch(self, calls, requests).all(moved)
+
+    def logits(self, calls: Iterable[OpCall], requests: int) -> int:
+        """Bytes of the rows of logits among them that are read."""
+        return _Launch(self, calls, requests).logits()
+
+    def most_moved(self, call: OpCall, requests: int) -> int:
+        """Tokens whose keys and values an op copies at most."""
+        return requests * (self.dims["A"] - 1 if call.op == "kv.move" else int(call.attrs["page"]) - 1)
+
+
+def traffic(module: Module, cluster: Cluster, requests: int | None = None) -> int:
+    """Bytes that a cluster reads and writes, by default at the largest batch."""
+    return Traffic.of_cluster(module, cluster).launch(calls_of(cluster), requests or module.size(BATCH_AXIS))
+
+
+def named(call: OpCall) -> dict[str, str]:
+    """The values of an op by the names of its signature; of a plugin that is not here, none."""
+    definition, count = OPS.get(call.op), len(call.operands)
+    names = () if definition is None else definition.operand_names(count, call.attrs)
+    return dict(zip(names, call.operands, strict=False))  # state, which comes last, is in no record
+
+
+class _Launch:
+    """The ops of one launch, for a number of requests.
+
+    What is carried is read in its rows where a load leaves it in registers, so such a load makes nothing.
+    """
+
+    def __init__(self, traffic: Traffic, calls: Iterable[OpCall], requests: int) -> None:
+        self.traffic, self.calls, self.requests = traffic, list(calls), requests
+        loads = [
+            call for call in self.calls if call.op == "carry.load" and traffic.tensors.keys().isdisjoint(call.results)
+        ]
+        self.in_rows = {name: str(call.attrs["field"]) for call in loads for name in call.results}
+        self.tensors = {**traffic.tensors, **{name: traffic.carry[field] for name, field in self.in_rows.items()}}
+        self.sizes = {**traffic.dims, BATCH_AXIS: requests, _POOL_AXIS: requests}
+        self.made = {name for call in self.calls for name in call.results} - self.in_rows.keys()
+        self.read = self._read()
+
+    def all(self, moved: int | None) -> int:
+        """Everything, with the keys and values of so many tokens."""
+        written = sum(self._nbytes(name) for name in self.made)
+        carried = sum(self._carried(call) for call in self.calls if self.in_rows.keys().isdisjoint(call.results))
+        return sum(self.read.values()) + written + carried + sum(self._copied(call, moved) for call in self.calls)
+
+    def logits(self) -> int:
+        """What is scanned."""
+        scanned = {name for call in self.calls for name in (named(call).get("logits"), *_drafted(call))}
+        return sum(size for name, size in self.read.items() if name in scanned)
+
+    def _read(self) -> dict[str, int]:
+        """Bytes by name of what was there before. Ops are asked from the last: who chooses rows is behind changes."""
+        needed, rows = dict[str, int](), dict[str, int]()
+        for call in reversed(self.calls):
+            wanted = self._rows(call, rows)
+            for name in call.operands:
+                count = wanted.get(name, _ALL)
+                rows[name] = max(rows.get(name, 0), count)
+                needed[name] = max(needed.get(name, 0), self._part(call, name, count))
+        return {name: size for name, size in needed.items() if name not in self.made}
+
+    def _rows(self, call: OpCall, after: Mapping[str, int]) -> dict[str, int]:
+        """How many rows of a request an op reads of logits, where not all; ``after``: how many later ops read."""
+        logits = named(call).get("logits")
+        if logits is None:
+            return {}
+        if "most" in call.attrs:
+            left = most = int(call.attrs["most"])
+            found = {logits: most}
+            for name in _drafted(call):  # as many in all, of any
+                found[name] = min(self._height(name), left)
+                left -= found[name]
+            return found
+        if "path" in named(call):
+            return {logits: self._size("A")}
+        alike = [name for name in call.operands if self._axes(name)[1:-1] == self._axes(logits)[1:-1] != ()]
+        if call.op == "vocab.row":
+            return dict.fromkeys((logits, *alike), 1)
+        if any(name in self.traffic.tensors for name in call.results):
+            return {}
+        return dict.fromkeys((logits, *alike), max(after.get(name, _ALL) for name in call.results))
+
+    def _part(self, call: OpCall, name: str, rows: int) -> int:
+        """Bytes of an operand of which so many rows are read; of nodes those of the path, or of one."""
+        axes, height = self._axes(name), self._height(name)
+        if call.op in _CHOOSING and name == named(call)["x"] and axes:
+            rows, height = (self._size("A") if call.op == "commit.compact" else 1), self._size(axes[1])
+        return self._nbytes(name) * min(rows, height) // max(height, 1)
+
+    def _axes(self, name: str) -> tuple[str, ...]:
+        return self.tensors[name].axes if name in self.tensors else ()
+
+    def _size(self, axis: str) -> int:
+        """Elements along an axis; 0 where the engine decides."""
+        return int(axis) if axis.isdecimal() else self.sizes.get(axis, 0)
+
+    def _height(self, name: str) -> int:
+        """Rows of one request of a value."""
+        return prod(map(self._size, self._axes(name)[1:-1]))
+
+    def _bytes(self, one: Typed) -> int:
+        return DTYPES[one.dtype].bytes * prod(map(self._size, one.axes))
+
+    def _nbytes(self, name: str) -> int:
+        """Bytes of a value; of what is there for every row of the pool, those of the requests."""
+        return self._bytes(self.tensors[name]) if name in self.tensors else 0
+
+    def _carried(self, call: OpCall) -> int:
+        """Bytes of the rows of a field that an op reads or writes; of those that it appends to, what it appends."""
+        field = self.traffic.carry.get(str(call.attrs.get("field", "")))
+        if field is None:
+            return 0
+        return self._bytes(replace(field, axes=(BATCH_AXIS, "A")) if call.op in _APPENDING else field)
+
+    def _copied(self, call: OpCall, moved: int | None) -> int:
+        """Bytes of keys and values that an op reads once and writes once, or for every other branch."""
+        if call.op not in MOVES:
+            return 0
+        pool = self.traffic.kv_pools[MOVES[call.op]]
+        tokens = self.traffic.most_moved(call, self.requests) if moved is None else moved
+        copies = 1 if call.op == "kv.move" else self._size("K") - 1
+        return (1 + copies) * tokens * pool.layers * pool.buffers * pool.row_bytes
+
+
+def _drafted(call: OpCall) -> list[str]:
+    """The logits that drafts were drawn from, of an op that compares them with the target's."""
+    return [value for name, value in named(call).items() if name.rstrip("0123456789") == "q"]

@@ -1,0 +1,44 @@
+"""The bytes of a launch are one number, whoever says it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fakes.toys import ROTATED, SAMPLED, TOYS, Toy
+from programs import EXAMPLES
+
+from specc.algorithms import names, needs
+from specc.config import LoadedConfig, load_config, load_text
+from specc.driver.build import build_program
+from specc.driver.compile import Compiled
+from specc.explain.story import LaunchStory, tell
+from specc.measure.steps import known
+from specc.report.model import gather
+
+NOT_HERE = ("random-qwen3-chain",)
+"""Its models are made by a script."""
+WRITTEN = [path for path in sorted(EXAMPLES.glob("*.yaml")) if path.stem not in NOT_HERE]
+
+
+def loaded(program: Path | Toy) -> LoadedConfig:
+    if isinstance(program, Path):
+        return load_config(program, names(), needs)
+    return load_text(program.text, Path("toy.yaml"), names(), needs)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [*WRITTEN, *TOYS, *ROTATED, SAMPLED],
+    ids=lambda one: one.stem if isinstance(one, Path) else one.name,
+)
+def test_explain_report_and_bench_say_one_number(program: Path | Toy) -> None:
+    for depth in build_program(loaded(program)).depths:
+        compiled = Compiled(depth.loaded, depth.module, depth.ctx)
+        (bucket,) = known(depth.plan, depth.plan.buckets[-1:])
+        nodes = [node for phase in tell(*compiled).phases if phase.entry == "step" for node in phase.nodes]
+        explained = {node.name: node.bytes for node in nodes if isinstance(node, LaunchStory)}
+        steps = [step.node for step in gather(compiled).of("step")]
+        reported = {node.name: node.bytes for node in steps if isinstance(node, LaunchStory)}
+        assert {one.name: one.bytes for one in bucket.launches} == explained == reported
+        assert explained
