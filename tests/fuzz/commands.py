@@ -28,7 +28,7 @@ from .hostile import SAYINGS, place, raw
 from .outcome import BLAMED_ON_US, LONGEST, expect
 
 PATHS = (
-    "~nosuch", "~nosuch/x", "~", "~/x", "~root", "target", "target", "eagle", "standalone", "empty", "target/config.json",
+    "~nosuch", "~nosuch/x", "~", "~/x", "~root", "target", "target", "\U0001f600", "eagle", "standalone", "empty", "target/config.json",
     "text.txt", "text.txt/x", "bytes.txt", "pipe", "loop", "loop/x", "nowhere", "deep.json", "broken.whl", "pipe.whl",
     "c.yaml", "c.yaml", "small.yaml", ".", "..", "", "-", "/dev/null", "/dev/full", "no/such", "gpt2",
     "meta-llama/Llama-3.1-8B", "http://localhost/x", "x" * 255, "x" * 5000, "x/" * 3000, "x" * 5000 + ".whl",
@@ -121,7 +121,7 @@ def _line(rng: random.Random, words: tuple[str, ...]) -> list[str]:
             continue
         argument = one.param_type_name == "argument"
         chance = 0.97 if one.required or argument else min(0.3, 1.5 / len(commands()[words]))
-        for _ in range(rng.choice([1, 1, 1, 2])):
+        for _ in range(rng.choice([1] * (29 if argument and one.nargs == 1 else 3) + [2])):
             if rng.random() < chance:
                 value = _value(rng, words, one)
                 behind += value if argument else []
@@ -169,10 +169,11 @@ def _known(words: tuple[str, ...], one: Any) -> Sequence[str]:
 
 def _server(rng: random.Random) -> list[str]:
     """The command of a server: one that is served, with arguments that are changed, left out, or anything."""
+    draft = rng.choice(["eagle", "standalone"])
     said = {
-        "--model-path": "target", "--speculative-draft-model-path": rng.choice(["eagle", "standalone"]),
-        "--speculative-algorithm": rng.choice(["EAGLE", "STANDALONE"]), "--speculative-num-steps": "3",
-        "--speculative-eagle-topk": "1", "--attention-backend": "triton", "--dtype": "float16",
+        "--model-path": "target", "--speculative-draft-model-path": draft,
+        "--speculative-algorithm": draft.upper(), "--speculative-num-steps": "3",
+        "--speculative-eagle-topk": "1", "--attention-backend": "triton", "--dtype": rng.choice(["float16", "float32"]),
     }  # fmt: skip
     for _ in range(rng.choice([0, 1, 1, 2, 4])):
         key = rng.choice([*KNOWN, *said])

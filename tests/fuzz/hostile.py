@@ -50,7 +50,7 @@ class _Watch:
     def _outside(self, place: str) -> bool:
         """Whether a file is of nobody's: not in the folder, no stream of nothing, no compiled Python."""
         real = os.path.realpath(place)
-        return not real.startswith((f"{self.folder}/", "/dev/null", "/dev/full")) and "__pycache__" not in real
+        return not real.startswith((f"{self.folder}/", "/dev/null", "/dev/full")) and real != self.folder and "__pycache__" not in real
 
     def _refuse(self, what: str) -> None:
         self.seen.append(what)
@@ -106,6 +106,7 @@ def _furnish(folder: Path, rng: random.Random) -> None:
     os.mkfifo(folder / "pipe")
     (folder / "loop").symlink_to("loop")
     (folder / "nowhere").symlink_to("no/such")
+    (folder / "\U0001f600").symlink_to("target")
     (folder / "text.txt").write_text("def main():\n    return main()\n")
     (folder / "bytes.txt").write_bytes(bytes(rng.randrange(256) for _ in range(40)))
     (folder / "broken.whl").write_bytes(b"PK\3\4")
