@@ -114,7 +114,8 @@ def _files(folder: Path) -> dict[str, int]:
 
 def _line(rng: random.Random, words: tuple[str, ...]) -> list[str]:
     """The arguments of a command: most of what it needs, and any of the rest, some of it twice."""
-    line: list[str] = ["--emit", rng.choice(["plan", "specir", "kernels"])] if words == ("build",) else []
+    needed = {("build",): ["--emit", rng.choice(["plan", "specir", "kernels"])], ("run",): ["--prompt", "x"]}
+    line: list[str] = needed.get(words, [])
     behind: list[str] = []
     for one in commands()[words]:
         if words == ("build",) and one.opts[0] in HEAVY:

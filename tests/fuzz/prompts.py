@@ -71,7 +71,7 @@ def run(rng: random.Random, folder: Path) -> str:
         words.append(f"{option}={rng.choice(options[option])}")
     plain = not any(word.startswith(tuple(options)) for word in words)
     fixed = ["--target", str(EXAMPLES / "models" / "target"), "--draft", str(EXAMPLES / "models" / "standalone")]
-    given = [PACKAGE, *fixed, *words, "--max-new-tokens", "2", "--format", "json"]
+    given = [PACKAGE, *fixed, *words, "--max-new-tokens", "1", "--format", "json"]
     done = CliRunner().invoke(app, ["run", *given, *(["--max-context", str(CONTEXT)] if plain else [])])
     expect(done.exception is None or isinstance(done.exception, SystemExit), f"it raises {done.exception!r:.300}")
     expect(done.exit_code in (0, 1, 2), f"it ends with {done.exit_code}: {done.output[-300:]!r}")
