@@ -19,8 +19,8 @@ import typer
 from specc.cli.progress import progress
 from specc.cli.reporting import reporting
 from specc.support.diagnostics import Diagnostic, DiagnosticError
-from specc.support.render import printable
 from specc.support.reading import read_text
+from specc.support.render import printable
 from specc.support.writing import write_output
 
 _MOST_BYTES = 1 << 30

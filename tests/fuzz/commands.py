@@ -28,8 +28,8 @@ from .hostile import SAYINGS, place, raw
 from .outcome import BLAMED_ON_US, LONGEST, expect
 
 PATHS = (
-    "~nosuch", "~nosuch/x", "~", "~/x", "~root", "target", "target", "\U0001f600", "eagle", "standalone", "empty", "target/config.json",
-    "text.txt", "text.txt/x", "bytes.txt", "pipe", "loop", "loop/x", "nowhere", "deep.json", "broken.whl", "pipe.whl",
+    "~nosuch", "~nosuch/x", "~", "~/x", "~root", "target", "target", "\U0001f600", "eagle", "standalone", "empty",
+    "target/config.json", "text.txt", "text.txt/x", "bytes.txt", "pipe", "loop", "loop/x", "nowhere", "deep.json", "broken.whl", "pipe.whl",
     "c.yaml", "c.yaml", "small.yaml", ".", "..", "", "-", "/dev/null", "/dev/full", "no/such", "gpt2",
     "meta-llama/Llama-3.1-8B", "http://localhost/x", "x" * 255, "x" * 5000, "x/" * 3000, "x" * 5000 + ".whl",
     "~" + "x" * 5000, "x" * 5000 + ".yaml", "\udcff.yaml", "\x1b[2J", "a\nb.yaml", "\u202ex.json", "\ud800", "a\x00b",
@@ -40,7 +40,21 @@ NUMBERS = (
     "", " ", "x", "1.5", "1e3", "1e999", "nan", "inf", "-inf", "0x10", "1_0", "\u0663", "\u00b2", "\x1b[2J",
 )  # fmt: skip
 """What a number may be."""
-LISTS = ("1", "1,2", "2,1", ",", "1,,1", "1,x", "9" * 4301, "\u00b2", "\u0663", "sm_90", "sm_90,h100", "native", "x\n,y")
+LISTS = (
+    "1",
+    "1,2",
+    "2,1",
+    ",",
+    "1,,1",
+    "1,x",
+    "9" * 4301,
+    "\u00b2",
+    "\u0663",
+    "sm_90",
+    "sm_90,h100",
+    "native",
+    "x\n,y",
+)
 SMALL = """\
 name: fuzzed
 algorithm: STANDALONE
@@ -71,7 +85,9 @@ def case(seed: str, rng: random.Random) -> str:
     words = rng.choice([words for words, params in commands().items() for _ in range(1 + min(len(params), 8))])
     with place(rng) as folder:
         (folder / "c.yaml").write_text(SMALL)
-        (folder / "small.yaml").write_text(SMALL + "tuning: " + rng.choice(["t.yaml", '"~nosuch"', "x" * 4000, '"\\0"']))
+        (folder / "small.yaml").write_text(
+            SMALL + "tuning: " + rng.choice(["t.yaml", '"~nosuch"', "x" * 4000, '"\\0"'])
+        )
         before = _files(folder)
         given = _line(rng, words)
         program, inner = (opt.app, given) if words == ("specc-opt",) else (app, [*words, *given])
@@ -93,7 +109,9 @@ def _judge(words: tuple[str, ...], done: Any) -> None:
     expect(raw(shown) is None, f"{words} shows {raw(shown)}: {shown[:300]!r}")
     expect(len(shown) <= LONGEST, f"{words} shows {len(shown)} characters")
     codes = re.findall(r"(?:error|warning)\[([a-z/-]+)\]", shown) + re.findall(r'"code": "([a-z/-]+)"', shown)
-    ours = [code for code in codes if code not in CODES or code.startswith(BLAMED_ON_US[: 1 + (words[0] != "specc-opt")])]
+    ours = [
+        code for code in codes if code not in CODES or code.startswith(BLAMED_ON_US[: 1 + (words[0] != "specc-opt")])
+    ]
     expect(not ours, f"{words}: {ours}: {shown[:300]!r}")
     told = codes or "Error" in shown or unwritable
     expect(done.exit_code not in (1, 2) or told, f"{words} ends with {done.exit_code} and does not say why: {shown!r}")
@@ -161,7 +179,8 @@ def _known(words: tuple[str, ...], one: Any) -> Sequence[str]:
         return ("text.txt",)  # where something could be measured, it would be for seconds
     return {
         "config": ("c.yaml",), "against": ("c.yaml", "none"), "source": ("c.yaml", "-"), "target": ("target", "c.yaml"),
-        "draft": ("eagle", "standalone", "target"), "text": ("text.txt",), "tokenizer": ("target",), "engine": ("sglang",),
+        "draft": ("eagle", "standalone", "target"), "text": ("text.txt",), "tokenizer": ("target",),
+        "engine": ("sglang",),
         "size": ("2", "20"), "algorithm": ("EAGLE", "standalone"), "gpu": ("h100", "sm_100"), "prompt": ("x",),
         "verify": ("target_only", "greedy"), "sampling": ("top_k", "grammar,penalties"), "outputs": ("logprobs",),
         "logits": ("sharded",), "topk": ("1", "2"), "num_steps": ("1", "2"), "name": ("fuzzed",),

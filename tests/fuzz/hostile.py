@@ -21,11 +21,19 @@ MODELS = ("target", "eagle", "standalone")
 """Examples that lie in the folder, without their weights."""
 SAYINGS = (
     "", " ", "x", "é", "\u4f60", "\U0001f600", "x" * 300, "x" * 5000, "\x1b[2J", "\x1b]0;title\x07", "a\nb: c", "a\rb",
-    "\u202eb", "\u2028", "\x9b31m", "\udcff", "\udc80x", "\ud800", "a\x00b", "[red]x[/red]", "[/x]", "{}", "%s", "'", '"',
+    "\u202eb", "\u2028", "\x9b31m", "\udcff", "\udc80x", "\ud800", "a\x00b", "[red]x[/red]", "[/x]", "{}", "%s", "'",
+    '"',
     "-", "--", "---", "null", "~", "true", "1", "a: b", "# a", "*a", "&a", "!!python/none", "class", "__init__", "con",
 )  # fmt: skip
 """What a word may be: empty, long, of controls, of halves of characters, of what other languages mean by it."""
-_AT_PATH = {"open": (0,), "os.mkdir": (0,), "os.remove": (0,), "os.rename": (0, 1), "os.rmdir": (0,), "os.symlink": (1,)}
+_AT_PATH = {
+    "open": (0,),
+    "os.mkdir": (0,),
+    "os.remove": (0,),
+    "os.rename": (0, 1),
+    "os.rmdir": (0,),
+    "os.symlink": (1,),
+}
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -50,7 +58,11 @@ class _Watch:
     def _outside(self, place: str) -> bool:
         """Whether a file is of nobody's: not in the folder, no stream of nothing, no compiled Python."""
         real = os.path.realpath(place)
-        return not real.startswith((f"{self.folder}/", "/dev/null", "/dev/full")) and real != self.folder and "__pycache__" not in real
+        return (
+            not real.startswith((f"{self.folder}/", "/dev/null", "/dev/full"))
+            and real != self.folder
+            and "__pycache__" not in real
+        )
 
     def _refuse(self, what: str) -> None:
         self.seen.append(what)

@@ -66,7 +66,12 @@ def run(rng: random.Random, folder: Path) -> str:
         path = folder / rng.choice(["p.json", "p.json", "p.txt", "p"])
         said = _file(rng, path)
         words += ["--prompts", str(path)]
-    options = {"--stop": SAYINGS, "--regex": SAYINGS, "--max-context": ("1", "0", "40", "9" * 20), "--logit-bias": ("5:1",)}
+    options = {
+        "--stop": SAYINGS,
+        "--regex": SAYINGS,
+        "--max-context": ("1", "0", "40", "9" * 20),
+        "--logit-bias": ("5:1",),
+    }
     for option in rng.sample(list(options), rng.choice([0, 0, 0, 0, 1])):
         words.append(f"{option}={rng.choice(options[option])}")
     plain = not any(word.startswith(tuple(options)) for word in words)
@@ -101,7 +106,9 @@ def _file(rng: random.Random, path: Path) -> list[str] | None:
     """Write a file of prompts; returns those that it has, None where it is of none or nobody asks."""
     match rng.randrange(10):
         case 0:
-            text = rng.choice(["", "[", "{}", "null", "3", '"x"', "NaN", "[" * 100_000, "[1]", "[null]", "[[]]", '["x", 1]'])
+            text = rng.choice(
+                ["", "[", "{}", "null", "3", '"x"', "NaN", "[" * 100_000, "[1]", "[null]", "[[]]", '["x", 1]']
+            )
             path.write_text(text)
             return None
         case 1:
@@ -136,7 +143,9 @@ def _unread(path: Path) -> bool:
 
 def ids(rng: random.Random) -> str:
     """Token ids of anything: they are queued as they are, or refused with a typed error, and nothing is queued."""
-    prompt = [rng.choice(NUMBERS) if rng.random() < 0.3 else rng.randrange(2048) for _ in range(rng.choice([0, 1, 3, 60]))]
+    prompt = [
+        rng.choice(NUMBERS) if rng.random() < 0.3 else rng.randrange(2048) for _ in range(rng.choice([0, 1, 3, 60]))
+    ]
     given: Any = rng.choice(SAYINGS) if rng.random() < 0.3 else prompt
     engine = _engine()
     try:
@@ -148,7 +157,9 @@ def ids(rng: random.Random) -> str:
         return f"typed {type(error).__name__}"
     gone = engine.abort(number)
     kept = gone is not None and (isinstance(given, str) or list(gone.prompt_ids) == given)
-    expect(kept and all(type(token) is int and 0 <= token < 2048 for token in gone.prompt_ids), f"{given!r:.200} is queued")
+    expect(
+        kept and all(type(token) is int and 0 <= token < 2048 for token in gone.prompt_ids), f"{given!r:.200} is queued"
+    )
     return "right"
 
 
@@ -168,7 +179,9 @@ def _loaded() -> tuple[TargetModel, Draft, Any]:
 
     models = EXAMPLES / "models"
     read = functools.partial(AutoModelForCausalLM.from_pretrained, dtype=torch.float32, local_files_only=True)
-    found = TargetModel(read(models / "target"), AutoTokenizer.from_pretrained(models / "target", local_files_only=True))
+    found = TargetModel(
+        read(models / "target"), AutoTokenizer.from_pretrained(models / "target", local_files_only=True)
+    )
     draft = StandaloneDraft(read(models / "standalone"))
     return found, draft, program.make_plan(found, draft)
 
@@ -187,7 +200,7 @@ def _runnable() -> Iterator[None]:
     module.load, module.Batch = (lambda device: program.FakeProgram(plan)), program.Batch
     with (
         mock.patch.dict(sys.modules, {PACKAGE: module}),
-        mock.patch.object(loading, "load_target", lambda *_: found),
-        mock.patch.object(loading, "load_draft", lambda *_: draft),
+        mock.patch.object(loading, "load_target", return_value=found),
+        mock.patch.object(loading, "load_draft", return_value=draft),
     ):
         yield

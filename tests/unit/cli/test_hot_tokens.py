@@ -91,7 +91,8 @@ def test_names_of_the_hub_are_not_looked_up(
     monkeypatch.chdir(tmp_path)
     result = hot(text, "-o", "map.json", tokenizer=Path(name))
     assert result.exit_code == 1
-    assert f"error[run/model-unreadable]: cannot load the tokenizer of '{name}': there is no such directory" in result.stderr
+    said = f"cannot load the tokenizer of '{name}': there is no such directory"
+    assert f"error[run/model-unreadable]: {said}" in result.stderr
     assert "= hint: " in result.stderr
     assert asked == []
 

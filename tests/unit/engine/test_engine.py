@@ -249,7 +249,7 @@ def test_what_is_no_token_is_refused_at_once(target: TargetModel, token: Any) ->
     """A number that Python makes no text of, and what is no whole number."""
     draft = make_drafts(target)["twin"]
     engine = Engine(FakeProgram(make_plan(target, draft)), target, draft)
-    with pytest.raises(UnknownTokenError, match="at place 1 .* vocabulary of"):
+    with pytest.raises(UnknownTokenError, match=r"at place 1 .* vocabulary of"):
         engine.add([2, token, 3])
     assert not engine.has_work
 
