@@ -29,7 +29,8 @@ from .outcome import BLAMED_ON_US, LONGEST, expect
 
 PATHS = (
     "~nosuch", "~nosuch/x", "~", "~/x", "~root", "target", "target", "\U0001f600", "eagle", "standalone", "empty",
-    "target/config.json", "text.txt", "text.txt/x", "bytes.txt", "pipe", "loop", "loop/x", "nowhere", "deep.json", "broken.whl", "pipe.whl",
+    "target/config.json",
+    "text.txt", "text.txt/x", "bytes.txt", "pipe", "loop", "loop/x", "nowhere", "deep.json", "broken.whl", "pipe.whl",
     "c.yaml", "c.yaml", "small.yaml", ".", "..", "", "-", "/dev/null", "/dev/full", "no/such", "gpt2",
     "meta-llama/Llama-3.1-8B", "http://localhost/x", "x" * 255, "x" * 5000, "x/" * 3000, "x" * 5000 + ".whl",
     "~" + "x" * 5000, "x" * 5000 + ".yaml", "\udcff.yaml", "\x1b[2J", "a\nb.yaml", "\u202ex.json", "\ud800", "a\x00b",
@@ -66,6 +67,8 @@ target: {hidden_size: 64, num_layers: 1, num_kv_heads: 1, head_dim: 64, vocab_si
 draft: {hidden_size: 64, num_layers: 1, num_kv_heads: 1, head_dim: 64, vocab_size: 256, dtype: bfloat16}
 """
 """A configuration that every command takes."""
+ELSEWHERE = ("help", "version", "install_completion", "show_completion")
+"""Options that are typer's own."""
 HEAVY = ("--emit", "--jobs", "--cache", "--no-cache", "-j", "--force")
 """Options of `build` that are drawn elsewhere, or stand for seconds of a compiler."""
 
@@ -77,7 +80,7 @@ def commands() -> Mapping[tuple[str, ...], Sequence[Any]]:
     for name, command in get_command(app).commands.items():
         inner = getattr(command, "commands", None)
         found |= {(name, sub): one.params for sub, one in inner.items()} if inner else {(name,): command.params}
-    return {words: [one for one in params if one.name not in ("help", "version")] for words, params in found.items()}
+    return {words: [one for one in params if one.name not in ELSEWHERE] for words, params in found.items()}
 
 
 def case(seed: str, rng: random.Random) -> str:
