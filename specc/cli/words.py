@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from specc.support.render import printable
+
+_USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[1])
+"""What typer has no public name for: every error in a command line."""
 
 
 class _Words:
@@ -41,7 +44,7 @@ def _legible() -> Iterator[None]:
     """Let usage errors through with what cannot be seen escaped, line by line."""
     try:
         yield
-    except typer.BadParameter.__mro__[1] as error:  # typer has no name of its own for a usage error
+    except _USAGE_ERROR as error:
         message: Any = getattr(error, "message", None)
         if isinstance(message, str):
             error.message = "\n".join(map(printable, message.split("\n")))  # pyright: ignore[reportAttributeAccessIssue]
