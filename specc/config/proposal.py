@@ -179,7 +179,7 @@ def _relative(directory: Path, folder: Path) -> str:
     It is absolute where names lead elsewhere, as behind a link, or would stand for somebody's home.
     """
     path = os.path.relpath(path_of(directory).absolute(), folder.absolute())
-    if path.startswith("~") or not (folder / path / "config.json").exists():
+    if path.startswith("~") or not os.path.exists(folder / path / "config.json"):
         path = os.path.realpath(path_of(directory))
     return as_yaml(path)
 
