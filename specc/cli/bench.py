@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from specc.runtime.plan.manifest import MANIFEST, Manifest
 from specc.runtime.plan.plan_json import load_plan
 from specc.support.archives import open_archive
 from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.support.render import printable
 
 if TYPE_CHECKING:
     from specc.driver.build import Build
@@ -89,7 +91,7 @@ def no_gpu(what: str) -> Diagnostic:
 def _subject(target: str, engine: str | None, report: Report) -> Iterator[Subject]:
     """Build a configuration, or unpack a wheel for the length of the block."""
     path = Path(target)
-    if not target.endswith(".whl") and (path.suffix or path.exists()):
+    if not target.endswith(".whl") and (path.suffix or os.path.exists(path)):
         from specc.codegen.aot import triton_version
         from specc.driver.build import build_program, require_compiler
 
@@ -118,12 +120,12 @@ def _buckets(plan: Plan, chosen: str | None) -> Sequence[int]:
     """The batch sizes of `--buckets`, which are buckets of the program."""
     if chosen is None:
         return plan.buckets
-    words = words_of(chosen)
-    wrong = [word for word in words if not word.isdecimal() or int(word) not in plan.buckets]
+    words, known = words_of(chosen), {str(bucket): bucket for bucket in plan.buckets}
+    wrong = [word[:60] for word in words if word not in known]
     if wrong or not words:
-        listed = ", ".join(map(str, plan.buckets))
+        listed = ", ".join(known)
         raise typer.BadParameter(f"no bucket {', '.join(wrong)!r}; there are {listed}", param_hint="--buckets")
-    return sorted({int(word) for word in words})
+    return sorted({known[word] for word in words})
 
 
 def _require_drawable(plot: Path | None) -> None:
@@ -165,4 +167,4 @@ def _draw(found: Measurement, plot: Path) -> None:
         draw(found, plot)
     except (OSError, ValueError) as error:
         raise DiagnosticError(Diagnostic("emit/io", f"cannot draw into '{plot}': {error}")) from error
-    typer.echo(f"wrote {plot}", err=True)
+    typer.echo(printable(f"wrote {plot}"), err=True)

@@ -13,6 +13,7 @@ import typer
 from specc.cli.configuration import EngineOption, load, words_of
 from specc.cli.progress import Progress, progress
 from specc.cli.reporting import Format, printing, reporting
+from specc.support.render import printable
 
 if TYPE_CHECKING:
     from specc.config import LoadedConfig
@@ -129,7 +130,7 @@ def _write(result: Build, wanted: Sequence[Emit], output: Path) -> list[Path]:
 def _finish(result: Build, files: Sequence[Path], quiet: bool) -> None:
     if quiet:
         for path in files:
-            typer.echo(path)
+            typer.echo(printable(str(path)))
         return
     from specc.explain.report import print_summary
 

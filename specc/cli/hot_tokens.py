@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from specc.cli.progress import progress
 from specc.cli.reporting import reporting
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.reading import read_text
+from specc.support.render import printable
 from specc.support.writing import write_output
 
 _MOST_BYTES = 1 << 30
@@ -40,11 +42,13 @@ def hot_tokens(
     The tokens that end a text are always among them. Of equally frequent tokens the lowest are taken.
     """
     with reporting():
-        found = _tokenizer(tokenizer)
+        from specc.engine.models.loading import load_tokenizer
+
+        found: Any = load_tokenizer(tokenizer)
         if size > len(found):
             raise typer.BadParameter(f"the tokenizer has {len(found)} tokens", param_hint="--size")
         counts: Counter[int] = Counter()
-        with progress("counting tokens", sum(file.stat().st_size for file in text if file.is_file())) as shown:
+        with progress("counting tokens", sum(os.path.getsize(file) for file in text if os.path.isfile(file))) as shown:
             for chunk in _chunks(text):
                 counts.update(found(chunk, add_special_tokens=False, verbose=False)["input_ids"])
                 shown.advance(parts=len(chunk.encode()))
@@ -52,7 +56,8 @@ def hot_tokens(
         write_output(output, _content(kept, output), folders=True)
         total, covered = sum(counts.values()), sum(counts[token] for token in kept)
         share = f"{100 * covered / total:.2f} %" if total else "none"
-        typer.echo(f"wrote {output}: {size:,} of {len(found):,} tokens, {share} of the {total:,} in the text")
+        said = f"wrote {output}: {size:,} of {len(found):,} tokens, {share} of the {total:,} in the text"
+        typer.echo(printable(said))
 
 
 def most_frequent(counts: Counter[int], size: int, vocabulary: int, always: Sequence[int]) -> list[int]:
@@ -61,24 +66,13 @@ def most_frequent(counts: Counter[int], size: int, vocabulary: int, always: Sequ
     return sorted([*always, *rest][:size])
 
 
-def _tokenizer(directory: Path) -> Any:
-    try:
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # transformers raises anything on odd files
-        reason = str(error).strip().split("\n")[0]
-        message = f"cannot load the tokenizer in {str(directory)!r}: {reason}"
-        raise DiagnosticError(Diagnostic("run/model-unreadable", message)) from error
-
-
 def _ends(directory: Path, tokenizer: Any) -> list[int]:
     """The tokens that end a text, by the tokenizer and the model's settings."""
     ends = [tokenizer.eos_token_id]
     path = directory / "generation_config.json"
     try:
         said = json.loads(read_text(path)).get("eos_token_id") if path.exists() else None
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise DiagnosticError(Diagnostic("config/unreadable", f"cannot read {str(path)!r}: {error}")) from error
     ends += said if isinstance(said, list) else [said]
     return sorted({end for end in ends if type(end) is int and 0 <= end < len(tokenizer)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 from specc.cli.progress import progress
 from specc.cli.reporting import printing, reporting
 from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.support.paths import path_of
 from specc.support.render import printable
 from specc.support.writing import write_output
 
@@ -60,7 +62,7 @@ def init(
             name = name_of(target, chosen.algorithm)
             path = Path(f"{name}.yaml") if output in (None, STDOUT) else output
             assert path is not None  # output is a path
-            if output != STDOUT and not force and path.exists():
+            if output != STDOUT and not force and os.path.exists(path):  # of a name too long, `write_output` tells
                 hint = "give --force to write over it, or -o FILE"
                 raise DiagnosticError(Diagnostic("emit/exists", f"'{path}' is there already", hint=hint))
             keys = propose(pair, chosen, name, path.parent, topk, num_steps)
@@ -75,7 +77,7 @@ def init(
             typer.echo(text, nl=False)
             return
         write_output(path, text)
-        typer.echo(path)
+        typer.echo(printable(str(path)))
 
 
 def _pair(target: Path, draft: Path | None) -> Pair:
@@ -91,7 +93,7 @@ def _pair(target: Path, draft: Path | None) -> Pair:
     if draft is None:
         return Pair(found)
     other = _described(draft)
-    if not draft.expanduser().samefile(target.expanduser()):
+    if not path_of(draft).samefile(path_of(target)):
         return Pair(found, other)
     if (own := Pair(found)).modules is None:
         message = f"'{draft}' is the target itself, and its config.json says of no module that drafts"
@@ -101,16 +103,11 @@ def _pair(target: Path, draft: Path | None) -> Pair:
 
 
 def _described(directory: Path) -> Described:
-    from specc.config.models import ModelUnreadableError
+    from specc.config.models import ModelUnreadableError, directory_of
     from specc.config.models.pair import describe
 
     try:
-        place = directory.expanduser()
-    except RuntimeError as error:  # '~unknown'
-        message = f"'{str(directory)[:80]}' is not a path: {error}"
-        raise DiagnosticError(Diagnostic("config/model-unreadable", message)) from error
-    try:
-        return describe(place, str(directory))
+        return describe(directory_of(str(directory)), str(directory))
     except ModelUnreadableError as error:
         raise DiagnosticError(Diagnostic("config/model-unreadable", str(error), hint=error.hint)) from error
 

@@ -14,6 +14,7 @@ import typer
 
 from specc.cli.reporting import reported, run
 from specc.cli.versions import VersionOption
+from specc.cli.words import Group
 
 COMMANDS: tuple[str, ...] = (
     "init", "check", "explain", "report", "build", "list", "inspect", "run", "bench", "tune", "hot-tokens", "schema",
@@ -29,6 +30,7 @@ YOUNG_OBJECTS = 50_000
 
 app = typer.Typer(
     name="specc",
+    cls=Group,
     help="Compile one YAML configuration of speculative decoding into specialised kernels and a plan.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

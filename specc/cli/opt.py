@@ -11,6 +11,7 @@ import typer
 from specc.cli.configuration import load
 from specc.cli.reporting import Report, reporting, run
 from specc.cli.versions import VersionOption
+from specc.cli.words import Command
 
 if TYPE_CHECKING:
     from specc.ir.core import Module
@@ -33,7 +34,7 @@ def _list_passes(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.command()
+@app.command(cls=Command)
 def opt(
     source: Annotated[str, typer.Argument(metavar="INPUT", help="A .yaml or .specir file, or - for .specir.")],
     passes: Annotated[

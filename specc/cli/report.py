@@ -9,6 +9,7 @@ import typer
 
 from specc.cli.configuration import EngineOption, depth_index, load
 from specc.cli.reporting import reporting
+from specc.support.render import printable
 
 if TYPE_CHECKING:
     from specc.cli.reporting import Report
@@ -34,7 +35,7 @@ def report(
         page = _page(config, told, engine, num_steps)
         other = _page(against, told, engine, None) if against is not None else None
         write_output(out, render(page, other))
-        typer.echo(f"wrote {out}")
+        typer.echo(f"wrote {printable(str(out))}")
 
 
 def _page(config: Path, told: Report, engine: str | None, num_steps: int | None) -> Page:

@@ -19,7 +19,7 @@ from specc.cli.printing import Printer
 from specc.cli.progress import progress
 from specc.cli.reporting import Format, reporting
 from specc.support.diagnostics import Diagnostic, DiagnosticError
-from specc.support.reading import read_text
+from specc.support.reading import half_character, read_text
 from specc.support.writing import write_output
 
 if TYPE_CHECKING:
@@ -94,8 +94,9 @@ def run(
         texts = _prompts(prompt or [], prompts)
         if not texts:
             raise typer.BadParameter("give at least one --prompt, or --prompts FILE")
-        if "" in (stop or ()):
-            raise typer.BadParameter("a stop string must not be empty", param_hint="--stop")
+        if any(not one or half_character(one) is not None for one in stop or ()):
+            problem = "a stop string must not be empty, nor have half of a character"
+            raise typer.BadParameter(problem, param_hint="--stop")
         sampling = _sampling(
             check=check, temperature=temperature, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p,
             repetition_penalty=repetition_penalty, frequency_penalty=frequency_penalty, regex=regex,
@@ -150,20 +151,30 @@ class _Files:
 
 def _prompts(given: Sequence[str], file: Path | None) -> list[str]:
     """Return all prompts: those of the command line, then those of the file."""
+    _require_whole(given, "the command line")
     if file is None:
         return list(given)
     try:
         text = read_text(file)
-        if file.suffix != ".json":
-            return [*given, *(line for line in text.splitlines() if line.strip())]
-        listed = json.loads(text)
+        listed = json.loads(text) if file.suffix == ".json" else [line for line in text.splitlines() if line.strip()]
     except (OSError, ValueError, RecursionError) as error:
         message = f"cannot read the prompts in {str(file)!r}: {error}"
         raise DiagnosticError(Diagnostic("config/unreadable", message)) from error
     if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
         message = f"{str(file)!r} is not a JSON list of strings"
         raise DiagnosticError(Diagnostic("config/wrong-type", message))
+    _require_whole(listed, repr(str(file)))
     return [*given, *listed]
+
+
+def _require_whole(prompts: Sequence[str], origin: str) -> None:
+    """Raise DiagnosticError ``run/bad-prompt`` for the first prompt that is no text."""
+    for number, prompt in enumerate(prompts, 1):
+        if (place := half_character(prompt)) is not None:
+            near = prompt[max(place - 20, 0) : place + 20]
+            message = f"prompt {number} of {origin} has half of a character at place {place}, in {near!r}"
+            hint = "write the whole character: in JSON as both of its halves, on a command line as UTF-8"
+            raise DiagnosticError(Diagnostic("run/bad-prompt", message, hint=hint))
 
 
 def _wheel_package(name_or_path: str) -> Any:
@@ -273,9 +284,12 @@ def _generate(
     from specc.engine.serving.request import SamplingError
 
     try:
-        for text in texts:
-            engine.add(text, conditions, sampling=sampling)
-    except (GrammarError, RequestTooLongError, SamplingError) as error:
+        for number, text in enumerate(texts, 1):
+            try:
+                engine.add(text, conditions, sampling=sampling)
+            except RequestTooLongError as error:
+                raise typer.BadParameter(f"prompt {number}, {text[:20]!r}: {error}") from error
+    except (GrammarError, SamplingError) as error:
         raise typer.BadParameter(str(error)) from error
     done: list[Completion] = []
     with progress("generating", len(texts), quiet=printer.stream or not printer.is_text) as shown:

@@ -119,4 +119,4 @@ def _write(text: str, output: Path | None) -> None:
         typer.echo(text, nl=False)
         return
     write_output(output, text)
-    typer.echo(output)
+    typer.echo(printable(str(output)))

@@ -15,6 +15,7 @@ from specc.cli.configuration import EngineOption, load
 from specc.cli.progress import progress
 from specc.cli.reporting import EXIT_NO_GPU, Format, printing, reporting
 from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.support.render import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -67,7 +68,8 @@ def tune(
             return
         with printing() as console:
             console.print(_gained(found))
-        typer.echo(f"wrote {place}; a configuration reads it by the line 'tuning: {place.name}'")
+        said = f"wrote {place}; a configuration reads it by the line 'tuning: {place.name}'"
+        typer.echo(printable(said))
 
 
 def _require_arch(loaded: LoadedConfig, arch: str) -> None:

@@ -13,6 +13,7 @@ from specc.config.archs import ARCHS, NoGpuError, gpus
 from specc.config.models.pair import Described, Fit, Pair
 from specc.config.needs import Needs
 from specc.config.schema import ConfigFile
+from specc.support.paths import path_of
 from specc.support.render import printable
 
 _MOST_STEPS = 16
@@ -177,7 +178,18 @@ def _relative(directory: Path, folder: Path) -> str:
 
     It is absolute where names lead elsewhere, as behind a link, or would stand for somebody's home.
     """
-    path = os.path.relpath(directory.expanduser().absolute(), folder.absolute())
-    if path.startswith("~") or not (folder / path / "config.json").exists():
-        path = os.path.realpath(directory.expanduser())
-    return path if _PLAIN.fullmatch(path) and path.lower() not in _WORDS else json.dumps(path)
+    path = os.path.relpath(path_of(directory).absolute(), folder.absolute())
+    if path.startswith("~") or not os.path.exists(folder / path / "config.json"):
+        path = os.path.realpath(path_of(directory))
+    return as_yaml(path)
+
+
+def as_yaml(text: str) -> str:
+    """Return a text as YAML: as it is where that means the text, else in quotes."""
+    return text if _PLAIN.fullmatch(text) and text.lower() not in _WORDS else quoted(text)
+
+
+def quoted(text: str) -> str:
+    """Return a text as YAML in quotes: as in JSON, which would make two halves of a character above U+FFFF."""
+    inner = "".join(f"\\U{ord(char):08x}" if char > "\uffff" else json.dumps(char)[1:-1] for char in text)
+    return f'"{inner}"'

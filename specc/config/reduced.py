@@ -9,6 +9,7 @@ from specc.config.legality import Checked
 from specc.config.models import Fact
 from specc.config.resolved import ModelConfig
 from specc.config.schema import ModelBlock
+from specc.support.paths import PathError, path_of
 from specc.support.token_map import TokenMapError, check_token_map, read_offsets, read_token_map
 
 MODEL, ENGINE = "model", "engine"
@@ -63,7 +64,7 @@ def _tokens(checked: Checked, draft: ModelConfig, directory: Path) -> list[int] 
     if draft.token_map != MODEL:
         return _read(checked, str(draft.token_map), directory)
     try:
-        return read_offsets(directory / Path(str(draft.model)).expanduser())
+        return read_offsets(path_of(str(draft.model), directory))
     except TokenMapError as error:
         checked.found.error(error.code, str(error), checked.places.value("draft", "model"), hint=error.hint)
         return None
@@ -72,9 +73,12 @@ def _tokens(checked: Checked, draft: ModelConfig, directory: Path) -> list[int] 
 def _read(checked: Checked, path: str, directory: Path) -> list[int] | None:
     """Return the tokens that a file lists, None after reporting."""
     try:
-        return read_token_map(directory / Path(path).expanduser())
-    except (TokenMapError, ValueError, RuntimeError) as error:  # a path with a NUL, or '~unknown'
-        hint = error.hint if isinstance(error, TokenMapError) else None
-        at = checked.places.value("draft", "token_map")
-        checked.found.error("map/unreadable", str(error), at, hint=hint)
+        return read_token_map(path_of(path, directory))
+    except (TokenMapError, PathError) as error:
+        said, hint = str(error), None
+        if isinstance(error, PathError):
+            said = f"'{path[:80]}' is not a path: {error}"
+        else:
+            hint = error.hint
+        checked.found.error("map/unreadable", said, checked.places.value("draft", "token_map"), hint=hint)
         return None

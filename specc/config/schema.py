@@ -46,12 +46,16 @@ SAMPLING: tuple[Sampling, ...] = get_args(Sampling)
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}\Z")
 
 
+def fault_of_name(name: str) -> str | None:
+    """Return why a configuration cannot have a name, None where it can: only what can name a Python package is one."""
+    if keyword.iskeyword(name):
+        return "is a Python keyword"
+    return None if _NAME.match(name) else "does not match [a-z][a-z0-9_]{0,62}"
+
+
 def _check_name(value: object) -> object:
-    """Let only names through that can name a Python package."""
-    if isinstance(value, str) and (not _NAME.match(value) or keyword.iskeyword(value)):
-        what = "does not match [a-z][a-z0-9_]{0,62}"
-        if keyword.iskeyword(value):
-            what = "is a Python keyword"
+    """Let only names through that can be one."""
+    if isinstance(value, str) and (what := fault_of_name(value)):
         raise PydanticCustomError("bad_name", "'{name}' {what}", {"name": value[:80], "what": what})
     return value
 

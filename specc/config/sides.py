@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specc.config.legality import Checked
-from specc.config.models import Fact, ModelFacts, ModelUnreadableError, read_model
+from specc.config.models import Fact, ModelFacts, ModelUnreadableError, directory_of, read_model
 from specc.config.needs import Needs
 from specc.config.reduced import token_map_of
 from specc.config.resolved import HiddenSource, ModelConfig
 from specc.config.schema import REQUIRED_SIZES, ModelBlock
 from specc.config.validate import broken_bound
 from specc.support.diagnostics import Note
+from specc.support.paths import PathError, path_of
 
 Side = Literal["target", "draft"]
 Value = int | str
@@ -99,12 +100,7 @@ def _facts(checked: Checked, side: Side, directory: Path) -> ModelFacts | None:
         return None
     written = block.model
     try:
-        place = directory / Path(written).expanduser()
-    except RuntimeError as error:  # '~unknown'
-        checked.found.error("config/model-unreadable", f"'{written[:80]}' is not a path: {error}", at)
-        return None
-    try:
-        facts = read_model(place, written)
+        facts = read_model(directory_of(written, directory), written)
     except ModelUnreadableError as error:
         checked.found.error("config/model-unreadable", str(error), at, hint=error.hint)
         return None
@@ -125,8 +121,8 @@ def _own_draft(checked: Checked, directory: Path) -> bool:
     """Whether both sides name one directory."""
     paths = [block and block.model for block in (checked.file.target, checked.file.draft)]
     try:
-        found = [(directory / Path(path).expanduser()).resolve() for path in paths if path]
-    except (ValueError, RuntimeError, OSError):  # no path, of which `_facts` tells
+        found = [path_of(path, directory).resolve() for path in paths if path]
+    except PathError:  # of which `_facts` tells
         return False
     return len(found) == 2 and found[0] == found[1]
 

@@ -14,6 +14,7 @@ from specc.config.locations import Locations
 from specc.config.scalars import spell
 from specc.config.yaml_tree import read_tree
 from specc.support.diagnostics import Diagnostics, Note
+from specc.support.paths import path_of
 from specc.support.reading import read_regular, why_unreadable
 
 MAX_BYTES = 1 << 17
@@ -53,12 +54,10 @@ def read_tuning(checked: Checked, directory: Path) -> Tuning | None:
     if written is None:
         return None
     try:
-        path = directory / Path(written).expanduser()
+        path = path_of(written, directory)
         text = read_regular(path, MAX_BYTES).decode("utf-8-sig")
-    except (OSError, ValueError, RuntimeError) as error:  # a path with a NUL, or '~unknown'
-        why = str(error)
-        if isinstance(error, OSError | ValueError):
-            why = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else why_unreadable(error)
+    except (OSError, ValueError) as error:
+        why = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else why_unreadable(error)
         message = f"cannot read the tuning file '{written[:200]}': {why}"
         hint = "specc tune writes one; or leave tuning out"
         checked.found.error("tuning/unreadable", message, checked.places.value("tuning"), hint=hint)

@@ -123,7 +123,7 @@ def _report(
         hint = "write its keys on lines of their own, indented"
         found.error("config/not-a-mapping", message, places.value(*path), hint=hint)
     elif kind == "bad_name":
-        found.error("config/bad-name", details["msg"], places.value(*path), hint=_name_hint(str(value)))
+        found.error("config/bad-name", details["msg"], places.value(*path), hint=name_hint(str(value)))
     elif kind == "literal_error" and isinstance(value, str):
         _report_word(path, value, str(context.get("expected", "")), places, found)
     elif kind in _TYPES:
@@ -195,7 +195,7 @@ def _key_hint(path: Path, known: tuple[str, ...] | None) -> tuple[str, set[Path]
     return f"did you mean '{best}'?", {(*path[:-1], best)}
 
 
-def _name_hint(name: str) -> str | None:
+def name_hint(name: str) -> str | None:
     """Return a usable name near the one written, if there is one."""
     usable = "".join(char if char.isascii() and char.isalnum() else "_" for char in name.lower())
     usable = usable.lstrip("_0123456789")[:63]

@@ -147,9 +147,9 @@ class Engine:
         Without conditions: 64 tokens, or the target's EOS; it ends by length where the context does. sampling: how its
         tokens are drawn, by default greedily; without a seed it gets one now. handover: what another machine prefilled
         of it, which is taken over instead of a prefill, with what it is sampled with. Raises RequestTooLongError when
-        it can never fit, UnknownTokenError for ids outside the target's vocabulary, SamplingError for what the program
-        was built without, GrammarError for a grammar that cannot be compiled, ContractError when the handover is of
-        another prompt or pool, or its first token or health word is none.
+        it can never fit, BadPromptError for what is no text, UnknownTokenError for ids outside the target's vocabulary,
+        SamplingError for what the program was built without, GrammarError for a grammar that cannot be compiled,
+        ContractError when the handover is of another prompt or pool, or its first token or health word is none.
         """
         request = self._intake.request(self._next_id, prompt, conditions, sampling, handover)
         self.scheduler.add(request)
@@ -168,7 +168,7 @@ class Engine:
         return None
 
     def encode(self, text: str) -> list[int]:
-        """Tokenise a prompt; raises EngineError without a tokenizer."""
+        """Tokenise a prompt; raises EngineError without a tokenizer, BadPromptError for what is no text."""
         return self._intake.encode(text)
 
     def step(self) -> list[Completion]:

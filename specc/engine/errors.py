@@ -30,12 +30,18 @@ class RequestTooLongError(EngineError):
     """A request could never finish: its context is longer than the engine can hold."""
 
 
-class UnknownTokenError(EngineError):
-    """A prompt has a token id that is not in the target's vocabulary."""
+class BadPromptError(EngineError):
+    """A prompt is no text: it has half of a character, which no tokenizer takes."""
 
-    def __init__(self, place: int, token: int, vocab_size: int) -> None:
+
+class UnknownTokenError(EngineError):
+    """A prompt has a token id that is not in the target's vocabulary, or is no whole number at all."""
+
+    def __init__(self, place: int, token: object, vocab_size: int) -> None:
         """Record the id and where in the prompt it is, counted from 0."""
-        super().__init__(f"token {token} at place {place} of the prompt is not in the vocabulary of {vocab_size}")
+        long = isinstance(token, int) and token.bit_length() > 64  # Python makes no text of very long ones
+        shown = "of more than 64 bits" if long else f"{token!r:.60}"
+        super().__init__(f"token {shown} at place {place} of the prompt is not in the vocabulary of {vocab_size}")
         self.place = place
         self.token = token
 

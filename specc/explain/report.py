@@ -30,7 +30,7 @@ def print_summary(build: Build, console: Console, files: Iterable[object]) -> No
         console.print(Text(_shared(build)))
     console.print(*_resources(build))
     for path in files:
-        console.print(Text(f"wrote {path}"), soft_wrap=True)
+        console.print(Text(printable(f"wrote {path}")), soft_wrap=True)
     stages = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in build.seconds.items())
     console.print(Text(f"time: {stages}"))
 

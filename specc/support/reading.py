@@ -66,6 +66,11 @@ def read_text(path: Path, most: int = MOST_BYTES) -> str:
     return read_regular(path, most).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
 
 
+def half_character(text: str) -> int | None:
+    """Where a text has half of a character above U+FFFF, which no encoding takes; None where all of it is whole."""
+    return next((place for place, char in enumerate(text) if "\ud800" <= char <= "\udfff"), None)
+
+
 def why_unreadable(error: OSError | ValueError) -> str:
     """What `read_regular` or `read_text` has raised, without the number and path that an OSError adds."""
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.support.reading import why_unreadable
 
 
 @contextlib.contextmanager
@@ -31,21 +32,29 @@ def write_whole(path: Path, content: bytes) -> None:
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
-        path.write_bytes(content)
+        with open(path, "wb", opener=_without_waiting) as stream:
+            stream.write(content)
         return
     with unfinished(path) as temporary:
         temporary.write_bytes(content)
 
 
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file for writing; OSError for a pipe that nobody reads, for which one would wait."""
+    opened = os.open(path, flags | os.O_NONBLOCK)
+    os.set_blocking(opened, True)
+    return opened
+
+
 def write_output(path: Path, content: str | bytes, *, folders: bool = False) -> None:
     """Write a file that somebody asked for, whole, text as UTF-8; ``folders``: make those on the way to it.
 
-    Raises DiagnosticError ``emit/io`` where that fails.
+    Raises DiagnosticError ``emit/io`` where that fails, as for a name that no file can have.
     """
     try:
         if not folders:
             path.parent.stat()
         write_whole(path, content if isinstance(content, bytes) else content.encode())
-    except OSError as error:
-        message = f"cannot write '{path}': {error.strerror or error}"
+    except (OSError, ValueError) as error:
+        message = f"cannot write '{path}': {why_unreadable(error)}"
         raise DiagnosticError(Diagnostic("emit/io", message)) from error

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import artefacts, caches, configs, models, modules, records, sessions, specir, steps, wheels
+from . import artefacts, caches, commands, configs, models, modules, prompts, records, sessions, specir, steps, wheels
 
 Case = Callable[[str, random.Random], str]
 """Runs one case of a seed and says its outcome; whatever it raises is a failure."""
@@ -39,4 +39,6 @@ GENERATORS: dict[str, Generator] = {
     "wheels": Generator(wheels.case),
     "records": Generator(records.case),
     "caches": Generator(caches.case),
+    "commands": Generator(commands.case),
+    "prompts": Generator(prompts.case),
 }

@@ -91,7 +91,7 @@ def _blamed_rightly(load: Callable[[], LoadedConfig]) -> LoadedConfig:
     try:
         return load()
     except DiagnosticError as error:
-        told = [one.message for one in error.diagnostics if "is not a path" in one.message]
+        told = [one.message for one in error.diagnostics if "is not a path" in one.message and "\0" not in one.message]
         expect(not told, f"a path that is one is blamed: {told}")
         raise
 

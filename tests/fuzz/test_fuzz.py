@@ -19,6 +19,8 @@ CASES = {
     "wheels": 100,
     "records": 150,
     "caches": 300,
+    "commands": 60,
+    "prompts": 40,
 }
 """Cases in a part."""
 

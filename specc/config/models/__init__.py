@@ -16,6 +16,7 @@ from specc.config.models.config_json import (
     Directory,
     ModelUnreadableError,
     configuration,
+    directory_of,
     in_short,
     language_model,
     read_directory,
@@ -27,7 +28,7 @@ from specc.config.remembered import Answer, remembered
 from specc.config.resolved import Dtype, HiddenSource
 from specc.support.speculators import DTYPE_KEYS
 
-__all__ = ["HANDS_OVER", "Fact", "ModelFacts", "ModelUnreadableError", "read_model"]
+__all__ = ["HANDS_OVER", "Fact", "ModelFacts", "ModelUnreadableError", "directory_of", "read_model"]
 
 HANDS_OVER: dict[str, HiddenSource] = {
     "deepseek_v4": "hc_residual",

@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 
 from specc.config.models.attributes import Bare, TooLargeError, decimal_number, whole_number
 from specc.config.models.known import known_types
+from specc.support.paths import PathError, path_of
 from specc.support.reading import read_regular
 from specc.support.speculators import MARK, merged
 
@@ -60,6 +61,14 @@ class Directory:
     content: Mapping[str, Any]
     quantization: Mapping[str, Any] = field(default_factory=dict[str, Any])
     first_layer: int = 0
+
+
+def directory_of(written: str, folder: Path = Path()) -> Path:
+    """Return the path of a model directory, from a folder; raises ModelUnreadableError for what can be none."""
+    try:
+        return path_of(written, folder)
+    except PathError as error:
+        raise ModelUnreadableError(f"'{written[:80]}' is not a path: {error}", _ADVICE) from error
 
 
 def read_directory(directory: Path, written: str) -> Directory:

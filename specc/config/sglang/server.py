@@ -8,7 +8,7 @@ from pathlib import Path
 
 from specc.adapters.sglang.served import BACKENDS, ROLES, SETTINGS, Model, Refusal, Server, refusals, roles
 from specc.config.archs import ARCHS, GPUS, NoGpuError, arch_hint, arch_of, gpus
-from specc.config.models import Fact, ModelFacts, ModelUnreadableError, read_model
+from specc.config.models import Fact, ModelFacts, ModelUnreadableError, directory_of, read_model
 from specc.config.presets.sglang import SGLANG
 from specc.config.presets.sglang_models import architecture_of, facts_of
 from specc.config.sglang.command_line import UNREAD, Arguments, argument
@@ -186,11 +186,12 @@ def _model(arguments: Arguments, name: str, written: str) -> tuple[Path, ModelFa
     if not written:
         arguments.wrong(f"{name} is missing")
         return None
-    if not (directory := Path(written).expanduser()).is_dir():
-        hint = "download it, and give the directory: names of the Hub are not looked up"
-        arguments.wrong(f"{name} '{written[:200]}' is not a directory", hint)
-        return None
     try:
+        directory = directory_of(written)
+        if not directory.is_dir():
+            hint = "download it, and give the directory: names of the Hub are not looked up"
+            arguments.wrong(f"{name} '{written[:200]}' is not a directory", hint)
+            return None
         facts = read_model(directory, written)
     except ModelUnreadableError as error:
         arguments.wrong(f"{name}: {error}", error.hint)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from specc.config.models import ModelFacts
 from specc.config.presets.sglang import SGLANG
 from specc.config.presets.sglang_models import architecture_of
+from specc.config.proposal import as_yaml, quoted
 from specc.config.resolved import Config
+from specc.config.schema import fault_of_name
 from specc.config.sglang.command_line import THRESHOLDS, Arguments
 from specc.config.sglang.server import Started
+from specc.config.validate import name_hint
+from specc.support.paths import PathError, path_of
 
 _DTYPES = {"half": "float16", "float16": "float16", "bfloat16": "bfloat16", "float": "float32", "float32": "float32"}
 _KV_DTYPES = {
@@ -54,7 +57,7 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
     outputs, best = _listed(wanted.outputs), wanted.best_logprobs
     lines = [
         f"# Written for a server of {SGLANG.title} from its arguments.",
-        f"name: {wanted.name or f'sglang_{server.algorithm.lower()}'}",
+        f"name: {_name(arguments, server, wanted.name)}",
         "engine: sglang",
         f"algorithm: {server.algorithm} # --speculative-algorithm {arguments.text('--speculative-algorithm')}",
         *_shape(arguments, server),
@@ -72,6 +75,15 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
     ]
     arguments.found.raise_if_errors()
     return "\n".join(lines) + "\n"
+
+
+def _name(arguments: Arguments, server: Started, wanted: str | None) -> str:
+    """Return the configuration's name as YAML, after reporting one that it cannot have."""
+    if wanted is None:
+        return f"sglang_{server.algorithm.lower()}"
+    if fault := fault_of_name(wanted):
+        arguments.found.error("config/bad-name", f"--name '{wanted[:80]}' {fault}", hint=name_hint(wanted))
+    return as_yaml(wanted)
 
 
 def served(config: Config) -> str:
@@ -121,7 +133,7 @@ def _model(arguments: Arguments, server: Started, side: str, logits: str) -> lis
     """Return the lines of one model."""
     directory, facts = server.models[side]
     origin = "--model-path" if side == "target" else server.draft_origin
-    lines = [f"{side}:", f"  model: {json.dumps(str(directory.resolve()))} # {origin}"]
+    lines = [f"{side}:", f"  model: {quoted(str(directory.resolve()))} # {origin}"]
     lines += _token_map(arguments, server) if side == "draft" else []
     lines += _columns(arguments, facts) if logits == "sharded" else []
     dtype, why = _dtype(arguments, server, side)
@@ -148,11 +160,15 @@ def _token_map(arguments: Arguments, server: Started) -> list[str]:
     if server.algorithm != "EAGLE":
         hint = "leave it out: SGLang's head scores all tokens"
         arguments.refuse(f"--speculative-token-map of {server.algorithm}", hint)
-    elif not Path(written).expanduser().is_file():
+    try:
+        path = path_of(written)
+    except PathError as error:
+        arguments.wrong(f"--speculative-token-map '{written[:80]}' is not a path: {error}")
+        return []
+    if server.algorithm == "EAGLE" and not path.is_file():
         hint = "download it, and give the file: names of the Hub are not looked up"
         arguments.wrong(f"--speculative-token-map '{written[:200]}' is not a file", hint)
-    path = json.dumps(str(Path(written).expanduser().resolve()))
-    return [f"  token_map: {path} # --speculative-token-map"]
+    return [f"  token_map: {quoted(str(path.resolve()))} # --speculative-token-map"]
 
 
 def _dtype(arguments: Arguments, server: Started, side: str) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import signature
+from operator import index
 from typing import Any
 
 import torch
@@ -127,11 +128,17 @@ class CausalModel:
             return frozenset()
         return frozenset((found,) if isinstance(found, int) else found)
 
-    def check_tokens(self, tokens: Sequence[int]) -> None:
-        """Raise UnknownTokenError for the first token that the model has no embedding of."""
+    def check_tokens(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Return the tokens as integers; UnknownTokenError for the first that the model has no embedding of."""
+        found: list[int] = []
         for place, token in enumerate(tokens):
-            if not 0 <= token < self.facts.vocab_size:
-                raise UnknownTokenError(place, token, self.facts.vocab_size)
+            try:
+                found.append(index(token))
+            except TypeError:
+                raise UnknownTokenError(place, token, self.facts.vocab_size) from None
+            if not 0 <= found[-1] < self.facts.vocab_size:
+                raise UnknownTokenError(place, found[-1], self.facts.vocab_size)
+        return tuple(found)
 
     def forward(self, tokens: Tensor, positions: Tensor, paged: PagedContext) -> Tensor:
         """Run tokens i64[b, n] at positions i64[b, n]: hidden states T[b, n, H].

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,7 +46,7 @@ OWN_CODE_HINT = "the engine runs models that transformers has classes for; conve
 
 def load_target(path: str | Path, plan: Plan, device: torch.device | str = "cpu") -> TargetModel:
     """Load a target and its tokenizer, in the dtype that the program was built for; check that they fit."""
-    with _readable("target", path):
+    with _readable("target model", path):
         wanted = plan.models["target"]
         loaded = _weights(path, wanted.dtype, device)
         model = TargetModel(loaded, _tokenizer(path), wanted.aux_layers)
@@ -60,7 +61,7 @@ def load_draft(path: str | Path, plan: Plan, target: TargetModel, token_map: str
     token_map: the file of the target's tokens that it scores, of a draft whose weights do not say it.
     """
     wanted = plan.models["draft"]
-    with _readable("draft", path):
+    with _readable("draft model", path):
         found = _head_of(plan, path)
         if found is None:
             loaded = _weights(path, wanted.dtype, target.device)
@@ -109,6 +110,16 @@ def load_corpus(path: str | Path, target: TargetModel) -> torch.Tensor:
     return torch.tensor(tokens, dtype=torch.int32, device=target.device)
 
 
+def load_tokenizer(path: str | Path) -> Any:
+    """Load the tokenizer of a directory alone; names of the Hub are not looked up."""
+    with _readable("tokenizer of", path):
+        found = _tokenizer(path)
+    if found is None:
+        message = f"the directory {str(path)!r} has no tokenizer"
+        raise _refused("run/model-unreadable", message, "give the directory of a model with its tokenizer.json")
+    return found
+
+
 def brings_draft(path: str | Path, plan: Plan) -> bool:
     """Whether a target's directory has the module that the program drafts with."""
     found = _head_of(plan, path)
@@ -144,8 +155,8 @@ def _check_aux(head: Eagle3Head | DflashHead, layers: tuple[int, ...]) -> None:
 @contextmanager
 def _readable(role: str, path: str | Path) -> Iterator[None]:
     """Turn what transformers raises for a bad directory into a diagnostic."""
-    what = f"cannot load the {role} model {str(path)!r}"
-    if not Path(path).is_dir():
+    what = f"cannot load the {role} {str(path)!r}"
+    if not os.path.isdir(path):  # a name that no file can have is none, too
         raise _refused("run/model-unreadable", f"{what}: there is no such directory", FILES)
     for file in Path(path).iterdir():  # transformers would wait for who writes to a pipe
         if file.exists() and not (file.is_file() or file.is_dir()):
@@ -155,7 +166,7 @@ def _readable(role: str, path: str | Path) -> Iterator[None]:
     except DiagnosticError:
         raise
     except UnsupportedModelError as error:
-        raise _refused("run/model-unsupported", f"the {role} model cannot be run: {error}", error.hint) from error
+        raise _refused("run/model-unsupported", f"the {role} cannot be run: {error}", error.hint) from error
     except Exception as error:  # transformers and safetensors raise many types here
         if "trust_remote_code" in str(error) and _asks_for_own_code(path):
             files = " and ".join(_asks_for_own_code(path))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from specc.engine.errors import EngineError
+from specc.engine.errors import BadPromptError, EngineError
 from specc.engine.models.causal_models import TargetModel
 from specc.engine.serving.grammar import Grammars
 from specc.engine.serving.handover import Handover, Places
@@ -16,6 +16,7 @@ from specc.engine.serving.text import Detokenizer, StopText
 from specc.runtime.errors import SamplingError
 from specc.runtime.plan.plan import Plan
 from specc.runtime.sampling import GREEDY, Sampling, carried, check_built
+from specc.support.reading import half_character
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,7 @@ class Intake:
         handover: Handover | None,
     ) -> Request:
         """One request; raises as `Engine.add`."""
-        ids = tuple(self.encode(prompt) if isinstance(prompt, str) else (int(token) for token in prompt))
-        self.target.check_tokens(ids)
+        ids = self.target.check_tokens(self.encode(prompt) if isinstance(prompt, str) else prompt)
         conditions = conditions or StopConditions(eos_token_ids=self.target.eos_token_ids)
         if conditions.stop and self.tokenizer is None:
             raise EngineError("stop strings need a tokenizer")
@@ -69,7 +69,9 @@ class Intake:
         return found
 
     def encode(self, text: str) -> list[int]:
-        """Tokenise a prompt; raises EngineError without a tokenizer."""
+        """Tokenise a prompt; raises EngineError without a tokenizer, BadPromptError for what is no text."""
         if self.tokenizer is None:
             raise EngineError("a prompt in text needs a tokenizer; give token ids or a tokenizer")
+        if (place := half_character(text)) is not None:
+            raise BadPromptError(f"the prompt has half of a character at place {place}")
         return list(self.tokenizer(text)["input_ids"])

@@ -82,7 +82,7 @@ def test_depths() -> None:
     assert run("bench", ADAPTIVE, "--num-steps", "2").exit_code == 2
 
 
-@pytest.mark.parametrize("buckets", ["3", "1,x", ",", "0"])
+@pytest.mark.parametrize("buckets", ["3", "1,x", ",", "0", "9" * 4301, "\u00b2", "\u0661"])
 def test_buckets_that_are_none(buckets: str) -> None:
     done = run("bench", CHAIN, "--buckets", buckets)
     assert done.exit_code == 2 and "there are 1, 2, 4, 8" in " ".join(done.stderr.replace("│", " ").split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections import Counter
 from pathlib import Path
 
@@ -66,6 +67,10 @@ def test_equally_frequent_ones() -> None:
         (("--size", "2049", "TEXT", "-o", "map.json"), 2, "the tokenizer has 2048 tokens"),
         (("nowhere.txt", "-o", "map.json"), 1, "config/unreadable"),
         (("TEXT", "-o", "map.json", "--tokenizer", "nowhere"), 1, "run/model-unreadable"),
+        (("TEXT", "-o", "map.json", "--tokenizer", "x" * 5000), 1, "run/model-unreadable"),
+        (("TEXT", "-o", "map.json", "--tokenizer", "."), 1, "the directory '.' has no tokenizer"),
+        (("x" * 5000, "-o", "map.json"), 1, "config/unreadable"),
+        (("TEXT", "-o", "x" * 300), 1, "emit/io"),
     ],
 )
 def test_what_is_wrong(
@@ -75,3 +80,27 @@ def test_what_is_wrong(
     result = hot(*(str(text) if word == "TEXT" else word for word in words))
     assert (result.exit_code, said in result.output) == (code, True), result.output
     assert not (tmp_path / "map.json").exists()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "meta-llama/Llama-3.1-8B"])
+def test_names_of_the_hub_are_not_looked_up(
+    name: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **_: asked.append(given) or [])
+    monkeypatch.chdir(tmp_path)
+    result = hot(text, "-o", "map.json", tokenizer=Path(name))
+    assert result.exit_code == 1
+    said = f"cannot load the tokenizer of '{name}': there is no such directory"
+    assert f"error[run/model-unreadable]: {said}" in result.stderr
+    assert "= hint: " in result.stderr
+    assert asked == []
+
+
+def test_settings_that_are_too_deep(text: Path, tmp_path: Path) -> None:
+    for file in TOKENIZER.glob("tokenizer*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "generation_config.json").write_text("[" * 100_000)
+    result = hot(text, "-o", tmp_path / "map.json", tokenizer=tmp_path)
+    assert result.exit_code == 1
+    assert "error[config/unreadable]: cannot read " in result.stderr

@@ -369,3 +369,15 @@ def test_a_path_that_would_steer_a_terminal() -> None:
     result = init("a\x1b[31mb", "small", "-o", "-")
     assert result.exit_code == 0
     assert "\x1b" not in result.output
+
+
+@pytest.mark.parametrize("name", ["x" * 300 + ".yaml", "x" * 5000, "x/" * 3000])
+def test_names_that_no_file_can_have(name: str) -> None:
+    assert "error[emit/io]: cannot write" in refused("target", "small", "-o", name)
+
+
+@pytest.mark.parametrize("name", ["\U0001f600", "\u4f60 \x7f\u2028\ufeff", '"\\'])
+def test_names_of_any_characters(name: str) -> None:
+    model(name, LLAMA)
+    assert init(name, "-o", "c.yaml").exit_code == 0
+    assert CliRunner().invoke(app, ["check", "c.yaml"]).exit_code == 0

@@ -369,3 +369,40 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     result = run("-o", tmp_path / "nowhere" / "x.yaml", "--", *words({}))
     assert result.exit_code == 1
     assert "error[emit/io]" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["--model-path", "--speculative-draft-model-path", "--speculative-token-map"])
+@pytest.mark.parametrize("path", ["~no_such_user", "x" * 5000, "x/" * 3000, "loop"])
+def test_what_is_no_path(name: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    eagle = {"--speculative-algorithm": "EAGLE", "--speculative-draft-model-path": str(MODELS / "eagle")}
+    result = run("-o", "c.yaml", "--", *words(eagle | {name: path}))
+    assert (result.exit_code, result.stdout) == (1, ""), result.output
+    assert "error[config/engine-argument]" in result.stderr
+    assert f"'{path[:80]}' is not a path: " in result.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["loop"]
+
+
+@pytest.mark.parametrize("digits", [41, 4300, 4301])
+def test_a_vocabulary_of_many_digits(digits: int, tmp_path: Path) -> None:
+    said = json.loads((MODELS / "target" / "config.json").read_text())
+    text = json.dumps(said).replace(f'"vocab_size": {said["vocab_size"]}', f'"vocab_size": {"9" * digits}')
+    (tmp_path / "config.json").write_text(text)
+    result = run("--logits", "sharded", "--", *words({"--model-path": str(tmp_path), "--tp-size": "2"}))
+    assert result.exit_code == 1
+    assert f"has a number of {digits} digits" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["", "Mine", "a\nengine: vllm", "a: b", "x # y", "class", "x" * 64, "\u202e"])
+def test_what_is_no_name(name: str, tmp_path: Path) -> None:
+    """It would be written into the file as it is."""
+    result = run("-o", tmp_path / "c.yaml", "--name", name, "--", *words({}))
+    assert (result.exit_code, result.stdout) == (1, ""), result.output
+    assert "error[config/bad-name]: --name '" in result.stderr
+    assert "= hint: write " in result.stderr
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_name_that_yaml_takes_for_something_else(tmp_path: Path) -> None:
+    assert config(tmp_path, {}, options=("--name", "null")).name == "null"

@@ -12,6 +12,7 @@ from memoryless import accepted_lengths
 
 from specc.engine.engine import Engine
 from specc.engine.errors import (
+    BadPromptError,
     EngineError,
     OutOfRoomError,
     RequestTooLongError,
@@ -243,6 +244,26 @@ def test_tokens_that_the_target_does_not_know_are_refused_at_once(target: Target
     assert (caught.value.place, caught.value.token) == (1, token)
     assert not engine.has_work
     assert_greedy(engine, [[0, VOCAB - 1, 3]], StopConditions(max_new_tokens=4))
+
+
+@pytest.mark.parametrize("token", [10**5000, 1.0, "5", None], ids=["long", "float", "text", "none"])
+def test_what_is_no_token_is_refused_at_once(target: TargetModel, token: Any) -> None:
+    """A number that Python makes no text of, and what is no whole number."""
+    draft = make_drafts(target)["twin"]
+    engine = Engine(FakeProgram(make_plan(target, draft)), target, draft)
+    with pytest.raises(UnknownTokenError, match=r"at place 1 .* vocabulary of"):
+        engine.add([2, token, 3])
+    assert not engine.has_work
+
+
+def test_a_text_with_half_of_a_character_is_refused_at_once(target: TargetModel) -> None:
+    draft = make_drafts(target)["twin"]
+    engine = Engine(FakeProgram(make_plan(target, draft)), target, draft)
+    engine._intake = replace(engine._intake, tokenizer=lambda text: {"input_ids": [2] * len(text.encode())})
+    assert engine.encode("\U0001f600") == [2] * 4
+    with pytest.raises(BadPromptError, match="half of a character at place 2"):
+        engine.add("ab\ud83d")
+    assert not engine.has_work
 
 
 def test_models_that_the_program_was_not_built_for_are_refused(target: TargetModel) -> None:

@@ -240,3 +240,31 @@ def test_inputs_that_are_wrong_are_diagnostics(invoke: Callable[..., Result], tm
         else:
             assert f"error[{code}]: " in result.stderr
             assert not result.stdout
+
+
+@pytest.mark.parametrize("prompt", ["ab\udcff", "\ud83d"])
+def test_a_prompt_that_is_no_text(invoke: Callable[..., Result], tmp_path: Path, prompt: str) -> None:
+    """Half of a character: as a command line has it of bytes that are no UTF-8, or as JSON may say it."""
+    file = tmp_path / "p.json"
+    file.write_text(json.dumps(["fine", prompt, "\U0001f600"]))
+    result = invoke("--prompt", "x", "--prompts", str(file), package="no_such_program")
+    assert result.exit_code == 1
+    place = len(prompt) - 1
+    assert f"error[run/bad-prompt]: prompt 2 of '{file}' has half of a character at place {place}" in result.stderr
+    assert "= hint: " in result.stderr
+    result = invoke("--prompt", "x", "--prompt", prompt)
+    assert "error[run/bad-prompt]: prompt 2 of the command line has half of" in result.stderr
+    assert invoke("--prompt", "x", "--stop", prompt).exit_code == 2
+
+
+def test_a_prompt_that_is_too_long_is_named(invoke: Callable[..., Result]) -> None:
+    result = invoke(*with_prompts(["x", "speculate " * 9]), "--max-context", "32")
+    assert result.exit_code == 2
+    assert "prompt 2, 'speculate speculate ': the prompt has" in " ".join(result.stderr.split())
+
+
+def test_directories_that_are_none(invoke: Callable[..., Result], model_dirs: dict[str, Path]) -> None:
+    for name in ("x" * 5000, "gpt2", "~no_such_user"):
+        result = invoke("--prompt", "x", "--target", name)
+        assert result.exit_code == 1
+        assert "error[run/model-unreadable]: cannot load the target model" in result.stderr

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import stat
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from specc.support.writing import unfinished, write_whole
+from specc.support.diagnostics import DiagnosticError
+from specc.support.writing import unfinished, write_output, write_whole
 
 
 def test_a_file_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
@@ -40,3 +44,27 @@ def test_a_folder_in_its_place(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"plan\.json"):
         write_whole(tmp_path / "plan.json", b"new")
     assert [found.name for found in tmp_path.iterdir()] == ["plan.json"]
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x/" * 3000, "a\0b", "\ud800", "pipe"])
+def test_names_that_no_file_can_have(name: str, tmp_path: Path) -> None:
+    """And a pipe that nobody reads: who writes to it would wait."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DiagnosticError, match=r"error\[emit/io\]: cannot write"):
+        write_output(tmp_path / name, "text")
+    assert [found.name for found in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_a_pipe_that_is_read(tmp_path: Path) -> None:
+    """Of more than it holds at once."""
+    content = b"x" * (1 << 18)
+    os.mkfifo(tmp_path / "pipe")
+    reader = subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE)
+    for _ in range(1000):
+        try:
+            write_output(tmp_path / "pipe", content)
+        except DiagnosticError:  # it is not open yet
+            time.sleep(0.01)
+        else:
+            break
+    assert reader.communicate(timeout=30)[0] == content
