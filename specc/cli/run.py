@@ -94,9 +94,7 @@ def run(
         texts = _prompts(prompt or [], prompts)
         if not texts:
             raise typer.BadParameter("give at least one --prompt, or --prompts FILE")
-        if any(not one or half_character(one) is not None for one in stop or ()):
-            problem = "a stop string must not be empty, nor have half of a character"
-            raise typer.BadParameter(problem, param_hint="--stop")
+        _check_stops(stop or ())
         sampling = _sampling(
             check=check, temperature=temperature, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p,
             repetition_penalty=repetition_penalty, frequency_penalty=frequency_penalty, regex=regex,
@@ -175,6 +173,13 @@ def _require_whole(prompts: Sequence[str], origin: str) -> None:
             message = f"prompt {number} of {origin} has half of a character at place {place}, in {near!r}"
             hint = "write the whole character: in JSON as both of its halves, on a command line as UTF-8"
             raise DiagnosticError(Diagnostic("run/bad-prompt", message, hint=hint))
+
+
+def _check_stops(stops: Sequence[str]) -> None:
+    """Raise typer.BadParameter for a stop string that is empty or no text."""
+    if any(not one or half_character(one) is not None for one in stops):
+        problem = "a stop string must not be empty, nor have half of a character"
+        raise typer.BadParameter(problem, param_hint="--stop")
 
 
 def _wheel_package(name_or_path: str) -> Any:

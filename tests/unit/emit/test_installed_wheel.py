@@ -35,7 +35,7 @@ assert (k.plan.name, k.manifest.archs) == ("toy_chain", ("sm_100", "sm_90"))
 assert k.__version__ == k.manifest.version == version("specc-program-toy-chain")
 assert issubclass(k.DamagedWheelError, k.SpeccError)
 assert "torch" not in sys.modules
-assert set(dir(k)) == set(k.__all__) >= {"load", "plan", "Batch", "SpeccError", "Step"}
+assert set(dir(k)) == set(k.__all__) >= {"load", "manifest", "plan", "Batch", "SpeccError", "Step"}
 assert set(k.__all__) == {name for name in k.__all__ if hasattr(k, name)}
 try:
     k.nothing
