@@ -134,6 +134,11 @@ def write_wheel(
     return _write(out_dir, names, labelled, files.content, info)
 
 
+def file_name(names: Names, version: str) -> str:
+    """The name of a program's wheel, which pip is given: no index has programs."""
+    return f"{names.package}-{version}-{TAG}.whl"
+
+
 def _package_files(
     names: Names, config_text: str, plans: Mapping[str, Plan], specirs: Mapping[str, str], sources: Mapping[str, str]
 ) -> _Files:
@@ -249,7 +254,12 @@ def _rendered(name: str, **fields: Any) -> str:
 def _metadata(
     names: Names, version: str, summary: str, archs: Sequence[str], requires: Sequence[str], said: Mapping[str, Any]
 ) -> bytes:
-    fields = {"distribution": names.distribution, "package": names.package, "version": version}
+    fields = {
+        "distribution": names.distribution,
+        "package": names.package,
+        "version": version,
+        "file": file_name(names, version),
+    }
     message = Message()
     for header, value in (
         ("Metadata-Version", "2.4"),
@@ -315,7 +325,7 @@ class _ReproducibleWheel(WheelFile):
 
 
 def _write(out_dir: Path, names: Names, version: str, files: Mapping[str, bytes], info: Mapping[str, bytes]) -> Path:
-    wheel = out_dir / f"{names.package}-{version}-{TAG}.whl"
+    wheel = out_dir / file_name(names, version)
     with unfinished(wheel) as path, _ReproducibleWheel(path, "w", compression=ZIP_STORED) as archive:
         for inside in sorted(files):
             archive.writestr(f"{names.package}/{inside}", files[inside])

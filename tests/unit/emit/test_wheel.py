@@ -113,6 +113,7 @@ def test_metadata(built: Path, info: str) -> None:
     assert metadata.provides_extra == ["cuda"]
     assert "import specc_program_toy_chain as k" in (metadata.description or "")
     assert "for sm_100, sm_90" in (metadata.description or "")
+    assert f"`pip install '{built.name}[cuda]'`" in (metadata.description or "")
     assert files[f"{info}/entry_points.txt"].decode() == "[specc.programs]\ntoy_chain = specc_program_toy_chain\n"
     assert b"Tag: py3-none-any\n" in files[f"{info}/WHEEL"]
 
