@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         SpeccError,
         TornError,
         UnsupportedDeviceError,
+        UnsupportedDriverError,
         UnsupportedTorchError,
     )
     from .external import Forward
@@ -68,6 +69,7 @@ _HOMES = {
         "SpeccError",
         "TornError",
         "UnsupportedDeviceError",
+        "UnsupportedDriverError",
         "UnsupportedTorchError",
     ),
     "external": ("Forward",),
@@ -136,6 +138,7 @@ __all__ = [
     "StepResult",
     "TornError",
     "UnsupportedDeviceError",
+    "UnsupportedDriverError",
     "UnsupportedTorchError",
     "check_peer",
     "faults",
