@@ -78,8 +78,8 @@ lint: setup
 types: setup
 	$(BIN)/pyright
 
-# The releases of Triton that are supported: every example for every kind of GPU, and the kernel tests.
-TRITONS ?= 3.6.0 3.7.1 3.8.0
+# The oldest, the pinned and the newest release of Triton that are supported: every example for every kind of GPU, and the kernel tests.
+TRITONS ?= 3.6.0 3.7.1 3.9.0
 QUICK   ?=
 
 versions: setup

@@ -1,4 +1,4 @@
-"""Triton's interpreter, without what it does for nothing, and without its warnings."""
+"""Triton's interpreter, without what it does for nothing or wrong, and without its warnings."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from operator import index
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
@@ -31,6 +32,22 @@ def lighten() -> None:
     tl.block_type.__init__ = _remembered_blocks(tl.block_type.__init__)
     tl.tensor.__init__ = _remembered_shapes(tl.tensor.__init__)
     tl.core.tuple.__eq__ = _equal
+    interpreter.InterpreterBuilder.create_splat = _splat(interpreter.InterpreterBuilder.create_splat)
+
+
+def _splat(spread: Callable[..., Any]) -> Callable[..., Any]:
+    """A scalar in every place of a block. A condition stays one.
+
+    The interpreter makes numbers of it, since it takes the type of what was compared for that of the comparison. Up to
+    Triton 3.8 they were masks all the same, in 3.9 they are refused.
+    """
+
+    def spread_over(self: Any, block: Any, value: Any) -> Any:
+        if value.data.dtype != np.bool_:
+            return spread(self, block, value)
+        return interpreter.TensorHandle(np.full(block.shape, value.data), tl.int1)
+
+    return spread_over
 
 
 def _remembered(of_type: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -91,6 +108,8 @@ def quietly() -> Iterator[None]:
     with warnings.catch_warnings():
         # The interpreter of triton 3.6 does this in `range` over its tensors; numpy < 2.4 still allows it.
         warnings.filterwarnings("ignore", "Conversion of an array", DeprecationWarning)
+        # Deprecated in triton 3.9, gone in 3.10, which is not supported: without it values go through shared memory.
+        warnings.filterwarnings("ignore", r"tl.reshape\(can_reorder=True\)", UserWarning)
         # What floats do on a GPU without a word.
         warnings.filterwarnings("ignore", "(overflow|invalid value) encountered in|All-NaN", RuntimeWarning)
         yield

@@ -1,6 +1,6 @@
 """Every example for every kind of GPU, and the kernels in the interpreter, under several releases of Triton.
 
-    python tests/triton_versions.py 3.6.0 3.8.0 [--quick]
+    python tests/triton_versions.py 3.6.0 3.9.0 [--quick]
 
 Each release is put into a folder of its own, before what is installed. --quick builds a chain and a tree for two kinds
 of GPU, and tests some kernels, those of `make test`. Ends with exit code 1 where anything fails.

@@ -130,9 +130,10 @@ def _buckets(plan: Plan, chosen: str | None) -> Sequence[int]:
 
 def _require_drawable(plot: Path | None) -> None:
     from specc.measure.plot import drawable
+    from specc.support.extras import how_to_get
 
     if plot is not None and not drawable():
-        message = "matplotlib draws, and is not installed: pip install 'specc[bench]'"
+        message = f"matplotlib draws, and is not installed: {how_to_get('bench')}"
         raise typer.BadParameter(message, param_hint="--plot")
 
 

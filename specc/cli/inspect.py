@@ -18,7 +18,7 @@ import typer
 
 from specc.cli.reporting import Format, printing, reporting
 from specc.runtime.errors import DamagedWheelError, PlanError
-from specc.runtime.plan.manifest import MANIFEST, Manifest, for_inspection, read_packaged
+from specc.runtime.plan.manifest import MANIFEST, Manifest, cuda_release, for_inspection, read_packaged
 from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.plan_json import load_plan
 from specc.support.archives import UNREADABLE, open_archive
@@ -125,6 +125,8 @@ def _facts(
         "carry_bytes": sum(field["bytes"] for field in carry),
         "specc": manifest.specc,
         "triton": manifest.triton,
+        "assembler": {arch: f"ptxas {one.version}" for arch, one in manifest.assemblers.items()},
+        "cuda_driver": {arch: f">={cuda_release(one.driver)}" for arch, one in manifest.assemblers.items()},
         "torch": f">={manifest.torch}",
         "files": len(manifest.files),
         "models": {side: asdict(model) for side, model in plan.models.items()},

@@ -9,6 +9,7 @@ needed.
 
 import base64
 import contextlib
+import functools
 import importlib
 import importlib.metadata
 import os
@@ -68,6 +69,8 @@ BACKEND_OPTIONS: Mapping[str, Mapping[str, Any]] = {
 }
 NEWER_OPTIONS: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("3.8", "hip"): {"schedule_hint": "", "llvm_fn_attrs": ""},
+    ("3.9", "cuda"): {"sched4reg": False, "clc": False, "fpsan_homomorphic_casts": False, "min_shared_mem": None},
+    ("3.9", "hip"): {"fpsan_homomorphic_casts": False, "wgp_cu_mode": "wgp"},
 }
 """What a release of triton, and those after it, take besides or instead: (release, backend) -> options."""
 
@@ -188,7 +191,7 @@ def compile_kernels(
 def from_cache(source: KernelSource, arch: str, cache: Cache, key: str) -> Artifact | None:
     """What a cache has kept of a source under its `cache_key`; None where it is nothing that could be its own."""
     entry = cache.load(key)
-    if entry is None or not fits(source.function, [kind for _, kind in source.arguments], *entry):
+    if entry is None or not fits(source.function, [kind for _, kind in source.arguments], arch, *entry):
         return None
     return artifact(source.name, arch, *entry)
 
@@ -303,6 +306,7 @@ def _compile_here(source: KernelSource, target: Target) -> tuple[dict[str, Any],
     declared = [name for name, _ in source.arguments]
     if declared != [name for name in function.arg_names if name in set(declared)]:
         raise TypeError(f"declared order {declared}, the kernel has {function.arg_names}")
+    _leave_out_slp()
     compiled = triton.compile(
         ASTSource(
             fn=function,
@@ -337,4 +341,37 @@ def _compile_here(source: KernelSource, target: Target) -> tuple[dict[str, Any],
         "global_scratch": getattr(metadata, "global_scratch_size", 0),
         "profile_scratch": getattr(metadata, "profile_scratch_size", 0),
         "parameters": parameters,
+        "assembler": _assembler(target),
     }, binary
+
+
+@functools.cache
+def _leave_out_slp() -> None:
+    """Leave LLVM's SLP vectorizer out for every GPU of NVIDIA's, as triton does from 3.9 on for sm_80.
+
+    There it makes vectors of conditions, which go through local memory: `cut` and `topk` would spill on sm_90.
+    """
+    if Version(triton_version()) < Version("3.9"):
+        return
+    from triton._C.libtriton import llvm
+
+    optimize = llvm.optimize_module
+
+    def without(*given: Any, **more: Any) -> None:
+        if "disable_slp_vectorizer" in more:
+            more["disable_slp_vectorizer"] = True
+        optimize(*given, **more)
+
+    llvm.optimize_module = without
+
+
+def _assembler(target: Target) -> str | None:
+    """The version of the assembler that triton uses for a target, which differs between them; None for AMD's."""
+    if target.backend != "cuda":
+        return None
+    from triton.backends.nvidia.compiler import get_ptxas_version
+
+    said = get_ptxas_version(target.triton_arch)
+    if (found := re.search(r"\bV(\d+(?:\.\d+)+)", said)) is None:
+        raise RuntimeError(f"ptxas does not say its version: {said}")
+    return found[1]

@@ -22,13 +22,15 @@ import jinja2
 from packaging.metadata import Metadata
 from packaging.tags import Tag
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 from wheel.wheelfile import WheelFile
 
+from specc.codegen.artifact import least_driver
 from specc.config.presets import PRESETS
 from specc.emit.pages import package_page, wanted
 from specc.emit.runtime_files import runtime_files
 from specc.emit.sources import LICENSE, copied, license_text, shared, template
-from specc.runtime.plan.manifest import MANIFEST, PLAN, Artifact, Manifest
+from specc.runtime.plan.manifest import MANIFEST, PLAN, Artifact, Assembler, Manifest
 from specc.runtime.plan.plan import FORMAT, Plan
 from specc.runtime.plan.plan_json import plan_text
 from specc.runtime.plan.typed import to_json
@@ -109,12 +111,12 @@ def write_wheel(
 
     Raises ValueError on a name that cannot be imported, a path outside the package, two files of one path, plans
     whose kernels have no source, machine code that needs scratch memory, or metadata that is not valid.
-
     """
     names = wheel_names(name)
     _check_sources(plans, sources)
     files = _package_files(names, config_text, plans, specirs, sources)
     listed = [_add_artifact(files, artifact) for artifact in artifacts]
+    made = _assemblers(artifacts)
     archs = sorted({artifact.arch for artifact in listed})
     needed = [f"torch>={torch_minimum}", *requires]
     info = {
@@ -125,14 +127,19 @@ def write_wheel(
     unlabelled = {
         **files.content,
         **info,
-        MANIFEST: _manifest(names, version, "", triton, plans, listed, files, torch_minimum).encode(),
+        MANIFEST: _manifest(names, version, "", triton, plans, listed, made, files, torch_minimum).encode(),
         "METADATA": _metadata(names, version, summary, archs, needed, wanted(plans[PLAN])),
     }
     digest = _digest(unlabelled)
     labelled = f"{version}+{label(digest)}"
-    files.add(MANIFEST, _manifest(names, labelled, digest, triton, plans, listed, files, torch_minimum))
+    files.add(MANIFEST, _manifest(names, labelled, digest, triton, plans, listed, made, files, torch_minimum))
     info["METADATA"] = _metadata(names, labelled, summary, archs, needed, wanted(plans[PLAN]))
     return _write(out_dir, names, labelled, files.content, info)
+
+
+def file_name(names: Names, version: str) -> str:
+    """The name of a program's wheel, which pip is given: no index has programs."""
+    return f"{names.package}-{version}-{TAG}.whl"
 
 
 def _package_files(
@@ -212,6 +219,16 @@ def _add_artifact(files: _Files, artifact: compiled.Artifact) -> Artifact:
     )
 
 
+def _assemblers(artifacts: Sequence[compiled.Artifact]) -> dict[str, Assembler]:
+    """What assembled the machine code by arch, the newest where there are several, and the driver that it asks for."""
+    newest: dict[str, str] = {}
+    for artifact in artifacts:
+        if artifact.assembler is not None:
+            found = newest.setdefault(artifact.arch, artifact.assembler)
+            newest[artifact.arch] = max(found, artifact.assembler, key=Version)
+    return {arch: Assembler(version, least_driver(arch, version)) for arch, version in newest.items()}
+
+
 def _manifest(
     names: Names,
     version: str,
@@ -219,6 +236,7 @@ def _manifest(
     triton: str | None,
     plans: Mapping[str, Plan],
     artifacts: Sequence[Artifact],
+    assemblers: Mapping[str, Assembler],
     files: _Files,
     torch_minimum: str,
 ) -> str:
@@ -236,6 +254,7 @@ def _manifest(
         torch=torch_minimum,
         archs=tuple(sorted({artifact.arch for artifact in artifacts})),
         artifacts=tuple(ordered),
+        assemblers=assemblers,
         files={path: hashlib.sha256(content).hexdigest() for path, content in files.content.items()},
     )
     return json.dumps(to_json(manifest), sort_keys=True, indent=2) + "\n"
@@ -250,7 +269,12 @@ def _rendered(name: str, **fields: Any) -> str:
 def _metadata(
     names: Names, version: str, summary: str, archs: Sequence[str], requires: Sequence[str], said: Mapping[str, Any]
 ) -> bytes:
-    fields = {"distribution": names.distribution, "package": names.package, "version": version}
+    fields = {
+        "distribution": names.distribution,
+        "package": names.package,
+        "version": version,
+        "file": file_name(names, version),
+    }
     message = Message()
     for header, value in (
         ("Metadata-Version", "2.4"),
@@ -316,7 +340,7 @@ class _ReproducibleWheel(WheelFile):
 
 
 def _write(out_dir: Path, names: Names, version: str, files: Mapping[str, bytes], info: Mapping[str, bytes]) -> Path:
-    wheel = out_dir / f"{names.package}-{version}-{TAG}.whl"
+    wheel = out_dir / file_name(names, version)
     with unfinished(wheel) as path, _ReproducibleWheel(path, "w", compression=ZIP_STORED) as archive:
         for inside in sorted(files):
             archive.writestr(f"{names.package}/{inside}", files[inside])

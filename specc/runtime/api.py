@@ -24,6 +24,7 @@ from .errors import SchemaMismatchError as SchemaMismatchError
 from .errors import SpeccError as SpeccError
 from .errors import TornError as TornError
 from .errors import UnsupportedDeviceError as UnsupportedDeviceError
+from .errors import UnsupportedDriverError as UnsupportedDriverError
 from .errors import UnsupportedTorchError as UnsupportedTorchError
 from .external import Forward as Forward
 from .graphs.capture import Replays as Replays

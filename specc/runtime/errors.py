@@ -25,6 +25,10 @@ class UnsupportedTorchError(SpeccError):
     """The installed torch is older than the program needs."""
 
 
+class UnsupportedDriverError(SpeccError):
+    """The GPU's driver is older than the machine code for it needs."""
+
+
 class BindError(SpeccError):
     """The callbacks, `req_to_token` or the KV buffers do not fit the plan."""
 

@@ -147,7 +147,7 @@ def load(root: Path, device: str | torch.device = "cuda", *, verify: bool = True
         device: `cuda`, `cuda:1`, ... or `cpu` for the torch reference backend.
         verify: compare every file with its digest first.
 
-    Raises DamagedWheelError, UnsupportedTorchError, UnsupportedDeviceError or PlanError.
+    Raises DamagedWheelError, UnsupportedTorchError, UnsupportedDeviceError, UnsupportedDriverError or PlanError.
 
     """
     manifest = Manifest.read(root)

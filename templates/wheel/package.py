@@ -63,8 +63,9 @@ and `prefill`:
 {% for text in prefilled -%}
 {{ text }}
 {% endfor %}
-All errors derive from `SpeccError`: `load` raises DamagedWheelError, UnsupportedTorchError and
-UnsupportedDeviceError, `bind` BindError, {{ calls }} BatchError and ForwardContractError,
+All errors derive from `SpeccError`: `load` raises DamagedWheelError, UnsupportedTorchError,
+UnsupportedDeviceError and UnsupportedDriverError, `bind` BindError,
+{{ calls }} BatchError and ForwardContractError,
 `set_sampling` SamplingError; what is said at each of them has the rest. Importing the package is cheap:
 torch is imported by `load`.
 """
@@ -97,7 +98,8 @@ def load(device: str | torch.device = "cuda", *, verify: bool = True) -> Program
         device: `cuda`, `cuda:1`, ... or `cpu` for the torch reference backend.
         verify: compare every file with its digest first.
 
-    Raises DamagedWheelError, UnsupportedTorchError, UnsupportedDeviceError, or PlanError for a fault of the compiler.
+    Raises DamagedWheelError, UnsupportedTorchError, UnsupportedDeviceError, UnsupportedDriverError, or PlanError for a
+    fault of the compiler.
     """
     from ._runtime.plan.manifest import Manifest
 

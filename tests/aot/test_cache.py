@@ -87,6 +87,10 @@ BAD_ENTRIES: dict[str, Callable[[dict[str, Any], bytes], bytes]] = {
     "other arguments": lambda right, binary: sealed(
         json.dumps(right | {"parameters": right["parameters"][1:]}).encode(), binary
     ),
+    "no assembler": lambda right, binary: sealed(json.dumps(right | {"assembler": None}).encode(), binary),
+    "an assembler without a version": lambda right, binary: sealed(
+        json.dumps(right | {"assembler": "ptxas"}).encode(), binary
+    ),
     "no machine code": lambda right, binary: sealed(json.dumps(right).encode(), binary[1:]),
 }
 """Whatever else than an entry may stand there with a digest that is right."""

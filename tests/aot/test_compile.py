@@ -3,16 +3,19 @@
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from compiled import kernel
+from packaging.version import Version
 
-from specc.codegen import aot, render
+from specc.codegen import aot, machine_code, render
 from specc.codegen.aot import CompileError, KernelSource, cache_key, compile_kernels
-from specc.codegen.artifact import KNOWN_ARCHS, Artifact, parse_arch
+from specc.codegen.artifact import KNOWN_ARCHS, Artifact, least_driver, parse_arch
 from specc.codegen.cache import Cache
 
 ROOT = Path(aot.__file__).parents[2]
@@ -20,10 +23,12 @@ LIB = render.lib_sources()
 SMALL = kernel("draft_argmax", "STANDALONE", model={"vocab_size": 4096, "dtype": "bfloat16"})
 
 
-def build(store: Cache, *sources: KernelSource, done: list[str] | None = None) -> dict[tuple[str, str], Artifact]:
-    """Compile for sm_90 in one process."""
+def build(
+    store: Cache, *sources: KernelSource, arch: str = "sm_90", done: list[str] | None = None
+) -> dict[tuple[str, str], Artifact]:
+    """Compile in one process."""
     note = None if done is None else (lambda name, arch: done.append(f"{name} {arch}"))
-    return compile_kernels(sources, ["sm_90"], lib=LIB, cache=store, workers=1, on_done=note)
+    return compile_kernels(sources, [arch], lib=LIB, cache=store, workers=1, on_done=note)
 
 
 def entries(folder: Path) -> list[Path]:
@@ -77,15 +82,24 @@ def test_the_key_sees_what_a_kernel_imports() -> None:
 
 def test_the_key_and_the_options_are_those_of_one_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """Machine code of one release is never taken for another's, even where the options are the same."""
-    hip, keys = {}, set()
-    for version in ("3.6.0", "3.7.0", "3.7.1", "3.8.0"):
+    cuda, hip, keys = {}, {}, set()
+    for version in ("3.6.0", "3.7.0", "3.7.1", "3.8.0", "3.9.0"):
         monkeypatch.setattr(aot.importlib.metadata, "version", {"triton": version}.__getitem__)
         keys |= {cache_key(SMALL, arch, LIB) for arch in ("sm_90", "gfx942")}
+        cuda[version] = aot.compile_options(SMALL, parse_arch("sm_90"))
         hip[version] = aot.compile_options(SMALL, parse_arch("gfx942"))
-    assert len(keys) == 8
+    assert len(keys) == 10
+    assert cuda["3.6.0"] == cuda["3.8.0"]
+    assert cuda["3.9.0"].keys() - cuda["3.8.0"].keys() == {
+        "sched4reg",
+        "clc",
+        "fpsan_homomorphic_casts",
+        "min_shared_mem",
+    }
     assert hip["3.6.0"] == hip["3.7.1"]
     assert (hip["3.7.1"]["schedule_hint"], hip["3.8.0"]["schedule_hint"]) == ("none", "")
     assert hip["3.8.0"].keys() - hip["3.7.1"].keys() == {"llvm_fn_attrs"}
+    assert hip["3.9.0"].keys() - hip["3.8.0"].keys() == {"fpsan_homomorphic_casts", "wgp_cu_mode"}
 
 
 def test_the_comment_above_a_kernel_decides_nothing(tmp_path: Path) -> None:
@@ -194,6 +208,41 @@ def test_contradictions_are_refused() -> None:
         build(none, altered(constants=SMALL.constants[1:]))
 
 
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+def test_the_assembler_is_the_one_that_triton_used(arch: str) -> None:
+    """Which of its two that is, it decides by release and arch. A cubin that says what made it says the same."""
+    (artifact,) = build(Cache.disabled(), SMALL, arch=arch).values()
+    newer = arch == "sm_100" or Version(aot.triton_version()) >= Version("3.9")
+    tool = machine_code._tool("ptxas-blackwell" if newer else "ptxas")
+    said = subprocess.run([tool, "--version"], capture_output=True, text=True, check=True).stdout
+    assert re.findall(r"V([0-9.]+)", said) == [artifact.assembler]
+    written = re.findall(rb"Cuda compilation tools, release [0-9.]+, V([0-9.]+)", artifact.binary)
+    assert written == [str(artifact.assembler).encode()] * newer
+
+
+def test_code_of_another_maker_has_no_assembler() -> None:
+    (artifact,) = build(Cache.disabled(), SMALL, arch="gfx942").values()
+    assert artifact.assembler is None
+
+
+@pytest.mark.parametrize(
+    ("arch", "assembler", "driver"),
+    [
+        ("sm_80", "11.8.89", 11000),
+        ("sm_86", "11.8.89", 11010),
+        ("sm_90", "11.8.89", 11080),
+        ("sm_90", "12.8.93", 12000),
+        ("sm_90", "13.4.59", 13000),
+        ("sm_100", "12.9.86", 12080),
+        ("sm_103", "12.9.86", 12090),
+        ("sm_120", "13.1.80", 13000),
+    ],
+)
+def test_the_least_driver(arch: str, assembler: str, driver: int) -> None:
+    """Any of the assembler's major release, if it knows the GPU."""
+    assert least_driver(arch, assembler) == driver
+
+
 INTERFACE = """
 import dataclasses, inspect, json
 import triton
@@ -250,5 +299,21 @@ def test_artifact_and_source_are_values() -> None:
         "profile_scratch",
         "parameters",
         "sha256",
+        "assembler",
     ]
     assert hash(SMALL) == hash(altered())
+
+
+@pytest.mark.parametrize(("version", "left_out"), [("3.8.0", False), ("3.9.0", True)])
+def test_conditions_stay_in_registers(monkeypatch: pytest.MonkeyPatch, version: str, left_out: bool) -> None:
+    """LLVM's SLP vectorizer is left out of what triton optimises for NVIDIA, and of nothing else."""
+    calls: list[dict[str, object]] = []
+    llvm = SimpleNamespace(optimize_module=lambda module, **more: calls.append(more))
+    monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
+    monkeypatch.setitem(sys.modules, "triton._C", ModuleType("triton._C"))
+    monkeypatch.setitem(sys.modules, "triton._C.libtriton", SimpleNamespace(llvm=llvm))
+    monkeypatch.setattr(aot, "triton_version", lambda: version)
+    aot._leave_out_slp.__wrapped__()
+    llvm.optimize_module("nvidia", disable_slp_vectorizer=False, flags=[])
+    llvm.optimize_module("amd", disable_vector_combine=True)
+    assert calls == [{"disable_slp_vectorizer": left_out, "flags": []}, {"disable_vector_combine": True}]

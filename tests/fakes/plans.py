@@ -231,7 +231,7 @@ def kv_pool(*, bound: bool, layers: int = 1, buffers: int = 2, row_bytes: int = 
 
 def program_of(plan: Plan) -> Program:
     """A program on the reference backend, of a wheel without any file."""
-    manifest = Manifest(plan.name, "0", "0", plan.specc, None, 3, torch.__version__, (), {}, (), {})
+    manifest = Manifest(plan.name, "0", "0", plan.specc, None, 3, torch.__version__, (), {}, (), {}, {})
     return Program((plan,), manifest, torch.device("cpu"), ReferenceBackend())
 
 

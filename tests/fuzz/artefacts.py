@@ -51,7 +51,7 @@ def files_of(compiled: bound.Compiled) -> dict[str, bytes]:
     manifest = {
         "name": "fuzzed", "version": "1.0+p0", "digest": "0" * 64, "specc": "1.0", "triton": None,
         "plan_format": FORMAT, "torch": "2.11",
-        "archs": [], "artifacts": [], "plans": plans,
+        "archs": [], "artifacts": [], "plans": plans, "assemblers": {},
     }  # fmt: skip
     return signed(found, manifest)
 

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import tempfile
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -25,7 +26,8 @@ from .outcome import RIGHT, expect
 SOURCE = KernelSource("one", "argmax", "", (("a_ptr", "*fp32"), ("count", "i32")), (("V", 7),), frozenset(), 4, 1)
 PARAMETERS = ["*fp32", "i32", "*i8", "*i8"]
 NUMBERS = ("num_warps", "shared", "registers", "spills", "global_scratch", "profile_scratch")
-METADATA: dict[str, Any] = {"entry": "argmax", "parameters": PARAMETERS, **dict.fromkeys(NUMBERS, 4)}
+METADATA: dict[str, Any] = {"entry": "argmax", "parameters": PARAMETERS, "assembler": "12.8.93"}
+METADATA |= dict.fromkeys(NUMBERS, 4)
 SEALED = 64
 """Characters of the digest that an entry begins with."""
 ANSWER = Answer("llama", True, {"hidden_size": [64, "hidden_size"], "dtype": ["float32", "dtype"]})
@@ -84,7 +86,8 @@ def _taken(cache: Cache, key: str) -> tuple[dict[str, Any], bytes] | None:
         return None
     expect((found.kernel, found.arch, found.kind) == ("one", "sm_90", "cubin"), f"it is of {found.kernel}")
     numbers = {name: getattr(found, name) for name in NUMBERS}
-    return {"entry": found.entry, "parameters": list(found.parameters), **numbers}, found.binary
+    words = {"entry": found.entry, "parameters": list(found.parameters), "assembler": found.assembler}
+    return words | numbers, found.binary
 
 
 def _plausible(line: bytes, binary: bytes) -> tuple[dict[str, Any], bytes] | None:
@@ -96,6 +99,9 @@ def _plausible(line: bytes, binary: bytes) -> tuple[dict[str, Any], bytes] | Non
         return None
     right = found and isinstance(metadata, dict) and rest.startswith(b"\x7fELF") and set(metadata) == set(METADATA)
     if not right or metadata["entry"] != "argmax" or metadata["parameters"] != PARAMETERS:
+        return None
+    version = metadata["assembler"]
+    if not isinstance(version, str) or not re.fullmatch(r"[0-9]{1,6}([.][0-9]{1,6}){1,3}", version):
         return None
     if not all(type(metadata[name]) is int and 0 <= metadata[name] < 1 << 31 for name in NUMBERS):
         return None

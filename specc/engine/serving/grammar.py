@@ -18,6 +18,7 @@ from torch import Tensor
 from specc.engine.errors import GrammarError, first_line
 from specc.runtime.plan.plan import Plan
 from specc.runtime.sampling import Sampling
+from specc.support.extras import how_to_get
 
 ALL = -1
 """A word of a mask that allows all of its tokens."""
@@ -95,7 +96,7 @@ class Grammars:
             return importlib.import_module("xgrammar")
         except ImportError as error:
             reason = f"grammars need a library that is not installed: {error.name}"
-            raise GrammarError(f"{reason}; pip install specc[grammar]") from error
+            raise GrammarError(f"{reason}; {how_to_get('grammar')}") from error
 
     @cached_property
     def _compiler(self) -> Any:

@@ -58,7 +58,8 @@ class Loaded:
 class CudaBackend:
     """Launches the kernels of plans. Everything is loaded when it is made; nothing is compiled.
 
-    Raises UnsupportedDeviceError when the wheel has no machine code for the device or `cuda.core` is missing.
+    Raises UnsupportedDeviceError when the wheel has no machine code for the device or `cuda.core` is missing, and
+    UnsupportedDriverError when the driver is older than that code.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class CudaBackend:
         self._torch = ReferenceBackend(brought)
         arch = device_arch(device)
         artifacts = manifest.artifacts_for(arch)
+        manifest.check_driver(arch, driver_version())
         with torch.cuda.device(device):
             torch.cuda.init()
             self._core.Device(device.index).set_current()
@@ -159,6 +161,18 @@ def device_arch(device: torch.device) -> str:
     """The arch that machine code for this device must have been built for, as `sm_90`."""
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}"
+
+
+def driver_version() -> int:
+    """The driver's version as it counts itself: 12080 is that of CUDA 12.8. UnsupportedDeviceError if it has none."""
+    driver = importlib.import_module("cuda.bindings.driver")
+    try:
+        error, version = driver.cuDriverGetVersion()
+    except RuntimeError as missing:  # there is no library of a driver
+        raise UnsupportedDeviceError(f"there is no driver: {missing}") from missing
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise UnsupportedDeviceError(f"the driver does not say its version: {error}")
+    return int(version)
 
 
 def import_cuda_core() -> Any:

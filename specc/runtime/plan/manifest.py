@@ -10,7 +10,7 @@ from importlib.resources.abc import Traversable
 from pathlib import PurePosixPath
 from typing import Any
 
-from ..errors import DamagedWheelError, UnsupportedDeviceError, UnsupportedTorchError
+from ..errors import DamagedWheelError, UnsupportedDeviceError, UnsupportedDriverError, UnsupportedTorchError
 from .typed import from_json, read_json
 
 MANIFEST = "manifest.json"
@@ -47,12 +47,27 @@ class Artifact:
     registers: int | None = None
 
 
+@dataclass(frozen=True)
+class Assembler:
+    """What assembled the machine code for one arch.
+
+    Attributes:
+        version: of NVIDIA's ptxas, as `12.8.93`.
+        driver: the oldest that loads the code, as drivers count: 12080 is one of CUDA 12.8.
+
+    """
+
+    version: str
+    driver: int
+
+
 @dataclass(frozen=True, repr=False)
 class Manifest:
     """The parsed manifest.
 
     `version` is specc's with a label, the start of `digest`, which is the sha256 of all that the wheel holds, in hex;
     `triton` compiled the machine code, None where there is none; `torch` is the oldest that the program runs on.
+    `assemblers` has what assembled it for each arch that this runtime loads.
     `plans` maps each num_steps that the program was compiled for to the file of its plan, and `files` every file of the
     package but this to its sha256 in hex. `engine` is the serving engine that the wheel has an adapter for, None where
     it is for any.
@@ -69,6 +84,7 @@ class Manifest:
     files: Mapping[str, str]
     artifacts: tuple[Artifact, ...]
     plans: Mapping[int, str]
+    assemblers: Mapping[str, Assembler]
     engine: str | None = None
 
     def __repr__(self) -> str:
@@ -93,6 +109,9 @@ class Manifest:
             raise ValueError("it names no plan, or a file without a digest")
         if outside := [file for file in manifest.files if not _is_inside(file)]:
             raise ValueError(f"it names {outside[0]!r:.80}, which is no file of the package")
+        loaded = {artifact.arch for artifact in manifest.artifacts if not for_inspection(artifact.arch)}
+        if unsaid := sorted(loaded ^ manifest.assemblers.keys()):
+            raise ValueError(f"it has code without an assembler, or the reverse, for {unsaid[0]!r:.80}")
         return manifest
 
     def verify(self, root: Traversable) -> dict[str, int]:
@@ -116,6 +135,16 @@ class Manifest:
         """UnsupportedTorchError when torch `version` (as `2.13.0+cpu`) is older than the program needs."""
         if _release(version) < _release(self.torch):
             raise UnsupportedTorchError(f"torch {version} is installed, the program needs {self.torch} or later")
+
+    def check_driver(self, arch: str, driver: int) -> None:
+        """UnsupportedDriverError when a `driver`, as it counts itself, is older than the code for `arch` needs."""
+        for held, assembler in self.assemblers.items():
+            if plain_arch(held) == arch and driver < assembler.driver:
+                raise UnsupportedDriverError(
+                    f"the driver is of CUDA {cuda_release(driver)}, machine code for {held} needs one of CUDA "
+                    f"{cuda_release(assembler.driver)} or later: ptxas {assembler.version} of Triton {self.triton} "
+                    "assembled it; update the driver, or rebuild the wheel with an older Triton"
+                )
 
     def artifacts_for(self, arch: str) -> dict[str, Artifact]:
         """Machine code by kernel for exactly `arch` (as `sm_90`): it does not run on any other.
@@ -167,6 +196,11 @@ def _is_inside(file: str) -> bool:
 def plain_arch(arch: str) -> str:
     """`sm_90a` as `sm_90`: the suffix names a feature set, not another device."""
     return re.sub(r"^(sm_\d+)[af]$", r"\1", arch)
+
+
+def cuda_release(driver: int) -> str:
+    """The release of CUDA that a driver came with, by its own count: `12.8` of 12080."""
+    return f"{driver // 1000}.{driver % 1000 // 10}"
 
 
 def for_inspection(arch: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from pathlib import Path
 
@@ -48,11 +49,17 @@ def test_a_wheel_and_an_installed_package_say_the_same(
     assert found["machine_code"] == 2 * found["kernels"] == 2 * len(plan["kernels"])
     assert found["engine"] is None
     assert found["triton"].startswith("3.")
+    assert re.fullmatch(r"ptxas 1[23]\.\d+\.\d+", found["assembler"]["sm_90"])
+    least = found["assembler"]["sm_90"].removeprefix("ptxas ").partition(".")[0]
+    assert found["cuda_driver"] == {"sm_90": f">={least}.0"}
+    assert found["assembler"].keys() == {"sm_90"}
     monkeypatch.syspath_prepend(tmp_path)
     assert json.loads(inspect("specc_program_small", "--format", "json").stdout) == found
     text = inspect("specc_program_small").stdout
     lines = {tuple(line.split(maxsplit=1)) for line in text.splitlines()}
     assert {("version", found["version"]), ("archs", "gfx942, sm_90"), ("triton", found["triton"])} <= lines
+    ours = {("assembler", f"sm_90 {found['assembler']['sm_90']}"), ("cuda", f"driver         sm_90 >={least}.0")}
+    assert ours <= lines
 
 
 def test_what_a_program_keeps_and_costs(wheel: Path) -> None:

@@ -47,6 +47,7 @@ def signed(files: Files, **more: Any) -> Files:
     words = {
         "name": "odd", "version": "1.0", "digest": "0" * 64, "specc": "1.0", "triton": None, "plan_format": FORMAT,
         "torch": "2.11", "archs": [], "artifacts": [], "plans": {"3": "plan.json"},
+        "assemblers": {},
     }  # fmt: skip
     return files | {MANIFEST: json.dumps(words | {"files": digests} | more).encode()}
 

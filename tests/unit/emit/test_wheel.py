@@ -117,6 +117,7 @@ def test_metadata(built: Path, info: str) -> None:
     assert metadata.provides_extra == ["cuda"]
     assert "import specc_program_toy_chain as k" in (metadata.description or "")
     assert "for sm_100, sm_90" in (metadata.description or "")
+    assert f"`pip install '{built.name}[cuda]'`" in (metadata.description or "")
     assert files[f"{info}/entry_points.txt"].decode() == "[specc.programs]\ntoy_chain = specc_program_toy_chain\n"
     assert b"Tag: py3-none-any\n" in files[f"{info}/WHEEL"]
 
@@ -150,6 +151,20 @@ def test_manifest(built: Path) -> None:
         "registers": 40,
         "shared": 512,
     }
+    assert manifest["assemblers"] == {
+        "sm_100": {"driver": 12080, "version": "12.8.93"},
+        "sm_90": {"driver": 12000, "version": "12.8.93"},
+    }
+
+
+def test_the_driver_is_that_of_the_newest_assembler(tmp_path: Path) -> None:
+    """And code for inspection has none."""
+    kernels = list(read_plan(chain_plan()).kernels)
+    versions = dict.fromkeys(kernels, "9.2.0") | {kernels[1]: "13.4.59", kernels[2]: "12.9.86"}
+    made = [toy_artifact(name, "sm_90", assembler=version) for name, version in versions.items()]
+    made += [toy_artifact(name, "gfx942", kind="hsaco", assembler=None) for name in kernels]
+    manifest = json.loads(read(toy_wheel(tmp_path, artifacts=made))[f"{PACKAGE}/manifest.json"])
+    assert manifest["assemblers"] == {"sm_90": {"driver": 13000, "version": "13.4.59"}}
 
 
 def _backwards(value: Any) -> Any:

@@ -17,7 +17,7 @@ PARAMETERS = ("*i64", "i64", "*i8", "*i8")
 
 def toy_artifact(kernel: str, arch: str = "sm_90", **changes: Any) -> Artifact:
     """One piece of machine code; `changes` replace its figures."""
-    code = Artifact(kernel, arch, "cubin", b"\x7fELF", "entry", 4, 512, 40, 0, 0, 0, PARAMETERS, "")
+    code = Artifact(kernel, arch, "cubin", b"\x7fELF", "entry", 4, 512, 40, 0, 0, 0, PARAMETERS, "", "12.8.93")
     return replace(code, **changes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from typing import Any
 
 import pytest
@@ -153,3 +154,11 @@ def test_a_program_without_grammars_has_no_masks() -> None:
 def test_a_request_without_a_grammar_needs_nothing() -> None:
     """Neither a tokenizer nor the library."""
     assert Grammars(None, VOCAB, frozenset()).matcher(Sampling()) is None
+
+
+def test_a_missing_library_is_named_with_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "xgrammar", None)
+    with pytest.raises(
+        GrammarError, match=r"not installed: xgrammar; in the clone of specc, pip install '\.\[grammar\]'"
+    ):
+        Grammars(None, VOCAB, frozenset({STOP})).matcher(Sampling(regex="a"))

@@ -43,7 +43,7 @@ def folder_of(tmp_path: Path, text: str = TEXT) -> tuple[Manifest, Path]:
     """A package's folder with the file of a reference, and its manifest."""
     (tmp_path / FILE).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / FILE).write_text(text)
-    return Manifest("toy", "0", "0", "0", None, 4, "2.11", (), {FILE: "0"}, (), {}), tmp_path
+    return Manifest("toy", "0", "0", "0", None, 4, "2.11", (), {FILE: "0"}, (), {}, {}), tmp_path
 
 
 def plan_with(function: str = "shift", source: str = FILE) -> Plan:

@@ -19,17 +19,18 @@ from fakes.plans import by_torch
 from specc.runtime import program
 from specc.runtime.backends import cuda
 from specc.runtime.backends.cpu import ReferenceBackend
-from specc.runtime.errors import BindError, DamagedWheelError, PlanError, UnsupportedDeviceError
+from specc.runtime.errors import BindError, DamagedWheelError, PlanError, UnsupportedDeviceError, UnsupportedDriverError
 from specc.runtime.external import Forward
 from specc.runtime.frame import Frame
 from specc.runtime.memory.arena import Arena
-from specc.runtime.plan.manifest import Artifact, Manifest
+from specc.runtime.plan.manifest import Artifact, Assembler, Manifest, cuda_release
 from specc.runtime.plan.nodes import Launch, Reference
 from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.state.relay import RelayPools
 
 DEVICE = torch.device("cuda", 1)
+ASSEMBLER = Assembler("13.4.59", 13000)
 
 
 @dataclass
@@ -46,6 +47,8 @@ class Driver:
     launches: list[tuple[Any, Any, FakeKernel, tuple[Any, ...]]] = field(default_factory=list)
     shared: list[tuple[Any, ...]] = field(default_factory=list)
     configs: int = 0
+    version: tuple[int, int] = (0, 13000)
+    """What `cuDriverGetVersion` returns: an error and the version."""
     streams: list[int] = field(default_factory=list)
 
     def launch(self, stream: Any, config: Any, kernel: FakeKernel, *arguments: Any) -> None:
@@ -75,6 +78,7 @@ class Driver:
             CUfunction_attribute=SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="max"),
             CUresult=SimpleNamespace(CUDA_SUCCESS=0),
             CUdevice=lambda index: ("device", index),
+            cuDriverGetVersion=lambda: self.version,
             cuKernelSetAttribute=lambda *arguments: (self.shared.append(arguments), (0,))[1],
         )
         module = ModuleType("cuda.bindings.driver")
@@ -103,7 +107,7 @@ def artifacts(plan: Plan, root: Path, arch: str = "sm_90", shared: int = 0, hidd
         (root / f"{name}.cubin").write_bytes(name.encode())
         types = (*(kind for _, kind in kernel.arguments), *(["*i8"] * hidden))
         listed.append(Artifact(name, arch, "cubin", f"{name}.cubin", f"entry_{name}", 8, shared, types))
-    return Manifest("toy", "0", "0", "0", "3.8.0", 1, "2.11", (arch,), {}, tuple(listed), {})
+    return Manifest("toy", "0", "0", "0", "3.9.0", 1, "2.11", (arch,), {}, tuple(listed), {}, {arch: ASSEMBLER})
 
 
 def frame_of(plan: Plan, rows: int) -> tuple[Frame, Arena, torch.Tensor]:
@@ -305,6 +309,51 @@ def test_machine_code_is_for_one_arch(driver: Driver, tmp_path: Path, held: str,
         cuda.CudaBackend([plan], manifest, tmp_path, DEVICE)
 
 
+@pytest.mark.parametrize("found", [13010, 13000, 12090, 12080, 11040])
+def test_an_older_driver_is_refused_by_name(driver: Driver, tmp_path: Path, found: int) -> None:
+    """One of the assembler's major release is enough: code is loaded, not compiled."""
+    plan = read_plan(chain_plan())
+    driver.version = (0, found)
+    if found >= ASSEMBLER.driver:
+        cuda.CudaBackend([plan], artifacts(plan, tmp_path), tmp_path, DEVICE)
+        return
+    message = (
+        rf"the driver is of CUDA {cuda_release(found)}, machine code for sm_90 needs one of CUDA 13\.0 or later: "
+        r"ptxas 13\.4\.59 of Triton 3\.9\.0 assembled it; update the driver, or rebuild .* older Triton"
+    )
+    with pytest.raises(UnsupportedDriverError, match=message):
+        cuda.CudaBackend([plan], artifacts(plan, tmp_path), tmp_path, DEVICE)
+    assert not driver.launches
+
+
+@pytest.mark.parametrize(("held", "needed"), [("sm_100", False), ("sm_90a", True)])
+def test_what_other_archs_need_refuses_nothing(driver: Driver, tmp_path: Path, held: str, needed: bool) -> None:
+    plan = read_plan(chain_plan())
+    manifest = artifacts(plan, tmp_path, arch="sm_90a" if needed else "sm_90")
+    manifest = replace(manifest, assemblers={"sm_90": Assembler("12.8.93", 12000)} | {held: ASSEMBLER})
+    driver.version = (0, 12080)
+    if needed:
+        with pytest.raises(UnsupportedDriverError, match="machine code for sm_90a needs one of CUDA 13"):
+            cuda.CudaBackend([plan], manifest, tmp_path, DEVICE)
+    else:
+        cuda.CudaBackend([plan], manifest, tmp_path, DEVICE)
+
+
+def test_a_driver_that_does_not_say_its_version(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver.version = (999, 0)
+    with pytest.raises(UnsupportedDeviceError, match="does not say its version: 999"):
+        cuda.driver_version()
+    gone = driver.bindings()
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", gone)
+
+    def missing() -> None:
+        raise RuntimeError("Failed to dlopen libcuda.so.1")
+
+    monkeypatch.setattr(gone, "cuDriverGetVersion", missing)
+    with pytest.raises(UnsupportedDeviceError, match="there is no driver: Failed to dlopen"):
+        cuda.driver_version()
+
+
 def test_of_several_archs_the_devices_own_is_loaded(driver: Driver, tmp_path: Path) -> None:
     plan = read_plan(chain_plan())
     own = artifacts(plan, tmp_path)
@@ -330,7 +379,7 @@ def test_gfx_code_is_for_inspection(driver: Driver, tmp_path: Path, monkeypatch:
 def test_machine_code_that_does_not_fit_the_plan(driver: Driver, tmp_path: Path) -> None:
     plan = read_plan(chain_plan())
     whole = artifacts(plan, tmp_path)
-    some = Manifest("toy", "0", "0", "0", "3.8.0", 1, "2.11", ("sm_90",), {}, whole.artifacts[1:], {})
+    some = Manifest("toy", "0", "0", "0", "3.8.0", 1, "2.11", ("sm_90",), {}, whole.artifacts[1:], {}, {})
     with pytest.raises(DamagedWheelError, match="no machine code of kernel 'prepare' for sm_90"):
         cuda.CudaBackend([plan], some, tmp_path, DEVICE)
     data = chain_plan()

@@ -48,6 +48,7 @@ def manifest_json() -> Json:
         "engine": "sglang",
         "files": {"plan.json": "1" * 64, "plan.1.json": "2" * 64, "machine_code/p.cubin": "3" * 64},
         "plans": {"3": "plan.json", "1": "plan.1.json"},
+        "assemblers": {"sm_90": {"version": "12.8.93", "driver": 12000}},
     }
 
 
@@ -192,6 +193,34 @@ def test_what_a_plan_says_of_itself(change: Any, message: str) -> None:
     change(data)
     with pytest.raises(PlanError, match=message):
         read_plan(data)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.pop("assemblers"), "has no 'assemblers'"),
+        (lambda d: d.update(assemblers={}), "code without an assembler, or the reverse, for 'sm_90'"),
+        (lambda d: d["assemblers"].update(sm_100=d["assemblers"]["sm_90"]), "or the reverse, for 'sm_100'"),
+        (lambda d: d["assemblers"]["sm_90"].pop("driver"), "assemblers.sm_90 has no 'driver'"),
+        (lambda d: d["assemblers"]["sm_90"].update(driver="12.0"), "assemblers.sm_90.driver is '12.0'"),
+        (lambda d: d["assemblers"]["sm_90"].update(driver=-1), "assemblers.sm_90.driver is -1"),
+        (lambda d: d["assemblers"]["sm_90"].update(version=12), "assemblers.sm_90.version is 12"),
+    ],
+)
+def test_what_assembled_machine_code_is_known(change: Any, message: str, tmp_path: Path) -> None:
+    data = manifest_json()
+    change(data)
+    (tmp_path / "manifest.json").write_text(json.dumps(data))
+    with pytest.raises(DamagedWheelError, match=message):
+        Manifest.read(tmp_path)
+
+
+def test_code_for_inspection_has_no_assembler(tmp_path: Path) -> None:
+    data = manifest_json()
+    data["artifacts"][0]["arch"] = "gfx942"
+    data["assemblers"] = {}
+    (tmp_path / "manifest.json").write_text(json.dumps(data))
+    assert not Manifest.read(tmp_path).assemblers
 
 
 def test_a_release_of_any_length_is_compared() -> None:
