@@ -66,16 +66,17 @@ def load(algorithm: str = "EAGLE", **keys: Any) -> LoadedConfig:
     return load_text(config_text(algorithm, **keys), Path("small.yaml"), names(), needs)
 
 
-def passes_to(last: str) -> list[Pass]:
-    """Passes of a build up to and including one."""
+def passes_to(last: str, loaded: LoadedConfig | None = None) -> list[Pass]:
+    """Passes of a build up to and including one, with the options of a configuration."""
     order = list(PASSES)
-    return [PASSES[name]() for name in order[: order.index(last) + 1]]
+    names = order[: order.index(last) + 1]
+    return [PASSES[name]() if loaded is None else PASSES[name].of(loaded) for name in names]
 
 
 def compile_to(last: str, loaded: LoadedConfig) -> Module:
     """The module after the pass ``last``, checked after each pass."""
     module = start_module(loaded)
-    run_passes(module, passes_to(last), Context(loaded), [CheckEach()])
+    run_passes(module, passes_to(last, loaded), Context(loaded), [CheckEach()])
     return module
 
 

@@ -14,10 +14,11 @@ from specc.cli.versions import VersionOption
 from specc.cli.words import Command
 
 if TYPE_CHECKING:
+    from specc.config import LoadedConfig
     from specc.ir.core import Module
     from specc.pass_manager.instruments import TimePasses
     from specc.pass_manager.manager import Instrument
-    from specc.pass_manager.pass_base import Context
+    from specc.pass_manager.pass_base import Context, Pass
 
 MAX_BYTES = 1 << 20
 """Largest `.specir` file that is read, in bytes; those of builds have a tenth."""
@@ -63,12 +64,10 @@ def opt(
         from specc.pass_manager.instruments import PrintIr, Reproducer, TimePasses
         from specc.pass_manager.manager import run_passes
         from specc.passes.invariants import CheckEach, check_now
-        from specc.passes.pipeline import default_passes, parse_pipeline
 
         module, ctx = _read(source, report)
-        is_yaml = ctx.loaded is not None
         try:
-            steps = parse_pipeline(passes) if passes is not None else default_passes() if is_yaml else []
+            steps = _steps(passes, ctx.loaded)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="-p") from None
         if check_each:
@@ -81,6 +80,15 @@ def opt(
         instruments += [PrintIr(_echo, diff=print_ir_diff)] if printing else []
         run_passes(module, steps, ctx, instruments)
         _finish(module, ctx, output, quiet=printing, remarks=remarks, clock=clock)
+
+
+def _steps(passes: str | None, loaded: LoadedConfig | None) -> list[Pass]:
+    """The passes that are asked for; those of a build for a configuration, none for a module. ValueError: no pass."""
+    from specc.passes.pipeline import default_passes, parse_pipeline
+
+    if passes is not None:
+        return parse_pipeline(passes, loaded)
+    return [] if loaded is None else default_passes(loaded)
 
 
 def _read(source: str, report: Report) -> tuple[Module, Context]:

@@ -57,7 +57,7 @@ def compile_module(
     module, ctx = start_module(loaded), Context(loaded, kept)
     source = plugin(loaded.config.algorithm)
     with source.suspected() if source is not None else nullcontext():
-        run_passes(module, default_passes(), ctx, [CheckEach(), *instruments])
+        run_passes(module, default_passes(loaded), ctx, [CheckEach(), *instruments])
     return Compiled(loaded, module, ctx)
 
 
@@ -92,7 +92,7 @@ def _carried_by_some(depths: Sequence[LoadedConfig]) -> frozenset[str]:
 def _front(loaded: LoadedConfig, kept: frozenset[str]) -> Module:
     """The program of one depth before it is planned."""
     module = start_module(loaded)
-    run_passes(module, [step() for step in FRONT], Context(loaded, kept), [])
+    run_passes(module, [step.of(loaded) for step in FRONT], Context(loaded, kept), [])
     return module
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from specc.config import LoadedConfig
 from specc.ir.core import Module
@@ -93,6 +93,15 @@ class Pass(ABC):
     requires: ClassVar[frozenset[str]] = frozenset()
     establishes: ClassVar[frozenset[str]] = frozenset()
     until: ClassVar[str] = "clustered"
+
+    @classmethod
+    def of(cls, loaded: LoadedConfig) -> Self:
+        """The pass with the options that a configuration gives it: most have none.
+
+        What a pass decides it decides by the module and its options, so that its text and they repeat what it did. The
+        configuration in its context says where something was written.
+        """
+        return cls()
 
     @abstractmethod
     def run(self, module: Module, ctx: Context) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specc.config import LoadedConfig
 from specc.ir.core import Module, Op, Value, entry_of, is_state
 from specc.ir.declarations import KvLayout, Options
 from specc.ir.infer import assign_types
@@ -33,6 +34,16 @@ class BindKvLayout(Pass):
     requires = frozenset({"typed", "tree-form"})
     establishes = frozenset({"kv-bound"})
     until = "kv-bound"
+
+    blocks: bool = False
+    """Whether slots are looked up in a table of blocks."""
+    padding_slot: int = 0
+    """The slot of padding rows there."""
+
+    @classmethod
+    def of(cls, loaded: LoadedConfig) -> BindKvLayout:
+        """As ``slots`` and ``padding_slot`` say."""
+        return cls(loaded.config.slots == BLOCKS, loaded.config.padding_slot)
 
     def run(self, module: Module, ctx: Context) -> None:
         """Give every window, branch and position its slots, and the step its question for room."""
@@ -71,8 +82,8 @@ class BindKvLayout(Pass):
             ),
         )
         self._admit(module, layout, ctx)
-        if ctx.loaded is not None and ctx.loaded.config.slots == BLOCKS:
-            self._look_up_blocks(module, layout, ctx, ctx.loaded.config.padding_slot)
+        if self.blocks:
+            self._look_up_blocks(module, layout, ctx)
 
     def _admit(self, module: Module, layout: KvLayout, ctx: Context) -> None:
         """Let a request without room be a padding row of all that the step does with rows and lengths."""
@@ -112,10 +123,10 @@ class BindKvLayout(Pass):
             ),
         )
 
-    def _look_up_blocks(self, module: Module, layout: KvLayout, ctx: Context, padding: int) -> None:
+    def _look_up_blocks(self, module: Module, layout: KvLayout, ctx: Context) -> None:
         """Look slots up in the table of a request's blocks, which has no more than the number that is said.
 
-        Padding rows have the slot `padding`.
+        Padding rows have the slot `padding_slot`.
         """
         table = module.add_input(BLOCKS, TensorType("i32", ("P", "C")))
         counts = module.add_input(COUNTS, TensorType("i32", ("P",)))
@@ -125,7 +136,7 @@ class BindKvLayout(Pass):
             op.opcode = "kv.admit_blocks" if counted else "kv.block_slots"
             op.attrs = {name: value for name, value in op.attrs.items() if name != "longest"}
             op.attrs["page"] = layout.page_size
-            op.attrs |= {} if counted else {"padding": padding}
+            op.attrs |= {} if counted else {"padding": self.padding_slot}
             module.set_operands(op, (table, *counted, rows, lens))
         message = f"slots are looked up in blocks of {layout.page_size}, as many as {COUNTS} says"
         self.remark(ctx, message, ctx.at("slots"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from itertools import chain
 
+from specc.config import LoadedConfig
 from specc.pass_manager.pass_base import Pass
 from specc.passes.assign_layouts import AssignLayouts
 from specc.passes.bind_kv_layout import BindKvLayout
@@ -59,13 +60,13 @@ PASSES: dict[str, type[Pass]] = {step.name: step for step in chain(FRONT, PLANNI
 """Every pass by name."""
 
 
-def default_passes() -> list[Pass]:
-    """What runs before kernels are compiled."""
-    return [step() for step in (*FRONT, *PLANNING)]
+def default_passes(loaded: LoadedConfig | None = None) -> list[Pass]:
+    """What runs before kernels are compiled, with the options of a configuration."""
+    return [_given(step, loaded) for step in (*FRONT, *PLANNING)]
 
 
-def parse_pipeline(text: str) -> list[Pass]:
-    """Passes from ``name,name{option=value,...}`` (``-p``).
+def parse_pipeline(text: str, loaded: LoadedConfig | None = None) -> list[Pass]:
+    """Passes from ``name,name{option=value,...}`` (``-p``); what has no options there has those of a configuration.
 
     Raises:
         ValueError: an unknown pass or option, or a value that does not fit.
@@ -76,8 +77,12 @@ def parse_pipeline(text: str) -> list[Pass]:
         name, _, rest = item.partition("{")
         if name not in PASSES:
             raise ValueError(f"no pass named {name!r}; there are {', '.join(PASSES)}")
-        passes.append(_make(PASSES[name], rest.rstrip("}")))
+        passes.append(_make(PASSES[name], rest.rstrip("}")) if rest else _given(PASSES[name], loaded))
     return passes
+
+
+def _given(step: type[Pass], loaded: LoadedConfig | None) -> Pass:
+    return step() if loaded is None else step.of(loaded)
 
 
 def _split(text: str) -> list[str]:

@@ -1,6 +1,6 @@
 """place-carry: carried fields that live in tables of the engine's, as these have them.
 
-Which they are says the key ``carry``. A table may have integers of another width than the program computes with, so
+The key ``carry`` names them. A table may have integers of another width than the program computes with, so
 what is loaded from it, or stored to it, is converted. A field that the engine writes from step to step is loaded and
 never stored: what the program would have stored is handed back as before, and what only the stores needed is gone.
 """
@@ -8,8 +8,11 @@ never stored: what the program would have stored is handed back as before, and w
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast, get_args
+from urllib.parse import quote, unquote
 
-from specc.config.resolved import FieldPlace
+from specc.config import LoadedConfig
+from specc.config.resolved import FieldPlace, Integer, Writer
 from specc.ir.core import Carry, Module, entry_of
 from specc.ir.infer import assign_types
 from specc.ir.liveness import sweep
@@ -35,9 +38,22 @@ class PlaceCarry(Pass):
     establishes = frozenset({"live"})
     until = "kv-bound"
 
+    places: str = ""
+    """Fields as ``name:dtype:writer`` with ``+`` between them; without a dtype it is the program's own."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what is no such list."""
+        _places(self.places)
+
+    @classmethod
+    def of(cls, loaded: LoadedConfig) -> PlaceCarry:
+        """As ``carry``, or the engine's preset, says."""
+        places = loaded.config.carry.items()
+        return cls("+".join(f"{quote(name, safe='')}:{place.dtype or ''}:{place.written_by}" for name, place in places))
+
     def run(self, module: Module, ctx: Context) -> None:
         """Place every field that the configuration, or its engine, says something of."""
-        places = {} if ctx.loaded is None else ctx.loaded.config.carry
+        places = _places(self.places)
         for name, place in places.items():
             if name in module.carries:
                 self._place(module, name, place, ctx)
@@ -64,6 +80,17 @@ class PlaceCarry(Pass):
         module.carries[name] = replace(carry, type=replace(carry.type, dtype=dtype), table=place.written_by)
         what = f"@{name} lives in a table {DTYPES[dtype].torch}[P, ...] of the engine's, which the {place.written_by}"
         self.remark(ctx, f"{what} writes", ctx.at("carry", name))
+
+
+def _places(text: str) -> dict[str, FieldPlace]:
+    """The places of fields by name; ValueError for text of another form."""
+    places: dict[str, FieldPlace] = {}
+    for one in filter(None, text.split("+")):
+        name, dtype, writer = one.split(":")
+        if dtype not in ("", *INTEGERS) or writer not in get_args(Writer):
+            raise ValueError(f"no place of a field: {one!r}")
+        places[unquote(name)] = FieldPlace(cast("Integer", dtype) or None, cast("Writer", writer))
+    return places
 
 
 def _dtype(carry: Carry, place: FieldPlace, ctx: Context) -> str:

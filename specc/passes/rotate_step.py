@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from specc.config import LoadedConfig
 from specc.ir.core import SECOND_HALF, Attr, Carry, Module, Op, Value, entry_of, is_state
 from specc.ir.infer import assign_types
 from specc.ir.liveness import hidden_result, sweep
@@ -38,11 +39,18 @@ class RotateStep(Pass):
     until = "kv-bound"
 
     rotated: bool = False
-    """Whether to, of a module without its configuration."""
+    """Whether to."""
+    row: int = 0
+    """Elements from a row of the logits that the engine hands over to the next one; 0: as many as there are tokens."""
+
+    @classmethod
+    def of(cls, loaded: LoadedConfig) -> RotateStep:
+        """As ``step`` and the target's ``padded_vocab_size`` say."""
+        return cls(loaded.config.step == "rotated", loaded.config.target.padded_vocab_size or 0)
 
     def run(self, module: Module, ctx: Context) -> None:
         """Rotate the step, if it is to be."""
-        if not (ctx.loaded.config.step == "rotated" if ctx.loaded is not None else self.rotated):
+        if not self.rotated:
             return
         body = _Body.of(module)
         _check(module, body, ctx)
@@ -55,7 +63,7 @@ class RotateStep(Pass):
         module.outputs[f"propose.{DRAFTS}"] = _redraft(module, body, _Again("redraft", "propose", after))
         _redraft(module, body, _Again("prefill", "prefill", before))
         _verify_carried(module, body)
-        _give(module, body.target, ctx)
+        _give(module, body.target, self.row)
         body.erase(module)
         for removed in sweep(module):
             self.remark(ctx, f"a rotated step does not need {removed.what}: {removed.verdict}", removed.location)
@@ -250,12 +258,11 @@ def _verify_carried(module: Module, body: _Body) -> None:
     module.replace_uses(body.tokens, join.result)
 
 
-def _give(module: Module, target: Op, ctx: Context) -> None:
+def _give(module: Module, target: Op, row: int) -> None:
     """What the target's forward gave, the engine hands over: the logits first, the hidden rows where they are read."""
-    row = ctx.loaded.config.target.padded_vocab_size if ctx.loaded is not None else None
     module.replace_uses(target.out("kv"), target["kv"])
-    given = {"logits_dtype": target.attrs["logits_dtype"]} | ({} if row is None else {"row": row})
-    opcode = GIVEN_LOGITS if row is None else GIVEN_PADDED
+    given = {"logits_dtype": target.attrs["logits_dtype"]} | ({"row": row} if row else {})
+    opcode = GIVEN_PADDED if row else GIVEN_LOGITS
     _hand_over(module, "prepare", opcode, target.out("logits"), given, target.location)
     hidden = hidden_result(target)
     if hidden is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from urllib.parse import quote, unquote
 
+from specc.config import LoadedConfig
 from specc.config.chosen import Choice
 from specc.ir.core import Module
 from specc.ir.declarations import Kernel, Options, Tuned
@@ -13,6 +15,7 @@ from specc.kernels.shared.knobs import tuned
 from specc.pass_manager import pass_base
 from specc.pass_manager.pass_base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.support.location import Location
 from specc.support.suggest import did_you_mean
 
 
@@ -24,16 +27,26 @@ class TuneLaunches(Pass):
     requires = frozenset({"clustered"})
     until = "laid-out"
 
+    choices: str = ""
+    """Of launches as ``name:tile:warps:bucket-split/...`` with ``+`` between them; what is left out stays specc's."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what is no such list."""
+        _choices(self.choices)
+
+    @classmethod
+    def of(cls, loaded: LoadedConfig) -> TuneLaunches:
+        """As the tuning file says for this depth."""
+        tuning, depth = loaded.config.tuning, (None, loaded.config.num_steps)
+        chosen = () if tuning is None else tuning.choices
+        return cls("+".join(_spelled(one) for one in chosen if one.num_steps in depth))
+
     def run(self, module: Module, ctx: Context) -> None:
         """Declare the choices of the launches of this depth."""
-        config = ctx.loaded.config if ctx.loaded is not None else None
-        if config is None or config.tuning is None:
-            return
         found: list[Diagnostic] = []
         kernels = {kernel.name: kernel for kernel in module.decls_of(Kernel)}
-        for choice in config.tuning.choices:
-            if choice.num_steps not in (None, config.num_steps):
-                continue
+        for unplaced in _choices(self.choices):
+            choice = replace(unplaced, location=_location(unplaced, ctx))
             if choice.launch not in kernels:
                 message = f"the program has no launch {choice.launch}"
                 hint = did_you_mean(choice.launch, kernels) or f"there are {', '.join(kernels)}"
@@ -58,6 +71,31 @@ class TuneLaunches(Pass):
             decision = pass_base.Choice(kernel.name, now, "the tuning file has it", (own,))
             self.remark(ctx, f"{kernel.name}: tuned: {now} instead of {before}", choice.location, decision)
         return [Diagnostic("tuning/no-choice", f"{kernel.name}: {why}", choice.location) for why in wrong]
+
+
+def _spelled(choice: Choice) -> str:
+    split = "/".join(f"{bucket}-{programs}" for bucket, programs in choice.split.items())
+    return f"{quote(choice.launch, safe='')}:{choice.tile or ''}:{choice.warps or ''}:{split}"
+
+
+def _choices(text: str) -> list[Choice]:
+    """The choices that are spelled; ValueError for text of another form."""
+    choices: list[Choice] = []
+    for one in filter(None, text.split("+")):
+        launch, tile, warps, split = one.split(":")
+        shares = (share.split("-") for share in filter(None, split.split("/")))
+        programs = {int(bucket): int(count) for bucket, count in shares}
+        choices.append(
+            Choice(unquote(launch), None, int(tile) if tile else None, int(warps) if warps else None, programs)
+        )
+    return choices
+
+
+def _location(choice: Choice, ctx: Context) -> Location | None:
+    """Where the tuning file of the configuration has it."""
+    config = ctx.loaded.config if ctx.loaded is not None else None
+    written = config.tuning.of(choice.launch, config.num_steps) if config is not None and config.tuning else None
+    return written.location if written is not None else None
 
 
 def impossible(module: Module, kernel: Kernel, chosen: Tuned) -> list[str]:

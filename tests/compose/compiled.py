@@ -31,7 +31,7 @@ def compile_planned(module: Module, loaded: LoadedConfig) -> Build:
 
     """
     ctx = Context(loaded)
-    run_passes(module, [step() for step in PLANNING], ctx)
+    run_passes(module, [step.of(loaded) for step in PLANNING], ctx)
     check_now(module)
     (generated,) = generate_kernels({loaded.config.num_steps: module}, loaded.file)
     depth = DepthBuild(loaded, module, ctx, generated, build_plan(module, generated, loaded.config))

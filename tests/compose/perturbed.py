@@ -92,7 +92,7 @@ def front(loaded: LoadedConfig, look: Callable[[Module, bool], object] = lambda 
     for step in FRONT:
         if step is SelectCompaction:
             look(module, True)
-        run_passes(module, [step()], ctx)
+        run_passes(module, [step.of(loaded)], ctx)
     look(module, False)
     return module
 

@@ -42,7 +42,7 @@ def stages(seed: str) -> list[tuple[str, int]]:
                 legal.to_yaml(legal.draw(rng, small=True)), Path("fuzzed.yaml"), algorithms.names(), algorithms.needs
             )
             module, found = start_module(loaded), []
-            for number, step in enumerate(default_passes()):
+            for number, step in enumerate(default_passes(loaded)):
                 run_passes(module, [step], Context(loaded), [])
                 found.append((print_module(module), number + 1))
         except DiagnosticError:

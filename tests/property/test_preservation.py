@@ -39,7 +39,7 @@ class Snapshots(BaseInstrument):
 def stages(loaded: LoadedConfig) -> dict[str, Module]:
     """The module after each pass up to form-kernels."""
     snapshots = Snapshots()
-    run_passes(start_module(loaded), passes_to("form-kernels"), Context(loaded), [CheckEach(), snapshots])
+    run_passes(start_module(loaded), passes_to("form-kernels", loaded), Context(loaded), [CheckEach(), snapshots])
     return snapshots.found
 
 

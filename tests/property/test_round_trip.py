@@ -63,5 +63,5 @@ def test_the_checker_takes_any_module(module: Module) -> None:
 def test_real_modules_after_any_pass(keys: dict[str, Any], count: int) -> None:
     loaded = load_text(to_yaml(keys), Path("random.yaml"), names(), needs)
     module = start_module(loaded)
-    run_passes(module, passes_to("plan-graphs")[:count], Context(loaded))
+    run_passes(module, passes_to("plan-graphs", loaded)[:count], Context(loaded))
     assert facts(parse_module(print_module(module))) == facts(module)

@@ -66,7 +66,7 @@ def offered_and_read(keys: dict[str, Any]) -> tuple[int, int, bool]:
 def wrong(loaded: LoadedConfig) -> tuple[Diagnostic, ...]:
     """What the front passes object to."""
     try:
-        run_passes(start_module(loaded), passes_to("canonicalize"), Context(loaded), [CheckEach()])
+        run_passes(start_module(loaded), passes_to("canonicalize", loaded), Context(loaded), [CheckEach()])
     except DiagnosticError as error:
         return error.diagnostics
     return ()

@@ -37,7 +37,7 @@ def test_examples_at_every_stage(name: str) -> None:
     loaded = load_config(EXAMPLES / f"{name}.yaml", names(), needs)
     module = start_module(loaded)
     RoundTrip().after(module, None)
-    run_passes(module, passes_to("plan-graphs"), Context(loaded), [RoundTrip()])
+    run_passes(module, passes_to("plan-graphs", loaded), Context(loaded), [RoundTrip()])
 
 
 @pytest.mark.parametrize("name", ["standalone-chain", "eagle-chain", "standalone-tree-paged", "eagle-tree-wide"])
@@ -49,7 +49,7 @@ def test_examples_with_model_directories(name: str) -> None:
         text = text.replace(f"  model: models/{model}\n", block)
     loaded = load_text(text, EXAMPLES / f"{name}.yaml", names(), needs)
     module = start_module(loaded)
-    run_passes(module, passes_to("plan-graphs"), Context(loaded), [RoundTrip()])
+    run_passes(module, passes_to("plan-graphs", loaded), Context(loaded), [RoundTrip()])
 
 
 def module_of(*lines: str) -> Module:

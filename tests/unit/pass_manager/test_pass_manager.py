@@ -146,7 +146,7 @@ def test_the_users_mistake_leaves_none(tmp_path: Path) -> None:
     from specc.driver.compile import start_module
 
     with pytest.raises(DiagnosticError, match="type/width-mismatch"):
-        run_passes(start_module(loaded), passes_to("infer-types"), Context(loaded), [Reproducer(tmp_path)])
+        run_passes(start_module(loaded), passes_to("infer-types", loaded), Context(loaded), [Reproducer(tmp_path)])
     assert list(tmp_path.iterdir()) == []
 
 
