@@ -59,7 +59,8 @@ def test_a_pipe_that_is_read(tmp_path: Path) -> None:
     """Of more than it holds at once."""
     content = b"x" * (1 << 18)
     os.mkfifo(tmp_path / "pipe")
-    reader = subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE)
+    with (tmp_path / "read").open("wb") as read:
+        reader = subprocess.Popen(["cat", tmp_path / "pipe"], stdout=read)
     for _ in range(1000):
         try:
             write_output(tmp_path / "pipe", content)
@@ -67,4 +68,5 @@ def test_a_pipe_that_is_read(tmp_path: Path) -> None:
             time.sleep(0.01)
         else:
             break
-    assert reader.communicate(timeout=30)[0] == content
+    assert reader.wait(timeout=30) == 0
+    assert (tmp_path / "read").read_bytes() == content
