@@ -34,8 +34,10 @@ assert "torch" not in sys.modules
 assert (k.plan.name, k.manifest.archs) == ("toy_chain", ("sm_100", "sm_90"))
 assert k.__version__ == k.manifest.version == version("specc-program-toy-chain")
 assert issubclass(k.DamagedWheelError, k.SpeccError)
+assert k.schema_digest(k.plan) and k.Batch
 assert "torch" not in sys.modules
 assert set(dir(k)) == set(k.__all__) >= {"load", "manifest", "plan", "Batch", "SpeccError", "Step"}
+assert "torch" not in sys.modules
 assert set(k.__all__) == {name for name in k.__all__ if hasattr(k, name)}
 try:
     k.nothing
