@@ -103,6 +103,14 @@ class Pass(ABC):
         """
         return cls()
 
+    @classmethod
+    def violations(cls, module: Module) -> list[str]:
+        """What keeps a module from being what the pass ``establishes``, in words. The checker knows more, see `until`.
+
+        Of several passes that establish the same, the first in the pipeline is asked.
+        """
+        return []
+
     @abstractmethod
     def run(self, module: Module, ctx: Context) -> None:
         """Transform ``module`` in place.

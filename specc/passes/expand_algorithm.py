@@ -18,6 +18,12 @@ class ExpandAlgorithm(Pass):
     name = "expand-algorithm"
     establishes = frozenset({"expanded"})
 
+    @classmethod
+    def violations(cls, module: Module) -> list[str]:
+        """What of ``spec`` is left, and ops that nobody wrote anywhere."""
+        bad = [f"{op.opcode} is left" for op in module.ops() if op.opcode.startswith("spec.")]
+        return bad + [f"{op.opcode} has no location" for op in module.ops() if op.location is None]
+
     def run(self, module: Module, ctx: Context) -> None:
         """Put the ops that the algorithm writes in the place of ``spec.step``."""
         for op in module.find("spec.step"):

@@ -20,6 +20,7 @@ from specc.ir.declarations import Kernel, Reference
 from specc.ir.nodes import is_collective, is_external, on_field
 from specc.ir.ops import OPS
 from specc.kernels import COMPOSED, LONE
+from specc.kernels.formed import malformed
 from specc.kernels.shared.base import STORES, Cluster, convex, read_in_place
 from specc.kernels.shared.blocks import block_shape, is_long
 from specc.kernels.shared.compose import JOINED, has_tile
@@ -28,6 +29,7 @@ from specc.kernels.shared.traffic import traffic
 from specc.kernels.shared.vocabulary import of_argmax
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.passes.gather_logits import unsplit
+from specc.passes.tune_launches import wrongly_tuned
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 REDUCTIONS = {
@@ -70,6 +72,12 @@ class FormKernels(Pass):
     name = "form-kernels"
     requires = frozenset({"typed", "live", "tree-form", "verify-selected", "compacted", "kv-bound"})
     establishes = frozenset({"clustered"})
+
+    @classmethod
+    def violations(cls, module: Module) -> list[str]:
+        """What is no launch, or tuned as none can be, and readers of a shard that want all logits."""
+        shards = [f"{op.opcode} in {op.phase} takes a shard of logits for all of them" for op in unsplit(module)]
+        return [*malformed(module), *shards] or wrongly_tuned(module)
 
     def run(self, module: Module, ctx: Context) -> None:
         """Form the nodes of every entry, and declare its launches."""

@@ -20,6 +20,11 @@ class InferTypes(Pass):
     requires = frozenset({"expanded"})
     establishes = frozenset({"typed"})
 
+    @classmethod
+    def violations(cls, module: Module) -> list[str]:
+        """Values without a type."""
+        return [f"%{value.name} has no type" for value in module.values() if value.type is None]
+
     def run(self, module: Module, ctx: Context) -> None:
         """Type every op in order, and report all that does not fit."""
         found: list[Diagnostic] = []

@@ -27,6 +27,16 @@ class PlanGraphs(Pass):
     establishes = frozenset({"graph-planned"})
     until = "graph-planned"
 
+    @classmethod
+    def violations(cls, module: Module) -> list[str]:
+        """Nodes that are not planned, or run before what they wait for."""
+        nodes = module.decls_of(Node)
+        names = [node.name for node in nodes]
+        bad = [f"{name} is not planned" for name in {node_of(op) for op in module.ops()} - set(names)]
+        for index, node in enumerate(nodes):
+            bad += [f"{node.name} runs before {other}" for other in node.after if other not in names[:index]]
+        return bad
+
     def run(self, module: Module, ctx: Context) -> None:
         """Put the nodes in order, and declare each with what it waits for and the graph it is captured in."""
         order = node_order(module)

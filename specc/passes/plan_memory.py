@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 
 from specc.ir.core import Module, entry_of, tensor_type
 from specc.ir.declarations import Buffer, Kernel, KvPool, Layout, Reference
@@ -39,6 +40,25 @@ class PlanMemory(Pass):
     requires = frozenset({"clustered", "laid-out"})
     establishes = frozenset({"memory-planned"})
     until = "memory-planned"
+
+    @classmethod
+    def violations(cls, module: Module) -> list[str]:
+        """Buffers that are not planned as they have to be, or overlap while both are live."""
+        found = {buffer.name: buffer for buffer in module.decls_of(Buffer)}
+        wanted = {buffer.name: buffer for buffer in unplaced(module)}
+        bad = [f"buffer {name} is not planned" for name in sorted(wanted.keys() - found.keys())]
+        bad += [f"buffer {name} is nobody's" for name in sorted(found.keys() - wanted.keys())]
+        if bad:
+            return bad
+        bad = [f"buffer {name} is not {b}" for name, b in wanted.items() if replace(found[name], offset=b.offset) != b]
+        buffers = [buffer for buffer in found.values() if buffer.owner == "arena"]
+        askew = [b for b in buffers if b.offset < 0 or b.offset % b.alignment]
+        bad += [f"buffer {b.name} is not aligned to {b.alignment}" for b in askew]
+        for a, b in combinations(buffers, 2):
+            apart = a.offset + a.bytes <= b.offset or b.offset + b.bytes <= a.offset
+            if not apart and a.first <= b.last and b.first <= a.last:
+                bad.append(f"buffers {a.name} and {b.name} overlap while both are live")
+        return bad
 
     def run(self, module: Module, ctx: Context) -> None:
         """Place every buffer, and check that the arena has room."""

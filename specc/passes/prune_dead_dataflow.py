@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from specc.ir.core import Module, Op
 from specc.ir.declarations import KvPool
-from specc.ir.liveness import Removed, brief, hidden_result, sweep
+from specc.ir.liveness import Removed, brief, hidden_result, liveness, sweep
 from specc.ir.nodes import is_external
 from specc.ir.types import StateType
 from specc.kernels.shared.base import nbytes
@@ -24,6 +24,17 @@ class PruneDeadDataflow(Pass):
     name = "prune-dead-dataflow"
     requires = frozenset({"typed"})
     establishes = frozenset({"live"})
+
+    @classmethod
+    def violations(cls, module: Module) -> list[str]:
+        """What is dead, and forwards that capture what they do not hand over."""
+        live = liveness(module)
+        bad = [f"{op.opcode} in {op.phase} is dead" for op in module.ops() if op not in live.ops]
+        bad += [f"carry @{name} is dead" for name in module.carries if name not in live.fields]
+        for op in module.ops():
+            if "capture" in op.attrs and (op.attrs["capture"] == "null") != (hidden_result(op) is None):
+                bad.append(f"{op.opcode} captures {op.attrs['capture']}, which does not fit its results")
+        return bad
 
     def run(self, module: Module, ctx: Context) -> None:
         """Sweep what no output depends on, and set what every forward captures."""

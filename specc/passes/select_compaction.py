@@ -31,6 +31,14 @@ class SelectCompaction(Pass):
     establishes = frozenset({"compacted"})
     until = "compacted"
 
+    @classmethod
+    def violations(cls, module: Module) -> list[str]:
+        """What reads a value along the nodes after verification, other than compaction."""
+        bad = [f"output {name} has the node axis" for name, value in module.outputs.items() if on_nodes(value)]
+        late = read_along_nodes(module)
+        bad += [f"{op.opcode} in {op.phase} reads %{value.name} along the nodes" for op, value in late]
+        return bad
+
     def run(self, module: Module, ctx: Context) -> None:
         """Compact what is read along the path."""
         for name, value in list(module.outputs.items()):

@@ -31,6 +31,13 @@ class SelectTreeForm(Pass):
     requires = frozenset({"typed", "live"})
     establishes = frozenset({"tree-form"})
 
+    @classmethod
+    def violations(cls, module: Module) -> list[str]:
+        """Ops of trees in a chain."""
+        if module.dims.get("K") is not None and module.dims["K"].size != 1:
+            return []
+        return [f"{op.opcode} in a chain" for op in links_of(module)]
+
     def run(self, module: Module, ctx: Context) -> None:
         """Fold the tree of a single branch into a chain."""
         if module.size("K") != 1:

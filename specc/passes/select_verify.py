@@ -43,6 +43,11 @@ class SelectVerify(Pass):
     requires = frozenset({"typed", "tree-form"})
     establishes = frozenset({"verify-selected"})
 
+    @classmethod
+    def violations(cls, module: Module) -> list[str]:
+        """Where it is undecided which rows are drawn."""
+        return [f"{op.opcode} is undecided" for op in module.find("walk.bad") if op.attrs["rows"] == "auto"]
+
     def run(self, module: Module, ctx: Context) -> None:
         """Say how drafts are verified, and write the walk out where rows are drawn along the path."""
         for walk in module.find("verify.greedy"):

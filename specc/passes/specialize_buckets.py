@@ -26,6 +26,14 @@ class SpecializeBuckets(Pass):
     establishes = frozenset({"bucketed"})
     until = "bucketed"
 
+    @classmethod
+    def violations(cls, module: Module) -> list[str]:
+        """Kernels without a grid."""
+        options = module.decl(Options)
+        grids = {(grid.kernel, grid.bucket) for grid in module.decls_of(Grid)}
+        wanted = {(kernel.name, bucket) for kernel in module.decls_of(Kernel) for bucket in options.buckets}
+        return [f"kernel {kernel} has no grid for bucket {bucket}" for kernel, bucket in sorted(wanted - grids)]
+
     def run(self, module: Module, ctx: Context) -> None:
         """Declare the grid of every kernel at every bucket."""
         options = module.decl(Options)

@@ -113,6 +113,18 @@ def impossible(module: Module, kernel: Kernel, chosen: Tuned) -> list[str]:
     return found
 
 
+def wrongly_tuned(module: Module) -> list[str]:
+    """What of the choices that a module declares no kernel of it has."""
+    kernels = {kernel.name: kernel for kernel in module.decls_of(Kernel)}
+    bad = [f"{one.name} is tuned, and no kernel" for one in module.decls_of(Tuned) if one.name not in kernels]
+    known = [one for one in module.decls_of(Tuned) if one.name in kernels]
+    count = len(module.decl(Options).buckets) if known else 0
+    bad += [
+        f"{one.name} has a split for {len(one.splits)} buckets" for one in known if len(one.splits) not in (0, count)
+    ]
+    return bad or [f"{one.name}: {why}" for one in known for why in impossible(module, kernels[one.name], one)]
+
+
 def told(module: Module, kernel: Kernel) -> str:
     """The tile, warps and split that a kernel has, in words."""
     family, cluster = FAMILIES[kernel.family], cluster_of(module, kernel.name)
