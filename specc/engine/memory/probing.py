@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 
 import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
+from transformers.masking_utils import create_causal_mask
 
 from specc.engine.errors import HINT, UnsupportedModelError, first_line
 
@@ -21,6 +23,10 @@ INDEXED = UnsupportedModelError(
     "its attention picks positions with an index that is kept beside keys and values (sparse attention)",
     "this engine takes models that attend to all positions, or to those of a window",
 )
+
+
+CACHE = "cache" if "cache" in signature(create_causal_mask).parameters else "past_key_values"
+"""The keyword by which all forwards of transformers take a cache: 5.24 gave it the shorter name."""
 
 
 class AttentionCache(Cache):
@@ -100,7 +106,7 @@ def kept_by(model: PreTrainedModel, run: Callable[..., object]) -> Kept:
     one = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
     try:
         with torch.no_grad():
-            run(input_ids=one + 1, position_ids=one, past_key_values=probe, use_cache=True)
+            run(input_ids=one + 1, position_ids=one, **{CACHE: probe}, use_cache=True)
     except UnsupportedModelError:
         raise
     except Exception as error:  # whatever a model's own code raises

@@ -16,7 +16,7 @@ from specc.engine.errors import UnknownTokenError
 from specc.engine.memory.attention import page, plain_attention
 from specc.engine.memory.context import PagedContext
 from specc.engine.memory.kv_pool import PoolShape
-from specc.engine.memory.probing import Kept, kept_by
+from specc.engine.memory.probing import CACHE, Kept, kept_by
 from specc.engine.models.aux_states import AuxStates
 from specc.engine.models.scores import LmHead, layers_of
 from specc.runtime.plan.plan import Model
@@ -148,7 +148,7 @@ class CausalModel:
         """
         places = positions if self.facts.max_context is None else positions.clamp(max=self.facts.max_context - 1)
         with paged:
-            out = self._layers(input_ids=tokens, position_ids=places, past_key_values=paged, use_cache=True)
+            out = self._layers(input_ids=tokens, position_ids=places, **{CACHE: paged}, use_cache=True)
         return out.last_hidden_state
 
     def scores(self, hidden: Tensor) -> Tensor:

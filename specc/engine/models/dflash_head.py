@@ -83,7 +83,7 @@ class DflashHead(SharingHead):
         input_ids i64[B] or i64[B, m]: the bonus token of the block, or of m blocks of one text.
         position_ids i64[B, A] or i64[B, m, A]: the positions ``s`` ... ``s + S`` of a block's rows.
         attention_kwargs: handed to the decoder layers, which write the block's own keys and values too. They say
-            what the rows see: a `BlockContext` as ``past_key_values``, or ``attention_mask`` over another cache.
+            what the rows see: a `BlockContext` as a cache, or ``attention_mask`` over another cache.
         Returns [B, A, W] or [B, m, A, W]: row i, from 1, is what `logits` turns into the scores of token ``s + i``.
         """
         embedding, _ = self._modules_of_target()

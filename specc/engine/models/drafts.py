@@ -18,6 +18,7 @@ from torch import Tensor
 from specc.engine.errors import UnsupportedModelError
 from specc.engine.memory.attention import PAGED
 from specc.engine.memory.context import PagedContext
+from specc.engine.memory.probing import CACHE
 from specc.engine.models.causal_models import CausalModel, ModelFacts, has_static_rope
 from specc.engine.models.dflash_head import DflashHead
 from specc.engine.models.eagle3_head import Eagle3Head
@@ -138,7 +139,7 @@ class RecurrentHead(HeadDraft[HeadT]):
         if hidden is None:
             raise UnsupportedModelError("the draft reads hidden states, and the program hands it none")
         with paged:
-            return self.head(tokens, hidden, positions, past_key_values=paged)
+            return self.head(tokens, hidden, positions, **{CACHE: paged})
 
     def from_target(self, rows: Tensor) -> Tensor:
         """As they are: target and head have one width."""
@@ -174,7 +175,7 @@ class MtpDraft(HeadDraft[MtpHeads]):
     def forward(self, module: int, tokens: Tensor, positions: Tensor, paged: PagedContext, hidden: Tensor) -> Tensor:
         """Run a module on the pairs (tokens i64[b, n], hidden T[b, n, H]) at positions i64[b, n]: T[b, n, H]."""
         with paged:
-            return self.head(module, tokens, hidden, positions, past_key_values=paged)
+            return self.head(module, tokens, hidden, positions, **{CACHE: paged})
 
 
 class DflashDraft(HeadDraft[DflashHead]):
@@ -187,4 +188,4 @@ class DflashDraft(HeadDraft[DflashHead]):
     def forward(self, bonus: Tensor, positions: Tensor, paged: PagedContext) -> Tensor:
         """Fill in what follows the tokens bonus i64[b] at positions i64[b, A], theirs first: rows T[b, A - 1, W]."""
         with paged:
-            return self.head(bonus, positions, past_key_values=paged)[:, 1:]
+            return self.head(bonus, positions, **{CACHE: paged})[:, 1:]

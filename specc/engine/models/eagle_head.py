@@ -198,7 +198,7 @@ class EagleHead(SharingHead):
             own prediction of it.
         position_ids [B, n] i64: the position ``p`` of each pair.
         attention_kwargs: handed to the decoder layer, and by it to the attention function that
-            ``config._attn_implementation`` names (``attention_mask``, ``past_key_values``, ...).
+            ``config._attn_implementation`` names (``attention_mask``, a cache, ...).
             Without any, the pairs of the call attend causally to each other.
         Returns [B, n, H]: at pair ``p`` the predicted hidden state at ``p + 1``.
         """

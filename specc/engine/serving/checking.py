@@ -15,6 +15,7 @@ from specc.engine.errors import HINT, UnsupportedModelError, first_line
 from specc.engine.memory.attention import plain_attention
 from specc.engine.memory.context import PagedContext
 from specc.engine.memory.kv_pool import KVPool
+from specc.engine.memory.probing import CACHE
 from specc.engine.models.causal_models import CausalModel
 from specc.engine.serving.callbacks import Memory
 from specc.engine.serving.prompts import Span
@@ -153,7 +154,7 @@ def _in_parts(model: CausalModel, text: Tensor, attention: str | None = None) ->
     cache, found = DynamicCache(config=model.model.config), []
     with plain_attention(model.model, attention):
         for part in text.split([len(text) - READ, WINDOW, *[1] * SINGLES]):
-            found.append(_last(model, part, past_key_values=cache, use_cache=True))
+            found.append(_last(model, part, **{CACHE: cache}, use_cache=True))
     return torch.cat(found)[-TAIL:]
 
 
