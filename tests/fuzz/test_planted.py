@@ -20,7 +20,7 @@ from specc.runtime.plan import manifest
 from specc.runtime.plan.manifest import Manifest
 from specc.runtime.rotated import RotatedStep
 from specc.runtime.semantics import convention as semantics
-from specc.runtime.semantics import reference, tree
+from specc.runtime.semantics import reference, tree, vocab
 from specc.runtime.state import transfer
 from specc.runtime.state.torn import Torn
 from specc.runtime.state.transfer import RecordLayout
@@ -70,14 +70,14 @@ def store(name: str, wrong: Callable[[Tensor, Tensor], Tensor]) -> Patch:
 
 def last_of_ties(monkeypatch: pytest.MonkeyPatch) -> None:
     """Argmax gives the highest index of equal values."""
-    right = reference.vocab_argmax
+    right = vocab.vocab_argmax
 
     def wrong(operands: Any, attrs: Any, dims: Any) -> Any:
         logits, rows = operands
         index, bad = right((logits.flip(-1), rows), attrs, dims)
         return logits.shape[-1] - 1 - index, bad
 
-    monkeypatch.setattr(reference, "vocab_argmax", wrong)
+    monkeypatch.setattr(vocab, "vocab_argmax", wrong)
     monkeypatch.setitem(reference.OPS, "vocab.argmax", wrong)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import textwrap
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -202,12 +203,20 @@ def rendered(version: str, verdicts: Mapping[str, Verdict]) -> str:
     listed: list[str] = []
     for status, said in SAID.items():
         kinds = [f"`{kind}`" for kind, found in verdicts.items() if found.status == status]
-        listed.append(f"* {len(kinds)} {said}: {', '.join(kinds)}.")
+        listed.append(_wrapped(f"* {len(kinds)} {said}: {', '.join(kinds)}.", "  "))
     because: list[str] = []
     for reason, _ in Counter(refused.values()).most_common():
         kinds = ", ".join(f"`{kind}`" for kind, said in refused.items() if said == reason)
         because.append(f"| {kinds} | {reason.replace('|', '/')} |")
-    return "\n".join((HEADING, "", INTRODUCTION.format(len(verdicts), version), *listed, "", *HEAD, *because, ""))
+    introduction = _wrapped(INTRODUCTION.format(len(verdicts), version).rstrip())
+    return "\n".join((HEADING, "", introduction, "", *listed, "", *HEAD, *because, ""))
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    """A paragraph in lines of a page; those after the first are indented."""
+    return textwrap.fill(
+        " ".join(text.split()), 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def in_page(page: str) -> tuple[int, int]:
