@@ -6,12 +6,11 @@ import importlib
 import sys
 from pathlib import Path
 
-from torch import Tensor
-
 from specc.driver.build import Build
 from specc.emit.files import kernel_files
+from specc.runtime.backends.cuda import argument_value
 from specc.runtime.frame import Frame
-from specc.runtime.plan.nodes import Argument, Launch
+from specc.runtime.plan.nodes import Launch
 
 
 class InterpretedBackend:
@@ -36,20 +35,3 @@ class InterpretedBackend:
         _, y, z = node.grid[frame.plan.bucket(frame.rows)]
         values = [argument_value(argument, frame) for argument in node.args]
         self._kernels[node.kernel][frame.rows, y, z](*values, **frame.plan.kernels[node.kernel].constants)
-
-
-def argument_value(argument: Argument, frame: Frame) -> Tensor | int:
-    """A tensor for a pointer, a number for anything else."""
-    if argument.literal is not None:
-        return argument.literal
-    if argument.kind == "buffer":
-        return frame.buffer(argument.target)
-    if argument.kind == "row_stride":
-        return frame.buffer(argument.target).stride(0)
-    if argument.kind == "slot_stride":
-        buffer = frame.kv[argument.target][0]
-        return buffer.stride(0) * buffer.element_size()
-    tensor = frame.read(argument.target)
-    if argument.kind == "size":
-        return tensor.shape[argument.axis]
-    return tensor.stride(argument.axis) if argument.kind == "stride" else tensor

@@ -37,8 +37,8 @@ def check_invariants(module: Module) -> list[Diagnostic]:
         bad = [f"it is not {', '.join(missing)}"] * bool(missing)
         if not bad and _NEEDS[name] <= held:
             bad = _OWNERS[name].violations(module)
-        if not bad and _NEEDS[name] <= held:
-            held.add(name)
+            if not bad:
+                held.add(name)
         found += [Diagnostic("ir/invalid", f"not {name}: {problem}") for problem in bad]
     return found
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..errors import BindError, DamagedWheelError, UnsupportedDeviceError
 from ..frame import Frame
@@ -134,18 +135,20 @@ class CudaBackend:
 
 def _value(argument: Argument, kind: str, frame: Frame, node: Launch, kernel: Kernel) -> Any:
     """The value to pass: an int is a pointer to `cuda.core`, a ctypes scalar a number of that width."""
-    value = _number(argument, frame)
+    found = argument_value(argument, frame)
+    value = found.data_ptr() if isinstance(found, Tensor) else found
     if argument.name in kernel.aligned and value % ALIGNMENT:
         name = f"{argument.name} of kernel {node.kernel!r}"
         raise BindError(f"{name} is {value:#x}, promised to be a multiple of {ALIGNMENT}")
     return value if kind.startswith("*") else SCALARS[kind](value)
 
 
-def _number(argument: Argument, frame: Frame) -> int:
+def argument_value(argument: Argument, frame: Frame) -> Tensor | int:
+    """What a launch is given for an argument: a tensor for a pointer, a number for anything else."""
     if argument.literal is not None:
         return argument.literal
     if argument.kind == "buffer":
-        return frame.buffer(argument.target).data_ptr()
+        return frame.buffer(argument.target)
     if argument.kind == "row_stride":
         return frame.buffer(argument.target).stride(0)
     if argument.kind == "slot_stride":
@@ -154,7 +157,7 @@ def _number(argument: Argument, frame: Frame) -> int:
     tensor = frame.read(argument.target)
     if argument.kind == "size":
         return tensor.shape[argument.axis]
-    return tensor.stride(argument.axis) if argument.kind == "stride" else tensor.data_ptr()
+    return tensor.stride(argument.axis) if argument.kind == "stride" else tensor
 
 
 def device_arch(device: torch.device) -> str:
