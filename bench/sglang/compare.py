@@ -164,7 +164,7 @@ def make_job(session: Session, variant: Variant, program: Path | None) -> Result
 
 
 def environment(session: Session, variant: Variant, program: Path | None, gpu: str) -> dict[str, str]:
-    """Of the process: a program is found by its metadata on the path, and named so that nothing else can run."""
+    """The environment of a process: a program is found on the path, and named so that nothing else can run."""
     path = [os.environ.get("PYTHONPATH", ""), str(program or "")]
     settings = os.environ | {"PYTHONPATH": ":".join(filter(None, path))} | variant.environment()
     settings |= {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
@@ -186,12 +186,12 @@ def chosen(patterns: Iterable[str]) -> list[Variant]:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Of an option, with commas."""
+    """The values of an option with commas."""
     return tuple(int(word) for word in text.split(",") if word)
 
 
 def arguments() -> argparse.Namespace:
-    """Of the command line."""
+    """The options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("variants", nargs="*", metavar="VARIANT", help=", ".join(VARIANTS))
     parser.add_argument("--models", type=Path, required=True, help="what models.py made")

@@ -102,7 +102,7 @@ SMALL_MLA = LATENT | {
     "vocab_size": 2048,
 }
 STD = 0.04
-"""Of the weights of exmla_target's layers, beside embeddings of 1."""
+"""The size of the weights of exmla_target's layers, beside embeddings of 1."""
 LIFT = 4.5
 """By how many standard deviations of a score each token is followed by a token of its own, before layers add theirs."""
 

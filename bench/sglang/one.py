@@ -99,7 +99,7 @@ class Server:
 
 
 def random_prompts(context: int, batch: int) -> list[list[int]]:
-    """Of a length, the same in every engine."""
+    """A prompt of a length, the same in every engine."""
     draw = random.Random(context)
     return [[draw.randrange(5, 2000) for _ in range(context)] for _ in range(batch)]
 

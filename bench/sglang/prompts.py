@@ -1,4 +1,4 @@
-"""What the example models are asked: Python that people wrote, that of the standard library, cut to many lengths."""
+"""Prompts for the example models: Python that people wrote, of the standard library, cut to many lengths."""
 
 from __future__ import annotations
 

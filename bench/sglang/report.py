@@ -72,7 +72,7 @@ def machine() -> Result:
 
 
 def record(variant: Variant, runs: dict[str, Result], plain: Result) -> Result:
-    """Of one variant: errors, servers, and texts or times."""
+    """What one variant has: errors, servers, and texts or times."""
     found: Result = {"variant": variant.name, "models": variant.models.target, "errors": {}}
     for side, run in runs.items():
         parts = {side: run} | {f"{side} {key}": value for key, value in run.items() if key.startswith("trace ")}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 NEAR = 2**-6
-"""Of the best score: two of bf16's steps. Scores that are no further apart are a near tie: rounding decides."""
+"""Two of bf16's steps, as a part of the best score. Scores no further apart are a near tie: rounding decides."""
 
 
 class Target:

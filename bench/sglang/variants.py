@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 ACCEPT_LENGTH = 2.5
-"""Of models whose weights are made up: SGLANG_SIMULATE_ACC_LEN."""
+"""The accepted length of models whose weights are made up: SGLANG_SIMULATE_ACC_LEN."""
 Shape = tuple[int, int, int]
 """S, K, N: draft steps, branches, nodes."""
 CHAIN: Shape = (3, 1, 4)
@@ -132,7 +132,7 @@ COMMON: dict[str, Any] = {
     "random_seed": 1,
     "log_level": "info",
 }
-"""Of all servers: what makes them start sooner, and changes no decode step."""
+"""Arguments of all servers that make them start sooner and change no decode step."""
 DRAWN = (("temperature", 1.0), ("top_p", 0.9))
 
 

@@ -14,7 +14,7 @@ GATHERED = "write logits: gathered, with which every rank has whole rows"
 
 
 def check_shards(checked: Checked) -> None:
-    """Refuse what reads logits otherwise than by their largest ones, where no rank has all of them."""
+    """With sharded logits, refuse features that need more than the largest entries."""
     file = checked.file
     if file.logits != "sharded" or not checked.sound("logits"):
         return

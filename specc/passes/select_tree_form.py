@@ -89,7 +89,7 @@ def _still_read(op: Op) -> Diagnostic:
 
 
 def _fold_grow(module: Module, grow: Op) -> tuple[Value, Value]:
-    """Of one candidate the best one is it: its token is the argmax, its parent the only row.
+    """With one candidate there is nothing to rank: its token is the argmax, its parent the only row.
 
     Returns the candidates' tokens [B, K, K] and what they are now, the token [B, K].
     """

@@ -31,7 +31,7 @@ class Bare(SimpleNamespace):
 
 
 MOST_DIGITS = 40
-"""Of a whole number; no size that a range allows has as many."""
+"""The most digits of a whole number that is read; no size that a range allows has as many."""
 MOST_RATIO = 1 << 20
 """Largest ratio of two sizes that is believed."""
 VARIES = "another in every layer"

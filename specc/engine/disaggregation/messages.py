@@ -20,7 +20,7 @@ from specc.engine.errors import TransferError
 from specc.engine.wheel import exported
 
 VERSION = 4
-"""Of the messages."""
+"""The version of the messages."""
 HELLO, REQUEST, STATE, WITHDRAWN, END = "hello", "request", "state", "withdrawn", "end"
 """The kinds: a program's schema, a request that will be prefilled, its state afterwards or that there will be none, and
 the end of all."""
