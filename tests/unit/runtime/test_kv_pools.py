@@ -15,7 +15,7 @@ from fakes.plans import program_of
 from fakes.tree_plan import PAGE, ROOM, tree_plan
 from torch import Tensor
 
-from specc.runtime.backends.cuda import _number
+from specc.runtime.backends.cuda import argument_value
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BatchError, BindError, ForwardContractError, PlanError
 from specc.runtime.frame import Frame
@@ -304,9 +304,9 @@ def test_cuda_kernels_get_the_bytes_between_slots() -> None:
     node = plan.nodes("step")[0]
     assert isinstance(node, Launch)
     pointers, stride = node.args
-    assert _number(pointers, frame) == step._arena.buffer("kv.draft.pointers").data_ptr()
-    assert _number(stride, frame) == 32
-    assert ctypes.c_int64(_number(stride, frame)).value == pools["draft"][0].stride(0) * 4
+    assert argument_value(pointers, frame) is step._arena.buffer("kv.draft.pointers")
+    assert argument_value(stride, frame) == 32
+    assert ctypes.c_int64(argument_value(stride, frame)).value == pools["draft"][0].stride(0) * 4
 
 
 Json = dict[str, Any]

@@ -17,7 +17,7 @@ from fakes.tables import tame_models
 from torch import Tensor
 
 from specc.runtime.backends.cpu import ReferenceBackend
-from specc.runtime.backends.cuda import _number
+from specc.runtime.backends.cuda import argument_value
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BatchError, BindError, PlanError
 from specc.runtime.frame import Frame
@@ -121,9 +121,9 @@ def test_kernels_get_a_table_with_its_size() -> None:
     engine, table = make_engine(PROMPTS), corpus(range(7))
     step = bind(lookup_plan(), engine, {"corpus": table})
     frame = Frame(step._plan, step._arena, step._pools, engine.table, 1, inputs={"corpus": table})
-    assert _number(Argument("corpus_ptr", "input", "corpus"), frame) == table.data_ptr()
-    assert _number(Argument("corpus_size", "size", "corpus"), frame) == 7
-    assert _number(Argument("columns", "size", "req_to_token", 1), frame) == 128
+    assert argument_value(Argument("corpus_ptr", "input", "corpus"), frame) is table
+    assert argument_value(Argument("corpus_size", "size", "corpus"), frame) == 7
+    assert argument_value(Argument("columns", "size", "req_to_token", 1), frame) == 128
 
 
 @pytest.mark.parametrize(
