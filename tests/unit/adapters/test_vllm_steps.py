@@ -257,7 +257,9 @@ def test_nothing_is_alive_while_memory_is_measured(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("v2", [True, False])
-def test_a_server_of_the_first_model_runner_is_told_of(serve: Serve, v2: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_of_the_first_model_runner_is_told_of(
+    serve: Serve, v2: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     server = serve(plan_of("EAGLE"))
     caplog.clear()
     Worker(server.runner, v2=v2).load_model()
