@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 ENVIRONMENT = {
-    "VLLM_USE_V2_MODEL_RUNNER": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_NO_USAGE_STATS": "1",

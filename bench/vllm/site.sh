@@ -3,7 +3,7 @@
 python=$(command -v python3)
 [ -n "$CUDA_HOME" ] || export CUDA_HOME=$(dirname "$(dirname "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")")
 export PATH=$PATH:$CUDA_HOME/bin PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
-export VLLM_USE_V2_MODEL_RUNNER=1 VLLM_NO_USAGE_STATS=1
+export VLLM_NO_USAGE_STATS=1
 mkdir -p "$site" || exit 1
 if [ ! -e "$site/.complete" ]; then
   tar -xJf "$here/tree.tar.xz" -C "$site" || exit 1

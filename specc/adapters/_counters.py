@@ -20,11 +20,12 @@ class Counters:
         about = f"Decode steps, of the program or left to {engine}, and why."
         self._steps = _once(client, "Counter", "specc:decode_steps", about, ("program", "by", "reason"))
 
-    def active(self, captured: str) -> None:
-        """The program runs, captured so."""
+    def active(self, captured: str | None) -> None:
+        """The program runs, captured so; None: it does not run."""
         for sample in next(iter(self._active.collect())).samples:  # metrics of several processes keep what is cleared
             self._active.labels(**sample.labels).set(0)
-        self._active.labels(self._name, self._version, captured).set(1)
+        if captured is not None:
+            self._active.labels(self._name, self._version, captured).set(1)
 
     def count(self, left: str | None = None) -> None:
         """A step of the program's; or one that it left to the engine, for this reason."""

@@ -29,7 +29,7 @@ def for_engine(checked: Checked, algorithm: str | None, facts: Mapping[Side, Mod
     preset = PRESETS[engine]
     _unsupported(checked, preset, algorithm)
     _of_models(checked, preset, algorithm, facts)
-    _of_a_part(checked, preset, facts.get("draft"))
+    _of_a_part(checked, preset)
     file = _with_demands(checked, preset)
     buckets = file.buckets if checked.sound("buckets") else []
     file = file.model_copy(update={"max_requests": file.max_requests or max([preset.max_requests, *buckets])})
@@ -41,20 +41,23 @@ def for_engine(checked: Checked, algorithm: str | None, facts: Mapping[Side, Mod
 
 
 def in_engine(checked: Checked, facts: Mapping[Side, ModelFacts | None], needs: Needs) -> dict[Side, ModelFacts | None]:
-    """Return what the models' directories say, as their engine runs the models: a head in its target's element type.
+    """Return what the models' directories say, as their engine runs the models.
 
-    ``needs`` says whether the draft is a head.
+    A head has its target's element type, and scores all tokens where the engine has no scores of a part. ``needs`` says
+    whether the draft is a head.
     """
     target, draft, file = facts.get("target"), facts.get("draft"), checked.file
+    if file.engine is None or draft is None:
+        return dict(facts)
+    preset, said = PRESETS[file.engine], dict(draft.facts)
+    if not preset.parts_of_tokens:
+        said.pop("draft_vocab_size", None)
     written = file.target.dtype if file.target is not None else None
-    said = target.facts.get("dtype") if target is not None else None
-    element = written or (said.value if said is not None else None)
-    if file.engine is None or draft is None or element is None:
-        return dict(facts)
-    if not needs.head and not PRESETS[file.engine].one_dtype:
-        return dict(facts)
-    same = {"dtype": Fact(element, f"that of the target, as in {PRESETS[file.engine].title}")}
-    return {**facts, "draft": replace(draft, facts={**draft.facts, **same})}
+    named = target.facts.get("dtype") if target is not None else None
+    element = written or (named.value if named is not None else None)
+    if element is not None and (needs.head or preset.one_dtype):
+        said["dtype"] = Fact(element, f"that of the target, as in {preset.title}")
+    return {**facts, "draft": replace(draft, facts=said)}
 
 
 def _unsupported(checked: Checked, preset: Preset, algorithm: str | None) -> None:
@@ -104,16 +107,13 @@ def _of_models(
         _refuse(checked, preset, f"{what} is not served", checked.places.value(*path), hint)
 
 
-def _of_a_part(checked: Checked, preset: Preset, draft: ModelFacts | None) -> None:
-    """Report a draft that scores a part of the target's tokens, where the engine serves none."""
-    block, size = checked.file.draft, draft.facts.get("draft_vocab_size") if draft is not None else None
-    if preset.parts_of_tokens or block is None or not checked.sound("draft"):
+def _of_a_part(checked: Checked, preset: Preset) -> None:
+    """Report a map of the tokens that the draft scores, where the engine hands over scores of all."""
+    block = checked.file.draft
+    if preset.parts_of_tokens or block is None or block.token_map is None or not checked.sound("draft"):
         return
-    whole = draft.facts.get("vocab_size") if draft is not None else None
-    if block.token_map is not None or (size is not None and (whole is None or size.value != whole.value)):
-        key = "model" if block.token_map is None else "token_map"
-        what = "drafts that score a part of the target's tokens are not served"
-        _refuse(checked, preset, what, checked.places.value("draft", key), "choose a draft of all tokens")
+    what, hint = "the program gets scores of all tokens", "leave it out"
+    _refuse(checked, preset, what, checked.places.value("draft", "token_map"), hint)
 
 
 def _with_demands(checked: Checked, preset: Preset) -> ConfigFile:

@@ -43,6 +43,7 @@ class RotatedStep(Step):
     """
 
     _open: _Open | None = None
+    _largest: int | None = None
 
     def decode(self, batch: Batch, **_: object) -> NoReturn:
         """BatchError: the engine runs the target of this program."""
@@ -155,8 +156,14 @@ class RotatedStep(Step):
         for node in self._halves[half]:
             progress.queue((node.name,), frame, partial(self._execute, node, frame))
 
-    def capture(self, how: Literal[True, "segments"] = True, *, given: Mapping[str, Tensor] | None = None) -> None:
-        """As `Step.capture`.
+    def capture(
+        self,
+        how: Literal[True, "segments"] = True,
+        *,
+        given: Mapping[str, Tensor] | None = None,
+        largest: int | None = None,
+    ) -> None:
+        """As `Step.capture`, of buckets up to `largest` where it is given; others are launched kernel by kernel.
 
         `given` has what will always be handed over at the same place, `logits` or `hidden`, of the largest bucket: see
         `zeros`. A graph that reads something else than it was captured with is launched kernel by kernel, and calls its
@@ -168,6 +175,7 @@ class RotatedStep(Step):
                 expected = {name: list(zeros.shape) for name, zeros in handed.items()}
                 raise BindError(f"{name} is given as {list(tensor.shape)}, handed over are {expected}")
         self._given = {**handed, **(given or {})}
+        self._largest = largest
         super().capture(how)
 
     def zeros(self) -> dict[str, Tensor]:
@@ -190,4 +198,5 @@ class RotatedStep(Step):
             if not segments:
                 check_capturable(self._plan)
             graphs = self._plan.segments if segments else self._plan.captures
-            return SegmentGraphs(self._plan, graphs, self._device, self._frame, self._execute, self._idle, beside)
+            how = self._frame, self._execute, self._idle, beside, self._largest
+            return SegmentGraphs(self._plan, graphs, self._device, *how)

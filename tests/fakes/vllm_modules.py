@@ -5,6 +5,7 @@ A test puts them in the place of vLLM's with `VLLM.installed`; `vllm_server` sch
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -180,6 +181,7 @@ class BaseSpeculator:
     draft_max_seq_len = 0
 
     def __init__(self, config: Any, device: torch.device) -> None:
+        self.vllm_config = config
         self.device, self.max_model_len = device, config.model_config.max_model_len
         self.num_speculative_steps = config.speculative_config.num_speculative_tokens
         requests = config.scheduler_config.max_num_seqs
@@ -202,6 +204,8 @@ class BaseSpeculator:
 
 class DraftModelSpeculator(BaseSpeculator):
     """A model drafts, whose keys and values are in blocks of a group."""
+
+    supports_decode_metadata_update = True
 
     @property
     def group(self) -> int:
@@ -318,6 +322,14 @@ class GPUModelRunner:
         self.model, self.sampler, self.device = model, sampler, device
         self.output_copy_stream = CopyStream(waits=device.type == "cuda")
         self.speculator: Any = None
+        self.profiled = list[weakref.ref[Any]]()
+
+    def profile_cudagraph_memory(self) -> int:
+        """Bind and capture what is given back before the memory that is left is measured."""
+        self.speculator.init_cudagraph_manager()
+        self.speculator.capture()
+        self.profiled.append(weakref.ref(self.speculator.steps.step))
+        return 0
 
     def sample(self, hidden_states: Tensor, input_batch: InputBatch, grammar_output: Any) -> Any:
         logits = self.model.compute_logits(hidden_states[: input_batch.num_tokens])
@@ -344,8 +356,8 @@ VLLM.put(f"{WORKER}.model_runner", init_speculator=init_speculator)
 
 @at("v1.worker.gpu_worker")
 class Worker:
-    def __init__(self, model_runner: GPUModelRunner) -> None:
-        self.model_runner = model_runner
+    def __init__(self, model_runner: GPUModelRunner, *, v2: bool = True) -> None:
+        self.model_runner, self.use_v2_model_runner = model_runner, v2
 
     def load_model(self, **named: Any) -> None:
         """Nothing is loaded here."""

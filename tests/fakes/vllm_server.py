@@ -183,9 +183,12 @@ class Server:
 
     def __init__(
         self, plan: Plan, monkeypatch: pytest.MonkeyPatch, *, longest: int = 64, requests: int = 6, ahead: int = 3,
-        cuda: bool = False, **spec: Any,
+        cuda: bool = False, max_graph: int = 512, profile: bool = False, **spec: Any,
     ) -> None:  # fmt: skip
-        """`longest`: `max_model_len`; `ahead`: slots that a request has behind those of a step."""
+        """`longest`: `max_model_len`; `ahead`: slots that a request has behind those of a step.
+
+        `max_graph`: tokens of its largest graph; with `profile` it has measured what graphs take before it starts.
+        """
         self.plan, self._ahead, self._longest = plan, ahead, longest
         self._install(plan, monkeypatch)
         width, page = -(-longest // plan.kv.page_size), plan.kv.page_size
@@ -197,13 +200,17 @@ class Server:
         module = importlib.import_module("vllm.v1.worker.gpu.model_runner")
         self.runner = GPUModelRunner(self.target, Sampler(requests, plan.size("V"), *processors), device)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream())
-        self.config = config_of(plan, requests, longest, **spec)
+        self.config = config_of(plan, requests, longest, max_graph, **spec)
         self.runner.speculator = module.init_speculator(self.config, torch.device("cpu"), self.states)
         Worker(self.runner).load_model(load_dummy_weights=False)
         blocks = 1 + requests * width
         self.draft = Draft(plan, blocks, self) if "draft" in plan.models else Looked(plan, self)
         groups = [SimpleNamespace(layer_names=names) for names in (["t.0", "t.1"], ["d.0", "d.1"])]
         cache = SimpleNamespace(kv_cache_groups=groups)
+        if profile:
+            at = BlockTables(requests, (3, width), (2 * page, page))
+            self.runner.speculator.set_attn(self.draft, cache, at, {"d.0", "d.1"})
+            self.runner.profile_cudagraph_memory()
         self.runner.speculator.set_attn(self.draft, cache, self.tables, {"d.0", "d.1"})
         self.runner.speculator.init_cudagraph_manager()
         self.runner.speculator.capture()
@@ -214,7 +221,8 @@ class Server:
     @staticmethod
     def _install(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
         """As vLLM finds plugins. What they change of its classes is as it was when the test ends."""
-        for kind, name in ((GPUModelRunner, "sample"), (Worker, "load_model")):
+        runner = GPUModelRunner
+        for kind, name in ((runner, "sample"), (runner, "profile_cudagraph_memory"), (Worker, "load_model")):
             monkeypatch.setattr(kind, name, getattr(kind, name))
         sys.modules[PROGRAM] = package_of(plan, PROGRAM)
         found = importlib.import_module(f"{PROGRAM}.vllm")
@@ -335,14 +343,13 @@ class Server:
                     self.steps[row].append((counts[place] - 1, count))
 
 
-def config_of(plan: Plan, requests: int, longest: int, **spec: Any) -> Any:
+def config_of(plan: Plan, requests: int, longest: int, max_graph: int, **spec: Any) -> Any:
     """The VllmConfig of a server that a program fits, but for what of its speculation is otherwise."""
 
     def model(of: Any) -> Any:
         return SimpleNamespace(
             dtype=torch.float32, get_vocab_size=lambda: plan.size("V"), get_hidden_size=lambda: of.hidden_size,
-            hf_config=SimpleNamespace(), supports_multimodal_inputs=False, return_sampling_mask=False,
-            max_model_len=longest,
+            hf_config=SimpleNamespace(), return_sampling_mask=False, max_model_len=longest,
         )  # fmt: skip
 
     ranks = ("tensor", "pipeline", "data", "prefill_context", "decode_context")
@@ -354,7 +361,10 @@ def config_of(plan: Plan, requests: int, longest: int, **spec: Any) -> Any:
         "prompt_lookup_max": plan.options.get("longest"), "prompt_lookup_min": plan.options.get("shortest"),
     }  # fmt: skip
     return SimpleNamespace(
-        parallel_config=SimpleNamespace(use_ubatching=False, **{f"{name}_parallel_size": 1 for name in ranks}),
+        parallel_config=SimpleNamespace(
+            use_ubatching=False, enable_eplb=False, **{f"{name}_parallel_size": 1 for name in ranks}
+        ),
+        compilation_config=SimpleNamespace(max_cudagraph_capture_size=max_graph),
         speculative_config=SimpleNamespace(**said | spec),
         scheduler_config=SimpleNamespace(max_num_seqs=requests),
         model_config=model(plan.models["target"]),

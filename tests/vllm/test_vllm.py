@@ -23,6 +23,7 @@ SPECULATING = [
     Variant("draft_model", "standalone", ahead=True),
     Variant("eagle", "eagle"),
     Variant("eagle3", "eagle3", ahead=True),
+    Variant("eagle3", "eagle3_part", ahead=True),
     Variant("mtp", "mimo", target="mimo"),
     Variant("ngram"),
     Variant("ngram", ahead=True),

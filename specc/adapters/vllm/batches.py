@@ -111,11 +111,19 @@ class Steps:
         self._tell()
         return drafts
 
-    def capture(self) -> None:
-        """Capture the drafts of every bucket, as one graph each."""
-        self._bound.capture()
+    def capture(self, tokens: int) -> Steps:
+        """Capture the drafts of every bucket whose step has so many tokens at most, as one graph each; itself.
+
+        Beyond that many tokens vLLM runs kernel by kernel, and so does the program.
+        """
+        self._bound.capture(tokens // self._nodes)
         self.captured = "drafts"
         self._counters.active(self.captured)
+        return self
+
+    def end(self) -> None:
+        """The program does not run any more."""
+        self._counters.active(None)
 
     def leave(self, reason: str) -> None:
         """Take note of a verification that vLLM runs."""

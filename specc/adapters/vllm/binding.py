@@ -48,9 +48,9 @@ class Bound:
         self._hidden.view(-1, hidden.shape[-1])[: batch.num_tokens].copy_(hidden)
         return self._hidden
 
-    def capture(self) -> None:
-        """Capture both halves of the step; the first reads logits wherever they are."""
+    def capture(self, largest: int) -> None:
+        """Capture both halves of the step in buckets up to the largest; the first reads logits wherever they are."""
         self._forwards.begin(None)
         given = {name: zeros for name, zeros in self.step.zeros().items() if name == HIDDEN}
         self._hidden = given.get(HIDDEN)
-        self.step.capture(given=given)
+        self.step.capture(given=given, largest=largest)

@@ -49,6 +49,8 @@ def _unserved(config: Any) -> Iterator[str]:
             yield f"{name} is {getattr(parallel, name)}"
     if parallel.use_ubatching:
         yield "microbatches"
+    if parallel.enable_eplb:
+        yield "experts move between ranks (enable_eplb)"
     if spec.draft_sample_method != "greedy":
         yield f"draft_sample_method is {spec.draft_sample_method}: drafts of a program are the most probable tokens"
     if spec.rejection_sample_method != "standard":
@@ -60,13 +62,10 @@ def _unserved(config: Any) -> Iterator[str]:
             yield name
     if getattr(spec.draft_model_config.hf_config, "index_share_for_mtp_iteration", False):
         yield "modules share the tokens that sparse attention picks"
-    if config.model_config.supports_multimodal_inputs:
-        yield "the target takes more than text"
     if config.model_config.return_sampling_mask:
         yield "sampling masks are returned"
-    for name in ("lora_config", "watermark_config"):
-        if getattr(config, name, None) is not None:
-            yield name.removesuffix("_config")
+    if getattr(config, "watermark_config", None) is not None:
+        yield "watermarks"
 
 
 def _arguments(plan: Any, config: Any) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,9 @@ logger = logging.getLogger("vllm.specc")
 def replace_speculators(programs: Sequence[Any]) -> None:
     """Have vLLM make speculators that choose among `programs`, packages of wheels; more may be added later."""
     model_runner.init_speculator = functools.partial(_init_speculator, model_runner.init_speculator, programs)
-    model_runner.GPUModelRunner.sample = _sampling(model_runner.GPUModelRunner.sample)
+    runner = model_runner.GPUModelRunner
+    runner.sample = _sampling(runner.sample)
+    runner.profile_cudagraph_memory = _releasing(runner.profile_cudagraph_memory)
     gpu_worker.Worker.load_model = _demanding(gpu_worker.Worker.load_model)
 
 
@@ -68,8 +71,21 @@ class ProgramDrafts(_Speculator):
     def capture(self) -> None:
         """See BaseSpeculator; called where vLLM captures the target as well."""
         super().capture()
-        if self.steps is not None and word(CAPTURE, ("drafts", "none"), "drafts") == "drafts":
-            self.steps.capture()
+        if self.steps is None or word(CAPTURE, ("drafts", "none"), "drafts") == "none":
+            return
+        # Metadata of attention in a graph is made by the graph, which not every backend can.
+        if not getattr(self, "supports_decode_metadata_update", True):
+            logger.info("specc: drafts are not captured: their attention makes its metadata on the host")
+            return
+        tokens = self.vllm_config.compilation_config.max_cudagraph_capture_size
+        if tried(lambda steps=self.steps: steps.capture(tokens), ENGINE) is None:
+            self.release()
+
+    def release(self) -> None:
+        """Give back the program's memory and graphs: vLLM drafts until the program is bound again."""
+        if self.steps is not None:
+            self.steps.end()
+            self.steps = None
 
     def propose(self, input_batch: Any, *args: Any, **named: Any) -> Tensor:
         """See BaseSpeculator."""
@@ -187,12 +203,31 @@ def _sampling(original: Any) -> Any:
     return sample
 
 
+def _releasing(original: Any) -> Any:
+    """VLLM's `GPUModelRunner.profile_cudagraph_memory`, after which nothing is alive of what was bound for it."""
+
+    @functools.wraps(original)
+    def profile_cudagraph_memory(runner: Any) -> int:
+        try:
+            return original(runner)
+        finally:
+            if isinstance(runner.speculator, ProgramDrafts):
+                runner.speculator.release()
+                gc.collect()
+                if runner.device.type == "cuda":
+                    torch.cuda.empty_cache()
+
+    return profile_cudagraph_memory
+
+
 def _demanding(original: Any) -> Any:
     """VLLM's `Worker.load_model`, after which a program that must run is one that will."""
 
     @functools.wraps(original)
     def load_model(worker: Any, **named: Any) -> None:
         original(worker, **named)
+        if not worker.use_v2_model_runner:
+            logger.warning("specc: no program runs: this server has vLLM's first model runner, which knows of none")
         wanted, drafts = os.environ.get(CHOICE), getattr(worker.model_runner, "speculator", None)
         if wanted and not isinstance(drafts, ProgramDrafts):
             raise ServerError(f"{CHOICE}={wanted}: this server has no step that a program runs")

@@ -77,8 +77,13 @@ class SegmentGraphs:
         execute: Callable[[Node, Frame], None],
         idle: Callable[[], None],
         beside: Recorder | None = None,
+        largest: int | None = None,
     ) -> None:
-        """Capture every bucket, the largest first, in one memory pool: that of other graphs, or a new one."""
+        """Capture every bucket, the largest first, in one memory pool: that of other graphs, or a new one.
+
+        With `largest` buckets beyond it are not captured: their nodes are launched one by one.
+        """
+        buckets = [bucket for bucket in plan.buckets if largest is None or bucket <= largest]
         self.replays = Replays()
         self._start, self._execute = start, execute
         self._halves = [_parts(plan, graphs, nodes) for nodes in halves(plan)]
@@ -89,8 +94,8 @@ class SegmentGraphs:
         forwards = any(isinstance(node, External) for node in captured)
         with recorder.beforehand() if forwards else contextlib.nullcontext():
             idle()
-            warm_up(plan.buckets, lambda bucket: self._run(self._launch, bucket, Progress()))
-        for bucket in reversed(plan.buckets):
+            warm_up(buckets, lambda bucket: self._run(self._launch, bucket, Progress()))
+        for bucket in reversed(buckets):
             self._run(partial(self._capture, recorder), bucket, Progress())
         self.bytes: Mapping[int, int] = recorder.bytes
 
@@ -127,8 +132,10 @@ class SegmentGraphs:
         graph.replay()
 
     def _replay(self, segment: Segment, frame: Frame) -> None:
-        recorded = self._recorded[frame.rows, segment.name]
-        if recorded.places == segment.places(frame):
+        recorded = self._recorded.get((frame.rows, segment.name))
+        if recorded is None:
+            self._launch(segment, frame)
+        elif recorded.places == segment.places(frame):
             recorded.graph.replay()
             frame.restore(recorded.results)
             self.replays.replayed += 1

@@ -100,7 +100,6 @@ def model(**changes: Any) -> Any:
         get_vocab_size=lambda: sizes["vocab"],
         get_hidden_size=lambda: sizes["hidden"],
         hf_config=SimpleNamespace(),
-        supports_multimodal_inputs=False,
         return_sampling_mask=False,
     )
 
@@ -116,7 +115,8 @@ def server(**changes: Any) -> Any:
         "rejection_sample_method": "standard", "enable_adaptive_verification": False, "dynamic": False,
         "use_local_argmax_reduction": False, "parallel_drafting": False, "draft_model_config": model(),
     }  # fmt: skip
-    given = ranks | spec | {"max_num_seqs": P - 1, "lora_config": None, "model_config": model()} | changes
+    beside = {"max_num_seqs": P - 1, "enable_eplb": False, "watermark_config": None, "model_config": model()}
+    given = ranks | spec | beside | changes
     given["model_config"].max_model_len = 160
     made = SimpleNamespace(**given, use_ubatching=False, uses_dynamic_speculative_decoding=lambda: given["dynamic"])
     made.parallel_config = made.speculative_config = made.scheduler_config = made
@@ -144,7 +144,8 @@ def test_a_server_that_the_program_is_for() -> None:
         ({"rejection_sample_method": "block"}, "rejection_sample_method is block"),
         ({"dynamic": True}, "the number of drafts changes"),
         ({"use_local_argmax_reduction": True}, "use_local_argmax_reduction"),
-        ({"lora_config": object()}, "lora"),
+        ({"watermark_config": object()}, "watermarks"),
+        ({"enable_eplb": True}, "experts move between ranks (enable_eplb)"),
         ({"model_config": model(hidden=128)}, "hidden_size of the target is 64 in the program, 128 in the server"),
         ({"draft_model_config": model(hidden=32)}, "hidden_size of the draft is 64 in the program, 32 in the server"),
     ],

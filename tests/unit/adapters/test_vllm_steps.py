@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes.vllm_modules import VLLM, InputBatch, Worker
+from fakes.vllm_modules import VLLM, DraftModelSpeculator, InputBatch, Worker
 from fakes.vllm_server import PROGRAM, Server
 from programs import load
+from prometheus_client import REGISTRY
 from sampling_oracle import drawn
 from torch import Tensor
 
@@ -189,22 +190,80 @@ def test_drafts_that_are_captured_read_hidden_states_at_one_place(
 ) -> None:
     """Which is as long as the largest bucket, whatever the batch. Graphs are left out here."""
     monkeypatch.setenv("SPECC_CAPTURE", "drafts")
-    captured, handed, propose = list[dict[str, Tensor]](), list[Tensor | None](), RotatedStep.propose
+    captured, handed, propose = list[tuple[dict[str, Tensor], int]](), list[Tensor | None](), RotatedStep.propose
 
     def noted(step: RotatedStep, batch: Any, hidden: Tensor | None = None) -> Any:
         handed.append(hidden)
         return propose(step, batch, hidden)
 
     monkeypatch.setattr(RotatedStep, "propose", noted)
-    monkeypatch.setattr(RotatedStep, "capture", lambda _, given: captured.append(given))
-    server = serve(plan_of(algorithm))
-    (given,) = captured
+    monkeypatch.setattr(RotatedStep, "capture", lambda _, given, largest: captured.append((given, largest)))
+    server = serve(plan_of(algorithm), max_graph=11)
+    ((given, largest),) = captured
+    assert largest == 11 // plan_of(algorithm).size("A"), "vLLM's graphs hold 11 tokens at most"
     assert {name: [*of.shape] for name, of in given.items()} == ({"hidden": [4, 4, 64]} if algorithm == "EAGLE" else {})
     server.begin(PROMPTS)
     run(server, BATCHES)
     server.judge()
     assert server.program.report()["capture"] == "drafts"
     assert {one.data_ptr() for one in handed if one is not None} == {one.data_ptr() for one in given.values()}
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE", "NGRAM"])
+def test_drafts_whose_attention_needs_the_host_are_not_captured(
+    serve: Serve, algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the word of vLLM's own draft, which n-grams have none of."""
+    monkeypatch.setenv("SPECC_CAPTURE", "drafts")
+    captured = list[int]()
+    monkeypatch.setattr(RotatedStep, "capture", lambda _, given, largest: captured.append(largest))
+    monkeypatch.setattr(DraftModelSpeculator, "supports_decode_metadata_update", False)
+    server = serve(plan_of(algorithm))
+    assert bool(captured) == (algorithm == "NGRAM")
+    server.begin(PROMPTS)
+    run(server, BATCHES)
+    server.judge()
+    assert server.program.report()["served"] == len(BATCHES)
+
+
+def test_after_a_capture_that_fails_vllms_steps_run(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: RotatedStep, given: object, largest: int) -> None:
+        raise RuntimeError(f"no graph of {largest} requests")
+
+    monkeypatch.setenv("SPECC_CAPTURE", "drafts")
+    monkeypatch.setattr(RotatedStep, "capture", fail)
+    server = serve(plan_of("EAGLE"))
+    assert server.program is None
+    active = [one.value for metric in REGISTRY.collect() for one in metric.samples if "program_active" in one.name]
+    assert active and not any(active)
+    server.begin(PROMPTS)
+    run(server, BATCHES)
+    server.judge()
+    monkeypatch.setenv("SPECC_PROGRAM", PROGRAM)
+    with pytest.raises(RuntimeError, match="no graph of 128 requests"):
+        serve(plan_of("EAGLE"))
+
+
+def test_nothing_is_alive_while_memory_is_measured(serve: Serve) -> None:
+    """What vLLM captures for its profile is bound to keys and values that it gives back; later it binds again."""
+    server = serve(plan_of("EAGLE"), profile=True)
+    (bound,) = server.runner.profiled
+    assert bound() is None, "the step that was bound for the profile"
+    assert server.program is not None
+    server.begin(PROMPTS)
+    run(server, BATCHES)
+    server.judge()
+    assert server.program.report()["served"] == len(BATCHES)
+
+
+@pytest.mark.parametrize("v2", [True, False])
+def test_a_server_of_the_first_model_runner_is_told_of(
+    serve: Serve, v2: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = serve(plan_of("EAGLE"))
+    caplog.clear()
+    Worker(server.runner, v2=v2).load_model()
+    assert ("first model runner" in caplog.text) != v2
 
 
 def test_a_server_that_no_program_fits_runs_vllms_steps(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

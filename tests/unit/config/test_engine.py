@@ -269,7 +269,7 @@ def test_the_defaults_are_those_of_vllm() -> None:
         assert (config.engine, config.step, config.slots, config.draft_positions) == (
             "vllm", "rotated", "block_table", "auto",
         )  # fmt: skip
-        assert (config.overlap, config.disaggregation, config.max_requests) == (True, False, 256)
+        assert (config.overlap, config.disaggregation, config.max_requests) == (True, False, 1024)
         assert config.padding_slot == -1
         assert config.target.padded_vocab_size == 128, "rows of logits are those of a padded head"
         assert {name: tuple(place) for name, place in config.carry.items()} == {
@@ -334,7 +334,7 @@ def test_look_ups_in_vllm(model: Model) -> None:
         ),
         (
             "EAGLE3", {"draft": {"token_map": "engine", "vocab_size": 48}},
-            ("config/engine-unsupported", "choose a draft of all tokens"),
+            ("config/engine-unsupported", "leave it out"),
         ),
     ],
 )  # fmt: skip
@@ -350,9 +350,13 @@ def test_a_program_that_draws_in_vllm(drafts: str) -> None:
 
 
 def test_a_published_head_of_some_tokens_in_vllm(model: Model) -> None:
+    """Its scores are of all tokens there, -inf of those that it does not know: nothing is translated."""
     head = model("d", **LLAMA | {"draft_vocab_size": 48})
-    found = findings("EAGLE3", engine="vllm", draft={"model": str(head), "vocab_size": None, "dtype": None})
-    assert [one[:2] for one in found] == [("config/engine-unsupported", "choose a draft of all tokens")]
+    keys = ("vocab_size", "dtype", "hidden_size", "num_layers", "num_kv_heads", "head_dim")
+    block = {"model": str(head), "target_hidden_size": 64} | dict.fromkeys(keys)
+    config = load("EAGLE3", "vllm", target={"vocab_size": LLAMA["vocab_size"]}, draft=block).config
+    assert config.draft is not None
+    assert (config.draft.vocab_size, config.draft.token_map) == (LLAMA["vocab_size"], None)
 
 
 def sglang_allocates(page: int, topk: int, steps: int, nodes: int) -> int:

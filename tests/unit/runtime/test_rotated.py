@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fakes.cuda import FakeBackend, FakeCuda
 from fakes.drafts import Engine
 from programs import compile_to, load
 from torch import Tensor
@@ -36,11 +37,14 @@ def plan_of(algorithm: str, **keys: Any) -> Plan:
 class Machine:
     """A program over an engine that runs the target by itself."""
 
-    def __init__(self, algorithm: str, padded: int | None = None, **keys: Any) -> None:
+    def __init__(
+        self, algorithm: str, padded: int | None = None, backend: ReferenceBackend | None = None, **keys: Any
+    ) -> None:
         whole = plan_of(algorithm, **keys)
         self.plan = plan_of(algorithm, step="rotated", target={"padded_vocab_size": padded}, **keys)
         self.engine, self.other = (Engine.of_plan(whole, seed=3) for _ in range(2))
-        self.step = RotatedStep(self.plan, ReferenceBackend(), CPU, self.engine, self.engine.table, poison=POISON)
+        where = self.plan, backend or ReferenceBackend(), CPU
+        self.step = RotatedStep(*where, self.engine, self.engine.table, poison=POISON)
         self.whole = Step(whole, ReferenceBackend(), CPU, self.other, self.other.table, poison=POISON)
         for engine in (self.engine, self.other):
             engine.prompts |= PROMPTS
@@ -318,6 +322,26 @@ def test_what_graphs_are_captured_over_is_what_is_handed_over() -> None:
             step.capture(given=given)
     with pytest.raises(BindError, match="CUDA"):
         step.capture(given=zeros)
+
+
+@pytest.mark.parametrize("largest", [None, 4, 3, 1, 0])
+def test_buckets_beyond_the_largest_are_launched(largest: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And steps of all accept what a whole one does."""
+    cuda = FakeCuda()
+    cuda.install(monkeypatch)
+    backend = FakeBackend(cuda)
+    machine = Machine("NGRAM", backend=backend)
+    machine.step.capture("segments", largest=largest)
+    captured = [bucket for bucket in (1, 2, 4) if largest is None or bucket <= largest]
+    commit, propose = halves(machine.plan)
+    assert sorted(machine.step.memory.graphs) == captured
+    machine.prefill()
+    for rows in (ROWS, ROWS[:1], ROWS[1:], ROWS):
+        backend.launched.clear()
+        machine.decode(rows)
+        nodes = [node.name for node in (*commit, *propose) if node.kind != "given"]
+        moved = [node.name for node in commit if node.kind != "given"]  # logits lie elsewhere in every step
+        assert backend.launched == (moved if machine.plan.bucket(len(rows)) in captured else nodes)
 
 
 def test_an_empty_batch_does_not_run() -> None:
