@@ -1,4 +1,4 @@
-"""Requests of the hand-written chains: a fake engine for their plan, and plain speculative decoding beside it."""
+"""Requests of `plans.chain_plan`: a fake engine for their plan, and plain speculative decoding beside it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def batch_of(oracles: dict[int, Oracle], rows: list[int]) -> Batch:
 def start(step: Step, engine: Engine, prompts: dict[int, list[int]], steps: int) -> dict[int, Oracle]:
     """Prefill the prompts and check their first tokens; an oracle per pool row."""
     engine.prompts |= prompts
-    oracles = {row: Oracle(p, engine.models, steps, "hidden" in step._plan.carry) for row, p in prompts.items()}
+    oracles = {row: Oracle(p, engine.models, steps, step._plan.algorithm == "EAGLE") for row, p in prompts.items()}
     result = step.prefill(Batch(list(prompts), [len(p) for p in prompts.values()])).to_host()
     assert result.bonus == [oracle.text[-1] for oracle in oracles.values()]
     assert result.health == [0] * len(prompts)

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 import torch
 from chains import batch_of, make_engine, start
-from fakes.chain_plan import chain_plan
 from fakes.drafts import Engine
-from fakes.lookup_plan import lookup_plan
-from fakes.plans import program_of
+from fakes.plans import chain_plan, lookup_plan, program_of
 from torch import Tensor
 
 from specc.runtime import step as step_module
@@ -112,12 +110,17 @@ Broken = Callable[[Forward], object]
 @pytest.mark.parametrize(
     ("where", "change", "message"),
     [
-        ("target", lambda f: None, r"target returned logits None, expected f32\[B, N, V\]"),
-        ("target", lambda f: Forward(f.logits), r"target returned hidden None, expected f32\[B, N, W\]"),
+        ("target", lambda f: None, r"target returned hidden None, expected f32\[B, A, 4\]"),
+        (
+            "target",
+            lambda f: SimpleNamespace(logits=None, hidden=f.hidden),
+            r"target returned logits None, expected f32\[B, A, V\]",
+        ),
+        ("target", lambda f: Forward(f.logits), r"target returned hidden None, expected f32\[B, A, 4\]"),
         (
             "target",
             lambda f: Forward(f.logits[:, 1:], f.hidden),
-            r"logits as torch.float32\[2, 3, 32\], expected torch.float32\[2, 4, 32\] \(f32\[B, N, V\]",
+            r"logits as torch.float32\[2, 3, 32\], expected torch.float32\[2, 4, 32\] \(f32\[B, A, V\]",
         ),
         (
             "draft",

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from chains import make_engine, start
-from fakes.chain_plan import chain_plan
 from fakes.cuda import FakeCuda
+from fakes.plans import chain_plan
 from test_step import CPU, VARIANTS, decode
 
 from specc.runtime import step as step_module

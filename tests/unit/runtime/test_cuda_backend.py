@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 import torch
 from chains import make_engine
-from fakes.chain_plan import chain_plan
-from fakes.lookup_plan import lookup_plan
-from fakes.plans import by_torch
+from fakes.plans import by_torch, chain_plan, lookup_plan, node_of
 
 from specc.runtime import program
 from specc.runtime.backends import cuda
@@ -122,29 +120,36 @@ def node(plan: Plan, name: str) -> Launch:
     return found
 
 
+def named(launch: Launch, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    """What a launch was given, by the names of its arguments."""
+    return {argument.name: value for argument, value in zip(launch.args, arguments, strict=False)}
+
+
 def test_arguments_grid_and_stream(driver: Driver, tmp_path: Path) -> None:
     plan = read_plan(chain_plan())
     backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path, shared=1024), tmp_path, DEVICE)
     frame, arena, table = frame_of(plan, 3)
-    backend.launch(node(plan, "prepare"), frame)
+    prepare = node(plan, "prepare_rows")
+    backend.launch(prepare, frame)
     stream, config, kernel, arguments = driver.launches[0]
     assert stream == "stream 77"
-    assert (config.grid, config.block, config.shmem_size) == ((3, 2, 1), (256, 1, 1), 1024)
-    assert (kernel.code, kernel.entry) == (b"prepare", "entry_prepare")
-    rows, pointer, stride, relay, tokens, *scratch = arguments
-    assert rows == arena.buffer("req_pool_indices").data_ptr()
-    assert pointer == table.data_ptr()
-    assert isinstance(stride, ctypes.c_int64)
-    assert stride.value == table.stride(0)
-    assert relay == arena.buffer("relay.bonus").data_ptr()
-    assert tokens == arena.buffer("tokens").data_ptr()
-    assert scratch == [0, 0]
+    assert (config.grid, config.block, config.shmem_size) == ((3, 1, 1), (256, 1, 1), 1024)
+    assert (kernel.code, kernel.entry) == (b"prepare_rows", "entry_prepare_rows")
+    given = named(prepare, arguments)
+    assert given["rows_ptr"] == arena.buffer("req_pool_indices").data_ptr()
+    assert given["req_to_token_ptr"] == table.data_ptr()
+    for name, number in (("req_to_token_stride", table.stride(0)), ("req_to_token_columns", table.shape[1])):
+        assert isinstance(given[name], ctypes.c_int64)
+        assert given[name].value == number
+    assert given["relay_bonus_ptr"] == arena.buffer("relay.bonus").data_ptr()
+    assert given["tokens_ptr"] == arena.buffer("tokens").data_ptr()
+    assert arguments[len(prepare.args) :] == (0, 0)
     assert driver.shared == []
 
 
 def test_what_has_no_kernel_is_computed_by_torch(driver: Driver, tmp_path: Path) -> None:
     """On the memory of the launch that it stands for; of 0 rows nothing is computed."""
-    plan, torched = read_plan(chain_plan()), read_plan(by_torch(chain_plan(), "prepare"))
+    plan, torched = read_plan(chain_plan()), read_plan(by_torch(chain_plan(), "prepare_rows"))
     backend = cuda.CudaBackend([torched], artifacts(torched, tmp_path), tmp_path, DEVICE)
     (reference,) = [one for one in torched.nodes("step") if isinstance(one, Reference)]
     (frame, arena, _), (other, wanted, _) = frame_of(torched, 3), frame_of(plan, 3)
@@ -155,7 +160,7 @@ def test_what_has_no_kernel_is_computed_by_torch(driver: Driver, tmp_path: Path)
     before = arena.bytes.clone()
     backend.launch(reference, frame_of(torched, 0)[0])
     backend.launch(reference, frame)
-    ReferenceBackend().launch(node(plan, "prepare"), other)
+    ReferenceBackend().launch(node(plan, "prepare_rows"), other)
     assert driver.launches == []
     assert torch.equal(arena.bytes, wanted.bytes)
     assert not torch.equal(arena.bytes, before)
@@ -170,7 +175,7 @@ def test_a_launch_has_the_grid_of_its_own_bucket(driver: Driver, tmp_path: Path)
     plan = read_plan(raw)
     backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path), tmp_path, DEVICE)
     for rows in (1, 2, 3, 4, 1):
-        backend.launch(node(plan, "prepare"), frame_of(plan, rows)[0])
+        backend.launch(node(plan, "prepare_rows"), frame_of(plan, rows)[0])
     buckets = [1, 2, 4, 4, 1]
     grids = [(rows, *programs[bucket]) for rows, bucket in zip((1, 2, 3, 4, 1), buckets, strict=True)]
     assert [config.grid for _, config, _, _ in driver.launches] == grids
@@ -182,24 +187,26 @@ def test_engine_values_and_literals(driver: Driver, tmp_path: Path) -> None:
     frame, _, _ = frame_of(plan, 2)
     for step in (0, 1):
         forward = Forward(torch.zeros(2, 1, 32))
-        frame.adopt(f"dlogits{step}", forward.logits)
-        backend.launch(node(plan, f"draft_step{step}"), frame)
-        (pointer, column) = driver.launches[-1][3]
-        assert pointer == forward.logits.data_ptr()
-        assert isinstance(column, ctypes.c_int32)
-        assert column.value == 2 + step
+        frame.adopt(f"draft_logits{step}", forward.logits)
+        launch = node(plan, f"draft_argmax_{step}")
+        backend.launch(launch, frame)
+        given = named(launch, driver.launches[-1][3])
+        assert len(given) == len(driver.launches[-1][3])
+        assert given["logits_ptr"] == forward.logits.data_ptr()
+        assert isinstance(given["column"], ctypes.c_int32)
+        assert given["column"].value == 2 + step
 
 
 def test_rows_of_a_table_are_as_far_apart_as_it_has_them(driver: Driver, tmp_path: Path) -> None:
     raw = chain_plan()
-    raw["kernels"]["prepare"]["arguments"].append(["drafts_stride", "i64"])
-    (prepare,) = [one for phase in raw["phases"] for one in phase["nodes"] if one["name"] == "prepare"]
+    raw["kernels"]["prepare_rows"]["arguments"].append(["drafts_stride", "i64"])
+    prepare = node_of(raw, "prepare_rows")
     prepare["args"].append({"name": "drafts_stride", "kind": "row_stride", "target": "relay.bonus"})
     plan = read_plan(raw)
     backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path, hidden=0), tmp_path, DEVICE)
     frame, arena, _ = frame_of(plan, 2)
     arena.stand_for("relay.bonus", torch.zeros(7, 9)[:, :4])
-    backend.launch(node(plan, "prepare"), frame)
+    backend.launch(node(plan, "prepare_rows"), frame)
     assert driver.launches[-1][3][-1].value == 9
     prepare["args"][-1]["target"] = "relay.nothing"
     with pytest.raises(PlanError, match=r"reads rows of the unknown buffer 'relay\.nothing'"):
@@ -210,7 +217,7 @@ def test_a_grid_of_no_rows_is_not_launched(driver: Driver, tmp_path: Path) -> No
     plan = read_plan(chain_plan())
     backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path), tmp_path, DEVICE)
     for rows in (0, 2, 0):
-        backend.launch(node(plan, "prepare"), frame_of(plan, rows)[0])
+        backend.launch(node(plan, "prepare_rows"), frame_of(plan, rows)[0])
     assert [config.grid[0] for _, config, _, _ in driver.launches] == [2]
 
 
@@ -218,7 +225,7 @@ def test_launch_configurations_are_made_once(driver: Driver, tmp_path: Path) -> 
     plan = read_plan(chain_plan())
     backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path), tmp_path, DEVICE)
     for rows in (3, 3, 4, 3):
-        backend.launch(node(plan, "prepare"), frame_of(plan, rows)[0])
+        backend.launch(node(plan, "prepare_rows"), frame_of(plan, rows)[0])
     assert driver.configs == 2
     assert [config.grid[0] for _, config, _, _ in driver.launches] == [3, 3, 4, 3]
 
@@ -231,8 +238,8 @@ def test_kernels_of_one_grid_have_each_its_own_shared_memory(driver: Driver, tmp
     backend = cuda.CudaBackend([plan], replace(manifest, artifacts=listed), tmp_path, DEVICE)
     frame, _, _ = frame_of(plan, 2)
     for step in (0, 1):
-        frame.adopt(f"dlogits{step}", torch.zeros(2, 1, 32))
-    nodes = [node(plan, name) for name in ("prepare", "draft_step0", "prepare", "draft_step1")]
+        frame.adopt(f"draft_logits{step}", torch.zeros(2, 1, 32))
+    nodes = [node(plan, name) for name in ("prepare_rows", "draft_argmax_0", "prepare_rows", "draft_argmax_1")]
     for one in nodes:
         backend.launch(one, frame)
     assert len({config.grid for _, config, _, _ in driver.launches}) == 1
@@ -247,7 +254,7 @@ def test_streams_are_adopted_once_and_the_default_stream_has_a_name(
     for handle in (0, 77, 0, 77, 78):
         stream = SimpleNamespace(cuda_stream=handle)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device, stream=stream: stream)
-        backend.launch(node(plan, "prepare"), frame_of(plan, 2)[0])
+        backend.launch(node(plan, "prepare_rows"), frame_of(plan, 2)[0])
     assert driver.streams == [1, 77, 78]
     assert [launch[0] for launch in driver.launches] == [f"stream {handle}" for handle in (1, 77, 1, 77, 78)]
 
@@ -265,17 +272,18 @@ def test_versions_of_cuda_core_that_adopt_streams_through_the_device() -> None:
 
 def test_tables_are_passed_with_their_sizes(driver: Driver, tmp_path: Path) -> None:
     plan = read_plan(lookup_plan())
+    propose = node(plan, "ngram_propose")
     backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path), tmp_path, DEVICE)
     arena = Arena(plan, torch.device("cpu"))
     for corpus in (torch.arange(5, dtype=torch.int32), torch.arange(0, dtype=torch.int32)):
         frame = Frame(plan, arena, RelayPools(plan, arena), torch.zeros(8, 9), 3, inputs={"corpus": corpus})
-        backend.launch(node(plan, "ngram_propose"), frame)
-        pointer, size, *_ = driver.launches[-1][3]
-        assert pointer == corpus.data_ptr()
-        assert isinstance(size, ctypes.c_int64)
-        assert size.value == len(corpus)
+        backend.launch(propose, frame)
+        given = named(propose, driver.launches[-1][3])
+        assert given["corpus_ptr"] == corpus.data_ptr()
+        assert isinstance(given["corpus_size"], ctypes.c_int64)
+        assert given["corpus_size"].value == len(corpus)
     with pytest.raises(PlanError, match="'corpus' is neither a value in memory nor an input that is there"):
-        backend.launch(node(plan, "ngram_propose"), Frame(plan, arena, RelayPools(plan, arena), torch.zeros(8, 9), 3))
+        backend.launch(propose, Frame(plan, arena, RelayPools(plan, arena), torch.zeros(8, 9), 3))
 
 
 @pytest.mark.parametrize(("shared", "asks"), [(48 * 1024 - 1, False), (48 * 1024, True), (100_000, True)])
@@ -288,14 +296,14 @@ def test_much_shared_memory_is_asked_for(driver: Driver, tmp_path: Path, shared:
 @pytest.mark.parametrize("columns", [90, 88])
 def test_promised_alignment_is_checked(driver: Driver, tmp_path: Path, columns: int) -> None:
     data = chain_plan()
-    data["kernels"]["prepare"]["aligned"] = ["rows_ptr", "req_to_token_stride"]
+    data["kernels"]["prepare_rows"]["aligned"] = ["rows_ptr", "req_to_token_stride"]
     plan = read_plan(data)
     backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path), tmp_path, DEVICE)
     frame, _, _ = frame_of(plan, 2)
-    backend.launch(node(plan, "prepare"), frame)
+    backend.launch(node(plan, "prepare_rows"), frame)
     frame.table = torch.zeros(8, columns, dtype=torch.int32)
-    with pytest.raises(BindError, match=f"req_to_token_stride of kernel 'prepare' is {columns:#x}"):
-        backend.launch(node(plan, "prepare"), frame)
+    with pytest.raises(BindError, match=f"req_to_token_stride of kernel 'prepare_rows' is {columns:#x}"):
+        backend.launch(node(plan, "prepare_rows"), frame)
 
 
 @pytest.mark.parametrize(("held", "fits"), [("sm_90", True), ("sm_90a", True), ("sm_80", False), ("sm_100", False)])
@@ -361,8 +369,8 @@ def test_of_several_archs_the_devices_own_is_loaded(driver: Driver, tmp_path: Pa
     for listed in ((*others, *own.artifacts), (*own.artifacts, *others)):
         manifest = replace(own, archs=("sm_80", "sm_90"), artifacts=listed)
         backend = cuda.CudaBackend([plan], manifest, tmp_path, DEVICE)
-        backend.launch(node(plan, "prepare"), frame_of(plan, 1)[0])
-    assert [kernel.entry for _, _, kernel, _ in driver.launches] == ["entry_prepare"] * 2
+        backend.launch(node(plan, "prepare_rows"), frame_of(plan, 1)[0])
+    assert [kernel.entry for _, _, kernel, _ in driver.launches] == ["entry_prepare_rows"] * 2
 
 
 def test_gfx_code_is_for_inspection(driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,13 +387,15 @@ def test_gfx_code_is_for_inspection(driver: Driver, tmp_path: Path, monkeypatch:
 def test_machine_code_that_does_not_fit_the_plan(driver: Driver, tmp_path: Path) -> None:
     plan = read_plan(chain_plan())
     whole = artifacts(plan, tmp_path)
-    some = Manifest("toy", "0", "0", "0", "3.8.0", 1, "2.11", ("sm_90",), {}, whole.artifacts[1:], {}, {})
-    with pytest.raises(DamagedWheelError, match="no machine code of kernel 'prepare' for sm_90"):
+    kept = tuple(one for one in whole.artifacts if one.kernel != "prepare_rows")
+    some = Manifest("toy", "0", "0", "0", "3.8.0", 1, "2.11", ("sm_90",), {}, kept, {}, {})
+    with pytest.raises(DamagedWheelError, match="no machine code of kernel 'prepare_rows' for sm_90"):
         cuda.CudaBackend([plan], some, tmp_path, DEVICE)
     data = chain_plan()
-    data["kernels"]["prepare"]["arguments"].extend([["x", "i32"]] * 3)
-    data["phases"][0]["nodes"][0]["args"].extend([{"name": "x", "kind": "literal", "literal": 1}] * 3)
-    with pytest.raises(DamagedWheelError, match="takes 7 parameters, not 8"):
+    held = len(data["kernels"]["prepare_rows"]["arguments"]) + 2
+    data["kernels"]["prepare_rows"]["arguments"].extend([["x", "i32"]] * 3)
+    node_of(data, "prepare_rows")["args"].extend([{"name": "x", "kind": "literal", "literal": 1}] * 3)
+    with pytest.raises(DamagedWheelError, match=f"takes {held} parameters, not {held + 1}"):
         cuda.CudaBackend([read_plan(data)], whole, tmp_path, DEVICE)
 
 

@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 import torch
 from chains import make_engine, start
-from fakes.chain_plan import chain_plan
-from fakes.lookup_plan import lookup_plan
-from fakes.plans import program_of
+from fakes.plans import chain_plan, lookup_plan, program_of
 from test_step import bind, decode
 from test_torn import machine_of
 from test_transfer import machine
