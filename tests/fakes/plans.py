@@ -30,18 +30,22 @@ PAGE = 4
 """The page size of `tree_plan`."""
 
 
+def compiled(text: str) -> Json:
+    """The plan of a configuration, which is compiled once; whoever asks may change it."""
+    return json.loads(_written(text))
+
+
 @cache
 def _written(text: str) -> str:
-    """The plan of a configuration, as text, so that nobody changes another's."""
     return plan_text(build_program(load_text(text, Path("toy.yaml"), algorithms.names(), algorithms.needs)).plan)
 
 
-def _compiled(algorithm: str, *, batch: int, pool: int, model: Json, target: Json | None = None, **keys: Any) -> Json:
+def _of_models(algorithm: str, *, batch: int, pool: int, model: Json, target: Json | None = None, **keys: Any) -> Json:
     """The plan of a configuration whose models are alike; ``target`` has what only the target says."""
     layers = {"num_layers": 1, "num_kv_heads": 1, "head_dim": 4}
     buckets = [bucket for bucket in (1, 2, 4, 8) if bucket <= batch]
     keys |= {"buckets": buckets, "max_requests": pool - 1, "target": layers | model | (target or {})}
-    return json.loads(_written(config_text(algorithm, draft=layers | model, **keys)))
+    return compiled(config_text(algorithm, draft=layers | model, **keys))
 
 
 def chain_plan(
@@ -61,7 +65,7 @@ def chain_plan(
     """
     keys = {"name": "toy_chain", "num_steps": steps, "overlap": overlap}
     model = {"hidden_size": width, "vocab_size": vocab}
-    return _compiled("EAGLE" if hidden else "STANDALONE", batch=batch, pool=pool, model=model, **keys)
+    return _of_models("EAGLE" if hidden else "STANDALONE", batch=batch, pool=pool, model=model, **keys)
 
 
 def lookup_plan(*, steps: int = 3, corpus: bool = True, vocab: int = 32) -> Json:
@@ -69,7 +73,7 @@ def lookup_plan(*, steps: int = 3, corpus: bool = True, vocab: int = 32) -> Json
     options: Json = {"window": WINDOW, "longest": LONGEST, "shortest": SHORTEST}
     options |= {"corpus": "words.txt"} if corpus else {}
     keys = {"name": "toy_lookup", "num_steps": steps, "overlap": True, "options": options}
-    return _compiled("NGRAM", batch=4, pool=8, model={"vocab_size": vocab}, **keys)
+    return _of_models("NGRAM", batch=4, pool=8, model={"vocab_size": vocab}, **keys)
 
 
 def tree_plan(*, layers: int = 2, heads: int = 1, kv_dtype: str = "float32") -> Json:
@@ -80,7 +84,7 @@ def tree_plan(*, layers: int = 2, heads: int = 1, kv_dtype: str = "float32") -> 
     keys = {"name": "toy_tree", "num_steps": 2, "topk": 2, "num_draft_tokens": 5, "mask": "bitpacked"}
     keys |= {"page_size": PAGE, "overlap": False, "outputs": ["routed_experts"]}
     model = {"num_layers": layers, "num_kv_heads": heads, "kv_dtype": kv_dtype, "vocab_size": 16}
-    return _compiled("STANDALONE", batch=4, pool=6, model=model, target={"experts_per_token": 3}, **keys)
+    return _of_models("STANDALONE", batch=4, pool=6, model=model, target={"experts_per_token": 3}, **keys)
 
 
 def node_of(plan: Json, name: str) -> Json:
