@@ -6,15 +6,22 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+import torch
 from fakes.drafts import Engine
 from fakes.models import Model
+from fakes.plans import chain_plan
 from fuzz.oracles import Recurrent
 from fuzz.sampler import Sampler
 from programs import load
 
 from specc.config import Config
 from specc.runtime.batch import Batch
+from specc.runtime.frame import Frame
+from specc.runtime.memory.arena import Arena
+from specc.runtime.plan.nodes import Launch
+from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.state.relay import RelayPools
 from specc.runtime.step import Step
 
 
@@ -61,3 +68,17 @@ def start(step: Step, engine: Engine, prompts: dict[int, list[int]], steps: int)
     assert result.health == [0] * len(prompts)
     assert [result.tokens(i) for i in range(len(prompts))] == [[oracle.text[-1]] for oracle in oracles.values()]
     return oracles
+
+
+def frame_of(plan: Plan, rows: int) -> tuple[Frame, Arena, torch.Tensor]:
+    """Memory of a plan for so many rows: its frame, arena and request table."""
+    arena = Arena(plan, torch.device("cpu"))
+    table = make_engine(chain_plan()).table
+    return Frame(plan, arena, RelayPools(plan, arena), table, rows), arena, table
+
+
+def launch_of(plan: Plan, name: str) -> Launch:
+    """The launch of a step with a name."""
+    found = next(n for n in plan.nodes("step") if n.name == name)
+    assert isinstance(found, Launch)
+    return found
