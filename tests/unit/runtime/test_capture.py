@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from chains import make_engine, start
 from fakes.cuda import FakeCuda
-from fakes.plans import chain_plan
+from fakes.plans import chain_plan, node_of
 from test_step import CPU, VARIANTS, decode
 
 from specc.runtime import step as step_module
@@ -66,8 +66,7 @@ def test_warm_up_comes_before_any_capture(events: Events, monkeypatch: pytest.Mo
 def test_what_forwards_returned_is_let_go(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs of other buckets may be given its memory; what an output reads stays."""
     plan = chain_plan(hidden=True)
-    (target,) = [node for phase in plan["phases"] for node in phase["nodes"] if node["name"] == "target"]
-    value = target["results"]["hidden"]
+    value = node_of(plan, "target")["results"]["hidden"]
     plan["outputs"].append({"name": "states", "value": value, "entry": "step"})
     step = captured_step(plan, make_engine(plan), events, monkeypatch)
     assert step._graphs is not None
