@@ -61,7 +61,7 @@ def test_forwards_of_the_prefill_are_for_those_who_prefill() -> None:
         (lambda t: t.T.contiguous().T, "adjacent columns"),
         (lambda t: torch.cat([t, t[:1]]), "9 rows, the program has 8 pool rows"),
         (lambda t: t[:0], "0 rows, the program has 8 pool rows"),
-        (lambda t: t.to("meta"), "is on meta, the program on cpu"),
+        (lambda t: t.to("meta"), "req_to_token is on meta, the program on cpu"),
     ],
 )
 def test_tables_that_do_not_fit(change: Callable[[Tensor], Tensor], message: str) -> None:

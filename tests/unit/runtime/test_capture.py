@@ -43,6 +43,8 @@ def captured_step(plan: dict[str, Any], engine: Any, events: Events, monkeypatch
 
     monkeypatch.setattr(step_module.Step, "_run", logged)
     step = Step(read_plan(plan), ReferenceBackend(), CPU, engine, engine.table, poison=0xFF)
+    for name in ("req_pool_indices", "seq_lens"):  # no capture runs what the last batch left
+        step._arena.buffer(name).fill_(-1)
     step.capture()
     assert step._graphs is not None
     for bucket, graph in step._graphs._graphs.items():

@@ -58,6 +58,7 @@ def test_views_are_prefixes_and_always_the_same() -> None:
         ("tokens", {"strides": [64, 1]}, "its shape needs"),
         ("verify_slots", {"bytes": 129}, "has 129 bytes"),
         ("relay.bonus", {"offset": 0}, "overlaps .*keep its content"),
+        ("relay.bonus", {"offset": 2816}, "partial_index' overlaps 'relay.bonus', which must keep its content"),
     ],
 )
 def test_impossible_buffers(name: str, change: Json, message: str) -> None:
