@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from chains import make_engine, start
 from fakes.cuda import FakeCuda
 from fakes.plans import chain_plan, node_of
@@ -43,8 +44,8 @@ def captured_step(plan: dict[str, Any], engine: Any, events: Events, monkeypatch
 
     monkeypatch.setattr(step_module.Step, "_run", logged)
     step = Step(read_plan(plan), ReferenceBackend(), CPU, engine, engine.table, poison=0xFF)
-    for name in ("req_pool_indices", "seq_lens"):  # no capture runs what the last batch left
-        step._arena.buffer(name).fill_(-1)
+    step._arena.buffer("req_pool_indices").copy_(torch.arange(1, 5))  # as the last batch left it
+    step._arena.buffer("seq_lens").fill_(3)
     step.capture()
     assert step._graphs is not None
     for bucket, graph in step._graphs._graphs.items():
@@ -53,9 +54,15 @@ def captured_step(plan: dict[str, Any], engine: Any, events: Events, monkeypatch
 
 
 def test_warm_up_comes_before_any_capture(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Machine code is loaded and workspaces are sized eagerly; then buckets are captured, the largest first."""
-    plan = chain_plan()
-    captured_step(plan, make_engine(plan), events, monkeypatch)
+    """Machine code is loaded and workspaces are sized eagerly; then buckets are captured, the largest first.
+
+    All of it runs padding rows, whatever batch was the last.
+    """
+    plan, rows = chain_plan(), list[int]()
+    engine = make_engine(plan)
+    engine.on_call = lambda name, operands: rows.extend(operands["rows"].tolist())
+    captured_step(plan, engine, events, monkeypatch)
+    assert rows and not any(rows)
     names = [name for name, _ in events]
     first = names.index("begin")
     assert [rows for name, rows in events[:first] if name == "step"] == [4, 4, 2, 2, 1, 1]
