@@ -109,9 +109,18 @@ class Model:
 
 def target_next(target: Model, text: Sequence[int]) -> int:
     """The target's own token after a text: the first of the most probable ones."""
-    seen = fold_all(0, [target_code(token, position) for position, token in enumerate(text)])
-    row = target.rows[target.row(text[-1], seen)]
+    row = target.rows[_row_after(target, text)]
     return row.index(max(row))
+
+
+def target_scores(target: Model, text: Sequence[int]) -> Tensor:
+    """What the target says after a text."""
+    return target.logits[_row_after(target, text)]
+
+
+def _row_after(target: Model, text: Sequence[int]) -> int:
+    seen = fold_all(0, [target_code(token, position) for position, token in enumerate(text)])
+    return target.row(text[-1], seen)
 
 
 # --- what the models keep and see -------------------------------------------------------------------------------------

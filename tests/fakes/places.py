@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import importlib.metadata
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -59,6 +61,19 @@ class Places:
                 return make(*given, patch, **named)
 
             yield start
+
+    def plug_in(
+        self, package: ModuleType, monkeypatch: pytest.MonkeyPatch, release: Callable[[ModuleType], str]
+    ) -> None:
+        """Find a program's package as the engine finds plugins: the folder of the engine's name in it registers.
+
+        `release`: which one the engine is, of what that folder says.
+        """
+        engine = self._root.partition(".")[0]
+        sys.modules[package.__name__] = package
+        found = importlib.import_module(f"{package.__name__}.{engine}")
+        monkeypatch.setattr(importlib.metadata, "version", lambda name: {engine: release(found)}[name])
+        found.register()
 
     def _make(self) -> None:
         for name in sorted({*self._held, self._root}):

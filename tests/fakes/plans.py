@@ -1,118 +1,96 @@
-"""What plans that are written by hand, as `plan.json` would hold them, are made of; no kernel is behind them."""
+"""Plans of small programs, compiled once, as `plan.json` holds them; a test that needs an impossible one changes one.
+
+A program is bound to the reference backend, so no machine code is behind it.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from programs import config_text
 
-from specc import adapters, runtime
+from specc import adapters, algorithms, runtime
+from specc.config import load_text
+from specc.driver.build import build_program
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.plan.manifest import Manifest
-from specc.runtime.plan.plan import FORMAT, Plan
+from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.plan_json import plan_text
 from specc.runtime.program import Program
 
 Json = dict[str, Any]
-ITEMSIZE = {"i1": 1, "u8": 1, "i32": 4, "i64": 8, "f16": 2, "bf16": 2, "f32": 4}
-ALIGN = 256
+WINDOW, LONGEST, SHORTEST = 64, 4, 1
+"""What `lookup_plan` keeps of a text, and how many last tokens it looks up."""
+PAGE = 4
+"""The page size of `tree_plan`."""
 
 
-@dataclass
-class Builder:
-    """Collects buffers, values and nodes of a plan."""
-
-    dims: dict[str, int]
-    overlap: bool
-    buffers: list[Json] = field(default_factory=list)
-    values: dict[str, Json] = field(default_factory=dict)
-    kernels: dict[str, Json] = field(default_factory=dict)
-    cursor: int = 0
-
-    def sizes(self, axes: list[str]) -> list[int]:
-        return [int(axis) if axis.isdecimal() else self.dims.get(axis, 0) for axis in axes]
-
-    def arena(self, name: str, dtype: str, axes: list[str], *, init: str = "none", at: int | None = None) -> str:
-        shape = self.sizes(axes)
-        strides, count = [], 1
-        for size in reversed(shape):
-            strides.insert(0, count)
-            count *= size
-        offset = self.cursor if at is None else at
-        self.buffers.append(
-            {
-                "name": name,
-                "dtype": dtype,
-                "axes": axes,
-                "shape": shape,
-                "strides": strides,
-                "owner": "arena",
-                "offset": offset,
-                "bytes": count * ITEMSIZE[dtype],
-                "lifetime": [0, 99],
-                "init": init,
-                "alignment": 16,
-            }
-        )
-        end = offset + count * ITEMSIZE[dtype]
-        self.cursor = max(self.cursor, -(-end // ALIGN) * ALIGN)
-        return name
-
-    def offset(self, name: str) -> int:
-        return next(b["offset"] for b in self.buffers if b["name"] == name)
-
-    def value(self, name: str, dtype: str, axes: list[str], buffer: str | None = None, **where: Any) -> str:
-        """A value in its own new buffer, or in `buffer`."""
-        home = buffer or self.arena(f"buf.{name}", dtype, axes, **where)
-        self.values[name] = {"buffer": home, "dtype": dtype, "axes": axes}
-        return name
-
-    def engine(self, name: str, dtype: str, axes: list[str]) -> str:
-        """A value that a forward returns."""
-        buffer = {
-            "name": f"engine.{name}",
-            "dtype": dtype,
-            "axes": axes,
-            "shape": self.sizes(axes),
-            "strides": [],
-        }
-        buffer |= {"owner": "engine", "offset": None, "bytes": 0, "lifetime": [0, 99], "init": "none"}
-        self.buffers.append(buffer | {"alignment": 16})
-        self.values[name] = {"buffer": f"engine.{name}", "dtype": dtype, "axes": axes}
-        return name
-
-    def launch(self, kernel: str, *ops: Json, name: str | None = None, args: tuple[Json, ...] = ()) -> Json:
-        given = [_argument(**arg) for arg in args]
-        types = {"value": "*i64", "buffer": "*i64", "input": "*i64", "literal": "i32"}
-        arguments = [[arg["name"], types.get(arg["kind"], "i64")] for arg in given]
-        self.kernels[kernel] = {
-            "family": kernel,
-            "function": kernel,
-            "source": f"kernels/{kernel}.py",
-            "flags": {},
-            "constants": {},
-            "arguments": arguments,
-            "aligned": [],
-            "num_warps": 4,
-            "num_stages": 1,
-        }
-        grid = {str(bucket): [bucket, 2, 1] for bucket in self.buckets}
-        node = {"name": name or kernel, "kind": "launch", "kernel": kernel, "ops": list(ops)}
-        return node | {"args": given, "grid": grid}
-
-    @property
-    def buckets(self) -> list[int]:
-        return [bucket for bucket in (1, 2, 4, 8) if bucket <= self.dims["B"]]
+def compiled(text: str) -> Json:
+    """The plan of a configuration, which is compiled once; whoever asks may change it."""
+    return json.loads(_written(text))
 
 
-def _argument(name: str, axis: int = 0, **bound: Any) -> Json:
-    """An argument, and what is bound to it: a kind and its target, or ``literal`` and a number."""
-    ((kind, target),) = bound.items()
-    said = {"literal": target} if kind == "literal" else {"target": target}
-    return {"name": name, "kind": kind, **said, **({"axis": axis} if axis else {})}
+@cache
+def _written(text: str) -> str:
+    return plan_text(build_program(load_text(text, Path("toy.yaml"), algorithms.names(), algorithms.needs)).plan)
+
+
+def _of_models(algorithm: str, *, batch: int, pool: int, model: Json, target: Json | None = None, **keys: Any) -> Json:
+    """The plan of a configuration whose models are alike; ``target`` has what only the target says."""
+    layers = {"num_layers": 1, "num_kv_heads": 1, "head_dim": 4}
+    buckets = [bucket for bucket in (1, 2, 4, 8) if bucket <= batch]
+    keys |= {"buckets": buckets, "max_requests": pool - 1, "target": layers | model | (target or {})}
+    return compiled(config_text(algorithm, draft=layers | model, **keys))
+
+
+def chain_plan(
+    *,
+    hidden: bool = False,
+    overlap: bool = False,
+    steps: int = 3,
+    vocab: int = 32,
+    width: int = 4,
+    batch: int = 4,
+    pool: int = 8,
+) -> Json:
+    """The plan of a greedy chain: K = 1, N = A = steps + 1.
+
+    ``hidden`` makes the draft read hidden states (shifted positions), else it is an ordinary language model at its
+    true positions; ``overlap`` relays the committed lengths.
+    """
+    keys = {"name": "toy_chain", "num_steps": steps, "overlap": overlap}
+    model = {"hidden_size": width, "vocab_size": vocab}
+    return _of_models("EAGLE" if hidden else "STANDALONE", batch=batch, pool=pool, model=model, **keys)
+
+
+def lookup_plan(*, steps: int = 3, corpus: bool = True, vocab: int = 32) -> Json:
+    """The plan of a chain of looked-up drafts that relays the committed lengths."""
+    options: Json = {"window": WINDOW, "longest": LONGEST, "shortest": SHORTEST}
+    options |= {"corpus": "words.txt"} if corpus else {}
+    keys = {"name": "toy_lookup", "num_steps": steps, "overlap": True, "options": options}
+    return _of_models("NGRAM", batch=4, pool=8, model={"vocab_size": vocab}, **keys)
+
+
+def tree_plan(*, layers: int = 2, heads: int = 1, kv_dtype: str = "float32") -> Json:
+    """The plan of a tree: K = 2 branches, N = 5 nodes, paths of A = 3; every node has 3 experts of each layer.
+
+    Target and draft have ``layers`` layers of keys and values, of ``heads`` heads of 4 numbers.
+    """
+    keys = {"name": "toy_tree", "num_steps": 2, "topk": 2, "num_draft_tokens": 5, "mask": "bitpacked"}
+    keys |= {"page_size": PAGE, "overlap": False, "outputs": ["routed_experts"]}
+    model = {"num_layers": layers, "num_kv_heads": heads, "kv_dtype": kv_dtype, "vocab_size": 16}
+    return _of_models("STANDALONE", batch=4, pool=6, model=model, target={"experts_per_token": 3}, **keys)
+
+
+def node_of(plan: Json, name: str) -> Json:
+    """The node of a plan with a name."""
+    (found,) = [node for phase in plan["phases"] for node in phase["nodes"] if node["name"] == name]
+    return found
 
 
 def by_torch(plan: Json, *names: str) -> Json:
@@ -126,107 +104,6 @@ def by_torch(plan: Json, *names: str) -> Json:
             if all(other.get("kernel") != kernel for other in nodes):
                 del plan["kernels"][kernel]
     return plan
-
-
-def op(name: str, operands: str, results: str = "", **attrs: Any) -> Json:
-    """One op call; operands and results are blank separated."""
-    return {"op": name, "operands": operands.split(), "results": results.split(), "attrs": attrs}
-
-
-def external(name: str, callback: str, capture: str, results: Json, step: int | None = None, **operands: str) -> Json:
-    node = {
-        "name": name,
-        "kind": "external",
-        "callback": callback,
-        "step": step,
-        "capture": capture,
-        "ops": [],
-    }
-    return node | {"operands": operands, "results": results}
-
-
-INPUTS = (
-    ("req_pool_indices", "i64", ["B"], "arena"),
-    ("seq_lens", "i64", ["B"], "arena"),
-    ("req_to_token", "i32", ["P", "C"], "engine"),
-)
-
-
-def plan_of(
-    b: Builder,
-    phases: Mapping[str, list[Json]],
-    *,
-    kv: Json,
-    outputs: Iterable[tuple[str, str, str]],
-    inputs: Iterable[tuple[str, str, list[str], str]] = INPUTS,
-    **said: Any,
-) -> Json:
-    """A whole plan of what was built; ``kv`` and ``said`` are what is not the same in all of them.
-
-    ``outputs`` are names, values and entries, ``inputs`` names, dtypes, axes and owners.
-    """
-    listed = [
-        {"name": name, "entry": "prefill" if name == "prefill" else "step", "nodes": nodes}
-        for name, nodes in phases.items()
-    ]
-    usual = {"page_size": 1, "verify_window": b.dims["N"], "longest": None}
-    usual |= {"first_draft_position": 0, "branch_room": 0}
-    plan = {
-        "format": FORMAT,
-        "specc": "0.0.0",
-        "dims": b.dims,
-        "kv": usual | kv,
-        "models": {},
-        "serving": {"reach": b.dims["N"], "lookahead": 0, "settled": True, "reads_hidden": False},
-        "options": {},
-        "disaggregation": False,
-        "inputs": [dict(zip(("name", "dtype", "axes", "owner"), item, strict=True)) for item in inputs],
-        "outputs": [dict(zip(("name", "value", "entry"), item, strict=True)) for item in outputs],
-        "values": b.values,
-        "buffers": b.buffers,
-        "kernels": b.kernels,
-        "ops": {},
-        "phases": listed,
-        "buckets": b.buckets,
-        "totals": {},
-        **graphs_of(listed),
-        **memory_of(b),
-        **said,
-    }
-    return json.loads(json.dumps(plan))
-
-
-def graphs_of(phases: list[Json]) -> Json:
-    """What is captured: the step, or the launches between its forwards; without dependencies."""
-    nodes = [node for phase in phases if phase["entry"] == "step" for node in phase["nodes"]]
-    names = [phase["name"] for phase in phases if phase["entry"] == "step"]
-    runs: list[list[str]] = [[]]
-    for node in nodes:
-        if node["kind"] == "external":
-            runs.append([])
-        else:
-            runs[-1].append(node["name"])
-    return {
-        "captures": [_graph("step", names, [node["name"] for node in nodes])],
-        "segments": [_graph(run[0], [], run) for run in runs if run],
-    }
-
-
-def _graph(name: str, phases: list[str], nodes: list[str]) -> Json:
-    return {"name": name, "entry": "step", "phases": phases, "nodes": nodes, "edges": []}
-
-
-def memory_of(b: Builder) -> Json:
-    """The bytes of the arena, which has no scratch."""
-    arena = [buffer for buffer in b.buffers if buffer["owner"] == "arena"]
-    relay = sum(buffer["bytes"] for buffer in arena if buffer["name"].startswith("relay."))
-    end = max(buffer["offset"] + buffer["bytes"] for buffer in arena)
-    return {"memory": {"arena": end, "relay": relay, "scratch": 0}}
-
-
-def kv_pool(*, bound: bool, layers: int = 1, buffers: int = 2, row_bytes: int = 16, dtype: str = "float32") -> Json:
-    """What the plan says of one model's KV buffers."""
-    return {"layers": layers, "buffers": buffers, "row_bytes": row_bytes, "dtype": dtype, "bound": bound}
 
 
 def program_of(plan: Plan) -> Program:

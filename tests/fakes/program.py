@@ -1,34 +1,48 @@
-"""Programs in plain Python that keep the contract of docs/runtime.md: greedy chains, of every way of drafting.
+"""A program for real models: compiled for what they are, on the reference backend, watched while an engine runs it.
 
-They stand in for a generated package where only the engine is under test.
+It stands in for a generated package where only the engine is under test.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
+import torch
+from programs import config_text
 from torch import Tensor
 
 from specc.engine.models.causal_models import ModelFacts, TargetModel
-from specc.engine.models.drafts import DflashDraft, Draft, FrozenKvDraft, MtpDraft
+from specc.engine.models.drafts import (
+    DflashDraft,
+    Draft,
+    Eagle3Draft,
+    EagleDraft,
+    FrozenKvDraft,
+    MtpDraft,
+    StandaloneDraft,
+)
+from specc.runtime.batch import Batch
 from specc.runtime.depth import FixedDepth
-from specc.runtime.plan.nodes import External, Launch, Phase
-from specc.runtime.plan.plan import ArenaBytes, Buffer, Input, Kv, KvPool, Model, Plan, Serving, Totals
+from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.semantics.convention import DTYPES
 
-from .program_steps import KINDS, FakeStep, LookupStep
+from .plans import compiled, program_of
 
-__all__ = ["FixedDepth"]  # where the command looks for it: in the module of the program
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The requests of one step."""
-
-    req_pool_indices: Sequence[int]
-    seq_lens: Sequence[int]
-    prompt_tokens: Sequence[int] | None = None
+__all__ = ["Batch", "FixedDepth"]  # where an engine and the command look for them: in the module of the program
+ALGORITHMS: dict[type, str] = {
+    StandaloneDraft: "STANDALONE",
+    EagleDraft: "EAGLE",
+    Eagle3Draft: "EAGLE3",
+    FrozenKvDraft: "FROZEN_KV_MTP",
+    MtpDraft: "MULTI_LAYER_EAGLE",
+    DflashDraft: "DFLASH",
+    type(None): "NGRAM",
+}
 
 
 def make_plan(
@@ -42,87 +56,30 @@ def make_plan(
     rows: int = 9,
     corpus: bool = False,
 ) -> Plan:
-    """A plan of what the engine reads, and no kernels: no runtime would bind it."""
-    reads_hidden = draft is not None and getattr(draft, "reads_hidden", True)
-    shifted = reads_hidden if shifted is None else shifted
-    recurrent = draft is not None and not isinstance(draft, FrozenKvDraft | MtpDraft | DflashDraft)
-    results = {"logits": "l", "hidden": "t"} if reads_hidden else {"logits": "l"}
-    nodes = [external("target", "full" if reads_hidden else "null", {}, results)]
-    nodes += [external(name, *what) for name, *what in _draft_calls(draft, steps, reads_hidden)]
-    owners = ["target"] if draft is None or isinstance(draft, FrozenKvDraft) else ["target", "draft"]
-    lens = Buffer("seq_lens", "i64", ("B",), (max(buckets),), (1,), "arena", 0, 8 * max(buckets), (0, 9), "none", 256)
-    modules = steps if isinstance(draft, MtpDraft) else 0
-    return Plan(
-        name="fake",
-        algorithm="FAKE",
-        specc="0",
-        dims={"P": rows, "B": max(buckets), "S": steps, "A": steps + 1, "N": steps + 1, "K": 1},
-        kv=Kv(
-            page_size=page_size,
-            verify_window=steps + 1,
-            branch_room=0,
-            window=steps + 1 + (not shifted),
-            reserve=2 * (steps + 1),
-            longest=None,
-            first_draft_position=int(not shifted),
-        ),
-        kv_pools={owner: KvPool(1, 2, 16, "float32", bound=False) for owner in owners},
-        models={"target": record(target.facts)} | ({} if draft is None else {"draft": record(draft.facts)}),
-        serving=Serving(
-            reach=steps + 1 + (not shifted),
-            lookahead=modules or int(shifted and recurrent),
-            settled=not modules,
-            reads_hidden=recurrent and reads_hidden,
-        ),
-        options={},
-        disaggregation=False,
-        inputs=_inputs(prompts=draft is None, corpus=corpus),
-        carry={},
-        outputs=(),
-        values={},
-        buffers={"seq_lens": lens},
-        kernels={},
-        ops={},
-        phases=(Phase("step", "step", (*nodes, Launch("prepare", "prepare", (), (), {}))),),
-        captures=(),
-        segments=(),
-        buckets=tuple(buckets),
-        memory=ArenaBytes(0, 0, 0),
-        totals={bucket: Totals(1, 0, 0, 0, 0, 0, 0) for bucket in buckets},
-    )
+    """The plan of a greedy chain for models; ``shifted`` says where a language model drafts, if not at true positions.
+
+    rows: pool rows, one of them padding. corpus: whether a program without draft model reads one.
+    """
+    algorithm = ALGORITHMS[type(draft)]
+    blocks = {"target": sizes_of(target.facts)}
+    if draft is not None:
+        blocks["draft"] = sizes_of(draft.facts)
+    if algorithm in ("EAGLE3", "DFLASH"):
+        blocks["target"]["aux_layers"] = list(target.aux_layers or draft.head.aux_layers)  # pyright: ignore
+        blocks["draft"]["num_aux_layers"] = len(blocks["target"]["aux_layers"])
+    if algorithm in ("EAGLE3", "DFLASH", "FROZEN_KV_MTP"):
+        blocks["draft"]["target_hidden_size"] = target.facts.hidden_size
+    keys: dict[str, Any] = {"num_steps": steps, "page_size": page_size, "overlap": False}
+    keys |= {"buckets": list(buckets), "max_requests": rows - 1}
+    keys |= {"draft_positions": "shifted" if shifted else "true"} if algorithm == "STANDALONE" else {}
+    keys |= {"options": {"window": 64} | ({"corpus": "words.txt"} if corpus else {})} if draft is None else {}
+    return read_plan(compiled(config_text(algorithm, **blocks, **keys)))
 
 
-def _inputs(*, prompts: bool, corpus: bool) -> dict[str, Input]:
-    inputs = [Input("seq_lens", "i64", ("B",), "arena"), Input("req_to_token", "i32", ("P", "C"), "engine")]
-    inputs += [Input("prompt_tokens", "i64", ("T",), "engine")] if prompts else []
-    inputs += [Input("corpus", "i32", ("M",), "engine")] if corpus else []
-    return {one.name: one for one in inputs}
-
-
-def _draft_calls(draft: Draft | None, steps: int, reads_hidden: bool) -> list[tuple[str, str, dict[str, str]]]:
-    """Return callback, capture and operands of the draft's forwards in a step."""
-    hidden = {"hidden": "h"} if reads_hidden else {}
-    if draft is None:
-        return []
-    if isinstance(draft, FrozenKvDraft):
-        return [("assist", "last", hidden)] * steps
-    if isinstance(draft, MtpDraft):
-        return [("extend_module", "null", hidden)] * steps
-    if isinstance(draft, DflashDraft):
-        return [("block", "null", {}), ("inject", "null", hidden)]
-    return [("extend", "last" if reads_hidden else "null", hidden)]
-
-
-def external(callback: str, capture: str, operands: Any, results: Any = None) -> External:
-    """The call of a forward in a plan."""
-    return External(callback, callback, None, capture, operands, results or {})
-
-
-def record(facts: ModelFacts) -> Model:
-    """A model's record in a plan."""
-    names = ("hidden_size", "num_layers", "num_kv_heads", "head_dim", "kv_layout", "vocab_size", "dtype")
-    said = {name: getattr(facts, name) for name in names}
-    return Model(**said, spec_width=facts.hidden_size, logits_dtype=facts.dtype)
+def sizes_of(facts: ModelFacts) -> dict[str, Any]:
+    """What a configuration says of a model."""
+    names = ("hidden_size", "num_layers", "num_kv_heads", "head_dim", "kv_layout", "vocab_size")
+    return {name: getattr(facts, name) for name in names} | {"dtype": str(DTYPES[facts.dtype]).removeprefix("torch.")}
 
 
 def with_model(plan: Plan, role: str, **changes: Any) -> Plan:
@@ -132,7 +89,7 @@ def with_model(plan: Plan, role: str, **changes: Any) -> Plan:
 
 @dataclass
 class FakeProgram:
-    """A loaded program; `steps_run` counts decode steps, `padded` the padding rows they had.
+    """A loaded program; `steps_run` counts decode steps, `padded` the padding rows they had, `batches` has the others.
 
     drafted: by pool row, the committed length and the drafts of every step. takes_last: of tokens with equal scores.
     """
@@ -158,13 +115,77 @@ class FakeProgram:
         tables: Mapping[str, Tensor],
         capture: bool | None = None,
         nvtx: bool = False,
-    ) -> FakeStep:
+    ) -> PaddedStep:
         """Return the step functions; the pools must be there, though a chain moves nothing in them."""
         assert kv_pools.keys() == self.plan.kv_pools.keys()
         for owner, buffers in kv_pools.items():
-            model = self.plan.models[owner]
-            assert len(buffers) == model.num_layers * (1 if model.kv_layout == "mla" else 2)
-            assert all(buffer.is_contiguous() for buffer in buffers)
-        called = self.plan.callbacks()
-        kind = next((kind for name, kind in KINDS.items() if name in called), LookupStep)
-        return kind(self, callbacks, req_to_token, tables)
+            pool = self.plan.kv_pools[owner]
+            assert len(buffers) == pool.layers * pool.buffers
+            assert all(buffer.is_contiguous() and buffer[0].nbytes == pool.row_bytes for buffer in buffers)
+        watched = Watched(self, callbacks)
+        return PaddedStep(
+            self, program_of(self.plan).bind(watched, req_to_token, kv_pools, tables=tables, capture=capture, nvtx=nvtx)
+        )
+
+
+class PaddedStep:
+    """Step functions whose decode steps run a whole bucket, as captured ones do."""
+
+    def __init__(self, program: FakeProgram, step: Any) -> None:
+        """Wrap a bound step."""
+        self.program, self.step = program, step
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else the step has."""
+        return getattr(self.step, name)
+
+    def at(self, num_steps: int) -> PaddedStep:
+        """There is one depth."""
+        assert num_steps == self.program.plan.size("S")
+        return self
+
+    def decode(self, batch: Batch, *, at_least: int) -> Any:
+        """One decode step."""
+        assert at_least == 0
+        return self.step.decode(batch, at_least=self.program.plan.bucket(len(batch.req_pool_indices)))
+
+
+class Watched:
+    """An engine's callbacks, whose operands are written down and whose slots must have been reserved."""
+
+    def __init__(self, program: FakeProgram, callbacks: Any) -> None:
+        """Stand between a program and the callbacks of an engine."""
+        self.program, self.callbacks = program, callbacks
+
+    def __getattr__(self, name: str) -> Any:
+        """A callback, or whatever else is asked of the engine's."""
+        found = getattr(self.callbacks, name)
+        return partial(self._call, name, found) if callable(found) else found
+
+    def _call(self, name: str, callback: Callable[..., Any], **operands: Any) -> Any:
+        rows, slots = operands["rows"], operands.get("slots")
+        if slots is not None:
+            assert bool((slots[rows > 0] > 0).all()), "a step writes to a slot that was not reserved"
+            assert bool((slots[rows == 0] == 0).all())
+        if name == "target":
+            self._note(rows.tolist(), operands["seq_lens"].tolist(), operands["tokens"].tolist())
+        out = callback(**operands)
+        if self.program.takes_last and name in ("target", "prefill_target"):
+            return SimpleNamespace(logits=last_alone(out.logits), hidden=out.hidden)
+        return out
+
+    def _note(self, rows: list[int], lens: list[int], tokens: list[list[int]]) -> None:
+        """Write a decode step down."""
+        program, live = self.program, [index for index, row in enumerate(rows) if row]
+        program.steps_run += 1
+        program.batches.append(len(live))
+        program.padded += len(rows) - len(live)
+        for index in live:
+            program.drafted.setdefault(rows[index], []).append((lens[index], tokens[index][1:]))
+
+
+def last_alone(logits: Tensor) -> Tensor:
+    """The scores T[..., V], in which of the tokens with the highest one only the last keeps it."""
+    last = logits.shape[-1] - 1 - logits.flip(-1).argmax(-1, keepdim=True)
+    others = torch.arange(logits.shape[-1]) != last
+    return logits.masked_fill((logits == logits.amax(-1, keepdim=True)) & others, -torch.inf)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,7 +19,7 @@ from . import sglang_grammars as _grammars  # noqa: F401 (its functions are in S
 from . import sglang_modules as sglang
 from .drafts import Engine
 from .memory import scattered
-from .models import fold_all, target_code, target_next
+from .models import target_next, target_scores
 from .plans import package_of
 from .sglang_modules import SETTINGS, EagleDraftInput, ForwardMode, HookRegistry, Req, ScheduleBatch
 from .sglang_scheduler import Scheduler, SchedulerBatchResultProcessor
@@ -104,7 +102,8 @@ class Server:
         vars(SETTINGS.spec).update(spec)
         SETTINGS.schedule.page_size, SETTINGS.observability.enable_metrics = plan.kv.page_size, metrics
         monkeypatch.setattr("sglang.srt.speculative.spec_utils.SIMULATE_ACC_LEN", simulated)
-        self._install(package_of(plan, PROGRAM), monkeypatch)
+        sglang.SRT.plug_in(package_of(plan, PROGRAM), monkeypatch, lambda adapter: adapter.TESTED[-1])
+        HookRegistry.apply_hooks(monkeypatch)
         self.worker = self._worker(attention, scored, context)
         if shared is not None:
             self._capture(shared, monkeypatch)
@@ -115,15 +114,6 @@ class Server:
         self.requests, self.prompts = dict[int, Req](), dict[int, list[int]]()
         self._states, self._lengths = dict[int, dict[str, Tensor]](), dict[int, Tensor]()
         self.steps: dict[int, list[int]] = {}
-
-    @staticmethod
-    def _install(package: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As SGLang finds plugins: the program's own folder registers, then hooks are applied."""
-        sys.modules[package.__name__] = package
-        found = importlib.import_module(f"{package.__name__}.sglang")
-        monkeypatch.setattr(importlib.metadata, "version", lambda name: {"sglang": found.TESTED[-1]}[name])
-        found.register()
-        HookRegistry.apply_hooks(monkeypatch)
 
     def _worker(self, attention: type[IntelAMXAttnBackend], scored: list[int] | None, context: int) -> Any:
         plan, runners = self.plan, dict[str, ModelRunner]()
@@ -196,9 +186,7 @@ class Server:
 
     def scores(self, text: Sequence[int]) -> Tensor:
         """What the target says after a text."""
-        model = self.engine.models["target"]
-        seen = fold_all(0, [target_code(token, position) for position, token in enumerate(text)])
-        return model.logits[model.row(text[-1], seen)]
+        return target_scores(self.engine.models["target"], text)
 
     def _length(self, row: int) -> int:
         """The committed length of a text: all but the last token."""

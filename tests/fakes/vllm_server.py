@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
-import sys
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +15,12 @@ from torch import Tensor
 from specc.runtime.plan.plan import Plan
 
 from .memory import Memory
-from .models import NO_HIDDEN, draft_code, fold, fold_all, hidden_code, target_code, target_next
+from .models import NO_HIDDEN, draft_code, fold, fold_all, hidden_code, target_code, target_next, target_scores
 from .plans import package_of
 from .tables import tame_models
 from .vllm_modules import (
     UNSET,
+    VLLM,
     BadWordsState,
     BlockTables,
     GPUModelRunner,
@@ -67,16 +66,11 @@ class Target:
             rows.append(self.model.hidden_row(seen))
         return self.model.hidden[rows]
 
-    def scores(self, text: Sequence[int]) -> Tensor:
-        """What is said after a text."""
-        seen = fold_all(0, [target_code(token, position) for position, token in enumerate(text)])
-        return self.model.logits[self.model.row(text[-1], seen)]
-
     def forward(self, texts: Sequence[Sequence[int]], counts: Sequence[int]) -> Tensor:
         """The hidden states of the last tokens of texts, so many of each."""
         scores, hidden = list[Tensor](), list[Tensor]()
         for text, count in zip(texts, counts, strict=True):
-            scores += [self.scores(text[:end]) for end in range(len(text) - count + 1, len(text) + 1)]
+            scores += [target_scores(self.model, text[:end]) for end in range(len(text) - count + 1, len(text) + 1)]
             hidden.append(self.hidden(text)[-count:])
         self.tokens = torch.tensor(
             [token for text, count in zip(texts, counts, strict=True) for token in text[-count:]]
@@ -190,7 +184,10 @@ class Server:
         `max_graph`: tokens of its largest graph; with `profile` it has measured what graphs take before it starts.
         """
         self.plan, self._ahead, self._longest = plan, ahead, longest
-        self._install(plan, monkeypatch)
+        runner = GPUModelRunner
+        for kind, name in ((runner, "sample"), (runner, "profile_cudagraph_memory"), (Worker, "load_model")):
+            monkeypatch.setattr(kind, name, getattr(kind, name))  # they are as they were when the test ends
+        VLLM.plug_in(package_of(plan, PROGRAM), monkeypatch, lambda adapter: adapter.VERSION)
         width, page = -(-longest // plan.kv.page_size), plan.kv.page_size
         self.states = RequestState(requests, plan.size("S"), longest)
         self.tables, self.target = BlockTables(requests, (3, width), (2 * page, page)), Target(plan)
@@ -217,17 +214,6 @@ class Server:
         self._free = list(range(blocks - 1, 0, -1))
         self._texts, self._prompts = dict[int, list[int]](), dict[int, int]()
         self.steps, self._late = dict[int, list[tuple[int, int]]](), list[tuple[Any, ...]]()
-
-    @staticmethod
-    def _install(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As vLLM finds plugins. What they change of its classes is as it was when the test ends."""
-        runner = GPUModelRunner
-        for kind, name in ((runner, "sample"), (runner, "profile_cudagraph_memory"), (Worker, "load_model")):
-            monkeypatch.setattr(kind, name, getattr(kind, name))
-        sys.modules[PROGRAM] = package_of(plan, PROGRAM)
-        found = importlib.import_module(f"{PROGRAM}.vllm")
-        monkeypatch.setattr(importlib.metadata, "version", lambda name: {"vllm": found.VERSION}[name])
-        found.register()
 
     @property
     def program(self) -> Any:

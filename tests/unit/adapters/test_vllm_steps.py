@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fakes.models import target_scores
 from fakes.vllm_modules import VLLM, DraftModelSpeculator, InputBatch, Worker
 from fakes.vllm_server import PROGRAM, Server
 from programs import load
@@ -151,7 +152,7 @@ def test_texts_that_are_drawn(serve: Serve, algorithm: str) -> None:
 
     def says(row: int, text: list[int]) -> int:
         of = {"seed": 0, "temperature": 0.0, "top_k": 0} | asked[row]
-        scores = server.target.scores(text).tolist()
+        scores = target_scores(server.target.model, text).tolist()
         return drawn(scores, of["seed"] % SEEDS, of["temperature"], len(text), of["top_k"])
 
     run(server, BATCHES)

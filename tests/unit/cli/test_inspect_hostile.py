@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.chain_plan import chain_plan
+from fakes.plans import chain_plan
 from typer.testing import CliRunner
 
 from specc.cli.main import app

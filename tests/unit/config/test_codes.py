@@ -230,7 +230,7 @@ ELSEWHERE = {
     "config/unknown-architecture",
 }
 """Codes with tests of their own: below, in test_models.py, test_architectures.py, test_archs.py and test_layers.py, and
-in tests/unit/cli/test_sglang.py."""
+in tests/unit/cli/test_sglang_unreadable.py."""
 
 ALGORITHMS_OWN = {"legal/vocab-mismatch", "legal/modules", "legal/kv-mismatch", "legal/depths"}
 """Codes of rules that algorithms bring; tests/unit/algorithms provokes them."""

@@ -11,32 +11,15 @@ import pytest
 from programs import compile_to, config_text
 
 from specc.algorithms import names, needs
-from specc.config import LoadedConfig, load_text, sharded, step_form
 from specc.config import engine as engine_module
+from specc.config import load_text, sharded, step_form
 from specc.config.presets import ENGINES
 from specc.config.presets.sglang import SGLANG
 from specc.ir.declarations import KvLayout
 from specc.support.diagnostics import DiagnosticError
 
 from .conftest import Model
-
-LLAMA = {
-    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96,
-    "num_key_value_heads": 2, "head_dim": 16, "dtype": "bfloat16", "max_position_embeddings": 4096,
-}  # fmt: skip
-TREE = {"topk": 4, "num_draft_tokens": 12}
-
-
-def load(algorithm: str = "STANDALONE", engine: str | None = "sglang", **keys: object) -> LoadedConfig:
-    text = config_text(algorithm, **({"engine": engine} if engine else {}), **keys)  # type: ignore[arg-type]
-    return load_text(text, Path("small.yaml"), names(), needs)
-
-
-def findings(algorithm: str = "STANDALONE", **keys: object) -> list[tuple[str, str, int]]:
-    """Codes, hints and lines of what is wrong."""
-    with pytest.raises(DiagnosticError) as raised:
-        load(algorithm, **keys)
-    return [(d.code, d.hint or "", d.location.line if d.location else 0) for d in raised.value.diagnostics]
+from .engine_keys import LLAMA, TREE, findings, load
 
 
 def test_the_defaults_are_those_of_sglang(model: Model) -> None:
@@ -261,102 +244,6 @@ def test_an_engine_may_be_named_beside_the_file() -> None:
     assert (found.code, found.notes) == ("config/engine-conflict", ())
     unknown = config_text("STANDALONE", engine="unknown")
     assert load_text(unknown, Path("small.yaml"), names(), needs, engine=ENGINES[0]).config.engine == "sglang"
-
-
-def test_the_defaults_are_those_of_vllm() -> None:
-    for algorithm in ("STANDALONE", "EAGLE", "EAGLE3"):
-        config = load(algorithm, "vllm", target={"vocab_size": 100}).config
-        assert (config.engine, config.step, config.slots, config.draft_positions) == (
-            "vllm", "rotated", "block_table", "auto",
-        )  # fmt: skip
-        assert (config.overlap, config.disaggregation, config.max_requests) == (True, False, 1024)
-        assert config.padding_slot == -1
-        assert config.target.padded_vocab_size == 128, "rows of logits are those of a padded head"
-        assert {name: tuple(place) for name, place in config.carry.items()} == {
-            "bonus": ("int64", "engine"), "drafts": ("int64", "engine"), "seq_lens": ("int32", "engine"),
-            "text": ("int32", "program"),
-        }  # fmt: skip
-
-
-def test_look_ups_in_vllm(model: Model) -> None:
-    """In whole texts, whose length the model says as it says it to vLLM; what lacks there is the last token."""
-    target: dict[str, object] = {"model": str(model(**LLAMA))} | dict.fromkeys(("dtype", "vocab_size"), None)
-    options = load("NGRAM", "vllm", target=target, options={"longest": 5}).config.options
-    assert options.model_dump() == {"window": 4096, "longest": 5, "shortest": 1, "beyond": "last", "corpus": None}
-    written = load("NGRAM", "vllm", target=target, options={"window": 640, "beyond": "last"}).config.options
-    assert written.model_dump()["window"] == 640
-    assert load("NGRAM", None).config.options.model_dump()["beyond"] == "period"
-    loaded = load("NGRAM", "vllm", options={"window": 640})
-    carries = compile_to("canonicalize", loaded).carries
-    assert {name: (one.type.dtype, one.table) for name, one in carries.items()} == {
-        "text": ("i32", "program"), "bonus": ("i64", "engine"),
-        "seq_lens": ("i32", "engine"), "drafts": ("i64", "engine"),
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "keys", "found"),
-    [
-        ("DFLASH", {}, ("config/engine-unsupported", "there are STANDALONE, EAGLE, EAGLE3, NGRAM")),
-        ("NGRAM", {}, ("config/missing-key", "add 'window:' under 'options:'")),
-        (
-            "NGRAM", {"options": {"window": 64, "corpus": "words.txt"}},
-            ("config/engine-unsupported", "leave it out"),
-        ),
-        (
-            "NGRAM", {"options": {"window": 64, "beyond": "period"}},
-            ("config/engine-conflict", "write beyond: last, or leave the key out"),
-        ),
-        ("EAGLE", TREE, ("config/engine-unsupported", "write topk: 1")),
-        ("EAGLE", {"num_steps": [1, 3]}, ("config/engine-unsupported", "write one number")),
-        ("EAGLE", {"archs": ["gfx942"]}, ("config/engine-unsupported", "leave it out")),
-        ("EAGLE", {"outputs": ["logprobs"]}, ("config/engine-unsupported", "leave it out")),
-        ("EAGLE", {"step": "whole"}, ("config/engine-conflict", "write step: rotated, or leave the key out")),
-        (
-            "EAGLE", {"slots": "req_to_token"},
-            ("config/engine-conflict", "write slots: block_table, or leave the key out"),
-        ),
-        (
-            "EAGLE", {"draft_positions": True},
-            ("config/engine-conflict", "write draft_positions: auto, or leave the key out"),
-        ),
-        ("EAGLE", {"tensor_parallel": 2}, ("config/engine-conflict", "write tensor_parallel: 1, or leave the key out")),
-        (
-            "EAGLE", {"verify": "rejection"},
-            ("config/engine-conflict", "write verify: greedy or target_only, or leave the key out"),
-        ),
-        *(
-            (
-                "EAGLE", {"verify": "target_only", "sampling": [parameter]},
-                ("config/engine-unsupported", "leave it out"),
-            )
-            for parameter in ("penalties", "logit_bias", "grammar", "min_p")
-        ),
-        (
-            "EAGLE3", {"draft": {"token_map": "engine", "vocab_size": 48}},
-            ("config/engine-unsupported", "leave it out"),
-        ),
-    ],
-)  # fmt: skip
-def test_what_vllm_does_not_do(algorithm: str, keys: dict[str, object], found: tuple[str, str]) -> None:
-    assert [one[:2] for one in findings(algorithm, engine="vllm", **keys)] == [found]
-
-
-@pytest.mark.parametrize("drafts", ["greedy", "coupled"])
-def test_a_program_that_draws_in_vllm(drafts: str) -> None:
-    keys = {"verify": "target_only", "sampling": ["top_k", "top_p"], "draft_sampling": drafts}
-    config = load("EAGLE", "vllm", **keys).config
-    assert (config.verify, config.draft_sampling) == ("target_only", drafts)
-
-
-def test_a_published_head_of_some_tokens_in_vllm(model: Model) -> None:
-    """Its scores are of all tokens there, -inf of those that it does not know: nothing is translated."""
-    head = model("d", **LLAMA | {"draft_vocab_size": 48})
-    keys = ("vocab_size", "dtype", "hidden_size", "num_layers", "num_kv_heads", "head_dim")
-    block = {"model": str(head), "target_hidden_size": 64} | dict.fromkeys(keys)
-    config = load("EAGLE3", "vllm", target={"vocab_size": LLAMA["vocab_size"]}, draft=block).config
-    assert config.draft is not None
-    assert (config.draft.vocab_size, config.draft.token_map) == (LLAMA["vocab_size"], None)
 
 
 def sglang_allocates(page: int, topk: int, steps: int, nodes: int) -> int:

@@ -129,8 +129,8 @@ print(*[(point.name, point.value) for point in entry_points(group="specc.program
 @pytest.mark.parametrize(
     ("file", "damage", "message"),
     [
-        ("kernels/prepare.py", b"# other\n", "kernels/prepare.py differs from its digest"),
-        ("machine_code/sm_90/prepare.cubin", b"", "machine_code/sm_90/prepare.cubin differs"),
+        ("kernels/prepare_rows.py", b"# other\n", "kernels/prepare_rows.py differs from its digest"),
+        ("machine_code/sm_90/prepare_rows.cubin", b"", "machine_code/sm_90/prepare_rows.cubin differs"),
         ("plan.json", None, "plan.json is missing"),
         ("_runtime/state/relay.py", None, "_runtime/state/relay.py is missing"),
         ("manifest.json", b"{", "manifest.json: JSONDecodeError"),

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from fakes.chain_plan import chain_plan
 from fakes.drafts import Engine
-from fakes.plans import program_of
+from fakes.plans import chain_plan, program_of
 from programs import load
 from torch import Tensor
 from toy_wheel import toy_wheel

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.chain_plan import chain_plan
-from fakes.tree_plan import tree_plan
+from fakes.plans import chain_plan, tree_plan
 from packaging.metadata import Metadata
 from packaging.utils import parse_wheel_filename
 from toy_wheel import toy_artifact, toy_wheel
@@ -143,8 +142,8 @@ def test_manifest(built: Path) -> None:
     assert manifest["artifacts"][0] == {
         "arch": "sm_100",
         "entry": "entry",
-        "file": "machine_code/sm_100/draft_step.cubin",
-        "kernel": "draft_step",
+        "file": "machine_code/sm_100/draft_argmax_0.cubin",
+        "kernel": "draft_argmax_0",
         "kind": "cubin",
         "num_warps": 4,
         "parameters": ["*i64", "i64", "*i8", "*i8"],
@@ -191,7 +190,7 @@ def test_bytes_depend_on_the_arguments_alone(built: Path, tmp_path: Path, monkey
 
 CHANGES: list[dict[str, Any]] = [
     {"artifacts": []},
-    {"artifacts": [toy_artifact("prepare", shared=1024)]},
+    {"artifacts": [toy_artifact("prepare_rows", shared=1024)]},
     {"config_text": "algorithm: STANDALONE  # another\n"},
     {"plan": read_plan(chain_plan() | {"disaggregation": True})},
     {"specirs": {"module.specir": "module @other {\n}\n"}},
@@ -244,7 +243,7 @@ def test_a_wheel_replaces_older_ones_of_its_name_alone(tmp_path: Path) -> None:
         ({"name": "1x"}, "a program cannot be called '1x'"),
         ({"name": "a.b"}, "a program cannot be called"),
         ({"name": "a b"}, "a program cannot be called"),
-        ({"sources": {}}, "sources that are not there: kernels/draft_step.py"),
+        ({"sources": {}}, "sources that are not there: kernels/draft_argmax_0.py"),
         ({"summary": "two\nlines"}, "Summary of a wheel must be one line"),
         ({"artifacts": [toy_artifact("a")] * 2}, "two files of the path 'machine_code/sm_90/a.cubin'"),
         ({"artifacts": [toy_artifact("../a")]}, "not a path inside the package"),

@@ -10,7 +10,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
-from fakes.chain_plan import chain_plan
+from fakes.plans import chain_plan
 from toy_wheel import toy_wheel
 
 import specc.adapters.sglang

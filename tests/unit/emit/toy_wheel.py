@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fakes.chain_plan import chain_plan
+from fakes.plans import chain_plan
 
 from specc.codegen.artifact import Artifact
 from specc.emit.wheel import write_wheel

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from fakes.program import FakeProgram, make_plan, record, with_model
+from fakes.program import FakeProgram, make_plan, with_model
 from memoryless import accepted_lengths, memoryless
 from torch import Tensor
 
@@ -217,15 +217,19 @@ def test_models_and_tables_must_be_those_of_the_program() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "calls"), [("frozen", "assist"), ("mtp", "extend_module"), ("dflash", "block, inject")]
+    ("kind", "calls"),
+    [
+        ("frozen", "assist"),
+        ("mtp", "extend_module, prefill_module"),
+        ("dflash", "block, inject, prefill_inject"),
+    ],
 )
 def test_a_draft_of_another_kind(kind: str, calls: str) -> None:
     target, draft = make_pair(kind)
     plan = make_plan(target, draft)
     other = make_drafts(target)["twin"]
-    pool = plan.kv_pools["target"]
-    pools, models = {"target": pool, "draft": pool}, {**plan.models, "draft": record(other.facts)}
-    plan = replace(plan, kv_pools=pools, models=models)
+    told = make_plan(target, other)
+    plan = replace(plan, kv_pools=told.kv_pools, models=told.models)
     with pytest.raises(UnsupportedModelError, match=f"calls {calls}, which"):
         Engine(FakeProgram(plan), target, other)
 

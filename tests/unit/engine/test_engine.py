@@ -119,8 +119,8 @@ def test_whoever_a_step_leaves_out_ends_with_an_error(target: TargetModel, monke
     def crowded(batch: Any, *, at_least: int) -> Any:
         result = decode(batch, at_least=at_least)
         if program.steps_run == 3:
-            result.predict[1] = [0] * len(result.predict[1])
-            result.accept_lens[1] = result.new_seq_lens[1] = result.bonus[1] = 0
+            for output in (result.predict, result.accept_lens, result.new_seq_lens, result.bonus):
+                output[1] = 0
             result.health[1] = 1 << ROOM_BIT
         return result
 

@@ -1,4 +1,4 @@
-"""Requests of the hand-written chains: a fake engine for their plan, and plain speculative decoding beside it."""
+"""Requests of `plans.chain_plan`: a fake engine for their plan, and plain speculative decoding beside it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,22 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+import torch
 from fakes.drafts import Engine
 from fakes.models import Model
+from fakes.plans import chain_plan
 from fuzz.oracles import Recurrent
 from fuzz.sampler import Sampler
 from programs import load
 
 from specc.config import Config
 from specc.runtime.batch import Batch
+from specc.runtime.frame import Frame
+from specc.runtime.memory.arena import Arena
+from specc.runtime.plan.nodes import Launch
+from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.state.relay import RelayPools
 from specc.runtime.step import Step
 
 
@@ -55,9 +62,23 @@ def batch_of(oracles: dict[int, Oracle], rows: list[int]) -> Batch:
 def start(step: Step, engine: Engine, prompts: dict[int, list[int]], steps: int) -> dict[int, Oracle]:
     """Prefill the prompts and check their first tokens; an oracle per pool row."""
     engine.prompts |= prompts
-    oracles = {row: Oracle(p, engine.models, steps, "hidden" in step._plan.carry) for row, p in prompts.items()}
+    oracles = {row: Oracle(p, engine.models, steps, step._plan.algorithm == "EAGLE") for row, p in prompts.items()}
     result = step.prefill(Batch(list(prompts), [len(p) for p in prompts.values()])).to_host()
     assert result.bonus == [oracle.text[-1] for oracle in oracles.values()]
     assert result.health == [0] * len(prompts)
     assert [result.tokens(i) for i in range(len(prompts))] == [[oracle.text[-1]] for oracle in oracles.values()]
     return oracles
+
+
+def frame_of(plan: Plan, rows: int) -> tuple[Frame, Arena, torch.Tensor]:
+    """Memory of a plan for so many rows: its frame, arena and request table."""
+    arena = Arena(plan, torch.device("cpu"))
+    table = make_engine(chain_plan()).table
+    return Frame(plan, arena, RelayPools(plan, arena), table, rows), arena, table
+
+
+def launch_of(plan: Plan, name: str) -> Launch:
+    """The launch of a step with a name."""
+    found = next(n for n in plan.nodes("step") if n.name == name)
+    assert isinstance(found, Launch)
+    return found

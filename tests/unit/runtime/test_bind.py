@@ -8,22 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from chains import batch_of, make_engine, start
-from fakes.chain_plan import chain_plan
-from fakes.drafts import Engine
-from fakes.lookup_plan import lookup_plan
-from fakes.plans import program_of
+from chains import make_engine, start
+from fakes.plans import chain_plan, program_of
 from torch import Tensor
 
-from specc.runtime import step as step_module
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BatchError, BindError, ForwardContractError
 from specc.runtime.external import Forward
-from specc.runtime.frame import Frame
-from specc.runtime.graphs.capture import check_capturable
-from specc.runtime.memory.tables import TableGuard
-from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.step import Step
 
@@ -69,7 +61,7 @@ def test_forwards_of_the_prefill_are_for_those_who_prefill() -> None:
         (lambda t: t.T.contiguous().T, "adjacent columns"),
         (lambda t: torch.cat([t, t[:1]]), "9 rows, the program has 8 pool rows"),
         (lambda t: t[:0], "0 rows, the program has 8 pool rows"),
-        (lambda t: t.to("meta"), "is on meta, the program on cpu"),
+        (lambda t: t.to("meta"), "req_to_token is on meta, the program on cpu"),
     ],
 )
 def test_tables_that_do_not_fit(change: Callable[[Tensor], Tensor], message: str) -> None:
@@ -112,12 +104,17 @@ Broken = Callable[[Forward], object]
 @pytest.mark.parametrize(
     ("where", "change", "message"),
     [
-        ("target", lambda f: None, r"target returned logits None, expected f32\[B, N, V\]"),
-        ("target", lambda f: Forward(f.logits), r"target returned hidden None, expected f32\[B, N, W\]"),
+        ("target", lambda f: None, r"target returned hidden None, expected f32\[B, A, 4\]"),
+        (
+            "target",
+            lambda f: SimpleNamespace(logits=None, hidden=f.hidden),
+            r"target returned logits None, expected f32\[B, A, V\]",
+        ),
+        ("target", lambda f: Forward(f.logits), r"target returned hidden None, expected f32\[B, A, 4\]"),
         (
             "target",
             lambda f: Forward(f.logits[:, 1:], f.hidden),
-            r"logits as torch.float32\[2, 3, 32\], expected torch.float32\[2, 4, 32\] \(f32\[B, N, V\]",
+            r"logits as torch.float32\[2, 3, 32\], expected torch.float32\[2, 4, 32\] \(f32\[B, A, V\]",
         ),
         (
             "draft",
@@ -188,88 +185,6 @@ def test_callbacks_see_the_same_addresses_on_every_call() -> None:
     for rows in ([1, 4, 5], [5, 1], [4]):
         step.decode(Batch(rows, [2] * len(rows)), at_least=1)
     assert seen[0] == seen[1] == seen[2]
-
-
-class EagerGraphs:
-    """Stands in for captured graphs: warms up as they do, then runs eagerly."""
-
-    def __init__(
-        self, plan: Plan, device: torch.device, run: Callable[[int], Frame], idle: Callable[[], None], beside: object
-    ) -> None:
-        check_capturable(plan)
-        self.recorder = beside
-        idle()
-        for bucket in plan.buckets:
-            run(bucket)
-        self.run = run
-        self.replayed: list[int] = []
-
-    def replay(self, bucket: int, after: object) -> Frame:
-        self.replayed.append(bucket)
-        return self.run(bucket)
-
-
-@pytest.fixture
-def captured(monkeypatch: pytest.MonkeyPatch) -> tuple[Step, Engine]:
-    monkeypatch.setattr(step_module, "Graphs", EagerGraphs)
-    plan = chain_plan(hidden=True)
-    engine = make_engine(plan)
-    return make_step(plan, engine, engine.table, capture=True), engine
-
-
-def test_a_captured_step_replays_the_bucket(captured: tuple[Step, Engine]) -> None:
-    step, engine = captured
-    assert [rows for name, rows in engine.calls if name == "target"] == [1, 2, 4]
-    oracles = start(step, engine, {1: [3, 1], 4: [2, 6], 5: [1]}, 3)
-    result = step.decode(batch_of(oracles, [4, 5, 1])).to_host()
-    assert [result.tokens(i) for i in range(3)] == [oracles[row].step() for row in (4, 5, 1)]
-    step.decode(batch_of(oracles, [4]))
-    step.decode(Batch([], []))
-    step.decode(Batch([], []), at_least=1)
-    assert step._graphs.replayed == [4, 1, 1]  # type: ignore[union-attr]
-
-
-def test_a_captured_step_notices_that_the_table_moved(captured: tuple[Step, Engine]) -> None:
-    step, engine = captured
-    engine.prompts[1] = [3]
-    step.prefill(Batch([1], [1]))
-    step.decode(Batch([1], [1]))
-    engine.table.set_(torch.zeros(8, 96, dtype=torch.int32))
-    with pytest.raises(BindError, match="req_to_token has moved"):
-        step.decode(Batch([1], [1]))
-
-
-def test_a_captured_step_notices_that_a_corpus_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_module, "Graphs", EagerGraphs)
-    plan = lookup_plan()
-    engine = make_engine(plan)
-    engine.prompts[1] = [3]
-    tables = {"corpus": torch.tensor([3, 1, 4], dtype=torch.int32)}
-    step = make_step(plan, engine, engine.table, tables=tables, capture=True)
-    step.prefill(Batch([1], [1], [3]))
-    step.decode(Batch([1]))
-    tables["corpus"].add_(1)
-    step.decode(Batch([1]))
-    tables["corpus"].set_(tables["corpus"].clone())
-    with pytest.raises(BindError, match="corpus has moved"):
-        step.decode(Batch([1]))
-
-
-def test_the_guard_sees_strides() -> None:
-    wide = torch.zeros(8, 200, dtype=torch.int32)
-    table = wide[:, :96]
-    guard = TableGuard({"req_to_token": table})
-    guard.check()
-    table.as_strided_((8, 96), (100, 1))
-    with pytest.raises(BindError, match="layout"):
-        guard.check()
-
-
-def test_a_plan_without_the_whole_capture_cannot_be_captured() -> None:
-    plan = chain_plan()
-    plan["captures"][0]["nodes"].pop()
-    with pytest.raises(BindError, match="capture=False"):
-        check_capturable(read_plan(plan))
 
 
 def test_capture_is_for_cuda() -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from chains import make_engine
-from fakes.chain_plan import chain_plan
-from fakes.plans import by_torch
+from fakes.plans import by_torch, chain_plan, node_of
 
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.brought import load_ops
@@ -75,9 +74,8 @@ def test_what_cannot_be_run_is_named(tmp_path: Path, function: str, source: str,
 
 def test_a_node_computes_with_it(tmp_path: Path) -> None:
     """Its result is in the memory of the plan; one of another type than the plan's is refused."""
-    raw = by_torch(chain_plan(), "prepare")
-    (prepare,) = [node for phase in raw["phases"] for node in phase["nodes"] if node["name"] == "prepare"]
-    (slots,) = [op for op in prepare["ops"] if op["results"] == ["vslots"]]
+    raw = by_torch(chain_plan(), "prepare_rows")
+    (slots,) = [op for op in node_of(raw, "prepare_rows")["ops"] if op["results"] == ["verify_slots"]]
     slots |= {"op": "toy.slots", "attrs": {"most": 5}}
     raw["ops"] = {"toy.slots": {"source": FILE, "function": "slots"}}
     text = "def slots(operands, attrs, dims):\n    return (operands[0][: dims['B'], :4].clamp(max=attrs['most']){},)\n"
@@ -89,9 +87,9 @@ def test_a_node_computes_with_it(tmp_path: Path) -> None:
     frame = Frame(plan, arena, RelayPools(plan, arena), make_engine(raw).table, 2)
     ops = load_ops([plan], *folder_of(tmp_path, text.format(".long()")))
     ReferenceBackend(ops).launch(node, frame)
-    assert torch.equal(frame.read("vslots"), frame.table[:2, :4].long().clamp(max=5))
+    assert torch.equal(frame.read("verify_slots"), frame.table[:2, :4].long().clamp(max=5))
     with pytest.raises(PlanError, match=r"unknown op 'toy\.slots'"):
         ReferenceBackend().launch(node, frame)
     ops = load_ops([plan], *folder_of(tmp_path, text.format("")))
-    with pytest.raises(PlanError, match=r"'vslots' is torch\.int64\(2, 4\), its op gives torch\.int32\(2, 4\)"):
+    with pytest.raises(PlanError, match=r"'verify_slots' is torch\.int64\(2, 4\), its op gives torch\.int32\(2, 4\)"):
         ReferenceBackend(ops).launch(node, frame)

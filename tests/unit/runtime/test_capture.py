@@ -10,9 +10,10 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from chains import make_engine, start
-from fakes.chain_plan import chain_plan
 from fakes.cuda import FakeCuda
+from fakes.plans import chain_plan, node_of
 from test_step import CPU, VARIANTS, decode
 
 from specc.runtime import step as step_module
@@ -43,6 +44,8 @@ def captured_step(plan: dict[str, Any], engine: Any, events: Events, monkeypatch
 
     monkeypatch.setattr(step_module.Step, "_run", logged)
     step = Step(read_plan(plan), ReferenceBackend(), CPU, engine, engine.table, poison=0xFF)
+    step._arena.buffer("req_pool_indices").copy_(torch.arange(1, 5))  # as the last batch left it
+    step._arena.buffer("seq_lens").fill_(3)
     step.capture()
     assert step._graphs is not None
     for bucket, graph in step._graphs._graphs.items():
@@ -51,9 +54,15 @@ def captured_step(plan: dict[str, Any], engine: Any, events: Events, monkeypatch
 
 
 def test_warm_up_comes_before_any_capture(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Machine code is loaded and workspaces are sized eagerly; then buckets are captured, the largest first."""
-    plan = chain_plan()
-    captured_step(plan, make_engine(plan), events, monkeypatch)
+    """Machine code is loaded and workspaces are sized eagerly; then buckets are captured, the largest first.
+
+    All of it runs padding rows, whatever batch was the last.
+    """
+    plan, rows = chain_plan(), list[int]()
+    engine = make_engine(plan)
+    engine.on_call = lambda name, operands: rows.extend(operands["rows"].tolist())
+    captured_step(plan, engine, events, monkeypatch)
+    assert rows and not any(rows)
     names = [name for name, _ in events]
     first = names.index("begin")
     assert [rows for name, rows in events[:first] if name == "step"] == [4, 4, 2, 2, 1, 1]
@@ -66,8 +75,7 @@ def test_warm_up_comes_before_any_capture(events: Events, monkeypatch: pytest.Mo
 def test_what_forwards_returned_is_let_go(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs of other buckets may be given its memory; what an output reads stays."""
     plan = chain_plan(hidden=True)
-    (target,) = [node for phase in plan["phases"] for node in phase["nodes"] if node["name"] == "target"]
-    value = target["results"]["hidden"]
+    value = node_of(plan, "target")["results"]["hidden"]
     plan["outputs"].append({"name": "states", "value": value, "entry": "step"})
     step = captured_step(plan, make_engine(plan), events, monkeypatch)
     assert step._graphs is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fakes.chain_plan import chain_plan
+from fakes.plans import chain_plan
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor

@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from fakes.chain_plan import chain_plan
-from fakes.plans import program_of
-from fakes.tree_plan import tree_plan
+from fakes.plans import chain_plan, program_of, tree_plan
 
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BindError, DamagedWheelError, PlanError, SpeccError, UnsupportedTorchError
@@ -184,7 +182,7 @@ def test_values_that_are_no_plan(value: Any, tmp_path: Path) -> None:
         (lambda d: d["dims"].pop("A"), "axis 'A' has no size"),
         (lambda d: d["dims"].update(A=1 << 31), "along A, which is 2147483648 long"),
         (lambda d: d["carry"][0].update(limit="9" * 5000), "axis '9+' has no size"),
-        (lambda d: d["kernels"]["prepare"].update(source=3), "the plan.kernels.prepare.source is 3"),
+        (lambda d: d["kernels"]["prepare_rows"].update(source=3), "the plan.kernels.prepare_rows.source is 3"),
         (lambda d: d.update(phases={}), "malformed plan: the plan.phases is {}"),
     ],
 )
@@ -239,5 +237,5 @@ def test_an_op_that_cannot_be_computed_is_told_by_name() -> None:
     methods = dict.fromkeys(plan.callbacks(), lambda self, **given: None)
     table = torch.zeros(plan.size("P"), 64, dtype=torch.int32)
     step = program_of(plan).bind(type("Callbacks", (), methods)(), table)
-    with pytest.raises(PlanError, match=r"kv\.positions in 'prepare' cannot be computed"):
+    with pytest.raises(PlanError, match=r"kv\.positions in 'prepare_rows' cannot be computed"):
         step.decode(Batch([1], [5]))

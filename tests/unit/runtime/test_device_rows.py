@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from chains import batch_of, make_engine, start
-from fakes.chain_plan import chain_plan
+from fakes.plans import chain_plan
 from host_reads import HostReads
 from test_step import CPU, VARIANTS, bind
 from test_transfer import CASES, IDS, Machine, machine, plugin, text

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fakes.chain_plan import chain_plan
-from fakes.plans import program_of
-from fakes.tree_plan import PAGE, ROOM, tree_plan
+from fakes.plans import PAGE, chain_plan, node_of, program_of, tree_plan
 from torch import Tensor
 
 from specc.runtime.backends.cuda import argument_value
@@ -46,22 +44,39 @@ def make_table(seed: int = 0) -> Tensor:
     return table
 
 
+def told_plan(**how: Any) -> dict[str, Any]:
+    """`tree_plan`, but that nobody drafts its tree: a test writes tokens and parents where they are kept."""
+    plan = tree_plan(**how)
+    drafted = node_of(plan, "draft_topk")
+    drafted["ops"] = [op for op in drafted["ops"] if op["op"] == "tree.mask"]
+    return plan
+
+
 class Target:
-    """A target that wants `wanted` after every node and names an expert per node; it keeps the masks it saw."""
+    """A target that wants `wanted` after every node and names experts per node; it keeps the masks it saw.
+
+    Its draft says nothing.
+    """
 
     def __init__(self, wanted: Tensor) -> None:
         self.wanted, self.masks = wanted, list[Tensor]()
 
-    def target(self, *, tokens: Tensor, slots: Tensor, mask: Tensor, capture: str) -> SimpleNamespace:
+    def target(self, *, slots: Tensor, mask: Tensor, **others: Any) -> SimpleNamespace:
         self.masks.append(mask.clone())
         logits = torch.nn.functional.one_hot(self.wanted, 16).float()
         return SimpleNamespace(
-            logits=logits, routed_experts=torch.arange(slots.numel() * 3, dtype=torch.int32).view(-1, 5, 3)
+            logits=logits, routed_experts=torch.arange(slots.numel() * 6, dtype=torch.int32).view(-1, 5, 2, 3)
         )
+
+    def draft(self, *, rows: Tensor, **others: Any) -> SimpleNamespace:
+        return SimpleNamespace(logits=torch.zeros(len(rows), 2, 16))
+
+    def extend(self, *, rows: Tensor, **others: Any) -> SimpleNamespace:
+        return SimpleNamespace(logits=torch.zeros(len(rows), 16))
 
 
 def bind(pools: Any, plan: dict[str, Any] | None = None, engine: object = None, table: Tensor | None = None) -> Step:
-    program = program_of(read_plan(plan or tree_plan()))
+    program = program_of(read_plan(plan or told_plan()))
     return program.bind(engine or Target(torch.zeros(2, 5)), make_table() if table is None else table, pools)
 
 
@@ -75,8 +90,8 @@ def test_addresses_are_in_the_tables_from_bind_on() -> None:
 def test_only_bound_owners_are_wanted() -> None:
     plan = tree_plan()
     plan["kv_pools"]["draft"]["bound"] = False
-    plan["phases"][0]["nodes"][0]["args"].pop()
-    plan["kernels"]["prepare"]["arguments"].pop()
+    node_of(plan, "duplicate_tail")["args"].pop()
+    plan["kernels"]["duplicate_tail"]["arguments"].pop()
     pools = make_pools()
     step = bind({"target": pools["target"], "draft": "anything at all"}, plan)
     assert set(step._frame(1).kv) == {"target"}
@@ -103,8 +118,8 @@ def misaligned(tensor: Tensor) -> Tensor:
 
 
 FAULTS: list[tuple[Callable[[Pools], Any], str]] = [
-    (lambda pools: None, r"kv_pools has no 'target': the program moves KV rows of that model in 4 tensors, 2 layers"),
-    (lambda pools: {"target": pools["target"]}, "kv_pools has no 'draft'"),
+    (lambda pools: None, r"kv_pools has no 'draft': the program moves KV rows of that model in 4 tensors, 2 layers"),
+    (lambda pools: {"draft": pools["draft"]}, "kv_pools has no 'target'"),
     (lambda pools: pools | {"drafts": []}, "kv_pools has 'drafts'; the program knows the KV buffers of draft, target"),
     (lambda pools: pools | {"draft": pools["draft"][1:]}, r"kv_pools\['draft'\] has 3 tensors, the program wants 4"),
     (lambda pools: pools | {"draft": []}, "has 0 tensors"),
@@ -128,7 +143,7 @@ FAULTS: list[tuple[Callable[[Pools], Any], str]] = [
         lambda pools: pools | {"target": pools["target"][:1] * 4},
         r"\['target'\]\[0\] and kv_pools\['target'\]\[1\] share",
     ),
-    (lambda pools: pools | {"draft": pools["target"]}, r"kv_pools\['target'\]\[0\] and kv_pools\['draft'\]\[0\] share"),
+    (lambda pools: pools | {"draft": pools["target"]}, r"kv_pools\['draft'\]\[0\] and kv_pools\['target'\]\[0\] share"),
     (replaced(3, lambda t: None), r"\[3\] is a NoneType, not a tensor"),
     (replaced(3, lambda t: t.tolist()), r"\[3\] is a list, not a tensor"),
     (replaced(0, lambda t: t.to_sparse()), r"\[0\] is torch.sparse_coo, not a dense tensor"),
@@ -183,7 +198,7 @@ def test_a_buffer_in_a_table() -> None:
 @pytest.mark.parametrize("kept", [True, False])
 def test_eight_bit_floats_may_be_kept_as_bytes(dtype: str, kept: bool) -> None:
     """Rows of 12 bytes need an alignment of 4 alone."""
-    plan = tree_plan(row_bytes=12, dtype=dtype)
+    plan = told_plan(heads=3, kv_dtype=dtype)
     buffers = [torch.zeros(SLOTS, 12, dtype=torch.uint8 if kept else getattr(torch, dtype)) for _ in range(8)]
     bind({"target": buffers[:4], "draft": buffers[4:]}, plan)
     odd = [torch.zeros(SLOTS * 12 + 1, dtype=torch.uint8)[1:].view(SLOTS, 12) for _ in range(4)]
@@ -205,7 +220,7 @@ def test_the_step_keeps_the_buffers() -> None:
     pools = make_pools()
     step = bind(pools)
     kept = [tensor for buffers in step._frame(1).kv.values() for tensor in buffers]
-    assert [a is b for a, b in zip(kept, [*pools["target"], *pools["draft"]], strict=True)] == [True] * 8
+    assert [a is b for a, b in zip(kept, [*pools["draft"], *pools["target"]], strict=True)] == [True] * 8
 
 
 @pytest.mark.parametrize("layout", [list, interleaved])
@@ -221,6 +236,7 @@ def test_rows_move_as_a_loop_moves_them(layout: Callable[[list[Tensor]], list[Te
     parent = torch.tensor([[-1, *(int(torch.randint(-1, c, (), generator=source)) for c in range(1, 5))] for _ in rows])
     engine = Target(torch.randint(0, 3, (3, 5), generator=source))
     step = bind(pools, engine=engine, table=table)
+    room = step._plan.kv.branch_room
     step._arena.view("tokens", 3).copy_(tokens)
     step._arena.view("parent", 3).copy_(parent)
     result = step.decode(Batch(rows, lengths))
@@ -229,18 +245,19 @@ def test_rows_move_as_a_loop_moves_them(layout: Callable[[list[Tensor]], list[Te
         assert result.accept_lens[b] == len(path)
         assert result.predict[b].tolist()[: len(path)] == [int(engine.wanted[b, node]) for node in path]
         experts = result.routed_experts[b, : len(path)].tolist()
-        assert experts == [[(b * 5 + node) * 3 + e for e in range(3)] for node in path]
+        assert experts == [(torch.arange(6).view(2, 3) + (b * 5 + node) * 6).tolist() for node in path]
         slots = table[row].tolist()
         for kind, held in enumerate(pools["target"]):
             old = before["target"][kind].clone()
             for i, node in enumerate(path):
                 before["target"][kind][slots[length + i]] = old[slots[length + node]]
             assert held.shape == old.shape
-        tail = length % PAGE
-        run = -(-(tail + ROOM) // PAGE) * PAGE
+        base = length + 1  # the draft reads the bonus token, too
+        tail = base % PAGE
+        run = -(-(tail + room) // PAGE) * PAGE
         for old in before["draft"]:
             for i in range(tail):
-                old[slots[length - tail + run + i]] = old[slots[length - tail + i]]
+                old[slots[base - tail + run + i]] = old[slots[base - tail + i]]
     for owner, buffers in pools.items():
         assert all(torch.equal(new, old) for new, old in zip(buffers, before[owner], strict=True)), owner
 
@@ -270,24 +287,24 @@ def test_the_target_gets_the_mask() -> None:
 @pytest.mark.parametrize(
     ("experts", "message"),
     [
-        (None, r"target returned routed_experts None, expected i32\[B, N, 3\]"),
-        (torch.zeros(2, 5, 3), r"routed_experts as torch.float32\[2, 5, 3\], expected torch.int32"),
-        (torch.zeros(2, 5, 2, dtype=torch.int32), r"routed_experts as torch.int32\[2, 5, 2\], expected .*\[2, 5, 3\]"),
+        (None, r"target returned routed_experts None, expected i32\[B, N, 2, 3\]"),
+        (torch.zeros(2, 5, 2, 3), r"routed_experts as torch.float32\[2, 5, 2, 3\], expected torch.int32"),
+        (torch.zeros(2, 5, 2, dtype=torch.int32), r"routed_experts as .*int32\[2, 5, 2\], expected .*\[2, 5, 2, 3\]"),
     ],
 )
 def test_extra_results_are_held_to_the_plan(experts: Tensor | None, message: str) -> None:
     engine = Target(torch.zeros(2, 5, dtype=torch.int64))
     real = engine.target
-    answers = SimpleNamespace(target=lambda **a: SimpleNamespace(logits=real(**a).logits, routed_experts=experts))
-    step = bind(make_pools(), engine=answers)
+    engine.target = lambda **a: SimpleNamespace(logits=real(**a).logits, routed_experts=experts)
+    step = bind(make_pools(), engine=engine)
     step._arena.view("parent", 2).fill_(-1)
     with pytest.raises(ForwardContractError, match=message):
         step.decode(Batch([1, 2], [3, 4]))
 
 
-@pytest.mark.parametrize(("longest", "room"), [(None, 29), (12, 12), (100, 29)])
+@pytest.mark.parametrize(("longest", "room"), [(None, 25), (12, 12), (100, 25)])
 def test_a_mask_over_the_whole_text_bounds_the_length(longest: int | None, room: int) -> None:
-    plan = tree_plan()
+    plan = told_plan()
     plan["kv"]["longest"] = longest
     step = bind(make_pools(), plan, Target(torch.zeros(1, 5, dtype=torch.int64)))
     step._arena.view("parent", 1).fill_(-1)
@@ -301,9 +318,9 @@ def test_cuda_kernels_get_the_bytes_between_slots() -> None:
     pools = {owner: interleaved(buffers) for owner, buffers in make_pools().items()}
     step = bind(pools)
     frame: Frame = step._frame(2)
-    node = plan.nodes("step")[0]
+    (node,) = [one for one in plan.nodes("step") if one.name == "duplicate_tail"]
     assert isinstance(node, Launch)
-    pointers, stride = node.args
+    *_, pointers, stride = node.args
     assert argument_value(pointers, frame) is step._arena.buffer("kv.draft.pointers")
     assert argument_value(stride, frame) == 32
     assert ctypes.c_int64(argument_value(stride, frame)).value == pools["draft"][0].stride(0) * 4
@@ -325,8 +342,11 @@ Json = dict[str, Any]
             "of 'target' are bound, and kv.target.pointers has no room",
         ),
         (lambda d: d["kv_pools"].update(other=d["kv_pools"]["draft"]), "kv.other.pointers has no room"),
-        (lambda d: d["kv_pools"]["draft"].update(bound=False), "'prepare' reads KV buffers of 'draft', which are not"),
-        (lambda d: d["kv_pools"].pop("draft"), "'prepare' reads KV buffers of 'draft'"),
+        (
+            lambda d: d["kv_pools"]["draft"].update(bound=False),
+            "'duplicate_tail' reads KV buffers of 'draft', which are not",
+        ),
+        (lambda d: d["kv_pools"].pop("draft"), "'duplicate_tail' reads KV buffers of 'draft'"),
     ],
 )
 def test_plans_whose_pools_contradict_them(change: Callable[[Json], object], message: str) -> None:
@@ -337,7 +357,7 @@ def test_plans_whose_pools_contradict_them(change: Callable[[Json], object], mes
 
 
 def test_pools_of_a_plan() -> None:
-    plan = read_plan(tree_plan(layers=3, row_bytes=8, dtype="bfloat16"))
+    plan = read_plan(tree_plan(layers=3, kv_dtype="bfloat16"))
     pool = plan.kv_pools["draft"]
     assert (pool.layers, pool.buffers, pool.row_bytes, pool.dtype, pool.bound) == (3, 2, 8, "bfloat16", True)
     assert plan.buffers[kv_pointers("draft")].shape == (6,)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from fakes.chain_plan import chain_plan
+from fakes.plans import chain_plan, node_of
 
 from specc.runtime.errors import PlanError
 from specc.runtime.frame import Frame
@@ -41,23 +41,24 @@ def test_views_are_prefixes_and_always_the_same() -> None:
     plan = read_plan(chain_plan(steps=3))
     arena = Arena(plan, CPU)
     for rows in (0, 1, 3, 4):
-        slots = arena.view("dslots", rows)
+        slots = arena.view("draft_slots", rows)
         assert slots.shape == (2, rows, 1)
-        assert slots.stride() == arena.buffer("buf.dslots").stride()
-        assert slots is arena.view("dslots", rows)
+        assert slots.stride() == arena.buffer("draft_slots").stride()
+        assert slots is arena.view("draft_slots", rows)
         assert arena.view("seq_lens", rows).shape == (rows,)
-    assert arena.view("predict", 3).data_ptr() == arena.buffer("buf.predict").data_ptr()
+    assert arena.view("tokens_2", 3).data_ptr() == arena.buffer("tokens").data_ptr()
 
 
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("health", {"offset": 8}, "not at a multiple of 256"),
-        ("health", {"offset": None}, "malformed plan"),
+        ("health_room", {"offset": 8}, "not at a multiple of 256"),
+        ("health_room", {"offset": None}, "malformed plan"),
         ("tokens", {"bytes": 64}, "has 64 bytes, its shape needs 128"),
         ("tokens", {"strides": [64, 1]}, "its shape needs"),
-        ("tokens", {"bytes": 129}, "has 129 bytes"),
+        ("verify_slots", {"bytes": 129}, "has 129 bytes"),
         ("relay.bonus", {"offset": 0}, "overlaps .*keep its content"),
+        ("relay.bonus", {"offset": 2816}, "partial_index' overlaps 'relay.bonus', which must keep its content"),
     ],
 )
 def test_impossible_buffers(name: str, change: Json, message: str) -> None:
@@ -72,10 +73,10 @@ def test_impossible_buffers(name: str, change: Json, message: str) -> None:
     [
         (lambda d: d.update(format=1), "plan format 1, this runtime reads format 5"),
         (lambda d: d.pop("values"), "malformed plan: the plan has no 'values'"),
-        (lambda d: d["values"]["predict"].update(buffer="gone"), "unknown buffer 'gone'"),
-        (lambda d: d["values"]["predict"].update(axes=["B", "Q"]), "axis 'Q' has no size"),
-        (lambda d: d["values"]["predict"].update(dtype="i64"), "'predict' is i64"),
-        (lambda d: d["values"]["predict"].update(axes=["B", "V"]), "does not fit its buffer"),
+        (lambda d: d["values"]["node_predict"].update(buffer="gone"), "unknown buffer 'gone'"),
+        (lambda d: d["values"]["node_predict"].update(axes=["B", "Q"]), "axis 'Q' has no size"),
+        (lambda d: d["values"]["node_predict"].update(dtype="i64"), "'node_predict' is i64"),
+        (lambda d: d["values"]["node_predict"].update(axes=["B", "V"]), "does not fit its buffer"),
         (
             lambda d: d["outputs"].append({"name": "x", "value": "gone", "entry": "step"}),
             "output 'x' is the unknown value 'gone'",
@@ -83,33 +84,33 @@ def test_impossible_buffers(name: str, change: Json, message: str) -> None:
         (lambda d: d["carry"].append({"name": "x", "dtype": "i32", "axes": ["B"]}), "no buffer relay.x"),
         (lambda d: d.update(buckets=[1, 2]), "the largest bucket is 2, axis B has 4"),
         (lambda d: d.update(buckets=[]), "buckets must be positive"),
-        (lambda d: d["phases"][0]["nodes"][0]["args"].pop(), "kernel 'prepare' takes"),
-        (lambda d: d["phases"][0]["nodes"][0]["args"][0].pop("kind"), r"args\[0\] has no 'kind'"),
+        (lambda d: node_of(d, "prepare_rows")["args"].pop(), "kernel 'prepare_rows' takes"),
+        (lambda d: node_of(d, "prepare_rows")["args"][1].pop("kind"), r"args\[1\] has no 'kind'"),
         (
-            lambda d: d["phases"][0]["nodes"][0]["args"][0].update(kind="copy"),
+            lambda d: node_of(d, "prepare_rows")["args"][1].update(kind="copy"),
             "kind 'copy', which is not value, buffer, input, stride, size, row_stride, slot_stride or literal",
         ),
-        (lambda d: d["phases"][0]["nodes"][0]["args"][0].pop("target"), "of the kind value, and has the target '' and"),
-        (lambda d: d["phases"][0]["nodes"][0]["args"][0].update(literal=3), "of the kind value, and .* literal 3"),
-        (lambda d: d["phases"][0]["nodes"][0]["args"][0].update(kind="literal"), "of the kind literal, and .* None"),
-        (lambda d: d["phases"][0]["nodes"][0].update(kernel="gone"), "unknown kernel 'gone'"),
+        (lambda d: node_of(d, "prepare_rows")["args"][1].pop("target"), "of the kind value, and has the target '' and"),
+        (lambda d: node_of(d, "prepare_rows")["args"][1].update(literal=3), "of the kind value, and .* literal 3"),
+        (lambda d: node_of(d, "prepare_rows")["args"][1].update(kind="literal"), "of the kind literal, and .* None"),
+        (lambda d: node_of(d, "prepare_rows").update(kernel="gone"), "unknown kernel 'gone'"),
         (
-            lambda d: d["phases"][0]["nodes"][0]["ops"][-1]["operands"].append("gone"),
+            lambda d: node_of(d, "prepare_rows")["ops"][-1]["operands"].append("gone"),
             "reads gone, which nothing has made",
         ),
         (
-            lambda d: d["phases"][0]["nodes"][0].update(kind="copy"),
-            r"the kind of the plan.phases\[0\].nodes\[0\] is 'copy'",
+            lambda d: node_of(d, "prepare_rows").update(kind="copy"),
+            r"the kind of the plan.phases\[1\].nodes\[0\] is 'copy'",
         ),
-        (lambda d: d["phases"][0]["nodes"][0]["grid"].pop("2"), "no grid for bucket 2"),
-        (lambda d: d["phases"][1]["nodes"][0]["operands"].update(tokens="gone"), "unknown values: gone"),
+        (lambda d: node_of(d, "prepare_rows")["grid"].pop("2"), "no grid for bucket 2"),
+        (lambda d: node_of(d, "draft_0")["operands"].update(tokens="gone"), "unknown values: gone"),
     ],
 )
 def test_plans_that_contradict_themselves(change: Callable[[Json], object], message: str) -> None:
     data = chain_plan()
     change(data)
     with pytest.raises(PlanError, match=message):
-        Arena(read_plan(data), CPU).view("predict", 4)
+        Arena(read_plan(data), CPU).view("node_predict", 4)
 
 
 def test_what_entries_read() -> None:
@@ -132,13 +133,13 @@ def test_frames_refuse_what_the_plan_does_not_say() -> None:
     arena = Arena(plan, CPU)
     frame = Frame(plan, arena, RelayPools(plan, arena), torch.zeros(8, 9, dtype=torch.int32), 2)
     with pytest.raises(PlanError, match="before a forward returned it"):
-        frame.read("tlogits")
+        frame.read("target_logits")
     with pytest.raises(PlanError, match="neither a value in memory nor an input"):
-        frame.read("am")
+        frame.read("target_argmax")
     with pytest.raises(PlanError, match=r"torch.int32\(2, 4\), its op gives torch.int32\(2, 3\)"):
-        frame.write("predict", torch.zeros(2, 3, dtype=torch.int32))
+        frame.write("node_predict", torch.zeros(2, 3, dtype=torch.int32))
     with pytest.raises(PlanError, match="belongs to the engine"):
-        frame.write("tlogits", torch.zeros(2, 4, 32))
+        frame.write("target_logits", torch.zeros(2, 4, 32))
 
 
 def staged(plan: Json) -> tuple[Arena, Staging]:
@@ -151,7 +152,7 @@ def staged(plan: Json) -> tuple[Arena, Staging]:
 def test_inputs_go_in_one_copy_when_they_are_neighbours(apart: bool) -> None:
     plan = chain_plan()
     if apart:
-        first, second = buffer(plan, "seq_lens"), buffer(plan, "health")
+        first, second = buffer(plan, "seq_lens"), buffer(plan, "health_room")
         first["offset"], second["offset"] = second["offset"], first["offset"]
     arena, staging = staged(plan)
     assert len(staging._regions) == 1 + apart

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from chains import batch_of, make_engine, start
-from fakes.chain_plan import chain_plan
 from fakes.cuda import FakeBackend, FakeCuda
 from fakes.drafts import Engine
+from fakes.plans import chain_plan
 from returned import Static
 from test_step import CPU, bind
 from test_transfer import CASES, IDS, machine, plugin, text
@@ -109,8 +109,8 @@ def test_every_algorithm_commits_after_the_target(algorithm: str, keys: dict[str
 
 def test_who_computes_a_value() -> None:
     plan = read_plan(chain_plan())
-    assert plan.producer(plan.output("new_seq_lens", "step").value).name == "verify_commit"
-    extend = plan.producer("elogits")
+    assert plan.producer(plan.output("new_seq_lens", "step").value).name == "verify_argmax"
+    extend = plan.producer("extend_logits")
     assert isinstance(extend, External)
     assert extend.callback == "extend"
     with pytest.raises(PlanError, match="no node computes 'seq_lens'"):

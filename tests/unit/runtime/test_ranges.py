@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 from chains import Oracle, make_engine, start
-from fakes.chain_plan import chain_plan
 from fakes.cuda import FakeBackend, FakeCuda, FakeNvtx
 from fakes.drafts import Engine
-from fakes.plans import program_of
+from fakes.plans import chain_plan, program_of
 from test_step import CPU, decode
 
 from specc.runtime import program as program_module

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from fakes.chain_plan import chain_plan
-from fakes.plans import Json, kv_pool, program_of
+from fakes.plans import Json, chain_plan, program_of
 from programs import load
 
 from specc.driver.build import build_program
@@ -178,7 +177,8 @@ def test_other_lengths(missing: int) -> None:
 
 def test_records_of_another_program_show() -> None:
     """As long as they may be alike."""
-    other = RecordLayout.of(foreign_plan(kv_pools={"target": kv_pool(bound=False, layers=7)}))
+    pools = {"target": chain_plan()["kv_pools"]["target"] | {"layers": 7}}
+    other = RecordLayout.of(foreign_plan(kv_pools=pools))
     assert (other.record_bytes, other.fields) == (LAYOUT.record_bytes, LAYOUT.fields)
     with pytest.raises(RecordError, match="record 0 has the tag of another program's schema"):
         other.unpack(RECORDS, CPU)

@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 import torch
 from chains import make_engine, start
-from fakes.chain_plan import chain_plan
 from fakes.cuda import GRAPH_BYTES, FakeBackend, FakeCuda
 from fakes.drafts import Engine
-from fakes.lookup_plan import lookup_plan
-from fakes.plans import program_of
+from fakes.plans import chain_plan, lookup_plan, program_of
 from programs import load
 from returned import Fresh, Static
 from test_step import CPU, VARIANTS, decode
@@ -30,7 +28,7 @@ from specc.runtime.program import Program
 from specc.runtime.step import Step
 
 __all__ = ["plugin"]
-SEGMENTS = ["prepare", "draft_step0", "draft_step1", "verify_commit", "extend_stash"]
+SEGMENTS = ["prepare_rows", "draft_argmax_0", "draft_argmax_1", "verify_argmax", "extend_argmax"]
 PROMPTS = {3: [4, 9, 2], 1: [7, 1], 6: [5, 5, 8, 1, 2], 2: [1]}
 
 
@@ -89,7 +87,7 @@ def test_a_segment_whose_operands_moved_is_launched(cuda: FakeCuda) -> None:
     backend.launched.clear()
     for rows in ([3, 1, 6, 2], [6], [1, 6, 3]):
         decode(step, oracles, rows)
-    assert backend.launched == ["draft_step0", "draft_step1", "verify_commit", "extend_stash"] * 3
+    assert backend.launched == ["draft_argmax_0", "draft_argmax_1", "verify_argmax", "extend_argmax"] * 3
     assert step.replays.replayed == 3
     assert step.replays.moved == dict.fromkeys(SEGMENTS[1:], 3)
 
@@ -105,7 +103,7 @@ def test_the_other_segments_are_replayed(cuda: FakeCuda) -> None:
     for fresh, moved in ((True, 1), (False, 1), (True, 2)):
         callbacks.only = ("target",) if fresh else ("none",)
         decode(step, oracles, [3, 6])
-        assert step.replays.moved == {"verify_commit": moved}
+        assert step.replays.moved == {"verify_argmax": moved}
     assert step.replays.replayed == 3 * len(SEGMENTS) - 2
 
 
@@ -143,8 +141,8 @@ def test_addresses_are_kept_for_every_bucket(cuda: FakeCuda) -> None:
     assert step._graphs is not None
     places = {key: recorded.places for key, recorded in step._graphs._recorded.items()}  # type: ignore[union-attr]
     assert set(places) == {(bucket, name) for bucket in (1, 2, 4) for name in SEGMENTS}
-    assert all(places[bucket, "prepare"] == [] for bucket in (1, 2, 4))
-    assert len({tuple(places[bucket, "verify_commit"]) for bucket in (1, 2, 4)}) == 3
+    assert all(places[bucket, "prepare_rows"] == [] for bucket in (1, 2, 4))
+    assert len({tuple(places[bucket, "verify_argmax"]) for bucket in (1, 2, 4)}) == 3
 
 
 @pytest.mark.parametrize("returns", [Static, Fresh])
@@ -274,8 +272,8 @@ def test_memory_is_what_the_plan_says(algorithm: str, keys: dict[str, Any]) -> N
     [
         lambda segments: segments.pop(),
         lambda segments: segments.reverse(),
-        lambda segments: segments[3]["nodes"].append("extend_stash"),
-        lambda segments: segments[0]["nodes"].append("draft0"),
+        lambda segments: segments[3]["nodes"].append("extend_argmax"),
+        lambda segments: segments[0]["nodes"].append("draft_0"),
     ],
 )
 def test_segments_must_be_the_runs_of_launches(change: Any) -> None:

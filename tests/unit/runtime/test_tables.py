@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from fakes.chain_plan import chain_plan
 from fakes.drafts import Engine
-from fakes.lookup_plan import LONGEST, SHORTEST, WINDOW, lookup_plan
 from fakes.memory import scattered
 from fakes.models import target_next
-from fakes.plans import program_of
+from fakes.plans import LONGEST, SHORTEST, WINDOW, chain_plan, lookup_plan, program_of
 from fakes.tables import tame_models
 from torch import Tensor
 
@@ -27,7 +25,7 @@ from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.step import Step
 
 CPU = torch.device("cpu")
-PROMPTS = {3: [4, 9, 2], 1: [7, 7, 7, 7, 7], 6: [5, 5, 8, 1, 2] * 9}
+PROMPTS = {3: [4, 9, 2], 1: [7, 7, 7, 7, 7], 6: [5, 5, 8, 1, 2] * 14}
 
 
 TARGET = tame_models(read_plan(lookup_plan()))["target"]

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 from chains import Oracle, batch_of, make_engine, start
-from fakes.chain_plan import chain_plan
 from fakes.cuda import FakeCuda
 from fakes.drafts import Engine
+from fakes.plans import chain_plan
 from host_reads import HostReads
 from programs import brought
 from test_bound_depths import bind as bind_depths

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from chains import batch_of, make_engine, start
-from fakes.chain_plan import chain_plan
 from fakes.drafts import Engine
+from fakes.plans import chain_plan
 from fakes.tables import tame_text
 from programs import EXAMPLES, brought, load
 
