@@ -248,3 +248,29 @@ def test_a_sum_that_waits_for_its_draw_has_changed_logits_of_its_own() -> None:
     (mass,) = module.find("sample.mass")
     (change,) = [op for op in module.find("sample.scale") if op.attrs["kernel"] != "verify_draw"]
     assert change.attrs["kernel"] == mass.attrs["kernel"] == "torch_sample_mass"
+
+
+def test_a_reduction_does_not_wait_for_itself_by_way_of_a_table_that_it_reads_in_place() -> None:
+    """The noise comes from the table's new rows: torch adds the old ones, which the draw cannot read any more."""
+    module = formed("""
+  dim P : pool = 9
+  input %rows : i64[B]
+  input %x : f32[B, V]
+  input %new : f32[B, V]
+  input %heat : f32[B]
+  carry @bias : f32[B, V]
+  phase verify {
+    %old = carry.load(%rows) {field = "bias"} : f32[B, V]
+    %biased = sample.bias(%x, %old) : f32[B, V]
+    carry.store(%rows, %new) {field = "bias"}
+    %again = carry.load(%rows) {field = "bias"} : f32[B, V]
+    %keys, %bad_keys = vocab.argmax(%again, %rows) {dtype = "i64", keep = ""} : i64[B], i1[B]
+    %drawn, %bad_drawn = sample.draw(%biased, %rows, %keys, %heat) {dtype = "i64", keep = ""} : i64[B], i1[B]
+  }
+  output drawn = %drawn
+  output bad_keys = %bad_keys
+  output bad_drawn = %bad_drawn
+""")
+    check_now(module)
+    kernels = {op.opcode: op.attrs["kernel"] for op in module.find("sample.bias", "vocab.argmax", "sample.draw")}
+    assert list(kernels.values()) == ["torch_sample_bias", "verify_argmax", "verify_draw"]
