@@ -5,8 +5,9 @@ from __future__ import annotations
 import networkx as nx
 
 from specc.ir.core import SECOND_HALF, Module, Op, Value, entry_of, is_state
-from specc.ir.declarations import Kernel
+from specc.ir.declarations import Kernel, Reference
 from specc.ir.infer import explain, infer_op
+from specc.ir.nodes import is_collective, is_external, node_of
 from specc.ir.opdef import OpDef, TypeMismatch
 from specc.ir.ops import OPS
 from specc.ir.printer import print_op
@@ -21,6 +22,8 @@ def check_module(module: Module) -> list[Diagnostic]:
     for op in order:
         problems = _check_op(module, op, order)
         found += [_report(module, op, problem) for problem in problems]
+    if not found:
+        found += _check_nodes(module)
     if not nx.is_directed_acyclic_graph(module.graph):
         found.append(Diagnostic("ir/invalid", "the def-use graph has a cycle"))
     if "typed" in module.established and not found:
@@ -61,6 +64,18 @@ def _check_tables(module: Module) -> list[Diagnostic]:
 
 def _stores(op: Op) -> bool:
     return op.opcode in OPS and OPS[op.opcode].effect == "carry"
+
+
+def _check_nodes(module: Module) -> list[Diagnostic]:
+    """Every node has a name of its own: no two calls of the engine are the same one, and no launch is called so."""
+    taken = {decl.name for kind in (Kernel, Reference) for decl in module.decls_of(kind)}
+    found: list[Diagnostic] = []
+    for op in (op for op in module.ops() if is_external(op) or is_collective(op)):
+        name = node_of(op)
+        if name in taken:
+            found.append(_report(module, op, f"{op.opcode} is node {name}, and so is another op"))
+        taken.add(name)
+    return found
 
 
 def check_types(module: Module) -> list[Diagnostic]:

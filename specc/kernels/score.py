@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from specc.ir.core import Module, Op, tensor_type
 from specc.kernels.shared import vocabulary
-from specc.kernels.shared.base import Cluster, Family, Spec
+from specc.kernels.shared.base import Cluster, Family, Spec, in_order
 from specc.kernels.shared.text import Text
 
 _LOGPROB = ("vocab.logprob", "vocab.logprob_path")
@@ -29,7 +29,7 @@ class Score(Family):
             ]
             chosen = [found[0] for found in kinds if found]
             rest = [op for op in rest if op not in chosen]
-            yield tuple(chosen)
+            yield in_order(module, chosen)
 
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
         """See `Family.spec`."""

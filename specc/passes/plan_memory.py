@@ -51,9 +51,11 @@ class PlanMemory(Pass):
         if bad:
             return bad
         bad = [f"buffer {name} is not {b}" for name, b in wanted.items() if replace(found[name], offset=b.offset) != b]
+        if bad:
+            return bad
         buffers = [buffer for buffer in found.values() if buffer.owner == "arena"]
         askew = [b for b in buffers if b.offset < 0 or b.offset % b.alignment]
-        bad += [f"buffer {b.name} is not aligned to {b.alignment}" for b in askew]
+        bad = [f"buffer {b.name} is not aligned to {b.alignment}" for b in askew]
         for a, b in combinations(buffers, 2):
             apart = a.offset + a.bytes <= b.offset or b.offset + b.bytes <= a.offset
             if not apart and a.first <= b.last and b.first <= a.last:

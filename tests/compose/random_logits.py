@@ -55,6 +55,7 @@ class LogitOps(Values):
     def translate(self) -> None:
         """The tokens that numbers of a reduced vocabulary stand for."""
         found = [value for value in self.here if tensor_type(value).of and tensor_type(value).dtype == "i64"]
+        found = [value for value in found if not (self._late and on_nodes(value))]
         if not found:
             raise Unfit
         table = self.module.inputs.get(TOKEN_MAP) or self.module.add_input(TOKEN_MAP, TensorType("i64", ("Vd",)))

@@ -34,9 +34,11 @@ FORWARDS = (
 COMMIT = (
     "compact compact compact move move move move last lengths extend_ids chosen shift scores scores store append count "
     "convert scores "
-    "health handed_on tail"
+    "health handed_on tail load_again load_again"
 )
-EXTEND = "source reduce draw change keys translate allow cut logprob scale best store handed_on health extend_ids"
+EXTEND = (
+    "source reduce draw change keys translate allow cut logprob scale best store load_again handed_on health extend_ids"
+)
 
 
 @dataclass
@@ -114,7 +116,7 @@ class Composer(StateOps, LogitOps, NodeOps):
         if self.rng.random() < 0.4:
             with self.phase("prefill"):
                 self._enter()
-                self._some(3, 8, "source reduce draw change store health ngram_start handed_on")
+                self._some(3, 8, "source reduce draw change store load_again health ngram_start handed_on")
                 self._read_nodes()
                 self._leave("prefill.")
 
@@ -143,7 +145,7 @@ class Composer(StateOps, LogitOps, NodeOps):
     def _enter(self) -> None:
         """Nothing is there but what the engine gives."""
         rows, lens = self.module.inputs["req_pool_indices"], self.module.inputs["seq_lens"]
-        self.here, self.stored = [rows, lens], set()
+        self.here, self.stored, self.again = [rows, lens], set(), {}
         self.facts |= {rows: Fact("rows"), lens: Fact("lens", most=LONGEST)}
         self.states = {"target": None, "draft": None}
 

@@ -45,8 +45,16 @@ class StateOps(Values):
             same = [name for name in same if not self.fields[name].kind]
         name = self.rng.choice(same) if same else self.field("kept", type_, fact)
         self.stored.add(name)
+        self.again |= {} if self.fact(value).rough else {name: fact}
         published = self._phase == "commit" and self.rng.random() < 0.3
         self.make("relay.publish" if published else "carry.store", self.rows(), value, field=name)
+
+    def load_again(self) -> None:
+        """A field behind what has been stored in it."""
+        name = self.rng.choice(sorted(self.again) or [""])
+        if not name:
+            raise Unfit
+        self.make("carry.load", self.rows(), field=name, facts=[self.again[name]])
 
     def convert(self) -> None:
         """Integers of another width; what does not fit is nothing that is known any more."""
@@ -78,6 +86,7 @@ class StateOps(Values):
         ]
         name = self.rng.choice(rings) if rings else self.field("ring", ring, Fact())
         self.stored.add(name)
+        self.again[name] = Fact()
         self.make("carry.append", self.rows(), self.lens(), values, count, field=name)
 
     def count(self) -> None:
@@ -88,6 +97,7 @@ class StateOps(Values):
         counted = (self.of("i32", "B"),) if self.rng.random() < 0.5 else ()
         axis, field = "A" * (len(tensor_type(values).shape) - 1), self._table("i32", "V")
         self.stored.add(field)
+        self.again[field] = Fact()
         self.make("carry.count", self.rows(), values, *counted, field=field, axis=axis)
 
     def admit(self) -> None:

@@ -61,7 +61,7 @@ class Values(Builder):
         self.sources = 0
         self.blocks = "block_table" in module.inputs
         self.table = module.inputs["block_table" if self.blocks else "req_to_token"]
-        self.stored, self.loaded = set[str](), set[str]()
+        self.stored, self.loaded, self.again = set[str](), set[str](), dict[str, Fact]()
         self.states: dict[str, Value | None] = {}
 
     @property

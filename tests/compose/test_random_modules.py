@@ -13,6 +13,8 @@ from specc.driver.build import Build
 from specc.ir.ops import OPS, add_forward
 from specc.ir.parser import parse_module
 from specc.ir.printer import print_module
+from specc.kernels import LONE
+from specc.kernels.shared.base import in_order
 from specc.passes.invariants import check_now
 from specc.runtime.frame import Frame
 from specc.runtime.plan.nodes import Launch
@@ -41,6 +43,8 @@ def test_they_are_legal_and_have_every_op() -> None:
     for seed in range(MODULES):
         module = compose(random.Random(seed)).module
         check_now(module)
+        clusters = [cluster for family in LONE.values() for cluster in family.candidates(module)]
+        assert clusters == [in_order(module, cluster) for cluster in clusters]
         text = print_module(module)
         assert print_module(parse_module(text)) == text
         assert print_module(compose(random.Random(seed)).module) == text

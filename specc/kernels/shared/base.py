@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import ClassVar
 
-import networkx as nx
-
 from specc.ir.core import Module, Op, Value, tensor_type
 from specc.ir.declarations import KvPool
 from specc.ir.types import DTYPES, TensorType
@@ -267,12 +265,6 @@ def numbered(op: Op, stem: str) -> list[Value]:
 def leaves(module: Module, value: Value, cluster: Sequence[Op]) -> bool:
     """Whether a value of a cluster is read outside of it, by other ops or by the engine."""
     return bool(readers_outside(module, value, cluster)) or value in module.outputs.values()
-
-
-def convex(module: Module, cluster: Cluster) -> bool:
-    """Whether nothing that reads a cluster's results, directly or not, makes what the cluster reads."""
-    after = {op for source in cluster for op in nx.descendants(module.graph, source)} - set(cluster)
-    return not any(reader in cluster for op in after for reader in module.graph.successors(op))
 
 
 def kv_pool(module: Module, owner: str) -> KvPool:

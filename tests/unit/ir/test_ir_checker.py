@@ -41,9 +41,20 @@ def in_phase(*lines: str, phase: str = "prepare") -> str:
 CLEAR = "%h = health.clear(%rows) : i32[B]"
 POSITIONS = '%p = kv.positions(%lens) {axis = "K", offset = 0, stride = 0} : i64[B, K]'
 FORWARD = '{capture = "null", dtype = "f32", logits_dtype = "f32", per = "T", width = 0} : f32[B, V], !kv<target>'
-DRAFT = (
-    '{capture = "null", dtype = "f32", input_dtype = "f32", input_width = 0, logits_dtype = "f32", step = 2, width = 0}'
+DRAFTS = (
+    "dim D : forward = 2\ndim Vd : draft_vocab = 8\ninput %d : !kv<draft>\ninput %t : i64[B, K]\n"
+    "input %slots : i64[D, B, K]\n"
 )
+ASSIST = (
+    '{capture = "null", dtype = "f32", input_dtype = "f32", input_width = 0, logits_dtype = "f32", step = 0, width = 0}'
+)
+
+
+def draft(step: int, results: str, kv: str) -> str:
+    """A forward of the draft."""
+    attrs = ASSIST.replace("step = 0", f"step = {step}")
+    return f"{results} = model.draft(%t, %t, %slots, %rows, %lens, {kv}) {attrs} : f32[B, K, Vd], !kv<draft>"
+
 
 BROKEN = [
     ("unknown op", in_phase("%x = health.explode(%rows) : i32[B]"), "unknown op health.explode"),
@@ -85,12 +96,21 @@ BROKEN = [
     ("wrong result type", in_phase("%h = health.clear(%rows) : i64[B]"), "%h is i64[B], should be i32[B]"),
     (
         "state read twice",
-        in_phase(
-            f"%a, %s = model.prefill_target(%rows, %lens, %kv) {FORWARD}",
-            f"%b, %t = model.prefill_target(%rows, %lens, %kv) {FORWARD}",
-            phase="prefill",
+        DRAFTS + in_phase(draft(0, "%a, %s", "%d"), draft(1, "%b, %u", "%d"), phase="draft"),
+        "state %d is read twice",
+    ),
+    (
+        "two calls of one forward",
+        DRAFTS + in_phase(draft(1, "%a, %s", "%d"), draft(1, "%b, %u", "%s"), phase="draft"),
+        "model.draft is node draft_1, and so is another op",
+    ),
+    (
+        "a forward of both entries that has one name",
+        "\n".join(
+            in_phase(f"%{name}, %{name}kv = model.prefill_target(%rows, %lens, %kv) {FORWARD}", phase=phase)
+            for name, phase in (("a", "prefill"), ("b", "verify"))
         ),
-        "state %kv is read twice",
+        "model.prefill_target is node prefill_target, and so is another op",
     ),
     *(
         (
@@ -103,11 +123,7 @@ BROKEN = [
     ),
     (
         "a draft forward that no slots were made for",
-        "dim D : forward = 2\ndim Vd : draft_vocab = 8\ninput %d : !kv<draft>\ninput %t : i64[B, K]\n"
-        "input %s : i64[D, B, K]\n"
-        + in_phase(
-            f"%x, %y = model.draft(%t, %t, %s, %rows, %lens, %d) {DRAFT} : f32[B, K, Vd], !kv<draft>", phase="draft"
-        ),
+        DRAFTS + in_phase(draft(2, "%x, %y", "%d"), phase="draft"),
         "step is 2, and axis D has 2 entries",
     ),
     ("undeclared dimension", "input %x : f32[B, Q]", "dimension Q is not declared"),
@@ -160,8 +176,17 @@ def test_reading_before_overwriting_is_fine() -> None:
 def test_one_state_per_entry() -> None:
     """Prefill and step each thread the engine's KV from its own start."""
     prefill = in_phase(f"%a, %s = model.prefill_target(%rows, %lens, %kv) {FORWARD}", phase="prefill")
-    step = in_phase(f"%b, %t = model.prefill_target(%rows, %lens, %kv) {FORWARD}", phase="verify")
-    assert problems(f"{prefill}\n{step}") == []
+    call = f"%b, %u = model.assist(%t, %t, %rows, %lens, %kv) {ASSIST} : f32[B, K, Vd], !kv<target>"
+    assert problems(DRAFTS + prefill + "\n" + in_phase(call, phase="draft")) == []
+
+
+def test_no_launch_is_called_as_a_forward() -> None:
+    body = f"%a, %s = model.prefill_target(%rows, %lens, %kv) {FORWARD}"
+    kernel = 'kernel @{} {{bytes = 1, family = "rows", phase = "prefill"}}'
+    for name, wrong in (("prefill_rows", False), ("prefill_target", True)):
+        found = problems(in_phase(body, phase="prefill") + "\n" + kernel.format(name), "typed, clustered")
+        assert [line for line in found if "and so is another op" in line] == found
+        assert bool(found) is wrong
 
 
 def test_the_node_axis_is_not_the_path_axis() -> None:

@@ -15,11 +15,11 @@ from specc.ir.declarations import Kernel
 from specc.ir.infer import assign_types
 from specc.ir.types import Dim, TensorType
 from specc.kernels import FAMILIES
+from specc.kernels.groups import Nodes, waiting
 from specc.kernels.shared.base import (
     Cluster,
     Spec,
     cluster_of,
-    convex,
     in_order,
     leaves,
     read_in_place,
@@ -110,7 +110,7 @@ def test_the_last_row_is_not_written_unless_it_is_read() -> None:
     assert FAMILIES["stash"].grid(module, cluster, 3) == (3, 2, 1)
 
 
-def test_a_cluster_is_convex_unless_something_outside_waits_in_between() -> None:
+def test_ops_are_one_node_unless_something_outside_waits_in_between() -> None:
     """Where another op reads a row and what it gives is stored too, one launch of both stores cannot be."""
     module, b = module_of(6)
     rows = module.inputs["req_pool_indices"]
@@ -126,9 +126,13 @@ def test_a_cluster_is_convex_unless_something_outside_waits_in_between() -> None
         for op in module.phases["commit"]:
             assign_types(module, op)
     (op,), both = module.find("commit.last"), module.find("carry.store")
-    assert not convex(module, in_order(module, [op, *both]))
-    assert convex(module, in_order(module, [op, both[0]]))
-    assert convex(module, tuple(module.phases["commit"]))
+    waits = waiting(module)
+    assert not Nodes(waits).merge([op, *both])
+    assert Nodes(waits).merge([op, both[0]])
+    assert Nodes(waits).merge(module.phases["commit"])
+    nodes = Nodes(waits)
+    assert nodes.merge([op, both[0]])
+    assert not nodes.merge(both)
 
 
 def test_traffic_counts_rows_that_are_touched() -> None:

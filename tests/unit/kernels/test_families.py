@@ -49,12 +49,12 @@ def module(request: pytest.FixtureRequest) -> Module:
 def test_every_family_has_its_files() -> None:
     """A file of its name; a template where nothing is composed, but for cuts and scores, which call one function.
 
-    `formed` is no family: it asks whether launches are such as these make.
+    `groups` and `formed` are no families: which ops are launched together, and whether launches are such as these make.
     """
     stems = {path.name.removesuffix(".py.jinja") for path in (ROOT / "templates" / "kernels").glob("*.py.jinja")}
     assert stems == set(LONE) - {"cut", "score"} | {"composed"}
     assert FAMILIES.keys() == COMPOSED.keys() | LONE.keys()
-    assert {path.stem for path in (ROOT / "specc" / "kernels").glob("[a-z]*.py")} == {*FAMILIES, "formed"}
+    assert {path.stem for path in (ROOT / "specc" / "kernels").glob("[a-z]*.py")} == {*FAMILIES, "formed", "groups"}
     for stem, family in FAMILIES.items():
         assert family.stem == stem
         assert type(family).__module__ == f"specc.kernels.{stem}"

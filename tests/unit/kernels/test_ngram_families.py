@@ -74,6 +74,15 @@ def test_depths_that_are_read_elsewhere_are_not_covered() -> None:
     assert offered(module) == [LOOK_UP]
 
 
+def test_depths_that_an_op_of_many_results_reads_are_not_covered() -> None:
+    module = program(**TREE)
+    depth, rows = only(module, "tree.comb").out("depth"), only(module, "ngram.propose")["rows"]
+    heat = module.add_input("heat", TensorType("f32", ("B",)))
+    results = [("keys", TensorType("i64", ("B", "N"))), ("scales", TensorType("f32", ("B", "N")))]
+    module.add_op("verify", "sample.keys", [rows, heat, depth], results, {"kind": 0, "offset": 0}, None)
+    assert offered(module) == [LOOK_UP]
+
+
 def test_positions_of_other_lengths_are_not_covered() -> None:
     module = program(**TREE, overlap=False)
     lens = module.add_input("others", TensorType("i64", ("B",)))

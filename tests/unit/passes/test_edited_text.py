@@ -65,6 +65,14 @@ EDITS = [
     # attributes and operands
     ("infer-types", CHAIN, r"\{bit = \d+\}", "{bit = 99999999999999999999}", LATER, "bit must be int from 0 to 30"),
     ("infer-types", TREE, "page = 4", "page = 0", LATER, "page must be int from 1 to 1024, got 0"),
+    (
+        "infer-types",
+        {"num_steps": 3},
+        r"(model.draft\(.*)step = 1",
+        r"\1step = 0",
+        LATER,
+        "model.draft is node draft_0",
+    ),
     ("infer-types", TREE, r"(tree.select\(.*)steps = 2", r"\1steps = 64", LATER, "tree.select: takes 192 operands"),
     (
         "expand-algorithm",
@@ -115,6 +123,7 @@ EDITS = [
     ),
     ("assign-layouts", CHAIN, r"( *layout @)health_out( .*\n)", r"\1health\2\1rest\2", PLANS, "%rest has a layout"),
     ("plan-memory", CHAIN, r"(buffer @relay.bonus .*)last = \d+", r"\1last = 0", "plan-graphs", "relay.bonus is not"),
+    ("plan-memory", CHAIN, r"alignment = 256", "alignment = 0", "plan-graphs", "buffer .* is not Buffer"),
     ("plan-memory", CHAIN, r" *buffer @relay.bonus .*\n", "", "plan-graphs", "relay.bonus is not planned"),
     # passes that come too late
     ("form-kernels", CHAIN, "^", "", "bind-kv-layout", "bind-kv-layout comes before a module is kv-bound"),

@@ -118,3 +118,159 @@ def test_a_sum_comes_with_the_reduction_that_has_its_scales() -> None:
     assert len(changes) == 2
     assert {op.attrs["kernel"] for op in changes} == set(launches(module)) == {"verify_draw_0", "verify_draw_1"}
     assert launches(module)["verify_draw_1"][1:] == ["second", "mass"]
+
+
+INTERLOCKED = """
+  dim N : node = 5
+  input %p : i32[B, A]
+  input %q : i32[B, A]
+  input %lens : i32[B]
+  input %x : f32[B, N, 200]
+  input %y : f32[B, N, 200]
+  phase commit {
+    %x1 = commit.last(%x, %p, %lens) : f32[B, 200]
+    %y1 = commit.last(%y, %q, %lens) : f32[B, 200]
+    %xs = tree.repeat(%x1) : f32[B, K, 200]
+    %ys = tree.repeat(%y1) : f32[B, K, 200]
+    %x2 = commit.last(%ys, %p, %lens) : f32[B, 200]
+    %y2 = commit.last(%xs, %q, %lens) : f32[B, 200]
+  }
+  output x = %x2
+  output y = %y2
+"""
+
+
+def test_clusters_that_wait_for_each_other_are_not_both_formed() -> None:
+    """Each of two could be a launch, and not both: the second path's rows are copied one by one."""
+    module = formed(INTERLOCKED)
+    check_now(module)
+    stashes = [ops for name, ops in launches(module).items() if name.startswith("stash")]
+    assert sorted(stashes) == [["x1", "x2"], ["y1"], ["y2"]] or sorted(stashes) == [["x1"], ["x2"], ["y1", "y2"]]
+
+
+def test_a_cluster_does_not_wait_for_itself_by_way_of_what_is_carried() -> None:
+    """The second copy is made of what the first has stored: nothing but the field is between them."""
+    module = formed("""
+  dim N : node = 5
+  dim P : pool = 9
+  input %index : i32[B, A]
+  input %rows : i64[B]
+  input %lens : i32[B]
+  input %x : f32[B, N, 200]
+  carry @kept : f32[B, 200]
+  phase commit {
+    %first = commit.last(%x, %index, %lens) : f32[B, 200]
+    carry.store(%rows, %first) {field = "kept"}
+    %again = carry.load(%rows) {field = "kept"} : f32[B, 200]
+    %copies = tree.repeat(%again) : f32[B, K, 200]
+    %second = commit.last(%copies, %index, %lens) : f32[B, 200]
+  }
+  output x = %second
+""")
+    check_now(module)
+    found = {name: set(ops) for name, ops in launches(module).items()}
+    assert not any({"first", "second"} <= ops for ops in found.values())
+    assert not any({"@kept", "again"} <= ops for ops in found.values())
+
+
+def test_no_launch_loads_what_it_has_stored() -> None:
+    """A launch stores last: what is loaded behind that is loaded by another."""
+    module = formed("""
+  dim P : pool = 9
+  input %rows : i64[B]
+  input %lens : i64[B]
+  carry @kept : i64[B]
+  phase prepare {
+    %old = carry.load(%rows) {field = "kept"} : i64[B]
+    carry.store(%rows, %lens) {field = "kept"}
+    %new = carry.load(%rows) {field = "kept"} : i64[B]
+  }
+  output old = %old
+  output new = %new
+""")
+    assert launches(module) == {"prepare_rows_0": ["old", "@kept"], "prepare_rows_1": ["new"]}
+
+
+TWO_SCORES = """
+  input %rows : i64[B]
+  input %x : f32[B, V]
+  input %token : i32[B]
+  phase verify {
+    %best, %probabilities = vocab.best(%x, %rows) {count = 2} : i32[B, 2], f32[B, 2]
+    %logprob = vocab.logprob(%x, %rows, %token) : f32[B]
+  }
+  output best = %best
+  output probabilities = %probabilities
+  output logprob = %logprob
+"""
+
+
+def test_scores_of_one_row_are_one_launch_in_either_order() -> None:
+    module = formed(TWO_SCORES)
+    check_now(module)
+    assert launches(module) == {"score": ["best", "logprob"]}
+
+
+SUM = """
+  input %rows : i64[B]
+  input %x : f32[B, V]
+  input %y : f32[B, V]
+  input %heat : f32[B]
+  input %keys : i64[B]
+  phase verify {
+    %scaled = sample.scale(%x, %heat) : f32[B, V]
+    %drawn, %bad_drawn = sample.draw(%scaled, %rows, %keys, %heat) {dtype = "i64", keep = ""} : i64[B], i1[B]
+    ENTRY
+    %mass = sample.mass(%scaled, %rows, %heat, %entry) {ahead = 0, keep = ""} : f32[B, 3]
+  }
+  output drawn = %drawn
+  output bad = %bad_drawn
+  output mass = %mass
+"""
+
+
+def test_a_sum_is_made_besides_once_all_that_it_reads_is_there() -> None:
+    """A token that another reduction finds later is found before the launch of the draw that sums for it."""
+    entry = '%entry, %bad_entry = vocab.argmax(%y, %rows) {dtype = "i64", keep = ""} : i64[B], i1[B]'
+    module = formed(SUM.replace("ENTRY", entry) + "  output bad_entry = %bad_entry\n")
+    check_now(module)
+    assert launches(module) == {"verify_argmax": ["entry"], "verify_draw": ["scaled", "drawn", "mass"]}
+
+
+def test_a_sum_that_waits_for_its_draw_has_changed_logits_of_its_own() -> None:
+    """What torch sums then it also changes; the draw keeps the change that it scans with."""
+    entry = '%half = carry.convert(%drawn) {dtype = "i32"} : i32[B]\n'
+    entry += '    %entry = carry.convert(%half) {dtype = "i64"} : i64[B]'
+    module = formed(SUM.replace("ENTRY", entry))
+    check_now(module)
+    of_draw = [op.opcode for op in module.ops() if op.attrs["kernel"] == "verify_draw"]
+    assert of_draw == ["sample.scale", "sample.draw", "carry.convert", "carry.convert"]
+    (mass,) = module.find("sample.mass")
+    (change,) = [op for op in module.find("sample.scale") if op.attrs["kernel"] != "verify_draw"]
+    assert change.attrs["kernel"] == mass.attrs["kernel"] == "torch_sample_mass"
+
+
+def test_a_reduction_does_not_wait_for_itself_by_way_of_a_table_that_it_reads_in_place() -> None:
+    """The noise comes from the table's new rows: torch adds the old ones, which the draw cannot read any more."""
+    module = formed("""
+  dim P : pool = 9
+  input %rows : i64[B]
+  input %x : f32[B, V]
+  input %new : f32[B, V]
+  input %heat : f32[B]
+  carry @bias : f32[B, V]
+  phase verify {
+    %old = carry.load(%rows) {field = "bias"} : f32[B, V]
+    %biased = sample.bias(%x, %old) : f32[B, V]
+    carry.store(%rows, %new) {field = "bias"}
+    %again = carry.load(%rows) {field = "bias"} : f32[B, V]
+    %keys, %bad_keys = vocab.argmax(%again, %rows) {dtype = "i64", keep = ""} : i64[B], i1[B]
+    %drawn, %bad_drawn = sample.draw(%biased, %rows, %keys, %heat) {dtype = "i64", keep = ""} : i64[B], i1[B]
+  }
+  output drawn = %drawn
+  output bad_keys = %bad_keys
+  output bad_drawn = %bad_drawn
+""")
+    check_now(module)
+    kernels = {op.opcode: op.attrs["kernel"] for op in module.find("sample.bias", "vocab.argmax", "sample.draw")}
+    assert list(kernels.values()) == ["torch_sample_bias", "verify_argmax", "verify_draw"]
