@@ -9,7 +9,7 @@ from math import prod
 from specc.ir.ops import OPS
 from specc.kernels.shared.traffic import Traffic, named
 from specc.runtime.plan.nodes import OUTSIDE, Collective, External, Given, Node, Phase, read_by
-from specc.runtime.plan.plan import BATCH_AXIS, Plan
+from specc.runtime.plan.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,6 @@ def rows(plan: Plan) -> tuple[Row, ...]:
     """That of every carried field, in order."""
     traffic = Traffic(plan.dims, {}, {}, {})
     return tuple(
-        Row(name, one.dtype, prod(plan.size(axis) for axis in one.axes if axis != BATCH_AXIS), traffic.nbytes(one, 1))
+        Row(name, one.dtype, prod(map(plan.size, one.axes[1:])), traffic.nbytes(one, 1))
         for name, one in plan.carry.items()
     )
