@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from rich.console import Group, RenderableType
     from rich.text import Text
 
-    from specc.explain.story import ForwardStory, LaunchStory, PassStory, Setting, Story
+    from specc.explain.program import Step
+    from specc.explain.story import PassStory, Setting, Story
+    from specc.runtime.plan.plan import Plan
 
 
 def explain(
@@ -34,20 +36,20 @@ def explain(
 ) -> None:
     """Tell what becomes of a configuration and why, without compiling anything."""
     with reporting(format) as report:
-        from specc.driver.compile import compile_depths
-        from specc.explain.report import written_totals
+        from specc.driver.build import build_program
+        from specc.explain.document import document
         from specc.explain.story import tell
         from specc.support.render import to_json
 
         _require_pass(only)
         loaded = load(config, report, engine)
         at = depth_index(loaded, num_steps)
-        story = tell(*compile_depths(loaded)[at])
+        story = tell(build_program(loaded).depths[at])
         if only is not None:
             story = replace(story, passes=tuple(told for told in story.passes if told.name == only))
         if format is Format.json:
-            found = {"totals": written_totals(story.totals), "warnings": to_json(loaded.warnings, loaded.paths)}
-            typer.echo(json.dumps(asdict(story) | found, indent=2))
+            warnings = {"warnings": to_json(loaded.warnings, loaded.paths)}
+            typer.echo(json.dumps(document(story) | warnings, indent=2))
             return
         report.show(loaded.warnings)
         with printing() as console:
@@ -68,7 +70,7 @@ def _headline(story: Story) -> Text:
 
     several = f" of num_steps {story.num_steps}, compiled for {', '.join(map(str, story.depths))}"
     form = story.form + several * (len(story.depths) > 1)
-    return Text(f"{story.name}: {story.algorithm}, {story.summary}; a {form}", "bold")
+    return Text(f"{story.plan.name}: {story.plan.algorithm}, {story.summary}; a {form}", "bold")
 
 
 def _brief(story: Story) -> Iterator[RenderableType]:
@@ -94,6 +96,7 @@ def _text(story: Story, *, rejected: bool) -> Iterator[RenderableType]:
     """
     from rich.text import Text
 
+    from specc.explain.document import KV
     from specc.explain.report import totals_table
 
     yield _headline(story)
@@ -104,13 +107,13 @@ def _text(story: Story, *, rejected: bool) -> Iterator[RenderableType]:
     for told in story.passes:
         yield _pass(told, rejected)
     yield Text("\nwhat is kept", "bold")
-    yield _captures(story)
+    yield _captures(story.plan)
     yield _carry(story)
     yield Text("\nwhat runs", "bold")
-    yield _nodes(story)
+    yield _nodes(story.plan)
     yield Text("\nwhat it costs", "bold")
-    yield totals_table(story.totals)
-    kv = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in story.kv.items())
+    yield totals_table(story.plan.totals)
+    kv = ", ".join(f"{key.replace('_', ' ')} {getattr(story.plan.kv, key)}" for key in KV)
     yield Text(f"kv slots per request, in tokens: {kv}")
 
 
@@ -150,9 +153,11 @@ def _pass(told: PassStory, rejected: bool) -> Group:
     return _table(f"{told.name}: {told.summary}", "where", "what", rows=rows)
 
 
-def _captures(story: Story) -> Group:
+def _captures(plan: Plan) -> Group:
+    from specc.explain.program import captured
+
     rows = [
-        (c.forward, c.mode, c.dtype, c.width, _bytes(c.bytes, c.mode), ", ".join(c.readers)) for c in story.captures
+        (c.forward, c.mode, c.dtype, c.width, _bytes(c.bytes, c.mode), ", ".join(c.readers)) for c in captured(plan)
     ]
     columns = ("forward", "captures", "dtype", "width", "bytes", "read by")
     return _table("hidden states that forwards hand over, at the largest bucket", *columns, rows=rows)
@@ -165,40 +170,48 @@ def _bytes(count: int | None, mode: str) -> str | None:
 
 
 def _carry(story: Story) -> Group:
-    rows = [(f.name, f.dtype, f.width, f"{f.bytes:,}", f.place) for f in story.carry]
-    title = f"carried between steps: {story.carry_bytes:,} bytes per request"
-    return _table(title, "field", "dtype", "elements", "bytes", "from", rows=rows)
+    from specc.explain.program import rows
+
+    carry = rows(story.plan)
+    told = [(row.name, row.dtype, row.width, f"{row.bytes:,}", story.places[row.name]) for row in carry]
+    title = f"carried between steps: {sum(row.bytes for row in carry):,} bytes per request"
+    return _table(title, "field", "dtype", "elements", "bytes", "from", rows=told)
 
 
-def _nodes(story: Story) -> Group:
-    from specc.explain.story import CollectiveStory, LaunchStory, ReferenceStory
+def _nodes(plan: Plan) -> Group:
+    from specc.explain.program import steps
 
-    rows: list[tuple[object, ...]] = []
-    for phase in story.phases:
-        for node in phase.nodes:
-            if isinstance(node, LaunchStory):
-                cells = _launch(node)
-            elif isinstance(node, ReferenceStory):
-                cells = "torch", f"{node.op}, in some {node.launches} launches", "", f"{node.bytes:,}"
-            elif isinstance(node, CollectiveStory):
-                cells = "collective", f"records of {node.ranks} ranks", "", f"{node.bytes:,}"
-            else:
-                cells = _forward(node)
-            rows.append((phase.name, node.name, *cells, node.graph or "none"))
+    rows = [
+        (
+            step.phase.name,
+            step.node.name,
+            *_node(plan, step),
+            "" if step.bytes is None else f"{step.bytes:,}",
+            step.graph or "none",
+        )
+        for step in steps(plan)
+    ]
     columns = ("phase", "node", "kernel", "what", "grid", "bytes", "graph")
     return _table("launches and forwards in order, grids and bytes at the largest bucket", *columns, rows=rows)
 
 
-def _launch(node: LaunchStory) -> tuple[str, str, str, str]:
+def _node(plan: Plan, step: Step) -> tuple[str, str, str]:
+    """What computes a node, what it is, and its grid."""
     from specc.explain.report import counted
+    from specc.passes.form_kernels import REFERENCE_LAUNCHES
+    from specc.runtime.plan.nodes import Collective, External, Launch, Reference
 
-    return node.family, counted(node.ops), " x ".join(map(str, node.grid)), f"{node.bytes:,}"
-
-
-def _forward(node: ForwardStory) -> tuple[str, str, str, str]:
+    node = step.node
+    if isinstance(node, Launch):
+        grid = " x ".join(map(str, node.grid[plan.buckets[-1]]))
+        return plan.kernels[node.kernel].family, counted(call.op for call in node.ops), grid
+    if isinstance(node, Reference):
+        return "torch", f"{node.ops[-1].op}, in some {REFERENCE_LAUNCHES} launches", ""
+    if isinstance(node, Collective):
+        return "collective", f"records of {plan.ranks} ranks", ""
+    if not isinstance(node, External):
+        return "engine", "hands this over", ""
     reads = ", ".join(name if name == value else f"{name} = {value}" for name, value in node.operands.items())
-    if node.kind == "given":
-        return "engine", "hands this over", "", ""
-    if node.capture is None:
-        return "host", f"reads {reads}; may wait for the device", "", ""
-    return "forward", f"reads {reads}; captures {node.capture}", "", ""
+    if node.host:
+        return "host", f"reads {reads}; may wait for the device", ""
+    return "forward", f"reads {reads}; captures {node.capture}", ""

@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from importlib.resources.abc import Traversable
 from importlib.util import find_spec
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,13 +97,14 @@ def _facts(
     package: str, manifest: Manifest, sizes: Mapping[str, int], plans: Mapping[int, Plan], text: str
 ) -> dict[str, Any]:
     """What is shown, by its name; ``sizes`` are of files, ``plans`` by num_steps, the deepest first."""
+    from specc.explain.program import rows
     from specc.explain.report import written_totals
 
     plan = next(iter(plans.values()))
     code = Counter[str]()
     for artifact in manifest.artifacts:
         code[artifact.arch] += sizes[artifact.file]
-    carry = _carry(plan)
+    carry = [{"name": row.name, "dtype": row.dtype, "elements": row.width, "bytes": row.bytes} for row in rows(plan)]
     return {
         "name": manifest.name,
         "version": manifest.version,
@@ -122,7 +122,7 @@ def _facts(
         "machine_code": len(manifest.artifacts),
         "machine_code_bytes": dict(sorted(code.items())),
         "arena_bytes": max(one.memory.arena for one in plans.values()),
-        "carry_bytes": sum(field["bytes"] for field in carry),
+        "carry_bytes": sum(row.bytes for row in rows(plan)),
         "specc": manifest.specc,
         "triton": manifest.triton,
         "assembler": {arch: f"ptxas {one.version}" for arch, one in manifest.assemblers.items()},
@@ -134,19 +134,6 @@ def _facts(
         "totals": {str(steps): written_totals(one.totals) for steps, one in plans.items()},
         "configuration": text,
     }
-
-
-def _carry(plan: Plan) -> list[dict[str, Any]]:
-    """What every request carries from step to step."""
-    from specc.ir.types import DTYPES
-
-    fields: list[dict[str, Any]] = []
-    for name, one in plan.carry.items():
-        elements = prod(plan.size(axis) for axis in one.axes[1:])
-        fields.append(
-            {"name": name, "dtype": one.dtype, "elements": elements, "bytes": elements * DTYPES[one.dtype].bytes}
-        )
-    return fields
 
 
 def _print(console: Console, found: Mapping[str, Any], plans: Mapping[int, Plan]) -> None:

@@ -40,11 +40,11 @@ def report(
 
 def _page(config: Path, told: Report, engine: str | None, num_steps: int | None) -> Page:
     """What there is to tell of a configuration, at a depth or its deepest; its warnings are printed."""
-    from specc.driver.compile import compile_depths
+    from specc.driver.build import build_program
     from specc.report.model import gather
 
     loaded = load(config, told, engine)
     at = depth_index(loaded, num_steps)
-    page = gather(compile_depths(loaded)[at])
+    page = gather(build_program(loaded).depths[at])
     told.show(loaded.warnings)
     return page

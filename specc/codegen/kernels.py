@@ -11,8 +11,9 @@ from specc.ir.core import Module
 from specc.ir.declarations import Kernel, Layout
 from specc.ir.printer import print_op
 from specc.kernels import FAMILIES
-from specc.kernels.shared.base import Argument, Cluster, Spec, cluster_of
+from specc.kernels.shared.base import Cluster, Spec, cluster_of
 from specc.kernels.shared.knobs import tuned
+from specc.runtime.plan.nodes import Argument
 from specc.version import __version__
 
 
@@ -78,15 +79,13 @@ def _generate(
 def aligned_arguments(module: Module, spec: Spec) -> frozenset[str]:
     """Pointers that are multiples of 16 bytes: everything in the arena, and forwards' results whose rows are."""
     layouts = {layout.name: layout for layout in module.decls_of(Layout)}
-    return frozenset(arg.name for arg in spec.arguments if _aligned(arg, layouts))
+    return frozenset(arg.name for arg in spec.arguments if _aligned(arg.passed, layouts))
 
 
 def _aligned(arg: Argument, layouts: dict[str, Layout]) -> bool:
-    if arg.buffer:
-        return True
-    if arg.value is None:
-        return False
-    layout = layouts[arg.value.name]
+    if arg.kind != "value":
+        return arg.kind == "buffer"
+    layout = layouts[arg.target]
     return layout.owner == "arena" or layout.alignment >= 16
 
 

@@ -18,7 +18,6 @@ from specc.ir.ops.tree import MASKS, mask_mode
 from specc.ir.types import TensorType, per_request
 from specc.kernels.shared import base as kernels
 from specc.runtime.plan.nodes import (
-    Argument,
     Capture,
     Collective,
     External,
@@ -230,7 +229,7 @@ def _node(module: Module, generated: Generated, node: ir.Node) -> Node:
         for grid in (grid for grid in module.decls_of(ir.Grid) if grid.kernel == name):
             x, y, z = grid.grid
             grids[grid.bucket] = x, y, z
-        args = tuple(_argument(arg) for arg in generated.specs[name].arguments)
+        args = tuple(arg.passed for arg in generated.specs[name].arguments)
         return Launch(name, generated.kernel_of[name], calls_of(kernels.cluster_of(module, name)), args, grids)
     if node.node == "collective":
         return Collective(name, calls_of([op for op in module.ops() if is_collective(op) and node_of(op) == name]))
@@ -249,15 +248,6 @@ def _node(module: Module, generated: Generated, node: ir.Node) -> Node:
         results=results,
         ops=calls_of([op]),
     )
-
-
-def _argument(arg: kernels.Argument) -> Argument:
-    if arg.value is not None:
-        return Argument(arg.name, "value", arg.value.name)
-    for kind in ("buffer", "input", "stride", "size", "row_stride", "slot_stride"):
-        if target := getattr(arg, kind):
-            return Argument(arg.name, kind, target, arg.axis)
-    return Argument(arg.name, "literal", literal=arg.literal)
 
 
 def _graphs(module: Module, cut: str) -> tuple[Capture, ...]:

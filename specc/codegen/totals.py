@@ -37,7 +37,7 @@ def memory(module: Module) -> ArenaBytes:
     return ArenaBytes(
         arena=max((buffer.offset + buffer.bytes for buffer in arena), default=0),
         relay=_covered([buffer for buffer in arena if buffer.name.startswith("relay.")]),
-        scratch=_covered([buffer for buffer in arena if scratch_owner(buffer) in kernels]),
+        scratch=_covered([buffer for buffer in arena if scratch_owner(buffer.name) in kernels]),
     )
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from specc.explain.story import CollectiveStory, ForwardStory, LaunchStory, ReferenceStory, RemarkStory, Story
+from specc.explain.program import rows
+from specc.explain.story import RemarkStory, Story
 from specc.pass_manager.pass_base import REMOVED, Choice
+from specc.runtime.plan.nodes import Collective, Given, Launch, Reference
+from specc.runtime.plan.plan import Plan
 
 MOST_NAMES = 4
 """Things that are named in a line; the others are counted."""
@@ -15,29 +18,14 @@ _KEPT = {"full": "every row of", "last": "one row of", "null": "nothing of"}
 """What a forward hands over, by its capture mode."""
 
 
-def of_step(story: Story) -> Iterator[LaunchStory | ReferenceStory | ForwardStory | CollectiveStory]:
-    """The nodes of a decode step, in order."""
-    for phase in story.phases:
-        if phase.entry == "step":
-            yield from phase.nodes
-
-
-def choices(story: Story) -> Iterator[tuple[str, RemarkStory, Choice]]:
-    """Every choice, with the name of its pass and its remark."""
-    for told in story.passes:
-        for remark in told.remarks:
-            if remark.choice is not None:
-                yield told.name, remark, remark.choice
-
-
 def choice_of(story: Story, name: str) -> Choice | None:
     """The choice of a pass that made one besides what it removed, the first of several."""
-    return next((choice for told, _, choice in choices(story) if told == name and choice.chosen != REMOVED), None)
+    return next((choice for told, _, choice in story.choices() if told == name and choice.chosen != REMOVED), None)
 
 
 def removed(story: Story) -> list[Choice]:
     """What is gone: first what would be carried, then what would take most bytes."""
-    gone = [choice for _, _, choice in choices(story) if choice.chosen == REMOVED]
+    gone = [choice for _, _, choice in story.choices() if choice.chosen == REMOVED]
     return sorted(gone, key=lambda choice: (not choice.of.startswith("carry @"), -_next_best(choice)))
 
 
@@ -46,9 +34,9 @@ def weighty(story: Story) -> list[tuple[RemarkStory, Choice]]:
 
     Of a pass the one that saves most. What is removed, the arena and the graphs have lines of their own.
     """
-    elsewhere = {node.name for phase in story.phases for node in phase.nodes if phase.entry != "step"}
+    elsewhere = {node.name for node in story.plan.nodes("prefill")}
     found: dict[str, tuple[float, RemarkStory, Choice]] = {}
-    for name, remark, choice in choices(story):
+    for name, remark, choice in story.choices():
         if not choice.cost or choice.of in elsewhere or name in ("plan-memory", "plan-graphs"):
             continue
         saved = _next_best(choice) - choice.cost
@@ -65,15 +53,16 @@ def _next_best(choice: Choice) -> float:
 
 def lines(story: Story) -> Iterator[tuple[str, str]]:
     """What matters, a line each: a word, and what there is to say."""
+    plan, carry = story.plan, rows(story.plan)
     form, arena = choice_of(story, "select-tree-form"), choice_of(story, "plan-memory")
     if form is not None:
         yield "form", f"{form.chosen}: {form.reason}"
-    yield "forwards", _forwards(story)
-    yield "launches", _launches(story)
-    batch, most = max(story.totals.items())
+    yield "forwards", _forwards(plan)
+    yield "launches", _launches(plan)
+    batch, most = max(plan.totals.items())
     yield "reads", f"{most.vocab_bytes_read:,} bytes of logits in a step of {batch} requests, the largest bucket"
-    names = ", ".join(field.name for field in story.carry)
-    yield "carries", f"{story.carry_bytes:,} bytes a request" + f": {names}" * bool(names)
+    names = ", ".join(row.name for row in carry)
+    yield "carries", f"{sum(row.bytes for row in carry):,} bytes a request" + f": {names}" * bool(names)
     apart = f", {arena.rejected[0].cost:,} without sharing" if arena is not None else ""
     yield "arena", f"{most.arena_bytes:,} bytes{apart}"
     yield "removed", removed_in_short(story)
@@ -125,25 +114,26 @@ def _span(stem: str, first: int, last: int) -> str:
     return f"{stem}_{first}" + (f"..{last}" if last > first else "")
 
 
-def _forwards(story: Story) -> str:
-    forwards = [node for node in of_step(story) if isinstance(node, ForwardStory)]
+def _forwards(plan: Plan) -> str:
+    calls = plan.externals("step")
+    forwards = [node for node in calls if not node.host]
     told = [(said, [node.name for node in forwards if node.capture == mode]) for mode, said in _KEPT.items()]
     kept = [f"{said} {spans(names)}" for said, names in told if names]
-    given = [node.name for node in forwards if node.kind == "given"]
-    hosts = [node.name for node in forwards if node.capture is None and node.name not in given]
-    calls = f"; calls of the host: {spans(hosts)}" if hosts else ""
-    calls += f"; the engine hands over {spans(given)}" if given else ""
-    return f"{len(forwards) - len(hosts) - len(given)} a step; hidden states: {'; '.join(kept)}{calls}"
+    given = [node.name for node in plan.nodes("step") if isinstance(node, Given)]
+    hosts = [node.name for node in calls if node.host]
+    more = f"; calls of the host: {spans(hosts)}" if hosts else ""
+    more += f"; the engine hands over {spans(given)}" if given else ""
+    return f"{len(forwards)} a step; hidden states: {'; '.join(kept)}{more}"
 
 
-def _launches(story: Story) -> str:
-    nodes = list(of_step(story))
-    names = [node.name for node in nodes if isinstance(node, LaunchStory)]
-    graphs = len({node.graph for node in nodes if node.graph is not None})
-    most = max(one.host_syncs for one in story.totals.values())
+def _launches(plan: Plan) -> str:
+    nodes = plan.nodes("step")
+    names = [node.name for node in nodes if isinstance(node, Launch)]
+    graphs = sum(capture.entry == "step" for capture in plan.captures)
+    most = max(one.host_syncs for one in plan.totals.values())
     others = f", {most} waits for the host" if most else ", no wait for the host"
-    torch = [node.name for node in nodes if isinstance(node, ReferenceStory)]
-    gathers = sum(isinstance(node, CollectiveStory) for node in nodes)
+    torch = [node.name for node in nodes if isinstance(node, Reference)]
+    gathers = sum(isinstance(node, Collective) for node in nodes)
     more = f", {len(torch)} by torch ({spans(torch)})" * bool(torch) + f", {gathers} collectives" * bool(gathers)
     where = f" in {graphs} graphs" if graphs > 1 else " in one graph"
     return f"{len(names)} a step{where}{more}{others}: {spans(names)}"

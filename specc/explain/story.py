@@ -1,37 +1,24 @@
 """The story of a configuration: what was asked for, what the passes decided and why, and what is left to run.
 
-One record of plain dataclasses; ``specc explain`` prints it as text and, field by field, as JSON (docs/explain.md).
-Nothing here needs a rendered kernel.
+What is left is the plan. The records here are of what a plan does not say; `document` makes JSON of both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from math import prod
 
 from specc.algorithms import algorithm
-from specc.codegen.totals import totals
 from specc.config import LoadedConfig, ModelConfig
 from specc.config.models import Fact
 from specc.config.presets import PRESETS
-from specc.ir.core import Module, Op, entry_of, is_state, tensor_type
-from specc.ir.declarations import Grid, Kernel, KvLayout, Node, Options, Reference
-from specc.ir.liveness import hidden_result
-from specc.ir.nodes import is_collective, is_external, node_of
-from specc.ir.types import DTYPES
-from specc.kernels.shared.base import cluster_of, nbytes
+from specc.driver.build import DepthBuild
 from specc.pass_manager.pass_base import Choice, Context
-from specc.passes.form_kernels import REFERENCE_LAUNCHES
 from specc.passes.pipeline import PASSES
-from specc.runtime.plan.plan import Totals
+from specc.runtime.plan.plan import Plan
 from specc.support.location import Location
-from specc.version import __version__
 
 Value = int | str | bool | tuple[int | str, ...]
-
-FORMAT = 2
-"""Raised when a field changes its meaning or goes."""
 
 _SYMBOLS = {"topk": "K", "num_steps": "S", "num_draft_tokens": "N"}
 
@@ -88,153 +75,59 @@ class PassStory:
 
 
 @dataclass(frozen=True)
-class CaptureStory:
-    """What a forward hands over of its hidden states.
-
-    ``mode`` is ``null``, ``last`` or ``full``. The rest is None or empty for ``null``; ``bytes``, at the largest
-    bucket, is also None when the engine decides the number of rows.
-    """
-
-    forward: str
-    mode: str
-    dtype: str | None
-    width: int | None
-    bytes: int | None
-    readers: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class FieldStory:
-    """A field that every request carries from step to step: ``width`` elements, ``bytes`` of them."""
-
-    name: str
-    dtype: str
-    width: int
-    bytes: int
-    place: str | None
-
-
-@dataclass(frozen=True)
-class LaunchStory:
-    """A launch: its kernel's family, the ops it covers in order, grid and bytes moved at the largest bucket."""
-
-    name: str
-    kind: str
-    graph: str | None
-    family: str
-    ops: tuple[str, ...]
-    grid: tuple[int, ...]
-    bytes: int
-
-
-@dataclass(frozen=True)
-class ReferenceStory:
-    """An op that no kernel computes, but torch, in about so many launches; bytes moved at the largest bucket."""
-
-    name: str
-    kind: str
-    graph: str | None
-    op: str
-    launches: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class ForwardStory:
-    """One of the engine's forwards: what it reads, parameter by parameter, and what it captures.
-
-    A call of the host captures None, and so does what the engine hands over.
-    """
-
-    name: str
-    kind: str
-    graph: str | None
-    operands: Mapping[str, str]
-    capture: str | None
-
-    @property
-    def what(self) -> str:
-        """What it is, in words."""
-        if self.kind == "given":
-            return "what the engine hands over"
-        return "a call of the host" if self.capture is None else f"a forward of the engine, captures {self.capture}"
-
-
-@dataclass(frozen=True)
-class CollectiveStory:
-    """A node in which ``ranks`` ranks give each other records, of ``bytes`` at the largest bucket."""
-
-    name: str
-    kind: str
-    graph: str | None
-    ranks: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class PhaseStory:
-    """The nodes of a phase, in execution order."""
-
-    name: str
-    entry: str
-    nodes: tuple[LaunchStory | ReferenceStory | ForwardStory | CollectiveStory, ...]
-
-
-@dataclass(frozen=True)
 class Story:
-    """Everything about one depth; ``depths`` are all that are compiled for, by num_steps.
+    """Everything about one depth: its plan, and what a plan does not say.
 
-    ``totals`` has a decode step's cost by bucket, with the keys of plan.json.
+    Attributes:
+        plan: the program.
+        summary: its algorithm in a line.
+        form: ``chain`` or ``tree``.
+        depths: all that are compiled for, by num_steps.
+        settings: keys outside the models.
+        models: the target, and the draft where there is one.
+        passes: what each pass decided.
+        places: where the configuration asked for a carried field, by its name.
+
     """
 
-    format: int
-    specc: str
-    name: str
-    algorithm: str
+    plan: Plan
     summary: str
     form: str
-    num_steps: int
     depths: tuple[int, ...]
     settings: tuple[Setting, ...]
     models: tuple[ModelStory, ...]
     passes: tuple[PassStory, ...]
-    captures: tuple[CaptureStory, ...]
-    carry: tuple[FieldStory, ...]
-    carry_bytes: int
-    phases: tuple[PhaseStory, ...]
-    totals: Mapping[int, Totals]
-    kv: Mapping[str, int]
+    places: Mapping[str, str | None]
+
+    @property
+    def num_steps(self) -> int:
+        """The depth that is told of."""
+        return self.plan.size("S")
+
+    def choices(self) -> Iterator[tuple[str, RemarkStory, Choice]]:
+        """Every choice, with the name of its pass and its remark."""
+        for told in self.passes:
+            for remark in told.remarks:
+                if remark.choice is not None:
+                    yield told.name, remark, remark.choice
+
+    def about(self, node: str) -> dict[str, Choice]:
+        """What passes chose about a node, by pass."""
+        return {name: choice for name, _, choice in self.choices() if choice.of == node}
 
 
-def tell(loaded: LoadedConfig, module: Module, ctx: Context) -> Story:
-    """The story of a configuration.
-
-    Args:
-        loaded: the configuration at one of its depths.
-        module: its module there, after all planning passes.
-        ctx: with the remarks of all passes.
-
-    """
-    config, kv = loaded.config, module.decl(KvLayout)
-    carry = tuple(_field(loaded, module, name) for name in module.carries)
+def tell(built: DepthBuild) -> Story:
+    """The story of a program."""
+    loaded, config = built.loaded, built.loaded.config
     return Story(
-        format=FORMAT,
-        specc=__version__,
-        name=config.name,
-        algorithm=config.algorithm,
+        plan=built.plan,
         summary=algorithm(config.algorithm).summary,
         form="chain" if config.chain else "tree",
-        num_steps=config.num_steps,
         depths=tuple(depth.num_steps for depth in config.depths),
         settings=_settings(loaded),
         models=tuple(_model(loaded, side, model) for side, model in config.models.items()),
-        passes=_passes(loaded, ctx),
-        captures=tuple(_capture(module, op) for op in module.ops() if "capture" in op.attrs),
-        carry=carry,
-        carry_bytes=sum(field.bytes for field in carry),
-        phases=_phases(module),
-        totals={bucket: totals(module, bucket) for bucket in module.decl(Options).buckets},
-        kv={field.name: getattr(kv, field.name) for field in fields(kv) if field.name != "name"},
+        passes=_passes(loaded, built.ctx),
+        places={name: _place(loaded, carry.location) for name, carry in built.module.carries.items()},
     )
 
 
@@ -293,70 +186,3 @@ def _passes(loaded: LoadedConfig, ctx: Context) -> tuple[PassStory, ...]:
         PassStory(name, (PASSES[name].__doc__ or "").partition("\n")[0].replace("`", ""), tuple(found))
         for name, found in remarks.items()
     )
-
-
-def _capture(module: Module, forward: Op) -> CaptureStory:
-    hidden = hidden_result(forward)
-    if hidden is None:
-        return CaptureStory(node_of(forward), str(forward.attrs["capture"]), None, None, None, ())
-    type_ = tensor_type(hidden)
-    readers = [node_of(user) for user in module.users(hidden)]
-    readers += [f"output {name}" for name, value in module.outputs.items() if value is hidden]
-    return CaptureStory(
-        forward=node_of(forward),
-        mode=str(forward.attrs["capture"]),
-        dtype=type_.dtype,
-        width=type_.sizes(module.dims, unbounded=0)[-1],
-        bytes=nbytes(module, type_) or None,
-        readers=tuple(dict.fromkeys(readers)),
-    )
-
-
-def _field(loaded: LoadedConfig, module: Module, name: str) -> FieldStory:
-    carry = module.carries[name]
-    width = prod(carry.type.sizes(module.dims)[1:])
-    row = width * DTYPES[carry.type.dtype].bytes
-    return FieldStory(name, carry.type.dtype, width, row, _place(loaded, carry.location))
-
-
-def _phases(module: Module) -> tuple[PhaseStory, ...]:
-    """The nodes of the plan, phase by phase."""
-    kernels = {kernel.name: kernel for kernel in module.decls_of(Kernel)}
-    references = {reference.name: reference for reference in module.decls_of(Reference)}
-    forwards = {node_of(op): op for op in module.ops() if is_external(op)}
-    gathers = {node_of(op): op for op in module.ops() if is_collective(op)}
-    phases: dict[str, list[LaunchStory | ReferenceStory | ForwardStory | CollectiveStory]] = {}
-    for node in module.decls_of(Node):
-        if node.name in kernels:
-            told = _launch(module, node, kernels[node.name])
-        elif node.name in references:
-            told = _reference(module, node, references[node.name])
-        elif node.name in gathers:
-            told = _collective(module, node, gathers[node.name])
-        else:
-            told = _forward(node, forwards[node.name])
-        phases.setdefault(node.phase, []).append(told)
-    return tuple(PhaseStory(name, entry_of(name), tuple(nodes)) for name, nodes in phases.items())
-
-
-def _launch(module: Module, node: Node, kernel: Kernel) -> LaunchStory:
-    largest = module.decl(Options).buckets[-1]
-    (grid,) = [g.grid for g in module.decls_of(Grid) if (g.kernel, g.bucket) == (kernel.name, largest)]
-    ops = tuple(op.opcode for op in cluster_of(module, kernel.name))
-    return LaunchStory(node.name, node.node, node.capture or None, kernel.family, ops, grid, kernel.bytes)
-
-
-def _reference(module: Module, node: Node, reference: Reference) -> ReferenceStory:
-    *_, op = cluster_of(module, node.name)
-    return ReferenceStory(node.name, node.node, node.capture or None, op.opcode, REFERENCE_LAUNCHES, reference.bytes)
-
-
-def _collective(module: Module, node: Node, op: Op) -> CollectiveStory:
-    record = nbytes(module, tensor_type(op["record"]))
-    return CollectiveStory(node.name, node.node, node.capture or None, module.size("R"), record)
-
-
-def _forward(node: Node, op: Op) -> ForwardStory:
-    operands = {name: value.name for name, value in op.named.items() if not is_state(value)}
-    captured = str(op.attrs["capture"]) if "capture" in op.attrs else None
-    return ForwardStory(node.name, node.node, node.capture or None, operands, captured)

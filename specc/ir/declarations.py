@@ -210,9 +210,9 @@ class Buffer(Decl):
     alignment: int
 
 
-def scratch_owner(buffer: Buffer) -> str:
+def scratch_owner(buffer: str) -> str:
     """The kernel that a buffer is scratch memory of, if one has this name: scratch is named ``<kernel>.<name>``."""
-    return buffer.name.rpartition(".")[0]
+    return buffer.rpartition(".")[0]
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ def _touches(module: Module) -> dict[str, set[str]]:
                 touch.setdefault(layouts[value.name].buffer, set()).add(node_of(op))
     kernels = {kernel.name for kernel in module.decls_of(Kernel)}
     for buffer in module.decls_of(Buffer):
-        kernel = scratch_owner(buffer)
+        kernel = scratch_owner(buffer.name)
         if kernel in kernels:
             touch.setdefault(buffer.name, set()).add(kernel)
     return touch

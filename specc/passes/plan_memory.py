@@ -137,7 +137,7 @@ def _relay_buffers(module: Module) -> list[Buffer]:
 
 def _pointer_buffers(module: Module, specs: dict[str, Spec]) -> list[Buffer]:
     """One table of addresses for each model whose KV buffers are touched; the runtime fills it once."""
-    passed = {argument.buffer for spec in specs.values() for argument in spec.arguments}
+    passed = {arg.passed.target for spec in specs.values() for arg in spec.arguments if arg.passed.kind == "buffer"}
     references = {reference.name for reference in module.decls_of(Reference)}
     states = [value.type for op in module.ops() if node_of(op) in references for value in op.results]
     passed |= {kv_pointers(type_.owner) for type_ in states if isinstance(type_, StateType)}

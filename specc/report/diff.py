@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
-from specc.explain.brief import choices, cost_of, spelled
+from specc.explain.brief import cost_of, spelled
+from specc.explain.program import Step, does, rows
 from specc.explain.report import counted
-from specc.explain.story import ForwardStory, LaunchStory, Story
-from specc.report.model import NodeStory, Page
+from specc.explain.story import Story
+from specc.report.model import Page
+from specc.runtime.plan.nodes import OUTSIDE, External, Launch
 
 _MEMORY = {"arena": "arena, bytes", "relay": "carried rows, bytes", "scratch": "scratch, bytes"}
 
@@ -32,7 +34,7 @@ class Area:
 
 def compare(here: Page, there: Page) -> tuple[Area, ...]:
     """All differences of a program to another one, area by area."""
-    shared = here.story.totals.keys() & there.story.totals.keys()
+    shared = here.plan.totals.keys() & there.plan.totals.keys()
     bucket = max(shared, default=None)
     areas: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
         "Configuration": (_settings(here.story), _settings(there.story)),
@@ -52,7 +54,7 @@ def _differing(here: Mapping[str, str], there: Mapping[str, str]) -> Iterator[Di
 
 
 def _settings(story: Story) -> dict[str, str]:
-    found = {"name": story.name} | {one.key: spelled(one.value) for one in story.settings}
+    found = {"name": story.plan.name} | {one.key: spelled(one.value) for one in story.settings}
     for model in story.models:
         found |= {f"{model.side}.{one.key}": spelled(one.value) for one in model.settings}
     return found
@@ -60,37 +62,40 @@ def _settings(story: Story) -> dict[str, str]:
 
 def _costs(page: Page, bucket: int | None) -> dict[str, str]:
     """What a step costs at the largest bucket that both have, each at its own largest if there is none; the memory."""
-    batch = max(page.story.totals) if bucket is None else bucket
-    numbers = {key: value for key, value in asdict(page.story.totals[batch]).items() if key != "arena_bytes"}
+    batch = max(page.plan.totals) if bucket is None else bucket
+    numbers = {key: value for key, value in asdict(page.plan.totals[batch]).items() if key != "arena_bytes"}
     rows = {"requests": f"{batch}"} | {key.replace("_", " "): f"{value:,}" for key, value in numbers.items()}
-    return rows | {_MEMORY[key]: f"{value:,}" for key, value in asdict(page.memory).items()}
+    return rows | {_MEMORY[key]: f"{value:,}" for key, value in asdict(page.plan.memory).items()}
 
 
 def _nodes(page: Page) -> dict[str, str]:
-    return {step.node.name: _node(step.node) for step in page.steps}
+    return {step.node.name: _node(page, step) for step in page.steps}
 
 
-def _node(node: NodeStory) -> str:
-    if isinstance(node, LaunchStory):
-        grid = " × ".join(map(str, node.grid))
-        return f"{node.family} over {counted(node.ops)}; grid {grid}; {node.bytes:,} bytes"
-    if isinstance(node, ForwardStory):
-        return f"{node.what}; reads {', '.join(node.operands) or 'nothing'}"
-    return f"{node.kind}; {node.bytes:,} bytes"
+def _node(page: Page, step: Step) -> str:
+    plan, node = page.plan, step.node
+    if isinstance(node, Launch):
+        grid = " × ".join(map(str, node.grid[plan.buckets[-1]]))
+        ops = counted(call.op for call in node.ops)
+        return f"{plan.kernels[node.kernel].family} over {ops}; grid {grid}; {step.bytes:,} bytes"
+    if isinstance(node, OUTSIDE):
+        operands = node.operands if isinstance(node, External) else {}
+        return f"{does(node)}; reads {', '.join(operands) or 'nothing'}"
+    return f"{node.kind}; {step.bytes:,} bytes"
 
 
 def _carry(page: Page) -> dict[str, str]:
-    return {one.field.name: f"{one.field.dtype}[{one.field.width:,}], {one.field.bytes:,} bytes" for one in page.carry}
+    return {row.name: f"{row.dtype}[{row.width:,}], {row.bytes:,} bytes" for row in rows(page.plan)}
 
 
 def _buffers(page: Page) -> dict[str, str]:
-    return {one.name: f"{one.kind}, {one.bytes:,} bytes" for one in page.arena}
+    return {one.name: f"{page.kind(one)}, {one.bytes:,} bytes" for one in page.arena}
 
 
 def _decisions(story: Story) -> dict[str, str]:
     """What each pass chose of what; costs but where a launch's bytes say them already."""
     found: dict[str, str] = {}
-    for name, _, choice in choices(story):
+    for name, _, choice in story.choices():
         cost = cost_of(choice.cost, choice.unit) if name not in ("form-kernels", "specialize-buckets") else ""
         found[f"{name}: {choice.of}"] = choice.chosen + f" ({cost})" * bool(cost)
     return found

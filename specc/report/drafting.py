@@ -6,10 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from specc.ir.core import Module, Op
-from specc.ir.nodes import is_external, is_host, node_of
+from specc.kernels.shared.traffic import named
+from specc.runtime.plan.nodes import External
+from specc.runtime.plan.plan import Plan
 
 Source = Literal["forwards", "block", "look-up"]
+
+LOOKUP = {"longest", "shortest", "steps"}
+"""The attributes of an op that looks tokens up: it says how long a match may be."""
 
 
 @dataclass(frozen=True)
@@ -51,27 +55,22 @@ class Drafting:
     drawn: tuple[Drafted, ...]
 
 
-def drafting(module: Module) -> Drafting:
-    """How the step of a module drafts."""
-    topk, steps = module.size("K"), module.size("S")
-    nodes = module.size("N") if "N" in module.dims else module.size("A")
-    forwards = [op for op in module.phases["draft"] if is_external(op) and not is_host(op)]
-    block = len(forwards) == 1 and "step" not in forwards[0].attrs
-    lookup = _lookup(module)
+def drafting(plan: Plan) -> Drafting:
+    """How the step of a program drafts."""
+    topk, steps, nodes = plan.size("K"), plan.size("S"), plan.size("N")
+    drafts = [node for phase in plan.phases if phase.name == "draft" for node in phase.nodes]
+    forwards = [node for node in drafts if isinstance(node, External) and not node.host]
+    calls = [(node.name, call) for node in plan.nodes("step") for call in node.ops]
+    block = len(forwards) == 1 and forwards[0].step is None
+    lookup = next(((name, call) for name, call in calls if call.attrs.keys() >= LOOKUP), None)
     source: Source = "look-up" if lookup is not None else "block" if block else "forwards"
     carried = 0 if source != "forwards" else max(steps - len(forwards), 0)
-    makers = [lookup] if lookup is not None else forwards
-    selected = bool(module.find("tree.select"))
-    numbers = {} if lookup is None else {key: int(lookup.attrs[key]) for key in ("longest", "shortest")}
+    makers = tuple(node.name for node in forwards) if lookup is None else (lookup[0],)
+    selected = any(call.op == "tree.select" for _, call in calls)
+    numbers = {} if lookup is None else {key: int(lookup[1].attrs[key]) for key in ("longest", "shortest")}
     drawn = grown(topk, steps, nodes) if selected else comb(steps, nodes)
-    names = tuple(node_of(op) for op in makers)
-    corpus = lookup is not None and lookup.get("corpus") is not None
-    return Drafting(source, topk, steps, nodes, carried, names, selected, numbers, corpus, tuple(drawn))
-
-
-def _lookup(module: Module) -> Op | None:
-    """The op that looks tokens up, if one does: it says how long a match may be."""
-    return next((op for op in module.phases["draft"] if {"longest", "shortest", "steps"} <= op.attrs.keys()), None)
+    corpus = lookup is not None and "corpus" in named(lookup[1])
+    return Drafting(source, topk, steps, nodes, carried, makers, selected, numbers, corpus, tuple(drawn))
 
 
 def comb(steps: int, nodes: int) -> list[Drafted]:

@@ -8,8 +8,9 @@ from math import log2
 from markupsafe import Markup
 
 from specc.report.drafting import Drafted, Drafting
-from specc.report.model import Page, Stretch
+from specc.report.model import Page, extent
 from specc.report.svg import arrow, box, element, line, picture, text
+from specc.runtime.plan.plan import Buffer
 
 MOST_DOTS = 60
 """Candidates that are drawn though they were not kept; of more none is."""
@@ -172,7 +173,7 @@ def arena(page: Page) -> Markup:
     """
     left, top = 92.0, 112.0
     column = max(34.0, min(84.0, (WIDE - left) / len(page.steps)))
-    edges = sorted({edge for one in page.arena for edge in (one.offset, one.offset + one.taken)})
+    edges = sorted({edge for one in page.arena for edge in extent(one)})
     height = {edges[0]: 0.0} if edges else {0: 0.0}
     for low, high in pairwise(edges):
         height[high] = height[low] + 3.5 + 2.2 * max(0.0, log2((high - low) / 256))
@@ -184,7 +185,7 @@ def arena(page: Page) -> Markup:
     tall = max(height.values())
     prefill = len(page.of("prefill"))
     for one in page.arena:
-        inside.append(_stretch(one, left, top, column, height))
+        inside.append(_buffer(page, one, left, top, column, height))
     inside.append(line(left + prefill * column, top - 4, left + prefill * column, top + tall, "divide"))
     labelled = -20.0
     for edge in edges:
@@ -192,7 +193,8 @@ def arena(page: Page) -> Markup:
             labelled = height[edge]
             inside.append(text(left - 6, top + height[edge] + 4, f"{edge:,}", "soft", "end"))
     width = left + len(page.steps) * column + 90
-    told = f"{len(page.arena)} buffers in {page.memory.arena:,} bytes; {page.reused():,} of them have more than one."
+    size = page.plan.memory.arena
+    told = f"{len(page.arena)} buffers in {size:,} bytes; {page.reused():,} of them have more than one."
     return picture("arena", "The arena: who has which bytes when", told, (width, top + tall + 14), inside)
 
 
@@ -200,14 +202,15 @@ def _short(name: str) -> str:
     return name if len(name) <= 18 else f"{name[:17]}…"
 
 
-def _stretch(one: Stretch, left: float, top: float, column: float, height: dict[int, float]) -> Markup:
-    low, high = height[one.offset], height[one.offset + one.taken]
-    x, wide = left + (one.first - 1) * column, (one.last - one.first + 1) * column
-    told = f"{one.name}: {one.bytes:,} bytes at {one.offset:,}, nodes {one.first} to {one.last}; {KINDS[one.kind]}"
-    shape = box(x + 0.5, top + low + 0.3, wide - 1, max(high - low - 0.6, 1.5), f"b-{one.kind}", told, 1)
+def _buffer(page: Page, one: Buffer, left: float, top: float, column: float, height: dict[int, float]) -> Markup:
+    (first, last), kind = page.alive(one), page.kind(one)
+    low, high = (height[edge] for edge in extent(one))
+    x, wide = left + (first - 1) * column, (last - first + 1) * column
+    told = f"{one.name}: {one.bytes:,} bytes at {one.offset:,}, nodes {first} to {last}; {KINDS[kind]}"
+    shape = box(x + 0.5, top + low + 0.3, wide - 1, max(high - low - 0.6, 1.5), f"b-{kind}", told, 1)
     most = int((wide - 8) / 6.2)
-    name = one.name.rpartition(".")[2] if one.kind == "scratch" else one.name
+    name = one.name.rpartition(".")[2] if kind == "scratch" else one.name
     if high - low < 14 or most < min(len(name), 8):
         return shape
     name = name if len(name) <= most else f"{name[: most - 1]}…"
-    return shape + text(x + 4, top + (low + high) / 2 + 4, name, f"small on-b-{one.kind}")
+    return shape + text(x + 4, top + (low + high) / 2 + 4, name, f"small on-b-{kind}")

@@ -8,11 +8,14 @@ import importlib.resources
 import jinja2
 
 from specc.explain.brief import choice_of, cost_of, removed, removed_in_short, spelled, weighty
+from specc.explain.document import KV
+from specc.explain.program import captured, does, is_forward, rows
 from specc.explain.report import counted, totals_columns
+from specc.passes.form_kernels import REFERENCE_LAUNCHES
 from specc.report.diff import compare, count
 from specc.report.figures import KINDS, arena, drafted, shows_dropped
 from specc.report.model import Page
-from specc.report.timeline import is_forward, kind_of, timeline
+from specc.report.timeline import kind_of, timeline
 
 TEMPLATE = "page.html.jinja"
 
@@ -42,34 +45,39 @@ def render(page: Page, other: Page | None = None) -> str:
 
     It needs nothing but itself: styles and pictures are in it, and no script.
     """
-    steps = page.of("step")
     areas = compare(page, other) if other is not None else ()
-    batch, totals = max(page.story.totals.items())
+    batch, totals = max(page.plan.totals.items())
     return (
         _environment()
         .get_template(TEMPLATE)
         .render(
             page=page,
             story=page.story,
+            plan=page.plan,
+            carry=rows(page.plan),
+            captured=list(captured(page.plan)),
+            kv={name: getattr(page.plan.kv, name) for name in KV},
             other=other.story if other is not None else None,
             areas=areas,
             differences=count(areas),
             batch=batch,
             most=totals,
-            columns=totals_columns(page.story.totals),
-            forwards=[step for step in steps if is_forward(step)],
+            columns=totals_columns(page.plan.totals),
+            forwards=[step for step in page.of("step") if is_forward(step.node)],
             removed=removed(page.story),
             removed_in_short=removed_in_short(page.story),
             weighty=weighty(page.story),
             sharing=choice_of(page.story, "plan-memory"),
             timelines={
-                "step": timeline(steps, "timeline", "A decode step"),
-                "prefill": timeline(page.of("prefill"), "prefill", "Prefill"),
+                "step": timeline(page, "step", "timeline", "A decode step"),
+                "prefill": timeline(page, "prefill", "prefill", "Prefill"),
             },
             drafted=drafted(page.drafting),
             dots=shows_dropped(page.drafting),
             arena=arena(page),
             kinds=KINDS,
             kind_of=kind_of,
+            does=does,
+            torch_launches=REFERENCE_LAUNCHES,
         )
     )

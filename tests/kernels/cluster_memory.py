@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specc.ir.core import Module, Op, Value, tensor_type
 from specc.kernels.shared import vocabulary
-from specc.kernels.shared.base import Argument, Cluster, Spec
+from specc.kernels.shared.base import Cluster, Parameter, Spec
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS, evaluate
 
@@ -121,28 +121,29 @@ class Memory:
             self.tensors[f"relay.{name}"] = given
         return self.tensors[f"relay.{name}"]
 
-    def argument(self, argument: Argument, spec: Spec) -> Tensor | int:
+    def argument(self, parameter: Parameter, spec: Spec) -> Tensor | int:
         """What is passed for an argument."""
-        if argument.value is not None:
-            return self.value(argument.value)
-        if argument.row_stride:
-            return self.pool(argument.row_stride.removeprefix("relay.")).stride(0)
-        if argument.buffer.startswith("relay."):
-            return self.pool(argument.buffer.removeprefix("relay."))
-        if argument.buffer:
-            (scratch,) = [scratch for scratch in spec.scratch if scratch.name == argument.buffer]
+        kind, target = parameter.passed.kind, parameter.passed.target
+        if kind == "value":
+            (value,) = [value for value in self.module.values() if value.name == target]
+            return self.value(value)
+        if kind == "row_stride":
+            return self.pool(target.removeprefix("relay.")).stride(0)
+        if kind == "buffer" and target.startswith("relay."):
+            return self.pool(target.removeprefix("relay."))
+        if kind == "buffer":
+            (scratch,) = [scratch for scratch in spec.scratch if scratch.name == target]
             content = 0 if scratch.zero else POISON
             return self.tensors.setdefault(
                 scratch.name, torch.full(scratch.shape, content, dtype=DTYPES[scratch.dtype])
             )
-        if argument.input:
-            return self.value(self.module.inputs[argument.input])
-        if argument.literal is not None:
-            return argument.literal
-        if argument.size:
-            return self.value(self.module.inputs[argument.size]).shape[argument.axis]
-        assert argument.stride
-        return self.value(self.module.inputs[argument.stride]).stride(0)
+        if parameter.passed.literal is not None:
+            return parameter.passed.literal
+        tensor = self.value(self.module.inputs[target])
+        if kind == "size":
+            return tensor.shape[parameter.passed.axis]
+        assert kind in ("input", "stride")
+        return tensor if kind == "input" else tensor.stride(0)
 
     def moved(self, device: str, kept: Mapping[str, Tensor]) -> Memory:
         """The same memory in another place, but for what is kept from launch to launch."""

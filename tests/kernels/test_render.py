@@ -17,7 +17,8 @@ from programs import ROOT, compile_to, load
 from specc.codegen import render
 from specc.ir.declarations import Kernel
 from specc.kernels import COMPOSED, FAMILIES, LONE
-from specc.kernels.shared.base import Argument, Spec, cluster_of
+from specc.kernels.shared.base import Parameter, Spec, cluster_of
+from specc.runtime.plan.nodes import Argument
 
 TEMPLATES = sorted((ROOT / "templates" / "kernels").glob("*.py.jinja"))
 TREE: dict[str, Any] = {"topk": 3, "num_draft_tokens": 6, "page_size": 4}
@@ -38,7 +39,7 @@ PROGRAMS: list[dict[str, Any]] = [
 ]
 WRITTEN = {*COMPOSED, "cut", "score"}
 """Families that write their kernels' statements; the others have a template."""
-TAIL = Spec("duplicate_tail", {}, (), (Argument("kv_stride", "i64", slot_stride="draft"),))
+TAIL = Spec("duplicate_tail", {}, (), (Parameter("i64", Argument("kv_stride", "slot_stride", "draft")),))
 
 
 @pytest.fixture(scope="module")
@@ -183,9 +184,10 @@ def test_installed_templates_come_first(tmp_path: Path) -> None:
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(path.read_bytes())
     program = (
-        "import json; from specc.codegen import render; from specc.kernels.shared.base import Argument, Spec;"
+        "import json; from specc.codegen import render; from specc.kernels.shared.base import Parameter, Spec;"
+        " from specc.runtime.plan.nodes import Argument;"
         " from specc.kernels.shared.tiles import functions; spec = Spec('duplicate_tail', {}, (),"
-        " (Argument('kv_stride', 'i64', slot_stride='draft'),));"
+        " (Parameter('i64', Argument('kv_stride', 'slot_stride', 'draft')),));"
         " print(json.dumps([render.render_kernel(spec, []), sorted(functions())]))"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}

@@ -16,6 +16,7 @@ from specc.ir.core import Module, Op, Value, tensor_type
 from specc.ir.declarations import KvPool
 from specc.ir.types import DTYPES, TensorType
 from specc.kernels.shared.knobs import NONE, Knobs
+from specc.runtime.plan.nodes import Argument
 from specc.runtime.plan.plan import kv_pointers
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
@@ -55,35 +56,16 @@ IN_PLACE = {
 
 
 @dataclass(frozen=True)
-class Argument:
-    """One kernel argument and what is passed for it; exactly one of the bindings is set.
+class Parameter:
+    """A parameter of a kernel: its Triton type, ``*i64`` or ``i32``, and what is passed for it, as the plan says it."""
 
-    Attributes:
-        name: parameter of the kernel.
-        type: Triton type, ``*i64`` or ``i32``.
-        value: SSA value whose memory is passed.
-        buffer: named buffer (pool rows ``relay.<field>``, or scratch) that is passed.
-        input: input of the module that the engine owns.
-        stride: input whose row stride, in elements, is passed.
-        size: input whose length along ``axis`` is passed.
-        row_stride: named buffer of pool rows, the elements between two of which are passed.
-        slot_stride: owner of KV buffers; the bytes between two slots are passed.
-        literal: an integer.
-        axis: of a stride or size.
-
-    """
-
-    name: str
     type: str
-    value: Value | None = None
-    buffer: str = ""
-    input: str = ""
-    stride: str = ""
-    size: str = ""
-    row_stride: str = ""
-    slot_stride: str = ""
-    literal: int | None = None
-    axis: int = 0
+    passed: Argument
+
+    @property
+    def name(self) -> str:
+        """What the kernel calls it."""
+        return self.passed.name
 
 
 @dataclass(frozen=True)
@@ -118,7 +100,7 @@ class Spec:
     family: str
     flags: Mapping[str, Flag]
     constants: tuple[tuple[str, int], ...]
-    arguments: tuple[Argument, ...]
+    arguments: tuple[Parameter, ...]
     scratch: tuple[Scratch, ...] = ()
     num_warps: int = 4
     num_stages: int = 1
@@ -158,15 +140,15 @@ class Family(ABC):
 class Arguments:
     """Collects a kernel's arguments in order."""
 
-    found: list[Argument] = field(default_factory=list)
+    found: list[Parameter] = field(default_factory=list)
 
     def value(self, name: str, value: Value) -> None:
         """Pass the memory of an SSA value."""
-        self.found.append(Argument(name, DTYPES[tensor_type(value).dtype].pointer, value=value))
+        self.found.append(Parameter(DTYPES[tensor_type(value).dtype].pointer, Argument(name, "value", value.name)))
 
     def buffer(self, name: str, dtype: str, buffer: str) -> None:
         """Pass a named buffer."""
-        self.found.append(Argument(name, DTYPES[dtype].pointer, buffer=buffer))
+        self.found.append(Parameter(DTYPES[dtype].pointer, Argument(name, "buffer", buffer)))
 
     def relay(self, module: Module, field_name: str) -> None:
         """Pass the pool rows of a carried value."""
@@ -175,15 +157,15 @@ class Arguments:
 
     def input(self, name: str, value: Value) -> None:
         """Pass a tensor the engine owns."""
-        self.found.append(Argument(name, DTYPES[tensor_type(value).dtype].pointer, input=value.name))
+        self.found.append(Parameter(DTYPES[tensor_type(value).dtype].pointer, Argument(name, "input", value.name)))
 
     def stride(self, name: str, value: Value) -> None:
         """Pass the row stride of a tensor the engine owns."""
-        self.found.append(Argument(name, "i64", stride=value.name))
+        self.found.append(Parameter("i64", Argument(name, "stride", value.name)))
 
     def size(self, name: str, value: Value, axis: int = 0) -> None:
         """Pass the length of a tensor the engine owns, along an axis."""
-        self.found.append(Argument(name, "i64", size=value.name, axis=axis))
+        self.found.append(Parameter("i64", Argument(name, "size", value.name, axis)))
 
     def kv_pointers(self, name: str, owner: str) -> None:
         """Pass the table i64[layers * buffers] of the addresses of a model's KV buffers, layer by layer."""
@@ -191,15 +173,15 @@ class Arguments:
 
     def slot_stride(self, name: str, owner: str) -> None:
         """Pass the bytes between two slots of a model's KV buffers, the same for all of them, i64."""
-        self.found.append(Argument(name, "i64", slot_stride=owner))
+        self.found.append(Parameter("i64", Argument(name, "slot_stride", owner)))
 
     def row_stride(self, name: str, buffer: str) -> None:
         """Pass the elements between two rows of a named buffer, i64."""
-        self.found.append(Argument(name, "i64", row_stride=buffer))
+        self.found.append(Parameter("i64", Argument(name, "row_stride", buffer)))
 
     def literal(self, name: str, number: int) -> None:
         """Pass an integer."""
-        self.found.append(Argument(name, "i32", literal=number))
+        self.found.append(Parameter("i32", Argument(name, "literal", literal=number)))
 
 
 def row_elements(module: Module, field_name: str) -> int:

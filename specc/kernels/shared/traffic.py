@@ -17,7 +17,7 @@ from specc.ir.ops import OPS
 from specc.ir.types import DTYPES, TensorType
 from specc.kernels.shared.base import Cluster, kv_pool, leaves
 from specc.runtime.plan.nodes import OpCall
-from specc.runtime.plan.plan import BATCH_AXIS, KvPool, Plan
+from specc.runtime.plan.plan import BATCH_AXIS, Carried, KvPool, Plan, Value
 
 MOVES = {"kv.move": "target", "kv.duplicate_tail": "draft"}
 """Ops that copy keys and values, and whose."""
@@ -91,6 +91,15 @@ class Traffic:
         """Bytes of the rows of logits among them that are read."""
         return _Launch(self, calls, requests).logits()
 
+    def nbytes(self, one: Typed | Value | Carried, requests: int) -> int:
+        """Bytes of a value, or of a carried field, for so many requests; 0 where the engine decides its size."""
+        sizes = self.sizes(requests)
+        return DTYPES[one.dtype].bytes * prod(_size(sizes, axis) for axis in one.axes)
+
+    def sizes(self, requests: int) -> dict[str, int]:
+        """Sizes of axes for so many requests; of rows of the pool only theirs are counted."""
+        return {**self.dims, BATCH_AXIS: requests, _POOL_AXIS: requests}
+
     def most_moved(self, call: OpCall, requests: int) -> int:
         """Tokens whose keys and values an op copies at most."""
         return requests * (self.dims["A"] - 1 if call.op == "kv.move" else int(call.attrs["page"]) - 1)
@@ -121,7 +130,7 @@ class _Launch:
         ]
         self.in_rows = {name: str(call.attrs["field"]) for call in loads for name in call.results}
         self.tensors = {**traffic.tensors, **{name: traffic.carry[field] for name, field in self.in_rows.items()}}
-        self.sizes = {**traffic.dims, BATCH_AXIS: requests, _POOL_AXIS: requests}
+        self.sizes = traffic.sizes(requests)
         self.made = {name for call in self.calls for name in call.results} - self.in_rows.keys()
         self.read = self._read()
 
@@ -179,26 +188,23 @@ class _Launch:
         return self.tensors[name].axes if name in self.tensors else ()
 
     def _size(self, axis: str) -> int:
-        """Elements along an axis; 0 where the engine decides."""
-        return int(axis) if axis.isdecimal() else self.sizes.get(axis, 0)
+        return _size(self.sizes, axis)
 
     def _height(self, name: str) -> int:
         """Rows of one request of a value."""
         return prod(map(self._size, self._axes(name)[1:-1]))
 
-    def _bytes(self, one: Typed) -> int:
-        return DTYPES[one.dtype].bytes * prod(map(self._size, one.axes))
-
     def _nbytes(self, name: str) -> int:
         """Bytes of a value; of what is there for every row of the pool, those of the requests."""
-        return self._bytes(self.tensors[name]) if name in self.tensors else 0
+        return self.traffic.nbytes(self.tensors[name], self.requests) if name in self.tensors else 0
 
     def _carried(self, call: OpCall) -> int:
         """Bytes of the rows of a field that an op reads or writes; of those that it appends to, what it appends."""
         field = self.traffic.carry.get(str(call.attrs.get("field", "")))
         if field is None:
             return 0
-        return self._bytes(replace(field, axes=(BATCH_AXIS, "A")) if call.op in _APPENDING else field)
+        appended = replace(field, axes=(BATCH_AXIS, "A"))
+        return self.traffic.nbytes(appended if call.op in _APPENDING else field, self.requests)
 
     def _copied(self, call: OpCall, moved: int | None) -> int:
         """Bytes of keys and values that an op reads once and writes once, or for every other branch."""
@@ -208,6 +214,11 @@ class _Launch:
         tokens = self.traffic.most_moved(call, self.requests) if moved is None else moved
         copies = 1 if call.op == "kv.move" else self._size("K") - 1
         return (1 + copies) * tokens * pool.layers * pool.buffers * pool.row_bytes
+
+
+def _size(sizes: Mapping[str, int], axis: str) -> int:
+    """Elements along an axis; 0 where the engine decides."""
+    return int(axis) if axis.isdecimal() else sizes.get(axis, 0)
 
 
 def _drafted(call: OpCall) -> list[str]:

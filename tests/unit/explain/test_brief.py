@@ -12,27 +12,29 @@ from typer.testing import CliRunner
 from specc.algorithms import names, needs
 from specc.cli.main import app
 from specc.config import load_config, load_text
-from specc.driver.compile import Compiled, compile_depths
+from specc.driver.build import DepthBuild, build_program
 from specc.explain import brief
+from specc.explain.program import steps
 from specc.explain.story import PassStory, RemarkStory, Story, tell
 from specc.pass_manager.pass_base import REMOVED, Choice, Rejected
+from specc.runtime.plan.nodes import Launch
 
 
 @pytest.fixture(scope="module")
-def wide() -> Compiled:
+def wide() -> DepthBuild:
     """A large tree whose rows are drawn along the path."""
-    return compile_depths(load_config(EXAMPLES / "eagle-tree-sampled-wide.yaml", names(), needs))[0]
+    return build_program(load_config(EXAMPLES / "eagle-tree-sampled-wide.yaml", names(), needs)).depths[0]
 
 
 @pytest.fixture(scope="module")
-def story(wide: Compiled) -> Story:
-    return tell(*wide)
+def story(wide: DepthBuild) -> Story:
+    return tell(wide)
 
 
 @pytest.fixture(scope="module")
 def chain() -> Story:
     text = config_text("STANDALONE", num_steps=2)
-    return tell(*compile_depths(load_text(text, Path("small.yaml"), names(), needs))[0])
+    return tell(build_program(load_text(text, Path("small.yaml"), names(), needs)).depths[0])
 
 
 def choosing(story: Story, *chosen: tuple[str, Choice]) -> Story:
@@ -75,7 +77,7 @@ def test_what_is_carried_no_more_comes_first(chain: Story) -> None:
     gone = [choice.of for choice in brief.removed(chain)]
     assert gone[:2] == ["carry @hidden", "carry @topk_p"]
     assert gone[2].startswith("%")
-    assert len(gone) == sum(choice.chosen == REMOVED for _, _, choice in brief.choices(chain))
+    assert len(gone) == sum(choice.chosen == REMOVED for _, _, choice in chain.choices())
 
 
 def test_the_weightiest_decisions(story: Story) -> None:
@@ -106,8 +108,8 @@ def test_values_are_spelled_as_in_a_file() -> None:
     assert [brief.spelled(one) for one in (None, True, (), (1, 2), 128256)] == ["", "true", "none", "1, 2", "128256"]
 
 
-def test_rows_are_chosen_by_their_estimates(wide: Compiled) -> None:
-    (choice,) = [one for name, _, one in brief.choices(tell(*wide)) if one.of == "rows that are drawn"]
+def test_rows_are_chosen_by_their_estimates(wide: DepthBuild) -> None:
+    (choice,) = [one for name, _, one in tell(wide).choices() if one.of == "rows that are drawn"]
     (other,) = choice.rejected
     assert (choice.chosen, other.what, choice.unit) == ("lazy", "eager", "us")
     assert other.cost is not None and choice.cost is not None and other.cost > choice.cost
@@ -115,27 +117,27 @@ def test_rows_are_chosen_by_their_estimates(wide: Compiled) -> None:
 
 def test_programs_share_a_row_as_an_estimate_says(story: Story) -> None:
     """No other number that is told of is estimated to take less."""
-    splits = [choice for name, _, choice in brief.choices(story) if name == "specialize-buckets"]
+    splits = [choice for name, _, choice in story.choices() if name == "specialize-buckets"]
     assert len(splits) == 9
     for choice in splits:
         assert choice.rejected and choice.unit == "tiles"
         assert all(choice.cost <= other.cost for other in choice.rejected)
-    nodes = {node.name: node for phase in story.phases for node in phase.nodes}
-    assert nodes["verify_draw_0"].grid == (64, 13, 1)
-    assert nodes["draft_topk_0"].grid == (64, 8, 1), "eight branches"
+    grids = {node.name: node.grid[64] for node in story.plan.nodes("step") if isinstance(node, Launch)}
+    assert grids["verify_draw_0"] == (64, 13, 1)
+    assert grids["draft_topk_0"] == (64, 8, 1), "eight branches"
     chosen = {choice.of: choice.chosen for choice in splits}
     assert chosen["verify_draw_0"] == "13 programs share a row"
     assert chosen["draft_topk_0"] == "a program has a row"
 
 
 def test_a_launch_is_held_against_one_for_each_op(story: Story) -> None:
-    nodes = {node.name: node for phase in story.phases for node in phase.nodes}
-    formed = [choice for name, _, choice in brief.choices(story) if name == "form-kernels"]
-    assert {choice.of for choice in formed} == {name for name, node in nodes.items() if node.kind == "launch"}
+    launches = {step.node.name: step for step in steps(story.plan) if isinstance(step.node, Launch)}
+    formed = [choice for name, _, choice in story.choices() if name == "form-kernels"]
+    assert {choice.of for choice in formed} == launches.keys()
     for choice in formed:
-        node = nodes[choice.of]
-        assert choice.cost == node.bytes
-        assert [other.what for other in choice.rejected] == [f"{len(node.ops)} launches"] * (len(node.ops) > 1)
+        ops = launches[choice.of].node.ops
+        assert choice.cost == launches[choice.of].bytes
+        assert [other.what for other in choice.rejected] == [f"{len(ops)} launches"] * (len(ops) > 1)
         assert all(other.cost >= choice.cost for other in choice.rejected)
 
 
@@ -149,7 +151,7 @@ def test_what_was_removed_would_have_taken_bytes(chain: Story) -> None:
 
 def test_a_launch_of_many_ops_saves_bytes(story: Story) -> None:
     """Each of four levels would have its logits read, and its row of them written and read again."""
-    (choice,) = [one for name, _, one in brief.choices(story) if (name, one.of) == ("form-kernels", "verify_draw_0")]
+    (choice,) = [one for name, _, one in story.choices() if (name, one.of) == ("form-kernels", "verify_draw_0")]
     (other,) = choice.rejected
     assert other.cost is not None and choice.cost is not None
     assert other.cost - choice.cost > 2 * 64 * 128256 * 4 - 4096

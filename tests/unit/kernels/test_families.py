@@ -19,6 +19,7 @@ from specc.kernels import COMPOSED, FAMILIES, LONE
 from specc.kernels.shared.base import CAPACITY, MAX_SPLITS, cluster_of, nbytes
 from specc.kernels.shared.traffic import traffic
 from specc.kernels.shared.vocabulary import block, most_splits, rows_of, splits
+from specc.runtime.plan.nodes import KINDS
 
 TREE: dict[str, Any] = {"topk": 4, "num_draft_tokens": 9}
 VARIANTS: list[dict[str, Any]] = [
@@ -85,10 +86,9 @@ def test_specs(module: Module) -> None:
         names = [argument.name for argument in spec.arguments] + [name for name, _ in spec.constants]
         assert len(set(names)) == len(names)
         for argument in spec.arguments:
-            strides = (argument.stride, argument.row_stride, argument.slot_stride)
-            ways = (argument.buffer, argument.input, argument.size, *strides)
-            bound = [argument.value, argument.literal, *(way or None for way in ways)]
-            assert sum(way is not None for way in bound) == 1, argument.name
+            passed = argument.passed
+            assert passed.kind in KINDS, argument.name
+            assert (passed.target == "") == (passed.literal is not None) == (passed.kind == "literal"), argument.name
         assert all(scratch.name.startswith(f"{kernel.name}.") for scratch in spec.scratch)
 
 

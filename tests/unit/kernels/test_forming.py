@@ -88,12 +88,12 @@ def test_what_is_read_elsewhere_is_stored_and_changes_no_launch(result: str) -> 
 
     module = formed("EAGLE", hand_out, **TREE)
     assert launches(module) == launches(formed("EAGLE", **TREE))
-    passed = [argument.value for argument in spec_of(module, "draft_topk_2").arguments]
-    assert passed.count(module.outputs["watched"]) == 1
+    passed = [argument.passed.target for argument in spec_of(module, "draft_topk_2").arguments]
+    assert passed.count(module.outputs["watched"].name) == 1
     unwatched = formed("EAGLE", **TREE)
     grow = [op for op in unwatched.phases["draft"] if op.opcode == "tree.grow"][-1]
-    others = [argument.value for argument in spec_of(unwatched, "draft_topk_2").arguments]
-    assert grow.out(result) not in others
+    others = [argument.passed.target for argument in spec_of(unwatched, "draft_topk_2").arguments]
+    assert grow.out(result).name not in others
 
 
 @pytest.mark.parametrize("outputs", [[], ["accept_index"], ["logprobs"], ["hidden_states", "logprobs"]], ids=str)
@@ -136,8 +136,8 @@ def test_a_block_becomes_a_chain() -> None:
     spec = spec_of(module, "draft_argmax")
     assert spec.scratch[0].shape == (4, 5, dict(spec.constants)["SPLITS"])
     assert grid_of(module, "draft_argmax", 2) == 5
-    passed = [argument.value for argument in spec.arguments]
-    assert cluster[0].results[0] not in passed
+    passed = [argument.passed.target for argument in spec.arguments]
+    assert cluster[0].results[0].name not in passed
 
 
 @pytest.mark.parametrize(("topk", "num_steps", "warps"), [(2, 2, 4), (8, 5, 4), (8, 16, 8), (16, 5, 8), (16, 16, 16)])

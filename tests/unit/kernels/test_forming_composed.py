@@ -49,8 +49,10 @@ def test_any_topk_of_a_row_has_a_kernel(results: str, raised: bool) -> None:
     module = small(("draft", ops), outputs=outputs)
     assert list(launches(module)) == ["draft_topk"]
     (topk,) = module.find("vocab.topk")
-    passed = {argument.value for argument in spec_of(module, "draft_topk").arguments}
-    assert {value for value in topk.results if value in passed} == {module.outputs[name] for name in results.split()}
+    passed = {argument.passed.target for argument in spec_of(module, "draft_topk").arguments}
+    assert {value for value in topk.results if value.name in passed} == {
+        module.outputs[name] for name in results.split()
+    }
 
 
 def test_an_op_joins_the_first_launch_that_can_compute_it() -> None:

@@ -11,8 +11,8 @@ from specc.driver.build import build_program
 from specc.ir.core import Module, Op
 from specc.ir.types import TensorType
 from specc.kernels import FAMILIES
-from specc.kernels.shared.base import CAPACITY, Cluster, read_in_place
-from specc.runtime.plan.nodes import Launch
+from specc.kernels.shared.base import CAPACITY, Cluster, Parameter, read_in_place
+from specc.runtime.plan.nodes import Argument, Launch
 
 START, PROPOSE = FAMILIES["ngram_start"], FAMILIES["ngram_propose"]
 LOOK_UP = ["carry.load", "ngram.propose"]
@@ -123,9 +123,9 @@ def test_arguments_follow_the_field(field: str) -> None:
     for family in (START, PROPOSE):
         (cluster,) = family.candidates(module)
         arguments = {argument.name: argument for argument in family.spec(module, "k", cluster).arguments}
-        assert arguments["text_ptr"].buffer == f"relay.{field}"
-    assert (arguments["corpus_ptr"].input, arguments["corpus_ptr"].type) == ("corpus", "*i32")
-    assert (arguments["corpus_size"].size, arguments["corpus_size"].type) == ("corpus", "i64")
+        assert arguments["text_ptr"].passed == Argument("text_ptr", "buffer", f"relay.{field}")
+    assert arguments["corpus_ptr"] == Parameter("*i32", Argument("corpus_ptr", "input", "corpus"))
+    assert arguments["corpus_size"] == Parameter("i64", Argument("corpus_size", "size", "corpus"))
 
 
 def test_branches_without_a_node_are_not_looked_for() -> None:

@@ -11,10 +11,11 @@ from programs import EXAMPLES
 from specc.algorithms import names, needs
 from specc.config import LoadedConfig, load_config, load_text
 from specc.driver.build import build_program
-from specc.driver.compile import Compiled
-from specc.explain.story import LaunchStory, tell
+from specc.explain.document import document
+from specc.explain.story import tell
 from specc.measure.steps import known
 from specc.report.model import gather
+from specc.runtime.plan.nodes import Launch
 
 NOT_HERE = ("random-qwen3-chain",)
 """Its models are made by a script."""
@@ -34,11 +35,11 @@ def loaded(program: Path | Toy) -> LoadedConfig:
 )
 def test_explain_report_and_bench_say_one_number(program: Path | Toy) -> None:
     for depth in build_program(loaded(program)).depths:
-        compiled = Compiled(depth.loaded, depth.module, depth.ctx)
         (bucket,) = known(depth.plan, depth.plan.buckets[-1:])
-        nodes = [node for phase in tell(*compiled).phases if phase.entry == "step" for node in phase.nodes]
-        explained = {node.name: node.bytes for node in nodes if isinstance(node, LaunchStory)}
-        steps = [step.node for step in gather(compiled).of("step")]
-        reported = {node.name: node.bytes for node in steps if isinstance(node, LaunchStory)}
+        phases = document(tell(depth))["phases"]
+        nodes = [node for phase in phases if phase["entry"] == "step" for node in phase["nodes"]]
+        explained = {node["name"]: node["bytes"] for node in nodes if node["kind"] == "launch"}
+        steps = gather(depth).of("step")
+        reported = {step.node.name: step.bytes for step in steps if isinstance(step.node, Launch)}
         assert {one.name: one.bytes for one in bucket.launches} == explained == reported
         assert explained

@@ -8,10 +8,11 @@ from itertools import combinations
 import pytest
 from told_pages import CASES, page_of
 
-from specc.explain.story import ForwardStory
 from specc.report.figures import arena, drafted
-from specc.report.model import Stretch
+from specc.report.model import extent
 from specc.report.timeline import timeline
+from specc.runtime.plan.nodes import OUTSIDE
+from specc.runtime.plan.plan import Buffer
 
 SVG = "{http://www.w3.org/2000/svg}"
 Box = tuple[float, float, float, float]
@@ -33,18 +34,19 @@ def test_a_block_for_every_node_in_order(name: str) -> None:
     page = page_of(name)
     for entry in ("step", "prefill"):
         steps = page.of(entry)
-        svg = timeline(steps, "here", "Here")
+        svg = timeline(page, entry, "here", "Here")
         found = boxes(svg)
         assert found == sorted(found)
         assert not any(meet(one, other, 0) for one, other in combinations(found, 2))
         wide = [right - left > 60 for left, _, right, _ in found]
-        assert wide == [isinstance(step.node, ForwardStory) for step in steps]
+        assert wide == [isinstance(step.node, OUTSIDE) for step in steps]
         links = [one.attrib["href"] for one in ET.fromstring(svg).iter(f"{SVG}a")]
         assert links == [f"#node-{step.node.name}" for step in steps]
 
 
-def share(one: Stretch, other: Stretch) -> bool:
-    return one.offset < other.offset + other.taken and other.offset < one.offset + one.taken
+def share(one: Buffer, other: Buffer) -> bool:
+    (begin, end), (other_begin, other_end) = extent(one), extent(other)
+    return begin < other_end and other_begin < end
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -58,8 +60,8 @@ def test_buffers_lie_where_their_bytes_and_their_nodes_are(name: str) -> None:
     middles = [(float(one["x"]) - begins) / column for one in heads]
     assert middles == pytest.approx([step.index - 0.5 for step in page.steps], abs=0.06)
     for box, one in zip(found, page.arena, strict=True):
-        assert (box[0] - begins) / column == pytest.approx(one.first - 1, abs=0.06)
-        assert (box[2] - begins) / column == pytest.approx(one.last, abs=0.06)
+        assert (box[0] - begins) / column == pytest.approx(page.alive(one)[0] - 1, abs=0.06)
+        assert (box[2] - begins) / column == pytest.approx(page.alive(one)[1], abs=0.06)
     for (box, one), (other_box, other) in combinations(zip(found, page.arena, strict=True), 2):
         assert meet(box, other_box, 1) == share(one, other)
         assert not (meet(box, other_box, 0) and meet(box, other_box, 1)), "two that live together"

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from told_pages import CASES, page_of, plan_of
 
-from specc.explain.brief import choices
 from specc.report.page import render
 
 CSS = (Path(__file__).parents[3] / "specc/report/page.css").read_text()
@@ -108,7 +107,7 @@ def test_every_decision_is_there_with_what_was_rejected() -> None:
     said = " ".join(word for words in Outline(render(page)).words.values() for word in words)
     for told in page.story.passes:
         assert all(remark.message in said for remark in told.remarks if remark.choice is None)
-    for _, remark, choice in choices(page.story):
+    for _, remark, choice in page.story.choices():
         assert choice.reason in said
         assert (remark.place or "") in said
         assert all(other.what in said and other.reason in said for other in choice.rejected)

@@ -11,12 +11,12 @@ from told_pages import CASES, page_of, plan_of
 
 from specc.algorithms import names, needs
 from specc.config import load_text
-from specc.driver.compile import compile_depths
-from specc.explain.story import ForwardStory, LaunchStory
-from specc.report.model import gather
+from specc.driver.build import build_program
+from specc.report.model import extent, gather
 from specc.report.page import render
 from specc.report.timeline import kind_of
 from specc.report.timeline import said as hover
+from specc.runtime.plan.nodes import OUTSIDE, Launch
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -26,9 +26,10 @@ def test_nodes_are_those_of_the_plan(name: str) -> None:
     assert [step.index for step in page.steps] == list(range(1, len(planned) + 1))
     for step, (phase, node) in zip(page.steps, planned, strict=True):
         assert (step.node.name, step.node.kind) == (node["name"], node["kind"])
-        assert (step.phase, step.entry) == (phase["name"], phase["entry"])
-        assert isinstance(step.node, LaunchStory) == bool(step.choices)
-        assert isinstance(step.node, ForwardStory) == (step.why == "" and node["kind"] in ("external", "given"))
+        assert (step.phase.name, step.phase.entry) == (phase["name"], phase["entry"])
+        assert isinstance(step.node, Launch) == bool(page.story.about(step.node.name))
+        assert isinstance(step.node, OUTSIDE) == (node["kind"] in ("external", "given"))
+        assert not (isinstance(step.node, OUTSIDE) and page.why(step.node.name))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -37,22 +38,23 @@ def test_the_arena_is_that_of_the_plan(name: str) -> None:
     end = len(page.steps)
     for one in page.arena:
         (buffer,) = [b for b in plan["buffers"] if b["name"] == one.name]
-        first, last = buffer["lifetime"]
+        (first, last), (begin, ends) = buffer["lifetime"], extent(one)
+        taken = ends - begin
         assert (one.offset, one.bytes) == (buffer["offset"], buffer["bytes"])
-        assert (one.first, one.last) == ((max(first, 1), last) if last <= end else (1, end))
-        assert one.taken % 256 == 0 and one.bytes <= one.taken < one.bytes + 256
-        assert (one.kind == "carried") == one.name.startswith("relay.")
+        assert page.alive(one) == ((max(first, 1), last) if last <= end else (1, end))
+        assert taken % 256 == 0 and one.bytes <= taken < one.bytes + 256
+        assert (page.kind(one) == "carried") == one.name.startswith("relay.")
     assert len(page.arena) == sum(b["owner"] == "arena" for b in plan["buffers"])
-    assert asdict(page.memory) == plan["memory"]
-    assert page.memory.arena == max(one.offset + one.bytes for one in page.arena)
+    assert asdict(page.plan.memory) == plan["memory"]
+    assert page.plan.memory.arena == max(extent(one)[0] + one.bytes for one in page.arena)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_reused_byte_by_byte(name: str) -> None:
     page = page_of(name)
-    owners = [0] * max(one.offset + one.taken for one in page.arena)
+    owners = [0] * max(extent(one)[1] for one in page.arena)
     for one in page.arena:
-        for byte in range(one.offset, one.offset + one.taken):
+        for byte in range(*extent(one)):
             owners[byte] += 1
     assert page.reused() == sum(count > 1 for count in owners) > 0
 
@@ -61,25 +63,21 @@ def test_what_is_reused_byte_by_byte(name: str) -> None:
 def test_who_touches_what_is_carried(name: str) -> None:
     """Against the arguments of the plan's launches."""
     page, plan = page_of(name), plan_of(name)
-    assert [held.field.name for held in page.carry] == [one["name"] for one in plan["carry"]]
     launches = [node for phase in plan["phases"] for node in phase["nodes"] if node["kind"] == "launch"]
-    for held in page.carry:
-        touching = {
-            node["name"]
-            for node in launches
-            if any(a.get("target") == f"relay.{held.field.name}" for a in node["args"])
-        }
-        assert {*held.written, *held.read} == touching
-        assert held.given == any(one["name"] == held.field.name and one.get("given") for one in plan["carry"])
-        assert held.read and (held.written or held.given)
-        assert held.why.startswith("a step needs it in ")
-        assert "prefill" not in held.why
+    for field in plan["carry"]:
+        name = field["name"]
+        touching = {node["name"] for node in launches if any(a.get("target") == f"relay.{name}" for a in node["args"])}
+        assert {*page.written(name), *page.read(name)} == touching
+        assert page.read(name) and (page.written(name) or field.get("given"))
+        assert page.why_carried(name).startswith("a step needs it in ")
+        assert "prefill" not in page.why_carried(name)
 
 
 def test_why_a_field_is_carried() -> None:
-    why = {held.field.name: held.why for held in page_of("eagle_tree").carry}
-    assert why["hidden"] == "a step needs it in draft_0"
-    assert why["topk_p"] == "a step needs it in draft_topk_0..1"
+    page = page_of("eagle_tree")
+    assert page.why_carried("hidden") == "a step needs it in draft_0"
+    assert page.why_carried("topk_p") == "a step needs it in draft_topk_0..1"
+    assert page.why_carried("seq_lens").endswith("target, verify_argmax, compact, extend, extend_topk"), "in order"
 
 
 @pytest.mark.parametrize(
@@ -111,7 +109,7 @@ def test_a_look_up_in_a_corpus(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text("to be or not to be")
     text = config_text("NGRAM", options={"corpus": "corpus.txt"})
     loaded = load_text(text, tmp_path / "small.yaml", names(), needs)
-    page = gather(compile_depths(loaded)[0])
+    page = gather(build_program(loaded).depths[0])
     assert page.drafting.corpus and not page_of("look_up_chain").drafting.corpus
     assert "The text and a corpus are looked through" in render(page)
     assert "The text is looked through" in render(page_of("look_up_chain"))
@@ -129,6 +127,6 @@ def test_what_the_engine_does(name: str, node: str, said: str, forwards: int) ->
     """Models are counted as forwards, neither what the host is asked nor what is handed over."""
     page = page_of(name)
     (step,) = [step for step in page.of("step") if step.node.name == node]
-    assert hover(step).startswith(f"{node}: {said}")
-    assert (kind_of(step) == "host") == (name == "masks")
+    assert hover(page, step).startswith(f"{node}: {said}")
+    assert (kind_of(step.node) == "host") == (name == "masks")
     assert f"and {forwards} forwards" in render(page)

@@ -11,7 +11,6 @@ from programs import config_text, written
 from specc.algorithms import names, needs
 from specc.config import LoadedConfig, load_text
 from specc.driver.build import build_program
-from specc.driver.compile import compile_depths
 from specc.report.model import Page, gather
 
 TREE = {"topk": 2, "num_draft_tokens": 6, "page_size": 16}
@@ -41,7 +40,7 @@ def loaded(name: str) -> LoadedConfig:
 @functools.cache
 def page_of(name: str) -> Page:
     """What its page tells."""
-    return gather(compile_depths(loaded(name))[0])
+    return gather(build_program(loaded(name)).depths[0])
 
 
 @functools.cache
