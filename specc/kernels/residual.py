@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specc.ir.core import Op, Value
+from specc.ir.opdef import Trait
 from specc.kernels.shared import vocabulary
 from specc.kernels.shared.base import Cluster, numbered
 from specc.kernels.shared.compose import Composed
@@ -45,7 +46,7 @@ class Residual(Composed):
     def _rows(self, text: Text, q: Value, number: int) -> tuple[str, str]:
         """The memory of rows of q, and the requests' rows in it if they are read where they are carried."""
         load = q.source
-        if load is not None and load in text.cluster and load.opcode == "carry.load":
+        if load is not None and load in text.cluster and load.has(Trait.LOADS):
             return text.pool(load), text.pointer(load["rows"], "rows")
         return text.pointer(q, f"q{number}"), "None"
 

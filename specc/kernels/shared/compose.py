@@ -13,16 +13,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from specc.ir.core import Module, Op, is_state
-from specc.ir.ops.tree import MASKS
+from specc.ir.opdef import Trait
 from specc.kernels.shared import vocabulary
-from specc.kernels.shared.base import CAPACITY, ROW_BLOCK, STORES, Cluster, Family, Spec, leaves, read_in_place
-from specc.kernels.shared.blocks import all_fit, fits_registers, is_computed, is_long
+from specc.kernels.shared.base import CAPACITY, ROW_BLOCK, Cluster, Family, Spec, leaves, read_in_place
+from specc.kernels.shared.blocks import all_fit, fits_registers, is_computed, is_gather, is_long
 from specc.kernels.shared.knobs import tuned_split
 from specc.kernels.shared.text import INDENT, Text, flags_first
 from specc.kernels.shared.tiles import ROW, changes_logits, in_memory, is_prologue, side_of, tile_of
-
-_OF_ENTRIES = frozenset({"commit.compact", "commit.last", "tree.gather"})
-"""Ops whose device functions pick entries of T[N], no rows."""
 
 JOINED = {"vocab.logprob": "vocab.argmax", "sample.mass": "sample.draw"}
 """Sums over the logits of a reduction, which its scan makes besides."""
@@ -33,13 +30,13 @@ _RESIDENT_WARPS = 132 * 16
 
 def has_tile(module: Module, op: Op) -> bool:
     """Whether one program can compute an op of a request from blocks, memory, and pool rows."""
-    if op.opcode in ("carry.load", *STORES):
+    if op.has(Trait.LOADS) or op.has(Trait.STORES):
         return all_fit(module, op)
     function = None if op.opcode == ROW else tile_of(op)
     if function is None or changes_logits(function) or any(is_state(value) for value in op.operands):
         return False
-    if op.opcode in _OF_ENTRIES and op["x"].type is not None and not all_fit(module, op):
-        return False
+    if op.has(Trait.PICKS) and not all_fit(module, op):
+        return False  # device functions pick entries of T[N], no rows
     memory = in_memory(op)
     blocks = [value for name, value in op.named.items() if name in function.parameters]
     blocks += [value for name, value in op.named_results.items() if name not in memory]
@@ -155,13 +152,13 @@ class Composed(Family):
 
 def _in_chunks(module: Module, op: Op, cluster: Cluster) -> bool:
     """Whether all programs share the rows that an op moves."""
-    return is_long(module, op) and op.opcode != "tree.gather" and not is_computed(module, op, cluster)
+    return is_long(module, op) and not is_gather(op) and not is_computed(module, op, cluster)
 
 
 def _write(text: Text, op: Op) -> None:
-    if op.opcode in ("carry.load", *STORES):
+    if op.has(Trait.LOADS) or op.has(Trait.STORES):
         text.carry(op)
-    elif op.opcode == "tree.gather" and is_long(text.module, op):
+    elif is_gather(op) and is_long(text.module, op):
         text.gather(op)
     elif op.opcode != "health.raise" or not text.raised(op):
         function = tile_of(op)
@@ -192,5 +189,5 @@ def _warps(module: Module, cluster: Cluster, scans: bool) -> int:
     count = _candidates(module, cluster)
     if count > 512:
         return 8 if count <= 2048 else 16
-    wide = any(op.opcode in (*MASKS, "vocab.topk_merge") for op in cluster)
+    wide = any(op.has(Trait.MASKS) or op.opcode == "vocab.topk_merge" for op in cluster)
     return 4 if scans or count or wide else 1

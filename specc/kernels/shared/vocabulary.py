@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from specc.ir.core import Module, Op, Value, tensor_type
+from specc.ir.opdef import Trait
+from specc.ir.ops import OPS
 from specc.ir.ops.model import GIVEN_PADDED
 from specc.ir.types import DTYPES
-from specc.kernels.shared.base import CAPACITY, IN_PLACE, MAX_SPLITS, VECTOR_BYTES, Cluster, alignment, power_of_two
+from specc.kernels.shared.base import CAPACITY, MAX_SPLITS, VECTOR_BYTES, Cluster, alignment, power_of_two
 from specc.kernels.shared.knobs import NONE, TILES, WARPS, Knobs, exact, tuned, tuned_split
 from specc.kernels.shared.text import Text, in_tuple
 from specc.kernels.shared.text import rows_of as rows_of_value
@@ -123,7 +125,7 @@ def loads_tables(reduction: Op) -> bool:
     """Whether what comes before a reduction reads a number for every entry of the vocabulary."""
     source = reduction["logits"].source
     while source is not None and is_prologue(source):
-        if source.opcode in IN_PLACE:
+        if OPS[source.opcode].pooled:
             return True
         source = source["logits"].source
     return False
@@ -286,7 +288,7 @@ def _memory(text: Text, op: Op, stem: str) -> str | None:
     """
     operand = op.get(stem.removesuffix("_rows"))
     load = None if operand is None else operand.source
-    if load is not None and load in text.cluster and load.opcode == "carry.load":
+    if load is not None and load in text.cluster and load.has(Trait.LOADS):
         return text.pool(load) if stem in op.named else text.pointer(load["rows"], "rows")
     return text.pointer(op[stem], stem) if stem in op.named else None
 
