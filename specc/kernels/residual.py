@@ -15,6 +15,7 @@ class Residual(Composed):
 
     stem = "residual"
     reduces = "sample.residual"
+    cost = vocabulary.Cost(tail=3 * 2048, wave=132 * 4)  # it holds two rows, and registers leave room for no more
 
     def scan(self, text: Text, reduction: Op, cluster: Cluster) -> str:
         """See `Composed.scan`; only the rows of nodes with a weight are read, those of q where they are."""

@@ -24,24 +24,19 @@ from specc.kernels import COMPOSED, LONE
 from specc.kernels.formed import malformed
 from specc.kernels.shared.base import Cluster, convex, read_in_place
 from specc.kernels.shared.blocks import block_shape, is_gather, is_long
-from specc.kernels.shared.compose import JOINED, has_tile
+from specc.kernels.shared.compose import has_tile
 from specc.kernels.shared.tiles import in_memory, is_prologue, side_of
 from specc.kernels.shared.traffic import traffic
-from specc.kernels.shared.vocabulary import of_argmax
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.passes.gather_logits import unsplit
 from specc.passes.tune_launches import wrongly_tuned
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
-REDUCTIONS = {
-    "vocab.argmax": "argmax",
-    "vocab.topk": "topk",
-    "vocab.argmax_part": "argmax_part",
-    "vocab.topk_part": "topk_part",
-    "sample.draw": "draw",
-    "sample.residual": "residual",
-}
+REDUCTIONS = {family.reduces: stem for stem, family in COMPOSED.items() if family.reduces}
 """The ops that a launch begins with, and its family."""
+
+JOINED = {family.joins: family for family in COMPOSED.values() if family.joins}
+"""The sums that a family makes besides its reduction."""
 
 TORCH = "torch"
 """What is no family: an op alone, computed by its torch reference."""
@@ -376,17 +371,8 @@ def _prologues(module: Module, reader: Op, *beside: Op) -> list[Op]:
 
 
 def _joins(op: Op, ops: Sequence[Op]) -> bool:
-    """Whether an op is a sum over the same logits as a reduction among the ops, which makes it besides.
-
-    A log-probability is that of the argmax; a mass has the probability of what is drawn, or of what is there before.
-    """
-    if op.opcode == "vocab.logprob":
-        return of_argmax(op) and op["index"].source in ops
-    reduction = next((one for one in ops if one.opcode == JOINED.get(op.opcode)), None)
-    if reduction is None or any(op.get(name) is not reduction.get(name) for name in ("logits", "rows", "cuts")):
-        return False
-    drawn = op["entries"] is reduction.out("index") and op.attrs["ahead"] == 0
-    return op["scales"] is reduction["scales"] and (drawn or op["entries"].source not in ops)
+    """Whether an op is a sum over the same logits as a reduction among the ops, which makes it besides."""
+    return op.opcode in JOINED and JOINED[op.opcode].makes(op, ops)
 
 
 def _elements(module: Module, op: Op) -> int:

@@ -21,9 +21,6 @@ from specc.kernels.shared.knobs import tuned_split
 from specc.kernels.shared.text import INDENT, Text, flags_first
 from specc.kernels.shared.tiles import ROW, changes_logits, in_memory, is_prologue, side_of, tile_of
 
-JOINED = {"vocab.logprob": "vocab.argmax", "sample.mass": "sample.draw"}
-"""Sums over the logits of a reduction, which its scan makes besides."""
-
 _RESIDENT_WARPS = 132 * 16
 """Warps with about 120 registers per thread that a large GPU runs at once: those of the programs that build trees."""
 
@@ -64,6 +61,10 @@ class Composed(Family):
 
     reduces: ClassVar[str] = ""
     """The op that it begins with."""
+    joins: ClassVar[str] = ""
+    """The sum over the same logits that its scan makes besides."""
+    cost: ClassVar[vocabulary.Cost] = vocabulary.Cost(0)
+    """What its programs cost besides the tiles that they scan."""
 
     def candidates(self, module: Module) -> Iterable[Cluster]:
         """None: `form-kernels` composes these clusters itself."""
@@ -72,6 +73,10 @@ class Composed(Family):
     @abstractmethod
     def scan(self, text: Text, reduction: Op, cluster: Cluster) -> str:
         """Write how partial results are combined into the body; the statement that scans a chunk of a row."""
+
+    def makes(self, op: Op, ops: Sequence[Op]) -> bool:
+        """Whether an op is a sum that the scan of a reduction among some ops makes besides."""
+        return False
 
     def reduction(self, cluster: Cluster) -> Op | None:
         """The op that reduces."""
@@ -85,7 +90,7 @@ class Composed(Family):
         """Programs that scan, or copy chunks, or share what ops let them."""
         reduction = self.reduction(cluster)
         if reduction is not None:
-            count = vocabulary.splits(module, reduction, batch, _resident(module, cluster))
+            count = vocabulary.splits(module, reduction, batch, self._cost(module, cluster))
             return batch, vocabulary.scanned_rows(module, reduction) * count, 1
         composition = self.compose(module, "", cluster)
         programs = max(1, composition.chunks + composition.work)
@@ -98,12 +103,15 @@ class Composed(Family):
         reduction = self.reduction(cluster)
         if reduction is None or tuned_split(module, reduction, batch):
             return {}
-        return vocabulary.split_costs(module, reduction, batch, _resident(module, cluster))
+        return vocabulary.split_costs(module, reduction, batch, self._cost(module, cluster))
+
+    def _cost(self, module: Module, cluster: Cluster) -> vocabulary.Cost:
+        return self.cost.within(_resident(module, cluster))
 
     def compose(self, module: Module, name: str, cluster: Cluster) -> Composition:
         """Write a kernel."""
         text, reduction = Text(module, name, cluster), self.reduction(cluster)
-        scanned = [op for op in cluster if op is reduction or op.opcode in JOINED or is_prologue(op)]
+        scanned = [op for op in cluster if op is reduction or op.opcode == self.joins or is_prologue(op)]
         scanned += [op for op in cluster if read_in_place(module, op) and module.users(op.result)[0] in scanned]
         long = [op for op in cluster if op not in scanned and _in_chunks(module, op, cluster)]
         done = [*long, *scanned]

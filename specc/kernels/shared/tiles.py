@@ -94,9 +94,9 @@ def tile_of(op: Op) -> Function | None:
         return _functions_in(name, definition.tile_text, brought=True)[name]
     if definition.reference is not None:
         return None
-    if op.opcode in ("kv.slots", "kv.block_slots") and op.attrs["axis"] == "D":
-        name = name.replace("kv_", "kv_forward_")
-    return functions().get(name)
+    forwards = name.replace("kv_", "kv_forward_")
+    along_forwards = op.attrs.get("axis") == "D" and forwards in functions()
+    return functions().get(forwards if along_forwards else name)
 
 
 def side_of(op: Op) -> Function | None:
