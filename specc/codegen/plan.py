@@ -13,8 +13,9 @@ from specc.ir import declarations as ir
 from specc.ir.core import Module, Op, Value, entry_of, is_state, tensor_type
 from specc.ir.liveness import hidden_result
 from specc.ir.nodes import callback_of, calls_of, is_collective, is_external, is_given, is_host, is_rotated, node_of
+from specc.ir.opdef import Trait
 from specc.ir.ops import OPS
-from specc.ir.ops.tree import MASKS, mask_mode
+from specc.ir.ops.tree import mask_mode
 from specc.ir.types import TensorType, per_request
 from specc.kernels.shared import base as kernels
 from specc.runtime.plan.nodes import (
@@ -152,7 +153,7 @@ def _serving(module: Module, kv: Kv, dims: Mapping[str, int]) -> Serving:
         lookahead=modules or int(kv.shifted and bool(recurrent)),
         settled=not modules,
         reads_hidden=any(op.get("hidden") is not None for op in recurrent),
-        mask_mode=next((mask_mode(op.opcode, op.attrs) for op in module.find(*MASKS)), None),
+        mask_mode=next((mask_mode(op.opcode, op.attrs) for op in module.ops() if op.has(Trait.MASKS)), None),
         extras=tuple(sorted({name for op in targets for name in _extras(op)})),
     )
 

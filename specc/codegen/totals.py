@@ -6,6 +6,7 @@ from specc.ir.core import Module, Value, entry_of, tensor_type
 from specc.ir.declarations import Buffer, Kernel, Layout, Node, scratch_owner
 from specc.ir.liveness import hidden_result
 from specc.ir.nodes import calls_of, is_collective, is_external
+from specc.ir.opdef import Trait
 from specc.ir.ops import OPS
 from specc.ir.ops.model import GIVEN_HIDDEN
 from specc.kernels.shared.base import cluster_of, nbytes
@@ -88,7 +89,7 @@ def _hidden(module: Module) -> tuple[set[Value], set[str]]:
         for op in module.ops():
             if OPS[op.opcode].effect == "carry" and op.get("value") in values:
                 fields.add(str(op.attrs["field"]))
-            elif op.opcode == "carry.load" and op.attrs["field"] in fields:
+            elif op.has(Trait.LOADS) and op.attrs["field"] in fields:
                 values.add(op.result)
             elif op.opcode.startswith(("tree.", "commit.")) and op.get("x") in values:
                 values |= set(op.results)

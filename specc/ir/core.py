@@ -14,6 +14,7 @@ from typing import TypeVar
 import networkx as nx
 
 from specc.ir.declarations import Decl
+from specc.ir.opdef import Trait
 from specc.ir.ops import OPS
 from specc.ir.types import Dim, StateType, TensorType, Type
 from specc.support.diagnostics import Diagnostic, DiagnosticError
@@ -89,6 +90,10 @@ class Op:
         """Operands by name, in order."""
         operands = self.operands
         return dict(zip(OPS[self.opcode].operand_names(len(operands), self.attrs), operands, strict=True))
+
+    def has(self, trait: Trait) -> bool:
+        """Whether the op has a trait."""
+        return trait in OPS[self.opcode].traits
 
     def out(self, name: str) -> Value:
         """The result that the op's signature calls ``name``. KeyError without one."""

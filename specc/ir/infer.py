@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specc.ir.core import Module, Op, Value
-from specc.ir.opdef import OpDef, TypeMismatch, VocabularyMismatch
+from specc.ir.opdef import OpDef, Trait, TypeMismatch, VocabularyMismatch
 from specc.ir.ops import OPS
 from specc.ir.types import REDUCED, SHARDS, TensorType, Type
 from specc.support.diagnostics import Diagnostic, Note
-
-_VIEWS = frozenset({"commit.path", "commit.last", "tree.repeat", "tree.gather"})
-"""Ops that hand a value through; a mismatch is the fault of whoever produced it."""
 
 
 def infer_op(module: Module, op: Op) -> tuple[Type, ...]:
@@ -105,10 +102,15 @@ def explain(op: Op, mismatch: TypeMismatch) -> Diagnostic:
 
 
 def _origin(value: Value) -> Op | None:
+    """The op that a mismatch is the fault of: who produced the value, not who handed its rows on."""
     source = value.source
-    while source is not None and source.opcode in _VIEWS:
-        source = source.operands[0].source
+    while source is not None and (given := source.get("x")) is not None and _hands_on(source):
+        source = given.source
     return source
+
+
+def _hands_on(op: Op) -> bool:
+    return op.has(Trait.PICKS) or op.has(Trait.COPIES)
 
 
 def _code(operand: Value, mismatch: TypeMismatch) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from specc.ir.core import Module, Op, Value, is_state
+from specc.ir.opdef import Trait
 from specc.ir.ops import OPS
 from specc.ir.types import StateType, TensorType
 from specc.support.location import Location
@@ -90,7 +91,7 @@ def _mark(op: Op, live: Liveness) -> None:
             live.states.add(value.type.owner)
         else:
             live.values.add(value)
-    if op.opcode == "carry.load":
+    if op.has(Trait.LOADS):
         live.fields.add(str(op.attrs["field"]))
 
 

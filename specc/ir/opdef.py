@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,27 @@ PAGES = range(1, 1025)
 """Tokens per page, as in a configuration."""
 STEPS = range(1, 513)
 """Draft steps, or nodes that follow each other: no more than nodes are verified."""
+
+
+class Trait(Enum):
+    """What passes and kernels ask of an op, whatever its name."""
+
+    REDUCES = auto()
+    """It scans ``logits`` over the vocabulary, so a launch begins with it."""
+    SUMS = auto()
+    """What it gives depends on the order in which a launch adds over the vocabulary, or merges records of ranks."""
+    LOADS = auto()
+    """It reads the row of a carried field."""
+    STORES = auto()
+    """It replaces the row of a carried field."""
+    COPIES = auto()
+    """It moves whole rows as they are."""
+    PICKS = auto()
+    """It reads only some rows of a request: those along the accepted path, of one node, or of parents."""
+    MOVES = auto()
+    """It copies keys and values from slots to slots."""
+    MASKS = auto()
+    """It says which columns a node attends to."""
 
 
 class TypeMismatch(Exception):
@@ -59,6 +81,16 @@ class Slot:
     def mark(self) -> str:
         """What stands after the name: ``?``, ``*`` or nothing."""
         return "?" * self.optional + "*" * self.variadic
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes of the pattern, as they are written."""
+        return tuple(_split(self.pattern)[2])
+
+    @property
+    def owner(self) -> str:
+        """Whose keys and values it is: ``target`` of ``!kv<target>``, empty of other patterns."""
+        return self.pattern[len("!kv<") : -1] if self.pattern.startswith("!") else ""
 
 
 def _slots(text: str) -> tuple[Slot, ...]:
@@ -99,6 +131,8 @@ class OpDef:
         indexes: by attribute the dimension that it counts along, or the operand along whose last axis it does.
         reference: of an op from outside what it computes, in torch, by the calling convention of `runtime.reference`.
         tile: of an op from outside the file that has its device function, see `specc.kernels.shared.tiles`.
+        traits: what passes and kernels ask of it; none of an op from outside.
+        pooled: the operand, without its number, that kernels read in the pool rows of a field that is loaded for it.
 
     """
 
@@ -114,6 +148,8 @@ class OpDef:
     indexes: Mapping[str, str | int] | None = None
     reference: Callable[..., Any] | None = None
     tile: Path | None = None
+    traits: frozenset[Trait] = frozenset()
+    pooled: str = ""
 
     @cached_property
     def operands(self) -> tuple[Slot, ...]:
@@ -267,7 +303,7 @@ def _match_shape(
 
 def _build(slot: Slot, bound: Bindings, attrs: Mapping[str, Any]) -> Type:
     if slot.pattern.startswith("!"):
-        return StateType(slot.pattern[len("!kv<") : -1])
+        return StateType(slot.owner)
     dtype, of, entries = _split(slot.pattern)
     if dtype in bound:
         dtype, of, _ = _split(str(bound[dtype]))

@@ -19,8 +19,9 @@ from specc.kernels import (
     topk_part,
 )
 from specc.kernels.shared.base import Family
+from specc.kernels.shared.compose import Composed
 
-COMPOSED: dict[str, Family] = {
+COMPOSED: dict[str, Composed] = {
     family.stem: family
     for family in (
         argmax.FAMILY,
@@ -48,5 +49,5 @@ LONE: dict[str, Family] = {
 }
 """Those that compose nothing, by stem, in the order in which they take their ops."""
 
-FAMILIES: dict[str, Family] = COMPOSED | LONE
+FAMILIES: dict[str, Family] = {**COMPOSED, **LONE}
 """Every family by stem."""

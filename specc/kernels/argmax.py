@@ -15,10 +15,12 @@ class Argmax(Composed):
 
     stem = "argmax"
     reduces = "vocab.argmax"
+    joins = "vocab.logprob"
+    cost = vocabulary.Cost(tail=2 * 2048)
 
     def scan(self, text: Text, reduction: Op, cluster: Cluster) -> str:
         """See `Composed.scan`; a log-probability takes the sums of exponentials besides."""
-        module, logprobs = text.module, [op for op in cluster if op.opcode == "vocab.logprob"]
+        module, logprobs = text.module, [op for op in cluster if op.opcode == self.joins]
         text.constants += vocabulary.sizes(text, reduction)
         function, operands, logits, shape = vocabulary.scanned(text, reduction, cluster)
         rows = vocabulary.rows_of(module, reduction)
@@ -40,6 +42,10 @@ class Argmax(Composed):
         text.blocks |= blocks
         given = f"{logits}, {value}, {mark}, {total}, {arrivals}, b, program, programs, {function}, {operands}"
         return f"last = {text.use('scan_argmax')}({given}, {rows}, V, STRIDE, SPLITS, BLOCK)"
+
+    def makes(self, op: Op, reduction: Op) -> bool:
+        """See `Composed.makes`: a log-probability is that of the argmax."""
+        return vocabulary.of_argmax(op) and op["index"].source is reduction
 
     def knobs(self, module: Module, cluster: Cluster) -> Knobs:
         """See `Family.knobs`: a largest value is the same in any order."""

@@ -13,22 +13,23 @@ class ArgmaxPart(parts.Part):
 
     stem = "argmax_part"
     reduces = "vocab.argmax_part"
+    tile = 2048
 
     def scan(self, text: Text, reduction: Op, cluster: Cluster) -> str:
         """See `Composed.scan`."""
         module, rows = text.module, vocabulary.rows_of(text.module, reduction)
-        text.constants += parts.sizes(module, reduction)
+        text.constants += self.sizes(module, reduction)
         function, operands, logits, shape = parts.scanned(text, reduction, cluster)
         value, mark = text.partial("partial_value", "f32", shape), text.partial("partial_index", "i32", shape)
         total = text.partial("partial_sum", "f32", shape) if reduction.attrs["words"] == 2 else "None"
         arrivals = text.partial("arrivals", "i32", shape[:1], zero=True)
         record, rank = text.pointer(reduction.result, "record"), text.pointer(reduction["rank"], "rank")
-        programs = parts.programs_of(module, reduction)
+        programs = self.programs(module, reduction)
         given = f"{value}, {mark}, {total}, {record}, {rank}, b, live, {rows}, CHUNKS, CHUNK, PROGRAMS"
         text.body.append(f"{text.use('store_argmax_part')}({given}, {parts.levels(programs)})")
         text.stored.add(reduction.result)
         given = f"{logits}, {value}, {mark}, {total}, {arrivals}, b, program, programs, {function}, {operands}"
-        levels = parts.levels(parts.each(module, reduction))
+        levels = parts.levels(self.each(module, reduction))
         return f"last = {text.use('scan_argmax_part')}({given}, {rows}, CHUNKS, CHUNK, PROGRAMS, {levels}, BLOCK)"
 
 

@@ -15,6 +15,8 @@ class Draw(Composed):
 
     stem = "draw"
     reduces = "sample.draw"
+    joins = "sample.mass"
+    cost = vocabulary.Cost(tail=3 * 2048)
 
     def scan(self, text: Text, reduction: Op, cluster: Cluster) -> str:
         """See `Composed.scan`; a program reads one tile again."""
@@ -28,7 +30,7 @@ class Draw(Composed):
         mark = text.partial("partial_index", "i32", shape)
         arrivals = text.partial("arrivals", "i32", shape[:1], zero=True)
         index, bad = (text.fresh(name) for name in ("index", "bad"))
-        masses = [op for op in cluster if op.opcode == "sample.mass"]
+        masses = [op for op in cluster if op.opcode == self.joins]
         peak = text.partial("partial_peak", "f32", shape) if masses else "None"
         mass = text.partial("partial_mass", "f32", shape) if masses else "None"
         given = f"{logits}, {', '.join(noise)}, {value}, {rest}, {mark}"
@@ -52,6 +54,13 @@ class Draw(Composed):
         return (
             f"last = {text.use('scan_draw')}({given}, {peak}, {mass}, {arrivals}, b, program, programs, {calls}, BLOCK)"
         )
+
+    def makes(self, op: Op, reduction: Op) -> bool:
+        """See `Composed.makes`: a mass has the probability of what is drawn, or of what is there before."""
+        if any(op.get(name) is not reduction.get(name) for name in ("logits", "rows", "cuts")):
+            return False
+        drawn = op["entries"] is reduction.out("index") and op.attrs["ahead"] == 0
+        return op["scales"] is reduction["scales"] and (drawn or op["entries"].source is not reduction)
 
     def knobs(self, module: Module, cluster: Cluster) -> Knobs:
         """See `Family.knobs`: how a row is cut changes no tile of 16 entries, what a program holds of it may."""

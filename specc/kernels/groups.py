@@ -15,21 +15,15 @@ import networkx as nx
 
 from specc.ir.core import Module, Op, Value, entry_of
 from specc.ir.nodes import is_external, on_field
-from specc.kernels import LONE
+from specc.kernels import COMPOSED, LONE
 from specc.kernels.shared.base import Cluster, read_in_place
-from specc.kernels.shared.compose import JOINED
 from specc.kernels.shared.tiles import is_prologue
-from specc.kernels.shared.vocabulary import of_argmax
 
-REDUCTIONS = {
-    "vocab.argmax": "argmax",
-    "vocab.topk": "topk",
-    "vocab.argmax_part": "argmax_part",
-    "vocab.topk_part": "topk_part",
-    "sample.draw": "draw",
-    "sample.residual": "residual",
-}
+REDUCTIONS = {family.reduces: stem for stem, family in COMPOSED.items() if family.reduces}
 """The ops that a launch begins with, and its family."""
+
+JOINED = {family.joins: family for family in COMPOSED.values() if family.joins}
+"""The sums that a family makes besides its reduction."""
 
 TORCH = "torch"
 """What is no family: an op, with what changes its logits alone, computed by its torch reference."""
@@ -156,18 +150,9 @@ def _sums(module: Module, nodes: Nodes) -> dict[Op, Op]:
 
 
 def _makes(reduction: Op, op: Op) -> bool:
-    """Whether a reduction's scan can make a sum besides.
-
-    A log-probability is that of the argmax; a mass has the probability of what is drawn, or of what is there before.
-    """
-    if reduction.opcode != JOINED[op.opcode]:
-        return False
-    if op.opcode == "vocab.logprob":
-        return of_argmax(op) and op["index"].source is reduction
-    if any(op.get(name) is not reduction.get(name) for name in ("logits", "rows", "cuts")):
-        return False
-    drawn = op["entries"] is reduction.out("index") and op.attrs["ahead"] == 0
-    return op["scales"] is reduction["scales"] and (drawn or op["entries"].source is not reduction)
+    """Whether a reduction's scan can make a sum besides."""
+    family = JOINED[op.opcode]
+    return reduction.opcode == family.reduces and family.makes(op, reduction)
 
 
 def _copy(module: Module, op: Op) -> Op:

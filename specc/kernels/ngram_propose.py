@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from specc.ir.core import Module, Op, Value, tensor_type
 from specc.ir.nodes import is_external
+from specc.ir.opdef import Trait
 from specc.ir.ops.ngram import LAST
-from specc.ir.ops.tree import MASKS, SEEN_SLOTS
+from specc.ir.ops.tree import SEEN_SLOTS
 from specc.kernels.shared.base import (
     CAPACITY,
     MASK_MODES,
@@ -151,7 +152,7 @@ def _links(module: Module, propose: Op) -> list[Op]:
     rows, seq_lens = propose["rows"], propose["seq_lens"]
     for comb in module.find("tree.comb"):
         parent, depth = comb.out("parent"), comb.out("depth")
-        positions, masks = module.users(depth), [user for user in module.users(parent) if user.opcode in MASKS]
+        positions, masks = module.users(depth), [user for user in module.users(parent) if user.has(Trait.MASKS)]
         derived = [*positions, *masks]
         of_branches = comb["rows"] is rows and comb.attrs["steps"] == propose.attrs["steps"]
         whole = [op.opcode for op in positions] == ["tree.positions"] and len(masks) <= 1

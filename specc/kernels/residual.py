@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specc.ir.core import Op, Value
+from specc.ir.opdef import Trait
 from specc.kernels.shared import vocabulary
 from specc.kernels.shared.base import Cluster, numbered
 from specc.kernels.shared.compose import Composed
@@ -14,6 +15,7 @@ class Residual(Composed):
 
     stem = "residual"
     reduces = "sample.residual"
+    cost = vocabulary.Cost(tail=3 * 2048, wave=132 * 4)  # it holds two rows, and registers leave room for no more
 
     def scan(self, text: Text, reduction: Op, cluster: Cluster) -> str:
         """See `Composed.scan`; only the rows of nodes with a weight are read, those of q where they are."""
@@ -45,7 +47,7 @@ class Residual(Composed):
     def _rows(self, text: Text, q: Value, number: int) -> tuple[str, str]:
         """The memory of rows of q, and the requests' rows in it if they are read where they are carried."""
         load = q.source
-        if load is not None and load in text.cluster and load.opcode == "carry.load":
+        if load is not None and load in text.cluster and load.has(Trait.LOADS):
             return text.pool(load), text.pointer(load["rows"], "rows")
         return text.pointer(q, f"q{number}"), "None"
 

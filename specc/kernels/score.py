@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from specc.ir.core import Module, Op, tensor_type
+from specc.kernels import argmax, topk
 from specc.kernels.shared import vocabulary
 from specc.kernels.shared.base import Cluster, Family, Spec, in_order
 from specc.kernels.shared.text import Text
@@ -62,8 +63,8 @@ class Score(Family):
         """Programs for every place, as many as run at once and no more than a row has tiles."""
         first, _, best = _parts(cluster)
         count = 0 if best is None else int(best.attrs["count"])
-        places = _places(module, first)
-        return batch, places * vocabulary.splits_of_one(module, first, count, batch * places), 1
+        places, like = _places(module, first), topk.FAMILY if count else argmax.FAMILY
+        return batch, places * vocabulary.splits_of_one(module, first, count, batch * places, like.cost.wave), 1
 
 
 def _parts(cluster: Cluster) -> tuple[Op, Op | None, Op | None]:

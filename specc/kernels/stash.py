@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from specc.ir.core import Module, Op, Value, tensor_type
+from specc.ir.opdef import Trait
 from specc.ir.types import TensorType
 from specc.kernels.shared import copying
-from specc.kernels.shared.base import STORES, Arguments, Cluster, Family, Spec, in_order, leaves, power_of_two
+from specc.kernels.shared.base import Arguments, Cluster, Family, Spec, in_order, leaves, power_of_two
 from specc.kernels.shared.blocks import fits_registers
 from specc.kernels.shared.knobs import WARPS, Knobs
 
@@ -29,7 +30,7 @@ class Stash(Family):
                 yield (last,)
         for (phase, _, _), lasts in paths.items():
             users = [user for last in lasts for user in module.users(last.result)]
-            yield in_order(module, [*lasts, *(op for op in users if op.opcode in STORES and op.phase == phase)])
+            yield in_order(module, [*lasts, *(op for op in users if op.has(Trait.STORES) and op.phase == phase)])
 
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
         """See `Family.spec`."""
@@ -58,7 +59,7 @@ class _Shape:
     """Where rows come from, by field; and those that stay in memory, by name."""
 
     def __init__(self, module: Module, cluster: Cluster) -> None:
-        self.stores = {str(op.attrs["field"]): op for op in cluster if op.opcode in STORES}
+        self.stores = {str(op.attrs["field"]): op for op in cluster if op.has(Trait.STORES)}
         self.lasts = {op.result: op for op in cluster if op.opcode == "commit.last"}
         self.last = {field: self.lasts[op["value"]]["x"] for field, op in self.stores.items()}
         self.kept = {value.name: op for value, op in self.lasts.items() if leaves(module, value, cluster)}

@@ -14,6 +14,7 @@ class Topk(Composed):
 
     stem = "topk"
     reduces = "vocab.topk"
+    cost = vocabulary.Cost(tail=3 * 2048, wave=132)  # it computes: one program on each multiprocessor
 
     def scan(self, text: Text, reduction: Op, cluster: Cluster) -> str:
         """See `Composed.scan`."""

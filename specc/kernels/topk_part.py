@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specc.ir.core import Op
+from specc.ir.core import Module, Op
 from specc.kernels.shared import parts, vocabulary
 from specc.kernels.shared.base import Cluster
 from specc.kernels.shared.text import Text
@@ -13,24 +13,29 @@ class TopkPart(parts.Part):
 
     stem = "topk_part"
     reduces = "vocab.topk_part"
+    tile = 1024  # its lanes form no groups, so it keeps more of each element
+
+    def keys(self, module: Module) -> int:
+        """See `Part.keys`."""
+        return module.size("K")
 
     def scan(self, text: Text, reduction: Op, cluster: Cluster) -> str:
         """See `Composed.scan`."""
         module, rows = text.module, vocabulary.rows_of(text.module, reduction)
         count = int(reduction.attrs["words"]) - 1
-        text.constants += parts.sizes(module, reduction)
+        text.constants += self.sizes(module, reduction)
         function, operands, logits, shape = parts.scanned(text, reduction, cluster)
         key = text.partial("partial_key", "i64", (*shape, count))
         top, total = text.partial("partial_max", "f32", shape), text.partial("partial_sum", "f32", shape)
         arrivals = text.partial("arrivals", "i32", shape[:1], zero=True)
         record, rank = text.pointer(reduction.result, "record"), text.pointer(reduction["rank"], "rank")
-        programs = parts.programs_of(module, reduction)
+        programs = self.programs(module, reduction)
         sizes = f"{rows}, {count}, CHUNKS, CHUNK, PROGRAMS"
         given = f"{key}, {top}, {total}, {record}, {rank}, b, live, {sizes}, {parts.levels(programs)}"
         text.body.append(f"{text.use('store_topk_part')}({given})")
         text.stored.add(reduction.result)
         given = f"{logits}, {key}, {top}, {total}, {arrivals}, b, program, programs, {function}, {operands}"
-        levels = parts.levels(parts.each(module, reduction))
+        levels = parts.levels(self.each(module, reduction))
         return f"last = {text.use('scan_topk_part')}({given}, {sizes}, {levels}, BLOCK)"
 
 

@@ -9,7 +9,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from specc.kernels.shared.traffic import MOVES, Traffic, named
+from specc.ir.opdef import Trait
+from specc.ir.ops import has
+from specc.kernels.shared.traffic import Traffic, named
 from specc.measure.ratios import Ratio, Spread
 from specc.measure.records import BucketFigures, Figures
 from specc.measure.session import Session, on
@@ -81,11 +83,11 @@ def _timed(
 
 def tokens_moved(frame: Frame, node: Launch) -> int | None:
     """Tokens whose keys and values a launch is about to copy; None where it copies none."""
-    call = next((call for call in node.ops if call.op in MOVES), None)
+    call = next((call for call in node.ops if has(call.op, Trait.MOVES)), None)
     if call is None:
         return None
     values = {name: frame.read(value) for name, value in named(call).items()}
-    return _along(**values) if call.op == "kv.move" else _tails(call, **values)
+    return _along(**values) if has(call.op, Trait.PICKS) else _tails(call, **values)
 
 
 def _along(slots: Tensor, accept_index: Tensor, **_: Tensor) -> int:

@@ -22,7 +22,8 @@ from torch import Tensor
 from specc.config import LoadedConfig
 from specc.config.chosen import Choice, Tuning
 from specc.driver.build import build_program
-from specc.kernels.shared.traffic import MOVES
+from specc.ir.opdef import Trait
+from specc.ir.ops import has
 from specc.measure.ratios import Ratio
 from specc.measure.session import Session, on
 from specc.measure.timing import WARM_UPS, capture, pairs
@@ -214,7 +215,7 @@ class Bench:
         """Remember the memory, and what the launch makes of it."""
         self._session, self._node = session, node
         self._memory = session.memory()
-        moves = any(call.op in MOVES for call in node.ops)
+        moves = any(has(call.op, Trait.MOVES) for call in node.ops)
         self._kv = [buffer for buffers in session.kv.buffers.values() for buffer in buffers] if moves else []
         self._held = [buffer.clone() for buffer in self._kv]
         self._scratch = [

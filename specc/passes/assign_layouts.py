@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from specc.ir.core import Module, Value, tensor_type
 from specc.ir.declarations import Layout
 from specc.ir.nodes import crossing, is_external
+from specc.ir.opdef import Trait
 from specc.ir.ops.model import GIVEN_PADDED
 from specc.ir.types import DTYPES, TensorType, per_request, row_major
 from specc.kernels.shared.base import VECTOR_BYTES, alignment
@@ -93,5 +94,5 @@ def buffer_root(module: Module, value: Value, stored: Sequence[Value]) -> Value:
 
 
 def _is_logits(module: Module, value: Value) -> bool:
-    scans = ("vocab.argmax", "vocab.topk", "vocab.argmax_part", "vocab.topk_part", "sample.draw", "sample.residual")
-    return any(user.opcode in scans and value in (user["logits"], user.get("q0")) for user in module.users(value))
+    """Whether a reduction scans a value, its own logits or those of drafts."""
+    return any(user.has(Trait.REDUCES) and value in (user["logits"], user.get("q0")) for user in module.users(value))

@@ -19,13 +19,13 @@ from math import prod
 from specc.ir.core import PHASES, Module, Op, tensor_type
 from specc.ir.declarations import Kernel, Reference
 from specc.ir.nodes import is_collective, is_external, node_of
+from specc.ir.opdef import Trait
 from specc.ir.ops import OPS
 from specc.kernels import COMPOSED
 from specc.kernels.formed import malformed
-from specc.kernels.groups import REDUCTIONS, TORCH, Group, grouped, share_no_prologues, waiting
-from specc.kernels.shared.base import STORES
-from specc.kernels.shared.blocks import block_shape, is_long
-from specc.kernels.shared.compose import JOINED, has_tile
+from specc.kernels.groups import JOINED, REDUCTIONS, TORCH, Group, grouped, share_no_prologues, waiting
+from specc.kernels.shared.blocks import block_shape, is_gather, is_long
+from specc.kernels.shared.compose import has_tile
 from specc.kernels.shared.tiles import in_memory, is_prologue, side_of
 from specc.kernels.shared.traffic import traffic
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
@@ -236,20 +236,20 @@ def _within(module: Module, op: Op, name: str, maker: Op) -> bool:
     of ranks are read where a collective has left them, also where there is one rank and no collective.
     """
     if is_long(module, op):
-        if op.opcode == "tree.gather":
+        if is_gather(op):
             return name == "kept"
-        return op.opcode == "tree.repeat" and maker.opcode == "carry.load"
+        return op.has(Trait.COPIES) and maker.has(Trait.LOADS) and name == "x"
     if side_of(maker) is not None or name == "records":
         return False
     if is_long(module, maker):
-        return maker.opcode == "carry.load" and has_tile(module, maker)
+        return maker.has(Trait.LOADS) and has_tile(module, maker)
     side = side_of(op)
     return side is None or f"{name}_ptr" not in side.parameters
 
 
 def _elements(module: Module, op: Op) -> int:
     """Elements of the blocks that an op gives; new logits are gone when a launch has scanned them."""
-    if is_long(module, op) or op.opcode in STORES or is_prologue(op):
+    if is_long(module, op) or op.has(Trait.STORES) or is_prologue(op):
         return 0
     memory = in_memory(op)
     given = [value for name, value in op.named_results.items() if name not in memory]

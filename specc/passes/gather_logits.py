@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from specc.ir.core import Attr, Module, Op, Value, tensor_type
 from specc.ir.infer import assign_types
 from specc.ir.nodes import is_external
+from specc.ir.opdef import Trait
+from specc.ir.ops import OPS
 from specc.ir.ops.shards import MOST_CHUNKS
 from specc.ir.types import DTYPES, SHARDS, TensorType
 from specc.kernels.shared.vocabulary import of_argmax
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.runtime.plan.plan import RANK
 from specc.support.diagnostics import Diagnostic, DiagnosticError
-
-PARTS = frozenset({"comm.pad", "vocab.argmax_part", "vocab.topk_part"})
-"""Ops that know that logits may be a shard."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +32,11 @@ class GatherLogits(Pass):
 
     def run(self, module: Module, ctx: Context) -> None:
         """Split what can be split, and refuse whatever else reads a shard."""
-        for op in module.find("vocab.argmax", "vocab.topk"):
-            if reads_shard(module, op):
+        for op in list(module.ops()):
+            if f"{op.opcode}_part" in OPS and reads_shard(module, op):
                 _Split(module, op).run()
         ranks = module.dims.get("R")
-        for part in module.find("vocab.argmax_part", "vocab.topk_part"):
+        for part in (op for op in module.ops() if op.has(Trait.REDUCES) and op.get("rank") is not None):
             words = part.attrs["words"]
             message = f"{part.opcode} of {part.attrs['chunks']} chunks on each of {ranks.size if ranks else 1} ranks"
             logits = tensor_type(part["logits"])
@@ -64,11 +63,11 @@ def _is_shard(module: Module, value: Value) -> bool:
 
 
 def unsplit(module: Module) -> list[Op]:
-    """Ops that read a shard as if it were all logits, and those that hand one out."""
+    """Ops that read a shard as if it were all logits, for they do not ask for the rank, and those that hand one out."""
     shards = [value for value in module.outputs.values() if _is_shard(module, value)]
     readers = [op for op in module.ops() if reads_shard(module, op) and not is_external(op)]
     handed_out = [value.source for value in shards if value.source is not None]
-    return [op for op in readers if op.opcode not in PARTS] + handed_out
+    return [op for op in readers if op.get("rank") is None] + handed_out
 
 
 def _refused(op: Op) -> Diagnostic:

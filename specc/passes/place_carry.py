@@ -13,18 +13,17 @@ from urllib.parse import quote, unquote
 
 from specc.config import LoadedConfig
 from specc.config.resolved import FieldPlace, Integer, Writer
-from specc.ir.core import Carry, Module, entry_of
+from specc.ir.core import Carry, Module, Op, entry_of
 from specc.ir.infer import assign_types
 from specc.ir.liveness import sweep
+from specc.ir.opdef import Trait
 from specc.ir.ops import OPS
 from specc.ir.types import DTYPES
-from specc.kernels.shared.base import STORES
 from specc.pass_manager.pass_base import Context, Pass
 from specc.passes.rotate_step import DRAFTS
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.suggest import did_you_mean
 
-_LOAD = "carry.load"
 INTEGERS = {"int32": "i32", "int64": "i64"}
 """What a table of the engine's may have integers as, by the names of a configuration."""
 
@@ -106,7 +105,7 @@ def _dtype(carry: Carry, place: FieldPlace, ctx: Context) -> str:
 
 def _check_in_place(module: Module, carry: Carry, dtype: str, place: FieldPlace, ctx: Context) -> None:
     """Refuse what a field cannot be that is changed, or read, in its row: of another type, or the engine's to write."""
-    others = [op for op in module.ops() if op.attrs.get("field") == carry.name and op.opcode not in (*STORES, _LOAD)]
+    others = [op for op in module.ops() if op.attrs.get("field") == carry.name and not _whole(op)]
     appended = [op for op in others if op.opcode == "carry.append"]
     if place.written_by == "engine" and appended:
         message = f"@{carry.name}, which the engine writes: drafts are looked up in it when it has grown"
@@ -119,20 +118,26 @@ def _check_in_place(module: Module, carry: Carry, dtype: str, place: FieldPlace,
         raise DiagnosticError(Diagnostic("config/not-yet", message, at, hint))
 
 
+def _whole(op: Op) -> bool:
+    """Whether an op reads or replaces a row as a whole."""
+    return op.has(Trait.LOADS) or op.has(Trait.STORES)
+
+
 def _convert(module: Module, carry: Carry, dtype: str) -> None:
     """Let what is loaded become what the program computes with, and what is stored what the table has."""
     module.carries[carry.name] = replace(carry, type=replace(carry.type, dtype=dtype))
     for op in [op for op in module.ops() if op.attrs.get("field") == carry.name]:
         ops = module.phases[op.phase]
-        given = op.result if op.opcode == _LOAD else op["value"]
-        wanted = carry.type.dtype if op.opcode == _LOAD else dtype
-        at = ops.index(op) + (op.opcode == _LOAD)
+        loads = op.has(Trait.LOADS)
+        given = op.result if loads else op["value"]
+        wanted = carry.type.dtype if loads else dtype
+        at = ops.index(op) + loads
         names = [(f"{given.name}_{wanted}", None)]
-        if op.opcode == _LOAD:
+        if loads:
             assign_types(module, op)
         convert = module.add_op(op.phase, "carry.convert", (given,), names, {"dtype": wanted}, op.location, at)
         assign_types(module, convert)
-        if op.opcode == _LOAD:
+        if loads:
             module.replace_uses(given, convert.result)
             module.set_operands(convert, (given,))
         else:

@@ -17,6 +17,7 @@ from specc.ir.core import SECOND_HALF, Attr, Carry, Module, Op, Value, entry_of,
 from specc.ir.infer import assign_types
 from specc.ir.liveness import hidden_result, sweep
 from specc.ir.nodes import is_external
+from specc.ir.opdef import Trait
 from specc.ir.ops.model import GIVEN_HIDDEN, GIVEN_LOGITS, GIVEN_PADDED, TARGET
 from specc.ir.types import TensorType
 from specc.pass_manager.pass_base import Context, Pass
@@ -161,7 +162,7 @@ def _first(body: _Body, state: Value) -> Value:
 def _check(module: Module, body: _Body, ctx: Context) -> None:
     """Refuse a body of which more is read than tokens, or that loads what nobody stores as it is."""
     stored = (_stored(module, "step").keys() & _stored(module, "prefill").keys()) | {LENGTHS, *_appended(module)}
-    loaded = [str(op.attrs["field"]) for op in body.ops if op.opcode == "carry.load"]
+    loaded = [str(op.attrs["field"]) for op in body.ops if op.has(Trait.LOADS)]
     inside = {*body.ops, *body.raises}
     lost = [name for name in loaded if name not in stored and not module.carries[name].given]
     why = [f"@{name} is not stored as a whole" for name in lost]
@@ -194,7 +195,7 @@ def _split_health(module: Module) -> None:
 
 def _stored(module: Module, entry: str) -> dict[str, Value]:
     """What an entry carries on, by field, of what is stored as it is."""
-    stores = [op for op in module.ops(entry) if op.opcode in ("carry.store", "relay.publish")]
+    stores = [op for op in module.ops(entry) if op.has(Trait.STORES)]
     return {str(op.attrs["field"]): op["value"] for op in stores}
 
 
@@ -215,7 +216,7 @@ def _redraft(module: Module, body: _Body, again: _Again) -> Value:
             given[op.result] = given.get(op["drafts"], op["drafts"])
         elif op.opcode == "chain.start":
             _write(module, op, again, given, "chain.first", operands[1:], {})
-        elif op.opcode == "carry.load" and op.attrs["field"] in again.carried and op.attrs["field"] not in grown:
+        elif op.has(Trait.LOADS) and op.attrs["field"] in again.carried and op.attrs["field"] not in grown:
             given[op.result] = again.carried[str(op.attrs["field"])]
         else:
             shift = {"column": int(op.attrs["column"]) - 1} if op.opcode == "chain.append" else {}

@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from specc.ir.core import NODE, PATH, Module, Op, Value, is_state, on_nodes, tensor_type
 from specc.ir.infer import assign_types
 from specc.ir.nodes import is_external
+from specc.ir.opdef import Trait
 from specc.ir.ops import OPS
 from specc.kernels.shared.base import nbytes
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.location import Location
-
-_ALONG = frozenset({"vocab.logprob_path", "vocab.best_path"})
-"""Ops that pick the rows of the path themselves."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ class SelectCompaction(Pass):
 def read_along_nodes(module: Module) -> list[tuple[Op, Value]]:
     """Ops behind verification, and stores, that read values with the node axis, but for compaction itself."""
     late = [op for op in module.ops() if op.phase in ("commit", "extend") or OPS[op.opcode].effect == "carry"]
-    readers = [op for op in late if op.opcode not in ("commit.compact", "commit.last", "kv.move", *_ALONG)]
+    readers = [op for op in late if not op.has(Trait.PICKS)]
     return [(op, value) for op in readers for value in op.operands if on_nodes(value)]
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from specc.ir.core import Module, Op, Value
 from specc.ir.infer import assign_types
 from specc.ir.liveness import sweep
-from specc.ir.ops.tree import MASKS
+from specc.ir.opdef import Trait
 from specc.ir.types import TensorType
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.passes.prune_dead_dataflow import removal
@@ -144,10 +144,10 @@ def _append(module: Module, select: Op, operands: tuple[Value, Value], opcode: s
 
 def _drop_links(module: Module, parent: Value, depth: Value) -> None:
     """Without links the nodes are a chain: nobody reads parents or a mask, and positions follow each other."""
-    masks = [mask for user in module.users(parent) if user.opcode in MASKS for mask in user.results]
+    masks = [mask for user in module.users(parent) if user.has(Trait.MASKS) for mask in user.results]
     for dropped in (parent, *masks):
         for user in module.users(dropped):
-            if user.opcode not in MASKS:
+            if not user.has(Trait.MASKS):
                 module.set_operands(user, [value for value in user.operands if value is not dropped])
     for user in module.users(depth):
         if user.opcode != "tree.positions":

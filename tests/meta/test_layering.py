@@ -250,7 +250,7 @@ ENGINE = re.compile(r"engine/(models/(\w+_heads?|drafts|loading)|serving/draft_c
 """The reference engine runs kinds of draft models, which have the names of the papers that they come from."""
 
 DIALECT = re.compile(
-    r"ir/ops/(__init__|ngram)\.py|runtime/semantics/ngram\.py|kernels/(__init__|shared/base|ngram_\w+)\.py"
+    r"ir/ops/(__init__|ngram)\.py|runtime/semantics/ngram\.py|kernels/(__init__|ngram_\w+)\.py"
     r"|kernels/ngram_\w+\.py\.jinja"
 )
 """The dialect `ngram` of look-ups in a text, its semantics and its kernels: any algorithm may use them."""

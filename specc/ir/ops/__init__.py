@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from specc.ir.opdef import OpDef
+from specc.ir.opdef import OpDef, Trait
 from specc.ir.ops import (
     carry,
     chain,
@@ -55,6 +55,11 @@ DIALECTS = frozenset(name.partition(".")[0] for name in OPS)
 """Those of specc."""
 
 
+def has(opcode: str, trait: Trait) -> bool:
+    """Whether an op has a trait; one that is not here has none."""
+    return opcode in OPS and trait in OPS[opcode].traits
+
+
 def add_forward(forward: OpDef) -> None:
     """Let modules call a forward that an algorithm from outside brings; again is nothing new.
 
@@ -84,6 +89,8 @@ def add_op(op: OpDef) -> None:
 
 
 def _add(op: OpDef) -> None:
+    if op.traits or op.pooled:
+        raise TypeError(f"{op.name} has traits, or an operand read in pool rows: these are for ops of specc's kernels")
     if problem := op.misspelt():
         raise TypeError(f"the signature of {op.name} {problem}: {op.signature}")
     if re.search(r"\[[^]]*\bN\b", op.signature):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specc.ir.opdef import OpDef, TypeMismatch
+from specc.ir.opdef import OpDef, Trait, TypeMismatch
 from specc.ir.types import TensorType, Type
 
 
@@ -28,8 +28,16 @@ OPS = (
         "The request's carried value; padding rows: 0.",
         {"field": str},
         infer=_field_type,
+        traits=frozenset({Trait.LOADS, Trait.COPIES}),
     ),
-    OpDef("carry.store", _STORE, "Carry ``value``; padding rows store nothing.", {"field": str}, effect="carry"),
+    OpDef(
+        "carry.store",
+        _STORE,
+        "Carry ``value``; padding rows store nothing.",
+        {"field": str},
+        effect="carry",
+        traits=frozenset({Trait.STORES, Trait.COPIES}),
+    ),
     OpDef(
         "carry.append",
         "rows: i64[B], seq_lens: i64[B], values: T[B, A], count: i32[B] ->",
@@ -59,5 +67,6 @@ OPS = (
         "A carry.store the scheduler waits for: after verify, before extend.",
         {"field": str},
         effect="carry",
+        traits=frozenset({Trait.STORES, Trait.COPIES}),
     ),
 )

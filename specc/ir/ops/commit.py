@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specc.ir.opdef import OpDef
+from specc.ir.opdef import OpDef, Trait
 
 OPS = (
     OpDef(
@@ -10,16 +10,19 @@ OPS = (
         "x: T[B, ?n, *x], accept_index: i32[B, A] -> x: T[B, A, *x]",
         "The value along the accepted path; 0 past accept_len.",
         until="compacted",
+        traits=frozenset({Trait.PICKS}),
     ),
     OpDef(
         "commit.compact",
         "x: T[B, N, *x], accept_index: i32[B, A] -> x: T[B, A, *x]",
         "``commit.path`` of a tree: row i is that of accepted node i.",
+        traits=frozenset({Trait.PICKS}),
     ),
     OpDef(
         "commit.last",
         "x: T[B, ?n, *x], accept_index: i32[B, A], accept_lens: i32[B] -> x: T[B, *x]",
         "The row of the last accepted node; padding rows: 0.",
+        traits=frozenset({Trait.PICKS}),
     ),
     OpDef(
         "commit.lengths",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specc.ir.opdef import PAGES, STEPS, OpDef
+from specc.ir.opdef import PAGES, STEPS, OpDef, Trait
 from specc.ir.types import TensorType, Type
 
 _TABLE = "req_to_token: i32[P, C], rows: i64[B], seq_lens: i64[B]"
@@ -93,11 +93,13 @@ OPS = (
         f"{_TABLE}, kv: !kv<draft> -> kv: !kv<draft>",
         "The last, partly filled page (tail tokens) is copied from branch 0 to the start of every other branch's run.",
         _BRANCHES,
+        traits=frozenset({Trait.MOVES}),
     ),
     OpDef(
         "kv.move",
         "slots: i64[B, N], accept_index: i32[B, A], accept_lens: i32[B], kv: !kv<target> -> kv: !kv<target>",
         "The accepted path's keys and values go to the first accept_len slots of the window, in all layers, as if all"
         " sources were read first.",
+        traits=frozenset({Trait.MOVES, Trait.PICKS}),
     ),
 )

@@ -42,5 +42,6 @@ OPS = (
         " these, and past the text's end. Padding rows: 0.",
         {"axis": str, "beyond": str, "longest": COUNT, "shortest": COUNT, "steps": STEPS},
         infer=_proposed,
+        pooled="text",
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specc.ir.opdef import STEPS, OpDef
+from specc.ir.opdef import STEPS, OpDef, Trait
 
 
 def _of_masses(attrs: Mapping[str, Any]) -> str:
@@ -28,6 +28,7 @@ OPS = (
         " of entry number ``ahead`` further in ``entries``; 0 of one that there is not, 1 where the scale is 0."
         " Padding: 0.",
         {"ahead": range(2), "keep": str},
+        traits=frozenset({Trait.SUMS}),
     ),
     OpDef(
         "sample.weigh",
@@ -54,6 +55,8 @@ OPS = (
         " infinite, ``drawn`` has all of p and the draft all of q.",
         {"parts": STEPS, "cut": range(2), "most": STEPS},
         parts=_of_rows,
+        traits=frozenset({Trait.REDUCES, Trait.SUMS}),
+        pooled="q",
     ),
     OpDef(
         "sample.accept",

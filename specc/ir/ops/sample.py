@@ -10,7 +10,7 @@ Philox2x32-7 a uniform for every tile and entry (Salmon et al., Parallel random 
 
 from __future__ import annotations
 
-from specc.ir.opdef import OpDef
+from specc.ir.opdef import OpDef, Trait
 
 TOKEN, DRAFT, COIN = range(3)
 """The ``kind`` of a draw: a token of the target's, by its position; by the position of the root, what is drafted, with
@@ -33,17 +33,20 @@ OPS = (
         "Logits less what tokens of the text cost, in f32. A word of ``counts`` is twice as often as the token was"
         " emitted, and 1 more if it is in the prompt. Less frequency times that number, and presence where it is not"
         " 0; then, of tokens of prompt or output, times 1 / repetition (at most 2^10) if above 0, else times it.",
+        pooled="counts",
     ),
     OpDef(
         "sample.penalize_nodes",
         f"logits: T[B, ?n, ?v], {_PENALTIES}, tokens: i64[B, ?n], parent?: i64[B, ?n] -> penalized: f32[B, ?n, ?v]",
         "``sample.penalize`` of the rows after nodes: what stands before a token that is drawn there is emitted, its"
         " node's token and those of the node's ancestors, without the root, which is counted already.",
+        pooled="counts",
     ),
     OpDef(
         "sample.bias",
         "logits: T[B, *x, ?v], bias: f32[B, ?v] -> biased: f32[B, *x, ?v]",
         "Logits plus the request's bias of every token, in f32.",
+        pooled="bias",
     ),
     OpDef(
         "sample.allow",
@@ -81,5 +84,6 @@ OPS = (
         " scale is 0 and else as `vocab.argmax`. First one of the tiles of 16 entries is drawn by what they have"
         " together, then an entry of that tile.",
         {"dtype": str, "keep": str},
+        traits=frozenset({Trait.REDUCES}),
     ),
 )

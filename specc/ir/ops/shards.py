@@ -7,7 +7,7 @@ merged on every rank in the same order.
 
 from __future__ import annotations
 
-from specc.ir.opdef import COUNT, OpDef
+from specc.ir.opdef import COUNT, OpDef, Trait
 from specc.ir.types import LARGEST
 
 MOST_CHUNKS = 64
@@ -35,17 +35,20 @@ OPS = (
         "What a rank knows of ``vocab.argmax`` by its columns: the largest value, its token, whether there is NaN; with"
         " 2 ``words`` also the sum of exponentials, over ``chunks`` equal chunks in a fixed order.",
         {"words": range(1, 3), "chunks": _CHUNKS},
+        traits=frozenset({Trait.REDUCES, Trait.SUMS}),
     ),
     OpDef(
         "vocab.argmax_merge",
         f"{_RECORDS} -> index: $dtype<$of>[B, *x, $keep], bad: i1[B, *x]",
         "``vocab.argmax`` of the records of all ranks. ``of`` is the vocabulary, empty where entries are tokens.",
         {"dtype": str, "keep": str, "of": str},
+        traits=frozenset({Trait.SUMS}),
     ),
     OpDef(
         "vocab.logprob_merge",
         f"{_RECORDS} -> logprob: f32[B, *x]",
         "``vocab.logprob`` of the argmax, of the records of all ranks, whose sums are added as a balanced tree.",
+        traits=frozenset({Trait.SUMS}),
     ),
     OpDef(
         "vocab.topk_part",
@@ -53,11 +56,13 @@ OPS = (
         "What a rank knows of ``vocab.topk`` by its columns: K values with their tokens, and the largest value, the sum"
         " of exponentials and whether there is NaN in one word more.",
         {"words": range(2, LARGEST["branch"] + 2), "chunks": _CHUNKS},
+        traits=frozenset({Trait.REDUCES, Trait.SUMS}),
     ),
     OpDef(
         "vocab.topk_merge",
         f"{_RECORDS} -> p: f32[B, *x, K], index: i64<$of>[B, *x, K], bad: i1[B, *x]",
         "``vocab.topk`` of the records of all ranks; ``of`` as for ``vocab.argmax_merge``.",
         {"of": str},
+        traits=frozenset({Trait.SUMS}),
     ),
 )

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specc.ir.opdef import COUNT, STEPS, OpDef, TypeMismatch
+from specc.ir.opdef import COUNT, STEPS, OpDef, Trait, TypeMismatch
 from specc.ir.types import TensorType, Type
 
 SEEN_SLOTS = "tree.seen_slots"
-MASKS = ("tree.mask", SEEN_SLOTS)
-"""The ops that say which columns a node attends to."""
 
 
 def mask_mode(opcode: str, attrs: Mapping[str, Any]) -> str:
@@ -53,7 +51,7 @@ def _parts(attrs: Mapping[str, Any]) -> str:
 
 
 OPS = (
-    OpDef("tree.repeat", "x: T[B, ?w] -> x: T[B, K, ?w]", "One copy per branch."),
+    OpDef("tree.repeat", "x: T[B, ?w] -> x: T[B, K, ?w]", "One copy per branch.", traits=frozenset({Trait.COPIES})),
     OpDef("tree.root", "bonus: i32[B] -> token: i64[B]", "The root as the token that a draft forward reads."),
     OpDef(
         "tree.comb",
@@ -72,6 +70,7 @@ OPS = (
         "tree.gather",
         "x: T[B, K, *x], kept: i64[B, K] -> x: T[B, K, *x]",
         "Row kept // K of every kept candidate: what its parent's forward produced.",
+        traits=frozenset({Trait.PICKS}),
     ),
     OpDef(
         "tree.select",
@@ -91,11 +90,13 @@ OPS = (
         " bit j is column j, little endian.",
         {"mode": str, "width": COUNT},
         infer=_mask,
+        traits=frozenset({Trait.MASKS}),
     ),
     OpDef(
         SEEN_SLOTS,
         "slots: i64[B, N], parent: i64[B, N] -> mask: i32[B, N, N], counts: i32[B, N]",
         "The same columns as the slots that they have in ``slots``: of every node those of its ``counts`` columns,"
         " ascending by column, then slot 0.",
+        traits=frozenset({Trait.MASKS}),
     ),
 )

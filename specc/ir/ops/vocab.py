@@ -6,7 +6,7 @@ only NaN and -inf gives index 0. A row is ``bad`` if it holds NaN or its largest
 
 from __future__ import annotations
 
-from specc.ir.opdef import OpDef
+from specc.ir.opdef import OpDef, Trait
 
 MOST_BEST = 32
 """Most of the most probable tokens that are handed out of a row."""
@@ -18,11 +18,13 @@ OPS = (
         "Index of the largest logit of every row; padding rows: 0. ``keep`` names an axis of length 1 that stands for"
         " the vocabulary, or is empty.",
         {"dtype": str, "keep": str},
+        traits=frozenset({Trait.REDUCES}),
     ),
     OpDef(
         "vocab.topk",
         "logits: T[B, *x, ?v], rows: i64[B] -> p: f32[B, *x, K], index: i64<?v>[B, *x, K], bad: i1[B, *x]",
         "The K most probable tokens of every row, softmax in f32 over the whole vocabulary.",
+        traits=frozenset({Trait.REDUCES, Trait.SUMS}),
     ),
     OpDef(
         "vocab.row",
@@ -39,12 +41,14 @@ OPS = (
         "vocab.logprob",
         "logits: T[B, *x, ?v], rows: i64[B], index: i32[B, *x] -> logprob: f32[B, *x]",
         "Log of the softmax, in f32 over the whole vocabulary, at one index per row; padding rows: 0.",
+        traits=frozenset({Trait.SUMS}),
     ),
     OpDef(
         "vocab.logprob_path",
         "logits: T[B, ?n, ?v], rows: i64[B], index: i32[B, ?a], path: i32[B, ?a] -> logprob: f32[B, ?a]",
         "``vocab.logprob`` along the accepted path: of entry i that of row ``path[i]`` of the batch at ``index[i]``; 0"
         " where ``path`` is negative. No other row is read.",
+        traits=frozenset({Trait.SUMS, Trait.PICKS}),
     ),
     OpDef(
         "vocab.best",
@@ -52,6 +56,7 @@ OPS = (
         "The ``count`` most probable tokens of every row, lowest index first on ties, and the logs of their"
         " probabilities, as `vocab.logprob` has them; padding rows: 0.",
         {"count": range(1, MOST_BEST + 1)},
+        traits=frozenset({Trait.SUMS}),
     ),
     OpDef(
         "vocab.best_path",
@@ -59,5 +64,6 @@ OPS = (
         " logprobs: f32[B, ?a, $count]",
         "``vocab.best`` along the accepted path, as `vocab.logprob_path`.",
         {"count": range(1, MOST_BEST + 1)},
+        traits=frozenset({Trait.SUMS, Trait.PICKS}),
     ),
 )

@@ -5,7 +5,7 @@ Node numbers are columns of a request's nodes, -1 where a walk has ended, as tha
 
 from __future__ import annotations
 
-from specc.ir.opdef import OpDef
+from specc.ir.opdef import OpDef, Trait
 
 OPS = (
     OpDef("walk.root", "rows: i64[B] -> node: i64[B]", "0, the column of the root; padding: -1."),
@@ -21,6 +21,7 @@ OPS = (
         "walk.at",
         "x: T[B, ?n], node: i64[B] -> x: T[B]",
         "What a request's node has, of a value of 32 or 64 bits; 0 where there is no such node.",
+        traits=frozenset({Trait.PICKS}),
     ),
     OpDef(
         "walk.bad",

@@ -14,6 +14,8 @@ from typing import ClassVar
 
 from specc.ir.core import Module, Op, Value, tensor_type
 from specc.ir.declarations import KvPool
+from specc.ir.opdef import Trait
+from specc.ir.ops import OPS
 from specc.ir.types import DTYPES, TensorType
 from specc.kernels.shared.knobs import NONE, Knobs
 from specc.runtime.plan.nodes import Argument
@@ -26,9 +28,6 @@ Flag = int | tuple[str, ...]
 
 VECTOR_BYTES = 16
 """Bytes of the widest access; buffers of the arena start at a multiple of 256."""
-
-STORES = frozenset({"carry.store", "relay.publish"})
-"""Ops that replace the row of a carried field."""
 
 MAX_SPLITS = 64
 """Most programs that share one vocabulary row; a power of two, because one block of lanes combines them."""
@@ -44,15 +43,6 @@ CAPACITY = 132 * 7
 
 MASK_MODES = {"qlen": 0, "bitpacked": 1, "full": 2}
 """The constexpr MODE of the kernels that write a mask."""
-
-IN_PLACE = {
-    "ngram.propose": "text",
-    "sample.penalize": "counts",
-    "sample.penalize_nodes": "counts",
-    "sample.bias": "bias",
-    "sample.residual": "q",
-}
-"""Operands, by opcode and without their number, that kernels read where they are carried: in the rows of the pool."""
 
 
 @dataclass(frozen=True)
@@ -228,15 +218,11 @@ def readers_outside(module: Module, value: Value, cluster: Sequence[Op]) -> list
 
 
 def read_in_place(module: Module, op: Op) -> bool:
-    """Whether an op is a carry.load that is left to the kernel of its only reader, see `IN_PLACE`."""
-    if op.opcode != "carry.load" or op.result in module.outputs.values():
+    """Whether an op is a load that is left to the kernel of its only reader, see `OpDef.pooled`."""
+    if not op.has(Trait.LOADS) or op.result in module.outputs.values():
         return False
     readers = module.users(op.result)
-    return len(readers) == 1 and op.result in _in_place(readers[0])
-
-
-def _in_place(op: Op) -> list[Value]:
-    return numbered(op, IN_PLACE.get(op.opcode, ""))
+    return len(readers) == 1 and op.result in numbered(readers[0], OPS[readers[0].opcode].pooled)
 
 
 def numbered(op: Op, stem: str) -> list[Value]:

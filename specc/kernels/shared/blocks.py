@@ -5,14 +5,12 @@ from __future__ import annotations
 from math import prod
 
 from specc.ir.core import Module, Op, Value, is_state, tensor_type
+from specc.ir.opdef import Trait
 from specc.ir.types import TensorType
-from specc.kernels.shared.base import NARROW, STORES, Cluster, power_of_two, row_elements
+from specc.kernels.shared.base import NARROW, Cluster, power_of_two, row_elements
 
 MOST_ELEMENTS = 4096
 """Most elements of a block: 32 for each of 128 threads."""
-
-COPIES = frozenset({"carry.load", "tree.repeat", *STORES})
-"""Ops that move whole rows; more than `NARROW` elements are copied in chunks."""
 
 
 def block_shape(module: Module, type_: TensorType) -> tuple[int, ...]:
@@ -36,24 +34,29 @@ def all_fit(module: Module, op: Op) -> bool:
     return all(fits_registers(module, value) for value in values)
 
 
+def is_gather(op: Op) -> bool:
+    """Whether an op moves rows of nodes that another op of its launch chooses."""
+    return op.opcode == "tree.gather"
+
+
 def moved(module: Module, op: Op) -> int:
     """Elements of one of the rows that an op moves."""
     if "field" in op.attrs:
         return row_elements(module, str(op.attrs["field"]))
-    axes = 2 if op.opcode == "tree.gather" else 1
+    axes = 2 if is_gather(op) else 1
     return prod(tensor_type(op["x"]).sizes(module.dims)[axes:])
 
 
 def is_long(module: Module, op: Op) -> bool:
-    """Whether an op moves rows of a request that are copied in chunks."""
-    if op.opcode == "tree.gather":
+    """Whether an op moves rows of a request that are copied in chunks: those of more than `NARROW` elements."""
+    if is_gather(op):
         return len(tensor_type(op["x"]).shape) > 2
-    return op.opcode in COPIES and (moved(module, op) > NARROW or not all_fit(module, op))
+    return op.has(Trait.COPIES) and (moved(module, op) > NARROW or not all_fit(module, op))
 
 
 def is_computed(module: Module, op: Op, cluster: Cluster) -> bool:
     """Whether a long load is a block after all, because another op of the cluster computes with it."""
-    if op.opcode != "carry.load" or not all_fit(module, op):
+    if not op.has(Trait.LOADS) or not all_fit(module, op):
         return False
     return any(user in cluster and not is_long(module, user) for user in module.users(op.result))
 

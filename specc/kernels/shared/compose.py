@@ -13,19 +13,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from specc.ir.core import Module, Op, is_state
-from specc.ir.ops.tree import MASKS
+from specc.ir.opdef import Trait
 from specc.kernels.shared import vocabulary
-from specc.kernels.shared.base import CAPACITY, ROW_BLOCK, STORES, Cluster, Family, Spec, leaves, read_in_place
-from specc.kernels.shared.blocks import all_fit, fits_registers, is_computed, is_long
+from specc.kernels.shared.base import CAPACITY, ROW_BLOCK, Cluster, Family, Spec, leaves, read_in_place
+from specc.kernels.shared.blocks import all_fit, fits_registers, is_computed, is_gather, is_long
 from specc.kernels.shared.knobs import tuned_split
 from specc.kernels.shared.text import INDENT, Text, flags_first
 from specc.kernels.shared.tiles import ROW, changes_logits, in_memory, is_prologue, side_of, tile_of
-
-_OF_ENTRIES = frozenset({"commit.compact", "commit.last", "tree.gather"})
-"""Ops whose device functions pick entries of T[N], no rows."""
-
-JOINED = {"vocab.logprob": "vocab.argmax", "sample.mass": "sample.draw"}
-"""Sums over the logits of a reduction, which its scan makes besides."""
 
 _RESIDENT_WARPS = 132 * 16
 """Warps with about 120 registers per thread that a large GPU runs at once: those of the programs that build trees."""
@@ -33,13 +27,13 @@ _RESIDENT_WARPS = 132 * 16
 
 def has_tile(module: Module, op: Op) -> bool:
     """Whether one program can compute an op of a request from blocks, memory, and pool rows."""
-    if op.opcode in ("carry.load", *STORES):
+    if op.has(Trait.LOADS) or op.has(Trait.STORES):
         return all_fit(module, op)
     function = None if op.opcode == ROW else tile_of(op)
     if function is None or changes_logits(function) or any(is_state(value) for value in op.operands):
         return False
-    if op.opcode in _OF_ENTRIES and op["x"].type is not None and not all_fit(module, op):
-        return False
+    if op.has(Trait.PICKS) and not all_fit(module, op):
+        return False  # device functions pick entries of T[N], no rows
     memory = in_memory(op)
     blocks = [value for name, value in op.named.items() if name in function.parameters]
     blocks += [value for name, value in op.named_results.items() if name not in memory]
@@ -67,6 +61,10 @@ class Composed(Family):
 
     reduces: ClassVar[str] = ""
     """The op that it begins with."""
+    joins: ClassVar[str] = ""
+    """The sum over the same logits that its scan makes besides."""
+    cost: ClassVar[vocabulary.Cost] = vocabulary.Cost(0)
+    """What its programs cost besides the tiles that they scan."""
 
     def candidates(self, module: Module) -> Iterable[Cluster]:
         """None: `form-kernels` composes these clusters itself."""
@@ -75,6 +73,10 @@ class Composed(Family):
     @abstractmethod
     def scan(self, text: Text, reduction: Op, cluster: Cluster) -> str:
         """Write how partial results are combined into the body; the statement that scans a chunk of a row."""
+
+    def makes(self, op: Op, reduction: Op) -> bool:
+        """Whether the scan of a reduction can make a sum, an op that it ``joins``, besides."""
+        return False
 
     def reduction(self, cluster: Cluster) -> Op | None:
         """The op that reduces."""
@@ -88,7 +90,7 @@ class Composed(Family):
         """Programs that scan, or copy chunks, or share what ops let them."""
         reduction = self.reduction(cluster)
         if reduction is not None:
-            count = vocabulary.splits(module, reduction, batch, _resident(module, cluster))
+            count = vocabulary.splits(module, reduction, batch, self._cost(module, cluster))
             return batch, vocabulary.scanned_rows(module, reduction) * count, 1
         composition = self.compose(module, "", cluster)
         programs = max(1, composition.chunks + composition.work)
@@ -101,12 +103,15 @@ class Composed(Family):
         reduction = self.reduction(cluster)
         if reduction is None or tuned_split(module, reduction, batch):
             return {}
-        return vocabulary.split_costs(module, reduction, batch, _resident(module, cluster))
+        return vocabulary.split_costs(module, reduction, batch, self._cost(module, cluster))
+
+    def _cost(self, module: Module, cluster: Cluster) -> vocabulary.Cost:
+        return self.cost.within(_resident(module, cluster))
 
     def compose(self, module: Module, name: str, cluster: Cluster) -> Composition:
         """Write a kernel."""
         text, reduction = Text(module, name, cluster), self.reduction(cluster)
-        scanned = [op for op in cluster if op is reduction or op.opcode in JOINED or is_prologue(op)]
+        scanned = [op for op in cluster if op is reduction or op.opcode == self.joins or is_prologue(op)]
         scanned += [op for op in cluster if read_in_place(module, op) and module.users(op.result)[0] in scanned]
         long = [op for op in cluster if op not in scanned and _in_chunks(module, op, cluster)]
         done = [*long, *scanned]
@@ -155,13 +160,13 @@ class Composed(Family):
 
 def _in_chunks(module: Module, op: Op, cluster: Cluster) -> bool:
     """Whether all programs share the rows that an op moves."""
-    return is_long(module, op) and op.opcode != "tree.gather" and not is_computed(module, op, cluster)
+    return is_long(module, op) and not is_gather(op) and not is_computed(module, op, cluster)
 
 
 def _write(text: Text, op: Op) -> None:
-    if op.opcode in ("carry.load", *STORES):
+    if op.has(Trait.LOADS) or op.has(Trait.STORES):
         text.carry(op)
-    elif op.opcode == "tree.gather" and is_long(text.module, op):
+    elif is_gather(op) and is_long(text.module, op):
         text.gather(op)
     elif op.opcode != "health.raise" or not text.raised(op):
         function = tile_of(op)
@@ -192,5 +197,5 @@ def _warps(module: Module, cluster: Cluster, scans: bool) -> int:
     count = _candidates(module, cluster)
     if count > 512:
         return 8 if count <= 2048 else 16
-    wide = any(op.opcode in (*MASKS, "vocab.topk_merge") for op in cluster)
+    wide = any(op.has(Trait.MASKS) or op.opcode == "vocab.topk_merge" for op in cluster)
     return 4 if scans or count or wide else 1

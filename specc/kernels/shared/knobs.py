@@ -11,16 +11,13 @@ from dataclasses import dataclass
 
 from specc.ir.core import Module, Op
 from specc.ir.declarations import Options, Tuned
+from specc.ir.opdef import Trait
 from specc.ir.ops import OPS
 
 WARPS = (1, 2, 4, 8, 16)
 """Warps of a program."""
 TILES = (512, 1024, 2048, 4096, 8192)
 """Elements of a tile of logits."""
-_SUMS = ("vocab.logprob", "sample.mass")
-"""Ops that add over a vocabulary beside a reduction that does not; families whose own reduction does have no knobs."""
-_RECORDS = ("_part", "_merge")
-"""What names of ops end with whose sums have one order on any number of ranks."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ NONE = Knobs()
 
 def exact(ops: Iterable[Op]) -> bool:
     """Whether ops give the same bits whatever a row's programs are: nothing that specc knows of them is a sum."""
-    return not any(op.opcode in _SUMS or op.opcode.endswith(_RECORDS) or OPS[op.opcode].tile is not None for op in ops)
+    return not any(op.has(Trait.SUMS) or OPS[op.opcode].tile is not None for op in ops)
 
 
 def tuned(module: Module, op: Op) -> Tuned | None:

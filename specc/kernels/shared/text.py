@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from math import prod
 
 from specc.ir.core import Module, Op, Value, is_state, tensor_type
+from specc.ir.opdef import Trait
 from specc.ir.ops import OPS
 from specc.ir.types import DTYPES, TensorType
 from specc.kernels.shared.base import (
     ROW_BLOCK,
-    STORES,
     Arguments,
     Cluster,
     Scratch,
@@ -328,7 +328,7 @@ class Text:
         type_ = self.module.carries[str(op.attrs["field"])].type
         row = self.block(op["rows"], "rows")
         at = f"{self.pool(op)} + {row}" + (f" * {self.row_stride(op)}" if len(type_.shape) > 1 else "")
-        if op.opcode == "carry.load":
+        if op.has(Trait.LOADS):
             name = self.blocks[op.result] = self.fresh(str(op.attrs["field"]))
             self.body.append(f"{name} = {self.load(at, f'{row} != 0', type_)}")
         else:
@@ -349,7 +349,7 @@ class Text:
         source, copies = op, 1
         if op.opcode == "tree.repeat":
             source, copies = op["x"].source, self.module.size("K")
-        if op.opcode in STORES:
+        if op.has(Trait.STORES):
             row = self.row(op["rows"])
             given = (self.pointer(op["value"], "value"), "b", self.pool(op), row, f"{row} != 0", f"{row} != 0")
         elif source in self.cluster:

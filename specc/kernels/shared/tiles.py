@@ -21,8 +21,8 @@ share, before the launch's own results are there.
 An op that gives logits for logits is a *prologue* of the reductions that read them. Its function has the parameters
 ``logits`` f32, ``column`` i32, the entries of the vocabulary that these are, and ``row``, the row of all requests' that
 they are in, and otherwise memory and constants alone; it gives the new logits. ``ROWS`` are those of one request. What
-is read where it is carried, `IN_PLACE`, is ``counts_ptr`` with ``counts_rows_ptr``, the pool and the rows i64[B] in it;
-of a value T[B, V] the latter is None. `ROW` is one too, which changes what row is read: see `vocabulary.prologue`.
+is read where it is carried, `OpDef.pooled`, is ``counts_ptr`` with ``counts_rows_ptr``, the pool and the rows i64[B] in
+it; of a value T[B, V] the latter is None. `ROW` is one too, which changes what row is read: see `vocabulary.prologue`.
 
 The function of an op from outside is in a file of its own, `OpDef.tile`, and has no part that programs share. Beside a
 kernel that file is a module named as the function, so that those of two ops cannot meet.
@@ -94,9 +94,9 @@ def tile_of(op: Op) -> Function | None:
         return _functions_in(name, definition.tile_text, brought=True)[name]
     if definition.reference is not None:
         return None
-    if op.opcode in ("kv.slots", "kv.block_slots") and op.attrs["axis"] == "D":
-        name = name.replace("kv_", "kv_forward_")
-    return functions().get(name)
+    forwards = name.replace("kv_", "kv_forward_")
+    along_forwards = op.attrs.get("axis") == "D" and forwards in functions()
+    return functions().get(forwards if along_forwards else name)
 
 
 def side_of(op: Op) -> Function | None:

@@ -13,17 +13,13 @@ from math import prod
 from specc.ir import declarations as ir
 from specc.ir.core import Module, is_state, tensor_type
 from specc.ir.nodes import calls_of
-from specc.ir.ops import OPS
+from specc.ir.opdef import Trait
+from specc.ir.ops import OPS, has
 from specc.ir.types import DTYPES, TensorType
 from specc.kernels.shared.base import Cluster, kv_pool, leaves
 from specc.runtime.plan.nodes import OpCall
 from specc.runtime.plan.plan import BATCH_AXIS, Carried, KvPool, Plan, Value
 
-MOVES = {"kv.move": "target", "kv.duplicate_tail": "draft"}
-"""Ops that copy keys and values, and whose."""
-_CHOOSING = {"commit.compact", "commit.last", "walk.at"}
-"""Ops that read rows of some of a request's nodes: those of the path, or of one."""
-_APPENDING = {"carry.append", "carry.count"}
 _POOL_AXIS = "P"
 _ALL = 1 << 48
 """Rows that are read where an op does not say how many."""
@@ -77,7 +73,7 @@ class Traffic:
         tensors = {value.name: Typed.of(tensor_type(value)) for value in found if not is_state(value)}
         dims = {dim.name: dim.size for dim in module.dims.values() if dim.size is not None}
         carry = {name: Typed.of(one.type) for name, one in module.carries.items()}
-        pools = {owner: kv_pool(module, owner) for op in cluster if (owner := MOVES.get(op.opcode))}
+        pools = {owner: kv_pool(module, owner) for op in cluster if (owner := _moved(op.opcode))}
         return Traffic(dims, tensors, carry, pools)
 
     def launch(self, calls: Iterable[OpCall], requests: int, moved: int | None = None) -> int:
@@ -102,7 +98,7 @@ class Traffic:
 
     def most_moved(self, call: OpCall, requests: int) -> int:
         """Tokens whose keys and values an op copies at most."""
-        return requests * (self.dims["A"] - 1 if call.op == "kv.move" else int(call.attrs["page"]) - 1)
+        return requests * (int(call.attrs["page"]) if "page" in call.attrs else self.dims["A"]) - requests
 
 
 def traffic(module: Module, cluster: Cluster, requests: int | None = None) -> int:
@@ -126,7 +122,7 @@ class _Launch:
     def __init__(self, traffic: Traffic, calls: Iterable[OpCall], requests: int) -> None:
         self.traffic, self.calls, self.requests = traffic, list(calls), requests
         loads = [
-            call for call in self.calls if call.op == "carry.load" and traffic.tensors.keys().isdisjoint(call.results)
+            call for call in self.calls if has(call.op, Trait.LOADS) and traffic.tensors.keys().isdisjoint(call.results)
         ]
         self.in_rows = {name: str(call.attrs["field"]) for call in loads for name in call.results}
         self.tensors = {**traffic.tensors, **{name: traffic.carry[field] for name, field in self.in_rows.items()}}
@@ -180,8 +176,8 @@ class _Launch:
     def _part(self, call: OpCall, name: str, rows: int) -> int:
         """Bytes of an operand of which so many rows are read; of nodes those of the path, or of one."""
         axes, height = self._axes(name), self._height(name)
-        if call.op in _CHOOSING and name == named(call)["x"] and axes:
-            rows, height = (self._size("A") if call.op == "commit.compact" else 1), self._size(axes[1])
+        if has(call.op, Trait.PICKS) and name == named(call).get("x") and axes:
+            rows, height = self._size(_picked(call)), self._size(axes[1])
         return self._nbytes(name) * min(rows, height) // max(height, 1)
 
     def _axes(self, name: str) -> tuple[str, ...]:
@@ -203,22 +199,34 @@ class _Launch:
         field = self.traffic.carry.get(str(call.attrs.get("field", "")))
         if field is None:
             return 0
-        appended = replace(field, axes=(BATCH_AXIS, "A"))
-        return self.traffic.nbytes(appended if call.op in _APPENDING else field, self.requests)
+        whole = has(call.op, Trait.LOADS) or has(call.op, Trait.STORES)
+        return self.traffic.nbytes(field if whole else replace(field, axes=(BATCH_AXIS, "A")), self.requests)
 
     def _copied(self, call: OpCall, moved: int | None) -> int:
         """Bytes of keys and values that an op reads once and writes once, or for every other branch."""
-        if call.op not in MOVES:
+        if not (owner := _moved(call.op)):
             return 0
-        pool = self.traffic.kv_pools[MOVES[call.op]]
+        pool = self.traffic.kv_pools[owner]
         tokens = self.traffic.most_moved(call, self.requests) if moved is None else moved
-        copies = 1 if call.op == "kv.move" else self._size("K") - 1
+        copies = self._size("K") - 1 if "page" in call.attrs else 1
         return (1 + copies) * tokens * pool.layers * pool.buffers * pool.row_bytes
 
 
 def _size(sizes: Mapping[str, int], axis: str) -> int:
     """Elements along an axis; 0 where the engine decides."""
     return int(axis) if axis.isdecimal() else sizes.get(axis, 0)
+
+
+def _moved(opcode: str) -> str:
+    """Whose keys and values an op copies; empty of others."""
+    return next(slot.owner for slot in OPS[opcode].operands if slot.owner) if has(opcode, Trait.MOVES) else ""
+
+
+def _picked(call: OpCall) -> str:
+    """The axis, or how many, of the rows that an op picks of ``x``, which has one of nodes behind that of requests."""
+    given = next(slot.axes for slot in OPS[call.op].operands if slot.name == "x")
+    picked = next(iter(OPS[call.op].results)).axes
+    return picked[1] if len(picked) == len(given) else "1"
 
 
 def _drafted(call: OpCall) -> list[str]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from specc.ir.core import Module, Op, Value, tensor_type
+from specc.ir.opdef import Trait
+from specc.ir.ops import OPS
 from specc.ir.ops.model import GIVEN_PADDED
 from specc.ir.types import DTYPES
-from specc.kernels.shared.base import CAPACITY, IN_PLACE, MAX_SPLITS, VECTOR_BYTES, Cluster, alignment, power_of_two
+from specc.kernels.shared.base import CAPACITY, MAX_SPLITS, VECTOR_BYTES, Cluster, alignment, power_of_two
 from specc.kernels.shared.knobs import NONE, TILES, WARPS, Knobs, exact, tuned, tuned_split
 from specc.kernels.shared.text import Text, in_tuple
 from specc.kernels.shared.text import rows_of as rows_of_value
@@ -22,17 +25,31 @@ _PARTIAL_KEYS = 128
 """Lanes of the block that holds a row's partial keys of a top-k."""
 _COLUMN = 64
 """Elements of a group that a top-k reads again at once: `best_of_groups` in templates/lib/topk.py."""
-_TAIL = {"vocab.argmax": 2 * 2048, "sample.draw": 3 * 2048, "sample.residual": 3 * 2048, "vocab.topk": 3 * 2048}
-"""What a program does after its scan, in logits that are scanned meanwhile."""
 _RANKING = 5 * 2048
 """What a program does more where a request has many rows and each finds its own elements, likewise."""
 _LONG = 11 * 2048
 """What reading again takes where a chunk has more than `_COLUMN` elements of a group, likewise."""
-_WAVE = {"vocab.argmax": CAPACITY, "sample.draw": CAPACITY, "sample.residual": 132 * 4, "vocab.topk": 132}
-"""Programs that make a wave on a large GPU: of an argmax, which waits for memory, those that run at once; of a top-k,
-which computes, one on each of its SMs; of two rows at once those that their registers leave room for."""
 _GROUPED = 512
 """Entries from which on lanes form groups."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the programs of a reduction cost besides the tiles that they scan, on a large GPU.
+
+    Attributes:
+        tail: what a program does after its scan, in logits that are scanned meanwhile.
+        wave: programs that make a wave: those that run at once where a scan waits for memory, those that compute side
+            by side where it does not.
+
+    """
+
+    tail: int
+    wave: int = CAPACITY
+
+    def within(self, resident: int) -> Cost:
+        """The same where a kernel lets only so many programs run at once."""
+        return replace(self, wave=min(resident, self.wave))
 
 
 def logits_of(reduction: Op, cluster: Cluster) -> tuple[Op, ...]:
@@ -100,6 +117,11 @@ def scanned_rows(module: Module, reduction: Op) -> int:
     return int(reduction.attrs.get("most", rows_of(module, reduction)))
 
 
+def ranks(reduction: Op) -> bool:
+    """Whether an op gives the K largest of a row, whose keys its programs keep."""
+    return reduction.opcode == "vocab.topk"
+
+
 def block(module: Module, reduction: Op) -> int:
     """Elements of one tile of a logits row; small vocabularies take the next power of two.
 
@@ -110,7 +132,7 @@ def block(module: Module, reduction: Op) -> int:
     if (chosen := tuned(module, reduction)) is not None and chosen.tile:
         return chosen.tile
     most = _BLOCK // 2 if loads_tables(reduction) else _BLOCK
-    if reduction.opcode == "vocab.topk":
+    if ranks(reduction):
         width = DTYPES[tensor_type(reduction["logits"]).dtype].bytes
         if alignment(vocabulary(module, reduction) * width) < VECTOR_BYTES:
             most = _BLOCK // 2
@@ -123,7 +145,7 @@ def loads_tables(reduction: Op) -> bool:
     """Whether what comes before a reduction reads a number for every entry of the vocabulary."""
     source = reduction["logits"].source
     while source is not None and is_prologue(source):
-        if source.opcode in IN_PLACE:
+        if OPS[source.opcode].pooled:
             return True
         source = source["logits"].source
     return False
@@ -146,7 +168,7 @@ def widest_group(vocab: int, size: int, branches: int, most: int) -> int:
 
 def most_splits(module: Module, reduction: Op) -> int:
     """Most programs that share a row, a power of two, where one program combines the partials of all rows."""
-    if reduction.opcode == "vocab.topk":
+    if ranks(reduction):
         return most_of_one(module.size("K"))
     return max(1, min(MAX_SPLITS, _PARTIALS // power_of_two(scanned_rows(module, reduction))))
 
@@ -156,15 +178,14 @@ def most_of_one(count: int) -> int:
     return min(MAX_SPLITS, max(1, _PARTIAL_KEYS // power_of_two(count))) if count else MAX_SPLITS
 
 
-def splits_of_one(module: Module, op: Op, count: int, rows: int) -> int:
-    """Programs per row where every row has its own, and combines ``count`` keys of each: as many as run at once."""
-    wave = _WAVE["vocab.topk" if count else "vocab.argmax"]
+def splits_of_one(module: Module, op: Op, count: int, rows: int, wave: int) -> int:
+    """Programs per row where every row has its own, and combines ``count`` keys of each: as many as make a wave."""
     return max(1, min(most_of_one(count), tile_count(module, op), wave // rows))
 
 
-def splits(module: Module, reduction: Op, batch: int, resident: int) -> int:
+def splits(module: Module, reduction: Op, batch: int, cost: Cost) -> int:
     """Programs per row, by a tuning file or else by an estimate of the time."""
-    return tuned_split(module, reduction, batch) or least(split_costs(module, reduction, batch, resident))
+    return tuned_split(module, reduction, batch) or least(split_costs(module, reduction, batch, cost))
 
 
 def least(costs: Mapping[int, int]) -> int:
@@ -172,27 +193,23 @@ def least(costs: Mapping[int, int]) -> int:
     return min(costs, key=lambda count: (costs[count], count))
 
 
-def split_costs(module: Module, reduction: Op, batch: int, resident: int) -> dict[int, int]:
-    """The time, in tiles, by programs per row: the number of waves over the device, and of tiles in a program.
-
-    ``resident``: programs that run at once, if the kernel lets fewer do so than its scan does.
-    """
-    size, ranked = block(module, reduction), reduction.opcode == "vocab.topk"
+def split_costs(module: Module, reduction: Op, batch: int, cost: Cost) -> dict[int, int]:
+    """The time, in tiles, by programs per row: the number of waves over the device, and of tiles in a program."""
+    size, ranked = block(module, reduction), ranks(reduction)
     tiles_ = tile_count(module, reduction)
     each_row = scanned_rows(module, reduction)
     rows = batch * each_row
-    tail = (_TAIL[reduction.opcode] + _RANKING * (ranked and each_row > 1)) // size
-    wave = min(resident, _WAVE[reduction.opcode])
+    tail = (cost.tail + _RANKING * (ranked and each_row > 1)) // size
 
-    def cost(count: int) -> int:
-        waves, each = -(-rows * count // wave), -(-tiles_ // count)
+    def time(count: int) -> int:
+        waves, each = -(-rows * count // cost.wave), -(-tiles_ // count)
         # Programs that compute side by side are slower than one, but for what each waits for: its tiles come in turn.
         alone = each if ranked else 0
         if ranked and each * group(module, reduction, module.size("K")) > _COLUMN:
             alone += _LONG // size
         return waves * (each + tail) + alone
 
-    return {count: cost(count) for count in range(1, min(most_splits(module, reduction), tiles_) + 1)}
+    return {count: time(count) for count in range(1, min(most_splits(module, reduction), tiles_) + 1)}
 
 
 def tile_count(module: Module, reduction: Op) -> int:
@@ -286,7 +303,7 @@ def _memory(text: Text, op: Op, stem: str) -> str | None:
     """
     operand = op.get(stem.removesuffix("_rows"))
     load = None if operand is None else operand.source
-    if load is not None and load in text.cluster and load.opcode == "carry.load":
+    if load is not None and load in text.cluster and load.has(Trait.LOADS):
         return text.pool(load) if stem in op.named else text.pointer(load["rows"], "rows")
     return text.pointer(op[stem], stem) if stem in op.named else None
 

@@ -128,7 +128,7 @@ def test_splits(vocab: int) -> None:
     """At most one program per tile; a single long row is shared by many, thousands of rows by few."""
     module, argmax = argmax_of(vocab)
     tiles = -(-vocab // block(module, argmax))
-    found = {rows: splits(module, argmax, rows, CAPACITY) for rows in (1, 4, 8, 64, 132, 512, 4096)}
+    found = {rows: splits(module, argmax, rows, COMPOSED["argmax"].cost) for rows in (1, 4, 8, 64, 132, 512, 4096)}
     assert all(1 <= count <= min(MAX_SPLITS, tiles) for count in found.values())
     assert found[1] >= found[64] >= found[4096]
     assert found[1] > 1 or tiles == 1
@@ -137,7 +137,10 @@ def test_splits(vocab: int) -> None:
 def test_kernels_of_more_registers_take_fewer_programs() -> None:
     """What fits on the device at once bounds the waves that are counted."""
     module, argmax = argmax_of(128256)
-    counts = [splits(module, argmax, 8, resident) for resident in (132, 264, CAPACITY, 1 << 20)]
+    counts = [
+        splits(module, argmax, 8, COMPOSED["argmax"].cost.within(resident))
+        for resident in (132, 264, CAPACITY, 1 << 20)
+    ]
     assert counts == sorted(counts)
     assert counts[0] < counts[-2] == counts[-1]
 

@@ -10,8 +10,9 @@ from formed import FORMS, TREE, formed, grid_of, launches, small, spec_of
 from specc.ir.core import PHASES, Module, Op, entry_of
 from specc.ir.declarations import Kernel
 from specc.ir.nodes import is_external, node_order, quotient
-from specc.ir.ops.tree import MASKS
-from specc.kernels.shared.base import CAPACITY, STORES, cluster_of
+from specc.ir.opdef import Trait
+from specc.ir.ops import OPS, has
+from specc.kernels.shared.base import CAPACITY, cluster_of
 
 
 @pytest.mark.parametrize(("algorithm", "form"), FORMS)
@@ -50,7 +51,7 @@ def test_stores_come_after_loads_and_late(algorithm: str, form: dict[str, Any]) 
     """No field is stored by a launch before the last that reads it; none by a launch of a later phase."""
     module = formed(algorithm, **form)
     order = node_order(module)
-    for store in (op for op in module.ops("step") if op.opcode in (*STORES, "carry.append")):
+    for store in (op for op in module.ops("step") if OPS[op.opcode].effect == "carry"):
         place = order.index(str(store.attrs["kernel"]))
         loads = [op for op in module.find("carry.load") if op.attrs["field"] == store.attrs["field"]]
         assert all(order.index(str(load.attrs["kernel"])) <= place for load in loads)
@@ -72,7 +73,7 @@ def test_a_tree_is_built_where_its_last_step_is_reduced(mask: str) -> None:
     assert {"tree.grow", "tree.select", "tree.positions"} <= set(found["draft_topk_2"])
     assert found["draft_topk_2"].count("health.raise") == 2
     masks = {"none": [], "slots": ["tree.seen_slots"]}.get(mask, ["tree.mask"])
-    assert [opcode for opcode in found["draft_topk_2"] if opcode in MASKS] == masks
+    assert [opcode for opcode in found["draft_topk_2"] if has(opcode, Trait.MASKS)] == masks
 
 
 def test_a_tree_of_one_step_begins_the_step() -> None:
@@ -124,7 +125,7 @@ def test_who_stores_what_is_carried(algorithm: str) -> None:
     module = formed(algorithm, num_steps=4)
     found: dict[str, list[str]] = {}
     for op in module.ops("step"):
-        if op.opcode in (*STORES, "carry.append"):
+        if OPS[op.opcode].effect == "carry":
             found.setdefault(str(op.attrs["kernel"]), []).append(str(op.attrs["field"]))
     assert {kernel: sorted(fields) for kernel, fields in found.items()} == CARRIES[algorithm]
 

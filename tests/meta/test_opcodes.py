@@ -1,0 +1,73 @@
+"""Facts about an op stand at the op: elsewhere few texts name one, and few collections list several."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from specc.ir.ops import DIALECTS, OPS
+from specc.kernels import FAMILIES as FOUND
+
+ROOT = Path(__file__).resolve().parents[2]
+HOMES = ("specc/ir/ops", "specc/algorithms", "specc/runtime/semantics")
+"""Where ops are declared, written, and given a meaning."""
+OPCODES = frozenset(name for name in OPS if name.partition(".")[0] in DIALECTS)
+FAMILIES = tuple(f"specc/kernels/{name}.py" for name in FOUND)
+"""A family of kernels names the ops that it covers."""
+TEXTS, WITH_FAMILIES = 115, 163
+"""Most opcodes that stand as text elsewhere: in files that are no family, and in all."""
+COLLECTIONS, COLLECTIONS_WITH_FAMILIES = 7, 12
+"""Most literals that hold several opcodes, at the top of a file or in a function, likewise."""
+
+
+def elsewhere() -> Iterator[tuple[str, ast.Module]]:
+    """The files of the package that are no home of an op, parsed."""
+    for path in sorted((ROOT / "specc").rglob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        if not name.startswith(HOMES):
+            yield name, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def is_opcode(node: ast.AST | None) -> bool:
+    """Whether an expression is the text of an opcode."""
+    return isinstance(node, ast.Constant) and node.value in OPCODES
+
+
+def texts(tree: ast.AST) -> list[int]:
+    """The lines of a file's opcodes."""
+    return [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Constant) and is_opcode(node)]
+
+
+def collections(tree: ast.AST) -> list[int]:
+    """The lines of the tuples, lists, sets and dicts of a file that hold several opcodes."""
+    found: list[int] = []
+    for node in ast.walk(tree):
+        entries: list[ast.expr | None] = []
+        if isinstance(node, ast.Tuple | ast.List | ast.Set):
+            entries += node.elts
+        elif isinstance(node, ast.Dict):
+            entries += [*node.keys, *node.values]
+        if isinstance(node, ast.expr) and sum(map(is_opcode, entries)) > 1:
+            found.append(node.lineno)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "in_all"),
+    [(texts, TEXTS, WITH_FAMILIES), (collections, COLLECTIONS, COLLECTIONS_WITH_FAMILIES)],
+)
+def test_few_opcodes_stand_outside_their_homes(count: Callable[[ast.AST], list[int]], most: int, in_all: int) -> None:
+    found = [(name, line) for name, tree in elsewhere() for line in count(tree)]
+    strangers = [f"{name}:{line}" for name, line in found if name not in FAMILIES]
+    assert len(strangers) <= most, strangers
+    assert len(found) <= in_all, found
+
+
+def test_the_counts_see_what_they_count() -> None:
+    tree = ast.parse('A = ("carry.load", "carry.store", *B)\nC = f("kv.move", {"vocab.row": 1}, {"no.op", "kv.move"})')
+    assert texts(tree) == [1, 1, 2, 2, 2]
+    assert collections(tree) == [1]
+    assert collections(ast.parse('def f(): return frozenset({"kv.move", "vocab.row"}), {1: "kv.move", 2: "kv.slots"}'))
