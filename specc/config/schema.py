@@ -17,26 +17,25 @@ from pydantic_core import PydanticCustomError
 from specc.config.archs import ARCHS, GPUS, NATIVE, Arch, arch_of
 from specc.config.block import Block
 from specc.config.presets import Engine
-from specc.config.resolved import (
-    DraftSampling,
-    Dtype,
-    HiddenSource,
-    Integer,
-    KvDtype,
-    KvLayout,
-    Logits,
-    Logprobs,
-    MaskMode,
-    PaddingSlot,
-    Penalties,
-    Sampling,
-    Slots,
-    StepForm,
-    Verify,
-    VerifyRows,
-    Writer,
-)
 
+HiddenSource = Literal["collapsed", "hc_residual", "aux"]
+KvLayout = Literal["mha", "mla"]
+Dtype = Literal["bfloat16", "float16", "float32"]
+KvDtype = Literal["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2"]
+MaskMode = Literal["none", "full", "qlen", "bitpacked", "slots"]
+Verify = Literal["greedy", "target_only", "rejection", "block"]
+VerifyRows = Literal["auto", "eager", "lazy"]
+Penalties = Literal["exact", "committed"]
+DraftSampling = Literal["greedy", "coupled"]
+Logprobs = Literal["raw", "processed"]
+Logits = Literal["gathered", "sharded"]
+Sampling = Literal["penalties", "logit_bias", "grammar", "top_k", "top_p", "min_p"]
+StepForm = Literal["whole", "rotated"]
+Slots = Literal["req_to_token", "block_table"]
+PaddingSlot = Literal[0, -1]
+Integer = Literal["int32", "int64"]
+Writer = Literal["program", "engine"]
+DraftPositions = Literal["true", "shifted", "auto"]
 Output = Literal["accept_index", "hidden_states", "logprobs", "routed_experts", "indexer_topk"]
 
 OUTPUTS: tuple[str, ...] = get_args(Output)
@@ -245,7 +244,7 @@ class ConfigFile(Block):
     columns (sharded), of which the program gathers what it takes to choose tokens."""
     tuning: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     """File of choices that `specc tune` has made for the launches of this program on a GPU, relative to this one."""
-    draft_positions: Annotated[Literal["true", "shifted", "auto"], BeforeValidator(_word)] = "auto"
+    draft_positions: Annotated[DraftPositions, BeforeValidator(_word)] = "auto"
     """Positions the draft sees: true (those of the text), shifted (one earlier, as drafts that read
     hidden states are trained), or auto (shifted exactly when the draft reads hidden states)."""
     target: ModelBlock | None = None

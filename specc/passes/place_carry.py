@@ -12,7 +12,7 @@ from typing import cast, get_args
 from urllib.parse import quote, unquote
 
 from specc.config import LoadedConfig
-from specc.config.resolved import FieldPlace, Integer, Writer
+from specc.config.schema import FieldBlock, Integer, Writer
 from specc.ir.core import Carry, Module, entry_of
 from specc.ir.infer import assign_types
 from specc.ir.liveness import sweep
@@ -48,7 +48,7 @@ class PlaceCarry(Pass):
     @classmethod
     def of(cls, loaded: LoadedConfig) -> PlaceCarry:
         """As ``carry``, or the engine's preset, says."""
-        places = loaded.config.carry.items()
+        places = loaded.config.file.carry.items()
         return cls("+".join(f"{quote(name, safe='')}:{place.dtype or ''}:{place.written_by}" for name, place in places))
 
     def run(self, module: Module, ctx: Context) -> None:
@@ -64,7 +64,7 @@ class PlaceCarry(Pass):
         for removed in sweep(module) if places else ():
             self.remark(ctx, f"not needed where the engine writes: {removed.what}, {removed.verdict}", removed.location)
 
-    def _place(self, module: Module, name: str, place: FieldPlace, ctx: Context) -> None:
+    def _place(self, module: Module, name: str, place: FieldBlock, ctx: Context) -> None:
         """Let a field live in the engine's table."""
         carry = module.carries[name]
         dtype = _dtype(carry, place, ctx)
@@ -82,18 +82,18 @@ class PlaceCarry(Pass):
         self.remark(ctx, f"{what} writes", ctx.at("carry", name))
 
 
-def _places(text: str) -> dict[str, FieldPlace]:
+def _places(text: str) -> dict[str, FieldBlock]:
     """The places of fields by name; ValueError for text of another form."""
-    places: dict[str, FieldPlace] = {}
+    places: dict[str, FieldBlock] = {}
     for one in filter(None, text.split("+")):
         name, dtype, writer = one.split(":")
         if dtype not in ("", *INTEGERS) or writer not in get_args(Writer):
             raise ValueError(f"no place of a field: {one!r}")
-        places[unquote(name)] = FieldPlace(cast("Integer", dtype) or None, cast("Writer", writer))
+        places[unquote(name)] = FieldBlock(dtype=cast("Integer", dtype) or None, written_by=cast("Writer", writer))
     return places
 
 
-def _dtype(carry: Carry, place: FieldPlace, ctx: Context) -> str:
+def _dtype(carry: Carry, place: FieldBlock, ctx: Context) -> str:
     """The element type that a field has in the engine's table, after refusing one that it cannot have."""
     own = carry.type.dtype
     dtype = INTEGERS[place.dtype] if place.dtype is not None else own
@@ -104,7 +104,7 @@ def _dtype(carry: Carry, place: FieldPlace, ctx: Context) -> str:
     return dtype
 
 
-def _check_in_place(module: Module, carry: Carry, dtype: str, place: FieldPlace, ctx: Context) -> None:
+def _check_in_place(module: Module, carry: Carry, dtype: str, place: FieldBlock, ctx: Context) -> None:
     """Refuse what a field cannot be that is changed, or read, in its row: of another type, or the engine's to write."""
     others = [op for op in module.ops() if op.attrs.get("field") == carry.name and op.opcode not in (*STORES, _LOAD)]
     appended = [op for op in others if op.opcode == "carry.append"]
