@@ -37,7 +37,7 @@ FORMAT = 2
 
 _SYMBOLS = {"topk": "K", "num_steps": "S", "num_draft_tokens": "N"}
 
-_TOLD_ELSEWHERE = ("name", "target", "draft", "options")
+_TOLD_ELSEWHERE = ("name", "target", "draft", "tables", "options")
 """Keys of a configuration that are no settings."""
 
 _FOLLOWS = {
@@ -249,6 +249,7 @@ def _settings(loaded: LoadedConfig) -> tuple[Setting, ...]:
     """All keys but the models, and the name, which is told first; the algorithm's own ones last."""
     config = loaded.config
     found = {(key,): _value(config, key) for key in ConfigFile.model_fields if key not in _TOLD_ELSEWHERE}
+    found |= {("tables", key): value for key, value in config.file.tables.model_dump().items()}
     found |= {("options", key): value for key, value in config.options.model_dump(mode="json").items()}
     return tuple(_setting(loaded, path, value) for path, value in found.items() if value is not None)
 

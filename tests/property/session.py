@@ -103,7 +103,7 @@ def script(config: Config, seed: int, steps: int = 3) -> Script:
         batches.append(chosen + [0] * (size - len(chosen)))
     longest = 6 + steps * config.path_slots + room(config)
     blocks = None
-    if config.file.slots == "block_table":
+    if config.file.tables.slots == "block_table":
         held, page = -(-longest // config.file.page_size), config.file.page_size
         numbers = rng.sample(range(1, 4 * held * config.pool_rows), held * config.pool_rows)
         blocks = torch.tensor(numbers, dtype=torch.int32).view(config.pool_rows, held)
@@ -327,7 +327,7 @@ def defined_call(call: Call, config: Config) -> Call:
     name, step, operands = call
     if name == "target":
         operands = operands | {"positions": operands["positions"].masked_fill((operands["rows"] == 0)[:, None], 0)}
-    if config.file.padding_slot != 0 and "slots" in operands:  # from the pass on that looks slots up
+    if config.file.tables.padding_slot != 0 and "slots" in operands:  # from the pass on that looks slots up
         operands = operands | {"slots": operands["slots"].clamp(min=0)}
     if config.chain:
         operands = {key: value for key, value in operands.items() if key not in ("mask", "counts")}

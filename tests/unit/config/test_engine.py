@@ -13,9 +13,9 @@ from programs import compile_to, config_text
 from specc.algorithms import names, needs
 from specc.config import LoadedConfig, load_text, sharded, step_form
 from specc.config import engine as engine_module
+from specc.config.engine_tables import FieldBlock, TablesBlock
 from specc.config.presets import ENGINES
 from specc.config.presets.sglang import SGLANG
-from specc.config.schema import FieldBlock
 from specc.ir.declarations import KvLayout
 from specc.support.diagnostics import DiagnosticError
 
@@ -272,13 +272,13 @@ def test_an_engine_may_be_named_beside_the_file() -> None:
 def test_the_defaults_are_those_of_vllm() -> None:
     for algorithm in ("STANDALONE", "EAGLE", "EAGLE3"):
         config = load(algorithm, "vllm", target={"vocab_size": 100}).config
-        assert (config.file.engine, config.file.step, config.file.slots, config.file.draft_positions) == (
+        assert (config.file.engine, config.file.step, config.file.tables.slots, config.file.draft_positions) == (
             "vllm", "rotated", "block_table", "auto",
         )  # fmt: skip
         assert (config.file.overlap, config.file.disaggregation, config.max_requests) == (True, False, 256)
-        assert config.file.padding_slot == -1
+        assert config.file.tables.padding_slot == -1
         assert config.target.padded_vocab_size == 128, "rows of logits are those of a padded head"
-        assert {name: (place.dtype, place.written_by) for name, place in config.file.carry.items()} == {
+        assert {name: (place.dtype, place.written_by) for name, place in config.file.tables.carry.items()} == {
             "bonus": ("int64", "engine"), "drafts": ("int64", "engine"), "seq_lens": ("int32", "engine"),
             "text": ("int32", "program"),
         }  # fmt: skip
@@ -319,7 +319,7 @@ def test_look_ups_in_vllm(model: Model) -> None:
         ("EAGLE", {"outputs": ["logprobs"]}, ("config/engine-unsupported", "leave it out")),
         ("EAGLE", {"step": "whole"}, ("config/engine-conflict", "write step: rotated, or leave the key out")),
         (
-            "EAGLE", {"slots": "req_to_token"},
+            "EAGLE", {"tables": {"slots": "req_to_token"}},
             ("config/engine-conflict", "write slots: block_table, or leave the key out"),
         ),
         (
@@ -393,24 +393,24 @@ def test_the_reserve_is_what_sglang_allocates(algorithm: str) -> None:
 
 def test_tables_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """What its preset says of fields counts for those that a program has; what is written otherwise is reported."""
-    carry = {"bonus": {"dtype": "int64", "written_by": "engine"}, "of_another": {"dtype": "int32"}}
-    preset = replace(SGLANG, demands={**SGLANG.demands, ("step",): "rotated"}, carry=carry)
+    carry = {"bonus": FieldBlock(dtype="int64", written_by="engine"), "of_another": FieldBlock(dtype="int32")}
+    preset = replace(SGLANG, demands={**SGLANG.demands, ("step",): "rotated"}, tables=TablesBlock(carry=carry))
     for module in (engine_module, step_form):
         monkeypatch.setattr(module, "PRESETS", {"sglang": preset})
     loaded = load()
-    assert loaded.config.file.carry == {
-        "bonus": FieldBlock(dtype="int64", written_by="engine"),
-        "of_another": FieldBlock(dtype="int32", written_by="program"),
-    }
+    assert loaded.config.file.tables.carry == carry
     module = compile_to("canonicalize", loaded)
     assert {name: (one.type.dtype, one.table) for name, one in module.carries.items()} == {
         "bonus": ("i64", "engine"),
         "seq_lens": ("i64", ""),
         "drafts": ("i64", ""),
     }
-    assert load(carry={"bonus": carry["bonus"]}).config.file.carry == loaded.config.file.carry
+    assert (
+        load(tables={"carry": {"bonus": {"dtype": "int64", "written_by": "engine"}}}).config.file.tables.carry
+        == loaded.config.file.tables.carry
+    )
     for written in ({"bonus": {"dtype": "int32"}}, {"drafts": {}}):
-        assert findings(carry=written) == [("config/engine-conflict", "leave it out", 6)]
+        assert findings(tables={"carry": written}) == [("config/engine-conflict", "leave it out", 6)]
 
 
 def test_rows_of_an_engine_that_pads_them(monkeypatch: pytest.MonkeyPatch) -> None:
