@@ -46,8 +46,10 @@ def main() -> None:
             assert made is not None
             sides.append(made)
         default, tuned = sides
-        found = {f"step at {gain.bucket}": gain for gain in step_gains(default, tuned, loaded.config.buckets, device)}
-        found |= launches(default, tuned, loaded.config.buckets, device)
+        found = {
+            f"step at {gain.bucket}": gain for gain in step_gains(default, tuned, loaded.config.file.buckets, device)
+        }
+        found |= launches(default, tuned, loaded.config.file.buckets, device)
     for name, gain in found.items():
         print(f"{name:32} {gain.ratio} noise {gain.noise:.3f}")
     if options.json is not None:

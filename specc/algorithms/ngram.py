@@ -50,7 +50,7 @@ def _build(scope: Scope) -> None:
     _check(scope, options)
     scope.carry("text", "i32", options.window, limit="V", at=("options", "window"))
     carry_lengths(scope)
-    rotated = scope.config.step == "rotated"
+    rotated = scope.config.file.step == "rotated"
     if rotated:
         scope.carry("bonus", "i32", limit="V")
     _prefill(scope, options, carries_bonus=rotated)

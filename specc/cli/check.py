@@ -32,6 +32,6 @@ def check(
 
 def summary(config: Config) -> str:
     """Return a configuration in one line."""
-    smallest, largest = config.buckets[0], config.buckets[-1]
+    smallest, largest = config.file.buckets[0], config.file.buckets[-1]
     sizes = f"bucket {largest}" if smallest == largest else f"buckets {smallest}..{largest}"
-    return f"{config.name}: {config.algorithm}, {config.shape}, page {config.page_size}, {sizes}"
+    return f"{config.name}: {config.algorithm}, {config.shape}, page {config.file.page_size}, {sizes}"

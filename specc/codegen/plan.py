@@ -56,7 +56,7 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Plan:
     return Plan(
         name=module.name,
         algorithm=config.algorithm,
-        engine=config.engine,
+        engine=config.file.engine,
         specc=__version__,
         dims=dims,
         kv=kv,
@@ -64,7 +64,7 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Plan:
         models={role: _model(model) for role, model in config.models.items()},
         serving=_serving(module, kv, dims),
         options=config.options.model_dump(mode="json"),
-        disaggregation=config.disaggregation,
+        disaggregation=config.file.disaggregation,
         inputs={one.name: one for one in inputs},
         carry={
             one.name: Carried(

@@ -12,7 +12,7 @@ from specc.config.models import Fact, ModelFacts
 from specc.config.needs import Needs
 from specc.config.presets import PRESETS, Preset
 from specc.config.presets.preset import Asked, Value
-from specc.config.schema import ConfigFile, FieldBlock, ModelBlock
+from specc.config.schema import ConfigFile, ModelBlock
 from specc.config.sides import Side
 from specc.support.diagnostics import Note
 from specc.support.location import Location
@@ -33,7 +33,7 @@ def for_engine(checked: Checked, algorithm: str | None, facts: Mapping[Side, Mod
     file = _with_demands(checked, preset)
     buckets = file.buckets if checked.sound("buckets") else []
     file = file.model_copy(update={"max_requests": file.max_requests or max([preset.max_requests, *buckets])})
-    file = _with_carry(checked, preset, file)
+    file = _with_tables(checked, preset, file)
     if algorithm is not None and checked.sound("options"):
         options = _fixed_options(checked, preset, algorithm) | _whole_text(checked, preset, algorithm, facts)
         file = file.model_copy(update={"options": file.options | options})
@@ -137,16 +137,25 @@ def _demanded(
     return block.model_copy(update={path[-1]: value})
 
 
-def _with_carry(checked: Checked, preset: Preset, file: ConfigFile) -> ConfigFile:
-    """Return the file with the fields that live in the engine's tables; what is written and differs is reported."""
-    places = {name: FieldBlock.model_validate(place) for name, place in preset.carry.items()}
-    for name in file.carry if preset.carry and checked.sound("carry") else ():
-        if file.carry[name] != places.get(name):
-            rule = f"carry.{name} is {dict(preset.carry[name])}" if name in places else f"carry has no {name}"
-            at, notes = checked.places.value("carry", name), _engine_note(checked, preset)
-            message, hint = f"with {preset.title}, {rule}", "leave it out"
-            checked.found.error("config/engine-conflict", message, at, hint=hint, notes=notes)
-    return file.model_copy(update={"carry": places}) if places else file
+def _with_tables(checked: Checked, preset: Preset, file: ConfigFile) -> ConfigFile:
+    """Return the file with the engine's tables; what is written of them and differs is reported."""
+    if (tables := preset.tables) is None:
+        return file
+    at = checked.places
+    for key, value, written in (
+        ("slots", tables.slots, file.tables.slots),
+        ("padding_slot", tables.padding_slot, file.tables.padding_slot),
+    ):
+        if at.written("tables", key) and not at.broken("tables", key) and written != value:
+            _conflict(checked, preset, ("tables", key), f"tables.{key} is {value}", str(value))
+    for name in () if at.broken("tables", "carry") else file.tables.carry:
+        place = tables.carry.get(name)
+        if file.tables.carry[name] != place:
+            known = f"tables.carry.{name} is {place.model_dump()}" if place is not None else None
+            message = f"with {preset.title}, {known or f'tables.carry has no {name}'}"
+            where, notes = at.value("tables", "carry", name), _engine_note(checked, preset)
+            checked.found.error("config/engine-conflict", message, where, hint="leave it out", notes=notes)
+    return file.model_copy(update={"tables": tables})
 
 
 def _fixed_options(checked: Checked, preset: Preset, algorithm: str) -> dict[str, object]:

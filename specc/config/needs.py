@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from specc.config.block import Block
 from specc.config.models.pair import Fit, Pair
-from specc.config.resolved import HiddenSource
+from specc.config.schema import HiddenSource
 
 
 def largest_tree(topk: int, num_steps: int) -> int:

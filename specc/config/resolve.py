@@ -15,7 +15,7 @@ from specc.config.legality import Checked, check_file, check_models
 from specc.config.models import ModelFacts
 from specc.config.needs import Needs
 from specc.config.reduced import check_map
-from specc.config.resolved import Config, Depth, FieldPlace, ModelConfig
+from specc.config.resolved import Config, Depth, ModelConfig
 from specc.config.schema import SAMPLING
 from specc.config.sharded import check_shards, with_heads, with_shards
 from specc.config.sides import facts_of, settle
@@ -59,8 +59,22 @@ def resolve(
     tuning = read_tuning(checked, directory)
     if checked.found.errors or algorithm is None or target is None or options is None:
         return None
-    config = _config(checked, algorithm, options, archs, _depths(checked, needed), target, draft)
-    config = replace(config, tuning=tuning)
+    file, depths = checked.file, _depths(checked, needed)
+    config = Config(
+        file=file,
+        name=file.name or "",
+        algorithm=algorithm,
+        num_steps=depths[-1].num_steps,
+        num_draft_tokens=depths[-1].num_nodes,
+        depths=depths,
+        max_requests=file.max_requests or file.buckets[-1],
+        sampling=tuple(name for name in SAMPLING if name in file.sampling),
+        archs=archs,
+        target=target,
+        draft=draft,
+        options=options,
+        tuning=tuning,
+    )
     return Resolved(config, {side: found for side, found in facts.items() if found is not None})
 
 
@@ -70,54 +84,6 @@ def _depths(checked: Checked, needs: Needs) -> tuple[Depth, ...]:
     if topk == 1 or nodes is None:
         return tuple(Depth(steps, steps + 1) for steps in checked.file.num_steps)
     return tuple(Depth(steps, min(nodes, needs.most_nodes(topk, steps))) for steps in checked.file.num_steps)
-
-
-def _config(
-    checked: Checked,
-    algorithm: str,
-    options: Block,
-    archs: tuple[str, ...],
-    depths: tuple[Depth, ...],
-    target: ModelConfig,
-    draft: ModelConfig | None,
-) -> Config:
-    """Put the parts together; everything was checked."""
-    file = checked.file
-    return Config(
-        name=file.name or "",
-        algorithm=algorithm,
-        options=options,
-        topk=file.topk,
-        num_steps=depths[-1].num_steps,
-        num_draft_tokens=depths[-1].num_nodes,
-        depths=depths,
-        page_size=file.page_size,
-        max_requests=file.max_requests or file.buckets[-1],
-        buckets=tuple(file.buckets),
-        verify=file.verify,
-        verify_rows=file.verify_rows,
-        draft_sampling=file.draft_sampling,
-        sampling=tuple(name for name in SAMPLING if name in file.sampling),
-        penalties=file.penalties,
-        outputs=tuple(file.outputs),
-        logprobs=file.logprobs,
-        best_logprobs=file.best_logprobs,
-        mask=file.mask,
-        context_length=file.context_length,
-        overlap=file.overlap,
-        disaggregation=file.disaggregation,
-        archs=archs,
-        tensor_parallel=file.tensor_parallel,
-        logits=file.logits,
-        draft_positions=file.draft_positions,
-        target=target,
-        draft=draft,
-        engine=file.engine,
-        step=file.step,
-        slots=file.slots,
-        padding_slot=file.padding_slot,
-        carry={name: FieldPlace(one.dtype, one.written_by) for name, one in file.carry.items()},
-    )
 
 
 def _algorithm(checked: Checked, algorithms: Sequence[str]) -> str | None:

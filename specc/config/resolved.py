@@ -7,34 +7,14 @@ handed-over hidden state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from specc.config.block import Block
 from specc.config.chosen import Tuning
-from specc.config.presets import Engine
+from specc.config.schema import ConfigFile, Dtype, HiddenSource, KvDtype, KvLayout, Sampling
 from specc.ir.ops.tree import mask_width
 from specc.ir.types import DTYPES
-
-HiddenSource = Literal["collapsed", "hc_residual", "aux"]
-KvLayout = Literal["mha", "mla"]
-Dtype = Literal["bfloat16", "float16", "float32"]
-KvDtype = Literal["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2"]
-MaskMode = Literal["none", "full", "qlen", "bitpacked", "slots"]
-Verify = Literal["greedy", "target_only", "rejection", "block"]
-VerifyRows = Literal["auto", "eager", "lazy"]
-Penalties = Literal["exact", "committed"]
-DraftSampling = Literal["greedy", "coupled"]
-Logprobs = Literal["raw", "processed"]
-Logits = Literal["gathered", "sharded"]
-Sampling = Literal["penalties", "logit_bias", "grammar", "top_k", "top_p", "min_p"]
-StepForm = Literal["whole", "rotated"]
-Slots = Literal["req_to_token", "block_table"]
-PaddingSlot = Literal[0, -1]
-Integer = Literal["int32", "int64"]
-Writer = Literal["program", "engine"]
-DraftPositions = Literal["true", "shifted", "auto"]
 
 DEFAULT_AUX_LAYERS = 3
 """Layers of the target that a draft reads if nothing says how many."""
@@ -121,15 +101,6 @@ class ModelConfig:
         return (self.num_aux_layers or DEFAULT_AUX_LAYERS) * self.target_width
 
 
-class FieldPlace(NamedTuple):
-    """How a carried field lives in a table of the engine's: its element type there, None for the program's own, and who
-    writes it from step to step.
-    """
-
-    dtype: Integer | None
-    written_by: Writer
-
-
 class Depth(NamedTuple):
     """How far is drafted: S draft steps, N nodes verified per request."""
 
@@ -141,46 +112,31 @@ class Depth(NamedTuple):
 class Config:
     """One configuration of speculative decoding, complete and legal.
 
+    ``file`` has its keys as they were checked, with the defaults of its engine. What other keys or the models' files
+    decide stands beside it: a key that is a field here counts as it is here. ``algorithm`` is the name that is listed;
     ``options`` are the keys of the algorithm's own; ``draft`` is None for an algorithm without a draft model,
-    ``engine`` for a program of any engine, ``tuning`` where specc makes all choices. ``depths`` are all that are
-    compiled for, ascending; ``num_steps`` and ``num_draft_tokens`` are those of one of them, the deepest in a
-    configuration as it was loaded. ``carry`` are the carried fields that live in tables of the engine's.
+    ``tuning`` where specc makes all choices. ``depths`` are all that are compiled for, ascending; ``num_steps`` and
+    ``num_draft_tokens`` are those of one of them, the deepest in a configuration as it was loaded. ``sampling`` is in
+    the order in which it is applied; in ``archs`` are those of this machine instead of ``native``.
     """
 
+    file: ConfigFile
     name: str
     algorithm: str
-    options: Block
-    topk: int
     num_steps: int
     num_draft_tokens: int
     depths: tuple[Depth, ...]
-    page_size: int
     max_requests: int
-    buckets: tuple[int, ...]
-    verify: Verify
-    verify_rows: VerifyRows
-    draft_sampling: DraftSampling
     sampling: tuple[Sampling, ...]
-    penalties: Penalties
-    outputs: tuple[str, ...]
-    logprobs: Logprobs
-    best_logprobs: int
-    mask: MaskMode
-    context_length: int | None
-    overlap: bool
-    disaggregation: bool
     archs: tuple[str, ...]
-    tensor_parallel: int
-    logits: Logits
-    draft_positions: DraftPositions
     target: ModelConfig
     draft: ModelConfig | None
-    engine: Engine | None = None
-    step: StepForm = "whole"
-    slots: Slots = "req_to_token"
-    padding_slot: PaddingSlot = 0
-    carry: Mapping[str, FieldPlace] = field(default_factory=dict[str, FieldPlace])
+    options: Block
     tuning: Tuning | None = None
+
+    def settled(self, key: str) -> object:
+        """What counts of a key of the file: what was settled of it, or what is written."""
+        return getattr(self, key) if key in self.__dataclass_fields__ else getattr(self.file, key)
 
     @property
     def models(self) -> dict[str, ModelConfig]:
@@ -190,7 +146,7 @@ class Config:
     @property
     def chain(self) -> bool:
         """Whether one token is drafted per step, so that there is no tree."""
-        return self.topk == 1
+        return self.file.topk == 1
 
     def at(self, depth: Depth) -> Config:
         """The configuration at one of its depths."""
@@ -212,12 +168,12 @@ class Config:
     @property
     def mask_width(self) -> int:
         """Elements per request (``full``) or bytes per node (``bitpacked``) of the tree mask; 0 for other modes."""
-        return mask_width(self.mask, self.num_nodes, self.context_length or 0)
+        return mask_width(self.file.mask, self.num_nodes, self.file.context_length or 0)
 
     @property
     def longest(self) -> int:
         """Tokens of the longest text that the tree mask has room for; -1 where it holds nothing of the text."""
-        return self.context_length if self.mask == "full" and self.context_length is not None else -1
+        return self.file.context_length if self.file.mask == "full" and self.file.context_length is not None else -1
 
     @property
     def path_slots(self) -> int:
@@ -232,4 +188,4 @@ class Config:
     @property
     def max_batch(self) -> int:
         """The largest B: the largest bucket."""
-        return self.buckets[-1]
+        return self.file.buckets[-1]

@@ -16,27 +16,23 @@ from pydantic_core import PydanticCustomError
 
 from specc.config.archs import ARCHS, GPUS, NATIVE, Arch, arch_of
 from specc.config.block import Block
+from specc.config.engine_tables import TablesBlock
 from specc.config.presets import Engine
-from specc.config.resolved import (
-    DraftSampling,
-    Dtype,
-    HiddenSource,
-    Integer,
-    KvDtype,
-    KvLayout,
-    Logits,
-    Logprobs,
-    MaskMode,
-    PaddingSlot,
-    Penalties,
-    Sampling,
-    Slots,
-    StepForm,
-    Verify,
-    VerifyRows,
-    Writer,
-)
 
+HiddenSource = Literal["collapsed", "hc_residual", "aux"]
+KvLayout = Literal["mha", "mla"]
+Dtype = Literal["bfloat16", "float16", "float32"]
+KvDtype = Literal["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2"]
+MaskMode = Literal["none", "full", "qlen", "bitpacked", "slots"]
+Verify = Literal["greedy", "target_only", "rejection", "block"]
+VerifyRows = Literal["auto", "eager", "lazy"]
+Penalties = Literal["exact", "committed"]
+DraftSampling = Literal["greedy", "coupled"]
+Logprobs = Literal["raw", "processed"]
+Logits = Literal["gathered", "sharded"]
+Sampling = Literal["penalties", "logit_bias", "grammar", "top_k", "top_p", "min_p"]
+StepForm = Literal["whole", "rotated"]
+DraftPositions = Literal["true", "shifted", "auto"]
 Output = Literal["accept_index", "hidden_states", "logprobs", "routed_experts", "indexer_topk"]
 
 OUTPUTS: tuple[str, ...] = get_args(Output)
@@ -136,16 +132,6 @@ class ModelBlock(Block):
     """Positions that the indexer of sparse attention picks per token and layer; needed for the output indexer_topk."""
 
 
-class FieldBlock(Block):
-    """A carried field that lives in a table of the engine's."""
-
-    dtype: Integer | None = None
-    """Of a field of integers, its element type in the table. Default: the one that the program computes with."""
-    written_by: Writer = "program"
-    """Who writes it from step to step: the program, or the engine, from what commit and propose hand back; then the
-    program only reads it."""
-
-
 class ConfigFile(Block):
     """One configuration of speculative decoding, as written.
 
@@ -219,15 +205,8 @@ class ConfigFile(Block):
     step: StepForm = "whole"
     """Who runs the target in a step: the program, which drafts, verifies and extends around it (whole), or the engine,
     which hands over the logits of bonus and drafts and then has the next ones drafted (rotated). A chain's."""
-    slots: Slots = "req_to_token"
-    """Where KV slots are looked up: a table with the slot of every position (req_to_token), or, in a rotated step, the
-    table of the draft's blocks of page_size slots, with the number of blocks of every request (block_table)."""
-    padding_slot: PaddingSlot = 0
-    """Of a block table, the slot of padding rows: 0, which is no request's, or -1, where forwards of the draft write
-    nothing."""
-    carry: Annotated[dict[str, FieldBlock], Field(max_length=64)] = {}
-    """Of a rotated step, the carried fields that live in tables of the engine's, by name, each with its dtype there and
-    who writes it (written_by)."""
+    tables: TablesBlock = TablesBlock()
+    """Of a rotated step, the tables of the engine's that hold KV slots and carried fields."""
     overlap: Flag = True
     """Whether the scheduler prepares a step before the previous one's results reach the host."""
     disaggregation: Flag = False
@@ -245,7 +224,7 @@ class ConfigFile(Block):
     columns (sharded), of which the program gathers what it takes to choose tokens."""
     tuning: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     """File of choices that `specc tune` has made for the launches of this program on a GPU, relative to this one."""
-    draft_positions: Annotated[Literal["true", "shifted", "auto"], BeforeValidator(_word)] = "auto"
+    draft_positions: Annotated[DraftPositions, BeforeValidator(_word)] = "auto"
     """Positions the draft sees: true (those of the text), shifted (one earlier, as drafts that read
     hidden states are trained), or auto (shifted exactly when the draft reads hidden states)."""
     target: ModelBlock | None = None

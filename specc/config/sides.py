@@ -15,8 +15,8 @@ from specc.config.legality import Checked
 from specc.config.models import Fact, ModelFacts, ModelUnreadableError, directory_of, read_model
 from specc.config.needs import Needs
 from specc.config.reduced import token_map_of
-from specc.config.resolved import HiddenSource, ModelConfig
-from specc.config.schema import REQUIRED_SIZES, ModelBlock
+from specc.config.resolved import ModelConfig
+from specc.config.schema import REQUIRED_SIZES, HiddenSource, ModelBlock
 from specc.config.validate import broken_bound
 from specc.support.diagnostics import Note
 from specc.support.paths import PathError, path_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specc.config.engine_tables import TablesBlock
 from specc.config.legality import Checked, refuse
 from specc.config.needs import Needs
 from specc.config.presets import PRESETS
@@ -11,14 +12,7 @@ from specc.config.resolved import TARGET_OUTPUTS
 def check_step(checked: Checked, needs: Needs) -> None:
     """Report what cannot be had of a program whose target the engine runs."""
     file = checked.file
-    blocks = file.slots == "block_table" and file.step != "rotated" and checked.sound("step", "slots")
-    refuse(checked, blocks, "slots: block_table with step: whole", ("slots",), "write step: rotated")
-    skipped = file.padding_slot != 0 and file.slots != "block_table" and checked.sound("slots", "padding_slot")
-    refuse(checked, skipped, "padding_slot: -1 with slots: req_to_token", ("padding_slot",), "write slots: block_table")
-    placed = bool(file.carry) and file.step != "rotated" and checked.sound("step", "carry")
-    refuse(
-        checked, placed, "tables of the engine's for carried fields with step: whole", ("carry",), "write step: rotated"
-    )
+    _tables(checked)
     if file.step != "rotated" or not checked.sound("step"):
         return
     if file.engine is not None and PRESETS[file.engine].rotates:  # what it does not have was said of the engine
@@ -38,6 +32,20 @@ def check_step(checked: Checked, needs: Needs) -> None:
     }
     for key, (wanted, what) in asked.items():
         refuse(checked, wanted and checked.sound(key), f"{what} with step: rotated", (key,), hint)
+
+
+def _tables(checked: Checked) -> None:
+    """Report tables of an engine that does not run the target, and what is said of a table that is not there."""
+    tables, whole = checked.file.tables, checked.file.step != "rotated" and checked.sound("step")
+    broken = {key for key in TablesBlock.model_fields if checked.places.broken("tables", key)}
+    slots, padding, carry = (("tables", key) for key in ("slots", "padding_slot", "carry"))
+    blocks = whole and tables.slots == "block_table" and "slots" not in broken
+    refuse(checked, blocks, "slots: block_table with step: whole", slots, "write step: rotated")
+    skipped = tables.padding_slot != 0 and tables.slots != "block_table" and not broken & {"slots", "padding_slot"}
+    refuse(checked, skipped, "padding_slot: -1 with slots: req_to_token", padding, "write slots: block_table")
+    placed = whole and bool(tables.carry) and "carry" not in broken
+    what = "tables of the engine's for carried fields with step: whole"
+    refuse(checked, placed, what, carry, "write step: rotated")
 
 
 def _outputs() -> list[tuple[str, str, str]]:

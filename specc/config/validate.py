@@ -14,9 +14,10 @@ from pydantic_core import ErrorDetails
 
 from specc.config.archs import arch_hint
 from specc.config.block import Block
+from specc.config.engine_tables import FieldBlock, TablesBlock
 from specc.config.locations import Locations
 from specc.config.scalars import spell
-from specc.config.schema import OUTPUTS, ConfigFile, FieldBlock, ModelBlock
+from specc.config.schema import OUTPUTS, ConfigFile, ModelBlock
 from specc.config.yaml_tree import Path
 from specc.support.diagnostics import Diagnostics
 from specc.support.suggest import closest, did_you_mean
@@ -35,7 +36,12 @@ _WORDS: Mapping[str, tuple[str, str, Callable[[str], str | None]]] = {
 }
 """Keys whose unknown words have a code of their own: it, what the words are, and what was probably meant."""
 
-_BLOCKS = ("target", "draft")
+_HOMES: Mapping[type[Block], tuple[str, tuple[Path, ...]]] = {
+    ConfigFile: ("at the top level", ((),)),
+    ModelBlock: ("inside target: or draft:", (("target",), ("draft",))),
+    TablesBlock: ("inside tables:", (("tables",),)),
+}
+"""Blocks whose keys may have been meant elsewhere: where they belong, in words and as the paths of the blocks."""
 
 
 def validate(places: Locations, found: Diagnostics) -> ConfigFile:
@@ -51,8 +57,7 @@ def validate(places: Locations, found: Diagnostics) -> ConfigFile:
                 if path in broken:
                     raise AssertionError(f"{path} was taken out and is still there") from error
                 broken.add(path)
-                known = tuple(FieldBlock.model_fields) if path[0] == "carry" and len(path) > 2 else None
-                _report(details, path, places, found, known)
+                _report(details, path, places, found)
             values = _without(values, broken)
 
 
@@ -178,21 +183,24 @@ def _quote(value: object) -> str:
 
 def _key_hint(path: Path, known: tuple[str, ...] | None) -> tuple[str, set[Path]]:
     """Return what was probably meant, a close key here or the block that has this very key, and the paths of that."""
-    top, inner = tuple(ConfigFile.model_fields), tuple(ModelBlock.model_fields)
-    in_block = len(path) > 1
-    here, elsewhere = (inner, top) if in_block else (top, inner)
-    if known is not None:
-        here, elsewhere = known, ()
-    key = str(path[-1])
-    if key in elsewhere:
-        meant: set[Path] = {(key,)} if in_block else {(side, key) for side in _BLOCKS}
-        return f"'{key}' belongs {'at the top level' if in_block else 'inside target: or draft:'}", meant
+    key, kind = str(path[-1]), _block_of(path)
+    here = tuple(kind.model_fields) if known is None else known
+    for home, (where, blocks) in _HOMES.items() if known is None and kind in _HOMES else ():
+        if home is not kind and key in home.model_fields:
+            return f"'{key}' belongs {where}", {(*block, key) for block in blocks}
     best = closest(key, here)
     if not here:
         return "the algorithm has no options", set()
     if best is None:
         return f"keys here: {', '.join(here)}", set()
     return f"did you mean '{best}'?", {(*path[:-1], best)}
+
+
+def _block_of(path: Path) -> type[Block]:
+    """Return the block in which a key stands."""
+    if path[0] == "tables":
+        return (ConfigFile, TablesBlock, TablesBlock, FieldBlock)[len(path) - 1]
+    return ConfigFile if len(path) == 1 else ModelBlock
 
 
 def name_hint(name: str) -> str | None:

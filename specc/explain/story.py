@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from typing import Any, cast
 
 from specc.algorithms import algorithm
-from specc.config import LoadedConfig, ModelConfig
+from specc.config import Config, LoadedConfig, ModelConfig
 from specc.config.models import Fact
 from specc.config.presets import PRESETS
+from specc.config.schema import ConfigFile
 from specc.driver.build import DepthBuild
 from specc.pass_manager.pass_base import Choice, Context
 from specc.passes.pipeline import PASSES
@@ -22,8 +24,8 @@ Value = int | str | bool | tuple[int | str, ...]
 
 _SYMBOLS = {"topk": "K", "num_steps": "S", "num_draft_tokens": "N"}
 
-_TOLD_ELSEWHERE = ("name", "depths", "target", "draft", "options")
-"""Fields of a configuration that are no settings of one depth."""
+_TOLD_ELSEWHERE = ("name", "target", "draft", "tables", "options")
+"""Keys of a configuration that are no settings."""
 
 _FOLLOWS = {
     "num_draft_tokens": "num_steps + 1",
@@ -139,17 +141,23 @@ def _place(loaded: LoadedConfig, location: Location | None) -> str | None:
 def _settings(loaded: LoadedConfig) -> tuple[Setting, ...]:
     """All keys but the models, and the name, which is told first; the algorithm's own ones last."""
     config = loaded.config
-    keys = [field.name for field in fields(config) if field.name not in _TOLD_ELSEWHERE]
-    found = {(key,): getattr(config, key) for key in keys}
+    found = {(key,): _value(config, key) for key in ConfigFile.model_fields if key not in _TOLD_ELSEWHERE}
+    found |= {("tables", key): value for key, value in config.file.tables.model_dump().items()}
     found |= {("options", key): value for key, value in config.options.model_dump(mode="json").items()}
     return tuple(_setting(loaded, path, value) for path, value in found.items() if value is not None)
+
+
+def _value(config: Config, key: str) -> Any:
+    """What counts of a key, plain; of a tuning file where it is."""
+    value = config.file.tuning if key == "tuning" else config.settled(key)
+    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
 
 
 def _setting(loaded: LoadedConfig, path: tuple[str, ...], value: Value) -> Setting:
     key, symbol = path[-1], _SYMBOLS.get(path[-1])
     if loaded.locations.written(*path):
         return Setting(key, symbol, value, "written", _place(loaded, loaded.location(*path)))
-    engine = loaded.config.engine
+    engine = loaded.config.file.engine
     if engine is not None and PRESETS[engine].settles(path, loaded.config.chain):
         return Setting(key, symbol, value, f"engine {engine}", None)
     return Setting(key, symbol, value, _FOLLOWS.get(key, "default"), None)

@@ -43,7 +43,7 @@ class BindKvLayout(Pass):
     @classmethod
     def of(cls, loaded: LoadedConfig) -> BindKvLayout:
         """As ``slots`` and ``padding_slot`` say."""
-        return cls(loaded.config.slots == BLOCKS, loaded.config.padding_slot)
+        return cls(loaded.config.file.tables.slots == BLOCKS, loaded.config.file.tables.padding_slot)
 
     def run(self, module: Module, ctx: Context) -> None:
         """Give every window, branch and position its slots, and the step its question for room."""

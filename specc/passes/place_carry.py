@@ -1,6 +1,6 @@
 """place-carry: carried fields that live in tables of the engine's, as these have them.
 
-The key ``carry`` names them. A table may have integers of another width than the program computes with, so
+The key ``tables.carry`` names them. A table may have integers of another width than the program computes with, so
 what is loaded from it, or stored to it, is converted. A field that the engine writes from step to step is loaded and
 never stored: what the program would have stored is handed back as before, and what only the stores needed is gone.
 """
@@ -12,7 +12,7 @@ from typing import cast, get_args
 from urllib.parse import quote, unquote
 
 from specc.config import LoadedConfig
-from specc.config.resolved import FieldPlace, Integer, Writer
+from specc.config.engine_tables import FieldBlock, Integer, Writer
 from specc.ir.core import Carry, Module, Op, entry_of
 from specc.ir.infer import assign_types
 from specc.ir.liveness import sweep
@@ -46,8 +46,8 @@ class PlaceCarry(Pass):
 
     @classmethod
     def of(cls, loaded: LoadedConfig) -> PlaceCarry:
-        """As ``carry``, or the engine's preset, says."""
-        places = loaded.config.carry.items()
+        """As ``tables.carry``, or the engine's preset, says."""
+        places = loaded.config.file.tables.carry.items()
         return cls("+".join(f"{quote(name, safe='')}:{place.dtype or ''}:{place.written_by}" for name, place in places))
 
     def run(self, module: Module, ctx: Context) -> None:
@@ -56,21 +56,21 @@ class PlaceCarry(Pass):
         for name, place in places.items():
             if name in module.carries:
                 self._place(module, name, place, ctx)
-            elif ctx.at("carry", name) is not None:
+            elif ctx.at("tables", "carry", name) is not None:
                 message = f"the program carries no field '{name}'"
-                at, hint = ctx.at("carry", name), did_you_mean(name, module.carries)
+                at, hint = ctx.at("tables", "carry", name), did_you_mean(name, module.carries)
                 raise DiagnosticError(Diagnostic("config/unknown-field", message, at, hint))
         for removed in sweep(module) if places else ():
             self.remark(ctx, f"not needed where the engine writes: {removed.what}, {removed.verdict}", removed.location)
 
-    def _place(self, module: Module, name: str, place: FieldPlace, ctx: Context) -> None:
+    def _place(self, module: Module, name: str, place: FieldBlock, ctx: Context) -> None:
         """Let a field live in the engine's table."""
         carry = module.carries[name]
         dtype = _dtype(carry, place, ctx)
         if carry.given:
             message = f"a table of the engine's for @{name}, which says how a request is sampled"
             hint = "leave it out, and say it by set_sampling"
-            raise DiagnosticError(Diagnostic("config/not-yet", message, ctx.at("carry", name), hint))
+            raise DiagnosticError(Diagnostic("config/not-yet", message, ctx.at("tables", "carry", name), hint))
         _check_in_place(module, carry, dtype, place, ctx)
         if place.written_by == "engine":
             _leave_alone(module, name)
@@ -78,41 +78,41 @@ class PlaceCarry(Pass):
             _convert(module, carry, dtype)
         module.carries[name] = replace(carry, type=replace(carry.type, dtype=dtype), table=place.written_by)
         what = f"@{name} lives in a table {DTYPES[dtype].torch}[P, ...] of the engine's, which the {place.written_by}"
-        self.remark(ctx, f"{what} writes", ctx.at("carry", name))
+        self.remark(ctx, f"{what} writes", ctx.at("tables", "carry", name))
 
 
-def _places(text: str) -> dict[str, FieldPlace]:
+def _places(text: str) -> dict[str, FieldBlock]:
     """The places of fields by name; ValueError for text of another form."""
-    places: dict[str, FieldPlace] = {}
+    places: dict[str, FieldBlock] = {}
     for one in filter(None, text.split("+")):
         name, dtype, writer = one.split(":")
         if dtype not in ("", *INTEGERS) or writer not in get_args(Writer):
             raise ValueError(f"no place of a field: {one!r}")
-        places[unquote(name)] = FieldPlace(cast("Integer", dtype) or None, cast("Writer", writer))
+        places[unquote(name)] = FieldBlock(dtype=cast("Integer", dtype) or None, written_by=cast("Writer", writer))
     return places
 
 
-def _dtype(carry: Carry, place: FieldPlace, ctx: Context) -> str:
+def _dtype(carry: Carry, place: FieldBlock, ctx: Context) -> str:
     """The element type that a field has in the engine's table, after refusing one that it cannot have."""
     own = carry.type.dtype
     dtype = INTEGERS[place.dtype] if place.dtype is not None else own
-    at = ctx.at("carry", carry.name, "dtype") or ctx.at("carry", carry.name)
+    at = ctx.at("tables", "carry", carry.name, "dtype") or ctx.at("tables", "carry", carry.name)
     if dtype != own and own not in INTEGERS.values():
         message = f"@{carry.name} is of {DTYPES[own].torch}, and an integer type is written"
         raise DiagnosticError(Diagnostic("legal/carry", message, at, "leave dtype out"))
     return dtype
 
 
-def _check_in_place(module: Module, carry: Carry, dtype: str, place: FieldPlace, ctx: Context) -> None:
+def _check_in_place(module: Module, carry: Carry, dtype: str, place: FieldBlock, ctx: Context) -> None:
     """Refuse what a field cannot be that is changed, or read, in its row: of another type, or the engine's to write."""
     others = [op for op in module.ops() if op.attrs.get("field") == carry.name and not _whole(op)]
     appended = [op for op in others if op.opcode == "carry.append"]
     if place.written_by == "engine" and appended:
         message = f"@{carry.name}, which the engine writes: drafts are looked up in it when it has grown"
         hint = "write written_by: program, which appends what the engine may write as well"
-        raise DiagnosticError(Diagnostic("config/not-yet", message, ctx.at("carry", carry.name), hint))
+        raise DiagnosticError(Diagnostic("config/not-yet", message, ctx.at("tables", "carry", carry.name), hint))
     if dtype != carry.type.dtype and others:
-        at = ctx.at("carry", carry.name, "dtype")
+        at = ctx.at("tables", "carry", carry.name, "dtype")
         message = f"@{carry.name} as {DTYPES[dtype].torch}: {others[0].opcode} works on it in its row of the table"
         hint = f"write dtype: {DTYPES[carry.type.dtype].torch}"
         raise DiagnosticError(Diagnostic("config/not-yet", message, at, hint))

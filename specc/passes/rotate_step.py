@@ -47,7 +47,7 @@ class RotateStep(Pass):
     @classmethod
     def of(cls, loaded: LoadedConfig) -> RotateStep:
         """As ``step`` and the target's ``padded_vocab_size`` say."""
-        return cls(loaded.config.step == "rotated", loaded.config.target.padded_vocab_size or 0)
+        return cls(loaded.config.file.step == "rotated", loaded.config.target.padded_vocab_size or 0)
 
     def run(self, module: Module, ctx: Context) -> None:
         """Rotate the step, if it is to be."""

@@ -19,7 +19,7 @@ from specc.algorithms import names, needs
 from specc.codegen import render
 from specc.codegen.aot import KernelSource, cache_key
 from specc.codegen.artifact import KNOWN_ARCHS, Artifact
-from specc.config.resolved import Verify
+from specc.config.schema import Verify
 from specc.driver.build import build_program
 
 MODEL = {"vocab_size": 128256, "hidden_size": 4096, "num_kv_heads": 8, "head_dim": 128, "dtype": "bfloat16"}

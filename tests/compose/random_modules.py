@@ -89,9 +89,13 @@ def start(loaded: LoadedConfig) -> Module:
     """A module without ops that has the dimensions and inputs of a step, and claims what the front establishes."""
     config, module = loaded.config, start_module(loaded)
     module.erase(next(module.ops()))
-    sizes = {"B": ("request", config.buckets[-1]), "K": ("branch", config.topk), "S": ("step", config.num_steps)}
+    sizes = {
+        "B": ("request", config.file.buckets[-1]),
+        "K": ("branch", config.file.topk),
+        "S": ("step", config.num_steps),
+    }
     sizes |= {"D": ("forward", config.num_steps - 1), "A": ("path", config.path_slots), "P": ("pool", config.pool_rows)}
-    if config.topk > 1:
+    if config.file.topk > 1:
         sizes[NODE] = ("node", config.num_nodes)
     assert config.draft is not None
     numbered = REDUCED if config.draft.token_map else "draft_vocab"
@@ -102,8 +106,8 @@ def start(loaded: LoadedConfig) -> Module:
     module.add_input("seq_lens", TensorType("i64", ("B",)))
     module.add_input("req_to_token", TensorType("i32", ("P", "C")))
     window = COLUMNS - LONGEST
-    room = config.num_steps if config.topk > 1 else 0
-    module.decls.append(KvLayout("kv", config.page_size, 0, config.num_nodes, room, window, 2 * window))
+    room = config.num_steps if config.file.topk > 1 else 0
+    module.decls.append(KvLayout("kv", config.file.page_size, 0, config.num_nodes, room, window, 2 * window))
     module.established = set(ESTABLISHED)
     return module
 

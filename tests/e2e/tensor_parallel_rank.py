@@ -44,7 +44,7 @@ def run(job: dict[str, Any], rank: int, group: Any) -> dict[str, Any]:
     engine = Engine.of_config(config, models, table, plan.kv_pools, **where)
     if job.get("dies") == rank:
         engine.on_call = lambda name, operands: os._exit(0) if name == "target" else None
-    callbacks = Sharded(engine, config, rank) if config.logits == "sharded" else engine
+    callbacks = Sharded(engine, config, rank) if config.file.logits == "sharded" else engine
     try:
         collective = GroupCollective(group) if plan.ranks > 1 else None
         if collective is not None:

@@ -90,8 +90,8 @@ class TargetEngine:
         how = {name: more.pop(name) for name in ("fill", "interleaved") if name in more}
         memory = {owner: Memory.of_model(config.models[owner], slots, **how) for owner in owners}
         sizes = {"routed_experts": target.experts_per_token, "indexer_topk": target.index_topk}
-        extras = {name: (target.depth, int(size or 0)) for name, size in sizes.items() if name in config.outputs}
-        return cls(models, memory, table, page=config.page_size, extras=extras, **more)
+        extras = {name: (target.depth, int(size or 0)) for name, size in sizes.items() if name in config.file.outputs}
+        return cls(models, memory, table, page=config.file.page_size, extras=extras, **more)
 
     @property
     def kv(self) -> dict[str, list[Tensor]]:

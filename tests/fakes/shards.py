@@ -36,7 +36,7 @@ class Sharded:
             if getattr(answer, "logits", None) is not None:
                 columns = model.padded_vocab_size or model.vocab_size
                 pad = answer.logits.new_full((*answer.logits.shape[:-1], columns - model.vocab_size), torch.nan)
-                width = columns // self.config.tensor_parallel
+                width = columns // self.config.file.tensor_parallel
                 self.last, self.rows = (name, operands.get("step")), operands["rows"]
                 self.whole = whole = torch.cat((answer.logits, pad), dim=-1)
                 answer.logits = whole[..., self.rank * width : (self.rank + 1) * width].contiguous()

@@ -97,17 +97,21 @@ THEIRS = "{bonus: {dtype: int64}, drafts: {dtype: int32, written_by: engine}}"
 ROTATED = (
     Toy(
         "toy_rotated", "STANDALONE", 3, True, 51, "float32", target=f"{ROW}, padded_vocab_size: 64",
-        more={"step": "rotated", "slots": "block_table", "page_size": 4, "carry": ENGINES},
+        more={"step": "rotated", "page_size": 4, "tables": f"{{slots: block_table, carry: {ENGINES}}}"},
     ),
     Toy(
         "toy_rotated_eagle", "EAGLE", 3, True, 64, "bfloat16", target=f"{ROW}, padded_vocab_size: 72",
-        more={"step": "rotated", "carry": THEIRS, "outputs": "[logprobs]"},
+        more={"step": "rotated", "tables": f"{{carry: {THEIRS}}}", "outputs": "[logprobs]"},
     ),
     Toy(
         "toy_rotated_ngram", "NGRAM", 4, True, 12, "bfloat16", target=f"{ROW}, padded_vocab_size: 16", draft="",
-        more={"step": "rotated", "slots": "block_table", "page_size": 4, "carry": HISTORY, "options": "{window: 64}"},
+        more={"step": "rotated", "page_size": 4, "options": "{window: 64}",
+              "tables": f"{{slots: block_table, carry: {HISTORY}}}"},
     ),
-    Toy("toy_rotated_block", "DFLASH", 4, False, 51, "float32", AUX, HEAD, {"step": "rotated", "carry": DRAFTS}),
+    Toy(
+        "toy_rotated_block", "DFLASH", 4, False, 51, "float32", AUX, HEAD,
+        {"step": "rotated", "tables": f"{{carry: {DRAFTS}}}"},
+    ),
 )  # fmt: skip
 """Programs whose target the engine runs, with tables of its own."""
 SAMPLED = Toy(

@@ -105,7 +105,7 @@ class Bound:
 
     def __post_init__(self) -> None:
         config, plan, rng = self.compiled.config, self.compiled.plan, self.rng
-        self.config, self.plan, self.samples = config, plan, config.verify != "greedy"
+        self.config, self.plan, self.samples = config, plan, config.file.verify != "greedy"
         pool_rows = rng.randint(2, plan.size("P"))
         self.window = plan.kv.window
         columns = self.window + rng.choice([1, 2, 8, 40, 100])
@@ -180,9 +180,9 @@ class Bound:
     def _bind(self, place: tuple[Tensor, dict[str, Any]]) -> Step:
         memory = allocate(self.compiled.plans, CPU, 0xA5)
         bound: dict[int, Step] = {}
-        ranks = self.config.tensor_parallel
+        ranks = self.config.file.tensor_parallel
         callbacks: Any = self.engine
-        if self.config.logits == "sharded":
+        if self.config.file.logits == "sharded":
             callbacks = Sharded(self.engine, self.config, self.rng.randrange(ranks))
         table, more = place
         for plan in self.compiled.plans:

@@ -31,7 +31,7 @@ class Checks(Bound):
                 wanted, doubt = oracle.step(steps, nodes, got), False
             except Doubt:
                 self.doubts += 1
-                if self.config.topk > 1 and self.config.mask == "none":
+                if self.config.file.topk > 1 and self.config.file.mask == "none":
                     oracle.text += got  # it cannot be followed
                     self.requests.pop(row)
                     continue
@@ -103,7 +103,7 @@ class Checks(Bound):
         """The text's keys and values are those of its tokens, and only slots of the step's windows were written."""
         for owner, pool in self.engine.memory.items():
             allowed = torch.zeros(pool.words.shape[1], dtype=torch.bool)
-            allowed[0] = owner == "target" or self.config.padding_slot == 0
+            allowed[0] = owner == "target" or self.config.file.tables.padding_slot == 0
             for row, length in lengths.items():
                 allowed[self.table[row, length : length + self.window].long()] = True
             changed = (pool.words != before[owner]).any(-1).any(0)

@@ -155,12 +155,12 @@ def _rotate(rng: random.Random, keys: Keys) -> None:
     if served and "verify" not in keys and rng.random() < 0.3:
         _leave_to_engine(rng, keys)
         return
-    keys |= rng.choice([{"slots": "req_to_token"}, {"slots": "block_table"}])
-    keys |= {"padding_slot": -1} if keys["slots"] == "block_table" and rng.random() < 0.5 else {}
+    tables: Keys = rng.choice([{"slots": "req_to_token"}, {"slots": "block_table"}])
+    tables |= {"padding_slot": -1} if tables["slots"] == "block_table" and rng.random() < 0.5 else {}
     if rng.random() < 0.6:
         vocab = keys["target"]["vocab_size"]
         keys["target"]["padded_vocab_size"] = vocab + rng.choice([0, 1, 7, rng.randint(0, 70), -vocab % 64])
-    keys["carry"] = _places(rng, keys) if rng.random() < 0.8 else {}
+    keys["tables"] = tables | {"carry": _places(rng, keys) if rng.random() < 0.8 else {}}
 
 
 def _places(rng: random.Random, keys: Keys) -> Keys:
@@ -182,7 +182,7 @@ def _leave_to_engine(rng: random.Random, keys: Keys) -> None:
     keys["outputs"] = [name for name in keys["outputs"] if name == "accept_index"]
     for name in ("step", "disaggregation", "overlap", "draft_positions", "best_logprobs", "logprobs", "sampling"):
         keys.pop(name, None)
-    keys |= rng.choice([{}, {"step": "rotated"}, {"slots": "block_table"}, {"overlap": True}])
+    keys |= rng.choice([{}, {"step": "rotated"}, {"tables": {"slots": "block_table"}}, {"overlap": True}])
 
 
 def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = False, rotated: bool | None = None) -> Keys:

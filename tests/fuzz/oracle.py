@@ -102,10 +102,10 @@ class Oracle:
     def choices(self, token: int, seen: int) -> list[Choice]:
         """The K most probable next tokens of the draft."""
         number = self.models["draft"].row(token, seen)
-        key = (number, self.config.topk)
+        key = (number, self.config.file.topk)
         if key not in self.cache:
             draft = self.models["draft"]
-            found = most_probable(number, draft.rows[number], self.config.topk)
+            found = most_probable(number, draft.rows[number], self.config.file.topk)
             self.cache[key] = [replace(choice, token=draft.token(choice.token)) for choice in found]
         return self.cache[key]
 
@@ -124,7 +124,7 @@ class Oracle:
         if self.config.algorithm not in ("STANDALONE", "EAGLE", "EAGLE3"):
             return 0
         own = {"auto": self.config.algorithm == "STANDALONE", "true": True, "shifted": False}
-        return int(own[self.config.draft_positions])
+        return int(own[self.config.file.draft_positions])
 
     # --- prefill ------------------------------------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class Oracle:
         self.count([first])
         self._carry_bonus()
         self._prefill_draft([self.hidden("target", state) for state in states])
-        if self.config.step == "rotated":
+        if self.config.file.step == "rotated":
             self._redraft(self.config.num_steps)
 
     def _prefill_draft(self, hidden: list[int]) -> None:
@@ -163,7 +163,7 @@ class Oracle:
         Doubt when rounding decides what is drafted.
         """
         self.health = 0
-        if self.config.step != "rotated":
+        if self.config.file.step != "rotated":
             return self.verify(self.draft(steps, nodes), steps, said)
         found = self.verify(chain(self.text[-1], self.carried["drafts"]), steps, said)
         self._redraft(steps)
@@ -184,14 +184,14 @@ class Oracle:
             codes.append(target_code(token, self.length + tree.depth(column)))
         for column in range(len(tree.tokens)):
             visible = tree.ancestors(column)
-            if self.config.topk > 1 and self.config.mask == "none":
+            if self.config.file.topk > 1 and self.config.file.mask == "none":
                 visible = list(range(column + 1))
             seen.append(fold_all(self._seen, [codes[c] for c in visible]))
         path, emitted, rows = [0], list[int](), list[list[float] | None]()
         while True:
             told = said[len(emitted)] if len(emitted) < len(said) else None
             position = len(self.text) + len(emitted)
-            known = emitted if self.config.penalties == "exact" else []
+            known = emitted if self.config.file.penalties == "exact" else []
             token = self.target_token(tree.tokens[path[-1]], seen[path[-1]], position, told, known)
             rows.append(self._scored_row(tree.tokens[path[-1]], seen[path[-1]], position, known))
             emitted.append(token)
@@ -199,10 +199,10 @@ class Oracle:
             if not children or len(path) > steps:
                 break
             path.append(children[0])
-        for column in path if self.config.verify == "target_only" else range(len(tree.tokens)):
+        for column in path if self.config.file.verify == "target_only" else range(len(tree.tokens)):
             before = [tree.tokens[c] for c in tree.ancestors(column) if c > 0]
             position = self.length + tree.depth(column) + 1
-            known = before if self.config.penalties == "exact" else []
+            known = before if self.config.file.penalties == "exact" else []
             self.health |= TARGET * self.target_bad(tree.tokens[column], seen[column], position, known)
         states = [seen[column] for column in path]
         self._seen = fold_all(self._seen, [codes[c] for c in path])
@@ -216,16 +216,16 @@ class Oracle:
 
     def _scored_row(self, token: int, seen: int, position: int, path: Sequence[int]) -> list[float] | None:
         """The row whose softmax the log-probabilities are of; None where rounding decides."""
-        if self.config.logprobs == "processed":
+        if self.config.file.logprobs == "processed":
             return self.sampler.processed(self._target_row(token, seen, position, path))
         model = self.models["target"]
         return model.rows[model.row(token, seen)]
 
     def _scores(self, rows: list[list[float] | None], emitted: list[int]) -> dict[str, Any]:
         """Log-probabilities of what was emitted and of the most probable tokens; None of a row that is None."""
-        if "logprobs" not in self.config.outputs:
+        if "logprobs" not in self.config.file.outputs:
             return {}
-        best = [row and ranked(row)[: self.config.best_logprobs] for row in rows]
+        best = [row and ranked(row)[: self.config.file.best_logprobs] for row in rows]
         return {
             "logprobs": [row and log_probability(row, token) for row, token in zip(rows, emitted, strict=True)],
             "best_tokens": best,
@@ -247,7 +247,7 @@ class Oracle:
             found[name] = [
                 [[extra(state, number, layer, i) for i in range(size)] for layer in range(target.depth)]
                 for state in states
-            ] if name in self.config.outputs else []  # fmt: skip
+            ] if name in self.config.file.outputs else []  # fmt: skip
         return found
 
     def commit(self, emitted: list[int], hidden: list[int], steps: int) -> None:
@@ -283,7 +283,7 @@ class Oracle:
             first, count = count, count + len(grown)
             candidates += grown
             if step < steps - 2:
-                frontier = best_of(grown, len(frontier), ordered=self.config.topk > 1)
+                frontier = best_of(grown, len(frontier), ordered=self.config.file.topk > 1)
                 handed = [back[(branch.number - first) // len(frontier)] for branch in frontier]
         kept = sorted(best_of(candidates, nodes - 1, ordered=False), key=lambda branch: branch.number)
         columns = {-1: 0} | {branch.number: column for column, branch in enumerate(kept, start=1)}

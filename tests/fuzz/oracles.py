@@ -30,7 +30,7 @@ class Recurrent(Oracle):
         self.carry_hidden("hidden", "draft", self._kept)
 
     def draft(self, steps: int, nodes: int) -> Tree:
-        own: list[list[int]] = [[] for _ in range(self.config.topk)]
+        own: list[list[int]] = [[] for _ in range(self.config.file.topk)]
         base = self.length + self.first
 
         def forward(step: int, place: int, branch: Branch) -> tuple[int, int]:
@@ -194,7 +194,7 @@ class LookUp(Oracle):
         branches: list[list[int]] = []
         for _, rank, negative in sorted(places):
             source, after = (own, list(self.corpus))[rank], 1 - negative
-            if len(branches) == self.config.topk or any(branch[0] == source[after] for branch in branches):
+            if len(branches) == self.config.file.topk or any(branch[0] == source[after] for branch in branches):
                 continue
             told = list(source)
             branch = []
@@ -204,7 +204,7 @@ class LookUp(Oracle):
                 if rank == 0 and options.beyond == "period":
                     told.append(token)  # past the root it goes on into the drafts themselves
             branches.append(branch)
-        branches += [[fill] * steps] * (self.config.topk - len(branches))
+        branches += [[fill] * steps] * (self.config.file.topk - len(branches))
         tokens, parents = [self.text[-1]], [-1]
         for branch in branches:
             for i, token in enumerate(branch):

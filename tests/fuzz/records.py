@@ -102,7 +102,7 @@ def goes_on(session: steps.Session, others: list[int], row: int, into: int) -> N
             other for other in others if other in session.requests and session.requests[other].length <= session.room
         ]
         length = told.new_seq_lens[-1]
-        if not session.config.overlap and not 1 <= length <= session.room:
+        if not session.config.file.overlap and not 1 <= length <= session.room:
             return
 
 

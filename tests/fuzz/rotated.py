@@ -110,7 +110,7 @@ class RotatedSession(RotatedEngine):
         """The same requests, for the second half."""
         if isinstance(batch.seq_lens, list):
             return Batch(self._column(rows), batch.seq_lens)
-        if self.config.overlap and self.rng.random() < 0.5:
+        if self.config.file.overlap and self.rng.random() < 0.5:
             return Batch(self._column(rows))
         return Batch(self._column(rows), torch.zeros(len(rows), dtype=torch.int64))  # the first half has read them
 
@@ -185,7 +185,7 @@ class RotatedSession(RotatedEngine):
         """Requests of whom lengths or blocks say that there is no room; and what brings their lengths back."""
         most = self.plan.buckets[-1] - len(rows)
         full = [row for row, oracle in self.requests.items() if oracle.length > self.room]
-        lens = self.step.pools.get("seq_lens") if self.config.overlap else None
+        lens = self.step.pools.get("seq_lens") if self.config.file.overlap else None
         others = [row for row in self.requests if row not in rows and row not in full]
         if self.counts is None and lens is None:
             others = []
@@ -231,7 +231,7 @@ class RotatedSession(RotatedEngine):
             partial(self.step.propose, again, None if self.step.reads_hidden else given.logits),
             partial(self.step.propose, SimpleNamespace(), given.hidden),
         ]
-        if self.config.overlap:
+        if self.config.file.overlap:
             calls.append(partial(self.step.propose, Batch(other.req_pool_indices), given.hidden))
         self._refused(self.rng.choice(calls), "something else is called between the halves", BatchError)
         if given.hidden is not None:
@@ -371,7 +371,7 @@ class RotatedSession(RotatedEngine):
         kept = [row if lives else 0 for row, lives in zip(rows, live, strict=True)]
         known = [length if row else 0 for row, length in zip(kept, lengths, strict=True)]
         self.show(dict(zip(rows, known, strict=True)))
-        given, batch = self.target(kept, known, 0), Batch(rows) if self.config.overlap else Batch(rows, lengths)
+        given, batch = self.target(kept, known, 0), Batch(rows) if self.config.file.overlap else Batch(rows, lengths)
         committed = self.step.commit(batch, given.logits)
         told = {"bonus": committed.bonus.clone(), "seq_lens": committed.new_seq_lens.clone()}
         proposed = self.step.propose(batch, given.hidden)

@@ -123,7 +123,7 @@ class Session(Checks):
         names = [name for name in vars(GREEDY) if f"sampling_{name}" in self.plan.carry]
         given = [sampling.legal(self.rng, names, self.plan.size("V")) for _ in rows]
         # What is drawn by rejection hangs on sums, which oracles cannot follow; they draft what is most probable.
-        if self.config.verify in ("rejection", "block") or self.config.draft_sampling == "coupled":
+        if self.config.file.verify in ("rejection", "block") or self.config.file.draft_sampling == "coupled":
             given = [replace(one, temperature=self.rng.choice([0.0, 5e-7])) for one in given]
         cuts = [self.rng.choice([len(prompt), self.rng.randint(0, len(prompt))]) for prompt in prompts.values()]
         texts = [(prompt[:cut], prompt[cut:]) for prompt, cut in zip(prompts.values(), cuts, strict=True)]
@@ -192,7 +192,7 @@ class Session(Checks):
 
     def _batch(self, rows: list[int]) -> Batch:
         """The batch of some rows, as integers or tensors; with overlap perhaps without lengths."""
-        if self.config.overlap and self.rng.random() < 0.7:
+        if self.config.file.overlap and self.rng.random() < 0.7:
             return Batch(self._column(rows))
         return Batch(self._column(rows), self._column([self.requests[row].length for row in rows]))
 
@@ -205,7 +205,7 @@ class Session(Checks):
 
     def _unchecked(self, rows: list[int]) -> Batch:
         """A batch whose lengths are relayed, or on the device."""
-        if self.config.overlap and self.rng.random() < 0.5:
+        if self.config.file.overlap and self.rng.random() < 0.5:
             return Batch(self._column(rows))
         return Batch(self._column(rows), torch.tensor([self.requests[row].length for row in rows]))
 
@@ -241,7 +241,7 @@ class Session(Checks):
 
     def after(self, rows: list[int], lengths: list[int]) -> StepResult:
         """A step of requests whose state may be anything that it may be; nothing is checked."""
-        return self.step.decode(Batch(rows) if self.config.overlap else Batch(rows, lengths))
+        return self.step.decode(Batch(rows) if self.config.file.overlap else Batch(rows, lengths))
 
     def fail(self) -> None:
         """A forward raises in a decode step; its requests are prefilled again, the others go on."""

@@ -99,12 +99,12 @@ def script(config: Config, seed: int, steps: int = 3) -> Script:
     batches = []
     for _ in range(steps):
         chosen = rng.sample(rows, rng.randint(1, len(rows)))
-        size = next(bucket for bucket in config.buckets if bucket >= len(chosen))
+        size = next(bucket for bucket in config.file.buckets if bucket >= len(chosen))
         batches.append(chosen + [0] * (size - len(chosen)))
     longest = 6 + steps * config.path_slots + room(config)
     blocks = None
-    if config.slots == "block_table":
-        held, page = -(-longest // config.page_size), config.page_size
+    if config.file.tables.slots == "block_table":
+        held, page = -(-longest // config.file.page_size), config.file.page_size
         numbers = rng.sample(range(1, 4 * held * config.pool_rows), held * config.pool_rows)
         blocks = torch.tensor(numbers, dtype=torch.int32).view(config.pool_rows, held)
         table = (blocks[..., None] * page + torch.arange(page, dtype=torch.int32)).flatten(1)
@@ -130,9 +130,9 @@ def _text(target: Model, rng: random.Random, config: Config, length: int, noise:
 
 def room(config: Config) -> int:
     """No fewer positions than a step may touch after the committed length."""
-    pages = -(-(config.page_size + config.num_steps) // config.page_size)
-    twice = 2 if config.step == "rotated" else 1  # which writes what the next step drafts, too
-    return max(config.topk * pages * config.page_size, config.num_nodes, twice * config.path_slots) + 1
+    pages = -(-(config.file.page_size + config.num_steps) // config.file.page_size)
+    twice = 2 if config.file.step == "rotated" else 1  # which writes what the next step drafts, too
+    return max(config.file.topk * pages * config.file.page_size, config.num_nodes, twice * config.path_slots) + 1
 
 
 RECURRENT = ("STANDALONE", "EAGLE", "EAGLE3")
@@ -147,7 +147,7 @@ class RecordingEngine:
 
     def __init__(self, config: Config, todo: Script) -> None:
         auto = config.algorithm == "STANDALONE"
-        true = {"true": True, "shifted": False, "auto": auto}[config.draft_positions]
+        true = {"true": True, "shifted": False, "auto": auto}[config.file.draft_positions]
         first = int(true and config.algorithm in RECURRENT)
         owners = [owner for owner in config.models if (owner, config.algorithm) != ("draft", "FROZEN_KV_MTP")]
         self.config, self.calls = config, list[Call]()
@@ -255,10 +255,10 @@ def duplicate_tails(engine: RecordingEngine, lengths: dict[int, int]) -> None:
     """Copy the partly filled page before every branch but the first, for requests of these lengths."""
     for row, length in lengths.items():
         base = length + engine.first
-        page, tail = engine.config.page_size, base % engine.config.page_size
+        page, tail = engine.config.file.page_size, base % engine.config.file.page_size
         run = -(-(tail + engine.config.num_steps) // page) * page
         for buffer in engine.kv["draft"]:
-            for branch in range(1, engine.config.topk):
+            for branch in range(1, engine.config.file.topk):
                 for position in range(base - tail, base):
                     buffer[engine.table[row, position + branch * run]] = buffer[engine.table[row, position]]
 
@@ -327,7 +327,7 @@ def defined_call(call: Call, config: Config) -> Call:
     name, step, operands = call
     if name == "target":
         operands = operands | {"positions": operands["positions"].masked_fill((operands["rows"] == 0)[:, None], 0)}
-    if config.padding_slot != 0 and "slots" in operands:  # from the pass on that looks slots up
+    if config.file.tables.padding_slot != 0 and "slots" in operands:  # from the pass on that looks slots up
         operands = operands | {"slots": operands["slots"].clamp(min=0)}
     if config.chain:
         operands = {key: value for key, value in operands.items() if key not in ("mask", "counts")}

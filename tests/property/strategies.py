@@ -106,7 +106,7 @@ def configs(draw: st.DrawFn, algorithms: Sequence[str] = names(), *, rotates: bo
 
 def whole_of(keys: dict[str, Any]) -> dict[str, Any]:
     """The keys of the whole-step program that does what a rotated one does."""
-    own = ("step", "slots", "padding_slot", "carry", "engine")
+    own = ("step", "tables", "engine")
     target = {key: value for key, value in keys["target"].items() if key != "padded_vocab_size"}
     return {key: value for key, value in keys.items() if key not in own} | {"target": target}
 
@@ -125,14 +125,16 @@ def rotated(draw: st.DrawFn, keys: dict[str, Any]) -> dict[str, Any]:
         outputs = [name for name in keys["outputs"] if name != "logprobs"]
         return keys | {"engine": "vllm", "overlap": True, "draft_positions": "auto", "outputs": outputs}
     blocks = {"slots": "block_table"}
-    keys |= {"step": "rotated"} | draw(st.sampled_from([{}, blocks, blocks | {"padding_slot": -1}]))
+    slots = draw(st.sampled_from([{}, blocks, blocks | {"padding_slot": -1}]))
+    keys |= {"step": "rotated"}
     if draw(st.booleans()):
         more = draw(st.sampled_from([0, 1, 8, 64]))
         keys["target"] = keys["target"] | {"padded_vocab_size": keys["target"]["vocab_size"] + more}
     known = ["bonus", "drafts", *(["seq_lens"] if keys["overlap"] else [])]
     tables = st.fixed_dictionaries({"written_by": st.sampled_from(["program", "engine"])}, optional={"dtype": INTEGERS})
     history = {"text": st.just({"dtype": "int32"})} if keys["algorithm"] == "NGRAM" else {}
-    keys["carry"] = draw(st.fixed_dictionaries({}, optional=dict.fromkeys(known, tables) | history))
+    carry = draw(st.fixed_dictionaries({}, optional=dict.fromkeys(known, tables) | history))
+    keys["tables"] = slots | {"carry": carry}
     return keys
 
 
@@ -223,7 +225,7 @@ WRONG = [
 
 
 MORE = ["topk", "num_draft_tokens", "verify", "mask", "context_length", "kv_dtype", "kv_layout", "index_topk"]
-MORE += ["step", "slots", "carry", "engine", "padded_vocab_size"]
+MORE += ["step", "tables", "slots", "carry", "engine", "padded_vocab_size"]
 MORE += ["aux_layers", "target_hidden_size", "num_aux_layers", "algorithm", "options", "window", "corpus"]
 
 

@@ -59,7 +59,7 @@ def test_passes_of_any_configuration(keys: dict[str, Any]) -> None:
 def test_options_decide() -> None:
     """What a build is told by its configuration, a pass is told by its options."""
     carry = {"bonus": {"dtype": "int64", "written_by": "program"}}
-    options = {"step": "rotated", "slots": "block_table", "overlap": False, "carry": carry, "page_size": 16}
+    options = {"step": "rotated", "tables": {"slots": "block_table", "carry": carry}, "overlap": False, "page_size": 16}
     changed = repeat(load("EAGLE", **options))
     assert {"rotate-step", "place-carry", "bind-kv-layout"} <= set(changed)
     assert "tune-launches" in repeat(load_config(CHOSEN, names(), needs))

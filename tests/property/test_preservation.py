@@ -53,7 +53,7 @@ def test_passes_preserve_the_program(keys: dict[str, Any], seed: int) -> None:
     base = interpret_script(found.pop("infer-types"), loaded.config, todo)
     for name, module in found.items():
         trace = interpret_script(module, loaded.config, todo)
-        if name == "rotate-step" and loaded.config.step == "rotated":
+        if name == "rotate-step" and loaded.config.file.step == "rotated":
             assert_rotated(base, trace)
             base = trace
         assert_same(base, trace, f"after {name}")
@@ -92,11 +92,11 @@ CARRIED = {
 
 def carried(config: Config) -> set[str]:
     """Fields that are left of a configuration."""
-    rotated = config.step == "rotated"
+    rotated = config.file.step == "rotated"
     fields = {"bonus", "drafts"} | ({"text"} & CARRIED[config.algorithm]) if rotated else CARRIED[config.algorithm]
-    fields = fields | ({"seq_lens"} if config.overlap else set())
-    fields |= {"sampling_seed", "sampling_temperature"} if config.verify != "greedy" else set()
-    if config.verify in ("rejection", "block"):
+    fields = fields | ({"seq_lens"} if config.file.overlap else set())
+    fields |= {"sampling_seed", "sampling_temperature"} if config.file.verify != "greedy" else set()
+    if config.file.verify in ("rejection", "block"):
         count = {"FROZEN_KV_MTP": 0, "DFLASH": 0, "MULTI_LAYER_EAGLE": config.num_steps}.get(config.algorithm, 1)
         fields |= {f"draft_{name}{i}" for i in range(count) for name in ("logits", "mass")}
     if config.algorithm in RECURRENT and not rotated:

@@ -18,12 +18,12 @@ def hand_out_first(scope: Scope, logits: Value, token: Value) -> None:
         token: i32[B].
 
     """
-    if NAME not in scope.config.outputs:
+    if NAME not in scope.config.file.outputs:
         return
     with scope.b.at(scope.at("outputs")):
         given = (logits, scope.rows)
         scope.output("prefill.logprobs", scope.b("vocab.logprob", *given, token, names=("first_logprob",)))
-        if count := scope.config.best_logprobs:
+        if count := scope.config.file.best_logprobs:
             names = "first_best_tokens", "first_best_logprobs"
             best = scope.b.many("vocab.best", *given, names=names, count=count)
             _hand_out_best(scope, "prefill.", best)
@@ -47,14 +47,14 @@ def hand_out(scope: Scope, logits: Value, predict: Value, accept_index: Value) -
         accept_index: i32[B, A].
 
     """
-    if NAME not in scope.config.outputs:
+    if NAME not in scope.config.file.outputs:
         return
     b = scope.b
     with b.at(scope.at("outputs")):
-        if scope.config.verify != "greedy":
+        if scope.config.file.verify != "greedy":
             given = (logits, scope.rows, predict, accept_index)
             scope.output(NAME, b("vocab.logprob_path", *given, names=("logprobs",)))
-        if count := scope.config.best_logprobs:
+        if count := scope.config.file.best_logprobs:
             given, names = (logits, scope.rows, accept_index), ("best_tokens", "best_logprobs")
             _hand_out_best(scope, "", b.many("vocab.best_path", *given, names=names, count=count))
 
@@ -70,7 +70,7 @@ def scored(scope: Scope, raw: Value, changed: Value, given: tuple[Value, ...], n
         name: of the result.
 
     """
-    if NAME not in scope.config.outputs or scope.config.logprobs == "raw":
+    if NAME not in scope.config.file.outputs or scope.config.file.logprobs == "raw":
         return raw
     _, scales, *cuts = given
     with scope.b.at(scope.at(NAME)):

@@ -25,7 +25,7 @@ def changed(scope: Scope, logits: Value, stem: str, loads: str, nodes: tuple[Val
         if "penalties" in features:
             penalties = [parameter(scope, name, stem, loads, "sampling") for name in PENALTIES]
             counts = _tokenwise(scope, COUNTS, stem)
-            nodes = nodes if scope.config.penalties == "exact" else ()
+            nodes = nodes if scope.config.file.penalties == "exact" else ()
             opcode = "sample.penalize_nodes" if nodes else "sample.penalize"
             logits = b(opcode, logits, counts, *penalties, *nodes, names=(f"{stem}penalized_logits",))
         if "logit_bias" in features:
@@ -43,7 +43,7 @@ def count(scope: Scope, values: Value, *counted: Value) -> None:
 
 def _features(scope: Scope) -> tuple[str, ...]:
     """What requests may ask for, of a program that draws its tokens."""
-    return scope.config.sampling if scope.config.verify != "greedy" else ()
+    return scope.config.sampling if scope.config.file.verify != "greedy" else ()
 
 
 def _tokenwise(scope: Scope, name: str, stem: str) -> Value:

@@ -43,7 +43,7 @@ def build_recurrent(scope: Scope, *, reads_hidden: bool, from_target: FromTarget
     scope.carry("hidden", dtype_of(draft), draft.spec_width, at=("draft", "hidden_size"))
     carry_rows(scope)
     carry_lengths(scope)
-    shifted = {"true": False, "shifted": True, "auto": reads_hidden}[config.draft_positions]
+    shifted = {"true": False, "shifted": True, "auto": reads_hidden}[config.file.draft_positions]
     offset = 0 if shifted else 1
     own = rows_like_its_own(scope) if reads_hidden else FromTarget(0, dtype_of(draft))
     rows = from_target or own
@@ -104,7 +104,7 @@ def _prepare(scope: Scope, first: int) -> tuple[State, Value, Frontier, Value]:
             positions = b("kv.positions", seq_lens, names=("draft_positions",), axis="K", offset=first, stride=0)
             slots = b(
                 "kv.draft_slots", scope.req_to_token, scope.rows, seq_lens,
-                names=("draft_slots",), offset=first, page=scope.config.page_size,
+                names=("draft_slots",), offset=first, page=scope.config.file.page_size,
                 room=scope.config.depths[-1].num_steps,
             )  # fmt: skip
     state = State(health, seq_lens, scope.kv_draft, scope.kv_target)

@@ -24,12 +24,12 @@ class Source(NamedTuple):
 
 def sampled(scope: Scope) -> bool:
     """Whether drafts are accepted by what they were drawn from."""
-    return scope.config.verify in MODES
+    return scope.config.file.verify in MODES
 
 
 def drawn_drafts(scope: Scope) -> bool:
     """Whether drafts are drawn, by whatever noise."""
-    return sampled(scope) or scope.config.draft_sampling == "coupled"
+    return sampled(scope) or scope.config.file.draft_sampling == "coupled"
 
 
 def chosen(
@@ -135,11 +135,11 @@ def decide(
     b = scope.b
     if not q:
         message = (
-            f"verify: {scope.config.verify} needs what drafts are drawn from, which {scope.config.algorithm} lacks"
+            f"verify: {scope.config.file.verify} needs what drafts are drawn from, which {scope.config.algorithm} lacks"
         )
         scope.refuse("legal/verify", message, ("verify",), hint="write verify: target_only")
     keys, scales, *cuts = given
-    mode, parts = scope.config.verify, len(q)
+    mode, parts = scope.config.file.verify, len(q)
     rows, masses = [each.logits for each in q], [each.mass for each in q]
     with b.at(scope.at("verify")):
         seed, temperature = (parameter(scope, name, "", "prepare", "verify") for name in ("seed", "temperature"))

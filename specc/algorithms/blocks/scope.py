@@ -112,7 +112,7 @@ class Scope:
     def target_extras(self) -> dict[str, str]:
         """Outputs that the target's forward hands over besides logits and hidden states, and their types per node."""
         target = self.config.target
-        wanted = {name: key for name, key in TARGET_OUTPUTS.items() if name in self.config.outputs}
+        wanted = {name: key for name, key in TARGET_OUTPUTS.items() if name in self.config.file.outputs}
         return {name: f"i32[B, ?n, {target.depth}, {getattr(target, key)}]" for name, key in wanted.items()}
 
     def require_one_vocabulary(self) -> None:
@@ -178,13 +178,13 @@ def _declare_dims(module: Module, config: Config) -> None:
         axis = "draft_vocab" if config.draft.token_map is None else REDUCED
         drafts = (Dim("Vd", axis, config.draft.vocab_size),)
     shards = {
-        name: model.padded_vocab_size // config.tensor_parallel
+        name: model.padded_vocab_size // config.file.tensor_parallel
         for name, model in zip(SHARDS.values(), (config.target, config.draft), strict=True)
-        if model is not None and model.padded_vocab_size is not None and config.logits == "sharded"
+        if model is not None and model.padded_vocab_size is not None and config.file.logits == "sharded"
     }
     dims = (
         Dim("B", "request", config.max_batch, dynamic=True),
-        Dim("K", "branch", config.topk),
+        Dim("K", "branch", config.file.topk),
         Dim("S", "step", config.num_steps),
         Dim("D", "forward", config.num_steps - 1),
         Dim("N", "node", config.num_nodes),
@@ -192,7 +192,7 @@ def _declare_dims(module: Module, config: Config) -> None:
         Dim("V", "vocab", config.target.vocab_size),
         *drafts,
         *(Dim(name, "vocab_shard", size) for name, size in shards.items()),
-        *([Dim("R", "rank", config.tensor_parallel)] if shards else []),
+        *([Dim("R", "rank", config.file.tensor_parallel)] if shards else []),
         Dim("P", "pool", config.pool_rows),
         Dim("C", "context", None),
         Dim("T", "token", None),

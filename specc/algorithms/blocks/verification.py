@@ -81,7 +81,7 @@ def prefill_target(scope: Scope, offers: str = "hidden_size", *, last: bool = Fa
                 capture="last" if last else "full", per="B" if last else "T",
                 dtype=dtype_of(target), logits_dtype=logits_dtype_of(target), width=target.spec_width,
             )  # fmt: skip
-        if scope.config.verify == "greedy":
+        if scope.config.file.verify == "greedy":
             first, bad = b.many("vocab.argmax", logits, scope.rows, names=("first", "first_bad"), dtype="i32", keep="")
         else:
             mine = restriction.allowed_first(scope, changed(scope, logits, "prefill_", "prefill"))
@@ -98,7 +98,7 @@ def finish_prefill(scope: Scope, health: Value, first: Value, fields: dict[str, 
     """Carry what the prefill found, and hand out its first token and health."""
     with scope.b.phase("prefill"):
         store(scope, fields)
-        if scope.config.overlap:
+        if scope.config.file.overlap:
             scope.b.many("carry.store", scope.rows, scope.seq_lens, field="seq_lens")
     scope.output("prefill.bonus", first)
     scope.output("prefill.health", health)
@@ -106,7 +106,7 @@ def finish_prefill(scope: Scope, health: Value, first: Value, fields: dict[str, 
 
 def carry_lengths(scope: Scope) -> None:
     """Carry the committed lengths, if the scheduler does not wait for them."""
-    if scope.config.overlap:
+    if scope.config.file.overlap:
         scope.carry("seq_lens", "i64", limit="C", at=("overlap",))
 
 
@@ -116,7 +116,7 @@ def start(scope: Scope) -> tuple[Value, Value]:
     with b.phase("prepare"):
         health = b("health.clear", scope.rows)
         with b.at(scope.at("overlap")):
-            if scope.config.overlap:
+            if scope.config.file.overlap:
                 return health, b("carry.load", scope.rows, names=("lens",), field="seq_lens")
     return health, scope.seq_lens
 
@@ -124,8 +124,8 @@ def start(scope: Scope) -> tuple[Value, Value]:
 def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size") -> Accepted:
     """The target over the nodes, the accepted path, new lengths and bonus; ``offers`` as for `prefill_target`."""
     b = scope.b
-    if scope.config.topk > 1 and (nodes.parent is None or nodes.depth is None):
-        raise ValueError(f"topk is {scope.config.topk}, and these nodes are a chain: say Needs(trees=False)")
+    if scope.config.file.topk > 1 and (nodes.parent is None or nodes.depth is None):
+        raise ValueError(f"topk is {scope.config.file.topk}, and these nodes are a chain: say Needs(trees=False)")
     begun = restriction.begin(scope, nodes.tokens, state.seq_lens, nodes.parent)
     positions, logits, hidden, extras = _target(scope, state, nodes, offers)
     with b.phase("verify"):
@@ -133,17 +133,17 @@ def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size"
         with b.at(scope.at("verify")):
             state.health = b("health.raise", state.health, bad, names=("health_target",), bit=TARGET_BIT)
         offered = {"accept_index": accept_index, "hidden_states": hidden}
-        if scope.config.verify == "greedy":
+        if scope.config.file.verify == "greedy":
             offered |= {logprobs.NAME: logprobs.of_largest(scope, logits, predict)}
         offered |= extras
-        outputs = {name: value for name, value in offered.items() if name in scope.config.outputs}
+        outputs = {name: value for name, value in offered.items() if name in scope.config.file.outputs}
     with b.phase("commit"):
         predict = b("commit.path", predict, accept_index, names=("predict",))
         new_lens, bonus = b.many(
             "commit.lengths", state.seq_lens, accept_lens, predict, names=("new_seq_lens", "bonus")
         )
         count(scope, predict, accept_lens)
-        if scope.config.overlap:
+        if scope.config.file.overlap:
             with b.at(scope.at("overlap")):
                 b.many("relay.publish", scope.rows, new_lens, field="seq_lens")
     always = {"predict": predict, "accept_lens": accept_lens, "new_seq_lens": new_lens, "bonus": bonus}
@@ -161,7 +161,7 @@ def _accept(
     b, names = scope.b, ("node_predict", "accept_index", "accept_lens")
     links = () if nodes.parent is None else (nodes.parent,)
     with b.at(scope.at("verify")):
-        if scope.config.verify == "greedy":
+        if scope.config.file.verify == "greedy":
             kept = ("target_argmax", "target_bad")
             token, bad = b.many("vocab.argmax", logits, scope.rows, names=kept, dtype="i32", keep="")
             path = b.many("verify.greedy", nodes.tokens, token, scope.rows, *links, names=names)
@@ -175,7 +175,7 @@ def _accept(
         path = b.many("verify.greedy", nodes.tokens, token, scope.rows, *links, names=names)
         if not sampled(scope):
             with b.at(scope.at("verify_rows")):
-                bad = b("walk.bad", bad, path[1], names=("target_bad",), rows=scope.config.verify_rows)
+                bad = b("walk.bad", bad, path[1], names=("target_bad",), rows=scope.config.file.verify_rows)
         return logprobs.scored(scope, logits, mine, given, "scaled_logits"), path, bad
 
 
@@ -194,9 +194,9 @@ def _target(scope: Scope, state: State, nodes: Nodes, offers: str) -> tuple[Valu
                 "kv.verify_slots", scope.req_to_token, scope.rows, state.seq_lens,
                 names=("verify_slots",), axis=axis, offset=0,
             )  # fmt: skip
-        if nodes.parent is not None and scope.config.mask != "none":
+        if nodes.parent is not None and scope.config.file.mask != "none":
             with b.at(scope.at("mask")):
-                mode, width = scope.config.mask, scope.config.mask_width
+                mode, width = scope.config.file.mask, scope.config.mask_width
                 if mode == "slots":
                     mask = b.many(SEEN_SLOTS, slots, nodes.parent)
                 else:

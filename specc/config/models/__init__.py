@@ -25,7 +25,7 @@ from specc.config.models.known import plain
 from specc.config.models.kv_cache import key_value_facts, kv_dtype
 from specc.config.models.layers import layer_facts
 from specc.config.remembered import Answer, remembered
-from specc.config.resolved import Dtype, HiddenSource
+from specc.config.schema import Dtype, HiddenSource
 from specc.support.speculators import DTYPE_KEYS
 
 __all__ = ["HANDS_OVER", "Fact", "ModelFacts", "ModelUnreadableError", "directory_of", "read_model"]

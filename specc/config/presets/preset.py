@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from specc.config.engine_tables import TablesBlock
+
 Value = bool | int | str
 
 
@@ -58,7 +60,7 @@ class Preset:
         missing_sampling: values of ``sampling`` that its adapter does not serve.
         one_dtype: whether every draft runs in the element type of its target, not heads alone.
         unserved: what its adapter does not serve of the models: the path of a key, and what is not served in words.
-        carry: by carried field what the key ``carry`` says of it; of fields that a program does not have, nothing.
+        tables: its tables; of carried fields that a program does not have they say nothing. None where it has none.
 
     """
 
@@ -80,7 +82,7 @@ class Preset:
     missing_sampling: tuple[str, ...] = ()
     one_dtype: bool = False
     unserved: Callable[[Asked], Iterable[tuple[tuple[str, ...], str]]] = nothing
-    carry: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    tables: TablesBlock | None = None
 
     def longest(self, context_length: int, num_steps: int) -> int:
         """Return how long a text may be when a step starts, in tokens.
@@ -102,7 +104,7 @@ class Preset:
     def settles(self, path: tuple[str, ...], chain: bool) -> bool:
         """Whether a key that the file of a chain, or of a tree, does not write has a default of this engine's."""
         defaults = path == ("max_requests",) or path[-1] == "padded_vocab_size"
-        defaults = defaults or (path == ("carry",) and bool(self.carry))
+        defaults = defaults or (path[0] == "tables" and self.tables is not None)
         options = {*self.whole_text.values(), *(key for keys in self.options.values() for key in keys)}
         defaults = defaults or (path[0] == "options" and path[-1] in options)
         return defaults or path in self.demands or (path == ("mask",) and not chain)

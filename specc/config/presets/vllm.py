@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specc.config.engine_tables import FieldBlock, TablesBlock
 from specc.config.presets.preset import Preset
 
 VLLM = Preset(
@@ -10,8 +11,6 @@ VLLM = Preset(
     algorithms=("STANDALONE", "EAGLE", "EAGLE3", "NGRAM"),
     demands={
         ("step",): "rotated",  # it runs the target by itself, then verifies and drafts
-        ("slots",): "block_table",
-        ("padding_slot",): -1,  # where nothing is written; its block 0 is of nobody, and stays as it is
         ("draft_positions",): "auto",  # language models see a token where it is, heads of the target one further
         ("overlap",): True,  # lengths stay on the device, with async scheduling and without
         ("disaggregation",): False,
@@ -31,12 +30,16 @@ VLLM = Preset(
     missing_sampling=("penalties", "logit_bias", "grammar", "min_p"),  # it serves these itself, or not with drafts
     options={"NGRAM": {"beyond": "last", "corpus": None}},
     whole_text={"NGRAM": "window"},
-    # Its own launches write them, of what a step hands back, as after steps that it runs by itself.
-    carry={
-        "bonus": {"dtype": "int64", "written_by": "engine"},
-        "drafts": {"dtype": "int64", "written_by": "engine"},
-        "seq_lens": {"dtype": "int32", "written_by": "engine"},
-        # Of all tokens, in which drafts are looked up; vLLM writes what the program has appended once more.
-        "text": {"dtype": "int32", "written_by": "program"},
-    },
+    tables=TablesBlock(
+        slots="block_table",
+        padding_slot=-1,  # where nothing is written; its block 0 is of nobody, and stays as it is
+        # Its own launches write them, of what a step hands back, as after steps that it runs by itself.
+        carry={
+            "bonus": FieldBlock(dtype="int64", written_by="engine"),
+            "drafts": FieldBlock(dtype="int64", written_by="engine"),
+            "seq_lens": FieldBlock(dtype="int32", written_by="engine"),
+            # Of all tokens, in which drafts are looked up; vLLM writes what the program has appended once more.
+            "text": FieldBlock(dtype="int32", written_by="program"),
+        },
+    ),
 )

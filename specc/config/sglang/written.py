@@ -88,9 +88,9 @@ def _name(arguments: Arguments, server: Started, wanted: str | None) -> str:
 
 def served(config: Config) -> str:
     """Return in a line which requests a program of this configuration serves."""
-    logprobs = ("return_logprob",) if "logprobs" in config.outputs else ()
-    logprobs += (f"top_logprobs_num up to {config.best_logprobs}",) if config.best_logprobs else ()
-    sampled = ("temperature", "sampling_seed", *config.sampling) if config.verify != "greedy" else ()
+    logprobs = ("return_logprob",) if "logprobs" in config.file.outputs else ()
+    logprobs += (f"top_logprobs_num up to {config.file.best_logprobs}",) if config.file.best_logprobs else ()
+    sampled = ("temperature", "sampling_seed", *config.sampling) if config.file.verify != "greedy" else ()
     known = ", ".join((*sampled, *logprobs))
     others = "" if sampled else ", those that sample among them (--verify)"
     return f"serves greedy requests{known and ' and those with '}{known}; SGLang's own step serves all others{others}"

@@ -101,8 +101,12 @@ def test_one_bucket_and_trees_in_the_summary() -> None:
     from specc.config import load_config
 
     config = load_config(EXAMPLE, names(), needs).config
-    assert check_module.summary(replace(config, buckets=(4,))).endswith("page 16, bucket 4")
-    assert "tree of 8" in check_module.summary(replace(config, topk=2, depths=(Depth(3, 8),)))
+    assert check_module.summary(replace(config, file=config.file.model_copy(update={"buckets": [4]}))).endswith(
+        "page 16, bucket 4"
+    )
+    assert "tree of 8" in check_module.summary(
+        replace(config, file=config.file.model_copy(update={"topk": 2}), depths=(Depth(3, 8),))
+    )
 
 
 @pytest.mark.usefixtures("front")

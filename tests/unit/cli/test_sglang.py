@@ -18,10 +18,10 @@ from .sglang_words import MODELS, TREE, config, run, words
 
 def test_a_chain(tmp_path: Path) -> None:
     found = config(tmp_path, {"--max-running-requests": "12", "--page-size": "16"})
-    assert (found.name, found.engine, found.algorithm) == ("sglang_standalone", "sglang", "STANDALONE")
-    assert (found.topk, found.num_steps, found.num_nodes, found.page_size) == (1, 3, 4, 16)
-    assert (found.max_requests, found.buckets) == (12, (1, 2, 3, 4, 5, 6, 7, 8, 10, 12))
-    assert (found.target.dtype, found.target.kv_dtype, found.draft_positions) == ("float32", "float32", "shifted")
+    assert (found.name, found.file.engine, found.algorithm) == ("sglang_standalone", "sglang", "STANDALONE")
+    assert (found.file.topk, found.num_steps, found.num_nodes, found.file.page_size) == (1, 3, 4, 16)
+    assert (found.max_requests, found.file.buckets) == (12, [1, 2, 3, 4, 5, 6, 7, 8, 10, 12])
+    assert (found.target.dtype, found.target.kv_dtype, found.file.draft_positions) == ("float32", "float32", "shifted")
 
 
 def test_the_width_of_a_chain_is_its_steps_and_one(tmp_path: Path) -> None:
@@ -31,16 +31,16 @@ def test_the_width_of_a_chain_is_its_steps_and_one(tmp_path: Path) -> None:
 
 def test_a_tree_on_a_gpu_and_on_a_cpu(tmp_path: Path) -> None:
     found = config(tmp_path, TREE)
-    assert (found.topk, found.num_nodes, found.mask, found.context_length) == (4, 12, "full", 2048 + 8)
-    assert config(tmp_path, TREE | {"--context-length": "512"}).context_length == 512 + 8
+    assert (found.file.topk, found.num_nodes, found.file.mask, found.file.context_length) == (4, 12, "full", 2048 + 8)
+    assert config(tmp_path, TREE | {"--context-length": "512"}).file.context_length == 512 + 8
     found = config(tmp_path, TREE | {"--device": "cpu", "--attention-backend": "intel_amx"})
-    assert (found.mask, found.context_length) == ("qlen", None)
+    assert (found.file.mask, found.file.context_length) == ("qlen", None)
 
 
 def test_ranks(tmp_path: Path) -> None:
     """Each has its share of the heads in its pool, or one head that others have as well; one rank is no line."""
     found = config(tmp_path, TREE | {"--tensor-parallel-size": "2"})
-    assert (found.tensor_parallel, found.logits) == (2, "gathered")
+    assert (found.file.tensor_parallel, found.file.logits) == (2, "gathered")
     assert found.draft is not None
     assert (found.target.num_kv_heads, found.draft.num_kv_heads) == (2, 1)
     assert (found.target.kv_row_bytes, found.draft.kv_row_bytes) == (64 * 4, 64 * 4)
@@ -57,7 +57,7 @@ def test_logits_that_stay_with_their_ranks(tmp_path: Path) -> None:
     """The columns are written, as SGLang pads heads; those of one rank are all tokens."""
     found = config(tmp_path, TREE | {"--tp-size": "4"}, options=("--logits", "sharded"))
     assert found.draft is not None
-    assert (found.tensor_parallel, found.logits) == (4, "sharded")
+    assert (found.file.tensor_parallel, found.file.logits) == (4, "sharded")
     assert (found.target.padded_vocab_size, found.draft.padded_vocab_size) == (2048, 2048)
     directory = tmp_path / "odd"
     directory.mkdir()
@@ -126,7 +126,7 @@ def test_buckets_are_no_larger_than_the_servers_graphs(
     tmp_path: Path, changes: dict[str, str | None], buckets: tuple[int, ...], requests: int
 ) -> None:
     found = config(tmp_path, changes)
-    assert (found.buckets, found.max_requests) == (buckets, requests)
+    assert (tuple(found.file.buckets), found.max_requests) == (buckets, requests)
 
 
 def test_spellings_of_the_command_line(tmp_path: Path) -> None:

@@ -190,12 +190,12 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
     ("config/duplicate-key", alone("  window: 64\n  window: 64"), 21, 3),
     ("config/out-of-range", edit("verify: greedy", "tensor_parallel: 3"), 9, 18),
     ("config/out-of-range", edit("verify: greedy", "tensor_parallel: 32"), 9, 18),
-    ("config/not-yet", edit("verify: greedy", "slots: block_table"), 9, 8),
-    ("config/not-yet", edit("verify: greedy", "padding_slot: -1"), 9, 15),
-    ("config/not-yet", edit("verify: greedy", "carry: {bonus: {}}"), 9, 8),
-    ("config/not-a-mapping", rotated("carry: {bonus: engine}"), 9, 16),
-    ("config/out-of-range", rotated("carry: {bonus: {dtype: int8}}"), 9, 24),
-    ("config/unknown-key", rotated("carry: {bonus: {stride: 8}}"), 9, 17),
+    ("config/not-yet", edit("verify: greedy", "tables: {slots: block_table}"), 9, 17),
+    ("config/not-yet", edit("verify: greedy", "tables: {padding_slot: -1}"), 9, 24),
+    ("config/not-yet", edit("verify: greedy", "tables: {carry: {bonus: {}}}"), 9, 17),
+    ("config/not-a-mapping", rotated("tables: {carry: {bonus: engine}}"), 9, 25),
+    ("config/out-of-range", rotated("tables: {carry: {bonus: {dtype: int8}}}"), 9, 33),
+    ("config/unknown-key", rotated("tables: {carry: {bonus: {stride: 8}}}"), 9, 26),
     ("config/not-yet", rotated("verify: rejection"), 9, 9),
     ("config/not-yet", rotated("engine: sglang"), 10, 7),
     ("config/not-yet", rotated("verify: target_only\nsampling: [top_k, grammar]"), 10, 19),
@@ -234,6 +234,27 @@ in tests/unit/cli/test_sglang_unreadable.py."""
 
 ALGORITHMS_OWN = {"legal/vocab-mismatch", "legal/modules", "legal/kv-mismatch", "legal/depths"}
 """Codes of rules that algorithms bring; tests/unit/algorithms provokes them."""
+
+
+@pytest.mark.parametrize("key", ["slots: block_table", "padding_slot: -1", "carry: {bonus: {}}"])
+@pytest.mark.parametrize("inside", ["", "draft"])
+def test_keys_of_tables_written_elsewhere(find: Find, key: str, inside: str) -> None:
+    """One finding, which says where the key belongs: at the top, where it stood before, and inside a model."""
+    text = edit("draft:", f"draft:\n  {key}") if inside else rotated(key)
+    (found,) = find(text)
+    assert found.code == "config/unknown-key"
+    assert found.hint == f"'{key.partition(':')[0]}' belongs inside tables:"
+
+
+def test_keys_of_others_inside_tables(find: Find) -> None:
+    hints = [found.hint for found in find(rotated("tables: {page_size: 4, dtype: int32, slot: block_table}"))]
+    wanted = [
+        "'page_size' belongs at the top level",
+        "'dtype' belongs inside target: or draft:",
+        "did you mean 'slots'?",
+    ]
+    assert hints == wanted
+
 
 PASSES_OWN = {"config/unknown-field", "legal/carry"}
 """Codes of rules about what only the passes know; tests/filecheck/place-carry provokes them."""

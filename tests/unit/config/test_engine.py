@@ -13,6 +13,7 @@ from programs import compile_to, config_text
 from specc.algorithms import names, needs
 from specc.config import engine as engine_module
 from specc.config import load_text, sharded, step_form
+from specc.config.engine_tables import FieldBlock, TablesBlock
 from specc.config.presets import ENGINES
 from specc.config.presets.sglang import SGLANG
 from specc.ir.declarations import KvLayout
@@ -25,26 +26,31 @@ from .engine_keys import LLAMA, TREE, findings, load
 def test_the_defaults_are_those_of_sglang(model: Model) -> None:
     target = model(**LLAMA)
     config = load(target={"model": str(target)} | dict.fromkeys(("dtype", "vocab_size"), None), **TREE).config
-    assert (config.engine, config.draft_positions, config.overlap, config.disaggregation) == (
+    assert (config.file.engine, config.file.draft_positions, config.file.overlap, config.file.disaggregation) == (
         "sglang", "shifted", True, False,
     )  # fmt: skip
     assert config.draft is not None
     assert (config.target.logits_dtype, config.draft.logits_dtype) == ("float32", "float32")
     assert (config.target.dtype, config.max_requests) == ("bfloat16", 256)
-    assert (config.mask, config.context_length) == ("full", 4096 + 2 * (config.num_steps + 1))
+    assert (config.file.mask, config.file.context_length) == ("full", 4096 + 2 * (config.num_steps + 1))
 
 
 def test_without_an_engine_nothing_changes(model: Model) -> None:
     config = load(engine=None, target={"model": str(model(**LLAMA)), "dtype": None}, **TREE).config
-    assert (config.engine, config.draft_positions, config.mask, config.context_length) == (None, "auto", "qlen", None)
+    assert (config.file.engine, config.file.draft_positions, config.file.mask, config.file.context_length) == (
+        None,
+        "auto",
+        "qlen",
+        None,
+    )
     assert (config.max_requests, config.target.logits_dtype) == (4, "bfloat16")
 
 
 def test_what_is_written_counts() -> None:
     config = load(mask="full", context_length=100, max_requests=7, buckets=[7], draft_positions="auto", **TREE).config
-    assert (config.mask, config.context_length, config.max_requests) == ("full", 100, 7)
-    assert config.draft_positions == "shifted"
-    assert load(mask="qlen", **TREE).config.mask == "qlen"
+    assert (config.file.mask, config.file.context_length, config.max_requests) == ("full", 100, 7)
+    assert config.file.draft_positions == "shifted"
+    assert load(mask="qlen", **TREE).config.file.mask == "qlen"
     assert load(buckets=[1, 300]).config.max_requests == 300
 
 
@@ -60,7 +66,7 @@ def test_the_longest_text_follows_from_the_target(model: Model, rope: dict[str, 
     """Plain factors multiply what a model was trained on, others are in max_position_embeddings already."""
     target = model(**LLAMA, rope_parameters={"rope_theta": 10000.0, **rope})
     loaded = load(target={"model": str(target), "dtype": None}, **TREE)
-    assert loaded.config.context_length == length + 8
+    assert loaded.config.file.context_length == length + 8
 
 
 def test_a_full_mask_needs_to_know_how_long_a_text_may_be() -> None:
@@ -88,9 +94,9 @@ def test_what_contradicts_the_engine(keys: dict[str, object], hint: str) -> None
 
 def test_how_tokens_may_be_verified() -> None:
     """Greedily by default, and by what the adapter has the parameters for."""
-    assert load().config.verify == "greedy"
+    assert load().config.file.verify == "greedy"
     config = load(verify="target_only", sampling=["min_p", "top_k"]).config
-    assert (config.verify, config.sampling) == ("target_only", ("top_k", "min_p"))
+    assert (config.file.verify, config.sampling) == ("target_only", ("top_k", "min_p"))
     hints = {code: hint for code, hint, _ in findings(verify="rejection")}
     assert hints["config/engine-conflict"] == "write verify: greedy or target_only, or leave the key out"
 
@@ -127,7 +133,7 @@ def test_heads_that_cannot_be_shared_out(side: str, heads: int, ranks: int) -> N
     keys = {"tensor_parallel": ranks, side: {"num_kv_heads": heads}}
     hint = "heads are a multiple of the ranks, or ranks of the heads"
     assert [found[:2] for found in findings(**keys)] == [("legal/shards", hint)]
-    assert load(engine=None, **keys).config.tensor_parallel == ranks
+    assert load(engine=None, **keys).config.file.tensor_parallel == ranks
 
 
 @pytest.mark.parametrize(
@@ -164,7 +170,7 @@ def test_a_token_map_on_several_ranks() -> None:
     hints = {code: hint for code, hint, _ in findings("EAGLE", tensor_parallel=2, **draft)}
     assert hints == {"config/engine-unsupported": "write tensor_parallel: 1"}
     for algorithm, ranks in (("EAGLE", 1), ("EAGLE3", 2)):
-        assert load(algorithm, tensor_parallel=ranks, **draft).config.tensor_parallel == ranks
+        assert load(algorithm, tensor_parallel=ranks, **draft).config.file.tensor_parallel == ranks
 
 
 PUBLISHED = Path(__file__).parents[2] / "published"
@@ -187,9 +193,9 @@ def test_models_that_sglang_runs_no_program_of(name: str, topk: int, refused: li
         f"context_length: 4096\ntarget: {{model: {name}, dtype: bfloat16}}\ndraft: {{model: Qwen3-0.6B}}\n"
     )
     path = PUBLISHED / "one.yaml"
-    assert load_text(text, path, names(), needs).config.engine is None
+    assert load_text(text, path, names(), needs).config.file.engine is None
     if not refused:
-        assert load_text(text, path, names(), needs, engine="sglang").config.engine == "sglang"
+        assert load_text(text, path, names(), needs, engine="sglang").config.file.engine == "sglang"
         return
     with pytest.raises(DiagnosticError) as raised:
         load_text(text, path, names(), needs, engine="sglang")
@@ -237,13 +243,13 @@ def test_the_element_type_of_a_draft(model: Model, engine: str | None, algorithm
 
 def test_an_engine_may_be_named_beside_the_file() -> None:
     text = config_text("STANDALONE", draft_positions=True)
-    assert load_text(text, Path("small.yaml"), names(), needs).config.engine is None
+    assert load_text(text, Path("small.yaml"), names(), needs).config.file.engine is None
     with pytest.raises(DiagnosticError) as raised:
         load_text(text, Path("small.yaml"), names(), needs, engine="sglang")
     (found,) = raised.value.diagnostics
     assert (found.code, found.notes) == ("config/engine-conflict", ())
     unknown = config_text("STANDALONE", engine="unknown")
-    assert load_text(unknown, Path("small.yaml"), names(), needs, engine=ENGINES[0]).config.engine == "sglang"
+    assert load_text(unknown, Path("small.yaml"), names(), needs, engine=ENGINES[0]).config.file.engine == "sglang"
 
 
 def sglang_allocates(page: int, topk: int, steps: int, nodes: int) -> int:
@@ -278,21 +284,24 @@ def test_the_reserve_is_what_sglang_allocates(algorithm: str) -> None:
 
 def test_tables_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """What its preset says of fields counts for those that a program has; what is written otherwise is reported."""
-    carry = {"bonus": {"dtype": "int64", "written_by": "engine"}, "of_another": {"dtype": "int32"}}
-    preset = replace(SGLANG, demands={**SGLANG.demands, ("step",): "rotated"}, carry=carry)
+    carry = {"bonus": FieldBlock(dtype="int64", written_by="engine"), "of_another": FieldBlock(dtype="int32")}
+    preset = replace(SGLANG, demands={**SGLANG.demands, ("step",): "rotated"}, tables=TablesBlock(carry=carry))
     for module in (engine_module, step_form):
         monkeypatch.setattr(module, "PRESETS", {"sglang": preset})
     loaded = load()
-    assert loaded.config.carry == {"bonus": ("int64", "engine"), "of_another": ("int32", "program")}
+    assert loaded.config.file.tables.carry == carry
     module = compile_to("canonicalize", loaded)
     assert {name: (one.type.dtype, one.table) for name, one in module.carries.items()} == {
         "bonus": ("i64", "engine"),
         "seq_lens": ("i64", ""),
         "drafts": ("i64", ""),
     }
-    assert load(carry={"bonus": carry["bonus"]}).config.carry == loaded.config.carry
+    assert (
+        load(tables={"carry": {"bonus": {"dtype": "int64", "written_by": "engine"}}}).config.file.tables.carry
+        == loaded.config.file.tables.carry
+    )
     for written in ({"bonus": {"dtype": "int32"}}, {"drafts": {}}):
-        assert findings(carry=written) == [("config/engine-conflict", "leave it out", 6)]
+        assert findings(tables={"carry": written}) == [("config/engine-conflict", "leave it out", 6)]
 
 
 def test_rows_of_an_engine_that_pads_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,13 +12,13 @@ from .engine_keys import LLAMA, TREE, findings, load
 def test_the_defaults_are_those_of_vllm() -> None:
     for algorithm in ("STANDALONE", "EAGLE", "EAGLE3"):
         config = load(algorithm, "vllm", target={"vocab_size": 100}).config
-        assert (config.engine, config.step, config.slots, config.draft_positions) == (
+        assert (config.file.engine, config.file.step, config.file.tables.slots, config.file.draft_positions) == (
             "vllm", "rotated", "block_table", "auto",
         )  # fmt: skip
-        assert (config.overlap, config.disaggregation, config.max_requests) == (True, False, 1024)
-        assert config.padding_slot == -1
+        assert (config.file.overlap, config.file.disaggregation, config.max_requests) == (True, False, 1024)
+        assert config.file.tables.padding_slot == -1
         assert config.target.padded_vocab_size == 128, "rows of logits are those of a padded head"
-        assert {name: tuple(place) for name, place in config.carry.items()} == {
+        assert {name: (place.dtype, place.written_by) for name, place in config.file.tables.carry.items()} == {
             "bonus": ("int64", "engine"), "drafts": ("int64", "engine"), "seq_lens": ("int32", "engine"),
             "text": ("int32", "program"),
         }  # fmt: skip
@@ -59,7 +59,7 @@ def test_look_ups_in_vllm(model: Model) -> None:
         ("EAGLE", {"outputs": ["logprobs"]}, ("config/engine-unsupported", "leave it out")),
         ("EAGLE", {"step": "whole"}, ("config/engine-conflict", "write step: rotated, or leave the key out")),
         (
-            "EAGLE", {"slots": "req_to_token"},
+            "EAGLE", {"tables": {"slots": "req_to_token"}},
             ("config/engine-conflict", "write slots: block_table, or leave the key out"),
         ),
         (
@@ -92,7 +92,7 @@ def test_what_vllm_does_not_do(algorithm: str, keys: dict[str, object], found: t
 def test_a_program_that_draws_in_vllm(drafts: str) -> None:
     keys = {"verify": "target_only", "sampling": ["top_k", "top_p"], "draft_sampling": drafts}
     config = load("EAGLE", "vllm", **keys).config
-    assert (config.verify, config.draft_sampling) == ("target_only", drafts)
+    assert (config.file.verify, config.file.draft_sampling) == ("target_only", drafts)
 
 
 def test_a_published_head_of_some_tokens_in_vllm(model: Model) -> None:

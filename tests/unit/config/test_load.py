@@ -35,12 +35,13 @@ draft:
 
 def test_defaults(load: Load) -> None:
     config = load(SHORT).config
-    assert (config.topk, config.num_steps, config.num_draft_tokens, config.page_size) == (1, 3, 4, 1)
-    assert (config.buckets, config.max_requests, config.verify, config.outputs) == ((1, 2, 4, 8), 8, "greedy", ())
-    assert (config.overlap, config.disaggregation, config.archs) == (True, False, ("sm_90",))
-    assert (config.draft_positions, config.target.kv_layout, config.target.hc_mult) == ("auto", "mha", 1)
+    assert (config.file.topk, config.num_steps, config.num_draft_tokens, config.file.page_size) == (1, 3, 4, 1)
+    assert (config.file.buckets, config.file.outputs, config.max_requests) == ([1, 2, 4, 8], [], 8)
+    assert config.file.verify == "greedy"
+    assert (config.file.overlap, config.file.disaggregation, config.archs) == (True, False, ("sm_90",))
+    assert (config.file.draft_positions, config.target.kv_layout, config.target.hc_mult) == ("auto", "mha", 1)
     assert (config.target.hidden_source, config.target.model) == ("collapsed", None)
-    assert (config.mask, config.mask_width, config.context_length) == ("qlen", 0, None)
+    assert (config.file.mask, config.mask_width, config.file.context_length) == ("qlen", 0, None)
     target = config.target
     assert (target.kv_dtype, target.experts_per_token, target.index_topk) == ("float32", None, None)
 
@@ -113,7 +114,7 @@ def test_merge_keys(load: Load) -> None:
 
 @pytest.mark.parametrize(("word", "value"), [("true", "true"), ("'true'", "true"), ("shifted", "shifted")])
 def test_draft_positions(load: Load, word: str, value: str) -> None:
-    assert load(f"{SHORT}draft_positions: {word}\n").config.draft_positions == value
+    assert load(f"{SHORT}draft_positions: {word}\n").config.file.draft_positions == value
 
 
 def test_numbers_in_other_bases(load: Load) -> None:
@@ -147,7 +148,7 @@ def test_same_text_same_config(load: Load, tmp_path: Path) -> None:
 
 def test_config_is_frozen(load: Load) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        load(VALID).config.topk = 2  # type: ignore[misc]
+        load(VALID).config.max_requests = 2  # type: ignore[misc]
 
 
 def test_byte_order_mark_and_windows_lines(load: Load) -> None:

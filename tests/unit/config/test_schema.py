@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from ruamel.yaml import YAML
 
 from specc.algorithms import names
+from specc.config.block import Block
+from specc.config.engine_tables import TablesBlock
 from specc.config.schema import ARCHS, OUTPUTS, REQUIRED, ConfigFile, ModelBlock, json_schema
 
 ROOT = Path(__file__).parents[3]
@@ -30,11 +32,22 @@ def test_every_key_is_documented() -> None:
     assert list(block) == list(ModelBlock.model_fields)
 
 
+def test_keys_of_tables_are_documented() -> None:
+    section = (ROOT / "docs/config.md").read_text().split("#### Tables of an engine")[1].split("### Engines")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \| .* \|$", section, re.MULTILINE)
+    assert [key for key, _ in rows] == list(TablesBlock.model_fields)
+    for key, values in rows[:2]:
+        words = get_args(TablesBlock.model_fields[key].annotation)
+        assert values.replace("`", "") == ", ".join(map(str, words)), key
+
+
 def test_documented_defaults() -> None:
     top, _ = documented()
     for key, field in ConfigFile.model_fields.items():
         if key in REQUIRED:
             assert top[key][1] == "required"
+        elif isinstance(field.default, Block):
+            assert top[key][1] == "none"
         elif field.default is not None:
             written = str(field.default).lower() if isinstance(field.default, bool) else str(field.default)
             assert top[key][1] == written.replace("'", ""), key

@@ -19,7 +19,7 @@ MODELS: dict[str, Any] = {"target": MODEL, "draft": MODEL | {"num_layers": 1}, "
 CHAIN: dict[str, Any] = {**MODELS, "num_steps": 2}
 TREE: dict[str, Any] = {**MODELS, "num_steps": 3, "topk": 2, "num_draft_tokens": 6}
 ALONG_THE_PATH = {**TREE, "verify": "target_only", "verify_rows": "lazy"}
-BLOCKS = {"step": "rotated", "slots": "block_table"}
+BLOCKS = {"step": "rotated", "tables": {"slots": "block_table"}}
 ROW = 2 * 9000
 """Bytes of a row of logits."""
 

@@ -26,7 +26,7 @@ KINDS = {
     "full mask": TREE + "mask: full\ncontext_length: 128\n",
     "part": CHAIN.replace("num_layers: 1, num_kv_heads: 1, head_dim: 8, vocab_size: 9000",
                           "num_layers: 1, num_kv_heads: 1, head_dim: 8, token_map: engine, vocab_size: 100"),
-    "rotated": CHAIN + "step: rotated\nslots: block_table\n",
+    "rotated": CHAIN + "step: rotated\ntables: {slots: block_table}\n",
     "rotated alone": CHAIN.replace("EAGLE", "STANDALONE") + "step: rotated\n",
     "look-up": CHAIN.replace("EAGLE", "NGRAM").split("draft:")[0],
 }  # fmt: skip

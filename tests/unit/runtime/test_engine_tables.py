@@ -43,7 +43,7 @@ class Served:
 
     def __init__(self, algorithm: str, carry: dict[str, dict[str, str]], **keys: Any) -> None:
         whole = plan_of(algorithm, **keys)
-        self.plan = plan_of(algorithm, step="rotated", carry=carry, **keys)
+        self.plan = plan_of(algorithm, step="rotated", tables={"carry": carry}, **keys)
         self.by_engine = {name for name, place in carry.items() if place["written_by"] == "engine"}
         self.engine, self.other = (Engine.of_plan(whole, seed=3) for _ in range(2))
         wide = torch.full((7, STEPS + 5), -9, dtype=self.dtype("drafts"))
@@ -212,7 +212,7 @@ WRONG: list[tuple[dict[str, Tensor], str]] = [
 
 @pytest.mark.parametrize(("given", "said"), WRONG, ids=[said for _, said in WRONG])
 def test_tables_that_do_not_fit(given: dict[str, Tensor], said: str) -> None:
-    plan = plan_of("STANDALONE", step="rotated", carry=ENGINES)
+    plan = plan_of("STANDALONE", step="rotated", tables={"carry": ENGINES})
     right = {} if "no 'bonus'" in said else {"bonus": column(torch.int64), "seq_lens": column(torch.int32)}
     with pytest.raises(BindError, match=said):
         check_carried(plan, CPU, right | given)
@@ -226,7 +226,7 @@ def test_rows_that_no_launch_is_told_of_are_not_apart() -> None:
 
 
 def test_the_plan_says_it_of_every_field() -> None:
-    plan = plan_of("STANDALONE", step="rotated", carry=ENGINES)
+    plan = plan_of("STANDALONE", step="rotated", tables={"carry": ENGINES})
     assert {name: (field.dtype, field.written_by) for name, field in plan.carry.items()} == {
         "bonus": ("i64", "engine"),
         "seq_lens": ("i32", "engine"),

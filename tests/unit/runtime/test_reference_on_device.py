@@ -46,8 +46,11 @@ PROGRAMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("NGRAM", {"topk": 2, "num_draft_tokens": 6}),
     ("NGRAM", {"step": "rotated"}),
     ("NGRAM", {"step": "rotated", "options": {"beyond": "last"}}),
-    ("STANDALONE", {"step": "rotated", "slots": "block_table", "page_size": 4}),
-    ("STANDALONE", {"step": "rotated", "carry": {"bonus": {"dtype": "int64"}}, "target": {"padded_vocab_size": 128}}),
+    ("STANDALONE", {"step": "rotated", "tables": {"slots": "block_table"}, "page_size": 4}),
+    (
+        "STANDALONE",
+        {"step": "rotated", "tables": {"carry": {"bonus": {"dtype": "int64"}}}, "target": {"padded_vocab_size": 128}},
+    ),
 )
 
 

@@ -101,7 +101,7 @@ def test_every_step_accepts_what_a_whole_one_does(
 @pytest.mark.parametrize("algorithm", CHAINS)
 def test_each_half_is_a_graph(algorithm: str, slots: str, *, overlap: bool) -> None:
     """Nothing comes before what the engine hands over, which cuts graphs, whatever lengths are known by."""
-    plan = plan_of(algorithm, step="rotated", slots=slots, overlap=overlap)
+    plan = plan_of(algorithm, step="rotated", tables={"slots": slots}, overlap=overlap)
     commit, propose = halves(plan)
     captured = [capture.nodes for capture in plan.captures]
     assert captured == [tuple(node.name for node in half if node.kind != "given") for half in (commit, propose)]
@@ -367,6 +367,6 @@ def test_nothing_of_the_target_is_left() -> None:
 
 
 def test_a_look_up_is_a_launch_beside_a_block_table() -> None:
-    plan = plan_of("NGRAM", step="rotated", slots="block_table", page_size=4)
+    plan = plan_of("NGRAM", step="rotated", tables={"slots": "block_table"}, page_size=4)
     (_, propose) = halves(plan)
     assert [(node.name, node.kind) for node in propose] == [("ngram_propose", "launch"), ("redraft_rows", "launch")]
