@@ -10,6 +10,7 @@ import torch
 from fakes.toys import TOYS
 from returned import Static
 
+from specc.kernels import groups
 from specc.passes import form_kernels
 from specc.runtime.backends.cuda import CudaBackend
 from specc.runtime.frame import Frame, Progress
@@ -31,8 +32,8 @@ def toy(
 ) -> Built:
     """A toy program most of whose ops have no kernel."""
     has_tile = form_kernels.has_tile
-    monkeypatch.setattr(form_kernels, "LONE", {})
-    monkeypatch.setattr(form_kernels, "REDUCTIONS", {})
+    monkeypatch.setattr(groups, "LONE", {})
+    monkeypatch.setattr(groups, "REDUCTIONS", {})
     monkeypatch.setattr(
         form_kernels, "has_tile", lambda module, op: op.opcode.startswith(DIALECTS) and has_tile(module, op)
     )

@@ -31,7 +31,7 @@ from specc.config import load_text
 from specc.driver.build import Build, build_program
 from specc.ir.ops import OPS
 from specc.ir.printer import print_module
-from specc.kernels import LONE
+from specc.kernels import LONE, groups
 from specc.passes import form_kernels
 from specc.runtime.batch import Batch
 from specc.runtime.plan.plan_json import plan_text
@@ -210,8 +210,8 @@ def test_whatever_has_no_kernel_runs_as_its_reference(keys: dict[str, Any], left
     """With kernels for a part of the ops, or for none, there is a program, and it does what the interpreter does."""
     has_tile, is_long = form_kernels.has_tile, form_kernels.is_long
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(form_kernels, "LONE", {name: LONE[name] for name in LONE if name in left})
-        patch.setattr(form_kernels, "REDUCTIONS", {"vocab.argmax": "argmax"} if "vocab" in left else {})
+        patch.setattr(groups, "LONE", {name: LONE[name] for name in LONE if name in left})
+        patch.setattr(groups, "REDUCTIONS", {"vocab.argmax": "argmax"} if "vocab" in left else {})
         for name, can in (("has_tile", has_tile), ("is_long", is_long)):
             patch.setattr(
                 form_kernels, name, lambda module, op, can=can: op.opcode.split(".")[0] in left and can(module, op)
