@@ -39,9 +39,10 @@ PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 HEADING = "## What the reference engine runs"
 SAID = {"right": "are right", "refused": "are refused", "not built": "cannot be made small here"}
 INTRODUCTION = """\
-All {} types of causal language models in transformers {}, each as a small random model: the engine's text is that of
-`generate`, or the engine refuses the model before the first token. A type that is right here may be refused with other
-options in its configuration: whatever is loaded is checked as these are. `make models` writes this list anew.
+All {} types of causal language models in transformers {} were tried, each as a small random model. The engine's text is
+that of `generate`, or the engine refuses the model before the first token. A type that is right here may be refused
+with other options in its configuration: whatever is loaded is checked as these are. `make models` writes this list
+anew.
 """
 HEAD = ("| refused | because |", "|---|---|")
 LONGEST_REASON = 200
