@@ -18,7 +18,7 @@ class FieldBlock(Block):
     """A carried field that lives in a table of the engine's."""
 
     dtype: Integer | None = None
-    """Of a field of integers, its element type in the table. Default: the one that the program computes with."""
+    """The element type in the table, for a field of integers. Default: the one that the program computes with."""
     written_by: Writer = "program"
     """Who writes it from step to step: the program, or the engine, from what commit and propose hand back; then the
     program only reads it."""

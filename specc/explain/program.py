@@ -36,20 +36,20 @@ def steps(plan: Plan, entry: str | None = None) -> tuple[Step, ...]:
     """The nodes of an entry, by default of both, in execution order."""
     graphs = {name: graph.name for graph in plan.captures for name in graph.nodes}
     placed = [(phase, node) for phase in plan.phases for node in phase.nodes]
+    traffic, most = Traffic.of_plan(plan), plan.buckets[-1]
     return tuple(
-        Step(index, phase, node, graphs.get(node.name), _moved(plan, node))
+        Step(index, phase, node, graphs.get(node.name), _moved(traffic, node, most))
         for index, (phase, node) in enumerate(placed, start=1)
         if entry in (None, phase.entry)
     )
 
 
-def _moved(plan: Plan, node: Node) -> int | None:
+def _moved(traffic: Traffic, node: Node, requests: int) -> int | None:
     if isinstance(node, OUTSIDE):
         return None
-    traffic, most = Traffic.of_plan(plan), plan.buckets[-1]
     if isinstance(node, Collective):
-        return sum(traffic.nbytes(traffic.tensors[named(call)["record"]], most) for call in node.ops)
-    return traffic.launch(node.ops, most)
+        return sum(traffic.nbytes(traffic.tensors[named(call)["record"]], requests) for call in node.ops)
+    return traffic.launch(node.ops, requests)
 
 
 def is_forward(node: Node) -> bool:
@@ -82,6 +82,7 @@ class Captured:
 
 def captured(plan: Plan) -> Iterator[Captured]:
     """That of every forward, in order."""
+    traffic = Traffic.of_plan(plan)
     for node in plan.externals():
         if node.capture is None:
             continue
@@ -91,7 +92,7 @@ def captured(plan: Plan) -> Iterator[Captured]:
             continue
         value, readers = plan.values[hidden], [one.name for one in plan.nodes() if hidden in read_by(one)]
         readers += [f"output {_spelled(one.entry, one.name)}" for one in plan.outputs if one.value == hidden]
-        size = Traffic.of_plan(plan).nbytes(value, plan.buckets[-1])
+        size = traffic.nbytes(value, plan.buckets[-1])
         yield Captured(node.name, node.capture, value.dtype, plan.size(value.axes[-1]), size or None, tuple(readers))
 
 
