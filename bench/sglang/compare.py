@@ -1,11 +1,13 @@
-"""SGLang's own step against a program's in the same server, in turn, each engine in a process of its own.
+"""SGLang's own step against a program's in the same server.
 
     compare.py --models DIR --programs DIR --out DIR [--budget SECONDS] [--limit SECONDS] [--jobs N] [VARIANT ...]
 
 DIR of --programs has a folder per program, in which its wheel is unpacked. For every variant (all of variants.py by
-default; a name with * stands for all that match) SGLang runs as it is ("stock"), then with the program ("specc").
-Results that are in --out already are kept, so that a call that ran out of time can be repeated. With --jobs N, N
-variants run at a time, on the GPUs that --gpus counts: for texts, not for times.
+default; a name with * stands for all that match) one server is started in which the program is installed. It is
+switched off and on in turn: decode steps are SGLang's own ("stock"), then the program's ("specc"). With --apart SGLang
+runs as it is, then with the program, each engine in a process of its own. Results that are in --out already are kept,
+so that a call that ran out of time can be repeated. With --jobs N, N variants run at a time, on the GPUs that --gpus
+counts: for times no more than one on a GPU.
 Results: OUT/comparison.json, OUT/comparison.md, OUT/runs. Ends with 1 when an engine failed, or was not started for
 want of time, or when something is not the same on both sides that must be (see report.py).
 """
@@ -68,15 +70,30 @@ class Session:
     overrides: dict[str, Any]
     gpus: Queue[str]
     points: Points = Points()
+    apart: bool = False
 
-    def path(self, variant: Variant, side: str, suffix: str) -> Path:
+    def runs(self, variant: Variant) -> list[tuple[str, ...]]:
+        """The sides of each engine that is started, one after the other."""
+        if not variant.program:
+            return [SIDES[:1]]
+        return [(side,) for side in SIDES] if self.apart else [SIDES]
+
+    def path(self, variant: Variant, sides: Iterable[str], suffix: str) -> Path:
         """A file of one run."""
-        return self.out / "runs" / f"{variant.name}.{side}.{suffix}"
+        return self.out / "runs" / f"{variant.name}.{'+'.join(sides)}.{suffix}"
 
-    def result(self, variant: Variant, side: str) -> Result:
+    def results(self, variant: Variant) -> dict[str, Result]:
+        """By side what its run left; "error" where there is none."""
+        found = {sides: self.result(variant, sides) for sides in self.runs(variant)}
+        parts = {side: run for sides, run in found.items() for side in sides}
+        return {
+            side: {key: run[key] for key in run if key not in SIDES} | run.get(side, {}) for side, run in parts.items()
+        }
+
+    def result(self, variant: Variant, sides: tuple[str, ...]) -> Result:
         """What a run left; "error" where there is none."""
         try:
-            return json.loads(self.path(variant, side, "json").read_text())
+            return json.loads(self.path(variant, sides, "json").read_text())
         except (OSError, ValueError):
             return {"error": "not run"}
 
@@ -88,36 +105,31 @@ class Session:
         return text_prompts(self.models / "ex_target")
 
 
-def sides(variant: Variant) -> tuple[str, ...]:
-    """Both where there is a program."""
-    return SIDES if variant.program else SIDES[:1]
-
-
 def run_variant(session: Session, variant: Variant) -> None:
-    """Both sides, one after the other."""
+    """All its engines, one after the other."""
     gpu = session.gpus.get()
     try:
-        for side in sides(variant):
-            if "error" in session.result(variant, side):
-                run_side(session, variant, side, gpu)
+        for sides in session.runs(variant):
+            if "error" in session.result(variant, sides):
+                run_engine(session, variant, sides, gpu)
     finally:
         session.gpus.put(gpu)
 
 
-def run_side(session: Session, variant: Variant, side: str, gpu: str) -> None:
-    """One engine."""
-    left = session.deadline - time.monotonic()
-    result, job, log = (session.path(variant, side, suffix) for suffix in ("json", "job", "log"))
+def run_engine(session: Session, variant: Variant, sides: tuple[str, ...], gpu: str) -> None:
+    """One engine, and what each side does in it."""
+    left, label = session.deadline - time.monotonic(), f"{variant.name} {'+'.join(sides)}"
+    result, job, log = (session.path(variant, sides, suffix) for suffix in ("json", "job", "log"))
     result.unlink(missing_ok=True)
     if left < LEAST:
-        say(f"{variant.name} {side}: not started, out of time")
+        say(f"{label}: not started, out of time")
         return
-    program = session.programs / variant.program if side == "specc" and variant.program else None
+    program = session.programs / variant.program if "specc" in sides and variant.program else None
     if program and not program.is_dir():
         result.write_text(json.dumps({"error": f"there is no program {program}"}))
-        say(f"{variant.name} {side}: there is no program {program}")
+        say(f"{label}: there is no program {program}")
         return
-    job.write_text(json.dumps(make_job(session, variant, program)))
+    job.write_text(json.dumps(make_job(session, variant, sides, program)))
     begin = time.monotonic()
     code = run_process(
         [sys.executable, str(HERE / "one.py"), str(result), str(job)],
@@ -125,9 +137,9 @@ def run_side(session: Session, variant: Variant, side: str, gpu: str) -> None:
         log,
         min(left, session.limit),
     )
-    say(f"{variant.name} {side}: exit status {code} after {time.monotonic() - begin:.0f} s")
+    say(f"{label}: exit status {code} after {time.monotonic() - begin:.0f} s")
     if code:
-        found = session.result(variant, side)
+        found = session.result(variant, sides)
         reason = "ran past its limit" if code == -9 else f"exit status {code}"
         result.write_text(json.dumps(found | {"error": found.get("error", "").replace("not run", "") or reason}))
         say("".join(log.read_text(errors="replace").splitlines(keepends=True)[-25:]))
@@ -147,12 +159,13 @@ def run_process(command: list[str], settings: dict[str, str], log: Path, limit: 
         return code
 
 
-def make_job(session: Session, variant: Variant, program: Path | None) -> Result:
+def make_job(session: Session, variant: Variant, sides: Iterable[str], program: Path | None) -> Result:
     """What one.py is asked."""
     job: Result = {
         "engine": variant.engine(session.models, session.device),
         "environment": variant.environment(),
         "sampling": dict(variant.sampling),
+        "sides": list(sides),
         "plan": str(program / program.name / "plan.json") if program else None,
         "traces": str(session.out / "traces"),
     } | session.overrides
@@ -202,6 +215,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=240, help="seconds for one engine")
     parser.add_argument("--jobs", type=int, default=1, help="variants at a time")
     parser.add_argument("--gpus", type=int, default=0, help="GPUs that the jobs share; 0 leaves them as they are")
+    parser.add_argument("--apart", action="store_true", help="a server for each side")
     for name, default in vars(Points()).items():
         parser.add_argument(f"--{name}", type=numbers, default=default, metavar="N,...")
     parser.add_argument(
@@ -225,13 +239,13 @@ def main() -> int:
     deadline = time.monotonic() + options.budget
     folders = (path.resolve() for path in (options.models, options.programs, options.out))
     points = Points(options.contexts, options.batches, options.traced)
-    session = Session(*folders, options.device, deadline, options.limit, options.job, gpus, points)
+    session = Session(*folders, options.device, deadline, options.limit, options.job, gpus, points, options.apart)
     if any(one.text for one in options.variants):
         _ = session.prompts  # transformers is not imported by several threads at once
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(lambda variant: run_variant(session, variant), options.variants))
-    results = {one.name: {side: session.result(one, side) for side in sides(one)} for one in options.variants}
-    plain = {one.plain: session.result(VARIANTS[one.plain], "stock") for one in options.variants}
+    results = {one.name: session.results(one) for one in options.variants}
+    plain = {one.plain: session.results(VARIANTS[one.plain])["stock"] for one in options.variants}
     found = report.report(options.variants, results, plain, session.models)
     (options.out / "comparison.json").write_text(json.dumps(found, indent=1))
     text = report.tables(found)

@@ -1,7 +1,8 @@
 """One engine in one configuration: one.py RESULT.json JOB.json
 
-JOB has the keys of `Job`. RESULT is written anew after every part, so that what was measured survives what fails; its
-"error" is the traceback of the failure.
+JOB has the keys of `Job`. RESULT has what each of its sides gave, by side, and beside them what they have in common. It
+is written anew after every part, so that what was measured survives what fails; its "error" is the traceback of the
+failure.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Job:
         tokens: tokens that each request generates when it is timed.
         repeats: timed generations.
         profiled: tokens of each request under the profiler.
-        plan: plan.json of the program that must run, if one does.
+        sides: who runs the decode steps, in turn: "specc" the program, "stock" SGLang's own.
+        plan: plan.json of the program that is installed, if one is.
         traces: where traces go.
 
     """
@@ -72,6 +74,7 @@ class Job:
     tokens: int = 256
     repeats: int = 3
     profiled: int = 96
+    sides: list[str] = field(default_factory=lambda: ["stock"])
     plan: str | None = None
     traces: str = "/tmp"
 
@@ -91,11 +94,19 @@ class Server:
         answers = self.engine.generate(input_ids=prompts, sampling_params=self._sampling | {"max_new_tokens": tokens})
         return answers, time.perf_counter() - begin
 
+    def switch(self, side: str) -> None:
+        """Have a side run the steps from now on. RuntimeError where that is refused."""
+        from sglang.srt.managers.io_struct import SetInternalStateReq
+
+        asked = SetInternalStateReq(server_args={"specc": int(side == "specc")})
+        if not all(self.engine.loop.run_until_complete(self.engine.tokenizer_manager.set_internal_state(asked))):
+            raise RuntimeError(f"the server does not switch to {side}")
+
     def about(self) -> Result:
         """What server this is, and what the program has done."""
         found = self.engine.get_server_info()
         internal = (found.get("internal_states") or [{}])[0]
-        return {"server": {name: found.get(name) for name in SERVER}, "specc": internal.get("specc")}
+        return {"server": {name: found.get(name) for name in SERVER}, "program": internal.get("specc")}
 
 
 def random_prompts(context: int, batch: int) -> list[list[int]]:
@@ -110,33 +121,42 @@ def decode_steps(answers: list[Any]) -> int:
     return max(meta.get("spec_verify_ct") or meta["completion_tokens"] - 1 for meta in metas)
 
 
-def rate(server: Server, prompts: list[list[int]], job: Job) -> Result:
-    """The time of a decode step, and tokens per second, from a long and a short generation: neither has the prefill.
+def rates(server: Server, prompts: list[list[int]], job: Job, turn: Callable[[str], None]) -> dict[str, Result]:
+    """By side the time of a decode step, and tokens per second, from a long and a short generation each.
 
-    Prompts are cached by the first generation, which is not timed.
+    So neither has the prefill, whose prompts are cached by a first generation that is not timed. Sides take turns,
+    forwards and backwards.
     """
-    server.generate(prompts, SHORT)
-    times, speeds, accepted = [], [], []
-    for _ in range(job.repeats):
-        few, short = server.generate(prompts, SHORT)
-        many, long = server.generate(prompts, job.tokens)
-        count, tokens = max(1, decode_steps(many) - decode_steps(few)), job.tokens - SHORT
-        times.append(1e3 * (long - short) / count)
-        speeds.append(len(prompts) * tokens / (long - short))
-        accepted.append(tokens / count)
+    taken: dict[str, list[tuple[float, float, float]]] = {side: [] for side in job.sides}
+    for side in job.sides:
+        turn(side)
+        server.generate(prompts, SHORT)
+    for number in range(job.repeats):
+        for side in job.sides[:: -1 if number % 2 else 1]:
+            turn(side)
+            few, short = server.generate(prompts, SHORT)
+            many, long = server.generate(prompts, job.tokens)
+            count, tokens = max(1, decode_steps(many) - decode_steps(few)), job.tokens - SHORT
+            taken[side].append((1e3 * (long - short) / count, len(prompts) * tokens / (long - short), tokens / count))
+    return {side: summary(found) for side, found in taken.items()}
+
+
+def summary(taken: list[tuple[float, float, float]]) -> Result:
+    """Medians of milliseconds a step, tokens per second and tokens a step."""
+    times, speeds, accepted = zip(*taken, strict=True)
     return {
         "ms_per_step": statistics.median(times),
         "ms_per_step_range": [min(times), max(times)],
+        "ms_per_step_each": times,
         "tokens_per_s": statistics.median(speeds),
         "tokens_per_step": statistics.median(accepted),
     }
 
 
-def trace(server: Server, prompts: list[list[int]], job: Job, label: str) -> Result:
+def trace(server: Server, prompts: list[list[int]], job: Job, label: str, program: set[str]) -> Result:
     """What a step launches, from a trace of one generation."""
     folder = Path(job.traces, f"{label}_{time.time_ns()}")
     folder.mkdir(parents=True)
-    program = steps.read_program(Path(job.plan)) if job.plan else set()
     server.engine.start_profile(
         output_dir=str(folder), activities=["CPU", "GPU"], with_stack=False, record_shapes=False
     )
@@ -169,23 +189,37 @@ def run(job: Job, label: str, result: Result, save: Callable[[], None]) -> None:
     server = Server(job)
     result["up_s"] = round(time.perf_counter() - begin, 1)
     result |= server.about()
-    if job.prompts:
-        answers, _ = server.generate(job.prompts, job.compared)
-        result["output_ids"] = [answer["output_ids"] for answer in answers]
-        result["accept_lengths"] = [answer["meta_info"].get("spec_accept_length") for answer in answers]
-        save()
+    both = len(job.sides) > 1
+    turn = server.switch if both else lambda side: None
+    for side in job.sides:
+        result[side] = {}
+        if job.prompts:
+            turn(side)
+            server.engine.flush_cache()
+            answers, _ = server.generate(job.prompts, job.compared)
+            result[side]["output_ids"] = [answer["output_ids"] for answer in answers]
+            result[side]["accept_lengths"] = [answer["meta_info"].get("spec_accept_length") for answer in answers]
+            save()
     for context, batch in job.points:
         point, prompts = f"{context}x{batch}", random_prompts(context, batch)
-        result[point] = rate(server, prompts, job)
+        for side, found in rates(server, prompts, job, turn).items():
+            result[side][point] = found
         save()
-        if [context, batch] in job.traced:
-            try:
-                result[f"trace {point}"] = trace(server, prompts, job, f"{label}_{point}")
-            except Exception:
-                result[f"trace {point}"] = {"error": traceback.format_exc()[-2000:]}
+        for side in job.sides if [context, batch] in job.traced else ():
+            turn(side)
+            result[side][f"trace {point}"] = traced(server, prompts, job, f"{label}_{side}_{point}", side)
             save()
     result |= server.about()
     server.engine.shutdown()
+
+
+def traced(server: Server, prompts: list[list[int]], job: Job, label: str, side: str) -> Result:
+    """As `trace`; "error" where that fails, and everything else goes on."""
+    program = steps.read_program(Path(job.plan)) if job.plan and side == "specc" else set[str]()
+    try:
+        return trace(server, prompts, job, label, program)
+    except Exception:
+        return {"error": traceback.format_exc()[-2000:]}
 
 
 def main(path: Path, job: Job) -> int:

@@ -77,7 +77,7 @@ def record(variant: Variant, runs: dict[str, Result], plain: Result) -> Result:
     for side, run in runs.items():
         parts = {side: run} | {f"{side} {key}": value for key, value in run.items() if key.startswith("trace ")}
         found["errors"] |= {part: one["error"] for part, one in parts.items() if "error" in one}
-    for key in ("up_s", "server", "specc"):
+    for key in ("up_s", "server", "program"):
         found[key] = {side: run.get(key) for side, run in runs.items()}
     found["attention"] = {side: attention(run.get("server") or {}) for side, run in runs.items()}
     if variant.text:
@@ -118,11 +118,14 @@ def compared(runs: Mapping[str, Result], plain: Result) -> Result:
 
 
 def at_point(runs: Mapping[str, Result], point: str) -> Result:
-    """The columns of both sides, and the program's over SGLang's own."""
+    """The columns of both sides, and the program's over SGLang's own: milliseconds turn by turn, and their median."""
     sets = {side: figures(run, point) for side, run in runs.items()}
     if "specc" in sets:
         pairs = {name: (sets["specc"][name], sets["stock"][name]) for name in RATIOS}
         sets["ratio"] = {name: mine / own if mine is not None and own else None for name, (mine, own) in pairs.items()}
+        turns = [run.get(point, {}).get("ms_per_step_each", []) for run in (runs["specc"], runs["stock"])]
+        if each := [mine / own for mine, own in zip(*turns, strict=False)]:
+            sets["ratio"] |= {"ms a step": statistics.median(each), "range": [min(each), max(each)]}
     return sets
 
 
@@ -173,9 +176,12 @@ def failures(one: Result) -> Iterable[str]:
         pair = [sets[side]["tokens a step"] for side in ("stock", "specc") if side in sets]
         if len(pair) == 2 and None not in pair and abs(pair[1] / pair[0] - 1) > EQUAL:
             yield f"{point}: {pair[0]:.2f} and {pair[1]:.2f} tokens a step"
-    served = (one["specc"].get("specc") or {}) if "specc" in one["server"] else None
+    served = (one["program"].get("specc") or {}) if "specc" in one["server"] else None
     if served is not None and "specc" not in one["errors"] and not served.get("served"):
         yield f"the program served no step: {served}"
+    left = {reason: steps for reason, steps in ((served or {}).get("left") or {}).items() if reason != "switched off"}
+    if left:
+        yield f"the program left steps to SGLang: {left}"
 
 
 def tables(found: Result) -> str:

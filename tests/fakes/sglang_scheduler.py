@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -122,10 +123,32 @@ def _scores(output: LogitsProcessorOutput, places: Sequence[int]) -> list[tuple[
     return [*zip([logprobs[place] for place in places], tokens, values, strict=True)]
 
 
+@at("managers.io_struct")
+@dataclass
+class SetInternalStateReq:
+    server_args: dict[str, float]
+
+
+@at("managers.io_struct")
+@dataclass
+class SetInternalStateReqOutput:
+    updated: bool
+
+
 @at("managers.scheduler_components.internal_state")
 class SchedulerInternalStateController:
+    """It tells a server's state, and keeps in `settings` what was set of what SGLang knows."""
+
+    known = ("pp_max_micro_batch_size",)
+
     def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler = scheduler
+        self.scheduler, self.settings = scheduler, dict[str, float]()
 
     def get_internal_state(self, recv_req: Any) -> Any:
         return SimpleNamespace(internal_state={})
+
+    def set_internal_state(self, recv_req: SetInternalStateReq) -> SetInternalStateReqOutput:
+        if not recv_req.server_args.keys() <= set(self.known):
+            return SetInternalStateReqOutput(updated=False)
+        self.settings |= recv_req.server_args
+        return SetInternalStateReqOutput(updated=True)

@@ -92,12 +92,19 @@ sampling.sampling_params.SamplingParams: frequency_penalty logit_bias min_new_to
 """
 
 INTERNAL_STATE = "what the program did is not in the internal state"
+SWITCH = "the program cannot be switched off in a running server"
 RELAY = "SGLang writes the relay again behind a step, two launches"
 GRAMMARS = "requests with a grammar are SGLang's"
 SIMULATED = "SGLANG_SIMULATE_ACC_LEN changes SGLang's own steps alone"
 MAY = {
     INTERNAL_STATE: """
 managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state(recv_req)
+""",
+    SWITCH: """
+managers.io_struct.SetInternalStateReq: server_args
+managers.io_struct.SetInternalStateReqOutput(updated)
+managers.scheduler_components.internal_state.SchedulerInternalStateController: scheduler
+managers.scheduler_components.internal_state.SchedulerInternalStateController.set_internal_state(recv_req)
 """,
     RELAY: "managers.overlap_utils.FutureMap: _relay",
     GRAMMARS: """

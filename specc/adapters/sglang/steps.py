@@ -79,6 +79,7 @@ class Steps:
         self.numbers = Numbers(scored_tokens(worker), program.plan.size("V"))
         self.published = Published()
         self._retired: str | None = None
+        self._on = True
         given = [field.name for field in program.plan.carry.values() if field.given]
         self.parameters = [name.removeprefix("sampling_") for name in given if name != COUNTS]
         self.parameters += [GRAMMAR] * (program.plan.restricts and fills_bitmasks())
@@ -106,8 +107,8 @@ class Steps:
         """Why SGLang runs this batch itself; None when the program does."""
         if not batch.forward_mode.is_decode():
             return "no decode step"
-        if self._retired is not None:
-            return self._retired
+        if (reason := self._aside()) is not None:
+            return reason
         if len(batch.reqs) > self._largest:
             return f"more than {self._largest} requests"
         if batch.sampling_info.has_watermark_candidates:
@@ -134,7 +135,7 @@ class Steps:
         if self.admission is not None:
             served = [place for place, request in enumerate(batch.reqs) if self.unserved(request) is None]
             marks = batch.sampling_info.has_watermark_candidates
-            self.admission.say(batch, served, draws=self._retired is None and not marks)
+            self.admission.say(batch, served, draws=self._aside() is None and not marks)
 
     def run(
         self, batch: Any, publish: Callable[[Tensor], None] | None, barrier: Callable[[], None] | None
@@ -176,6 +177,14 @@ class Steps:
         """Leave all steps to SGLang from now on; the state of requests stays where it is."""
         self._retired = reason
 
+    def switch(self, on: bool) -> None:
+        """Leave all steps to SGLang, or serve again; a request goes on where it is."""
+        self._on = on
+
+    def _aside(self) -> str | None:
+        """Why no batch at all is the program's; None if some are."""
+        return self._retired or (None if self._on else "switched off")
+
     def leave(self, reason: str) -> None:
         """Take note of a decode step that SGLang runs."""
         self.left[reason] += 1
@@ -200,6 +209,7 @@ class Steps:
             "version": self._version,
             "capture": self.captured,
             "proof": self.proof,
+            "on": self._aside() is None,
             "sampling": self.parameters,
             "best_logprobs": self.best,
             "served": self.served,

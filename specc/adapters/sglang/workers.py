@@ -30,7 +30,7 @@ FATAL = {
     "room": "there is no room for a step in req_to_token, or in the mask of a tree",
 }
 """Faults after which nothing of a request is text, or nothing follows, by the program's names of them."""
-ENGINE = "SGLang"
+ENGINE, SWITCH = "SGLang", "specc"
 SPECULATIVE, MANAGERS = "sglang.srt.speculative", "sglang.srt.managers"
 
 
@@ -50,9 +50,11 @@ def replace_workers(programs: Sequence[Any]) -> None:
     HookRegistry.register("sglang.srt.model_executor.model_runner.ModelRunner.sample", sample, HookType.AROUND)
     queue = f"{MANAGERS}.scheduler.Scheduler._add_request_to_queue"
     HookRegistry.register(queue, turn_away, HookType.BEFORE)
+    state = f"{MANAGERS}.scheduler_components.internal_state.SchedulerInternalStateController"
     if seam.there(seam.INTERNAL_STATE):
-        state = f"{MANAGERS}.scheduler_components.internal_state.SchedulerInternalStateController"
         HookRegistry.register(f"{state}.get_internal_state", tell_state, HookType.AFTER)
+    if seam.there(seam.SWITCH):
+        HookRegistry.register(f"{state}.set_internal_state", switch, HookType.AROUND)
 
 
 _Worker: Any = object
@@ -162,3 +164,25 @@ def tell_state(answer: Any, controller: Any, *_: Any) -> Any:
     if steps is not None:
         answer.internal_state["specc"] = steps.report()
     return answer
+
+
+def switch(original: Any, controller: Any, request: Any) -> Any:
+    """SGLang's `set_internal_state`, which knows `specc`: 0 leaves all steps to SGLang, 1 has the program serve again.
+
+    As SGLang's own settings do, it comes alone or with others, and nothing is changed where one of them is refused.
+    """
+    from sglang.srt.managers.io_struct import SetInternalStateReqOutput
+
+    settings = dict(request.server_args)
+    if SWITCH not in settings:
+        return original(controller, request)
+    on, steps = settings.pop(SWITCH), getattr(controller.scheduler.draft_worker, "steps", None)
+    if steps is None or on not in (0, 1):
+        what = "no program runs here" if steps is None else f"{on} is neither 0 nor 1"
+        logger.warning("Updating %s is rejected: %s.", SWITCH, what)
+        return SetInternalStateReqOutput(updated=False)
+    answer = original(controller, type(request)(server_args=settings)) if settings else None
+    if answer is None or answer.updated:
+        steps.switch(bool(on))
+        logger.info("specc: %s is %s", steps.name, "on" if on else "off: SGLang's own steps run")
+    return answer or SetInternalStateReqOutput(updated=True)

@@ -92,7 +92,7 @@ def test_texts_are_the_targets_own(serve: Serve, algorithm: str, keys: Any, over
     assert server.relay.written == (2 if overlap else 0), "of the prefill; steps are where the relay has them already"
     assert server.worker.steps.report() == {
         "program": PROGRAM, "version": "0.1.0+p1", "capture": "none", "proof": "passed", "sampling": [],
-        "best_logprobs": 0, "served": len(BATCHES), "left": {},
+        "best_logprobs": 0, "on": True, "served": len(BATCHES), "left": {},
     }  # fmt: skip
 
 
@@ -241,10 +241,51 @@ def test_after_graphs_were_captured_anew_steps_are_sglangs(serve: Serve, overlap
     server.worker.target_worker.model_runner.recapture_decode_cuda_graph()
     run(server, BATCHES[4:])
     assert server.steps == counted(server.plan, BATCHES)
-    controller = part("managers.scheduler_components.internal_state.SchedulerInternalStateController")(server.scheduler)
-    told = controller.get_internal_state(None).internal_state["specc"]
+    told = controller_of(server).get_internal_state(None).internal_state["specc"]
     assert told == server.worker.steps.report()
     assert (told["served"], told["left"]) == (4, {"graphs captured anew": len(BATCHES) - 4})
+
+
+def controller_of(server: Server) -> Any:
+    """What answers questions about a server's state and changes it."""
+    return part("managers.scheduler_components.internal_state.SchedulerInternalStateController")(server.scheduler)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_program_is_switched_off_and_on_in_a_running_server(serve: Serve, overlap: bool) -> None:
+    server = serve(plan_of("EAGLE"), overlap=overlap)
+    controller, asked = controller_of(server), part("managers.io_struct.SetInternalStateReq")
+
+    def switched(**settings: float) -> bool:
+        return controller.set_internal_state(asked(server_args=settings)).updated
+
+    server.begin(PROMPTS)
+    run(server, BATCHES[:2])
+    assert switched(specc=0, pp_max_micro_batch_size=3)
+    assert controller.settings == {"pp_max_micro_batch_size": 3}
+    assert not server.worker.steps.report()["on"]
+    run(server, BATCHES[2:4])
+    assert not switched(specc=1, unknown=1)
+    assert not switched(specc=2)
+    assert not server.worker.steps.report()["on"]
+    assert switched(pp_max_micro_batch_size=4)
+    assert switched(specc=1)
+    assert controller.settings == {"pp_max_micro_batch_size": 4}
+    run(server, BATCHES[4:])
+    assert server.steps == counted(server.plan, BATCHES)
+    told = server.worker.steps.report()
+    assert (told["on"], told["served"], told["left"]) == (True, len(BATCHES) - 2, {"switched off": 2})
+    server.worker.steps = None
+    assert not switched(specc=0)
+
+
+def test_while_a_program_is_off_sglang_samples(serve: Serve) -> None:
+    """The first token, too: the stand-in's own sampler takes the most probable tokens of those who want a draw."""
+    server = serve(plan_of("EAGLE", *DRAWS))
+    server.worker.steps.switch(on=False)
+    server.begin(PROMPTS, sampling_seed=7, temperature=1.5, top_k=ALL)
+    run(server, BATCHES)
+    assert server.worker.steps.left == {"switched off": len(BATCHES)}
 
 
 def test_batches_that_are_no_steps_of_a_programs(serve: Serve) -> None:

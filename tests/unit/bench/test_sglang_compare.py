@@ -4,10 +4,12 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from queue import Queue
 
 import compare
+import one
 import pytest
 import report
 import texts
@@ -30,7 +32,7 @@ def answered(ids, accepted, backend="fa3", served=9):
         "output_ids": ids,
         "accept_lengths": accepted,
         "server": {"attention_backend": backend},
-        "specc": {"served": served},
+        "program": {"served": served},
     }
 
 
@@ -41,7 +43,7 @@ def timed(milliseconds, launches, accepted=2.5):
     rate = {"ms_per_step": milliseconds, "tokens_per_s": 2500 / milliseconds, "tokens_per_step": accepted}
     rate |= {"ms_per_step_range": [milliseconds, milliseconds + 0.01]}
     run = {"1024x1": rate, "trace 1024x1": trace, "8192x1": rate, "trace 8192x1": {"error": "too\nfew steps"}}
-    return run | {"server": {"attention_backend": "fa3"}, "specc": {"served": 9}}
+    return run | {"server": {"attention_backend": "fa3"}, "program": {"served": 9}}
 
 
 def reported(variant, stock, specc, plain=None, models=Path()):
@@ -65,6 +67,14 @@ def test_ratios_are_the_programs_over_stock():
     assert "FAILED llama_chain: specc trace 8192x1: few steps" in text
 
 
+def test_ratios_of_time_are_those_of_turns():
+    """Here a slow turn was slow for both sides."""
+    stock, specc = (timed(ms, 5) for ms in (4.0, 3.0))
+    stock["1024x1"]["ms_per_step_each"], specc["1024x1"]["ms_per_step_each"] = [4, 8, 4], [3, 6, 2]
+    ratio = reported(TIMED, stock, specc)["records"][0]["points"]["1024x1"]["ratio"]
+    assert (ratio["ms a step"], ratio["range"]) == (0.75, [0.5, 0.75])
+
+
 def test_the_machine_and_what_is_made_up_are_said():
     found = reported(TIMED, timed(1.0, 50), timed(0.5, 5))
     assert found["machine"]["torch"]
@@ -75,7 +85,8 @@ def test_the_machine_and_what_is_made_up_are_said():
     ("specc", "failure"),
     [
         ({"server": {"attention_backend": "triton"}}, "attention backends differ"),
-        ({"specc": {"served": 0}}, "the program served no step"),
+        ({"program": {"served": 0}}, "the program served no step"),
+        ({"program": {"served": 9, "left": {"switched off": 9, "grammar": 2}}}, "left steps to SGLang: {'grammar': 2}"),
         ({"1024x1": {"tokens_per_step": 2.2}}, "1024x1: 2.50 and 2.20 tokens a step"),
     ],
 )
@@ -181,12 +192,52 @@ def test_a_missing_program_is_an_error_before_an_engine_starts(session, monkeypa
         raise AssertionError("an engine was started")
 
     monkeypatch.setattr(compare, "run_process", never)
-    compare.run_side(session, CHAIN, "specc", "")
-    assert "no program" in session.result(CHAIN, "specc")["error"]
+    compare.run_engine(session, CHAIN, compare.SIDES, "")
+    assert all("no program" in found["error"] for found in session.results(CHAIN).values())
+
+
+def test_sides_are_of_one_server_or_of_two(session):
+    both = {"stock": {"output_ids": [[1]]}, "specc": {"output_ids": [[2]]}, "server": {"page_size": 1}}
+    session.path(CHAIN, compare.SIDES, "json").write_text(json.dumps(both))
+    assert session.results(CHAIN) == {side: both[side] | {"server": both["server"]} for side in compare.SIDES}
+    alone = {"specc": {"output_ids": [[3]]}, "server": {"page_size": 16}}
+    session.path(CHAIN, ["specc"], "json").write_text(json.dumps(alone))
+    apart = replace(session, apart=True)
+    assert apart.results(CHAIN) == {
+        "stock": {"error": "not run"},
+        "specc": {"output_ids": [[3]], "server": {"page_size": 16}},
+    }
+    assert apart.runs(PLAIN) == session.runs(PLAIN) == [("stock",)]
+
+
+class Clock:
+    """A server whose generations take as long as is said, by side."""
+
+    def __init__(self, tenths):
+        self.tenths, self.turns, self.side = tenths, [], ""
+
+    def turn(self, side):
+        self.turns.append(side)
+        self.side = side
+
+    def generate(self, prompts, tokens):
+        answer = {"meta_info": {"spec_verify_ct": tokens // 2}}
+        return [answer] * len(prompts), tokens // 2 * self.tenths[self.side].pop() / 1e4
+
+
+def test_sides_take_turns():
+    """Eight tokens more than 32 are four steps: forwards and backwards, and the first generation is not timed."""
+    server = Clock({"stock": [9, 9, 5, 5, 4, 4, 99], "specc": [7, 7, 3, 3, 2, 2, 99]})
+    job = one.Job({}, tokens=40, repeats=3, sides=["stock", "specc"])
+    found = one.rates(server, [[1]], job, server.turn)
+    assert server.turns == ["stock", "specc", "stock", "specc", "specc", "stock", "stock", "specc"]
+    assert found["stock"]["ms_per_step_each"] == pytest.approx((0.4, 0.5, 0.9))
+    assert found["specc"]["ms_per_step"] == pytest.approx(0.3)
+    assert found["specc"]["tokens_per_step"] == 2.0
 
 
 def test_results_that_are_there_are_not_made_again(session, monkeypatch):
-    session.path(PLAIN, "stock", "json").write_text(json.dumps(answered([[1]], [None])))
+    session.path(PLAIN, ["stock"], "json").write_text(json.dumps(answered([[1]], [None])))
     monkeypatch.setattr(compare, "run_process", lambda *_: 1 / 0)
     compare.run_variant(session, PLAIN)
 
@@ -212,7 +263,9 @@ def test_batches_are_timed_for_which_a_server_has_room():
 
 def test_a_job_asks_for_texts_or_for_times(session, monkeypatch):
     monkeypatch.setattr(compare.Session, "prompts", [[1, 2]])
-    texts_, times = (compare.make_job(session, one, None) for one in (CHAIN, VARIANTS["llama_chain_drawn"]))
+    texts_, times = (
+        compare.make_job(session, variant, compare.SIDES, None) for variant in (CHAIN, VARIANTS["llama_chain_drawn"])
+    )
     assert texts_["prompts"] == [[1, 2]]
     assert "points" not in texts_
     assert times["sampling"] == {"temperature": 1.0, "top_p": 0.9}
