@@ -64,15 +64,17 @@ fi
 rm "$work"/sglang_kernel-0.4.6-*.whl
 cp -r "$here"/stubs/. "$root"/tests/sglang/stand_ins/IPython "$tree"
 
-# flashinfer: its Python files, and the sources of what models of this kind call, which are compiled at first use. Sources in
-# folders below csrc, and those that name a later GPU, belong to other kernels.
+# flashinfer: its Python files, and the sources of what models of this kind call, which are compiled at first use. Most folders
+# below csrc, and files that name a later GPU, belong to other kernels; routing of experts needs a part of two of them.
 if [ "${FLASHINFER:-}" != no ]; then
   get "$work" flashinfer-python==0.7.2
   unpack "$work"/flashinfer_python-0.7.2-*.whl "$work/flashinfer" '*'
   rm "$work"/flashinfer_python-0.7.2-*.whl
   library=$work/flashinfer/flashinfer
-  find "$library/data/csrc" -mindepth 1 -maxdepth 1 \( -type d -o -name 'cake_*' -o -name 'alphamoe_*' -o -name '*sm1[02]*' \) \
-    -exec rm -rf {} +
+  kept='-name fused_moe -o -name nv_internal'
+  find "$library/data/csrc" -mindepth 1 -maxdepth 1 \( -type d ! \( $kept \) -o -name 'cake_*' -o -name 'alphamoe_*' \
+    -o -name '*sm1[02]*' \) -exec rm -rf {} +
+  find "$library/data/csrc/fused_moe" -mindepth 1 -maxdepth 1 -type d ! -name cake_deepseek_fused_routing -exec rm -rf {} +
   rm -rf "$library"/data/cutlass/{python,examples,test,docs,media} "$library"/experimental/*/csrc \
     "$library"/fused_moe/backends/*/artifacts "$library"/moe_ep/*/*
   pack flashinfer "$work/flashinfer"
