@@ -216,8 +216,9 @@ def add_accounting(get_internal_state: Callable[[Any, Any], Any], controller: An
 def accounting(scheduler: Any) -> dict[str, Any]:
     """Where all KV slots and pool rows are, and what runs."""
     allocator, cache, rows = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache, scheduler.req_to_token_pool
-    free = allocator.get_all_free_pages()[:, None] * allocator.page_size + torch.arange(allocator.page_size)
-    owned = torch.cat((free.flatten(), cache.all_values_flatten()))
+    pages, cached = allocator.get_all_free_pages().cpu(), cache.all_values_flatten().cpu()
+    free = pages[:, None] * allocator.page_size + torch.arange(allocator.page_size)
+    owned = torch.cat((free.flatten(), cached))
     worker = scheduler.draft_worker
     return {
         "idle": scheduler.is_fully_idle(),
