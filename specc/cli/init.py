@@ -11,7 +11,6 @@ import typer
 from specc.cli.progress import progress
 from specc.cli.reporting import printing, reporting
 from specc.support.diagnostics import Diagnostic, DiagnosticError
-from specc.support.paths import path_of
 from specc.support.render import printable
 from specc.support.writing import write_output
 
@@ -88,12 +87,13 @@ def _pair(target: Path, draft: Path | None) -> Pair:
 
     """
     from specc.config import Pair
+    from specc.config.models.hub import model_path
 
     found = _described(target)
     if draft is None:
         return Pair(found)
     other = _described(draft)
-    if not path_of(draft).samefile(path_of(target)):
+    if not model_path(draft).samefile(model_path(target)):
         return Pair(found, other)
     if (own := Pair(found)).modules is None:
         message = f"'{draft}' is the target itself, and its config.json says of no module that drafts"

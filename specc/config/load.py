@@ -9,6 +9,7 @@ from pathlib import Path
 from specc.config.legality import Checked
 from specc.config.locations import Locations
 from specc.config.models import ModelFacts
+from specc.config.models.hub import model_path
 from specc.config.needs import Needs
 from specc.config.presets import Engine
 from specc.config.resolve import resolve
@@ -17,7 +18,6 @@ from specc.config.validate import validate
 from specc.config.yaml_tree import read_tree
 from specc.support.diagnostics import Diagnostic, DiagnosticError, Diagnostics
 from specc.support.location import Location
-from specc.support.paths import path_of
 from specc.support.reading import read_regular, why_unreadable
 
 MAX_BYTES = 1 << 17
@@ -54,7 +54,7 @@ class LoadedConfig:
     def model_dir(self, side: str) -> Path | None:
         """Return the directory of the ``target`` or ``draft`` model; None when it has none."""
         model = self.config.target if side == "target" else self.config.draft
-        return None if model is None or model.model is None else path_of(model.model, self.path.parent)
+        return None if model is None or model.model is None else model_path(model.model, self.path.parent)
 
     @property
     def sources(self) -> dict[str, str]:

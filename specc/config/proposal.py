@@ -178,6 +178,8 @@ def _relative(directory: Path, folder: Path) -> str:
 
     It is absolute where names lead elsewhere, as behind a link, or would stand for somebody's home.
     """
+    if not path_of(directory).exists():  # it was found by its name
+        return as_yaml(str(directory))
     path = os.path.relpath(path_of(directory).absolute(), folder.absolute())
     if path.startswith("~") or not os.path.exists(folder / path / "config.json"):
         path = os.path.realpath(path_of(directory))

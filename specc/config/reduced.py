@@ -7,6 +7,7 @@ from pathlib import Path
 
 from specc.config.legality import Checked
 from specc.config.models import Fact
+from specc.config.models.hub import model_path
 from specc.config.resolved import ModelConfig
 from specc.config.schema import ModelBlock
 from specc.support.paths import PathError, path_of
@@ -64,7 +65,7 @@ def _tokens(checked: Checked, draft: ModelConfig, directory: Path) -> list[int] 
     if draft.token_map != MODEL:
         return _read(checked, str(draft.token_map), directory)
     try:
-        return read_offsets(path_of(str(draft.model), directory))
+        return read_offsets(model_path(str(draft.model), directory))
     except TokenMapError as error:
         checked.found.error(error.code, str(error), checked.places.value("draft", "model"), hint=error.hint)
         return None

@@ -13,13 +13,14 @@ from typing import Any, Literal
 
 from specc.config.legality import Checked
 from specc.config.models import Fact, ModelFacts, ModelUnreadableError, directory_of, read_model
+from specc.config.models.hub import model_path
 from specc.config.needs import Needs
 from specc.config.reduced import token_map_of
 from specc.config.resolved import ModelConfig
 from specc.config.schema import REQUIRED_SIZES, HiddenSource, ModelBlock
 from specc.config.validate import broken_bound
 from specc.support.diagnostics import Note
-from specc.support.paths import PathError, path_of
+from specc.support.paths import PathError
 
 Side = Literal["target", "draft"]
 Value = int | str
@@ -121,7 +122,7 @@ def _own_draft(checked: Checked, directory: Path) -> bool:
     """Whether both sides name one directory."""
     paths = [block and block.model for block in (checked.file.target, checked.file.draft)]
     try:
-        found = [path_of(path, directory).resolve() for path in paths if path]
+        found = [model_path(path, directory).resolve() for path in paths if path]
     except PathError:  # of which `_facts` tells
         return False
     return len(found) == 2 and found[0] == found[1]

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from specc.config.models.attributes import Bare, TooLargeError, decimal_number, whole_number
+from specc.config.models.hub import hint_for, model_path
 from specc.config.models.known import known_types
-from specc.support.paths import PathError, path_of
+from specc.support.paths import PathError
 from specc.support.reading import read_regular
 from specc.support.speculators import MARK, merged
 
@@ -24,8 +25,6 @@ _ALSO_KNOWN_AS = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}
 
 _MOST_LAYERS = 1 << 17
 """Classes of transformers make lists of as many entries before anyone asks whether the number is in its range."""
-
-_ADVICE = "give a local directory, in a file by its path from there; a model of the Hub is downloaded first"
 
 
 class ModelUnreadableError(Exception):
@@ -64,11 +63,11 @@ class Directory:
 
 
 def directory_of(written: str, folder: Path = Path()) -> Path:
-    """Return the path of a model directory, from a folder; raises ModelUnreadableError for what can be none."""
+    """Return the path of a model directory, see `model_path`; raises ModelUnreadableError for what can be none."""
     try:
-        return path_of(written, folder)
+        return model_path(written, folder)
     except PathError as error:
-        raise ModelUnreadableError(f"'{written[:80]}' is not a path: {error}", _ADVICE) from error
+        raise ModelUnreadableError(f"'{written[:80]}' is not a path: {error}", hint_for(written)) from error
 
 
 def read_directory(directory: Path, written: str) -> Directory:
@@ -80,10 +79,10 @@ def read_directory(directory: Path, written: str) -> Directory:
     except OSError as error:  # a name longer than the file system takes, or a folder above that may not be entered
         problem = f"cannot be read: {error.strerror or error}"
     if problem:
-        raise ModelUnreadableError(f"model directory '{written[:80]}' {problem}", _ADVICE)
+        raise ModelUnreadableError(f"model directory '{written[:80]}' {problem}", hint_for(written))
     found = _keys(directory, written, "config.json")
     if found is None:
-        raise ModelUnreadableError(f"model directory '{written}' has no config.json", _ADVICE)
+        raise ModelUnreadableError(f"model directory '{written}' has no config.json", hint_for(written))
     raw, content = found
     first_layer = 0
     if MARK in content:

@@ -1,0 +1,46 @@
+"""Models by the names that the Hub has for them: found where a download left them, never fetched."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from specc.support.paths import path_of
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_LOCAL = "give a local directory, in a file by its path from there"
+
+
+def model_path(written: str | Path, folder: Path = Path()) -> Path:
+    """Return the directory that a text names: a path, from a folder, or else a model in the Hub's cache.
+
+    Whether anything is there can then be asked. Raises PathError as `path_of`.
+    """
+    path = path_of(written, folder)
+    if path.exists() or not is_name(written):
+        return path
+    return _cached(str(written)) or path
+
+
+def is_name(written: str | Path) -> bool:
+    """Whether the Hub may have a model of that name: ``owner/name``."""
+    return _NAME.fullmatch(str(written)) is not None
+
+
+def hint_for(written: str | Path) -> str:
+    """Return what to do about a model that is not there."""
+    if not is_name(written):
+        return f"{_LOCAL}, or the name of a model of the Hub, owner/name, that was downloaded"
+    return f"{_LOCAL}; of a model of the Hub 'hf download {written} config.json' fetches what is read here"
+
+
+def _cached(name: str) -> Path | None:
+    """Return the folder of a model's branch ``main`` in the Hub's cache; None where its config.json is not there."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
