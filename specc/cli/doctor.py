@@ -1,17 +1,25 @@
-"""`specc doctor`: what is installed here, and what can be compiled and run with it."""
+"""`specc doctor`: what is installed here, and what can be compiled and run with it: what a report of a bug needs."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
 import subprocess
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, entry_points, version
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from specc.cli.reporting import reporting
+import typer
+
+from specc.cli.reporting import Format, printing, reporting
 from specc.version import __version__
+
+if TYPE_CHECKING:
+    from specc.support.diagnostics import Diagnostic
 
 _PACKAGES = ("torch", "triton", "transformers", "cuda-core", "pydantic", "networkx", "jinja2")
 
@@ -25,23 +33,111 @@ class Row:
     good: bool | None = None
 
 
-def doctor() -> None:
-    """Show versions, GPUs, and the architectures that can be compiled for."""
-    with reporting():
-        from rich.console import Console
+def doctor(format: Annotated[Format, typer.Option(help="How it is printed.")] = Format.text) -> None:
+    """Show versions, GPUs, engines, installed programs, and the architectures that can be compiled for."""
+    with reporting(format):
         from rich.table import Table
         from rich.text import Text
 
+        found = [*rows()]
+        if format is Format.json:
+            typer.echo(json.dumps({row.what: row.value for row in found}, indent=2))
+            return
         table = Table("what", "found")
-        for row in rows():
+        for row in found:
             table.add_row(row.what, Text(row.value, {True: "green", False: "yellow", None: ""}[row.good]))
-        Console(highlight=False).print(table)
+        with printing() as console:
+            console.print(table)
 
 
-def rows() -> list[Row]:
-    """Return everything that the table shows."""
-    base = [Row("specc", __version__), Row("python", f"{platform.python_version()} on {platform.machine()}")]
-    return [*base, *(_package(name) for name in _PACKAGES), *_compilers(), *_gpus()]
+def rows() -> Iterator[Row]:
+    """Yield everything that the table shows."""
+    yield Row("specc", __version__)
+    yield Row("python", f"{platform.python_version()} on {platform.machine()}")
+    yield from map(_package, _PACKAGES)
+    yield from _compilers()
+    gpus, archs = _gpus()
+    yield from (*gpus, _driver())
+    engines = {engine: _version(engine.lower()) for engine in _ENGINES}
+    yield from (_engine(engine, found) for engine, found in engines.items())
+    yield from _programs(engines, archs)
+    yield from (Row(name, os.environ[name]) for name in sorted(os.environ) if name.startswith("SPECC_"))
+
+
+def _engine(engine: str, found: str | None) -> Row:
+    """Return an engine's version, and whether programs are tested in it."""
+    if found is None:
+        return Row(engine, "not installed")
+    tested = _ENGINES[engine]()
+    good = found.partition("+")[0] in tested
+    return Row(engine, found if good else f"{found}; programs are tested in {', '.join(tested)}", good)
+
+
+def _sglang() -> tuple[str, ...]:
+    from specc.adapters.sglang import TESTED
+
+    return TESTED
+
+
+def _vllm() -> tuple[str, ...]:
+    from specc.adapters.vllm import VERSION
+
+    return (VERSION,)
+
+
+_ENGINES = {"SGLang": _sglang, "vLLM": _vllm}
+"""Engines that have an adapter -> its versions."""
+
+
+def _programs(engines: dict[str, str | None], archs: Iterable[str]) -> Iterator[Row]:
+    """Yield every installed program, and what is in the way of it here; its server may still be another one's."""
+    from specc.cli.list import programs
+
+    problems: dict[str, Diagnostic] = {}
+    for found in programs(problems):
+        engine = next((name for name in engines if name.lower() == found["engine"]), None)
+        for_whom = f"{found['algorithm']} for {engine or 'engines of your own'}, {', '.join(found['archs'])}"
+        reasons = [*_in_the_way(found, engine, engines, archs)]
+        state = "; ".join(reasons) or "a server that it fits runs it" * bool(engine) or "it can be loaded"
+        yield Row(found["package"], f"{found['version']}: {for_whom}: {state}", not reasons)
+    for package, problem in problems.items():
+        yield Row(package, f"{problem.message} ({problem.code})", False)
+
+
+def _in_the_way(
+    found: dict[str, Any], engine: str | None, engines: dict[str, str | None], archs: Iterable[str]
+) -> Iterator[str]:
+    """Yield why a program does not run here, as far as that is known without a server."""
+    from specc.adapters._plugin import CHOICE
+    from specc.runtime.plan.manifest import plain_arch
+
+    if engine and engines[engine] is None:
+        yield f"{engine} is not installed"
+    if not archs:
+        yield "there is no GPU"
+    elif missing := sorted(set(archs) - {*map(plain_arch, found["archs"])}):
+        yield f"it has no code for {', '.join(missing)}"
+    if engine and (wanted := os.environ.get(CHOICE)) and wanted != found["package"]:
+        yield f"{CHOICE} names another"
+
+
+def _driver() -> Row:
+    """Return the CUDA of torch's build, and the newest that the driver has."""
+    from specc.runtime.backends.cuda import driver_version
+    from specc.runtime.errors import UnsupportedDeviceError
+    from specc.runtime.plan.manifest import cuda_release
+
+    built = "unknown without torch"
+    if _version("torch"):
+        import torch
+
+        built = torch.version.cuda or "none"
+    try:
+        return Row("CUDA", f"{built} of torch, {cuda_release(driver_version())} of the driver", True)
+    except UnsupportedDeviceError:
+        return Row("CUDA", f"{built} of torch, no driver", False)
+    except ImportError:  # of specc's extra `cuda`
+        return Row("CUDA", f"{built} of torch; the driver's is unknown without cuda-bindings", False)
 
 
 def _package(name: str) -> Row:
@@ -92,14 +188,15 @@ def _supported(tool: Path) -> set[str]:
     return set(re.findall(r"sm_\d+", done.stdout))
 
 
-def _gpus() -> list[Row]:
-    """Return the GPUs that torch sees, with their architecture; torch is imported here only."""
+def _gpus() -> tuple[list[Row], list[str]]:
+    """Return the GPUs that torch sees, and their architectures."""
     from specc.config.archs import NoGpuError, gpus
 
     try:
         found = gpus()
     except NoGpuError:
-        return [Row("GPU", "unknown without torch", False)]
+        return [Row("GPU", "unknown without torch", False)], []
     if not found:
-        return [Row("GPU", "none: compiled programs run on the CPU reference here", False)]
-    return [Row(f"GPU {index}", f"{name}, {arch}", True) for index, (name, arch) in enumerate(found)]
+        return [Row("GPU", "none: compiled programs run on the CPU reference here", False)], []
+    rows = [Row(f"GPU {index}", f"{name}, {arch}", True) for index, (name, arch) in enumerate(found)]
+    return rows, [arch for _, arch in found]

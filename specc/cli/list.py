@@ -26,7 +26,7 @@ def list(format: Annotated[Format, typer.Option(help="How it is printed.")] = Fo
         from specc.support.render import to_json
 
         problems: dict[str, Diagnostic] = {}
-        found = {"algorithms": [*_algorithms(problems)], "programs": [*_programs(problems)]}
+        found = {"algorithms": [*_algorithms(problems)], "programs": [*programs(problems)]}
         warnings = [replace(problem, severity="warning", location=None) for problem in problems.values()]
         if format is Format.json:
             typer.echo(json.dumps(found | {"warnings": to_json(warnings)}, indent=2))
@@ -53,7 +53,7 @@ def _algorithms(problems: dict[str, Diagnostic]) -> Iterator[dict[str, Any]]:
         }
 
 
-def _programs(problems: dict[str, Diagnostic]) -> Iterator[dict[str, Any]]:
+def programs(problems: dict[str, Diagnostic]) -> Iterator[dict[str, Any]]:
     """Every program, by name; damaged ones are problems instead. Digests are not compared."""
     for package in sorted({point.value for point in entry_points(group=PROGRAMS)}):
         try:

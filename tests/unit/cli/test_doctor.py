@@ -1,0 +1,68 @@
+"""`specc doctor`: engines, installed programs and what is in their way, as a report of a bug needs them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from specc.cli import doctor as doctor_module
+from specc.cli.doctor import Row
+from specc.cli.main import app
+from specc.support.diagnostics import Diagnostic
+
+PROGRAM = {
+    "name": "llama", "package": "specc_program_llama", "version": "0.1.0+p1", "algorithm": "EAGLE", "num_steps": [3],
+    "archs": ["sm_90a"], "engine": "sglang",
+}  # fmt: skip
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch):
+    """A machine with these programs, versions of engines and architectures of GPUs; what doctor says of it, by name."""
+    monkeypatch.delenv("SPECC_PROGRAM", raising=False)
+
+    def of(*programs: dict[str, object], archs: tuple[str, ...] = ("sm_90",), **engines: str) -> dict[str, str]:
+        own = doctor_module._version
+        monkeypatch.setattr(doctor_module, "_version", lambda name: engines.get(name.lower()) or own(name))
+        gpus = [Row(f"GPU {index}", arch) for index, arch in enumerate(archs)]
+        monkeypatch.setattr(doctor_module, "_gpus", lambda: (gpus, list(archs)))
+
+        def listed(problems: dict[str, Diagnostic]):
+            problems["specc_program_bad"] = Diagnostic("run/wheel-unusable", "it is damaged")
+            yield from programs
+
+        monkeypatch.setattr("specc.cli.list.programs", listed)
+        ended = CliRunner().invoke(app, ["doctor", "--format", "json"])
+        assert ended.exit_code == 0, ended.output
+        return json.loads(ended.stdout)
+
+    return of
+
+
+def test_a_program_whose_server_is_here(machine) -> None:
+    said = machine(PROGRAM, sglang="0.5.23+cu130")
+    assert said["SGLang"] == "0.5.23+cu130"
+    assert said["vLLM"] == "not installed"
+    assert said["specc_program_llama"] == "0.1.0+p1: EAGLE for SGLang, sm_90a: a server that it fits runs it"
+    assert said["specc_program_bad"] == "it is damaged (run/wheel-unusable)"
+    assert "no driver" in said["CUDA"] or "of the driver" in said["CUDA"]
+
+
+def test_what_is_in_the_way(machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine(PROGRAM)["specc_program_llama"].endswith("sm_90a: SGLang is not installed")
+    said = machine(PROGRAM, archs=("sm_80", "sm_90"), sglang="0.5.30")
+    assert said["SGLang"] == "0.5.30; programs are tested in 0.5.22, 0.5.23"
+    assert said["specc_program_llama"].endswith(": it has no code for sm_80")
+    assert machine(PROGRAM, archs=(), sglang="0.5.23")["specc_program_llama"].endswith(": there is no GPU")
+    monkeypatch.setenv("SPECC_PROGRAM", "specc_program_other")
+    said = machine(PROGRAM, sglang="0.5.23")
+    assert said["specc_program_llama"].endswith(": SPECC_PROGRAM names another")
+    assert said["SPECC_PROGRAM"] == "specc_program_other"
+
+
+def test_a_program_for_an_engine_of_ones_own(machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECC_PROGRAM", "specc_program_other")
+    said = machine(PROGRAM | {"engine": None})
+    assert said["specc_program_llama"].endswith("EAGLE for engines of your own, sm_90a: it can be loaded")
