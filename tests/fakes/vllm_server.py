@@ -345,7 +345,7 @@ def config_of(plan: Plan, requests: int, longest: int, max_graph: int, **spec: A
     said = {
         "method": METHODS[plan.algorithm], "num_speculative_tokens": plan.size("S"), "draft_sample_method": "greedy",
         "rejection_sample_method": "standard", "enable_adaptive_verification": False,
-        "uses_dynamic_speculative_decoding": lambda: False, "use_local_argmax_reduction": False,
+        "num_speculative_tokens_per_batch_size": None, "use_local_argmax_reduction": False,
         "parallel_drafting": False, "draft_model_config": model(plan.models.get("draft", plan.models["target"])),
         "prompt_lookup_max": plan.options.get("longest"), "prompt_lookup_min": plan.options.get("shortest"),
     }  # fmt: skip
