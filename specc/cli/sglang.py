@@ -57,9 +57,10 @@ def check(
 ) -> None:
     """Say which server a command starts, and write the configuration of its program, which is checked."""
     with reporting() as report:
+        from specc.config.pasted import Wanted
         from specc.config.sglang.command_line import parse
         from specc.config.sglang.server import started
-        from specc.config.sglang.written import Wanted, configuration, served
+        from specc.config.sglang.written import configuration, served
 
         parsed = parse(arguments)
         server = started(parsed, gpu_named(gpu))

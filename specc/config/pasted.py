@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from itertools import takewhile
 from typing import ClassVar
 
 from specc.config.proposal import as_yaml
+from specc.config.resolved import Config
 from specc.config.schema import fault_of_name
 from specc.config.validate import name_hint
 from specc.support.diagnostics import Diagnostics
@@ -115,3 +117,48 @@ def configuration_name(arguments: Pasted, wanted: str | None, usual: str) -> str
 def listed(words: str) -> list[str]:
     """Return words that have commas between them."""
     return [word.strip() for word in words.split(",") if word.strip()]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a program is asked for that no argument of the server says.
+
+    Attributes:
+        name: the configuration's; None for one made of the algorithm.
+        verify, logits, best_logprobs: the keys.
+        sampling, outputs: the keys as words with commas between them.
+
+    """
+
+    name: str | None = None
+    verify: str = "greedy"
+    sampling: str = ""
+    outputs: str = ""
+    best_logprobs: int = 0
+    logits: str = "gathered"
+
+    def lines(self) -> list[str]:
+        """Return the keys as lines of YAML, none for those that have their defaults."""
+        sampling, outputs = listed(self.sampling), listed(self.outputs)
+        return [
+            *([f"verify: {json.dumps(self.verify)} # --verify"] if sampling or self.verify != "greedy" else []),
+            *([f"sampling: {json.dumps(sampling)} # --sampling"] if sampling else []),
+            *([f"outputs: {json.dumps(outputs)} # --outputs"] if outputs else []),
+            *([f"best_logprobs: {self.best_logprobs} # --best-logprobs"] if self.best_logprobs else []),
+            *([f"logits: {json.dumps(self.logits)} # --logits"] if self.logits != "gathered" else []),
+        ]
+
+
+def served_by_program(config: Config, engine: str, drawn: Sequence[str], logprobs: tuple[str, str]) -> str:
+    """Return in a line which requests a program of this configuration serves.
+
+    ``drawn`` and ``logprobs`` are the engine's words for what requests ask for: that draw tokens, that want the
+    log-probability of their tokens and of so many others.
+    """
+    file, (own, others) = config.file, logprobs
+    handed = (own,) if "logprobs" in file.outputs else ()
+    handed += (f"{others} up to {file.best_logprobs}",) if file.best_logprobs else ()
+    sampled = (*drawn, *config.sampling) if file.verify != "greedy" else ()
+    known = ", ".join((*sampled, *handed))
+    left = "" if sampled else ", those that sample among them (--verify)"
+    return f"serves greedy requests{known and ' and those with '}{known}; {engine}'s own step serves all others{left}"

@@ -131,11 +131,8 @@ def test_batches_that_are_captured() -> None:
     assert captured(11) == [1, 2, 3, 4, 5, 6, 7, 8, 10, 11]
     assert captured(320)[-5:] == [256, 272, 288, 304, 320]
     assert [most_captured(Gpu("", "sm_90", ""), ranks) for ranks in (1, 2, 4, 8)] == [256, 256, 512, 512]
-    assert [most_captured(Gpu(*gpu, ""), 1) for gpu in (("", "sm_100"), ("l40s", "sm_89"), ("", "sm_89"))] == [
-        512,
-        32,
-        48,
-    ]
+    small = (("", "sm_100"), ("l40s", "sm_89"), ("", "sm_89"))
+    assert [most_captured(Gpu(*gpu, ""), 1) for gpu in small] == [512, 32, 48]
 
 
 def test_as_many_buckets_as_there_may_be() -> None:
