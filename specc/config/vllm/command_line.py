@@ -77,17 +77,20 @@ class Arguments(Pasted):
     """The arguments of a server of vLLM's.
 
     Attributes:
-        blocks: by argument the keys of its object.
+        blocks: by argument the keys of its object, of several the last one.
+        dotted: by argument the keys that were given one by one: where there are any, vLLM forgets the object.
 
     """
 
     title = VLLM.title
     blocks: dict[str, dict[str, object]] = field(default_factory=dict[str, dict[str, object]])
+    dotted: dict[str, dict[str, object]] = field(default_factory=dict[str, dict[str, object]])
 
     def block(self, name: str) -> dict[str, object]:
         """Return the keys of an argument that is an object, with those that have an argument of their own."""
         own = {key: self._in_block(one) for one, (block, key) in _IN_BLOCKS.items() if block == name}
-        return self.blocks.get(name, {}) | {key: value for key, value in own.items() if value is not None}
+        given = self.dotted.get(name) or self.blocks.get(name, {})
+        return given | {key: value for key, value in own.items() if value is not None}
 
     def _in_block(self, name: str) -> object:
         """Return the value of an argument that stands for a key; None where it is not given."""
@@ -119,13 +122,16 @@ class Arguments(Pasted):
     def say(self, name: str, keys: Sequence[str], written: str) -> None:
         """Take the value of an object, or of what it has at some keys; report what is none."""
         value = _json(written)
-        whole: Any = value if keys else (written if value is None and written != "null" else value)
+        whole: Any = written if keys and value is None and written != "null" else value
         for key in reversed(keys):
             whole = {key: whole}
         if not isinstance(whole, dict):
             self.wrong(f"{name} takes a JSON object, and this is '{written[:60]}'")
             return
-        merge(self.blocks.setdefault(name, {}), cast("dict[str, object]", whole))
+        into = self.dotted.setdefault(name, {}) if keys else self.blocks.setdefault(name, {})
+        if not keys:
+            into.clear()
+        merge(into, cast("dict[str, object]", whole))
 
 
 def merge(into: dict[str, object], more: Mapping[str, object]) -> None:

@@ -12,6 +12,7 @@ from specc.adapters.vllm.served import SETTINGS, Refusal, Server, refusals
 from specc.config.archs import Gpu
 from specc.config.models import Fact, ModelFacts
 from specc.config.models.pair import Described
+from specc.config.pasted import is_count
 from specc.config.presets.vllm import VLLM
 from specc.config.vllm.command_line import ATTENTION, COMPILATION, GENERATION, SPECULATION, UNREAD, Arguments, argument
 from specc.config.vllm.defaults import (
@@ -222,7 +223,8 @@ def _buckets(arguments: Arguments, kept: int, width: int, gpu: Gpu) -> tuple[tup
         largest = min(kept, _UNCAPTURED)
         return (tuple(buckets_up_to(largest)), "vLLM captures nothing"), 0
     sizes, most = said.get("cudagraph_capture_sizes"), said.get("max_cudagraph_capture_size")
-    listed = [size for size in cast("list[object]", sizes) if type(size) is int] if isinstance(sizes, list) else []
+    words = [str(size) for size in cast("list[object]", sizes)] if isinstance(sizes, list) else []
+    listed = [int(size) for size in words if is_count(size)]
     tokens = most if type(most) is int else max(listed, default=most_captured(kept, width, gpu.arch))
     largest = max(1, min(kept, tokens // width))
     return (tuple(buckets_up_to(largest)), f"vLLM's largest graph has {tokens} tokens, a request {width}"), tokens

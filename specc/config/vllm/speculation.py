@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ _LOOK_UP_LENGTH = 5
 """Tokens that are looked up, where nothing says how many."""
 _BY_NAME: Mapping[str, str] = {"eagle-": "eagle", "eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark"}
 """What is in a draft's name -> the method that vLLM then takes, the first of those that are there."""
+_WITH_MODULES = re.compile(r"qwen3_next|qwen3_5(_moe)?(_text)?|ernie4_5_moe")
+"""Types of models with a module that need not be in their config.json."""
 _SEVERAL = "num_nextn_predict_layers"
 """Only where this key says how many modules there are do several of them draft one after the other."""
 
@@ -141,7 +144,7 @@ def _settled(method: str, name: str, draft: Described) -> str | None:
         return method
     if named := next((found for part, found in _BY_NAME.items() if part in name.lower()), None):
         return named
-    if draft.modules or "mtp" in draft.said.model_type:
+    if draft.modules or "mtp" in draft.said.model_type or _WITH_MODULES.fullmatch(draft.said.model_type):
         return "mtp"
     return "draft_model" if method == "draft_model" else None
 
