@@ -39,6 +39,8 @@ COMMANDS = {
     "Llama 8B, n-grams": f"""{LLAMA} --dtype half --performance-mode throughput \\
         {by(method="ngram", num_speculative_tokens=5, prompt_lookup_max=4)}""",
     "Llama 8B, n-grams on the GPU": f"{LLAMA} -sc.method ngram_gpu -sc.num-speculative-tokens 2 --enforce-eager",
+    "Llama 8B, few tokens at once": f"""{LLAMA} --max-num-batched-tokens 200 \\
+        {by(model=EAGLE3, num_speculative_tokens=2)}""",
     "Llama 70B, EAGLE3": f"""vllm serve Llama-3.3-70B-Instruct --tensor_parallel_size 4 \\
         {by(method="eagle3", model="Llama-3.3-70B-Instruct-EAGLE3", num_speculative_tokens=3)}""",
     "Qwen3 8B, a draft model": """vllm serve Qwen3-8B --spec-method draft_model --spec-model Qwen3-0.6B \\
@@ -49,7 +51,8 @@ COMMANDS = {
     "DeepSeek V3, some drafts of one module": f"vllm serve DeepSeek-V3 {by(method='mtp', num_speculative_tokens=3)}",
     "DeepSeek V3.2": f"vllm serve DeepSeek-V3.2 --kv-cache-dtype fp8 {by(method='mtp', num_speculative_tokens=1)}",
     "GLM 4.5": f"vllm serve GLM-4.5 -tp 8 -ep --enable-eplb {by(method='glm4_moe_mtp', num_speculative_tokens=1)}",
-    "Kimi K2, EAGLE3": f"""vllm serve Kimi-K2-Instruct -dp 8 -ep --enable-dbo --all2all-backend deepep_low_latency \\
+    "Kimi K2, EAGLE3": f"""vllm serve Kimi-K2-Instruct -dp 8 -ep --enable-dbo --max-num-seqs 64 \\
+        --all2all-backend deepep_low_latency \\
         {by(method="eagle3", model="Kimi-K2-Instruct-EAGLE3", num_speculative_tokens=3)}""",
     "gpt-oss, EAGLE3": f"""vllm serve gpt-oss-120b --max-cudagraph-capture-size 256 \\
         {by(method="eagle3", model="gpt-oss-120b-EAGLE3", num_speculative_tokens=3)}""",

@@ -12,7 +12,7 @@ import yaml
 
 from specc.adapters.vllm.served import SETTINGS, SPECULATIVE
 from specc.config.models.attributes import decimal_number, whole_number
-from specc.config.pasted import Pasted, served_by, without_launcher, words_of
+from specc.config.pasted import Pasted, is_count, served_by, without_launcher, words_of
 from specc.config.presets.vllm import VLLM
 from specc.support.paths import PathError, path_of
 from specc.support.reading import read_regular
@@ -46,7 +46,8 @@ _ALIASES = {
 }  # fmt: skip
 _READ = (
     "--block-size", "--config", "--distributed-executor-backend", "--dtype", "--enable-dbo", "--enforce-eager",
-    "--generation-config", "--kv-cache-dtype", "--max-model-len", "--max-num-seqs", "--model", "--optimization-level",
+    "--generation-config", "--kv-cache-dtype", "--max-model-len", "--max-num-batched-tokens",
+    "--max-num-seqs", "--model", "--optimization-level",
     "--performance-mode", "--ubatch-size",
 )  # fmt: skip
 
@@ -103,6 +104,13 @@ class Arguments(Pasted):
     def flag(self, name: str) -> bool:
         """Return whether an argument without a value is given, and not taken back."""
         return name in self.values and self.text(name, "true").lower() not in ("false", "0")
+
+    def tokens(self, name: str) -> int | None:
+        """Return a number of tokens, such as 16k or 16K; None for anything else."""
+        written = self.text(name)
+        scale = {"k": 1000, "m": 1000_000, "K": 1 << 10, "M": 1 << 20}.get(written[-1:], 1)
+        number = written[:-1] if scale > 1 else written
+        return int(number) * scale if is_count(number) else None
 
     def settings(self) -> dict[str, object]:
         """Return by its name what is said of each of `SETTINGS`, with the type of the value that is served."""

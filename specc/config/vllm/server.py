@@ -207,6 +207,9 @@ def _requests(arguments: Arguments, written: int | None, gpu: Gpu) -> Fact:
     if written is not None:
         return Fact(written, "--max-num-seqs")
     usual, origin = max_requests(gpu), f"vLLM's default for {gpu.memory} GiB of GPU memory"
+    scheduled = arguments.tokens("--max-num-batched-tokens")
+    if scheduled is not None and scheduled < usual:
+        return Fact(scheduled, "--max-num-batched-tokens")
     if arguments.text("--performance-mode") == "throughput":
         return Fact(2 * usual, f"{origin}, twice with --performance-mode throughput")
     return Fact(usual, origin)
@@ -226,6 +229,7 @@ def _buckets(arguments: Arguments, kept: int, width: int, gpu: Gpu) -> tuple[tup
     words = [str(size) for size in cast("list[object]", sizes)] if isinstance(sizes, list) else []
     listed = [int(size) for size in words if is_count(size)]
     tokens = most if type(most) is int else max(listed, default=most_captured(kept, width, gpu.arch))
+    tokens = min(tokens, arguments.tokens("--max-num-batched-tokens") or tokens)
     largest = max(1, min(kept, tokens // width))
     return (tuple(buckets_up_to(largest)), f"vLLM's largest graph has {tokens} tokens, a request {width}"), tokens
 
@@ -239,7 +243,7 @@ def _captured(gpu: Gpu, backends: Mapping[str, Fact], tokens: int, largest: int,
     backend = str(backends["draft"].value)
     if is_captured(backend, gpu.arch):
         return Fact(
-            "drafts are one graph", f"{backend} makes its metadata on the device; in batches of up to {largest}"
+            "drafts are one graph", f"in batches of up to {largest}: {backend} makes its metadata on the device"
         )
     return Fact("drafts are launched kernel by kernel", f"{backend} makes its metadata on the host")
 
@@ -260,15 +264,10 @@ def _page(
 
 def _longest(arguments: Arguments, target: ModelFacts) -> Fact | None:
     """Return how many tokens a text may have; None where that follows from free memory, or nothing says it."""
-    written = arguments.text("--max-model-len").lower()
-    if not written:
+    if "--max-model-len" not in arguments.values:
         return target.facts.get("context_length")
-    scale = {"k": 1000, "m": 1000_000}.get(written[-1:], 1)
-    scale = {"K": 1 << 10, "M": 1 << 20}.get(arguments.text("--max-model-len")[-1:], scale)
-    number = written.rstrip("km")
-    if number.isascii() and number.isdigit() and len(number) < 10:
-        return Fact(int(number) * scale, "--max-model-len")
-    return None
+    tokens = arguments.tokens("--max-model-len")
+    return Fact(tokens, "--max-model-len") if tokens is not None else None
 
 
 def _sampled(arguments: Arguments, target: Path) -> Fact:

@@ -60,6 +60,12 @@ def test_ways_to_say_how_drafts_are_made(words: list[str]) -> None:
     assert parse(words).block(SPECULATION) == {"method": "ngram", "num_speculative_tokens": 4}
 
 
+def test_an_object_is_forgotten_where_keys_are_dotted() -> None:
+    """As in vLLM, to which the keys together are a later object."""
+    words = [SPECULATION, '{"method": "eagle", "model": "m"}', "-sc.method", "ngram", "--spec-tokens", "4"]
+    assert parse(words).block(SPECULATION) == {"method": "ngram", "num_speculative_tokens": 4}
+
+
 def test_blocks_in_blocks() -> None:
     words = ["-cc.pass_config.fuse_norm", "true", "-cc.pass_config.level=2", "-cc.cudagraph_capture_sizes+", "1,2"]
     found = parse(words).block(COMPILATION)
@@ -134,6 +140,7 @@ def server(line: str, gpu: Gpu = H100, page_size: int | None = None) -> Started:
 def test_methods_that_vllm_settles_on(line: str, method: str, algorithm: str, steps: int) -> None:
     found = server(line)
     assert (found.drafting.method.value, found.algorithm, found.drafting.num_steps.value) == (method, algorithm, steps)
+    assert found.drafting.modules == (2 if line == "t --spec-model m" else 1)
 
 
 @pytest.mark.usefixtures("models")
@@ -203,6 +210,15 @@ def test_batches_and_what_is_captured(more: str, largest: int, captured: bool) -
     assert found.buckets[0][-1] == largest
     assert (found.captured.value == "drafts are one graph") is captured
     assert len(found.buckets[0]) <= 64
+
+
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize(("more", "most"), [
+    ("", 1024), ("--max-num-seqs 12", 12), ("--performance-mode throughput", 2048),
+    ("--performance-mode balanced", 1024), ("--max-num-batched-tokens 8k", 1024), ("--max-num-batched-tokens 200", 200),
+])  # fmt: skip
+def test_requests_at_once(more: str, most: int) -> None:
+    assert server(f"t --spec-model d --spec-tokens 2 {more}").max_requests.value == most
 
 
 @pytest.mark.usefixtures("models")
