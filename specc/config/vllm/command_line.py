@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import yaml
-
 from specc.adapters.vllm.served import SETTINGS, SPECULATIVE
 from specc.config.models.attributes import decimal_number, whole_number
 from specc.config.pasted import Pasted, is_count, served_by, without_launcher, words_of
 from specc.config.presets.vllm import VLLM
+from specc.config.yaml_tree import read_tree
+from specc.support.diagnostics import Diagnostics
 from specc.support.paths import PathError, path_of
-from specc.support.reading import read_regular
+from specc.support.reading import read_text
 
 UNREAD: Mapping[str, str] = {
     "--hf-config-path": "a config.json of another directory",
@@ -231,17 +231,18 @@ def _take(arguments: Arguments, name: str, values: list[str]) -> None:
 
 def _of_file(arguments: Arguments, written: str) -> list[tuple[str, list[str]]]:
     """Return the arguments of a YAML file, after reporting that it cannot be read."""
+    read = Diagnostics()
     try:
-        content: object = yaml.load(read_regular(path_of(written)), Loader=yaml.CSafeLoader)
-    except (OSError, PathError, yaml.YAMLError, ValueError, RecursionError) as error:
-        why = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
-        arguments.wrong(f"--config '{written[:200]}' cannot be read: {str(why)[:200]}")
+        tree = read_tree(read_text(path_of(written)), written, read)
+    except (OSError, PathError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else None
+        arguments.wrong(f"--config '{written[:200]}' cannot be read: {why or error}")
         return []
-    if not isinstance(content, dict):
-        arguments.wrong(f"--config '{written[:200]}' has no keys")
+    if tree is None or read.errors:
+        arguments.wrong(f"--config '{written[:200]}' is no file of arguments: {read.errors[0].message[:200]}")
         return []
     pairs: list[tuple[str, list[str]]] = []
-    for key, value in cast("dict[object, object]", content).items():
+    for key, value in tree.values.items():
         name = _full_name(f"--{str(key).replace('_', '-')}")
         if value is False:
             pairs.append((f"--no-{name[2:]}", []))
